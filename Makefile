@@ -30,7 +30,7 @@ timed = @begun=$$(date +%s); $(2); code=$$?; \
   echo "$(1): $$(( $$(date +%s) - begun )) s"; exit $$code
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 FAST := -m "not slow and not browser and not parity"
-NUMERIC := tests/methods tests/model tests/reference tests/contract
+NUMERIC := tests/methods tests/model tests/reference
 
 PIP = $(1)/bin/python -m pip install --quiet --disable-pip-version-check
 LOCKED = $(PIP) --require-hashes --no-deps -r constraints

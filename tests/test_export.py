@@ -29,8 +29,8 @@ from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.building import build_adapter
 from tests._helpers.scenes import NAMES, build_model, make_batches
-from tests._helpers.siglip import tiny_siglip
 from tests._helpers.tolerance import BLOCK_STORES, FEATURE, LOGIT, SUM, TINY_SCALE, rounding
+from tests._helpers.transformers_models import tiny_siglip
 
 BEFORE_STEP = ("zero_shot", "tent", "deyo", "sar", "batclip", "coop", "maple", "tip_adapter")
 """Methods that answer with what they learned from earlier batches."""

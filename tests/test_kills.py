@@ -60,7 +60,7 @@ Tree = dict[str, bytes | None]
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("photos")
-    noise(folder, [f"{place}.png" for place in range(IMAGES)])
+    noise(folder, [f"{number}.png" for number in range(IMAGES)])
     (folder / "5.png").write_bytes(b"damaged")
     return folder
 
@@ -103,15 +103,32 @@ def check(
         assert code == KILLED
         with suppress(UserError):
             write(folder)
-        found = compared(folder)
-        if found != wanted:
-            names = found.keys() | wanted.keys()
+        actual = compared(folder)
+        if actual != wanted:
+            names = actual.keys() | wanted.keys()
             absent = object()
-            differing = {n for n in names if found.get(n, absent) != wanted.get(n, absent)}
+            differing = {n for n in names if actual.get(n, absent) != wanted.get(n, absent)}
             failures.append(f"stopped at operation {number}: {sorted(differing)}")
     print(f"{number} operations, {len(failures)} with other files afterwards")
     assert not failures, "\n".join(failures)
     assert number > 2
+
+
+@pytest.fixture
+def predicting(photos: Path, tiny_clip: CLIP) -> Callable[..., Callable[[Path], object]]:
+    """What predicts into a folder; names of files are relative to it."""
+
+    def make(images: Any = None, out: str = "out.csv", state: str = "", **more: Any) -> Any:
+        settings = {"model": tiny_clip, "batch_size": BATCH, "workers": 0, "method": "tda", **more}
+
+        def write(folder: Path) -> None:
+            saved = folder / state if state else None
+            given = [photos] if images is None else images
+            predict(given, NAMES, out=folder / out, state=saved, **settings)
+
+        return write
+
+    return make
 
 
 @pytest.mark.parametrize(
@@ -124,22 +141,11 @@ def check(
         ("parquet", "tda", "table"),
     ],
 )
-def test_predict(
-    kind: str, state: str | None, name: str, photos: Path, tiny_clip: CLIP, tmp_path: Path
-) -> None:
-    def write(folder: Path) -> None:
-        predict(
-            [photos],
-            NAMES,
-            model=tiny_clip,
-            method=["tda", "tent"] if state is None else state,
-            batch_size=BATCH,
-            workers=0,
-            out=folder / f"out.{kind}",
-            state=None if state is None else folder / "state.safetensors",
-        )
-
-    check(write, tmp_path / "work", name=name)
+def test_predict(kind: str, state: str | None, name: str, predicting: Any, tmp_path: Path) -> None:
+    method: Any = {"method": ["tda", "tent"]}
+    if state is not None:
+        method = {"method": state, "state": "state.safetensors"}
+    check(predicting(out=f"out.{kind}", **method), tmp_path / "work", name=name)
 
 
 class Inline:
@@ -178,7 +184,7 @@ class InlineCluster:
 
 
 def test_predict_on_a_cluster(
-    photos: Path, tiny_clip: CLIP, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    predicting: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ray = SimpleNamespace(
         data=SimpleNamespace(from_arrow=Inline),
@@ -188,82 +194,32 @@ def test_predict_on_a_cluster(
     )
     monkeypatch.setitem(sys.modules, "ray", ray)
     monkeypatch.setitem(sys.modules, "ray.data", ray.data)
-
-    def write(folder: Path) -> None:
-        predict(
-            [photos],
-            NAMES,
-            model=tiny_clip,
-            method="tda",
-            batch_size=BATCH,
-            out=folder / "out.csv",
-            state=folder / "state",
-            cluster=InlineCluster(ray),
-        )
-
+    write = predicting(state="state", workers=None, cluster=InlineCluster(ray))
     check(write, tmp_path / "work")
 
 
-def test_predict_continues_a_state(photos: Path, tiny_clip: CLIP, tmp_path: Path) -> None:
+def test_predict_continues_a_state(predicting: Any, tmp_path: Path) -> None:
     """The state file is read at the start and replaced at the end: no image counts twice."""
-
-    def write(folder: Path, name: str = "second") -> None:
-        predict(
-            [photos],
-            NAMES,
-            model=tiny_clip,
-            method="tda",
-            batch_size=BATCH,
-            workers=0,
-            out=folder / f"{name}.csv",
-            state=folder / "state.safetensors",
-        )
+    predicting(out="first.csv", state="state.safetensors")(tmp_path / "first")
 
     def prepare(folder: Path) -> None:
         shutil.copytree(tmp_path / "first", folder)
 
-    write(tmp_path / "first", "first")
+    write = predicting(out="second.csv", state="state.safetensors")
     check(write, tmp_path / "work", prepare=prepare)
 
 
-def test_predict_groups(photos: Path, tiny_clip: CLIP, tmp_path: Path) -> None:
+def test_predict_groups(photos: Path, predicting: Any, tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
-    rows = [f"{photos / f'{place}.png'},{'ab'[place % 2]}" for place in range(IMAGES)]
+    rows = [f"{photos / f'{number}.png'},{'ab'[number % 2]}" for number in range(IMAGES)]
     table.write_text("\n".join(["path,camera", *rows]))
-
-    def write(folder: Path) -> None:
-        predict(
-            [table],
-            NAMES,
-            model=tiny_clip,
-            method="tda",
-            batch_size=BATCH,
-            workers=0,
-            group_by="camera",
-            out=folder / "out.csv",
-            state=folder / "states",
-        )
-
-    check(write, tmp_path / "work")
+    check(predicting([table], state="states", group_by="camera"), tmp_path / "work")
 
 
-def test_predict_features(tiny_clip: CLIP, tmp_path: Path) -> None:
+def test_predict_features(predicting: Any, tiny_clip: CLIP, tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
-    width = tiny_clip.classifier(ClassPrompts(NAMES)).shape[1]
-    images = generator.standard_normal((IMAGES, width)).astype(np.float32)
-
-    def write(folder: Path) -> None:
-        predict(
-            images,
-            NAMES,
-            model=tiny_clip,
-            method="tda",
-            batch_size=BATCH,
-            out=folder / "out.csv",
-            state=folder / "state.safetensors",
-        )
-
-    check(write, tmp_path / "work")
+    images = generator.standard_normal((IMAGES, tiny_clip.embed_dim)).astype(np.float32)
+    check(predicting(images, state="state.safetensors"), tmp_path / "work")
 
 
 CLOCKS = ("seconds", "timed", "started", "finished", "resumed", "throughput", "peak_memory")
@@ -271,16 +227,16 @@ CLOCKS = ("seconds", "timed", "started", "finished", "resumed", "throughput", "p
 
 def without_clocks(folder: Path) -> Tree:
     """The files of runs, their records and states without times and starts."""
-    found = tree(folder)
-    for name, data in found.items():
+    files = tree(folder)
+    for name, data in files.items():
         if name.endswith(RECORD) and data is not None:
             record = json.loads(data)
-            found[name] = json.dumps({k: v for k, v in record.items() if k not in CLOCKS}).encode()
+            files[name] = json.dumps({k: v for k, v in record.items() if k not in CLOCKS}).encode()
         if name.endswith(STATE) and data is not None:
             tensors, header = unpack(data, source=name, kind="state")
             header["notes"] = {k: v for k, v in header["notes"].items() if k not in CLOCKS}
-            found[name] = pack(tensors, header)
-    return found
+            files[name] = pack(tensors, header)
+    return files
 
 
 def test_evaluate(tiny_clip: CLIP, tmp_path: Path) -> None:
@@ -302,8 +258,8 @@ def test_fit(tiny_clip: CLIP, tmp_path: Path) -> None:
     def write(folder: Path) -> None:
         words = ["fit", "--method", "tip_adapter", "--dataset", "bundled-fewshot", "--shots", "1"]
         words += ["--model", str(model), "--out", str(folder / "tip.safetensors")]
-        answer = CliRunner().invoke(app, words)
-        assert answer.exit_code == 0, answer.output
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 0, result.output
 
     check(write, tmp_path / "work")
 
@@ -319,14 +275,15 @@ def test_export(tiny_clip: CLIP, tmp_path: Path) -> None:
 def test_feature_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cliquetta.data.feature_cache.SAVE_SECONDS", 0.0)
     layout = TableLayout({"model": "tiny"}, (IMAGES, 1, 3), 2)
-    whole = np.random.default_rng(0).standard_normal(layout.shape).astype(np.float32)
+    features = np.random.default_rng(0).standard_normal(layout.shape).astype(np.float32)
 
     def encode(wanted: Any) -> Iterator[FeatureBlock]:
         for rows in wanted:
-            yield FeatureBlock(whole[rows.start : rows.stop], {3: "damaged"} if 3 in rows else {})
+            damaged = {3: "damaged"} if 3 in rows else {}
+            yield FeatureBlock(features[rows.start : rows.stop], damaged)
 
     def write(folder: Path) -> None:
-        assert (open_table(folder, layout, encode).features == whole).all()
+        assert (open_table(folder, layout, encode).features == features).all()
 
     check(write, tmp_path / "work")
 
@@ -334,14 +291,14 @@ def test_feature_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("smallest", "method"),
     [(0, "domain_norm"), (changes.SMALLEST, "tda")],
-    ids=["changes", "whole"],
+    ids=["changes", "complete"],
 )
 def test_sessions(
     smallest: int, method: str, tiny_clip: CLIP, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every answer that a client got is that of a service that nobody stopped, and the state is."""
+    """Every reply that a client got is that of a service that nobody stopped, and the state is."""
     monkeypatch.setattr(changes, "SMALLEST", smallest)
-    told = tmp_path / "told"  # what clients know, which no service's end takes from them
+    replies = tmp_path / "replies"  # what clients know, which outlives every service
 
     def write(folder: Path) -> None:
         with local_service(folder / "sessions", tiny_clip) as local:
@@ -349,25 +306,24 @@ def test_sessions(
             id = known[0]["id"] if known else local.create(method)
             done = known[0]["sequence"] if known else 0
             for number in range(max(1, done), 6):
-                answer = local.predict(id, batch_of(number, 2), sequence=number)
-                note = told / f"{number}.json"
-                said = json.dumps(answer["predictions"])
-                assert not note.exists() or note.read_text() == said
-                note.write_text(said)
+                reply = local.predict(id, batch_of(number, 2), sequence=number)
+                note, text = replies / f"{number}.json", json.dumps(reply["predictions"])
+                assert not note.exists() or note.read_text() == text
+                note.write_text(text)
             state = local.http.get(f"/v1/sessions/{id}/state")
             assert state.status_code == 200
-            (told / "state").write_bytes(state.content)
+            (replies / "state").write_bytes(state.content)
 
     def prepare(folder: Path) -> None:
-        shutil.rmtree(told, ignore_errors=True)
-        told.mkdir()
+        shutil.rmtree(replies, ignore_errors=True)
+        replies.mkdir()
         folder.mkdir()
 
     def compared(folder: Path) -> Tree:
         """What clients know; of the service's files, what is neither a session nor its changes."""
-        found = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
-        hidden = [path.name for path in found if path.suffix != ".safetensors"]
-        sessions = len({path.parent for path in found})
-        return {**tree(told), "left": repr((sessions, hidden)).encode()}
+        files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+        hidden = [path.name for path in files if path.suffix != ".safetensors"]
+        sessions = len({path.parent for path in files})
+        return {**tree(replies), "left": repr((sessions, hidden)).encode()}
 
     check(write, tmp_path / "work", compared, prepare)

@@ -26,10 +26,9 @@ from cliquetta.methods.registry import create_method
 from cliquetta.model.clip import CLIP
 from cliquetta.pipelines import TEMPLATE, ImageScores, LabelScores
 from cliquetta.prompts.classes import ClassPrompts
-from tests._helpers.siglip import save_siglip, tiny_siglip
 from tests._helpers.tiny import TINY_NAMES
 from tests._helpers.tolerance import FEATURE, LOGIT, SUM
-from tests.model.checkpoints.test_huggingface import tiny_transformers
+from tests._helpers.transformers_models import save_siglip, tiny_siglip, tiny_transformers
 from tests.model.test_tokenizer import merge_lines, vocabulary
 
 LABELS = list(TINY_NAMES)

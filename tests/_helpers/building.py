@@ -49,3 +49,12 @@ def prepare(adapter: Adapter, batch: Batch) -> Batch:
     if adapter.views is None:
         return batch
     return attach_views(batch, adapter.views, seed=0, preprocess=adapter.model.preprocess)
+
+
+def logits_of(adapter: Adapter, batches: list[Batch]) -> list[Tensor]:
+    return [adapter.predict(prepare(adapter, batch)).logits for batch in batches]
+
+
+def assert_same_state(adapter: Adapter, before: dict[str, Tensor]) -> None:
+    for name, value in adapter.state_dict().items():
+        assert value.equal(before[name]), name

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.tiny import build_tiny_clip
 
 
@@ -22,6 +23,12 @@ def open_norms(tower: nn.Module) -> list[nn.Parameter]:
     for parameter in found:
         parameter.requires_grad_(True)
     return found
+
+
+def live_clip(prompts: ClassPrompts) -> tuple[CLIP, Tensor, list[nn.Parameter]]:
+    """Such a CLIP, its class texts (N, E) and the open LayerNorms of its image tower."""
+    live = double_clip()
+    return live, live.classifier(prompts), open_norms(live.visual)
 
 
 def flat(tensors: Sequence[Tensor]) -> Tensor:

@@ -53,9 +53,9 @@ def _relabelled(data: bytes, name: str, generator: random.Random) -> bytes:
 def _scrambled(data: bytes, name: str, generator: random.Random) -> bytes:
     """Random bytes in the header, where sizes and offsets are."""
     damaged = bytearray(data)
-    for place in range(len(_MAGIC[name]), min(64, len(data))):
+    for index in range(len(_MAGIC[name]), min(64, len(data))):
         if generator.random() < 0.3:
-            damaged[place] = generator.randrange(256)
+            damaged[index] = generator.randrange(256)
     return bytes(damaged)
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
+
+from tests._helpers.tolerance import FEATURE
 
 WORDS = 49408
 
@@ -125,3 +128,12 @@ def bare_state(module: Any) -> Any:
     """The weights without the settings, as open_clip has them."""
     settings = ("input_resolution", "context_length", "vocab_size")
     return {k: v for k, v in module.state_dict().items() if k not in settings}
+
+
+def assert_same(model: Any, module: Any, pixels: Tensor) -> None:
+    """A loaded model encodes images and texts as the module does."""
+    texts = ["cat", "a photo of a frog", "the ship."]
+    images, encoded = module(pixels, model.tokenizer(texts))
+    torch.testing.assert_close(model.encode_image(pixels), images, atol=FEATURE, rtol=FEATURE)
+    torch.testing.assert_close(model.encode_text(texts), encoded, atol=FEATURE, rtol=FEATURE)
+    assert model.scale == pytest.approx(20)

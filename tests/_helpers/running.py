@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Answer:
+class Result:
     """The end of a command."""
 
     code: int
@@ -20,4 +20,4 @@ class Answer:
         return " ".join((self.stdout + " " + self.stderr).split())
 
 
-Run = Callable[..., Answer]
+Run = Callable[..., Result]

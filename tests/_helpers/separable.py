@@ -12,7 +12,7 @@ from cliquetta.types import Batch
 from tests._helpers.tiny import TINY_NAMES
 
 TWO = ClassPrompts(TINY_NAMES[:2])
-WHOLE = (1.0, 1.0)
+FULL_IMAGE = (1.0, 1.0)
 """The crop scale that leaves the whole image."""
 
 

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import io
+import os
+import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
+import pytest
+import torch
 from PIL import Image
+from safetensors.torch import load
 from starlette.testclient import TestClient
 
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.registry import create_method, method_config
+from cliquetta.methods.state import pack_state
+from cliquetta.methods.tent import Tent
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.serve.asgi import create_app
@@ -24,11 +32,45 @@ from cliquetta.serve.server import make_server, open_port
 from cliquetta.serve.service import Service
 from cliquetta.serve.settings import Limits, Settings
 from cliquetta.serve.store import Store
+from cliquetta.types import Batch, Prediction
 
 CLASSES = ["airplane", "cat", "frog", "ship", "truck"]
 STATEFUL = "tent"
-"""A method whose every answer depends on all batches before, and on their order."""
-FREE = Limits(rate=1e6, burst=10**6)
+"""A method whose every prediction depends on all batches before, and on their order."""
+MANY: dict[str, Any] = {"rate": 1e6, "burst": 10**6}
+"""Limits without one on the number of requests."""
+FREE = Limits(**MANY)
+ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
+"""Tokens."""
+
+
+def bearer(token: str) -> dict[str, str]:
+    """Headers of a client with a token."""
+    return {"Authorization": f"Bearer {token}"}
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
+    """Wait for a condition, which must come true in time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(seconds / 1000)
+
+
+def is_up(address: str) -> bool:
+    """Whether a server answers at an address."""
+    try:
+        return httpx.get(f"{address}/healthz", timeout=60).status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 def picture(seed: int, *, size: int = 32, format: str = "PNG") -> bytes:
@@ -52,9 +94,11 @@ class Local:
         self.http, self.service = http, service
 
     def create(self, method: str = STATEFUL, **more: Any) -> str:
-        answer = self.http.post("/v1/sessions", json={"classes": CLASSES, "method": method, **more})
-        assert answer.status_code == 201, answer.text
-        id: str = answer.json()["id"]
+        response = self.http.post(
+            "/v1/sessions", json={"classes": CLASSES, "method": method, **more}
+        )
+        assert response.status_code == 201, response.text
+        id: str = response.json()["id"]
         return id
 
     def send(self, id: str, images: list[bytes], **fields: Any) -> Any:
@@ -63,10 +107,17 @@ class Local:
         return self.http.post(f"/v1/sessions/{id}/batches", files=files, data=data)
 
     def predict(self, id: str, images: list[bytes], **fields: Any) -> dict[str, Any]:
-        answer = self.send(id, images, top_k=len(CLASSES), **fields)
-        assert answer.status_code == 200, answer.text
-        body: dict[str, Any] = answer.json()
+        response = self.send(id, images, top_k=len(CLASSES), **fields)
+        assert response.status_code == 200, response.text
+        body: dict[str, Any] = response.json()
         return body
+
+    def state(self, id: str) -> bytes:
+        return self.http.get(f"/v1/sessions/{id}/state").content
+
+    def check_state(self, id: str, alone: Alone) -> None:
+        """Check that a session learned, bit for bit, what a method did that nobody disturbed."""
+        check_equal(self.state(id), pack_state(alone.adapter))
 
     def metric(self, name: str) -> float:
         lines = self.http.get("/metrics").text.splitlines()
@@ -99,10 +150,7 @@ def live_service(folder: Path, model: CLIP, *, limits: Limits = FREE, **more: An
         opened = open_port("127.0.0.1", 0)
         thread = threading.Thread(target=server.run, args=([opened],), daemon=True)
         thread.start()
-        end = time.monotonic() + 30
-        while not server.started:
-            assert time.monotonic() < end, "the server did not start"
-            time.sleep(0.01)
+        wait_until(lambda: server.started)
         port = opened.getsockname()[1]
         try:
             yield f"http://127.0.0.1:{port}"
@@ -124,12 +172,63 @@ class Alone:
         return [dict(zip(CLASSES, row.tolist(), strict=True)) for row in rows]
 
 
-def probabilities(answer: dict[str, Any]) -> list[dict[str, float]]:
+def probabilities(response: dict[str, Any]) -> list[dict[str, float]]:
     """Probability by class of every prediction of an answer, as float32 numbers."""
     return [
         {entry["label"]: float(np.float32(entry["probability"])) for entry in one["top"]}
-        for one in answer["predictions"]
+        for one in response["predictions"]
     ]
+
+
+def check_equal(state: bytes, other: bytes) -> None:
+    """Check that two states hold the same bits."""
+    one, two = load(state), load(other)
+    assert one.keys() == two.keys()
+    for name in one:
+        bits = (v.contiguous().view(-1).view(torch.uint8) for v in (one[name], two[name]))
+        assert torch.equal(*bits), name
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """Nothing can be saved inside the block."""
+
+    def fail(path: Path, data: bytes) -> None:
+        raise OSError(28, "No space left on secret", str(path))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cliquetta.serve.store_files.create_atomically", fail)
+        yield
+
+
+class Gate:
+    """Holds predictions of Tent until it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.images = threading.Semaphore(0), list[int]()
+        self._opened, real = threading.Event(), Tent._predict
+
+        def held(method: Tent, batch: Batch) -> Prediction:
+            self.begun.release()
+            self._opened.wait(30)
+            self.images.append(len(batch))
+            return real(method, batch)
+
+        monkeypatch.setattr(Tent, "_predict", held)
+
+    def open(self) -> None:
+        self._opened.set()
+
+
+def last_file(folder: Path, session: str) -> Path:
+    """The file of a session's present version."""
+    return max((folder / session).glob("*.safetensors"))
+
+
+def make_older(folder: Path, session: str, days: float) -> None:
+    """Let a session be unused for so many days."""
+    then = time.time() - 86400 * days
+    os.utime(last_file(folder, session), (then, then))
 
 
 class Load:
@@ -140,20 +239,20 @@ class Load:
 
     def __init__(self, number: int, session: RemoteSession) -> None:
         self.number, self.session = number, session
-        self.answers: list[dict[str, Any]] = []
+        self.responses: list[dict[str, Any]] = []
         self.error: BaseException | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def batch(self, place: int) -> list[bytes]:
-        return batch_of(100 * self.number + place, 2)
+    def batch(self, index: int) -> list[bytes]:
+        return batch_of(100 * self.number + index, 2)
 
     def _run(self) -> None:
         try:
-            while not self._stop.is_set() and len(self.answers) < 5000:
-                answer = self.session.predict(self.batch(len(self.answers)), top_k=len(CLASSES))
-                self.answers.append(answer.model_dump())
+            while not self._stop.is_set() and len(self.responses) < 5000:
+                response = self.session.predict(self.batch(len(self.responses)), top_k=len(CLASSES))
+                self.responses.append(response.model_dump())
                 self._stop.wait(self.pause)
         except BaseException as error:
             self.error = error

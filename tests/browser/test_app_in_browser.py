@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from cliquetta.methods.registry import create_method
 from cliquetta.methods.state import load_state
 from cliquetta.model.factory import create_model
 from cliquetta.prompts.classes import ClassPrompts
+from tests._helpers.serve_setup import free_port
 from tests.browser.conftest import OpenPage
 
 if TYPE_CHECKING:  # lives in the browser's environment only; `make test` collects this file too
@@ -40,9 +40,7 @@ def server_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def address(server_log: Path) -> Iterator[str]:
     """The app as a user starts it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     program = "from cliquetta.cli.main import main; main()"
     words = ["app", "--port", str(port), "--device", "cpu", "--threads", "1"]
     environment = {**os.environ, "TMPDIR": str(server_log.parent)}
@@ -82,12 +80,12 @@ def shots(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def expect(found: Locator) -> LocatorAssertions:
+def expect(images: Locator) -> LocatorAssertions:
     """Waits for what is asked of a part of the page."""
     from playwright.sync_api import expect
 
     expect.set_options(timeout=SLOW)
-    return expect(found)
+    return expect(images)
 
 
 def open_tab(page: Page, name: str) -> None:
@@ -106,10 +104,10 @@ def next_batch(page: Page, number: int) -> None:
 
 def images_shown(page: Page, id: str) -> int:
     """Images of a part of the page, all of which must have arrived."""
-    found = page.locator(f"#{id} img")
-    expect(found.first).to_be_visible()
-    assert found.evaluate_all("all => all.every(i => i.complete && i.naturalWidth > 0)")
-    return found.count()
+    images = page.locator(f"#{id} img")
+    expect(images.first).to_be_visible()
+    assert images.evaluate_all("all => all.every(i => i.complete && i.naturalWidth > 0)")
+    return images.count()
 
 
 def test_a_stream_is_followed_and_its_state_downloaded(
@@ -168,14 +166,14 @@ def test_a_stream_is_followed_and_its_state_downloaded(
     expect(page.locator("#notice")).to_contain_text("has seen 32 images")
 
 
-def test_changed_answers_are_marked(page: Page, shots: Path) -> None:
+def test_changed_predictions_are_marked(page: Page, shots: Path) -> None:
     choose(page, "method", "transclip")
     choose(page, "shift", "gaussian_noise")
     next_batch(page, 1)
-    told = str(page.locator("#notice").text_content())
-    found = re.search(r"transclip differs from zero-shot on (\d+)", told)
-    assert found and int(found[1]) > 0
-    expect(page.locator("#predictions .cq-changed")).to_have_count(int(found[1]))
+    notice = str(page.locator("#notice").text_content())
+    images = re.search(r"transclip differs from zero-shot on (\d+)", notice)
+    assert images and int(images[1]) > 0
+    expect(page.locator("#predictions .cq-changed")).to_have_count(int(images[1]))
     for card in page.locator("#predictions .cq-card").all():
         before, after = card.locator("b").all_text_contents()
         assert (before != after) == ("changed" in str(card.text_content()))
@@ -186,17 +184,17 @@ def test_class_names_are_edited_while_the_stream_goes_on(page: Page) -> None:
     next_batch(page, 1)
     page.locator("#classes textarea").fill("cat, ship, truck")
     next_batch(page, 2)
-    told = page.locator("#notice")
-    expect(told).to_contain_text("what was learned about the images is kept")
-    answers = page.locator("#predictions .cq-card b").all_text_contents()
-    assert len(answers) == 32 and set(answers) <= {"cat", "ship", "truck"}
+    notice = page.locator("#notice")
+    expect(notice).to_contain_text("what was learned about the images is kept")
+    responses = page.locator("#predictions .cq-card b").all_text_contents()
+    assert len(responses) == 32 and set(responses) <= {"cat", "ship", "truck"}
 
 
 def test_own_images_with_a_bad_one_among_them(page: Page, shots: Path, tmp_path: Path) -> None:
     data = load_bundled()
     good = [tmp_path / f"photo{i}.png" for i in range(6)]
-    for place, path in zip(range(0, 2000, 350), good, strict=True):
-        Image.fromarray(data.images[place]).save(path)
+    for index, path in zip(range(0, 2000, 350), good, strict=True):
+        Image.fromarray(data.images[index]).save(path)
     bad = tmp_path / "broken.jpg"
     bad.write_text("this is no picture")
     page.get_by_label("My images").check()
@@ -226,8 +224,8 @@ def press_next(page: Page, address: str, path: str) -> str:
     form = ["micro", "zero_shot", "cat, dog", "My images", "fog", 3, 4, [file]]
     asked = {"data": [None, "class", *form], "fn_index": press["id"], "session_hash": "stranger"}
     assert page.request.post(f"{address}/gradio_api/queue/join", data=asked).ok
-    answer = page.request.get(f"{address}/gradio_api/queue/data?session_hash=stranger").text()
-    return next(line for line in answer.splitlines() if "process_completed" in line)
+    response = page.request.get(f"{address}/gradio_api/queue/data?session_hash=stranger").text()
+    return next(line for line in response.splitlines() if "process_completed" in line)
 
 
 def test_neither_paths_nor_addresses_of_a_visitor_are_opened(
@@ -236,8 +234,8 @@ def test_neither_paths_nor_addresses_of_a_visitor_are_opened(
     secret = tmp_path / "secret.png"
     Image.new("RGB", (8, 8)).save(secret)
     for path in (str(secret), "https://example.com/cat.png"):
-        answer = press_next(page, address, path)
-        assert '"success":false' in answer and "secret" not in answer
+        response = press_next(page, address, path)
+        assert '"success":false' in response and "secret" not in response
     assert "addresses are not fetched: https://example.com" in server_log.read_text()
     for path in (f"/gradio_api/file={secret}", f"/file={secret}"):
         assert page.request.get(address + path).status in (403, 404)

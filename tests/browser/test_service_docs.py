@@ -38,5 +38,5 @@ def test_requests_can_be_tried(open_page: OpenPage, tmp_path: Path) -> None:
         page.click(f"#{batch} summary")
         page.fill(f"#{batch} input[type=text]", made.split('"id": "')[1].split('"')[0])
         page.set_input_files(f"#{batch} input[type=file]", tmp_path / "a.png")
-        answer = send(batch)
-        assert answer.startswith("200") and '"name": "a.png"' in answer
+        response = send(batch)
+        assert response.startswith("200") and '"name": "a.png"' in response

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from cliquetta.cli.main import app
 from cliquetta.model.checkpoints.native import save_model
 from cliquetta.model.clip import CLIP
-from tests._helpers.running import Answer, Run
+from tests._helpers.running import Result, Run
 from tests._helpers.trees import noise
 
 
@@ -18,11 +18,11 @@ from tests._helpers.trees import noise
 def run() -> Run:
     """Run the command with these words; a raised error other than an exit fails the test."""
 
-    def call(*words: str | Path, input: bytes | None = None) -> Answer:
+    def call(*words: str | Path, input: bytes | None = None) -> Result:
         result = CliRunner().invoke(app, [str(word) for word in words], input=input)
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
-        return Answer(result.exit_code, result.stdout, result.stderr)
+        return Result(result.exit_code, result.stdout, result.stderr)
 
     return call
 
@@ -40,5 +40,5 @@ def photos(tmp_path: Path) -> Path:
     """Six readable images, two of them in a sub-folder."""
     folder = tmp_path / "photos"
     (folder / "more").mkdir(parents=True)
-    noise(folder, [f"{'more/' if place > 3 else ''}image{place}.png" for place in range(6)])
+    noise(folder, [f"{'more/' if index > 3 else ''}image{index}.png" for index in range(6)])
     return folder

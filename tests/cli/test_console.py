@@ -1,4 +1,4 @@
-"""Tables lose no figure, however narrow the terminal."""
+"""Tables lose no figure, however narrow the terminal; progress without a terminal."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from rich.console import Console
 from cliquetta.cli.console import Terminal
 
 COLUMNS = ("method", *(f"figure number{n}" for n in range(12)))
+
+
 ROWS = [
     (name, *(f"{10 * row + n}.25 ± 0.{n:02d}" for n in range(12)))
     for row, name in enumerate(["domain_norm", "a_method_with_a_long_name/lr=0.001"])
@@ -40,3 +42,16 @@ def test_pipes_are_wide(
     Terminal().table(COLUMNS, ROWS, right=COLUMNS[1:])
     lines = capsys.readouterr().out.splitlines()
     assert any(all(cell in line for cell in ROWS[1]) for line in lines)
+
+
+def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = iter(range(0, 1000, 10))
+    monkeypatch.setattr("cliquetta.cli.console.time.monotonic", lambda: next(clock))
+    text = io.StringIO()
+    with Terminal(err=Console(file=text)).bars() as bars:
+        for done in range(1, 8):
+            bars.show("predict", 100 * done, 700)
+    lines = [line for line in text.getvalue().splitlines() if "━" not in line]
+    assert lines == ["predict 100/700", "predict 400/700"]

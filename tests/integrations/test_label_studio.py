@@ -23,7 +23,7 @@ CONFIG = f"""
 
 
 def tasks_of(folder: Path, images: list[bytes]) -> list[dict[str, Any]]:
-    paths = [folder / f"{place}.png" for place in range(len(images))]
+    paths = [folder / f"{index}.png" for index in range(len(images))]
     for path, data in zip(paths, images, strict=True):
         path.write_bytes(data)
     return [{"id": i, "data": {"picture": str(path)}} for i, path in enumerate(paths)]
@@ -50,11 +50,11 @@ def test_predictions_are_valid_and_those_of_the_method(tmp_path: Path, tiny_clip
         assert len(client.sessions()) == 1
     assert [len(one["result"]) for one in again] == [1, 0, 1, 1]
     interface = LabelInterface(CONFIG)
-    for found, by_class in zip(results, expected, strict=True):
-        assert interface.validate_prediction(found)
-        (choice,) = found["result"][0]["value"]["choices"]
+    for actual, by_class in zip(results, expected, strict=True):
+        assert interface.validate_prediction(actual)
+        (choice,) = actual["result"][0]["value"]["choices"]
         assert choice == max(by_class, key=by_class.__getitem__)
-        assert found["score"] == pytest.approx(by_class[choice], abs=FEATURE)
+        assert actual["score"] == pytest.approx(by_class[choice], abs=FEATURE)
 
 
 def test_a_configuration_without_choices_is_refused(tmp_path: Path, tiny_clip: CLIP) -> None:
@@ -64,6 +64,6 @@ def test_a_configuration_without_choices_is_refused(tmp_path: Path, tiny_clip: C
     with live_service(tmp_path / "service", tiny_clip) as url, Client(url) as client:
         http = TestClient(create_app(Backend(client)))
         for wrong in (config, "", "<View>"):
-            answer = http.post("/predict", json={"tasks": [], "label_config": wrong})
-            assert answer.status_code == 422 and "labelling configuration" in answer.text
+            reply = http.post("/predict", json={"tasks": [], "label_config": wrong})
+            assert reply.status_code == 422 and "labelling configuration" in reply.text
         assert client.sessions() == []

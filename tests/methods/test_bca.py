@@ -50,11 +50,3 @@ def test_a_stream_equals_numpy(tiny_clip: CLIP, config: BCAConfig) -> None:
     np.testing.assert_allclose(torch.cat(parts).numpy(), expected, atol=FEATURE)
     plain = (tiny_clip.scale * features @ text.T).softmax(dim=-1)
     assert np.abs(plain.numpy() - expected).max() > 0.01
-
-
-def test_thresholds_of_one_switch_learning_off(tiny_clip: CLIP) -> None:
-    features, _, text = make_clusters(40)
-    still = BCAConfig(likelihood_threshold=1.0, prior_threshold=1.0)
-    prediction = on_features(tiny_clip, "bca", text, still).predict_features(features)
-    plain = (tiny_clip.scale * features @ text.T).softmax(dim=-1)
-    torch.testing.assert_close(prediction.probabilities, plain)

@@ -60,7 +60,7 @@ class Training(Plain):
 
 
 class Halved(Plain):
-    """Answers in half precision."""
+    """Predicts in half precision."""
 
     def _predict(self, batch: cliquetta.Batch) -> cliquetta.Prediction:
         return cliquetta.Prediction(super()._predict(batch).logits.half())
@@ -85,6 +85,6 @@ def test_a_method_that_keeps_to_the_contract_passes() -> None:
         (Halved, "logits are torch.float16"),
     ],
 )
-def test_what_breaks_it_is_said(kind: type[cliquetta.Adapter], words: str) -> None:
+def test_what_breaks_it_is_named(kind: type[cliquetta.Adapter], words: str) -> None:
     with pytest.raises(AssertionError, match=words):
         check(kind)

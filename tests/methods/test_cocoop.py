@@ -15,7 +15,7 @@ from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.literal_features import cross_entropy, text_feature
-from tests._helpers.separable import WHOLE, make_examples, make_images
+from tests._helpers.separable import FULL_IMAGE, make_examples, make_images
 from tests._helpers.tiny import build_tiny_clip
 from tests._helpers.tolerance import DOUBLE, FEATURE, LOGIT, STEP
 
@@ -59,7 +59,7 @@ def test_logits_and_gradients_are_those_of_the_literal_loop(tiny_prompts: ClassP
 
 def test_the_first_step_of_a_fit_is_sgd(tiny_clip: CLIP, tiny_prompts: ClassPrompts) -> None:
     examples = make_examples(2)
-    config = CoCoOpConfig(epochs=1, warmup_epochs=0, lr=0.1, batch_size=4, crop_scale=WHOLE)
+    config = CoCoOpConfig(epochs=1, warmup_epochs=0, lr=0.1, batch_size=4, crop_scale=FULL_IMAGE)
     fitted = fit_method("cocoop", tiny_clip, tiny_prompts, examples, config, seed=4).fitted
     start = initial_parameters(tiny_clip, config, torch.Generator().manual_seed(4))
     learned = {name: value.requires_grad_() for name, value in start.items()}

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torch import Tensor
 
 from cliquetta.data.views import attach_views
-from cliquetta.methods.ctpt import CTPT, CTPTConfig, text_dispersion
+from cliquetta.methods.ctpt import CTPT, CTPTConfig
 from cliquetta.methods.tpt import TPT, TPTConfig
 from cliquetta.model.clip import CLIP, encode_views
 from cliquetta.prompts.classes import ClassPrompts
@@ -24,14 +22,6 @@ PROMPTS = ClassPrompts(TINY_NAMES)
 def batch(tiny_images: Tensor) -> Batch:
     plain = Batch(tiny_images[:4], ("a", "b", "c", "d"))
     return attach_views(plain, TPTConfig(views=20).spec, seed=0)
-
-
-def test_dispersion_by_hand() -> None:
-    # centre of (1, 0), (0, 1), (-1, 0) is (0, 1/3); distances sqrt(10)/3, 2/3, sqrt(10)/3
-    text = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
-    assert text_dispersion(text).item() == pytest.approx((2 * math.sqrt(10) + 2) / 9)
-    both = torch.stack([text, torch.ones(3, 2)])
-    assert text_dispersion(both)[1].item() == pytest.approx(0.0)
 
 
 def test_the_gradient_is_that_of_entropy_minus_dispersion(tiny_clip: CLIP, batch: Batch) -> None:

@@ -12,10 +12,10 @@ from cliquetta.methods.deyo import DeYO, DeYOConfig, join_patches, shuffle_patch
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
-from tests._helpers.live_layernorms import double_clip, flat, open_norms, unit_rows
+from tests._helpers.live_layernorms import double_clip, flat, live_clip, unit_rows
 
 LIVELY = DeYOConfig(entropy_threshold=0.75, plpd_threshold=0.0, lr=0.1)
-"""Thresholds that let some of the random tiny CLIP's answers pass, and stop others."""
+"""Thresholds that let some of the random tiny CLIP's predictions pass, and stop others."""
 
 
 def literal_shuffle(image: Tensor, order: Tensor, grid: int) -> Tensor:
@@ -47,9 +47,7 @@ def literal_losses(live: CLIP, text: Tensor, images: Tensor, order: Tensor) -> l
 
 def test_a_stream_equals_a_training_loop(tiny_prompts: ClassPrompts, tiny_images: Tensor) -> None:
     deyo = DeYO(double_clip(), tiny_prompts, LIVELY, seed=3)
-    live = double_clip()
-    text = live.classifier(tiny_prompts)
-    norms = open_norms(live.visual)
+    live, text, norms = live_clip(tiny_prompts)
     early = norms[:-2]  # two blocks: only the final norm is late
     optimiser = torch.optim.SGD(early, lr=LIVELY.lr, momentum=0.9)
     generator = torch.Generator().manual_seed(3)

@@ -68,7 +68,7 @@ def test_a_domain_that_comes_back_finds_its_prompt_again() -> None:
     assert [one.predict(Batch(lit(x))).evidence["domain"] for x in (0.0, -3.0)] == [0, 0]
 
 
-def test_images_that_are_not_finite_teach_nothing_and_the_others_are_answered() -> None:
+def test_images_that_are_not_finite_teach_nothing_and_the_others_are_predicted() -> None:
     images = make_batches(1, 1, 6)[0]
     broken = torch.cat([images, images[:2]])
     broken[6, 0, 0, 0], broken[7] = torch.nan, torch.inf
@@ -110,7 +110,7 @@ def test_evidence_tells_how_adaptation_is_doing() -> None:
     assert [line["distance"] > 0 for line in lines] == [True] * 3
     plain = torch.cat([zero_shot(adapter, images) for images in batches])
     assert lines[2]["confidence"] == pytest.approx(float(plain.amax(1).mean()), abs=LOGIT)
-    # Neighbours are told by adapted features: without learning, by those of plain CLIP.
+    # Neighbours are chosen by adapted features: without learning, by those of plain CLIP.
     still = build(step_every=20, domains=1, lr=0.0)
     lines = [health(still.predict(Batch(images)).evidence) for images in batches]
     rows_out = plain[:20].argmax(1)
@@ -139,7 +139,7 @@ def test_the_verdict_by_hand(figures: tuple[float, float, float, int], expected:
 
 
 def test_information_by_hand() -> None:
-    """Two certain answers: all is explained; two equal ones: nothing; one image: not told."""
+    """Two certain predictions: all is explained; two equal ones: nothing; one image: NaN."""
     start, certain = build(domains=1).state.domains[0], torch.eye(6)[:2].double()
     even = torch.full((2, 6), 1 / 6).double()
     mixed = torch.tensor([[0.5, 0.5, 0, 0, 0, 0], [0, 0.5, 0.5, 0, 0, 0]]).double()
@@ -152,8 +152,8 @@ def test_information_by_hand() -> None:
         assert float(information(counts)) == pytest.approx(expected, abs=FEATURE)
 
 
-def test_images_that_say_nothing_are_answered_by_zero_shot_and_counted() -> None:
-    """Nearly equal images get nearly equal answers, though what is learned would change them."""
+def test_images_that_say_nothing_are_predicted_by_zero_shot_and_counted() -> None:
+    """Nearly equal images are predicted alike, though what is learned would change that."""
     generator = torch.Generator().manual_seed(0)
     images = 0.5 + 1e-3 * torch.randn(96, 3, 16, 16, generator=generator).double()
     adapter, always = (build(step_every=32, domains=1, lr=0.1, abstain_below=a) for a in (0.1, 0.0))
@@ -166,7 +166,7 @@ def test_images_that_say_nothing_are_answered_by_zero_shot_and_counted() -> None
     )
     torch.testing.assert_close(actual.probabilities.double(), zero_shot(adapter, images[64:]))
     assert other.evidence["abstained"] == 0 and not torch.allclose(actual.logits, other.logits)
-    # Learning went on inside, and the exported answer to such an image is zero-shot's, too.
+    # Learning went on inside, and the exported prediction of such an image is zero-shot's, too.
     one, other_domain = adapter.state.domains[0], always.state.domains[0]
     assert torch.equal(one.norms.values, other_domain.norms.values)
     assert torch.equal(one.voters.predictions, other_domain.voters.predictions)

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from cliquetta.methods.dpe import DPEConfig, alignment
+from cliquetta.methods.dpe import DPEConfig
 from cliquetta.model.clip import CLIP
 from tests._helpers.clusters import make_clusters, make_views
 from tests._helpers.literal_numpy import on_features
-from tests._helpers.tolerance import LOGIT, SUM
+from tests._helpers.tolerance import LOGIT
 
 LIVELY = DPEConfig(lr=0.05, alpha=3.0, update_threshold=0.3)
 
@@ -86,10 +86,4 @@ def test_a_stream_equals_a_loop(tiny_clip: CLIP, config: DPEConfig) -> None:
     dpe = on_features(tiny_clip, "dpe", text, config)
     parts = [dpe.predict_features(part).logits for part in stream.split([25, 1, 14])]
     torch.testing.assert_close(torch.cat(parts), expected.float(), atol=LOGIT, rtol=LOGIT)
-    assert 0 < int(dpe.memory["updates"]) < 40  # some answers were sure, others not
-
-
-def test_the_alignment_is_a_contrast_over_classes() -> None:
-    eye = torch.eye(3)
-    assert float(alignment(eye, eye)) < SUM
-    assert float(alignment(eye, eye[[1, 2, 0]])) > 50
+    assert 0 < int(dpe.memory["updates"]) < 40  # some predictions were sure, others not

@@ -6,14 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from cliquetta.methods.moon import (
-    LONGEST,
-    SHORTEST,
-    MOONConfig,
-    class_presence,
-    shrunk_means,
-    transduce,
-)
+from cliquetta.methods.moon import LONGEST, SHORTEST, MOONConfig, transduce
 from cliquetta.model.clip import CLIP
 from tests._helpers.clusters import make_clusters
 from tests._helpers.literal_numpy import Array, neighbour_graph, on_features, softmax, unit
@@ -65,29 +58,6 @@ def test_a_batch_equals_numpy(images: int, config: MOONConfig) -> None:
     ours = transduce(features, prior.log(), text, config).exp()
     np.testing.assert_allclose(ours.numpy(), expected, atol=STEP)
     assert np.abs(expected - prior.numpy()).max() > 0.02
-
-
-def test_presence_and_shrinkage_by_hand() -> None:
-    """λ = √(mean · largest), eq. (11); β = n / (n + 1 / λ), eqs. (10) and (14)."""
-    prior = torch.tensor([[0.9, 0.1, 0.0], [0.4, 0.6, 0.0]])
-    presence = class_presence(prior)
-    torch.testing.assert_close(
-        presence, torch.tensor([(0.65 * 0.9) ** 0.5, (0.35 * 0.6) ** 0.5, 0])
-    )
-    sure = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
-    images, text = torch.eye(5)[:3], torch.eye(5)[3:]
-    means = shrunk_means(images, sure.clamp_min(1e-12).log(), text, torch.tensor([2.0, 3.0]))
-    first = torch.tensor([0.25, 0.25, 0, 0.5, 0])  # two images weigh as much as α = 2
-    second = torch.tensor([0, 0, 0.25, 0, 0.75])
-    torch.testing.assert_close(means, torch.stack([first, second]), atol=1e-5, rtol=0)
-
-
-def test_a_class_without_images_stays_at_its_text() -> None:
-    features, _, text = make_clusters(20)
-    logs = torch.tensor([0.7, 0.2, 0.1, 1e-9, 1e-9]).log().expand(20, -1)
-    means = shrunk_means(features, logs, text, torch.full((5,), 2.0))
-    torch.testing.assert_close(means[1:], text[1:])  # all images are assigned to class 0
-    assert not torch.allclose(means[0], text[0], atol=0.1)
 
 
 def test_it_gains_where_few_classes_are_present(tiny_clip: CLIP) -> None:

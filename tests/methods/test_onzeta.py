@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from cliquetta.methods.onzeta import OnZeta, OnZetaConfig, vision_labels
+from cliquetta.methods.onzeta import OnZeta, OnZetaConfig
 from cliquetta.model.clip import CLIP
 from tests._helpers.clusters import make_clusters
 from tests._helpers.literal_numpy import Array, on_features, softmax, unit
@@ -14,7 +14,7 @@ from tests._helpers.tolerance import LOGIT
 
 
 def numpy_onzeta(stream: Array, text: Array, scale: float, config: OnZetaConfig) -> Array:
-    """Answers, one image after the other."""
+    """Predictions, one image after the other."""
     N = len(text)
     tau_v = config.vision_temperature / scale
     w, rho, predictions = text.copy(), np.zeros(N), []
@@ -55,24 +55,3 @@ def test_rows_of_zeros_are_no_images(tiny_clip: CLIP) -> None:
         torch.testing.assert_close(actual[:10], expected)
         for name, value in plain.state_dict().items():
             torch.testing.assert_close(padded.memory[name], value)
-
-
-def test_proxies_step_down_the_cross_entropy() -> None:
-    generator = torch.Generator().manual_seed(0)
-    start, features = (
-        torch.nn.functional.normalize(torch.randn(n, 6, generator=generator).double(), dim=-1)
-        for n in (3, 4)
-    )
-    q, w, expected = torch.tensor([0.2, 0.7, 0.1]).double(), start, []
-    for f in features:
-        leaf = w.clone().requires_grad_()
-        logs = (leaf @ f / 0.1).log_softmax(dim=-1)
-        (gradient,) = torch.autograd.grad(-(q * logs).sum(), leaf)
-        expected.append(logs.detach().exp())
-        w = torch.nn.functional.normalize(w - 0.3 * gradient, dim=-1)
-    lrs = torch.full((4,), 0.3 * 10).double()
-    labels = q.expand(4, -1)
-    vision, shares = vision_labels(features @ start.T, features @ features.T, labels, lrs, 10.0)
-    torch.testing.assert_close(vision, torch.stack(expected))
-    moved = torch.nn.functional.normalize(start + shares.T @ features, dim=-1)
-    torch.testing.assert_close(moved, w)

@@ -12,7 +12,7 @@ from cliquetta.methods.registry import create_method
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
-from tests._helpers.live_layernorms import double_clip, flat, literal_entropy, open_norms, unit_rows
+from tests._helpers.live_layernorms import double_clip, flat, literal_entropy, live_clip, unit_rows
 
 
 def cells(image: Tensor, size: int) -> list[bytes]:
@@ -60,9 +60,7 @@ def test_tent_learns_through_the_correction(
 ) -> None:
     config = PandaConfig(method="tent", options=("lr=2e-3",), offset=0.7)
     panda = Panda(double_clip(), tiny_prompts, config)
-    live = double_clip()
-    text = live.classifier(tiny_prompts)
-    norms = open_norms(live.visual)
+    live, text, norms = live_clip(tiny_prompts)
     optimiser = torch.optim.Adam(norms, lr=2e-3)
     generator = torch.Generator().manual_seed(0)
     for images in tiny_images.split([6, 4]):

@@ -11,16 +11,14 @@ from torch import Tensor
 from cliquetta.methods.ramen import Ramen, RamenConfig
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
-from tests._helpers.live_layernorms import double_clip, flat, load_norms, open_norms, unit_rows
+from tests._helpers.live_layernorms import double_clip, flat, live_clip, load_norms, unit_rows
 
 
 def literal_ramen(
     batches: tuple[Tensor, ...], prompts: ClassPrompts, config: RamenConfig
 ) -> Tensor:
     """Logits of a stream; the norms start again for each image."""
-    live = double_clip()
-    text = live.classifier(prompts)
-    norms = open_norms(live.visual)
+    live, text, norms = live_clip(prompts)
     start = flat(norms)
     memory: list[tuple[int, Tensor, Tensor, float]] = []
     predictions = []

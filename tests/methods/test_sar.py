@@ -14,11 +14,11 @@ from cliquetta.model.config import VisionConfig
 from cliquetta.model.vision import VisionTower
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
-from tests._helpers.live_layernorms import double_clip, flat, open_norms, unit_rows
+from tests._helpers.live_layernorms import double_clip, flat, live_clip, unit_rows
 from tests._helpers.tolerance import STEP
 
 LIVELY = SARConfig(entropy_threshold=0.75, lr=0.8)
-"""A threshold that lets some of the random tiny CLIP's answers pass, and stops others."""
+"""A threshold that lets some of the random tiny CLIP's predictions pass, and stops others."""
 
 
 def entropies(live: CLIP, images: Tensor, text: Tensor) -> Tensor:
@@ -28,9 +28,7 @@ def entropies(live: CLIP, images: Tensor, text: Tensor) -> Tensor:
 
 def test_a_stream_equals_two_passes(tiny_prompts: ClassPrompts, tiny_images: Tensor) -> None:
     sar = SAR(double_clip(), tiny_prompts, LIVELY)
-    live = double_clip()
-    text = live.classifier(tiny_prompts)
-    norms = open_norms(live.visual)
+    live, text, norms = live_clip(tiny_prompts)
     early = norms[:-2]  # two blocks: only the final norm is late
     optimiser = torch.optim.SGD(early, lr=LIVELY.lr, momentum=0.9)
     limit = 0.75 * math.log(len(text))

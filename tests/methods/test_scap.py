@@ -21,7 +21,6 @@ from cliquetta.methods.scap.learning import Task
 from cliquetta.methods.scap.losses import attribute_features, concentration_loss
 from cliquetta.methods.scap.released import Rules
 from cliquetta.methods.scap.retention import propagate
-from cliquetta.model.block import Prefix
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch, Prediction
@@ -33,7 +32,7 @@ from tests._helpers.scenes import (
     scap_config,
 )
 from tests._helpers.streaming import made_up_dataset
-from tests._helpers.tolerance import BLOCK_STORES, DOUBLE, LOGIT, STEP, TOWER_TERMS, rounding
+from tests._helpers.tolerance import BLOCK_STORES, DOUBLE, STEP, TOWER_TERMS, rounding
 
 MODEL = build_model(0)
 PROMPTS = ClassPrompts(NAMES)
@@ -273,20 +272,3 @@ def test_10_the_text_prompt_is_the_arithmetic_mean_of_all_cliques() -> None:
         torch.testing.assert_close(adapter.memory["text_mean"], mean, rtol=0, atol=DOUBLE)
         assert int(adapter.memory["text_seen"]) == len(seen)
     assert len(seen) > 6
-
-
-def test_composed_features_equal_one_forward_pass_with_all_prompts() -> None:
-    """An image in two cliques and with a retained prompt: three prompts in its one pass."""
-    adapter = adapter_of(threshold=0.2, modalities="image", best_class_only=True)
-    out = adapter.predict(Batch(BATCHES[0]))
-    passes, learned = out.evidence["passes"], out.evidence["learned"]
-    row = int(passes.own.sum(dim=1).argmax())
-    sets = passes.sets[row][passes.own[row]]
-    assert len(sets) > 1
-    slot, label = int(out.evidence["retained"][row]), int(passes.labels[row])
-    selected = adapter.memory["values"][label, slot].view(1, 1, 2, 32)
-    tokens = torch.cat([learned.visual[sets][:, 0], selected]).reshape(1, len(sets) + 1, 2, 32)
-    features = MODEL.require_vit()(BATCHES[0][row][None], prefix={1: Prefix(tokens)})
-    features = torch.nn.functional.normalize(features, dim=1)
-    logits = MODEL.scale * features @ adapter.classifier.T
-    torch.testing.assert_close(out.logits[row].double(), logits[0], rtol=0, atol=LOGIT)

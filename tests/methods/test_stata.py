@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
-from cliquetta.methods.stata import StatAConfig, anchored_update, transduce, with_squares
+from cliquetta.methods.stata import StatAConfig, transduce
 from tests._helpers.clusters import make_clusters
 from tests._helpers.literal_numpy import Array, neighbour_graph, softmax, unit
 from tests._helpers.tolerance import STEP
@@ -55,13 +54,3 @@ def test_a_batch_equals_numpy(images: int, config: StatAConfig) -> None:
     ours = transduce(features, prior.log(), text, config).exp()
     np.testing.assert_allclose(ours.numpy(), expected, atol=STEP)
     assert np.abs(expected - prior.numpy()).max() > 0.02
-
-
-def test_a_class_without_images_keeps_the_statistics_of_its_text() -> None:
-    features, _, text = make_clusters(20)
-    logs = torch.tensor([0.7, 0.2, 0.1, 1e-9, 1e-9]).log().expand(20, -1)
-    anchor = torch.full((24,), 0.02)
-    means, variances = anchored_update(with_squares(features), logs, text, anchor, 1.0)
-    torch.testing.assert_close(means[1:], text[1:])
-    torch.testing.assert_close(variances[1:], anchor.expand(4, -1))
-    assert not torch.allclose(variances[0], anchor, atol=1e-3)

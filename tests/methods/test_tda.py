@@ -8,15 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from cliquetta.methods import tda as tda_module
 from cliquetta.methods.registry import get_method
-from cliquetta.methods.tda import TDA, TDAConfig, classes_within, most_classes
-from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
+from cliquetta.methods.tda import TDAConfig, classes_within, most_classes
 from cliquetta.model.clip import CLIP
-from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.types import Batch
 from tests._helpers.clusters import make_clusters, make_views
 from tests._helpers.literal_numpy import Array, on_features, softmax
 from tests._helpers.tolerance import LOGIT
@@ -122,17 +118,6 @@ def test_memory_grows_linearly_with_the_classes(tiny_clip: CLIP) -> None:
         return sum(v.numel() * v.element_size() for v in tda.memory.state_dict().values())
 
     assert held(800) == 10 * held(80)
-
-
-def test_images_and_features_give_the_same(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
-) -> None:
-    tda, twin = (TDA(tiny_clip, tiny_prompts, TDAConfig()) for _ in range(2))
-    features = tiny_clip.encode_image(tiny_images, normalize=True)
-    prediction = tda.predict(Batch(tiny_images)).logits
-    torch.testing.assert_close(prediction, twin.predict_features(features[:, None]).logits)
-    plain = ZeroShot(tiny_clip, tiny_prompts, ZeroShotConfig()).predict(Batch(tiny_images)).logits
-    assert not torch.allclose(prediction, plain, atol=0.1)
 
 
 def test_tuned_constants_are_presets_and_the_default_is_imagenets() -> None:

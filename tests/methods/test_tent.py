@@ -8,14 +8,12 @@ from torch import Tensor
 from cliquetta.methods.tent import Tent, TentConfig
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
-from tests._helpers.live_layernorms import double_clip, flat, literal_entropy, open_norms, unit_rows
+from tests._helpers.live_layernorms import double_clip, flat, literal_entropy, live_clip, unit_rows
 
 
 def test_a_stream_equals_a_training_loop(tiny_prompts: ClassPrompts, tiny_images: Tensor) -> None:
     tent = Tent(double_clip(), tiny_prompts, TentConfig())
-    live = double_clip()
-    text = live.classifier(tiny_prompts)
-    norms = open_norms(live.visual)
+    live, text, norms = live_clip(tiny_prompts)
     optimiser = torch.optim.Adam(norms, lr=1e-3, betas=(0.9, 0.999))
     for images in tiny_images.split([4, 3, 3]):
         prediction = tent.predict(Batch(images)).logits

@@ -22,7 +22,7 @@ from cliquetta.methods.tip_adapter import (
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
-from tests._helpers.separable import TWO, WHOLE, make_examples, make_images
+from tests._helpers.separable import FULL_IMAGE, TWO, make_examples, make_images
 from tests._helpers.tolerance import FEATURE, LOGIT
 
 Array = np.ndarray
@@ -64,7 +64,7 @@ def test_keys_are_unit_means_of_raw_features(tiny_clip: CLIP) -> None:
 
 
 def test_logits_are_those_of_plain_numpy(tiny_clip: CLIP, tiny_prompts: ClassPrompts) -> None:
-    config = TipAdapterConfig(alpha=2.5, beta=3.5, crop_scale=WHOLE)
+    config = TipAdapterConfig(alpha=2.5, beta=3.5, crop_scale=FULL_IMAGE)
     examples = make_examples(3)
     fitted = fit_method("tip_adapter", tiny_clip, tiny_prompts, examples, config).fitted
     adapter = create_method("tip_adapter", tiny_clip, tiny_prompts, config, fitted=fitted)
@@ -83,7 +83,7 @@ def test_logits_are_those_of_plain_numpy(tiny_clip: CLIP, tiny_prompts: ClassPro
 
 def test_the_first_step_of_the_keys_is_adamw_by_hand(tiny_clip: CLIP) -> None:
     """d loss / d F_k = alpha beta sum_b A_bk (G L^T)_bk f_b, with G = (softmax - one-hot) / B."""
-    config = TipAdapterFConfig(alpha=3.0, beta=2.0, epochs=1, lr=0.01, crop_scale=WHOLE)
+    config = TipAdapterFConfig(alpha=3.0, beta=2.0, epochs=1, lr=0.01, crop_scale=FULL_IMAGE)
     examples = make_examples(4)
     fitted = fit_method("tip_adapter_f", tiny_clip, TWO, examples, config).fitted["keys"].numpy()
     f, y = features_of(tiny_clip, examples.images), examples.labels.numpy()
@@ -110,7 +110,7 @@ def test_the_search_finds_the_best_of_its_grid_on_the_validation_split(
     tiny_clip: CLIP, seed: int
 ) -> None:
     config = TipAdapterConfig(
-        crop_scale=WHOLE, search=True, search_beta=8.0, search_alpha=5.0, search_steps=(5, 4)
+        crop_scale=FULL_IMAGE, search=True, search_beta=8.0, search_alpha=5.0, search_steps=(5, 4)
     )
     examples = validated(seed)
     fitted = fit_method("tip_adapter", tiny_clip, TWO, examples, config).fitted
@@ -141,7 +141,7 @@ def test_nothing_is_chosen_without_a_validation_split(tiny_clip: CLIP, method: s
 def test_the_epoch_is_picked_on_the_validation_split(tiny_clip: CLIP) -> None:
     """Labels of split 21 are swapped, so that training hurts there and an early epoch is best."""
     config = TipAdapterFConfig(
-        epochs=6, lr=0.1, alpha=1.0, search=True, search_steps=(2, 2), crop_scale=WHOLE
+        epochs=6, lr=0.1, alpha=1.0, search=True, search_steps=(2, 2), crop_scale=FULL_IMAGE
     )
     examples = validated(21)
     scores = []

@@ -69,7 +69,7 @@ def test_a_batch_equals_numpy(images: int, config: TransCLIPConfig) -> None:
     assert np.abs(expected - prior.numpy()).max() > 0.02
 
 
-def test_one_image_alone_keeps_its_zero_shot_answer(
+def test_one_image_alone_keeps_its_zero_shot_prediction(
     tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
 ) -> None:
     alone = Batch(tiny_images[:1])

@@ -64,7 +64,7 @@ def test_a_batch_equals_a_training_loop(
     torch.testing.assert_close(watt.adapt(images), expected)
 
 
-def test_the_mean_of_its_own_templates_answers(
+def test_the_mean_of_its_own_templates_predicts(
     tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
 ) -> None:
     watt = WATT(tiny_clip, tiny_prompts, WATTConfig(rounds=1))

@@ -44,7 +44,7 @@ def test_temperature_changes_confidence_only(
     assert (a.probabilities.amax(1) > b.probabilities.amax(1)).all()
 
 
-def test_given_text_features_take_the_place_of_the_tower(
+def test_given_text_features_replace_the_tower(
     tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
 ) -> None:
     features = 3 * tiny_clip.classifier(tiny_prompts)

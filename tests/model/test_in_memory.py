@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import copy
 import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import transformers
-from PIL import Image
 from torch import Tensor, nn
 
 from cliquetta import create_method, from_model
@@ -20,46 +18,20 @@ from cliquetta.errors import UserError
 from cliquetta.model.checkpoints.native import save_model
 from cliquetta.model.clip import MissingCapabilityError
 from cliquetta.model.in_memory import WrappedCLIP
-from cliquetta.model.other_libraries import RowTokenizer, preprocess_from
 from cliquetta.model.preprocess import Preprocess
 from cliquetta.model.tokenizer import Tokenizer
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.openai_module import OpenAIModule
-from tests._helpers.siglip import randomise, tiny_siglip, word_tokenizer
-from tests._helpers.tolerance import FEATURE, LOGIT, SUM
+from tests._helpers.tolerance import FEATURE, LOGIT
+from tests._helpers.transformers_models import (
+    tiny_siglip,
+    tiny_transformers,
+)
 
 pytest.importorskip("transformers", minversion="5")
 
 PROMPTS = ClassPrompts(("cat", "frog", "truck"), ("a photo of a {}",))
-
-
-def tiny_clip_model() -> Any:
-    shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
-    shape |= {"num_attention_heads": 4}
-    config = transformers.CLIPConfig(
-        text_config=shape,
-        vision_config=shape | {"image_size": 32, "patch_size": 8},
-        projection_dim=24,
-    )
-    return randomise(transformers.CLIPModel(config))
-
-
-@pytest.fixture
-def words(tmp_path: Path) -> Any:
-    """A tokenizer of transformers with one token per word."""
-    word_tokenizer(tmp_path / "tokenizer.json")
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_file=str(tmp_path / "tokenizer.json"),
-        pad_token="<pad>",
-        eos_token="<eos>",
-        unk_token="<unk>",
-    )
-
-
-@pytest.fixture(scope="module")
-def pixels() -> Any:
-    return torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 
 
 def no_warning(call: Any, *args: Any, **options: Any) -> Any:
@@ -73,7 +45,7 @@ def no_warning(call: Any, *args: Any, **options: Any) -> Any:
 
 @torch.no_grad()
 def test_a_clip_model_becomes_ours(pixels: Tensor) -> None:
-    theirs = tiny_clip_model()
+    theirs = tiny_transformers()
     ours = no_warning(from_model, theirs)
     assert not isinstance(ours, WrappedCLIP) and "visual-prefix" in ours.capabilities
     ids = ours.tokenizer(PROMPTS.texts(PROMPTS.templates[0]))
@@ -84,7 +56,7 @@ def test_a_clip_model_becomes_ours(pixels: Tensor) -> None:
 
 
 def test_weights_are_shared_and_theirs_stay_trainable() -> None:
-    theirs = tiny_clip_model().train()
+    theirs = tiny_transformers().train()
     theirs.text_model.eval()
     ours = from_model(theirs)
     assert (theirs.training, theirs.text_model.training, ours.training) == (True, False, False)
@@ -130,7 +102,7 @@ def test_methods_run_on_bundled_images(words: Any, method: str) -> None:
 
 @torch.no_grad()
 def test_half_precision_stays(pixels: Tensor) -> None:
-    theirs = tiny_clip_model().bfloat16()
+    theirs = tiny_transformers().bfloat16()
     ours = from_model(theirs)
     assert not ours.is_wrapped and ours.dtype == torch.bfloat16
     assert ours.logit_scale.dtype == torch.float32
@@ -163,7 +135,7 @@ def test_a_model_that_computes_something_else_is_wrapped(pixels: Tensor) -> None
         def get_image_features(self, pixel_values: Any) -> Any:
             return super().get_image_features(pixel_values).pooler_output.flip(1)
 
-    theirs = Halved(tiny_clip_model().config).eval()
+    theirs = Halved(tiny_transformers().config).eval()
     with pytest.warns(UserWarning, match="computes other features: it is wrapped"):
         ours = from_model(theirs, preprocess=Preprocess(32))
     assert ours.is_wrapped
@@ -279,7 +251,7 @@ def test_a_wrapped_model_without_norms_or_tokenizer(pixels: Tensor) -> None:
         (Convolutions, {"preprocess": object()}, r"cannot be read.*Preprocess"),
         (Convolutions, {"preprocess": Preprocess(4)}, "does not encode an image of 4 x 4"),
         (
-            tiny_clip_model,
+            tiny_transformers,
             {"preprocess": Preprocess(64)},
             "images of 64 pixels, CLIPModel takes 32",
         ),
@@ -301,29 +273,3 @@ def test_a_siglip_without_a_tokenizer_says_so() -> None:
     ours = from_model(tiny_siglip())
     with pytest.raises(UserError, match=r"from_model\(..., tokenizer=...\)"):
         create_method("zero_shot", ours, PROMPTS)
-
-
-# Tokenizers and preprocessing
-
-
-def test_rows_of_another_tokenizer(words: Any) -> None:
-    given = RowTokenizer(words, 64, 64)
-    assert given.encode("the cat") == [14, 9] and given.pad == 0
-    same = RowTokenizer(Tokenizer(77), 77, 49408)
-    assert (same.prefix, same.suffix) == ((49406,), (49407,))
-    assert same.encode("a photo") == Tokenizer(77).encode("a photo")
-    assert isinstance(same.simplest(), Tokenizer)
-    with pytest.raises(UserError, match="takes 65 tokens, the model's context holds 64"):
-        given(["cat " * 65])
-
-
-@pytest.mark.parametrize("kind", ["CLIPImageProcessorPil", "SiglipImageProcessorPil"])
-def test_image_processors(kind: str) -> None:
-    size = {"shortest_edge": 48} if kind.startswith("CLIP") else {"height": 48, "width": 48}
-    options = {"crop_size": {"height": 48, "width": 48}} if kind.startswith("CLIP") else {}
-    processor = getattr(transformers, kind)(size=size, **options)
-    ours = preprocess_from(processor)
-    rng = np.random.default_rng(0)
-    image = Image.fromarray(rng.integers(0, 256, (80, 61, 3), dtype=np.uint8))
-    wanted = processor(image, return_tensors="pt").pixel_values[0]
-    torch.testing.assert_close(ours(image), wanted, atol=SUM, rtol=0)

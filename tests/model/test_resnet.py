@@ -11,9 +11,8 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
-from cliquetta.model.block import Prefix
 from cliquetta.model.checkpoints.native import save_model
-from cliquetta.model.clip import CLIP, MissingCapabilityError
+from cliquetta.model.clip import CLIP
 from cliquetta.model.config import CLIPConfig, ResNetConfig
 from cliquetta.model.factory import create_model
 from tests._helpers.tolerance import LOGIT
@@ -114,13 +113,3 @@ def test_another_resolution(model: Any, tmp_path: Path) -> None:
     assert large.encode_image(torch.zeros(1, 3, 96, 96)).shape == (1, 24)
     with pytest.raises(ValueError, match="multiple of 32"):
         create_model(tmp_path / "rn.safetensors", image_size=80)
-
-
-def test_prompts_are_refused_by_name(model: Any, pixels: Tensor) -> None:
-    assert not model.capabilities
-    with pytest.raises(MissingCapabilityError, match="no ViT image tower: plain encoding only"):
-        model.encode_image(pixels, prefix={0: Prefix(torch.zeros(1, 1, 2, 8))})
-    with pytest.raises(MissingCapabilityError, match=r"scap needs .*prefixes, which rn-tiny"):
-        model.require(frozenset({"visual-prefix"}), by="scap")
-    with pytest.raises(MissingCapabilityError, match="no text tower"):
-        model.encode_text(["cat"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,18 @@ from cliquetta.model.vision import TokenPrompts
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.separable import TWO, make_examples
-from tests._helpers.siglip import save_open_clip_siglip, save_siglip, tiny_siglip, word_tokenizer
 from tests._helpers.tolerance import FEATURE, SUM
+from tests._helpers.transformers_models import (
+    assert_features,
+    save_siglip,
+    tiny_siglip,
+    word_tokenizer,
+)
 
 pytest.importorskip("transformers", minversion="5")
 
 NAMES = ("airplane", "cat", "frog", "ship", "truck")
+close = partial(assert_features, atol=1e-5)
 TEXTS = ["a photo of a cat", "the frog", "a sketch of a green truck"]
 
 
@@ -45,47 +52,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Any:
     theirs = tiny_siglip()
     folder = save_siglip(theirs, tmp_path_factory.mktemp("siglip"))
     return create_model(f"hf:{folder}"), theirs
-
-
-@pytest.fixture(scope="module")
-def pixels() -> Any:
-    return torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
-
-
-def close(ours: Any, theirs: Any, atol: float = 1e-5) -> None:
-    assert theirs.std() > 0.01
-    torch.testing.assert_close(ours, theirs, atol=atol, rtol=FEATURE)
-
-
-@torch.no_grad()
-def test_features_and_logits(pair: Any, pixels: Tensor) -> None:
-    ours, theirs = pair
-    ids = ours.tokenizer(TEXTS)
-    assert ids.shape == (3, 64)
-    close(ours.encode_image(pixels), theirs.get_image_features(pixels).pooler_output)
-    close(ours.encode_text(TEXTS), theirs.get_text_features(ids).pooler_output)
-    wanted = theirs(input_ids=ids, pixel_values=pixels).logits_per_image
-    cosines = ours.encode_image(pixels, normalize=True) @ ours.encode_text(TEXTS, normalize=True).T
-    close(ours.scale * cosines + ours.bias, wanted)
-
-
-@torch.no_grad()
-def test_hidden_states_and_attention(pair: Any, pixels: Tensor) -> None:
-    ours, theirs = pair
-    theirs = copy.deepcopy(theirs)
-    theirs.vision_model.config._attn_implementation = "eager"
-    output = theirs.vision_model(pixels, output_hidden_states=True, output_attentions=True)
-    tower = ours.require_vit()
-    hidden = tower.embed(pixels)
-    for boundary, wanted in enumerate(output.hidden_states):
-        close(tower.run(hidden, 0, boundary), wanted)
-    found = tower.attention(pixels, [0, 2, 3])
-    for index in (0, 2):
-        torch.testing.assert_close(found[index], output.attentions[index], atol=SUM, rtol=FEATURE)
-    head, states = theirs.vision_model.head, output.last_hidden_state
-    probe = head.probe.expand(len(pixels), -1, -1)
-    _, weights = head.attention(probe, states, states, average_attn_weights=False)
-    torch.testing.assert_close(found[3], weights, atol=SUM, rtol=FEATURE)
 
 
 @pytest.mark.parametrize("position", ["after-class", "end"])
@@ -193,49 +159,6 @@ def test_positions_interpolate_without_a_class_token(pair: Any, tmp_path: Path) 
     assert large.encode_image(torch.zeros(1, 3, 64, 64)).shape == (1, 64)
 
 
-# open_clip's format
-
-
-def wide_siglip() -> Any:
-    """One with image heads of 64 channels, as open_clip's configs leave unsaid."""
-    theirs = tiny_siglip()
-    config = theirs.config.vision_config
-    config.num_attention_heads = 1
-    for layer in theirs.vision_model.encoder.layers:
-        layer.self_attn.num_heads, layer.self_attn.head_dim = 1, 64
-        layer.self_attn.scale = 64**-0.5
-    theirs.vision_model.head.attention.num_heads = 1
-    theirs.vision_model.head.attention.head_dim = 64
-    return theirs
-
-
-@torch.no_grad()
-def test_an_open_clip_folder(tmp_path: Path, pixels: Tensor) -> None:
-    theirs = wide_siglip()
-    folder = save_open_clip_siglip(theirs, tmp_path / "open")
-    word_tokenizer(folder / "tokenizer.json")
-    ours = create_model(folder)
-    ids = ours.tokenizer(TEXTS)
-    close(ours.encode_image(pixels), theirs.get_image_features(pixels).pooler_output)
-    close(ours.encode_text(TEXTS), theirs.get_text_features(ids).pooler_output)
-    assert (ours.scale, ours.bias) == (pytest.approx(np.exp(2)), -3)  # type: ignore[comparison-overlap]
-    assert ours.preprocess.resize == "squash" and ours.preprocess.mean == (0.5,) * 3
-
-
-def test_open_clip_weights_without_a_config(tmp_path: Path) -> None:
-    folder = save_open_clip_siglip(wide_siglip(), tmp_path / "open")
-    (folder / "open_clip_config.json").unlink()
-    with pytest.raises(CheckpointError, match=r"weights of a SigLIP: put open_clip_config.json"):
-        create_model(folder)
-    with pytest.raises(CheckpointError, match="another shape: ViT-B-16-SigLIP is 768 wide"):
-        create_model(f"open_clip:ViT-B-16-SigLIP/{folder}")
-    state = load_file(folder / "open_clip_model.safetensors")
-    del state["visual.trunk.pos_embed"]
-    save_file(state, folder / "open_clip_model.safetensors")
-    with pytest.raises(CheckpointError, match=r"an incomplete checkpoint: visual.trunk.pos"):
-        create_model(f"open_clip:ViT-B-16-SigLIP/{folder}")
-
-
 # Preprocessing
 
 
@@ -329,9 +252,6 @@ def test_a_folder_with_a_sentencepiece_model(sentencepiece_file: Any, tmp_path: 
     (tmp_path / "spiece.model").write_bytes(sentencepiece_file.read_bytes()[:200])
     with pytest.raises(UserError, match="not a readable tokenizer"):
         create_model(tmp_path)
-
-
-# Refusals
 
 
 def test_half_a_checkpoint(tmp_path: Path) -> None:

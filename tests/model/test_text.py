@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from cliquetta.model.checkpoints.state import Checkpoint, build
 from cliquetta.model.clip import CLIP
 from tests._helpers.literal_towers import assert_same_gradients, draw, text_features
 from tests._helpers.tolerance import FEATURE, SUM
@@ -80,24 +79,6 @@ def test_deep_prompts(clip: CLIP) -> None:
     wanted = literal(clip, ids, context=context, deep=[deep])
     # replaced hidden states cut the context off from everything but the first block
     assert_same_gradients(ours, wanted, [context, deep])
-
-
-def test_half_precision_is_close(tiny_clip: CLIP) -> None:
-    checkpoint = Checkpoint(tiny_clip.config, tiny_clip.state_dict(), "tiny", tiny_clip.preprocess)
-    half = build(checkpoint, dtype=torch.bfloat16)
-    a, b = (m.encode_text(TEXTS, normalize=True) for m in (tiny_clip, half))
-    assert b.dtype == torch.float32
-    assert (a * b).sum(dim=-1).min() > 0.995
-
-
-def test_the_tower_traces_as_one_graph(tiny_clip: CLIP) -> None:
-    text, ids = tiny_clip.require_text(), tiny_clip.tokenizer(TEXTS)
-    ends = ids.argmax(dim=1)
-    compiled = torch.compile(text.encode, backend="aot_eager", fullgraph=True)
-    embedded = text.tokens(ids)
-    torch.testing.assert_close(
-        compiled(embedded, ends), text.encode(embedded, ends), atol=FEATURE, rtol=FEATURE
-    )
 
 
 def test_packed_tokens_give_what_padded_rows_give(clip: CLIP) -> None:

@@ -17,8 +17,8 @@ from cliquetta.data.bundled import load_bundled
 from cliquetta.model.tokenizer import Tokenizer
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
-from tests._helpers.siglip import word_tokenizer
 from tests._helpers.tolerance import ADAPTED, FEATURE, LOGIT
+from tests._helpers.transformers_models import word_tokenizer
 
 pytestmark = pytest.mark.parity
 

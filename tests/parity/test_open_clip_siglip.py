@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 from cliquetta.model.checkpoints.open_clip_zoo import ARCHITECTURES, siglip_config
 from cliquetta.model.checkpoints.openai import siglip_activation
 from cliquetta.model.factory import create_model
-from tests._helpers.siglip import XLM, word_tokenizer
 from tests._helpers.tolerance import FEATURE, SUM
+from tests._helpers.transformers_models import XLM, word_tokenizer
 
 pytestmark = pytest.mark.parity
 

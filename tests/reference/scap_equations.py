@@ -49,7 +49,7 @@ class ReferenceSettings:
     retained_combination: Literal["concat", "mean"] = "concat"
 
     # --- the released code's readings
-    whole_sets: bool = False
+    full_sets: bool = False
     repeated_cliques: bool = False
     prompted_mining: bool = False
     member_entropy: bool = False
@@ -148,7 +148,7 @@ def mine(
     top: Sequence[Sequence[int]],
     threshold: float,
     *,
-    whole_sets: bool = False,
+    full_sets: bool = False,
     repeats: bool = False,
 ) -> list[Clique]:
     """Eq. 1-3: the cliques of a batch from unit features (b, E) and each image's classes."""
@@ -156,12 +156,12 @@ def mine(
     for i in sorted({c for classes in top for c in classes}):
         S = [j for j in range(len(top)) if i in top[j]]  # Eq. 1
         M = features[S] @ features[S].T  # Eq. 2
-        actual: list[frozenset[int]] = [frozenset(S)] if whole_sets else []
+        actual: list[frozenset[int]] = [frozenset(S)] if full_sets else []
         for row in M:
             C = frozenset(j for j, similarity in zip(S, row, strict=True) if similarity > threshold)
             if len(C) <= 1:
                 continue
-            if whole_sets and frozenset(S) == C:
+            if full_sets and frozenset(S) == C:
                 continue
             if not repeats and C in actual:
                 continue

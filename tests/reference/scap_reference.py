@@ -4,7 +4,7 @@ One clique at a time, whole forward passes, plain autograd, ``torch.optim.Adam``
 lists and sets, in float64 if the model is. Readings where the paper is silent:
 
 * Classes ascend, rows of a set are in batch order, all ties go to the lower index.
-* ``whole_sets`` puts the set S_i, even of one image, in front of its rows, and only once.
+* ``full_sets`` puts the set S_i, even of one image, in front of its rows, and only once.
 * A learned context stands in the first template. Text for which none was learned is the plain
   classifier; images without any prompt have their plain feature.
 * ``modalities="text"`` never prompts an image and retains no visual prompt; ``retention=False``
@@ -105,9 +105,7 @@ class ReferenceSCAP:
         mining = start if s.prompted_mining else plain
         assert mining is not None
         top = top_classes(self.model.scale * mining @ self.W0.T, min(s.topk, len(self.prompts)))
-        cliques = mine(
-            mining, top, s.threshold, whole_sets=s.whole_sets, repeats=s.repeated_cliques
-        )
+        cliques = mine(mining, top, s.threshold, full_sets=s.full_sets, repeats=s.repeated_cliques)
         learned = [
             learn(
                 self.model,

@@ -78,7 +78,7 @@ def test_mine_sorts_classes_drops_duplicates_and_singletons() -> None:
 
 def test_mine_full_set_comes_first_and_once() -> None:
     top = [[0], [0], [0, 1]]
-    cliques = eq.mine(directions(0, 25, 50), top, 0.86, whole_sets=True, repeats=True)
+    cliques = eq.mine(directions(0, 25, 50), top, 0.86, full_sets=True, repeats=True)
     assert members(cliques, 0) == [[0, 1, 2], [0, 1], [1, 2]]
     assert members(cliques, 1) == [[2]]
 

@@ -10,15 +10,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load
 from torch import Tensor
 
-from cliquetta.methods.state import pack_state
 from cliquetta.model.clip import CLIP
 from cliquetta.serve import changes
 from cliquetta.serve.changes import apply_changes, find_changes
 from cliquetta.serve.settings import Limits
-from tests._helpers.serve_setup import Alone, Local, batch_of, local_service, probabilities
+from tests._helpers.serve_setup import (
+    Alone,
+    batch_of,
+    check_equal,
+    local_service,
+    probabilities,
+)
 
 METHOD = "domain_norm"
 
@@ -30,13 +34,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def version_files(folder: Path, session: str) -> list[Path]:
     return sorted((folder / session).iterdir())
-
-
-def check_state(service: Local, session: str, alone: Alone) -> None:
-    found = load(service.http.get(f"/v1/sessions/{session}/state").content)
-    expected = load(pack_state(alone.adapter))
-    assert expected.keys() == found.keys()
-    assert all(_bits(expected[name]) == _bits(found[name]) for name in expected)
 
 
 def _bits(value: Tensor) -> bytes:
@@ -58,10 +55,12 @@ def test_changes_give_the_same_bits(seed: int, dtype: torch.dtype) -> None:
     now = {name: torch.where(draw(v.shape) > 1, draw(v.shape), v) for name, v in before.items()}
     if dtype.is_floating_point:
         now["a"][0, 0, 0], before["a"][0, 0, 0] = -0.0, 0.0  # equal as numbers
-    found = find_changes(now, before)
-    rows = (now["e"] != before["e"]).any(dim=1).nonzero()[:, 0]
-    assert found.get("rows.e", torch.zeros(0)).tolist() == rows.tolist()  # those and no others
-    apply_changes(before, found)
+    rows = find_changes(now, before)
+    expected_rows = (now["e"] != before["e"]).any(dim=1).nonzero()[:, 0]
+    assert (
+        rows.get("rows.e", torch.zeros(0)).tolist() == expected_rows.tolist()
+    )  # those and no others
+    apply_changes(before, rows)
     assert all(_bits(before[name]) == _bits(now[name]) for name in SHAPES)
 
 
@@ -69,27 +68,27 @@ def test_one_vector_of_many_dimensions_is_one_row() -> None:
     before = {"voters": torch.zeros(4, 256, 8)}
     now = {"voters": before["voters"].clone()}
     now["voters"][2, 7] = 1.0
-    found = find_changes(now, before)
-    assert found["rows.voters"].tolist() == [2 * 256 + 7]
-    assert found["values.voters"].shape == (1, 8)
+    rows = find_changes(now, before)
+    assert rows["rows.voters"].tolist() == [2 * 256 + 7]
+    assert rows["values.voters"].shape == (1, 8)
 
 
 def test_a_stream_of_single_images_is_written_as_changes(tmp_path: Path, tiny_clip: CLIP) -> None:
     """Restored after every image, in memory throughout, or without a service: the same."""
     options = {"step_every": 8}
     alone = Alone(tiny_clip, METHOD, **options)
-    with local_service(tmp_path / "kept", tiny_clip) as kept:
-        session = kept.create(METHOD, options=options)
+    with local_service(tmp_path / "kept", tiny_clip) as service:
+        session = service.create(METHOD, options=options)
         first = version_files(tmp_path / "kept", session)[0].read_bytes()
         for number in range(20):  # more than two learning steps need
             image = batch_of(number, 1)
             expected = alone.predict(image)
-            assert probabilities(kept.predict(session, image, sequence=number + 1)) == expected
+            assert probabilities(service.predict(session, image, sequence=number + 1)) == expected
             if number % 7 == 2:
                 shutil.copytree(tmp_path / "kept", tmp_path / "copy", dirs_exist_ok=True)
                 (tmp_path / "copy" / ".lock").unlink(missing_ok=True)
                 with local_service(tmp_path / "copy", tiny_clip) as restored:
-                    check_state(restored, session, alone)
+                    restored.check_state(session, alone)
                     repeat = restored.predict(session, image, sequence=number + 1)
                     assert probabilities(repeat) == expected
                 shutil.rmtree(tmp_path / "copy")
@@ -97,11 +96,11 @@ def test_a_stream_of_single_images_is_written_as_changes(tmp_path: Path, tiny_cl
         sizes = [file.stat().st_size for file in files]
         assert len(files) > 1 and sum(sizes) <= 2 * len(first)
         assert sorted(sizes)[len(sizes) // 2] < len(first) / 4
-        check_state(kept, session, alone)
+        service.check_state(session, alone)
     with local_service(tmp_path / "kept", tiny_clip) as restored:
         restored.predict(session, batch_of(20, 1), sequence=21)
         alone.predict(batch_of(20, 1))
-        check_state(restored, session, alone)
+        restored.check_state(session, alone)
         assert len(version_files(tmp_path / "kept", session)) == 1  # written whole again
 
 
@@ -114,18 +113,16 @@ def test_other_requests_between_changes(tmp_path: Path, tiny_clip: CLIP, what: s
             service.predict(other, batch_of(number, 1))
         path = f"/v1/sessions/{session}"
         if what == "reset":
-            answer = service.http.post(f"{path}/reset")
+            response = service.http.post(f"{path}/reset")
         elif what == "import":
-            state = service.http.get(f"/v1/sessions/{other}/state").content
-            answer = service.http.put(f"{path}/state", content=state)
+            response = service.http.put(f"{path}/state", content=service.state(other))
         else:
-            answer = service.http.put(f"{path}/classes", json={"classes": ["x", "y"]})
-        assert answer.status_code == 200
+            response = service.http.put(f"{path}/classes", json={"classes": ["x", "y"]})
+        assert response.status_code == 200
         last = service.predict(session, batch_of(5, 1))
-        state = service.http.get(f"{path}/state").content
+        state = service.state(session)
     with local_service(tmp_path, tiny_clip) as service:
-        found = load(service.http.get(f"{path}/state").content)
-        assert all(_bits(value) == _bits(found[name]) for name, value in load(state).items())
+        check_equal(service.state(session), state)
         assert service.predict(session, batch_of(5, 1), sequence=4) == last
         assert service.http.delete(path).status_code == 204
         assert [path.stat().st_size for path in version_files(tmp_path, session)] == [0]
@@ -143,8 +140,8 @@ def written(tmp_path: Path, tiny_clip: CLIP) -> tuple[str, list[Path]]:
 
 def send(folder: Path, model: CLIP, session: str) -> tuple[int, str]:
     with local_service(folder, model) as service:
-        answer = service.send(session, batch_of(9, 1))
-        return answer.status_code, answer.json().get("code", "")
+        response = service.send(session, batch_of(9, 1))
+        return response.status_code, response.json().get("code", "")
 
 
 def test_damage_of_a_change_is_noticed(

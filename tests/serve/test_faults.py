@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,9 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import pytest
-from safetensors.torch import load
 
 from cliquetta.methods.state import pack_state
 from cliquetta.model.checkpoints.native import save_model
@@ -22,7 +19,16 @@ from cliquetta.model.clip import CLIP
 from cliquetta.serve import changes
 from cliquetta.serve.client import Client
 from cliquetta.serve.store import Store
-from tests._helpers.serve_setup import CLASSES, Alone, Load, probabilities
+from tests._helpers.serve_setup import (
+    CLASSES,
+    Alone,
+    Load,
+    check_equal,
+    free_port,
+    is_up,
+    probabilities,
+    wait_until,
+)
 
 CLIENTS = 3  # one more than the server keeps in memory
 
@@ -40,14 +46,8 @@ class Server:
         self._zygote.stdin.write("\n")
         self._zygote.stdin.flush()
         pid = int(self._zygote.stdout.readline())
-        end = time.monotonic() + 60
-        while time.monotonic() < end:
-            try:
-                assert httpx.get(f"{self.address}/healthz").status_code == 200
-                return pid
-            except httpx.TransportError:
-                time.sleep(0.02)
-        raise AssertionError("the server did not start")
+        wait_until(lambda: is_up(self.address))
+        return pid
 
     def kill(self, pid: int) -> None:
         """SIGKILL, and wait until it is gone."""
@@ -58,9 +58,7 @@ class Server:
 
 @contextmanager
 def servers(model: Path, folder: Path, smallest: int) -> Iterator[Server]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "tests._helpers.zygote", model, folder, port, smallest]
     source = str(Path(sys.modules["cliquetta"].__path__[0]).parent)
     environment = {
@@ -83,10 +81,10 @@ def servers(model: Path, folder: Path, smallest: int) -> Iterator[Server]:
 
 def _check_disk(folder: Path, loads: list[Load], acknowledged: list[int]) -> None:
     """Every acknowledged batch is on disk, and at most the one under way besides."""
-    kept = {one.info.id: one.info.sequence for one in Store(folder).scan()}
+    stored = {one.info.id: one.info.sequence for one in Store(folder).scan()}
     for one, count in zip(loads, acknowledged, strict=True):
-        now = len(one.answers)  # may have grown by an answer that was in the wire
-        assert count <= kept[one.session.id] <= now + 1
+        now = len(one.responses)  # may have grown by an answer that was in the wire
+        assert count <= stored[one.session.id] <= now + 1
 
 
 @pytest.mark.slow
@@ -98,10 +96,10 @@ def test_killed_servers_lose_nothing(tmp_path: Path, tiny_clip: CLIP, smallest: 
         pid = server.start()
         loads = [Load(i, client.create_session(CLASSES, method="tent")) for i in range(CLIENTS)]
         for more in (1, 2, 3, 8):  # as soon as so many answers have come, others being under way
-            aim = sum(len(one.answers) for one in loads) + more
-            while sum(len(one.answers) for one in loads) < aim:
+            aim = sum(len(one.responses) for one in loads) + more
+            while sum(len(one.responses) for one in loads) < aim:
                 time.sleep(0.005)
-            acknowledged = [len(one.answers) for one in loads]
+            acknowledged = [len(one.responses) for one in loads]
             server.kill(pid)
             _check_disk(folder, loads, acknowledged)
             pid = server.start()
@@ -116,11 +114,9 @@ def test_killed_servers_lose_nothing(tmp_path: Path, tiny_clip: CLIP, smallest: 
 def _check_stream(sent: Load, state: bytes, model: CLIP) -> None:
     """Answers and state are those of a run that nobody killed."""
     alone = Alone(model)
-    assert [answer["sequence"] for answer in sent.answers] == [
-        place + 1 for place in range(len(sent.answers))
+    assert [response["sequence"] for response in sent.responses] == [
+        index + 1 for index in range(len(sent.responses))
     ]
-    for place, answer in enumerate(sent.answers):
-        assert probabilities(answer) == alone.predict(sent.batch(place)), place
-    expected, found = load(pack_state(alone.adapter)), load(state)
-    assert expected.keys() == found.keys()
-    assert all(expected[name].equal(found[name]) for name in expected)
+    for index, response in enumerate(sent.responses):
+        assert probabilities(response) == alone.predict(sent.batch(index)), index
+    check_equal(state, pack_state(alone.adapter))

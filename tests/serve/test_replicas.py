@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
-from safetensors.torch import load
 from typer.testing import CliRunner
 
 from benchmarks.serve_load import replica_pids
@@ -26,10 +23,18 @@ from cliquetta.methods.state import pack_state
 from cliquetta.model.checkpoints.native import save_model
 from cliquetta.model.clip import CLIP
 from cliquetta.serve.client import Client
-from cliquetta.serve.metrics import Board
 from cliquetta.serve.replicas import ReplicaPlan
 from cliquetta.serve.settings import Limits, Settings
-from tests._helpers.serve_setup import CLASSES, Alone, Load, probabilities
+from tests._helpers.serve_setup import (
+    CLASSES,
+    Alone,
+    Load,
+    check_equal,
+    free_port,
+    is_up,
+    probabilities,
+    wait_until,
+)
 
 
 def test_a_plan_in_the_words_of_serve() -> None:
@@ -50,18 +55,6 @@ def test_a_plan_in_the_words_of_serve() -> None:
     for least, most in ((0, 1), (3, 2)):
         with pytest.raises(UserError, match="MIN:MAX"):
             ReplicaPlan(least, most)
-
-
-def test_metrics_of_replicas_that_are_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-    monkeypatch.setattr("cliquetta.serve.metrics.time.monotonic", lambda: now)
-    board = Board()
-    board.post("a", [])
-    now = 110.0
-    board.post("b", [])
-    assert set(board.read()) == {"a", "b"}
-    now = 125.0
-    assert set(board.read()) == {"b"}
 
 
 @pytest.mark.parametrize(
@@ -92,12 +85,10 @@ class LoneLoad(Load):
         """Stop, and compare all answers and the state with a run that nobody disturbed."""
         self.stop(300)
         alone = Alone(model, method)
-        for place, answer in enumerate(self.answers):
-            assert answer["sequence"] == place + 1
-            assert probabilities(answer) == alone.predict(self.batch(place)), place
-        found, expected = load(self.session.export_state()), load(pack_state(alone.adapter))
-        assert expected.keys() == found.keys()
-        assert all(expected[name].equal(found[name]) for name in expected)
+        for index, response in enumerate(self.responses):
+            assert response["sequence"] == index + 1
+            assert probabilities(response) == alone.predict(self.batch(index)), index
+        check_equal(self.session.export_state(), pack_state(alone.adapter))
         self.client.close()
 
 
@@ -105,9 +96,7 @@ class LoneLoad(Load):
 def cluster(folder: Path, model: CLIP, *options: str) -> Iterator[tuple[int, str]]:
     """``cliquetta serve --ray local`` as a process; yields its id and its address."""
     save_model(model, folder / "tiny.safetensors")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     source = str(Path(sys.modules["cliquetta"].__path__[0]).parent)
     code = "from cliquetta.cli.main import main; main()"
     where = ["--port", str(port), "--state-dir", str(folder / "sessions"), "--device", "cpu"]
@@ -117,26 +106,13 @@ def cluster(folder: Path, model: CLIP, *options: str) -> Iterator[tuple[int, str
         [sys.executable, "-c", code, "serve", *where, *offer, *rate],
         env={**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"},
     )
-    address, end = f"http://127.0.0.1:{port}", time.monotonic() + 300
+    address = f"http://127.0.0.1:{port}"
     try:
-        while True:
-            assert time.monotonic() < end and server.poll() is None, "the service did not start"
-            try:
-                assert httpx.get(f"{address}/healthz", timeout=60).status_code == 200
-                break
-            except httpx.TransportError:
-                time.sleep(0.5)
+        wait_until(lambda: is_up(address) or server.poll() is not None, 300)
         yield server.pid, address
     finally:
         server.terminate()
         server.wait(180)
-
-
-def wait_for(condition: Any, seconds: float = 240) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.5)
 
 
 @pytest.mark.slow
@@ -147,18 +123,14 @@ def test_replicas_come_and_go_and_lose_nothing(tmp_path: Path, tiny_clip: CLIP) 
         # a small state, written whole, and a large one, written as changes
         methods = ["tent", "domain_norm"] * 3
         loads = [LoneLoad(address, number, method) for number, method in enumerate(methods)]
-        wait_for(lambda: len(replica_pids(server)) == 2)  # one is added while requests wait
+        wait_until(lambda: len(replica_pids(server)) == 2, 240)  # one is added while requests wait
         for one in loads:
             one.pause = 1.0
 
         def moved_on() -> None:
-            before = [len(one.answers) for one in loads]
-            wait_for(
-                lambda: all(
-                    len(one.answers) > count + 2 or one.error
-                    for one, count in zip(loads, before, strict=True)
-                )
-            )
+            before = [len(one.responses) for one in loads]
+            counts = list(zip(loads, before, strict=True))
+            wait_until(lambda: all(len(o.responses) > n + 2 or o.error for o, n in counts), 240)
 
         slow, hung = sorted(replica_pids(server))
         os.kill(slow, signal.SIGSTOP)  # one is slow, then comes back
@@ -166,17 +138,17 @@ def test_replicas_come_and_go_and_lose_nothing(tmp_path: Path, tiny_clip: CLIP) 
         os.kill(slow, signal.SIGCONT)
         moved_on()
         os.kill(slow, signal.SIGKILL)  # it dies
-        wait_for(lambda: len(set(replica_pids(server)) - {slow}) == 2)
+        wait_until(lambda: len(set(replica_pids(server)) - {slow}) == 2, 240)
 
         def at_work() -> set[int]:
             return set(replica_pids(server)) - {hung}  # Ray may not be able to end it
 
         os.kill(hung, signal.SIGSTOP)  # the other hangs for good, and is replaced
         moved_on()
-        wait_for(lambda: len(at_work()) == 2)
+        wait_until(lambda: len(at_work()) == 2, 240)
         old = at_work()
         os.kill(server, signal.SIGHUP)  # all replicas are replaced, one after the other
-        wait_for(lambda: len(at_work()) == 2 and not old & at_work())
+        wait_until(lambda: len(at_work()) == 2 and not old & at_work(), 240)
         moved_on()
         for one, method in zip(loads, methods, strict=True):
             one.finish(tiny_clip, method)

@@ -24,7 +24,7 @@ from starlette.testclient import TestClient
 from cliquetta.model.clip import CLIP
 from cliquetta.serve.asgi import create_app
 from cliquetta.serve.auth import Tokens
-from cliquetta.serve.router import Answered, Forwarded, LostError, create_router, run_app
+from cliquetta.serve.router import Forwarded, LostError, Reply, create_router, run_app
 from cliquetta.serve.settings import Limits, Settings
 from cliquetta.serve.store import Store
 from cliquetta.serve.tracing import Tracing
@@ -45,16 +45,16 @@ class Routed(Local):
         app = create_router(router, self._ask, self._watch)
         self.http = TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False)
 
-    async def _ask(self, session: str, request: Forwarded) -> Answered:
+    async def _ask(self, session: str, request: Forwarded) -> Reply:
         del session
         self.asked.append(request)
         app, fault = self.apps[len(self.asked) % 2], self.fault(request)
         if fault == "before":
             raise LostError
-        answer = await run_app(app, request)
+        response = await run_app(app, request)
         if fault == "after":
             raise LostError
-        return answer
+        return response
 
     async def _watch(self) -> dict[str, list[Metric]]:
         return {f"r{i}": app.state.service.metrics.collect() for i, app in enumerate(self.apps)}
@@ -81,9 +81,9 @@ def test_lost_requests_are_sent_again_and_count_once(
         session, alone = service.create(), Alone(tiny_clip)
         for number in range(8):
             given = {"sequence": number + 1} if number % 2 else {}
-            answer = service.predict(session, batch_of(number), **given)
-            assert answer["sequence"] == number + 1
-            assert probabilities(answer) == alone.predict(batch_of(number))
+            response = service.predict(session, batch_of(number), **given)
+            assert response["sequence"] == number + 1
+            assert probabilities(response) == alone.predict(batch_of(number))
         lost = len(service.asked) - 9
         assert lost >= 4 and service.metric("cliquetta_resent_total{") == lost
         assert len(service.http.get("/v1/sessions").json()["sessions"]) == 1
@@ -127,10 +127,10 @@ def test_requests_of_a_session_keep_their_order(tmp_path: Path, tiny_clip: CLIP)
                 looked = service.http.get(f"/v1/sessions/{session}")  # a look does not wait
                 assert looked.json()["sequence"] == 0
                 go_on.set()
-                answers = [future.result(60) for future in sent]
-        for number, answer in enumerate(answers):
-            assert answer["sequence"] == number + 1
-            assert probabilities(answer) == alone.predict(batch_of(number))
+                responses = [future.result(60) for future in sent]
+        for number, response in enumerate(responses):
+            assert response["sequence"] == number + 1
+            assert probabilities(response) == alone.predict(batch_of(number))
 
 
 def test_no_replica_in_time_is_a_refusal(tmp_path: Path, tiny_clip: CLIP) -> None:

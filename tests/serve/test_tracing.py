@@ -22,7 +22,7 @@ from cliquetta.model.clip import CLIP
 from cliquetta.serve.auth import Tokens
 from cliquetta.serve.settings import Limits
 from cliquetta.serve.tracing import Tracing
-from tests._helpers.serve_setup import CLASSES, Local, batch_of, local_service
+from tests._helpers.serve_setup import CLASSES, Local, batch_of, full_disk, local_service
 
 TOKEN = "secret-0123456789abcdef"
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -85,11 +85,8 @@ def test_a_refusal_ends_the_wait_and_marks_the_span(
         session = service.create()
         exporter.clear()
 
-        def fail(*given: Any) -> None:
-            raise OSError(28, "No space left on secret")
-
-        monkeypatch.setattr("cliquetta.serve.store_files.create_atomically", fail)
-        assert service.send(session, batch_of(0)).status_code == 503
+        with full_disk():
+            assert service.send(session, batch_of(0)).status_code == 503
         monkeypatch.setattr(service.service.pool, "_limits", Limits(wait_seconds=1e-9))
         assert service.send(session, batch_of(0)).status_code == 503
     spans = exporter.get_finished_spans()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cliquetta.app import pages
-from cliquetta.app.session import AppSession, StreamChoice
+from cliquetta.app.session import AppSession
 from cliquetta.serve.errors import ServiceError, as_refusal, invalid
 from cliquetta.serve.schema import SessionRequest
 from cliquetta.serve.settings import Settings
@@ -17,7 +17,7 @@ from cliquetta.serve.settings import Settings
 _log = logging.getLogger(__name__)
 
 STREAM, FILES = "Bundled stream", "My images"
-SOURCES = (STREAM, FILES)
+NO_SHIFT = "none"
 _OTHER_CLASSES = (
     "The class list changed: what was learned about the images is kept; what was remembered per "
     "class and the score start again."
@@ -26,14 +26,16 @@ _OTHER_CLASSES = (
 
 @dataclass(frozen=True)
 class Form:
-    """Values of the widgets when a button is pressed."""
+    """Values of the widgets, in their order, when a button is pressed."""
 
     model: str
     method: str
     classes: str
     source: str = STREAM
-    stream: StreamChoice = field(default_factory=StreamChoice)
-    files: tuple[Path, ...] = ()
+    shift: str = "motion_blur"
+    severity: float = 4
+    batch_size: float = 16
+    files: Sequence[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -64,10 +66,12 @@ class Controller:
 
         def run() -> tuple[AppSession, Pages]:
             current, opening = self._session(session, form)
+            batch_size = max(1, int(form.batch_size))
             if form.source == FILES:
-                shown = current.next_of_files(form.files, form.stream.batch_size)
+                shown = current.next_of_files([Path(f) for f in form.files or ()], batch_size)
             else:
-                shown = current.next_of_stream(form.stream)
+                shifted = "" if form.shift == NO_SHIFT else f"@{form.shift}:{int(form.severity)}"
+                shown = current.next_of_stream(f"bundled{shifted}", batch_size)
             return current, self._pages(current, pages.batch_notice(current, shown, opening), kind)
 
         return self._reported(session, run, kind)
@@ -172,18 +176,3 @@ def read_classes(text: str) -> list[str]:
     if not names:
         raise invalid("no class names: type at least one, separated by commas or lines")
     return names
-
-
-def make_form(
-    model: str,
-    method: str,
-    classes: str,
-    source: str,
-    shift: str,
-    severity: float,
-    batch_size: float,
-    files: Sequence[str] | None,
-) -> Form:
-    """The form from the values of the widgets, in their order."""
-    stream = StreamChoice(shift, int(severity), max(1, int(batch_size)))
-    return Form(model, method, classes, source, stream, tuple(map(Path, files or ())))

@@ -15,11 +15,11 @@ os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 import gradio as gr
 from gradio import processing_utils
 
-from cliquetta.app.controller import FILES, SOURCES, STREAM, Controller, make_form
+from cliquetta.app.controller import FILES, NO_SHIFT, STREAM, Controller, Form
 from cliquetta.app.pages import CSS, NOTHING_YET, notice
-from cliquetta.app.session import SHIFTS, AppSession, StreamChoice
+from cliquetta.app.session import AppSession
 from cliquetta.data.bundled import load_bundled
-from cliquetta.data.corruptions import SEVERITIES
+from cliquetta.data.corruptions import CORRUPTIONS, SEVERITIES
 from cliquetta.serve.schema import DEFAULT_METHOD
 
 VISITORS = 32
@@ -63,7 +63,7 @@ def build_app(controller: Controller) -> gr.Blocks:
         outputs = [session, message, *shown]
 
         def on_next(now: AppSession | None, kind: str, *values: Any) -> list[Any]:
-            now, pages = controller.next_batch(now, make_form(*values), kind)
+            now, pages = controller.next_batch(now, Form(*values), kind)
             return [now, *vars(pages).values()]
 
         def on_reset(now: AppSession | None) -> list[Any]:
@@ -79,16 +79,17 @@ def build_app(controller: Controller) -> gr.Blocks:
 
 
 def _form(controller: Controller) -> list[Any]:
-    """The choices, in the order of :func:`make_form`."""
-    first = StreamChoice()
+    """The choices, in the order of :class:`Form`."""
     most = min(64, controller.settings.limits.images)
     methods = list(controller.settings.methods)
     default = DEFAULT_METHOD if DEFAULT_METHOD in methods else methods[0]
-    source = gr.Radio(list(SOURCES), value=STREAM, label="Images", elem_id="source")
+    source = gr.Radio([STREAM, FILES], value=STREAM, label="Images", elem_id="source")
     with gr.Group() as bundled:
-        shift = gr.Dropdown(list(SHIFTS), value=first.shift, label="Shift", elem_id="shift")
+        shift = gr.Dropdown(
+            [NO_SHIFT, *CORRUPTIONS], value=Form.shift, label="Shift", elem_id="shift"
+        )
         severity = gr.Slider(
-            min(SEVERITIES), max(SEVERITIES), first.severity, step=1, label="Severity"
+            min(SEVERITIES), max(SEVERITIES), Form.severity, step=1, label="Severity"
         )
     files = gr.File(
         label=f"Images, at most {controller.settings.limits.images}",
@@ -97,7 +98,7 @@ def _form(controller: Controller) -> list[Any]:
         elem_id="files",
         height=160,
     )
-    batch = gr.Slider(1, most, min(first.batch_size, most), step=1, label="Images per batch")
+    batch = gr.Slider(1, most, min(Form.batch_size, most), step=1, label="Images per batch")
     classes = gr.Textbox(
         ", ".join(load_bundled().names),
         label="Class names",
@@ -164,7 +165,7 @@ def _tabs(
         return index, controller.attention(now, index, kind)
 
     def on_load(now: AppSession | None, kind: str, path: str, *values: Any) -> list[Any]:
-        now, pages = controller.load_state(now, make_form(*values), Path(path), kind)
+        now, pages = controller.load_state(now, Form(*values), Path(path), kind)
         return [now, *vars(pages).values()]
 
     pictures.select(on_select, [session, kind], [chosen, attention], **_WORK)

@@ -19,7 +19,6 @@ import numpy.typing as npt
 from torch import Tensor
 
 from cliquetta.data.catalogue import get_dataset
-from cliquetta.data.corruptions import CORRUPTIONS
 from cliquetta.data.stream import Stream
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.building.explanation import CacheCount
@@ -33,25 +32,7 @@ from cliquetta.serve.schema import ClassesRequest, ImageProblem, SessionInfo, Se
 from cliquetta.serve.settings import Settings
 from cliquetta.types import Batch, Prediction
 
-STREAM = "bundled"
-NO_SHIFT = "none"
-SHIFTS = (NO_SHIFT, *CORRUPTIONS)
-
 _COLUMNS = "batch,image,zero_shot,zero_shot_probability,prediction,probability,label,error"
-
-
-@dataclass(frozen=True)
-class StreamChoice:
-    """The bundled images and their shift; may change while a method goes on."""
-
-    shift: str = "motion_blur"
-    severity: int = 4
-    batch_size: int = 16
-
-    @property
-    def id(self) -> str:
-        """The dataset's id."""
-        return STREAM if self.shift == NO_SHIFT else f"{STREAM}@{self.shift}:{self.severity}"
 
 
 @dataclass(frozen=True)
@@ -148,23 +129,23 @@ class AppSession:
         self.adapter.reset()
         self._begin()
 
-    def next_of_stream(self, choice: StreamChoice) -> Shown:
-        """Predict the next images of the bundled stream.
+    def next_of_stream(self, id: str, batch_size: int) -> Shown:
+        """Predict the next images of a dataset.
 
-        Positions continue when the shift changes in mid-stream: no image comes twice.
+        Positions continue when its shift changes in mid-stream: no image comes twice.
         """
-        self._check_count(choice.batch_size)
+        self._check_count(batch_size)
         adapter = self.adapter
-        check_views(adapter, choice.batch_size, self.limits)
-        dataset = get_dataset(choice.id)
+        check_views(adapter, batch_size, self.limits)
+        dataset = get_dataset(id)
         stream = Stream(
             dataset,
             adapter.model.preprocess,
-            choice.batch_size,
+            batch_size,
             views=adapter.views,
             view_seed=adapter.seed,
         )
-        end = min(self._position + choice.batch_size, stream.images)
+        end = min(self._position + batch_size, stream.images)
         if self._position >= end:
             raise invalid(f"all {stream.images:,} images were shown: reset to begin again")
         with self._undone_on_error(), bounded(self.limits.batch_seconds, CHEAPER):
@@ -185,7 +166,13 @@ class AppSession:
         if start >= len(files):
             raise invalid("all of these images were predicted: add others, or reset")
         part = files[start : start + batch_size]
-        uploads = self._read(part)
+        size, most = sum(file.stat().st_size for file in part), self.limits.body_bytes
+        if size > most:
+            raise too_large(
+                f"this batch has {size:,} bytes, at most {most:,} are read: use fewer images per "
+                "batch"
+            )
+        uploads = [Upload(name=file.name, data=file.read_bytes()) for file in part]
         with self._undone_on_error():
             decoded, prediction = predict_images(self.adapter, uploads, self.limits)
             names = [uploads[index].name for index in decoded.positions]
@@ -197,15 +184,6 @@ class AppSession:
     def _check_count(self, images: int) -> None:
         if images > self.limits.images:
             raise too_large(f"{images} images, at most {self.limits.images} are accepted")
-
-    def _read(self, files: Sequence[Path]) -> list[Upload]:
-        size, most = sum(file.stat().st_size for file in files), self.limits.body_bytes
-        if size > most:
-            raise too_large(
-                f"this batch has {size:,} bytes, at most {most:,} are read: use fewer images per "
-                "batch"
-            )
-        return [Upload(name=file.name, data=file.read_bytes()) for file in files]
 
     def _shown(
         self,

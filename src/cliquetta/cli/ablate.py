@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
+from cliquetta.atomic import write_atomically
 from cliquetta.cli.command import Common
 from cliquetta.cli.console import Terminal, number
 from cliquetta.cli.executing import finish, run_grid
@@ -61,6 +62,8 @@ def ablate(
     from cliquetta.evaluation.grid import RunSpec, with_method, with_options
     from cliquetta.evaluation.sweep import RunContext
     from cliquetta.methods.registry import DEFAULT_METHOD
+    from cliquetta.report.curves import curves_figure
+    from cliquetta.report.style import can_draw, to_file
 
     method = method or DEFAULT_METHOD
     base = RunSpec("", "", model, batch_size=batch_size, limit=limit, dtype=common.dtype)
@@ -75,9 +78,20 @@ def ablate(
     for id, shown in curves.items():
         show_curve(shown, common.terminal, title=f"{method} on {id}")
     stem = re.sub(r"[^A-Za-z0-9_.-]+", "_", f"ablate-{method}-{field}-{dataset}")[:80]
-    titles = {f"{field} on {id}": shown for id, shown in curves.items()}
-    document = [{"dataset": id, **shown.plain()} for id, shown in curves.items()]
-    save_curves(titles, {"method": method, "curves": document}, out / stem, common.terminal)
+    entries = [{"dataset": id, **shown.plain()} for id, shown in curves.items()]
+    document = {"method": method, "curves": entries}
+    numbers, picture = out / f"{stem}.json", out / f"{stem}.png"
+    write_atomically(numbers, json.dumps(document, indent=1, ensure_ascii=False).encode())
+    common.terminal.say(f"numbers: {numbers}")
+    common.terminal.document(document)
+    if can_draw():
+        titles = {f"{field} on {id}": shown for id, shown in curves.items()}
+        write_atomically(picture, to_file(curves_figure(titles), "png"))
+        common.terminal.say(f"curves: {picture}")
+    else:
+        common.terminal.say(
+            "curves are drawn where matplotlib is installed: pip install cliquetta[report]"
+        )
     finish(results, common.terminal)
 
 
@@ -106,21 +120,3 @@ def show_curve(curve: Curve, terminal: Terminal, *, title: str) -> None:
     terminal.table(columns, rows, title=title, right=columns[1:5])
     if len({point.mean for point in curve.points}) == 1 < len(curve.points):
         terminal.say("  every value gives the same accuracy here; see NLL for what it does")
-
-
-def save_curves(
-    curves: Mapping[str, Curve], document: dict[str, Any], stem: Path, terminal: Terminal
-) -> None:
-    """Numbers to ``stem.json``, curves to ``stem.png`` if matplotlib is there; stdout for JSON."""
-    from cliquetta.atomic import write_atomically
-    from cliquetta.report.curves import curves_figure
-    from cliquetta.report.style import can_draw, to_file
-
-    terminal.save(document, Path(f"{stem}.json"))
-    if can_draw():
-        write_atomically(Path(f"{stem}.png"), to_file(curves_figure(curves), "png"))
-        terminal.say(f"curves: {stem}.png")
-    else:
-        terminal.say(
-            "curves are drawn where matplotlib is installed: pip install cliquetta[report]"
-        )

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from cliquetta.atomic import write_atomically
 from cliquetta.cli.command import Common
 from cliquetta.cli.console import Terminal, count, number
 from cliquetta.errors import UserError
+from cliquetta.evaluation.tables import TextTable, to_csv, to_latex, to_markdown
 
 if TYPE_CHECKING:
     from cliquetta.evaluation.comparison import Cell, Comparison
-    from cliquetta.evaluation.tables import TextTable
 
 Format = Literal["terminal", "markdown", "csv", "latex"]
 _TITLES = {
@@ -56,7 +57,6 @@ def compare(
     methods that answer better or worse than the baseline (p < 0.05, exact paired test over images,
     not corrected for the number of cells).
     """
-    from cliquetta.atomic import write_atomically
     from cliquetta.evaluation.comparison import compare as tabulate
     from cliquetta.evaluation.record import find_runs, pack_records
 
@@ -74,8 +74,6 @@ def compare(
 
 def present(table: Comparison, terminal: Terminal, format: Format = "terminal") -> None:
     """Write a comparison to stdout."""
-    from cliquetta.evaluation.tables import to_csv, to_latex, to_markdown
-
     entries = [_plain(cell) for cell in table.cells.values()]
     terminal.document(entries)
     if terminal.json:
@@ -83,8 +81,11 @@ def present(table: Comparison, terminal: Terminal, format: Format = "terminal") 
     tables = [t for t in (main_table(table), overall_table(table), paired_table(table)) if t.rows]
     notes = footnotes(table)
     if format == "csv":
-        columns = list(entries[0])
-        text = to_csv(columns, [[_flat(entry[c]) for c in columns] for entry in entries])
+        rows = [
+            [" ".join(map(str, v)) if isinstance(v, list) else v for v in entry.values()]
+            for entry in entries
+        ]
+        text = to_csv(list(entries[0]), rows)
     elif format == "markdown":
         text = "\n".join([*map(to_markdown, tables), "\n".join(notes)]) + "\n"
     elif format == "latex":
@@ -102,8 +103,6 @@ def present(table: Comparison, terminal: Terminal, format: Format = "terminal") 
 
 def main_table(table: Comparison) -> TextTable:
     """Methods by datasets: means over seeds, with standard deviations where there are several."""
-    from cliquetta.evaluation.tables import TextTable
-
     rows = []
     for row in table.rows:
         cells = [table.cells.get((row, column)) for column in table.columns]
@@ -115,8 +114,6 @@ def main_table(table: Comparison) -> TextTable:
 
 def overall_table(table: Comparison) -> TextTable:
     """Every method over all datasets that it was run on, each dataset counted once."""
-    from cliquetta.evaluation.tables import TextTable
-
     summaries = [table.overall(row) for row in table.rows]
     tails = any(row.tail is not None for row in summaries)
     tail = ("worst tenth",) if tails else ()
@@ -140,8 +137,6 @@ def overall_table(table: Comparison) -> TextTable:
 
 def paired_table(table: Comparison) -> TextTable:
     """Every method against the baseline; predictions that became right, and that became wrong."""
-    from cliquetta.evaluation.tables import TextTable
-
     columns = ("dataset", "method", "seeds", "images", "gain", "better / worse", "p")
     rows = tuple(
         (
@@ -209,7 +204,3 @@ def _plain(cell: Cell) -> dict[str, Any]:
             for run in cell.runs
         ],
     }
-
-
-def _flat(value: Any) -> Any:
-    return " ".join(map(str, value)) if isinstance(value, list) else value

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -108,14 +107,6 @@ class Terminal:
         """The result as one JSON document; only with ``json``."""
         if self.json:
             self.out.file.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
-
-    def save(self, value: Any, path: Path, note: str = "") -> None:
-        """The result as a file, and as :meth:`document`."""
-        from cliquetta.atomic import write_atomically
-
-        write_atomically(path, json.dumps(value, indent=1, ensure_ascii=False).encode())
-        self.say(f"numbers: {path}{note}")
-        self.document(value)
 
     @contextmanager
     def bars(self) -> Iterator[Bars]:

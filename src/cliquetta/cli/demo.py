@@ -244,8 +244,8 @@ def summary(changes: Mapping[str, Changes], plain_right: int, kind: str = "shift
             lines.append(in_words(change, method))
         else:
             lines.append(
-                f"{method} changed {change.changed:,} of {count(images, 'answer')}; the difference "
-                f"in accuracy may be chance (p = {change.test.p:.2g})."
+                f"{method} changed {change.changed:,} of {count(images, 'prediction')}; the "
+                f"difference in accuracy may be chance (p = {change.test.p:.2g})."
             )
     return lines
 

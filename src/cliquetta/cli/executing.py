@@ -96,10 +96,7 @@ class GridBars:
 
 
 def finish(results: Sequence[RunResult], terminal: Terminal) -> None:
-    """Warn of what looks wrong; end with the exit code of a grid that ran.
-
-    Where zero-shot is very low, labels are more likely wrong than the model.
-    """
+    """Warn where zero-shot is so low that labels look wrong; end with the grid's exit code."""
     from cliquetta.evaluation.metrics import near_chance
 
     records = [result.record for result in results if result.record is not None]

@@ -32,8 +32,6 @@ Workers = Annotated[
         "threads).",
     ),
 ]
-
-
 Seeds = Annotated[str, "Seeds of order, views and methods: 0,1,2."]
 Out = Annotated[Path, "Output directory; completed runs are reused."]
 Limit = Annotated[int | None, typer.Option(min=1, help="Use at most N images per dataset.")]

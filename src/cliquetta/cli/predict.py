@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from cliquetta.atomic import write_atomically
 from cliquetta.cli.command import BAD_INPUT, SKIPPED, Common
 from cliquetta.cli.console import Terminal, count, number
 from cliquetta.cli.options import (
@@ -237,7 +238,6 @@ def predict(
                 )
             raise
     if page is not None:
-        from cliquetta.atomic import write_atomically
         from cliquetta.report.contact_sheet import contact_sheet
 
         several = [adapter.name for adapter in adapters] if len(adapters) > 1 else [""]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cliquetta.atomic import write_atomically
 from cliquetta.cli.command import FAILED, Common
 from cliquetta.cli.console import Terminal, count
 from cliquetta.cli.executing import run_grid
@@ -17,7 +18,6 @@ from cliquetta.errors import UnknownNameError, UserError
 
 if TYPE_CHECKING:
     from cliquetta.evaluation.record import Record
-    from cliquetta.evaluation.sweep import RunContext
     from cliquetta.report.results_pages import ResultsPages
 
 EXAMPLES = """
@@ -51,11 +51,13 @@ def reproduce(
     one records them beside the known ones. The paper's tables are grids for `cliquetta evaluate
     --grid ood --root DATA`.
     """
-    from cliquetta.evaluation.grid import packaged_grid
+    from cliquetta.evaluation.grid import ROOT, packaged_grid, read_grid, shard_of
+    from cliquetta.evaluation.record import pack_records
     from cliquetta.evaluation.sweep import RunContext
     from cliquetta.methods.registry import get_method
     from cliquetta.report.results_pages import GRIDS, ResultsPages
 
+    terminal = common.terminal
     if packaged_grid(page).exists() and page not in GRIDS:
         raise UserError(f"{page} is a grid: cliquetta evaluate --grid {page} --root DATA")
     if page not in GRIDS:
@@ -63,55 +65,32 @@ def reproduce(
     pages = ResultsPages(results, Path("README.md"), results.parent / "methods" / "README.md")
     if again and not run:
         raise UserError("--again needs --run")
-    if run:
-        context = RunContext(out, None, common.checked_device(), workers)
-        methods = frozenset(split_list(again, "methods") if again else ())
-        for name in methods:
+    number, shards = read_shard(shard)
+    for grid in GRIDS[page] if run else ():
+        repeated = split_list(again, "methods") if again else []
+        for name in repeated:
             get_method(name)  # a misspelt one would run nothing again
-        _run_grids(page, pages, context, root, common, read_shard(shard), methods)
-    if shard == "1/1":
-        _write_page(page, pages, common.terminal, overwrite=overwrite)
-
-
-def _run_grids(
-    page: str,
-    pages: ResultsPages,
-    context: RunContext,
-    root: Path | None,
-    common: Common,
-    shard: tuple[int, int],
-    again: frozenset[str],
-) -> None:
-    """Run the grids of a page and record them; those that need files elsewhere only with --root.
-
-    A shard is run only: a last call without one finds all finished and records them.
-    """
-    from dataclasses import replace
-
-    from cliquetta.atomic import write_atomically
-    from cliquetta.evaluation.grid import ROOT, packaged_grid, read_grid, shard_of
-    from cliquetta.evaluation.record import pack_records
-    from cliquetta.report.results_pages import GRIDS
-
-    for grid in GRIDS[page]:
         if root is None and ROOT in packaged_grid(grid).read_text(encoding="utf-8"):
-            common.terminal.warn(f"{grid} is left as it is: its images need --root")
+            terminal.warn(f"{grid} is left as it is: its images need --root")
             continue
-        specs = shard_of(read_grid(packaged_grid(grid), root=str(root or "")), *shard)
-        known = known_runs(pages.records(grid), again, str(root or ROOT))
-        done = run_grid(specs, replace(context, recorded=known), common.terminal)
+        specs = shard_of(read_grid(packaged_grid(grid), root=str(root or "")), number, shards)
+        recorded = find_recorded(pages.records(grid), repeated, str(root or ROOT))
+        context = RunContext(out, None, common.checked_device(), workers, recorded=recorded)
+        done = run_grid(specs, context, terminal)
         records = [result.record for result in done if result.record is not None]
         if len(records) < len(specs):
             raise UserError(f"{len(specs) - len(records)} runs of {grid} failed: nothing recorded")
-        if shard[1] > 1:
-            common.terminal.say(f"{count(len(records), 'run')} in {context.out}")
+        if shards > 1:
+            terminal.say(f"{count(len(records), 'run')} in {out}")
             continue
         packed = pack_records(records).replace(str(root), ROOT) if root else pack_records(records)
         write_atomically(pages.records(grid), packed.encode())
-        common.terminal.say(f"{count(len(records), 'record')} in {pages.records(grid)}")
+        terminal.say(f"{count(len(records), 'record')} in {pages.records(grid)}")
+    if shards == 1:
+        _write_page(page, pages, terminal, overwrite=overwrite)
 
 
-def known_runs(path: Path, again: frozenset[str], root: str) -> Callable[[Record], Record | None]:
+def find_recorded(path: Path, again: Sequence[str], root: str) -> Callable[[Record], Record | None]:
     """Find runs among those recorded by their settings, wherever datasets were; not ``again``."""
     from cliquetta.evaluation.grid import ROOT
     from cliquetta.evaluation.record import unpack_records
@@ -125,8 +104,6 @@ def known_runs(path: Path, again: frozenset[str], root: str) -> Callable[[Record
 
 
 def _write_page(page: str, pages: ResultsPages, terminal: Terminal, *, overwrite: bool) -> None:
-    from cliquetta.atomic import write_atomically
-
     texts = pages.texts(page)
     now = {path: path.read_text(encoding="utf-8") if path.exists() else None for path in texts}
     if now == texts:

@@ -107,7 +107,7 @@ class EvidenceLog:
             "after": after.indices.tolist(),
             "confidence": [round(p, 4) for p in after.values.tolist()],
             "description": explanation.description,
-            "maps": explanation.places,
+            "maps": explanation.mapped,
         }
         name = f"{step.number:06d}"
         preprocess = self.adapter.model.preprocess

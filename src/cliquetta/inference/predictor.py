@@ -334,8 +334,8 @@ class Predictor:
         self.classes_changed |= saved.classes_changed
         if saved.classes_changed:
             warnings.warn(
-                f"{state} was saved with another class list: what was learned about the images is "
-                "kept, what was counted per class starts again",
+                f"{state} was saved with another class list: what was learned about the images "
+                "stays, what was counted per class starts again",
                 stacklevel=2,
             )
         return int(saved.notes.get("images", 0))

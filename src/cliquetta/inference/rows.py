@@ -201,7 +201,7 @@ class PredictionRun:
     """Files in folders that are not images, by kind."""
     out: Path | str | None = None
     classes_changed: bool = False
-    """The state was of another class list: what did not depend on the classes was kept."""
+    """The state was of another class list: what does not depend on the classes stays."""
     health: dict[str, dict[str, int | float | str]] = field(default_factory=dict)
     """By method that tells: how adaptation was doing in the last batch, with its verdict."""
 

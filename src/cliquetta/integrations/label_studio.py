@@ -51,18 +51,18 @@ class Control:
                     return cls(control.name, target.name, field, tuple(control.labels))
         raise UserError("the labelling configuration has no <Choices> for an <Image>")
 
-    def prediction(self, answer: ImagePrediction | None, version: str) -> dict[str, Any]:
+    def prediction(self, predicted: ImagePrediction | None, version: str) -> dict[str, Any]:
         """An answer in Label Studio's format; none for an image that could not be read."""
-        if answer is None:
+        if predicted is None:
             return {"result": [], "score": 0.0, "model_version": version}
         result = {
             "from_name": self.from_name,
             "to_name": self.to_name,
             "type": "choices",
-            "value": {"choices": [answer.label]},
-            "score": answer.probability,
+            "value": {"choices": [predicted.label]},
+            "score": predicted.probability,
         }
-        return {"result": [result], "score": answer.probability, "model_version": version}
+        return {"result": [result], "score": predicted.probability, "model_version": version}
 
 
 class Backend:
@@ -93,14 +93,14 @@ class Backend:
         """A prediction for every task, in order."""
         control = Control.parse(config)
         session = self.session(control.labels)
-        found: list[dict[str, Any]] = []
+        results: list[dict[str, Any]] = []
         for start in range(0, len(tasks), BATCH):
             part = tasks[start : start + BATCH]
             paths = [self.fetch(str(task["data"][control.image])) for task in part]
-            answer = session.predict(paths, top_k=1)
-            by_place = {one.index: one for one in answer.predictions}
-            found += [control.prediction(by_place.get(i), self.version) for i in range(len(part))]
-        return found
+            reply = session.predict(paths, top_k=1)
+            by_index = {one.index: one for one in reply.predictions}
+            results += [control.prediction(by_index.get(i), self.version) for i in range(len(part))]
+        return results
 
     def session(self, labels: Sequence[str]) -> RemoteSession:
         """The session of these classes: the latest of the service, or a new one."""

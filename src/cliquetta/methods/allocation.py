@@ -40,7 +40,6 @@ class TorchWatch(TorchFunctionMode, ABC):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Watch, then call ``func``."""
         del types
         self.before(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from cliquetta.errors import UserError
 from cliquetta.methods.base import Adapter, BatchDependence
-from cliquetta.methods.building.adam import Adam, AdamConfig, AdamState, adam_step
-from cliquetta.methods.building.config import NonNegative, Positive
+from cliquetta.methods.building.adam import AdamState, AdamWConfig, adam_step
+from cliquetta.methods.building.config import Positive
 from cliquetta.methods.building.entropy import entropy
 from cliquetta.methods.building.layernorm import LayerNormTower
 from cliquetta.methods.registry import register
@@ -31,20 +31,13 @@ from cliquetta.types import Batch, Prediction
 
 
 @dataclass(frozen=True)
-class BATCLIPConfig(AdamConfig):
+class BATCLIPConfig(AdamWConfig):
     """Bimodal adaptation of LayerNorms, never reset."""
 
     lr: Positive = 5e-4
     """Learning rate of AdamW; the default is the authors' for ImageNet-C."""
-    weight_decay: NonNegative = 0.01
-    """Weight decay of AdamW."""
     adapt_text: bool = True
     """Also adapt the text tower's LayerNorms; otherwise the class texts stay fixed."""
-
-    @property
-    def adam(self) -> Adam:
-        """AdamW."""
-        return Adam(self.lr, self.betas, weight_decay=self.weight_decay)
 
 
 def class_means(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:

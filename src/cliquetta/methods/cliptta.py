@@ -35,7 +35,6 @@ class CLIPTTAConfig(AdamConfig):
     """Soft contrastive adaptation, never reset."""
 
     lr: Positive = 1e-4
-    """Learning rate of Adam."""
     steps: Count = 10
     """Adam steps per batch."""
     diversity_weight: NonNegative = 1.0

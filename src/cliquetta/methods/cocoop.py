@@ -3,9 +3,6 @@
 Zhou et al., Conditional Prompt Learning for Vision-Language Models, CVPR 2022. A small network
 (linear, ReLU, linear) reads the unit image feature x, and its output pi(x) is added to every
 context token: V_m(x) = V_m + pi(x). Each image therefore has N texts of its own.
-
-Official code: loops over the images of a batch; we encode the texts of many images at once, with
-equal results. Half precision, cropping and resampling differ as for CoOp.
 """
 
 from __future__ import annotations
@@ -22,8 +19,9 @@ from cliquetta.methods.building.few_shot import (
     FewShotClassifier,
     FitTask,
     TextTraining,
+    feature_draw,
     initial_linear,
-    learn_text,
+    learn,
 )
 from cliquetta.methods.coop import initial_context, prompt_tokens
 from cliquetta.methods.registry import register
@@ -104,7 +102,7 @@ def fit_cocoop(task: FitTask, config: CoCoOpConfig) -> dict[str, Tensor]:
     def logits(learned: Mapping[str, Tensor], features: Tensor) -> Tensor:
         return cocoop_logits(model, learned, tokens, features)
 
-    return learn_text(start, logits, task, config)
+    return learn(start, logits, feature_draw(task, config), task, config)
 
 
 @register("cocoop", fit=fit_cocoop)

@@ -20,8 +20,9 @@ from cliquetta.methods.building.few_shot import (
     FewShotClassifier,
     FitTask,
     TextTraining,
+    feature_draw,
     indices_of,
-    learn_text,
+    learn,
 )
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP, FrozenModel
@@ -105,8 +106,7 @@ def fit_coop(task: FitTask, config: CoOpConfig) -> dict[str, Tensor]:
     def logits(learned: Mapping[str, Tensor], features: Tensor) -> Tensor:
         return coop_logits(model, learned["context"], tokens, features)
 
-    start_from = {"context": start}
-    return learn_text(start_from, logits, task, config)
+    return learn({"context": start}, logits, feature_draw(task, config), task, config)
 
 
 @register(

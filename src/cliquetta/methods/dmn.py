@@ -35,7 +35,6 @@ class DMNConfig(SelectiveConfig):
     """The dynamic memory with its authors' defaults."""
 
     views: Count = 32
-    """Views per image, including the plain one."""
     view_min_area: Fraction = 0.5
     """Smallest crop, as a fraction of the image's area: the authors crop half of it or more."""
     selection_fraction: Fraction = 0.1

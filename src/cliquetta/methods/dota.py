@@ -38,9 +38,7 @@ class DOTAConfig(SelectiveConfig):
     """Online Gaussian discriminant analysis with its authors' setting for ImageNet."""
 
     views: Count = 1
-    """Views per image, including the plain one."""
     view_kind: ViewKind = "augmix"
-    """How views are made."""
     initial_variance: Positive = 2e-3
     """σ²: variance of every dimension before the first image."""
     shrinkage: Fraction = 1e-4

@@ -43,7 +43,6 @@ class DPEConfig(SelectiveConfig):
     """Dual prototypes with their authors' setting for ImageNet."""
 
     view_kind: ViewKind = "augmix"
-    """How views are made."""
     capacity: Count = 3
     """Images cached per class."""
     alpha: NonNegative = 6.0

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from cliquetta.errors import UserError
@@ -21,6 +20,7 @@ from cliquetta.methods.building.few_shot import (
     FewShotAdapter,
     FitTask,
     SGDTraining,
+    crop_draw,
     initial_linear,
     learn,
 )
@@ -121,10 +121,10 @@ def fit_maple(task: FitTask, config: MaPLeConfig) -> dict[str, Tensor]:
     start = initial_parameters(model, config, torch.Generator().manual_seed(task.seed))
     tokens = text_tokens(model, prompts, config)
 
-    def loss(learned: Mapping[str, Tensor], pixels: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(maple_logits(model, learned, tokens, pixels), labels)
+    def logits(learned: Mapping[str, Tensor], pixels: Tensor) -> Tensor:
+        return maple_logits(model, learned, tokens, pixels)
 
-    return learn(start, loss, task, config)
+    return learn(start, logits, crop_draw(task, config), task, config)
 
 
 @register(

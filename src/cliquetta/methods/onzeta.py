@@ -104,7 +104,7 @@ class OnZeta(ImageByImage):
         return self.replay(self._learn, features)[0][:B]
 
     def _learn(self, features: Tensor) -> tuple[Tensor]:
-        """Answers of a group; rows of zeros are no images."""
+        """Predictions of a group; rows of zeros are no images."""
         config, memory, (N, B) = self.config, self.memory, (len(self.prompts), len(features))
         others = torch.cat([self.scale * self.classifier, memory["proxies"], features])
         products = features.double() @ others.double().T

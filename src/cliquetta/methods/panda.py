@@ -41,11 +41,11 @@ class PandaConfig(MethodConfig):
     options: tuple[str, ...] = ()
     """Settings of that method, each as key=value."""
     offset: NonNegative = 0.2
-    """β: how much of the negatives' mean feature is taken away; 0 is the method alone."""
+    """β: how much of the negatives' mean feature is subtracted; 0 is the method alone."""
     images_per_negative: Count = 10
     """Images of a batch per negative that is made."""
     patch_grid: Count = 7
-    """Patches per side; the nearest number that divides the image is taken."""
+    """Patches per side; the nearest number that divides the image is used."""
     predict_after: bool = True
     """Predict once more after the step, with new negatives; of methods that keep LayerNorms."""
 
@@ -79,7 +79,7 @@ class Negatives:
 
 
 class OffsetTower(VisionTower):
-    """An image tower whose unit features have the mean of those of negatives taken away."""
+    """An image tower whose unit features have the mean of those of negatives subtracted."""
 
     offset: float
     negatives: Negatives
@@ -182,7 +182,6 @@ class Panda(Adapter):
         return replace(prediction, logits=logits.float())
 
     def _draw(self, images: Tensor) -> None:
-        """Make the negatives of a batch."""
         generator = self.memory.generator("panda.generator")
         count = math.ceil(len(images) / self.config.images_per_negative)
         self.negatives.images = make_negatives(images, count, self.grid, generator)

@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cliquetta.methods.building.adam import Adam, AdamConfig, AdamState, adam_step
-from cliquetta.methods.building.config import Count, Decay, NonNegative, Positive
+from cliquetta.methods.building.adam import AdamState, AdamWConfig, adam_step
+from cliquetta.methods.building.config import Count, Decay, Positive
 from cliquetta.methods.building.layernorm import LayerNormAdapter
 from cliquetta.methods.building.memory import VARIANCE
 from cliquetta.methods.registry import register
@@ -37,22 +37,15 @@ step: centred covariances do not see the bias of the final norm."""
 
 
 @dataclass(frozen=True)
-class SubTTAConfig(AdamConfig):
+class SubTTAConfig(AdamWConfig):
     """Subspace alignment with its authors' setting for ImageNet-C, never reset."""
 
     lr: Positive = 5e-4
     """Learning rate of AdamW."""
-    weight_decay: NonNegative = 0.01
-    """Weight decay of AdamW."""
     rank: Count = 256
     """r: dimensions of both spans; at most the number of classes less two."""
     momentum: Decay = 0.5
     """α: weight of the past in the moving average of covariances."""
-
-    @property
-    def adam(self) -> Adam:
-        """AdamW."""
-        return Adam(self.lr, self.betas, weight_decay=self.weight_decay)
 
 
 def covariance(features: Tensor) -> Tensor:

@@ -37,7 +37,6 @@ from cliquetta.methods.building.few_shot import (
     FitStep,
     FitTask,
     epoch_batches,
-    finite,
     indices_of,
 )
 from cliquetta.methods.building.support_set import VIEWS_AT_ONCE, FewShot, crop_features
@@ -165,14 +164,14 @@ def search_strengths(
         for end, steps in zip(ends, config.search_steps, strict=True)
     )
     weights = torch.tensor(alphas, device=cache.keys.device)[:, None, None]
-    best, found = -1.0, (config.alpha, config.beta)
+    best, strengths = -1.0, (config.alpha, config.beta)
     for beta in betas:
         votes = replace(cache, beta=beta).votes(validation.features)
         scores = validation.accuracy(validation.text_logits + weights * votes)
         first = int((scores == scores.max()).nonzero()[0])
         if float(scores[first]) > best:
-            best, found = float(scores[first]), (alphas[first], beta)
-    return found
+            best, strengths = float(scores[first]), (alphas[first], beta)
+    return strengths
 
 
 def fit_tip_adapter(task: FitTask, config: TipAdapterConfig) -> dict[str, Tensor]:
@@ -222,7 +221,7 @@ def train_keys(
             lr = config.lr * (1 + math.cos(math.pi * step / steps)) / 2
             state = adam_step(state, gradient, replace(adam, lr=lr))
             step += 1
-            task.report(FitStep(step, steps, epoch, finite(float(loss.detach()), step), lr))
+            task.report(FitStep(step, steps, epoch, float(loss.detach()), lr))
         yield replace(cache, keys=state.values)
 
 

@@ -5,15 +5,9 @@ NeurIPS 2022. For every image the context starts at the template's words, takes 
 down the marginal entropy of the tenth of its views that CLIP is surest of, and scores the plain
 view. Nothing is kept from one image to the next.
 
-What the official code does otherwise: it runs one image at a time, encodes text to all 77
-positions, and runs under fp16 autocast with a gradient scaler. Ours:
-
-* Many images at once, each with a context of its own; AdamW works coordinate by coordinate, so
-  stacked contexts step as if alone. Text is cut at its end and goes through in bounded chunks.
-* The text features at the start are those of the class list and are computed once, not per image.
-* With several templates the first is learned and averaged with the fixed others, as zero-shot
-  averages them (the paper has one, ``a photo of a {}.``): at rate 0 this is zero-shot CLIP.
-* AugMix views on fine-grained sets are the preset ``fine-grained``, not chosen by dataset.
+Many images are tuned at once, each with a context of its own; AdamW works coordinate by coordinate,
+so that stacked contexts step as if alone. With several templates the first is learned and averaged
+with the others.
 """
 
 from __future__ import annotations

@@ -54,7 +54,6 @@ class WATTConfig(AdamConfig):
     """Templates to adapt under; the class texts used to predict are their mean."""
 
     def __post_init__(self) -> None:
-        """Check the fields."""
         super().__post_init__()
         if not self.templates:
             raise UserError("no templates: give at least one, such as 'a photo of a {}'")

@@ -37,7 +37,7 @@ the first one is ahead."""
 SHARE = 0.9
 """Share of the left-out scores that exceed the limit."""
 WINDOW = 1024
-"""Images that the limit is taken from, the latest ones."""
+"""Images that the limit comes from, the latest ones."""
 LEFT_OUT = "left_out_scores"
 """The window in a method's memory."""
 
@@ -108,8 +108,8 @@ def find_temperature(sums: Tensor) -> Tensor:
     fall = (sure[high - 1] - sure[high]).clamp_min(torch.finfo(sums.dtype).tiny)
     weight = ((sure[high - 1] - backing) / fall).clamp(0, 1)
     scale = torch.tensor(TEMPERATURES).log().to(sums)
-    found = scale[high - 1].lerp(scale[high], weight).exp()
-    return torch.where(sums.sum() > 0, found, torch.ones_like(found))
+    temperature = scale[high - 1].lerp(scale[high], weight).exp()
+    return torch.where(sums.sum() > 0, temperature, torch.ones_like(temperature))
 
 
 OPTIONAL = {LEFT_OUT: empty_window, CONFIDENCES: no_confidences}

@@ -17,9 +17,8 @@ from cliquetta.model.config import Activation
 class Prefix:
     """Key/value prompt tokens of one block, per row of the batch.
 
-    ``tokens`` is (R, P, 2, D) or (1, P, 2, D) for all rows alike: inputs to the block's own key
-    projection (index 0) and value projection (index 1); queries, and so the sequence, stay as
-    they are. ``mask`` (R, P) is true where a token exists, for rows with different numbers.
+    ``tokens`` (R, P, 2, D), or (1, P, 2, D) for all rows, are inputs to the block's own key (0) and
+    value projection (1). ``mask`` (R, P) is true where a token exists.
     """
 
     tokens: Tensor
@@ -68,11 +67,9 @@ class Block(nn.Module):
         causal: bool = False,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states (B, T, D) after the block.
+        """Hidden states (B, T, D) after the block, or (B, 1, D) of positions ``rows`` (B,) only.
 
-        ``mask`` is added to the attention scores or, if boolean, says what may be seen. With
-        ``rows`` (B,) only that position of each sequence is computed, (B, 1, D): all that the
-        last block owes to pooling.
+        ``mask`` is added to the attention scores or, if boolean, true where a token may be seen.
         """
         q, k, v = self.heads_of(self.ln_1(x), rows)
         if prefix is not None:
@@ -83,10 +80,10 @@ class Block(nn.Module):
         return self._rest(self.residual(x, rows), attended)
 
     def packed(self, x: Tensor, slots: Tensor, tokens: Tensor, length: int) -> Tensor:
-        """Causal block over tokens (T, D) packed one after the other, (T, D).
+        """Causal block over tokens (T, D) packed one after the other.
 
-        Only the attention needs rows of ``length`` positions: ``slots`` (T,) says where in them
-        each token stands, ``tokens`` (R * length,) which token a slot holds.
+        Attention has rows of ``length`` slots: ``slots`` (T,) are those of the tokens, ``tokens``
+        (R * length,) the tokens in the slots.
         """
         rows = self.qkv(self.ln_1(x)).index_select(0, tokens)
         parts = rows.view(-1, length, 3, self.heads, x.shape[1] // self.heads).unbind(dim=2)
@@ -165,10 +162,9 @@ class Block(nn.Module):
         return self.contract(x, self.expand(self.ln_2(x)))
 
     def expand(self, normed: Tensor) -> Tensor:
-        """The hidden layer before its activation, (B, T, hidden).
+        """The hidden layer u before its activation, (B, T, hidden); for QuickGELU 1.702 u.
 
-        QuickGELU(u) = silu(cu) / c with c = 1.702: the matrix products absorb both factors, so
-        that the activation is one fused kernel instead of three. For QuickGELU this is cu.
+        QuickGELU(u) = silu(cu) / c with c = 1.702: the matrix products absorb both factors.
         """
         if self.activation != "quick_gelu":
             return F.linear(normed, self.fc.weight, self.fc.bias)
@@ -188,9 +184,9 @@ class Block(nn.Module):
 
 
 class AttentionPool(Block):
-    """One token (B, 1, D) of all: a block whose only query is learned, and added to nothing.
+    """SigLIP's pooling head (B, 1, D): a block whose only query is learned, and added to nothing.
 
-    SigLIP's pooling head, together with the tower's final norm, which is ``ln_1``.
+    Its ``ln_1`` is the tower's final norm.
     """
 
     def __init__(

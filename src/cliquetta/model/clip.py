@@ -173,7 +173,7 @@ class CLIP(nn.Module):
         return self.unit_image(features) if normalize else to_float32(features)
 
     def unit_image(self, features: Tensor) -> Tensor:
-        """Image features as cosines with texts are taken of them: of length one."""
+        """Image features as they are compared with texts: of length one."""
         return l2_normalize(features)
 
     def encode_text(

@@ -1,7 +1,6 @@
 """CUDA without idle time: calls replayed as CUDA graphs, small copies that wait for nothing else.
 
-A plain copy of a few indices stops the host until the device has done all it was given, and the
-device then idles while the host prepares the next kernels.
+A plain copy stops the host until the device is done, and the device then waits for the host.
 """
 
 from __future__ import annotations
@@ -66,9 +65,7 @@ class Replayed:
     """Calls functions; on CUDA, each is recorded for the first few shapes of its inputs.
 
     A function must depend on its arguments only, trees of tensors (:mod:`cliquetta.tensor_tree`)
-    and constants that never change, and may not wait for the device. It is handed in at every
-    call, because one that is kept would keep its owner and all recordings alive. The recordings
-    share their memory: outputs are copied. ``shapes=0`` records nothing.
+    and constants that never change, and may not wait for the device. ``shapes=0`` records nothing.
     """
 
     def __init__(self, shapes: int = 3) -> None:
@@ -77,14 +74,13 @@ class Replayed:
         self._pool: Any = None
 
     def __call__(self, function: Callable[..., R], *inputs: Any) -> R:
-        """The outputs of ``function``, which is told from others by its name."""
+        """The outputs of ``function``, which its name identifies."""
         return self._call(function, inputs, self.shapes)
 
     def by_rows(self, function: Function, *rows: Tensor) -> tuple[Tensor, ...]:
         """The outputs of a function that treats every row of its inputs alone.
 
-        On CUDA, rows come in chunks that are filled up with copies of a row, so that few
-        recordings serve any number of them.
+        On CUDA, chunks are filled up with copies of a row, so that few recordings serve any number.
         """
         most = CHUNK.get(rows[0].device.type)
         if most is None or not self.shapes:
@@ -114,8 +110,7 @@ class Replayed:
                 if self._pool is None:
                     self._pool = torch.cuda.graph_pool_handle()
                 recorded[key] = record(function, inputs, self._pool)
-        found: R = recorded[key].replay(inputs)
-        return found
+        return recorded[key].replay(inputs)  # type: ignore[no-any-return]
 
 
 def send(value: Tensor, device: torch.device) -> Tensor:
@@ -127,7 +122,7 @@ def send(value: Tensor, device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=16)
 def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream of a GPU for what is done beside its work: copies in, answers out."""
+    """The stream of a GPU for what is done beside its work: copies in, results out."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 

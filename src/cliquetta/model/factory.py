@@ -238,7 +238,7 @@ def _openai(name: str, activation: Activation, fetcher: Fetcher) -> Checkpoint:
             failures.append(f"{source} ({error})")
     remedy = "allow the network" if fetcher.is_offline else "check the network and run again"
     raise DownloadError(
-        f"{id} is not in a cache and none of its sources answers: {'; '.join(failures)}; {remedy}, "
+        f"{id} is not in a cache and none of its sources has it: {'; '.join(failures)}; {remedy}, "
         f"or give the path of the file: openai:PATH/{url.rsplit('/', 1)[1]}"
     )
 

@@ -1,7 +1,6 @@
 """Three steps of a block's backward pass as one GPU kernel each, written in Triton.
 
-Row r of a gradient belongs to row ``index[r]`` of the forward pass, of which the kernels read what
-they need in place: separate kernels would copy it for every row first.
+Row r of a gradient belongs to row ``index[r]`` of the forward pass, which is read without copies.
 """
 
 from __future__ import annotations
@@ -145,11 +144,7 @@ def norm_backward(
 
 
 def attends(grad: Tensor, heads: int, packed: Tensor, prefix: Tensor | None) -> bool:
-    """Whether :func:`attention_backward` is written for tensors like these.
-
-    All keys of a head are held at once, which is what the registers and the matrix units of Hopper
-    GPUs have room for in half precision.
-    """
+    """Whether :func:`attention_backward` can hold all keys of a head at once, as Hopper GPUs do."""
     keys = packed.shape[1] + (0 if prefix is None else prefix.shape[1])
     if keys > 256 or grad.shape[2] // heads not in (16, 32, 64) or grad.element_size() != 2:
         return False
@@ -179,7 +174,7 @@ def attention_backward(
     out = grad.new_empty(R, T, wide) if through else None
     out_query = grad.new_empty(R, 1, D) if through and query is not None else None
     out_prefix = None if prefix is None else grad.new_empty(R, P, 2 * D)
-    spare = packed  # in the place of what is neither read nor written
+    spare = packed  # stands for tensors that are neither read nor written
     with torch.cuda.device_of(grad):  # type: ignore[no-untyped-call]
         _attention_kernel[(heads, R)](
             *(spare if x is None else x for x in (out if query is None else out_query, out)),

@@ -61,13 +61,9 @@ class RowTokenizer(TextTokenizer):
         """Rows of ids (N, context_length), int64, as the given tokenizer makes them."""
         texts = [texts] if isinstance(texts, str) else list(texts)
         if self._is_transformers:
-            rows = self._given(
-                texts,
-                padding="max_length",
-                max_length=self.context_length,
-                padding_side="right",
-                return_tensors="pt",
-            )["input_ids"]
+            padding = {"padding": "max_length", "padding_side": "right"}
+            length = self.context_length
+            rows = self._given(texts, **padding, max_length=length, return_tensors="pt").input_ids
         else:
             rows = self._given(texts)
         if not isinstance(rows, Tensor) or rows.ndim != 2 or len(rows) != len(texts):
@@ -91,31 +87,24 @@ def preprocess_from(given: Any) -> Preprocess:
         return given
     processor = getattr(given, "image_processor", given)
     if hasattr(processor, "image_mean"):
-        return _from_processor(processor)
+        values = processor.to_dict()
+        size, crop = values.get("size") or {}, values.get("crop_size") or {}
+        sides = [d.get(k) for d in (crop, size) for k in ("height", "shortest_edge") if d.get(k)]
+        if not sides or not isinstance(sides[0], int):
+            raise UserError(
+                f"{type(processor).__name__} states no size: pass preprocess=Preprocess(...)"
+            )
+        return huggingface.preprocess_of_size(sides[0], values)
     if hasattr(given, "transforms"):
-        found = _from_transforms(given.transforms)
-        rng = np.random.default_rng(0)
-        image = Image.fromarray(
-            rng.integers(0, 256, (found.size + 37, 2 * found.size, 3), np.uint8)
-        )
-        if float((found(image) - given(image)).abs().max()) < 1e-3:
-            return found
+        ours = _from_transforms(given.transforms)
+        shape = (ours.size + 37, 2 * ours.size, 3)
+        image = Image.fromarray(np.random.default_rng(0).integers(0, 256, shape, np.uint8))
+        if float((ours(image) - given(image)).abs().max()) < 1e-3:
+            return ours
     raise UserError(
         f"{type(given).__name__} cannot be read as preprocessing: pass "
         "cliquetta.model.preprocess.Preprocess(size, mean, std, interpolation, resize)"
     )
-
-
-def _from_processor(processor: Any) -> Preprocess:
-    """Preprocessing of an image processor, for its crop size or else its size."""
-    values = processor.to_dict()
-    size, crop = values.get("size") or {}, values.get("crop_size") or {}
-    sides = [d.get(k) for d in (crop, size) for k in ("height", "shortest_edge") if d.get(k)]
-    if not sides or not isinstance(sides[0], int):
-        raise UserError(
-            f"{type(processor).__name__} states no size: pass preprocess=Preprocess(...)"
-        )
-    return huggingface.preprocess_of_size(sides[0], values)
 
 
 def _from_transforms(transforms: Sequence[Any]) -> Preprocess:

@@ -1,10 +1,7 @@
 """The text tower, with learnable context instead of template words.
 
-In a causal tower only the end-of-text position is read, so whatever stands behind it never matters:
-sequences are cut there. (SigLIP's tower is not causal and reads the last position.) What does not
-fit into one chunk is sorted by length first, and each chunk is cut at its own longest end, which
-bounds memory. On CUDA, unless gradients are wanted, only the tokens that exist are run, one behind
-the other; attention alone needs them in rows.
+A causal tower reads only the end token, so sequences are cut there, in chunks sorted by length;
+SigLIP's reads the last position. On CUDA, without gradients, padding is not computed either.
 """
 
 from __future__ import annotations
@@ -61,11 +58,10 @@ class TextTower(nn.Module):
     ) -> Tensor:
         """Features (N, E) of token ids (N, L), not normalised.
 
-        ``context`` (M, D), shared by all rows, or (N, M, D), one per row, replaces the token
-        embeddings at ``positions`` (N, M), by default the first M words.
-        ``deep[j - 1]`` (M', D) replaces the first M' hidden words at the input of block j (MaPLe).
-        ``chunk`` rows run at a time, by default as many as ``CHUNK_TOKENS`` allows.
-        ``ends`` (N,) are those of :meth:`ends`; known on the CPU, no device is waited for.
+        ``context`` (M, D), or (N, M, D) per row, replaces the token embeddings at ``positions``
+        (N, M), by default the first M words; ``deep[j - 1]`` (M', D) the first M' hidden words at
+        the input of block j (MaPLe). ``chunk`` rows run at a time, by default as many as
+        ``CHUNK_TOKENS`` allows. ``ends`` (N,) on the CPU are those of :meth:`ends`, if known.
         """
         ends = (self.ends(ids) if ends is None else ends).cpu()
         N, longest = len(ids), int(ends.max()) + 1

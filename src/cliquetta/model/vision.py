@@ -18,9 +18,8 @@ from cliquetta.model.config import VisionConfig
 class TokenPrompts:
     """Learnable tokens in the visual sequence: shallow (one entry) or deep (one per block).
 
-    ``layers[j]`` is (p, D) or (B, p, D). Entry 0 enters after the positional embedding and before
-    ``ln_pre``; entry j > 0 replaces those tokens at the input of block j. ``position`` is
-    ``after-class`` (VPT; in front where there is no class token) or ``end`` (MaPLe).
+    ``layers[0]`` (p, D) or (B, p, D) enters before ``ln_pre``; ``layers[j]`` replaces those tokens
+    at the input of block j. ``position`` is that of VPT (after the class token) or MaPLe's (end).
     """
 
     layers: Sequence[Tensor]
@@ -80,8 +79,8 @@ class VisionTower(nn.Module):
     ) -> Tensor:
         """Hidden states at the input of block ``stop``, from those at the input of ``start``.
 
-        Run to the end (``stop=None``) and only the class token is kept, (B, 1, D): nothing else
-        is read, so the last block computes nothing else. A pooling head reads all tokens.
+        At the end (``stop=None``) only the class token is computed, (B, 1, D), unless a pooling
+        head reads all tokens.
         """
         self._check(prefix, start, stop)
         last = len(self.blocks) - 1

@@ -177,10 +177,9 @@ def _attention(
 def block_vjp(
     block: Block, tape: BlockTape, grad: Tensor, index: Tensor | None, *, through: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients with respect to the block's input (if ``through``) and to its prefix tokens.
+    """Gradients of the block's input (if ``through``) and of its prefix tokens (R, P, 2, D).
 
-    ``grad`` (R, T, D) is that of the block's output; row r belongs to row ``index[r]`` of the
-    tape. The gradient of the prefix is (R, P, 2, D).
+    ``grad`` (R, T, D) is that of the output; row r belongs to row ``index[r]`` of the tape.
     """
     D = grad.shape[-1]
     inner = _activation_back(block, grad @ block.proj.weight, tape.hidden, index)
@@ -235,15 +234,14 @@ def _attention_vjp(
     )
 
 
-# --- whole towers ---------------------------------------------------------------------------------
+# --- towers ---------------------------------------------------------------------------------------
 
 
 class VisualTape:
     """A prompted image forward pass from one block on, ready for many backward passes.
 
-    ``hidden`` (b, T, D) are the states at the input of the first prompted block; nothing before
-    depends on the prompts. ``prefix`` maps blocks to what all images start from. Backward passes
-    may be ``replayed`` if the tape stays where it is in memory.
+    ``hidden`` (b, T, D) are the states at the input of block ``start``, ``prefix`` the prompts by
+    block. Backward passes may be ``replayed`` if the tape does not move in memory.
     """
 
     @torch.no_grad()
@@ -319,9 +317,8 @@ class VisualTape:
 class VisualTapes:
     """Makes visual tapes of prompts in some blocks; on CUDA, those of one shape are replayed.
 
-    A recorded pass writes to the same memory every time, so that backward passes over it can be
-    recorded as well: such a tape is good until the next one is made. Batches of more than ``most``
-    images are not recorded, because their memory is held.
+    A replayed tape is good until the next one is made: it is in the same memory. Batches of more
+    than ``most`` images are not recorded, because their memory is held.
     """
 
     def __init__(

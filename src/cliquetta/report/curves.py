@@ -38,7 +38,7 @@ def find_curves(runs: Sequence[ReportedRun]) -> list[Curve]:
     for (dataset, method, model), members in groups.items():
         zero = [run.metric("top1") or 0.0 for run in groups.get((dataset, "zero_shot", model), [])]
         baseline = statistics.mean(zero) if zero and method != "zero_shot" else None
-        settings = [flat_settings(run.run) for run in members]
+        settings = [flat_settings(run) for run in members]
         keys = [key for key in varying(settings) if key not in _NOT_A_SETTING]
         common = {key: most_common([each.get(key) for each in settings]) for key in keys}
         together = all(key in keys for key in COMPONENTS)

@@ -128,7 +128,7 @@ def _card(run: ReportedRun, card: CliqueCard) -> str:
     if more > 0:
         facts.append(f"{more} not shown")
     return (
-        f'<div class="clique"><h4>candidates for “{esc(run.name(card.label))}” '
+        f'<div class="clique"><h4>candidates for “{esc(run.class_name(card.label))}” '
         f"<small>{esc(' · '.join(facts))}</small></h4>{_tiles(run, card.tiles)}</div>"
     )
 
@@ -138,9 +138,9 @@ def _tiles(run: ReportedRun, tiles: list[Tile] | tuple[Tile, ...]) -> str:
 
 
 def _tile(run: ReportedRun, tile: Tile) -> str:
-    before, after = run.name(tile.before), run.name(tile.after)
+    before, after = run.class_name(tile.before), run.class_name(tile.after)
     prediction = after if tile.change == "same" else f"{before} → {after}"
-    label = "" if tile.label < 0 else run.name(tile.label)
+    label = "" if tile.label < 0 else run.class_name(tile.label)
     lines = [f"<span>is {esc(label)}</span>" if label else ""]
     if tile.similarity is not None:
         lines.append(f"<span>cosine {tile.similarity:.2f}</span>")

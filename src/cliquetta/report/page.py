@@ -158,9 +158,9 @@ def _document(
 
 
 def _title(runs: Sequence[ReportedRun]) -> str:
-    methods = list(dict.fromkeys(run.run.name for run in runs))
+    methods = list(dict.fromkeys(run.name for run in runs))
     if len(methods) == 2:  # one, beside what it is compared with
-        methods = list(dict.fromkeys(run.run.name for run in runs if not run.plain)) or methods
+        methods = list(dict.fromkeys(run.name for run in runs if not run.plain)) or methods
     datasets = list(dict.fromkeys(run.record.dataset for run in runs))
     what = methods[0] if len(methods) == 1 else f"{len(methods)} methods"
     where = datasets[0] if len(datasets) == 1 else f"{len(datasets)} datasets"

@@ -13,35 +13,22 @@ from cliquetta.data.catalogue import get_dataset
 from cliquetta.errors import UserError
 from cliquetta.evaluation.comparison import varying
 from cliquetta.evaluation.evidence_log import Evidence, load_evidence
-from cliquetta.evaluation.predictions import Predictions
+from cliquetta.evaluation.grid import BASELINE
 from cliquetta.evaluation.record import Record, Run, digest, find_runs
-
-BASELINE = "zero_shot"
 
 
 @dataclass(frozen=True, eq=False)
-class ReportedRun:
+class ReportedRun(Run):
     """A finished run, with its evidence where it was asked for."""
 
-    run: Run
     evidence: Evidence | None
     names: tuple[str, ...]
-    """Class names; ``class 7`` where nobody can tell."""
-
-    @property
-    def record(self) -> Record:
-        """The record of the run."""
-        return self.run.record
+    """Class names; ``class 7`` where they are unknown."""
 
     @property
     def id(self) -> str:
         """The id of the record."""
-        return self.run.record.id
-
-    @property
-    def predictions(self) -> Predictions:
-        """The predictions for every image."""
-        return self.run.predictions
+        return self.record.id
 
     @property
     def plain(self) -> bool:
@@ -58,7 +45,7 @@ class ReportedRun:
         value = self.record.metrics.get(name)
         return None if value is None else float(value)
 
-    def name(self, label: int) -> str:
+    def class_name(self, label: int) -> str:
         """A class in words."""
         return self.names[label] if 0 <= label < len(self.names) else "unknown"
 
@@ -109,8 +96,11 @@ def load_runs(
     # One run that knows the names is enough for all with the same class list.
     known = {digest(list(e.names)): e.names for e in evidences if e is not None}
     named = [_names(run.record, root, known) for run in finished]
-    reported = map(ReportedRun, finished, evidences, named)
-    return list(reported), unfinished
+    reported = [
+        ReportedRun(run.record, run.folder, evidence, names)
+        for run, evidence, names in zip(finished, evidences, named, strict=True)
+    ]
+    return reported, unfinished
 
 
 def _names(
@@ -158,7 +148,7 @@ def shown_groups(runs: Sequence[ReportedRun], most: int = 8) -> list[RunGroup]:
     first: dict[str, RunGroup] = {}
     for group in group_runs(runs):
         known = first.setdefault(group.dataset, group)
-        if len({run.run.name for run in group.runs}) > len({run.run.name for run in known.runs}):
+        if len({run.name for run in group.runs}) > len({run.name for run in known.runs}):
             first[group.dataset] = group
     return [RunGroup(group.dataset, _one_per_method(group.runs)[:most]) for group in first.values()]
 
@@ -166,10 +156,10 @@ def shown_groups(runs: Sequence[ReportedRun], most: int = 8) -> list[RunGroup]:
 def _one_per_method(runs: Sequence[ReportedRun]) -> tuple[ReportedRun, ...]:
     by_name: dict[str, list[ReportedRun]] = {}
     for run in runs:
-        by_name.setdefault(run.run.name, []).append(run)
+        by_name.setdefault(run.name, []).append(run)
     chosen = []
     for members in by_name.values():
-        settings = [flat_settings(run.run) for run in members]
+        settings = [flat_settings(run) for run in members]
         usual = {
             key: most_common([each.get(key) for each in settings]) for key in varying(settings)
         }
@@ -194,10 +184,10 @@ def tell_apart(runs: Sequence[ReportedRun]) -> dict[str, str]:
     """Labels by id: method and preset, and whatever else differs between runs of one label."""
     by_name: dict[str, list[ReportedRun]] = {}
     for run in runs:
-        by_name.setdefault(run.run.name, []).append(run)
+        by_name.setdefault(run.name, []).append(run)
     labels = {}
     for name, members in by_name.items():
-        settings = [flat_settings(run.run) for run in members]
+        settings = [flat_settings(run) for run in members]
         keys = varying(settings)
         for run, own in zip(members, settings, strict=True):
             extra = ", ".join(f"{key} {own.get(key)}" for key in keys)

@@ -10,6 +10,7 @@ from functools import partial
 
 from cliquetta.evaluation.ablation import Curve
 from cliquetta.evaluation.comparison import MARKS, Cell, compare
+from cliquetta.evaluation.grid import BASELINE
 from cliquetta.evaluation.predictions import Predictions
 from cliquetta.report.changes import count_changes, in_words, moves
 from cliquetta.report.confusion import changed_confusion, confusion_figure
@@ -17,7 +18,7 @@ from cliquetta.report.curves import curve_figure
 from cliquetta.report.markup import PageFigures, cards, count, details, esc, number, table
 from cliquetta.report.reliability import PANELS, reliability_figure
 from cliquetta.report.repeat import repeat_command
-from cliquetta.report.runs import BASELINE, ReportedRun, RunGroup, shown_groups
+from cliquetta.report.runs import ReportedRun, RunGroup, shown_groups
 from cliquetta.report.stream import accuracy_so_far, stream_figure
 
 _MOVES = 8
@@ -35,7 +36,7 @@ def slug(text: str) -> str:
 
 def results(runs: Sequence[ReportedRun]) -> str:
     """One row per dataset and method, seeds together."""
-    comparison = compare([run.run for run in runs], split=True)
+    comparison = compare(runs, split=True)
     rows = []
     for column in comparison.columns:
         for row in comparison.rows:
@@ -104,7 +105,7 @@ def headline(runs: Sequence[ReportedRun]) -> str:
 
 def _predictions(group: RunGroup) -> dict[str, Predictions]:
     """By method, zero-shot first."""
-    return {run.run.name: run.predictions for run in group.runs}
+    return {run.name: run.predictions for run in group.runs}
 
 
 def _right(streams: Sequence[Predictions]) -> str:
@@ -175,7 +176,7 @@ def _changed(base: ReportedRun, run: ReportedRun, label: str, figures: PageFigur
         return ""
     rows = [
         (
-            f"{run.name(move.before)} → {run.name(move.after)}",
+            f"{run.class_name(move.before)} → {run.class_name(move.after)}",
             f"{move.count:,}",
             f"{move.repaired:,}" if run.labelled else "–",
             f"{move.broken:,}" if run.labelled else "–",

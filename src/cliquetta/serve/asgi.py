@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from importlib import resources
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
 
 from fastapi import APIRouter, Depends, FastAPI, Header, Path, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -45,6 +45,7 @@ from cliquetta.serve.service import Service
 from cliquetta.serve.settings import Settings
 from cliquetta.serve.store import Store
 
+P = ParamSpec("P")
 T = TypeVar("T")
 REPLAYED = "Cliquetta-Replayed"
 """Header of a response that was given before."""
@@ -102,9 +103,15 @@ class Call:
         self.key: str = getattr(request.state, "key", "")
         """A router's name for the request; empty where there is no router."""
 
-    async def run(self, session: str, work: Callable[..., T], *given: object) -> T:
+    async def run(
+        self,
+        session: str,
+        work: Callable[Concatenate[str, P], T],
+        *given: P.args,
+        **named: P.kwargs,
+    ) -> T:
         """The result of ``work`` on a session, when it is the session's turn."""
-        return await self.service.run(self.owner, session, partial(work, session, *given))
+        return await self.service.run(self.owner, session, partial(work, session, *given, **named))
 
 
 CallOf = Annotated[Call, Depends()]

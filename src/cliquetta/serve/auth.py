@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import ipaddress
 from collections.abc import Collection, Iterable
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from starlette.datastructures import Headers
 
@@ -69,32 +69,21 @@ def check_binding(host: str, tokens: Tokens | None) -> None:
 
 
 def check_origin(headers: Headers, hosts: Collection[str] | None) -> None:
-    """Refuse what a web page of another site made a browser send.
-
-    ``hosts`` are the names under which a server without tokens may be addressed: a page that
-    points a name of its own at this machine is refused.
-    """
+    """Refuse what a web page of another site made a browser send, or sent to none of ``hosts``."""
     host = headers.get("host", "")
-    if hosts is not None and _host_name(host) not in hosts:
+    if hosts is not None and (_parse(f"//{host}").hostname or "") not in hosts:
         raise ServiceError(403, "forbidden", "this server is addressed by its local name only")
     origin = headers.get("origin")
     # Browsers say where a request comes from; following a link (navigate) does no harm.
     foreign = headers.get("sec-fetch-site") in {"cross-site", "same-site"}
     foreign = foreign and headers.get("sec-fetch-mode") != "navigate"
-    if foreign or (origin is not None and _netloc(origin) != host):
+    if foreign or (origin is not None and _parse(origin).netloc != host):
         raise ServiceError(403, "forbidden", "requests of other sites' pages are not answered")
 
 
-def _netloc(url: str) -> str:
+def _parse(url: str) -> SplitResult:
+    """The parts of a URL; empty ones where it is none."""
     try:
-        return urlsplit(url).netloc
+        return urlsplit(url)
     except ValueError:
-        return ""
-
-
-def _host_name(host: str) -> str:
-    """The name in a ``Host`` header, without the port."""
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
+        return urlsplit("")

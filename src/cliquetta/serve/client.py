@@ -1,4 +1,4 @@
-"""The service from Python: sessions as objects, repeats that are safe, answers with types.
+"""The service from Python: sessions as objects, safe repeats, typed responses.
 
 >>> client = Client("http://127.0.0.1:8765")  # doctest: +SKIP
 >>> session = client.create_session(["cat", "dog"], method="domain_norm")  # doctest: +SKIP
@@ -52,6 +52,15 @@ class RemoteError(RuntimeError):
         self.status = status
         self.code = code
         super().__init__(f"{message} ({code}, HTTP {status})")
+
+    @classmethod
+    def of(cls, response: httpx.Response) -> RemoteError:
+        """The error that a response states."""
+        try:
+            problem = Problem.model_validate_json(response.content)
+        except ValueError:
+            problem = Problem(code="unknown", message=response.reason_phrase)
+        return cls(response.status_code, problem.code, problem.message)
 
 
 class UnreachableError(ConnectionError):
@@ -178,7 +187,7 @@ class Client:
                 response = self._http.request(method, path, **content)
                 if response.is_success:
                     return response
-                pause, failed = _pause(response, growing), _error(response)
+                pause, failed = _pause(response, growing), RemoteError.of(response)
             except httpx.TransportError as error:
                 reason = str(error) or type(error).__name__
                 failed = UnreachableError(
@@ -199,7 +208,7 @@ class RemoteSession:
         self.id = info.id
         self.classes = tuple(info.classes)
         self.sequence = info.sequence
-        """Number of the last batch that was answered."""
+        """Number of the last batch that was predicted."""
 
     def predict(self, images: Any, *, top_k: int = 5, evidence: bool = False) -> BatchResponse:
         """Classify a batch, which the session learns from once, however often it is repeated.
@@ -289,11 +298,3 @@ def _file(index: int, image: ImageLike) -> tuple[str, bytes]:
     buffer = io.BytesIO()
     to_picture(image)[1].save(buffer, format="PNG")
     return f"{index}.png", buffer.getvalue()
-
-
-def _error(response: httpx.Response) -> RemoteError:
-    try:
-        problem = Problem.model_validate_json(response.content)
-    except ValueError:
-        return RemoteError(response.status_code, "unknown", response.reason_phrase)
-    return RemoteError(response.status_code, problem.code, problem.message)

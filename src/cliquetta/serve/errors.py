@@ -15,10 +15,7 @@ _log = logging.getLogger(__name__)
 
 
 class ServiceError(HTTPException):
-    """A refusal with a status, a code for programs and one sentence for people.
-
-    It is an :class:`HTTPException` because frameworks pass those through wherever they arise.
-    """
+    """A refusal: a status, a code for programs, a sentence for people; frameworks pass it on."""
 
     def __init__(
         self,

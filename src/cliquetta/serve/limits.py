@@ -31,10 +31,7 @@ class RateLimiter:
         self._lock = threading.Lock()
 
     def take(self, client: str, cost: float = 1.0) -> None:
-        """Count a request of ``client``, or refuse it and say when to come back.
-
-        A request is refused while the bucket holds less than 1 (or less than its ``cost``).
-        """
+        """Count a request, or refuse it while the bucket holds less than 1 or its ``cost``."""
         now = self._clock()
         with self._lock:
             level, then = self._buckets.pop(client, (float(self._burst), now))

@@ -17,7 +17,7 @@ from cliquetta.serve.metrics import ServiceMetrics
 from cliquetta.serve.settings import Limits, Settings
 
 OPEN_PATHS = frozenset({"/", "/docs", "/docs.js", "/style.css", "/healthz", "/openapi.json"})
-"""Answered without a token: they say nothing about clients."""
+"""Open without a token: they say nothing about clients."""
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
 _WRONG_TOKENS = 10
 _PART = 65536
@@ -58,7 +58,7 @@ class AdmissionMiddleware:
         self._budget, self._metrics = budget, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass one request on, or answer it here."""
+        """Pass one request on, or refuse it here."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

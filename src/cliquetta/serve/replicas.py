@@ -30,7 +30,7 @@ from cliquetta.serve.asgi import create_app
 from cliquetta.serve.auth import check_binding
 from cliquetta.serve.logs import logging_as
 from cliquetta.serve.metrics import POST_SECONDS, Board
-from cliquetta.serve.router import Answered, Forwarded, LostError, create_router, run_app
+from cliquetta.serve.router import Forwarded, LostError, Reply, create_router, run_app
 from cliquetta.serve.server import make_server, open_port
 from cliquetta.serve.settings import Settings, load_models
 from cliquetta.serve.store import Store
@@ -54,7 +54,7 @@ class ReplicaPlan:
     cpus: float = 1.0
     """Cores of a replica."""
     gpus: float | None = None
-    """Share of a GPU of a replica. ``None``: a whole one if the cluster has any, else none."""
+    """Share of a GPU of a replica. ``None``: one if the cluster has any, else none."""
     address: str = LOCAL
     """``local``, ``auto`` (the cluster of this machine) or an address of Ray."""
 
@@ -110,7 +110,7 @@ class Replica:
         name = serve.get_replica_context().replica_id.unique_id
         self._posting = asyncio.create_task(self._post(name, board))
 
-    async def answer(self, request: Forwarded) -> Answered:
+    async def respond(self, request: Forwarded) -> Reply:
         """The service's response to a request."""
         with self._settings.tracing.request(request.trace) as span:
             span["name"] = "replica"
@@ -182,7 +182,12 @@ def serve_replicas(
         serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
         try:
             handle = deploy()
-            _on_hangup(deploy)
+            if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
+
+                def restart(*_: Any) -> None:  # one by one; requests are answered meanwhile
+                    threading.Thread(target=deploy, daemon=True).start()
+
+                signal.signal(signal.SIGHUP, restart)
             app = create_router(settings, _ask_by(handle), board.read.remote)
             on_ready()
             make_server(app, settings.limits).run(sockets=[opened])
@@ -196,9 +201,9 @@ def _ask_by(handle: Any) -> Callable[[str, Forwarded], Any]:
     from ray.exceptions import RayError, RayTaskError
     from ray.serve.exceptions import RayServeException
 
-    async def ask(session: str, request: Forwarded) -> Answered:
+    async def ask(session: str, request: Forwarded) -> Reply:
         try:
-            response: Answered = await handle.options(session_id=session).answer.remote(request)
+            response: Reply = await handle.options(session_id=session).respond.remote(request)
             return response
         except RayTaskError:
             raise  # a defect of ours, not a loss
@@ -207,11 +212,3 @@ def _ask_by(handle: Any) -> Callable[[str, Forwarded], Any]:
             raise LostError from error
 
     return ask
-
-
-def _on_hangup(restart: Callable[[], Any]) -> None:
-    """Restart replicas one by one at SIGHUP; requests are answered meanwhile."""
-    if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
-        signal.signal(
-            signal.SIGHUP, lambda *_: threading.Thread(target=restart, daemon=True).start()
-        )

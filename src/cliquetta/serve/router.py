@@ -1,7 +1,6 @@
 """In front of replicas: admits requests, keeps the order of sessions, sends lost requests again.
 
-The router holds nothing that matters: sessions are in the store. It gives every request a key, so
-that one whose replica was lost (or is only slow) can be sent to another and is applied once.
+It gives every request a key, so that one sent to two replicas is applied once.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class Forwarded:
 
 
 @dataclass(frozen=True)
-class Answered:
+class Reply:
     """Response of a replica."""
 
     status: int
@@ -62,13 +61,13 @@ class Answered:
     route: str
 
 
-Ask = Callable[[str, Forwarded], Awaitable[Answered]]
+Ask = Callable[[str, Forwarded], Awaitable[Reply]]
 """Send a request to the replica of a session; raises :class:`LostError`."""
 Watch = Callable[[], Awaitable[Mapping[str, list[Metric]]]]
 """Metrics of the replicas by name."""
 
 
-async def run_app(app: ASGIApp, request: Forwarded) -> Answered:
+async def run_app(app: ASGIApp, request: Forwarded) -> Reply:
     """The response of an application in this process."""
     scope: Scope = {
         "type": "http",
@@ -97,7 +96,7 @@ async def run_app(app: ASGIApp, request: Forwarded) -> Answered:
 
     await app(scope, receive, send)
     route = getattr(scope.get("route"), "path", "none")
-    return Answered(status, headers, b"".join(parts), route)
+    return Reply(status, headers, b"".join(parts), route)
 
 
 def create_router(settings: Settings, ask: Ask, watch: Watch) -> ASGIApp:
@@ -146,7 +145,7 @@ class Router:
         response.raw_headers = list(forwarded.headers)
         return response
 
-    async def _forward(self, scope: Scope, receive: Receive) -> Answered:
+    async def _forward(self, scope: Scope, receive: Receive) -> Reply:
         request = Forwarded(
             method=scope["method"],
             path=scope["raw_path"].decode("latin-1").partition("?")[0],
@@ -192,7 +191,7 @@ class Router:
             if not self._waiting[session]:
                 del self._waiting[session], self._turns[session]
 
-    async def _ask_until(self, session: str, request: Forwarded) -> Answered:
+    async def _ask_until(self, session: str, request: Forwarded) -> Reply:
         """The response of the session's replica, or of the one that has the session after it."""
         end = time.monotonic() + self._limits.wait_seconds + self._limits.batch_seconds
         for attempt in itertools.count():

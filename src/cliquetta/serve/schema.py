@@ -116,7 +116,7 @@ class Upload(_Model):
     """One image of a batch."""
 
     name: Annotated[str, BeforeValidator(_printable)] = ""
-    """Returned with the answer; never opened."""
+    """Returned with the prediction; never opened."""
     data: Annotated[
         bytes, BeforeValidator(_raw_bytes), WithJsonSchema({"type": "string", "format": "base64"})
     ]
@@ -140,11 +140,11 @@ class BatchRequest(_Model):
     top_k: Annotated[int, Field(ge=1, le=2**31)] = 5
     """Classes to list per image."""
     evidence: bool = False
-    """Whether to return what the answer is based on."""
+    """Whether to return what the predictions are based on."""
 
     @property
     def digest(self) -> str:
-        """Hash of everything that the answer depends on; tells a repeat from another batch."""
+        """Hash of everything that the response depends on; tells a repeat from another batch."""
         digest = hashlib.sha256(repr((self.top_k, self.evidence)).encode())
         for image in self.images:
             digest.update(repr((image.name, len(image.data))).encode() + image.data)
@@ -186,7 +186,7 @@ class ImagePrediction(_Model):
     rejected: bool | None = None
     """Whether it looks like none of the classes, in sessions with ``reject``."""
     rejection_score: float | None = None
-    """How unsure the answer is, from 0 to 1, in sessions with ``reject``."""
+    """How unsure the prediction is, from 0 to 1, in sessions with ``reject``."""
 
 
 class ImageProblem(_Model):

@@ -35,10 +35,9 @@ def serve(
     log_format: str = "text",
     on_ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serve until the process is stopped; every acknowledged answer is in ``folder``.
+    """Serve until the process is stopped; every acknowledged response is in ``folder``.
 
-    ``log_format`` is ``text`` (warnings and errors) or ``json`` (every request, too);
-    ``on_ready`` is called once the port is open.
+    ``log_format`` is ``text`` or ``json``; ``on_ready`` is called once the port is open.
     """
     check_binding(host, settings.tokens)
     # Python remembers every different warning, and a client's file can make any number of them.
@@ -52,7 +51,7 @@ def serve(
 
 
 def open_port(host: str, port: int) -> socket.socket:
-    """Listen on an address, or say what to do where it is taken."""
+    """Listen on an address, or say what to do where it is in use."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
@@ -85,11 +84,9 @@ def make_server(app: ASGIApp, limits: Limits) -> uvicorn.Server:
 
 
 class BoundedProtocol(H11Protocol):
-    """HTTP with a cap on connections, and deadlines for heads of requests and stalled readers.
+    """HTTP with bounds for what the middleware does not see: heads of requests, stalled readers.
 
-    The middleware sees a request only once its head is complete, and an answer only until it is
-    in the transport's buffer; these bounds are for what comes before and after. At the cap, the
-    connection that has waited longest without a request makes room for a new one.
+    At the cap on connections, the one that has waited longest without a request makes room.
     """
 
     bounds: ClassVar[Limits]
@@ -98,8 +95,8 @@ class BoundedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept a connection; if there are too many, close an idle one or this one."""
-        # asyncio does so itself for sockets that it has opened: without it the body of an answer
-        # waits for the receipt of its head, which a client delays by 40 ms
+        # asyncio does so itself for sockets that it has opened: without it the body of a
+        # response waits for the receipt of its head, which a client delays by 40 ms
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._timers: dict[str, asyncio.TimerHandle] = {}
         super().connection_made(transport)

@@ -84,9 +84,7 @@ class _Job:
 class FairPool:
     """Worker threads that serve owners in turn, and the sessions of an owner in turn.
 
-    Jobs of one session run one after the other, in the order of :meth:`submit`. An owner with
-    many sessions, or a session with many jobs, waits for its next turn like all others. A job
-    beyond the limits is refused at once.
+    Jobs of one session run one after the other, in their order; those beyond limits are refused.
     """
 
     def __init__(

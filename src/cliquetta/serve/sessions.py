@@ -44,7 +44,7 @@ def _repeated(
                 return work(self, id, *given, **named)
             except FencedError as error:
                 if error.ahead >= self._limits.replay:
-                    break  # it may have been applied, and the response is not kept any more
+                    break  # it may have been applied, and its response is gone
         message = "another replica works on this session: look at its sequence, then try again"
         raise ServiceError(503, "session_moved", message, retry_after=1)
 
@@ -96,10 +96,9 @@ class Sessions:
 
     @_repeated
     def predict(self, id: str, request: BatchRequest, key: str = "") -> tuple[bytes, bool]:
-        """The response as JSON, and whether it is a repeat of one given before.
+        """The response as JSON, and whether it is a repeat; a request is known by its ``key``, too.
 
-        On return the response and what was learned from the batch are on disk. On an exception the
-        session is as it was. A request that has the ``key`` of one before is that request.
+        On return it is on disk with what was learned; on an exception the session is as it was.
         """
         start = time.perf_counter()
         digest = request.digest
@@ -154,8 +153,7 @@ class Sessions:
     def set_classes(self, id: str, request: ClassesRequest) -> SessionInfo:
         """Classify among other classes from the next batch on; batch numbers continue.
 
-        What was learned apart from the classes is kept. On return it is on disk; on an exception
-        the session is as it was. The list that it has already changes nothing.
+        What was learned apart from the classes stays. The list that it has already changes nothing.
         """
         with self._using(id) as (entry, resident), self._dropped_on_error(id):
             info, adapter = change_classes(request, entry.info, resident.adapter, self._settings)

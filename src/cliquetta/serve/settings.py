@@ -26,7 +26,7 @@ class Limits:
     body_seconds: float = 60.0
     """Time for a request to arrive in full."""
     answer_seconds: float = 60.0
-    """Time for a client to read an answer in full."""
+    """Time for a client to read a response in full."""
     header_seconds: float = 10.0
     """Time for the head of a request to arrive, from the connection or its first byte on."""
     idle_seconds: float = 75.0
@@ -72,9 +72,9 @@ class Limits:
     queued_per_session: int = 8
     """Requests waiting, per session."""
     queued_bytes: int = 256 * _MB
-    """Size of all requests and answers in memory at one time."""
+    """Size of all requests and responses in memory at one time."""
     replay: int = 4
-    """Answers kept with a session, for clients that repeat a batch."""
+    """Responses stored with a session, for clients that repeat a batch."""
     rate: float = 50.0
     """Requests per second per token, or per address without tokens."""
     burst: int = 100
@@ -125,7 +125,7 @@ class Settings:
     tokens: Tokens | None = None
     """Accepted tokens; ``None`` accepts everyone."""
     hosts: frozenset[str] | None = LOCAL_HOSTS
-    """Names in the ``Host`` header that are answered; any if ``None``, which needs tokens."""
+    """Names in the ``Host`` header that are accepted; any if ``None``, which needs tokens."""
     limits: Limits = field(default_factory=Limits)
     """Bounds of what clients may ask for."""
     workers: int = field(default_factory=lambda: os.cpu_count() or 1)
@@ -157,15 +157,11 @@ def name_models(given: Sequence[str]) -> dict[str, str]:
 
 
 def load_models(sources: Mapping[str, str], load: Callable[[str], CLIP]) -> dict[str, CLIP]:
-    """``load`` every model once, whatever the number of names it has."""
-    loaded = {source: _make_shareable(load(source)) for source in dict.fromkeys(sources.values())}
-    return {name: loaded[source] for name, source in sources.items()}
-
-
-def _make_shareable(model: CLIP) -> CLIP:
-    """Compute what a model caches now, before several threads may do so at once."""
-    model.requires_grad_(False).eval()
-    _ = model.fingerprint
-    if model.text is not None:
-        _ = model.tokenizer
-    return model
+    """``load`` every model once, whatever the number of names it has, to be shared by threads."""
+    models = {source: load(source) for source in dict.fromkeys(sources.values())}
+    for model in models.values():
+        model.requires_grad_(False).eval()
+        _ = model.fingerprint  # cached now, before several threads compute it at once
+        if model.text is not None:
+            _ = model.tokenizer
+    return {name: models[source] for name, source in sources.items()}

@@ -143,10 +143,7 @@ class Store:
         return sorted(sessions, key=lambda stored: (stored.info.created, stored.info.id))
 
     def version(self, id: str, known: int = 0) -> int:
-        """The present version of a session, also if that is its deletion; 0 if there is none.
-
-        It is less than one that is ``known`` only if files were removed by somebody else.
-        """
+        """The version of a session or its deletion; less than ``known`` if files were removed."""
         return self._present(id, max(1, known))[0]
 
     def find(self, id: str) -> StoredSession | None:
@@ -166,14 +163,9 @@ class Store:
                     return None
 
     def save(self, session: StoredSession, resident: Resident) -> None:
-        """Write a session as the version after ``session.version``; it is on disk on return.
+        """Write a session as its next version, durably; only changes if the chain knows the rest.
 
-        Only what changed of its memory is written if ``resident.chain`` knows what is there. The
-        version and the chain are brought up to date.
-
-        Raises:
-            FencedError: It is another version already; nothing was changed.
-
+        :class:`FencedError` if it is another version already; nothing was changed then.
         """
         responses, chain, version = resident.responses, resident.chain, session.version + 1
         made = session.info.model_dump()
@@ -206,12 +198,10 @@ class Store:
         session.version = resident.version = version
 
     def load(self, adapter: Adapter, id: str, version: int) -> tuple[StoredSession, Resident]:
-        """Let ``adapter`` continue where the session was.
+        """Let ``adapter`` continue where the session was at ``version``.
 
-        Raises:
-            FencedError: It is another version than ``version`` already.
-            DamagedError: Its files are not those that were written.
-
+        :class:`FencedError` if it is another one already, :class:`DamagedError` for other files
+        than those that were written.
         """
         saved = unpack_state(adapter, fold(self._read(id, version)), source="the session's file")
         responses = {
@@ -225,12 +215,7 @@ class Store:
         return _parse_notes(saved.notes, id), Resident(adapter, responses, version)
 
     def delete(self, id: str, version: int = 0) -> None:
-        """Write an empty version after ``version``, or after whatever is present if that is 0.
-
-        Raises:
-            FencedError: It is another version than ``version`` already.
-
-        """
+        """Write an empty version after ``version`` (0: any), or raise :class:`FencedError`."""
         while last := version or self._present(id)[0]:
             try:
                 self._write(id, b"", last + 1, last + 1)
@@ -277,7 +262,7 @@ class Store:
                 self.files.remove(name)
 
     def _read(self, id: str, version: int) -> list[bytes]:
-        """The whole file that a version is based on, and the changes after it."""
+        """The complete file that a version is based on, and the changes after it."""
         try:
             last = _checked(self.files.read(_name(id, version)))
             first = notes_of(last).get("whole", version)

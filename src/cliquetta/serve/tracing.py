@@ -1,7 +1,6 @@
 """OpenTelemetry traces of requests (extra ``otel``); without a tracer nothing of it is imported.
 
-A request is one span with three below it: ``queue``, ``predict`` and ``store.write``. Sessions are
-named by a hash. Tokens, class names, file names and messages of errors are never sent.
+Sessions are named by a hash; tokens, names of classes and files, and messages are never sent.
 """
 
 from __future__ import annotations
@@ -46,10 +45,7 @@ class Tracing:
 
     @contextmanager
     def request(self, headers: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-        """The span of a request, below that of its sender (``traceparent``).
-
-        Yields a dictionary for what is known at its end only: ``name``, ``session``, attributes.
-        """
+        """The span of a request; yields a dictionary for its ``name`` and attributes."""
         known: dict[str, Any] = {}
         if self._tracer is None:
             yield known

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cliquetta.methods.building.cache import affinity, simulate_insertions, store
+from cliquetta.methods.building.cache import simulate_insertions, store
 
 Entry = tuple[float, int]
 
@@ -69,26 +69,3 @@ def test_every_moment_equals_the_lists(seed: int, classes: int, capacity: int) -
             assert owner[label][:count].tolist() == lists.images(label)
             assert selected[label].isfinite().sum() == count
             assert (selected[label].diff()[: max(0, count - 1)] >= 0).all()
-
-
-def test_an_image_that_is_not_taken_in_does_not_meet_itself() -> None:
-    full = torch.tensor([[0.1, 0.2]])
-    occupancy = simulate_insertions(full, torch.tensor([0, 0, 0]), torch.tensor([0.3, 0.2, 0.15]))
-    assert occupancy.new.tolist() == [[False] * 3, [False] * 3, [False, False, True]]
-    assert occupancy.old[:, 0].tolist() == [[True, True], [True, True], [True, False]]
-
-
-def test_affinity_is_the_kernel_of_what_is_present() -> None:
-    generator = torch.Generator().manual_seed(0)
-    keys = torch.nn.functional.normalize(torch.randn(2, 2, 4, generator=generator), dim=-1)
-    queries = torch.nn.functional.normalize(torch.randn(3, 4, generator=generator), dim=-1)
-    entropy = torch.tensor([[0.1, 0.5], [0.4, torch.inf]])
-    occupancy = simulate_insertions(entropy, torch.tensor([0, 1, 0]), torch.tensor([0.2, 0.9, 0.7]))
-    old, new = affinity(queries, keys, occupancy, 5.5)
-    expected = torch.exp(-5.5 * (1 - queries[0] @ keys[0, 0]))
-    torch.testing.assert_close(old[0, 0, 0], expected)
-    assert old[:, 0, 1].tolist() == [0, 0, 0]  # pushed out by the first image
-    assert old[:, 1, 1].tolist() == [0, 0, 0]  # was empty
-    torch.testing.assert_close(new.diagonal(), torch.tensor([1.0, 1.0, 0.0]))  # met themselves
-    torch.testing.assert_close(new[1, 0], torch.exp(-5.5 * (1 - queries[1] @ queries[0])))
-    assert new[0, 1] == 0  # not there yet

@@ -1,4 +1,4 @@
-"""Configs: values that are refused, option names of earlier versions, and how types are told."""
+"""Configs: values that are refused, and how types are described."""
 
 from __future__ import annotations
 

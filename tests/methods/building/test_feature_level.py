@@ -52,12 +52,7 @@ SHARP = TDAConfig(positive_alpha=1.3, positive_beta=6.0, negative_alpha=0.9, neg
     ],
 )
 def test_groups_change_nothing(
-    name: str,
-    bound: str,
-    size: int,
-    config: Any,
-    tiny_clip: CLIP,
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, bound: str, size: int, config: Any, tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     features, _, text = make_clusters(60)
     views = make_views(features, 20)

@@ -15,6 +15,7 @@ from cliquetta.methods.building.few_shot import (
     FitTask,
     SGDTraining,
     TextTraining,
+    crop_draw,
     epoch_batches,
     feature_draw,
     learn,
@@ -22,7 +23,7 @@ from cliquetta.methods.building.few_shot import (
 from cliquetta.methods.fit import fit_method
 from cliquetta.methods.registry import create_method, method_config
 from cliquetta.model.clip import CLIP
-from tests._helpers.separable import TWO, WHOLE, accuracy, make_examples
+from tests._helpers.separable import FULL_IMAGE, TWO, accuracy, make_examples
 from tests._helpers.tiny import build_tiny_clip
 from tests._helpers.tolerance import ADAPTED, FEATURE, LOGIT
 
@@ -66,40 +67,37 @@ def test_an_epoch_shows_every_image_once_and_drops_a_short_batch() -> None:
 
 
 def test_the_loop_is_torch_sgd_with_momentum(tiny_clip: CLIP) -> None:
-    """Three epochs on a quadratic, against the recurrence written out."""
+    """Three epochs on logits without an image, against the recurrence written out."""
     config = SGDTraining(
-        epochs=3, lr=0.1, momentum=0.5, weight_decay=0.2, warmup_lr=0.3, crop_scale=WHOLE
+        epochs=3, lr=0.1, momentum=0.5, weight_decay=0.2, warmup_lr=0.3, crop_scale=FULL_IMAGE
     )
     steps: list[FitStep] = []
+    task = FitTask(tiny_clip, TWO, make_examples(2), on_step=steps.append)
     actual = learn(
         {"x": torch.tensor([1.0, -2.0])},
-        lambda learned, pixels, labels: (learned["x"] ** 2).sum() / 2,
-        FitTask(tiny_clip, TWO, make_examples(2), on_step=steps.append),
+        lambda learned, pixels: learned["x"].expand(len(pixels), 2),
+        crop_draw(task, config),
+        task,
         config,
     )["x"]
     x, velocity = np.array([1.0, -2.0]), np.zeros(2)
     for rate in (0.3, 0.1, 0.05 * (1 + math.cos(math.pi / 3))):
-        velocity = 0.5 * velocity + x + 0.2 * x
+        velocity = 0.5 * velocity + np.exp(x) / np.exp(x).sum() - 0.5 + 0.2 * x
         x = x - rate * velocity
     np.testing.assert_allclose(actual, x, rtol=FEATURE)
     assert [(s.step, s.steps, s.epoch) for s in steps] == [(1, 3, 0), (2, 3, 1), (3, 3, 2)]
-    assert steps[0].loss == pytest.approx(2.5)
+    assert steps[0].loss == pytest.approx(1.5 + math.log(1 + math.exp(-3)))
 
 
 def test_a_loss_that_is_no_number_stops_the_fit(tiny_clip: CLIP) -> None:
     with pytest.raises(ArithmeticError, match="lower lr"):
-        learn(
-            {"x": torch.ones(1)},
-            lambda learned, pixels, labels: learned["x"].sum() * math.nan,
-            FitTask(tiny_clip, TWO, make_examples(1)),
-            SGDTraining(epochs=1),
-        )
+        FitTask(tiny_clip, TWO, make_examples(1)).report(FitStep(1, 1, 0, math.nan, 0.1))
 
 
 @pytest.mark.parametrize("name", ["coop", "cocoop"])
 def test_a_pool_of_whole_images_fits_as_fresh_ones_do(tiny_clip: CLIP, name: str) -> None:
     """Whole images that look the same in the mirror leave nothing to a crop's chance."""
-    options = {"context_init": "a photo of a", "crop_scale": WHOLE, "epochs": 4, "lr": 0.1}
+    options = {"context_init": "a photo of a", "crop_scale": FULL_IMAGE, "epochs": 4, "lr": 0.1}
     config = method_config(name, options={**options, "batch_size": 4})
     fresh, pooled = (
         fit_method(name, tiny_clip, TWO, make_examples(2), replace(config, crop_pool=pool)).fitted

@@ -11,9 +11,7 @@ from torch import Tensor
 
 from cliquetta.errors import UserError
 from cliquetta.methods.base import Adapter
-from cliquetta.methods.building.merging import merge_caches
 from cliquetta.methods.domain_norm import DomainNorm, DomainNormConfig
-from cliquetta.methods.domain_norm.domains import distances, key_of, merge_keys
 from cliquetta.methods.domain_norm.merging import match_domains
 from cliquetta.methods.domain_norm.state import State
 from cliquetta.methods.registry import create_method
@@ -56,19 +54,6 @@ def test_caches_are_those_of_one_copy_that_saw_everything(build: Build, method: 
         torch.testing.assert_close(joined.state_dict()[name], value)
     expected = one.predict(batches[8]).logits
     torch.testing.assert_close(joined.predict(batches[8]).logits, expected)
-
-
-def test_cache_by_hand() -> None:
-    inf = float("inf")
-    first = {"entropy": torch.tensor([[0.1, 0.4]]), "keys": torch.tensor([[[1.0], [4.0]]])}
-    second = {"entropy": torch.tensor([[0.1, inf]]), "keys": torch.tensor([[[1.0], [0.0]]])}
-    third = {"entropy": torch.tensor([[0.1, 0.3]]), "keys": torch.tensor([[[9.0], [3.0]]])}
-    actual = merge_caches([first, second])
-    assert actual["entropy"].tolist() == first["entropy"].tolist()
-    assert actual["keys"].tolist() == [[[1.0], [4.0]]]
-    actual = merge_caches([second, third])
-    assert actual["keys"].tolist() == [[[1.0], [9.0]]]
-    assert merge_caches([second, second])["entropy"].tolist() == [[pytest.approx(0.1), inf]]
 
 
 def test_layernorms_are_averaged(build: Build, tmp_path: Path) -> None:
@@ -179,14 +164,3 @@ def test_recent_images_of_every_state_are_kept(build: Build) -> None:
     for name in ("features", "predictions", "zero_shot"):
         parts = [getattr(state.domains[0].voters, name)[:128] for state in (one, two)]
         torch.testing.assert_close(getattr(actual.domains[0].voters, name), torch.cat(parts))
-
-
-def test_keys_of_two_halves_are_those_of_the_whole() -> None:
-    images = torch.randn(50, 6, generator=torch.Generator().manual_seed(0))
-    first, second = images[:20], images[20:]
-    actual = merge_keys(key_of(first), key_of(second))
-    torch.testing.assert_close(actual.images, torch.tensor(50.0))
-    torch.testing.assert_close(actual.mean, images.mean(0))
-    torch.testing.assert_close(actual.scatter, 49 * images.var(0))
-    assert float(distances(key_of(first), (key_of(second),))) < 0.2
-    assert float(distances(key_of(first + 3), (key_of(second),))) > 4

@@ -12,7 +12,7 @@ from cliquetta.data.dataset import ArrayDataset
 from cliquetta.methods.building.support_set import FewShot
 from cliquetta.model.clip import CLIP
 from cliquetta.model.preprocess import Preprocess
-from tests._helpers.separable import WHOLE
+from tests._helpers.separable import FULL_IMAGE
 
 
 def test_shots_are_drawn_per_class_and_by_seed() -> None:
@@ -82,7 +82,7 @@ def test_crops_of_pictures_and_of_their_pixels_agree(tiny_clip: CLIP) -> None:
     assert a.shape == (10, 3, 3, 32, 32)
     torch.testing.assert_close(a, b, atol=0.03, rtol=0)  # 8-bit rounding
     assert not torch.equal(a[:, 0], a[:, 1])
-    full = pictures.crops(rows, tiny_clip, np.random.default_rng(3), scale=WHOLE)[:, 0]
+    full = pictures.crops(rows, tiny_clip, np.random.default_rng(3), scale=FULL_IMAGE)[:, 0]
     plain = pixels.images
     same = (full == plain).flatten(1).all(1) | (full == plain.flip(-1)).flatten(1).all(1)
     assert same.all()

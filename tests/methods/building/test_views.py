@@ -12,7 +12,7 @@ from scipy.special import softmax
 from torch import Tensor
 
 from cliquetta.data.views import attach_views
-from cliquetta.methods.building.views import ViewsConfig, confident_views, near_one, selected_count
+from cliquetta.methods.building.views import confident_views, near_one, selected_count
 from cliquetta.model.clip import CLIP, encode_views
 from cliquetta.types import Batch, ViewSpec
 from tests._helpers.tolerance import FEATURE
@@ -72,7 +72,3 @@ def test_cotangents_are_scaled_by_powers_of_two() -> None:
     assert torch.equal(scaled / factor, cotangent)
     assert torch.equal(factor.log2(), factor.log2().round())
     assert torch.equal(scaled[2], torch.zeros(2))
-
-
-def test_the_config_asks_for_its_views() -> None:
-    assert ViewsConfig(views=8).spec == ViewSpec("resized-crop", 8)

@@ -16,7 +16,6 @@ from cliquetta.methods.domain_norm.domains import (
     distances,
     key_of,
     merge_keys,
-    signature,
 )
 from cliquetta.methods.domain_norm.run import Runner, Setup
 from cliquetta.methods.domain_norm.state import Domain, Group, Key, State
@@ -55,11 +54,6 @@ def test_distance_within_a_domain_is_near_zero_whatever_the_sizes() -> None:
         assert float(distances(key_of(same + other), (key,))) > 0.8
 
 
-def test_signature_leaves_the_class_token_out() -> None:
-    early = torch.tensor([[[9.0], [1.0], [3.0]]])
-    torch.testing.assert_close(signature(early), torch.tensor([[2.0, 2.0**0.5]]))
-
-
 def two_domains(apart: float) -> State:
     """Two domains of 400 channels whose means differ by ``apart`` deviations; the rest is void."""
     generator = torch.Generator().manual_seed(0)
@@ -78,15 +72,6 @@ def split(batch: Tensor, state: State) -> list[tuple[int | None, Tensor]]:
     return choose_domains(state, batch, setup)
 
 
-def test_images_of_a_mixed_batch_go_to_their_own_domains() -> None:
-    generator = torch.Generator().manual_seed(1)
-    batch = torch.randn(32, 400, generator=generator)
-    batch[::4] += 2.0
-    actual = split(batch, two_domains(2.0))
-    assert [domain for domain, _ in actual] == [0, 1]
-    assert actual[1][1].tolist() == list(range(0, 32, 4))
-
-
 def test_a_batch_of_one_domain_is_never_split() -> None:
     generator = torch.Generator().manual_seed(2)
     for apart in (0.3, 2.0):  # domains that are nearly one, and domains far apart
@@ -96,13 +81,6 @@ def test_a_batch_of_one_domain_is_never_split() -> None:
             actual = split(batch, state)
             assert len(actual) == 1
             assert apart < 1 or actual[0][0] == expected
-
-
-def test_a_batch_far_from_all_domains_is_new() -> None:
-    batch = torch.randn(16, 400, generator=torch.Generator().manual_seed(3)) - 3.0
-    ((domain, rows),) = split(batch, two_domains(2.0))
-    assert domain is None
-    assert rows.tolist() == list(range(16))
 
 
 def test_the_arrangement_follows_the_images() -> None:

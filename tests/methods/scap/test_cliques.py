@@ -35,23 +35,15 @@ def random_batch(seed: int, b: int, classes: int, k: int, width: int) -> tuple[T
     k=st.integers(1, 3),
     width=st.integers(1, 5),
     threshold=st.sampled_from([-0.5, 0.5, 1.5, 2.5]),
-    whole_sets=st.booleans(),
-    repeats=st.booleans(),
+    rules=st.fixed_dictionaries({"full_sets": st.booleans(), "repeats": st.booleans()}),
 )
 def test_mining_agrees_with_the_oracle(
-    seed: int,
-    b: int,
-    classes: int,
-    k: int,
-    width: int,
-    threshold: float,
-    whole_sets: bool,
-    repeats: bool,
+    seed: int, b: int, classes: int, k: int, width: int, threshold: float, rules: dict[str, bool]
 ) -> None:
     features, top = random_batch(seed, b, classes, min(k, classes), width)
     similar = similar_images(features, threshold)
-    actual = mine_cliques(similar, top, whole_sets=whole_sets, repeats=repeats)
-    expected = mine(features, top.tolist(), threshold, whole_sets=whole_sets, repeats=repeats)
+    actual = mine_cliques(similar, top, **rules)
+    expected = mine(features, top.tolist(), threshold, **rules)
     assert as_listed(actual) == expected
     distinct = {members for _, members in expected}
     assert len(actual.sets) == len(distinct)
@@ -59,11 +51,11 @@ def test_mining_agrees_with_the_oracle(
 
 
 @pytest.mark.parametrize("b", [61, 62, 63, 64, 124, 130])
-@pytest.mark.parametrize("whole_sets", [False, True])
-def test_mining_agrees_beyond_one_word_of_bits(b: int, whole_sets: bool) -> None:
+@pytest.mark.parametrize("full_sets", [False, True])
+def test_mining_agrees_beyond_one_word_of_bits(b: int, full_sets: bool) -> None:
     features, top = random_batch(b, b, 4, 2, 3)
-    actual = mine_cliques(similar_images(features, 1.5), top, whole_sets=whole_sets)
-    expected = mine(features, top.tolist(), 1.5, whole_sets=whole_sets)
+    actual = mine_cliques(similar_images(features, 1.5), top, full_sets=full_sets)
+    expected = mine(features, top.tolist(), 1.5, full_sets=full_sets)
     assert as_listed(actual) == expected
     assert len(expected) > 10
 

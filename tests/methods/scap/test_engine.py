@@ -83,7 +83,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"clique_combination": "mean", "retained_combination": "mean"},
     {"topk": 1},
     {"topk": 9},
-    {"whole_sets": True},
+    {"full_sets": True},
     {"repeated_cliques": True},
     {"prompted_mining": True},
     {"member_entropy": True},
@@ -135,6 +135,16 @@ def test_several_templates_agree_with_the_oracle(mix: float) -> None:
     assert check_agreement(both, batches) > 0
 
 
+WORLDS = {
+    "steps": st.sampled_from([1, 1, 2]),
+    "modalities": st.sampled_from(["both", "image", "text"]),
+    "capacity": st.integers(1, 4),
+    "concentration": st.sampled_from([0.0, 0.3, 1.0]),
+    "retention": st.booleans(),
+    "best_class_only": st.booleans(),
+}
+
+
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     world=st.sampled_from(sorted(MODELS)),
@@ -142,38 +152,16 @@ def test_several_templates_agree_with_the_oracle(mix: float) -> None:
     size=st.integers(1, 8),
     classes=st.integers(2, 6),
     quantile=st.floats(0.2, 0.95),
-    steps=st.sampled_from([1, 1, 2]),
-    modalities=st.sampled_from(["both", "image", "text"]),
-    capacity=st.integers(1, 4),
-    concentration=st.sampled_from([0.0, 0.3, 1.0]),
-    retention=st.booleans(),
-    best_class_only=st.booleans(),
+    options=st.fixed_dictionaries(WORLDS),
 )
 def test_random_worlds_agree_with_the_oracle(
-    world: int,
-    seed: int,
-    size: int,
-    classes: int,
-    quantile: float,
-    steps: int,
-    modalities: str,
-    capacity: int,
-    concentration: float,
-    retention: bool,
-    best_class_only: bool,
+    world: int, seed: int, size: int, classes: int, quantile: float, options: dict[str, Any]
 ) -> None:
     model = MODELS[world]
     batches = make_batches(seed, 2, size)
-    options = {
-        "threshold": between_similarities(model, torch.cat(batches), quantile),
-        "steps": steps,
-        "modalities": modalities,
-        "capacity": capacity,
-        "concentration": concentration,
-        "retention": retention,
-        "best_class_only": best_class_only,
-    }
-    check_agreement(pair(model, options, names=NAMES[:classes], seed=seed), batches)
+    threshold = between_similarities(model, torch.cat(batches), quantile)
+    both = pair(model, {"threshold": threshold, **options}, names=NAMES[:classes], seed=seed)
+    check_agreement(both, batches)
 
 
 def test_one_image_has_no_clique_and_is_plain_clip() -> None:

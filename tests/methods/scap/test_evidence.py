@@ -80,26 +80,6 @@ def test_equal_member_sets_share_their_id() -> None:
     }
 
 
-def test_counts_agree_with_the_description() -> None:
-    adapter = SCAP(MODEL, ClassPrompts(NAMES), SCAPConfig(threshold=THRESHOLD))
-    for images in BATCHES:
-        prediction = adapter.predict(Batch(images))
-        actual, counts = describe(prediction), summary(prediction)
-        cliques = actual["cliques"]
-        members = {tuple(clique["members"]) for clique in cliques}
-        assert counts["cliques"] == len(cliques) > 0
-        assert counts["distinct_sets"] == len(members)
-        assert counts["memberships"] == sum(len(one) for one in members)
-        sizes = [clique["size"] for clique in cliques]
-        assert counts["mean_size"] == pytest.approx(sum(sizes) / len(sizes))
-        assert counts["images_with_clique"] == len({j for one in members for j in one})
-        assert counts["images_with_retained"] == sum(
-            any(entry["retained"] is not None for entry in image["passes"])
-            for image in actual["images"]
-        )
-        json.dumps(counts)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [({"discarded_prompts": True}, "discarded"), ({"modalities": "text"}, "none")],
@@ -116,16 +96,6 @@ def test_prompts_that_were_not_scored_with_are_not_claimed(
         assert all(not p["cliques"] and p["retained"] is None for p in image["passes"])
     assert summary(prediction)["images_with_clique"] > 0
     assert summary(prediction)["images_with_retained"] == 0
-
-
-def test_a_batch_without_cliques_is_described() -> None:
-    adapter = SCAP(MODEL, ClassPrompts(NAMES), SCAPConfig(threshold=2.0))
-    prediction = adapter.predict(Batch(BATCHES[0]))
-    actual = describe(prediction)
-    assert actual["cliques"] == []
-    assert len(actual["images"]) == 6
-    assert summary(prediction)["cliques"] == 0
-    assert summary(prediction)["mean_size"] == 0.0
 
 
 def test_an_empty_batch_is_described() -> None:
@@ -173,9 +143,9 @@ def test_the_map_with_all_prompts_has_the_retained_ones(
     monkeypatch.setattr(evidence, "prompted_maps", watched)
     batch = Batch(BATCHES[0])
     prediction = adapter.predict(batch)
-    places = adapter.explain(batch, prediction, maps=2).places
-    assert len(shown) == len(places) > 0
-    for index, (count, used) in zip(places, shown, strict=True):
+    mapped = adapter.explain(batch, prediction, maps=2).mapped
+    assert len(shown) == len(mapped) > 0
+    for index, (count, used) in zip(mapped, shown, strict=True):
         passes = describe(prediction)["images"][index["place"]]["passes"]
         selected = sum(entry["retained"] is not None for entry in passes)
         assert (selected > 0) == retention

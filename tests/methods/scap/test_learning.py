@@ -121,13 +121,6 @@ def test_every_clique_equals_itself_learned_alone(options: dict[str, Any]) -> No
     check(learned, start, config)
 
 
-def test_text_alone_leaves_images_plain() -> None:
-    config = SCAPConfig(modalities="text", steps=2)
-    learned = make_learner(config).learn(make_task(config), None, explain=True)
-    assert learned.visual is None
-    check(learned, None, config)
-
-
 @pytest.mark.parametrize("options", [{}, {"steps": 3}], ids=str)
 @pytest.mark.parametrize("rows", [1, 2, 5, 18])
 def test_parts_that_fit_in_memory_give_the_whole(options: dict[str, Any], rows: int) -> None:
@@ -160,15 +153,3 @@ def test_a_part_holds_whole_cliques_within_its_bound(rows: int) -> None:
         assert part.count == sets.stop - sets.start
         assert sets.stop - sets.start == 1 or sum(sizes[sets]) <= learner.graph_rows
     assert len(parts) == (1 if rows == 1000 else len(parts)) <= len(SETS)
-
-
-def test_start_features_are_those_under_the_start_prompt() -> None:
-    config = SCAPConfig()
-    start = make_start(config)
-    learner, task = make_learner(config), make_task(config)
-    expected = torch.nn.functional.normalize(
-        MODEL.require_vit()(IMAGES, prefix={1: Prefix(start)}), dim=1
-    )
-    learned = learner.learn(task, start).start_features
-    for features in (learner.prompted(task.hidden, start[None]), learned):
-        torch.testing.assert_close(features, expected, rtol=0, atol=DOUBLE)

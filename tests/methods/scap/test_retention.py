@@ -35,34 +35,26 @@ def draw(seed: int, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).double()
 
 
+OPTIONS = {
+    "capacity": st.integers(1, 4),
+    "neighbours": st.integers(1, 5),
+    "bandwidth": st.sampled_from([0.3, 1.0, 3.0]),
+    "propagation": st.sampled_from([0.0, 0.3, 0.9]),
+    "raw_keys": st.booleans(),
+}
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 10_000),
     batches=st.lists(st.lists(st.integers(0, 2), max_size=9), min_size=1, max_size=3),
-    capacity=st.integers(1, 4),
-    neighbours=st.integers(1, 5),
-    bandwidth=st.sampled_from([0.3, 1.0, 3.0]),
-    propagation=st.sampled_from([0.0, 0.3, 0.9]),
-    raw_keys=st.booleans(),
+    options=st.fixed_dictionaries(OPTIONS),
 )
 def test_the_cache_agrees_with_the_oracle(
-    seed: int,
-    batches: list[list[int]],
-    capacity: int,
-    neighbours: int,
-    bandwidth: float,
-    propagation: float,
-    raw_keys: bool,
+    seed: int, batches: list[list[int]], options: dict[str, Any]
 ) -> None:
-    shared: dict[str, Any] = {
-        "capacity": capacity,
-        "neighbours": neighbours,
-        "bandwidth": bandwidth,
-        "propagation": propagation,
-        "raw_keys": raw_keys,
-    }
-    config, literal = scap_config(**shared), ReferenceSettings(**shared)
-    cache = empty_cache(3, capacity)
+    config, literal = scap_config(**options), ReferenceSettings(**options)
+    cache = empty_cache(3, config.capacity)
     expected: dict[int, list[tuple[Tensor, Tensor]]] = {i: [] for i in range(3)}
     for number, labels in enumerate(batches):
         keys = 0.7 * draw(seed + 2 * number, len(labels), 5)
@@ -71,7 +63,7 @@ def test_the_cache_agrees_with_the_oracle(
         for label, key, value in zip(labels, keys, values, strict=True):
             expected[label] = oracle.retain(expected[label], key, value, literal)
     for label, entries in expected.items():
-        assert int(cache.count[label]) == len(entries) <= capacity
+        assert int(cache.count[label]) == len(entries) <= config.capacity
         for slot, (key, value) in enumerate(entries):
             torch.testing.assert_close(cache.keys[label, slot], key, rtol=0, atol=STEP)
             torch.testing.assert_close(cache.values[label, slot], value, rtol=0, atol=STEP)

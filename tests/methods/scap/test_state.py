@@ -6,14 +6,11 @@ import multiprocessing
 import os
 import random
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from cliquetta.data.stream import Stream
@@ -70,47 +67,6 @@ def test_a_split_stream_equals_the_whole_to_the_bit(
             assert torch.equal(actual, wanted)
         for name, value in full.state_dict().items():
             assert torch.equal(other.memory[name], value), name
-
-
-CONTINUE = """
-import sys
-from pathlib import Path
-import torch
-from safetensors.torch import save_file
-torch.set_num_threads(1)
-from cliquetta.types import Batch
-from cliquetta.methods.scap import SCAP, SCAPConfig
-from cliquetta.methods.state import load_state
-from cliquetta.prompts.classes import ClassPrompts
-from tests._helpers.scenes import NAMES, build_model, make_batches
-folder = Path(sys.argv[1])
-prompts = ClassPrompts(NAMES, ("a photo of a {}.", "art of the {}."))
-adapter = SCAP(build_model(0).float(), prompts, SCAPConfig(threshold=0.4, capacity=2))
-load_state(adapter, folder / "before.safetensors")
-logits = [adapter.predict(Batch(x.float())).logits for x in make_batches(3, 6, 6)[3:]]
-save_file({"logits": torch.cat(logits)}, folder / "logits.safetensors")
-adapter.save(folder / "after.safetensors")
-"""
-
-
-def test_a_stream_split_over_two_processes_equals_the_whole_to_the_bit(tmp_path: Path) -> None:
-    full, first = adapter_of(), adapter_of()
-    expected = run(full, BATCHES)
-    run(first, BATCHES[:3])
-    first.save(tmp_path / "before.safetensors")
-    tests = Path(__file__).resolve().parents[2]
-    indices = [str(tests), str(tests.parent / "src"), os.environ.get("PYTHONPATH", "")]
-    subprocess.run(
-        [sys.executable, "-c", CONTINUE, str(tmp_path)],
-        check=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(indices)},
-    )
-    logits = load_file(tmp_path / "logits.safetensors")["logits"]
-    assert torch.equal(logits, torch.cat(expected[3:]))
-    other = adapter_of()
-    load_state(other, tmp_path / "after.safetensors")
-    for name, value in full.state_dict().items():
-        assert torch.equal(other.memory[name], value), name
 
 
 # --- kills --------------------------------------------------------------------------------------

@@ -42,20 +42,6 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).double()
 
 
-def test_start_features_are_those_of_the_plain_template(text: PromptedText) -> None:
-    torch.testing.assert_close(
-        text.start_features, literal_features(text, text.start), rtol=0, atol=DOUBLE
-    )
-    contexts = text.start + 0.1 * draw(3, *text.start.shape)
-    actual = text.features(contexts)
-    for u in range(3):
-        expected = literal_features(text, contexts[u])
-        torch.testing.assert_close(actual[u], expected, rtol=0, atol=DOUBLE)
-        torch.testing.assert_close(
-            text.features(contexts[u, None])[0], expected, rtol=0, atol=DOUBLE
-        )
-
-
 @pytest.mark.parametrize("jacobian", [False, True])
 @pytest.mark.parametrize("rows", [16384, 1])
 def test_gradients_of_each_class_equal_autograd(
@@ -89,13 +75,6 @@ def test_gradients_of_a_shared_context_equal_autograd(
         loss = (slopes[u] * (features @ asked[u])).sum()
         (expected,) = torch.autograd.grad(loss, leaf, retain_graph=True)
         torch.testing.assert_close(actual[u], expected, rtol=DOUBLE, atol=DOUBLE * size)
-
-
-def test_words_that_share_a_token_with_class_names_are_refused() -> None:
-    with pytest.raises(ValueError, match="put a space between"):
-        PromptedText(MODEL, ClassPrompts(CLASSES, ("a photo of a{}.",)), 0.5)
-    bare = PromptedText(MODEL, ClassPrompts(CLASSES, ("{}.",)), 0.5)
-    assert bare.start.shape[0] == 0
 
 
 # --- the change-over ----------------------------------------------------------------------------

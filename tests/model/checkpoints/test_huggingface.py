@@ -1,7 +1,8 @@
-"""Our towers against ``transformers.CLIPModel``, with its random weights read by our loader."""
+"""Our towers against those of transformers, with random weights that our loader reads."""
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from pathlib import Path
@@ -13,32 +14,53 @@ import transformers
 from torch import Tensor
 
 from cliquetta.errors import UserError
+from cliquetta.methods.registry import create_method
 from cliquetta.model.checkpoints.state import CheckpointError
 from cliquetta.model.factory import create_model
+from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Batch
 from tests._helpers.tolerance import FEATURE, LOGIT, SUM
+from tests._helpers.transformers_models import (
+    XLM,
+    assert_features,
+    rewrite,
+    save_siglip,
+    tiny_metaclip2,
+    tiny_siglip,
+    tiny_transformers,
+    word_tokenizer,
+)
 
-TEXTS = ["cat", "a photo of a small green frog.", "a bad photo of the truck, and of ☃ on ice"]
+FAMILIES = ("quick_gelu", "gelu", "xlm", "mt5", "siglip")
+"""CLIP with either activation, MetaCLIP 2 with its own vocabulary or SigLIP's, SigLIP 2."""
+TEXTS = ["a photo of a cat", "the frog", "a sketch of a green truck"]
 
 
-def tiny_transformers(activation: Any, seed: int = 0) -> Any:
-    """A random ``CLIPModel`` whose features depend on the input; whole vocabulary."""
-    shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}
-    shape |= {"num_attention_heads": 4, "hidden_act": activation}
-    torch.manual_seed(seed)
-    model = transformers.CLIPModel(
-        transformers.CLIPConfig(
-            text_config={**shape, "layer_norm_eps": 1e-6},
-            vision_config={**shape, "image_size": 32, "patch_size": 8},
-            projection_dim=24,
-        )
-    ).eval()
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if weight.ndim == 1:
-                weight += 0.1 * torch.randn_like(weight)
-            elif weight.ndim > 1:
-                weight.normal_(0, 0.3 if "embedding" in name else weight[0].numel() ** -0.5)
-    return model
+def save_family(family: str, folder: Path) -> Any:
+    """A model of transformers, saved with its tokenizer as its repositories hold it."""
+    if family in ("quick_gelu", "gelu"):
+        theirs = tiny_transformers(family)
+    else:
+        pytest.importorskip("transformers", minversion="5")
+    if family == "siglip":
+        theirs = tiny_siglip()
+        save_siglip(theirs, folder)
+    if family in ("xlm", "mt5"):  # MT5's has no start token, and 1 as its end
+        theirs = tiny_metaclip2(end=2 if family == "xlm" else 1)
+        specials = XLM if family == "xlm" else ("<pad>", "</s>", "<unk>", "<extra>")
+        word_tokenizer(folder / "tokenizer.json", specials=specials)
+    theirs.save_pretrained(folder)
+    return theirs
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("hf")
+    theirs = save_family(request.param, folder)
+    ours = create_model(f"hf:{folder}")
+    if request.param in ("quick_gelu", "gelu"):
+        assert ours.config.vision.activation == request.param
+    return ours, theirs
 
 
 def features(output: Any) -> Any:
@@ -46,67 +68,56 @@ def features(output: Any) -> Any:
     return output if isinstance(output, torch.Tensor) else output.pooler_output
 
 
-@pytest.fixture(scope="module", params=["quick_gelu", "gelu"])
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    theirs = tiny_transformers(request.param)
-    folder = tmp_path_factory.mktemp("hf")
-    theirs.save_pretrained(folder)
-    ours = create_model(f"hf:{folder}")
-    assert ours.config.vision.activation == request.param
-    return ours, theirs
-
-
-@pytest.fixture(scope="module")
-def pixels() -> Any:
-    return torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
-
-
 @torch.no_grad()
-def test_image_features(pair: Any, pixels: Tensor) -> None:
-    ours, theirs = pair
-    wanted = features(theirs.get_image_features(pixel_values=pixels))
-    assert wanted.std() > 0.1
-    torch.testing.assert_close(ours.encode_image(pixels), wanted, atol=FEATURE, rtol=FEATURE)
-
-
-@torch.no_grad()
-def test_text_features(pair: Any) -> None:
+def test_features_and_logits(pair: Any, pixels: Tensor) -> None:
     ours, theirs = pair
     ids = ours.tokenizer(TEXTS)
-    assert ids.shape[1] == 77
-    wanted = features(theirs.get_text_features(input_ids=ids))
-    assert wanted.std() > 0.1
-    torch.testing.assert_close(ours.encode_text(TEXTS), wanted, atol=FEATURE, rtol=FEATURE)
-
-
-@torch.no_grad()
-def test_logits(pair: Any, pixels: Tensor) -> None:
-    ours, theirs = pair
-    wanted = theirs(input_ids=ours.tokenizer(TEXTS), pixel_values=pixels).logits_per_image
+    siglip = ours.config.sigmoid
+    image = features(theirs.get_image_features(pixel_values=pixels))
+    text = features(theirs.get_text_features(input_ids=ids))
+    logits = theirs(input_ids=ids, pixel_values=pixels).logits_per_image
+    assert_features(ours.encode_image(pixels), image, 1e-5 if siglip else FEATURE)
+    assert_features(ours.encode_text(TEXTS), text, 1e-5 if siglip else FEATURE)
     cosines = ours.encode_image(pixels, normalize=True) @ ours.encode_text(TEXTS, normalize=True).T
-    torch.testing.assert_close(ours.scale * cosines, wanted, atol=LOGIT, rtol=FEATURE)
+    assert_features(ours.scale * cosines + ours.bias, logits, 1e-5 if siglip else LOGIT)
 
 
 @torch.no_grad()
-def test_hidden_states_at_every_boundary(pair: Any, pixels: Tensor) -> None:
+def test_hidden_states_and_attention(pair: Any, pixels: Tensor) -> None:
     ours, theirs = pair
-    states = theirs.vision_model(pixels, output_hidden_states=True).hidden_states
+    theirs = copy.deepcopy(theirs)
+    theirs.vision_model.config._attn_implementation = "eager"
+    output = theirs.vision_model(pixels, output_hidden_states=True, output_attentions=True)
     tower = ours.require_vit()
     hidden = tower.embed(pixels)
-    for boundary, wanted in enumerate(states):
-        found = tower.run(hidden, 0, boundary)
-        torch.testing.assert_close(found, wanted, atol=FEATURE, rtol=FEATURE)
+    for boundary, wanted in enumerate(output.hidden_states):
+        close = 1e-5 if ours.config.sigmoid else FEATURE
+        assert_features(tower.run(hidden, 0, boundary), wanted, close)
+    weights = tower.attention(pixels, range(len(tower.blocks)))
+    for index, wanted in enumerate(output.attentions):
+        torch.testing.assert_close(weights[index], wanted, atol=SUM, rtol=FEATURE)
+    if tower.head is not None:
+        head, states = theirs.vision_model.head, output.last_hidden_state
+        probe = head.probe.expand(len(pixels), -1, -1)
+        _, wanted = head.attention(probe, states, states, average_attn_weights=False)
+        last = len(tower.blocks)
+        pooled = tower.attention(pixels, [last])[last]
+        torch.testing.assert_close(pooled, wanted, atol=SUM, rtol=FEATURE)
 
 
-@torch.no_grad()
-def test_attention(pair: Any, pixels: Tensor) -> None:
+def test_tokens(pair: Any) -> None:
+    """One per word, under the special tokens of each vocabulary; 77 of CLIP, 64 of SigLIP."""
     ours, theirs = pair
-    theirs.vision_model.config._attn_implementation = "eager"
-    wanted = theirs.vision_model(pixels, output_attentions=True).attentions
-    found = ours.require_vit().attention(pixels, [0, 2])
-    assert sorted(found) == [0, 2]
-    for index, weights in found.items():
-        torch.testing.assert_close(weights, wanted[index], atol=SUM, rtol=FEATURE)
+    ids, start = ours.tokenizer(["the cat"])[0].tolist(), ours.config.text.start_tokens
+    end = theirs.config.text_config.eos_token_id
+    if ours.config.sigmoid:
+        assert ids == [14, 9, 1, *[0] * 61] and start == 0
+    elif end == 1:
+        assert ids == [14, 9, *[1] * 75] and start == 0
+    elif end == 2:
+        assert ids == [0, 14, 9, 2, *[1] * 73] and start == 1
+    else:
+        assert ids[0] == 49406 and ids[3] == 49407 and len(ids) == 77 and start == 1
 
 
 @torch.no_grad()
@@ -138,17 +149,6 @@ def test_shards_and_processor(tmp_path: Path, pixels: Tensor) -> None:
     assert ours.preprocess.crop_rounding == "floor"
 
 
-def rewrite(folder: Path, **changes: Any) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    for key, value in changes.items():
-        section, _, field = key.partition("__")
-        if field:
-            config[section][field] = value
-        else:
-            config[key] = value
-    (folder / "config.json").write_text(json.dumps(config))
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -167,49 +167,6 @@ def test_configs_that_do_not_fit(tmp_path: Path, changes: Any, message: str) -> 
     rewrite(tmp_path, **changes)
     with pytest.raises(CheckpointError, match=message):
         create_model(f"hf:{tmp_path}")
-
-
-ODD: list[tuple[dict[str, Any], str]] = [
-    ({"model_type": None}, "not supported.*type None"),
-    ({"model_type": ["clip"]}, r"not supported.*\['clip'\]"),
-    ({"text_config": "gpt"}, "'text_config' is a str, expected an object"),
-    ({"vision_config": [1]}, "'vision_config' is a list"),
-    ({"vision_config": None}, "another shape"),
-    ({"projection_dim": None}, "embed_dim = None"),
-    ({"projection_dim": 0}, "embed_dim = 0"),
-    ({"vision_config__hidden_size": "64"}, "width = '64'"),
-    ({"vision_config__hidden_size": -64}, "width = -64"),
-    ({"vision_config__num_attention_heads": 5}, "heads = 5, which does not divide its width of 64"),
-    ({"vision_config__num_attention_heads": 0}, "heads = 0"),
-    ({"vision_config__num_hidden_layers": 10**9}, "layers = 1000000000"),
-    ({"vision_config__num_hidden_layers": 2.5}, r"layers = 2\.5"),
-    ({"vision_config__patch_size": [8, 8]}, r"patch_size = \[8, 8\]"),
-    ({"vision_config__patch_size": 64}, "patch_size = 64, more than its image_size"),
-    ({"vision_config__image_size": 10**12}, "image_size = 1000000000000"),
-    ({"vision_config__layer_norm_eps": "tiny"}, "eps = 'tiny'"),
-    ({"vision_config__hidden_act": ["gelu"]}, "hidden_act"),
-    ({"text_config__max_position_embeddings": True}, "context_length = True"),
-    ({"text_config__vocab_size": 10**18}, "vocab_size = 1000000000000000000"),
-    ({"text_config__intermediate_size": None}, "hidden = None"),
-]
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("odd")
-    tiny_transformers("gelu").save_pretrained(folder)
-    return folder
-
-
-@pytest.mark.parametrize(("changes", "message"), ODD, ids=[str(case[0]) for case in ODD])
-def test_odd_configs_are_refused_with_a_sentence(saved: Path, changes: Any, message: str) -> None:
-    text = (saved / "config.json").read_text()
-    try:
-        rewrite(saved, **changes)
-        with pytest.raises(UserError, match=message):
-            create_model(f"hf:{saved}")
-    finally:
-        (saved / "config.json").write_text(text)
 
 
 @pytest.mark.parametrize(
@@ -248,8 +205,24 @@ def test_early_configs(tmp_path: Path) -> None:
     assert again.fingerprint == ours.fingerprint
 
 
-def test_a_missing_config_is_named(tmp_path: Path) -> None:
-    tiny_transformers("gelu").save_pretrained(tmp_path)
-    (tmp_path / "config.json").unlink()
-    with pytest.raises(CheckpointError, match=r"config.json beside it"):
+@pytest.mark.parametrize("method", ["scap", "tpt"])
+@pytest.mark.parametrize("family", ["xlm", "mt5"])
+def test_context_is_learned(tmp_path: Path, family: str, method: str) -> None:
+    """In MetaCLIP 2, whose first word is not always the second token."""
+    save_family(family, tmp_path)
+    ours = create_model(tmp_path)
+    prompts = ClassPrompts(("cat", "frog", "truck"), ("a photo of a {}",))
+    adapter = create_method(method, ours, prompts)
+    images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(2))
+    views = (
+        None if adapter.views is None else images[:, None].repeat(1, adapter.views.count, 1, 1, 1)
+    )
+    logits = adapter.predict(Batch(images, tuple("abcd"), views)).logits
+    assert logits.shape == (4, 3) and logits.isfinite().all()
+
+
+def test_a_tokenizer_of_another_model(tmp_path: Path) -> None:
+    tiny_metaclip2().save_pretrained(tmp_path)
+    word_tokenizer(tmp_path / "tokenizer.json")  # Gemma's special tokens, no end
+    with pytest.raises(UserError, match="does not end a text with token 2"):
         create_model(tmp_path)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.errors import UserError
-from cliquetta.methods.building.config import Decay, MethodConfig, Positive
+from cliquetta.methods.building.config import Decay, MethodConfig, NonNegative, Positive
 from cliquetta.methods.building.memory import ANY, NON_NEGATIVE, Memory
 
 
@@ -24,7 +24,6 @@ class Adam:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse a learning rate that does not descend."""
         if not self.lr >= 0:
             raise UserError(f"lr must be 0 or more, got {self.lr}")
 
@@ -42,6 +41,19 @@ class AdamConfig(MethodConfig):
     def adam(self) -> Adam:
         """The optimiser's settings."""
         return Adam(self.lr, self.betas)
+
+
+@dataclass(frozen=True)
+class AdamWConfig(AdamConfig):
+    """The same with decay of the weights."""
+
+    weight_decay: NonNegative = 0.01
+    """Weight decay of AdamW."""
+
+    @property
+    def adam(self) -> Adam:
+        """The optimiser's settings."""
+        return Adam(self.lr, self.betas, weight_decay=self.weight_decay)
 
 
 class AdamState(NamedTuple):

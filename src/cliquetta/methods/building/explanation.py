@@ -25,13 +25,13 @@ class Explanation:
     """Unit features (n, E) with prompts: mean over the passes that were scored."""
     description: dict[str, Any] | None = None
     """The method's own account, as plain values."""
-    places: tuple[dict[str, Any], ...] = ()
+    mapped: tuple[dict[str, Any], ...] = ()
     """Images with attention maps: ``place``, ids of ``cliques``, and number of ``rows`` of maps."""
     maps: dict[Kind, Tensor] | None = None
     """(rows of all images, 1 + T)."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor by name, as stored: features in half precision, maps whole."""
+        """Every tensor by name, as stored: features in half precision, maps in full."""
         stored = {"features": self.features.half()}
         if self.prompted is not None:
             stored["prompted"] = self.prompted.half()

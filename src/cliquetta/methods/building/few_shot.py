@@ -191,17 +191,19 @@ class FitTask:
     on_step: OnStep | None = None
 
     def report(self, step: FitStep) -> None:
-        """Tell the caller about a step."""
+        """Tell the caller about a step; refuse a loss that is not finite."""
+        if not math.isfinite(step.loss):
+            raise ArithmeticError(
+                f"the loss is {step.loss} at step {step.step}: lower lr, or fit in float32"
+            )
         if self.on_step is not None:
             self.on_step(step)
 
 
-Loss = Callable[[Mapping[str, Tensor], Tensor, Tensor], Tensor]
-"""Parameters, pixels (B, 3, S, S) or what else was drawn, labels (B,) -> the loss."""
 Draw = Callable[[Rows, np.random.Generator], Tensor]
 """Rows of the examples -> what the loss sees of them."""
 Logits = Callable[[Mapping[str, Tensor], Tensor], Tensor]
-"""Parameters, unit image features (B, E) -> logits (B, N)."""
+"""Parameters, pixels (B, 3, S, S) or unit features (B, E) -> logits (B, N)."""
 
 
 def epoch_batches(
@@ -215,16 +217,10 @@ def epoch_batches(
 
 
 def learn(
-    start: Mapping[str, Tensor],
-    loss: Loss,
-    task: FitTask,
-    config: SGDTraining,
-    *,
-    draw: Draw | None = None,
+    start: Mapping[str, Tensor], logits: Logits, draw: Draw, task: FitTask, config: SGDTraining
 ) -> dict[str, Tensor]:
-    """The parameters after SGD on what ``draw`` gives, by default a crop of each image."""
+    """The parameters after SGD down the cross-entropy of the logits of what is drawn."""
     few_shot = task.few_shot
-    draw = draw or crop_draw(task, config)
     learned = {name: value.detach().clone().requires_grad_() for name, value in start.items()}
     optimiser = torch.optim.SGD(
         list(learned.values()),
@@ -242,25 +238,14 @@ def learn(
             seen = draw(rows, generator)
             labels = few_shot.labels[torch.from_numpy(rows)].to(task.model.device)
             with torch.enable_grad():
-                value = loss(learned, seen, labels)
+                value = F.cross_entropy(logits(learned, seen), labels)
                 gradients = torch.autograd.grad(value, list(learned.values()))
             for parameter, gradient in zip(learned.values(), gradients, strict=True):
                 parameter.grad = gradient
             optimiser.step()
             step += 1
-            task.report(FitStep(step, steps, epoch, finite(float(value.detach()), step), lr))
+            task.report(FitStep(step, steps, epoch, float(value.detach()), lr))
     return {name: value.detach() for name, value in learned.items()}
-
-
-def learn_text(
-    start: Mapping[str, Tensor], logits: Logits, task: FitTask, config: TextTraining
-) -> dict[str, Tensor]:
-    """:func:`learn` by cross-entropy of the logits of image features, which stay as they are."""
-
-    def loss(learned: Mapping[str, Tensor], features: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(logits(learned, features), labels)
-
-    return learn(start, loss, task, config, draw=feature_draw(task, config))
 
 
 def crop_draw(task: FitTask, config: SGDTraining) -> Draw:
@@ -284,21 +269,14 @@ def feature_draw(task: FitTask, config: TextTraining) -> Draw:
         return fresh
     generator = np.random.default_rng([task.seed, 0xF0])
     scale, count = config.crop_scale, config.crop_pool
-    raw = crop_features(task.model, task.few_shot, generator, scale=scale, count=count)
-    pool = l2_normalize(raw)
+    crops = crop_features(task.model, task.few_shot, generator, scale=scale, count=count)
+    pool = l2_normalize(crops)
 
     def pooled(rows: Rows, generator: np.random.Generator) -> Tensor:
         picks = generator.integers(pool.shape[1], size=len(rows))
         return pool[torch.from_numpy(rows), torch.from_numpy(picks)]
 
     return pooled
-
-
-def finite(loss: float, step: int) -> float:
-    """The loss, if it is finite."""
-    if not math.isfinite(loss):
-        raise ArithmeticError(f"the loss is {loss} at step {step}: lower lr, or fit in float32")
-    return loss
 
 
 def initial_linear(inputs: int, outputs: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

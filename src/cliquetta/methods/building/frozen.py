@@ -36,7 +36,6 @@ class FrozenAdapter(Adapter):
             self._take(source, CONFIDENCES, "--calibrate")
 
     def _take(self, source: Adapter, name: str, option: str) -> None:
-        """Take what a state has learned for an option."""
         if torch.equal(source.memory[name], self.memory[name]):
             raise UserError(
                 f"the state was saved without {option}, which needs what it learns: predict with "

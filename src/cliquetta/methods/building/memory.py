@@ -132,7 +132,7 @@ class Memory:
         return {name: value.clone() for name, value in self._now.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take over ``state`` whole, or raise and keep everything as it was."""
+        """Take over a state, or raise and keep everything as it was."""
         missing, extra = self._start.keys() - state.keys(), state.keys() - self._start.keys()
         if missing or extra:
             raise UserError(
@@ -152,7 +152,6 @@ class Memory:
         self._now = loaded
 
     def _refuse_values(self, name: str, value: Tensor) -> None:
-        """Refuse numbers that the method could not have written."""
         values, closed = self._ranges[name], self._closed(name, value)
         if value.numel() == 0 or value.dtype in _BITS:
             return

@@ -34,7 +34,6 @@ class FewShot:
     validation: FewShot | None = None
 
     def __post_init__(self) -> None:
-        """Validate the examples."""
         shape = tuple(self.images.shape)
         if len(shape) != 4 or shape[1] != 3 or shape[2] != shape[3]:
             raise UserError(f"few-shot images are (n, 3, S, S), got {shape}")
@@ -51,7 +50,6 @@ class FewShot:
             raise UserError("few-shot images must all have a label, some have none (-1)")
 
     def __len__(self) -> int:
-        """Number of images."""
         return len(self.labels)
 
     @property

@@ -51,7 +51,7 @@ class SelectiveConfig(ViewsConfig):
 
 
 def selected_count(views: int, fraction: float) -> int:
-    """Number of ``views`` to select: the whole number below ``fraction * views``, at least 1."""
+    """Number of ``views`` to select: ``fraction * views`` rounded down, at least 1."""
     return max(1, math.floor(fraction * views))
 
 

@@ -99,7 +99,6 @@ class DomainNormConfig(MethodConfig):
     """Distance of a batch from all known domains from which it opens a new one."""
 
     def __post_init__(self) -> None:
-        """Check the fields together."""
         super().__post_init__()
         if self.settled_every < self.step_every:
             raise UserError(

@@ -103,7 +103,7 @@ def match_domains(states: Sequence[State], threshold: float, most: int) -> list[
 
 
 def _member(now: Domain, start: State | None, number: int, config: DomainNormConfig) -> Member:
-    """A domain with its start, unless another domain was in its place then."""
+    """A domain with its start, unless it was another domain then."""
     before = None if start is None else start.domains[number]
     if before is not None and (
         before.key.images == 0

@@ -92,7 +92,6 @@ class SCAP(Adapter):
         return "learned" if self.learner.learns_text else f"{first!r} has no words before the name"
 
     def _declare(self) -> None:
-        """Declare everything that is remembered over the stream."""
         config, device = self.config, self.model.device
         real = torch.float64 if self.model.dtype == torch.float64 else torch.float32
         generator = torch.Generator().manual_seed(self.seed)
@@ -130,24 +129,25 @@ class SCAP(Adapter):
 
     @torch.no_grad()
     def _predict(self, batch: Batch) -> Prediction:
-        config = self.config
+        config, rules = self.config, self.config.rules
         hidden, plain = self._encode(batch.images)
-        start_features = None
-        if config.rules.prompted_mining:
-            start_features = self._start_features(hidden, plain)
-        related = self._relate(plain if start_features is None else start_features)
-        tape = self._record(hidden)
+        mined = self._start_features(hidden, plain) if rules.prompted_mining else plain
+        top = top_classes(self.model.scale * mined @ self.classifier.T, config.topk)
+        related = Fetched(top, similar_images(mined, config.threshold))
+        tape = None
+        if config.learns_visual and hidden.is_cuda:  # the GPU runs it while the CPU mines
+            tape = self.learner.record(hidden, self.memory["start_prompt"])
         top, cliques = self._mine(related)
         learned = self._learn(cliques, hidden, plain, tape) if len(cliques) else None
         if learned is not None:
             self._retain(cliques, learned)
-            if config.learns_visual:
-                start_features = learned.start_features
         cache, query = self._cache(), plain
         if cache is not None and int(cache.count.sum()):
-            if start_features is None:
-                start_features = self._start_features(hidden, plain)
-            query = start_features
+            if learned is not None:
+                query = learned.start_features
+            else:
+                prompted = rules.prompted_mining
+                query = mined if prompted else self._start_features(hidden, plain)
         composed = self._compose(cliques, top, learned, cache, query)
         if batch.views is None:
             logits = self._logits(hidden, plain, composed)
@@ -176,26 +176,13 @@ class SCAP(Adapter):
         hidden = self.visual.hidden(images)
         return hidden, self.visual.plain(hidden)
 
-    def _relate(self, features: Tensor) -> Fetched:
-        """Top classes (b, k) and which images are similar (b, b), on their way to the CPU."""
-        config = self.config
-        top = top_classes(self.model.scale * features @ self.classifier.T, config.topk)
-        return Fetched(top, similar_images(features, config.threshold))
-
-    def _record(self, hidden: Tensor) -> VisualTape | None:
-        """The pass that all cliques start from, which a GPU runs while the CPU mines."""
-        if not (self.config.learns_visual and hidden.is_cuda):
-            return None
-        return self.learner.record(hidden, self.memory["start_prompt"])
-
     def _mine(self, related: Fetched) -> tuple[Tensor, Cliques]:
         """Top classes and cliques of the batch, on the CPU: the one synchronisation per batch."""
         top, similar = related.wait()
         rules = self.config.rules
-        cliques = mine_cliques(
-            similar, top, whole_sets=rules.whole_sets, repeats=rules.repeated_cliques
+        return top, mine_cliques(
+            similar, top, full_sets=rules.full_sets, repeats=rules.repeated_cliques
         )
-        return top, cliques
 
     def _start_features(self, hidden: Tensor, plain: Tensor) -> Tensor:
         """Unit features under the start prompt."""
@@ -276,6 +263,7 @@ class SCAP(Adapter):
     ) -> dict[str, Any]:
         """Tensors for :func:`cliquetta.methods.scap.evidence.describe`."""
         visual = "discarded" if self.config.rules.discarded_prompts else "composed"
+        jacobian = self.text is not None and self.text.jacobian is not None
         return {
             "cliques": cliques,
             "learned": learned,
@@ -284,9 +272,7 @@ class SCAP(Adapter):
             "top": top,
             "text_prompts": self._text_prompts(),
             "visual_prompts": visual if self.config.learns_visual else "none",
-            "text_gradient": "vjp"
-            if self.text is None or self.text.jacobian is None
-            else "jacobian",
+            "text_gradient": "jacobian" if jacobian else "vjp",
         }
 
     @torch.no_grad()

@@ -21,7 +21,6 @@ class Cliques:
     sets: Tensor
 
     def __len__(self) -> int:
-        """Number of cliques."""
         return len(self.classes)
 
     @property
@@ -47,12 +46,12 @@ def similar_images(features: Tensor, threshold: float) -> Tensor:
 
 
 def mine_cliques(
-    similar: Tensor, top: Tensor, *, whole_sets: bool = False, repeats: bool = False
+    similar: Tensor, top: Tensor, *, full_sets: bool = False, repeats: bool = False
 ) -> Cliques:
     """Row neighbourhoods inside every candidate set, without singletons and repeats (Eq. 3).
 
     ``similar`` (b, b) and ``top`` (b, k) are on the CPU. Classes ascend and rows of a set are in
-    batch order. ``whole_sets`` puts every candidate set in front of its rows, ``repeats`` keeps
+    batch order. ``full_sets`` puts every candidate set in front of its rows, ``repeats`` keeps
     equal rows. Plain indexing instead of ``index_select`` would wake all threads for a few thousand
     numbers.
     """
@@ -67,11 +66,11 @@ def mine_cliques(
     sets = candidates.index_select(0, dense)
     rows = similar.index_select(0, image) & sets
     keep = rows.sum(dim=1) > 1
-    if whole_sets:
+    if full_sets:
         keep &= (rows != sets).any(dim=1)
     keep = keep.nonzero()[:, 0]
     rows, classes = rows.index_select(0, keep), label[keep]
-    if whole_sets:
+    if full_sets:
         rows = torch.cat([candidates, rows])
         classes, order = torch.cat([present, classes]).sort(stable=True)
         rows = rows.index_select(0, order)

@@ -73,7 +73,6 @@ class SCAPConfig(MethodConfig):
     """Whose rules hold where the two differ; see ``cliquetta.methods.scap.released``."""
 
     def __post_init__(self) -> None:
-        """Check the fields."""
         super().__post_init__()
         if not self.blocks or list(self.blocks) != sorted(set(self.blocks)) or self.blocks[0] < 0:
             raise UserError(f"blocks must be different and ascending, got {self.blocks}")

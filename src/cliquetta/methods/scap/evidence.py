@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 KEYS = ("cliques", "learned", "passes", "retained", "top", "text_gradient", "visual_prompts")
 """Entries of ``Prediction.evidence`` that the adapter makes."""
+COUNTS = (
+    *("images", "cliques", "distinct_sets", "memberships", "mean_size", "max_size"),
+    *("images_with_clique", "images_with_retained"),
+)
 _CLIQUES = 4
 """Cliques of one image whose attention is shown."""
 
@@ -58,32 +62,25 @@ def describe(prediction: Prediction) -> dict[str, Any]:
 
 def summary(prediction: Prediction) -> dict[str, int | float | str]:
     """Counts over the batch; ``memberships`` are those of the distinct sets, which are learned."""
-    counts: dict[str, int | float | str] = {
-        "images": len(prediction.logits),
-        "cliques": 0,
-        "distinct_sets": 0,
-        "memberships": 0,
-        "mean_size": 0.0,
-        "max_size": 0,
-        "images_with_clique": 0,
-        "images_with_retained": 0,
-    }
-    if len(prediction.logits) == 0:
-        return counts
+    images, evidence = len(prediction.logits), prediction.evidence
+    if not images:
+        return dict.fromkeys(COUNTS, 0)
     _check(prediction)
-    cliques: Cliques = prediction.evidence["cliques"]
-    if len(cliques):
-        counts["cliques"] = len(cliques)
-        counts["distinct_sets"] = len(cliques.sets)
-        counts["memberships"] = int(cliques.sets.sum())
-        counts["mean_size"] = float(cliques.members.sum(dim=1).double().mean())
-        counts["max_size"] = int(cliques.sets.sum(dim=1).max())
-        counts["images_with_clique"] = int(cliques.sets.any(dim=0).sum())
-    if prediction.evidence["visual_prompts"] == "composed":
-        retained: Tensor = prediction.evidence["retained"]
-        by_image = retained.reshape(len(prediction.logits), -1)
-        counts["images_with_retained"] = int((by_image >= 0).any(dim=1).sum())
-    return counts
+    cliques: Cliques = evidence["cliques"]
+    sizes = cliques.members.sum(dim=1).tolist()
+    scored = evidence["visual_prompts"] == "composed"
+    retained = (evidence["retained"].reshape(images, -1) >= 0).any(dim=1)
+    counts = (
+        images,
+        len(cliques),
+        len(cliques.sets),
+        int(cliques.sets.sum()),
+        sum(sizes) / max(1, len(sizes)),
+        max(sizes, default=0),
+        int(cliques.sets.any(dim=0).sum()),
+        int(retained.sum()) if scored else 0,
+    )
+    return dict(zip(COUNTS, counts, strict=True))
 
 
 def _check(prediction: Prediction) -> None:
@@ -130,7 +127,6 @@ def _images(
     cliques: Cliques, passes: Passes, retained: Tensor, top: Tensor, scored: bool
 ) -> list[dict[str, Any]]:
     b = len(top)
-    # Rows of passes are images times candidate sets, or images with all of their sets at once.
     labels = passes.labels.reshape(b, -1).tolist()
     slots = retained.reshape(b, -1).tolist()
     owned: list[dict[int, list[int]]] = [{} for _ in range(b)]
@@ -261,20 +257,19 @@ def prompted_passes(adapter: SCAP, prediction: Prediction, index: int) -> Prompt
     used[turns, turns] = mask
     rows = mask.any(dim=1).nonzero()[:, 0].tolist()
     passes = describe(prediction)["images"][index]["passes"]
-    each = [[entry] for entry in passes] if len(passes) == width else [list(passes)]
     return PromptedPasses(
-        titles=tuple(_title(each[row], adapter.prompts.names) for row in rows),
+        titles=tuple(_title(passes[row], adapter.prompts.names) for row in rows),
         prompts=prompts.reshape(width * slots, *adapter.memory["start_prompt"].shape),
         used=used.flatten(1)[rows],
         blocks=adapter.config.blocks,
     )
 
 
-def _title(entries: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
-    """The classes that a pass was scored for, and where its prompts came from."""
-    classes = " or ".join(names[entry["class"]] for entry in entries)
-    cliques = len({clique for entry in entries for clique in entry["cliques"]})
-    retained = sum(entry["retained"] is not None for entry in entries)
-    sources = [f"{cliques} clique{'' if cliques == 1 else 's'}"] if cliques else []
-    sources += [f"{retained} retained prompt{'' if retained == 1 else 's'}"] if retained else []
-    return f"as {classes}: {' + '.join(sources)}"
+def _title(scored: Mapping[str, Any], names: Sequence[str]) -> str:
+    """The class that a pass was scored for, and where its prompts came from."""
+    cliques, sources = len(scored["cliques"]), []
+    if cliques:
+        sources.append(f"{cliques} clique{'' if cliques == 1 else 's'}")
+    if scored["retained"] is not None:
+        sources.append("1 retained prompt")
+    return f"as {names[scored['class']]}: {' + '.join(sources)}"

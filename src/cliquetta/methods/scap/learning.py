@@ -203,7 +203,7 @@ class Learner:
         return CliqueLosses(*(torch.cat(column) for column in columns))
 
     def _losses_of(self, task: Task, visual: Tensor | None, text: Tensor | None) -> CliqueLosses:
-        """Losses of the cliques of ``task`` from whole forward passes."""
+        """Losses of the cliques of ``task`` from full forward passes."""
         if visual is None:
             features = task.plain[task.image]
         else:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 class Rules:
     """The decisions in which paper and released code differ; the defaults are the paper's."""
 
-    whole_sets: bool = False
-    """Each whole candidate set is a clique as well, even of one image."""
+    full_sets: bool = False
+    """Each candidate set is a clique as well, even of one image."""
     repeated_cliques: bool = False
     """Equal cliques of one class count as often as they occur."""
     prompted_mining: bool = False
@@ -40,7 +40,7 @@ class Rules:
 RULES: Mapping[str, Rules] = {
     "paper": Rules(),
     "released": Rules(
-        whole_sets=True,
+        full_sets=True,
         repeated_cliques=True,
         prompted_mining=True,
         text_per_class=True,

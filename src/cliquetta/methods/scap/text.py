@@ -18,7 +18,7 @@ from cliquetta.model.vjp import TextTape, chunks
 from cliquetta.prompts.classes import ClassPrompts
 
 ROWS = 16384
-"""Texts whose gradients are taken at once."""
+"""Texts whose gradients are computed at once."""
 
 
 class PromptedText(LearnableTemplate):

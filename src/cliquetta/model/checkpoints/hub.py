@@ -1,4 +1,4 @@
-"""Files from the network: only when asked for, resumable, checked, kept, and never offline."""
+"""Files from the network: only when asked for, resumable, checked, cached, and never offline."""
 
 from __future__ import annotations
 
@@ -22,10 +22,7 @@ _TRUE = {"1", "true", "yes", "on"}
 
 
 class DownloadError(ConnectionError):
-    """A file that is not here and cannot be downloaded; the message names the remedy.
-
-    ``reason`` is the cause alone, for a caller that has another source to try.
-    """
+    """A file that is not here and cannot be downloaded; ``reason`` is the cause without remedy."""
 
     def __init__(self, message: str, reason: str | None = None) -> None:
         super().__init__(message)
@@ -81,7 +78,7 @@ class Fetcher:
         """File ``name`` of a Hugging Face repository; ``None`` if the repository lacks it."""
         from huggingface_hub import constants, errors, hf_hub_download
 
-        local = self.is_offline or not _answers(constants.ENDPOINT)
+        local = self.is_offline or not _is_reachable(constants.ENDPOINT)
         try:
             path = hf_hub_download(
                 repo, name, revision=revision, cache_dir=self.cache_dir, local_files_only=local
@@ -130,7 +127,7 @@ _OFFLINE = "the network is switched off (offline=True, CLIQUETTA_OFFLINE or HF_H
 
 
 @lru_cache(maxsize=4)
-def _answers(endpoint: str) -> bool:
+def _is_reachable(endpoint: str) -> bool:
     """Whether the hub's host takes connections: its client would retry for half a minute."""
     if urllib.request.getproxies():  # then only the proxy knows
         return True

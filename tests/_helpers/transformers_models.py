@@ -1,0 +1,223 @@
+"""Small random models of transformers, and tokenizer files as their repositories hold them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from torch import Tensor
+
+from tests._helpers.tolerance import FEATURE
+
+XLM = ("<s>", "<pad>", "</s>", "<unk>")
+"""Special tokens of XLM-V's vocabulary, in order."""
+WORDS = ["a", "photo", "of", "sketch", "airplane", "cat", "frog", "ship", "truck", "green", "the"]
+
+
+def assert_features(found: Tensor, wanted: Tensor, atol: float = FEATURE) -> None:
+    """Equal features, which differ from each other."""
+    assert wanted.std() > 0.01
+    torch.testing.assert_close(found, wanted, atol=atol, rtol=FEATURE)
+
+
+def randomise(model: Any, seed: int = 0, *, sharpness: float = 1.0) -> Any:
+    """Weights whose features depend on the input."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            noise = torch.randn(weight.shape, generator=generator)
+            if name in ("logit_scale", "logit_bias"):
+                weight.fill_(2.0 if name == "logit_scale" else -3.0)
+            elif weight.ndim == 1:
+                weight += 0.1 * noise
+            else:
+                kind = "embedding" in name or "probe" in name
+                sharp = sharpness if "q_proj" in name or "k_proj" in name else 1.0
+                weight.copy_(noise * (0.5 if kind else sharp * weight[0].numel() ** -0.5))
+    return model.eval()
+
+
+def tiny_transformers(activation: str = "quick_gelu") -> Any:
+    """A random ``CLIPModel`` whose features depend on the input, with CLIP's vocabulary."""
+    shape: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}
+    shape |= {"num_attention_heads": 4, "hidden_act": activation}
+    torch.manual_seed(0)
+    model = transformers.CLIPModel(
+        transformers.CLIPConfig(
+            text_config={**shape, "layer_norm_eps": 1e-6},
+            vision_config={**shape, "image_size": 32, "patch_size": 8},
+            projection_dim=24,
+        )
+    ).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim == 1:
+                weight += 0.1 * torch.randn_like(weight)
+            elif weight.ndim > 1:
+                weight.normal_(0, 0.3 if "embedding" in name else weight[0].numel() ** -0.5)
+    return model
+
+
+def tiny_metaclip2(end: int = 2) -> Any:
+    """A random ``MetaClip2Model`` that reads texts at token ``end``."""
+    shape: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    shape |= {"num_attention_heads": 4, "hidden_act": "gelu"}
+    text = {"vocab_size": 64, "eos_token_id": end, "bos_token_id": None, "pad_token_id": None}
+    config = transformers.MetaClip2Config(
+        text_config=shape | text,
+        vision_config=shape | {"image_size": 32, "patch_size": 8},
+        projection_dim=24,
+    )
+    return randomise(transformers.MetaClip2Model(config))
+
+
+def tiny_siglip(
+    seed: int = 0, *, text_width: int = 48, vocab_size: int = 64, sharpness: float = 1.0
+) -> Any:
+    """A random ``SiglipModel``: 32 px, two blocks, text and image of different width.
+
+    ``sharpness`` scales queries and keys, so that a few words stand out among the padding.
+    """
+    text = {"hidden_size": text_width, "projection_size": 64, "vocab_size": vocab_size}
+    text |= {"intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4}
+    vision = {"hidden_size": 64, "image_size": 32, "patch_size": 8}
+    vision |= {"intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
+    config = transformers.SiglipConfig(text_config=text, vision_config=vision)
+    return randomise(transformers.SiglipModel(config), seed, sharpness=sharpness)
+
+
+def word_tokenizer(
+    path: Path, *, specials: tuple[str, ...] = ("<pad>", "<eos>", "<bos>", "<unk>"), size: int = 64
+) -> None:
+    """A ``tokenizer.json`` with one token per word, under Gemma's special tokens or XLM-V's."""
+    vocabulary = {token: index for index, token in enumerate([*specials, *WORDS])}
+    vocabulary |= {f"<unused{index}>": index for index in range(len(vocabulary), size)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    if "<s>" in specials:
+        pairs = [(token, specials.index(token)) for token in ("<s>", "</s>")]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="<s> $A </s>", special_tokens=pairs
+        )
+    tokenizer.save(str(path))
+
+
+def save_siglip(model: Any, folder: Path) -> Any:
+    """The folder of a SigLIP 2: weights, config, tokenizer."""
+    model.save_pretrained(folder)
+    word_tokenizer(folder / "tokenizer.json", size=model.config.text_config.vocab_size)
+    return folder
+
+
+def open_clip_layout(state: Any) -> Any:
+    """The weights of a ``SiglipModel`` under the names that open_clip and timm give them."""
+    out = {}
+    for key, tensor in state.items():
+        tower, _, rest = key.partition("_model.")
+        if rest.startswith("encoder.layers."):
+            _, _, index, part = rest.split(".", 3)
+            block = (
+                f"visual.trunk.blocks.{index}"
+                if tower == "vision"
+                else f"text.transformer.resblocks.{index}"
+            )
+            for theirs, (timm, own) in LAYERS.items():
+                if part.startswith(theirs):
+                    name = timm if tower == "vision" else own
+                    out[f"{block}.{name}{part.removeprefix(theirs)}"] = tensor
+            if part.startswith("self_attn.q_proj."):
+                kind = part.rsplit(".", 1)[1]
+                parts = [state[key.replace("q_proj", f"{letter}_proj")] for letter in "qkv"]
+                name = f"attn.qkv.{kind}" if tower == "vision" else f"attn.in_proj_{kind}"
+                out[f"{block}.{name}"] = torch.cat(parts)
+        elif "in_proj" in key:
+            kind, width = key.rsplit("_", 1)[1], tensor.shape[0] // 3
+            out[f"visual.trunk.attn_pool.q.{kind}"] = tensor[:width]
+            out[f"visual.trunk.attn_pool.kv.{kind}"] = tensor[width:]
+        else:
+            name = next(
+                own + key.removeprefix(theirs)
+                for theirs, own in OTHERS.items()
+                if key.startswith(theirs)
+            )
+            out[name] = tensor[None] if name == "visual.trunk.pos_embed" else tensor
+    return {key: tensor.clone() for key, tensor in out.items()}
+
+
+LAYERS = {
+    "layer_norm1.": ("norm1.", "ln_1."),
+    "layer_norm2.": ("norm2.", "ln_2."),
+    "self_attn.out_proj.": ("attn.proj.", "attn.out_proj."),
+    "mlp.fc1.": ("mlp.fc1.", "mlp.c_fc."),
+    "mlp.fc2.": ("mlp.fc2.", "mlp.c_proj."),
+}
+OTHERS = {
+    "vision_model.embeddings.patch_embedding.": "visual.trunk.patch_embed.proj.",
+    "vision_model.embeddings.position_embedding.weight": "visual.trunk.pos_embed",
+    "vision_model.post_layernorm.": "visual.trunk.norm.",
+    "vision_model.head.probe": "visual.trunk.attn_pool.latent",
+    "vision_model.head.attention.out_proj.": "visual.trunk.attn_pool.proj.",
+    "vision_model.head.layernorm.": "visual.trunk.attn_pool.norm.",
+    "vision_model.head.mlp.": "visual.trunk.attn_pool.mlp.",
+    "text_model.embeddings.token_embedding.": "text.token_embedding.",
+    "text_model.embeddings.position_embedding.weight": "text.positional_embedding",
+    "text_model.final_layer_norm.": "text.ln_final.",
+    "text_model.head.": "text.text_projection.",
+    "logit_": "logit_",
+}
+
+
+def save_open_clip_siglip(model: Any, folder: Path, tokenizer: str = "owner/tokenizer") -> Any:
+    """The folder of a SigLIP 2 in open_clip's format, without its tokenizer."""
+    folder.mkdir(exist_ok=True)
+    save_file(open_clip_layout(model.state_dict()), folder / "open_clip_model.safetensors")
+    vision, text = model.config.vision_config, model.config.text_config
+    config = {
+        "embed_dim": vision.hidden_size,
+        "init_logit_bias": -10,
+        "custom_text": True,
+        "vision_cfg": {
+            "image_size": vision.image_size,
+            "timm_model_name": "vit_base_patch32_siglip_256",
+            "timm_model_pretrained": False,
+            "timm_pool": "map",
+            "timm_proj": "none",
+        },
+        "text_cfg": {
+            "context_length": 64,
+            "vocab_size": text.vocab_size,
+            "hf_tokenizer_name": tokenizer,
+            "tokenizer_kwargs": {"clean": "canonicalize"},
+            "width": text.hidden_size,
+            "heads": text.num_attention_heads,
+            "layers": text.num_hidden_layers,
+            "no_causal_mask": True,
+            "proj_bias": True,
+            "pool_type": "last",
+            "norm_kwargs": {"eps": 1e-6},
+            "act_kwargs": {"approximate": "tanh"},
+        },
+    }
+    preprocess = {"mean": [0.5] * 3, "std": [0.5] * 3, "resize_mode": "squash"}
+    (folder / "open_clip_config.json").write_text(
+        json.dumps({"model_cfg": config, "preprocess_cfg": preprocess})
+    )
+    return folder
+
+
+def rewrite(folder: Path, **changes: Any) -> None:
+    """Change fields of a ``config.json``, in a section with ``SECTION__FIELD``."""
+    config = json.loads((folder / "config.json").read_text())
+    for key, value in changes.items():
+        section, _, field = key.partition("__")
+        if field:
+            config[section][field] = value
+        else:
+            config[key] = value
+    (folder / "config.json").write_text(json.dumps(config))

@@ -1,0 +1,76 @@
+"""``cliquetta ablate`` with a tiny model on a few bundled images."""
+
+from __future__ import annotations
+
+import json
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cliquetta.cli.ablate import ablate as run_ablate
+from cliquetta.cli.ablate import split_values
+from cliquetta.cli.evaluate import evaluate
+from tests._helpers.running import Run
+
+
+def test_ablations_do_not_get_among_the_runs_that_are_compared() -> None:
+    defaults = {f.__name__: signature(f).parameters["out"].default for f in (run_ablate, evaluate)}
+    assert defaults == {"ablate": Path("ablations"), "evaluate": Path("runs")}
+
+
+@pytest.fixture
+def ablate(run: Run, tiny_file: Path, tmp_path: Path) -> Any:
+    def call(*words: str | Path) -> Any:
+        given = ("--model", tiny_file, "--limit", "20", "--batch-size", "10")
+        return run("ablate", *given, "--out", tmp_path / "runs", *words)
+
+    return call
+
+
+TDA = ("--method", "tda", "--field", "positive_alpha", "--values", "1,2,4")
+
+
+def test_an_ablation_is_a_table_a_curve_and_records(ablate: Any, tmp_path: Path) -> None:
+    result = ablate(*TDA, "--dataset", "bundled,bundled@fog:3", "--seeds", "0,1")
+    assert result.code == 0
+    assert len(list((tmp_path / "runs").glob("*/record.json"))) == 2 * 2 * (1 + 3)
+    (numbers,) = (tmp_path / "runs").glob("ablate-*.json")
+    curves = json.loads(numbers.read_text())["curves"]
+    assert [curve["dataset"] for curve in curves] == ["bundled", "bundled@fog:3"]
+    for point in (point for curve in curves for point in curve["points"]):
+        assert f"{point['top1']:.2f} ± {point['sd']:.2f}" in result.text
+        assert point["seeds"] == [0, 1]
+    assert numbers.with_suffix(".png").exists()
+    assert "default" in result.text
+
+
+def test_without_matplotlib_the_numbers_remain(
+    ablate: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cliquetta.report.style.can_draw", lambda: False)
+    result = ablate(*TDA, "--dataset", "bundled", "--json")
+    assert result.code == 0
+    assert json.loads(result.stdout)["curves"][0]["field"] == "positive_alpha"
+    assert not list((tmp_path / "runs").glob("*.png"))
+    assert list((tmp_path / "runs").glob("*.json"))
+    assert "pip install cliquetta[report]" in ablate(*TDA, "--dataset", "bundled").text
+
+
+def test_bad_ablations_end_before_the_first_run(ablate: Any, tmp_path: Path) -> None:
+    scap = ("--method", "scap")
+    for words, text in (
+        (("--field", "threshold", "--values", "1", "--dataset", "bundled"), "of domain_norm"),
+        ((*scap, "--field", "treshold", "--values", "1", "--dataset", "bundled"), "'threshold'"),
+        (
+            (*scap, "--field", "threshold", "--values", "a", "--dataset", "bundled"),
+            "scap.threshold",
+        ),
+        ((*scap, "--field", "threshold", "--values", "0.5", "--dataset", "bundeld"), "'bundled'"),
+        ((*scap, "--field", "threshold", "--values", " , ", "--dataset", "bundled"), "no values"),
+    ):
+        result = ablate(*words)
+        assert result.code == 2 and text in result.text
+    assert not (tmp_path / "runs").exists()
+    assert split_values("0;0,1") == ["0", "0,1"] and split_values("1, 2") == ["1", "2"]

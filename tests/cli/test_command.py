@@ -1,0 +1,120 @@
+"""Bad input ends with one sentence that names the remedy, exit code 2 and no trace."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests._helpers.running import Run
+
+PREDICT = ("predict", "photos", "--model", "tiny.safetensors")
+TWO = (*PREDICT, "--classes", "a,b", "--method", "zero_shot")
+MICRO = ("--classes", "a,b", "--model", "micro")
+LONG = " ".join(f"word{i}" for i in range(200))
+
+
+@pytest.fixture
+def folder(tiny_file: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with photos, a model, and what is none."""
+    folder = photos.parent
+    data = tiny_file.read_bytes()
+    (folder / "tiny.safetensors").write_bytes(data)
+    (folder / "half.safetensors").write_bytes(data[: len(data) // 2])
+    (folder / "broken.safetensors").write_bytes(b"no header")
+    (folder / "names.txt").write_text("\n\n")
+    (folder / "empty").mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("predict", "empty", *MICRO), "no images in"),
+        (("predict", "gone", *MICRO), "no such file or folder"),
+        (("predict", "photos", *MICRO, "--out", "empty"), "is a folder"),
+        ((*TWO, "--out", "photos/image0.png/out.csv"), "cannot write"),  # below a file
+        (PREDICT, "no class names"),
+        ((*PREDICT, "--classes", ""), "no class names"),
+        ((*PREDICT, "--classes", ","), "no class names"),
+        ((*PREDICT, "--classes", "names.txt"), "write one per line"),
+        ((*PREDICT, "--classes", "names.text"), "no file names.text"),
+        ((*PREDICT, "--classes", "cat,dog,cat"), "must differ"),
+        ((*PREDICT, "--classes", f"{LONG},cat"), "shorten the class name"),
+        ((*PREDICT, "--classes", "cat", "--state", "state"), "at least two"),
+        ((*TWO, "--method", "zero_shott"), "did you mean 'zero_shot'"),
+        ((*TWO, "--set", "temprature=2"), "did you mean 'temperature'"),
+        ((*TWO, "--set", "temperature"), "key=value"),
+        ((*TWO, "--set", "temperature=warm"), "'warm' is not"),
+        ((*TWO, "--set", "temperature=0"), "above 0"),
+        ((*TWO, "--preset", "best"), "preset"),
+        ((*TWO, "--templates", "openai-8O"), "openai-80"),
+        ((*TWO, "--dtype", "fp8"), "bf16"),
+        ((*TWO, "--device", "gpu"), "no device 'gpu'"),
+        ((*TWO, "--shard", "3"), "--shard takes I/N"),
+        ((*TWO, "--format", "xls"), "unknown file format 'xls'"),
+        ((*TWO, "--model", "mikro"), "did you mean 'micro'"),
+        ((*TWO, "--model", "x.safetensors"), "no such file"),
+        ((*TWO, "--model", "broken.safetensors"), "broken.safetensors"),
+        ((*TWO, "--model", "half.safetensors", "--state", "state"), "half.safetensors"),
+        (("methods", "scapp"), "unknown method 'scapp'"),
+        (("models", "nothing-like-this"), "no model matches"),
+        (("demo", "--shifts", "smoke:3"), "unknown shift 'smoke'"),
+        (("demo", "--shifts", "fog:9"), "1 to 5"),
+        (("demo", "--method", "scap,tend"), "'tent'"),
+        (("demo", "--method", "scap,tent,scap"), "names scap twice"),
+        (("demo", "--method", ","), "no methods given"),
+        (("predict", "--clases", "a,b"), ""),
+        (("pedict",), ""),
+    ],
+)
+def test_bad_input_is_one_sentence_and_writes_nothing(
+    run: Run, folder: Path, words: tuple[str, ...], sentence: str
+) -> None:
+    before = set(folder.rglob("*"))
+    result = run(*words)
+    assert result.code == 2
+    assert sentence in result.text and "Traceback" not in result.text
+    assert set(folder.rglob("*")) == before
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.usefixtures("folder")
+def test_a_gpu_that_is_missing(run: Run) -> None:
+    result = run(*TWO, "--device", "cuda")
+    assert result.code == 2 and "no device cuda" in result.text and "try cpu" in result.text
+
+
+def test_no_network_is_one_sentence(
+    run: Run, photos: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CLIQUETTA_OFFLINE", "1")
+    monkeypatch.setenv("CLIQUETTA_CACHE", str(tmp_path / "cache"))
+    result = run("predict", photos, "--classes", "a,b", "--model", "openai:ViT-B/16")
+    assert result.code == 1
+    assert "Traceback" not in result.text and "cache" in result.text
+
+
+def test_json_says_the_error_too_and_debug_where(run: Run, tmp_path: Path) -> None:
+    result = run("predict", tmp_path / "gone", *MICRO, "--json")
+    document = json.loads(result.stdout)
+    assert document["exit_code"] == 2 and "no such file" in document["error"]
+    result = run("predict", tmp_path / "gone", *MICRO, "--debug")
+    assert result.code == 2
+    assert "Traceback" in result.text and "_expand" in result.text
+
+
+@pytest.mark.parametrize("kind", [MemoryError, RuntimeError])
+def test_failure_on_the_way_is_code_1(
+    run: Run, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    def fail() -> None:
+        raise kind("something")
+
+    monkeypatch.setattr("cliquetta.methods.registry.method_entries", fail)
+    result = run("methods")
+    assert result.code == 1
+    assert "Traceback" not in result.text

@@ -1,0 +1,59 @@
+"""``cliquetta compare``: the same numbers in four forms, and refusals in one sentence."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from tests._helpers.running import Run
+
+
+@pytest.fixture
+def runs(run: Run, tiny_file: Path, tmp_path: Path) -> Path:
+    """Zero-shot and TDA with two seeds on two shifts."""
+    folder = tmp_path / "runs"
+    words = ("--model", tiny_file, "--limit", "24", "--batch-size", "12", "--seeds", "0,1")
+    data = ("--dataset", "bundled@fog:3,bundled@contrast:4", "--method", "tda:pets")
+    assert run("evaluate", *data, *words, "--out", folder).code == 0
+    return folder
+
+
+def test_the_same_numbers_in_every_form(run: Run, runs: Path) -> None:
+    cells = json.loads(run("compare", runs, "--json").stdout)
+    assert {(c["dataset"], c["method"]) for c in cells} == {
+        (d, m) for d in ("bundled@fog:3", "bundled@contrast:4") for m in ("zero_shot", "tda:pets")
+    }
+    shown = [f"{cell['mean']:.2f} ± {cell['sd']:.2f}" for cell in cells]
+    for form in ("terminal", "markdown"):
+        result = run("compare", runs, "--format", form)
+        assert result.code == 0
+        assert all(text in result.text for text in shown), result.text
+        assert "over all datasets" in result.text and "tda:pets *" in result.text
+        assert "* constants that the method's authors set" in result.text
+    latex = run("compare", runs, "--format", "latex").stdout
+    assert all(text.replace("±", r"$\pm$") in latex for text in shown)
+    rows = list(csv.DictReader(io.StringIO(run("compare", runs, "--format", "csv").stdout)))
+    assert [float(row["mean"]) for row in rows] == [cell["mean"] for cell in cells]
+    assert [row["p"] for row in rows] == ["" if c["p"] is None else str(c["p"]) for c in cells]
+
+
+def test_unlike_runs_are_refused_with_a_reason(run: Run, runs: Path, tiny_file: Path) -> None:
+    words = ("--model", tiny_file, "--limit", "24", "--batch-size", "12", "--no-baseline")
+    data = ("--dataset", "bundled@fog:3", "--method", "tda", "--templates", "art of a {}.")
+    assert run("evaluate", *data, *words, "--out", runs).code == 0
+    result = run("compare", runs)
+    assert result.code == 2
+    assert "different templates do not belong in one column" in result.text
+    assert "art of a {}." in result.text and "--split" in result.text
+    assert run("compare", runs, "--split").code == 0
+
+
+def test_nothing_to_compare(run: Run, tmp_path: Path) -> None:
+    result = run("compare", tmp_path / "nowhere")
+    assert result.code == 2 and "no such folder" in result.text
+    result = run("compare", tmp_path)
+    assert result.code == 2 and "no runs in" in result.text

@@ -1,0 +1,151 @@
+"""``cliquetta demo``: what it runs, and what it says in words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from cliquetta.cli.demo import (
+    SIGNIFICANT,
+    DemoStream,
+    count_by_method,
+    count_tests,
+    read_methods,
+    summary,
+    tabulate,
+)
+from cliquetta.evaluation.predictions import PairedTest, Predictions
+from cliquetta.evaluation.record import Record
+from cliquetta.report.changes import Changes
+from tests._helpers.running import Run
+from tests._helpers.tolerance import LOGIT
+
+
+def predictions(*classes: int) -> Predictions:
+    labels = np.zeros(len(classes), dtype=np.int64)
+    shown = np.array(classes, dtype=np.int64)[:, None]
+    keys = tuple(map(str, range(len(classes))))
+    return Predictions(keys, labels, shown, np.ones(shown.shape, dtype=np.float32))
+
+
+def test_change_counts_by_hand() -> None:
+    # labels are all 0:   stays right, repaired, broken, sideways, stays wrong
+    before = predictions(0, 1, 0, 1, 2)
+    after, best = predictions(0, 0, 3, 2, 2), predictions(0, 0, 0, 0, 2)
+    records = tuple(Record("run", {"method": m}) for m in ("zero_shot", "scap", "tent"))
+    scap = {"images": 5, "changed": 3, "repaired": 1, "broken": 1, "gain": 0.0, "p": 1.0}
+    tent = {"images": 5, "changed": 2, "repaired": 2, "broken": 0, "gain": 40.0, "p": 0.5}
+    assert count_tests([DemoStream("fog:3", (), records, (before, after, best))]) == [
+        {"method": "scap", **scap},
+        {"method": "tent", **tent},
+    ]
+    assert count_tests([DemoStream("fog:3", (), records[:1], (before,))]) == []
+
+
+def test_summary_is_plain_about_what_changed() -> None:
+    def changes(images: int, changed: int, repaired: int, broken: int, p: float) -> Changes:
+        return Changes(images, images, changed, PairedTest(images, repaired, broken, p))
+
+    def words(images: int, *counts: float) -> str:
+        return " ".join(summary({"scap": changes(images, *counts)}, 4 * images // 10))  # type: ignore[arg-type]
+
+    nothing = words(100, 0, 0, 0, 1.0)
+    assert "40.00 % right and scap 40.00 %" in nothing and "changed none of 100 pre" in nothing
+    small = words(100, 10, 4, 3, 1.0)
+    assert "scap 41.00 %" in small and "may be chance (p = 1)" in small
+    assert words(1000, 100, 10, 80, 1e-9).endswith("a loss of 7.00 points (p = 1e-09).")
+    both = {"scap": changes(100, 0, 0, 0, 1.0), "tent": changes(100, 40, 5, 30, 1e-5)}
+    assert summary(both, 40) == [
+        "Of 100 shifted images, zero_shot gets 40.00 % right, scap 40.00 % and tent 15.00 %.",
+        "scap changed none of 100 predictions.",
+        "tent changed 40 of 100 predictions: 5 from wrong to right, 30 from right to wrong, "
+        "5 otherwise. That is a loss of 25.00 points (p = 1e-05).",
+    ]
+
+
+def test_demo_compares_and_records(run: Run, tmp_path: Path) -> None:
+    """Shifted, clean and single images, then SCAP as printed; each in a table of its own."""
+    words = ["--images", "12", "--batch-size", "6", "--shifts", "fog:3,clean"]
+    words += ["--method", "tent,domain_norm", "--singles", "3", "--scap", "6"]
+    result = run("demo", "--out", tmp_path / "demo", *words)
+    assert result.code == 0
+    for images in ("12 shifted", "12 clean", "3 shifted", "6 shifted"):
+        assert result.text.count(f"Of {images} images, zero_shot gets") == 1
+    curve = result.stdout.split("Accuracy over the stream\n")[1].splitlines()[1:3]
+    assert [line.split()[0] for line in curve] == ["6", "12"]
+    assert "tent changed" in result.text and "domain_norm changed" in result.text
+    written = {path: path.stat().st_mtime_ns for path in tmp_path.glob("demo/*/record.json")}
+    assert len(written) == 6 + 2 + 2  # singly with one method, SCAP with zero-shot beside it
+    assert f"Records: 10 runs in {tmp_path / 'demo'}" in result.text
+    shown = json.loads(run("demo", "--out", tmp_path / "demo", "--json", *words).stdout)
+    assert {path: path.stat().st_mtime_ns for path in written} == written  # none is run again
+    rows = [(e["shift"], e["batch_size"], [r["method"] for r in e["runs"]]) for e in shown]
+    both = ["zero_shot", "tent", "domain_norm"]
+    assert rows == [
+        *(("fog:3", 6, both), ("clean", 6, both), ("fog:3, singly", 1, both[:2])),
+        ("fog:3", 6, ["zero_shot", "scap"]),
+    ]
+    assert [entry["change"][0]["images"] for entry in shown] == [12, 12, 3, 6]
+    for entry in shown:
+        assert [change["method"] for change in entry["change"]] == [
+            run["method"] for run in entry["runs"][1:]
+        ]
+        plain, *adapted = (run["top1"] for run in entry["runs"])
+        for top1, change in zip(adapted, entry["change"], strict=True):
+            gain = 100 * (change["repaired"] - change["broken"]) / change["images"]
+            assert top1 - plain == pytest.approx(gain, abs=LOGIT)
+
+
+@pytest.mark.parametrize(("repaired", "broken", "words"), [(20, 2, "a gain of"), (3, 1, "chance")])
+def test_demo_states_a_gain_only_where_chance_would_not_give_it(
+    repaired: int, broken: int, words: str
+) -> None:
+    before = predictions(*[1] * repaired, *[0] * (100 - repaired))
+    after = predictions(*[0] * repaired, *[1] * broken, *[0] * (100 - repaired - broken))
+    records = tuple(Record("run", {"method": m}, metrics={"top1": 0.0}) for m in ("zero_shot", "a"))
+    stream = DemoStream("fog:3", (), records, (before, after))
+    p = scipy.stats.binomtest(broken, repaired + broken).pvalue  # McNemar's exact test
+    assert (p < SIGNIFICANT) == (words == "a gain of")
+    assert tabulate([stream])[1][0][3] == (
+        f"+{repaired - broken}.00" if p < SIGNIFICANT else "none"
+    )
+    assert words in summary(count_by_method([stream]), 100 - repaired)[1]
+
+
+def test_demo_of_zero_shot_alone(run: Run, tmp_path: Path) -> None:
+    words = ("--images", "6", "--singles", "0", "--shifts", "fog:3", "--out", tmp_path / "demo")
+    (entry,) = json.loads(run("demo", "--method", "zero_shot", *words, "--json").stdout)
+    assert entry["change"] == [] and len(entry["runs"]) == 1
+
+
+def test_methods_of_the_demo() -> None:
+    assert read_methods("scap, domain_norm") == ["scap", "domain_norm"]
+    assert read_methods("zero_shot") == []
+    assert read_methods("tent,zero_shot,scap") == ["tent", "scap"]
+
+
+def test_demo_table_fits_a_terminal_of_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    from rich.console import Console
+
+    from cliquetta.cli.console import Terminal
+
+    def shown(*methods: str) -> list[str]:
+        names = ("zero_shot", *methods)
+        records = tuple(Record("run", {"method": m}, metrics={"top1": 76.5}) for m in names)
+        seen = (before, after, worse)[: len(names)]
+        columns, (row,) = tabulate([DemoStream("jpeg_compression:3", (), records, seen)])
+        Terminal(out=Console(width=80)).table(columns, [row], right=columns[1:])
+        lines = capsys.readouterr().out.splitlines()
+        # of the long name the end may stand on a line of its own, of numbers nothing
+        assert any(all(cell in line for cell in row[1:]) for line in lines)
+        return row
+
+    before = predictions(*[1] * 1231, *[0] * 769)
+    after, worse = predictions(*[0] * 1000, *[1] * 462, *[0] * 538), predictions(*[1] * 2000)
+    assert shown("scap")[3:] == ["+38.45", "1000", "231"]
+    assert shown("domain_norm")[3:] == ["+38.45", "1000", "231"]
+    assert shown("scap", "domain_norm")[2:] == ["76.50", "+38.45", "76.50", "-38.45"]

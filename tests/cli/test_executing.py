@@ -1,0 +1,66 @@
+"""Where ``cliquetta evaluate`` runs its grid: on features encoded once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.progress import Progress
+
+from cliquetta.cli.console import Bars, Terminal
+from cliquetta.cli.executing import GridBars
+from cliquetta.evaluation.grid import RunSpec
+from cliquetta.evaluation.progress import RunReport
+from cliquetta.evaluation.record import list_records
+from cliquetta.evaluation.sweep import RunResult
+from tests._helpers.running import Run
+from tests._helpers.tolerance import LOGIT
+
+
+def words(model: Path, out: Path, *more: str | Path) -> list[str]:
+    fixed = ("evaluate", "--dataset", "bundled", "--model", model, "--limit", "40", "--json")
+    return [str(word) for word in (*fixed, "--batch-size", "16", "--out", out, *more)]
+
+
+def scores(stdout: str) -> dict[str, float]:
+    return {run["method"]: run["metrics"]["nll"] for run in json.loads(stdout)}
+
+
+def test_features_are_encoded_once_and_change_nothing(
+    run: Run, tiny_file: Path, tmp_path: Path
+) -> None:
+    methods = ("--method", "tda,scap")
+    pixels = run(*words(tiny_file, tmp_path / "pixels", *methods))
+    cached = ("--features", tmp_path / "features")
+    first = run(*words(tiny_file, tmp_path / "first", *methods, *cached))
+    assert first.code == 0
+    assert scores(first.stdout) == pytest.approx(scores(pixels.stdout), abs=LOGIT)
+    (table,) = (tmp_path / "features").glob("*/features.npy")  # shared by zero_shot and TDA
+    written = table.stat().st_mtime_ns
+    run(*words(tiny_file, tmp_path / "second", *methods, *cached, "--seeds", "1"))
+    assert table.stat().st_mtime_ns == written
+    how = {r.method: r.environment["features"] for r in list_records(tmp_path / "second")}
+    assert how == {"zero_shot": "kept", "tda": "kept", "scap": "encoded"}
+
+
+def test_a_share_of_a_gpu_is_for_ray(run: Run, tiny_file: Path, tmp_path: Path) -> None:
+    result = run(*words(tiny_file, tmp_path, "--method", "tda", "--ray-gpus", "0.5"))
+    assert result.code == 2
+    assert "--ray-gpus is for --ray" in result.text
+
+
+def test_bars_come_and_go_with_what_is_under_way() -> None:
+    progress = Progress(disable=True)
+    bars = GridBars(Bars(progress), 2, Terminal(quiet=True))
+    one, two = (RunSpec("bundled", "tda", seed=seed) for seed in (0, 1))
+    bars.show("encode bundled", 5, 10)
+    bars.show("encode bundled", 10, 10)
+    bars.step(one, RunReport(1, 4, 16, None))
+    bars.step(two, RunReport(2, 4, 32, 50.0))
+    shown = {task.description: (task.completed, task.total) for task in progress.tasks}
+    assert shown == {"runs": (0, 2), str(one): (1, 4), str(two): (2, 4)}
+    bars.ended(RunResult(one, error="gone"))
+    bars.step(one, RunReport(4, 4, 64, None))  # a report that was late
+    assert [task.description for task in progress.tasks] == ["runs", str(two)]
+    assert progress.tasks[0].completed == 1

@@ -1,0 +1,82 @@
+"""The commands that tell what there is."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import pytest
+
+from cliquetta.methods.building.config import config_fields
+from cliquetta.methods.registry import method_entries
+from tests._helpers.running import Run
+
+
+def test_models_are_listed_and_filtered(run: Run) -> None:
+    entries = json.loads(run("models", "--json").stdout)
+    names = [entry["name"] for entry in entries]
+    assert names[0] == "micro" and entries[0]["is_bundled"]
+    assert "openai:ViT-B/16" in names
+    fewer = json.loads(run("models", "openai:RN*", "--json").stdout)
+    assert fewer and all(not entry["is_vit"] for entry in fewer)
+    assert "micro" in run("models").text
+
+
+def test_datasets_come_with_their_shifts(run: Run) -> None:
+    document = json.loads(run("datasets", "--json").stdout)
+    bundled = {entry["id"]: entry for entry in document["datasets"]}["bundled"]
+    assert bundled["expected"] == {"images": 2000} and not bundled["needs_root"]
+    assert len(document["shifts"]) >= 17
+    text = run("datasets").text
+    assert "gaussian_noise" in text and "bundled" in text
+
+
+def test_every_method_is_listed(run: Run) -> None:
+    names = [entry["name"] for entry in json.loads(run("methods", "--json").stdout)]
+    assert names == [entry.name for entry in method_entries()]
+    text = run("methods").text
+    assert all(name in text for name in names)
+
+
+@pytest.mark.parametrize("name", [entry.name for entry in method_entries()])
+def test_every_option_of_every_method_is_documented(run: Run, name: str) -> None:
+    document = json.loads(run("methods", name, "--json").stdout)
+    assert document["name"] == name and document["summary"] and document["paper"]
+    assert all(option["doc"] for option in document["options"]), document["options"]
+    assert run("methods", name).code == 0
+
+
+def test_method_shows_its_options(run: Run) -> None:
+    (option,) = json.loads(run("methods", "zero_shot", "--json").stdout)["options"]
+    values = (option["name"], option["type"], option["default"])
+    assert values == ("temperature", "float, above 0", 1.0)
+    assert "never the prediction" in option["doc"]
+    text = run("methods", "zero_shot").text
+    assert "temperature" in text and "1.0" in text and "Radford" in text
+
+
+@dataclass(frozen=True)
+class Parent:
+    steps: int = 1
+    """How many
+    steps."""
+    rate: float = 0.5  # of each step
+
+
+@dataclass(frozen=True)
+class Child(Parent):
+    steps: int = 2
+    """More steps."""
+    names: tuple[str, ...] = ("a", "b")
+    plain: bool = False
+
+
+def test_field_documents_are_read_from_source() -> None:
+    fields = {field.name: (field.default, field.doc) for field in config_fields(Child)}
+    assert fields == {
+        "steps": (2, "More steps."),
+        "rate": (0.5, "of each step"),
+        "names": (("a", "b"), ""),
+        "plain": (False, ""),
+    }
+    assert config_fields(Parent)[0].doc == "How many steps."

@@ -1,0 +1,123 @@
+"""The help of all commands, and that what README and documents promise is true."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import cliquetta
+from cliquetta.cli.main import app
+from tests._helpers.running import Run
+
+COMMANDS = ("demo", "predict", "evaluate", "fit", "methods", "models", "datasets")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_examples_and_exit_codes(run: Run, command: str) -> None:
+    result = run(command, "--help")
+    assert result.code == 0
+    assert "Examples" in result.text and f"cliquetta {command}" in result.text
+    assert "Exit codes" in result.text
+    assert "--json" in result.text and "--quiet" in result.text
+
+
+def test_help_names_every_command(run: Run) -> None:
+    text = run("--help").text
+    assert all(command in text for command in COMMANDS)
+
+
+def test_help_does_not_load_torch() -> None:
+    program = (
+        "import sys; from cliquetta.cli.main import app; import cliquetta; dir(cliquetta); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    start = time.perf_counter()
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+    assert time.perf_counter() - start < 5  # takes 0.2 s; loading torch on a busy machine, 10
+
+
+def test_version(run: Run) -> None:
+    assert run("--version").stdout == f"cliquetta {cliquetta.__version__}\n"
+
+
+@pytest.mark.parametrize("given", [None, "ACTIVE"])
+def test_threads_of_commands_wait_asleep_by_default(given: str | None) -> None:
+    program = (
+        "import os, sys, cliquetta.cli.main\n"
+        "assert 'torch' not in sys.modules  # which reads it when it is loaded\n"
+        "print(os.environ['OMP_WAIT_POLICY'], os.environ['GOMP_SPINCOUNT'])"
+    )
+    known = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment = known | ({"OMP_WAIT_POLICY": given} if given else {})
+    run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True)
+    assert run.stdout.split() == [(given or "PASSIVE").encode(), b"0"], run.stderr
+
+
+ROOT = Path(__file__).parents[2]
+
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_python_example_runs(
+    photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(photos.parent)
+    (program,) = re.findall(r"```python\n(.*?)```", README, re.S)
+    assert len(program.strip().splitlines()) <= 12
+    exec(program, {})
+    lines = capsys.readouterr().out.splitlines()
+    names = [f"photos/{'more/' if i > 3 else ''}image{i}.png" for i in range(6)]
+    assert [line.split()[0] for line in lines] == names
+    assert all(line.split()[1] in ("cat", "dog", "horse") for line in lines)
+    assert Path("photos.safetensors").exists()
+
+
+def commands() -> list[str]:
+    texts = [README, *(p.read_text(encoding="utf-8") for p in sorted(ROOT.glob("docs/**/*.md")))]
+    lines = [line for text in texts for line in re.findall(r"^cliquetta .*$", text, re.M)]
+    return sorted({line.split("  #")[0].strip() for line in lines})
+
+
+@pytest.mark.parametrize("line", commands())
+def test_commands_of_the_documents_exist_with_their_options(run: Run, line: str) -> None:
+    words = shlex.split(line.rstrip("\\"))[1:]
+    names = words[:2] if words[0] in ("data", "sessions") else words[:1]
+    text = run(*names, "--help").text
+    assert f"cliquetta {' '.join(names)}" in text
+    for option in re.findall(r"(?<!\S)--[a-z-]+", line):
+        assert option in text or option == "--help", f"{option} of {line!r}"
+
+
+def test_every_command_is_in_the_readme_and_the_changes() -> None:
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    for name in [command.name for command in app.registered_commands]:
+        assert f"`{name}`" in changes, name
+        assert any(f"{start}{name}" in README for start in ("cliquetta ", "`", "make ")), (
+            f"name `cliquetta {name}` in README.md"
+        )
+
+
+def test_every_extra_is_on_the_install_page() -> None:
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    extras = project.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
+    names = re.findall(r"^([a-z-]+) = ", extras, re.M)
+    assert len(names) > 10
+    install = (ROOT / "docs/install.md").read_text(encoding="utf-8")
+    for name in names:
+        assert f"| `{name}` |" in install, name
+
+
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "docs/model/micro.md"])
+def test_paths_lead_somewhere(document: str) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    for path in re.findall(r"`((?:src|tests|docs|training)/[\w./-]+)`", text):
+        if "NAME" not in path:
+            assert (ROOT / path).exists(), path

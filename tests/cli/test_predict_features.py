@@ -1,0 +1,243 @@
+"""Features that were encoded elsewhere: every way in gives what the model itself would."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+import cliquetta
+from cliquetta.data.features import FeatureDataset
+from cliquetta.data.stream import Stream
+from cliquetta.errors import UserError
+from cliquetta.inference.bulk import predict
+from cliquetta.methods.building.feature_level import FeatureLevel
+from cliquetta.methods.registry import method_config, method_entries
+from cliquetta.model.clip import CLIP
+from cliquetta.model.in_memory import FeaturesOnly
+from cliquetta.prompts.classes import ClassPrompts
+from tests._helpers.tiny import TINY_NAMES
+from tests._helpers.tolerance import LOGIT
+
+LABELS = [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+
+
+@pytest.fixture(scope="module")
+def text(tiny_clip: CLIP) -> Tensor:
+    return tiny_clip.classifier(ClassPrompts(TINY_NAMES))
+
+
+@pytest.fixture(scope="module")
+def images(tiny_clip: CLIP, tiny_images: Tensor) -> Tensor:
+    """Not of length one, as an API may return them."""
+    return 3 * tiny_clip.encode_image(tiny_images)
+
+
+def save(path: Path, features: Tensor, **lists: Any) -> Path:
+    """Features and lists of names or numbers in a file of any kind."""
+    if path.suffix == ".npy":
+        np.save(path, features.numpy())
+    elif path.suffix == ".npz":
+        arrays: dict[str, Any] = {name: np.array(value) for name, value in lists.items()}
+        np.savez(path, features=features.numpy(), **arrays)
+    else:
+        expected_names = {name: json.dumps(value) for name, value in lists.items()}
+        save_file({"features": features.contiguous()}, path, metadata=expected_names)
+    return path
+
+
+def predictions(given: Any, text: Any, **options: Any) -> list[tuple[str, float]]:
+    options = {"method": "tda", "batch_size": 4, "classes": TINY_NAMES, **options}
+    rows = predict(given, text_features=text, **options).rows
+    return [(row["prediction"], row["probability"]) for row in rows]
+
+
+WORKS = [
+    entry.name
+    for entry in method_entries()
+    if issubclass(entry.adapter, FeatureLevel) and not entry.adapter.needs and entry.fit is None
+]
+
+
+@pytest.mark.parametrize("name", WORKS)
+def test_features_give_what_images_give(
+    name: str, tiny_clip: CLIP, tiny_images: Tensor, images: Tensor, text: Tensor
+) -> None:
+    """With one view per image; the model's own scale is 10."""
+    options = {} if name not in ("zero", "mta", "tps", "dpe", "dmn") else {"views": 1}
+    config = method_config(name, options=options)
+    seen = cliquetta.create_method(name, tiny_clip, TINY_NAMES, config)
+    prompts = ClassPrompts(TINY_NAMES, features=text)
+    model = FeaturesOnly(24, scale=tiny_clip.scale)
+    given = cliquetta.create_method(name, model, prompts, config)
+    unit = torch.nn.functional.normalize(images, dim=-1)
+    assert isinstance(given, FeatureLevel)
+    for rows in (slice(0, 4), slice(4, 10)):
+        expected = seen.predict(tiny_images[rows]).logits
+        torch.testing.assert_close(
+            given.predict_features(unit[rows]).logits, expected, atol=LOGIT, rtol=LOGIT
+        )
+
+
+def test_every_way_in_gives_the_same_predictions(
+    images: Tensor, text: Tensor, tmp_path: Path
+) -> None:
+    frame = pd.DataFrame({"path": [f"{i}.jpg" for i in range(10)], "vector": list(images.numpy())})
+    lists = {"keys": [f"{i}.jpg" for i in range(10)], "labels": LABELS}
+    expected = predictions(images, text)
+    assert len({name for name, _ in expected}) > 1
+    for given in (
+        images.numpy(),
+        images.to(torch.float64).numpy(),
+        frame,
+        *(save(tmp_path / f"f{end}", images, **lists) for end in (".npy", ".npz", ".safetensors")),
+    ):
+        assert predictions(given, text.numpy()) == expected
+    for end in (".npy", ".npz", ".safetensors"):
+        names = {"names": list(TINY_NAMES)[::-1]} if end != ".npy" else {}
+        rows = text if end == ".npy" else text.flip(0)
+        file = save(tmp_path / f"text{end}", rows, **names)
+        assert predictions(images, file) == expected
+    assert [row["path"] for row in predict(frame, TINY_NAMES, text_features=text, method="tda").rows
+            ] == list(frame["path"])  # fmt: skip
+
+
+def test_a_loaded_model_encodes_the_class_names(tiny_clip: CLIP, images: Tensor) -> None:
+    run = predict(images, TINY_NAMES, model=tiny_clip, method="zero_shot")
+    expected = tiny_clip.scale * torch.nn.functional.normalize(images, dim=-1)
+    expected = expected @ tiny_clip.classifier(ClassPrompts(TINY_NAMES)).T
+    expected_names = [TINY_NAMES[i] for i in expected.argmax(dim=1).tolist()]
+    assert [row["prediction"] for row in run.rows] == expected_names
+
+
+def test_state_is_continued_and_the_file_is_complete(
+    images: Tensor, text: Tensor, tmp_path: Path
+) -> None:
+    uninterrupted = predictions(images, text)
+    state = tmp_path / "state.safetensors"
+    for part, rows in (("a", slice(0, 4)), ("b", slice(4, 10))):
+        predict(
+            images[rows],
+            TINY_NAMES,
+            text_features=text,
+            method="tda",
+            batch_size=4,
+            state=state,
+            out=tmp_path / f"{part}.csv",
+        )
+    written = [
+        (row["prediction"], float(row["probability"]))
+        for part in "ab"
+        for row in csv.DictReader((tmp_path / f"{part}.csv").open())
+    ]
+    assert written == uninterrupted
+    assert {path.name for path in tmp_path.glob("[!.]*")} == {"a.csv", "b.csv", state.name}
+
+
+def test_evaluate_scores_labelled_features(
+    tiny_clip: CLIP, images: Tensor, text: Tensor, tmp_path: Path
+) -> None:
+    data = FeatureDataset("mine", images, names=TINY_NAMES, labels=LABELS)
+    model = FeaturesOnly(24)
+    method = cliquetta.create_method("tda", model, ClassPrompts(TINY_NAMES, features=text))
+    stream = Stream(data, model.preprocess, 4, order="sequential")
+    record = cliquetta.evaluate(method, stream, out=tmp_path)
+    expected_names = [TINY_NAMES.index(name) for name, _ in predictions(images, text)]
+    right = sum(a == b for a, b in zip(expected_names, LABELS, strict=True))
+    assert record.metrics["top1"] == pytest.approx(10.0 * right)
+
+
+@pytest.mark.parametrize("name", ["domain_norm", "tent", "tpt", "clipartt"])
+def test_methods_that_need_more_name_those_that_do_not(
+    name: str, images: Tensor, text: Tensor, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=f"{name} needs images and a model.*moon.*tda.*zero_shot"):
+        predictions(images, text, method=name, out=tmp_path / "out.csv")
+    assert not list(tmp_path.iterdir())
+
+
+def test_bad_features_are_refused_and_nothing_is_written(
+    images: Tensor, text: Tensor, tmp_path: Path
+) -> None:
+    nan, zero, zero_text = images.clone(), images.clone(), text.clone()
+    nan[7, 3], zero[2], zero_text[1] = torch.nan, 0, 0
+    ragged = pd.DataFrame({"features": [[1.0, 2.0], [1.0]]})
+    for features, texts, sentence in (
+        (images[:, :20], text, "width 20, features-24 works with 24"),
+        (nan, text, "1 of 10 rows that are not finite .* row 7"),
+        (zero, text, "all zeros, the first is row 2"),
+        (images, zero_text, "text_features has 1 of 5 rows that are all zeros"),
+        (images, text[:3], "3 text features without names for 5 class names"),
+        (images[0], text, r"features holds \(24,\) float32"),
+        (ragged, text, "differ in width"),
+        (images[:0], text, r"holds \(0, 24\)"),
+        (images, text[:1], "1 text features without names for 5"),
+        (Path("gone.npz"), text, "there is no gone.npz"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            predictions(
+                features, texts, out=tmp_path / "out.csv", state=tmp_path / "state.safetensors"
+            )
+        assert not list(tmp_path.iterdir())
+
+
+def test_a_class_list_of_one_is_refused(images: Tensor, text: Tensor) -> None:
+    with pytest.raises(UserError, match=r"one class, 'airplane'.*at least two"):
+        predictions(images, text[:1], classes=["airplane"])
+
+
+def test_groups_of_features_are_refused(images: Tensor, text: Tensor, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no groups, no cluster"):
+        predictions(images, text, group_by="camera", out=tmp_path / "out.csv")
+    assert not list(tmp_path.iterdir())
+
+
+def test_views_are_counted(images: Tensor, text: Tensor) -> None:
+    with pytest.raises(UserError, match="1 view of each image, the method wants 64"):
+        predictions(images, text, method="zero")
+    views = torch.stack([images, images.roll(1, 0)], dim=1)
+    assert predictions(views, text) == predictions(images, text)  # the plain view comes first
+
+
+def test_the_commands(run: Any, images: Tensor, text: Tensor, tmp_path: Path) -> None:
+    photos = save(tmp_path / "photos.npz", images, labels=LABELS)
+    classes = save(tmp_path / "classes.npz", text, names=list(TINY_NAMES))
+    out = tmp_path / "out.csv"
+    ask: tuple[Any, ...] = (
+        "predict",
+        "--features",
+        photos,
+        "--text-features",
+        classes,
+        "--batch-size",
+        4,
+    )
+    assert run(*map(str, ask), "--method", "tda", "--out", out).code == 0
+    written = [(r["prediction"], float(r["probability"])) for r in csv.DictReader(out.open())]
+    assert written == predictions(images, text)
+    refused = run(*map(str, ask), "--out", tmp_path / "b.csv")
+    assert refused.code == 2 and "methods that run on features are" in refused.text
+    assert run("predict", "--text-features", classes).code == 2
+    assert run("predict", photos, "--features", photos).code == 2
+
+    ask = ("evaluate", "--dataset", f"features:{photos}", "--text-features", classes)
+    result = run(*map(str, ask), "--method", "moon", "--out", tmp_path / "runs", "--json")
+    assert result.code == 0
+    assert [entry["images"] for entry in json.loads(result.stdout)] == [10, 10]
+    for more, sentence in (
+        (("--method", "tent"), "tent needs images and a model"),
+        (("--method", "tda", "--evidence"), "leave out --evidence"),
+        (("--method", "tda", "--features", photos), "--dataset features:"),
+    ):
+        assert sentence in run(*map(str, ask), *map(str, more), "--out", tmp_path / "r2").text
+    assert not (tmp_path / "r2").exists()
+    shifted = run("evaluate", "--dataset", f"features:{photos}@fog:3", "--text-features", classes)
+    assert shifted.code == 2 and "needs images" in shifted.text

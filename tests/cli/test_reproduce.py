@@ -1,0 +1,64 @@
+"""``cliquetta reproduce`` with a tiny model on a few bundled images."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cliquetta.evaluation.record import load_record, unpack_records
+from cliquetta.report.results_pages import GRIDS, ResultsPages
+from tests._helpers.running import Run
+
+
+def test_an_unknown_page_names_the_nearest(run: Run) -> None:
+    result = run("reproduce", "headlin")
+    assert result.code == 2 and "did you mean 'headline'" in result.text
+    result = run("reproduce", "ood")
+    assert result.code == 2 and "evaluate --grid ood" in result.text
+
+
+def test_methods_that_would_not_be_run_again_are_refused(run: Run, tmp_path: Path) -> None:
+    ask = ("reproduce", "headline", "--results", tmp_path, "--again")
+    assert "needs --run" in run(*ask, "tent").text
+    result = run(*ask, "tennt", "--run")
+    assert result.code == 2 and "did you mean 'tent'" in result.text
+
+
+def test_a_page_is_not_rewritten_unasked(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "README.md"
+    monkeypatch.setattr(ResultsPages, "texts", lambda *_: {page: "from the records"})
+    ask = ("reproduce", "headline", "--results", tmp_path)
+    assert run(*ask).code == 0 and page.read_text() == "from the records"
+    page.write_text("mine")
+    result = run(*ask)
+    assert result.code == 1 and "pass --overwrite" in result.stderr and page.read_text() == "mine"
+    assert run(*ask, "--overwrite").code == 0 and page.read_text() == "from the records"
+
+
+def test_runs_that_are_recorded_are_not_run_again(
+    run: Run, tiny_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(GRIDS, "methods", ("tiny",))
+    monkeypatch.setattr(ResultsPages, "texts", lambda *_: {})
+    block = {"datasets": ["bundled"], "methods": ["tda", "tent"], "model": str(tiny_file)}
+    path, results = tmp_path / "tiny.json", tmp_path / "results"
+    path.write_text(json.dumps([{**block, "limit": 20, "batch_size": 10}]))
+    monkeypatch.setattr("cliquetta.evaluation.grid.packaged_grid", lambda _: path)
+    results.mkdir()
+
+    def record(out: str, *words: str) -> list[str]:
+        ask = ("reproduce", "methods", "--run", "--results", results, "--out", tmp_path / out)
+        assert run(*ask, *words).code == 0
+        return sorted(
+            load_record(file.parent).method for file in tmp_path.glob(f"{out}/*/record.json")
+        )
+
+    assert record("first") == ["tda", "tent", "zero_shot"]
+    before = (results / "tiny.json").read_text()
+    assert record("second") == [] and (results / "tiny.json").read_text() == before
+    assert record("third", "--again", "tent") == ["tent"]
+    assert len(unpack_records(results / "tiny.json")) == 3

@@ -1,0 +1,44 @@
+"""A folder of photographs, and the command that predicts them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cliquetta.inference.bulk import predict
+from cliquetta.inference.rows import PredictionRun
+from cliquetta.model.clip import CLIP
+from tests._helpers.trees import noise
+
+NAMES = ("airplane", "cat", "frog")
+IMAGES, DAMAGED = 14, 5
+Predict = Callable[..., PredictionRun]
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Fourteen images, the sixth of which cannot be read."""
+    folder = tmp_path_factory.mktemp("photos")
+    noise(folder, [f"{number}.png" for number in range(IMAGES)])
+    (folder / f"{DAMAGED}.png").write_bytes(b"damaged")
+    return folder
+
+
+@pytest.fixture
+def run(photos: Path, tiny_clip: CLIP, tmp_path: Path) -> Predict:
+    """The same command every time: two methods that remember, four images per batch."""
+
+    def call(images: object = None, **changes: object) -> PredictionRun:
+        settings = {
+            "model": tiny_clip,
+            "method": ["tda", "tent"],
+            "batch_size": 4,
+            "workers": 0,
+            "out": tmp_path / "out.csv",
+            **changes,
+        }
+        return predict([photos] if images is None else images, NAMES, **settings)  # type: ignore[arg-type]
+
+    return call

@@ -1,0 +1,122 @@
+"""Batches through methods: the predictions of each alone, odd files, bounded memory."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import os
+import tracemalloc
+from pathlib import Path
+
+import pytest
+import torch
+
+from cliquetta.errors import UserError
+from cliquetta.inference import parts
+from cliquetta.inference.bulk import predict
+from cliquetta.methods.registry import create_method
+from cliquetta.methods.zero_shot import ZeroShot
+from cliquetta.model.clip import CLIP
+from cliquetta.types import Batch, Prediction
+from tests._helpers.tolerance import SUM
+from tests.inference.conftest import DAMAGED, IMAGES, NAMES, Predict
+
+
+def test_several_methods_predict_as_each_alone(run: Predict) -> None:
+    methods = ["zero_shot", "tda", "zero", "tent"]
+    together = run(out=None, method=methods, top_k=2, all_probabilities=True).rows
+    for method in methods:
+        alone = run(out=None, method=method, top_k=2, all_probabilities=True).rows
+        for one, many in zip(alone, together, strict=True):
+            for column, value in one.items():
+                shared = column in ("path", "error")
+                assert many[column if shared else f"{method}_{column}"] == value
+
+
+@pytest.mark.parametrize("name", ["zero_shot", "tent"])
+def test_rows_hold_what_the_method_predicts(photos: Path, tiny_clip: CLIP, name: str) -> None:
+    """Probabilities, and the rejections of a method that adapts."""
+    good = [photos / f"{number}.png" for number in range(IMAGES) if number != DAMAGED]
+    direct = create_method(name, tiny_clip, NAMES)
+    direct.enable_rejection(0.3)
+    predictions = [direct.predict(good[i : i + 4]) for i in (0, 4, 8, 12)]
+    expected = torch.cat([prediction.probabilities for prediction in predictions])
+    adapter = create_method(name, tiny_clip, NAMES)
+    listed = good if name == "tent" else photos  # a damaged image would make other batches
+    rows = predict(
+        listed, method=adapter, top_k=3, all_probabilities=True, batch_size=4, reject=0.3
+    ).rows
+    if listed is photos:
+        damaged = rows.pop(DAMAGED)
+        assert damaged["error"] == "not an image in a known format" and not damaged["prediction"]
+    assert [row["path"] for row in rows] == [path.as_posix() for path in good]
+    probabilities = torch.tensor([[row[f"p_{name}"] for name in NAMES] for row in rows])
+    torch.testing.assert_close(probabilities, expected, atol=SUM, rtol=0)
+    assert [row["prediction"] for row in rows] == [NAMES[i] for i in expected.argmax(dim=1)]
+    assert all(row["probability"] >= row["probability_2"] >= row["probability_3"] for row in rows)
+    if name == "tent":
+        scores, rejected = (
+            [value for one in predictions if one.rejection for value in one.rejection[i].tolist()]
+            for i in (0, 1)
+        )
+        assert [row["rejected"] for row in rows] == rejected
+        assert [row["rejection_score"] for row in rows] == pytest.approx(scores, abs=SUM)
+
+
+def test_nothing_that_is_not_finite_is_written(
+    run: Predict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = ZeroShot._predict
+
+    def diverge(self: ZeroShot, batch: Batch) -> Prediction:
+        prediction = plain(self, batch)
+        spoilt = batch.keys[-1].endswith("/11.png")
+        return Prediction(prediction.logits * float("nan")) if spoilt else prediction
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ZeroShot, "_predict", diverge)
+        patch.setattr(parts, "PART_ROWS", 4)
+        with pytest.raises(UserError, match="not finite"):
+            run(method="zero_shot")
+    assert not (tmp_path / "out.csv").exists()
+    assert run(method="zero_shot").before == 8
+    assert "nan" not in (tmp_path / "out.csv").read_text()
+
+
+def test_names_that_are_not_utf8_and_odd_files(photos: Path, run: Predict, tmp_path: Path) -> None:
+    folder = tmp_path / "odd"
+    folder.mkdir()
+    (folder / os.fsdecode(b"caf\xe9.png")).write_bytes((photos / "0.png").read_bytes())
+    os.mkfifo(folder / "pipe.png")
+    with (folder / "sparse.png").open("wb") as file:
+        file.truncate(20 * 2**30)
+    (folder / "photo.heic").write_bytes(b"\0\0\0\x18ftypheic" + b"\0" * 16)
+    done = run(folder, method="zero_shot", out=tmp_path / "out.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    by_name = {Path(row["path"]).name: row for row in rows}
+    assert by_name["caf\\xe9.png"]["prediction"] in NAMES
+    assert "20.0 GB" in by_name["sparse.png"]["error"]
+    assert by_name["photo.heic"]["error"]
+    assert done.unused == {".png": 1}  # the pipe
+
+
+def test_memory_does_not_grow_with_the_list(
+    run: Predict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "PART_ROWS", 256)
+    for name in ("cliquetta", "cliquetta.inference.predictor"):  # pytest keeps records
+        monkeypatch.setattr(logging.getLogger(name), "disabled", True)
+    peaks, table = [], tmp_path / "list.csv"
+    gc.collect()
+    gc.freeze()  # with what other tests left, collections are rare, and garbage is not needed
+    for count in (1_000, 5_000):
+        table.write_text("path\n" + "".join(f"no/such/{n:08d}.png\n" for n in range(count)))
+        tracemalloc.start()
+        settings = {"batch_size": 64, "workers": None, "overwrite": True}
+        done = run(table, method="zero_shot", **settings, on_progress=lambda *_: gc.collect())
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert done.skipped == done.images == count
+    gc.unfreeze()
+    assert peaks[1] < 1.3 * peaks[0]

@@ -1,0 +1,223 @@
+"""Runs into files: stopped at any moment, they end as if they never had been."""
+
+from __future__ import annotations
+
+import errno
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cliquetta.atomic import write_atomically
+from cliquetta.errors import UserError
+from cliquetta.inference import parts
+from cliquetta.inference.parts import Parts
+from cliquetta.inference.predictor import Predictor, Reader
+from cliquetta.inference.resumable import FileRun
+from cliquetta.methods.state import read_header
+from tests._helpers.stopping import KILLED, in_fork
+from tests.inference.conftest import IMAGES, Predict
+
+
+@pytest.fixture
+def complete(run: Predict, tmp_path: Path) -> bytes:
+    """The table of a run that was never stopped."""
+    run(out=tmp_path / "complete.csv")
+    return (tmp_path / "complete.csv").read_bytes()
+
+
+@pytest.fixture
+def short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part per batch."""
+    monkeypatch.setattr(parts, "PART_ROWS", 4)
+
+
+@dataclass
+class HereCluster:
+    """One worker, this process; it notes what is left when it is disconnected from."""
+
+    folder: Path
+    actors: int = 1
+    left: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def connect(self) -> Iterator[HereCluster]:
+        yield self
+        self.left = sorted(path.name for path in self.folder.iterdir())
+
+    def do(self, work: FileRun) -> None:
+        work.do()
+
+
+def test_a_run_is_over_before_it_leaves_its_cluster(
+    run: Predict, complete: bytes, tmp_path: Path
+) -> None:
+    # which takes seconds: a kill meanwhile left a folder beside a complete table
+    cluster = HereCluster(tmp_path)
+    run(cluster=cluster)
+    assert cluster.left == ["complete.csv", "out.csv"]
+    assert (tmp_path / "out.csv").read_bytes() == complete
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["while adapting", "while reading"])
+def test_an_interrupt_loses_nothing_that_was_done(
+    run: Predict, complete: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: bool
+) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
+    owner, name = (Reader, "batches") if later else (Predictor, "ask")
+    original, calls = getattr(owner, name), []
+
+    def ask(self: Predictor, read: Any) -> Any:
+        rows = original(self, read)
+        calls.append(len(read.keys))
+        if len(calls) == 2:
+            signal.raise_signal(signal.SIGINT)
+        return rows
+
+    def batches(self: Reader, *words: Any) -> Iterator[Any]:
+        for read in original(self, *words):
+            if len(calls) == 2:
+                signal.raise_signal(signal.SIGINT)
+            calls.append(len(read.keys))
+            yield read
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, batches if later else ask)
+        with pytest.raises(KeyboardInterrupt):
+            run()
+    assert run().before == sum(calls) > 0
+    assert (tmp_path / "out.csv").read_bytes() == complete
+
+
+@pytest.mark.usefixtures("short_parts")
+def test_a_full_disk_loses_nothing_that_was_done(
+    run: Predict, complete: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = write_atomically
+
+    def full(path: Path, data: bytes) -> None:
+        if path.name.startswith("000000000004-000000000008"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parts, "write_atomically", full)
+        with pytest.raises(OSError, match="No space left"):
+            run()
+    assert not (tmp_path / "out.csv").exists()
+    assert run().before == 4
+    assert (tmp_path / "out.csv").read_bytes() == complete
+
+
+@pytest.mark.usefixtures("short_parts")
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_state_file_is_as_exactly_once_as_the_rows(
+    run: Predict, tmp_path: Path, overwrite: bool
+) -> None:
+    """Wherever a run is killed, with the scores of rejection in the state, too."""
+    state, out = tmp_path / "state.safetensors", tmp_path / "out.csv"
+    settings = {"method": "tent", "reject": 0.5, "state": state, "overwrite": overwrite}
+    run(**settings)
+    wanted = state.read_bytes(), out.read_bytes()
+    before = []
+    for operation in (40, 50, 70):
+        out.unlink()
+        state.unlink()
+        assert in_fork(lambda: run(**settings), tmp_path, operation) == KILLED
+        before.append(run(**settings).before)
+        assert (state.read_bytes(), out.read_bytes()) == wanted
+    assert before == [4, 8, 12]
+
+
+def test_a_run_that_was_killed_at_its_end_leaves_nothing_to_continue(
+    run: Predict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rmdir", lambda folder: signal.raise_signal(signal.SIGKILL))
+        assert in_fork(run, tmp_path) == -signal.SIGKILL
+    assert (tmp_path / "out.csv").exists() and (tmp_path / "out.csv.parts").exists()
+    with pytest.raises(UserError, match="exists"):
+        run()
+    assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]
+
+
+@pytest.mark.usefixtures("short_parts")
+def test_only_the_same_command_continues(run: Predict, tmp_path: Path) -> None:
+    assert in_fork(run, tmp_path, 30) == KILLED
+    changes: list[tuple[dict[str, Any], str]] = [
+        ({"seed": 1}, "seed"),
+        ({"batch_size": 8}, "batch size"),
+        ({"top_k": 2}, "top k"),
+        ({"method": "tda"}, "method"),
+        ({"reject": 0.5}, "share to reject"),
+    ]
+    for change, name in changes:
+        with pytest.raises(UserError, match=f"another {name}.*--overwrite"):
+            run(**change)
+    features = {"images": np.ones((4, 8), np.float32), "method": "tda", "model": None}
+    with pytest.raises(UserError, match="unfinished run"):
+        run(**features, text_features=np.eye(3, 8, dtype=np.float32))
+    assert (tmp_path / "out.csv.parts/run.json").exists()
+    assert run(seed=1, overwrite=True).before == 0
+
+
+def test_an_existing_table_is_not_overwritten(run: Predict, tmp_path: Path) -> None:
+    (tmp_path / "out.csv").write_text("mine")
+    with pytest.raises(UserError, match=r"exists.*--overwrite"):
+        run()
+    assert (tmp_path / "out.csv").read_text() == "mine"
+    run(overwrite=True)
+    assert len((tmp_path / "out.csv").read_text().splitlines()) == IMAGES + 1
+
+
+def test_files_that_cannot_be_written_are_refused_first(run: Predict, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    changes: list[tuple[dict[str, Any], str]] = [
+        ({"out": tmp_path / "file" / "out.csv"}, "cannot write"),
+        ({"method": "tda", "state": tmp_path / "file" / "x"}, "cannot write"),
+        ({"out": tmp_path}, "is a folder"),
+        ({"method": "tda", "state": tmp_path / "out.csv"}, "cannot be one file"),
+        ({"state": tmp_path / "x"}, "belongs to one method"),
+        ({"shard": (3, 2)}, "such as 2/8"),
+        ({"method": ["tda", "tda"]}, "named twice"),
+    ]
+    for change, match in changes:
+        with pytest.raises(UserError, match=match):
+            run(**change)
+
+
+def test_shards_cover_the_list_once(run: Predict, tmp_path: Path) -> None:
+    run(method="zero_shot", out=tmp_path / "all.csv")
+    rows: list[str] = []
+    for i in (1, 2, 3):
+        run(method="zero_shot", shard=(i, 3))
+        rows += (tmp_path / f"out.{i}-of-3.csv").read_text().splitlines()[1:]
+    assert rows == (tmp_path / "all.csv").read_text().splitlines()[1:]
+
+
+def test_an_empty_shard_keeps_its_state(run: Predict, tmp_path: Path) -> None:
+    state = tmp_path / "state.safetensors"
+    for i in range(1, IMAGES + 1):
+        run(method="tda", state=state, shard=(i, IMAGES))
+    assert read_header(state)["notes"]["images"] == IMAGES - 1  # one is damaged
+
+
+def test_a_run_that_ends_while_the_same_one_begins_is_not_repeated(
+    run: Predict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: Callable[[Parts], AbstractContextManager[None]] = Parts.held
+
+    def late(self: Parts) -> AbstractContextManager[None]:
+        monkeypatch.setattr(Parts, "held", held)
+        run()
+        return held(self)
+
+    monkeypatch.setattr(Parts, "held", late)
+    with pytest.raises(UserError, match="exists"):
+        run()
+    assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]

@@ -1,0 +1,48 @@
+"""The memory of every method, counted before it is allocated."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import resource
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cliquetta.errors import UserError
+from cliquetta.methods.allocation import AllocationLimit
+from cliquetta.methods.checks import Build
+from cliquetta.methods.registry import MethodEntry, create_method, method_entries
+from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
+from tests._helpers.building import build_adapter
+
+
+def test_a_state_is_counted_before_it_exists(build: Build) -> None:
+    with AllocationLimit(2**40) as limit:
+        adapter = build()
+    assert limit.total == 2 * sum(adapter.memory[name].nbytes for name in adapter.memory)
+
+
+def counts(entry: MethodEntry) -> Iterator[Any]:
+    """The config with each of its whole numbers at three millions, where it may be."""
+    for field in dataclasses.fields(entry.config):
+        if type(getattr(entry.config(), field.name)) is int:
+            with contextlib.suppress(UserError):
+                yield dataclasses.replace(entry.config(), **{field.name: 3_000_000})
+
+
+@pytest.mark.parametrize(
+    "entry", [e for e in method_entries() if e.fit is None], ids=lambda entry: entry.name
+)
+def test_settings_that_ask_for_gigabytes_are_refused_before_they_are_taken(
+    entry: MethodEntry, tiny_clip: CLIP, tiny_prompts: ClassPrompts
+) -> None:
+    build_adapter(entry, tiny_clip, tiny_prompts)
+    before, most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, 50_000_000
+    for config in counts(entry):
+        with contextlib.suppress(UserError), AllocationLimit(most):
+            adapter = create_method(entry.name, tiny_clip, tiny_prompts, config)
+            assert 2 * sum(adapter.memory[name].nbytes for name in adapter.memory) <= most
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # KiB

@@ -1,0 +1,217 @@
+"""What every registered method keeps to; a new method is tested here without a line of code."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.methods import base
+from cliquetta.methods.base import Adapter, NonFiniteError
+from cliquetta.methods.building.config import config_fields
+from cliquetta.methods.checks import (
+    CHECKS,
+    Build,
+    bad_pixels_teach_nothing,
+    logits_are_finite_float32,
+    stream_of,
+)
+from cliquetta.methods.registry import (
+    MethodEntry,
+    create_method,
+    get_method,
+    method_config,
+    method_entries,
+)
+from cliquetta.methods.state import load_state
+from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Batch
+from tests._helpers.building import (
+    assert_same_state,
+    build_adapter,
+    fitted_tensors,
+    logits_of,
+    prepare,
+)
+from tests._helpers.tiny import build_tiny_clip
+from tests._helpers.tolerance import ADAPTED, LOGIT
+
+SAME: dict[str, Any] = {"atol": ADAPTED, "rtol": LOGIT}
+"""Logits on a scale of 10 that differ by the order of floating-point sums only."""
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_what_a_plug_in_is_checked_for(build: Build, batch: Batch, check: Any) -> None:
+    check(build, batch, **SAME)
+
+
+def test_pixels_that_are_checked_late_teach_nothing_either(
+    build: Build, batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base, "CHECKED_LATE", {"cpu"})
+    bad_pixels_teach_nothing(build, batch)
+
+
+ADDED = {"tda": 30.0, "tip_adapter": 10.0, "tip_adapter_f": 10.0}
+"""What a cache may add to CLIP's logits, for methods that add one."""
+UNADAPTED: dict[str, dict[str, Any]] = {
+    "batclip": {},
+    "clipartt": {"lr": 1e-12},
+    "dmn": {"memory_weight": 1e-12},
+    "mta": {"views": 1},
+    "scap": {"threshold": 2.0},
+    "tda": {"positive_alpha": 0.0, "negative_alpha": 0.0},
+    "tent": {},
+    "tip_adapter": {"alpha": 0.0},
+    "tip_adapter_f": {"alpha": 0.0},
+    "tpt": {"lr": 0.0},
+    "ctpt": {"lr": 0.0},
+    "watt": {"lr": 1e-12, "templates": ("a photo of a {}.", "a sketch of a {}.")},
+    "zero_shot": {},
+}
+"""Settings under which the first batch of a method is zero-shot CLIP's."""
+
+
+def is_log_probabilities(logits: Tensor) -> bool:
+    return bool(logits.logsumexp(dim=-1).abs().max() < LOGIT)
+
+
+def test_logits_are_log_probabilities_or_on_clips_scale(
+    entry: MethodEntry, adapter: Adapter, tiny_clip: CLIP, batch: Batch
+) -> None:
+    for logits in logits_of(adapter, stream_of(batch)):
+        largest = tiny_clip.scale + ADDED.get(entry.name, 0.0)
+        assert is_log_probabilities(logits) or logits.abs().max() <= largest + 1e-3
+
+
+@pytest.mark.parametrize(("name", "options"), UNADAPTED.items(), ids=UNADAPTED)
+def test_logits_that_were_not_adapted_are_those_of_zero_shot_clip(
+    name: str, options: dict[str, Any], tiny_clip: CLIP, tiny_prompts: ClassPrompts, batch: Batch
+) -> None:
+    fitted = None if get_method(name).fit is None else fitted_tensors(name, tiny_prompts.names)
+    config = method_config(name, options=options)
+    adapter = create_method(name, tiny_clip, tiny_prompts, config, fitted=fitted)
+    features = tiny_clip.encode_image(batch.images, normalize=True)
+    expected = tiny_clip.scale * features @ tiny_clip.classifier(tiny_prompts).T
+    (logits,) = logits_of(adapter, [batch])
+    if is_log_probabilities(logits):
+        expected = expected.log_softmax(dim=-1)
+    torch.testing.assert_close(logits, expected, **SAME)
+
+
+def diverging(config: Any) -> Iterator[Any]:
+    """The config with each of its learning rates beyond all measure."""
+    for field in dataclasses.fields(config):
+        if field.name.endswith("lr") and isinstance(getattr(config, field.name), float):
+            yield dataclasses.replace(config, **{field.name: 1e30})
+
+
+RATES = [entry for entry in method_entries() if list(diverging(entry.config()))]
+
+
+@pytest.mark.parametrize("entry", RATES, ids=lambda entry: entry.name)
+def test_a_rate_that_diverges_never_gives_or_keeps_what_is_not_finite(
+    entry: MethodEntry, tiny_clip: CLIP, tiny_prompts: ClassPrompts, batch: Batch
+) -> None:
+    fitted = None if entry.fit is None else fitted_tensors(entry.name, tiny_prompts.names)
+    for config in diverging(entry.config()):
+        adapter = create_method(entry.name, tiny_clip, tiny_prompts, config, fitted=fitted)
+        for part in stream_of(batch) * 3:
+            before = adapter.state_dict()
+            try:
+                assert adapter.predict(prepare(adapter, part)).logits.isfinite().all()
+            except NonFiniteError:
+                assert_same_state(adapter, before)
+        for name, value in adapter.state_dict().items():
+            assert not value.isnan().any(), name
+
+
+def test_half_precision_weights_give_float32_logits(
+    entry: MethodEntry, tiny_prompts: ClassPrompts, batch: Batch
+) -> None:
+    model = build_tiny_clip().to(torch.bfloat16)
+    logits_are_finite_float32(lambda: build_adapter(entry, model, tiny_prompts), batch)
+
+
+def test_pixels_of_another_size_are_refused(adapter: Adapter) -> None:
+    with pytest.raises(ValueError, match=r"model\.preprocess"):
+        adapter.predict(Batch(torch.zeros(1, 3, 40, 40), ("a",)))
+
+
+def test_missing_views_are_attached(adapter: Adapter, batch: Batch) -> None:
+    actual = adapter.predict(batch).logits
+    adapter.reset()
+    assert torch.equal(actual, adapter.predict(prepare(adapter, batch)).logits)
+
+
+def test_config_is_a_frozen_dataclass_of_plain_values(entry: MethodEntry) -> None:
+    config = entry.config()
+    assert config.__dataclass_params__.frozen
+    assert hash(config) == hash(entry.config())
+    for preset in entry.presets.values():
+        assert isinstance(preset, entry.config)
+    assert entry.tuned_by_authors <= entry.presets.keys()
+    assert entry.summary
+
+
+def test_every_config_field_is_documented(entry: MethodEntry) -> None:
+    assert not [field.name for field in config_fields(entry.config) if not field.doc]
+
+
+def test_an_unknown_option_names_the_nearest(entry: MethodEntry) -> None:
+    fields = [field.name for field in dataclasses.fields(entry.config)]
+    for name in fields:
+        with pytest.raises(UnknownNameError, match=f"did you mean '{name}'"):
+            method_config(entry.name, options={f"{name}z": 1})
+    with pytest.raises(UnknownNameError, match=f"option of {entry.name}"):
+        method_config(entry.name, options={"qqqq": 1})
+
+
+def test_a_config_of_another_method_is_refused(
+    entry: MethodEntry, tiny_clip: CLIP, tiny_prompts: ClassPrompts
+) -> None:
+    with pytest.raises(TypeError, match=entry.config.__name__):
+        create_method(entry.name, tiny_clip, tiny_prompts, config=object())
+
+
+def test_a_batch_cannot_hold_labels(entry: MethodEntry) -> None:
+    assert {field.name for field in dataclasses.fields(Batch)} == {"images", "keys", "views"}
+    assert list(inspect.signature(entry.adapter.predict).parameters) == ["self", "images"]
+
+
+def test_another_class_list_keeps_what_does_not_depend_on_it(
+    entry: MethodEntry, adapter: Adapter, batch: Batch, tmp_path: Path
+) -> None:
+    adapter.predict(prepare(adapter, batch))
+    names = adapter.prompts.names[3:0:-1]
+    adapter.save(tmp_path / "state")
+    if adapter.memory and not adapter.class_free & set(adapter.memory):
+        with pytest.raises(UserError, match=f"^{entry.name} learns about its classes only"):
+            adapter.with_classes(names)
+        return
+    other = adapter.with_classes(names)
+    before, after = adapter.state_dict(), other.state_dict()
+    selected = adapter.class_free & set(before)
+    assert selected or not before
+    for name, value in after.items():
+        if name in selected:
+            assert torch.equal(value, before[name]), name
+        else:
+            assert torch.equal(value, other._rebuild(other.prompts).memory[name]), name
+    logits = other.predict(prepare(other, batch)).logits
+    assert logits.shape == (len(batch), 3) and bool(logits.isfinite().all())
+    if not before:
+        return
+    fresh = adapter.with_classes(names)
+    fresh.reset()
+    assert load_state(fresh, tmp_path / "state", other_classes=True).classes_changed
+    for name, value in fresh.state_dict().items():
+        assert torch.equal(value, after[name]), name

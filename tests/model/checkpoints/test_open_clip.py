@@ -1,0 +1,145 @@
+"""open_clip's files: its config, its SigLIPs, and the models that ours are not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from cliquetta.model.checkpoints.state import CheckpointError
+from cliquetta.model.factory import create_model
+from tests._helpers.openai_module import assert_same, bare_state
+from tests._helpers.transformers_models import (
+    assert_features,
+    save_open_clip_siglip,
+    tiny_siglip,
+    word_tokenizer,
+)
+
+
+@pytest.mark.usefixtures("no_warnings")
+@pytest.mark.parametrize("custom_text", [False, True])
+def test_open_clip_folder(
+    gelu_module: Any, pixels: Tensor, tmp_path: Path, custom_text: bool
+) -> None:
+    state = bare_state(gelu_module)
+    if custom_text:
+        state = {
+            k if k.startswith(("visual.", "logit_scale")) else f"text.{k}": v
+            for k, v in state.items()
+        }
+    save_file(state, tmp_path / "open_clip_model.safetensors")
+    config = {
+        "model_cfg": {
+            "embed_dim": 24,
+            "vision_cfg": {"image_size": 32, "layers": 2, "width": 128, "patch_size": 8},
+            "text_cfg": {"context_length": 77, "vocab_size": 49408, "width": 64, "heads": 1},
+        },
+        "preprocess_cfg": {
+            "mean": [0.5, 0.5, 0.5],
+            "std": [0.2, 0.2, 0.2],
+            "resize_mode": "squash",
+        },
+    }
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
+    model = create_model(tmp_path)
+    assert_same(model, gelu_module, pixels)
+    assert model.preprocess.mean == (0.5, 0.5, 0.5) and model.preprocess.resize == "squash"
+    config["model_cfg"]["quick_gelu"] = True
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
+    assert create_model(tmp_path).config.vision.activation == "quick_gelu"
+    config["model_cfg"]["vision_cfg"]["head_width"] = 32
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
+    assert create_model(tmp_path).config.vision.heads == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"vision_cfg": {"timm_model_name": "vit_base"}}, "vision_cfg.timm_model_name"),
+        ({"text_cfg": {"hf_model_name": "roberta-base"}}, "text_cfg.hf_model_name"),
+        ({"multimodal_cfg": {"width": 8}}, "model_cfg.multimodal_cfg"),
+        ({"embed_dim": 25}, "another shape.*embed_dim = 25"),
+    ],
+)
+def test_open_clip_configs_of_other_models(
+    gelu_module: Any, tmp_path: Path, change: Any, message: str
+) -> None:
+    save_file(bare_state(gelu_module), tmp_path / "open_clip_model.safetensors")
+    config = {"model_cfg": {"embed_dim": 24, "vision_cfg": {}, "text_cfg": {}} | change}
+    config["model_cfg"]["vision_cfg"] |= {"width": 128}
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=message):
+        create_model(tmp_path)
+
+
+def test_a_known_architecture_settles_activation_and_checks_the_file(
+    gelu_module: Any, tmp_path: Path
+) -> None:
+    save_file(bare_state(gelu_module), tmp_path / "w.safetensors")
+    with pytest.raises(CheckpointError, match="another shape: ViT-B-16 is 768 wide"):
+        create_model(f"open_clip:ViT-B-16/{tmp_path}/w.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("key", "what"),
+    [
+        ("text_decoder.x", "CoCa"),
+        ("visual.trunk.blocks.0.w", "timm image tower"),
+        ("text.transformer.embeddings.w", "Hugging Face text tower"),
+        ("visual.transformer.resblocks.0.ls_1.gamma", "layer scale"),
+    ],
+)
+def test_other_families_are_named(module: Any, tmp_path: Path, key: str, what: str) -> None:
+    save_file(bare_state(module) | {key: torch.zeros(1)}, tmp_path / "x.safetensors")
+    with pytest.raises(CheckpointError, match=f"not supported: .*{what}"):
+        create_model(tmp_path / "x.safetensors", activation="gelu")
+
+
+def wide_siglip() -> Any:
+    """One with image heads of 64 channels, as open_clip's configs leave unsaid."""
+    theirs = tiny_siglip()
+    config = theirs.config.vision_config
+    config.num_attention_heads = 1
+    for layer in theirs.vision_model.encoder.layers:
+        layer.self_attn.num_heads, layer.self_attn.head_dim = 1, 64
+        layer.self_attn.scale = 64**-0.5
+    theirs.vision_model.head.attention.num_heads = 1
+    theirs.vision_model.head.attention.head_dim = 64
+    return theirs
+
+
+@torch.no_grad()
+def test_an_open_clip_folder(tmp_path: Path, pixels: Tensor) -> None:
+    theirs = wide_siglip()
+    folder = save_open_clip_siglip(theirs, tmp_path / "open")
+    word_tokenizer(folder / "tokenizer.json")
+    ours = create_model(folder)
+    texts = ["a photo of a cat", "the frog", "a sketch of a green truck"]
+    ids = ours.tokenizer(texts)
+    assert_features(
+        ours.encode_image(pixels), theirs.get_image_features(pixels).pooler_output, atol=1e-5
+    )
+    assert_features(ours.encode_text(texts), theirs.get_text_features(ids).pooler_output, atol=1e-5)
+    assert (ours.scale, ours.bias) == (pytest.approx(np.exp(2)), -3)  # type: ignore[comparison-overlap]
+    assert ours.preprocess.resize == "squash" and ours.preprocess.mean == (0.5,) * 3
+
+
+def test_open_clip_weights_without_a_config(tmp_path: Path) -> None:
+    folder = save_open_clip_siglip(wide_siglip(), tmp_path / "open")
+    (folder / "open_clip_config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"weights of a SigLIP: put open_clip_config.json"):
+        create_model(folder)
+    with pytest.raises(CheckpointError, match="another shape: ViT-B-16-SigLIP is 768 wide"):
+        create_model(f"open_clip:ViT-B-16-SigLIP/{folder}")
+    state = load_file(folder / "open_clip_model.safetensors")
+    del state["visual.trunk.pos_embed"]
+    save_file(state, folder / "open_clip_model.safetensors")
+    with pytest.raises(CheckpointError, match=r"an incomplete checkpoint: visual.trunk.pos"):
+        create_model(f"open_clip:ViT-B-16-SigLIP/{folder}")

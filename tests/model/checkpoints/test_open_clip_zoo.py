@@ -1,0 +1,34 @@
+"""Released models: their activations, and the list of names."""
+
+from __future__ import annotations
+
+import pytest
+
+from cliquetta.errors import UnknownNameError
+from cliquetta.model.checkpoints.open_clip_zoo import activation_of, repository
+from cliquetta.model.factory import list_models
+
+
+def test_activation_of_open_clip_releases() -> None:
+    assert activation_of("ViT-B-16", "laion2b_s34b_b88k", None) == "gelu"
+    assert activation_of("ViT-B-16", "openai", None) == "quick_gelu"
+    assert activation_of("ViT-B-16-quickgelu", "laion400m_e32", None) == "quick_gelu"
+    assert activation_of("ViT-B-32", "laion400m_e32", None) == "quick_gelu"
+    assert activation_of("ViT-L-14", "dfn2b", None) == "quick_gelu"
+    assert activation_of("ViT-L-14", "dfn2b_s39b", None) == "gelu"
+    assert activation_of("ViT-H-14", None, {"model_cfg": {"quick_gelu": True}}) == "quick_gelu"
+    with pytest.raises(UnknownNameError, match="laion2b_s34b_b88k"):
+        repository("ViT-B-16", "laion2b_s34b_b8k")
+
+
+def test_the_list_of_models() -> None:
+    entries = list_models()
+    names = [entry.name for entry in entries]
+    assert names[0] == "micro" and entries[0].is_bundled
+    assert {"openai:ViT-B/16", "openai:RN50", "hf:openai/clip-vit-base-patch16"} <= set(names)
+    assert "open_clip:ViT-B-16/laion2b_s34b_b88k" in names
+    assert len(set(names)) == len(names)
+    found = {entry.name: entry for entry in list_models("openai:*")}
+    assert len(found) == 9
+    assert found["openai:ViT-L/14@336px"].image_size == 336
+    assert not found["openai:RN50x4"].is_vit and found["openai:ViT-B/32"].is_vit

@@ -1,0 +1,90 @@
+"""Weights fitted into a model: quantised, resized, or refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from cliquetta.model.checkpoints.native import save_model
+from cliquetta.model.checkpoints.state import CheckpointError, dequantise, quantise
+from cliquetta.model.clip import CLIP
+from cliquetta.model.factory import create_model
+from tests._helpers.openai_module import bare_state
+from tests._helpers.tolerance import FEATURE
+
+
+def test_checkpoints_of_another_shape(module: Any, tmp_path: Path) -> None:
+    state = bare_state(module)
+    state["visual.transformer.resblocks.1.mlp.c_fc.weight"] = torch.zeros(7, 128)
+    save_file(state, tmp_path / "a.safetensors")
+    with pytest.raises(CheckpointError, match=r"another shape.*fc.weight is \(7, 128\), expected"):
+        create_model(tmp_path / "a.safetensors", activation="gelu")
+    state = bare_state(module)
+    del state["visual.ln_post.bias"]
+    save_file(state, tmp_path / "b.safetensors")
+    with pytest.raises(CheckpointError, match=r"ln_post.bias is missing"):
+        create_model(tmp_path / "b.safetensors", activation="gelu")
+    save_file({"layer.weight": torch.zeros(2, 2)}, tmp_path / "c.safetensors")
+    with pytest.raises(CheckpointError, match=r"no image tower of a CLIP.*layer"):
+        create_model(tmp_path / "c.safetensors", activation="gelu")
+    state = bare_state(module) | {"token_embedding.weight": torch.zeros(1000, 64)}
+    save_file(state, tmp_path / "d.safetensors")
+    with pytest.raises(CheckpointError, match="1000 words"):
+        create_model(tmp_path / "d.safetensors", activation="gelu")
+
+
+def test_positions_interpolate(module: Any, pixels: Tensor, tmp_path: Path) -> None:
+    torch.save(module.state_dict(), tmp_path / "state.pt")
+    small = create_model(tmp_path / "state.pt")
+    large = create_model(tmp_path / "state.pt", image_size=64)
+    assert large.image_size == large.preprocess.size == 64
+    assert large.encode_image(torch.zeros(1, 3, 64, 64)).shape == (1, 24)
+    a, b = (m.require_vit().position for m in (small, large))
+    assert torch.equal(a[0], b[0])  # the class position stays
+    for channel in (0, 77):  # Pillow's bicubic, on one channel of the grid as a picture
+        picture = Image.fromarray(a[1:, channel].view(4, 4).numpy())
+        wanted = np.asarray(picture.resize((8, 8), Image.Resampling.BICUBIC))
+        np.testing.assert_allclose(b[1:, channel].view(8, 8).numpy(), wanted, atol=FEATURE)
+    same = create_model(tmp_path / "state.pt", image_size=32)
+    assert same.fingerprint == small.fingerprint
+    with pytest.raises(ValueError, match="multiple of 8"):
+        create_model(tmp_path / "state.pt", image_size=60)
+
+
+def test_quantisation_by_hand() -> None:
+    weight = torch.tensor([[1.27, -0.64, 0.004], [0.0, 0.0, 0.0]])
+    codes, scale = quantise(weight)
+    assert codes.tolist() == [[127, -64, 0], [0, 0, 0]]
+    torch.testing.assert_close(scale[0], torch.tensor(0.01))
+    found = dequantise({"w.int8": codes, "w.scale": scale, "other.scale": torch.ones(1)})
+    torch.testing.assert_close(found["w"], torch.tensor([[1.27, -0.64, 0.0], [0.0, 0.0, 0.0]]))
+    assert sorted(found) == ["other.scale", "w"]  # a scale that belongs to no codes is a weight
+    with pytest.raises(CheckpointError, match=r"w.scale is missing"):
+        dequantise({"w.int8": codes})
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused(
+    tiny_clip: CLIP, tmp_path: Path, value: float
+) -> None:
+    path = tmp_path / "model.safetensors"
+    save_model(tiny_clip, path)
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    state = load_file(path)
+    state["visual.ln_post.weight"][3] = value
+    save_file(state, path, metadata)
+    with pytest.raises(CheckpointError, match=r"visual\.ln_post\.weight holds numbers"):
+        create_model(path)
+    state["visual.ln_post.weight"][3] = 3e38  # large is not infinite, even if the sum is
+    state["visual.ln_post.weight"][4] = 3e38
+    save_file(state, path, metadata)
+    assert create_model(path).id == "tiny"

@@ -1,0 +1,97 @@
+"""Metrics, and the dashboard that reads them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cliquetta.serve.metrics import Board, ServiceMetrics
+from cliquetta.types import Prediction
+from tests._helpers.serve_setup import (
+    Local,
+    batch_of,
+)
+from tests._helpers.tolerance import LOGIT
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_dashboard_reads_metrics_that_exist(service: Local) -> None:
+    session = service.create()
+    service.predict(session, batch_of(0), sequence=1)
+    service.send(session, batch_of(1), sequence=9)
+    dashboard = json.loads((ROOT / "deploy/grafana-dashboard.json").read_text())
+    asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    used = {name for expression in asked for name in re.findall(r"cliquetta_\w+", expression)}
+    text = service.http.get("/metrics").text
+    known = set(re.findall(r"^(cliquetta_\w+?)(?:\{| )", text, re.M))
+    assert used <= known and len(used) > 15
+    labels = {label for expression in asked for label in re.findall(r"by \((.*?)\)", expression)}
+    for label in {part.strip() for group in labels for part in group.split(",")}:
+        assert f'{label}="' in text
+
+
+def test_refusals_are_counted_by_code_and_labels_are_bounded(service: Local) -> None:
+    session = service.create()
+    service.send(session, batch_of(0), sequence=9)
+    for name in ("a", "b", "c"):
+        service.http.get(f"/v1/sessions/{name}")
+        service.http.get(f"/{name}")
+        service.http.request(f"X{name}", "/v1/models")
+    service.http.get("/v1/models", headers={"Origin": "http://evil.org"})
+    assert service.metric('cliquetta_refusals_total{code="out_of_order"}') == 1
+    assert service.metric('cliquetta_refusals_total{code="not_found"}') == 6
+    assert service.metric('cliquetta_refusals_total{code="forbidden"}') == 1
+    assert service.metric("cliquetta_wait_seconds_count") > 0
+    text = service.http.get("/metrics").text
+    assert session not in text and '"/a"' not in text and "evil" not in text
+
+
+def test_health_of_adaptation() -> None:
+    metrics = ServiceMetrics()
+    logits = torch.tensor([[9.0, 0.0], [9.0, 0.0]])
+    evidence: dict[str, Any] = {
+        "changed": torch.tensor(0.5),
+        "loss": torch.tensor([1.0, 3.0]),
+        "domain": 2,
+        "verdict": "adapt",
+        "bad": float("nan"),
+        "grid": torch.zeros(3, 3),
+    }
+    metrics.observe_health("m", Prediction(logits, evidence))
+    metrics.observe_health("m", Prediction(torch.zeros(0, 2)))
+    text = metrics.render().decode()
+
+    def value(name: str) -> float:
+        (shown_value,) = re.findall(rf"^cliquetta_{re.escape(name)} (\S+)$", text, re.M)
+        return float(shown_value)
+
+    top = float(logits.softmax(-1)[0, 0])
+    assert value('confidence_sum{method="m"}') == pytest.approx(top)
+    p = torch.tensor([top, 1 - top])
+    bits = float(-(p * p.log2()).sum())  # by that of two even classes: 1 bit
+    assert value('evenness_sum{method="m"}') == pytest.approx(bits, rel=LOGIT)
+    shown = {"changed": 0.5, "loss": 2.0, "domain": 2.0}
+    for name, expected in shown.items():
+        assert value(f'evidence{{method="m",name="{name}"}}') == expected
+    assert set(re.findall(r'evidence\{method="m",name="(\w+)"', text)) == set(shown)
+    many = Prediction(logits, {f"x{i}": i for i in range(500)})
+    metrics.observe_health("m", many)
+    assert len(re.findall("cliquetta_evidence{", metrics.render().decode())) <= 64
+
+
+def test_metrics_of_replicas_that_are_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("cliquetta.serve.metrics.time.monotonic", lambda: now)
+    board = Board()
+    board.post("a", [])
+    now = 110.0
+    board.post("b", [])
+    assert set(board.read()) == {"a", "b"}
+    now = 125.0
+    assert set(board.read()) == {"b"}

@@ -1,0 +1,75 @@
+"""Requests are counted and timed while they arrive."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+
+from cliquetta.model.clip import CLIP
+from cliquetta.serve.auth import Tokens
+from cliquetta.serve.settings import Limits
+from tests._helpers.serve_setup import ALICE, MANY, batch_of, bearer, live_service, local_service
+
+
+def test_body_is_counted_while_it_arrives(tmp_path: Path, tiny_clip: CLIP) -> None:
+    limits = Limits(body_bytes=10_000, state_bytes=200_000, **MANY)
+    sent = 0
+
+    def parts() -> Iterator[bytes]:
+        nonlocal sent
+        for _ in range(10_000):
+            sent += 5_000
+            yield b"x" * 5_000
+
+    with live_service(tmp_path, tiny_clip, limits=limits) as address:
+        announced = httpx.post(f"{address}/v1/sessions", content=b"x" * 10_001)
+        assert (announced.status_code, announced.json()["code"]) == (413, "too_large")
+        headers = {"Content-Type": "application/json"}
+        try:
+            streamed = httpx.post(f"{address}/v1/sessions", content=parts(), headers=headers)
+            assert streamed.status_code == 413
+        except httpx.TransportError:
+            pass  # the server hung up before all was sent
+        assert sent < 50_000_000
+        assert httpx.get(f"{address}/healthz").status_code == 200
+
+
+def test_a_body_that_does_not_arrive_is_not_waited_for(tmp_path: Path, tiny_clip: CLIP) -> None:
+    with live_service(tmp_path, tiny_clip, limits=Limits(body_seconds=0.3, **MANY)) as address:
+        host, port = address.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=10) as slow:
+            slow.sendall(
+                b"POST /v1/sessions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+                b"Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
+            )
+            assert slow.recv(100).startswith(b"HTTP/1.1 408")
+
+
+def test_bodies_in_memory_are_bounded_together(tmp_path: Path, tiny_clip: CLIP) -> None:
+    with local_service(tmp_path, tiny_clip, limits=Limits(queued_bytes=2_000, **MANY)) as service:
+        session = service.create()
+        refused = service.send(session, batch_of(0, 8))
+        assert (refused.status_code, refused.json()["code"]) == (503, "overloaded")
+        assert service.send(session, batch_of(0, 1)).status_code == 200
+        assert service.metric("cliquetta_body_bytes ") == 0
+
+
+def test_rate_limit_holds_for_requests_and_for_guessed_tokens(
+    tmp_path: Path, tiny_clip: CLIP
+) -> None:
+    limits, tokens = Limits(rate=0.001, burst=3, wrong_token_rate=0.001), Tokens([ALICE])
+    with local_service(tmp_path, tiny_clip, limits=limits, tokens=tokens, hosts=None) as service:
+        get = service.http.get
+        known = [get("/v1/models", headers=bearer(ALICE)).status_code for _ in range(5)]
+        assert known == [200, 200, 200, 429, 429]
+    limits = Limits(wrong_token_rate=0.001)
+    with local_service(tmp_path, tiny_clip, limits=limits, tokens=tokens, hosts=None) as service:
+        get = service.http.get
+        guesses = [get("/v1/models", headers=bearer(f"{i:020}")).status_code for i in range(12)]
+        assert guesses == [401] * 10 + [429, 429]
+        # were a right token answered now, a guesser would be told apart as fast as before
+        assert get("/v1/models", headers=bearer(ALICE)).status_code == 429
+        assert get("/healthz").status_code == 200

@@ -1,0 +1,31 @@
+"""Settings of the operator, as typed."""
+
+from __future__ import annotations
+
+import pytest
+
+from cliquetta.serve.settings import Limits, name_models, served_methods
+
+
+def test_operators_name_models_and_limits_plainly() -> None:
+    assert name_models(["micro", "b16=/models/b.pt"]) == {"micro": "micro", "b16": "/models/b.pt"}
+    for bad in (["=x"], ["a="], ["a", "a=b"]):
+        with pytest.raises(ValueError, match="model"):
+            name_models(bad)
+    assert Limits.from_text({"images": "7", "rate": "0.5"}) == Limits(images=7, rate=0.5)
+    with pytest.raises(KeyError, match="did you mean 'images'"):
+        Limits.from_text({"image": "7"})
+    with pytest.raises(ValueError, match="is a number"):
+        Limits.from_text({"images": "many"})
+    with pytest.raises(ValueError, match="above 0"):
+        Limits.from_text({"images": "0"})
+
+
+METHODS = served_methods()
+
+
+def test_methods_that_need_labelled_images_are_not_served() -> None:
+    assert "coop" not in METHODS and "scap" in METHODS
+    assert list(served_methods(["tent"])) == ["tent"]
+    with pytest.raises(KeyError, match="coop"):
+        served_methods(["coop"])
