@@ -25,7 +25,6 @@ import numpy.typing as npt
 from filelock import FileLock
 
 from cliquetta.atomic import write_atomically
-from cliquetta.errors import UserError
 
 FORMAT = "cliquetta-features-1"
 FEATURES = "features.npy"
@@ -215,12 +214,9 @@ class _Store:
         return mapped if fits and not np.isfortran(mapped) else None
 
     def _write(self, file: BinaryIO, rows: range, block: FeatureBlock) -> None:
-        shape = (len(rows), *self.layout.shape[1:])
-        if block.features.shape != shape:
-            raise UserError(f"a block of {len(rows)} rows is {shape}, got {block.features.shape}")
-        data = np.ascontiguousarray(block.features, dtype=np.float32)
-        start = self.path.stat().st_size - 4 * math.prod(self.layout.shape)
-        file.seek(start + rows.start * 4 * math.prod(shape[1:]))
+        images, *row = self.layout.shape
+        data = np.ascontiguousarray(block.features, dtype=np.float32).reshape(len(rows), *row)
+        file.seek(self.path.stat().st_size - 4 * (images - rows.start) * math.prod(row))
         file.write(data.data)
         notes = dict(block.unreadable)
         self.known[rows.start] = FeatureBlock(data, notes).checksum(), notes

@@ -124,7 +124,8 @@ def open_table(table: Path | str) -> Iterator[tuple[str, Iterator[Mapping[str, s
     with open_location(table) as file:
         if name.lower().endswith(PARQUET):
             columns, rows = _parquet_rows(file, name)
-            yield (path := path_column(columns, name)), (row for row in rows if row[path].strip())
+            path = path_column(columns, name)
+            yield path, (row for row in rows if row[path].strip())
             return
         delimiter = "\t" if name.lower().endswith((".tsv", ".tab")) else ","
         try:

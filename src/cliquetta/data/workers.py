@@ -30,8 +30,6 @@ import numpy.typing as npt
 import torch
 from PIL import Image, ImageFile
 
-from cliquetta.errors import UserError
-
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -83,8 +81,6 @@ def map_ahead(
 
     0 ``workers``: in the caller's thread. An exception reaches the caller at its item's turn.
     """
-    if workers < 0 or ahead < 1:
-        raise UserError(f"workers is 0 or more and ahead 1 or more, got {workers} and {ahead}")
     if workers == 0:
         yield from map(function, items)
         return

@@ -152,14 +152,13 @@ def read_grid(path: Path | str, *, root: str = "", **changes: Any) -> list[RunSp
         for cells in by_limit.values():
             made = grid(cells, datasets=datasets, seeds=seeds, baseline=baseline)
             if isinstance(texts, str):
-                made = [replace(s, templates=_named_templates(texts, s.dataset)) for s in made]
+                sets = (
+                    texts if texts in list_templates() else template_choice(texts, spec.dataset)
+                    for spec in made
+                )
+                made = [replace(s, templates=templates(n)) for s, n in zip(made, sets, strict=True)]
             specs += made
     return list(dict.fromkeys(specs))
-
-
-def _named_templates(name: str, dataset: str) -> tuple[str, ...]:
-    """The templates of a set, or those that a method's authors chose for a dataset."""
-    return templates(name if name in list_templates() else template_choice(name, dataset))
 
 
 def packaged_grid(name: str) -> Path:

@@ -125,6 +125,12 @@ class Metrics:
             100 * float(value) if there else None
             for value, there in zip(recall, present, strict=True)
         ]
+        outside = _values(self._metrics["outside"].metric_state["value"])
+        open_set: dict[str, Any] = {}
+        if len(outside):
+            inside = _values(self._metrics["ece"].metric_state["confidences"])
+            open_set = {"outside": len(outside), "auroc": 100 * auroc(inside, outside)}
+            open_set["fpr95"] = 100 * fpr95(inside, outside)
         return {
             "labelled": self.seen,
             "top1": 100 * float(self._metrics["top1"].compute()),
@@ -135,18 +141,7 @@ class Metrics:
             "ece": 100 * float(self._metrics["ece"].compute()),
             "ece_bins": self.bins,
             "nll": float(self._metrics["nll"].compute()),
-            **self._open_set(),
-        }
-
-    def _open_set(self) -> dict[str, Any]:
-        outside = _values(self._metrics["outside"].metric_state["value"])
-        if not len(outside):
-            return {}
-        known = _values(self._metrics["ece"].metric_state["confidences"])
-        return {
-            "outside": len(outside),
-            "auroc": 100 * auroc(known, outside),
-            "fpr95": 100 * fpr95(known, outside),
+            **open_set,
         }
 
     def reset(self) -> None:
