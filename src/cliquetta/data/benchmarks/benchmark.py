@@ -203,10 +203,11 @@ class Benchmark:
             )
         return listing
 
-    def build(
-        self, root: Path, split: str | None = None, classes: Sequence[str] | None = None
-    ) -> Dataset:
+    def build(self, root: Path | None, split: str | None, classes: Sequence[str] | None) -> Dataset:
         """The dataset; warns if it is incomplete. ``classes`` are for images without a list."""
+        if root is None:
+            reason = "is not part of the package: name its root directory with --root"
+            raise UserError(f"{self.id} {reason}. {self.get}")
         listing = self.read(root, split)
         if not self.class_list and classes is None:
             raise NoClassNamesError(
