@@ -226,9 +226,7 @@ class Execution:
                 if evidence is not None:
                     assert isinstance(self.stream, Stream)  # features have nothing to show
                     folder, done = self.folder / FOLDER, self.progress.batches
-                    self.evidence = EvidenceLog(
-                        folder, self.adapter, self.stream, evidence, done=done
-                    )
+                    self.evidence = EvidenceLog(folder, self.adapter, self.stream, evidence, done)
                     stack.callback(setattr, self.adapter, "collect_evidence", False)
             try:
                 self.write_record("running")
