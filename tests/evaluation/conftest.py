@@ -10,10 +10,7 @@ import pytest
 from cliquetta.data.stream import Stream
 from cliquetta.evaluation import sweep as sweeping
 from cliquetta.evaluation.grid import RunSpec
-from cliquetta.evaluation.record import (
-    Run,
-    find_runs,
-)
+from cliquetta.evaluation.record import Run, find_runs
 from cliquetta.evaluation.sweep import RunContext, sweep
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts

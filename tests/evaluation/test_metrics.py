@@ -176,8 +176,7 @@ def test_a_broken_torchvision_does_not_take_the_scores_down(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("accuracy", "classes"),
-    [(0.005, 200), (0.001, 1000), (0.1, 10), (0.5, 2), (0.04, 101)],
+    ("accuracy", "classes"), [(0.005, 200), (0.001, 1000), (0.1, 10), (0.5, 2), (0.04, 101)]
 )
 def test_shuffled_labels_are_noticed(accuracy: float, classes: int) -> None:
     message = near_chance(accuracy, classes=classes, images=1000)

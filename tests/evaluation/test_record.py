@@ -9,16 +9,8 @@ from typing import Any
 import pytest
 
 from cliquetta.data.stream import Stream
-from cliquetta.evaluation.predictions import (
-    PREDICTIONS,
-    load_predictions,
-)
-from cliquetta.evaluation.record import (
-    RECORD,
-    find_runs,
-    load_record,
-    plan,
-)
+from cliquetta.evaluation.predictions import PREDICTIONS, load_predictions
+from cliquetta.evaluation.record import RECORD, find_runs, load_record, plan
 from cliquetta.evaluation.runner import evaluate
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts

@@ -12,19 +12,9 @@ import torch
 from cliquetta.atomic import exclusive
 from cliquetta.data.stream import Stream
 from cliquetta.errors import BusyError
-from cliquetta.evaluation.predictions import (
-    PREDICTIONS,
-    DamagedRunError,
-    load_predictions,
-)
+from cliquetta.evaluation.predictions import PREDICTIONS, DamagedRunError, load_predictions
 from cliquetta.evaluation.progress import Step
-from cliquetta.evaluation.record import (
-    STATE,
-    Run,
-    find_runs,
-    list_records,
-    load_record,
-)
+from cliquetta.evaluation.record import STATE, Run, find_runs, list_records, load_record
 from cliquetta.evaluation.runner import evaluate
 from cliquetta.methods.state import read_header
 from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig

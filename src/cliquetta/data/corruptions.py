@@ -93,10 +93,7 @@ def corrupt_batch(
 
 
 def _corrupt(
-    images: Images,
-    corruption: Corruption,
-    severity: int,
-    generators: Sequence[np.random.Generator],
+    images: Images, corruption: Corruption, severity: int, generators: Sequence[np.random.Generator]
 ) -> Images:
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3 or 0 in images.shape:
         raise UserError(

@@ -82,10 +82,7 @@ def no_images(source: Path | str) -> UserError:
 
 
 def folder_dataset(
-    folder: Path | str,
-    names: Sequence[str] | None = None,
-    *,
-    labelled: bool | None = None,
+    folder: Path | str, names: Sequence[str] | None = None, *, labelled: bool | None = None
 ) -> FileDataset:
     """Images of a folder and its sub-folders.
 

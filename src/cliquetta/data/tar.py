@@ -10,13 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cliquetta.data.dataset import FileDataset
-from cliquetta.data.files import (
-    CLASS_FILES,
-    TEMPLATE_FILES,
-    no_images,
-    number_labels,
-    read_beside,
-)
+from cliquetta.data.files import CLASS_FILES, TEMPLATE_FILES, no_images, number_labels, read_beside
 from cliquetta.data.images import EXTENSIONS, natural_key
 from cliquetta.data.remote import Member, open_location
 from cliquetta.errors import UserError
