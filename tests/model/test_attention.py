@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from torch import Tensor
 
 from cliquetta.model import attention
@@ -22,11 +21,7 @@ from cliquetta.model.block import Prefix
 from cliquetta.model.clip import CLIP
 from cliquetta.model.factory import create_model
 from tests._helpers.tolerance import FEATURE, SUM
-
-
-@pytest.fixture(scope="module")
-def pixels() -> Tensor:
-    return torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(3))
+from tests._helpers.transformers_models import tiny_transformers
 
 
 @pytest.fixture(scope="module")
@@ -44,24 +39,12 @@ def all_weights(tower: Any, pixels: Tensor, prefix: Any = None) -> list[Tensor]:
 def test_without_prompts_maps_are_those_of_transformers_in_eager_mode(
     tmp_path: Path, pixels: Tensor
 ) -> None:
-    torch.manual_seed(0)
-    shape = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 3}
-    shape |= {"num_attention_heads": 4}
-    theirs = transformers.CLIPModel(
-        transformers.CLIPConfig(
-            text_config=shape,
-            vision_config={**shape, "image_size": 32, "patch_size": 8},
-            projection_dim=16,
-        )
-    ).eval()
-    for weight in theirs.vision_model.parameters():
-        if weight.ndim > 1:
-            weight.normal_(0, 0.3)  # attention of a fresh model is all but uniform
+    theirs = tiny_transformers()
     theirs.save_pretrained(tmp_path)
     theirs.vision_model.config._attn_implementation = "eager"
-    tower = create_model(f"hf:{tmp_path}").require_vit()
+    tower = create_model(tmp_path).require_vit()
     wanted = theirs.vision_model(pixels, output_attentions=True).attentions
-    none = torch.zeros(0, 1, 1, 2, 48)
+    none = torch.zeros(0, 1, 1, 2, 64)
     for image, picture in enumerate(pixels):
         maps = prompted_maps(tower, picture, none, (1,), torch.zeros(1, 0, dtype=torch.bool))
         rows = torch.stack([block[image, :, 0].mean(dim=0) for block in wanted[1:]])
