@@ -15,7 +15,7 @@ import torch
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.evaluation import sweep as sweeping
 from cliquetta.evaluation.grid import RunSpec, grid, with_fitted, with_method
-from cliquetta.evaluation.predictions import PREDICTIONS, load_predictions
+from cliquetta.evaluation.predictions import load_predictions
 from cliquetta.evaluation.progress import Step
 from cliquetta.evaluation.record import list_records, load_record
 from cliquetta.evaluation.sweep import RunContext, RunResult, sweep
@@ -134,28 +134,6 @@ def test_a_failing_cell_does_not_stop_the_others(tmp_path: Path, loads: list[str
     assert "did you mean 'bundled'" in misspelt.error
     assert fine.record is not None
     assert fine.record.status == "finished"
-
-
-def test_a_broken_off_grid_continues(tmp_path: Path, loads: list[str]) -> None:
-    cells = grid([with_method(BASE, "tda")], datasets=["bundled"], seeds=[0, 1])
-    complete = sweep(cells, RunContext(tmp_path / "whole"))
-
-    def die(spec: RunSpec, step: Step) -> None:
-        if spec == cells[2] and step.number == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        sweep(cells, RunContext(tmp_path / "broken"), on_step=die)
-    assert len(list_records(tmp_path / "broken")) == 3
-    resumed = sweep(cells, RunContext(tmp_path / "broken"))
-    for left, right in zip(complete, resumed, strict=True):
-        assert left.record is not None
-        assert right.record is not None
-        assert left.record.id == right.record.id
-        assert left.record.metrics == right.record.metrics
-        name = f"{left.record.id}/{PREDICTIONS}"
-        a, b = (tmp_path / "whole" / name, tmp_path / "broken" / name)
-        assert a.read_bytes() == b.read_bytes()
 
 
 class Fixed(ZeroShot):

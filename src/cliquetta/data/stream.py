@@ -18,13 +18,7 @@ from torch import Tensor
 
 from cliquetta.data.dataset import UNKNOWN, Dataset
 from cliquetta.data.loader import ImageGroup, Loader
-from cliquetta.data.samplers import (
-    Indices,
-    LabelledSet,
-    SamplerOptions,
-    get_sampler,
-    interleave,
-)
+from cliquetta.data.samplers import Indices, LabelledSet, SamplerOptions, get_sampler, interleave
 from cliquetta.data.views import check_spec
 from cliquetta.errors import UserError
 from cliquetta.model.preprocess import Preprocess
