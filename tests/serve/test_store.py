@@ -1,15 +1,20 @@
-"""Session files: damage is noticed."""
+"""Session files: damage is noticed; folders and buckets that cannot hold them are refused."""
 
 from __future__ import annotations
 
+import errno
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from cliquetta.errors import BusyError, UserError
 from cliquetta.model.clip import CLIP
 from cliquetta.serve.settings import Limits
+from cliquetta.serve.store import Store
+from cliquetta.serve.store_files import _Bucket
 from tests._helpers.serve_setup import batch_of, last_file, local_service
 
 
@@ -63,3 +68,36 @@ def test_swapped_copied_and_missing_files_are_noticed(
         listed = service.http.get("/v1/sessions").json()["sessions"]
         assert {info["id"] for info in listed} == {third}
     assert "copied or swapped" in caplog.text
+
+
+def test_a_folder_without_hard_links_is_refused_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*paths: Any) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    with Store.open(tmp_path):
+        assert not list(tmp_path.glob(".probe*"))
+    monkeypatch.setattr("os.link", refuse)
+    with pytest.raises(UserError, match="hard links"), Store.open(tmp_path):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_has_one_service(tmp_path: Path) -> None:
+    with Store.open(tmp_path), pytest.raises(BusyError), Store.open(tmp_path):
+        pass
+
+
+def test_stores_that_cannot_fence_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"through ftp://: use a mounted folder"):
+        Store("ftp://host/x")
+    with Store.open("memory://probed") as store:
+        assert store.scan() == []
+
+    def overwrite(self: _Bucket, name: str, data: bytes) -> None:
+        self._fs.pipe_file(f"{self._root}/{name}", data)
+
+    monkeypatch.setattr(_Bucket, "create", overwrite)
+    with pytest.raises(UserError, match="only if there is none"), Store.open("memory://y"):
+        pass

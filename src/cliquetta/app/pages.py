@@ -199,7 +199,7 @@ def memory_page(session: AppSession) -> str:
     if not session.batches:
         return NOTHING_YET
     parts = []
-    for cache, latest in tally.counts[-1].items():
+    for cache, latest in (tally.counts[-1] if tally.counts else {}).items():
         figure = cache_figure([counts[cache] for counts in tally.counts], session.info.classes)
         total, filled = sum(latest.held), sum(held > 0 for held in latest.held)
         parts.append(

@@ -30,6 +30,15 @@ EXIT_CODES = (
 )
 _COMPUTE = ("device", "dtype", "threads")
 _TYPES: dict[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "PATH", list[str]: "TEXT"}
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors only.")]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Least and largest value of an option."""
+
+    least: float | None = None
+    most: float | None = None
 
 
 @dataclass
@@ -37,15 +46,11 @@ class Common:
     """The options that every command takes, and the terminal configured by them."""
 
     json: Annotated[bool, "Print one JSON document to stdout."] = False
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors only.")] = (
-        False
-    )
+    quiet: Quiet = False
     debug: Annotated[bool, "Show tracebacks."] = False
     device: Annotated[str, "Device: auto, cpu, cuda, cuda:N or mps."] = "auto"
     dtype: Annotated[str, "Precision of the weights: fp32, bf16 or fp16."] = "fp32"
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads. (default: all cores)")
-    ] = None
+    threads: Annotated[int | None, Bounds(1), "CPU threads. (default: all cores)"] = None
 
     def __post_init__(self) -> None:
         """Configure the terminal."""
@@ -111,12 +116,15 @@ def add_command(
 def _as_option(parameter: inspect.Parameter) -> inspect.Parameter:
     """A parameter of a command as typer takes it.
 
-    A text beside its type is the help of an option, of a flag without ``--no-`` for a ``bool``.
+    A text beside its type (and :class:`Bounds`) is the help of an option, or of a flag that has no
+    ``--no-`` form for a ``bool``.
     """
-    kind, note = get_args(parameter.annotation)
+    kind, *notes = get_args(parameter.annotation)
+    note = notes[-1]
     if isinstance(note, str):
         flags = [f"--{parameter.name.replace('_', '-')}"] if kind is bool else []
-        note = typer.Option(*flags, help=note)
+        bounds = notes[0] if len(notes) > 1 else Bounds()
+        note = typer.Option(*flags, help=note, min=bounds.least, max=bounds.most)
     if isinstance(note, OptionInfo) and note.metavar is None:
         # typer's own names of types leave no room for the help
         kinds = (kind, *get_args(kind))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cliquetta.cli.command import SKIPPED, Common
+from cliquetta.cli.command import SKIPPED, Bounds, Common
 from cliquetta.cli.console import count
 from cliquetta.cli.options import split_list
 
@@ -27,7 +27,7 @@ def doctor(
     root: Annotated[Path, typer.Argument(help="Root directory of your datasets, or one of them.")],
     deep: Annotated[bool, "Open every image; slow, finds damaged files."] = False,
     only: Annotated[str | None, "Datasets to look for, comma-separated. (default: all)"] = None,
-    workers: Annotated[int, typer.Option(min=0, help="Threads that open images.")] = 4,
+    workers: Annotated[int, Bounds(0), "Threads that open images."] = 4,
 ) -> None:
     """Report which datasets are under ROOT, in which layout, and what is missing or wrong.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cliquetta.cli.command import Common
+from cliquetta.cli.command import Bounds, Common
 from cliquetta.cli.console import Terminal, count, number
 from cliquetta.cli.executing import finish, run_grid
 from cliquetta.cli.options import (
@@ -80,10 +80,10 @@ def evaluate(
         str, "Number of classes in the stream (uneven) or in a batch (keff): 3, 1-4."
     ] = "3",
     imbalance: Annotated[float, "Order long-tail: most frequent class over the rarest."] = 10.0,
-    length: Annotated[int, typer.Option(min=1, help="Order long: images of the stream.")] = 10_000,
+    length: Annotated[int, Bounds(1), "Order long: images of the stream."] = 10_000,
     limit: Limit = None,
     view_seed: Annotated[
-        int | None, typer.Option(min=0, help="Seed of the views of all runs. (default: the run's)")
+        int | None, Bounds(0), "Seed of the views of all runs. (default: the run's)"
     ] = None,
     templates: Templates = None,
     classes: Annotated[
@@ -112,9 +112,7 @@ def evaluate(
         ),
     ] = None,
     ray: Annotated[str | None, "Run on a Ray cluster: its address, auto, or local."] = None,
-    ray_gpus: Annotated[
-        float | None, typer.Option(min=0, help="With --ray: share of a GPU for each run.")
-    ] = None,
+    ray_gpus: Annotated[float | None, Bounds(0), "With --ray: share of a GPU for each run."] = None,
 ) -> None:
     """Run methods over datasets and score them.
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from cliquetta.cli.command import Common
+from cliquetta.cli.command import Bounds, Common
 from cliquetta.cli.console import count
 from cliquetta.cli.options import Model, Preset, Root, Settings, read_settings
 
@@ -28,7 +26,7 @@ def fit(
     method: Annotated[str, "Few-shot method (see `cliquetta methods`)."],
     dataset: Annotated[str, "Labelled dataset (see `cliquetta datasets`)."],
     out: Annotated[Path, "Output file of the learned tensors (.safetensors)."],
-    shots: Annotated[int, typer.Option(min=1, help="Images per class.")] = 16,
+    shots: Annotated[int, Bounds(1), "Images per class."] = 16,
     validation: Annotated[
         str | None, "Dataset with the same classes, for methods that search settings."
     ] = None,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cliquetta.cli.command import Bounds
 from cliquetta.errors import UserError
 
 if TYPE_CHECKING:  # what loads torch is imported when it is needed: `--help` does without
@@ -23,18 +24,15 @@ Templates = Annotated[
     list[str] | None, "Prompt with {}, file of prompts, or known set: openai-80 (repeatable)."
 ]
 Root = Annotated[Path | None, "Root directory of your datasets."]
-BatchSize = Annotated[int, typer.Option(min=1, help="Images per batch.")]
+BatchSize = Annotated[int, Bounds(1), "Images per batch."]
 Workers = Annotated[
     int | None,
-    typer.Option(
-        min=0,
-        help="Processes that decode images; 0: none (default: one per core for a GPU, else two "
-        "threads).",
-    ),
+    Bounds(0),
+    "Processes that decode images; 0: none (default: one per core for a GPU, else two threads).",
 ]
 Seeds = Annotated[str, "Seeds of order, views and methods: 0,1,2."]
 Out = Annotated[Path, "Output directory; completed runs are reused."]
-Limit = Annotated[int | None, typer.Option(min=1, help="Use at most N images per dataset.")]
+Limit = Annotated[int | None, Bounds(1), "Use at most N images per dataset."]
 RUNS = Path("runs")
 
 

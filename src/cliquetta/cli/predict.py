@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from cliquetta.atomic import write_atomically
-from cliquetta.cli.command import BAD_INPUT, SKIPPED, Common
+from cliquetta.cli.command import BAD_INPUT, SKIPPED, Bounds, Common
 from cliquetta.cli.console import Terminal, count, number
 from cliquetta.cli.options import (
     BatchSize,
@@ -84,15 +84,12 @@ def predict(
     page: Annotated[
         Path | None, "Also write an HTML page of thumbnails with their predictions."
     ] = None,
-    top_k: Annotated[int, typer.Option(min=1, help="Predictions per image.")] = 1,
+    top_k: Annotated[int, Bounds(1), "Predictions per image."] = 1,
     probabilities: Annotated[bool, "Write the probability of every class, too."] = False,
     multi_label: Annotated[
         float | None,
-        typer.Option(
-            min=0.0,
-            max=1.0,
-            help="Score classes independently (SigLIP) and list all from this probability on.",
-        ),
+        Bounds(0.0, 1.0),
+        "Score classes independently (SigLIP) and list all from this probability on.",
     ] = None,
     reject: Annotated[
         float | None,
@@ -119,13 +116,11 @@ def predict(
     ray: Annotated[str | None, "Run on a Ray cluster: local, auto or an address."] = None,
     actors: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Actors that adapt at the same time, with --ray (default: one per GPU)."
-        ),
+        Bounds(1),
+        "Actors that adapt at the same time, with --ray (default: one per GPU).",
     ] = None,
     gpus_per_actor: Annotated[
-        float | None,
-        typer.Option(min=0, help="GPUs of an actor, with --ray; 0.25 lets four share one."),
+        float | None, Bounds(0), "GPUs of an actor, with --ray; 0.25 lets four share one."
     ] = None,
     templates: Templates = None,
     batch_size: BatchSize = 64,

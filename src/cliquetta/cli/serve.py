@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cliquetta.cli.command import Common
+from cliquetta.cli.command import Bounds, Common
 from cliquetta.cli.options import read_settings
 from cliquetta.errors import UnknownNameError, UserError
 
@@ -30,7 +30,7 @@ Methods = Annotated[
     list[str] | None, typer.Option("--method", help="Method to offer (repeatable). (default: all)")
 ]
 Host = Annotated[str, "Address to listen on."]
-Port = Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")]
+Port = Annotated[int, Bounds(1, 65535), "Port to listen on."]
 TokenFile = Annotated[
     Path | None, f"File of accepted tokens, one per line; or set {TOKEN_VARIABLE}."
 ]
@@ -66,14 +66,11 @@ def serve(
     token_file: TokenFile = None,
     workers: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            help="Sessions that compute at one time. (default: one per core; per replica: one)",
-        ),
+        Bounds(1),
+        "Sessions that compute at one time. (default: one per core; per replica: one)",
     ] = None,
     session_days: Annotated[
-        float | None,
-        typer.Option(min=0, help="Delete sessions unused for N days. [default: never]"),
+        float | None, Bounds(0), "Delete sessions unused for N days. [default: never]"
     ] = None,
     log_format: Annotated[
         str, "text, or json: one object per line, every request included."
@@ -84,7 +81,7 @@ def serve(
     ] = None,
     replicas: Annotated[str, "With --ray: N, or MIN:MAX by the number of waiting requests."] = "2",
     ray_gpus: Annotated[
-        float | None, typer.Option(min=0, help="With --ray: share of a GPU for each replica.")
+        float | None, Bounds(0), "With --ray: share of a GPU for each replica."
     ] = None,
     limit: LimitPairs = None,
 ) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cliquetta.cli.command import Common
+from cliquetta.cli.command import Bounds, Common
 from cliquetta.cli.console import count
 from cliquetta.errors import UserError
 
@@ -51,7 +51,7 @@ def delete(
     common: Common,
     ids: Annotated[list[str] | None, typer.Argument(help="Ids of sessions.")] = None,
     unused_days: Annotated[
-        float | None, typer.Option(min=0, help="Delete all sessions unused for N days.")
+        float | None, Bounds(0), "Delete all sessions unused for N days."
     ] = None,
     state_dir: StateDir = "sessions",
 ) -> None:

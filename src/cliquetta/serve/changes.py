@@ -59,18 +59,22 @@ class Chain:
         rows = find_changes(memory, self.memory)
         return rows if sum(value.nbytes for value in rows.values()) <= self.room else None
 
-    def begin(self, memory: Mapping[str, Tensor], version: int, data: bytes) -> None:
-        """A complete file was written."""
+    def written(
+        self,
+        memory: Mapping[str, Tensor],
+        changes: Mapping[str, Tensor] | None,
+        version: int,
+        data: bytes,
+    ) -> None:
+        """A file was written as ``version``: ``changes``, or all of ``memory``."""
+        self.seal = seal_of(data)
+        if changes is not None:
+            apply_changes(self.memory, changes)
+            self.length, self.room = self.length + 1, self.room - len(data)
+            return
         large = sum(value.nbytes for value in memory.values()) >= SMALLEST
         self.memory = {name: v.contiguous() for name, v in memory.items()} if large else {}
         self.base, self.length, self.room = version, 0, len(data)
-        self.seal = seal_of(data)
-
-    def follow(self, changes: Mapping[str, Tensor], data: bytes) -> None:
-        """A change was written."""
-        apply_changes(self.memory, changes)
-        self.length, self.room = self.length + 1, self.room - len(data)
-        self.seal = seal_of(data)
 
 
 def find_changes(now: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> dict[str, Tensor]:

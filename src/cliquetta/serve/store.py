@@ -181,20 +181,17 @@ class Store:
         memory = resident.adapter.state_dict()
         changes = chain.changes(memory)
         if changes is None:
-            data, base = _seal(pack_state(resident.adapter, extra=extra, notes=notes)), version
+            data = _seal(pack_state(resident.adapter, extra=extra, notes=notes))
         else:
             notes |= {"whole": chain.base, "after": chain.seal}
-            data, base = _seal(pack_changes(changes, extra, notes)), chain.base
+            data = _seal(pack_changes(changes, extra, notes))
         try:
-            self._write(session.info.id, data, version, base)
+            self._write(session.info.id, data, version, version if changes is None else chain.base)
         except BaseException as error:
             self.failing = not isinstance(error, FencedError)
             raise
         self.failing = False
-        if changes is None:
-            chain.begin(memory, base, data)
-        else:
-            chain.follow(changes, data)
+        chain.written(memory, changes, version, data)
         session.version = resident.version = version
 
     def load(self, adapter: Adapter, id: str, version: int) -> tuple[StoredSession, Resident]:

@@ -168,8 +168,7 @@ class ConfigField:
 
     name: str
     type: str
-    default: Any
-    """``None`` also where there is no default."""
+    default: Any  # ``None`` also where there is no default.
     doc: str
 
 
