@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from cliquetta.data.bundled import load_bundled
-from cliquetta.errors import UnknownNameError
 
 ROOT = Path(__file__).parents[2]
 NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
@@ -83,11 +82,6 @@ def test_is_shared_and_read_only() -> None:
     assert load_bundled("test") is data
     with pytest.raises(ValueError, match="read-only"):
         data.images[0] = 0
-
-
-def test_unknown_split_names_the_nearest() -> None:
-    with pytest.raises(UnknownNameError, match="did you mean 'few-shot'"):
-        load_bundled("few_shot")
 
 
 @pytest.fixture

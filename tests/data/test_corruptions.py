@@ -16,7 +16,6 @@ from cliquetta.data.corruptions import (
     STANDARD,
     Shift,
     ShiftedDataset,
-    corrupt,
     corrupt_batch,
     parse_dataset_id,
 )
@@ -41,7 +40,7 @@ def test_any_size_keeps_shape_and_input(name: str, shape: tuple[int, ...]) -> No
     image = generator(1).integers(0, 256, (*shape, 3), dtype=np.uint8)
     before = image.copy()
     for severity in (1, 5):
-        out = corrupt(image, name, severity, generator())
+        out = corrupt_batch(image[None], name, severity, seed=0)[0]
         assert out.shape == image.shape and out.dtype == np.uint8
     assert np.array_equal(image, before)
 
@@ -53,7 +52,7 @@ def test_order_and_company_do_not_matter(name: str) -> None:
     part = corrupt_batch(PICTURES[order], name, 3, seed=5, indices=order.tolist())
     assert np.abs(part.astype(int) - together[order]).max() <= 1  # sums in another order
     assert (part == together[order]).mean() > 0.999
-    single = corrupt(PICTURES[4], name, 3, generator((5, 4)))
+    single = corrupt_batch(PICTURES[4:5], name, 3, seed=5, indices=[4])[0]
     assert np.abs(single.astype(int) - together[4]).max() <= 1
 
 
@@ -81,13 +80,14 @@ def test_constants_follow_the_size() -> None:
 
 def test_names_severities_and_pictures_that_cannot_be() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'gaussian_noise'"):
-        corrupt(PICTURES[0], "gausian_noise", 1, generator())
+        corrupt_batch(PICTURES, "gausian_noise", 1, seed=0)
     for severity in (0, 6, -1):
         with pytest.raises(ValueError, match="must be 1, 2, 3, 4 or 5"):
             corrupt_batch(PICTURES[:1], "fog", severity, seed=0)
-    for wrong in (PICTURES[0] / 255.0, PICTURES[0][..., :1], PICTURES):
-        with pytest.raises(ValueError, match=r"8-bit RGB|one picture"):
-            corrupt(wrong, "fog", 1, generator())
+    refused: list[Any] = [PICTURES / 255.0, PICTURES[..., :1], PICTURES[0]]
+    for wrong in refused:
+        with pytest.raises(ValueError, match="8-bit RGB"):
+            corrupt_batch(wrong, "fog", 1, seed=0)
     with pytest.raises(ValueError, match="indices"):
         corrupt_batch(PICTURES, "fog", 1, seed=0, indices=[1, 2])
 

@@ -79,15 +79,6 @@ def test_predictions_are_those_of_a_run_without_evidence(
     assert record.id == folder.name
 
 
-def test_an_adapter_leaves_the_same_evidence_again(
-    run: Any, tiny_clip: CLIP, dataset: Any, tmp_path: Path
-) -> None:
-    folder, adapter = run()
-    stream, out = Stream(dataset, tiny_clip.preprocess, 10), tmp_path / "again"
-    record = evaluate(adapter, stream, out=out, evidence=EvidenceLimits())
-    assert load_evidence(out / record.id).counts == load_evidence(folder).counts
-
-
 def test_what_is_kept_is_what_was_answered(run: Any, tiny_clip: CLIP, dataset: Any) -> None:
     folder, adapter = run()
     assert not adapter.collect_evidence

@@ -17,7 +17,7 @@ from cliquetta.evaluation import sweep as sweeping
 from cliquetta.evaluation.grid import RunSpec, grid, with_fitted, with_method
 from cliquetta.evaluation.predictions import load_predictions
 from cliquetta.evaluation.progress import Step
-from cliquetta.evaluation.record import list_records, load_record
+from cliquetta.evaluation.record import list_records
 from cliquetta.evaluation.sweep import RunContext, RunResult, sweep
 from cliquetta.methods import registry
 from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
@@ -200,15 +200,6 @@ def test_a_spec_becomes_the_stream_and_method_it_describes(loads: list[str]) -> 
     assert machine.prepare(mixed)[1].id == "bundled+bundled@fog:1"
     assert machine.run(mixed).images == 10
     assert len(loads) == 1
-
-
-def test_methods_with_views_get_them(tmp_path: Path, loads: list[str]) -> None:
-    spec = RunSpec("bundled", "mta", model="tiny", limit=4)
-    adapter, stream = RunContext(tmp_path).prepare(spec)
-    assert stream.views == adapter.views is not None
-    record = RunContext(tmp_path).run(spec)
-    assert record.settings["stream"]["views"]["count"] == adapter.views.count
-    assert load_record(tmp_path / record.id) == record
 
 
 def test_another_model_takes_the_place_of_the_last(loads: list[str]) -> None:

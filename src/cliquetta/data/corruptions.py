@@ -61,49 +61,33 @@ class Corruption:
         return tuple((1 - share) * small + share * large for small, large in pairs)
 
 
-def corrupt(image: Images, name: str, severity: int, generator: np.random.Generator) -> Images:
-    """Corrupt one RGB picture (H, W, 3) of any size; the input is left alone."""
-    if image.ndim != 3:
-        raise UserError(f"corrupt takes one picture (H, W, 3), got shape {image.shape}")
-    out: Images = _corrupt(
-        image[None], look_up("corruption", name, CORRUPTIONS), severity, [generator]
-    )[0]
-    return out
-
-
 def corrupt_batch(
     images: Images, name: str, severity: int, seed: int, indices: Sequence[int] | None = None
 ) -> Images:
-    """Corrupt a batch (N, H, W, 3); the picture with index i draws from ``(seed, i)``.
+    """Corrupt a batch (N, H, W, 3) of any size; the picture with index i draws from ``(seed, i)``.
 
     Any subset in any order gives the same pictures; ``indices`` are 0, 1, ... unless given.
     """
-    numbers = range(len(images)) if indices is None else indices
-    if len(numbers) != len(images):
-        raise UserError(f"{len(images)} pictures but {len(numbers)} indices")
-    corruption = look_up("corruption", name, CORRUPTIONS)
-    corruption.constants(severity, 1)
-    out = np.empty_like(images)
-    size = max(1, _CHUNK // max(1, math.prod(images.shape[1:])))
-    for start in range(0, len(images), size):
-        part = slice(start, start + size)
-        generators = [np.random.default_rng((seed, int(i))) for i in numbers[part]]
-        out[part] = _corrupt(images[part], corruption, severity, generators)
-    return out
-
-
-def _corrupt(
-    images: Images, corruption: Corruption, severity: int, generators: Sequence[np.random.Generator]
-) -> Images:
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3 or 0 in images.shape:
+    size = images.shape[1:]
+    if images.dtype != np.uint8 or len(size) != 3 or 0 in size or size[2] != 3:
         raise UserError(
             f"corruptions take 8-bit RGB pictures (uint8, last axis 3), got {images.dtype} "
             f"{images.shape}: convert with PIL's image.convert('RGB')"
         )
-    constants = corruption.constants(severity, min(images.shape[1:3]))
-    scaled = images.astype(np.float32) / np.float32(255)
-    changed = corruption.apply(scaled, constants, Draws(generators))
-    return np.rint(np.clip(changed, 0, 1) * 255).astype(np.uint8)
+    numbers = range(len(images)) if indices is None else indices
+    if len(numbers) != len(images):
+        raise UserError(f"{len(images)} pictures but {len(numbers)} indices")
+    corruption = look_up("corruption", name, CORRUPTIONS)
+    constants = corruption.constants(severity, min(size[:2]))
+    out = np.empty_like(images)
+    step = max(1, _CHUNK // math.prod(size))
+    for start in range(0, len(images), step):
+        part = slice(start, start + step)
+        draws = Draws([np.random.default_rng((seed, int(i))) for i in numbers[part]])
+        scaled = images[part].astype(np.float32) / np.float32(255)
+        changed = corruption.apply(scaled, constants, draws)
+        out[part] = np.rint(np.clip(changed, 0, 1) * 255).astype(np.uint8)
+    return out
 
 
 def _load() -> dict[str, Corruption]:

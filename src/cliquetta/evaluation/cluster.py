@@ -156,8 +156,8 @@ def _run_there(
         now = time.monotonic()
         if now - last >= REPORT_SECONDS or step.number == step.batches:
             last = now
-            now_at = RunReport(step.number, step.batches, step.images, step.accuracy)
-            board.post.remote(run, now_at)
+            shown = RunReport(step.number, step.batches, step.images, step.accuracy)
+            board.post.remote(run, shown)
 
     try:
         os.chdir(folder)  # paths were given as seen from there

@@ -215,7 +215,7 @@ class Execution:
             if out is not None:
                 self.folder = Path(out) / self.record.id
                 stack.enter_context(exclusive(self.folder))
-                known = _earlier(self.folder, again=again, with_evidence=evidence is not None)
+                known = _previous(self.folder, again=again, with_evidence=evidence is not None)
             if isinstance(known, Record):
                 yield known
                 return
@@ -342,7 +342,7 @@ class Execution:
         return record
 
 
-def _earlier(folder: Path, *, again: bool, with_evidence: bool) -> Record | bytes | None:
+def _previous(folder: Path, *, again: bool, with_evidence: bool) -> Record | bytes | None:
     """The record of a finished run, or the state of a broken-off one; ``None`` to run again."""
     known = load_record(folder) if (folder / RECORD).exists() else None
     if known is not None and known.status == "finished":
