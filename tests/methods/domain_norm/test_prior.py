@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from cliquetta.methods.domain_norm.config import DomainNormConfig
 from cliquetta.methods.domain_norm.prior import (
     ClassPrior,
+    belief,
     class_prior,
     count,
     evenness,
@@ -21,6 +23,7 @@ from cliquetta.methods.domain_norm.prior import (
 )
 from cliquetta.methods.domain_norm.state import Counts
 from tests._helpers.tolerance import FEATURE, LOGIT
+from tests.reference.domain_norm_literal import Domain, Image, LiteralDomainNorm
 
 N = 10
 
@@ -122,12 +125,40 @@ def statistics(predictions: Tensor, config: DomainNormConfig) -> ClassPrior:
     return class_prior(next(counted(predictions, config)), config)
 
 
+def test_streams_of_every_kind_have_the_prior_of_the_page() -> None:
+    """Few classes and many, sure and unsure, biased or not: also where belief is partial."""
+    literal = LiteralDomainNorm.__new__(LiteralDomainNorm)
+    literal.N, config, partial = N, DomainNormConfig(), {"belief": 0, "few": 0}
+    generator = torch.Generator().manual_seed(0)
+    for seed in range(40):
+        present, gap, bias = seed % N + 1, 1.0 + seed % 7, (0.0, 1.5, 3.0)[seed % 3]
+        labels = torch.randint(0, present, (64,), generator=generator)
+        pull = bias * torch.randn(N, generator=generator)
+        counts, domain = no_counts(), Domain(np.zeros(1), N, 1, 1)
+        for part in draw(labels, pull, gap=gap, seed=seed).double().split(8):
+            counts = count(counts, part, config)
+            actual, nothing = class_prior(counts, config), np.zeros(0)
+            images = [Image(0, part, nothing, nothing, z) for z in part.numpy()]
+            pi, m, beta, w, *_ = literal.count(domain, images)
+            expected = (m, pi, w, beta)
+            for ours, theirs in zip(actual[:4], expected, strict=True):
+                np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-9, atol=1e-12)
+            nu = frequencies(counts.debiased, counts.images)
+            plain = belief(nu, counts.confidence / counts.images, config)
+            partial["belief"] += 0.05 < float(plain) < 0.95
+            partial["few"] += 0.05 < (beta - float(plain)) / (1 - float(plain) + 1e-9) < 0.95
+    assert min(partial.values()) > 5, partial
+
+
 def test_the_prior_can_be_fixed() -> None:
     predictions = draw(torch.tensor([3] * 40 + [5] * 24), torch.zeros(N))
     uniform = statistics(predictions, DomainNormConfig(prior="uniform"))
     torch.testing.assert_close(uniform.prior, torch.full((N,), 1 / N))
+    torch.testing.assert_close(uniform.weights, torch.ones(N))
     believed = statistics(predictions, DomainNormConfig(prior="zero-shot"))
-    torch.testing.assert_close(believed.prior, predictions.mean(dim=0))
+    m = predictions.mean(dim=0)
+    torch.testing.assert_close(believed.prior, m)
+    torch.testing.assert_close(believed.weights, (m / m.max()) ** (1 / 3))
 
 
 def test_plain_predictions_count_where_they_are_few_and_confident() -> None:
