@@ -14,6 +14,7 @@ from cliquetta.methods.domain_norm.domains import (
     arrange,
     choose_domains,
     distances,
+    domain_figures,
     key_of,
     merge_keys,
 )
@@ -91,3 +92,20 @@ def test_the_arrangement_follows_the_images() -> None:
     torch.testing.assert_close(confidence[order][arrange(confidence[order])], confidence[rows])
     # A stretch of it is a sample of the batch, not its confident end.
     assert abs(float(confidence[rows[:25]].mean() - confidence.mean())) < 0.1
+
+
+def test_an_image_alone_is_nearest_by_the_variance_of_a_domain_by_hand() -> None:
+    """At 4, the domain of mean 0 and variance 9 is nearer than that of mean 6 and variance 1."""
+    wide = Key(torch.tensor(101.0), torch.tensor([0.0]), torch.tensor([900.0]))
+    narrow = Key(torch.tensor(3.0), torch.tensor([6.0]), torch.tensor([2.0]))
+    one = Key(torch.tensor(1.0), torch.tensor([4.0]), torch.tensor([0.0]))  # has no variance
+    figures = domain_figures(torch.tensor([[4.0], [5.5]]), (wide, narrow, one))
+    assert figures[:2].tolist() == [0, 1]
+
+
+def test_a_part_of_four_images_is_split_off_and_one_of_three_is_not() -> None:
+    generator = torch.Generator().manual_seed(4)
+    for others, parts in ((4, [0, 1]), (3, [0])):
+        batch = torch.randn(32, 400, generator=generator)
+        batch[:others] += 2.0
+        assert [number for number, _ in split(batch, two_domains(2.0))] == parts
