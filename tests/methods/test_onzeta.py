@@ -30,7 +30,8 @@ def numpy_onzeta(stream: Array, text: Array, scale: float, config: OnZetaConfig)
 
 
 @pytest.mark.parametrize(
-    "config", [OnZetaConfig(), OnZetaConfig(dual_lr=1.0, horizon=20, vision_temperature=1.0)]
+    "config",
+    [OnZetaConfig(), OnZetaConfig(dual_lr=1.0, balance=0.5, horizon=20, vision_temperature=1.0)],
 )
 def test_a_stream_equals_numpy(tiny_clip: CLIP, config: OnZetaConfig) -> None:
     features, _, text = make_clusters(50)
