@@ -17,9 +17,7 @@ from tests._helpers.serve_setup import picture
 
 NAMES = ("airplane", "automobile", "bird", "cat", "frog", "truck")
 
-
 FOG = ("bundled@fog:3", 6)
-
 
 Make = Callable[..., AppSession]
 

@@ -8,14 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cliquetta.model.clip import CLIP
-from tests._helpers.serve_setup import (
-    CLASSES,
-    FREE,
-    Local,
-    batch_of,
-    local_service,
-    picture,
-)
+from tests._helpers.serve_setup import CLASSES, FREE, Local, batch_of, local_service, picture
 
 
 def test_sessions_are_listed_inspected_and_deleted(service: Local) -> None:

@@ -12,13 +12,7 @@ import torch
 
 from cliquetta.model.clip import CLIP
 from cliquetta.serve.batches import summarise
-from tests._helpers.serve_setup import (
-    Alone,
-    Local,
-    batch_of,
-    local_service,
-    probabilities,
-)
+from tests._helpers.serve_setup import Alone, Local, batch_of, local_service, probabilities
 from tests._helpers.tolerance import SUM
 
 

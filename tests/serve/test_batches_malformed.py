@@ -23,9 +23,7 @@ from tests._helpers.serve_setup import (
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL", "ignore::Warning:PIL")
 
-
 COUNT = 2400
-
 
 BATCH = 100
 

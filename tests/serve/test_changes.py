@@ -16,13 +16,7 @@ from cliquetta.model.clip import CLIP
 from cliquetta.serve import changes
 from cliquetta.serve.changes import apply_changes, find_changes
 from cliquetta.serve.settings import Limits
-from tests._helpers.serve_setup import (
-    Alone,
-    batch_of,
-    check_equal,
-    local_service,
-    probabilities,
-)
+from tests._helpers.serve_setup import Alone, batch_of, check_equal, local_service, probabilities
 
 METHOD = "domain_norm"
 

@@ -19,12 +19,7 @@ from cliquetta.errors import UserError
 from cliquetta.model.clip import CLIP
 from cliquetta.serve.client import Client, RemoteError, UnreachableError
 from cliquetta.serve.settings import Limits
-from tests._helpers.serve_setup import (
-    CLASSES,
-    batch_of,
-    live_service,
-    picture,
-)
+from tests._helpers.serve_setup import CLASSES, batch_of, live_service, picture
 
 
 def test_the_python_client(tiny_clip: CLIP, tmp_path: Path) -> None:
@@ -159,7 +154,6 @@ def test_the_client_has_errors_of_its_own(tmp_path: Path, tiny_clip: CLIP) -> No
 
 
 OTHERS = ["cat", "horse", "truck"]
-
 
 LEARNS = "domain_norm"
 

@@ -9,13 +9,7 @@ import pytest
 from cliquetta.methods.tent import Tent
 from cliquetta.model.clip import CLIP
 from cliquetta.types import Batch, Prediction
-from tests._helpers.serve_setup import (
-    CLASSES,
-    Alone,
-    Local,
-    batch_of,
-    probabilities,
-)
+from tests._helpers.serve_setup import CLASSES, Alone, Local, batch_of, probabilities
 
 
 @pytest.mark.parametrize(

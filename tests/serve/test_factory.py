@@ -63,7 +63,6 @@ def test_a_session_with_unknown_settings_is_refused(tiny_clip: CLIP) -> None:
 
 OTHERS = ["cat", "horse", "truck"]
 
-
 LEARNS = "domain_norm"
 
 

@@ -12,10 +12,7 @@ import torch
 
 from cliquetta.serve.metrics import Board, ServiceMetrics
 from cliquetta.types import Prediction
-from tests._helpers.serve_setup import (
-    Local,
-    batch_of,
-)
+from tests._helpers.serve_setup import Local, batch_of
 from tests._helpers.tolerance import LOGIT
 
 ROOT = Path(__file__).parents[2]

@@ -168,8 +168,7 @@ def test_sessions_of_a_model_that_is_gone_say_so(tmp_path: Path, tiny_clip: CLIP
 
 
 @pytest.mark.parametrize(
-    ("method", "options"),
-    [("zero_shot", {}), ("tent", {}), ("dart", {"views": 4}), ("scap", {})],
+    ("method", "options"), [("zero_shot", {}), ("tent", {}), ("dart", {"views": 4}), ("scap", {})]
 )
 def test_predictions_are_those_of_the_library(
     service: Local, tiny_clip: CLIP, method: str, options: dict[str, int]
