@@ -5,26 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from cliquetta.cli.main import app
 from cliquetta.model.checkpoints.native import save_model
 from cliquetta.model.clip import CLIP
-from tests._helpers.running import Result, Run
+from tests._helpers.running import run as run
 from tests._helpers.trees import noise
-
-
-@pytest.fixture
-def run() -> Run:
-    """Run the command with these words; a raised error other than an exit fails the test."""
-
-    def call(*words: str | Path, input: bytes | None = None) -> Result:
-        result = CliRunner().invoke(app, [str(word) for word in words], input=input)
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        return Result(result.exit_code, result.stdout, result.stderr)
-
-    return call
 
 
 @pytest.fixture(scope="session")
