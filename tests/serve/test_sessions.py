@@ -8,6 +8,7 @@ import threading
 from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -54,20 +55,24 @@ def test_eviction_also_bounds_bytes(serve: Serve) -> None:
         assert service.metric("cliquetta_resident_sessions ") == 1
 
 
-@pytest.mark.parametrize("method", ["tent", "scap"])
-def test_interleaved_sessions_equal_each_alone(
-    service: Local, tiny_clip: CLIP, method: str
+@pytest.mark.parametrize(
+    ("method", "options"), [("zero_shot", {}), ("tent", {}), ("dart", {"views": 4}), ("scap", {})]
+)
+def test_interleaved_sessions_predict_as_the_library_alone(
+    service: Local, tiny_clip: CLIP, method: str, options: dict[str, int]
 ) -> None:
-    def stream(number: int) -> None:
-        session, alone = service.create(method), Alone(tiny_clip, method)
-        images = [batch_of(10 * number + i) for i in range(4)]
-        responses = [probabilities(service.predict(session, batch)) for batch in images]
-        with reference:
-            assert responses == [alone.predict(batch) for batch in images]
+    sessions = [service.create(method, options=options) for _ in range(4)]
+    batches = [[batch_of(10 * number + i) for i in range(4)] for number in range(4)]
 
-    reference = threading.Lock()
+    def stream(number: int) -> list[dict[str, Any]]:
+        return [service.predict(sessions[number], images) for images in batches[number]]
+
     with ThreadPoolExecutor(4) as clients:
-        list(clients.map(stream, range(4)))
+        streams = list(clients.map(stream, range(4)))
+    for responses, given in zip(streams, batches, strict=True):
+        alone = Alone(tiny_clip, method, **options)
+        assert [response["sequence"] for response in responses] == [1, 2, 3, 4]
+        assert [probabilities(one) for one in responses] == [alone.predict(part) for part in given]
 
 
 def test_racing_repeats_are_applied_once(service: Local, alone: Alone) -> None:
@@ -147,18 +152,6 @@ def test_sessions_of_a_model_that_is_gone_say_so(serve: Serve, tmp_path: Path) -
         assert refusal(service.send(session, batch_of(0))) == (409, "not_served")
     with serve() as service:
         assert service.send(session, batch_of(0)).status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("method", "options"), [("zero_shot", {}), ("tent", {}), ("dart", {"views": 4}), ("scap", {})]
-)
-def test_predictions_are_those_of_the_library(
-    service: Local, tiny_clip: CLIP, method: str, options: dict[str, int]
-) -> None:
-    session, alone = service.create(method, options=options), Alone(tiny_clip, method, **options)
-    for number in range(3):
-        response = service.check(session, batch_of(number), alone)
-        assert response["sequence"] == number + 1
 
 
 def test_state_travels_between_sessions_and_to_the_library(
