@@ -15,8 +15,10 @@ import pytest
 from cliquetta.serve.client import Client
 from cliquetta.serve.server import BoundedProtocol, make_server
 from cliquetta.serve.settings import Limits
-from tests._helpers.serve_setup import CLASSES, Gate, batch_of, refusal
+from tests._helpers.serve_setup import CLASSES, Gate, batch_of, refusal, wait_until
 from tests.serve.conftest import ServeLive
+
+GET = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 
 
 def connect(address: str) -> socket.socket:
@@ -44,7 +46,7 @@ def test_a_head_that_does_not_arrive_is_not_waited_for(serve_live: ServeLive, st
                 time.sleep(0.05)
             raise AssertionError("the connection was kept")
         with connect(address) as second:  # also on a connection that was used before
-            second.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            second.sendall(GET)
             response = b""
             while not response.endswith(b"}"):
                 response += second.recv(4096)
@@ -65,7 +67,7 @@ def test_a_connection_is_kept_longer_than_clients_keep_it() -> None:
 
 def test_an_idle_connection_is_closed_in_the_end(serve_live: ServeLive) -> None:
     with serve_live(limits={"idle_seconds": 0.3}) as address, connect(address) as idle:
-        idle.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        idle.sendall(GET)
         response = b""
         while part := idle.recv(4096):
             response += part
@@ -128,19 +130,15 @@ def test_responses_that_nobody_reads_are_counted_and_dropped(serve_live: ServeLi
         path = f"/v1/sessions/{session}/state"
         state = httpx.get(address + path)
         assert 9_000_000 < len(state.content) < 12_000_000  # more than a socket buffers
-        readers = []
-        for _ in range(4):
-            reader = connect(address)
+        readers = [connect(address) for _ in range(4)]
+        for reader in readers:
             reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            reader.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
-            readers.append(reader)
-        while body_bytes(address) < 2 * len(state.content):
-            time.sleep(0.05)
+            reader.sendall(GET.replace(b"/healthz", path.encode()))
+        wait_until(lambda: body_bytes(address) >= 2 * len(state.content))
         assert body_bytes(address) <= 25_000_000
         refused = httpx.get(address + path)
         assert refusal(refused) == (503, "overloaded") and "Retry-After" in refused.headers
-        while body_bytes(address) > 0:
-            time.sleep(0.05)
+        wait_until(lambda: body_bytes(address) == 0)
         again = httpx.get(address + path)
         assert again.status_code == 200 and len(again.content) == len(state.content)
         for reader in readers:

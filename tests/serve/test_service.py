@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -32,30 +34,29 @@ def make_pool(workers: int = 1, **more: Any) -> FairPool:
     return FairPool(workers, Limits(**values))
 
 
-def held(pool: FairPool, session: str = "held") -> tuple[threading.Event, Future[bool]]:
-    """Keep one worker busy until the event is set; it has begun on return."""
+@contextmanager
+def held(pool: FairPool) -> Iterator[None]:
+    """Keep one worker busy inside the block; all that was submitted is done after it."""
     gate, begun = threading.Event(), threading.Event()
 
     def wait() -> bool:
         begun.set()
         return gate.wait(10)
 
-    future = pool.submit("owner", session, wait)
+    pool.submit("owner", "held", wait)
     assert begun.wait(10)
-    return gate, future
+    yield
+    gate.set()
+    pool.close()
 
 
 def test_a_greedy_session_waits_its_turn() -> None:
     pool = make_pool()
     done: list[Any] = []
-    gate, _ = held(pool)
-    for i in range(10):
-        pool.submit("owner", "greedy", partial(done.append, ("greedy", i)))
-    for name in ("a", "b"):
-        for i in range(2):
-            pool.submit("owner", name, partial(done.append, (name, i)))
-    gate.set()
-    pool.close()
+    with held(pool):
+        for name, count in (("greedy", 10), ("a", 2), ("b", 2)):
+            for i in range(count):
+                pool.submit("owner", name, partial(done.append, (name, i)))
     assert done[:6] == [("greedy", 0), ("a", 0), ("b", 0), ("greedy", 1), ("a", 1), ("b", 1)]
     assert done[6:] == [("greedy", i) for i in range(2, 10)]
 
@@ -64,19 +65,17 @@ def test_an_owner_of_many_sessions_waits_its_turn_and_is_told_how_long() -> None
     pool = make_pool(queued_per_owner=8)
     pool._mean = 2.0  # seconds of a job
     done: list[Any] = []
-    gate, _ = held(pool)
-    for i in range(6):
-        pool.submit("many", f"m{i}", partial(done.append, f"m{i}"))
-    pool.submit("one", "o", partial(done.append, "o"))
-    for _ in range(2):
-        pool.submit("many", "m0", partial(done.append, "m0 again"))
-    with pytest.raises(ServiceError) as full:
-        pool.submit("many", "m9", lambda: None)
+    with held(pool):
+        for i in range(6):
+            pool.submit("many", f"m{i}", partial(done.append, f"m{i}"))
+        pool.submit("one", "o", partial(done.append, "o"))
+        for _ in range(2):
+            pool.submit("many", "m0", partial(done.append, "m0 again"))
+        with pytest.raises(ServiceError) as full:
+            pool.submit("many", "m9", lambda: None)
+        pool.submit("one", "o", partial(done.append, "o again"))
     assert (full.value.status_code, full.value.code) == (429, "owner_busy")
     assert full.value.headers["Retry-After"] == "16"  # eight jobs of two seconds
-    pool.submit("one", "o", partial(done.append, "o again"))
-    gate.set()
-    pool.close()
     # one turn of each owner, whatever the number of its sessions
     assert done[:4] == ["m0", "o", "m1", "o again"]
     assert done[4:] == ["m2", "m3", "m4", "m5", "m0 again", "m0 again"]
@@ -115,16 +114,13 @@ def test_errors_reach_the_one_who_waits() -> None:
 def test_what_waited_too_long_is_refused_and_what_was_cancelled_is_not_done() -> None:
     pool = make_pool(wait_seconds=0.05)
     done: list[Any] = []
-    gate, _ = held(pool)
-    late = pool.submit("owner", "late", partial(done.append, "late"))
-    cancelled = pool.submit("owner", "cancelled", partial(done.append, "cancelled"))
-    assert cancelled.cancel()
-    time.sleep(0.1)
-    gate.set()
+    with held(pool):
+        late = pool.submit("owner", "late", partial(done.append, "late"))
+        cancelled = pool.submit("owner", "cancelled", partial(done.append, "cancelled"))
+        assert cancelled.cancel()
+        time.sleep(0.1)
     with pytest.raises(ServiceError, match="waited too long"):
         late.result(10)
-    assert pool.submit("owner", "next", lambda: 1).result(10) == 1
-    pool.close()
     assert done == []
 
 
