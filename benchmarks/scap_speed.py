@@ -25,10 +25,10 @@ from torch import Tensor
 from cliquetta.methods.domain_norm import DomainNorm, DomainNormConfig
 from cliquetta.methods.scap import SCAP, SCAPConfig
 from cliquetta.methods.scap.cliques import Cliques
-from cliquetta.model.checkpoints.native import load_model
 from cliquetta.model.clip import CLIP, initialise
 from cliquetta.model.config import CLIPConfig, TextConfig, VisionConfig
 from cliquetta.model.cuda import Fetched
+from cliquetta.model.factory import create_model
 from cliquetta.prompts.catalogue import class_names
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
@@ -224,7 +224,7 @@ def measure_reference(model: CLIP, batch: int, memberships: int, classes: int) -
         model,
         prompts,
         ReferenceSettings(),
-        adapter.memory["start_prompt"][0],
+        adapter.memory["start_prompt"],
         adapter.text.start,
     )
     size = model.image_size
@@ -267,7 +267,7 @@ def main() -> None:
     if cuda:
         model = vit_b16().to(device)
     else:
-        model = load_model(ROOT / "src/cliquetta/model/data/micro.safetensors")
+        model = create_model(ROOT / "src/cliquetta/model/data/micro.safetensors")
     model.logit_scale.data = model.logit_scale.data.float()
     scale = model.logit_scale.data.clone()
     model = model.to(dtype)

@@ -12,6 +12,7 @@ import pytest
 import cliquetta
 
 ROOT = Path(cliquetta.__path__[0])
+TESTS = Path(__file__).parent
 ROOMS = (
     ("types", "errors", "version"),
     ("atomic", "ray_connection", "tensor_file", "tensor_tree"),
@@ -69,6 +70,21 @@ def test_imports_point_to_lower_rooms_only(name: str, path: Path) -> None:
 
 def test_every_room_has_a_level() -> None:
     assert {name.partition(".")[0] for name in modules()} == set(LEVEL)
+
+
+@pytest.mark.parametrize("name", [n for n in modules() if not n.endswith("__init__")])
+def test_every_module_has_a_test_of_its_name(name: str) -> None:
+    """Of its own name or the first words of it; a package below a room may have one for all."""
+    if name == "version":  # a constant
+        return
+    *rooms, module = name.split(".")
+    words = module.lstrip("_").split("_")
+    folder = TESTS.joinpath(*rooms)
+    names = ["_".join(words[:count]) for count in range(1, len(words) + 1)]
+    wanted = [folder / f"test_{first}.py" for first in names]
+    wanted += folder.glob(f"test_{module}_*.py")
+    wanted += [folder.parent / f"test_{rooms[-1]}.py"] if len(rooms) > 1 else []
+    assert any(path.exists() for path in wanted), f"no test of {name}: add {wanted[-1]}"
 
 
 def test_no_circle_of_modules() -> None:

@@ -33,7 +33,7 @@ from tests._helpers.tolerance import BLOCK_STORES, FEATURE, LOGIT, SUM, TINY_SCA
 from tests._helpers.transformers_models import tiny_siglip
 
 BEFORE_STEP = ("zero_shot", "tent", "deyo", "sar", "batclip", "coop", "maple", "tip_adapter")
-"""Methods that answer with what they learned from earlier batches."""
+"""Methods that predict with what they learned from earlier batches."""
 EXPORTABLE = (*BEFORE_STEP, "tip_adapter_f", "cliptta", "subtta", "domain_norm")
 
 
@@ -53,16 +53,16 @@ def run_onnx(path: Path, pixels: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", BEFORE_STEP)
-def test_frozen_answers_are_those_of_the_next_batch(
+def test_frozen_predictions_are_those_of_the_next_batch(
     name: str, tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
 ) -> None:
     adapter = learned(name, tiny_clip, tiny_prompts, tiny_images)
     frozen = FrozenAdapter(adapter)
-    found = frozen.predict(Batch(tiny_images)).logits
+    actual = frozen.predict(Batch(tiny_images)).logits
     expected = adapter.predict(Batch(tiny_images)).logits
-    torch.testing.assert_close(found, expected, atol=FEATURE, rtol=0)
+    torch.testing.assert_close(actual, expected, atol=FEATURE, rtol=0)
     # and they stay, whatever the method has learned since
-    torch.testing.assert_close(frozen.predict(Batch(tiny_images)).logits, found, atol=0, rtol=0)
+    torch.testing.assert_close(frozen.predict(Batch(tiny_images)).logits, actual, atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("entry", method_entries(), ids=lambda entry: entry.name)
@@ -113,9 +113,9 @@ def test_frozen_domain_mixes_votes_and_weighs_as_written() -> None:
     weight = (shares / shares.max()) ** (believed / 3)
     share = 0.5 * (1 - min(1.0, (1 - confidence) / 0.9))
     tower = LayerNormTower(LateBlocks(network.tower, network.start), precise=False)
-    kept = int(domain.voters.next)
-    voters, votes = domain.voters.features[:kept], domain.voters.predictions[:kept]
-    for image, found in zip(fresh, adapter.frozen_model()(fresh), strict=True):
+    stored = int(domain.voters.next)
+    voters, votes = domain.voters.features[:stored], domain.voters.predictions[:stored]
+    for image, actual in zip(fresh, adapter.frozen_model()(fresh), strict=True):
         plain = model.encode_image(image[None], normalize=True)[0]
         hidden = network.tower.run(network.tower.embed(image[None]), 0, network.start)
         adapted = l2_normalize(tower(domain.norms.values, hidden))[0]
@@ -127,7 +127,7 @@ def test_frozen_domain_mixes_votes_and_weighs_as_written() -> None:
         nearest = np.argsort(-similarity)[:3]
         p = 0.6 * p + 0.4 * votes.numpy()[nearest].mean(axis=0)
         p = p * weight / (p * weight).sum()
-        np.testing.assert_allclose(found.numpy(), np.log(p), atol=FEATURE)
+        np.testing.assert_allclose(actual.numpy(), np.log(p), atol=FEATURE)
 
 
 def test_fresh_domain_is_zero_shot() -> None:
@@ -146,7 +146,7 @@ def test_fresh_domain_is_zero_shot() -> None:
         *(pytest.param(n, marks=pytest.mark.slow) for n in ("tent", "maple", "tip_adapter")),
     ],
 )
-def test_onnxruntime_gives_the_frozen_answers(
+def test_onnxruntime_gives_the_frozen_logits(
     name: str, tmp_path: Path, tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
 ) -> None:
     adapter = learned(name, tiny_clip, tiny_prompts, tiny_images)
@@ -154,8 +154,8 @@ def test_onnxruntime_gives_the_frozen_answers(
     written = export_model(adapter, path)
     expected = FrozenAdapter(adapter).predict(Batch(tiny_images)).logits
     for count in (1, 7, 10):
-        found = run_onnx(path, tiny_images[:count])
-        torch.testing.assert_close(found, expected[:count], atol=LOGIT, rtol=0)
+        actual = run_onnx(path, tiny_images[:count])
+        torch.testing.assert_close(actual, expected[:count], atol=LOGIT, rtol=0)
     model = onnx.load(path)
     onnx.checker.check_model(model)
     facts = {entry.key: entry.value for entry in model.metadata_props}
@@ -177,12 +177,12 @@ def test_half_precision_is_stored_and_leaves_the_model_as_it_is(
     weights = sorted(onnx.load(path).graph.initializer, key=lambda entry: np.prod(entry.dims))
     assert {entry.data_type for entry in weights[-4:]} == {onnx.TensorProto.FLOAT16}
     assert adapter.model.dtype == torch.float32  # the tower was copied, not changed
-    found = run_onnx(path, tiny_images)
+    actual = run_onnx(path, tiny_images)
     half = rounding(torch.float16, 2 * BLOCK_STORES, TINY_SCALE) / 2  # one side is float32
-    torch.testing.assert_close(found, adapter.frozen_model()(tiny_images), atol=half, rtol=0)
+    torch.testing.assert_close(actual, adapter.frozen_model()(tiny_images), atol=half, rtol=0)
 
 
-def test_program_of_torch_export_gives_the_frozen_answers(
+def test_program_of_torch_export_gives_the_frozen_logits(
     tmp_path: Path, tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
 ) -> None:
     adapter = learned("domain_norm", tiny_clip, tiny_prompts, tiny_images)
@@ -191,8 +191,8 @@ def test_program_of_torch_export_gives_the_frozen_answers(
     extra = {METADATA: ""}
     program = torch.export.load(path, extra_files=extra)
     for count in (1, len(tiny_images)):
-        found = program.module()(tiny_images[:count])
-        torch.testing.assert_close(found, adapter.frozen_model()(tiny_images[:count]))
+        actual = program.module()(tiny_images[:count])
+        torch.testing.assert_close(actual, adapter.frozen_model()(tiny_images[:count]))
     assert json.loads(extra[METADATA])["classes"] == list(tiny_prompts.names)
 
 

@@ -29,7 +29,7 @@ from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.tiny import TINY_NAMES
 from tests._helpers.tolerance import FEATURE, LOGIT, SUM
 from tests._helpers.transformers_models import save_siglip, tiny_siglip, tiny_transformers
-from tests.model.test_tokenizer import merge_lines, vocabulary
+from tests.model.test_tokenizer import their_tokenizer
 
 LABELS = list(TINY_NAMES)
 TASK = "zero-shot-image-classification"
@@ -58,57 +58,50 @@ def build(tiny_clip: CLIP) -> Any:
 
 
 def test_zero_shot_gives_what_transformers_gives(tmp_path: Path) -> None:
-    lines = merge_lines()
-    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary(lines)))
-    (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *lines]))
-    whole: Any = transformers  # its overloads know no image processor of Pillow
-    theirs = whole.pipeline(
+    library: Any = transformers  # its overloads know no image processor of Pillow
+    processor = getattr(library, "CLIPImageProcessorPil", library.CLIPImageProcessor)
+    crop = {"height": 32, "width": 32}
+    tokenizer = their_tokenizer(tmp_path)
+    tokenizer.model_max_length = 77
+    theirs = library.pipeline(
         TASK,
-        model=tiny_transformers("quick_gelu"),
-        tokenizer=transformers.CLIPTokenizer(
-            str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt"), model_max_length=77
-        ),
-        image_processor=getattr(whole, "CLIPImageProcessorPil", whole.CLIPImageProcessor)(
-            size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}
-        ),
+        model=tiny_transformers(),
+        tokenizer=tokenizer,
+        image_processor=processor(size={"shortest_edge": 32}, crop_size=crop),
         device="cpu",
     )
     theirs.model.save_pretrained(tmp_path / "model")
     theirs.image_processor.save_pretrained(tmp_path / "model")
-    classify = cliquetta.pipeline(
-        TASK, model=f"hf:{tmp_path / 'model'}", method="zero_shot", device="cpu"
-    )
+    source = f"hf:{tmp_path / 'model'}"
+    classify = cliquetta.pipeline(TASK, model=source, method="zero_shot", device="cpu")
+    labels = ["cat", "old ship", "frog"]
     cases: list[tuple[Any, dict[str, Any]]] = [
         (PICTURES[0], {}),
         (PICTURES[:3], {"hypothesis_template": "a drawing of the {}"}),
         ([PICTURES[1]], {}),
     ]
     for given, options in cases:
-        options = {"candidate_labels": ["cat", "old ship", "frog"], **options}
-        ours, expected = classify(given, **options), theirs(given, **options)
-        assert isinstance(ours, list) and len(ours) == len(expected)
-        for mine, other in zip(
-            *((x if isinstance(x[0], list) else [x]) for x in (ours, expected)), strict=True
-        ):
+        ours = classify(given, candidate_labels=labels, **options)
+        expected = theirs(given, candidate_labels=labels, **options)
+        assert json.loads(json.dumps(ours)) == ours and len(ours) == len(expected)
+        if not isinstance(given, list):
+            ours, expected = [ours], [expected]
+        for mine, other in zip(ours, expected, strict=True):
             assert [sorted(entry) for entry in mine] == [sorted(entry) for entry in other]
             assert [entry["label"] for entry in mine] == [entry["label"] for entry in other]
-            for one, two in zip(mine, other, strict=True):
-                assert one["score"] == pytest.approx(two["score"], abs=LOGIT)
-    assert json.loads(json.dumps(ours)) == ours
+            scores = [entry["score"] for entry in other]
+            assert [entry["score"] for entry in mine] == pytest.approx(scores, abs=LOGIT)
 
 
-def test_state_is_kept_between_calls(build: Any, tiny_clip: CLIP) -> None:
+def test_state_lasts_between_calls(build: Any, tiny_clip: CLIP) -> None:
     classify = build(batch_size=3)
-    found = [*classify(PICTURES[:3], LABELS), classify(PICTURES[3])]
+    actual = [*classify(PICTURES[:3], LABELS), classify(PICTURES[3])]
     method = create_method("tent", tiny_clip, ClassPrompts(tuple(LABELS), (TEMPLATE,)))
-    expected = [
-        *method.predict(PICTURES[:3]).probabilities,
-        method.predict(PICTURES[3]).probabilities[0],
-    ]
-    for answer, row in zip(found, expected, strict=True):
-        assert {e["label"]: e["score"] for e in answer} == pytest.approx(
-            dict(zip(LABELS, row.tolist(), strict=True)), abs=SUM
-        )
+    batches = (PICTURES[:3], [PICTURES[3]])
+    expected = torch.cat([method.predict(batch).probabilities for batch in batches])
+    for result, row in zip(actual, expected, strict=True):
+        by_label = {entry["label"]: entry["score"] for entry in result}
+        assert [by_label[label] for label in LABELS] == pytest.approx(row.tolist(), abs=SUM)
     assert classify.images_seen == 4
 
 
@@ -117,8 +110,8 @@ def test_other_labels_keep_what_was_learned(build: Any) -> None:
     classify(PICTURES, LABELS)
     norms = classify.adapter.memory["norms.values"].clone()
     assert not torch.equal(norms, build()._build(ClassPrompts(("a", "b"))).memory["norms.values"])
-    answer = classify(PICTURES[0], ["cat", "horse"])
-    assert {entry["label"] for entry in answer} == {"cat", "horse"}
+    result = classify(PICTURES[0], ["cat", "horse"])
+    assert {entry["label"] for entry in result} == {"cat", "horse"}
     assert classify.adapter.memory["norms.steps"] == 2  # one per call: it went on from there
     forgetful = build("tda")
     forgetful(PICTURES, LABELS)
@@ -148,23 +141,23 @@ def test_save_load_reset(build: Any, tmp_path: Path) -> None:
 
 def test_images_of_none_of_the_labels(build: Any, tiny_clip: CLIP, tmp_path: Path) -> None:
     plain = build()(PICTURES, candidate_labels=LABELS)
-    assert [answer.rejected for answer in plain] == [None] * len(PICTURES)
-    whole, first, second = (build(reject=0.5, batch_size=2) for _ in range(3))
-    wanted = whole(PICTURES, candidate_labels=LABELS)
+    assert [result.rejected for result in plain] == [None] * len(PICTURES)
+    complete, first, second = (build(reject=0.5, batch_size=2) for _ in range(3))
+    wanted = complete(PICTURES, candidate_labels=LABELS)
     begun = first(PICTURES[:4], candidate_labels=LABELS)
     first.save(tmp_path / "state")
     second.load(tmp_path / "state")
-    found = [*begun, *second(PICTURES[4:])]
-    said = [(answer.rejected, answer.rejection_score) for answer in found]
-    assert said == [(answer.rejected, answer.rejection_score) for answer in wanted]
-    assert {True, False} == {answer.rejected for answer in wanted}
+    actual = [*begun, *second(PICTURES[4:])]
+    shown = [(result.rejected, result.rejection_score) for result in actual]
+    assert shown == [(result.rejected, result.rejection_score) for result in wanted]
+    assert {True, False} == {result.rejected for result in wanted}
     page = wanted.show()._repr_html_()
-    assert page.count("none of these") == sum(answer.rejected for answer in wanted)
+    assert page.count("none of these") == sum(result.rejected for result in wanted)
     with pytest.raises(UserError, match="above 0 and below 1"):
         build(reject=2)
 
 
-def test_one_image_gives_an_answer_and_several_a_list(build: Any) -> None:
+def test_one_image_gives_scores_and_several_a_list(build: Any) -> None:
     classify = build("zero_shot")
     expected = classify(PICTURES[0], LABELS)
     for several in ([PICTURES[0]], iter([PICTURES[0]]), np.asarray(PICTURES[0])[None]):
@@ -207,19 +200,19 @@ def test_bad_requests_end_early(build: Any, tiny_clip: CLIP) -> None:
         build()("https://127.0.0.1/a.png", LABELS)
 
 
-def test_notebooks_show_answers(build: Any) -> None:
+def test_notebooks_show_scores(build: Any) -> None:
     classify = build()
     assert repr(classify) == (
         "<zero-shot-image-classification: tent on tiny, no labels yet, learned from 0 images>"
     )
-    answers = classify(PICTURES[:2], ["<b>cat</b>", "ship"])
+    results = classify(PICTURES[:2], ["<b>cat</b>", "ship"])
     assert "2 labels, learned from 2 images" in repr(classify)
-    assert isinstance(answers, ImageScores) and isinstance(answers[0], LabelScores)
-    page = answers.show()._repr_html_()
+    assert isinstance(results, ImageScores) and isinstance(results[0], LabelScores)
+    page = results.show()._repr_html_()
     assert page.count('<img src="data:image/webp;base64,') == 2
     assert "&lt;b&gt;cat" in page and "<b>cat" not in page
-    assert "<img" not in answers._repr_html_() and "ship" in answers[0]._repr_html_()
-    assert repr(answers[0]) == repr(list(answers[0]))
+    assert "<img" not in results._repr_html_() and "ship" in results[0]._repr_html_()
+    assert repr(results[0]) == repr(list(results[0]))
 
 
 def test_a_progress_bar_on_request(build: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -298,8 +291,8 @@ def test_urls_have_limits(site: str, path: str, sentence: str) -> None:
 def test_arguments_of_transformers(build: Any) -> None:
     classify = build(method="zero_shot", device=-1)
     assert classify([], LABELS) == []
-    found = classify(PICTURES[:3], LABELS, batch_size=1, timeout=5.0)
-    for alone, together in zip(found, classify(PICTURES[:3], LABELS), strict=True):
+    actual = classify(PICTURES[:3], LABELS, batch_size=1, timeout=5.0)
+    for alone, together in zip(actual, classify(PICTURES[:3], LABELS), strict=True):
         assert [entry["label"] for entry in alone] == [entry["label"] for entry in together]
     with pytest.raises(UserError, match="at least one image"):
         classify(PICTURES[:3], LABELS, batch_size=-1)
@@ -323,13 +316,13 @@ def test_sigmoid_models_score_labels_alone(tmp_path: Path) -> None:
     theirs = tiny_siglip()
     save_siglip(theirs, tmp_path)
     classify = cliquetta.pipeline(TASK, model=f"hf:{tmp_path}", method="zero_shot", device="cpu")
-    answer = classify(PICTURES[0], LABELS)
+    result = classify(PICTURES[0], LABELS)
     model, texts = classify.model, [TEMPLATE.format(label) for label in LABELS]
     with torch.no_grad():
         pixels = model.preprocess.batch([PICTURES[0]])
         logits = theirs(pixel_values=pixels, input_ids=model.tokenizer(texts)).logits_per_image[0]
     expected = dict(zip(LABELS, logits.sigmoid().tolist(), strict=True))
-    assert {entry["label"]: entry["score"] for entry in answer} == pytest.approx(
+    assert {entry["label"]: entry["score"] for entry in result} == pytest.approx(
         expected, abs=FEATURE
     )
     adapting = cliquetta.pipeline(TASK, model=model, method="tent")(PICTURES[0], LABELS)

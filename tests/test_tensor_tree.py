@@ -28,18 +28,18 @@ def tree() -> Root:
 
 
 def test_every_tensor_has_the_path_of_its_fields() -> None:
-    found = flatten(tree())
+    actual = flatten(tree())
     leaves = [f"leaves.{number}.{side}" for number in (0, 1) for side in ("left", "right")]
-    assert list(found) == [*leaves, "total"]
-    assert found["leaves.1.left"].tolist() == [1.0] * 3 and found["total"] == 4
+    assert list(actual) == [*leaves, "total"]
+    assert actual["leaves.1.left"].tolist() == [1.0] * 3 and actual["total"] == 4
 
 
 def test_unflattening_looks_up_paths_whatever_their_order() -> None:
     values = dict(reversed(flatten(map_tensors(lambda value: value + 1, tree())).items()))
-    found = unflatten(tree(), values)
-    assert isinstance(found, Root) and isinstance(found.leaves[1], Leaf)
-    assert found.name == "constant" and found.total == 5
-    assert found.leaves[1].right.tolist() == [1.0, 1.0]
+    actual = unflatten(tree(), values)
+    assert isinstance(actual, Root) and isinstance(actual.leaves[1], Leaf)
+    assert actual.name == "constant" and actual.total == 5
+    assert actual.leaves[1].right.tolist() == [1.0, 1.0]
 
 
 def test_a_memory_holds_a_tree_and_notices_what_is_replaced() -> None:

@@ -24,9 +24,10 @@ import torch.nn.functional as F
 from cifar import load_packs
 from torch import Tensor
 
-from cliquetta.model.checkpoints.native import load_model, save_model
+from cliquetta.model.checkpoints.native import save_model
 from cliquetta.model.clip import CLIP, initialise
 from cliquetta.model.config import CLIPConfig, TextConfig, VisionConfig
+from cliquetta.model.factory import create_model
 from cliquetta.prompts.classes import ClassPrompts
 
 MERGES = 3582  # 512 byte tokens + merges + 2 specials = 4096
@@ -266,7 +267,7 @@ def main() -> None:
         "log": log,
     }
     for name, path in (("float", "micro-float.safetensors"), ("int8", "micro.safetensors")):
-        candidate = load_model(options.out / path).to(device)
+        candidate = create_model(options.out / path).to(device)
         for split, pixels, labels, names in (
             ("cifar10", data.test10_images, data.test10_label, data.classes[:10]),
             ("cifar100", data.test100_images, data.test100_label - 10, data.classes[10:]),

@@ -7,7 +7,8 @@ trace. Any other exception is a defect, except those of the operating system (``
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 
 class UserError(ValueError):
@@ -26,6 +27,16 @@ class UnknownNameError(UserError, KeyError):
 
     def __str__(self) -> str:
         return self.message
+
+
+Entry = TypeVar("Entry")
+
+
+def look_up(kind: str, name: str, entries: Mapping[str, Entry]) -> Entry:
+    """The entry of a name, or :class:`UnknownNameError`."""
+    if name not in entries:
+        raise UnknownNameError(kind, name, entries)
+    return entries[name]
 
 
 class BusyError(RuntimeError):

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from cliquetta.methods.building.feature_level import FeatureLevel
 from cliquetta.methods.registry import create_method
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
+from tests._helpers.clusters import make_clusters
+from tests._helpers.tolerance import LOGIT, STEP
 
 Array = npt.NDArray[np.float64]
 
@@ -42,3 +46,33 @@ def on_features(model: CLIP, name: str, text: Tensor, config: Any = None) -> Fea
     adapter = create_method(name, model, prompts, config)
     assert isinstance(adapter, FeatureLevel)
     return adapter
+
+
+def assert_stream(
+    literal: Callable[[Array, Array, float, Any], Array],
+    adapter: FeatureLevel,
+    stream: Tensor,
+    sizes: list[int],
+    *,
+    moved: float,
+    atol: float = LOGIT,
+) -> None:
+    """A stream (B, E) or (B, V, E) in parts has a literal version's probabilities, not CLIP's."""
+    text, scale = adapter.zero_shot_classifier, adapter.model.scale
+    expected = literal(stream.double().numpy(), text.double().numpy(), scale, adapter.config)
+    parts = [adapter.predict_features(part).probabilities for part in stream.split(sizes)]
+    np.testing.assert_allclose(torch.cat(parts).numpy(), expected, atol=atol)
+    plain = stream if stream.ndim == 2 else stream[:, 0]
+    assert np.abs(softmax((scale * plain @ text.T).numpy()) - expected).max() > moved
+
+
+def assert_batch(
+    literal: Callable[..., Array], transduce: Callable[..., Tensor], images: int, config: Any
+) -> None:
+    """Assignments of a batch are a literal version's, and not the zero-shot ones."""
+    features, _, text = (x.double() if x.is_floating_point() else x for x in make_clusters(images))
+    prior = (10 * features @ text.T).softmax(dim=-1)
+    expected = literal(features.numpy(), prior.numpy(), text.numpy(), config)
+    actual = transduce(features, prior.log(), text, config).exp()
+    np.testing.assert_allclose(actual.numpy(), expected, atol=STEP)
+    assert np.abs(expected - prior.numpy()).max() > 0.02

@@ -103,13 +103,11 @@ def pair(
     engine = SCAP(model, prompts, scap_config(**options), seed=seed)
     engine.collect_evidence = True
     theirs = dict(options)
-    if "blocks" in theirs:
-        (theirs["prompt_block"],) = theirs.pop("blocks")
     oracle = ReferenceSCAP(
         model,
         prompts,
         ReferenceSettings(**theirs),
-        engine.memory["start_prompt"][0],
+        engine.memory["start_prompt"],
         model.context(templates[0].split("{}")[0].strip()),
     )
     return Pair(engine, oracle)

@@ -19,10 +19,10 @@ XLM = ("<s>", "<pad>", "</s>", "<unk>")
 WORDS = ["a", "photo", "of", "sketch", "airplane", "cat", "frog", "ship", "truck", "green", "the"]
 
 
-def assert_features(found: Tensor, wanted: Tensor, atol: float = FEATURE) -> None:
+def assert_features(actual: Tensor, wanted: Tensor, atol: float = FEATURE) -> None:
     """Equal features, which differ from each other."""
     assert wanted.std() > 0.01
-    torch.testing.assert_close(found, wanted, atol=atol, rtol=FEATURE)
+    torch.testing.assert_close(actual, wanted, atol=atol, rtol=FEATURE)
 
 
 def randomise(model: Any, seed: int = 0, *, sharpness: float = 1.0) -> Any:

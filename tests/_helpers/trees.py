@@ -64,131 +64,48 @@ def split(path: Path, rows: Sequence[tuple[str, int, str]]) -> None:
     write(path, json.dumps({"train": [], "val": [], "test": rows}))
 
 
-def zhou(images: Path, file: Path, rows: Sequence[tuple[str, int, str]]) -> Expected:
-    """Images with a split file of CoOp that names their classes."""
-    pictures(images, [name for name, _, _ in rows])
-    split(file, rows)
-    return {name: label for name, _, label in rows}
+def tree(folder: str, expected: Expected, *others: str, prefix: str = "") -> Tree:
+    """Pictures below a folder, at their keys after ``prefix``, and other files."""
+
+    def make(root: Path) -> Expected:
+        pictures(root / folder, [f"{prefix}{key}" for key in expected])
+        for other in others:
+            write(root / folder / other, "x")
+        return expected
+
+    return make
 
 
-def imagenet_a(root: Path) -> Expected:
-    pictures(root / "imagenet-adversarial/imagenet-a", ["n01498041/a.jpg", "n12267677/b.jpg"])
-    write(root / "imagenet-adversarial/imagenet-a/README.txt", "classes")
-    return {"n01498041/a.jpg": "stingray", "n12267677/b.jpg": "acorn"}
+def renamed(folder: str, *pictured: tuple[str, str, str]) -> Tree:
+    """Pictures below a folder: path, key and class."""
+
+    def make(root: Path) -> Expected:
+        pictures(root / folder, [path for path, _, _ in pictured])
+        return {key: name for _, key, name in pictured}
+
+    return make
 
 
-def tiny_imagenet(root: Path) -> Expected:
-    pictures(root / "tiny-imagenet-200/val/images", ["val_0.JPEG", "val_1.JPEG"])
-    write(
-        root / "tiny-imagenet-200/val/val_annotations.txt",
-        "val_0.JPEG\tn03444034\t0\t32\t44\t62\nval_1.JPEG\tn01443537\t0\t32\t44\t62\n",
-    )
-    write(root / "tiny-imagenet-200/wnids.txt", "n03444034\nn01443537\n")
-    return {"val_0.JPEG": "go-kart", "val_1.JPEG": "goldfish"}
+def coop(images: str, file: str, *rows: tuple[str, int, str], others: Sequence[str] = ()) -> Tree:
+    """Images with a split file of CoOp that names their classes, and images of no split."""
+
+    def make(root: Path) -> Expected:
+        pictures(root / images, [*(name for name, _, _ in rows), *others])
+        split(root / file, rows)
+        return {name: label.replace("_", " ") for name, _, label in rows}
+
+    return make
 
 
-def caltech101(root: Path) -> Expected:
-    home = root / "caltech-101"
-    pictures(
-        home / "101_ObjectCategories",
-        [
-            "Faces/image_0001.jpg",
-            "Faces_easy/image_0001.jpg",
-            "BACKGROUND_Google/image_0001.jpg",
-            "yin_yang/image_0002.jpg",
-        ],
-    )
-    split(
-        home / "split_zhou_Caltech101.json",
-        [("Faces/image_0001.jpg", 0, "face"), ("yin_yang/image_0002.jpg", 99, "yin_yang")],
-    )
-    return {"Faces/image_0001.jpg": "face", "yin_yang/image_0002.jpg": "yin yang"}
+def listed(images: str, file: str, text: str, expected: Expected, *others: str) -> Tree:
+    """Images and a list of them, and images that are not in it."""
 
+    def make(root: Path) -> Expected:
+        pictures(root / images, [*expected, *others])
+        write(root / file, text)
+        return expected
 
-def flowers102(root: Path) -> Expected:
-    rows = [("image_00002.jpg", 76, "passion flower"), ("image_00001.jpg", 0, "pink primrose")]
-    home = root / "oxford_flowers"
-    return zhou(home / "jpg", home / "split_zhou_OxfordFlowers.json", rows)
-
-
-def pets(root: Path) -> Expected:
-    pictures(
-        root / "oxford-iiit-pet/images",
-        ["Abyssinian_1.jpg", "yorkshire_terrier_10.jpg", "american_bulldog_100.jpg"],
-    )
-    write(
-        root / "oxford-iiit-pet/annotations/test.txt",
-        "#Image CLASS-ID SPECIES BREED ID\nAbyssinian_1 1 1 1\nyorkshire_terrier_10 37 2 25\n",
-    )
-    return {"Abyssinian_1.jpg": "abyssinian", "yorkshire_terrier_10.jpg": "yorkshire terrier"}
-
-
-def cars(root: Path) -> Expected:
-    rows = [
-        ("cars_test/00001.jpg", 180, "2007 Suzuki Aerio Sedan"),
-        ("cars_test/00002.jpg", 0, "2000 AM General Hummer SUV"),
-    ]
-    return zhou(root / "stanford_cars", root / "splits/split_zhou_StanfordCars.json", rows)
-
-
-def sun397(root: Path) -> Expected:
-    pictures(root / "sun397/SUN397", ["a/abbey/sun_1.jpg", "a/apse/indoor/sun_2.jpg"])
-    write(root / "sun397/Testing_01.txt", "/a/abbey/sun_1.jpg\n/a/apse/indoor/sun_2.jpg\n")
-    return {"a/abbey/sun_1.jpg": "abbey", "a/apse/indoor/sun_2.jpg": "indoor apse"}
-
-
-def eurosat(root: Path) -> Expected:
-    rows = [
-        ("AnnualCrop/AnnualCrop_1.jpg", 0, "Annual Crop Land"),
-        ("SeaLake/SeaLake_2.jpg", 9, "Sea or Lake"),
-    ]
-    return zhou(root / "EuroSAT/2750", root / "EuroSAT/split_zhou_EuroSAT.json", rows)
-
-
-def food101(root: Path) -> Expected:
-    rows = [
-        ("apple_pie/1.jpg", 0, "apple_pie"),
-        ("cheese_plate/2.jpg", 16, "cheese_plate"),
-        ("cheesecake/3.jpg", 17, "cheesecake"),
-    ]
-    zhou(root / "food-101/images", root / "food-101/split_zhou_Food101.json", rows)
-    return {
-        "apple_pie/1.jpg": "apple pie",
-        "cheese_plate/2.jpg": "cheese plate",
-        "cheesecake/3.jpg": "cheesecake",
-    }
-
-
-def dtd(root: Path) -> Expected:
-    rows = [("banded/banded_0060.jpg", 0, "banded"), ("zigzagged/zigzagged_1.jpg", 46, "zigzagged")]
-    return zhou(root / "dtd/dtd/images", root / "dtd/split_zhou_DescribableTextures.json", rows)
-
-
-def ucf101(root: Path) -> Expected:
-    pictures(
-        root / "ucf101/UCF-101-midframes",
-        [
-            "Apply_Eye_Makeup/v_ApplyEyeMakeup_g01_c01.jpg",
-            "Handstand_Pushups/v_HandStandPushups_g01_c02.jpg",
-        ],
-    )
-    write(
-        root / "ucf101/ucfTrainTestlist/testlist01.txt",
-        "ApplyEyeMakeup/v_ApplyEyeMakeup_g01_c01.avi\n"
-        "HandstandPushups/v_HandStandPushups_g01_c02.avi\n",
-    )
-    return {
-        "Apply_Eye_Makeup/v_ApplyEyeMakeup_g01_c01.jpg": "Apply Eye Makeup",
-        "Handstand_Pushups/v_HandStandPushups_g01_c02.jpg": "Handstand Pushups",
-    }
-
-
-def aircraft(root: Path) -> Expected:
-    home = root / "fgvc-aircraft-2013b/data"
-    pictures(home / "images", ["1514522.jpg", "0747566.jpg", "9999999.jpg"])
-    write(home / "images_variant_test.txt", "1514522 707-320\n0747566 Yak-42\n")
-    write(home / "images_variant_train.txt", "9999999 DC-3\n")
-    return {"1514522.jpg": "707-320", "0747566.jpg": "Yak-42"}
+    return make
 
 
 def cifar_pixels(count: int) -> np.ndarray:
@@ -236,22 +153,6 @@ def cifar101(root: Path) -> Expected:
     return {"v6/0000": "dog", "v6/0001": "airplane"}
 
 
-def texture_vs_shape(root: Path) -> Expected:
-    pictures(
-        root / "texture-vs-shape/stimuli",
-        [
-            "edges/airplane/airplane1.png",
-            "filled-silhouettes/bear/bear1.png",
-            "style-transfer-preprocessed-512/airplane/airplane1-clock2.png",
-        ],
-    )
-    return {
-        "edges/airplane/airplane1.png": "airplane",
-        "silhouettes/bear/bear1.png": "bear",
-        "cue-conflict/airplane/airplane1-clock2.png": "airplane",
-    }
-
-
 def cifar_c(folder: str, labels: Sequence[int], names: Sequence[str]) -> Tree:
     """Two images at five severities; the last two of ten are severity 5."""
 
@@ -263,38 +164,6 @@ def cifar_c(folder: str, labels: Sequence[int], names: Sequence[str]) -> Tree:
         return {f"gaussian_noise/5/0000{n}": name for n, name in enumerate(names)}
 
     return make
-
-
-def tree(folder: str, expected: Expected, prefix: str = "") -> Tree:
-    """Pictures below a folder, at their keys after ``prefix``."""
-
-    def make(root: Path) -> Expected:
-        pictures(root / folder, [f"{prefix}{key}" for key in expected])
-        return expected
-
-    return make
-
-
-def office_home(root: Path) -> Expected:
-    pictures(root / "OfficeHomeDataset_10072016", ["Art/Alarm_Clock/1.jpg", "Real World/TV/2.jpg"])
-    return {"art/Alarm_Clock/1.jpg": "Alarm Clock", "real-world/TV/2.jpg": "TV"}
-
-
-def terra_incognita(root: Path) -> Expected:
-    pictures(root / "terra_incognita", ["location_38/bobcat/1.jpg", "location_100/empty/2.jpg"])
-    return {"location-100/empty/2.jpg": "empty", "location-38/bobcat/1.jpg": "bobcat"}
-
-
-def vlcs(root: Path) -> Expected:
-    pictures(root / "VLCS", ["Caltech101/bird/1.jpg", "VOC2007/person/2.jpg"])
-    return {"caltech101/bird/1.jpg": "bird", "voc2007/person/2.jpg": "person"}
-
-
-def domainnet_126(root: Path) -> Expected:
-    keys = ["clipart/ant/clipart_1.jpg", "clipart/zebra/clipart_2.jpg"]
-    pictures(root / "domainnet", keys)
-    write(root / "domainnet/clipart_list.txt", f"{keys[0]} 2\n{keys[1]} 125\n")
-    return {keys[0]: "ant", keys[1]: "zebra"}
 
 
 def svhn(root: Path) -> Expected:
@@ -322,32 +191,124 @@ TREES: dict[str, Tree] = {
             "999/d.jpeg": "toilet paper",
         },
     ),
-    "imagenet-a": imagenet_a,
+    "imagenet-a": tree(
+        "imagenet-adversarial/imagenet-a",
+        {"n01498041/a.jpg": "stingray", "n12267677/b.jpg": "acorn"},
+        "README.txt",
+    ),
     "imagenet-r": tree("imagenet-r", {f"n01443537/art_{i}.jpg": "goldfish" for i in (0, 2, 10)}),
     "imagenet-sketch": tree("imagenet-sketch/images", {"n01443537/sketch_0.JPEG": "goldfish"}),
-    "tiny-imagenet": tiny_imagenet,
-    "caltech101": caltech101,
-    "flowers102": flowers102,
-    "pets": pets,
-    "cars": cars,
-    "sun397": sun397,
-    "eurosat": eurosat,
-    "food101": food101,
-    "dtd": dtd,
-    "ucf101": ucf101,
-    "aircraft": aircraft,
+    "tiny-imagenet": listed(
+        "tiny-imagenet-200/val/images",
+        "tiny-imagenet-200/val/val_annotations.txt",
+        "val_0.JPEG\tn03444034\t0\t32\t44\t62\nval_1.JPEG\tn01443537\t0\t32\t44\t62\n",
+        {"val_0.JPEG": "go-kart", "val_1.JPEG": "goldfish"},
+    ),
+    "caltech101": coop(
+        "caltech-101/101_ObjectCategories",
+        "caltech-101/split_zhou_Caltech101.json",
+        ("Faces/image_0001.jpg", 0, "face"),
+        ("yin_yang/image_0002.jpg", 99, "yin_yang"),
+        others=("Faces_easy/image_0001.jpg", "BACKGROUND_Google/image_0001.jpg"),
+    ),
+    "flowers102": coop(
+        "oxford_flowers/jpg",
+        "oxford_flowers/split_zhou_OxfordFlowers.json",
+        ("image_00002.jpg", 76, "passion flower"),
+        ("image_00001.jpg", 0, "pink primrose"),
+    ),
+    "pets": listed(
+        "oxford-iiit-pet/images",
+        "oxford-iiit-pet/annotations/test.txt",
+        "#Image CLASS-ID SPECIES BREED ID\nAbyssinian_1 1 1 1\nyorkshire_terrier_10 37 2 25\n",
+        {"Abyssinian_1.jpg": "abyssinian", "yorkshire_terrier_10.jpg": "yorkshire terrier"},
+        "american_bulldog_100.jpg",
+    ),
+    "cars": coop(
+        "stanford_cars",
+        "splits/split_zhou_StanfordCars.json",
+        ("cars_test/00001.jpg", 180, "2007 Suzuki Aerio Sedan"),
+        ("cars_test/00002.jpg", 0, "2000 AM General Hummer SUV"),
+    ),
+    "sun397": listed(
+        "sun397/SUN397",
+        "sun397/Testing_01.txt",
+        "/a/abbey/sun_1.jpg\n/a/apse/indoor/sun_2.jpg\n",
+        {"a/abbey/sun_1.jpg": "abbey", "a/apse/indoor/sun_2.jpg": "indoor apse"},
+    ),
+    "eurosat": coop(
+        "EuroSAT/2750",
+        "EuroSAT/split_zhou_EuroSAT.json",
+        ("AnnualCrop/AnnualCrop_1.jpg", 0, "Annual Crop Land"),
+        ("SeaLake/SeaLake_2.jpg", 9, "Sea or Lake"),
+    ),
+    "food101": coop(
+        "food-101/images",
+        "food-101/split_zhou_Food101.json",
+        ("apple_pie/1.jpg", 0, "apple_pie"),
+        ("cheese_plate/2.jpg", 16, "cheese_plate"),
+        ("cheesecake/3.jpg", 17, "cheesecake"),
+    ),
+    "dtd": coop(
+        "dtd/dtd/images",
+        "dtd/split_zhou_DescribableTextures.json",
+        ("banded/banded_0060.jpg", 0, "banded"),
+        ("zigzagged/zigzagged_1.jpg", 46, "zigzagged"),
+    ),
+    "ucf101": listed(
+        "ucf101/UCF-101-midframes",
+        "ucf101/ucfTrainTestlist/testlist01.txt",
+        "ApplyEyeMakeup/v_ApplyEyeMakeup_g01_c01.avi\n"
+        "HandstandPushups/v_HandStandPushups_g01_c02.avi\n",
+        {
+            "Apply_Eye_Makeup/v_ApplyEyeMakeup_g01_c01.jpg": "Apply Eye Makeup",
+            "Handstand_Pushups/v_HandStandPushups_g01_c02.jpg": "Handstand Pushups",
+        },
+    ),
+    "aircraft": listed(
+        "fgvc-aircraft-2013b/data/images",
+        "fgvc-aircraft-2013b/data/images_variant_test.txt",
+        "1514522 707-320\n0747566 Yak-42\n",
+        {"1514522.jpg": "707-320", "0747566.jpg": "Yak-42"},
+        "9999999.jpg",
+    ),
     "cifar10": cifar10,
     "cifar100": cifar100,
     "cifar10.1": cifar101,
     "pacs": tree("PACS", {"art_painting/dog/a.jpg": "dog", "sketch/person/b.png": "person"}),
-    "texture-vs-shape": texture_vs_shape,
+    "texture-vs-shape": renamed(
+        "texture-vs-shape/stimuli",
+        ("edges/airplane/airplane1.png", "edges/airplane/airplane1.png", "airplane"),
+        ("filled-silhouettes/bear/bear1.png", "silhouettes/bear/bear1.png", "bear"),
+        (
+            "style-transfer-preprocessed-512/airplane/airplane1-clock2.png",
+            "cue-conflict/airplane/airplane1-clock2.png",
+            "airplane",
+        ),
+    ),
     "cifar10-c": cifar_c("CIFAR-10-C", [3, 9], ["cat", "truck"]),
     "cifar100-c": cifar_c("CIFAR-100-C", [1, 99], ["aquarium fish", "worm"]),
-    "imagenet-c": tree("ImageNet-C", {"n01440764/a.JPEG": "tench"}, "noise/gaussian_noise/5/"),
-    "imagenet-c-bar": tree("imagenet_c_bar", {"n01440764/a.JPEG": "tench"}, "blue_noise_sample/5/"),
-    "vlcs": vlcs,
-    "office-home": office_home,
-    "terra-incognita": terra_incognita,
+    "imagenet-c": tree(
+        "ImageNet-C", {"n01440764/a.JPEG": "tench"}, prefix="noise/gaussian_noise/5/"
+    ),
+    "imagenet-c-bar": tree(
+        "imagenet_c_bar", {"n01440764/a.JPEG": "tench"}, prefix="blue_noise_sample/5/"
+    ),
+    "vlcs": renamed(
+        "VLCS",
+        ("Caltech101/bird/1.jpg", "caltech101/bird/1.jpg", "bird"),
+        ("VOC2007/person/2.jpg", "voc2007/person/2.jpg", "person"),
+    ),
+    "office-home": renamed(
+        "OfficeHomeDataset_10072016",
+        ("Art/Alarm_Clock/1.jpg", "art/Alarm_Clock/1.jpg", "Alarm Clock"),
+        ("Real World/TV/2.jpg", "real-world/TV/2.jpg", "TV"),
+    ),
+    "terra-incognita": renamed(
+        "terra_incognita",
+        ("location_38/bobcat/1.jpg", "location-38/bobcat/1.jpg", "bobcat"),
+        ("location_100/empty/2.jpg", "location-100/empty/2.jpg", "empty"),
+    ),
     "domainnet": tree(
         "domain_net",
         {
@@ -355,8 +316,13 @@ TREES: dict[str, Tree] = {
             "sketch/teddy-bear/2.jpg": "teddy bear",
         },
     ),
-    "domainnet-126": domainnet_126,
-    "visda": tree("visda-2017", {"aeroplane/1.jpg": "aeroplane"}, "validation/"),
+    "domainnet-126": listed(
+        "domainnet",
+        "domainnet/clipart_list.txt",
+        "clipart/ant/clipart_1.jpg 2\nclipart/zebra/clipart_2.jpg 125\n",
+        {"clipart/ant/clipart_1.jpg": "ant", "clipart/zebra/clipart_2.jpg": "zebra"},
+    ),
+    "visda": tree("visda-2017", {"aeroplane/1.jpg": "aeroplane"}, prefix="validation/"),
     "svhn": svhn,
 }
 UNLABELLED = {

@@ -1,7 +1,7 @@
 """Starts servers quickly: everything is imported once, each server is a fork.
 
-``python zygote.py MODEL FOLDER PORT SMALLEST`` answers every line on its standard input with a new
-server and the line ``PID``; the server before it must have been killed. It ends with its input.
+``python zygote.py MODEL FOLDER PORT SMALLEST`` starts, for every line on its standard input, a new
+server and prints ``PID``; the server before it must have been killed. It ends with its input.
 Memories of SMALLEST bytes and more are written as changes; if that is 0, more than two sessions
 stay in memory (one that is restored is written whole).
 """

@@ -67,16 +67,6 @@ def test_operations_are_pillows(name: str, level: float) -> None:
         assert difference.max() == 0
 
 
-def test_rows_get_their_own_level() -> None:
-    tensor = torch.from_numpy(pictures()).permute(0, 3, 1, 2)
-    levels = np.array([0.2, -0.9, 0.5, 0.9, -0.4])
-    for name in ("rotate", "shear-x", "translate-y", "solarize"):
-        together = apply_operation(name, tensor, levels)
-        for row in range(5):
-            alone = apply_operation(name, tensor[row : row + 1], levels[row : row + 1])
-            assert torch.equal(together[row], alone[0])
-
-
 def test_recipes_are_drawn_as_defined() -> None:
     recipe = draw_recipe(20_000, np.random.default_rng(0))
     depth = (recipe.operation >= 0).sum(axis=2)

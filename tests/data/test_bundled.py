@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from cliquetta.data.bundled import load_bundled
-from cliquetta.errors import UnknownNameError
 
 ROOT = Path(__file__).parents[2]
 NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
@@ -85,11 +84,6 @@ def test_is_shared_and_read_only() -> None:
         data.images[0] = 0
 
 
-def test_unknown_split_names_the_nearest() -> None:
-    with pytest.raises(UnknownNameError, match="did you mean 'few-shot'"):
-        load_bundled("few_shot")
-
-
 @pytest.fixture
 def programs(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The two programs of ``training/`` that made the slice."""
@@ -102,16 +96,6 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setitem(sys.modules, name, loaded[name])
         spec.loader.exec_module(loaded[name])
     return loaded
-
-
-def test_draw_depends_on_names_alone(programs: Any) -> None:
-    keys = tuple(f"{name}/x_s_{i:06d}" for name in ("cat", "dog") for i in range(50))
-    chosen = {keys[i] for i in programs["make_bundle"].draw(keys, 7)}
-    turned = keys[::-1]
-    assert chosen == {turned[i] for i in programs["make_bundle"].draw(turned, 7)}
-    assert sum(key.startswith("cat/") for key in chosen) == 7
-    with pytest.raises(ValueError, match="fewer than 51 pictures of cat, dog"):
-        programs["make_bundle"].draw(keys, 51)
 
 
 def test_packs_give_back_the_pictures(programs: Any, tmp_path: Path) -> None:
@@ -145,10 +129,3 @@ def test_packs_give_back_the_pictures(programs: Any, tmp_path: Path) -> None:
     (tmp_path / "parcel" / files[1].name).unlink()
     with pytest.raises(FileNotFoundError, match="train10-01"):
         cifar.load_packs(tmp_path)
-
-
-def test_fine_nouns(programs: Any) -> None:
-    assert programs["cifar"].fine_noun("fighter_aircraft_s_000415") == "fighter aircraft"
-    assert programs["cifar"].fine_noun("manual2-skunk015") == "skunk"
-    with pytest.raises(ValueError, match="original CIFAR name"):
-        programs["cifar"].fine_noun("IMG_0001")

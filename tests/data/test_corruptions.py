@@ -1,4 +1,4 @@
-"""Properties of every corruption, whatever it does."""
+"""Properties of every corruption, whatever it does, and datasets under one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 
 from cliquetta.data.bundled import load_bundled
-from cliquetta.data.corruptions import CORRUPTIONS, SEVERITIES, STANDARD, corrupt, corrupt_batch
+from cliquetta.data.catalogue import get_dataset
+from cliquetta.data.corruptions import (
+    CORRUPTIONS,
+    SEVERITIES,
+    STANDARD,
+    Shift,
+    ShiftedDataset,
+    corrupt_batch,
+    parse_dataset_id,
+)
 from cliquetta.errors import UnknownNameError
 
 ALL = list(CORRUPTIONS)
@@ -31,7 +40,7 @@ def test_any_size_keeps_shape_and_input(name: str, shape: tuple[int, ...]) -> No
     image = generator(1).integers(0, 256, (*shape, 3), dtype=np.uint8)
     before = image.copy()
     for severity in (1, 5):
-        out = corrupt(image, name, severity, generator())
+        out = corrupt_batch(image[None], name, severity, seed=0)[0]
         assert out.shape == image.shape and out.dtype == np.uint8
     assert np.array_equal(image, before)
 
@@ -43,7 +52,7 @@ def test_order_and_company_do_not_matter(name: str) -> None:
     part = corrupt_batch(PICTURES[order], name, 3, seed=5, indices=order.tolist())
     assert np.abs(part.astype(int) - together[order]).max() <= 1  # sums in another order
     assert (part == together[order]).mean() > 0.999
-    single = corrupt(PICTURES[4], name, 3, generator((5, 4)))
+    single = corrupt_batch(PICTURES[4:5], name, 3, seed=5, indices=[4])[0]
     assert np.abs(single.astype(int) - together[4]).max() <= 1
 
 
@@ -71,13 +80,14 @@ def test_constants_follow_the_size() -> None:
 
 def test_names_severities_and_pictures_that_cannot_be() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'gaussian_noise'"):
-        corrupt(PICTURES[0], "gausian_noise", 1, generator())
+        corrupt_batch(PICTURES, "gausian_noise", 1, seed=0)
     for severity in (0, 6, -1):
         with pytest.raises(ValueError, match="must be 1, 2, 3, 4 or 5"):
             corrupt_batch(PICTURES[:1], "fog", severity, seed=0)
-    for wrong in (PICTURES[0] / 255.0, PICTURES[0][..., :1], PICTURES):
-        with pytest.raises(ValueError, match=r"8-bit RGB|one picture"):
-            corrupt(wrong, "fog", 1, generator())
+    refused: list[Any] = [PICTURES / 255.0, PICTURES[..., :1], PICTURES[0]]
+    for wrong in refused:
+        with pytest.raises(ValueError, match="8-bit RGB"):
+            corrupt_batch(wrong, "fog", 1, seed=0)
     with pytest.raises(ValueError, match="indices"):
         corrupt_batch(PICTURES, "fog", 1, seed=0, indices=[1, 2])
 
@@ -87,3 +97,40 @@ def test_large_batches_are_worked_in_chunks(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("cliquetta.data.corruptions._CHUNK", 4 * 32 * 32 * 3)
     assert np.array_equal(corrupt_batch(PICTURES, "fog", 2, seed=3), at_once)
     assert len(corrupt_batch(PICTURES[:0], "snow", 1, seed=0)) == 0
+
+
+@pytest.mark.parametrize(
+    ("id", "expected"),
+    [
+        ("bundled", ("bundled", None)),
+        ("bundled@fog:3", ("bundled", Shift("fog", 3))),
+        ("bundled@greyscale", ("bundled", Shift("greyscale", 5))),
+        ("folder:/a@b/c", ("folder:/a@b/c", None)),
+        ("folder:/a@b/c@snow:1", ("folder:/a@b/c", Shift("snow", 1))),
+    ],
+)
+def test_ids_are_split(id: str, expected: tuple[str, Shift | None]) -> None:
+    assert parse_dataset_id(id) == expected
+
+
+def test_a_shifted_image_does_not_depend_on_its_company() -> None:
+    dataset = get_dataset("bundled@gaussian_noise:4")
+    assert isinstance(dataset, ShiftedDataset)
+    assert dataset.id == "bundled@gaussian_noise:4"
+    together = dataset.arrays([5, 1900, 7])
+    assert together is not None
+    assert np.array_equal(together[1], dataset.arrays([1900])[0])
+    assert np.array_equal(together[1], np.asarray(dataset.load(1900)))
+    clean = get_dataset("bundled").arrays([1900])
+    assert np.array_equal(
+        together[1],
+        corrupt_batch(clean, "gaussian_noise", 4, 0, indices=[1900])[0],  # type: ignore[arg-type]
+    )
+    assert not np.array_equal(together[1], clean[0])
+
+
+def test_a_shift_changes_the_fingerprint_and_keeps_the_labels() -> None:
+    clean, light, strong = (get_dataset(id) for id in ("bundled", "bundled@fog:1", "bundled@fog:2"))
+    assert len({clean.fingerprint, light.fingerprint, strong.fingerprint}) == 3
+    assert clean.labels.equal(strong.labels)  # type: ignore[arg-type]
+    assert clean.keys == strong.keys

@@ -84,15 +84,6 @@ def test_matrices_resample_as_pillow_does(height: int, width: int, kind: str) ->
     assert np.abs(smooth - expected).max() <= 1.5
 
 
-def test_images_of_a_batch_do_not_mix() -> None:
-    images = torch.from_numpy(np.stack([picture(32, 32, s) for s in range(3)])).permute(0, 3, 1, 2)
-    boxes = [resized_crop_boxes(32, 32, 5, np.random.default_rng(s)) for s in range(3)]
-    together = crop_tensors(images, boxes, 16)
-    for row in range(3):
-        alone = crop_tensors(images[row : row + 1], boxes[row : row + 1], 16)
-        torch.testing.assert_close(together[row], alone[0])
-
-
 def test_crops_let_gradients_through() -> None:
     images = torch.rand(1, 3, 16, 16, requires_grad=True)
     boxes = [resized_crop_boxes(16, 16, 4, np.random.default_rng(0))]

@@ -14,7 +14,7 @@ from scipy import ndimage
 
 from cliquetta.data import filters
 from cliquetta.data.bundled import load_bundled
-from cliquetta.data.corruptions import corrupt, corrupt_batch
+from cliquetta.data.corruptions import corrupt_batch
 from cliquetta.data.distortions import elastic_transform, glass_blur
 from cliquetta.data.filters import Draws
 from tests._helpers.tolerance import rounding, sampling
@@ -26,6 +26,10 @@ PIXELS = rounding(torch.float32, 64, 32)
 """Sums over pixels at float32 coordinates of up to 32."""
 
 
+def corrupt(image: Any, name: str, severity: int, seed: int = 0) -> Any:
+    return corrupt_batch(image[None], name, severity, seed)[0]
+
+
 def generator(seed: int | tuple[int, ...] = 0) -> Any:
     return np.random.default_rng(seed)
 
@@ -33,7 +37,7 @@ def generator(seed: int | tuple[int, ...] = 0) -> Any:
 @pytest.mark.parametrize(("side", "sigma"), [(32, 0.08), (224, 0.18)])
 def test_gaussian_noise_has_the_published_spread(side: int, sigma: float) -> None:
     grey = np.full((side, side, 3), 128, np.uint8)
-    stack = np.stack([corrupt(grey, "gaussian_noise", 3, generator(i)) for i in range(20)])
+    stack = np.stack([corrupt(grey, "gaussian_noise", 3, seed=i) for i in range(20)])
     assert stack.std() / 255 == pytest.approx(
         sigma, rel=0.01 + sampling(0.71, stack.size)
     )  # clipped
@@ -67,14 +71,14 @@ def test_brightness_equals_hsv_of_colorsys(severity: int) -> None:
     for pixel in np.ndindex(32, 32):
         h, s, v = colorsys.rgb_to_hsv(*(image[pixel] / 255))
         expected[pixel] = colorsys.hsv_to_rgb(h, s, min(v + added, 1))
-    out = corrupt(image, "brightness", severity, generator())
+    out = corrupt(image, "brightness", severity)
     assert np.abs(out - 255 * expected).max() < 0.51
 
 
 def test_contrast_by_formula() -> None:
     for image, share in ((PICTURES[0], 0.4), (LARGE, 0.2)):
         mean = image.reshape(-1, 3).mean(axis=0)
-        out = corrupt(image, "contrast", 3, generator())
+        out = corrupt(image, "contrast", 3)
         assert np.abs(out - ((image - mean) * share + mean)).max() < 0.51
 
 
@@ -82,12 +86,12 @@ def test_jpeg_is_pillows() -> None:
     for image, quality in ((PICTURES[0], 58), (LARGE, 15)):
         buffer = io.BytesIO()
         Image.fromarray(image).save(buffer, "JPEG", quality=quality)
-        out = corrupt(image, "jpeg_compression", 3, generator())
+        out = corrupt(image, "jpeg_compression", 3)
         assert np.array_equal(out, np.asarray(Image.open(buffer)))
 
 
 def test_pixelate_leaves_as_many_blocks() -> None:
-    out = corrupt(LARGE, "pixelate", 2, generator())
+    out = corrupt(LARGE, "pixelate", 2)
     blocks = LARGE.reshape(112, 2, 112, 2, 3).astype(float).mean(axis=(1, 3))
     assert np.abs(out[::2, ::2] - blocks).max() <= 1  # Pillow rounds after each axis
     assert np.array_equal(out[::2], out[1::2])
@@ -97,7 +101,7 @@ def test_pixelate_leaves_as_many_blocks() -> None:
 def test_defocus_of_a_point_is_a_disk() -> None:
     image = np.zeros((225, 225, 3), np.uint8)
     image[112, 112] = 255
-    lit = corrupt(image, "defocus_blur", 1, generator())[..., 0] > 0
+    lit = corrupt(image, "defocus_blur", 1)[..., 0] > 0
     y, x = np.mgrid[:225, :225] - 112
     assert np.array_equal(lit, y**2 + x**2 <= 9)
 
@@ -146,7 +150,7 @@ def test_fog_by_formula() -> None:
     cloud = filters.plasma(Draws([generator((0, 0))]), 32, 32, 2.0)[0].astype(float)
     peak = image.max() / 255
     expected = (image / 255 + 1.0 * cloud) * peak / (peak + 1.0)
-    out = corrupt(image, "fog", 4, generator((0, 0)))
+    out = corrupt(image, "fog", 4)
     assert np.abs(out - 255 * expected).max() < 0.51
 
 
@@ -165,7 +169,7 @@ def test_double_exposure_is_pillows_blend_with_one_bundled_picture() -> None:
 
 
 def test_greyscale_is_pillows_luma() -> None:
-    grey = corrupt(PICTURES[2], "greyscale", 5, generator())
+    grey = corrupt(PICTURES[2], "greyscale", 5)
     assert np.array_equal(grey[..., 0], grey[..., 1])
     expected = np.asarray(Image.fromarray(PICTURES[2]).convert("L")).astype(int)
     assert np.abs(grey[..., 0] - expected).max() <= 1
@@ -176,5 +180,5 @@ def test_edges_equal_scipys_sobel() -> None:
     slopes = [ndimage.sobel(grey, axis, mode="nearest") for axis in (0, 1)]
     strength = np.hypot(*slopes)
     expected = 255 * (1 - strength / strength.max())
-    out = corrupt(PICTURES[2], "edges", 5, generator())
+    out = corrupt(PICTURES[2], "edges", 5)
     assert np.abs(out - expected[..., None]).max() < 0.6

@@ -116,14 +116,6 @@ def test_an_interrupted_build_continues(tmp_path: Path, monkeypatch: pytest.Monk
     assert progress[-1] == (50, 50)
 
 
-def test_a_block_of_the_wrong_shape_is_refused(tmp_path: Path) -> None:
-    def wrong(blocks: Sequence[range]) -> Iterator[FeatureBlock]:
-        yield FeatureBlock(np.zeros((3, 1, 4), np.float32))
-
-    with pytest.raises(ValueError, match="a block of 8 rows"):
-        open_table(tmp_path, LAYOUT, wrong)
-
-
 def build_and_count(folder: Path, asked: multiprocessing.Queue) -> None:  # type: ignore[type-arg]
     encode = Squares()
     table = open_table(folder, LAYOUT, encode)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from cliquetta.data.catalogue import get_dataset
+from cliquetta.data.corruptions import Shift, ShiftedDataset
 from cliquetta.data.dataset import UNKNOWN
 from cliquetta.data.files import (
     RelabelledDataset,
@@ -22,7 +23,6 @@ from cliquetta.data.files import (
     walk_images,
 )
 from cliquetta.data.images import natural_key
-from cliquetta.data.shifts import Shift, ShiftedDataset
 from cliquetta.errors import UserError
 from tests._helpers.streaming import made_up_dataset
 from tests._helpers.trees import pictures, write

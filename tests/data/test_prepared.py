@@ -16,7 +16,6 @@ from cliquetta.data.dataset import Dataset, FileDataset
 from cliquetta.data.prepared import FeatureStream
 from cliquetta.data.stream import Stream
 from cliquetta.evaluation.predictions import load_predictions
-from cliquetta.evaluation.progress import Step
 from cliquetta.evaluation.runner import evaluate
 from cliquetta.methods.building.feature_level import FeatureLevel
 from cliquetta.methods.registry import create_method, method_config, method_entries
@@ -177,22 +176,3 @@ def test_a_repaired_file_is_read_again(
     shutil.copy(photos.paths[0], photos.paths[3])
     (keys,) = run_through(stream, tiny_clip, tmp_path)
     assert len(keys) == 10
-
-
-def test_a_run_on_features_can_be_taken_up_again(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tmp_path: Path
-) -> None:
-    adapter = build("tda", tiny_clip, tiny_prompts)
-    stored = FeatureStream(stream_for(adapter, made_up_dataset(), tiny_clip), tiny_clip, tmp_path)
-    complete = evaluate(adapter, stored, out=tmp_path / "whole")
-
-    def die(step: Step) -> None:
-        if step.number == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        evaluate(adapter, stored, out=tmp_path / "broken", on_step=die, save_every=1)
-    again = evaluate(adapter, stored, out=tmp_path / "broken")
-    assert again.resumed == 1
-    paths = [tmp_path / name / complete.id / "predictions.jsonl" for name in ("whole", "broken")]
-    assert paths[0].read_bytes() == paths[1].read_bytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,18 @@ import pytest
 import torch
 from PIL import Image
 
-from cliquetta.data.dataset import OUTSIDE, Dataset
+from cliquetta.data.corruptions import Shift, ShiftedDataset
+from cliquetta.data.dataset import OUTSIDE, Dataset, FileDataset
 from cliquetta.data.files import RelabelledDataset, folder_dataset
-from cliquetta.data.shifts import Shift, ShiftedDataset
 from cliquetta.data.stream import Stream
 from cliquetta.data.views import image_views, to_pixels
 from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.model.clip import CLIP
 from cliquetta.model.preprocess import Preprocess
 from cliquetta.types import ViewSpec
 from tests._helpers.streaming import made_up_dataset
+from tests._helpers.tiny import TINY_NAMES
+from tests._helpers.trees import pictures
 
 PREPROCESS = Preprocess.openai(32)
 
@@ -111,26 +115,21 @@ def test_data_sets_follow_one_another_or_are_mixed() -> None:
             assert labels[row] == dataset.labels[int(index)]
 
 
-def test_bad_files_are_reported_once_and_leave_their_places_empty(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("workers", [0, 2])
+def test_bad_files_are_reported_once_and_leave_their_positions_empty(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, workers: int
 ) -> None:
-    for i in range(6):
-        (tmp_path / "cat").mkdir(exist_ok=True)
-        Image.new("RGB", (40, 36), (40 * i, 0, 0)).save(tmp_path / "cat" / f"{i}.png")
-    (tmp_path / "cat" / "2.png").write_bytes(b"")
-    (tmp_path / "cat" / "4.png").write_text("not an image")
-    (tmp_path / "cat" / "5.png").write_bytes((tmp_path / "cat" / "0.png").read_bytes()[:60])
-    for workers in (0, 2):
-        stream = Stream(
-            folder_dataset(tmp_path), PREPROCESS, batch_size=2, order="sequential", workers=workers
-        )
-        with caplog.at_level(logging.WARNING):
-            caplog.clear()
-            batches = list(stream) + list(stream)
-        assert [len(batch) for batch, _ in batches] == [2, 1, 0, 2, 1, 0]
-        assert [s.key for s in stream.skipped] == ["cat/2.png", "cat/4.png", "cat/5.png"]
-        assert "empty" in stream.skipped[0].reason
-        assert len(caplog.records) == 3
+    pictures(tmp_path, [f"cat/{i}.png" for i in range(6)])
+    (tmp_path / "cat/2.png").write_bytes(b"")
+    (tmp_path / "cat/4.png").write_text("not an image")
+    (tmp_path / "cat/5.png").write_bytes((tmp_path / "cat/0.png").read_bytes()[:45])
+    stream = Stream(folder_dataset(tmp_path), PREPROCESS, 2, order="sequential", workers=workers)
+    with caplog.at_level(logging.WARNING):
+        batches = list(stream) + list(stream)
+    assert [len(batch) for batch, _ in batches] == [2, 1, 0, 2, 1, 0]
+    assert [s.key for s in stream.skipped] == ["cat/2.png", "cat/4.png", "cat/5.png"]
+    assert "empty" in stream.skipped[0].reason
+    assert len(caplog.records) == 3
 
 
 def test_an_unreadable_batch_keeps_the_shape_of_its_views(tmp_path: Path) -> None:
@@ -234,3 +233,81 @@ def test_settings_name_what_the_order_depends_on() -> None:
     assert plain == Stream(dataset, PREPROCESS).settings()
     assert Stream(dataset, PREPROCESS, order="uneven").settings()["present"] == [3, 3]
     assert Stream(dataset, PREPROCESS, order="correlated", gamma=0.5).settings()["dirichlet"] == 0.5
+
+
+class Watched(FileDataset):
+    """Counts the files that were opened."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        keys = [path.name for path in paths]
+        super().__init__("watched", paths, names=TINY_NAMES, keys=keys, labels=[0] * len(paths))
+        self.opened: list[int] = []
+
+    def load(self, index: int) -> Image.Image:
+        self.opened.append(index)
+        return super().load(index)
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """200 files; numbers 40 and 41 are no pictures."""
+    folder = tmp_path_factory.mktemp("files")
+    result = [folder / f"{i:03d}.png" for i in range(200)]
+    picture = Image.fromarray(made_up_dataset(1).images[0])
+    for path in result:
+        picture.save(path)
+    for number in (40, 41):
+        result[number].write_bytes(b"no picture")
+    return result
+
+
+def settle(data: Watched) -> int:
+    """Files opened once nobody opens more."""
+    counts: list[int] = []
+    while len(counts) < 4 or len(set(counts[-4:])) > 1:
+        time.sleep(0.05)
+        counts.append(len(data.opened))
+    return counts[-1]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_the_next_batches_are_read_while_the_caller_is_busy(
+    paths: list[Path], tiny_clip: CLIP, workers: int
+) -> None:
+    data = Watched(paths)
+    batches = Stream(data, tiny_clip.preprocess, 16, order="sequential", workers=workers).batches()
+    next(batches)
+    opened = settle(data)
+    # the caller's batch, the one gathered next, and the chunks that wait behind it
+    low, high = (3 * 16, (2 + workers + 4) * 16) if workers else (16, 16)
+    assert low <= opened <= high
+    next(batches)
+    assert settle(data) == opened + 16
+    batches.close()  # type: ignore[attr-defined]
+
+
+def test_bad_files_count_when_their_batch_is_handed_over(
+    paths: list[Path], tiny_clip: CLIP, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = Watched(paths)
+    stream = Stream(data, tiny_clip.preprocess, 16, order="sequential", workers=2)
+    batches = stream.batches()
+    for number, skipped in enumerate(([], [], ["040.png", "041.png"])):
+        batch, labels = next(batches)
+        settle(data)
+        assert [entry.key for entry in stream.skipped] == skipped, number
+        assert len(batch) == len(labels) == 16 - len(skipped)
+    assert sum(map(len, (batch for batch, _ in batches))) == 200 - 48
+    assert len(stream.skipped) == 2
+    list(stream.batches())  # the same two again, but only counted
+    assert len(stream.skipped) == 2
+    assert caplog.text.count("040.png") == 1
+
+
+def test_any_places_can_be_read(tiny_clip: CLIP) -> None:
+    stream = Stream(made_up_dataset(), tiny_clip.preprocess, 8, seed=2)
+    complete = torch.cat([batch.images for batch, _ in stream])
+    parts = [range(40, 50), range(3, 4), range(10, 29)]
+    for positions, (batch, labels) in zip(parts, stream.read(parts), strict=True):
+        assert torch.equal(batch.images, complete[positions.start : positions.stop])
+        assert torch.equal(labels, stream.labels(positions))

@@ -128,23 +128,15 @@ def test_a_zoom_of_one_moves_nothing_but_mirrors() -> None:
     assert mirrored.any()
 
 
-def test_half_precision_batches_get_half_precision_views() -> None:
+@pytest.mark.parametrize("kind", VIEW_KINDS)
+def test_views_of_half_precision_of_one_view_and_of_nothing(kind: str) -> None:
     batch = Batch(PREPROCESS.pixels(pictures()).to(torch.bfloat16), KEYS)
-    for kind in VIEW_KINDS:
-        attached = attach_views(batch, ViewSpec(kind, 3), seed=0, preprocess=PREPROCESS)
-        assert attached.views is not None
-        assert attached.views.dtype == torch.bfloat16
-
-
-def test_an_empty_batch_gets_empty_views() -> None:
-    batch = Batch(torch.zeros(0, 3, 32, 32))
-    assert attach_views(batch, ViewSpec("augmix", 4), seed=0).views.shape == (0, 4, 3, 32, 32)
-
-
-def test_one_view_is_the_plain_one() -> None:
-    for kind in VIEW_KINDS:
-        views = array_views(pictures(), KEYS, ViewSpec(kind, 1), 0, PREPROCESS)
-        assert torch.equal(views[:, 0], PREPROCESS.pixels(pictures()))
+    attached = attach_views(batch, ViewSpec(kind, 3), seed=0, preprocess=PREPROCESS)
+    assert attached.views is not None and attached.views.dtype == torch.bfloat16
+    one = array_views(pictures(), KEYS, ViewSpec(kind, 1), 0, PREPROCESS)
+    assert torch.equal(one[:, 0], PREPROCESS.pixels(pictures()))
+    empty = attach_views(Batch(torch.zeros(0, 3, 32, 32)), ViewSpec(kind, 4), seed=0)
+    assert empty.views.shape == (0, 4, 3, 32, 32)
 
 
 def test_what_cannot_be_made_is_refused() -> None:

@@ -54,11 +54,6 @@ def test_stopping_early_leaves_no_thread() -> None:
     assert not [t for t in threading.enumerate() if t.name.startswith("cliquetta-loader")]
 
 
-def test_impossible_settings_are_refused() -> None:
-    with pytest.raises(ValueError, match="ahead"):
-        next(map_ahead(str, [1], workers=1, ahead=0))
-
-
 def squares(number: int) -> tuple[tuple[np.ndarray, ...], int]:
     return (np.full((number % 3, 2), number), np.arange(number % 2)), number
 

@@ -1,4 +1,4 @@
-"""Runs of a tiny model, made for a test."""
+"""Runs of a tiny model, made for a test, and a method that drifts."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
+from cliquetta.data.stream import Stream
 from cliquetta.evaluation import sweep as sweeping
 from cliquetta.evaluation.grid import RunSpec
 from cliquetta.evaluation.record import Run, find_runs
 from cliquetta.evaluation.sweep import RunContext, sweep
 from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
+from tests._helpers.streaming import Drift, DriftConfig, made_up_dataset
 from tests._helpers.tiny import build_tiny_clip
 
 
@@ -40,3 +43,13 @@ def made(tmp_path: Path, loads: list[str]) -> Any:
         return find_runs([tmp_path])[0]
 
     return make
+
+
+@pytest.fixture
+def stream(tiny_clip: CLIP) -> Stream:
+    return Stream(made_up_dataset(), tiny_clip.preprocess, batch_size=8, seed=3)
+
+
+@pytest.fixture
+def drift(tiny_clip: CLIP, tiny_prompts: ClassPrompts) -> Drift:
+    return Drift(tiny_clip, tiny_prompts, DriftConfig())

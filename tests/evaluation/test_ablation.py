@@ -12,22 +12,19 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from cliquetta.errors import UnknownNameError
-from cliquetta.evaluation import sweep as sweeping
 from cliquetta.evaluation.ablation import ablation, curve
 from cliquetta.evaluation.grid import RunSpec
 from cliquetta.evaluation.record import list_records
 from cliquetta.evaluation.sweep import RunContext, RunResult, sweep
 from cliquetta.report.curves import _widen, curves_figure
 from cliquetta.report.style import to_file
-from tests._helpers.tiny import build_tiny_clip
 
 BASE = RunSpec("bundled", "tda", model="tiny", limit=30, batch_size=10)
 FIELD = "clique_combination"
 
 
 @pytest.fixture
-def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunContext:
-    monkeypatch.setattr(sweeping, "create_model", lambda name, **_: build_tiny_clip())
+def context(tmp_path: Path, loads: list[str]) -> RunContext:
     return RunContext(tmp_path)
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -20,7 +18,6 @@ from cliquetta.evaluation.progress import RunReport
 from cliquetta.evaluation.record import list_records
 from cliquetta.evaluation.sweep import RunContext, RunResult, sweep
 from cliquetta.model.checkpoints.native import save_model
-from cliquetta.ray_connection import END_HUNG, connected
 from tests._helpers.local_ray import local_ray
 from tests._helpers.perils import PerilousPlace
 from tests._helpers.tiny import build_tiny_clip
@@ -128,26 +125,3 @@ def test_what_the_cluster_cannot_give_is_refused(tmp_path: Path) -> None:
         sweep([spec], RunContext(tmp_path), RayExecutor(gpus=0.5))
     with pytest.raises(ValueError, match="--device cuda"):
         sweep([spec], RunContext(tmp_path, device="cuda:1"), RayExecutor())
-
-
-@pytest.mark.parametrize("address", ["local", "10.0.0.1:6379"])
-def test_workers_have_the_priority_and_wait_policy_of_the_command(
-    address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import ray
-
-    given: dict[str, Any] = {}
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray, "init", lambda address, **options: given.update(options))
-    monkeypatch.setattr(ray, "shutdown", lambda: None)
-    monkeypatch.delenv("RAY_worker_niceness", raising=False)
-    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
-    for name in ("GOMP_SPINCOUNT", "KMP_BLOCKTIME", END_HUNG):
-        monkeypatch.delenv(name, raising=False)
-    with connected(address):
-        niceness = os.environ.pop("RAY_worker_niceness", None)
-    if address == "local":  # started from here: the environment is inherited
-        assert niceness == "0" and "runtime_env" not in given
-    else:
-        assert niceness is None
-        assert given["runtime_env"] == {"env_vars": {"OMP_WAIT_POLICY": "PASSIVE"}}

@@ -17,6 +17,7 @@ from cliquetta.evaluation.comparison import (
     worst_tenth,
 )
 from cliquetta.evaluation.grid import RunSpec
+from cliquetta.evaluation.record import Run
 from tests._helpers.made_runs import BASE
 from tests._helpers.tolerance import SUM
 
@@ -127,3 +128,16 @@ def test_the_worst_tenth_of_many_draws() -> None:
     draws = [float(value) for value in range(20)]
     assert worst_tenth(draws[::-1]) == 0.5 and worst_tenth(draws, lowest=False) == 18.5
     assert worst_tenth(draws[:11]) == 0.5  # a tenth is rounded up
+
+
+@pytest.mark.parametrize(
+    ("section", "aspect"), [("preprocessing", "preprocessing"), ("prompts", "class names")]
+)
+def test_hashes_of_records_decide(made: Any, section: str, aspect: str) -> None:
+    first, other = made(BASE, replace(BASE, method="tda"))
+    key = "fingerprint" if section == "preprocessing" else "names"
+    changed = {**other.record.settings[section], key: "another"}
+    settings = {**other.record.settings, section: changed}
+    other = Run(type(other.record)(other.record.id, settings, "finished"), other.folder)
+    with pytest.raises(IncomparableError, match=aspect):
+        compare([first, other])

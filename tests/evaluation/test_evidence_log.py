@@ -79,15 +79,6 @@ def test_predictions_are_those_of_a_run_without_evidence(
     assert record.id == folder.name
 
 
-def test_an_adapter_leaves_the_same_evidence_again(
-    run: Any, tiny_clip: CLIP, dataset: Any, tmp_path: Path
-) -> None:
-    folder, adapter = run()
-    stream, out = Stream(dataset, tiny_clip.preprocess, 10), tmp_path / "again"
-    record = evaluate(adapter, stream, out=out, evidence=EvidenceLimits())
-    assert load_evidence(out / record.id).counts == load_evidence(folder).counts
-
-
 def test_what_is_kept_is_what_was_answered(run: Any, tiny_clip: CLIP, dataset: Any) -> None:
     folder, adapter = run()
     assert not adapter.collect_evidence
@@ -163,9 +154,9 @@ def test_maps_begin_with_plain_attention_and_end_with_all_prompts(
                 assert maps.shape == (len(entry.cliques) + 2, 18)
                 np.testing.assert_allclose(maps.sum(axis=1), 1, atol=FEATURE)
             members = [batch.description["cliques"][id]["members"] for id in entry.cliques]
-            assert all(entry.place in clique for clique in members)
+            assert all(entry.index in clique for clique in members)
             with torch.no_grad():
-                weights = tower.attention(images[batch.keys[entry.place]][None], [1])
+                weights = tower.attention(images[batch.keys[entry.index]][None], [1])
             wanted = class_attention([weights[1]])[0].numpy()
             np.testing.assert_allclose(entry.maps["class"][0], wanted, atol=FEATURE)
             assert (entry.maps["class"][-1, 0] >= entry.maps["class"][1:-1, 0] - 1e-7).all()

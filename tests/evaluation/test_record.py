@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cliquetta.evaluation.comparison import (
-    IncomparableError,
-    compare,
-)
-from cliquetta.evaluation.record import RECORD, Run, find_runs, load_record
+from cliquetta.data.stream import Stream
+from cliquetta.evaluation.predictions import PREDICTIONS, load_predictions
+from cliquetta.evaluation.record import RECORD, find_runs, load_record, plan
+from cliquetta.evaluation.runner import evaluate
+from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.made_runs import BASE
-
-
-@pytest.mark.parametrize(
-    ("section", "aspect"), [("preprocessing", "preprocessing"), ("prompts", "class names")]
-)
-def test_hashes_of_records_decide(made: Any, section: str, aspect: str) -> None:
-    first, other = made(BASE, replace(BASE, method="tda"))
-    key = "fingerprint" if section == "preprocessing" else "names"
-    changed = {**other.record.settings[section], key: "another"}
-    settings = {**other.record.settings, section: changed}
-    other = Run(type(other.record)(other.record.id, settings, "finished"), other.folder)
-    with pytest.raises(IncomparableError, match=aspect):
-        compare([first, other])
+from tests._helpers.streaming import Drift, DriftConfig, made_up_dataset
 
 
 def test_runs_are_found_once_and_unfinished_ones_apart(made: Any, tmp_path: Path) -> None:
@@ -43,3 +32,34 @@ def test_runs_are_found_once_and_unfinished_ones_apart(made: Any, tmp_path: Path
         find_runs([tmp_path / "empty"])
     with pytest.raises(ValueError, match="no such folder"):
         find_runs([tmp_path / "nowhere"])
+
+
+def test_records_without_a_hash_are_read(drift: Drift, stream: Stream, tmp_path: Path) -> None:
+    folder = tmp_path / evaluate(drift, stream, out=tmp_path).id
+    values = json.loads((folder / "record.json").read_text())
+    del values["predictions"]
+    (folder / "record.json").write_text(json.dumps(values))
+    (folder / PREDICTIONS).write_bytes((folder / PREDICTIONS).read_bytes()[:-30])
+    assert len(load_predictions(folder)) == 49
+    assert find_runs([tmp_path])[0][0].record.predictions == {}
+
+
+def test_the_id_depends_on_every_setting(
+    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tmp_path: Path
+) -> None:
+    def identity(config: DriftConfig | None = None, seed: int = 0, **stream: Any) -> str:
+        adapter = Drift(tiny_clip, tiny_prompts, config or DriftConfig(), seed=seed)
+        return plan(adapter, Stream(made_up_dataset(), tiny_clip.preprocess, **stream)).id
+
+    same = {identity(), identity(workers=2), identity(gamma=0.5)}
+    other = {
+        identity(DriftConfig(rate=0.2)),
+        identity(seed=1),
+        identity(batch_size=3),
+        identity(order="sequential"),
+        identity(limit=10),
+    }
+    assert len(same) == 1
+    assert len(other) == 5
+    assert not same & other
+    assert identity().startswith("made-up--Drift--0--")

@@ -15,9 +15,9 @@ import torch
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.evaluation import sweep as sweeping
 from cliquetta.evaluation.grid import RunSpec, grid, with_fitted, with_method
-from cliquetta.evaluation.predictions import PREDICTIONS, load_predictions
+from cliquetta.evaluation.predictions import load_predictions
 from cliquetta.evaluation.progress import Step
-from cliquetta.evaluation.record import list_records, load_record
+from cliquetta.evaluation.record import list_records
 from cliquetta.evaluation.sweep import RunContext, RunResult, sweep
 from cliquetta.methods import registry
 from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
@@ -136,28 +136,6 @@ def test_a_failing_cell_does_not_stop_the_others(tmp_path: Path, loads: list[str
     assert fine.record.status == "finished"
 
 
-def test_a_broken_off_grid_continues(tmp_path: Path, loads: list[str]) -> None:
-    cells = grid([with_method(BASE, "tda")], datasets=["bundled"], seeds=[0, 1])
-    complete = sweep(cells, RunContext(tmp_path / "whole"))
-
-    def die(spec: RunSpec, step: Step) -> None:
-        if spec == cells[2] and step.number == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        sweep(cells, RunContext(tmp_path / "broken"), on_step=die)
-    assert len(list_records(tmp_path / "broken")) == 3
-    resumed = sweep(cells, RunContext(tmp_path / "broken"))
-    for left, right in zip(complete, resumed, strict=True):
-        assert left.record is not None
-        assert right.record is not None
-        assert left.record.id == right.record.id
-        assert left.record.metrics == right.record.metrics
-        name = f"{left.record.id}/{PREDICTIONS}"
-        a, b = (tmp_path / "whole" / name, tmp_path / "broken" / name)
-        assert a.read_bytes() == b.read_bytes()
-
-
 class Fixed(ZeroShot):
     """Independent, and counts what it is asked."""
 
@@ -222,15 +200,6 @@ def test_a_spec_becomes_the_stream_and_method_it_describes(loads: list[str]) -> 
     assert machine.prepare(mixed)[1].id == "bundled+bundled@fog:1"
     assert machine.run(mixed).images == 10
     assert len(loads) == 1
-
-
-def test_methods_with_views_get_them(tmp_path: Path, loads: list[str]) -> None:
-    spec = RunSpec("bundled", "mta", model="tiny", limit=4)
-    adapter, stream = RunContext(tmp_path).prepare(spec)
-    assert stream.views == adapter.views is not None
-    record = RunContext(tmp_path).run(spec)
-    assert record.settings["stream"]["views"]["count"] == adapter.views.count
-    assert load_record(tmp_path / record.id) == record
 
 
 def test_another_model_takes_the_place_of_the_last(loads: list[str]) -> None:

@@ -16,7 +16,7 @@ from tests.inference.conftest import IMAGES, Predict
 
 
 @pytest.mark.parametrize("out", [None, "one.csv"])
-def test_two_runs_on_one_state_are_kept_apart(
+def test_two_runs_on_one_state_exclude_each_other(
     run: Predict, tmp_path: Path, out: str | None
 ) -> None:
     state, refused = tmp_path / "tda.safetensors", []

@@ -14,7 +14,7 @@ from tests._helpers.stopping import KILLED, in_fork
 from tests.inference.conftest import IMAGES, Predict
 
 
-def test_two_processes_on_one_output_are_kept_apart(run: Predict, tmp_path: Path) -> None:
+def test_two_processes_on_one_output_exclude_each_other(run: Predict, tmp_path: Path) -> None:
     with exclusive(tmp_path / "out.csv.parts"), pytest.raises(BusyError, match="another process"):
         run()
     assert run().images == IMAGES

@@ -199,10 +199,10 @@ def test_another_class_list_keeps_what_does_not_depend_on_it(
         return
     other = adapter.with_classes(names)
     before, after = adapter.state_dict(), other.state_dict()
-    selected = adapter.class_free & set(before)
-    assert selected or not before
+    shared = adapter.class_free & set(before)
+    assert shared or not before
     for name, value in after.items():
-        if name in selected:
+        if name in shared:
             assert torch.equal(value, before[name]), name
         else:
             assert torch.equal(value, other._rebuild(other.prompts).memory[name]), name

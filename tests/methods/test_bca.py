@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from cliquetta.methods.bca import BCAConfig
 from cliquetta.model.clip import CLIP
 from tests._helpers.clusters import make_clusters
-from tests._helpers.literal_numpy import Array, on_features, softmax, unit
+from tests._helpers.literal_numpy import Array, assert_stream, on_features, softmax, unit
 from tests._helpers.tolerance import FEATURE
 
 LIVELY = BCAConfig(likelihood_count=2, prior_threshold=0.4)
@@ -39,14 +38,5 @@ def numpy_bca(stream: Array, text: Array, scale: float, config: BCAConfig) -> Ar
 @pytest.mark.parametrize("config", [BCAConfig(), LIVELY, RESTLESS])
 def test_a_stream_equals_numpy(tiny_clip: CLIP, config: BCAConfig) -> None:
     features, _, text = make_clusters(80)
-    expected = numpy_bca(features.double().numpy(), text.double().numpy(), tiny_clip.scale, config)
     bca = on_features(tiny_clip, "bca", text, config)
-    parts = []
-    for part in features.split([50, 1, 29]):
-        restored = on_features(tiny_clip, "bca", text, config)
-        restored.load_state_dict(bca.state_dict())
-        bca = restored
-        parts.append(bca.predict_features(part).probabilities)
-    np.testing.assert_allclose(torch.cat(parts).numpy(), expected, atol=FEATURE)
-    plain = (tiny_clip.scale * features @ text.T).softmax(dim=-1)
-    assert np.abs(plain.numpy() - expected).max() > 0.01
+    assert_stream(numpy_bca, bca, features, [50, 1, 29], moved=0.01, atol=FEATURE)

@@ -29,7 +29,7 @@ def test_a_stream_equals_a_training_loop(tiny_prompts: ClassPrompts, tiny_images
     optimiser = torch.optim.Adam(norms, lr=1e-3, eps=1e-6)
     remembered: dict[int, tuple[float, Tensor]] = {}
 
-    def whole_loss(images: Tensor) -> Tensor:
+    def total_loss(images: Tensor) -> Tensor:
         v = unit_rows(live.encode_image(images))
         mean = (live.scale * v @ text.T).softmax(dim=-1).mean(dim=0)
         return literal_loss(v, text, live.scale) + 0.7 * (mean * (mean + 1e-6).log()).sum()
@@ -42,10 +42,10 @@ def test_a_stream_equals_a_training_loop(tiny_prompts: ClassPrompts, tiny_images
             best, label = float(p.max()), int(p.argmax())
             if best > remembered.get(label, (0.0, image))[0]:
                 remembered[label] = (best, image)
-        selected = torch.stack([image for _, image in remembered.values()])
+        drawn = torch.stack([image for _, image in remembered.values()])
         for _ in range(3):  # at most one image per class: all of them are drawn
             optimiser.zero_grad()
-            (whole_loss(images) + whole_loss(selected)).backward()
+            (total_loss(images) + total_loss(drawn)).backward()
             optimiser.step()
         with torch.no_grad():
             logits = live.scale * unit_rows(live.encode_image(images)) @ text.T

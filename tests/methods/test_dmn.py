@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from cliquetta.methods.dmn import DMNConfig
 from cliquetta.model.clip import CLIP
 from tests._helpers.clusters import make_clusters, make_views
-from tests._helpers.literal_numpy import Array, on_features, softmax
+from tests._helpers.literal_numpy import Array, assert_stream, on_features, softmax
 from tests._helpers.tolerance import FEATURE
 
 
@@ -24,8 +23,8 @@ def numpy_dmn(
     predictions = []
     for views in stream:
         p = softmax(scale * views @ text.T)
-        selected = max(1, int(config.selection_fraction * len(views)))
-        order = np.argsort(-(p * np.log(p)).sum(axis=1))[:selected]
+        count = max(1, int(config.selection_fraction * len(views)))
+        order = np.argsort(-(p * np.log(p)).sum(axis=1))[:count]
         mean = p[order].mean(axis=0)
         label = int(mean.argmax())
         entropy = -(mean * np.log(mean)).sum()
@@ -60,10 +59,8 @@ def numpy_dmn(
 def test_a_stream_equals_numpy_one_by_one(tiny_clip: CLIP, views: int, config: DMNConfig) -> None:
     features, _, text = make_clusters(110)
     stream = make_views(features, views)
-    arrays = stream.double().numpy(), text.double().numpy()
-    expected = numpy_dmn(*arrays, tiny_clip.scale, config)
     dmn = on_features(tiny_clip, "dmn", text, config)
-    parts = [dmn.predict_features(part).probabilities for part in stream.split([80, 1, 29])]
-    np.testing.assert_allclose(torch.cat(parts).numpy(), expected, atol=FEATURE)
-    other = numpy_dmn(*arrays, tiny_clip.scale, config, read_first=True)
-    assert np.abs(other - expected).max() > 0.01  # reading before inserting would differ
+    assert_stream(numpy_dmn, dmn, stream, [80, 1, 29], moved=0.01, atol=FEATURE)
+    arrays = stream.double().numpy(), text.double().numpy(), tiny_clip.scale
+    late = numpy_dmn(*arrays, config, read_first=True)
+    assert np.abs(late - numpy_dmn(*arrays, config)).max() > 0.01  # the order matters

@@ -113,10 +113,10 @@ def test_evidence_tells_how_adaptation_is_doing() -> None:
     # Neighbours are chosen by adapted features: without learning, by those of plain CLIP.
     still = build(step_every=20, domains=1, lr=0.0)
     lines = [health(still.predict(Batch(images)).evidence) for images in batches]
-    rows_out = plain[:20].argmax(1)
+    plain_classes = plain[:20].argmax(1)
     features = MODEL.encode_image(batches[0], normalize=True)
     similar = (features @ features.T).fill_diagonal_(-2).topk(10).indices
-    expected = (rows_out[similar] == rows_out[:, None]).double().mean()
+    expected = (plain_classes[similar] == plain_classes[:, None]).double().mean()
     assert lines[1]["agreement"] == pytest.approx(float(expected), abs=LOGIT)
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from cliquetta.methods.dota import DOTAConfig
 from cliquetta.model.clip import CLIP
 from tests._helpers.clusters import make_clusters, make_views
-from tests._helpers.literal_numpy import Array, on_features, softmax
-from tests._helpers.tolerance import LOGIT
+from tests._helpers.literal_numpy import Array, assert_stream, on_features, softmax
 
 
 def numpy_dota(images: Array, text: Array, scale: float, config: DOTAConfig) -> Array:
@@ -59,11 +57,5 @@ def test_a_stream_equals_numpy(
     tiny_clip: CLIP, config: DOTAConfig, views: int, sizes: list[int]
 ) -> None:
     features, _, text = make_clusters(60)
-    seen = make_views(features, views)
-    arrays = seen.double().numpy()
-    expected = numpy_dota(arrays, text.double().numpy(), tiny_clip.scale, config)
     dota = on_features(tiny_clip, "dota", text, config)
-    ours = torch.cat([dota.predict_features(part).probabilities for part in seen.split(sizes)])
-    np.testing.assert_allclose(ours.numpy(), expected, atol=LOGIT)
-    plain = (tiny_clip.scale * seen[:, 0] @ text.T).softmax(dim=-1)
-    assert np.abs(plain.numpy() - expected).max() > 0.05
+    assert_stream(numpy_dota, dota, make_views(features, views), sizes, moved=0.05)

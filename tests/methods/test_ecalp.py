@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from cliquetta.methods.ecalp import ECALPConfig
 from cliquetta.model.clip import CLIP
 from tests._helpers.clusters import make_clusters
-from tests._helpers.literal_numpy import Array, on_features, softmax, unit
-from tests._helpers.tolerance import LOGIT
+from tests._helpers.literal_numpy import Array, assert_stream, on_features, softmax, unit
 
 
 def numpy_ecalp(images: Array, text: Array, scale: float, config: ECALPConfig) -> Array:
@@ -56,10 +54,5 @@ def numpy_ecalp(images: Array, text: Array, scale: float, config: ECALPConfig) -
 @pytest.mark.parametrize("sizes", [[30, 1, 14], [1] * 45])
 def test_a_stream_equals_numpy(tiny_clip: CLIP, config: ECALPConfig, sizes: list[int]) -> None:
     features, _, text = make_clusters(45)
-    parts = features.split(sizes)
-    expected = numpy_ecalp(
-        features.double().numpy(), text.double().numpy(), tiny_clip.scale, config
-    )
     ecalp = on_features(tiny_clip, "ecalp", text, config)
-    ours = torch.cat([ecalp.predict_features(part).probabilities for part in parts])
-    np.testing.assert_allclose(ours.numpy(), expected, atol=LOGIT)
+    assert_stream(numpy_ecalp, ecalp, features, sizes, moved=0.05)

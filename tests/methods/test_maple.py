@@ -34,8 +34,8 @@ def literal_logits(
     ]
     text = []
     for name in prompts.names:
-        selected = [embed[i] for i in tokenizer.encode(f"a photo of a {name}.")[2:]]
-        sequence = [embed[tokenizer.start], *textual[0], *selected, embed[tokenizer.end]]
+        fixed = [embed[i] for i in tokenizer.encode(f"a photo of a {name}.")[2:]]
+        sequence = [embed[tokenizer.start], *textual[0], *fixed, embed[tokenizer.end]]
         text.append(text_feature(model, torch.stack(sequence), deep=textual[1:]))
     images = [image_feature(model, image, visual) for image in pixels]
     return model.scale * torch.stack(images) @ torch.stack(text).T

@@ -9,8 +9,8 @@ import torch
 from cliquetta.methods.oga import OGAConfig, cache_means, ridge_covariance
 from cliquetta.model.clip import CLIP
 from tests._helpers.clusters import make_clusters
-from tests._helpers.literal_numpy import Array, on_features, softmax
-from tests._helpers.tolerance import ADAPTED, FEATURE, LOGIT
+from tests._helpers.literal_numpy import Array, assert_stream, on_features, softmax
+from tests._helpers.tolerance import ADAPTED, FEATURE
 
 
 def numpy_oga(batches: list[Array], text: Array, scale: float, config: OGAConfig) -> Array:
@@ -48,14 +48,13 @@ def numpy_oga(batches: list[Array], text: Array, scale: float, config: OGAConfig
 )
 def test_a_stream_equals_numpy(tiny_clip: CLIP, config: OGAConfig) -> None:
     features, _, text = make_clusters(90)
-    parts = features.split([4, 1, 60, 25])
-    arrays = [part.double().numpy() for part in parts]
-    expected = numpy_oga(arrays, text.double().numpy(), tiny_clip.scale, config)
+    sizes = [4, 1, 60, 25]
+
+    def literal(stream: Array, text: Array, scale: float, config: OGAConfig) -> Array:
+        return numpy_oga(np.split(stream, np.cumsum(sizes)[:-1]), text, scale, config)
+
     oga = on_features(tiny_clip, "oga", text, config)
-    ours = torch.cat([oga.predict_features(part).probabilities for part in parts])
-    np.testing.assert_allclose(ours.numpy(), expected, atol=LOGIT)
-    plain = (tiny_clip.scale * features @ text.T).softmax(dim=-1)
-    assert np.abs(plain.numpy() - expected).max() > 0.02
+    assert_stream(literal, oga, features, sizes, moved=0.02)
 
 
 def test_a_full_cache_is_inverted_without_shrinkage() -> None:

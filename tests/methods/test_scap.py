@@ -70,11 +70,9 @@ def test_1_propagation_changes_keys_and_the_released_rule_only_scales_them() -> 
     squared = (keys[0, :, None] - keys[0, None]).square().mean(dim=-1)
     weights = torch.exp(-squared / 0.1)
     best = weights.argmax(dim=1)
-    selected = torch.zeros_like(weights).scatter(
-        1, best[:, None], weights.amax(dim=1, keepdim=True)
-    )
-    root = selected.sum(dim=1).rsqrt()
-    smooth = root[:, None] * selected * root
+    edges = torch.zeros_like(weights).scatter(1, best[:, None], weights.amax(dim=1, keepdim=True))
+    root = edges.sum(dim=1).rsqrt()
+    smooth = root[:, None] * edges * root
     literal = torch.linalg.inv(torch.eye(5).double() - 0.3 * smooth) @ keys[0]
     released = propagate(keys, PRESETS["released"])[0]
     torch.testing.assert_close(released, literal, rtol=0, atol=DOUBLE)
@@ -123,13 +121,13 @@ def test_3a_without_cliques_the_logits_of_images_that_own_one_change(best_class_
 
 
 def test_3b_without_retention_the_logits_of_images_with_a_retained_prompt_change() -> None:
-    selected, dropped = (
+    retaining, dropped = (
         adapter_of(modalities="image"),
         adapter_of(modalities="image", retention=False),
     )
     for images in BATCHES:
-        before = selected.memory["count"].clone()
-        a, b = selected.predict(Batch(images)), dropped.predict(Batch(images))
+        before = retaining.memory["count"].clone()
+        a, b = retaining.predict(Batch(images)), dropped.predict(Batch(images))
         used = (a.evidence["retained"] >= 0).view(len(images), -1).any(dim=1)
         assert not (b.evidence["retained"] >= 0).any()
         assert unlike(a, b).tolist() == used.tolist()
@@ -231,10 +229,10 @@ def test_8_the_same_members_under_two_classes_have_the_same_prompts_to_the_bit()
     assert len(cliques.sets) == 1
     a, b, c = cliques.classes.tolist()
     for name in ("keys", "values"):
-        selected = adapter.memory[name]
-        assert torch.equal(selected[a, 0], selected[b, 0])
-        assert torch.equal(selected[a, 0], selected[c, 0])
-        assert selected[a, 0].any()
+        stored = adapter.memory[name]
+        assert torch.equal(stored[a, 0], stored[b, 0])
+        assert torch.equal(stored[a, 0], stored[c, 0])
+        assert stored[a, 0].any()
 
 
 @pytest.mark.parametrize(
@@ -254,9 +252,9 @@ def test_9_text_cut_at_its_end_equals_text_of_full_length(dtype: torch.dtype, te
     assert text is not None
     assert int(text.ends.max()) + 1 < text.ids.shape[1] == model.tokenizer.context_length
     context = text.start + 0.05
-    complete = tower.tokens(text.ids)
-    complete[:, 1 : 1 + len(context)] = context.to(dtype)
-    full = tower.encode(complete, text.ends)
+    embedded = tower.tokens(text.ids)
+    embedded[:, 1 : 1 + len(context)] = context.to(dtype)
+    full = tower.encode(embedded, text.ends)
     expected = torch.nn.functional.normalize(full.to(context.dtype), dim=1)
     torch.testing.assert_close(
         text.features(context[None])[0], expected, rtol=0, atol=rounding(dtype, terms)

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 from cliquetta.methods.stata import StatAConfig, transduce
-from tests._helpers.clusters import make_clusters
-from tests._helpers.literal_numpy import Array, neighbour_graph, softmax, unit
-from tests._helpers.tolerance import STEP
+from tests._helpers.literal_numpy import Array, assert_batch, neighbour_graph, softmax, unit
 
 
 def numpy_stata(f: Array, prior: Array, text: Array, config: StatAConfig) -> Array:
@@ -48,9 +46,4 @@ def numpy_stata(f: Array, prior: Array, text: Array, config: StatAConfig) -> Arr
     ],
 )
 def test_a_batch_equals_numpy(images: int, config: StatAConfig) -> None:
-    features, _, text = (x.double() if x.is_floating_point() else x for x in make_clusters(images))
-    prior = (10 * features @ text.T).softmax(dim=-1)
-    expected = numpy_stata(features.numpy(), prior.numpy(), text.numpy(), config)
-    ours = transduce(features, prior.log(), text, config).exp()
-    np.testing.assert_allclose(ours.numpy(), expected, atol=STEP)
-    assert np.abs(expected - prior.numpy()).max() > 0.02
+    assert_batch(numpy_stata, transduce, images, config)

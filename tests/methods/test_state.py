@@ -35,10 +35,8 @@ from tests._helpers.tiny import TINY_NAMES, build_tiny_clip
 class CountingConfig:
     """Config of :class:`Counting`."""
 
-    step: float = 1.0
-    """Added per batch."""
-    names: tuple[str, ...] = ("a", "b")
-    """A tuple, which JSON knows as a list."""
+    step: float = 1.0  # Added per batch.
+    names: tuple[str, ...] = ("a", "b")  # A tuple, which JSON knows as a list.
 
 
 class Counting(Adapter):

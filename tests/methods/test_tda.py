@@ -90,11 +90,11 @@ def test_a_stream_equals_numpy_one_by_one(
     np.testing.assert_allclose(torch.cat(parts).numpy(), expected, atol=LOGIT)
     assert any(negative.values()), "the negative cache was never asked"
     for name, lists in (("positive", positive), ("negative", negative)):
-        selected = tda.memory[f"{name}.entropy"]
+        entropies = tda.memory[f"{name}.entropy"]
         for c in range(len(text)):
             wanted = [entry[1] for entry in lists.get(c, [])]
-            np.testing.assert_allclose(selected[c][: len(wanted)].numpy(), wanted, rtol=LOGIT)
-            assert selected[c][len(wanted) :].isinf().all()
+            np.testing.assert_allclose(entropies[c][: len(wanted)].numpy(), wanted, rtol=LOGIT)
+            assert entropies[c][len(wanted) :].isinf().all()
 
 
 @pytest.mark.parametrize(
@@ -105,9 +105,9 @@ def test_all_classes_of_a_window_are_kept(window: tuple[float, float]) -> None:
     for sharpness in (0.0, 1.0, 3.0, 30.0):  # from one over all classes to one class
         for N in (2, 4, 5, 33, 60):
             p = (sharpness * logits[:, :N]).softmax(dim=1)
-            selected = classes_within(p, window, most_classes(window[0], N))
+            listed = classes_within(p, window, most_classes(window[0], N))
             inside = (p > window[0]) & (p < window[1])
-            assert [{c - 1 for c in row if c} for row in selected.tolist()] == [
+            assert [{c - 1 for c in row if c} for row in listed.tolist()] == [
                 set(row.nonzero()[:, 0].tolist()) for row in inside
             ]
 

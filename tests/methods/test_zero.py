@@ -14,7 +14,7 @@ from tests._helpers.tolerance import LOGIT
 
 
 def numpy_zero(
-    cosines: npt.NDArray[np.float32], scale: float, selected: float, vote: str
+    cosines: npt.NDArray[np.float32], scale: float, fraction: float, vote: str
 ) -> tuple[int, str]:
     """Decision about one image with views (V, N), and how it was reached."""
     z = scale * cosines.astype(np.float64)
@@ -22,7 +22,7 @@ def numpy_zero(
     p /= p.sum(axis=1, keepdims=True)
     order = np.argsort((-p * np.log(p)).sum(axis=1), kind="stable")
     cosines = cosines[order]
-    count = max(1, int(selected * len(cosines)))
+    count = max(1, int(fraction * len(cosines)))
     tally = np.zeros(cosines.shape[1], dtype=np.float32)
     for view in cosines[:count]:
         if vote == "hard":
@@ -46,15 +46,15 @@ def random_cosines(images: int, views: int, classes: int) -> Tensor:
 
 @pytest.mark.parametrize("vote", ["hard", "fp16-eps"])
 @pytest.mark.parametrize(
-    ("views", "classes", "selected"), [(12, 3, 0.34), (6, 9, 0.7), (64, 5, 0.3)]
+    ("views", "classes", "fraction"), [(12, 3, 0.34), (6, 9, 0.7), (64, 5, 0.3)]
 )
 def test_all_images_at_once_equal_numpy_one_by_one(
-    vote: str, views: int, classes: int, selected: float
+    vote: str, views: int, classes: int, fraction: float
 ) -> None:
     cosines = random_cosines(300, views, classes)
-    config = method_config("zero", options={"vote": vote, "selection_fraction": selected})
+    config = method_config("zero", options={"vote": vote, "selection_fraction": fraction})
     logits, _ = elect(cosines, 10.0, config)
-    expected = [numpy_zero(image.numpy(), 10.0, selected, vote) for image in cosines]
+    expected = [numpy_zero(image.numpy(), 10.0, fraction, vote) for image in cosines]
     assert logits.argmax(dim=-1).tolist() == [label for label, _ in expected]
     if vote == "hard":  # every way to a decision was taken, or the test has not seen ties
         ways = {way for _, way in expected}

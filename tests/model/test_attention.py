@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from torch import Tensor
 
 from cliquetta.model import attention
@@ -22,11 +21,7 @@ from cliquetta.model.block import Prefix
 from cliquetta.model.clip import CLIP
 from cliquetta.model.factory import create_model
 from tests._helpers.tolerance import FEATURE, SUM
-
-
-@pytest.fixture(scope="module")
-def pixels() -> Tensor:
-    return torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(3))
+from tests._helpers.transformers_models import tiny_transformers
 
 
 @pytest.fixture(scope="module")
@@ -36,32 +31,20 @@ def prompts() -> Tensor:
 
 
 def all_weights(tower: Any, pixels: Tensor, prefix: Any = None) -> list[Tensor]:
-    found = tower.attention(pixels, range(len(tower.blocks)), prefix=prefix)
-    return [found[index] for index in sorted(found)]
+    actual = tower.attention(pixels, range(len(tower.blocks)), prefix=prefix)
+    return [actual[index] for index in sorted(actual)]
 
 
 @torch.no_grad()
 def test_without_prompts_maps_are_those_of_transformers_in_eager_mode(
     tmp_path: Path, pixels: Tensor
 ) -> None:
-    torch.manual_seed(0)
-    shape = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 3}
-    shape |= {"num_attention_heads": 4}
-    theirs = transformers.CLIPModel(
-        transformers.CLIPConfig(
-            text_config=shape,
-            vision_config={**shape, "image_size": 32, "patch_size": 8},
-            projection_dim=16,
-        )
-    ).eval()
-    for weight in theirs.vision_model.parameters():
-        if weight.ndim > 1:
-            weight.normal_(0, 0.3)  # attention of a fresh model is all but uniform
+    theirs = tiny_transformers()
     theirs.save_pretrained(tmp_path)
     theirs.vision_model.config._attn_implementation = "eager"
-    tower = create_model(f"hf:{tmp_path}").require_vit()
+    tower = create_model(tmp_path).require_vit()
     wanted = theirs.vision_model(pixels, output_attentions=True).attentions
-    none = torch.zeros(0, 1, 1, 2, 48)
+    none = torch.zeros(0, 1, 1, 2, 64)
     for image, picture in enumerate(pixels):
         maps = prompted_maps(tower, picture, none, (1,), torch.zeros(1, 0, dtype=torch.bool))
         rows = torch.stack([block[image, :, 0].mean(dim=0) for block in wanted[1:]])
@@ -88,40 +71,40 @@ def test_rows_are_those_of_one_prompt_at_a_time(
 ) -> None:
     tower = tiny_clip.require_vit()
     chosen = torch.tensor([[0, 0, 0], [0, 1, 0], [1, 1, 1]]).bool()
-    found = prompted_maps(tower, pixels[1], prompts, (0, 1), chosen)
+    actual = prompted_maps(tower, pixels[1], prompts, (0, 1), chosen)
     alone = {block: Prefix(prompts[1:2, block]) for block in (0, 1)}
     every = {block: Prefix(prompts[:, block].reshape(1, 6, 2, 32)) for block in (0, 1)}
     for row, prefix in enumerate((None, alone, every)):
         weights = all_weights(tower, pixels[1:2], prefix)
         for kind, make in (("class", class_attention), ("rollout", rollout)):
-            torch.testing.assert_close(found[kind][row], make(weights)[0], atol=SUM, rtol=FEATURE)
-    assert difference(found["class"][0], found["class"][1]) > 0.01
+            torch.testing.assert_close(actual[kind][row], make(weights)[0], atol=SUM, rtol=FEATURE)
+    assert difference(actual["class"][0], actual["class"][1]) > 0.01
     monkeypatch.setattr(attention, "_BYTES", 1)  # one row at a time
     again = prompted_maps(tower, pixels[1], prompts, (0, 1), chosen)
-    for kind, maps in found.items():
+    for kind, maps in actual.items():
         torch.testing.assert_close(again[kind], maps, atol=SUM, rtol=FEATURE)
 
 
 @torch.no_grad()
-def test_rollout_is_the_product_of_whole_matrices(
+def test_rollout_is_the_product_of_all_matrices(
     tiny_clip: CLIP, pixels: Tensor, prompts: Any
 ) -> None:
-    """Prompts as states that nothing leaves, the class token's row of the whole product."""
+    """Prompts as states that nothing leaves, the class token's row of their product."""
     tower = tiny_clip.require_vit()
     prefix = {block: Prefix(prompts[:1, block]) for block in (0, 1)}
     weights = all_weights(tower, pixels, prefix)
     T, P = weights[0].shape[2], 2
     product = torch.eye(P + T).expand(len(pixels), -1, -1)
     for block in weights:
-        whole = torch.zeros(len(pixels), P + T, P + T)
-        whole[:, :P, :P] = torch.eye(P)
-        whole[:, P:] = block.mean(dim=1) / 2
-        whole[:, P:, P:] += torch.eye(T) / 2
-        product = whole @ product
+        complete = torch.zeros(len(pixels), P + T, P + T)
+        complete[:, :P, :P] = torch.eye(P)
+        complete[:, P:] = block.mean(dim=1) / 2
+        complete[:, P:, P:] += torch.eye(T) / 2
+        product = complete @ product
     wanted = product[:, P]
-    found = rollout(weights)
-    torch.testing.assert_close(found[:, 0], wanted[:, :P].sum(dim=1), atol=SUM, rtol=FEATURE)
-    torch.testing.assert_close(found[:, 1:], wanted[:, P:], atol=SUM, rtol=FEATURE)
+    actual = rollout(weights)
+    torch.testing.assert_close(actual[:, 0], wanted[:, :P].sum(dim=1), atol=SUM, rtol=FEATURE)
+    torch.testing.assert_close(actual[:, 1:], wanted[:, P:], atol=SUM, rtol=FEATURE)
 
 
 def test_patches_are_read_row_by_row() -> None:

@@ -46,13 +46,13 @@ def test_rows_are_filled_up_and_cut_off_again(monkeypatch: pytest.MonkeyPatch) -
 
     for rows in (1, 9, 33, 64, 65, 300):
         x, index = torch.randn(rows, 3), torch.arange(rows)
-        found = Replayed().by_rows(norms, x, index)
-        torch.testing.assert_close(found, (x.norm(dim=1), index + 1), rtol=0, atol=0)
+        actual = Replayed().by_rows(norms, x, index)
+        torch.testing.assert_close(actual, (x.norm(dim=1), index + 1), rtol=0, atol=0)
     assert seen == [(size, size) for size in (16, 16, 48, 64, 80, 128, 128, 48)]
 
 
 @needs_cuda
-def test_on_cuda_it_is_recorded_once_per_shape_and_answers_new_inputs() -> None:
+def test_on_cuda_it_is_recorded_once_per_shape_and_takes_new_inputs() -> None:
     calls = []
 
     def slope(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,19 +80,19 @@ FEATURE_METHODS = [
 
 @needs_cuda
 @pytest.mark.parametrize("name", FEATURE_METHODS)
-def test_methods_on_features_answer_alike_recorded_called_and_on_the_cpu(name: str) -> None:
+def test_methods_on_features_predict_alike_recorded_called_and_on_the_cpu(name: str) -> None:
     features, _, text = make_clusters(96)
     models = (build_tiny_clip().cuda(), build_tiny_clip().cuda(), build_tiny_clip())
     recorded, called, other = (on_features(model, name, text) for model in models)
     vars(called).get("_replayed", Replayed()).shapes = 0
     for part in features.split(32):
-        found, plain, cpu = (a.predict_features(part).logits for a in (recorded, called, other))
-        torch.testing.assert_close(found, plain, atol=LOGIT, rtol=LOGIT)
-        torch.testing.assert_close(found.cpu(), cpu, atol=OTHER, rtol=OTHER)
+        actual, plain, cpu = (a.predict_features(part).logits for a in (recorded, called, other))
+        torch.testing.assert_close(actual, plain, atol=LOGIT, rtol=LOGIT)
+        torch.testing.assert_close(actual.cpu(), cpu, atol=OTHER, rtol=OTHER)
 
 
 @needs_cuda
-def test_scap_answers_alike_recorded_and_not() -> None:
+def test_scap_predicts_alike_recorded_and_not() -> None:
     """Batches of two sizes, of which one is recorded, and more cliques than a class may keep."""
     model, batches = build_model(0), make_batches(3, 6, 12)
     threshold = between_similarities(model, batches[0], 0.5)
@@ -106,15 +106,15 @@ def test_scap_answers_alike_recorded_and_not() -> None:
         torch.testing.assert_close(recorded.logits, called.logits, atol=FEATURE, rtol=FEATURE)
         torch.testing.assert_close(recorded.logits.cpu(), other.logits, atol=LOGIT, rtol=LOGIT)
     for name in ("keys", "values", "text_mean"):
-        found, plain = (adapter.memory[name] for adapter in adapters[:2])
-        torch.testing.assert_close(found, plain, atol=SUM, rtol=SUM)
+        actual, plain = (adapter.memory[name] for adapter in adapters[:2])
+        torch.testing.assert_close(actual, plain, atol=SUM, rtol=SUM)
     recordings = adapters[0]._replayed._recorded
     assert set(recordings) == {"_run_plain", "_pull", "fuse", "finish"}
     assert not any(adapters[1]._replayed._recorded.values())
 
 
 @needs_cuda
-def test_domains_answer_alike_recorded_and_not() -> None:
+def test_domains_predict_alike_recorded_and_not() -> None:
     model = build_tiny_clip().cuda()
     size = model.image_size
     images = torch.randn(4, 16, 3, size, size, generator=torch.Generator().manual_seed(0)).cuda()

@@ -1,4 +1,4 @@
-"""Names, devices, dtypes and the network: every wrong one is answered in one sentence."""
+"""Names, devices and dtypes: every wrong one is refused in one sentence."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def test_micro_is_bundled_and_works() -> None:
     bundled = load_bundled()
     pixels = model.preprocess.pixels(bundled.images[::20])
     texts = model.encode_text([f"a photo of a {n}." for n in bundled.names], normalize=True)
-    answers = (model.encode_image(pixels, normalize=True) @ texts.T).argmax(dim=1)
-    assert (answers == torch.tensor(bundled.labels[::20])).float().mean() > 0.75
+    results = (model.encode_image(pixels, normalize=True) @ texts.T).argmax(dim=1)
+    assert (results == torch.tensor(bundled.labels[::20])).float().mean() > 0.75
 
 
 @pytest.mark.parametrize(

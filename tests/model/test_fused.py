@@ -38,9 +38,9 @@ def test_the_activation(fused: ModuleType, dtype: torch.dtype, tokens: int) -> N
     size = 1500  # two blocks of 2048 for three tokens, the last one not full
     hidden, grad = draw(dtype, 10, tokens, size).split([3, 7])
     expected = torch.ops.aten.silu_backward(grad, hidden[INDEX])
-    found = fused.silu_backward(grad, hidden, INDEX)
+    actual = fused.silu_backward(grad, hidden, INDEX)
     # computed in float32 and rounded once, on both sides
-    torch.testing.assert_close(found, expected, rtol=torch.finfo(dtype).eps, atol=SUM)
+    torch.testing.assert_close(actual, expected, rtol=torch.finfo(dtype).eps, atol=SUM)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -52,10 +52,10 @@ def test_the_norm(fused: ModuleType, dtype: torch.dtype, tokens: int) -> None:
     back = torch.ops.aten.native_layer_norm_backward(
         grad, x[INDEX], (96,), mean[INDEX], rstd[INDEX], weight, weight, [True, False, False]
     )[0]
-    found = fused.norm_backward(residual, grad, (x, mean, rstd), weight, INDEX)
+    actual = fused.norm_backward(residual, grad, (x, mean, rstd), weight, INDEX)
     eps = torch.finfo(dtype).eps  # torch rounds before it adds the residual, too
     torch.testing.assert_close(
-        found, residual + back, rtol=eps, atol=eps * float(back.abs().max()) + SUM
+        actual, residual + back, rtol=eps, atol=eps * float(back.abs().max()) + SUM
     )
 
 
@@ -79,38 +79,38 @@ def test_the_attention(
     block = Block(D, heads, 64, "quick_gelu", 1e-5)
     assert rows["packed"] is not None
     out = vjp._attention(block, rows["packed"], rows["query"], rows["extra"], None, False)
-    found = fused.attention_backward(
+    actual = fused.attention_backward(
         grad, given["packed"], given["query"], given["extra"], heads, INDEX, through=through
     )
     half = rounding(torch.bfloat16, 1) / 2  # one side is exact
-    for own, back in zip(rows.values(), found, strict=True):
+    for own, back in zip(rows.values(), actual, strict=True):
         if own is None or (back is None and not through):
             continue
         expected = torch.autograd.grad(out, own, grad.double(), retain_graph=True)[0]
         torch.testing.assert_close(back.double(), expected, rtol=half, atol=half)
-    assert (found[0] is None) == (not through)
-    assert (found[2] is None) == (prefix == 0)
+    assert (actual[0] is None) == (not through)
+    assert (actual[2] is None) == (prefix == 0)
 
 
 @pytest.mark.parametrize("blocks", [(1,), (0, 2)])
-def test_a_whole_backward_pass(
+def test_a_complete_backward_pass(
     fused: ModuleType, blocks: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tower = build_model(0).float().to(DEVICE).require_vit()
     pixels = draw(torch.float32, 3, 3, 16, 16)
     prefix = {block: Prefix(draw(torch.float32, 1, 2, 2, 32)) for block in blocks}
     hidden = tower.run(tower.embed(pixels), 0, blocks[0])
-    tape = VisualTape(tower, hidden, blocks[0], prefix)
+    tape = VisualTape(tower, hidden, prefix)
     cotangents = draw(torch.float32, len(INDEX), 16)
     if DEVICE.type == "cpu":  # by hand, the attention is exact in single precision, too
         monkeypatch.setattr(fused, "attends", lambda *given: True)
-    found = []
+    actual = []
     for kernels in (fused, None):
         monkeypatch.setattr(vjp, "_fused", lambda x, kernels=kernels: kernels)
-        found.append(tape.vjp(cotangents, INDEX))
+        actual.append(tape.vjp(cotangents, INDEX))
     for block in blocks:
-        assert found[1][block].abs().max() > 1e-3
-        torch.testing.assert_close(found[0][block], found[1][block], rtol=GRADIENT, atol=SUM)
+        assert actual[1][block].abs().max() > 1e-3
+        torch.testing.assert_close(actual[0][block], actual[1][block], rtol=GRADIENT, atol=SUM)
 
 
 def test_every_kernel_that_will_be_used_is_tried_out(
@@ -119,9 +119,9 @@ def test_every_kernel_that_will_be_used_is_tried_out(
     tried: list[str] = []
     for name in ("silu_backward", "attention_backward"):
         monkeypatch.setattr(fused, name, lambda *given, name=name, **options: tried.append(name))
-    for answer, expected in ((False, 1), (True, 2)):
+    for result, expected in ((False, 1), (True, 2)):
         tried.clear()
-        monkeypatch.setattr(fused, "attends", lambda *given, answer=answer: answer)
+        monkeypatch.setattr(fused, "attends", lambda *given, result=result: result)
         fused.try_out(draw(torch.bfloat16, 0))
         assert len(tried) == expected
 
@@ -130,8 +130,8 @@ def test_without_triton_or_a_compiler_there_are_none(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def kernels() -> ModuleType | None:
-        found: ModuleType | None = vjp._kernels.__wrapped__(torch.device("cpu"), torch.float32)
-        return found
+        actual: ModuleType | None = vjp._kernels.__wrapped__(torch.device("cpu"), torch.float32)
+        return actual
 
     monkeypatch.setitem(sys.modules, "triton", None)  # as if it were not installed
     triton_by_hand.forget(monkeypatch)
@@ -145,6 +145,6 @@ def test_without_triton_or_a_compiler_there_are_none(
 
     monkeypatch.setattr(triton_by_hand.Kernel, "__getitem__", refuse)
     assert kernels() is None
-    missing, failed = caplog.messages  # nothing is said where the kernels work
+    missing, failed = caplog.messages  # nothing is logged where the kernels work
     assert "slower" in missing and "triton" in missing
     assert failed.endswith("RuntimeError: Failed to find C compiler")

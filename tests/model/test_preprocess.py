@@ -95,7 +95,7 @@ def test_very_long_pictures_come_out_like_any_other(shape: tuple[int, ...]) -> N
     assert ours.picture(photo(1, 30_000)).size == (8, 8)
 
 
-def test_squash_takes_the_whole_picture() -> None:
+def test_squash_shows_all_of_the_picture() -> None:
     image = photo(20, 60)
     squashed = Preprocess(16, resize="squash", interpolation="bilinear").picture(image)
     expected = image.resize((16, 16), Image.Resampling.BILINEAR)

@@ -109,6 +109,8 @@ def test_openai_names_are_ours(model: Any, pixels: Tensor, tmp_path: Path) -> No
 
 def test_another_resolution(model: Any, tmp_path: Path) -> None:
     save_model(model, tmp_path / "rn.safetensors")
+    again = create_model(tmp_path / "rn.safetensors")
+    assert again.config == model.config and again.fingerprint == model.fingerprint
     large = create_model(tmp_path / "rn.safetensors", image_size=96)
     assert large.encode_image(torch.zeros(1, 3, 96, 96)).shape == (1, 24)
     with pytest.raises(ValueError, match="multiple of 32"):

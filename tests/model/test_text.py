@@ -18,7 +18,7 @@ def literal(clip: CLIP, ids: Any, **options: Any) -> Any:
     return torch.stack([text_features(clip, row, **options) for row in ids])
 
 
-def test_cut_at_the_end_equals_the_whole_context(clip: CLIP) -> None:
+def test_cut_at_the_end_equals_the_full_context(clip: CLIP) -> None:
     ids = clip.tokenizer(TEXTS)
     assert ids.shape == (4, 32)
     torch.testing.assert_close(clip.encode_text(ids), literal(clip, ids), atol=SUM, rtol=FEATURE)

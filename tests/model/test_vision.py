@@ -35,10 +35,10 @@ def test_no_prompts_is_exactly_the_plain_tower(clip: CLIP, tiny_images: Tensor) 
 def test_blocks_run_in_pieces(clip: CLIP, tiny_images: Tensor, prompted: bool) -> None:
     tower = clip.require_vit()
     prefix = {1: Prefix(draw(10, 2, 2, 32))} if prompted else None
-    whole = tower.run(tower.embed(tiny_images), prefix=prefix)
+    complete = tower.run(tower.embed(tiny_images), prefix=prefix)
     middle = tower.run(tower.embed(tiny_images), 0, 1)
     assert middle.shape == (10, 17, 32)
-    assert torch.equal(tower.run(middle, 1, prefix=prefix), whole)
+    assert torch.equal(tower.run(middle, 1, prefix=prefix), complete)
     nothing = tower.run(middle, 1, 1)
     assert torch.equal(nothing, middle)
 

@@ -17,8 +17,7 @@ from cliquetta.prompts.classes import ClassPrompts
 
 Clique = tuple[int, frozenset[int]]
 """The class of a candidate set and the batch indices of the members."""
-Entry = tuple[Tensor, Tensor]
-"""Key (E,) and value (P, 2, D) of the retention cache."""
+Entry = tuple[Tensor, Tensor]  # Key (E,) and value (B, P, 2, D) of the retention cache.
 
 
 @dataclass(frozen=True)
@@ -27,23 +26,17 @@ class ReferenceSettings:
 
     topk: int = 3
     threshold: float = 0.8
-    prompt_block: int = 1
+    blocks: tuple[int, ...] = (1,)
     prompt_length: int = 1
     modalities: Literal["both", "image", "text"] = "both"
-    concentration: float = 1.0
-    """lambda, the weight of the concentration loss."""
+    concentration: float = 1.0  # lambda, the weight of the concentration loss.
     lr: float = 3e-3
     steps: int = 1
-    text_mix: float = 0.5
-    """rho, the share of the fixed templates. One template alone: always 0."""
-    capacity: int = 6
-    """L, pairs kept per class."""
-    neighbours: int = 3
-    """K of the retention graph."""
-    bandwidth: float = 0.3
-    """sigma of the Gaussian kernel."""
-    propagation: float = 0.3
-    """alpha of the propagation."""
+    text_mix: float = 0.5  # rho, the share of the fixed templates. One template alone: always 0.
+    capacity: int = 6  # L, pairs kept per class.
+    neighbours: int = 3  # K of the retention graph.
+    bandwidth: float = 0.3  # sigma of the Gaussian kernel.
+    propagation: float = 0.3  # alpha of the propagation.
     retention: bool = True
     clique_combination: Literal["concat", "mean"] = "concat"
     retained_combination: Literal["concat", "mean"] = "concat"
@@ -55,8 +48,8 @@ class ReferenceSettings:
     member_entropy: bool = False
     mean_concentration: bool = False
     """Over the members of a clique; the squared distance itself is always a sum."""
-    weight_decay: float = 0.0
-    """Of AdamW."""
+    weight_decay: float = 0.0  # Of AdamW.
+    text_per_class: bool = False
     raw_keys: bool = False
     best_class_only: bool = False
 
@@ -92,13 +85,16 @@ def l2_normalize(x: Tensor) -> Tensor:
     return F.normalize(x, dim=-1)
 
 
-def image_features(model: CLIP, images: Tensor, prompt: Tensor | None, block: int) -> Tensor:
-    """Eq. 4: unit features of images, all with the same prompt (P, 2, D) or without any."""
+def image_features(
+    model: CLIP, images: Tensor, prompt: Tensor | None, blocks: tuple[int, ...] = (1,)
+) -> Tensor:
+    """Eq. 4: unit features of images, all with the same prompt (B, P, 2, D) or without any."""
     # The towers themselves, because encode_image and encode_text round to float32.
     if prompt is None:
         features = model.visual(images)
     else:
-        features = model.require_vit()(images, prefix={block: Prefix(prompt[None])})
+        prefix = {block: Prefix(own[None]) for block, own in zip(blocks, prompt, strict=True)}
+        features = model.require_vit()(images, prefix=prefix)
     return l2_normalize(features.to(working_dtype(model)))
 
 
@@ -216,7 +212,7 @@ def learn(
     optimiser = kind(parameters, lr=settings.lr, weight_decay=settings.weight_decay)
 
     def evaluate() -> tuple[Tensor, Losses]:
-        f = image_features(model, images, visual, settings.prompt_block)
+        f = image_features(model, images, visual, settings.blocks)
         return f.mean(dim=0), clique_loss(f, text_of(text), model.scale, settings)
 
     with torch.no_grad():
@@ -260,13 +256,13 @@ def retention_graph(keys: Tensor, s: ReferenceSettings) -> Tensor:
         for m in range(n):
             if k != m:
                 W[k, m] = torch.exp(-((keys[k] - keys[m]) ** 2).sum() / (2 * s.bandwidth**2))
-    selected = torch.zeros_like(W)
+    edges = torch.zeros_like(W)
     for k in range(n):
         candidates = [m for m in range(n) if m != k]
         nearest = sorted(candidates, key=lambda m: (-W[k, m].item(), m))[: s.neighbours]
         for m in nearest:
-            selected[k, m] = W[k, m]
-    return torch.maximum(selected, selected.T)
+            edges[k, m] = W[k, m]
+    return torch.maximum(edges, edges.T)
 
 
 def propagate(keys: Tensor, s: ReferenceSettings) -> Tensor:
@@ -321,7 +317,7 @@ def best_match(query: Tensor, keys: Sequence[Tensor]) -> int:
 def compose(
     cliques: Sequence[Tensor], retained: Sequence[Tensor], s: ReferenceSettings
 ) -> Tensor | None:
-    """Eq. 15, 17: the prompt (sum of lengths, 2, D) of one pass, or ``None`` for no prompt.
+    """Eq. 15, 17: the prompt (B, sum of lengths, 2, D) of one pass, or ``None`` for no prompt.
 
     Tokens are concatenated along their own axis: keys stay keys (index 0), values stay values.
     """
@@ -334,7 +330,7 @@ def compose(
         if parts:
             parts = [(part + extra[0]) / 2 for part in parts]
             extra = []
-    return torch.cat(parts + extra, dim=0) if parts or extra else None
+    return torch.cat(parts + extra, dim=-3) if parts or extra else None
 
 
 def merge_passes(passes: Tensor) -> Tensor:

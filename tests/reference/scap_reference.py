@@ -47,8 +47,8 @@ class ReferenceResult:
 
     top: list[list[int]]
     cliques: list[Clique]
-    visual: list[Tensor | None]  # (P, 2, D)
-    text: list[Tensor | None]  # (M, Dt)
+    visual: list[Tensor | None]  # (B, P, 2, D)
+    text: list[Tensor | None]  # (M, Dt), or (N, M, Dt)
     keys: list[Tensor]
     losses_before: list[float]
     losses_after: list[float]
@@ -66,7 +66,7 @@ class ReferenceResult:
 
 
 class ReferenceSCAP:
-    """A stream of batches. ``start_prefix`` (P, 2, D) is P0^I, ``start_context`` (M, Dt) P0^T."""
+    """A stream of batches from P0^I, ``start_prefix`` (B, P, 2, D), and P0^T (M, Dt)."""
 
     def __init__(
         self,
@@ -83,6 +83,8 @@ class ReferenceSCAP:
         self.model, self.prompts, self.settings = model, prompts, settings
         self.P0_I = None if start_prefix is None else start_prefix.detach().to(dtype)
         self.P0_T = None if start_context is None else start_context.detach().to(dtype)
+        if settings.text_per_class and self.P0_T is not None:
+            self.P0_T = self.P0_T.repeat(len(prompts), 1, 1)
         with torch.no_grad():
             self.W0 = plain_classifier(model, prompts)
             self.u_fix = None if self.P0_T is None else fixed_features(model, prompts)
@@ -98,10 +100,10 @@ class ReferenceSCAP:
     def predict(self, images: Tensor) -> ReferenceResult:
         """Mine, learn, retain and infer on one batch (b, 3, S, S), b > 0."""
         s = self.settings
-        plain = image_features(self.model, images, None, s.prompt_block)
+        plain = image_features(self.model, images, None, s.blocks)
         start = None
         if self.P0_I is not None:
-            start = image_features(self.model, images, self.P0_I, s.prompt_block)
+            start = image_features(self.model, images, self.P0_I, s.blocks)
         mining = start if s.prompted_mining else plain
         assert mining is not None
         top = top_classes(self.model.scale * mining @ self.W0.T, min(s.topk, len(self.prompts)))
@@ -175,6 +177,6 @@ class ReferenceSCAP:
         """Eq. 19, 7: logits (N,) of one image in one pass."""
         feature = plain
         if prompt is not None:
-            block = self.settings.prompt_block
+            block = self.settings.blocks
             feature = image_features(self.model, image[None], prompt, block)[0]
         return self.model.scale * text @ feature

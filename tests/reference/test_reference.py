@@ -31,7 +31,7 @@ def model() -> CLIP:
 @pytest.fixture(scope="module")
 def prefix() -> Tensor:
     generator = torch.Generator().manual_seed(3)
-    return torch.rand(1, 2, 32, generator=generator, dtype=torch.float64) * 2 - 1
+    return torch.rand(1, 1, 2, 32, generator=generator, dtype=torch.float64) * 2 - 1
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def test_mine_full_set_comes_first_and_once() -> None:
 
 def loss_at(reference: ReferenceSCAP, images: Tensor, visual: Tensor, text: Tensor) -> float:
     s = reference.settings
-    features = eq.image_features(reference.model, images, visual, s.prompt_block)
+    features = eq.image_features(reference.model, images, visual, s.blocks)
     return float(eq.clique_loss(features, reference.text_of(text), reference.model.scale, s).total)
 
 
@@ -155,14 +155,12 @@ def zhou_by_iteration(A: np.ndarray, sigma: float, K: int, alpha: float) -> np.n
     distance = ((A[:, None] - A[None]) ** 2).sum(-1)
     W = np.exp(-distance / (2 * sigma**2))
     np.fill_diagonal(W, 0)
-    selected = np.zeros_like(W)
+    edges = np.zeros_like(W)
     for row, columns in enumerate(np.argsort(-W, axis=1, kind="stable")[:, :K]):
-        selected[row, columns] = W[row, columns]
-    selected = np.maximum(selected, selected.T)
-    degree = selected.sum(1)
-    S = np.divide(
-        selected, np.sqrt(np.outer(degree, degree)), out=np.zeros_like(W), where=selected > 0
-    )
+        edges[row, columns] = W[row, columns]
+    edges = np.maximum(edges, edges.T)
+    degree = edges.sum(1)
+    S = np.divide(edges, np.sqrt(np.outer(degree, degree)), out=np.zeros_like(W), where=edges > 0)
     out = A.copy()
     for _ in range(400):
         out = alpha * S @ out + (1 - alpha) * A
@@ -229,7 +227,7 @@ def test_compose_means(
 def first_shared(result: ReferenceResult) -> tuple[int, int]:
     """An (image, class) with cliques and a retained prompt."""
     return next(
-        where for where, (own, selected) in result.used.items() if own and selected is not None
+        where for where, (own, retained) in result.used.items() if own and retained is not None
     )
 
 
@@ -242,7 +240,7 @@ def test_prediction_recomputed_by_hand(
     texts = [t for t in result.text if t is not None]
     torch.testing.assert_close(result.text_mean, torch.stack(texts).mean(dim=0))
     j, _ = first_shared(result)
-    start = eq.image_features(model, tiny_images, reference.P0_I, 1)[j]
+    start = eq.image_features(model, tiny_images, reference.P0_I)[j]
     probabilities = []
     for i in result.top[j]:
         parts = [
@@ -255,7 +253,7 @@ def test_prediction_recomputed_by_hand(
             products = [start @ key for key, _ in entries]
             parts.append(entries[int(torch.stack(products).argmax())][1])
         image = tiny_images[j : j + 1]
-        feature = eq.image_features(model, image, torch.cat(parts) if parts else None, 1)
+        feature = eq.image_features(model, image, torch.cat(parts, dim=1) if parts else None)
         text = eq.template_features(model, ONE_TEMPLATE, "a photo of a {}.", result.text_mean)
         probabilities.append((model.scale * feature @ text.T).softmax(dim=-1)[0])
     expected = torch.stack(probabilities).mean(dim=0)
@@ -269,7 +267,7 @@ def test_text_only_never_prompts_images(
     result = scap(model, prefix, context, modalities="text").predict(tiny_images)
     assert result.cliques and result.retained == {}
     assert all(visual is None for visual in result.visual)
-    features = eq.image_features(model, tiny_images, None, 1)
+    features = eq.image_features(model, tiny_images, None)
     text = eq.template_features(model, ONE_TEMPLATE, "a photo of a {}.", result.text_mean)
     expected = (model.scale * features @ text.T).softmax(dim=-1)
     torch.testing.assert_close(result.probabilities, expected)
@@ -281,6 +279,6 @@ def test_queries_are_features_under_the_start_prompt(
     # A cache that holds the image's own features of both kinds tells which one is asked with.
     reference = scap(model, prefix, context, threshold=1.5)
     image = tiny_images[:1]
-    keys = [eq.image_features(model, image, prompt, 1)[0] for prompt in (None, prefix)]
+    keys = [eq.image_features(model, image, prompt)[0] for prompt in (None, prefix)]
     reference.retained = {i: [(key, prefix) for key in keys] for i in range(len(TINY_NAMES))}
     assert list(reference.predict(image).used.values()) == [((), 1)] * 3

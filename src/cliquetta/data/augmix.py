@@ -1,7 +1,6 @@
-"""AugMix at severity 1 on 8-bit tensors, for all views at once.
+"""AugMix at severity 1 on 8-bit tensors, for all views at once; operations are Pillow's.
 
-Each operation is Pillow's, with the same arithmetic on 8-bit values; autocontrast alone may be
-one level apart, where Pillow's own float table falls just short of an integer.
+Autocontrast alone may be one level apart, where Pillow's float table falls short of an integer.
 """
 
 from __future__ import annotations

@@ -27,9 +27,7 @@ class BundledImages:
     images: NDArray[np.uint8]
     """(N, 32, 32, 3) RGB, read-only: copy before writing to it."""
     labels: NDArray[np.int64]
-    """(N,) index into ``names``, read-only."""
     names: tuple[str, ...]
-    """The ten class names in CIFAR-10's order."""
     keys: tuple[str, ...]
     """A stable name for each picture: ``cifar10/test/bird/cassowary_s_000034``."""
 
@@ -39,10 +37,7 @@ class BundledImages:
 
 @functools.cache
 def load_bundled(split: BundledSplit = "test") -> BundledImages:
-    """The 2,000 test pictures (200 per class) or the 160 few-shot ones (16 per class, of training).
-
-    Read once per process; every caller shares the arrays.
-    """
+    """The 2,000 test pictures, or 160 few-shot ones of the training set; read once, shared."""
     if split not in SPLITS:
         raise UnknownNameError("bundled split", split, SPLITS)
     folder = resources.files("cliquetta.data") / "bundled"

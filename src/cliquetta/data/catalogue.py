@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cliquetta.data.benchmarks import BENCHMARKS, Benchmark
 from cliquetta.data.bundled import BundledSplit, load_bundled
+from cliquetta.data.corruptions import ShiftedDataset, parse_dataset_id
 from cliquetta.data.dataset import ArrayDataset, Dataset
 from cliquetta.data.features import feature_dataset
 from cliquetta.data.files import (
@@ -18,7 +19,6 @@ from cliquetta.data.files import (
     table_dataset,
 )
 from cliquetta.data.huggingface import hugging_face_dataset
-from cliquetta.data.shifts import ShiftedDataset, parse_dataset_id
 from cliquetta.data.tar import tar_dataset
 from cliquetta.errors import UnknownNameError, UserError
 
@@ -62,13 +62,13 @@ class DatasetEntry:
     """Takes the root directory of all datasets (``None`` if not given), the split, and the class
     list of those that have none."""
     classes: int
-    expected: Mapping[str, int] = field(default_factory=dict)
+    expected: Mapping[str, int]
     """Counts that a complete copy has, such as ``{"images": 2000}``."""
+    source: str
+    """Where the data come from and under what terms."""
     splits: Mapping[str, int] = field(default_factory=dict)
     """Splits that may be named after a slash (``pacs/sketch``), with their number of images; the
     first is meant when none is named."""
-    source: str = ""
-    """Where the data come from and under what terms."""
     needs_root: bool = True
     """False for data that come with the package."""
 
@@ -78,39 +78,18 @@ def _bundled(id: str, which: BundledSplit, images: int, summary: str) -> Dataset
         if split is not None:
             raise UserError(f"{id} has no splits, got {split!r}")
         data = load_bundled(which)
-        return ArrayDataset(
-            id, data.images, names=data.names, keys=data.keys, labels=data.labels.tolist()
-        )
+        labels = data.labels.tolist()
+        return ArrayDataset(id, data.images, names=data.names, keys=data.keys, labels=labels)
 
-    return DatasetEntry(
-        id,
-        f"{images:,} {summary}; comes with the package",
-        build,
-        classes=10,
-        expected={"images": images},
-        source="CIFAR-10 (Krizhevsky, 2009); see cliquetta/data/bundled/README.md",
-        needs_root=False,
-    )
+    summary = f"{images:,} {summary}; comes with the package"
+    source = "CIFAR-10 (Krizhevsky, 2009); see cliquetta/data/bundled/README.md"
+    return DatasetEntry(id, summary, build, 10, {"images": images}, source, needs_root=False)
 
 
-def _entry(benchmark: Benchmark) -> DatasetEntry:
-    def build(root: Path | None, split: str | None, classes: Names) -> Dataset:
-        if root is None:
-            raise UserError(
-                f"{benchmark.id} is not part of the package: name its root directory with --root. "
-                f"{benchmark.get}"
-            )
-        return benchmark.build(root, split, classes)
-
-    return DatasetEntry(
-        benchmark.id,
-        benchmark.summary,
-        build,
-        classes=len(benchmark.names),
-        expected={"images": benchmark.splits[benchmark.default_split]},
-        splits=benchmark.splits,
-        source=benchmark.terms,
-    )
+def _entry(known: Benchmark) -> DatasetEntry:
+    expected = {"images": known.splits[known.default_split]}
+    facts = (len(known.names), expected, known.terms, known.splits)
+    return DatasetEntry(known.id, known.summary, known.build, *facts)
 
 
 _ENTRIES: dict[str, DatasetEntry] = {

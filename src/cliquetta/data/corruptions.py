@@ -1,36 +1,32 @@
-"""Shifts of pictures: the 15 standard corruptions at 5 severities, and three of our own.
+"""The 15 corruptions of Hendrycks & Dietterich (ICLR 2019) at 5 severities, and three of our own.
 
-Definitions and constants are those of Hendrycks & Dietterich, "Benchmarking Neural Network
-Robustness to Common Corruptions and Perturbations" (ICLR 2019): the ones of CIFAR-10-C for
-pictures whose shorter side is at most 32, the ones of ImageNet-C from 224 on, and in between a
-straight line in the logarithm of the side. The code is ours and needs numpy and Pillow only; it
-departs from the published programs in three positions:
-
-- results are rounded to whole grey levels (theirs cut off, which darkens by half a level);
-- frost is drawn by a program of ours: the published one lays photographs of frost over pictures;
-- random numbers come from a stream per picture, so that order and batch size do not matter.
-
-``greyscale``, ``edges`` and ``double_exposure`` are not of that paper: severity says how far they
-go (5 is all the way, or half of each picture).
+Constants are those of CIFAR-10-C up to a shorter side of 32, of ImageNet-C from 224 on, and between
+them a straight line in the logarithm of the side. Departures from the published programs: results
+are rounded (theirs are cut off, half a level darker); frost is drawn, not photographed; every
+picture has a stream of random numbers of its own. Of our own, severity 5 goes all the way.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.resources import files
 
 import numpy as np
-from numpy.typing import NDArray
+from PIL import Image
 
 from cliquetta.data import distortions
+from cliquetta.data.dataset import Dataset
+from cliquetta.data.dataset import UInt8Array as Images
 from cliquetta.data.distortions import Constants
 from cliquetta.data.filters import Draws, Floats
-from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.errors import UserError, look_up
 
-Images = NDArray[np.uint8]
 Table = tuple[Constants, ...]
 """By severity."""
 
@@ -65,55 +61,33 @@ class Corruption:
         return tuple((1 - share) * small + share * large for small, large in pairs)
 
 
-def corrupt(image: Images, name: str, severity: int, generator: np.random.Generator) -> Images:
-    """Corrupt one RGB picture (H, W, 3) of any size; the input is left alone."""
-    if image.ndim != 3:
-        raise UserError(f"corrupt takes one picture (H, W, 3), got shape {image.shape}")
-    out: Images = _corrupt(image[None], _find(name), severity, [generator])[0]
-    return out
-
-
 def corrupt_batch(
     images: Images, name: str, severity: int, seed: int, indices: Sequence[int] | None = None
 ) -> Images:
-    """Corrupt a batch (N, H, W, 3); the picture with index i draws from ``(seed, i)``.
+    """Corrupt a batch (N, H, W, 3) of any size; the picture with index i draws from ``(seed, i)``.
 
-    ``indices`` are the positions of the pictures in their dataset (0, 1, ... unless given): with
-    them, any subset in any order gives the same pictures as the whole set. Picture i equals
-    ``corrupt(image, name, severity, numpy.random.default_rng((seed, i)))``.
+    Any subset in any order gives the same pictures; ``indices`` are 0, 1, ... unless given.
     """
-    numbers = range(len(images)) if indices is None else indices
-    if len(numbers) != len(images):
-        raise UserError(f"{len(images)} pictures but {len(numbers)} indices")
-    corruption = _find(name)
-    corruption.constants(severity, 1)
-    out = np.empty_like(images)
-    size = max(1, _CHUNK // max(1, math.prod(images.shape[1:])))
-    for start in range(0, len(images), size):
-        part = slice(start, start + size)
-        generators = [np.random.default_rng((seed, int(i))) for i in numbers[part]]
-        out[part] = _corrupt(images[part], corruption, severity, generators)
-    return out
-
-
-def _find(name: str) -> Corruption:
-    if name not in CORRUPTIONS:
-        raise UnknownNameError("corruption", name, CORRUPTIONS)
-    return CORRUPTIONS[name]
-
-
-def _corrupt(
-    images: Images, corruption: Corruption, severity: int, generators: Sequence[np.random.Generator]
-) -> Images:
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] != 3 or 0 in images.shape:
+    size = images.shape[1:]
+    if images.dtype != np.uint8 or len(size) != 3 or 0 in size or size[2] != 3:
         raise UserError(
             f"corruptions take 8-bit RGB pictures (uint8, last axis 3), got {images.dtype} "
             f"{images.shape}: convert with PIL's image.convert('RGB')"
         )
-    constants = corruption.constants(severity, min(images.shape[1:3]))
-    scaled = images.astype(np.float32) / np.float32(255)
-    changed = corruption.apply(scaled, constants, Draws(generators))
-    return np.rint(np.clip(changed, 0, 1) * 255).astype(np.uint8)
+    numbers = range(len(images)) if indices is None else indices
+    if len(numbers) != len(images):
+        raise UserError(f"{len(images)} pictures but {len(numbers)} indices")
+    corruption = look_up("corruption", name, CORRUPTIONS)
+    constants = corruption.constants(severity, min(size[:2]))
+    out = np.empty_like(images)
+    step = max(1, _CHUNK // math.prod(size))
+    for start in range(0, len(images), step):
+        part = slice(start, start + step)
+        draws = Draws([np.random.default_rng((seed, int(i))) for i in numbers[part]])
+        scaled = images[part].astype(np.float32) / np.float32(255)
+        changed = corruption.apply(scaled, constants, draws)
+        out[part] = np.rint(np.clip(changed, 0, 1) * 255).astype(np.uint8)
+    return out
 
 
 def _load() -> dict[str, Corruption]:
@@ -138,3 +112,90 @@ STANDARD: tuple[str, ...] = tuple(
     c.name for c in CORRUPTIONS.values() if c.group not in {"rendering", "hub"}
 )
 """The 15 of the paper."""
+
+
+# --- datasets under a corruption -----------------------------------------------------------------
+
+DEFAULT_SEVERITY = 5
+_SHIFT = re.compile(r"(?P<name>[A-Za-z_]+)(?::(?P<severity>\d+))?")
+
+
+@dataclass(frozen=True)
+class Shift:
+    """A corruption at one severity."""
+
+    name: str
+    severity: int = DEFAULT_SEVERITY
+
+    def __post_init__(self) -> None:
+        """Validate fields."""
+        look_up("shift", self.name, CORRUPTIONS)
+        if self.severity not in SEVERITIES:
+            raise UserError(f"severity of {self.name} is 1 to 5, got {self.severity}")
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.severity}"
+
+
+def parse_dataset_id(id: str) -> tuple[str, Shift | None]:
+    """Split an id into the dataset and its shift; without ``:n`` the severity is 5.
+
+    >>> parse_dataset_id("bundled@fog:3")
+    ('bundled', Shift(name='fog', severity=3))
+    >>> parse_dataset_id("bundled")
+    ('bundled', None)
+    """
+    base, at, after = id.rpartition("@")
+    shift = _SHIFT.fullmatch(after)
+    # A path may hold an @ of its own; after any other id it can only mean a shift.
+    is_path = ":" in base and (shift is None or shift["name"] not in CORRUPTIONS)
+    if not at or is_path:
+        return id, None
+    if shift is None:
+        raise UserError(f"a shift is written name:severity, got {after!r} in {id!r}")
+    return base, Shift(shift["name"], int(shift["severity"] or DEFAULT_SEVERITY))
+
+
+class ShiftedDataset(Dataset):
+    """``base`` with every image corrupted; image i draws its noise from ``(seed, i)``."""
+
+    def __init__(self, base: Dataset, shift: Shift, *, seed: int = 0) -> None:
+        if base.features([0]) is not None:
+            raise UserError(f"{base.id} holds features, and {shift} needs images: leave it out")
+        super().__init__(
+            f"{base.id}@{shift}",
+            names=base.names,
+            keys=base.keys,
+            labels=base.labels,
+            templates=base.templates,
+        )
+        self.base = base
+        self.shift = shift
+        self.seed = seed
+
+    def load(self, index: int) -> Image.Image:
+        """Image ``index``, corrupted at its own size."""
+        return Image.fromarray(self._corrupt(np.asarray(self.base.load(index))[None], [index])[0])
+
+    def arrays(self, indices: Sequence[int]) -> Images | None:
+        """Corrupted images (n, H, W, 3) of a base that is in memory."""
+        pictures = self.base.arrays(indices)
+        return None if pictures is None else self._corrupt(pictures, indices)
+
+    def _corrupt(self, pictures: Images, indices: Sequence[int]) -> Images:
+        name, severity = self.shift.name, self.shift.severity
+        return corrupt_batch(pictures, name, severity, self.seed, indices=indices)
+
+    def redrawn(self, round: int) -> ShiftedDataset:
+        """A copy with noise of its own for another round."""
+        return ShiftedDataset(self.base, self.shift, seed=self.seed + round) if round else self
+
+    def contents(self) -> str:
+        """Contents of the base, and the shift."""
+        return f"{self.base.contents()}@{self.shift}/{self.seed}"
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of the list of images and of what is done to them."""
+        text = f"{self.base.fingerprint}@{self.shift}/{self.seed}"
+        return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,8 +1,7 @@
 """Random crops of an image and their resampling, for all views at once.
 
-Resizing is separable and linear: a crop of an image enlarged to S x S is ``Y @ image @ X.T`` with
-two small matrices of triangle weights. Rounding after each factor makes it what Pillow computes
-with its antialiased bilinear filter.
+A crop enlarged to S x S is ``Y @ image @ X.T`` with two small matrices of triangle weights; rounded
+after each factor, it is what Pillow computes with its antialiased bilinear filter.
 """
 
 from __future__ import annotations
@@ -32,11 +31,7 @@ ROW_BUDGET = 1 << 24
 
 @dataclass(frozen=True)
 class Boxes:
-    """Crops of one image, each to become size x size, some of them mirrored.
-
-    The image is first resized to ``height`` x ``width`` as a whole (its own size means not at
-    all). Arrays have one entry per view.
-    """
+    """Crops of one image, which is first resized to ``height`` x ``width`` if it is not so."""
 
     height: int
     width: int
@@ -111,11 +106,7 @@ def crop_image(image: Image.Image, boxes: Boxes, size: int) -> npt.NDArray[np.ui
 
 
 def _resize(image: Image.Image, width: int, height: int) -> Image.Image:
-    """Bilinear, across first and then down.
-
-    Left alone, Pillow takes that order up to version 12 and the cheaper one from 13 on, which
-    moves pixels by a grey level: one direction at a time gives the same on all versions.
-    """
+    """Bilinear, across first: from 13 on Pillow would take the cheaper order, a level apart."""
     across = image.resize((width, image.height), Image.Resampling.BILINEAR)
     return across.resize((width, height), Image.Resampling.BILINEAR)
 
@@ -123,10 +114,9 @@ def _resize(image: Image.Image, width: int, height: int) -> Image.Image:
 def crop_tensors(
     images: Tensor, boxes: Sequence[Boxes], size: int, *, eight_bit: bool = False
 ) -> Tensor:
-    """Crops (B, V, 3, size, size) of images (B, 3, H, W), float32, on their device.
+    """Crops (B, V, 3, size, size) of images (B, 3, H, W), float32, on their device; differentiable.
 
-    ``eight_bit`` says that values are 0 ... 255 and computes what Pillow computes, to the bit;
-    without it the crops are differentiable and values may be anything.
+    ``eight_bit`` says that values are 0 ... 255 and computes what Pillow computes, to the bit.
     """
     B, C, H, W = images.shape
     V = len(boxes[0].top)
@@ -176,11 +166,10 @@ def _matrices(boxes: Sequence[Boxes], H: int, W: int, size: int) -> tuple[Tensor
 def _triangle(
     start: Integers, extent: Integers, resized: Integers, length: int, size: int
 ) -> Tensor:
-    """Weights (B, V, size, length) in float64, rows of sum one.
+    """Weights (B, V, size, length), rows of sum one: triangles at least one input pixel wide.
 
-    A triangle as wide as one output pixel, but at least as one input pixel, weighs the inputs
-    around the position that an output looks at. If the image is not resized first, positions count
-    from the edge of the crop and nothing outside of it is seen; otherwise from the image's edge.
+    If the image is not resized first, positions count from the edge of the crop and nothing outside
+    of it is seen; otherwise from the image's edge.
     """
     enlarged = np.broadcast_to(resized != length, start.shape)
     step = np.where(enlarged, length / resized, extent / size)[..., None]  # (B, V, 1)

@@ -23,17 +23,14 @@ from cliquetta.prompts.features import FloatArray
 UInt8Array = npt.NDArray[np.uint8]
 
 UNKNOWN = -1
-"""The label of an image whose class is unknown."""
 OUTSIDE = -2
 """The label of an image whose class is known not to be in the class list (open set)."""
 
 
 class Dataset(ABC):
-    """Images with keys and, where known, labels.
+    """Images with labels and keys: views, corruptions and predictions are tied to these.
 
-    ``keys`` name the images and must differ: views, corruptions and per-image predictions are
-    tied to them. ``labels`` (N,) are indices into ``names``, :data:`UNKNOWN` or :data:`OUTSIDE`;
-    ``None`` when there are none.
+    Keys differ. ``labels`` (N,) index ``names``, or are :data:`UNKNOWN` or :data:`OUTSIDE`.
     """
 
     def __init__(
@@ -143,10 +140,8 @@ class ArrayDataset(Dataset):
 class FileDataset(Dataset):
     """Images in files, decoded when they are asked for.
 
-    ``paths`` are local or URLs, ``keys`` by default these as given. ``members`` are for images
-    inside of tar files, which are then only called by their paths. ``exif`` turns photographs
-    upright; the loaders of the published benchmarks leave pixels as stored. ``shorter`` as of
-    :func:`~cliquetta.data.images.open_image`.
+    ``paths`` are local or URLs, or what the ``members`` of tar files are called. Benchmarks leave
+    pixels as stored (``exif=False``). ``shorter``: see :func:`~cliquetta.data.images.open_image`.
     """
 
     def __init__(

@@ -1,7 +1,6 @@
-"""Corruptions as functions of a batch of pictures.
+"""Corruptions as functions of pictures in 0..1 (N, H, W, 3), constants and random numbers.
 
-Every function takes pictures in 0..1 (N, H, W, 3), its constants and random numbers, and returns
-pictures that may leave 0..1. ``corruptions.py`` names them and holds the constants.
+Results may leave 0..1. ``corruptions.py`` names the functions and holds the constants.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from cliquetta.data.filters import Draws, Floats
 
 Constants = tuple[float, ...]
 SHIP = 1754
-"""The bundled picture of a ship that double exposure uses."""
 
 
 def gaussian_noise(x: Floats, c: Constants, draws: Draws) -> Floats:
@@ -214,10 +212,7 @@ def edges(x: Floats, c: Constants, draws: Draws) -> Floats:
 
 
 def double_exposure(x: Floats, c: Constants, draws: Draws) -> Floats:
-    """Blend every picture with one and the same, a bundled ship, of weight c[0].
-
-    All classes occur as before, but most pictures look like one of them.
-    """
+    """Blend all with one bundled ship of weight c[0]: most pictures look like one of its class."""
     height, width = x.shape[1:3]
     ship = Image.fromarray(load_bundled().images[SHIP]).resize(
         (width, height), Image.Resampling.BICUBIC

@@ -14,7 +14,7 @@ from cliquetta.data.benchmarks import BENCHMARKS, Benchmark, DataNotFoundError
 from cliquetta.data.benchmarks.benchmark import Listing, alternatives, candidate_folders, squeeze
 from cliquetta.data.images import ImageError, open_image
 from cliquetta.data.workers import map_ahead
-from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.errors import UserError, look_up
 
 State = Literal["complete", "incomplete", "broken", "missing"]
 _ARCHIVES = (".tar", ".tgz", ".tar.gz", ".zip")
@@ -28,7 +28,6 @@ class SplitCount:
     found: int
     expected: int
     absent: int = 0
-    """Files that the split names and that are missing."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +53,11 @@ class Finding:
     folder: str = ""
     splits: Mapping[str, SplitCount] = field(default_factory=dict)
     empty_classes: tuple[str, ...] = ()
-    """Classes without a single image."""
     problems: tuple[str, ...] = ()
-    """Defects to be fixed."""
     notes: tuple[str, ...] = ()
     """Pitfalls of this dataset that are handled here."""
     opened: Opened | None = None
     get: str = ""
-    """How to get it, where it is missing or incomplete."""
 
 
 @dataclass(frozen=True)
@@ -89,10 +85,7 @@ def examine(
     if not root.is_dir():
         raise UserError(f"no folder {root}")
     known = {benchmark.id: benchmark for benchmark in BENCHMARKS}
-    for id in ids or ():
-        if id not in known:
-            raise UnknownNameError("dataset", id, known)
-    wanted = [known[id] for id in ids] if ids else list(BENCHMARKS)
+    wanted = [look_up("dataset", id, known) for id in ids or known]
     findings = [_examine_one(one, root, deep, workers, on_image) for one in wanted]
     return Report(str(root), tuple(findings), _unknown_folders(root) if not ids else ())
 

@@ -1,9 +1,8 @@
 """Encoded features on disk: memory-mapped, checked block by block, shared by processes.
 
-A table is a folder named by the hash of all that it depends on. ``features.npy`` holds the
-rows, ``table.json`` a checksum for every block of them. A block counts if its checksum is written
-down and right. Everything follows from that: an interrupted build continues, a damaged block is
-made again, and a process that reads needs no lock, as only finished blocks are written down.
+A table is a folder named by the hash of all that it depends on: ``features.npy``, and a checksum
+per block in ``table.json``. A block counts if its checksum is there and right: so builds continue,
+damage is made again, and readers need no lock.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ import numpy.typing as npt
 from filelock import FileLock
 
 from cliquetta.atomic import write_atomically
-from cliquetta.errors import UserError
 
 FORMAT = "cliquetta-features-1"
 FEATURES = "features.npy"
@@ -65,7 +63,6 @@ class TableLayout:
     shape: tuple[int, int, int]
     """Images, views of each, entries of a feature."""
     rows: int
-    """Images per block."""
 
     @property
     def name(self) -> str:
@@ -117,11 +114,7 @@ def open_table(
     title: str = "features",
     on_progress: Callable[[int, int], None] | None = None,
 ) -> FeatureTable:
-    """The table of ``layout`` under ``root``; what is missing or damaged is encoded first.
-
-    While one process builds, others wait for it. ``on_progress`` gets the images done and their
-    number.
-    """
+    """The table of ``layout`` under ``root``; one process encodes what is missing, others wait."""
     store = _Store(root / layout.name, layout, title)
     if store.missing():
         store.folder.mkdir(parents=True, exist_ok=True)
@@ -221,12 +214,9 @@ class _Store:
         return mapped if fits and not np.isfortran(mapped) else None
 
     def _write(self, file: BinaryIO, rows: range, block: FeatureBlock) -> None:
-        shape = (len(rows), *self.layout.shape[1:])
-        if block.features.shape != shape:
-            raise UserError(f"a block of {len(rows)} rows is {shape}, got {block.features.shape}")
-        data = np.ascontiguousarray(block.features, dtype=np.float32)
-        start = self.path.stat().st_size - 4 * math.prod(self.layout.shape)
-        file.seek(start + rows.start * 4 * math.prod(shape[1:]))
+        images, *row = self.layout.shape
+        data = np.ascontiguousarray(block.features, dtype=np.float32).reshape(len(rows), *row)
+        file.seek(self.path.stat().st_size - 4 * (images - rows.start) * math.prod(row))
         file.write(data.data)
         notes = dict(block.unreadable)
         self.known[rows.start] = FeatureBlock(data, notes).checksum(), notes

@@ -87,14 +87,8 @@ def feature_dataset(
 ) -> FeatureDataset:
     """Features as users have them, as a dataset.
 
-    Args:
-        given: An array or tensor (N, E) or (N, V, E); an ``.npy``, ``.npz`` or ``.safetensors``
-            file with ``features`` or ``embeddings`` and, if known, ``keys`` (names of images),
-            ``labels`` (numbers or class names) and ``names`` (the class list); or a pandas
-            DataFrame with a column of vectors, and columns of paths and labels if known.
-        names: The class list, where these name none.
-        labelled: Read the labels, too.
-
+    ``given`` is an array (N, E) or (N, V, E), a file with ``features`` and, if known, ``keys``,
+    ``labels`` and ``names``, or a DataFrame with a column of vectors. ``names`` is the class list.
     """
     if isinstance(given, FeatureDataset):
         return given

@@ -82,19 +82,11 @@ def no_images(source: Path | str) -> UserError:
 
 
 def folder_dataset(
-    folder: Path | str,
-    names: Sequence[str] | None = None,
-    *,
-    labelled: bool | None = None,
+    folder: Path | str, names: Sequence[str] | None = None, *, labelled: bool | None = None
 ) -> FileDataset:
     """Images of a folder and its sub-folders.
 
-    Args:
-        folder: Where the images are.
-        names: Class names; those of the sub-folders if not given.
-        labelled: Whether a sub-folder names the class of its images; by default only where
-            ``names`` are not given. A folder without sub-folders has no labels.
-
+    Sub-folders name the classes if ``labelled``, by default where ``names`` are not given.
     """
     folder = Path(folder)
     paths = find_images(folder)
@@ -129,7 +121,8 @@ def open_table(table: Path | str) -> Iterator[tuple[str, Iterator[Mapping[str, s
     with open_location(table) as file:
         if name.lower().endswith(PARQUET):
             columns, rows = _parquet_rows(file, name)
-            yield (path := path_column(columns, name)), (row for row in rows if row[path].strip())
+            path = path_column(columns, name)
+            yield path, (row for row in rows if row[path].strip())
             return
         delimiter = "\t" if name.lower().endswith((".tsv", ".tab")) else ","
         try:
@@ -175,10 +168,9 @@ def find_column(columns: Sequence[str], wanted: Sequence[str]) -> str | None:
 
 
 def table_dataset(table: Path, names: Sequence[str] | None = None) -> FileDataset:
-    """The images that ``table`` names; relative paths count from its folder.
+    """The images that ``table`` names, from its folder; classes (if known) as names or numbers.
 
-    Classes are in one of :data:`LABEL_COLUMNS`, as names or numbers, if they are known. Class
-    list and templates default to ``classnames.txt`` and ``templates.txt`` beside the table.
+    Class list and templates default to ``classnames.txt`` and ``templates.txt`` beside the table.
     """
     stated: dict[str, str | None] = {}
     with open_table(table) as (column, rows):
@@ -210,10 +202,9 @@ def read_beside(folder: Path, names: Sequence[str]) -> tuple[str, ...] | None:
 def number_labels(
     stated: Sequence[str | None], names: Sequence[str] | None, source: str, *, numeric: bool = True
 ) -> tuple[tuple[str, ...], list[int] | None]:
-    """The class list, and a label for each of ``stated``: a class name, a number, or unknown.
+    """The class list, and a label for each of ``stated``: names, or numbers if ``numeric``.
 
-    Numbers index the class list from 0 (if ``numeric``, else they are names). Without ``names``
-    the classes are what is stated, in natural order. Labels are ``None`` if nothing is stated.
+    Without ``names`` classes are in natural order. Labels are ``None`` if nothing is stated.
     """
     known = [value for value in stated if value is not None]
     numbers = numeric and bool(known) and all(value.isdecimal() for value in known)
@@ -247,11 +238,10 @@ Keep = Literal["all", "inside", "outside"]
 
 
 class RelabelledDataset(Dataset):
-    """``base`` asked among another class list; its labels are matched by name.
+    """``base`` among another class list, matched by name.
 
-    ``keep`` chooses images for an open set: those of classes inside the list, or those outside of
-    it, which are labelled :data:`OUTSIDE` (as are all of a base without labels). ``"all"`` wants
-    every class of the base to be in the list.
+    ``keep`` chooses images for an open set: those of classes inside the list, or those outside,
+    labelled :data:`OUTSIDE`. ``"all"`` wants every class of the base to be in the list.
     """
 
     def __init__(self, base: Dataset, names: Sequence[str], keep: Keep = "all") -> None:

@@ -1,7 +1,6 @@
-"""Array functions that corruptions are made of: blurs, zooms, warps and fractal maps.
+"""Array functions that corruptions are made of, of float32 pictures (N, H, W, C) of any size.
 
-All take a batch of float32 pictures (N, H, W, C) of any size and return a new one. Separable
-filters are written as one small matrix per axis, which holds any boundary rule exactly.
+Separable filters are written as one small matrix per axis, which holds any boundary rule exactly.
 """
 
 from __future__ import annotations
@@ -53,11 +52,7 @@ def luma(images: Floats) -> Floats:
 
 
 def fold(index: NDArray[np.int64], size: int, rule: str) -> NDArray[np.int64]:
-    """Bring indices outside 0..size-1 back in by a boundary rule.
-
-    ``nearest`` repeats the edge (aaa|abcd), ``symmetric`` mirrors with it (cba|abcd),
-    ``reflect`` mirrors without it (dcb|abcd).
-    """
+    """Fold indices into 0..size-1: ``nearest`` aaa|ab, ``symmetric`` cba|ab, ``reflect`` dcb|ab."""
     if rule == "nearest" or size == 1:
         return np.clip(index, 0, size - 1)
     period = 2 * size - (2 if rule == "reflect" else 0)
@@ -126,11 +121,7 @@ def gaussian_blur(
 
 @lru_cache(maxsize=128)
 def zoom_matrix(size: int, factor: float) -> Floats:
-    """(size, size): enlarge the middle of an axis ``factor`` times by linear interpolation.
-
-    The middle ceil(size / factor) points are stretched, end points onto end points, and what
-    stands over on both sides is cut off.
-    """
+    """(size, size): stretch the middle of an axis ``factor`` times by linear interpolation."""
     part = math.ceil(size / factor)
     stretched = max(round(part * factor), size)
     step = (part - 1) / (stretched - 1) if stretched > 1 else 0.0

@@ -12,7 +12,7 @@ from PIL import Image
 from cliquetta.data.dataset import Dataset
 from cliquetta.data.files import number_labels
 from cliquetta.data.images import ImageError, open_image
-from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.errors import UserError, look_up
 
 _OPTIONS = {
     "split": "part of the dataset, test if not given",
@@ -73,9 +73,7 @@ def hugging_face_dataset(name: str) -> HuggingFaceDataset:
     if (Path(base) / "dataset_info.json").is_file() or (Path(base) / "dataset_dict.json").is_file():
         table = datasets.load_from_disk(base)
         if isinstance(table, datasets.DatasetDict):
-            if split not in table:
-                raise UnknownNameError(f"split of {base}", split, table)
-            table = table[split]
+            table = look_up(f"split of {base}", split, table)
     else:
         table = datasets.load_dataset(base, options.get("config"), split=split)
     image = options.get("image") or _column(table, datasets.Image, "image", base)
@@ -96,8 +94,7 @@ def parse_name(name: str) -> tuple[str, dict[str, str]]:
     base, _, query = name.partition("?")
     options = dict(parse_qsl(query, keep_blank_values=True))
     for option in options:
-        if option not in _OPTIONS:
-            raise UnknownNameError("option of a Hugging Face dataset", option, _OPTIONS)
+        look_up("option of a Hugging Face dataset", option, _OPTIONS)
     if not base:
         raise UserError("hf: needs the name of a dataset, such as hf:uoft-cs/cifar10?split=test")
     return base, options
@@ -117,8 +114,6 @@ def _labels(id: str, table: Table, column: str | None) -> tuple[tuple[str, ...],
     """Class list and labels: numbers with names in the column's type, or names."""
     if column is None:
         raise UserError(f"{id} has no column of classes: name it with label=COLUMN")
-    if column not in table.features:
-        raise UnknownNameError(f"column of {id}", column, table.features)
-    names = getattr(table.features[column], "names", None)
+    names = getattr(look_up(f"column of {id}", column, table.features), "names", None)
     stated = [None if value is None or value == -1 else str(value) for value in table[column]]
     return number_labels(stated, names, id)

@@ -38,7 +38,6 @@ MAX_BYTES = 2**30
 """Files larger than this are refused before they are read."""
 
 HEIF = "HEIF"
-"""Format of iPhones' photographs, as pillow-heif calls it."""
 UNTRUSTED_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", HEIF)
 """Pillow's decoders that a stranger's bytes may reach; others are large, rare or run programs."""
 _START_OF_SCAN = b"\xff\xda"
@@ -75,16 +74,11 @@ def open_image(
     untrusted: bool = False,
     shorter: int | None = None,
 ) -> Image.Image:
-    """The picture as 8-bit RGB, fully decoded; any size from 1 x 1 to ``max_pixels`` is accepted.
+    """The picture as 8-bit RGB, fully decoded, of at most ``max_pixels``; else :class:`ImageError`.
 
     ``untrusted`` images reach the decoders of :data:`UNTRUSTED_FORMATS` only, and are refused if
-    they are expensive to decode.
-
-    ``shorter`` lets a JPEG be decoded at a half, a quarter or an eighth of its size, as long as its
+    expensive to decode. ``shorter`` lets a JPEG be decoded at a part of its size, as long as its
     shorter side has that many pixels.
-
-    Raises :class:`ImageError` for a file that is missing, empty, not an image, truncated or too
-    large. A file object is read from where it stands and left open.
     """
     image = _decode(read_image(source), _name(source), max_pixels, untrusted, shorter)
     return to_rgb(image, exif=exif)
@@ -149,10 +143,7 @@ def _need_of_heif(data: bytes) -> str:
 
 
 def to_rgb(image: Image.Image, *, exif: bool = True) -> Image.Image:
-    """``image`` as 8-bit RGB by the rules in the module's head; it is itself left as it was.
-
-    Raises :class:`ImageError` where an image that was opened before cannot be decoded.
-    """
+    """``image`` as 8-bit RGB by the rules in the module's head; it is itself left as it was."""
     try:
         image.load()
     except Exception as error:

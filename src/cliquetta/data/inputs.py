@@ -86,11 +86,7 @@ def name_images(images: Sequence[ImageLike]) -> list[str]:
 def to_picture(
     image: ImageLike, *, max_pixels: int = MAX_PIXELS, untrusted: bool = False
 ) -> tuple[str, Image.Image]:
-    """Key and RGB picture of one image.
-
-    The key is a path, or else a hash of bytes or pixels. Bytes may be ``untrusted`` (see
-    :func:`~cliquetta.data.images.open_image`).
-    """
+    """Key (a path, or a hash of bytes or pixels) and RGB picture of one image."""
     if isinstance(image, str) and is_url(image):
         return image, open_listed(image)
     if isinstance(image, str | os.PathLike):
@@ -167,11 +163,9 @@ def as_batch(
 ) -> Batch:
     """The batch of some images, with the views that a method wants.
 
-    Paths are keys as they stand; other images are named by a hash of their bytes or pixels, so that
-    their views do not depend on the batch they come in. Floating-point tensors (B, 3, S, S) or
-    (3, S, S) are preprocessed already. ``on_error`` is called with the number of an image that
-    cannot be read, which is then left out; ``max_pixels`` and ``untrusted`` are for bytes (see
-    :func:`~cliquetta.data.inputs.to_picture`).
+    Keys are paths as they stand, or hashes, so that views do not depend on the batch. Tensors of
+    floats are preprocessed already. ``on_error`` gets the numbers of unreadable images, which are
+    left out; ``max_pixels`` and ``untrusted`` are for bytes.
     """
     if isinstance(images, Tensor) and images.is_floating_point():
         images = Batch(images if images.ndim > 3 else images[None])

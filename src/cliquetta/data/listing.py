@@ -1,7 +1,6 @@
-"""The images of a long prediction run, listed once, in order, each once.
+"""The images of a long prediction run, listed once, in order, each once, in an SQLite file.
 
-The list is an SQLite file (or database in memory): a run that is continued later sees the same
-images under the same numbers, and memory does not grow with the length of the list.
+A run that is continued sees the same images under the same numbers; memory does not grow.
 """
 
 from __future__ import annotations
@@ -46,7 +45,6 @@ class Entry(NamedTuple):
     path: str
     """A local path, a URL, or those of a tar file with the name of one of its members."""
     columns: Mapping[str, str]
-    """Its row of a table."""
     member: Member | None = None
 
 

@@ -104,7 +104,6 @@ class Loader(Generic[Job]):
     preprocess: Preprocess
     views: Sequence[ViewSpec | None]
     seed: int
-    """Seed of views."""
     workers: int | None = None
     """0: in the caller's thread; ``None``: as many as :func:`default_workers` says."""
     device: torch.device | None = None

@@ -103,24 +103,21 @@ class PreparedStream(ABC, Generic[B]):
 
     def batches(self, start: int = 0) -> Iterator[tuple[B, Tensor]]:
         """Batches from number ``start`` on."""
-        stream, size = self.stream, self.stream.batch_size
-        if not 0 <= start <= len(self):
-            raise UserError(f"the stream has {len(self)} batches, cannot start at {start}")
+        stream, ranges = self.stream, self.stream.ranges(start)
         self.skipped = []
         tables = [self._table(number) for number in range(len(stream.parts))]
-        for first in range(start * size, stream.images, size):
-            positions = range(first, min(first + size, stream.images))
+        for positions in ranges:
             parts, rows = stream.origin(positions)
-            read = np.ones(len(positions), dtype=bool)
-            for row, position in enumerate(positions):
-                # an unreadable image leaves its position empty
-                reason = tables[parts[row]].unreadable.get(int(rows[row]))
+            pairs = zip(parts.tolist(), rows.tolist(), strict=True)
+            reasons = [tables[part].unreadable.get(row) for part, row in pairs]
+            # an unreadable image leaves its position empty
+            readable = [p for p, reason in zip(positions, reasons, strict=True) if reason is None]
+            for position, reason in zip(positions, reasons, strict=True):
                 if reason is not None:
-                    read[row] = False
                     self.skipped.append(Skipped(stream.key(position), reason))
-            readable = [position for position, there in zip(positions, read, strict=True) if there]
-            keys = tuple(stream.key(position) for position in readable)
+            read = np.array([reason is None for reason in reasons])
             values = _gather(tables, parts[read], rows[read])
+            keys = tuple(stream.key(position) for position in readable)
             yield self._batch(values, keys), stream.labels(readable)
 
     @abstractmethod
@@ -299,13 +296,14 @@ class PixelStore:
         """The table of a key, made if there is none; used last, it is let go of last."""
         table = self._tables.pop(key, None)
         if table is None:
-            while self._tables and sum(t.pixels.nbytes for t in self._tables.values()) > (
-                self.room - size
-            ):
+            while self._tables and self._used() + size > self.room:
                 self._tables.pop(next(iter(self._tables)))
             table = make()
         self._tables[key] = table
         return table
+
+    def _used(self) -> int:
+        return sum(table.pixels.nbytes for table in self._tables.values())
 
 
 class HeldStream(PreparedStream[Batch]):

@@ -95,11 +95,7 @@ def read_location(location: str, span: tuple[int, int] | None = None) -> bytes:
 
 
 def open_listed(
-    path: Path | str,
-    member: Member | None = None,
-    *,
-    shorter: int | None = None,
-    exif: bool = True,
+    path: Path | str, member: Member | None = None, *, shorter: int | None = None, exif: bool = True
 ) -> Image.Image:
     """Open the image at a path or URL, or a ``member`` of a tar file that is called ``path``."""
     if member is None and not is_url(path):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.errors import UserError, look_up
 
 Indices = npt.NDArray[np.int64]
 Rng = np.random.Generator
@@ -31,9 +31,7 @@ class Positions(NamedTuple):
     """Dataset, image and round at every position of a stream."""
 
     domain: Indices
-    """Number of the dataset."""
     image: Indices
-    """Image of that dataset."""
     round: Indices
     """How often the dataset was repeated before; the noise of its shift is drawn anew each time."""
 
@@ -51,7 +49,6 @@ class SamplerOptions:
     length: int = 10_000
     """Images of the stream."""
     limit: int | None = None
-    """Images per dataset, at most."""
     batch_size: int = 64
 
     def __post_init__(self) -> None:
@@ -276,9 +273,7 @@ SAMPLERS: dict[str, Sampler] = {
 
 def get_sampler(name: str) -> Sampler:
     """The sampler of a name."""
-    if name not in SAMPLERS:
-        raise UnknownNameError("order", name, SAMPLERS)
-    return SAMPLERS[name]
+    return look_up("order", name, SAMPLERS)
 
 
 def parse_present(given: str) -> tuple[int, int]:

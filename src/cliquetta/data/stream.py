@@ -18,13 +18,7 @@ from torch import Tensor
 
 from cliquetta.data.dataset import UNKNOWN, Dataset
 from cliquetta.data.loader import ImageGroup, Loader
-from cliquetta.data.samplers import (
-    Indices,
-    LabelledSet,
-    SamplerOptions,
-    get_sampler,
-    interleave,
-)
+from cliquetta.data.samplers import Indices, LabelledSet, SamplerOptions, get_sampler, interleave
 from cliquetta.data.views import check_spec
 from cliquetta.errors import UserError
 from cliquetta.model.preprocess import Preprocess
@@ -205,10 +199,14 @@ class Stream:
 
     def batches(self, start: int = 0) -> Iterator[tuple[Batch, Tensor]]:
         """Batches from number ``start`` on."""
+        return self.read(self.ranges(start))
+
+    def ranges(self, start: int) -> list[range]:
+        """The positions of every batch from number ``start`` on."""
         if not 0 <= start <= len(self):
             raise UserError(f"the stream has {len(self)} batches, cannot start at {start}")
-        ends = range(start * self.batch_size, self.images, self.batch_size)
-        return self.read([range(i, min(i + self.batch_size, self.images)) for i in ends])
+        firsts = range(start * self.batch_size, self.images, self.batch_size)
+        return [range(i, min(i + self.batch_size, self.images)) for i in firsts]
 
     def read(self, parts: Sequence[range]) -> Iterator[tuple[Batch, Tensor]]:
         """Batches of any positions of the stream, read ahead while the caller is busy with one."""

@@ -10,13 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cliquetta.data.dataset import FileDataset
-from cliquetta.data.files import (
-    CLASS_FILES,
-    TEMPLATE_FILES,
-    no_images,
-    number_labels,
-    read_beside,
-)
+from cliquetta.data.files import CLASS_FILES, TEMPLATE_FILES, no_images, number_labels, read_beside
 from cliquetta.data.images import EXTENSIONS, natural_key
 from cliquetta.data.remote import Member, open_location
 from cliquetta.errors import UserError
@@ -39,10 +33,8 @@ class TarSample(NamedTuple):
 def tar_dataset(path: Path, names: Sequence[str] | None = None) -> FileDataset:
     """The samples of one shard, of ``shard-{000..012}.tar``, or of all shards in a folder.
 
-    The class of a sample (:func:`index_shard`) is in its ``.cls`` (a number or a name) or ``.json``
-    (one of :data:`LABEL_KEYS`). Where no sample has either, it is the folder in the archive.
-    Class list and templates are read from ``classnames.txt`` and ``templates.txt`` beside the
-    shards, or one folder up.
+    Classes are in ``.cls`` or ``.json`` members (:data:`LABEL_KEYS`), else they are the folders in
+    the archive; class list and templates are in text files beside the shards, or one folder up.
     """
     shards = find_shards(path)
     samples = [sample for shard in shards for sample in index_shard(shard)]

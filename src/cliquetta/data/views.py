@@ -1,9 +1,7 @@
 """Augmented views of an image: the plain one first, then random ones.
 
-Views of an image depend on ``(seed, key, spec)`` and nothing else, so that all methods of a
-comparison see the same, whatever the batch size, the order or the number of workers. Crops are
-taken from the image as it was before preprocessing; :func:`attach_views` is for callers who have
-preprocessed pixels only, and crops those.
+They depend on ``(seed, key, spec)`` only, so that all methods of a comparison see the same. Crops
+are taken from the image as it was before preprocessing, by :func:`attach_views` from pixels.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from cliquetta.data.crops import (
     resized_crop_boxes,
     zoom_crop_boxes,
 )
-from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.errors import UserError, look_up
 from cliquetta.model.preprocess import Preprocess
 from cliquetta.types import Batch, ViewSpec
 
@@ -38,8 +36,7 @@ VIEW_KINDS = {
 
 def check_spec(spec: ViewSpec) -> None:
     """Refuse views that cannot be made."""
-    if spec.kind not in VIEW_KINDS:
-        raise UnknownNameError("kind of views", spec.kind, VIEW_KINDS)
+    look_up("kind of views", spec.kind, VIEW_KINDS)
     if spec.count < 1:
         raise UserError(f"at least one view (the plain one), got {spec.count}")
     if spec.kind == "zoom-crop" and spec.zoom < 1:
@@ -69,8 +66,8 @@ def attach_views(
 ) -> Batch:
     """The batch with views cropped from its preprocessed pixels, on their device.
 
-    What is outside the centre crop is out of reach here; prefer ``Stream(views=...)`` where the
-    files are available. ``augmix`` works on 8-bit pictures and needs ``preprocess`` to find them.
+    What is outside the centre crop is out of reach: prefer ``Stream(views=...)``. ``augmix`` needs
+    ``preprocess`` to find the 8-bit pictures that it works on.
     """
     check_spec(spec)
     if len(batch.keys) != len(batch):

@@ -1,10 +1,8 @@
 """Work ahead of its consumer, in order: by worker processes, by threads, or in the caller's thread.
 
-Threads share one interpreter lock: more than a few of them decode no faster, and hold up the
-thread that feeds a GPU. Processes scale with the cores. One that is free takes the next item;
-:class:`~torch.utils.data.DataLoader` deals items out in turn, and so waits for the slowest core.
-Arrays come back in a ring of shared memory that is laid out once, because a segment per array costs
-a connection for each.
+Threads share one interpreter lock and hold up the thread that feeds a GPU; processes scale. A free
+one takes the next item, where :class:`~torch.utils.data.DataLoader` waits for the slowest core.
+Arrays come back in a ring of shared memory: a segment per array costs a connection for each.
 """
 
 from __future__ import annotations
@@ -31,8 +29,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from PIL import Image, ImageFile
-
-from cliquetta.errors import UserError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -81,14 +77,10 @@ def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
 def map_ahead(
     function: Callable[[Item], Result], items: Iterable[Item], *, workers: int, ahead: int
 ) -> Generator[Result, None, None]:
-    """``function`` of every item, in order, with at most ``ahead`` results waiting.
+    """``function`` of every item, in order, by threads, with at most ``ahead`` results waiting.
 
-    ``workers`` threads compute; 0 computes in the caller's thread when asked. An exception of
-    ``function`` reaches the caller at its item's turn; a caller that stops early leaves no work
-    behind.
+    0 ``workers``: in the caller's thread. An exception reaches the caller at its item's turn.
     """
-    if workers < 0 or ahead < 1:
-        raise UserError(f"workers is 0 or more and ahead 1 or more, got {workers} and {ahead}")
     if workers == 0:
         yield from map(function, items)
         return
@@ -110,15 +102,7 @@ def map_in_processes(
 ) -> Generator[Made, None, None]:
     """``function`` of every item, in order, by worker processes, or by threads if there are none.
 
-    Args:
-        function: Is pickled once, for each worker.
-        items: Plain data: they are pickled one by one.
-        workers: Processes, at least one.
-        room: Bytes that the arrays of an item take, at most.
-
-    Returns:
-        What ``function`` makes; arrays are valid until the next is asked for.
-
+    ``room`` is the most bytes that the arrays of an item take; they are valid until the next item.
     """
     pickled = _pickled(function)
     ahead = workers * (PREFETCH if room < _ROOMY else 1)
@@ -165,10 +149,7 @@ class _Ring:
 
 
 def _submit(executor: ProcessPoolExecutor, slot: int, item: Any) -> _Result:
-    """Give an item to the next free worker; starts a process while there are too few.
-
-    These do not see the main script: without a guard they would run it again.
-    """
+    """Give an item to the next free worker; those that start must not run the main script again."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
     try:

@@ -27,7 +27,6 @@ class Ablation:
     """What the method takes if the field is left alone."""
     cells: tuple[tuple[Any, tuple[RunSpec, ...]], ...]
     baselines: tuple[RunSpec, ...]
-    """Zero-shot with every seed."""
 
     @property
     def specs(self) -> list[RunSpec]:
@@ -38,10 +37,7 @@ class Ablation:
 def ablation(
     base: RunSpec, field: str, values: Sequence[Any], seeds: Sequence[int] = (0,)
 ) -> Ablation:
-    """``base`` with every value of a field; strings are converted as ``--set`` does.
-
-    ``field`` is any field of the method's config, or ``batch_size``.
-    """
+    """``base`` with every value of ``batch_size`` or a field of its config, strings converted."""
     fields = [f.name for f in dataclasses.fields(get_method(base.method).config)]
     if field not in fields and field != BATCH_SIZE:
         raise UnknownNameError(f"option of {base.method}", field, [*fields, BATCH_SIZE])

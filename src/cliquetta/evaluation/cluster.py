@@ -1,8 +1,7 @@
 """Grids on a Ray cluster: one task per run, wherever there is room.
 
-Every machine sees the same files under the same paths. A run keeps its own state in its folder
-(:mod:`cliquetta.evaluation.runner`), so that nothing has to be moved when a machine is lost: the
-run is sent to another one and continues from what it saved last.
+Every machine sees the same files. A run keeps its state in its folder, so that it continues on
+another machine when one is lost.
 """
 
 from __future__ import annotations
@@ -149,10 +148,7 @@ class _Grid:
 def _run_there(
     context: bytes, spec: RunSpec, run: int, board: Any, folder: str, threads: int
 ) -> tuple[RunResult, bool]:
-    """Run one cell in a worker process; with whether another attempt would only repeat the result.
-
-    Errors travel as text: not every one can be sent.
-    """
+    """Run one cell in a worker; with whether another attempt would only repeat the result."""
     last = 0.0
 
     def report(step: Step) -> None:
@@ -160,8 +156,8 @@ def _run_there(
         now = time.monotonic()
         if now - last >= REPORT_SECONDS or step.number == step.batches:
             last = now
-            now_at = RunReport(step.number, step.batches, step.images, step.accuracy)
-            board.post.remote(run, now_at)
+            shown = RunReport(step.number, step.batches, step.images, step.accuracy)
+            board.post.remote(run, shown)
 
     try:
         os.chdir(folder)  # paths were given as seen from there

@@ -275,12 +275,7 @@ def _marks(run: Run, column: Sequence[Run]) -> str:
 
 
 def _cell(
-    column: str,
-    row: str,
-    own: tuple[Run, ...],
-    members: Sequence[Run],
-    baseline: str,
-    metric: str,
+    column: str, row: str, own: tuple[Run, ...], members: Sequence[Run], baseline: str, metric: str
 ) -> Cell:
     """The cell of the runs ``own`` among the ``members`` of their column."""
     pairs = [] if _is(baseline, own[0].name) else _pairs(own, members, baseline)

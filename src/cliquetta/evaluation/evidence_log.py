@@ -1,13 +1,13 @@
 """Evidence of a run for reports, beside its record: a folder of bounded size.
 
-Every batch leaves one line of counts. Some batches, spread over the stream, leave everything: what
-the method says about them, features, small pictures of what the model saw, attention maps.
+Every batch leaves one line of counts; some, spread over the stream, leave everything.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,27 +58,18 @@ class EvidenceLimits:
 
 
 class EvidenceLog:
-    """Writes the evidence of one run while it runs, step by step.
+    """Writes the evidence of one run while it runs, the same files if it is resumed.
 
-    It turns ``adapter.collect_evidence`` on for the batches it shows, which costs time but never
-    changes a prediction. A run that is taken up again writes the same files again.
+    Turns ``adapter.collect_evidence`` on for the batches it shows, which changes no prediction.
     """
 
     def __init__(
-        self,
-        folder: Path | str,
-        adapter: Adapter,
-        stream: Stream,
-        limits: EvidenceLimits | None = None,
-        *,
-        done: int = 0,
+        self, folder: Path, adapter: Adapter, stream: Stream, limits: EvidenceLimits, done: int
     ) -> None:
         """Continue after ``done`` batches; what was written of later ones is dropped."""
-        self.folder = Path(folder)
-        self.adapter = adapter
-        self.limits = limits or EvidenceLimits()
-        self.shown = self.limits.batches(len(stream), stream.batch_size)
-        about = {"format": FORMAT, "names": list(stream.names), "limits": vars(self.limits)}
+        self.folder, self.adapter, self.limits = folder, adapter, limits
+        self.shown = limits.batches(len(stream), stream.batch_size)
+        about = {"format": FORMAT, "names": list(stream.names), "limits": vars(limits)}
         write_atomically(self.folder / _ABOUT, json.dumps(about, ensure_ascii=False).encode())
         counts = self.folder / _COUNTS
         if counts.exists():
@@ -134,14 +125,10 @@ def small_pictures(
     return np.asarray(levels.permute(0, 2, 3, 1).contiguous().numpy())
 
 
-def _columns(count: int) -> int:
-    return int(np.ceil(np.sqrt(count)))
-
-
 def _mosaic(pictures: Pictures) -> bytes:
     """Pictures in one WebP file, row by row."""
     n, side = pictures.shape[:2]
-    columns = _columns(n)
+    columns = math.ceil(math.sqrt(n))
     rows = -(-n // columns)
     padded = np.zeros((rows * columns, side, side, 3), np.uint8)
     padded[:n] = pictures
@@ -157,7 +144,7 @@ def _mosaic(pictures: Pictures) -> bytes:
 class MapEvidence:
     """Attention maps of one image: plain CLIP first, then each clique, then all together."""
 
-    place: int
+    index: int
     """Of the image in its batch."""
     cliques: tuple[int, ...]
     """Ids of the cliques, in the batch's description; with none there is plain CLIP only."""
@@ -250,6 +237,6 @@ def _read_batch(path: Path) -> BatchEvidence:
         description=entry["description"],
         features=arrays["features"],
         prompted=arrays.get("prompted"),
-        pictures=cut_mosaic(sheet, sheet.width // _columns(count), count),
+        pictures=cut_mosaic(sheet, sheet.width // math.ceil(math.sqrt(count)), count),
         maps=tuple(maps),
     )

@@ -72,10 +72,7 @@ class RunSpec:
 
 
 def with_method(base: RunSpec, written: str) -> RunSpec:
-    """``base`` with a method as it is written, ``NAME[:PRESET][/FIELD=VALUE]...``, checked.
-
-    Options are converted to the types of the config's fields here, once.
-    """
+    """``base`` with a method written ``NAME[:PRESET][/FIELD=VALUE]...``, checked and converted."""
     head, *pairs = written.split("/")
     name, _, preset = head.partition(":")
     options = dict(pair.partition("=")[::2] for pair in pairs)
@@ -102,11 +99,7 @@ def grid(
     seeds: Sequence[int] = (0,),
     baseline: bool = True,
 ) -> list[RunSpec]:
-    """``cells``, one per method, with every dataset and seed.
-
-    Zero-shot is run as well and comes first, unless ``baseline`` is false: a number says little
-    without the one it started from.
-    """
+    """``cells``, one per method, with every dataset and seed, zero-shot (``baseline``) first."""
     if baseline and cells and all(cell.method != BASELINE for cell in cells):
         cells = [zero_shot(cells[0]), *cells]
     return [
@@ -159,14 +152,13 @@ def read_grid(path: Path | str, *, root: str = "", **changes: Any) -> list[RunSp
         for cells in by_limit.values():
             made = grid(cells, datasets=datasets, seeds=seeds, baseline=baseline)
             if isinstance(texts, str):
-                made = [replace(s, templates=_named_templates(texts, s.dataset)) for s in made]
+                sets = (
+                    texts if texts in list_templates() else template_choice(texts, spec.dataset)
+                    for spec in made
+                )
+                made = [replace(s, templates=templates(n)) for s, n in zip(made, sets, strict=True)]
             specs += made
     return list(dict.fromkeys(specs))
-
-
-def _named_templates(name: str, dataset: str) -> tuple[str, ...]:
-    """The templates of a set, or those that a method's authors chose for a dataset."""
-    return templates(name if name in list_templates() else template_choice(name, dataset))
 
 
 def packaged_grid(name: str) -> Path:

@@ -19,10 +19,7 @@ from cliquetta.errors import UserError
 
 
 def _import_torchmetrics() -> None:
-    """Import torchmetrics although a torchvision may be installed that does not fit this torch.
-
-    It imports torchvision wherever its metadata are; we need none of what it is for.
-    """
+    """Import torchmetrics even where it finds a torchvision that does not fit this torch."""
     try:
         importlib.import_module("torchmetrics")
     except ModuleNotFoundError:
@@ -82,11 +79,7 @@ class Metrics:
         }
 
     def update(self, logits: Tensor, labels: Tensor, sizes: Sequence[int] = ()) -> None:
-        """Count images: ``logits`` (B, N), ``labels`` (B,) with -1 where unknown.
-
-        ``sizes`` are those of the batches that they came in: scores are then those of an update
-        for each, to the last bit, and quicker.
-        """
+        """Count images, ``logits`` (B, N) and ``labels`` (B,), as if in batches of ``sizes``."""
         if logits.shape != (len(labels), self.classes):
             raise UserError(
                 f"logits {tuple(logits.shape)} do not fit {len(labels)} labels of "
@@ -119,8 +112,7 @@ class Metrics:
     def compute(self) -> dict[str, Any]:
         """All scores as JSON types: accuracies and ECE in percent, NLL in nats.
 
-        Classes without images have ``None`` and do not enter the mean (torchmetrics' own macro
-        average would count one as 0 as soon as it is predicted once).
+        Classes without images are ``None`` and not in the mean, unlike in torchmetrics' own.
         """
         if not self.seen:
             return {"labelled": 0}
@@ -133,6 +125,12 @@ class Metrics:
             100 * float(value) if there else None
             for value, there in zip(recall, present, strict=True)
         ]
+        outside = _values(self._metrics["outside"].metric_state["value"])
+        open_set: dict[str, Any] = {}
+        if len(outside):
+            inside = _values(self._metrics["ece"].metric_state["confidences"])
+            open_set = {"outside": len(outside), "auroc": 100 * auroc(inside, outside)}
+            open_set["fpr95"] = 100 * fpr95(inside, outside)
         return {
             "labelled": self.seen,
             "top1": 100 * float(self._metrics["top1"].compute()),
@@ -143,18 +141,7 @@ class Metrics:
             "ece": 100 * float(self._metrics["ece"].compute()),
             "ece_bins": self.bins,
             "nll": float(self._metrics["nll"].compute()),
-            **self._open_set(),
-        }
-
-    def _open_set(self) -> dict[str, Any]:
-        outside = _values(self._metrics["outside"].metric_state["value"])
-        if not len(outside):
-            return {}
-        known = _values(self._metrics["ece"].metric_state["confidences"])
-        return {
-            "outside": len(outside),
-            "auroc": 100 * auroc(known, outside),
-            "fpr95": 100 * fpr95(known, outside),
+            **open_set,
         }
 
     def reset(self) -> None:
@@ -212,8 +199,7 @@ FEW_IMAGES = 30
 def near_chance(accuracy: float, *, classes: int, images: int) -> str | None:
     """A warning if a zero-shot accuracy (0 to 1) is so low that labels look shuffled.
 
-    The line is five times chance; for short class lists, where that would be more than CLIP
-    reaches on hard data, a quarter of the way from chance to perfect.
+    The line is five times chance, or a quarter of the way to perfect where that is lower.
     """
     if not 0 <= accuracy <= 1:
         raise UserError(f"accuracy is a share between 0 and 1, got {accuracy}")

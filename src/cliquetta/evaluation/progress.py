@@ -21,7 +21,6 @@ class Step:
     """Batches done, this one included."""
     batches: int
     images: int
-    """Images done."""
     batch: AnyBatch
     labels: Tensor
     prediction: Prediction

@@ -54,18 +54,15 @@ class Record:
     environment: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
     images: int = 0
-    """Images predicted."""
     skipped: tuple[Mapping[str, str], ...] = ()
     """Files that could not be read: ``key`` and ``reason``."""
     throughput: Mapping[str, float] = field(default_factory=dict)
     peak_memory: Mapping[str, int] = field(default_factory=dict)
-    """Bytes on the host and on the device."""
     notes: Mapping[str, Any] = field(default_factory=dict)
     """Plain values of the last prediction's evidence, such as which path the engine took."""
     started: str = ""
     finished: str = ""
     resumed: int = 0
-    """How many times the run was taken up again."""
     error: str = ""
     predictions: Mapping[str, Any] = field(default_factory=dict)
     """Length (``bytes``) and ``sha256`` of the finished file of predictions."""
@@ -196,10 +193,7 @@ _SHARED = "$shared"
 
 
 def pack_records(records: Iterable[Record]) -> str:
-    """Records as one small JSON document, a line each; what several share is written once.
-
-    Tables can be made from it; accuracies per class and the names of skipped files are left out.
-    """
+    """Records as one small JSON document; without accuracies per class and skipped names."""
     shared: dict[str, Any] = {}
 
     def share(value: Any) -> Any:
@@ -275,10 +269,7 @@ class Run:
 
     @property
     def protocol(self) -> dict[str, str]:
-        """Properties that must be equal within a column, in words that can be shown.
-
-        Of the images that were shown, the order counts where only some of them were.
-        """
+        """Properties that are equal within a column; the order counts where it chose the images."""
         settings, own_order = self.record.settings, self._own_order()
         prompts, stream = settings["prompts"], settings["stream"]
         templates, limit = prompts["templates"], stream["limit"]

@@ -173,7 +173,6 @@ class RunProgress:
     batches: int = 0
     images: int = 0
     seconds: float = 0.0
-    """Spent predicting."""
     timed: tuple[int, float] = (0, 0.0)
     """Images and seconds without the first batch of a process, in which kernels are chosen."""
     recalled: int = 0
@@ -210,16 +209,13 @@ class Execution:
     def opened(
         self, out: Path | str | None, again: bool, evidence: EvidenceLimits | None
     ) -> Iterator[Record | None]:
-        """The run's folder, locked; gives the record of a run that is finished already.
-
-        What is inside may fail: the record then says so. All is on disk at the end.
-        """
+        """The run's folder, locked; gives the record of a finished run. Failures are recorded."""
         with ExitStack() as stack:
             known: Record | bytes | None = None
             if out is not None:
                 self.folder = Path(out) / self.record.id
                 stack.enter_context(exclusive(self.folder))
-                known = _earlier(self.folder, again=again, with_evidence=evidence is not None)
+                known = _previous(self.folder, again=again, with_evidence=evidence is not None)
             if isinstance(known, Record):
                 yield known
                 return
@@ -230,9 +226,7 @@ class Execution:
                 if evidence is not None:
                     assert isinstance(self.stream, Stream)  # features have nothing to show
                     folder, done = self.folder / FOLDER, self.progress.batches
-                    self.evidence = EvidenceLog(
-                        folder, self.adapter, self.stream, evidence, done=done
-                    )
+                    self.evidence = EvidenceLog(folder, self.adapter, self.stream, evidence, done)
                     stack.callback(setattr, self.adapter, "collect_evidence", False)
             try:
                 self.write_record("running")
@@ -348,11 +342,8 @@ class Execution:
         return record
 
 
-def _earlier(folder: Path, *, again: bool, with_evidence: bool) -> Record | bytes | None:
-    """The record of a finished run, or the state of a broken-off one.
-
-    The traces of a run that is to be run again are removed.
-    """
+def _previous(folder: Path, *, again: bool, with_evidence: bool) -> Record | bytes | None:
+    """The record of a finished run, or the state of a broken-off one; ``None`` to run again."""
     known = load_record(folder) if (folder / RECORD).exists() else None
     if known is not None and known.status == "finished":
         try:

@@ -1,8 +1,4 @@
-"""Grids of runs: datasets x methods x seeds, in this process or wherever an executor sends them.
-
-A grid is resumable because its runs are: finished ones are recognised and not run again, a
-broken-off one continues from its saved state.
-"""
+"""Grids of runs, here or wherever an executor sends them; resumable because runs are."""
 
 from __future__ import annotations
 
@@ -55,7 +51,6 @@ class RunContext:
     out: Path | None
     """Output directory; ``None`` writes nothing."""
     root: Path | None = None
-    """Root directory of datasets."""
     device: str = "auto"
     workers: int | None = 0
     """Of the loader: 0 reads in the caller's thread, ``None`` chooses."""
@@ -68,7 +63,6 @@ class RunContext:
     """Keep pixels and views on the device for the next run; ``None``: where a dataset of the grid
     is run more than once and there is room."""
     again: bool = False
-    """Run finished cells again."""
     recorded: Callable[[Record], Record | None] | None = None
     """Finds the record of a planned run where that is known from elsewhere than ``out``."""
     on_prepare: OnPrepare | None = None
@@ -129,7 +123,8 @@ class RunContext:
             model: CLIP = FeaturesOnly(text.width, scale=text.scale, device=device)
         else:
             model = self._load_model(spec)
-        names, templates = domains[0].names, spec.templates or domains[0].templates
+        names, usual = domains[0].names, domains[0].templates
+        templates = usual if spec.templates is None else spec.templates
         features = None if text is None else text.select(names)
         prompts = ClassPrompts(names, templates, features, allow_duplicates=True)
         adapter = build_adapter(spec, model, prompts)
@@ -201,10 +196,7 @@ class RunContext:
     def _load_data(
         self, spec: RunSpec, known: Sequence[str] | None = None
     ) -> tuple[list[Dataset], Dataset | None]:
-        """The datasets of a stream, and that of its unknown images.
-
-        ``known`` are class names for data that have none of their own.
-        """
+        """The datasets of a stream, and of its unknown images; ``known`` are class names."""
         ids = spec.dataset.split("+" if get_sampler(spec.order).interleaves else ">")
         loaded = {id: self._open(id, spec.classes or known) for id in dict.fromkeys(ids)}
         names = spec.classes or loaded[ids[0]].names
@@ -256,11 +248,7 @@ def sweep(
     on_step: Callable[[RunSpec, Step], None] | None = None,
     on_result: Callable[[RunResult], None] | None = None,
 ) -> list[RunResult]:
-    """Run all cells and return their results in the order of ``specs``; equal cells run once.
-
-    Without an executor they are run here, one after the other; a cell that fails does not stop
-    the others. ``on_step`` is for those.
-    """
+    """Run equal cells once; results in the order of ``specs``. Failures stop no other cells."""
     results: dict[RunSpec, RunResult] = {}
 
     def settle(result: RunResult) -> None:

@@ -1,9 +1,8 @@
 """The folder of an unfinished prediction run, from which it continues after being stopped.
 
-It holds the list of images (``images.sqlite``), what the run was asked for (``run.json``), finished
-parts (``FIRST-LAST.jsonl``, complete or absent) and, for every lane, the methods' state after the
-last of them. States are written before the part they belong to and removed after the next one:
-whichever step a crash hits, the last finished part has its state.
+It holds the list of images (``images.sqlite``), the request (``run.json``), finished parts
+(``FIRST-LAST.jsonl``, complete or absent) and the methods' state after the last of every lane. A
+state is written before its part and removed after the next: the last part always has one.
 """
 
 from __future__ import annotations

@@ -37,8 +37,7 @@ class Control:
 
     from_name: str
     to_name: str
-    image: str
-    """Field of a task's data with the image."""
+    image: str  # Field of a task's data with the image.
     labels: tuple[str, ...]
 
     @classmethod
@@ -136,8 +135,8 @@ def create_app(backend: Backend) -> FastAPI:
     async def predict(request: dict[str, Any]) -> dict[str, Any]:
         config = str(request.get("label_config") or "")
         _parse(config)
-        found = await run_in_threadpool(backend.predict, request.get("tasks") or [], config)
-        return {"results": found, "model_version": backend.version}
+        results = await run_in_threadpool(backend.predict, request.get("tasks") or [], config)
+        return {"results": results, "model_version": backend.version}
 
     @app.post("/webhook")
     def webhook(request: dict[str, Any]) -> dict[str, str]:

@@ -34,10 +34,8 @@ from cliquetta.types import Batch, Prediction
 class BATCLIPConfig(AdamWConfig):
     """Bimodal adaptation of LayerNorms, never reset."""
 
-    lr: Positive = 5e-4
-    """Learning rate of AdamW; the default is the authors' for ImageNet-C."""
-    adapt_text: bool = True
-    """Also adapt the text tower's LayerNorms; otherwise the class texts stay fixed."""
+    lr: Positive = 5e-4  # Learning rate of AdamW; the default is the authors' for ImageNet-C.
+    adapt_text: bool = True  # Also adapt the text tower's LayerNorms; otherwise class texts stay.
 
 
 def class_means(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:

@@ -28,14 +28,10 @@ from cliquetta.model.clip import l2_normalize
 class BCAConfig(MethodConfig):
     """Bayesian class adaptation."""
 
-    likelihood_threshold: Weight = 0.05
-    """τ₁: an embedding learns from images whose posterior is above this."""
-    likelihood_count: Positive = 20_000
-    """Images that the text counts for in an embedding's running mean."""
-    prior_threshold: Weight = 0.65
-    """τ₂: a label prior learns from images whose posterior is above this."""
-    prior_count: Positive = 1
-    """Images that the one-hot start counts for in a label prior."""
+    likelihood_threshold: Weight = 0.05  # τ₁: an embedding learns from images of a posterior above.
+    likelihood_count: Positive = 20_000  # Images that the text counts for in an embedding's mean.
+    prior_threshold: Weight = 0.65  # τ₂: a label prior learns from images of a posterior above.
+    prior_count: Positive = 1  # Images that the one-hot start counts for in a label prior.
 
 
 @register("bca", setting="TTABC's port")

@@ -25,16 +25,11 @@ from cliquetta.methods.registry import register
 class CLIPArTTConfig(AdamConfig):
     """Pseudo-texts of several classes; LayerNorms reset for every batch."""
 
-    steps: Count = 10
-    """Adam steps per batch."""
-    topk: Count = 3
-    """Number of likeliest classes named in the text of an image."""
-    temperature: Positive = 0.01
-    """Divides the similarities in the softmax of the targets."""
-    template: Template = "a photo of a {}"
-    """Template around the joined class names."""
-    detach_targets: bool = False
-    """Treat the targets as constants, which the authors do not."""
+    steps: Count = 10  # Adam steps per batch.
+    topk: Count = 3  # Number of likeliest classes named in the text of an image.
+    temperature: Positive = 0.01  # Divides the similarities in the softmax of the targets.
+    template: Template = "a photo of a {}"  # Template around the joined class names.
+    detach_targets: bool = False  # Treat the targets as constants, which the authors do not.
 
 
 def transductive_loss(

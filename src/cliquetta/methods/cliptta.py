@@ -35,14 +35,10 @@ class CLIPTTAConfig(AdamConfig):
     """Soft contrastive adaptation, never reset."""
 
     lr: Positive = 1e-4
-    steps: Count = 10
-    """Adam steps per batch."""
-    diversity_weight: NonNegative = 1.0
-    """λ: weight of the entropy of the mean prediction."""
-    memory_shots: NonNegativeCount = 4
-    """Images remembered per class, as pixels; 0 learns from the batch alone."""
-    memory_drawn: Count = 40
-    """Images drawn from the memory for each step, equally many per class."""
+    steps: Count = 10  # Adam steps per batch.
+    diversity_weight: NonNegative = 1.0  # λ: weight of the entropy of the mean prediction.
+    memory_shots: NonNegativeCount = 4  # Images remembered per class; 0 learns from the batch.
+    memory_drawn: Count = 40  # Images drawn from the memory for each step, equally many per class.
 
     @property
     def adam(self) -> Adam:

@@ -32,18 +32,14 @@ from cliquetta.model.clip import CLIP
 class CoCoOpConfig(TextTraining):
     """The authors' defaults."""
 
-    epochs: Count | None = 10
-    """Passes over the examples; ``None``: by the number of shots, as CoOp."""
-    batch_size: Count = 1
-    """Images per step; each costs a pass of all class texts."""
+    epochs: Count | None = 10  # Passes over the examples; ``None``: by number of shots, as CoOp.
+    batch_size: Count = 1  # Images per step; each costs a pass of all class texts.
     context_init: str = "a photo of a"
     """Words whose embeddings initialise the context. Empty: ``context_length`` random tokens."""
-    context_length: Count = 4
-    """Number of context tokens, if ``context_init`` is empty."""
+    context_length: Count = 4  # Number of context tokens, if ``context_init`` is empty.
     hidden_dim: Count | None = None
     """Width of the network's hidden layer; ``None``: a sixteenth of the features' width."""
-    text_chunk: Count = 2048
-    """Texts encoded at once when predicting. Bounds memory only."""
+    text_chunk: Count = 2048  # Texts encoded at once when predicting. Bounds memory only.
 
 
 def image_context(learned: Mapping[str, Tensor], features: Tensor) -> Tensor:

@@ -36,8 +36,7 @@ INIT_STD = 0.02
 class CoOpConfig(TextTraining):
     """The authors' defaults; ``epochs`` follows the number of shots."""
 
-    context_length: Count = 16
-    """Number of context tokens M, if ``context_init`` is empty."""
+    context_length: Count = 16  # Number of context tokens M, if ``context_init`` is empty.
     context_init: str = ""
     """Words whose embeddings initialise the context, such as ``a photo of a``; they then set M.
     Empty: drawn from a normal distribution of standard deviation 0.02."""

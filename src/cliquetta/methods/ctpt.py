@@ -21,8 +21,7 @@ from cliquetta.methods.tpt import TPT, TPTConfig
 class CTPTConfig(TPTConfig):
     """C-TPT with its authors' defaults."""
 
-    dispersion_weight: NonNegative = 50.0
-    """Weight of the text feature dispersion; 0 is TPT."""
+    dispersion_weight: NonNegative = 50.0  # Weight of the text feature dispersion; 0 is TPT.
 
 
 def text_dispersion(text: Tensor) -> Tensor:

@@ -49,25 +49,18 @@ from cliquetta.types import Batch, Prediction
 class DARTConfig(SelectiveConfig):
     """DART with its authors' defaults."""
 
-    view_kind: ViewKind = "zoom-crop"
-    """How views are made; presets hold the zoom per dataset."""
-    lr: NonNegative = 5e-3
-    """Learning rate of AdamW, for both kinds of prompts."""
+    view_kind: ViewKind = "zoom-crop"  # How views are made; presets hold the zoom per dataset.
+    lr: NonNegative = 5e-3  # Learning rate of AdamW, for both kinds of prompts.
     weight_decay: NonNegative = 0.01
     """Weight decay of AdamW, PyTorch's default in the official code."""
-    block: NonNegativeCount = 1
-    """Visual block, counted from 0, that takes the key/value prompt."""
-    prompt_length: Count = 1
-    """Key/value pairs of the visual prompt."""
-    retained_weight: Weight = 0.1
-    """Weight of the retained prompts in those that an image starts from."""
-    ema_scale: Positive = 5000.0
-    """Retained prompts move by 1 - exp(-max logit / ema_scale); larger is slower."""
+    block: NonNegativeCount = 1  # Visual block, counted from 0, that takes the key/value prompt.
+    prompt_length: Count = 1  # Key/value pairs of the visual prompt.
+    retained_weight: Weight = 0.1  # Weight of retained prompts in those that an image starts from.
+    ema_scale: Positive = 5000.0  # Retained prompts move by 1 - exp(-max logit / ema_scale).
     score: Literal["plain", "views", "mixed"] = "plain"
     """Which logits are returned: of the plain view under the learned prompts (the active code), the
     mean of the confident views, or half those before learning and half the plain view after."""
-    text_chunk: Count = 1024
-    """Class texts encoded at once. Bounds memory only."""
+    text_chunk: Count = 1024  # Class texts encoded at once. Bounds memory only.
 
 
 @register("dart", tuned=read_presets("dart", DARTConfig))

@@ -35,10 +35,8 @@ class DeYOConfig(MomentumConfig):
     """τ_Ent as a multiple of ln N: images of higher entropy do not teach."""
     entropy_margin: NonNegative = 0.4
     """Ent₀ as a multiple of ln N: entropy at which the weight of certainty is 1."""
-    plpd_threshold: float = 0.2
-    """τ_PLPD: images whose probability falls by less under shuffling do not teach."""
-    patch_grid: Count = 4
-    """Cells per side of the grid that is shuffled."""
+    plpd_threshold: float = 0.2  # τ_PLPD: images whose probability falls less do not teach.
+    patch_grid: Count = 4  # Cells per side of the grid that is shuffled.
 
 
 def shuffle_patches(images: Tensor, grid: int, generator: torch.Generator) -> Tensor:

@@ -29,8 +29,7 @@ from cliquetta.methods.building.views import SelectiveConfig, ViewKind, confiden
 from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
 
-FIRST_MEAN = 1e-3
-"""Every coordinate of the means before the first image."""
+FIRST_MEAN = 1e-3  # Every coordinate of the means before the first image.
 
 
 @dataclass(frozen=True)
@@ -39,14 +38,11 @@ class DOTAConfig(SelectiveConfig):
 
     views: Count = 1
     view_kind: ViewKind = "augmix"
-    initial_variance: Positive = 2e-3
-    """σ²: variance of every dimension before the first image."""
-    shrinkage: Fraction = 1e-4
-    """ε: share of the identity in the covariance that is inverted."""
+    initial_variance: Positive = 2e-3  # σ²: variance of every dimension before the first image.
+    shrinkage: Fraction = 1e-4  # ε: share of the identity in the covariance that is inverted.
     weight_per_count: NonNegative = 0.005
     """ρ: weight of the Gaussian prediction per image that a class was counted for, on average."""
-    largest_weight: NonNegative = 0.2
-    """η: where that weight stops growing; 0 is zero-shot CLIP."""
+    largest_weight: NonNegative = 0.2  # η: where that weight stops growing; 0 is zero-shot CLIP.
 
 
 def update_gaussians(

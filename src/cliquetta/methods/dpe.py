@@ -43,18 +43,12 @@ class DPEConfig(SelectiveConfig):
     """Dual prototypes with their authors' setting for ImageNet."""
 
     view_kind: ViewKind = "augmix"
-    capacity: Count = 3
-    """Images cached per class."""
-    alpha: NonNegative = 6.0
-    """α: weight of the visual prototypes."""
-    beta: NonNegative = 5.0
-    """β: how fast a prototype's weight falls with its distance."""
-    lr: NonNegative = 6e-4
-    """Learning rate of AdamW for both residuals."""
-    weight_decay: NonNegative = 0.1
-    """Weight decay of AdamW; without effect in the one step from zero."""
-    alignment_weight: NonNegative = 0.5
-    """a: weight of the contrast between text and visual prototypes."""
+    capacity: Count = 3  # Images cached per class.
+    alpha: NonNegative = 6.0  # α: weight of the visual prototypes.
+    beta: NonNegative = 5.0  # β: how fast a prototype's weight falls with its distance.
+    lr: NonNegative = 6e-4  # Learning rate of AdamW for both residuals.
+    weight_decay: NonNegative = 0.1  # Weight decay of AdamW; idle in the one step from zero.
+    alignment_weight: NonNegative = 0.5  # a: weight of the contrast between the prototypes.
     scored: Literal["plain", "confident"] = "plain"
     """What is predicted from: the plain view, or the mean of the confident ones (ImageNet-A)."""
     update_threshold: NonNegative = 0.1

@@ -27,26 +27,19 @@ from cliquetta.methods.building.memory import NON_NEGATIVE, UNIT, Range
 from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
 
-RESET = 5.0
-"""Earlier images start from their last best score divided by this."""
-SMOOTHING = 1e-3
-"""Share of the zero-shot prediction in the probabilities."""
+RESET = 5.0  # Earlier images start from their last best score divided by this.
+SMOOTHING = 1e-3  # Share of the zero-shot prediction in the probabilities.
 
 
 @dataclass(frozen=True)
 class ECALPConfig(MethodConfig):
     """Label propagation with the authors' settings, the same for all datasets."""
 
-    text_neighbours: Count = 3
-    """Nearest texts that an image is joined to."""
-    image_neighbours: Count = 8
-    """Nearest images that an image is joined to, itself among them."""
-    gamma: Positive = 10.0
-    """γ: exponent of similarities."""
-    steps: Count = 3
-    """Rounds of propagation per image."""
-    capacity: Count = 2048
-    """Images remembered, the newest ones; the authors keep all."""
+    text_neighbours: Count = 3  # Nearest texts that an image is joined to.
+    image_neighbours: Count = 8  # Nearest images that an image is joined to, itself among them.
+    gamma: Positive = 10.0  # γ: exponent of similarities.
+    steps: Count = 3  # Rounds of propagation per image.
+    capacity: Count = 2048  # Images remembered, the newest ones; the authors keep all.
 
 
 def context_similarity(features: Tensor, text: Tensor) -> Tensor:
@@ -77,8 +70,7 @@ def nearest_images(similarity: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def spread(to_texts: Tensor, weights: Tensor, rows: Tensor, scores: Tensor, steps: int) -> Tensor:
     """``steps`` rounds of ``scores`` (M, N) of images ← S Y, with Y those of texts and images.
 
-    Images have edges to texts, ``to_texts`` (M, N), and to images ``rows`` (M, k), ``weights`` (M,
-    k).
+    Images have edges to texts ``to_texts`` (M, N) and to images ``rows``, of ``weights`` (M, k).
     """
     tiny = torch.finfo(weights.dtype).tiny
     ends = rows.flatten()

@@ -36,16 +36,11 @@ from cliquetta.types import Batch, Prediction
 class MaPLeConfig(SGDTraining):
     """The authors' setting from base to novel classes."""
 
-    epochs: Count | None = 5
-    """Passes over the examples; ``None``: by the number of shots, as CoOp."""
-    batch_size: Count = 4
-    """Images per step."""
-    lr: Positive = 3.5e-3
-    """Learning rate at the start of the cosine schedule."""
-    depth: Count = 9
-    """J: number of blocks with learned tokens, at most those of the smaller tower."""
-    context_length: Count = 2
-    """Learned tokens in each block."""
+    epochs: Count | None = 5  # Passes over the examples; ``None``: by the number of shots, as CoOp.
+    batch_size: Count = 4  # Images per step.
+    lr: Positive = 3.5e-3  # Learning rate at the start of the cosine schedule.
+    depth: Count = 9  # J: number of blocks with learned tokens, at most those of the smaller tower.
+    context_length: Count = 2  # Learned tokens in each block.
     context_init: str = "a photo of a"
     """Words before the class name; the first ``context_length`` tokens are learned, others stay.
     Empty: ``context_length`` random tokens."""

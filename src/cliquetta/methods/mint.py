@@ -36,10 +36,8 @@ from cliquetta.types import Batch, Prediction
 class MintConfig(AdamConfig):
     """Inter-class variance, with the authors' learning rate for a ViT-B."""
 
-    lr: Positive = 7e-3
-    """Learning rate of Adam; the authors take 1.5e-2 for a ViT-L on ImageNet-C."""
-    text_weight: NonNegative = 10_000
-    """K₀: images of the stream at which text and class mean have equal weight."""
+    lr: Positive = 7e-3  # Learning rate of Adam; the authors take 1.5e-2 for a ViT-L on ImageNet-C.
+    text_weight: NonNegative = 10_000  # K₀: images at which text and class mean weigh the same.
 
 
 def between_class_variance(

@@ -31,8 +31,7 @@ from cliquetta.methods.building.mixtures import (
 )
 from cliquetta.methods.registry import register
 
-SHORTEST, LONGEST = 1e-3, 1 - 1e-4
-"""Mean lengths between which κ is finite and positive."""
+SHORTEST, LONGEST = 1e-3, 1 - 1e-4  # Mean lengths between which κ is finite and positive.
 TINY = 1e-12
 
 
@@ -40,10 +39,8 @@ TINY = 1e-12
 class MOONConfig(MethodConfig):
     """Transduction with dynamic shrinkage within each batch."""
 
-    neighbours: Count = 3
-    """m: nearest neighbours of an image by cosine, excluding itself."""
-    rounds: Count = 10
-    """T: updates of the assignments and of the distributions."""
+    neighbours: Count = 3  # m: nearest neighbours of an image by cosine, excluding itself.
+    rounds: Count = 10  # T: updates of the assignments and of the distributions.
 
 
 def class_presence(prior: Tensor) -> Tensor:

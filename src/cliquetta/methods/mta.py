@@ -27,14 +27,11 @@ class MTAConfig(ViewsConfig):
 
     neighbour_fraction: Fraction = 0.3
     """Fraction of the other views, the nearest ones, that set a view's bandwidth."""
-    affinity_weight: NonNegative = 4.0
-    """λ: weight of the agreement between the predictions of the views."""
+    affinity_weight: NonNegative = 4.0  # λ: weight of the agreement between views' predictions.
     entropy_weight: Positive = 0.2
     """λ_y: weight of the entropy of the inlierness scores; larger is closer to uniform."""
-    iterations: Count = 5
-    """Rounds of the alternation, and maximum iterations inside each of its two halves."""
-    tolerance: NonNegative = 1e-6
-    """Change below which a half of the alternation stops."""
+    iterations: Count = 5  # Rounds of the alternation, and most iterations inside its halves.
+    tolerance: NonNegative = 1e-6  # Change below which a half of the alternation stops.
 
 
 SMALLEST = 1e-12

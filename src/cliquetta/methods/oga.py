@@ -38,10 +38,8 @@ SMALLEST_TRACE = 1e-6
 class OGAConfig(MethodConfig):
     """Online Gaussian adaptation with its authors' settings, the same for all datasets."""
 
-    capacity: Count = 8
-    """Images cached per class."""
-    likelihood_weight: NonNegative = 0.05
-    """τ: weight of the Gaussian log-likelihood."""
+    capacity: Count = 8  # Images cached per class.
+    likelihood_weight: NonNegative = 0.05  # τ: weight of the Gaussian log-likelihood.
     divisor: Literal["capacity", "entries"] = "capacity"
     """What the sum of a class's entries is divided by: as the code, or as the paper."""
 

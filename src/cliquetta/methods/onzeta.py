@@ -33,16 +33,12 @@ from cliquetta.model.clip import l2_normalize
 class OnZetaConfig(MethodConfig):
     """Online labels and proxies with the authors' constants."""
 
-    dual_lr: NonNegative = 20.0
-    """c_r: step of the dual at the first image; it falls with √t."""
-    proxy_lr: NonNegative = 0.5
-    """c_w: step of the vision proxies at the first image; it falls with √t."""
+    dual_lr: NonNegative = 20.0  # c_r: step of the dual at the first image; it falls with √t.
+    proxy_lr: NonNegative = 0.5  # c_w: step of the proxies at the first image; it falls with √t.
     balance: NonNegative = 1.0
     """α: share of an even distribution that each class is to get at least; 0 switches it off."""
-    vision_weight: Weight = 0.8
-    """β: weight of the vision label at the end of the stream."""
-    vision_temperature: Positive = 4.0
-    """τ_v as a multiple of the model's own temperature."""
+    vision_weight: Weight = 0.8  # β: weight of the vision label at the end of the stream.
+    vision_temperature: Positive = 4.0  # τ_v as a multiple of the model's own temperature.
     horizon: Count = 1000
     """n: images after which the vision label has its full weight; the stream's length if known."""
 

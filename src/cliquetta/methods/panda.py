@@ -36,16 +36,12 @@ from cliquetta.types import Batch, Prediction, ViewSpec
 class PandaConfig(MethodConfig):
     """Negative data augmentation around another method."""
 
-    method: str = "tent"
-    """Name of the method that gets the corrected features."""
-    options: tuple[str, ...] = ()
-    """Settings of that method, each as key=value."""
+    method: str = "tent"  # Name of the method that gets the corrected features.
+    options: tuple[str, ...] = ()  # Settings of that method, each as key=value.
     offset: NonNegative = 0.2
     """β: how much of the negatives' mean feature is subtracted; 0 is the method alone."""
-    images_per_negative: Count = 10
-    """Images of a batch per negative that is made."""
-    patch_grid: Count = 7
-    """Patches per side; the nearest number that divides the image is used."""
+    images_per_negative: Count = 10  # Images of a batch per negative that is made.
+    patch_grid: Count = 7  # Patches per side; the nearest number that divides the image is used.
     predict_after: bool = True
     """Predict once more after the step, with new negatives; of methods that keep LayerNorms."""
 
@@ -84,15 +80,6 @@ class OffsetTower(VisionTower):
     offset: float
     negatives: Negatives
 
-    @classmethod
-    def around(cls, tower: VisionTower, offset: float) -> OffsetTower:
-        """Wrap a tower, its weights shared, to subtract an offset."""
-        copied = copy.copy(tower)
-        copied.__class__ = cls
-        assert isinstance(copied, OffsetTower)
-        copied.offset, copied.negatives = offset, Negatives()
-        return copied
-
     def forward(self, pixels: Tensor, **prompts: Any) -> Tensor:
         """Features (B, E) of pixels (B, 3, S, S)."""
         negatives = self.negatives.images.to(pixels)
@@ -107,12 +94,8 @@ class OffsetCLIP(CLIP):
     @property
     def capabilities(self) -> frozenset[str]:
         """The capabilities of a CLIP that concern text and LayerNorms."""
-        return super().capabilities - {
-            "visual-blocks",
-            "visual-prefix",
-            "visual-tokens",
-            "attention",
-        }
+        inside = {"visual-blocks", "visual-prefix", "visual-tokens", "attention"}
+        return super().capabilities - inside
 
     def unit_image(self, features: Tensor) -> Tensor:
         """Features less their offset, as they are."""
@@ -121,9 +104,10 @@ class OffsetCLIP(CLIP):
 
 def with_offset(model: CLIP, offset: float) -> tuple[CLIP, Negatives]:
     """A model that shares all weights with ``model``, and where it looks for negatives."""
-    tower = OffsetTower.around(model.require_vit(), offset)
-    copied = copy.copy(model)
-    copied.__class__ = OffsetCLIP
+    tower, copied = copy.copy(model.require_vit()), copy.copy(model)
+    tower.__class__, copied.__class__ = OffsetTower, OffsetCLIP
+    assert isinstance(tower, OffsetTower)
+    tower.offset, tower.negatives = offset, Negatives()
     copied._modules = {**model._modules, "visual": tower}
     return copied, tower.negatives
 

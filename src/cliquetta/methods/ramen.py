@@ -39,14 +39,10 @@ from cliquetta.types import Batch, Prediction
 class RamenConfig(MethodConfig):
     """One step per image from a support set of its domain."""
 
-    lr: Positive = 0.01
-    """How far every LayerNorm parameter moves, along the sign of the gradient."""
-    neighbours: Count = 5
-    """k: images per class that a step is made of."""
-    distance_weight: NonNegative = 5.0
-    """β: how fast an entry's weight falls with its distance."""
-    capacity: Count = 1024
-    """Newest images remembered, each with a gradient by all LayerNorms."""
+    lr: Positive = 0.01  # How far every LayerNorm parameter moves, along the sign of the gradient.
+    neighbours: Count = 5  # k: images per class that a step is made of.
+    distance_weight: NonNegative = 5.0  # β: how fast an entry's weight falls with its distance.
+    capacity: Count = 1024  # Newest images remembered, each with a gradient by all LayerNorms.
 
 
 def support_weights(

@@ -33,8 +33,7 @@ from cliquetta.model.clip import CLIP, MissingCapabilityError
 from cliquetta.model.in_memory import FeaturesOnly, from_model
 from cliquetta.prompts.classes import ClassPrompts, as_prompts
 
-DEFAULT_METHOD = "domain_norm"
-"""The method wherever naming one is optional."""
+DEFAULT_METHOD = "domain_norm"  # The method wherever naming one is optional.
 
 A = TypeVar("A", bound=type[Adapter])
 
@@ -53,8 +52,7 @@ class MethodEntry:
     tuned_by_authors: frozenset[str] = frozenset()
     fit: Callable[..., Mapping[str, Any]] | None = None
     """For few-shot methods: learns the tensors that the adapter is built from."""
-    setting: str = ""
-    """What the defaults are its authors' setting for."""
+    setting: str = ""  # What the defaults are its authors' setting for.
     for_batches: bool = False
     """Whether it compares the images of a batch, so that single images are not what it is for."""
 

@@ -28,14 +28,11 @@ from cliquetta.types import Batch, Prediction
 class SARConfig(MomentumConfig):
     """Sharpness-aware and reliable entropy minimisation."""
 
-    entropy_threshold: NonNegative = 0.4
-    """E₀ as a multiple of ln N: images of higher entropy do not teach."""
-    radius: Positive = 0.05
-    """ρ: how far the norms are moved to the worst point nearby."""
+    entropy_threshold: NonNegative = 0.4  # E₀ as a multiple of ln N: higher entropy does not teach.
+    radius: Positive = 0.05  # ρ: how far the norms are moved to the worst point nearby.
     reset_threshold: NonNegative = 0.2
     """e_m: average second loss, in nats, below which the norms start again."""
-    reset_decay: Decay = 0.9
-    """Decay of that average."""
+    reset_decay: Decay = 0.9  # Decay of that average.
 
 
 @register("sar", setting="ViT-B/16, ImageNet-C")

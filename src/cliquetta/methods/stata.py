@@ -33,16 +33,11 @@ from cliquetta.methods.transclip import VARIANCE_FLOOR, update_variance
 class StatAConfig(MethodConfig):
     """Anchored transduction within each batch."""
 
-    anchor_weight: Positive = 1.0
-    """α: images of a class at which batch and text have equal say."""
-    gaussian_temperature: Positive = 50.0
-    """τ: divides the Gaussian log-likelihood."""
-    neighbours: Count = 3
-    """Nearest neighbours of an image by cosine, excluding itself."""
-    rounds: Count = 10
-    """Updates of means and covariances; assignments are updated before the first, too."""
-    inner_steps: Count = 5
-    """Updates of the assignments each time."""
+    anchor_weight: Positive = 1.0  # α: images of a class at which batch and text have equal say.
+    gaussian_temperature: Positive = 50.0  # τ: divides the Gaussian log-likelihood.
+    neighbours: Count = 3  # Nearest neighbours of an image by cosine, excluding itself.
+    rounds: Count = 10  # Updates of means and covariances, each before one of assignments.
+    inner_steps: Count = 5  # Updates of the assignments each time.
 
 
 def with_squares(features: Tensor) -> Tensor:

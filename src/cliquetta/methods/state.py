@@ -46,7 +46,6 @@ class StateMismatchError(UserError):
 class SavedState:
     """The contents of a state file beside the memory."""
 
-    header: Mapping[str, Any]
     extra: Mapping[str, Tensor]
     notes: Mapping[str, Any]
     classes_changed: bool = False
@@ -220,7 +219,7 @@ def unpack_state(
         adapter.reset()
         memory = {**adapter.state_dict(), **shared}
     adapter.load_state_dict(memory)
-    return SavedState(header, _named(tensors, EXTRA), header["notes"], classes_changed)
+    return SavedState(_named(tensors, EXTRA), header["notes"], classes_changed)
 
 
 def merge_states(

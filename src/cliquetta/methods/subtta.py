@@ -40,12 +40,9 @@ step: centred covariances do not see the bias of the final norm."""
 class SubTTAConfig(AdamWConfig):
     """Subspace alignment with its authors' setting for ImageNet-C, never reset."""
 
-    lr: Positive = 5e-4
-    """Learning rate of AdamW."""
-    rank: Count = 256
-    """r: dimensions of both spans; at most the number of classes less two."""
-    momentum: Decay = 0.5
-    """α: weight of the past in the moving average of covariances."""
+    lr: Positive = 5e-4  # Learning rate of AdamW.
+    rank: Count = 256  # r: dimensions of both spans; at most the number of classes less two.
+    momentum: Decay = 0.5  # α: weight of the past in the moving average of covariances.
 
 
 def covariance(features: Tensor) -> Tensor:

@@ -28,34 +28,24 @@ from cliquetta.methods.building.views import SelectiveConfig, ViewKind, confiden
 from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
 
-GROUP = 256
-"""Images predicted at once: bounds memory. Changes results by rounding only."""
+GROUP = 256  # Images predicted at once: bounds memory. Changes results by rounding only.
 DENSE = 2**24
 """Numbers up to which a matrix of entries by classes is written out: a product is faster there."""
-SUM_ROUNDING = 1e-3
-"""By how much a sum of probabilities may exceed one."""
+SUM_ROUNDING = 1e-3  # By how much a sum of probabilities may exceed one.
 
 
 @dataclass(frozen=True)
 class TDAConfig(SelectiveConfig):
     """TDA with its authors' setting for ImageNet."""
 
-    views: Count = 1
-    """Views per image, including the plain one; 1 uses the plain one only."""
-    view_kind: ViewKind = "augmix"
-    """How views are made; unused with one view."""
-    positive_alpha: NonNegative = 2.0
-    """α₊: weight of the positive cache."""
-    positive_beta: NonNegative = 5.0
-    """β₊: how fast an entry's weight falls with its distance."""
-    positive_capacity: Count = 3
-    """Entries per class of the positive cache."""
-    negative_alpha: NonNegative = 0.117
-    """α₋: weight of the negative cache; 0 switches it off."""
-    negative_beta: NonNegative = 1.0
-    """β₋: how fast a negative entry's weight falls with its distance."""
-    negative_capacity: Count = 2
-    """Entries per class of the negative cache."""
+    views: Count = 1  # Views per image, including the plain one; 1 uses the plain one only.
+    view_kind: ViewKind = "augmix"  # How views are made; unused with one view.
+    positive_alpha: NonNegative = 2.0  # α₊: weight of the positive cache.
+    positive_beta: NonNegative = 5.0  # β₊: how fast an entry's weight falls with its distance.
+    positive_capacity: Count = 3  # Entries per class of the positive cache.
+    negative_alpha: NonNegative = 0.117  # α₋: weight of the negative cache; 0 switches it off.
+    negative_beta: NonNegative = 1.0  # β₋: how fast a negative entry's weight falls.
+    negative_capacity: Count = 2  # Entries per class of the negative cache.
     entropy_window: Interval = (0.2, 0.5)
     """Entropy (nats, divided by log2 of the number of classes) between which an image enters the
     negative cache."""
@@ -67,14 +57,10 @@ class TDAConfig(SelectiveConfig):
 class Seen:
     """The features and predictions that TDA takes from the views of B images."""
 
-    features: Tensor
-    """(B, E) mean of the confident views' unit features, shorter than one if they differ."""
-    logits: Tensor
-    """(B, N) mean of the confident views' logits."""
-    entropy: Tensor
-    """(B,) entropy of the mean probability, in nats."""
-    probabilities: Tensor
-    """(B, N) mean probability."""
+    features: Tensor  # (B, E) mean of the confident views' unit features; shorter if they differ.
+    logits: Tensor  # (B, N) mean of the confident views' logits.
+    entropy: Tensor  # (B,) entropy of the mean probability, in nats.
+    probabilities: Tensor  # (B, N) mean probability.
 
 
 def look(features: Tensor, classifier: Tensor, scale: float, fraction: float) -> Seen:

@@ -24,8 +24,7 @@ from cliquetta.types import Batch, Prediction
 class TentConfig(AdamConfig):
     """Entropy minimisation on visual LayerNorms, never reset."""
 
-    lr: Positive = 1e-3
-    """Learning rate of Adam; LayerNorms drift above 1e-3, long streams may need less."""
+    lr: Positive = 1e-3  # Learning rate of Adam; norms drift above 1e-3, long streams need less.
 
 
 @register("tent", for_batches=True)

@@ -50,38 +50,25 @@ SearchEnd = Annotated[float, Rule("above 0.1, where the search starts", lambda v
 class TipAdapterConfig(MethodConfig):
     """The authors' setting for ImageNet and three more of their eleven datasets."""
 
-    alpha: NonNegative = 1.17
-    """Weight of the cache relative to the text classifier."""
-    beta: NonNegative = 1.0
-    """Sharpness: how fast the weight of a key falls with its distance."""
-    augmentations: Count = 10
-    """Random crops whose mean feature makes a key."""
-    crop_scale: CropScale = (0.5, 1.0)
-    """Fraction of the image's area that a crop covers."""
-    search: bool = False
-    """Choose alpha and beta by accuracy on the validation split, which must then be given."""
-    search_beta: SearchEnd = 7.0
-    """Upper end of the search for beta, which starts at 0.1."""
-    search_alpha: SearchEnd = 3.0
-    """Upper end of the search for alpha, which starts at 0.1."""
-    search_steps: tuple[Count, Count] = (200, 20)
-    """Number of values tried for beta and for alpha."""
+    alpha: NonNegative = 1.17  # Weight of the cache relative to the text classifier.
+    beta: NonNegative = 1.0  # Sharpness: how fast the weight of a key falls with its distance.
+    augmentations: Count = 10  # Random crops whose mean feature makes a key.
+    crop_scale: CropScale = (0.5, 1.0)  # Fraction of the image's area that a crop covers.
+    search: bool = False  # Choose alpha and beta by accuracy on a validation split.
+    search_beta: SearchEnd = 7.0  # Upper end of the search for beta, which starts at 0.1.
+    search_alpha: SearchEnd = 3.0  # Upper end of the search for alpha, which starts at 0.1.
+    search_steps: tuple[Count, Count] = (200, 20)  # Number of values tried for beta and for alpha.
 
 
 @dataclass(frozen=True)
 class TipAdapterFConfig(TipAdapterConfig):
     """Settings of Tip-Adapter, and of training its keys (AdamW, cosine per step)."""
 
-    epochs: Count = 20
-    """Passes over the labelled images."""
-    batch_size: Count = 256
-    """Images per step."""
-    lr: Positive = 1e-3
-    """Learning rate at the start of the cosine schedule."""
-    eps: Positive = 1e-4
-    """Epsilon of AdamW."""
-    weight_decay: NonNegative = 0.01
-    """Weight decay of AdamW."""
+    epochs: Count = 20  # Passes over the labelled images.
+    batch_size: Count = 256  # Images per step.
+    lr: Positive = 1e-3  # Learning rate at the start of the cosine schedule.
+    eps: Positive = 1e-4  # Epsilon of AdamW.
+    weight_decay: NonNegative = 0.01  # Weight decay of AdamW.
 
 
 PRESETS = read_presets("tip_adapter", TipAdapterConfig)
@@ -128,6 +115,21 @@ class Validation:
     text_logits: Tensor
     labels: Tensor
 
+    @classmethod
+    @torch.no_grad()
+    def encode(cls, model: CLIP, few_shot: FewShot, classifier: Tensor) -> Validation:
+        """The validation split of the examples; an error says so if there is none."""
+        split = few_shot.validation
+        if split is None:
+            raise UserError(
+                "search=True chooses numbers by accuracy and needs a validation split for it: give "
+                "FewShot(validation=...), and never the test set"
+            )
+        parts = np.array_split(np.arange(len(split)), math.ceil(len(split) / VIEWS_AT_ONCE))
+        pixels = (split.pixels(rows, model) for rows in parts)
+        features = torch.cat([model.encode_image(part, normalize=True) for part in pixels])
+        return cls(features, model.scale * features @ classifier.T, split.labels.to(model.device))
+
     def accuracy(self, logits: Tensor) -> Tensor:
         """Accuracy of logits (..., n, N)."""
         return (logits.argmax(dim=-1) == self.labels).float().mean(dim=-1)
@@ -135,22 +137,6 @@ class Validation:
     def accuracy_of(self, cache: TipCache) -> float:
         """Accuracy with a cache beside the text."""
         return float(self.accuracy(cache.logits(self.features, self.text_logits)))
-
-
-@torch.no_grad()
-def validation_of(model: CLIP, few_shot: FewShot, classifier: Tensor) -> Validation:
-    """The validation split of the examples, encoded; an error says so if there is none."""
-    held = few_shot.validation
-    if held is None:
-        raise UserError(
-            "search=True chooses numbers by accuracy and needs a validation split for it: give "
-            "FewShot(validation=...), and never the test set"
-        )
-    parts = np.array_split(np.arange(len(held)), math.ceil(len(held) / VIEWS_AT_ONCE))
-    features = torch.cat(
-        [model.encode_image(held.pixels(rows, model), normalize=True) for rows in parts]
-    )
-    return Validation(features, model.scale * features @ classifier.T, held.labels.to(model.device))
 
 
 @torch.no_grad()
@@ -178,7 +164,7 @@ def fit_tip_adapter(task: FitTask, config: TipAdapterConfig) -> dict[str, Tensor
     """``keys`` (n, E), ``labels`` (n,) and, after a search, ``alpha`` and ``beta``."""
     model, few_shot = task.model, task.few_shot
     classifier = model.classifier(task.prompts)
-    validation = validation_of(model, few_shot, classifier) if config.search else None
+    validation = Validation.encode(model, few_shot, classifier) if config.search else None
     generator = np.random.default_rng([task.seed, 0x71])
     labels = few_shot.labels.to(model.device)
     values = F.one_hot(labels, len(task.prompts)).float()

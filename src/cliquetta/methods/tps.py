@@ -33,12 +33,9 @@ ELEMENTS = 2**24
 class TPSConfig(SelectiveConfig):
     """Prototype shifting with its authors' defaults."""
 
-    lr: NonNegative = 5e-3
-    """Learning rate of AdamW. One step moves each coordinate by about this much."""
-    weight_decay: NonNegative = 0.01
-    """Weight decay of AdamW, PyTorch's default in the official code."""
-    steps: Count = 1
-    """AdamW steps per image; views are selected before each."""
+    lr: NonNegative = 5e-3  # Learning rate of AdamW: about how far one step moves a coordinate.
+    weight_decay: NonNegative = 0.01  # Weight decay of AdamW, PyTorch's default as theirs.
+    steps: Count = 1  # AdamW steps per image; views are selected before each.
 
 
 def shifted_text(text: Tensor, shift: Tensor) -> Tensor:

@@ -31,14 +31,10 @@ from cliquetta.types import Prediction
 class TPTConfig(SelectiveConfig):
     """TPT with its authors' defaults."""
 
-    lr: NonNegative = 5e-3
-    """Learning rate of AdamW. One step moves each coordinate by about this much."""
-    weight_decay: NonNegative = 0.01
-    """Weight decay of AdamW, PyTorch's default in the official code."""
-    steps: Count = 1
-    """AdamW steps per image; views are selected before the first."""
-    text_chunk: Count = 1024
-    """Texts (images x classes) encoded at once. Bounds memory only."""
+    lr: NonNegative = 5e-3  # Learning rate of AdamW: about how far one step moves a coordinate.
+    weight_decay: NonNegative = 0.01  # Weight decay of AdamW, PyTorch's default as theirs.
+    steps: Count = 1  # AdamW steps per image; views are selected before the first.
+    text_chunk: Count = 1024  # Texts (images x classes) encoded at once. Bounds memory only.
 
 
 @register("tpt", tuned=read_presets("tpt", TPTConfig))

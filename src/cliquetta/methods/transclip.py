@@ -36,18 +36,13 @@ VARIANCE_FLOOR = 1e-6
 class TransCLIPConfig(MethodConfig):
     """Transduction within each batch."""
 
-    text_weight: NonNegative = 1.0
-    """λ: exponent of the zero-shot probabilities."""
-    gaussian_temperature: Positive = 50.0
-    """τ: divides the Gaussian log-likelihood."""
-    neighbours: Count = 3
-    """Nearest neighbours of an image by cosine, excluding itself."""
-    init_images: Count = 8
-    """Most confident images of a class from which its mean is initialised."""
+    text_weight: NonNegative = 1.0  # λ: exponent of the zero-shot probabilities.
+    gaussian_temperature: Positive = 50.0  # τ: divides the Gaussian log-likelihood.
+    neighbours: Count = 3  # Nearest neighbours of an image by cosine, excluding itself.
+    init_images: Count = 8  # Most confident images of a class from which its mean is initialised.
     rounds: Count = 10
     """Updates of the means and the variance; the assignments are updated once more after them."""
-    inner_steps: Count = 5
-    """Updates of the assignments in each round."""
+    inner_steps: Count = 5  # Updates of the assignments in each round.
 
 
 def first_means(features: Tensor, prior: Tensor, seeds: int) -> Tensor:

@@ -44,12 +44,9 @@ class WATTConfig(AdamConfig):
 
     mode: Literal["sequential", "parallel"] = "sequential"
     """``sequential`` carries weights from template to template, ``parallel`` starts each alike."""
-    steps: Count = 2
-    """Adam steps under each template."""
-    rounds: Count = 5
-    """Passes over all templates, each followed by averaging; 50 for ``parallel``."""
-    temperature: Positive = 0.01
-    """Divides the similarities in the softmax of the targets."""
+    steps: Count = 2  # Adam steps under each template.
+    rounds: Count = 5  # Passes over all templates, each followed by averaging; 50 for ``parallel``.
+    temperature: Positive = 0.01  # Divides the similarities in the softmax of the targets.
     templates: tuple[Template, ...] = TEMPLATES
     """Templates to adapt under; the class texts used to predict are their mean."""
 

@@ -35,8 +35,7 @@ FP16_EPS = 2.0**-10
 class ZeroConfig(SelectiveConfig):
     """Zero with its authors' defaults."""
 
-    selection_fraction: Fraction = 0.3
-    """γ: fraction of the views, those of lowest entropy, that vote."""
+    selection_fraction: Fraction = 0.3  # γ: share of the views, of lowest entropy, that vote.
     vote: Vote = "hard"
     """``hard``: one vote per view, for its first class (the paper); ``fp16-eps``: softmax of the
     cosines at temperature 2^-10 (the official code under autocast)."""

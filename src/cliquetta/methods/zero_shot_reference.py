@@ -2,15 +2,12 @@
 
 Both learn from the stream, so that what they need is a part of a method's state while they are on.
 
-Rejection: which images are of none of the classes. Both the method and zero-shot CLIP say how
-unsure they are, and the mean counts: adaptation draws images of no class to the classes, zero-shot
-CLIP does not follow the domain. The limit needs no labels. Leave an image's class out of the list:
-what remains does not name it, so that its score among the remaining classes is one that an image of
-no class has. The limit is the score that a wanted share of these exceeds.
+Rejection asks both the method and zero-shot CLIP how unsure they are: adaptation draws images of no
+class to the classes, zero-shot CLIP does not follow the domain. Its limit needs no labels: an image
+whose class is left out of the list has a score that an image of no class has.
 
-Calibration: a temperature at which predictions are, on average, as sure as zero-shot CLIP finds the
-same classes probable. Learning from its own predictions makes a method surer of them; zero-shot
-CLIP is not taught by the stream.
+Calibration divides by a temperature at which predictions are, on average, as sure as zero-shot CLIP
+finds the same classes probable: learning from its own predictions makes a method surer of them.
 """
 
 from __future__ import annotations
@@ -34,12 +31,9 @@ from cliquetta.types import Prediction, Rejection
 SOFTENING = 10.0
 """Logits are divided by it: which classes come second and third then counts, too, not only how far
 the first one is ahead."""
-SHARE = 0.9
-"""Share of the left-out scores that exceed the limit."""
-WINDOW = 1024
-"""Images that the limit comes from, the latest ones."""
-LEFT_OUT = "left_out_scores"
-"""The window in a method's memory."""
+SHARE = 0.9  # Share of the left-out scores that exceed the limit.
+WINDOW = 1024  # Images that the limit comes from, the latest ones.
+LEFT_OUT = "left_out_scores"  # The window in a method's memory.
 
 
 def rejection_score(logits: Tensor) -> Tensor:
@@ -84,8 +78,7 @@ TEMPERATURES = tuple(float(t) for t in torch.logspace(math.log10(0.2), math.log1
 """At which confidences are counted; the temperature is between the first and the last."""
 HALF_LIFE = 16
 """Images after which an image counts half: predictions change as fast as methods learn."""
-CONFIDENCES = "confidences"
-"""The sums in a method's memory."""
+CONFIDENCES = "confidences"  # The sums in a method's memory.
 
 
 def no_confidences() -> Tensor:

@@ -196,11 +196,9 @@ def _existing(name: str) -> list[Path]:
 
 
 def _openai(name: str, activation: Activation, fetcher: Fetcher) -> Checkpoint:
-    """One of OpenAI's models, or a local file that is one.
+    """One of OpenAI's models from the first source that has it, or a local file that is one.
 
-    A release comes from the first source that has it. An archive that was downloaded before needs
-    no network; OpenAI's own address has gone (openai/CLIP#516), so that copies on the hub come
-    before it.
+    OpenAI's own address has gone (openai/CLIP#516), so that copies on the hub come before it.
     """
     if name not in openai.NAMES:
         if paths := _existing(name):

@@ -83,7 +83,8 @@ def from_model(
     for module in training:
         module.training = native is not None
     if native is None:
-        return _wrap(model, name, preprocess, tokenizer)
+        own = _own_preprocess(model, name) if preprocess is None else preprocess_from(preprocess)
+        return WrappedCLIP(model, name, own, tokenizer)
     if preprocess is not None:
         given = preprocess_from(preprocess)
         if given.size != native.image_size:
@@ -246,23 +247,32 @@ class WrappedCLIP(CLIP):
     is_wrapped = True
     visual: ImageEncoder
 
-    def __init__(
-        self,
-        visual: ImageEncoder,
-        embed_dim: int,
-        *,
-        id: str,
-        preprocess: Preprocess,
-        tokenizer: TextTokenizer | None,
-    ) -> None:
+    @torch.no_grad()
+    def __init__(self, model: nn.Module, id: str, preprocess: Preprocess, tokenizer: Any) -> None:
         nn.Module.__init__(self)
-        self.id, self.embed_dim, self.preprocess = id, embed_dim, preprocess
-        self.image_size = preprocess.size
-        self.visual, self.text = visual, None
-        self._tokenizer = tokenizer
-        self._text = _function(visual.model, _TEXT)
-        scale, bias = (getattr(visual.model, f"logit_{part}", None) for part in ("scale", "bias"))
-        device = next(visual.parameters()).device
+        self.id, self.preprocess, self.image_size = id, preprocess, preprocess.size
+        self.visual, self.text, self._text = ImageEncoder(model), None, _function(model, _TEXT)
+        size = preprocess.size
+        try:
+            features = self.visual.watch(torch.zeros(1, 3, size, size))
+        except Exception as error:  # whatever a foreign module raises on a wrong size
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            message = f"{id} does not encode an image of {size} x {size}: {reason}"
+            raise UserError(message) from error
+        if features.ndim != 2 or len(features) != 1:
+            raise UserError(f"{id} gives {tuple(features.shape)} for one image, not (1, width)")
+        self.embed_dim = features.shape[1]
+        weights = model.named_parameters()
+        embeddings = (w for name, w in weights if name.endswith("token_embedding.weight"))
+        vocab_size = next(map(len, embeddings), None)
+        length = int(getattr(model, "context_length", 0) or 77)
+        self._tokenizer: TextTokenizer | None = None
+        if tokenizer is not None:
+            self._tokenizer = RowTokenizer(tokenizer, length, vocab_size)
+        elif vocab_size is not None and is_clip_vocabulary(vocab_size):
+            self._tokenizer = Tokenizer(length)
+        scale, bias = (getattr(model, f"logit_{part}", None) for part in ("scale", "bias"))
+        device = next(self.visual.parameters()).device
         log_scale = scale if isinstance(scale, Tensor) else torch.tensor(100.0).log()
         self.logit_scale = _scalar(log_scale, device)
         self.logit_bias = _scalar(bias, device) if isinstance(bias, Tensor) else None
@@ -309,38 +319,16 @@ def _scalar(value: Tensor, device: torch.device) -> nn.Parameter:
     return nn.Parameter(plain, requires_grad=False)
 
 
-@torch.no_grad()
-def _wrap(model: nn.Module, name: str, preprocess: Any, tokenizer: Any) -> WrappedCLIP:
-    cfg = getattr(getattr(model, "visual", None), "preprocess_cfg", None)
-    if preprocess is not None:
-        prepared = preprocess_from(preprocess)
-    elif cfg is not None:
-        size = cfg.get("size", 224)
-        prepared = open_clip.preprocess_from(size if isinstance(size, int) else size[0], cfg)
-    else:
+def _own_preprocess(model: Any, name: str) -> Preprocess:
+    """The preprocessing that a model of open_clip states."""
+    cfg: Any = getattr(getattr(model, "visual", None), "preprocess_cfg", None)
+    if cfg is None:
         raise UserError(
             f"{name} does not say how its images are prepared: pass "
             "from_model(..., preprocess=Preprocess(size, mean, std, ...))"
         )
-    visual = ImageEncoder(model)
-    try:
-        features = visual.watch(torch.zeros(1, 3, prepared.size, prepared.size))
-    except Exception as error:  # whatever a foreign module raises on a wrong size
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(
-            f"{name} does not encode an image of {prepared.size} x {prepared.size}: {reason}"
-        ) from error
-    if features.ndim != 2 or len(features) != 1:
-        raise UserError(f"{name} gives {tuple(features.shape)} for one image, not (1, width)")
-    embeddings = (w for n, w in model.named_parameters() if n.endswith("token_embedding.weight"))
-    vocab_size = next(map(len, embeddings), None)
-    length = int(getattr(model, "context_length", 0) or 77)
-    rows: TextTokenizer | None = None
-    if tokenizer is not None:
-        rows = RowTokenizer(tokenizer, length, vocab_size)
-    elif vocab_size is not None and is_clip_vocabulary(vocab_size):
-        rows = Tokenizer(length)
-    return WrappedCLIP(visual, features.shape[1], id=name, preprocess=prepared, tokenizer=rows)
+    size = cfg.get("size", 224)
+    return open_clip.preprocess_from(size if isinstance(size, int) else size[0], cfg)
 
 
 def _function(

@@ -272,8 +272,10 @@ def find_tokenizer(
     find: Callable[[str], Path | None], text: TextConfig
 ) -> PretrainedTokenizer | None:
     """The tokenizer of a folder or repository in which ``find`` looks for a file; maybe none."""
-    paths = (path for name in FILES if (path := find(name)) is not None)
-    return next((PretrainedTokenizer(path, text) for path in paths), None)
+    for name in FILES:
+        if path := find(name):
+            return PretrainedTokenizer(path, text)
+    return None
 
 
 Encode = Callable[[str, bool], list[int]]

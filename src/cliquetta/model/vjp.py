@@ -1,9 +1,8 @@
-"""Many vector-Jacobian products of a block from one recorded forward pass.
+"""Many vector-Jacobian products of towers from one recorded forward pass.
 
 Where many gradients start from the same point (cliques from the same prompts, rows of a Jacobian),
 autograd would run the forward pass over and over. Each cotangent names the recorded row that it
 belongs to; weights are frozen, so only norms, activations and attention gather anything by row.
-Whole towers are recorded in :mod:`cliquetta.model.vjp`.
 """
 
 from __future__ import annotations
@@ -240,8 +239,8 @@ def _attention_vjp(
 class VisualTape:
     """A prompted image forward pass from one block on, ready for many backward passes.
 
-    ``hidden`` (b, T, D) are the states at the input of block ``start``, ``prefix`` the prompts by
-    block. Backward passes may be ``replayed`` if the tape does not move in memory.
+    ``hidden`` (b, T, D) are the states at the input of the first block with a ``prefix``. Backward
+    passes may be ``replayed`` if the tape does not move in memory.
     """
 
     @torch.no_grad()
@@ -249,17 +248,14 @@ class VisualTape:
         self,
         tower: VisionTower,
         hidden: Tensor,
-        start: int,
         prefix: Mapping[int, Prefix],
         replayed: Replayed | None = None,
     ) -> None:
-        if min(prefix) != start:
-            raise UserError(f"the tape starts at block {start}, the first prefix at {min(prefix)}")
-        self.tower, self.start, self.blocks = tower, start, sorted(prefix)
+        self.tower, self.start, self.blocks = tower, min(prefix), sorted(prefix)
         self.replayed = replayed or Replayed(shapes=0)
         self.tapes: list[BlockTape] = []
         last = len(tower.blocks) - 1
-        for number in range(start, last + 1):
+        for number in range(self.start, last + 1):
             rows = None
             if number == last and tower.head is None:
                 rows = torch.zeros(len(hidden), dtype=torch.long, device=hidden.device)
@@ -303,12 +299,8 @@ class VisualTape:
         gradients: list[Tensor] = []
         for number in range(len(tower.blocks) - 1, self.start - 1, -1):
             assert grad is not None
-            block, tape, through = (
-                tower.block(number),
-                self.tapes[number - self.start],
-                number > self.start,
-            )
-            grad, prefix = block_vjp(block, tape, grad, index, through=through)
+            tape, through = self.tapes[number - self.start], number > self.start
+            grad, prefix = block_vjp(tower.block(number), tape, grad, index, through=through)
             if prefix is not None:
                 gradients.insert(0, prefix.to(size.dtype) * size[:, None, None, None])
         return tuple(gradients)
@@ -351,7 +343,7 @@ class VisualTapes:
         self, hidden: Tensor, prompts: Tensor, replayed: Replayed | None = None
     ) -> VisualTape:
         prefix = {block: Prefix(own[None]) for block, own in zip(self.blocks, prompts, strict=True)}
-        return VisualTape(self.tower, hidden, self.blocks[0], prefix, replayed)
+        return VisualTape(self.tower, hidden, prefix, replayed)
 
 
 class TextTape:

@@ -9,23 +9,33 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.errors import UserError, look_up
 from cliquetta.prompts.classes import DEFAULT_TEMPLATE, ClassPrompts
+
+
+@lru_cache
+def _read(name: str, section: str) -> dict[str, Any]:
+    text = files("cliquetta.prompts").joinpath("data").joinpath(name).read_text(encoding="utf-8")
+    return dict(json.loads(text)[section])
+
+
+def _class_lists() -> dict[str, Any]:
+    return _read("classnames.json", "lists")
 
 
 def list_class_lists() -> list[str]:
     """Ids of all class lists."""
-    return sorted(_read("classnames.json")["lists"])
+    return sorted(_class_lists())
 
 
 def list_templates() -> list[str]:
     """Ids of all template sets."""
-    return sorted(_read("templates.json")["sets"])
+    return sorted(_read("templates.json", "sets"))
 
 
 def class_names(list_id: str) -> tuple[str, ...]:
     """The class names of a list in the order of labels; ImageNet's hold two duplicates."""
-    entry = _class_list(list_id)
+    entry = look_up("class list", list_id, _class_lists())
     if "subset_of" not in entry:
         return tuple(entry["names"])
     names = class_names(entry["subset_of"])
@@ -34,50 +44,26 @@ def class_names(list_id: str) -> tuple[str, ...]:
 
 def wnids(list_id: str) -> tuple[str, ...]:
     """The WordNet ids of a list's classes, in the order of its labels; ImageNet's lists only."""
-    if "wnids" not in _class_list(list_id):
-        lists = _read("classnames.json")["lists"]
-        known = [name for name, entry in lists.items() if "wnids" in entry]
-        raise UnknownNameError("class list with WordNet ids", list_id, known)
-    return tuple(_class_list(list_id)["wnids"])
+    known = {name: entry["wnids"] for name, entry in _class_lists().items() if "wnids" in entry}
+    return tuple(look_up("class list with WordNet ids", list_id, known))
 
 
 def indices(list_id: str) -> tuple[int, ...]:
     """Where the classes of an ImageNet subset stand in the list of 1000."""
-    superset = _class_list(list_id).get("subset_of", list_id)
+    superset = look_up("class list", list_id, _class_lists()).get("subset_of", list_id)
     position = {wnid: i for i, wnid in enumerate(wnids(superset))}
     return tuple(position[wnid] for wnid in wnids(list_id))
 
 
 def templates(set_id: str) -> tuple[str, ...]:
     """The templates of a set; ``{}`` stands for the class name."""
-    sets = _read("templates.json")["sets"]
-    if set_id not in sets:
-        raise UnknownNameError("template set", set_id, sets)
-    return tuple(sets[set_id]["templates"])
+    return tuple(look_up("template set", set_id, _read("templates.json", "sets"))["templates"])
 
 
 def template_choice(scheme: str, dataset: str) -> str:
     """The template set that a method (``coop``, ``tda``, ``scap``) takes for a dataset."""
-    choices = _read("templates.json")["choices"]
-    if scheme not in choices:
-        raise UnknownNameError("choice of templates", scheme, choices)
-    sets = choices[scheme]["sets"]
-    if dataset not in sets:
-        raise UnknownNameError(f"dataset with templates of {scheme}", dataset, sets)
-    return str(sets[dataset])
-
-
-@lru_cache(maxsize=2)
-def _read(name: str) -> dict[str, Any]:
-    text = files("cliquetta.prompts").joinpath("data").joinpath(name).read_text(encoding="utf-8")
-    return dict(json.loads(text))
-
-
-def _class_list(list_id: str) -> dict[str, Any]:
-    lists = _read("classnames.json")["lists"]
-    if list_id not in lists:
-        raise UnknownNameError("class list", list_id, lists)
-    return dict(lists[list_id])
+    choice = look_up("choice of templates", scheme, _read("templates.json", "choices"))
+    return str(look_up(f"dataset with templates of {scheme}", dataset, choice["sets"]))
 
 
 def read_prompts(classes: str | None, given_templates: Sequence[str] = ()) -> ClassPrompts:

@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.errors import UserError, look_up
 from cliquetta.prompts.classes import ClassPrompts, as_prompts
 
 FEATURE_FILES = (".npy", ".npz", ".safetensors")
@@ -27,11 +27,7 @@ FloatArray = npt.NDArray[np.float32]
 
 
 def read_arrays(path: Path | str) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of an ``.npy``, ``.npz`` or ``.safetensors`` file; nothing in it is executed.
-
-    An ``.npy`` file holds one, called ``features``. JSON lists and numbers in the header of a
-    ``.safetensors`` file are arrays, too.
-    """
+    """The arrays of a file (an ``.npy`` file holds ``features``); nothing in it is executed."""
     path = Path(path).expanduser()
     if not path.is_file() or path.suffix not in FEATURE_FILES:
         what = f"{path} is none" if path.exists() else f"there is no {path}"
@@ -106,10 +102,7 @@ class TextFeatures:
         rows = list(range(len(self.features)))
         if self.names is not None:
             row_of = {name: row for row, name in enumerate(self.names)}
-            for name in names:
-                if name not in row_of:
-                    raise UnknownNameError(f"class of {self.source}", name, self.names)
-            rows = [row_of[name] for name in names]
+            rows = [look_up(f"class of {self.source}", name, row_of) for name in names]
         elif len(rows) != len(names):
             raise UserError(
                 f"{self.source} holds {len(rows)} text features without names for {len(names)} "

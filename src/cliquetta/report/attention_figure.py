@@ -55,13 +55,13 @@ def image_maps(
     images = []
     for _, _, (batch, entry) in order[:limit]:
         cliques = [] if batch.description is None else batch.description["cliques"]
-        before, after = names[batch.before[entry.place]], names[batch.after[entry.place]]
-        label = batch.labels[entry.place]
+        before, after = names[batch.before[entry.index]], names[batch.after[entry.index]]
+        label = batch.labels[entry.index]
         prediction = before if before == after else f"{before} → {after}"
         truth = f"{names[label]}\n" if label >= 0 else ""
         images.append(
             ImageMaps(
-                batch.pictures[entry.place],
+                batch.pictures[entry.index],
                 f"{truth}{prediction}",
                 entry.maps[kind],
                 tuple((names[cliques[id]["class"]], cliques[id]["size"]) for id in entry.cliques),

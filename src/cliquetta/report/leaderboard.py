@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cliquetta.data.corruptions import CORRUPTIONS
-from cliquetta.data.shifts import parse_dataset_id
+from cliquetta.data.corruptions import CORRUPTIONS, parse_dataset_id
 from cliquetta.evaluation.comparison import Cell, compare
 from cliquetta.evaluation.grid import BASELINE
 from cliquetta.evaluation.record import Record, Run

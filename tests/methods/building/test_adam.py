@@ -50,8 +50,8 @@ def test_what_is_learned_goes_through_a_memory() -> None:
     AdamState.begin(torch.ones(3)).declare(memory, "norms")
     moved = adam_step(AdamState.load(memory, "norms"), torch.arange(3.0), Adam(1e-3))
     moved.store(memory, "norms")
-    for selected, value in zip(AdamState.load(memory, "norms"), moved, strict=True):
-        assert torch.equal(selected, value)
+    for stored, value in zip(AdamState.load(memory, "norms"), moved, strict=True):
+        assert torch.equal(stored, value)
     memory.reset()
     assert int(memory["norms.steps"]) == 0
     assert torch.equal(memory["norms.values"], torch.ones(3))

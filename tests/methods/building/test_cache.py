@@ -48,10 +48,10 @@ def random_stream(images: int, classes: int, seed: int) -> tuple[Tensor, Tensor]
 def test_every_moment_equals_the_lists(seed: int, classes: int, capacity: int) -> None:
     labels, entropy = random_stream(60, classes, seed)
     lists = ListCache(classes, capacity)
-    selected = torch.full((classes, capacity), torch.inf)
+    entropies = torch.full((classes, capacity), torch.inf)
     owner = torch.zeros(classes, capacity, dtype=torch.long)  # which image lies in the slot
     for rows in torch.arange(60).split([1, 9, 30, 4, 16]):
-        occupancy = simulate_insertions(selected, labels[rows], entropy[rows])
+        occupancy = simulate_insertions(entropies, labels[rows], entropy[rows])
         for moment, row in enumerate(rows.tolist()):
             lists.offer(int(labels[row]), float(entropy[row]), row)
             for label in range(classes):
@@ -62,10 +62,10 @@ def test_every_moment_equals_the_lists(seed: int, classes: int, capacity: int) -
                     if labels[rows[e]] == label
                 ]
                 assert sorted(old + new) == sorted(lists.images(label))
-        selected = store(selected, entropy[rows], occupancy)
+        entropies = store(entropies, entropy[rows], occupancy)
         owner = store(owner, rows, occupancy)
         for label in range(classes):
             count = len(lists.images(label))
             assert owner[label][:count].tolist() == lists.images(label)
-            assert selected[label].isfinite().sum() == count
-            assert (selected[label].diff()[: max(0, count - 1)] >= 0).all()
+            assert entropies[label].isfinite().sum() == count
+            assert (entropies[label].diff()[: max(0, count - 1)] >= 0).all()

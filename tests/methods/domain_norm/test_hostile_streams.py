@@ -82,8 +82,8 @@ def hostile(kind: str, world: World, count: int) -> Tensor:
     clean, draw = world.clean, np.random.default_rng(1)
 
     def developed(pictures: np.ndarray) -> Tensor:
-        complete = np.broadcast_to(pictures, (count, 32, 32, 3)).astype(np.uint8)
-        return world.model.preprocess.pixels(complete)
+        repeated = np.broadcast_to(pictures, (count, 32, 32, 3)).astype(np.uint8)
+        return world.model.preprocess.pixels(repeated)
 
     if kind == "noise":
         return developed(draw.integers(0, 256, (count, 32, 32, 3)))

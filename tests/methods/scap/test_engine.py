@@ -39,9 +39,7 @@ def check_agreement(both: Pair, batches: list[torch.Tensor]) -> int:
         learned, cliques = out.evidence["learned"], out.evidence["cliques"]
         for g, u in enumerate(cliques.set_of.tolist()):
             if expected.visual[g] is not None:
-                torch.testing.assert_close(
-                    learned.visual[u, 0], expected.visual[g], rtol=0, atol=SUM
-                )
+                torch.testing.assert_close(learned.visual[u], expected.visual[g], rtol=0, atol=SUM)
             if expected.text[g] is not None:
                 torch.testing.assert_close(learned.text[u], expected.text[g], rtol=0, atol=SUM)
             torch.testing.assert_close(
@@ -76,6 +74,11 @@ OPTIONS: list[dict[str, Any]] = [
     {"prompt_length": 2},
     {"blocks": (0,)},
     {"blocks": (2,)},
+    {"blocks": (0, 2), "prompt_length": 2},
+    {"blocks": (1, 2), "steps": 3},
+    {"text_per_class": True},
+    {"text_per_class": True, "steps": 2},
+    {"text_per_class": True, "member_entropy": True, "mean_concentration": True},
     {"capacity": 1},
     {"capacity": 2, "neighbours": 1, "bandwidth": 0.8},
     {"clique_combination": "mean"},

@@ -147,12 +147,12 @@ def test_the_map_with_all_prompts_has_the_retained_ones(
     assert len(shown) == len(mapped) > 0
     for index, (count, used) in zip(mapped, shown, strict=True):
         passes = describe(prediction)["images"][index["place"]]["passes"]
-        selected = sum(entry["retained"] is not None for entry in passes)
-        assert (selected > 0) == retention
+        retained = sum(entry["retained"] is not None for entry in passes)
+        assert (retained > 0) == retention
         distinct = {
             frozenset(clique["members"])
             for clique in describe(prediction)["cliques"]
             if index["place"] in clique["members"]
         }
-        assert count == len(distinct) + selected
+        assert count == len(distinct) + retained
         assert used[0] == 0 and used[-1] == count  # plain first, everything last

@@ -18,8 +18,7 @@ from tests._helpers.tolerance import BLOCK_STORES, rounding
 PROMPTS = ClassPrompts(NAMES, ("a photo of a {}.", "art of the {}."))
 BATCHES = [images.float() for images in make_batches(3, 4, 6)]
 HALVES = [torch.bfloat16, torch.float16]
-STORES = 3 * BLOCK_STORES
-"""Tensors that the three blocks of the model round."""
+STORES = 3 * BLOCK_STORES  # Tensors that the three blocks of the model round.
 
 
 def adapter_of(dtype: torch.dtype, **options: Any) -> SCAP:
@@ -55,10 +54,8 @@ def start_gradients(adapter: SCAP, sets: list[list[int]]) -> tuple[Tensor, Tenso
     clique, image = torch.tensor([(u, j) for u, own in enumerate(sets) for j in own]).unbind(1)
     task = Task(hidden, plain, clique, image, len(sets))
     tape = adapter.learner.record(hidden, adapter.memory["start_prompt"])
-    _, visual, text, _ = adapter.learner._start_gradients(task, tape)
-    assert visual is not None
-    assert text is not None
-    return visual.flatten(1), text.flatten(1)
+    _, gradients, _ = adapter.learner._start_gradients(task, tape)
+    return gradients["visual"].flatten(1), gradients["text"].flatten(1)
 
 
 @pytest.mark.parametrize("jacobian", [False, True])

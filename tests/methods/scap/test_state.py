@@ -52,9 +52,9 @@ def test_a_split_stream_equals_the_whole_to_the_bit(
     options: dict[str, Any], tmp_path: Path
 ) -> None:
     config = scap_config(threshold=0.4, capacity=2, **options)
-    full = adapter_of(config)
-    expected = run(full, BATCHES)
-    assert int(full.memory["sets_learned"]) > MODEL.embed_dim  # the text gradient changed over
+    unbroken = adapter_of(config)
+    expected = run(unbroken, BATCHES)
+    assert int(unbroken.memory["sets_learned"]) > MODEL.embed_dim  # the text gradient changed over
     first = adapter_of(config)
     for number, images in enumerate(BATCHES):
         first.save(tmp_path / f"{number}.safetensors")
@@ -65,7 +65,7 @@ def test_a_split_stream_equals_the_whole_to_the_bit(
         load_state(other, tmp_path / f"{number}.safetensors")
         for actual, wanted in zip(run(other, BATCHES[number:]), expected[number:], strict=True):
             assert torch.equal(actual, wanted)
-        for name, value in full.state_dict().items():
+        for name, value in unbroken.state_dict().items():
             assert torch.equal(other.memory[name], value), name
 
 
@@ -101,10 +101,10 @@ def test_a_stream_killed_at_random_batches_ends_with_the_same_predictions(
     def build() -> SCAP:
         return SCAP(tiny_clip, tiny_prompts, SCAPConfig(threshold=0.3, capacity=2), seed=4)
 
-    full, out = tmp_path / "whole", tmp_path / "killed"
+    unbroken, out = tmp_path / "whole", tmp_path / "killed"
     adapter = build()
-    run_until_killed(adapter, full, 0, inside=False)
-    (expected,) = list_records(full)
+    run_until_killed(adapter, unbroken, 0, inside=False)
+    (expected,) = list_records(unbroken)
     assert int(adapter.memory["sets_learned"]) > 20
     assert int(adapter.memory["count"].max()) == 2
     moments, kills = random.Random(3), 0
@@ -125,4 +125,4 @@ def test_a_stream_killed_at_random_batches_ends_with_the_same_predictions(
     assert record.status == "finished"
     assert record.metrics == expected.metrics
     name = f"{record.id}/{PREDICTIONS}"
-    assert (out / name).read_bytes() == (full / name).read_bytes()
+    assert (out / name).read_bytes() == (unbroken / name).read_bytes()

@@ -101,7 +101,9 @@ def address(server: Any) -> Any:
     return f"http://127.0.0.1:{server.server_port}"
 
 
-def test_a_download_is_resumed_checked_and_kept(server: Any, address: Any, tmp_path: Path) -> None:
+def test_a_download_is_resumed_checked_and_cached(
+    server: Any, address: Any, tmp_path: Path
+) -> None:
     data = bytes(range(256)) * 4096
     server.files["/m.pt"] = data
     sha256 = hashlib.sha256(data).hexdigest()
@@ -120,7 +122,7 @@ def test_a_download_is_resumed_checked_and_kept(server: Any, address: Any, tmp_p
     assert Fetcher(tmp_path, offline=True).file(f"{NOWHERE}/m.pt", sha256) == path
 
 
-def test_a_damaged_download_is_not_kept(server: Any, address: Any, tmp_path: Path) -> None:
+def test_a_damaged_download_is_not_cached(server: Any, address: Any, tmp_path: Path) -> None:
     server.files["/m.pt"] = b"other"
     with pytest.raises(DownloadError, match="SHA-256 differs"):
         Fetcher(tmp_path).file(f"{address}/m.pt", "0" * 64)
@@ -136,7 +138,7 @@ def one_sentence(error: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """No downloads of the machine's own user are found."""
+    """No downloads of the machine's own user are seen."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     return tmp_path / "home"
 
@@ -243,7 +245,7 @@ def test_hub_repositories_of_siglip(hub_server: Any, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("new_transformers")
 @pytest.mark.parametrize("name", ["hf:owner/siglip", "hf-hub:owner/open"])
-def test_a_missing_extra_is_said_before_weights_are_downloaded(
+def test_a_missing_extra_is_named_before_weights_are_downloaded(
     hub_server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     serve(hub_server, "owner/siglip", save_siglip(tiny_siglip(), tmp_path / "hf"))
@@ -268,10 +270,10 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Any:
     repos = {timm: "timm/vit_base_patch16_clip_224.openai", hub: "openai/clip-vit-base-patch16"}
     return [
         (
-            {f"/{repo}/resolve/main/{path.name}": path.read_bytes() for path in place.iterdir()},
-            create_model(place),
+            {f"/{repo}/resolve/main/{path.name}": path.read_bytes() for path in folder.iterdir()},
+            create_model(folder),
         )
-        for place, repo in repos.items()
+        for folder, repo in repos.items()
     ] + [
         (
             {"/ViT-B-16.pt": (folder / "ViT-B-16.pt").read_bytes()},
@@ -288,13 +290,13 @@ def openai_server(
     small = replace(open_clip_zoo.ARCHITECTURES["ViT-B-16"], width=128, patch_size=8)
     monkeypatch.setitem(open_clip_zoo.ARCHITECTURES, "ViT-B-16", small)
     (data,) = sources[2][0].values()
-    place = (f"{address}/ViT-B-16.pt", hashlib.sha256(data).hexdigest())
-    monkeypatch.setattr(openai, "address", lambda name: place)
+    location = (f"{address}/ViT-B-16.pt", hashlib.sha256(data).hexdigest())
+    monkeypatch.setattr(openai, "address", lambda name: location)
     return hub_server
 
 
 @pytest.mark.parametrize("gone", [0, 1, 2])
-def test_an_openai_name_loads_from_the_first_source_that_answers(
+def test_an_openai_name_loads_from_the_first_source_that_has_it(
     openai_server: Any, sources: Any, tmp_path: Path, gone: int
 ) -> None:
     for files, _ in sources[gone:]:
@@ -312,11 +314,11 @@ def test_an_openai_name_loads_from_the_first_source_that_answers(
 @pytest.mark.usefixtures("openai_server")
 def test_the_cache_of_openais_package_is_used(sources: Any, home: Any, tmp_path: Path) -> None:
     files, wanted = sources[2]
-    place = home / ".cache" / "clip" / "ViT-B-16.pt"
-    place.parent.mkdir(parents=True)
-    place.write_bytes(files["/ViT-B-16.pt"])
+    cached = home / ".cache" / "clip" / "ViT-B-16.pt"
+    cached.parent.mkdir(parents=True)
+    cached.write_bytes(files["/ViT-B-16.pt"])
     model = create_model("ViT-B/16", cache_dir=tmp_path / "cache", offline=True)
     assert model.fingerprint == wanted.fingerprint
-    place.write_bytes(files["/ViT-B-16.pt"][:-1000])  # a download that was cut off
+    cached.write_bytes(files["/ViT-B-16.pt"][:-1000])  # a download that was cut off
     with pytest.raises(DownloadError, match="not in a cache"):
         create_model("ViT-B/16", cache_dir=tmp_path / "cache", offline=True)

@@ -193,7 +193,7 @@ def test_odd_files_are_refused_with_a_sentence(
 
 
 def test_early_configs(tmp_path: Path) -> None:
-    """The first configs named 2 as the end token and kept the settings in a second dictionary."""
+    """The first configs named 2 as the end token and had the settings in a second dictionary."""
     theirs = tiny_transformers("gelu")
     theirs.save_pretrained(tmp_path)
     ours = create_model(tmp_path)

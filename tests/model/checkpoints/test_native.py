@@ -13,10 +13,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from cliquetta.model.checkpoints.native import load_model, save_model
+from cliquetta.model.checkpoints.native import save_model
 from cliquetta.model.checkpoints.state import CheckpointError, quantise_state
 from cliquetta.model.clip import CLIP
-from cliquetta.model.config import CLIPConfig, ResNetConfig
+from cliquetta.model.config import CLIPConfig
 from cliquetta.model.factory import create_model
 from cliquetta.model.preprocess import Preprocess
 from tests._helpers.openai_module import bare_state
@@ -27,7 +27,7 @@ TEXTS = ["a photo of a cat.", "truck"]
 def test_round_trip_is_exact(tiny_clip: CLIP, tiny_images: Tensor, tmp_path: Path) -> None:
     path = tmp_path / "new" / "folder" / "model.safetensors"
     save_model(tiny_clip, path)
-    again = load_model(path)
+    again = create_model(path)
     assert again.config == tiny_clip.config and again.id == "tiny"
     assert again.preprocess == tiny_clip.preprocess
     assert again.fingerprint == tiny_clip.fingerprint
@@ -43,7 +43,7 @@ def test_eight_bits_stay_within_half_a_step(
 ) -> None:
     path = tmp_path / "model.safetensors"
     save_model(tiny_clip, path, quantise=True)
-    again = load_model(path)
+    again = create_model(path)
     for (name, a), b in zip(
         tiny_clip.state_dict().items(), again.state_dict().values(), strict=True
     ):
@@ -74,24 +74,11 @@ def test_other_precision_and_image_tower_alone(
         {k: v for k, v in tiny_clip.state_dict().items() if not k.startswith("text.")}
     )
     save_model(alone, tmp_path / "eye.safetensors")
-    again = load_model(tmp_path / "eye.safetensors")
+    again = create_model(tmp_path / "eye.safetensors")
     assert again.text is None and again.preprocess == alone.preprocess
     assert torch.equal(again.encode_image(tiny_images), tiny_clip.encode_image(tiny_images))
     half = create_model(tmp_path / "eye.safetensors", dtype="bf16")
     assert half.dtype == torch.bfloat16 and half.logit_scale.dtype == torch.float32
-
-
-def test_resnet_round_trip(tmp_path: Path) -> None:
-    vision = ResNetConfig(image_size=32, width=8, layers=(1, 1, 1, 1), heads=4)
-    model = CLIP(CLIPConfig(16, vision, None), id="rn")
-    for name, tensor in model.state_dict().items():
-        if tensor.is_floating_point():
-            tensor.normal_(0, 0.1) if "var" not in name else tensor.uniform_(0.5, 1)
-    save_model(model, tmp_path / "rn.safetensors")
-    again = load_model(tmp_path / "rn.safetensors")
-    pixels = torch.randn(2, 3, 32, 32)
-    assert again.config == model.config
-    assert torch.equal(again.encode_image(pixels), model.encode_image(pixels))
 
 
 def test_shards_of_openai_weights_in_eight_bits(
@@ -145,14 +132,11 @@ def test_bad_headers(tiny_clip: CLIP, tmp_path: Path) -> None:
     with safe_open(path, framework="pt") as file:
         header = file.metadata()
     state = load_file(path)
-    save_file(state, tmp_path / "none.safetensors")
-    with pytest.raises(CheckpointError, match="not written by cliquetta"):
-        load_model(tmp_path / "none.safetensors")
     save_file(state, tmp_path / "bad.safetensors", header | {"config": "{"})
     with pytest.raises(CheckpointError, match=r"header .* damaged"):
-        load_model(tmp_path / "bad.safetensors")
+        create_model(tmp_path / "bad.safetensors")
     config = json.loads(header["config"])
     config["vision"]["width"] = 48
     save_file(state, tmp_path / "wide.safetensors", header | {"config": json.dumps(config)})
     with pytest.raises(CheckpointError, match="another shape"):
-        load_model(tmp_path / "wide.safetensors")
+        create_model(tmp_path / "wide.safetensors")

@@ -28,7 +28,7 @@ def test_the_list_of_models() -> None:
     assert {"openai:ViT-B/16", "openai:RN50", "hf:openai/clip-vit-base-patch16"} <= set(names)
     assert "open_clip:ViT-B-16/laion2b_s34b_b88k" in names
     assert len(set(names)) == len(names)
-    found = {entry.name: entry for entry in list_models("openai:*")}
-    assert len(found) == 9
-    assert found["openai:ViT-L/14@336px"].image_size == 336
-    assert not found["openai:RN50x4"].is_vit and found["openai:ViT-B/32"].is_vit
+    actual = {entry.name: entry for entry in list_models("openai:*")}
+    assert len(actual) == 9
+    assert actual["openai:ViT-L/14@336px"].image_size == 336
+    assert not actual["openai:RN50x4"].is_vit and actual["openai:ViT-B/32"].is_vit

@@ -64,9 +64,9 @@ def test_quantisation_by_hand() -> None:
     codes, scale = quantise(weight)
     assert codes.tolist() == [[127, -64, 0], [0, 0, 0]]
     torch.testing.assert_close(scale[0], torch.tensor(0.01))
-    found = dequantise({"w.int8": codes, "w.scale": scale, "other.scale": torch.ones(1)})
-    torch.testing.assert_close(found["w"], torch.tensor([[1.27, -0.64, 0.0], [0.0, 0.0, 0.0]]))
-    assert sorted(found) == ["other.scale", "w"]  # a scale that belongs to no codes is a weight
+    actual = dequantise({"w.int8": codes, "w.scale": scale, "other.scale": torch.ones(1)})
+    torch.testing.assert_close(actual["w"], torch.tensor([[1.27, -0.64, 0.0], [0.0, 0.0, 0.0]]))
+    assert sorted(actual) == ["other.scale", "w"]  # a scale that belongs to no codes is a weight
     with pytest.raises(CheckpointError, match=r"w.scale is missing"):
         dequantise({"w.int8": codes})
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from cliquetta.data.dataset import ArrayDataset, Dataset, FileDataset, UInt8Array
 from cliquetta.data.files import NoClassNamesError
-from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.errors import UnknownNameError, UserError, look_up
 from cliquetta.prompts.catalogue import class_names, template_choice, templates
 
 COOP = "split_zhou_"
@@ -34,7 +34,6 @@ class Location:
     images: Path
     """The folder inside it that holds the pictures."""
     split: str
-    """Which split is asked for, such as ``test`` or ``sketch``."""
     file: Path | None = None
     """The first of the layout's side files."""
 
@@ -50,21 +49,18 @@ class Listing:
     images: UInt8Array | None = None
     """(N, H, W, 3) for data that come as arrays; ``paths`` is empty then."""
     missing: int = 0
-    """Files that a list names and that are missing."""
     notes: tuple[str, ...] = ()
     """Peculiarities and how they were handled."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One way in which copies of a dataset are laid out.
+    """One way in which copies of a dataset are laid out; alternatives are separated by ``|``.
 
-    Alternatives are separated by ``|``. ``{split}`` in a name stands for the split, ``{domain}``
-    for it without ``-test``.
+    ``{split}`` in a name stands for the split, ``{domain}`` for it without ``-test``.
     """
 
     dataset: str
-    """Its id."""
     name: str
     """For people: what a folder in this layout looks like."""
     read: Callable[[Location], Listing]
@@ -120,11 +116,7 @@ def squeeze(name: str) -> str:
 
 
 def candidate_folders(root: Path, names: Sequence[str]) -> Iterator[Path]:
-    """Folders under ``root`` that are called like one of ``names``, each once.
-
-    A name may have several steps (``imagenet-adversarial/imagenet-a``). The root may also be the
-    folder itself.
-    """
+    """Folders under ``root``, or it, called like one of ``names``, which may have several steps."""
     seen: set[Path] = set()
     for name in names:
         steps = [squeeze(step) for step in name.split("/")]
@@ -156,7 +148,6 @@ class Benchmark:
     splits: Mapping[str, int]
     """Images of each split in a complete copy; the first split is meant when none is named."""
     get: str
-    """How to get it."""
     terms: str
     """Who made it, and on what terms it may be used."""
     class_list: str
@@ -183,11 +174,10 @@ class Benchmark:
 
     def find(self, root: Path, split: str | None = None) -> tuple[Layout, Location]:
         """The most trusted layout that has ``split`` under ``root``, and where."""
-        if split is not None and split not in self.splits:
-            raise UnknownNameError(f"split of {self.id}", split, self.splits)
+        split = split or self.default_split
+        look_up(f"split of {self.id}", split, self.splits)
         if not root.is_dir():
             raise DataNotFoundError(f"no folder {root}: --root is where your datasets are")
-        split = split or self.default_split
         for layout in self.layouts:
             for location, lack in layout.locations(root, self.folders, split):
                 if not lack:
@@ -213,10 +203,11 @@ class Benchmark:
             )
         return listing
 
-    def build(
-        self, root: Path, split: str | None = None, classes: Sequence[str] | None = None
-    ) -> Dataset:
+    def build(self, root: Path | None, split: str | None, classes: Sequence[str] | None) -> Dataset:
         """The dataset; warns if it is incomplete. ``classes`` are for images without a list."""
+        if root is None:
+            reason = "is not part of the package: name its root directory with --root"
+            raise UserError(f"{self.id} {reason}. {self.get}")
         listing = self.read(root, split)
         if not self.class_list and classes is None:
             raise NoClassNamesError(

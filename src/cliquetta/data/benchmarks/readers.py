@@ -113,10 +113,7 @@ def from_list(
     hint: str = "",
     locate: Callable[[Location], Callable[[str], Path]] = lambda location: location.images.joinpath,
 ) -> Read:
-    """Pictures that a side file names: those on disk, each once; the rest is counted.
-
-    ``locate`` finds a key in copies that are not laid out like the original.
-    """
+    """Pictures on disk that a side file names, each once; ``locate`` finds a key in odd copies."""
 
     def read(location: Location) -> Listing:
         assert location.file is not None, "layouts with a list name its file"
@@ -163,10 +160,7 @@ def by_file_name(location: Location) -> Callable[[str], Path]:
 
 
 def coop_rows(list_id: str) -> RowsOf:
-    """A split of CoOp: ``{"train" | "val" | "test": [[path, label, class name], ...]}``.
-
-    Every label is checked against our class list.
-    """
+    """A split of CoOp, ``{split: [[path, label, name], ...]}``, held against our class list."""
     names = class_names(list_id)
 
     def rows(location: Location, file: Path) -> Rows:

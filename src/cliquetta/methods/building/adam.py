@@ -9,7 +9,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cliquetta.errors import UserError
 from cliquetta.methods.building.config import Decay, MethodConfig, NonNegative, Positive
 from cliquetta.methods.building.memory import ANY, NON_NEGATIVE, Memory
 
@@ -23,19 +22,13 @@ class Adam:
     eps: float = 1e-8
     weight_decay: float = 0.0
 
-    def __post_init__(self) -> None:
-        if not self.lr >= 0:
-            raise UserError(f"lr must be 0 or more, got {self.lr}")
-
 
 @dataclass(frozen=True)
 class AdamConfig(MethodConfig):
     """Base of the configs of methods that take Adam steps on LayerNorms."""
 
-    lr: Positive = 1e-3
-    """Learning rate of Adam."""
-    betas: tuple[Decay, Decay] = (0.9, 0.999)
-    """Decay rates of Adam's two moments."""
+    lr: Positive = 1e-3  # Learning rate of Adam.
+    betas: tuple[Decay, Decay] = (0.9, 0.999)  # Decay rates of Adam's two moments.
 
     @property
     def adam(self) -> Adam:
@@ -47,8 +40,7 @@ class AdamConfig(MethodConfig):
 class AdamWConfig(AdamConfig):
     """The same with decay of the weights."""
 
-    weight_decay: NonNegative = 0.01
-    """Weight decay of AdamW."""
+    weight_decay: NonNegative = 0.01  # Weight decay of AdamW.
 
     @property
     def adam(self) -> Adam:

@@ -1,10 +1,8 @@
 """Feature caches of fixed size: of every class, the K least uncertain features seen so far.
 
-TDA and DMN offer each image to the cache of its predicted class. It is inserted if there is room,
-or replaces the entry of highest entropy if its own is lower. A class therefore always holds the K
-entries of lowest entropy offered so far, earlier ones first among equals. Which entry is present
-at which moment follows from ranks alone, so that a whole batch is predicted at once, exactly as
-one image after the other would be.
+Each image is offered to the cache of its predicted class, which holds the K entries of lowest
+entropy so far, earlier ones first among equals. Which entry is present at which moment follows from
+ranks alone, so that a batch is predicted at once, exactly as one image after the other would be.
 
 A cache is one tensor ``entropy`` (N, K), ascending per class and infinite where a slot is empty,
 and any number of tensors (N, K, ...) beside it, all zero at the start.
@@ -26,12 +24,9 @@ from cliquetta.methods.building.memory import NON_NEGATIVE, UNIT, Memory, Range
 class CacheOccupancy:
     """The entries of a cache while a batch of B images arrives one by one."""
 
-    old: Tensor
-    """(B, N, K) bool: the entry of this slot at the start is present once image b has arrived."""
-    new: Tensor
-    """(B, B) bool: image e is present once image b has arrived (itself included, if inserted)."""
-    source: Tensor
-    """(N, K): what each slot holds in the end, as a row of the old slots with the batch behind."""
+    old: Tensor  # (B, N, K) bool: entry of the slot at the start, present once image b has arrived.
+    new: Tensor  # (B, B) bool: image e, itself included, is present once image b has arrived.
+    source: Tensor  # (N, K): content of each slot in the end, a row of the old slots and the batch.
 
 
 def simulate_insertions(entropy: Tensor, classes: Tensor, offered: Tensor) -> CacheOccupancy:
@@ -104,10 +99,8 @@ def insert(
 class Affinity(NamedTuple):
     """Weights of the entries of a cache as each image of a batch arrives, 0 where absent."""
 
-    old: Tensor
-    """(B, N, K), for the entries at the start."""
-    new: Tensor
-    """(B, B), for the images of the batch."""
+    old: Tensor  # (B, N, K), for the entries at the start.
+    new: Tensor  # (B, B), for the images of the batch.
 
 
 def affinity(features: Tensor, keys: Tensor, occupancy: CacheOccupancy, beta: float) -> Affinity:

@@ -168,13 +168,12 @@ class ConfigField:
 
     name: str
     type: str
-    default: Any
-    """``None`` also where there is no default."""
+    default: Any  # ``None`` also where there is no default.
     doc: str
 
 
 def config_fields(config: type[Any]) -> list[ConfigField]:
-    """All fields of ``config``, also inherited ones, each with the text that stands under it."""
+    """All fields of ``config``, also inherited ones, each with the text behind or under it."""
     docs: dict[str, str] = {}
     for parent in reversed(config.__mro__):
         if dataclasses.is_dataclass(parent):

@@ -17,18 +17,13 @@ class Explanation:
 
     MAPS: ClassVar[str] = "maps."
 
-    features: Tensor
-    """Unit features (n, E) of plain CLIP."""
-    before: Tensor
-    """Classes (n,) by plain CLIP."""
-    prompted: Tensor | None = None
-    """Unit features (n, E) with prompts: mean over the passes that were scored."""
-    description: dict[str, Any] | None = None
-    """The method's own account, as plain values."""
+    features: Tensor  # Unit features (n, E) of plain CLIP.
+    before: Tensor  # Classes (n,) by plain CLIP.
+    prompted: Tensor | None = None  # Unit features (n, E) with prompts, mean over the passes.
+    description: dict[str, Any] | None = None  # The method's own account, as plain values.
     mapped: tuple[dict[str, Any], ...] = ()
     """Images with attention maps: ``place``, ids of ``cliques``, and number of ``rows`` of maps."""
-    maps: dict[Kind, Tensor] | None = None
-    """(rows of all images, 1 + T)."""
+    maps: dict[Kind, Tensor] | None = None  # (rows of all images, 1 + T).
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor by name, as stored: features in half precision, maps in full."""
@@ -53,12 +48,9 @@ class PromptedPasses:
     """The passes over one image that were scored with visual prompts."""
 
     titles: tuple[str, ...]
-    prompts: Tensor
-    """(S, B, P, 2, D)."""
-    used: Tensor
-    """(passes, S) bool: the prompts of each pass."""
-    blocks: tuple[int, ...]
-    """The B blocks that take a prompt."""
+    prompts: Tensor  # (S, B, P, 2, D).
+    used: Tensor  # (passes, S) bool: the prompts of each pass.
+    blocks: tuple[int, ...]  # The B blocks that take a prompt.
 
 
 @runtime_checkable

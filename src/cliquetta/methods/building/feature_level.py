@@ -20,8 +20,7 @@ from cliquetta.model.clip import encode_views
 from cliquetta.model.cuda import Replayed
 from cliquetta.types import Batch, Prediction
 
-GROUP = 64
-"""Images that an :class:`ImageByImage` takes at once; memory grows with its square."""
+GROUP = 64  # Images that an :class:`ImageByImage` takes at once; memory grows with its square.
 
 
 class FeatureLevel(Adapter):

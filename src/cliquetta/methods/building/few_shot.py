@@ -129,20 +129,13 @@ class SGDTraining(MethodConfig):
 
     epochs: Count | None = None
     """Passes over the examples; ``None``: 200 from 8 shots on, 100 from 2 on, 50 for one."""
-    batch_size: Count = 32
-    """Images per step; a shorter last batch of an epoch is dropped."""
-    lr: Positive = 2e-3
-    """Learning rate at the start of the cosine schedule, which is stepped once per epoch."""
-    momentum: Decay = 0.9
-    """Momentum of SGD."""
-    weight_decay: NonNegative = 5e-4
-    """Weight decay of SGD."""
-    warmup_epochs: NonNegativeCount = 1
-    """Epochs at ``warmup_lr`` before the cosine schedule starts."""
-    warmup_lr: NonNegative = 1e-5
-    """Constant learning rate of the warm-up."""
-    crop_scale: CropScale = (0.08, 1.0)
-    """Fraction of the image's area that a random training crop covers."""
+    batch_size: Count = 32  # Images per step; a shorter last batch of an epoch is dropped.
+    lr: Positive = 2e-3  # Learning rate at the start of the cosine, stepped once per epoch.
+    momentum: Decay = 0.9  # Momentum of SGD.
+    weight_decay: NonNegative = 5e-4  # Weight decay of SGD.
+    warmup_epochs: NonNegativeCount = 1  # Epochs at ``warmup_lr`` before the cosine starts.
+    warmup_lr: NonNegative = 1e-5  # Constant learning rate of the warm-up.
+    crop_scale: CropScale = (0.08, 1.0)  # Fraction of the image that a random training crop covers.
 
     def epochs_for(self, shots: int) -> int:
         """The number of epochs for that many images per class."""

@@ -71,8 +71,7 @@ class LayerNormTower:
                     dtype = None if is_plain else value.dtype
                     self._parameters.append((f"{name}.{kind}", value.shape, dtype))
                     start.append(to_float32(value.detach()).flatten())
-        self.start = torch.cat(start)
-        """(P,) the parameters as loaded, at least float32."""
+        self.start = torch.cat(start)  # (P,) the parameters as loaded, at least float32.
 
     def early(self) -> Tensor:
         """(P,) 1 for parameters before the last quarter of the blocks, 0 from there on."""
@@ -186,8 +185,7 @@ class MomentumConfig(MethodConfig):
 
     lr: Positive = 1e-3
     """Learning rate of SGD at batches of 64: in proportion to the batch, doubled for one image."""
-    momentum: Decay = 0.9
-    """Momentum of SGD."""
+    momentum: Decay = 0.9  # Momentum of SGD.
 
 
 class MomentumAdapter(LayerNormAdapter):

@@ -23,19 +23,15 @@ class Range:
 
     least: float = -MOST_COUNTED
     below: float = MOST_COUNTED
-    unit: bool = False
-    """Rows have length one, or are zero where nothing was stored yet."""
-    diagonal: bool = False
-    """Only the diagonals of matrices are compared with ``least``."""
+    unit: bool = False  # Rows have length one, or are zero where nothing was stored yet.
+    diagonal: bool = False  # Only the diagonals of matrices are compared with ``least``.
 
 
 ANY = Range()
 NON_NEGATIVE = Range(least=-1e-3)
 """Counts, entropies and sums of squares; rounding may leave one just below zero."""
-VARIANCE = Range(least=-1e-3, diagonal=True)
-"""Covariance matrices (..., E, E)."""
-SHORT = Range(least=-2, below=2)
-"""Vectors no longer than one: unit vectors and their means."""
+VARIANCE = Range(least=-1e-3, diagonal=True)  # Covariance matrices (..., E, E).
+SHORT = Range(least=-2, below=2)  # Vectors no longer than one: unit vectors and their means.
 UNIT = Range(least=-2, below=2, unit=True)
 _UNIT_ROUNDING = 2**-6
 """How far from one a length may be: twice the rounding of bfloat16, in which towers may run."""
@@ -206,5 +202,4 @@ class Memory:
         self._now[name] = generator.get_state()
 
 
-_BITS = (torch.bool, torch.uint8)
-"""Masks and states of generators, of which every value is valid."""
+_BITS = (torch.bool, torch.uint8)  # Masks and states of generators, of which every value is valid.

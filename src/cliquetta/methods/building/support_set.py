@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +17,7 @@ from cliquetta.model.clip import CLIP
 from cliquetta.model.preprocess import Preprocess
 
 Rows = npt.NDArray[np.int64]
-VIEWS_AT_ONCE = 512
-"""Images that are encoded together: bounds memory."""
+VIEWS_AT_ONCE = 512  # Images that are encoded together: bounds memory.
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,15 +67,15 @@ class FewShot:
         validation: Dataset | None = None,
     ) -> FewShot:
         """``shots`` images of every class, drawn by ``seed``, as the model sees them, in 8 bits."""
-        rows = choose_shots(dataset, shots, seed)
-        held = None
-        if validation is not None:
-            if validation.names != dataset.names:
-                raise UserError(
-                    f"{validation.id} and {dataset.id} must share one class list to validate"
-                )
-            held = cls(*_read(validation, _labelled(validation), preprocess))
-        return cls(*_read(dataset, rows, preprocess), held)
+        few_shot = cls(*_read(dataset, choose_shots(dataset, shots, seed), preprocess))
+        if validation is None:
+            return few_shot
+        if validation.names != dataset.names:
+            raise UserError(
+                f"{validation.id} and {dataset.id} must share one class list to validate"
+            )
+        split = cls(*_read(validation, _labelled(validation), preprocess))
+        return replace(few_shot, validation=split)
 
     def pixels(self, rows: Rows, model: CLIP) -> Tensor:
         """Preprocessed images ``rows``, on the model's device."""
@@ -98,7 +97,9 @@ class FewShot:
         images = self.images[torch.from_numpy(rows)].to(model.device)
         n, _, S, _ = images.shape
         drawn = resized_crop_boxes(S, S, n * count, generator, scale=scale)
-        boxes = [_part(drawn, slice(i * count, (i + 1) * count)) for i in range(n)]
+        columns = (drawn.top, drawn.left, drawn.rows, drawn.columns, drawn.mirrored)
+        parts = zip(*(column.reshape(n, count) for column in columns), strict=True)
+        boxes = [Boxes(drawn.height, drawn.width, *part) for part in parts]
         if images.dtype != torch.uint8:
             return crop_tensors(images, boxes, S)
         crops = crop_tensors(images, boxes, S, eight_bit=True).to(torch.uint8)
@@ -163,15 +164,3 @@ def _read(dataset: Dataset, rows: Rows, preprocess: Preprocess) -> tuple[Tensor,
         )
     images = torch.from_numpy(np.array(pictures)).permute(0, 3, 1, 2).contiguous()
     return images, torch.from_numpy(_labels(dataset)[rows])
-
-
-def _part(boxes: Boxes, rows: slice) -> Boxes:
-    return Boxes(
-        boxes.height,
-        boxes.width,
-        boxes.top[rows],
-        boxes.left[rows],
-        boxes.rows[rows],
-        boxes.columns[rows],
-        boxes.mirrored[rows],
-    )

@@ -17,8 +17,7 @@ class LearnableTemplate:
     A context is (M, D), shared by all classes, or (N, M, D), one per class. The feature of a class
     is its prompted template's, averaged with those of the other templates if there are any, or with
     ``mix`` the unit vector of (1 - mix) u_learn + mix u_fix, where u_fix is their unit mean.
-    ``chunk`` texts are encoded at once. With ``bare`` the first template needs no words before the
-    class name.
+    ``chunk`` texts are encoded at once. ``bare`` allows no words before the class name.
     """
 
     @torch.no_grad()

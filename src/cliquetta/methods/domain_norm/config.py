@@ -28,13 +28,11 @@ class DomainNormConfig(MethodConfig):
     lr: NonNegative = 0.012
     """Learning rate of Adam's first step; see ``uncertainty_scale``. It falls with the square root
     of the number of steps ..."""
-    lr_floor: Weight = 0.25
-    """... to this share of it."""
+    lr_floor: Weight = 0.25  # ... to this share of it.
     step_every: Count = 64
     """Images of a domain per Adam step, whatever the batch size; also the number of recent images
     that are remembered and learned from."""
-    settled_steps: Count = 32
-    """Steps after which a domain has settled ..."""
+    settled_steps: Count = 32  # Steps after which a domain has settled ...
     settled_every: Count = 256
     """... and images per step from then on. Images that come earlier than ``step_every`` before a
     step are predicted without their zero-shot prediction, which saves most of the cost."""
@@ -62,14 +60,11 @@ class DomainNormConfig(MethodConfig):
     evenness_floor: Weight = 0.72
     """Evenness of the estimated frequencies (effective share of the classes) below which they are
     believed, up to a mean confidence of ``evenness_knee`` ..."""
-    evenness_knee: Weight = 0.5
-    """... the confidence from which that limit rises ..."""
+    evenness_knee: Weight = 0.5  # ... the confidence from which that limit rises ...
     evenness_slope: NonNegative = 0.5
     """... its rise with confidence: the more confident, the less uneven they need to be ..."""
-    evenness_cap: Weight = 0.92
-    """... and the most that it rises to."""
-    evenness_band: Positive = 0.1
-    """Width, centred on the limit, over which belief falls from 1 to 0."""
+    evenness_cap: Weight = 0.92  # ... and the most that it rises to.
+    evenness_band: Positive = 0.1  # Width, centred on the limit, over which belief falls to 0.
     frequency_power: Weight = 1 / 3
     """Power of the estimated frequencies that weights predictions where they are believed."""
     recent_images: NonNegative = 16.0
@@ -80,12 +75,9 @@ class DomainNormConfig(MethodConfig):
     zero_shot_share: Weight = 0.5
     """Share of the zero-shot prediction where CLIP has no uncertainty; none from
     ``uncertainty_scale`` on."""
-    vote_share: Weight = 0.4
-    """Share of its neighbours' votes in an image's prediction; 0 is none."""
-    neighbours: Count = 10
-    """Most similar recent images that vote."""
-    vote_memory: Count = 256
-    """Recent images of a domain that can vote."""
+    vote_share: Weight = 0.4  # Share of its neighbours' votes in an image's prediction; 0 is none.
+    neighbours: Count = 10  # Most similar recent images that vote.
+    vote_memory: Count = 256  # Recent images of a domain that can vote.
 
     abstain_below: Weight = 0.1
     """Information of the zero-shot predictions (the share of their entropy that the images explain)
@@ -93,8 +85,7 @@ class DomainNormConfig(MethodConfig):
     and nothing can be learned from them. 0 never abstains."""
 
     # --- domains
-    domains: Count = 4
-    """Domains that are remembered; 1 distinguishes none. The least recently used one goes."""
+    domains: Count = 4  # Domains that are remembered; the least recently used one goes.
     domain_threshold: NonNegative = 0.6
     """Distance of a batch from all known domains from which it opens a new one."""
 

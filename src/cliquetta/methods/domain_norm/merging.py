@@ -28,8 +28,7 @@ from cliquetta.tensor_tree import flatten, unflatten
 
 PER_CLASS = frozenset({"counts", "voters"})
 """Fields of a domain that mean nothing for another class list."""
-Members = list[tuple[int, int]]
-"""Domains, each by the number of its state and its own."""
+Members = list[tuple[int, int]]  # Domains, each by the number of its state and its own.
 
 
 def ranges(domains: int, classes: int) -> dict[str, Range]:
@@ -63,8 +62,7 @@ def merge_states(
     """One state from several that began with ``start``, or with nothing.
 
     Counts are those of the start and what each copy added. LayerNorms move by the mean
-    displacement, carried on as far as one copy would have come. Every copy keeps its newest recent
-    images.
+    displacement, carried on as far as one copy would have come. Each keeps its newest images.
     """
     matched = match_domains(states, config.domain_threshold, config.domains)
     start_of_all = start_state(network, config)

@@ -194,7 +194,8 @@ class SCAP(Adapter):
         self, cliques: Cliques, hidden: Tensor, plain: Tensor, tape: VisualTape | None
     ) -> Learned:
         """Prompts of the batch's distinct cliques (step 2)."""
-        clique, image = (send(index, plain.device) for index in cliques.memberships())
+        memberships = cliques.sets.nonzero(as_tuple=True)  # sets ascending
+        clique, image = (send(index, plain.device) for index in memberships)
         count = len(cliques.sets)
         self.memory["sets_learned"] = self.memory["sets_learned"] + count
         if self.text is not None and self.learner.learns_text:

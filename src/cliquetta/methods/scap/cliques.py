@@ -28,11 +28,6 @@ class Cliques:
         """Members (m, b) of every clique."""
         return self.sets.index_select(0, self.set_of)
 
-    def memberships(self) -> tuple[Tensor, Tensor]:
-        """Distinct set and image of every membership, (M,) each, sets ascending."""
-        which, image = self.sets.nonzero(as_tuple=True)
-        return which, image
-
 
 def top_classes(logits: Tensor, k: int) -> Tensor:
     """The ``k`` best classes (b, k) of every image, best first; ties to the lower class (Eq. 1)."""
@@ -50,10 +45,9 @@ def mine_cliques(
 ) -> Cliques:
     """Row neighbourhoods inside every candidate set, without singletons and repeats (Eq. 3).
 
-    ``similar`` (b, b) and ``top`` (b, k) are on the CPU. Classes ascend and rows of a set are in
-    batch order. ``full_sets`` puts every candidate set in front of its rows, ``repeats`` keeps
-    equal rows. Plain indexing instead of ``index_select`` would wake all threads for a few thousand
-    numbers.
+    ``similar`` (b, b) and ``top`` (b, k) are on the CPU, where plain indexing instead of
+    ``index_select`` would wake all threads. Classes ascend, rows are in batch order. ``full_sets``
+    puts every candidate set in front of its rows, ``repeats`` keeps equal rows.
     """
     b, k = top.shape
     image = torch.arange(b).repeat_interleave(k)

@@ -77,14 +77,10 @@ class Composed:
     """Prompts and texts that every pass of a batch is scored with."""
 
     passes: Passes
-    prompts: Tensor
-    """Visual prompts (R, S, V)."""
-    mask: Tensor
-    """(R, S) bool: where there is a prompt."""
-    slots: Tensor
-    """(R,): the slot of its class's cache that a retained prompt came from, or -1."""
-    text_features: Tensor
-    """(N, E)."""
+    prompts: Tensor  # Visual prompts (R, S, V).
+    mask: Tensor  # (R, S) bool: where there is a prompt.
+    slots: Tensor  # (R,): the slot of its class's cache that a retained prompt came from, or -1.
+    text_features: Tensor  # (N, E).
 
     def logits(self, features: Tensor, scale: float) -> Tensor:
         """Logits (b, passes, N) of the features (R, E) of all passes (Eq. 19)."""
@@ -97,8 +93,7 @@ def gather_prompts(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Composed prompts (R, S, V) of every pass, their mask, and the retained slots (R,) used.
 
-    ``learned`` (U, V) are those of the distinct sets; ``query`` (b, E) is matched with the cache's
-    keys.
+    ``learned`` (U, V) are those of the distinct sets; ``query`` (b, E) is matched with the cache.
     """
     device, R = query.device, len(passes.labels)
     none = torch.zeros(R, 0, learned.shape[1], dtype=query.dtype, device=device)
@@ -148,10 +143,8 @@ class PrefixedTower:
     """The image tower from its first prompted block on."""
 
     tower: VisionTower
-    blocks: tuple[int, ...]
-    """Blocks that take a prompt, ascending."""
-    length: int
-    """Tokens of a prompt per block."""
+    blocks: tuple[int, ...]  # Blocks that take a prompt, ascending.
+    length: int  # Tokens of a prompt per block.
     replayed: Replayed = field(default_factory=Replayed)
     """Calls the blocks behind the last prompt, whose shapes do not depend on how many there are."""
 

@@ -26,8 +26,7 @@ from cliquetta.types import ViewSpec
 class SCAPConfig(MethodConfig):
     """Settings of SCAP. Where the paper is silent, the field says whose choice the default is."""
 
-    topk: Count = 3
-    """k of Eq. 1, classes per image that put it into candidate sets."""
+    topk: Count = 3  # k of Eq. 1, classes per image that put it into candidate sets.
     threshold: float = 0.8
     """t of Eq. 3, cosine above which two images are similar. Never stated in the paper; the
     released default. Its scripts use 0.65 (ImageNet-A), 0.90 (R, Sketch) and 0.80 (V2)."""
@@ -35,40 +34,30 @@ class SCAPConfig(MethodConfig):
     """P^I and P^T, P^I alone or P^T alone: the component ablation."""
     blocks: tuple[int, ...] = (1,)
     """Visual blocks that P^I enters; one is the released choice, more are deep prompts."""
-    prompt_length: Count = 1
-    """Tokens of P^I per block."""
+    prompt_length: Count = 1  # Tokens of P^I per block.
     text_mix: Weight = 0.5
     """rho, share of the fixed templates in a text feature when there are several templates."""
     concentration: NonNegative = 1.0
     """lambda of Eq. 14, weight of the concentration loss; 1.0 is the ablation's optimum."""
-    lr: Positive = 3e-3
-    """Step size of Adam on the prompts; as printed."""
-    steps: Count = 1
-    """Not stated in the paper; one is what the released code and its relatives do."""
+    lr: Positive = 3e-3  # Step size of Adam on the prompts; as printed.
+    steps: Count = 1  # Not stated in the paper; one is what the released code and its relatives do.
     retention: bool = True
     """Keep visual prompts in R_i, a cache per class. The text running mean is always kept."""
-    capacity: Count = 6
-    """L, prompts kept per class."""
-    neighbours: Count = 3
-    """K, edges kept per key of the retention graph."""
-    bandwidth: Positive = 0.3
-    """sigma of Eq. 12, the graph's Gaussian kernel."""
-    propagation: Decay = 0.3
-    """alpha of the propagation; not stated in the paper, the released code's constant."""
+    capacity: Count = 6  # L, prompts kept per class.
+    neighbours: Count = 3  # K, edges kept per key of the retention graph.
+    bandwidth: Positive = 0.3  # sigma of Eq. 12, the graph's Gaussian kernel.
+    propagation: Decay = 0.3  # alpha of the propagation; the released code's constant.
     clique_combination: Literal["concat", "mean"] = "concat"
     """How the prompts of an image's cliques are joined (Eq. 15)."""
     retained_combination: Literal["concat", "mean"] = "concat"
     """How the retained prompt joins them (Eq. 17)."""
 
     # --- not in the paper's method; all published figures use views
-    views: Count = 1
-    """Views whose predictions are aggregated; 64 for figures comparable with the paper's."""
-    view_kind: ViewKind = "zoom-crop"
-    """How views are made; the released code takes zoom crops."""
+    views: Count = 1  # Views that are aggregated; 64 for figures comparable with the paper's.
+    view_kind: ViewKind = "zoom-crop"  # How views are made; the released code takes zoom crops.
     view_zoom: Zoom = 410 / 224
     """Shorter side, in input sizes, that zoom crops are taken from (410 of 224 for ImageNet-A)."""
-    selection_fraction: Fraction = 0.1
-    """Share of most confident views that are averaged (mean of logits)."""
+    selection_fraction: Fraction = 0.1  # Share of most confident views, whose logits are averaged.
     variant: Literal["paper", "released"] = "paper"
     """Whose rules hold where the two differ; see ``cliquetta.methods.scap.released``."""
 

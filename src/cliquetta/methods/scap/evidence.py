@@ -28,8 +28,7 @@ COUNTS = (
     *("images", "cliques", "distinct_sets", "memberships", "mean_size", "max_size"),
     *("images_with_clique", "images_with_retained"),
 )
-_CLIQUES = 4
-"""Cliques of one image whose attention is shown."""
+_CLIQUES = 4  # Cliques of one image whose attention is shown.
 
 
 def describe(prediction: Prediction) -> dict[str, Any]:

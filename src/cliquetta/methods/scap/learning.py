@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -46,16 +46,16 @@ class Task:
 class Learned:
     """Prompts of all distinct sets; ``None`` for a modality that is not learned."""
 
-    visual: Tensor | None
-    """(U, B, P, 2, D) for B prompted blocks."""
-    text: Tensor | None
-    """(U, M, D), or (U, N, M, D) when classes have their own."""
-    attributes: Tensor
-    """Keys (U, E): mean features, not normalised."""
+    visual: Tensor | None  # (U, B, P, 2, D) for B prompted blocks.
+    text: Tensor | None  # (U, M, D), or (U, N, M, D) when classes have their own.
+    attributes: Tensor  # Keys (U, E): mean features, not normalised.
     before: CliqueLosses
     after: CliqueLosses | None
     start_features: Tensor
     """Unit features (b, E) of the images under the start prompt; plain ones without a prompt."""
+
+
+Prompts = Mapping[str, Tensor]  # "visual" and "text", as far as they are learned, of all sets
 
 
 class Learner:
@@ -96,37 +96,33 @@ class Learner:
     ) -> Learned:
         """Prompts of all sets from ``start`` (B, P, 2, D), if images take one, and the context.
 
-        ``tape`` is what :meth:`record` gave, if that ran. ``explain`` evaluates the losses
-        afterwards.
+        ``tape`` is of :meth:`record`, if that ran. ``explain`` evaluates the losses afterwards.
         """
-        config, adam = self.config, self.config.adam
-        visual = text = None
+        config, states = self.config, dict[str, AdamState]()
         if start is not None:
-            visual = AdamState.begin(start.expand(task.count, *start.shape))
+            states["visual"] = AdamState.begin(start.expand(task.count, *start.shape))
             tape = tape or self.record(task.hidden, start)
         if self.learns_text and self.text is not None:
             context = to_float32(self.text.start)
             if config.rules.text_per_class:
                 context = context.expand(self.text.classes, -1, -1)
-            text = AdamState.begin(context.expand(task.count, *context.shape))
-        before, grad_v, grad_t, start_features = self._start_gradients(task, tape)
+            states["text"] = AdamState.begin(context.expand(task.count, *context.shape))
+        before, gradients, start_features = self._start_gradients(task, tape)
         for step in range(config.steps):
             if step > 0:
-                grad_v, grad_t = self._gradients(task, _values(visual), _values(text))
-            if visual is not None and grad_v is not None:
-                visual = adam_step(visual, grad_v, adam)
-            if text is not None and grad_t is not None:
-                text = adam_step(text, grad_t, adam)
-        learned = _values(visual), _values(text)
-        after = self._losses(task, *learned) if explain else None
-        return Learned(*learned, before.attributes, before, after, start_features)
+                gradients = self._gradients(task, {k: state.values for k, state in states.items()})
+            states = {k: adam_step(s, gradients[k], config.adam) for k, s in states.items()}
+        prompts = {name: state.values for name, state in states.items()}
+        after = self._losses(task, prompts) if explain else None
+        visual, text = prompts.get("visual"), prompts.get("text")
+        return Learned(visual, text, before.attributes, before, after, start_features)
 
     # --- the first step, from the shared start --------------------------------------------------
 
     def _start_gradients(
         self, task: Task, tape: VisualTape | None
-    ) -> tuple[CliqueLosses, Tensor | None, Tensor | None, Tensor]:
-        """Losses and gradients at the start, where all cliques share one forward pass per image."""
+    ) -> tuple[CliqueLosses, dict[str, Tensor], Tensor]:
+        """Losses, gradients and features where all cliques share one forward pass per image."""
         config = self.config
         raw = task.plain if tape is None else to_float32(tape.features)
         with torch.enable_grad():
@@ -136,13 +132,13 @@ class Learner:
             logits = query_logits(query_features, owner, self.start_text, self.scale)
             losses = clique_losses(members, logits, owner, config)
             grad_rows, grad_logits = torch.autograd.grad(losses.total.sum(), [rows, logits])
-        grad_v = grad_t = None
+        gradients = {}
         if tape is not None:
-            grad_v = self._visual_gradient(tape, task, grad_rows)
+            gradients["visual"] = self._visual_gradient(tape, task, grad_rows)
         if self.learns_text:
-            rows_t = Members(query_features.detach(), owner, task.count)
-            grad_t = self._text_gradient(grad_logits * self.scale, rows_t)
-        return losses.detach(), grad_v, grad_t, l2_normalize(raw)
+            asked = Members(query_features.detach(), owner, task.count)
+            gradients["text"] = self._text_gradient(grad_logits * self.scale, asked)
+        return losses.detach(), gradients, l2_normalize(raw)
 
     def _visual_gradient(self, tape: VisualTape, task: Task, grad: Tensor) -> Tensor:
         """Gradients (U, B, P, 2, D) of all cliques' visual prompts: one row per membership."""
@@ -172,47 +168,37 @@ class Learner:
 
     # --- later steps, where every clique stands elsewhere ---------------------------------------
 
-    def _gradients(
-        self, task: Task, visual: Tensor | None, text: Tensor | None
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Gradients by autograd, over as many whole cliques at a time as fit."""
-        learned = [prompts for prompts in (visual, text) if prompts is not None]
+    def _gradients(self, task: Task, prompts: Prompts) -> dict[str, Tensor]:
+        """Gradients by autograd, over as many cliques at a time as fit."""
         parts = []
         for sets, own in self._parts(task):
-            leaves = [prompts[sets].detach().requires_grad_() for prompts in learned]
-            left = iter(leaves)
+            leaves = {
+                name: value[sets].detach().requires_grad_() for name, value in prompts.items()
+            }
             with torch.enable_grad():
-                losses = self._losses_of(
-                    own, *(None if prompts is None else next(left) for prompts in (visual, text))
-                )
-                parts.append(torch.autograd.grad(losses.total.sum(), leaves))
-        joined = iter([torch.cat(part) for part in zip(*parts, strict=True)])
-        grad_v, grad_t = (None if prompts is None else next(joined) for prompts in (visual, text))
-        return grad_v, grad_t
+                total = self._losses_of(own, leaves).total.sum()
+                parts.append(torch.autograd.grad(total, list(leaves.values())))
+        joined = [torch.cat(part) for part in zip(*parts, strict=True)]
+        return dict(zip(prompts, joined, strict=True))
 
     @torch.no_grad()
-    def _losses(self, task: Task, visual: Tensor | None, text: Tensor | None) -> CliqueLosses:
+    def _losses(self, task: Task, prompts: Prompts) -> CliqueLosses:
         """Losses of all cliques at their own prompts."""
         parts = [
-            self._losses_of(
-                own, None if visual is None else visual[sets], None if text is None else text[sets]
-            )
+            self._losses_of(own, {name: value[sets] for name, value in prompts.items()})
             for sets, own in self._parts(task)
         ]
-        columns = zip(*(part.detach() for part in parts), strict=True)
-        return CliqueLosses(*(torch.cat(column) for column in columns))
+        return CliqueLosses(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
-    def _losses_of(self, task: Task, visual: Tensor | None, text: Tensor | None) -> CliqueLosses:
+    def _losses_of(self, task: Task, prompts: Prompts) -> CliqueLosses:
         """Losses of the cliques of ``task`` from full forward passes."""
-        if visual is None:
-            features = task.plain[task.image]
-        else:
-            features = self.prompted(task.hidden[task.image], visual[task.clique])
+        features, text_features = task.plain[task.image], self.start_text
+        if "visual" in prompts:
+            features = self.prompted(task.hidden[task.image], prompts["visual"][task.clique])
+        if "text" in prompts and self.text is not None:
+            text_features = self.text.features(prompts["text"])
         members = Members(features, task.clique, task.count)
         query_features, owner = queries(members, self.config.rules)
-        text_features = self.start_text
-        if text is not None and self.text is not None:
-            text_features = self.text.features(text)
         logits = query_logits(query_features, owner, text_features, self.scale)
         return clique_losses(members, logits, owner, self.config)
 
@@ -235,7 +221,3 @@ class Learner:
                 clique, image = task.clique[rows] - first, task.image[rows]
                 yield sets, replace(task, clique=clique, image=image, count=index + 1 - first)
                 first, begun = index + 1, end
-
-
-def _values(state: AdamState | None) -> Tensor | None:
-    return None if state is None else state.values

@@ -12,21 +12,16 @@ from cliquetta.methods.scap.config import SCAPConfig
 from cliquetta.methods.scap.released import Rules
 from cliquetta.model.clip import l2_normalize
 
-CELLS = 2**24
-"""Entries of the matrix of cliques and memberships that are held at once."""
+CELLS = 2**24  # Entries of the matrix of cliques and memberships that are held at once.
 
 
 class CliqueLosses(NamedTuple):
     """Losses of U cliques and what they were computed from."""
 
-    entropy: Tensor
-    """(U,), Eq. 9."""
-    concentration: Tensor
-    """(U,), Eq. 10."""
-    total: Tensor
-    """(U,), Eq. 14."""
-    attributes: Tensor
-    """Mean features (U, E), Eq. 5; not normalised."""
+    entropy: Tensor  # (U,), Eq. 9.
+    concentration: Tensor  # (U,), Eq. 10.
+    total: Tensor  # (U,), Eq. 14.
+    attributes: Tensor  # Mean features (U, E), Eq. 5; not normalised.
 
     def detach(self) -> CliqueLosses:
         """These losses without gradients."""

@@ -19,12 +19,9 @@ from cliquetta.model.cuda import Replayed, send
 class Cache:
     """Visual prompts of all classes: fixed tensors with one spare slot per class."""
 
-    keys: Tensor
-    """(N, L + 1, E)."""
-    values: Tensor
-    """(N, L + 1, V), a prompt in one row."""
-    count: Tensor
-    """(N,), pairs held; on the CPU, where the bookkeeping is done."""
+    keys: Tensor  # (N, L + 1, E).
+    values: Tensor  # (N, L + 1, V), a prompt in one row.
+    count: Tensor  # (N,), pairs held; on the CPU, where the bookkeeping is done.
 
 
 def running_mean(mean: Tensor, seen: int, total: Tensor, new: int) -> Tensor:

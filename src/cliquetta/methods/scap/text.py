@@ -17,8 +17,7 @@ from cliquetta.model.text import with_context
 from cliquetta.model.vjp import TextTape, chunks
 from cliquetta.prompts.classes import ClassPrompts
 
-ROWS = 16384
-"""Texts whose gradients are computed at once."""
+ROWS = 16384  # Texts whose gradients are computed at once.
 
 
 class PromptedText(LearnableTemplate):

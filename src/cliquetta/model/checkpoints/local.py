@@ -75,10 +75,8 @@ def guess_activation(
 ) -> Activation:
     """Guess the activation that a local file with OpenAI's key names was trained with.
 
-    OpenAI and open_clip use the same names for weights that need QuickGELU or GELU. QuickGELU is
-    certain for OpenAI's TorchScript archives, for state dicts that still hold their settings
-    (``input_resolution``), and for files whose header or name says OpenAI or quickgelu. For
-    anything else it is assumed with a warning.
+    It is QuickGELU: certainly for OpenAI's TorchScript archives, state dicts with their settings
+    (``input_resolution``) and where header or name says OpenAI or quickgelu, else with a warning.
     """
     words = " ".join([name, *metadata.values()]).lower().replace("_", "")
     if not (

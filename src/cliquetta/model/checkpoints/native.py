@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from cliquetta.atomic import write_atomically
@@ -16,10 +15,8 @@ from cliquetta.errors import UserError
 from cliquetta.model.checkpoints.state import (
     Checkpoint,
     CheckpointError,
-    build,
     dequantise,
     quantise_state,
-    read_safetensors,
 )
 from cliquetta.model.clip import CLIP
 from cliquetta.model.config import CLIPConfig, ResNetConfig, TextConfig, VisionConfig
@@ -47,16 +44,6 @@ def save_model(model: CLIP, path: str | Path, *, quantise: bool = False) -> None
     }
     write_atomically(Path(path), pack_raw(state, metadata))
     Path(path).chmod(0o644)  # a temporary file is private
-
-
-def load_model(
-    path: str | Path, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
-) -> CLIP:
-    """Read what :func:`save_model` wrote."""
-    state, metadata = read_safetensors([Path(path)])
-    if metadata.get("format") != FORMAT:
-        raise CheckpointError(f"{path} was not written by cliquetta; load it with create_model")
-    return build(from_native(state, metadata), device=device, dtype=dtype)
 
 
 def from_native(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Checkpoint:

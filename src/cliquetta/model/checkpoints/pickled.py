@@ -1,10 +1,8 @@
 """Tensors of ``.pt`` files without running what is pickled in them.
 
-A plain state dict goes through ``torch.load(weights_only=True)``. OpenAI's files are TorchScript
-archives, which ``torch.jit.load`` would compile and link; of those only ``data.pkl`` is read here,
-by an unpickler that knows inert records, lists and tensors and refuses every other name. The code
-in the archive is never looked at. A small file may ask for much: what is pickled is weighed before
-it is unpickled, and its tensors may not be larger than the file.
+A plain state dict goes through ``torch.load(weights_only=True)``. Of OpenAI's TorchScript archives
+only ``data.pkl`` is read, by an unpickler that knows inert records, lists and tensors. A small file
+may ask for much: pickles are weighed before they are read, and tensors may not exceed the file.
 """
 
 from __future__ import annotations
@@ -102,8 +100,7 @@ def _weigh_legacy(file: IO[bytes], size: int) -> None:
 def _weigh(file: IO[bytes], size: int) -> None:
     """Refuse a pickle whose objects, each counted wherever it is used, are beyond all measure.
 
-    Tuples of tuples that name the same one twice take two bytes per level, and time that doubles
-    with every level wherever something looks at all of them, such as a hash.
+    Tuples that name the same tuple twice, and so on, double the time of a hash with every level.
     """
     stack: list[float] = []
     marks: list[int] = []

@@ -1,0 +1,17 @@
+"""Errors that name the remedy."""
+
+from __future__ import annotations
+
+import pytest
+
+from cliquetta.errors import UnknownNameError, UserError, look_up
+
+
+def test_an_unknown_name_is_bad_input_that_names_the_nearest() -> None:
+    entries = {"tent": 1, "tda": 2}
+    assert look_up("method", "tda", entries) == 2
+    with pytest.raises(UnknownNameError) as caught:
+        look_up("method", "tant", entries)
+    assert str(caught.value) == "unknown method 'tant': did you mean 'tent'? known are tda, tent"
+    assert isinstance(caught.value, UserError) and isinstance(caught.value, KeyError)
+    assert "did you mean" not in str(UnknownNameError("method", "xyz", entries))

@@ -1,0 +1,28 @@
+"""Batches and predictions."""
+
+from __future__ import annotations
+
+import torch
+
+from cliquetta.types import Batch, Prediction
+
+
+def test_parts_of_a_batch_keep_names_and_views_together() -> None:
+    images = torch.arange(5.0).view(5, 1, 1, 1).expand(5, 3, 2, 2)
+    batch = Batch(images, tuple("abcde"), torch.stack([images, -images], dim=1))
+    part = batch[1:3]
+    assert (len(batch), len(part), part.keys) == (5, 2, ("b", "c"))
+    assert part.views is not None
+    assert part.images[:, 0, 0, 0].tolist() == [1, 2]
+    assert part.views[:, :, 0, 0, 0].tolist() == [[1, -1], [2, -2]]
+
+
+def test_the_best_classes_by_hand() -> None:
+    prediction = Prediction(torch.tensor([[0.0, 2.0, 1.0], [3.0, 0.0, 0.0]]))
+    probabilities, classes = prediction.top(2)
+    assert classes[0].tolist() == [1, 2] and classes[1, 0] == 0
+    e = torch.e
+    torch.testing.assert_close(probabilities[0, 0], torch.tensor(e**2 / (1 + e + e**2)))
+    sigmoid, _ = prediction.top(9, independent=True)  # three classes are all
+    assert sigmoid.shape == (2, 3)
+    torch.testing.assert_close(sigmoid[0, 0], torch.tensor(1 / (1 + e**-2)))
