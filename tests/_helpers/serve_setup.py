@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from cliquetta.methods.tent import Tent
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.serve.asgi import create_app
+from cliquetta.serve.auth import Tokens
 from cliquetta.serve.client import RemoteSession
 from cliquetta.serve.server import make_server, open_port
 from cliquetta.serve.service import Service
@@ -39,7 +40,6 @@ STATEFUL = "tent"
 """A method whose every prediction depends on all batches before, and on their order."""
 MANY: dict[str, Any] = {"rate": 1e6, "burst": 10**6}
 """Limits without one on the number of requests."""
-FREE = Limits(**MANY)
 ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
 """Tokens."""
 
@@ -47,6 +47,11 @@ ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
 def bearer(token: str) -> dict[str, str]:
     """Headers of a client with a token."""
     return {"Authorization": f"Bearer {token}"}
+
+
+def refusal(response: Any) -> tuple[int, str]:
+    """Status and code of a response that refuses a request."""
+    return response.status_code, response.json()["code"]
 
 
 def free_port() -> int:
@@ -112,6 +117,20 @@ class Local:
         body: dict[str, Any] = response.json()
         return body
 
+    def check(self, id: str, images: list[bytes], alone: Alone, **fields: Any) -> dict[str, Any]:
+        """Predict, and check that a method alone predicts the same; returns the response."""
+        response = self.predict(id, images, **fields)
+        assert probabilities(response) == alone.predict(images)
+        return response
+
+    def info(self, id: str) -> dict[str, Any]:
+        body: dict[str, Any] = self.http.get(f"/v1/sessions/{id}").json()
+        return body
+
+    def ids(self) -> list[str]:
+        """Sessions as listed."""
+        return [info["id"] for info in self.http.get("/v1/sessions").json()["sessions"]]
+
     def state(self, id: str) -> bytes:
         return self.http.get(f"/v1/sessions/{id}/state").content
 
@@ -124,29 +143,33 @@ class Local:
         return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
 
 
+def make_settings(
+    model: CLIP, limits: Mapping[str, float] | None = None, tokens: Sequence[str] = (), **more: Any
+) -> Settings:
+    """Offer ``model`` as ``tiny``, to any host if there are tokens; requests are not limited."""
+    guarded = {"tokens": Tokens(tokens), "hosts": None} if tokens else {}
+    bounds: dict[str, Any] = {**MANY, **(limits or {})}
+    settings: dict[str, Any] = {"workers": 2, **guarded, **more}
+    return Settings(models={"tiny": model}, limits=Limits(**bounds), **settings)
+
+
 @contextmanager
 def local_service(
-    folder: Path | Store,
-    model: CLIP,
-    *,
-    limits: Limits = FREE,
-    host: str = "127.0.0.1",
-    **more: Any,
+    folder: Path | Store, model: CLIP, *, host: str = "127.0.0.1", **settings: Any
 ) -> Iterator[Local]:
-    """Serve ``model`` as ``tiny`` from ``folder`` until the block ends."""
-    settings = Settings(models={"tiny": model}, limits=limits, **{"workers": 2, **more})
+    """Serve ``folder`` with such settings until the block ends."""
     with nullcontext(folder) if isinstance(folder, Store) else Store.open(folder) as store:
-        app = create_app(store, settings)
+        app = create_app(store, make_settings(model, **settings))
         with TestClient(app, base_url=f"http://{host}", raise_server_exceptions=False) as http:
             yield Local(http, app.state.service)
 
 
 @contextmanager
-def live_service(folder: Path, model: CLIP, *, limits: Limits = FREE, **more: Any) -> Iterator[str]:
+def live_service(folder: Path, model: CLIP, **settings: Any) -> Iterator[str]:
     """The same behind a real port of this machine; yields its address."""
-    settings = Settings(models={"tiny": model}, limits=limits, **{"workers": 2, **more})
+    offer = make_settings(model, **settings)
     with Store.open(folder) as store:
-        server = make_server(create_app(store, settings), limits)
+        server = make_server(create_app(store, offer), offer.limits)
         opened = open_port("127.0.0.1", 0)
         thread = threading.Thread(target=server.run, args=([opened],), daemon=True)
         thread.start()
@@ -263,3 +286,10 @@ class Load:
         self._thread.join(seconds)
         assert self.error is None, self.error
         assert not self._thread.is_alive()
+
+    def check(self, state: bytes, alone: Alone) -> None:
+        """Check that all responses and a state are those of a run that nobody disturbed."""
+        for index, response in enumerate(self.responses):
+            assert response["sequence"] == index + 1
+            assert probabilities(response) == alone.predict(self.batch(index)), index
+        check_equal(state, pack_state(alone.adapter))

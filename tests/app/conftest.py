@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
-from cliquetta.app.controller import STREAM, Controller, Form
+from cliquetta.app.controller import STREAM, Controller, Form, Pages
 from cliquetta.app.session import AppSession
+from cliquetta.methods.base import Adapter
 from cliquetta.model.clip import CLIP
 from cliquetta.serve.schema import SessionRequest
 from cliquetta.serve.settings import Limits, Settings
 from tests._helpers.serve_setup import picture
 
 NAMES = ("airplane", "automobile", "bird", "cat", "frog", "truck")
-
-
 FOG = ("bundled@fog:3", 6)
-
-
+FORM = Form("tiny", "tent", ",".join(NAMES), STREAM, "fog", 3, 6)
 Make = Callable[..., AppSession]
 
 
@@ -49,4 +50,22 @@ def predicted(shown: Any) -> list[tuple[str, float]]:
     return [(row.after, row.after_probability) for row in shown.rows]
 
 
-FORM = Form("tiny", "tent", ",".join(NAMES), STREAM, "fog", 3, 6)
+def check_same_state(adapter: Adapter, other: Mapping[str, Tensor]) -> None:
+    """Check that a method has learned what a state holds, bit for bit."""
+    for name, value in adapter.state_dict().items():
+        assert torch.equal(value, other[name]), name
+
+
+Press = Callable[..., tuple[AppSession, Pages]]
+
+
+@pytest.fixture
+def press(controller: Controller) -> Press:
+    """Press "Next batch" with a form: the visitor's session and what the page shows."""
+
+    def call(session: AppSession | None = None, **changes: Any) -> tuple[AppSession, Pages]:
+        session, pages = controller.next_batch(session, replace(FORM, **changes), "class")
+        assert session is not None
+        return session, pages
+
+    return call

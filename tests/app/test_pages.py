@@ -69,15 +69,9 @@ def test_galleries_show_every_clique_with_class_size_and_loss(make: Make) -> Non
     cliques = describe(shown.prediction)["cliques"]
     assert cliques
     heads = re.findall(r"<b>(\w+)</b> · (\d+) images? · loss ([\d.-]+) → ([\d.-]+)", page)
-    assert heads == [
-        (
-            NAMES[c["class"]],
-            str(c["size"]),
-            f"{c['before']['total']:.3f}",
-            f"{c['after']['total']:.3f}",
-        )
-        for c in cliques
-    ]
+    for head, clique in zip(heads, cliques, strict=True):
+        losses = [f"{clique[when]['total']:.3f}" for when in ("before", "after")]
+        assert head == (NAMES[clique["class"]], str(clique["size"]), *losses)
     assert page.count("<img") == sum(c["size"] for c in cliques)
 
 

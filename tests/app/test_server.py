@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,10 +18,13 @@ from cliquetta.model.clip import CLIP
 from cliquetta.serve.auth import Tokens
 from cliquetta.serve.server import open_port
 from cliquetta.serve.settings import Limits, Settings
+from tests._helpers.running import child_environment
+
+Visit = Callable[..., TestClient]
 
 
 @pytest.fixture
-def visit(tiny_clip: CLIP) -> Callable[..., TestClient]:
+def visit(tiny_clip: CLIP) -> Visit:
     def build(limits: Limits | None = None, host: str = "127.0.0.1:7860") -> TestClient:
         settings = Settings({"tiny": tiny_clip}, limits=limits or Limits())
         server = FastAPI(**server_settings(settings))
@@ -38,7 +40,7 @@ def visit(tiny_clip: CLIP) -> Callable[..., TestClient]:
     return build
 
 
-def test_only_known_hosts_and_own_pages_are_answered(visit: Callable[..., TestClient]) -> None:
+def test_only_known_hosts_and_own_pages_are_answered(visit: Visit) -> None:
     http = visit()
     response = http.get("/", headers={"Origin": "http://127.0.0.1:7860"})
     assert response.status_code == 200 and response.headers["Content-Security-Policy"] == POLICY
@@ -49,7 +51,7 @@ def test_only_known_hosts_and_own_pages_are_answered(visit: Callable[..., TestCl
             assert http.post(path, headers=headers).status_code == 403
 
 
-def test_logins_are_slowed_and_uploads_are_bounded(visit: Callable[..., TestClient]) -> None:
+def test_logins_are_slowed_and_uploads_are_bounded(visit: Visit) -> None:
     http = visit(Limits(upload_bytes=10_000, wrong_token_rate=0.001))
     assert [http.post("/login").status_code for _ in range(12)] == [200] * 10 + [429, 429]
     path = "/gradio_api/upload"
@@ -83,8 +85,7 @@ server.serve(Settings({"any": None}, methods={}), host="127.0.0.1", port=port)
 def test_uploads_are_deleted_when_the_app_stops_and_after_it_was_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = str(Path(sys.modules["cliquetta"].__path__[0]).parent)
-    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": source}
+    environment = child_environment(TMPDIR=str(tmp_path))
     command = [sys.executable, "-c", APP]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as running:
         assert running.stdout is not None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+from copy import copy
 from pathlib import Path
 
 import pytest
-import torch
 
 from cliquetta.app import session as app_session
 from cliquetta.data.catalogue import get_dataset
@@ -20,7 +20,7 @@ from cliquetta.serve.errors import ServiceError
 from cliquetta.serve.settings import Limits
 from cliquetta.types import Batch, Prediction
 from tests._helpers.serve_setup import picture
-from tests.app.conftest import FOG, NAMES, Make, photos, predicted
+from tests.app.conftest import FOG, NAMES, Make, check_same_state, photos, predicted
 
 
 def test_predictions_are_those_of_the_library(make: Make, tiny_clip: CLIP) -> None:
@@ -50,14 +50,12 @@ def test_labels_are_counted_and_never_change_a_prediction(
     rows = [row for shown in first for row in shown.rows if row.truth is not None]
     tally = honest.tally
     assert 0 < tally.labelled == len(rows) < tally.images == 12
-    right = [sum(getattr(row, side) == row.truth for row in rows) for side in ("before", "after")]
-    assert [tally.right["before"], tally.right["after"]] == right
-    assert tally.curve[-1] == (len(rows), right[0] / len(rows), right[1] / len(rows))
-    base = get_dataset("bundled")
-    assert isinstance(base, ArrayDataset) and base.labels is not None
-    false = ArrayDataset(
-        base.id, base.images, names=base.names, keys=base.keys, labels=base.labels.flip(0)
-    )
+    before, after = (sum(getattr(row, s) == row.truth for row in rows) for s in ("before", "after"))
+    assert tally.right == {"before": before, "after": after}
+    assert tally.curve[-1] == (len(rows), before / len(rows), after / len(rows))
+    false = copy(get_dataset("bundled"))
+    assert isinstance(false, ArrayDataset) and false.labels is not None
+    monkeypatch.setattr(false, "labels", false.labels.flip(0))
     monkeypatch.setattr(app_session, "get_dataset", lambda id: false)
     misled = make("tda")
     second = [misled.next_of_stream("bundled", 6) for _ in range(2)]
@@ -121,20 +119,17 @@ def test_limits(make: Make, tmp_path: Path, limits: Limits, words: str) -> None:
     session = make()
     session.limits = limits
     before = session.adapter.state_dict()
-    with pytest.raises(ServiceError) as refusal:
+    with pytest.raises(ServiceError, match=words):
         session.next_of_files(photos(tmp_path, range(3)), 2)
-    assert words in refusal.value.message
     assert session.batches == 0
-    for name, value in session.adapter.state_dict().items():
-        assert torch.equal(value, before[name])
+    check_same_state(session.adapter, before)
 
 
 def test_a_failing_batch_leaves_everything_as_it_was(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session, untroubled = make(), make()
-    first = session.next_of_stream(*FOG), untroubled.next_of_stream(*FOG)
-    assert predicted(first[0]) == predicted(first[1])
+    assert predicted(session.next_of_stream(*FOG)) == predicted(untroubled.next_of_stream(*FOG))
     predict = session.adapter._predict
 
     def fail(batch: Batch) -> Prediction:
@@ -163,7 +158,7 @@ def test_a_state_goes_on_in_another_session(make: Make, tmp_path: Path) -> None:
 
 
 def test_caches_are_counted_class_by_class(make: Make) -> None:
-    scap, tda, tent = make("scap"), make("tda"), make("tent")
+    scap, tda, tent = (make(method) for method in ("scap", "tda", "tent"))
     for session in (scap, tda, tent):
         session.next_of_stream(*FOG)
     (retained,) = scap.tally.counts[-1].values()

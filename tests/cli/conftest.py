@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from cliquetta.cli.main import app
 from cliquetta.model.checkpoints.native import save_model
 from cliquetta.model.clip import CLIP
-from tests._helpers.running import Result, Run
+from tests._helpers.running import Run
+from tests._helpers.running import run as run
 from tests._helpers.trees import noise
-
-
-@pytest.fixture
-def run() -> Run:
-    """Run the command with these words; a raised error other than an exit fails the test."""
-
-    def call(*words: str | Path, input: bytes | None = None) -> Result:
-        result = CliRunner().invoke(app, [str(word) for word in words], input=input)
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        return Result(result.exit_code, result.stdout, result.stderr)
-
-    return call
 
 
 @pytest.fixture(scope="session")
@@ -42,3 +29,13 @@ def photos(tmp_path: Path) -> Path:
     (folder / "more").mkdir(parents=True)
     noise(folder, [f"{'more/' if index > 3 else ''}image{index}.png" for index in range(6)])
     return folder
+
+
+@pytest.fixture
+def fitted(run: Run, tiny_file: Path, tmp_path: Path) -> Path:
+    """A file of Tip-Adapter, fitted to two images per class."""
+    path = tmp_path / "tip.safetensors"
+    words = ("--dataset", "bundled-fewshot", "--shots", "2", "--model", tiny_file, "--json")
+    made = run("fit", "--method", "tip_adapter", *words, "--out", path)
+    assert made.code == 0 and json.loads(made.stdout)["images"] == 20
+    return path

@@ -58,19 +58,5 @@ def test_without_matplotlib_the_numbers_remain(
     assert "pip install cliquetta[report]" in ablate(*TDA, "--dataset", "bundled").text
 
 
-def test_bad_ablations_end_before_the_first_run(ablate: Any, tmp_path: Path) -> None:
-    scap = ("--method", "scap")
-    for words, text in (
-        (("--field", "threshold", "--values", "1", "--dataset", "bundled"), "of domain_norm"),
-        ((*scap, "--field", "treshold", "--values", "1", "--dataset", "bundled"), "'threshold'"),
-        (
-            (*scap, "--field", "threshold", "--values", "a", "--dataset", "bundled"),
-            "scap.threshold",
-        ),
-        ((*scap, "--field", "threshold", "--values", "0.5", "--dataset", "bundeld"), "'bundled'"),
-        ((*scap, "--field", "threshold", "--values", " , ", "--dataset", "bundled"), "no values"),
-    ):
-        result = ablate(*words)
-        assert result.code == 2 and text in result.text
-    assert not (tmp_path / "runs").exists()
+def test_values_are_split_at_semicolons_if_there_are_any() -> None:
     assert split_values("0;0,1") == ["0", "0,1"] and split_values("1, 2") == ["1", "2"]

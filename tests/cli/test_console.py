@@ -10,8 +10,6 @@ from rich.console import Console
 from cliquetta.cli.console import Terminal
 
 COLUMNS = ("method", *(f"figure number{n}" for n in range(12)))
-
-
 ROWS = [
     (name, *(f"{10 * row + n}.25 ± 0.{n:02d}" for n in range(12)))
     for row, name in enumerate(["domain_norm", "a_method_with_a_long_name/lr=0.001"])

@@ -11,6 +11,7 @@ import pytest
 
 from cliquetta.evaluation.predictions import load_predictions
 from cliquetta.evaluation.record import load_record
+from cliquetta.methods.tent import Tent
 from tests._helpers.running import Run
 from tests._helpers.trees import picture
 
@@ -46,10 +47,11 @@ def test_one_record_per_cell_of_the_grid(evaluate: Any, tmp_path: Path) -> None:
 
 def test_table_shows_mean_spread_and_gain(evaluate: Any) -> None:
     runs = json.loads(evaluate("--seeds", "0,1", "--json", method="tent").stdout)
-    top1 = {(run["method"], run["seed"]): run["metrics"]["top1"] for run in runs}
     result = evaluate("--seeds", "0,1", method="tent")
-    plain = [top1["zero_shot", seed] for seed in (0, 1)]
-    tent = [top1["tent", seed] for seed in (0, 1)]
+    plain, tent = (
+        [run["metrics"]["top1"] for run in runs if run["method"] == method]
+        for method in ("zero_shot", "tent")
+    )
     assert f"{np.mean(plain):.2f} ± {np.std(plain, ddof=1):.2f}" in result.text
     assert f"{np.mean(tent) - np.mean(plain):+.2f}" in result.text
     assert "4 runs recorded" in result.text
@@ -68,16 +70,13 @@ def test_protocols_have_words_and_metrics_of_their_own(evaluate: Any, tmp_path: 
     assert tail.code == 0 and "macro-F1" in tail.text
     (batches,) = json.loads(evaluate("--order", "keff", "--present", "1-4", "--json").stdout)
     assert batches["images"] == 32  # whole batches only
-    wrong = evaluate("--order", "keff", "--present", "11")
-    assert wrong.code == 2 and "classes, not of 11" in wrong.text
 
 
 def test_finished_runs_are_not_repeated(evaluate: Any, tmp_path: Path) -> None:
     evaluate()
-    (folder,) = (path.parent for path in (tmp_path / "runs").glob("*/record.json"))
-    before = (folder / "record.json").stat().st_mtime_ns
-    assert evaluate().code == 0
-    assert (folder / "record.json").stat().st_mtime_ns == before
+    (record,) = (tmp_path / "runs").glob("*/record.json")
+    before = record.stat().st_mtime_ns
+    assert evaluate().code == 0 and record.stat().st_mtime_ns == before
 
 
 def test_baseline_can_be_left_out(evaluate: Any) -> None:
@@ -89,43 +88,15 @@ def test_settings_reach_the_one_method(evaluate: Any) -> None:
     runs = json.loads(evaluate("--set", "temperature=2", "--json").stdout)
     record = load_record(Path(runs[0]["record"]).parent)
     assert record.settings["config"] == {"temperature": 2.0}
-    result = evaluate("--set", "temperature=2", method="zero_shot,tent")
-    assert result.code == 2 and "for one method" in result.text
 
 
-def test_fitted_file_is_evaluated(run: Run, tiny_file: Path, tmp_path: Path) -> None:
-    fitted = tmp_path / "tip.safetensors"
-    run(
-        *("fit", "--method", "tip_adapter", "--dataset", "bundled-fewshot", "--shots", "2"),
-        *("--model", tiny_file, "--out", fitted),
-    )
+def test_fitted_file_is_evaluated(run: Run, fitted: Path, tiny_file: Path, tmp_path: Path) -> None:
     result = run(
         *("evaluate", "--dataset", "bundled", "--fitted", fitted, "--model", tiny_file),
         *("--limit", "20", "--out", tmp_path / "runs", "--json"),
     )
     assert result.code == 0
     assert [run["method"] for run in json.loads(result.stdout)] == ["zero_shot", "tip_adapter"]
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (("--seeds", "one"), "whole numbers"),
-        (("--order", "sorted"), "unknown order 'sorted'"),
-        (("--dataset", "bundeld"), "did you mean 'bundled'"),
-        (("--dataset", "pets"), "--root"),
-        (("--method", "tend"), "did you mean 'tent'"),
-        (("--method", "tent:best"), "preset of tent"),
-        (("--dataset", ","), "no datasets given"),
-    ],
-)
-def test_bad_grids_are_refused_before_the_first_run(
-    evaluate: Any, tmp_path: Path, words: tuple[str, ...], sentence: str
-) -> None:
-    result = evaluate(*words)
-    assert result.code == 2
-    assert sentence in result.text and "Traceback" not in result.text
-    assert not (tmp_path / "runs").exists()
 
 
 def test_unreadable_images_of_a_folder_are_counted(
@@ -146,8 +117,6 @@ def test_unreadable_images_of_a_folder_are_counted(
 def test_a_cell_that_fails_does_not_stop_the_others(
     evaluate: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from cliquetta.methods.tent import Tent
-
     def fail(self: Tent, batch: Any) -> None:
         raise RuntimeError("a broken method")
 
@@ -157,8 +126,3 @@ def test_a_cell_that_fails_does_not_stop_the_others(
     assert result.code == 1
     assert "a broken method" in runs["tent"]["error"]
     assert runs["zero_shot"]["images"] == 40
-
-
-def test_a_grid_that_is_not_there_names_those_that_are(run: Run) -> None:
-    result = run("evaluate", "--grid", "odd")
-    assert result.code == 2 and "did you mean 'ood'" in result.text

@@ -44,12 +44,6 @@ def test_features_are_encoded_once_and_change_nothing(
     assert how == {"zero_shot": "kept", "tda": "kept", "scap": "encoded"}
 
 
-def test_a_share_of_a_gpu_is_for_ray(run: Run, tiny_file: Path, tmp_path: Path) -> None:
-    result = run(*words(tiny_file, tmp_path, "--method", "tda", "--ray-gpus", "0.5"))
-    assert result.code == 2
-    assert "--ray-gpus is for --ray" in result.text
-
-
 def test_bars_come_and_go_with_what_is_under_way() -> None:
     progress = Progress(disable=True)
     bars = GridBars(Bars(progress), 2, Terminal(quiet=True))

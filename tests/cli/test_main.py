@@ -62,7 +62,6 @@ def test_threads_of_commands_wait_asleep_by_default(given: str | None) -> None:
 
 ROOT = Path(__file__).parents[2]
 
-
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 

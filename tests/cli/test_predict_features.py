@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from cliquetta.model.in_memory import FeaturesOnly
 from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.tiny import TINY_NAMES
 from tests._helpers.tolerance import LOGIT
+from tests._helpers.trees import table_rows
 
 LABELS = [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
 
@@ -58,6 +58,10 @@ def predictions(given: Any, text: Any, **options: Any) -> list[tuple[str, float]
     options = {"method": "tda", "batch_size": 4, "classes": TINY_NAMES, **options}
     rows = predict(given, text_features=text, **options).rows
     return [(row["prediction"], row["probability"]) for row in rows]
+
+
+def written(path: Path) -> list[tuple[str, float]]:
+    return [(row["prediction"], float(row["probability"])) for row in table_rows(path)]
 
 
 WORKS = [
@@ -123,22 +127,10 @@ def test_state_is_continued_and_the_file_is_complete(
 ) -> None:
     uninterrupted = predictions(images, text)
     state = tmp_path / "state.safetensors"
-    for part, rows in (("a", slice(0, 4)), ("b", slice(4, 10))):
-        predict(
-            images[rows],
-            TINY_NAMES,
-            text_features=text,
-            method="tda",
-            batch_size=4,
-            state=state,
-            out=tmp_path / f"{part}.csv",
-        )
-    written = [
-        (row["prediction"], float(row["probability"]))
-        for part in "ab"
-        for row in csv.DictReader((tmp_path / f"{part}.csv").open())
-    ]
-    assert written == uninterrupted
+    files = [tmp_path / "a.csv", tmp_path / "b.csv"]
+    for file, rows in zip(files, (slice(0, 4), slice(4, 10)), strict=True):
+        predictions(images[rows], text, state=state, out=file)
+    assert [row for file in files for row in written(file)] == uninterrupted
     assert {path.name for path in tmp_path.glob("[!.]*")} == {"a.csv", "b.csv", state.name}
 
 
@@ -183,18 +175,10 @@ def test_bad_features_are_refused_and_nothing_is_written(
         (Path("gone.npz"), text, "there is no gone.npz"),
     ):
         with pytest.raises(UserError, match=sentence):
-            predictions(
-                features, texts, out=tmp_path / "out.csv", state=tmp_path / "state.safetensors"
-            )
+            predictions(features, texts, out=tmp_path / "out.csv", state=tmp_path / "state")
         assert not list(tmp_path.iterdir())
-
-
-def test_a_class_list_of_one_is_refused(images: Tensor, text: Tensor) -> None:
     with pytest.raises(UserError, match=r"one class, 'airplane'.*at least two"):
         predictions(images, text[:1], classes=["airplane"])
-
-
-def test_groups_of_features_are_refused(images: Tensor, text: Tensor, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no groups, no cluster"):
         predictions(images, text, group_by="camera", out=tmp_path / "out.csv")
     assert not list(tmp_path.iterdir())
@@ -210,34 +194,22 @@ def test_views_are_counted(images: Tensor, text: Tensor) -> None:
 def test_the_commands(run: Any, images: Tensor, text: Tensor, tmp_path: Path) -> None:
     photos = save(tmp_path / "photos.npz", images, labels=LABELS)
     classes = save(tmp_path / "classes.npz", text, names=list(TINY_NAMES))
-    out = tmp_path / "out.csv"
-    ask: tuple[Any, ...] = (
-        "predict",
-        "--features",
-        photos,
-        "--text-features",
-        classes,
-        "--batch-size",
-        4,
-    )
-    assert run(*map(str, ask), "--method", "tda", "--out", out).code == 0
-    written = [(r["prediction"], float(r["probability"])) for r in csv.DictReader(out.open())]
-    assert written == predictions(images, text)
-    refused = run(*map(str, ask), "--out", tmp_path / "b.csv")
-    assert refused.code == 2 and "methods that run on features are" in refused.text
-    assert run("predict", "--text-features", classes).code == 2
-    assert run("predict", photos, "--features", photos).code == 2
-
-    ask = ("evaluate", "--dataset", f"features:{photos}", "--text-features", classes)
-    result = run(*map(str, ask), "--method", "moon", "--out", tmp_path / "runs", "--json")
+    features = ("--text-features", classes)
+    out, ask = tmp_path / "out.csv", ("predict", "--features", photos, *features)
+    assert run(*ask, "--batch-size", 4, "--method", "tda", "--out", out).code == 0
+    assert written(out) == predictions(images, text)
+    evaluate = ("evaluate", "--dataset", f"features:{photos}", *features)
+    result = run(*evaluate, "--method", "moon", "--out", tmp_path / "runs", "--json")
     assert result.code == 0
     assert [entry["images"] for entry in json.loads(result.stdout)] == [10, 10]
-    for more, sentence in (
-        (("--method", "tent"), "tent needs images and a model"),
-        (("--method", "tda", "--evidence"), "leave out --evidence"),
-        (("--method", "tda", "--features", photos), "--dataset features:"),
+    for words, sentence in (
+        (ask, "methods that run on features are"),
+        (("predict", *features), ""),
+        (("predict", photos, "--features", photos), ""),
+        ((*evaluate, "--method", "tent"), "tent needs images and a model"),
+        ((*evaluate, "--method", "tda", "--evidence"), "leave out --evidence"),
+        ((*evaluate, "--method", "tda", "--features", photos), "--dataset features:"),
+        (("evaluate", "--dataset", f"features:{photos}@fog:3", *features), "needs images"),
     ):
-        assert sentence in run(*map(str, ask), *map(str, more), "--out", tmp_path / "r2").text
-    assert not (tmp_path / "r2").exists()
-    shifted = run("evaluate", "--dataset", f"features:{photos}@fog:3", "--text-features", classes)
-    assert shifted.code == 2 and "needs images" in shifted.text
+        assert run(*words, "--out", tmp_path / "refused").refuses(sentence)
+    assert not (tmp_path / "refused").exists()

@@ -12,20 +12,6 @@ from cliquetta.report.results_pages import GRIDS, ResultsPages
 from tests._helpers.running import Run
 
 
-def test_an_unknown_page_names_the_nearest(run: Run) -> None:
-    result = run("reproduce", "headlin")
-    assert result.code == 2 and "did you mean 'headline'" in result.text
-    result = run("reproduce", "ood")
-    assert result.code == 2 and "evaluate --grid ood" in result.text
-
-
-def test_methods_that_would_not_be_run_again_are_refused(run: Run, tmp_path: Path) -> None:
-    ask = ("reproduce", "headline", "--results", tmp_path, "--again")
-    assert "needs --run" in run(*ask, "tent").text
-    result = run(*ask, "tennt", "--run")
-    assert result.code == 2 and "did you mean 'tent'" in result.text
-
-
 def test_a_page_is_not_rewritten_unasked(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

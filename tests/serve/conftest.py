@@ -1,18 +1,52 @@
-"""A service on the tiny model for every test that asks."""
+"""A service on the tiny model for every test that asks, and the method alone beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter
 
 from cliquetta.model.clip import CLIP
-from tests._helpers.serve_setup import Local, local_service
+from cliquetta.serve.tracing import Tracing
+from tests._helpers.running import run as run
+from tests._helpers.serve_setup import Alone, Local, live_service, local_service
+
+Serve = Callable[..., AbstractContextManager[Local]]
+ServeLive = Callable[..., AbstractContextManager[str]]
 
 
 @pytest.fixture
-def service(tmp_path: Path, tiny_clip: CLIP) -> Iterator[Local]:
+def serve(tmp_path: Path, tiny_clip: CLIP) -> Serve:
+    """``with serve(**settings) as service``: serves the test's folder; again, after a restart."""
+    return partial(local_service, tmp_path, tiny_clip)
+
+
+@pytest.fixture
+def serve_live(tmp_path: Path, tiny_clip: CLIP) -> ServeLive:
+    """The same behind a port of this machine, ``as address``."""
+    return partial(live_service, tmp_path, tiny_clip)
+
+
+@pytest.fixture
+def service(serve: Serve) -> Iterator[Local]:
     """An empty service without tokens."""
-    with local_service(tmp_path / "sessions", tiny_clip) as local:
+    with serve() as local:
         yield local
+
+
+@pytest.fixture
+def alone(tiny_clip: CLIP) -> Alone:
+    """The method that sessions have unless they name another, without any service."""
+    return Alone(tiny_clip)
+
+
+def traced(exporter: SpanExporter) -> Tracing:
+    """Tracing whose spans go to an exporter."""
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    return Tracing(provider.get_tracer("test"))

@@ -7,28 +7,22 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from cliquetta.model.clip import CLIP
-from tests._helpers.serve_setup import (
-    CLASSES,
-    FREE,
-    Local,
-    batch_of,
-    local_service,
-    picture,
-)
+from tests._helpers.serve_setup import CLASSES, Local, batch_of, picture
 
 
 def test_sessions_are_listed_inspected_and_deleted(service: Local) -> None:
     first = service.create("zero_shot", options={"temperature": 2.0}, seed=3)
     second = service.create("tent", templates=["a {}.", "the {}"])
-    listed = service.http.get("/v1/sessions").json()["sessions"]
-    assert [info["id"] for info in listed] == [first, second]
-    info = service.http.get(f"/v1/sessions/{first}").json()
+    assert service.ids() == [first, second]
+    info = service.info(first)
     assert (info["config"], info["seed"]) == ({"temperature": 2.0}, 3)
-    assert service.http.delete(f"/v1/sessions/{first}").status_code == 204
-    assert service.http.get(f"/v1/sessions/{first}").status_code == 404
-    assert service.http.delete(f"/v1/sessions/{first}").status_code == 404
-    assert [i["id"] for i in service.http.get("/v1/sessions").json()["sessions"]] == [second]
+    path = f"/v1/sessions/{first}"
+    asked = [service.http.request(how, path) for how in ("DELETE", "GET", "DELETE")]
+    assert [response.status_code for response in asked] == [204, 404, 404]
+    assert service.ids() == [second]
 
 
 def test_health_models_methods_and_metrics(service: Local, tiny_clip: CLIP) -> None:
@@ -38,28 +32,33 @@ def test_health_models_methods_and_metrics(service: Local, tiny_clip: CLIP) -> N
     methods = {m["name"]: m for m in service.http.get("/v1/methods").json()["methods"]}
     assert methods["tent"]["config"]["betas"] == [0.9, 0.999]
     session = service.create()
-    service.predict(session, [*batch_of(0), b"bad"], sequence=1)
-    service.predict(session, [*batch_of(0), b"bad"], sequence=1)
+    for _ in range(2):
+        service.predict(session, [*batch_of(0), b"bad"], sequence=1)
     assert service.metric('cliquetta_images_total{result="predicted"}') == 4
     assert service.metric('cliquetta_images_total{result="refused"}') == 1
     assert service.metric("cliquetta_replays_total") == 1
     assert service.metric("cliquetta_sessions ") == 1
 
 
-def test_the_pages_of_the_service_load_nothing_from_elsewhere(service: Local) -> None:
-    for path, kind in (
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
         ("/", "text/html"),
         ("/docs", "text/html"),
         ("/docs.js", "text/javascript"),
         ("/style.css", "text/css"),
-    ):
-        page = service.http.get(path)
-        assert page.status_code == 200 and page.headers["Content-Type"].startswith(kind)
-        policy = page.headers["Content-Security-Policy"]
-        assert "default-src 'none'" in policy and "unsafe" not in policy
-        assert "http://" not in page.text and "https://" not in page.text
-        assert "<style" not in page.text and "onclick" not in page.text
-    assert "Content-Security-Policy" in service.http.get("/v1/models").headers
+        ("/v1/models", "application/json"),
+    ],
+)
+def test_the_pages_of_the_service_load_nothing_from_elsewhere(
+    service: Local, path: str, kind: str
+) -> None:
+    page = service.http.get(path)
+    assert page.status_code == 200 and page.headers["Content-Type"].startswith(kind)
+    policy = page.headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy and "unsafe" not in policy
+    for words in ("http://", "https://", "<style", "onclick"):
+        assert words not in page.text
 
 
 _opened: list[str] | None = None
@@ -77,30 +76,29 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
 sys.addaudithook(_audit)  # cannot be removed; does nothing outside the test below
 
 
-def test_nothing_that_a_client_names_is_opened(tmp_path: Path, tiny_clip: CLIP) -> None:
+def test_nothing_that_a_client_names_is_opened(
+    service: Local, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     global _opened
-    bait = tmp_path / "bait.png"
+    bait = tmp_path_factory.mktemp("elsewhere") / "bait.png"
     bait.write_bytes(picture(0))
     code = pickle.dumps(Path("x"))
-    folder = tmp_path / "sessions"
-    with local_service(folder, tiny_clip, limits=FREE) as service:
-        session = service.create()
-        service.send(session, [*batch_of(0), b"?"])  # decoders are imported now
-        _opened = []
-        try:
-            for name in (str(bait), f"file://{bait}", "http://127.0.0.1:1/a", "hf:a/b", "../tiny"):
-                request = {"classes": CLASSES, "method": "tent", "model": name}
-                assert service.http.post("/v1/sessions", json=request).status_code == 422
-                for path in (f"/v1/sessions/{name}", f"/v1/sessions/%2e%2e%2f{session}"):
-                    assert service.http.get(path).status_code in {404, 405}
-                body = {"images": [{"name": name, "data": ""}]}
-                response = service.http.post(f"/v1/sessions/{session}/batches", json=body)
-                assert "empty" in response.json()["errors"][0]["reason"]
-            service.send(session, [code, str(bait).encode(), b"%!PS-Adobe-3.0 EPSF-3.0\n" * 9])
-            refused = service.http.put(f"/v1/sessions/{session}/state", content=code)
-            assert refused.status_code == 422
-        finally:
-            opened, _opened = _opened, None
-    strange = [path for path in opened if not path.startswith(str(folder))]
-    assert strange == []
+    session = service.create()
+    service.send(session, [*batch_of(0), b"?"])  # decoders are imported now
+    _opened = []
+    try:
+        for name in (str(bait), f"file://{bait}", "http://127.0.0.1:1/a", "hf:a/b", "../tiny"):
+            request = {"classes": CLASSES, "method": "tent", "model": name}
+            assert service.http.post("/v1/sessions", json=request).status_code == 422
+            for path in (f"/v1/sessions/{name}", f"/v1/sessions/%2e%2e%2f{session}"):
+                assert service.http.get(path).status_code in {404, 405}
+            body = {"images": [{"name": name, "data": ""}]}
+            response = service.http.post(f"/v1/sessions/{session}/batches", json=body)
+            assert "empty" in response.json()["errors"][0]["reason"]
+        service.send(session, [code, str(bait).encode(), b"%!PS-Adobe-3.0 EPSF-3.0\n" * 9])
+        refused = service.http.put(f"/v1/sessions/{session}/state", content=code)
+        assert refused.status_code == 422
+    finally:
+        opened, _opened = _opened, None
     assert opened  # the hook sees the service's own files
+    assert [path for path in opened if not path.startswith(str(tmp_path))] == []

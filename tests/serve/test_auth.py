@@ -9,16 +9,16 @@ import pytest
 
 from cliquetta.model.clip import CLIP
 from cliquetta.serve.auth import Tokens, check_binding, is_loopback
-from cliquetta.serve.server import serve
+from cliquetta.serve.server import serve as start
 from cliquetta.serve.settings import Settings
-from tests._helpers.serve_setup import ALICE, BOB, CLASSES, Local, bearer, local_service
+from tests._helpers.serve_setup import ALICE, BOB, CLASSES, Local, bearer
+from tests.serve.conftest import Serve
 
 
 def test_only_known_tokens_are_let_in_and_see_their_own_sessions_only(
-    tmp_path: Path, tiny_clip: CLIP
+    serve: Serve, tmp_path: Path
 ) -> None:
-    tokens = Tokens([ALICE, BOB])
-    with local_service(tmp_path, tiny_clip, tokens=tokens, hosts=None, host="any.org") as service:
+    with serve(tokens=[ALICE, BOB], host="any.org") as service:
         http = service.http
         request = {"classes": CLASSES, "method": "zero_shot"}
         wrong: list[Any] = [{}, bearer(ALICE[:-1]), bearer(ALICE + "x")]
@@ -37,25 +37,18 @@ def test_only_known_tokens_are_let_in_and_see_their_own_sessions_only(
         assert again.json() == made.json() and theirs.json()["id"] != made.json()["id"]
         path = f"/v1/sessions/{made.json()['id']}"
         assert http.get(path, headers=bearer(ALICE)).status_code == 200
-        for method, where in (
-            ("GET", path),
-            ("DELETE", path),
-            ("GET", f"{path}/state"),
-            ("PUT", f"{path}/state"),
-            ("POST", f"{path}/reset"),
-            ("POST", f"{path}/batches"),
-        ):
-            assert http.request(method, where, headers=bearer(BOB)).status_code == 404
+        for method in ("GET", "DELETE", "GET /state", "PUT /state", "POST /reset", "POST /batches"):
+            verb, _, below = method.partition(" ")
+            assert http.request(verb, path + below, headers=bearer(BOB)).status_code == 404
         assert http.get("/v1/sessions", headers=bearer(BOB)).json()["sessions"] == [theirs.json()]
     stored = b"".join(path.read_bytes() for path in tmp_path.glob("*/*.safetensors"))
     assert stored and ALICE.encode() not in stored
 
 
 def test_tokens_must_be_long_and_no_open_port_goes_without(tiny_clip: CLIP) -> None:
-    with pytest.raises(ValueError, match="at least 16"):
-        Tokens(["short"])
-    with pytest.raises(ValueError, match="no tokens"):
-        Tokens(["", "  "])
+    for tokens, words in ((["short"], "at least 16"), (["", "  "], "no tokens")):
+        with pytest.raises(ValueError, match=words):
+            Tokens(tokens)
     for host in ("127.0.0.1", "localhost", "::1", "127.8.0.1"):
         assert is_loopback(host)
         check_binding(host, None)
@@ -64,19 +57,23 @@ def test_tokens_must_be_long_and_no_open_port_goes_without(tiny_clip: CLIP) -> N
             check_binding(host, None)
         check_binding(host, Tokens([ALICE]))
     with pytest.raises(ValueError, match="other machines"):
-        serve(Settings(models={"tiny": tiny_clip}), "unused", host="0.0.0.0", port=1)
+        start(Settings(models={"tiny": tiny_clip}), "unused", host="0.0.0.0", port=1)
     assert not Path("unused").exists()
 
 
 def test_web_pages_of_others_are_turned_away(service: Local) -> None:
     """A page may point its own name at 127.0.0.1, or post to it; both show in the headers."""
-    get = service.http.get
-    assert get("/v1/sessions", headers={"Host": "evil.org"}).status_code == 403
-    assert get("/v1/sessions", headers={"Host": "localhost:8765"}).status_code == 200
-    assert get("/v1/sessions", headers={"Origin": "http://evil.org"}).status_code == 403
-    assert get("/v1/sessions", headers={"Origin": "null"}).status_code == 403
-    assert get("/v1/sessions", headers={"Origin": "http://127.0.0.1"}).status_code == 200
-    for site, status in (("cross-site", 403), ("same-site", 403), ("same-origin", 200)):
-        assert get("/v1/sessions", headers={"Sec-Fetch-Site": site}).status_code == status
+    for name, value, status in (
+        ("Host", "evil.org", 403),
+        ("Host", "localhost:8765", 200),
+        ("Origin", "http://evil.org", 403),
+        ("Origin", "null", 403),
+        ("Origin", "http://127.0.0.1", 200),
+        ("Sec-Fetch-Site", "cross-site", 403),
+        ("Sec-Fetch-Site", "same-site", 403),
+        ("Sec-Fetch-Site", "same-origin", 200),
+    ):
+        response = service.http.get("/v1/sessions", headers={name: value})
+        assert response.status_code == status, value
     link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
-    assert get("/docs", headers=link).status_code == 200
+    assert service.http.get("/docs", headers=link).status_code == 200

@@ -1,10 +1,11 @@
-"""Batches are predicted as the library does; bad images are named and evidence is bounded."""
+"""Batches are predicted as the library does; bad images, thousands of them, do no harm."""
 
 from __future__ import annotations
 
 import base64
 import dataclasses
-from pathlib import Path
+import resource
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -12,115 +13,132 @@ import torch
 
 from cliquetta.model.clip import CLIP
 from cliquetta.serve.batches import summarise
-from tests._helpers.serve_setup import (
-    Alone,
-    Local,
-    batch_of,
-    local_service,
-    probabilities,
-)
+from cliquetta.serve.client import Client
+from tests._helpers.malformed import bombs, malformed
+from tests._helpers.serve_setup import CLASSES, Alone, Local, batch_of, picture, probabilities
 from tests._helpers.tolerance import SUM
+from tests.serve.conftest import Serve, ServeLive
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL", "ignore::Warning:PIL")
 
 
 def test_top_k_and_labels(service: Local, tiny_clip: CLIP) -> None:
     response = service.send(service.create("zero_shot"), batch_of(1), top_k=2).json()
     expected = Alone(tiny_clip, "zero_shot").predict(batch_of(1))
-    for one, row in zip(response["predictions"], expected, strict=True):
+    for number, (one, row) in enumerate(zip(response["predictions"], expected, strict=True)):
         best = sorted(row, key=lambda name: -row[name])
         assert [entry["label"] for entry in one["top"]] == best[:2]
         assert (one["label"], one["probability"]) == tuple(one["top"][0].values())
-    assert [one["name"] for one in response["predictions"]] == ["0.png", "1.png", "2.png", "3.png"]
+        assert one["name"] == f"{number}.png"
+        assert list(one) == ["index", "name", "label", "probability", "top"]  # none of rejection
 
 
 def test_json_and_form_are_the_same_request(service: Local) -> None:
-    images = batch_of(2)
     encoded = [
         {"name": f"{i}.png", "data": base64.b64encode(data).decode()}
-        for i, data in enumerate(images)
+        for i, data in enumerate(batch_of(2))
     ]
-    session = service.create()
-    by_form = service.send(session, images, sequence=1, top_k=3, evidence=True)
-    body = {"images": encoded, "sequence": 1, "top_k": 3, "evidence": True}
+    session, fields = service.create(), {"sequence": 1, "top_k": 3, "evidence": True}
+    by_form = service.send(session, batch_of(2), **fields)
+    body = {"images": encoded, **fields}
     by_json = service.http.post(f"/v1/sessions/{session}/batches", json=body)
     assert by_json.content == by_form.content
     assert by_json.headers["Cliquetta-Replayed"] == "true"
     assert isinstance(by_form.json()["evidence"]["loss"], float)
 
 
-def test_bad_images_are_named_and_the_others_predicted(service: Local, tiny_clip: CLIP) -> None:
+def test_bad_images_are_named_and_the_others_predicted(service: Local, alone: Alone) -> None:
     good = batch_of(3, 3)
     images = [good[0], b"not an image", good[1], b"", good[2][:60]]
     response = service.predict(service.create(), images)
     assert [one["index"] for one in response["predictions"]] == [0, 2]
-    assert [(bad["index"], bad["name"]) for bad in response["errors"]] == [
-        (1, "1.png"),
-        (3, "3.png"),
-        (4, "4.png"),
-    ]
-    assert "not an image" in response["errors"][0]["reason"]
-    assert "empty" in response["errors"][1]["reason"]
-    assert "truncated" in response["errors"][2]["reason"]
-    assert probabilities(response) == Alone(tiny_clip).predict(good[:2])
+    reasons = {1: "not an image", 3: "empty", 4: "truncated"}
+    for bad, (index, reason) in zip(response["errors"], reasons.items(), strict=True):
+        assert (bad["index"], bad["name"]) == (index, f"{index}.png") and reason in bad["reason"]
+    assert probabilities(response) == alone.predict(good[:2])
 
 
-def test_a_batch_without_a_readable_image_teaches_nothing(service: Local, tiny_clip: CLIP) -> None:
+def test_a_batch_without_a_readable_image_teaches_nothing(service: Local, alone: Alone) -> None:
     session = service.create()
     response = service.predict(session, [b"x", b"y"])
     assert response["predictions"] == [] and len(response["errors"]) == 2
-    again = service.predict(session, batch_of(1))
-    assert again["sequence"] == 2
-    assert probabilities(again) == Alone(tiny_clip).predict(batch_of(1))
+    assert service.check(session, batch_of(1), alone)["sequence"] == 2
 
 
-def rejections(response: dict[str, Any]) -> list[tuple[bool, float]]:
-    return [(one["rejected"], one["rejection_score"]) for one in response["predictions"]]
-
-
-def expected(alone: Alone, images: list[bytes]) -> list[tuple[bool, float]]:
-    summary = alone.adapter.predict(images).rejection
-    assert summary is not None
-    return list(zip(summary.rejected.tolist(), summary.score.tolist(), strict=True))
-
-
-def test_a_session_says_what_the_method_alone_says_also_after_a_restart(
-    tmp_path: Path, tiny_clip: CLIP
+def test_a_session_rejects_what_the_method_alone_does_also_after_a_restart(
+    serve: Serve, alone: Alone
 ) -> None:
-    alone = Alone(tiny_clip)
     alone.adapter.enable_rejection(0.5)
-    responses = []
-    with local_service(tmp_path, tiny_clip) as service:
-        id = service.create(reject=0.5)
-        responses += [rejections(service.predict(id, batch_of(seed))) for seed in range(2)]
-    with local_service(tmp_path, tiny_clip) as service:
-        assert service.http.get(f"/v1/sessions/{id}").json()["reject"] == 0.5
-        responses += [rejections(service.predict(id, batch_of(seed))) for seed in range(2, 4)]
-    for seed, response in enumerate(responses):
-        wanted = expected(alone, batch_of(seed))
-        assert [rejected for rejected, _ in response] == [rejected for rejected, _ in wanted]
-        assert [score for _, score in response] == pytest.approx([score for _, score in wanted])
-    decisions = [rejected for response in responses for rejected, _ in response]
+    id, decisions = "", list[bool]()
+    for seed in range(4):
+        with serve() as service:
+            id = id or service.create(reject=0.5)
+            assert service.info(id)["reject"] == 0.5
+            rows = service.predict(id, batch_of(seed))["predictions"]
+        expected = alone.adapter.predict(batch_of(seed)).rejection
+        assert expected is not None
+        assert [row["rejected"] for row in rows] == expected.rejected.tolist()
+        scores = [row["rejection_score"] for row in rows]
+        assert scores == pytest.approx(expected.score.tolist())
+        decisions += expected.rejected.tolist()
     assert 0 < sum(decisions) < len(decisions)
 
 
 def test_calibrated_predictions_are_those_of_the_method_alone_also_after_a_restart(
-    tmp_path: Path, tiny_clip: CLIP
+    serve: Serve, alone: Alone
 ) -> None:
-    alone = Alone(tiny_clip)
     alone.adapter.enable_calibration()
-    responses, name = [], ""
+    id = ""
     for seed in range(3):
-        with local_service(tmp_path, tiny_clip) as service:
-            name = service.create(calibrate=True) if seed == 0 else name
-            responses.append(probabilities(service.predict(name, batch_of(seed))))
-    for seed, response in enumerate(responses):
-        for summary, wanted in zip(response, alone.predict(batch_of(seed)), strict=True):
-            assert summary == pytest.approx(wanted, abs=SUM)
+        with serve() as service:
+            id = id or service.create(calibrate=True)
+            rows = probabilities(service.predict(id, batch_of(seed)))
+        for row, expected in zip(rows, alone.predict(batch_of(seed)), strict=True):
+            assert row == pytest.approx(expected, abs=SUM)
 
 
-def test_without_rejection_responses_have_no_such_fields(service: Local) -> None:
-    id = service.create()
-    for one in service.predict(id, batch_of(0))["predictions"]:
-        assert list(one) == ["index", "name", "label", "probability", "top"]
+def peak() -> int:
+    """Most memory that this process ever held, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def test_every_malformed_image_is_answered(service: Local, tiny_clip: CLIP) -> None:
+    session, count, size = service.create("zero_shot"), 2400, 100
+    service.predict(session, [picture(0, format=kind) for kind in ("JPEG", "WEBP", "TIFF")])
+    files = list(malformed(count))  # making the bombs takes memory too
+    before, refused = peak(), 0
+    for first in range(0, count, size):
+        response = service.predict(session, [data for _, data in files[first : first + size]])
+        indices = [one["index"] for one in response["predictions"]]
+        reasons = {bad["index"]: bad["reason"] for bad in response["errors"]}
+        assert sorted([*indices, *reasons]) == list(range(size))
+        assert all(reason and "0x" not in reason for reason in reasons.values())
+        refused += len(reasons)
+    assert refused > count / 2  # a flipped bit may leave a picture that can be read
+    assert peak() - before < 150_000_000
+    service.check(session, batch_of(1), Alone(tiny_clip, "zero_shot"))
+
+
+@pytest.mark.parametrize("kind", sorted(bombs()))
+def test_every_bomb_is_refused_by_name(service: Local, kind: str) -> None:
+    response = service.predict(service.create("zero_shot"), [picture(1), bombs()[kind]])
+    assert [one["index"] for one in response["predictions"]] == [0]
+    reason = response["errors"][0]["reason"]
+    if "claims" in kind or "holds" in kind:
+        assert "too large" in reason
+    else:
+        assert "scans" in reason or "damaged" in reason
+
+
+def test_a_sample_of_malformed_images_over_http(serve_live: ServeLive) -> None:
+    with serve_live() as address, Client(address) as client:
+        session = client.create_session(CLASSES, method="tent")
+        for part in range(3):
+            files = [data for _, data in islice(malformed(300, seed=part), 250, 300)]
+            response = session.predict([*batch_of(5), *files])
+            assert len(response.predictions) + len(response.errors) == 54
+            assert [one.index for one in response.predictions][:4] == [0, 1, 2, 3]
+        assert client.health().status == "ok"
 
 
 def test_evidence_is_json_of_bounded_size() -> None:
@@ -129,19 +147,13 @@ def test_evidence_is_json_of_bounded_size() -> None:
         weights: torch.Tensor
         label: str
 
-    summary = summarise(
-        {
-            "small": torch.tensor([[1.0, float("nan")], [2.0, float("inf")]]),
-            "large": torch.arange(1000),
-            "inner": Inner(torch.tensor(3), "x"),
-            "many": tuple(range(1000)),
-            "object": object(),
-            "deep": [[[[[1]]]]],
-        }
-    )
-    assert summary["small"] == [[1.0, None], [2.0, None]]
-    assert summary["large"] == {"shape": [1000], "mean": 499.5, "min": 0.0, "max": 999.0}
-    assert summary["inner"] == {"weights": 3, "label": "x"}
-    assert summary["many"]["length"] == 1000 and len(summary["many"]["first"]) == 512
-    assert summary["object"] == "object"
-    assert summary["deep"] == [[["list"]]]
+    many: dict[str, Any] = {"length": 1000, "first": list(range(512))}
+    for value, expected in (
+        (torch.tensor([[1.0, float("nan")], [2.0, float("inf")]]), [[1.0, None], [2.0, None]]),
+        (torch.arange(1000), {"shape": [1000], "mean": 499.5, "min": 0.0, "max": 999.0}),
+        (Inner(torch.tensor(3), "x"), {"weights": 3, "label": "x"}),
+        (tuple(range(1000)), many),
+        (object(), "object"),
+        ([[[[[1]]]]], [[["list"]]]),
+    ):
+        assert summarise({"name": value}) == {"name": expected}

@@ -15,16 +15,11 @@ from torch import Tensor
 from cliquetta.model.clip import CLIP
 from cliquetta.serve import changes
 from cliquetta.serve.changes import apply_changes, find_changes
-from cliquetta.serve.settings import Limits
-from tests._helpers.serve_setup import (
-    Alone,
-    batch_of,
-    check_equal,
-    local_service,
-    probabilities,
-)
+from tests._helpers.serve_setup import Alone, batch_of, check_equal, local_service, refusal
+from tests.serve.conftest import Serve
 
 METHOD = "domain_norm"
+SHAPES = {"a": (5, 3, 2), "b": (4,), "c": (), "d": (0, 3), "e": (3, 1)}
 
 
 @pytest.fixture(autouse=True)
@@ -36,11 +31,8 @@ def version_files(folder: Path, session: str) -> list[Path]:
     return sorted((folder / session).iterdir())
 
 
-def _bits(value: Tensor) -> bytes:
+def bits(value: Tensor) -> bytes:
     return value.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-
-
-SHAPES = {"a": (5, 3, 2), "b": (4,), "c": (), "d": (0, 3), "e": (3, 1)}
 
 
 @settings(deadline=None, max_examples=60)
@@ -56,12 +48,10 @@ def test_changes_give_the_same_bits(seed: int, dtype: torch.dtype) -> None:
     if dtype.is_floating_point:
         now["a"][0, 0, 0], before["a"][0, 0, 0] = -0.0, 0.0  # equal as numbers
     rows = find_changes(now, before)
-    expected_rows = (now["e"] != before["e"]).any(dim=1).nonzero()[:, 0]
-    assert (
-        rows.get("rows.e", torch.zeros(0)).tolist() == expected_rows.tolist()
-    )  # those and no others
+    changed = (now["e"] != before["e"]).any(dim=1).nonzero()[:, 0]
+    assert rows.get("rows.e", torch.zeros(0)).tolist() == changed.tolist()  # those and no others
     apply_changes(before, rows)
-    assert all(_bits(before[name]) == _bits(now[name]) for name in SHAPES)
+    assert all(bits(before[name]) == bits(now[name]) for name in SHAPES)
 
 
 def test_one_vector_of_many_dimensions_is_one_row() -> None:
@@ -73,55 +63,50 @@ def test_one_vector_of_many_dimensions_is_one_row() -> None:
     assert rows["values.voters"].shape == (1, 8)
 
 
-def test_a_stream_of_single_images_is_written_as_changes(tmp_path: Path, tiny_clip: CLIP) -> None:
+def test_a_stream_of_single_images_is_written_as_changes(
+    serve: Serve, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, tiny_clip: CLIP
+) -> None:
     """Restored after every image, in memory throughout, or without a service: the same."""
     options = {"step_every": 8}
     alone = Alone(tiny_clip, METHOD, **options)
-    with local_service(tmp_path / "kept", tiny_clip) as service:
+    with serve() as service:
         session = service.create(METHOD, options=options)
-        first = version_files(tmp_path / "kept", session)[0].read_bytes()
-        for number in range(20):  # more than two learning steps need
-            image = batch_of(number, 1)
-            expected = alone.predict(image)
-            assert probabilities(service.predict(session, image, sequence=number + 1)) == expected
-            if number % 7 == 2:
-                shutil.copytree(tmp_path / "kept", tmp_path / "copy", dirs_exist_ok=True)
-                (tmp_path / "copy" / ".lock").unlink(missing_ok=True)
-                with local_service(tmp_path / "copy", tiny_clip) as restored:
+        first = version_files(tmp_path, session)[0].stat().st_size
+        for number in range(1, 21):  # more than two learning steps need
+            response = service.check(session, batch_of(number, 1), alone, sequence=number)
+            if number % 7 == 3:
+                copy = tmp_path_factory.mktemp("copy")
+                shutil.copytree(tmp_path / session, copy / session)
+                with local_service(copy, tiny_clip) as restored:
                     restored.check_state(session, alone)
-                    repeat = restored.predict(session, image, sequence=number + 1)
-                    assert probabilities(repeat) == expected
-                shutil.rmtree(tmp_path / "copy")
-        files = version_files(tmp_path / "kept", session)[1:]
-        sizes = [file.stat().st_size for file in files]
-        assert len(files) > 1 and sum(sizes) <= 2 * len(first)
-        assert sorted(sizes)[len(sizes) // 2] < len(first) / 4
+                    repeat = restored.predict(session, batch_of(number, 1), sequence=number)
+                    assert repeat == response
+        sizes = sorted(file.stat().st_size for file in version_files(tmp_path, session)[1:])
+        assert len(sizes) > 1 and sum(sizes) <= 2 * first
+        assert sizes[len(sizes) // 2] < first / 4
         service.check_state(session, alone)
-    with local_service(tmp_path / "kept", tiny_clip) as restored:
-        restored.predict(session, batch_of(20, 1), sequence=21)
-        alone.predict(batch_of(20, 1))
-        restored.check_state(session, alone)
-        assert len(version_files(tmp_path / "kept", session)) == 1  # written whole again
+    with serve() as service:
+        service.check(session, batch_of(21, 1), alone, sequence=21)
+        service.check_state(session, alone)
+        assert len(version_files(tmp_path, session)) == 1  # written whole again
 
 
-@pytest.mark.parametrize("what", ["reset", "import", "classes"])
-def test_other_requests_between_changes(tmp_path: Path, tiny_clip: CLIP, what: str) -> None:
-    with local_service(tmp_path, tiny_clip) as service:
+@pytest.mark.parametrize("what", ["POST reset", "PUT state", "PUT classes"])
+def test_other_requests_between_changes(serve: Serve, tmp_path: Path, what: str) -> None:
+    method, below = what.split()
+    with serve() as service:
         session, other = service.create(METHOD), service.create(METHOD)
         for number in range(3):
             service.predict(session, batch_of(number, 1))
             service.predict(other, batch_of(number, 1))
         path = f"/v1/sessions/{session}"
-        if what == "reset":
-            response = service.http.post(f"{path}/reset")
-        elif what == "import":
-            response = service.http.put(f"{path}/state", content=service.state(other))
-        else:
-            response = service.http.put(f"{path}/classes", json={"classes": ["x", "y"]})
-        assert response.status_code == 200
+        content = b'{"classes": ["x", "y"]}' if below == "classes" else service.state(other)
+        headers = {"Content-Type": "application/json"} if below == "classes" else {}
+        response = service.http.request(method, f"{path}/{below}", content=content, headers=headers)
+        assert response.status_code == 200, response.text
         last = service.predict(session, batch_of(5, 1))
         state = service.state(session)
-    with local_service(tmp_path, tiny_clip) as service:
+    with serve() as service:
         check_equal(service.state(session), state)
         assert service.predict(session, batch_of(5, 1), sequence=4) == last
         assert service.http.delete(path).status_code == 204
@@ -129,25 +114,22 @@ def test_other_requests_between_changes(tmp_path: Path, tiny_clip: CLIP, what: s
 
 
 @pytest.fixture
-def written(tmp_path: Path, tiny_clip: CLIP) -> tuple[str, list[Path]]:
+def written(serve: Serve, tmp_path: Path) -> tuple[str, list[Path]]:
     """A session with some changes, and their files."""
-    with local_service(tmp_path, tiny_clip) as service:
+    with serve() as service:
         session = service.create(METHOD)
         for number in range(4):
             service.predict(session, batch_of(number, 1))
     return session, version_files(tmp_path, session)[1:]
 
 
-def send(folder: Path, model: CLIP, session: str) -> tuple[int, str]:
-    with local_service(folder, model) as service:
-        response = service.send(session, batch_of(9, 1))
-        return response.status_code, response.json().get("code", "")
-
-
-def test_damage_of_a_change_is_noticed(
-    tmp_path: Path, tiny_clip: CLIP, written: tuple[str, list[Path]]
-) -> None:
+def test_damage_of_a_change_is_noticed(serve: Serve, written: tuple[str, list[Path]]) -> None:
     session, files = written
+
+    def is_noticed() -> bool:
+        with serve() as service:
+            return refusal(service.send(session, batch_of(9, 1))) == (409, "damaged")
+
     draw = random.Random(0)
     for path in (files[0], files[-1]):
         data = path.read_bytes()
@@ -155,41 +137,42 @@ def test_damage_of_a_change_is_noticed(
             damaged = bytearray(data)
             damaged[draw.randrange(8 + int.from_bytes(data[:8], "little"), len(data))] ^= 4
             path.write_bytes(damaged)
-            assert send(tmp_path, tiny_clip, session) == (409, "damaged")
+            assert is_noticed()
         path.write_bytes(data)
     first, second = (path.read_bytes() for path in files[:2])
     files[0].write_bytes(second)
     files[1].write_bytes(first)
-    assert send(tmp_path, tiny_clip, session) == (409, "damaged")
+    assert is_noticed()
     files[0].write_bytes(first)
     files[1].unlink()
-    assert send(tmp_path, tiny_clip, session) == (409, "damaged")
+    assert is_noticed()
     files[1].write_bytes(second)
-    assert send(tmp_path, tiny_clip, session)[0] == 200
+    with serve() as service:
+        assert service.send(session, batch_of(9, 1)).status_code == 200
 
 
-def test_a_lost_change_is_noticed_while_the_server_runs(tmp_path: Path, tiny_clip: CLIP) -> None:
-    limits = Limits(resident_sessions=1, rate=1e6, burst=10**6)
-    with local_service(tmp_path, tiny_clip, limits=limits) as service:
+def test_a_lost_change_is_noticed_while_the_server_runs(serve: Serve, tmp_path: Path) -> None:
+    with serve(limits={"resident_sessions": 1}) as service:
         session = service.create(METHOD)
         for number in range(2):
             service.predict(session, batch_of(number, 1))
         service.create(METHOD)  # the first one is on disk only
         version_files(tmp_path, session)[-1].unlink()
-        assert service.send(session, batch_of(9, 1)).json()["code"] == "damaged"
+        assert refusal(service.send(session, batch_of(9, 1))) == (409, "damaged")
 
 
 def test_what_a_killed_server_left_is_not_read(
-    tmp_path: Path, tiny_clip: CLIP, written: tuple[str, list[Path]]
+    serve: Serve, written: tuple[str, list[Path]]
 ) -> None:
     session, files = written
     old = {path: path.read_bytes() for path in files}
-    assert send(tmp_path, tiny_clip, session)[0] == 200  # writes the whole file again
+    with serve() as service:
+        service.predict(session, batch_of(9, 1))  # writes the whole file again
     for path, data in old.items():  # killed before the versions before it were removed
         path.write_bytes(data)
     left = files[0].with_name(f".{files[0].name}.tmp")
     left.touch()
-    with local_service(tmp_path, tiny_clip) as service:
-        assert service.http.get(f"/v1/sessions/{session}").json()["sequence"] == 5
-        assert service.send(session, batch_of(9, 1)).status_code == 200
+    with serve() as service:
+        assert service.info(session)["sequence"] == 5
+        service.predict(session, batch_of(9, 1))
     assert not left.exists() and not files[0].exists()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from email.utils import format_datetime
 from pathlib import Path
@@ -16,61 +16,91 @@ from safetensors.torch import load
 
 from cliquetta.data.images import ImageError
 from cliquetta.errors import UserError
-from cliquetta.model.clip import CLIP
 from cliquetta.serve.client import Client, RemoteError, UnreachableError
-from cliquetta.serve.settings import Limits
-from tests._helpers.serve_setup import (
-    CLASSES,
-    batch_of,
-    live_service,
-    picture,
-)
+from tests._helpers.serve_setup import CLASSES, batch_of, picture
+from tests.serve.conftest import ServeLive
 
 
-def test_the_python_client(tiny_clip: CLIP, tmp_path: Path) -> None:
-    with live_service(tmp_path / "kept", tiny_clip) as address, Client(address) as client:
-        session = client.create_session(CLASSES, method="tent")
-        (tmp_path / "a.png").write_bytes(picture(1))
-        pixels = Image.fromarray(np.zeros((40, 30, 3), np.uint8))
-        response = session.predict([tmp_path / "a.png", picture(2), pixels, b"?"], evidence=True)
-        assert [one.name for one in response.predictions] == ["a.png", "1", "2.png"]
-        assert [bad.index for bad in response.errors] == [3]
-        assert response.evidence is not None and "loss" in response.evidence
-        state = session.export_state()
-        session.reset()
-        assert load(session.export_state()).keys() == load(state).keys()
-        session.import_state(state)
-        assert load(session.export_state())["memory.norms.steps"] == 1
-        assert [info.id for info in client.sessions()] == [session.id]
-        assert client.session(session.id).sequence == session.sequence == 1
-        assert client.models()[0].name == "tiny" and client.health().status == "ok"
-        assert "zero_shot" in {method.name for method in client.methods()}
-        array = np.zeros((40, 30, 3), np.uint8)
-        for one in (tmp_path / "a.png", str(tmp_path / "*.png"), array, pixels):
-            assert len(session.predict(one).predictions) == 1
-        with pytest.raises(RemoteError, match="unknown method"):
-            client.create_session(CLASSES, method="nothing")
-        session.delete()
-        session.delete()
-        assert client.sessions() == []
+@pytest.fixture
+def client(serve_live: ServeLive) -> Iterator[Client]:
+    """One that speaks to a service of this machine."""
+    with serve_live() as address, Client(address) as client:
+        yield client
 
 
-def client_of(handler: Callable[[httpx.Request], httpx.Response], **options: Any) -> Client:
+def test_the_python_client(client: Client, tmp_path: Path) -> None:
+    session = client.create_session(CLASSES, method="tent")
+    (tmp_path / "a.png").write_bytes(picture(1))
+    array = np.zeros((40, 30, 3), np.uint8)
+    pixels = Image.fromarray(array)
+    response = session.predict([tmp_path / "a.png", picture(2), pixels, b"?"], evidence=True)
+    assert [one.name for one in response.predictions] == ["a.png", "1", "2.png"]
+    assert [bad.index for bad in response.errors] == [3]
+    assert response.evidence is not None and "loss" in response.evidence
+    state = session.export_state()
+    session.reset()
+    assert load(session.export_state()).keys() == load(state).keys()
+    session.import_state(state)
+    assert load(session.export_state())["memory.norms.steps"] == 1
+    assert [info.id for info in client.sessions()] == [session.id]
+    assert client.session(session.id).sequence == session.sequence == 1
+    assert client.models()[0].name == "tiny" and client.health().status == "ok"
+    assert "zero_shot" in {method.name for method in client.methods()}
+    for one in (tmp_path / "a.png", str(tmp_path / "*.png"), array, pixels):
+        assert len(session.predict(one).predictions) == 1
+    with pytest.raises(RemoteError, match="unknown method"):
+        client.create_session(CLASSES, method="nothing")
+    session.delete()
+    session.delete()
+    assert client.sessions() == []
+
+
+def test_the_client_changes_classes(client: Client) -> None:
+    names = ["cat", "horse", "truck"]
+    session = client.create_session(CLASSES, method="domain_norm")
+    session.predict(batch_of(0))
+    session.set_classes(names)
+    assert session.classes == tuple(names)
+    assert session.predict(batch_of(1)).predictions[0].label in names
+    other = client.create_session(CLASSES, method="tda")
+    with pytest.raises(RemoteError, match="learns about its classes only"):
+        other.set_classes(names)
+    assert other.classes == tuple(CLASSES)
+
+
+def test_the_client_rejects(client: Client) -> None:
+    plain = client.create_session(["cat", "dog", "ship"], method="zero_shot")
+    assert plain.predict(batch_of(0)).predictions[0].rejected is None
+    session = client.create_session(["cat", "dog", "ship"], method="zero_shot", reject=0.75)
+    first = session.predict(batch_of(0)).predictions[0]
+    assert first.rejected in (True, False) and 0 <= (first.rejection_score or 0) <= 1
+    with pytest.raises(RemoteError, match="at least three, got 2"):
+        session.set_classes(["cat", "dog"])
+
+
+def test_a_session_is_made_once_however_often_it_is_asked_for(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cliquetta.serve.client.time.sleep", lambda seconds: None)
+    real, lost = client._http.request, [httpx.ReadTimeout(""), httpx.ReadError("")]
+
+    def request(*words: Any, **content: Any) -> httpx.Response:
+        response = real(*words, **content)
+        if lost:
+            raise lost.pop()
+        return response
+
+    monkeypatch.setattr(client._http, "request", request)
+    made = [client.create_session(CLASSES, method="tent").id for _ in range(2)]
+    assert [info.id for info in client.sessions()] == made
+
+
+def client_of(handler: Any, **options: Any) -> Client:
     """A client whose requests are answered by a function."""
     client = Client("http://server", **options)
     transport = httpx.MockTransport(handler)
     client._http = httpx.Client(base_url="http://server", transport=transport)
     return client
-
-
-class Flaky:
-    """A proxy's answers, one after the other, instead of a server."""
-
-    def __init__(self, *responses: httpx.Response) -> None:
-        self.responses = list(responses)
-
-    def __call__(self, request: httpx.Request) -> httpx.Response:
-        return self.responses.pop(0)
 
 
 def test_the_client_waits_for_dates_and_repeats_what_a_proxy_lost(
@@ -79,17 +109,18 @@ def test_the_client_waits_for_dates_and_repeats_what_a_proxy_lost(
     pauses: list[float] = []
     monkeypatch.setattr("cliquetta.serve.client.time.sleep", pauses.append)
     date = format_datetime(datetime.now(timezone.utc) + timedelta(seconds=30), usegmt=True)
-    past = "Wed, 21 Oct 2015 07:28:00 GMT"
-    flaky = Flaky(
-        httpx.Response(503, headers={"Retry-After": date}),
-        httpx.Response(503, headers={"Retry-After": past}),
-        httpx.Response(429, headers={"Retry-After": "7"}),
-        httpx.Response(502, text="<html>"),
-        httpx.Response(503, headers={"Retry-After": "0"}),
-        httpx.Response(200, json={"sessions": []}),
-        httpx.Response(503, headers={"Retry-After": "soon"}),
+    responses = iter(
+        [
+            httpx.Response(503, headers={"Retry-After": date}),
+            httpx.Response(503, headers={"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}),
+            httpx.Response(429, headers={"Retry-After": "7"}),
+            httpx.Response(502, text="<html>"),
+            httpx.Response(503, headers={"Retry-After": "0"}),
+            httpx.Response(200, json={"sessions": []}),
+            httpx.Response(503, headers={"Retry-After": "soon"}),
+        ]
     )
-    client = client_of(flaky)
+    client = client_of(lambda request: next(responses))
     assert client.sessions() == []
     assert 25 < pauses[0] <= 30 and pauses[2] == 7
     assert all(0 < pauses[n] < 5 for n in (1, 3, 4))  # a busy server is not asked without a pause
@@ -97,48 +128,29 @@ def test_the_client_waits_for_dates_and_repeats_what_a_proxy_lost(
         client.sessions()
 
 
-def test_the_client_waits_for_a_server_that_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr("cliquetta.serve.client.time.monotonic", lambda: now[0])
-    monkeypatch.setattr(
-        "cliquetta.serve.client.time.sleep", lambda s: now.__setitem__(0, now[0] + s)
-    )
+@pytest.mark.parametrize(("patience", "down"), [(60.0, 40.0), (30.0, 40.0), (86400.0, 1e6)])
+def test_the_client_waits_for_a_server_that_restarts(
+    monkeypatch: pytest.MonkeyPatch, patience: float, down: float
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("cliquetta.serve.client.time.monotonic", lambda: sum(pauses))
+    monkeypatch.setattr("cliquetta.serve.client.time.sleep", pauses.append)
 
     def server(request: httpx.Request) -> httpx.Response:
-        if now[0] < down:
+        if sum(pauses) < down:
             raise httpx.ConnectError("refused")
         return httpx.Response(200, json={"sessions": []})
 
-    for seconds, down in ((60.0, 40.0), (30.0, 40.0), (86400.0, 1e6)):
-        now[0] = 0.0
-        client = client_of(server, retry_seconds=seconds)
-        if seconds > down:
-            assert client.sessions() == []
-        else:
-            with pytest.raises(UnreachableError, match=r"http://server.*refused.*retry_seconds"):
-                client.sessions()
-            assert now[0] <= seconds
+    client = client_of(server, retry_seconds=patience)
+    if patience > down:
+        assert client.sessions() == []
+    else:
+        with pytest.raises(UnreachableError, match=r"http://server.*refused.*retry_seconds"):
+            client.sessions()
+        assert sum(pauses) <= patience
 
 
-def test_a_session_is_made_once_however_often_it_is_asked_for(
-    tiny_clip: CLIP, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("cliquetta.serve.client.time.sleep", lambda seconds: None)
-    with live_service(tmp_path, tiny_clip) as address, Client(address) as client:
-        real, lost = client._http.request, [httpx.ReadTimeout(""), httpx.ReadError("")]
-
-        def request(*words: Any, **content: Any) -> httpx.Response:
-            response = real(*words, **content)
-            if lost:
-                raise lost.pop()
-            return response
-
-        monkeypatch.setattr(client._http, "request", request)
-        made = [client.create_session(CLASSES, method="tent").id for _ in range(2)]
-        assert [info.id for info in client.sessions()] == made
-
-
-def test_the_client_says_what_is_wrong_with_an_address_and_a_token(tmp_path: Path) -> None:
+def test_the_client_says_what_is_wrong_with_an_address_and_a_token() -> None:
     with pytest.raises(UserError, match="http://127"):
         Client("127.0.0.1:8765")
     with pytest.raises(UserError, match="one line"):
@@ -147,42 +159,12 @@ def test_the_client_says_what_is_wrong_with_an_address_and_a_token(tmp_path: Pat
     assert lines._http.headers["Authorization"] == f"Bearer {'t' * 20}"
 
 
-def test_the_client_has_errors_of_its_own(tmp_path: Path, tiny_clip: CLIP) -> None:
+def test_the_client_has_errors_of_its_own(serve_live: ServeLive, tmp_path: Path) -> None:
     with pytest.raises(RemoteError, match="not a response of CliqueTTA"):
-        client_of(Flaky(httpx.Response(200, text="<html>"))).health()
-    with live_service(tmp_path, tiny_clip, limits=Limits(body_bytes=10**6)) as address:
+        client_of(lambda request: httpx.Response(200, text="<html>")).health()
+    with serve_live(limits={"body_bytes": 10**6}) as address:
         session = Client(address, retry_seconds=5).create_session(CLASSES, method="tent")
         with pytest.raises(ImageError, match="no such file"):
             session.predict([tmp_path / "gone.png"])
         with pytest.raises(RemoteError, match="413"):  # although it is refused before it is sent
             session.predict([bytes(30_000_000)])
-
-
-OTHERS = ["cat", "horse", "truck"]
-
-
-LEARNS = "domain_norm"
-
-
-def test_the_client_changes_classes(tmp_path: Path, tiny_clip: CLIP) -> None:
-    with live_service(tmp_path, tiny_clip) as url, Client(url) as client:
-        session = client.create_session(CLASSES, method=LEARNS)
-        session.predict(batch_of(0))
-        session.set_classes(OTHERS)
-        assert session.classes == tuple(OTHERS)
-        assert session.predict(batch_of(1)).predictions[0].label in OTHERS
-        other = client.create_session(CLASSES, method="tda")
-        with pytest.raises(RemoteError, match="learns about its classes only"):
-            other.set_classes(OTHERS)
-        assert other.classes == tuple(CLASSES)
-
-
-def test_the_client_has_it(tmp_path: Path, tiny_clip: CLIP) -> None:
-    with live_service(tmp_path, tiny_clip) as url, Client(url) as client:
-        session = client.create_session(["cat", "dog", "ship"], method="zero_shot", reject=0.75)
-        first = session.predict(batch_of(0)).predictions[0]
-        assert first.rejected in (True, False) and 0 <= (first.rejection_score or 0) <= 1
-        plain = client.create_session(["cat", "dog", "ship"], method="zero_shot")
-        assert plain.predict(batch_of(0)).predictions[0].rejected is None
-        with pytest.raises(RemoteError, match="at least three, got 2"):
-            session.set_classes(["cat", "dog"])

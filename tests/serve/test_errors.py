@@ -7,15 +7,8 @@ from typing import Any
 import pytest
 
 from cliquetta.methods.tent import Tent
-from cliquetta.model.clip import CLIP
 from cliquetta.types import Batch, Prediction
-from tests._helpers.serve_setup import (
-    CLASSES,
-    Alone,
-    Local,
-    batch_of,
-    probabilities,
-)
+from tests._helpers.serve_setup import CLASSES, Alone, Local, batch_of, refusal
 
 
 @pytest.mark.parametrize(
@@ -34,6 +27,9 @@ from tests._helpers.serve_setup import (
         ({"templates": ["no place"]}, "template"),
         ({"seed": -1}, "seed"),
         ({"path": "x"}, "path"),
+        ({"reject": 1.5}, "less than 1"),
+        ({"reject": 0}, "greater than 0"),
+        ({"reject": 0.5, "classes": ["cat", "dog"]}, "at least three, got 2"),
     ],
 )
 def test_bad_requests_are_refused_with_the_remedy(
@@ -41,41 +37,21 @@ def test_bad_requests_are_refused_with_the_remedy(
 ) -> None:
     request = {"classes": CLASSES, "method": "tent", **change}
     response = service.http.post("/v1/sessions", json=request)
-    assert response.status_code == 422
-    assert words in response.json()["message"]
-    assert service.http.get("/v1/sessions").json()["sessions"] == []
+    assert response.status_code == 422 and words in response.json()["message"]
+    assert service.ids() == []
 
 
 def test_a_failing_method_shows_no_trace_and_is_undone(
-    service: Local, tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch
+    service: Local, alone: Alone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session, alone = service.create(), Alone(tiny_clip)
-
     def broken(self: Tent, batch: Batch) -> Prediction:
         self.memory.reset()
         raise RuntimeError("secret of the implementation")
 
+    session = service.create()
     with monkeypatch.context() as patch:
         patch.setattr(Tent, "_predict", broken)
         failed = service.send(session, batch_of(0))
-    assert failed.status_code == 500
-    assert failed.json()["code"] == "internal"
+    assert refusal(failed) == (500, "internal")
     assert "secret" not in failed.text and "Traceback" not in failed.text
-    assert probabilities(service.predict(session, batch_of(0))) == alone.predict(batch_of(0))
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    (
-        ({"reject": 1.5}, "less than 1"),
-        ({"reject": 0}, "greater than 0"),
-        ({"reject": 0.5, "classes": ["cat", "dog"]}, "at least three, got 2"),
-    ),
-)
-def test_what_cannot_be_rejected_is_refused(
-    service: Local, changes: dict[str, Any], sentence: str
-) -> None:
-    request = {"classes": ["cat", "dog", "ship"], "method": "tent", **changes}
-    response = service.http.post("/v1/sessions", json=request)
-    assert response.status_code == 422 and sentence in response.json()["message"]
-    assert service.http.get("/v1/sessions").json()["sessions"] == []
+    service.check(session, batch_of(0), alone)

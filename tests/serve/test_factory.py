@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -23,11 +22,13 @@ from tests._helpers.serve_setup import (
     batch_of,
     check_equal,
     full_disk,
-    local_service,
     probabilities,
 )
+from tests.serve.conftest import Serve
 
 METHODS = served_methods()
+OTHERS = ["cat", "horse", "truck"]
+LEARNS = "domain_norm"
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
@@ -39,17 +40,15 @@ def test_configs_come_back_equal(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
-def test_sessions_of_every_method_go_on_after_a_restart(
-    name: str, tmp_path: Path, tiny_clip: CLIP
-) -> None:
+def test_sessions_of_every_method_go_on_after_a_restart(name: str, serve: Serve) -> None:
     fields = {field.name for field in dataclasses.fields(METHODS[name].config)}
     options = {"views": 3} if "views" in fields else {}
-    with local_service(tmp_path, tiny_clip) as service:
+    with serve() as service:
         halted, running = (service.create(name, options=options) for _ in range(2))
         first = service.predict(halted, batch_of(0, 2), evidence=True)
         assert probabilities(first) == probabilities(service.predict(running, batch_of(0, 2)))
         expected = probabilities(service.predict(running, batch_of(1, 2)))
-    with local_service(tmp_path, tiny_clip) as service:
+    with serve() as service:
         assert probabilities(service.predict(halted, batch_of(1, 2))) == expected
 
 
@@ -61,19 +60,16 @@ def test_a_session_with_unknown_settings_is_refused(tiny_clip: CLIP) -> None:
         build_adapter(other, settings)
 
 
-OTHERS = ["cat", "horse", "truck"]
-
-
-LEARNS = "domain_norm"
-
-
 def memory(service: Local, id: str) -> dict[str, torch.Tensor]:
-    resident = service.service.sessions.residents[id]
-    return resident.adapter.state_dict()
+    return service.service.sessions.residents[id].adapter.state_dict()
 
 
 def put(service: Local, id: str, classes: list[str], **more: Any) -> Any:
     return service.http.put(f"/v1/sessions/{id}/classes", json={"classes": classes, **more})
+
+
+def labels(response: dict[str, Any]) -> set[str]:
+    return {row["label"] for entry in response["predictions"] for row in entry["top"]}
 
 
 def test_what_was_learned_is_kept_bit_for_bit(service: Local) -> None:
@@ -85,52 +81,48 @@ def test_what_was_learned_is_kept_bit_for_bit(service: Local) -> None:
     assert response.status_code == 200, response.text
     assert response.json()["classes"] == OTHERS and response.json()["sequence"] == 3
     after = memory(service, id)
-    domain = "domains.0"
     for name in before:
         if name.split(".")[0] != "domains" or name.split(".")[2] in ("norms", "key", "progress"):
             assert torch.equal(after[name], before[name]), name
+    domain = "domains.0"
     assert before[f"{domain}.norms.steps"] > 0 and before[f"{domain}.counts.images"] > 0
     assert after[f"{domain}.counts.images"] == 0
     assert after[f"{domain}.counts.marginal"].shape == (len(OTHERS),)
     latest = service.predict(id, batch_of(4))
-    assert latest["sequence"] == 4
-    labels = {row["label"] for entry in latest["predictions"] for row in entry["top"]}
-    assert labels == set(OTHERS)
+    assert latest["sequence"] == 4 and labels(latest) == set(OTHERS)
 
 
-def test_a_change_is_durable_and_old_responses_stay(tmp_path: Path, tiny_clip: CLIP) -> None:
-    with local_service(tmp_path, tiny_clip) as first:
-        id = first.create("tent")
-        old = first.predict(id, batch_of(0), sequence=1)
-        assert put(first, id, OTHERS, templates=["a {}"]).status_code == 200
-        norms = memory(first, id)["norms.values"]
-    with local_service(tmp_path, tiny_clip) as second:  # as after a kill: from disk
-        info = second.http.get(f"/v1/sessions/{id}").json()
+def test_a_change_is_durable_and_old_responses_stay(serve: Serve) -> None:
+    with serve() as service:
+        id = service.create("tent")
+        old = service.predict(id, batch_of(0), sequence=1)
+        assert put(service, id, OTHERS, templates=["a {}"]).status_code == 200
+        norms = memory(service, id)["norms.values"]
+    with serve() as service:  # as after a kill: from disk
+        info = service.info(id)
         assert info["classes"] == OTHERS and info["templates"] == ["a {}"]
-        assert second.predict(id, batch_of(0), sequence=1) == old
-        assert torch.equal(memory(second, id)["norms.values"], norms)
-        new = second.predict(id, batch_of(1), sequence=2)
-        assert {entry["label"] for entry in new["predictions"]} <= set(OTHERS)
+        assert service.predict(id, batch_of(0), sequence=1) == old
+        assert torch.equal(memory(service, id)["norms.values"], norms)
+        assert labels(service.predict(id, batch_of(1), sequence=2)) == set(OTHERS)
 
 
 def test_refusals_leave_the_session_as_it_was(service: Local) -> None:
-    id = service.create("tda")
+    id, domain = service.create("tda"), service.create(LEARNS)
     service.predict(id, batch_of(0))
     before = service.state(id)
     assert put(service, id, CLASSES).status_code == 200  # the list that it has
-    for classes, sentence in (
-        (OTHERS, "learns about its classes only"),
-        (["cat", "cat"], "must differ"),
+    for session, classes, status, sentence in (
+        (id, OTHERS, 422, "learns about its classes only"),
+        (id, ["cat", "cat"], 422, "must differ"),
+        (domain, ["cat"], 422, "at least two"),
+        (domain, [], 422, ""),
+        (domain, [f"class {i}" for i in range(10**4)], 413, ""),
+        ("0" * 32, OTHERS, 404, ""),
     ):
-        response = put(service, id, classes)
-        assert response.status_code == 422 and sentence in response.json()["message"]
-    domain = service.create(LEARNS)
-    assert "at least two" in put(service, domain, ["cat"]).json()["message"]
-    assert put(service, domain, []).status_code == 422
-    assert put(service, domain, [f"class {i}" for i in range(10**4)]).status_code == 413
-    assert put(service, "0" * 32, OTHERS).status_code == 404
+        response = put(service, session, classes)
+        assert response.status_code == status and sentence in response.json()["message"]
     check_equal(service.state(id), before)
-    assert service.http.get(f"/v1/sessions/{domain}").json()["classes"] == CLASSES
+    assert service.info(domain)["classes"] == CLASSES
 
 
 def test_a_disk_that_fails_changes_nothing(service: Local) -> None:
@@ -138,27 +130,17 @@ def test_a_disk_that_fails_changes_nothing(service: Local) -> None:
     service.predict(id, batch_of(0))
     with full_disk():
         assert put(service, id, OTHERS).status_code == 503
-    assert service.http.get(f"/v1/sessions/{id}").json()["classes"] == CLASSES
-    labels = {entry["label"] for entry in service.predict(id, batch_of(1))["predictions"]}
-    assert labels <= set(CLASSES)
+    assert service.info(id)["classes"] == CLASSES
+    assert labels(service.predict(id, batch_of(1))) == set(CLASSES)
 
 
 def test_changes_take_their_turn_among_batches(service: Local) -> None:
-    """Of many requests at once, every answer is of one list, and the numbers have no gap."""
+    """Of many requests at once, every response is of one list, and the numbers have no gap."""
     id = service.create("tent")
-    responses: list[dict[str, Any]] = []
-    lists = [CLASSES, OTHERS]
-
-    def send(seed: int) -> None:
-        responses.append(service.predict(id, batch_of(seed, 2)))
-
-    threads = [threading.Thread(target=send, args=(seed,)) for seed in range(4)]
-    threads += [threading.Thread(target=put, args=(service, id, lists[i % 2])) for i in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(7) as clients:
+        sent = [clients.submit(service.predict, id, batch_of(seed, 2)) for seed in range(4)]
+        for names in (CLASSES, OTHERS, CLASSES):
+            clients.submit(put, service, id, names)
+    responses = [future.result() for future in sent]
     assert sorted(response["sequence"] for response in responses) == list(range(1, 5))
-    for response in responses:
-        shown = {frozenset(row["label"] for row in e["top"]) for e in response["predictions"]}
-        assert shown in ({frozenset(CLASSES)}, {frozenset(OTHERS)})
+    assert all(labels(response) in (set(CLASSES), set(OTHERS)) for response in responses)

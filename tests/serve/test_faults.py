@@ -10,23 +10,22 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from cliquetta.methods.state import pack_state
 from cliquetta.model.checkpoints.native import save_model
 from cliquetta.model.clip import CLIP
 from cliquetta.serve import changes
 from cliquetta.serve.client import Client
 from cliquetta.serve.store import Store
+from tests._helpers.running import child_environment
 from tests._helpers.serve_setup import (
     CLASSES,
     Alone,
     Load,
-    check_equal,
     free_port,
     is_up,
-    probabilities,
     wait_until,
 )
 
@@ -60,18 +59,9 @@ class Server:
 def servers(model: Path, folder: Path, smallest: int) -> Iterator[Server]:
     port = free_port()
     command = [sys.executable, "-m", "tests._helpers.zygote", model, folder, port, smallest]
-    source = str(Path(sys.modules["cliquetta"].__path__[0]).parent)
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join((source, str(Path(__file__).parents[2]))),
-        "OMP_NUM_THREADS": "1",
-    }
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(
-        [str(word) for word in command],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
+        [str(word) for word in command], env=child_environment(), **pipes
     ) as zygote:
         try:
             yield Server(zygote, port)
@@ -108,15 +98,4 @@ def test_killed_servers_lose_nothing(tmp_path: Path, tiny_clip: CLIP, smallest: 
         states = [one.session.export_state() for one in loads]
         server.kill(pid)
     for one, state in zip(loads, states, strict=True):
-        _check_stream(one, state, tiny_clip)
-
-
-def _check_stream(sent: Load, state: bytes, model: CLIP) -> None:
-    """Answers and state are those of a run that nobody killed."""
-    alone = Alone(model)
-    assert [response["sequence"] for response in sent.responses] == [
-        index + 1 for index in range(len(sent.responses))
-    ]
-    for index, response in enumerate(sent.responses):
-        assert probabilities(response) == alone.predict(sent.batch(index)), index
-    check_equal(state, pack_state(alone.adapter))
+        one.check(state, Alone(tiny_clip))

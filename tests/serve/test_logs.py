@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from cliquetta.model.clip import CLIP
-from cliquetta.serve.auth import Tokens
 from cliquetta.serve.logs import JSONFormatter, LineFormatter, logging_as
-from tests._helpers.serve_setup import CLASSES, local_service
+from tests._helpers.serve_setup import CLASSES, bearer
+from tests.serve.conftest import Serve
 
 TOKEN = "secret-0123456789abcdef"
 
 
-def test_logs_are_lines_without_secrets(
-    tmp_path: Path, tiny_clip: CLIP, capsys: pytest.CaptureFixture[str]
-) -> None:
-    settings: dict[str, Any] = {"tokens": Tokens([TOKEN]), "hosts": None}
-    with logging_as("json"), local_service(tmp_path, tiny_clip, **settings) as service:
-        headers = {"Authorization": f"Bearer {TOKEN}"}
+def test_logs_are_lines_without_secrets(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
+    with logging_as("json"), serve(tokens=[TOKEN]) as service:
         request = {"classes": CLASSES, "method": "tent"}
-        service.http.post("/v1/sessions", json=request, headers=headers)
+        service.http.post("/v1/sessions", json=request, headers=bearer(TOKEN))
         service.http.get("/v1/models%0aforged?token=secret", headers={"Authorization": TOKEN})
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     first, second = (line for line in lines if line["message"] == "request")

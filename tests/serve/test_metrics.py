@@ -12,10 +12,7 @@ import torch
 
 from cliquetta.serve.metrics import Board, ServiceMetrics
 from cliquetta.types import Prediction
-from tests._helpers.serve_setup import (
-    Local,
-    batch_of,
-)
+from tests._helpers.serve_setup import Local, batch_of
 from tests._helpers.tolerance import LOGIT
 
 ROOT = Path(__file__).parents[2]
@@ -44,17 +41,15 @@ def test_refusals_are_counted_by_code_and_labels_are_bounded(service: Local) -> 
         service.http.get(f"/{name}")
         service.http.request(f"X{name}", "/v1/models")
     service.http.get("/v1/models", headers={"Origin": "http://evil.org"})
-    assert service.metric('cliquetta_refusals_total{code="out_of_order"}') == 1
-    assert service.metric('cliquetta_refusals_total{code="not_found"}') == 6
-    assert service.metric('cliquetta_refusals_total{code="forbidden"}') == 1
+    for code, count in (("out_of_order", 1), ("not_found", 6), ("forbidden", 1)):
+        assert service.metric(f'cliquetta_refusals_total{{code="{code}"}}') == count
     assert service.metric("cliquetta_wait_seconds_count") > 0
     text = service.http.get("/metrics").text
     assert session not in text and '"/a"' not in text and "evil" not in text
 
 
 def test_health_of_adaptation() -> None:
-    metrics = ServiceMetrics()
-    logits = torch.tensor([[9.0, 0.0], [9.0, 0.0]])
+    metrics, logits = ServiceMetrics(), torch.tensor([[9.0, 0.0], [9.0, 0.0]])
     evidence: dict[str, Any] = {
         "changed": torch.tensor(0.5),
         "loss": torch.tensor([1.0, 3.0]),
@@ -66,32 +61,22 @@ def test_health_of_adaptation() -> None:
     metrics.observe_health("m", Prediction(logits, evidence))
     metrics.observe_health("m", Prediction(torch.zeros(0, 2)))
     text = metrics.render().decode()
-
-    def value(name: str) -> float:
-        (shown_value,) = re.findall(rf"^cliquetta_{re.escape(name)} (\S+)$", text, re.M)
-        return float(shown_value)
-
-    top = float(logits.softmax(-1)[0, 0])
-    assert value('confidence_sum{method="m"}') == pytest.approx(top)
-    p = torch.tensor([top, 1 - top])
+    samples = re.findall(r'^cliquetta_(\w+)\{method="m"(?:,name="(\w+)")?\} (\S+)$', text, re.M)
+    shown = {(metric, name): float(value) for metric, name, value in samples}
+    p = logits.softmax(-1)[0]
     bits = float(-(p * p.log2()).sum())  # by that of two even classes: 1 bit
-    assert value('evenness_sum{method="m"}') == pytest.approx(bits, rel=LOGIT)
-    shown = {"changed": 0.5, "loss": 2.0, "domain": 2.0}
-    for name, expected in shown.items():
-        assert value(f'evidence{{method="m",name="{name}"}}') == expected
-    assert set(re.findall(r'evidence\{method="m",name="(\w+)"', text)) == set(shown)
-    many = Prediction(logits, {f"x{i}": i for i in range(500)})
-    metrics.observe_health("m", many)
+    assert shown["confidence_sum", ""] == pytest.approx(float(p[0]))
+    assert shown["evenness_sum", ""] == pytest.approx(bits, rel=LOGIT)
+    means = {name: value for (metric, name), value in shown.items() if metric == "evidence"}
+    assert means == {"changed": 0.5, "loss": 2.0, "domain": 2.0}
+    metrics.observe_health("m", Prediction(logits, {f"x{i}": i for i in range(500)}))
     assert len(re.findall("cliquetta_evidence{", metrics.render().decode())) <= 64
 
 
 def test_metrics_of_replicas_that_are_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-    monkeypatch.setattr("cliquetta.serve.metrics.time.monotonic", lambda: now)
     board = Board()
-    board.post("a", [])
-    now = 110.0
-    board.post("b", [])
-    assert set(board.read()) == {"a", "b"}
-    now = 125.0
-    assert set(board.read()) == {"b"}
+    for now, posting, known in ((100.0, "a", {"a"}), (110.0, "b", {"a", "b"}), (125.0, "", {"b"})):
+        monkeypatch.setattr("cliquetta.serve.metrics.time.monotonic", lambda now=now: now)
+        if posting:
+            board.post(posting, [])
+        assert set(board.read()) == known

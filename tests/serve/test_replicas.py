@@ -14,25 +14,21 @@ from pathlib import Path
 
 import httpx
 import pytest
-from typer.testing import CliRunner
 
 from benchmarks.serve_load import replica_pids
-from cliquetta.cli.main import app
 from cliquetta.errors import UserError
-from cliquetta.methods.state import pack_state
 from cliquetta.model.checkpoints.native import save_model
 from cliquetta.model.clip import CLIP
 from cliquetta.serve.client import Client
 from cliquetta.serve.replicas import ReplicaPlan
 from cliquetta.serve.settings import Limits, Settings
+from tests._helpers.running import Run, child_environment
 from tests._helpers.serve_setup import (
     CLASSES,
     Alone,
     Load,
-    check_equal,
     free_port,
     is_up,
-    probabilities,
     wait_until,
 )
 
@@ -57,23 +53,6 @@ def test_a_plan_in_the_words_of_serve() -> None:
             ReplicaPlan(least, most)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--replicas", "3"], "are for --ray"),
-        (["--state-dir", "s3://bucket/x"], "are for --ray"),
-        (["--ray", "local", "--replicas", "many"], "N or MIN:MAX"),
-        (["--ray", "local", "--replicas", "4:2"], "N or MIN:MAX"),
-        (["--ray", "local", "--state-dir", "ftp://x/y"], "use a mounted folder"),
-        (["--ray", "local", "--host", "0.0.0.0"], "other machines"),
-        (["--ray", "local", "--device", "cuda:1"], "which GPU a replica gets"),
-    ],
-)
-def test_refusals_come_before_anything_is_started(options: list[str], words: str) -> None:
-    result = CliRunner().invoke(app, ["serve", *options])
-    assert result.exit_code == 2 and words in " ".join(result.output.split()), result.output
-
-
 class LoneLoad(Load):
     """One that has a connection of its own and repeats no request."""
 
@@ -84,11 +63,7 @@ class LoneLoad(Load):
     def finish(self, model: CLIP, method: str) -> None:
         """Stop, and compare all answers and the state with a run that nobody disturbed."""
         self.stop(300)
-        alone = Alone(model, method)
-        for index, response in enumerate(self.responses):
-            assert response["sequence"] == index + 1
-            assert probabilities(response) == alone.predict(self.batch(index)), index
-        check_equal(self.session.export_state(), pack_state(alone.adapter))
+        self.check(self.session.export_state(), Alone(model, method))
         self.client.close()
 
 
@@ -97,14 +72,12 @@ def cluster(folder: Path, model: CLIP, *options: str) -> Iterator[tuple[int, str
     """``cliquetta serve --ray local`` as a process; yields its id and its address."""
     save_model(model, folder / "tiny.safetensors")
     port = free_port()
-    source = str(Path(sys.modules["cliquetta"].__path__[0]).parent)
     code = "from cliquetta.cli.main import main; main()"
     where = ["--port", str(port), "--state-dir", str(folder / "sessions"), "--device", "cpu"]
     offer = ["--model", f"tiny={folder / 'tiny.safetensors'}", "--ray", "local", *options]
     rate = ["--limit", "rate=100000", "--limit", "burst=100000"]
     server = subprocess.Popen(
-        [sys.executable, "-c", code, "serve", *where, *offer, *rate],
-        env={**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"},
+        [sys.executable, "-c", code, "serve", *where, *offer, *rate], env=child_environment()
     )
     address = f"http://127.0.0.1:{port}"
     try:
@@ -116,7 +89,7 @@ def cluster(folder: Path, model: CLIP, *options: str) -> Iterator[tuple[int, str
 
 
 @pytest.mark.slow
-def test_replicas_come_and_go_and_lose_nothing(tmp_path: Path, tiny_clip: CLIP) -> None:
+def test_replicas_come_and_go_and_lose_nothing(tmp_path: Path, tiny_clip: CLIP, run: Run) -> None:
     """One cluster for all that may happen, since its processes are most of the cost."""
     with cluster(tmp_path, tiny_clip, "--replicas", "1:2") as (server, address):
         assert len(replica_pids(server)) == 1
@@ -156,7 +129,7 @@ def test_replicas_come_and_go_and_lose_nothing(tmp_path: Path, tiny_clip: CLIP) 
             os.kill(hung, signal.SIGKILL)
         text = httpx.get(f"{address}/metrics").text
         assert 'cliquetta_images_total{replica="' in text
-    where = ["--state-dir", str(tmp_path / "sessions")]
-    assert "6 sessions" in CliRunner().invoke(app, ["sessions", "list", *where]).output
-    listed = json.loads(CliRunner().invoke(app, ["sessions", "list", "--json", *where]).output)
+    words = ("sessions", "list", "--state-dir", tmp_path / "sessions")
+    assert "6 sessions" in run(*words).stdout
+    listed = json.loads(run(*words, "--json").stdout)
     assert all(isinstance(one[name], int) for one in listed for name in ("images", "KiB"))

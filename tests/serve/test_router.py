@@ -9,14 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.metrics_core import Metric
 from starlette.testclient import TestClient
@@ -25,10 +23,19 @@ from cliquetta.model.clip import CLIP
 from cliquetta.serve.asgi import create_app
 from cliquetta.serve.auth import Tokens
 from cliquetta.serve.router import Forwarded, LostError, Reply, create_router, run_app
-from cliquetta.serve.settings import Limits, Settings
+from cliquetta.serve.settings import Settings
 from cliquetta.serve.store import Store
-from cliquetta.serve.tracing import Tracing
-from tests._helpers.serve_setup import CLASSES, FREE, Alone, Local, batch_of, probabilities
+from tests._helpers.serve_setup import (
+    ALICE,
+    CLASSES,
+    Alone,
+    Local,
+    batch_of,
+    make_settings,
+    probabilities,
+    refusal,
+)
+from tests.serve.conftest import traced
 
 Fault = Callable[[Forwarded], str]
 """What goes wrong with a request: ``before`` or ``after`` it is applied, or nothing."""
@@ -37,12 +44,12 @@ Fault = Callable[[Forwarded], str]
 class Routed(Local):
     """Two replicas in this process behind a router; every request goes to another one."""
 
-    def __init__(self, folder: Path, model: CLIP, router: Settings) -> None:
-        how = replace(router, models={"tiny": model}, tokens=None, hosts=frozenset(), workers=2)
+    def __init__(self, folder: Path, router: Settings) -> None:
+        how = replace(router, tokens=None, hosts=frozenset())
         self.apps = [create_app(Store(folder), how, admitted=True) for _ in range(2)]
         self.asked: list[Forwarded] = []
         self.fault: Fault = lambda request: ""
-        app = create_router(router, self._ask, self._watch)
+        app = create_router(replace(router, models={}), self._ask, self._watch)
         self.http = TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False)
 
     async def _ask(self, session: str, request: Forwarded) -> Reply:
@@ -60,33 +67,39 @@ class Routed(Local):
         return {f"r{i}": app.state.service.metrics.collect() for i, app in enumerate(self.apps)}
 
 
-@contextmanager
-def routed(
-    folder: Path, model: CLIP, *, limits: Limits = FREE, **settings: Any
-) -> Iterator[Routed]:
-    service = Routed(folder, model, Settings(limits=limits, **settings))
-    with service.http:
-        yield service
-    for app in service.apps:
-        app.state.service.pool.close()
+Route = Callable[..., AbstractContextManager[Routed]]
+
+
+@pytest.fixture
+def route(tmp_path: Path, tiny_clip: CLIP) -> Route:
+    """``with route(**settings) as service``: two replicas on the test's folder."""
+
+    @contextmanager
+    def build(**settings: Any) -> Iterator[Routed]:
+        service = Routed(tmp_path, make_settings(tiny_clip, **settings))
+        with service.http:
+            yield service
+        for app in service.apps:
+            app.state.service.pool.close()
+
+    return build
 
 
 def test_lost_requests_are_sent_again_and_count_once(
-    tmp_path: Path, tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch
+    route: Route, alone: Alone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cliquetta.serve.router._LONGEST_PAUSE", 0.01)
     draw = random.Random(0)
-    with routed(tmp_path, tiny_clip) as service:
+    with route() as service:
         service.fault = lambda request: draw.choice(["", "before", "after"])
-        session, alone = service.create(), Alone(tiny_clip)
+        session = service.create()
         for number in range(8):
             given = {"sequence": number + 1} if number % 2 else {}
-            response = service.predict(session, batch_of(number), **given)
+            response = service.check(session, batch_of(number), alone, **given)
             assert response["sequence"] == number + 1
-            assert probabilities(response) == alone.predict(batch_of(number))
         lost = len(service.asked) - 9
         assert lost >= 4 and service.metric("cliquetta_resent_total{") == lost
-        assert len(service.http.get("/v1/sessions").json()["sessions"]) == 1
+        assert len(service.ids()) == 1
         faults = iter(["after", "after", ""])
         service.fault = lambda request: next(faults)
         assert service.http.delete(f"/v1/sessions/{session}").status_code == 204
@@ -94,11 +107,10 @@ def test_lost_requests_are_sent_again_and_count_once(
         assert service.http.delete(f"/v1/sessions/{session}").status_code == 404
 
 
-def test_requests_of_a_session_keep_their_order(tmp_path: Path, tiny_clip: CLIP) -> None:
+def test_requests_of_a_session_keep_their_order(route: Route, alone: Alone) -> None:
     """Not only of one replica: the second request waits for the first, wherever that is."""
-    limits = replace(FREE, queued_per_session=2)
-    with routed(tmp_path, tiny_clip, limits=limits) as service:
-        session, alone = service.create(), Alone(tiny_clip)
+    with route(limits={"queued_per_session": 2}) as service:
+        session = service.create()
         asked, go_on = threading.Event(), threading.Event()
 
         def hold(request: Forwarded) -> str:
@@ -122,10 +134,8 @@ def test_requests_of_a_session_keep_their_order(tmp_path: Path, tiny_clip: CLIP)
                     sent.append(pool.submit(service.predict, session, batch_of(number)))
                     assert asked.wait(30)
                     time.sleep(0.2)
-                refused = service.send(session, batch_of(9))
-                assert refused.json()["code"] == "session_busy" and refused.status_code == 429
-                looked = service.http.get(f"/v1/sessions/{session}")  # a look does not wait
-                assert looked.json()["sequence"] == 0
+                assert refusal(service.send(session, batch_of(9))) == (429, "session_busy")
+                assert service.info(session)["sequence"] == 0  # a look does not wait
                 go_on.set()
                 responses = [future.result(60) for future in sent]
         for number, response in enumerate(responses):
@@ -133,29 +143,25 @@ def test_requests_of_a_session_keep_their_order(tmp_path: Path, tiny_clip: CLIP)
             assert probabilities(response) == alone.predict(batch_of(number))
 
 
-def test_no_replica_in_time_is_a_refusal(tmp_path: Path, tiny_clip: CLIP) -> None:
-    limits = replace(FREE, wait_seconds=0.3, batch_seconds=0.3)
-    with routed(tmp_path, tiny_clip, limits=limits) as service:
+def test_no_replica_in_time_is_a_refusal(route: Route) -> None:
+    with route(limits={"wait_seconds": 0.3, "batch_seconds": 0.3}) as service:
         service.fault = lambda request: {}["a defect"]
         failed = service.http.get("/healthz")
         assert failed.status_code == 500 and "incident" in failed.json()["message"]
         service.fault = lambda request: "before"
         refused = service.http.get("/healthz")
-        assert (refused.status_code, refused.json()["code"]) == (503, "out_of_time")
+        assert refusal(refused) == (503, "out_of_time")
         assert refused.headers["retry-after"] == "5"
 
 
-def test_the_router_admits(tmp_path: Path, tiny_clip: CLIP) -> None:
-    token = "0123456789abcdef0123"
-    limits = replace(FREE, body_bytes=5000)
-    settings: dict[str, Any] = {"tokens": Tokens([token]), "hosts": None, "limits": limits}
-    with routed(tmp_path, tiny_clip, **settings) as service:
+def test_the_router_admits(route: Route) -> None:
+    with route(tokens=[ALICE], limits={"body_bytes": 5000}) as service:
         assert service.http.get("/v1/models").status_code == 401
         assert service.http.get("/metrics").status_code == 401
         assert service.asked == []
-        service.http.headers["Authorization"] = f"Bearer {token}"
+        service.http.headers["Authorization"] = f"Bearer {ALICE}"
         session = service.create()
-        assert service.asked[-1].owner == Tokens([token]).owner(f"Bearer {token}")
+        assert service.asked[-1].owner == Tokens([ALICE]).owner(f"Bearer {ALICE}")
         assert service.send(session, [b"x" * 6000]).status_code == 413
         assert service.http.get("/v1/sessions?x=%2f").status_code == 200
         assert service.http.get("/docs").headers["content-type"].startswith("text/html")
@@ -163,8 +169,8 @@ def test_the_router_admits(tmp_path: Path, tiny_clip: CLIP) -> None:
         assert service.http.request("XYZ", "/v1/models").status_code == 405
 
 
-def test_metrics_of_all_replicas_are_one_page(tmp_path: Path, tiny_clip: CLIP) -> None:
-    with routed(tmp_path, tiny_clip) as service:
+def test_metrics_of_all_replicas_are_one_page(route: Route) -> None:
+    with route() as service:
         session = service.create()
         for number in range(4):
             service.predict(session, batch_of(number))
@@ -173,16 +179,14 @@ def test_metrics_of_all_replicas_are_one_page(tmp_path: Path, tiny_clip: CLIP) -
     images = re.findall(r'cliquetta_images_total{replica="(\w*)",result="predicted"} (\S+)', text)
     assert {name: float(value) for name, value in images} == {"r0": 8.0, "r1": 8.0}
     assert len(re.findall("^# TYPE cliquetta_images_total", text, re.M)) == 1
-    route = '{replica="",route="/v1/sessions/{session}/batches",status="200"}'
-    assert f"cliquetta_requests_total{route} 4.0" in text
+    labels = '{replica="",route="/v1/sessions/{session}/batches",status="200"}'
+    assert f"cliquetta_requests_total{labels} 4.0" in text
     assert session not in text
 
 
-def test_spans_of_a_replica_are_below_the_router(tmp_path: Path, tiny_clip: CLIP) -> None:
-    exporter, provider = InMemorySpanExporter(), TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    tracing = Tracing(provider.get_tracer("test"))
-    with routed(tmp_path, tiny_clip, tracing=tracing) as service:
+def test_spans_of_a_replica_are_below_the_router(route: Route) -> None:
+    exporter = InMemorySpanExporter()
+    with route(tracing=traced(exporter)) as service:
         session = service.create()
         exporter.clear()
         service.predict(session, batch_of(0))
@@ -192,11 +196,12 @@ def test_spans_of_a_replica_are_below_the_router(tmp_path: Path, tiny_clip: CLIP
         assert f"{request.context.span_id:016x}" in forwarded.trace["traceparent"]
 
 
-def test_classes_are_unchanged_on_the_way(tmp_path: Path, tiny_clip: CLIP) -> None:
-    with routed(tmp_path, tiny_clip) as service:
+def test_classes_are_unchanged_on_the_way(route: Route) -> None:
+    with route() as service:
         named = ["Füße", "naïve café", *CLASSES]
         made = service.http.post("/v1/sessions", json={"classes": named, "method": "zero_shot"})
         assert made.json()["classes"] == named
-        state = service.http.get(f"/v1/sessions/{made.json()['id']}/state").content
-        sent = service.http.put(f"/v1/sessions/{made.json()['id']}/state", content=state)
+        session = made.json()["id"]
+        state = service.state(session)
+        sent = service.http.put(f"/v1/sessions/{session}/state", content=state)
         assert sent.status_code == 200

@@ -9,9 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cliquetta.model.clip import CLIP
-from cliquetta.serve.settings import Limits
-from tests._helpers.serve_setup import CLASSES, Local, batch_of, live_service
+from tests._helpers.serve_setup import CLASSES, Local, batch_of
+from tests.serve.conftest import ServeLive
 
 CHECKS = (
     "not_a_server_error,status_code_conformance,content_type_conformance,"
@@ -20,9 +19,8 @@ CHECKS = (
 
 
 @pytest.mark.slow
-def test_schemathesis_finds_nothing(tmp_path: Path, tiny_clip: CLIP) -> None:
-    limits = Limits(rate=1e6, burst=10**6, sessions=20)
-    with live_service(tmp_path / "kept", tiny_clip, limits=limits) as address:
+def test_schemathesis_finds_nothing(serve_live: ServeLive, tmp_path: Path) -> None:
+    with serve_live(limits={"sessions": 20}) as address:
         # a session to work on, as ids cannot be guessed
         request = {"classes": CLASSES, "method": "tent"}
         session = httpx.post(f"{address}/v1/sessions", json=request).json()["id"]

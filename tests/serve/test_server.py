@@ -6,17 +6,19 @@ import contextlib
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from typing import Any
 
 import httpcore
 import httpx
 import pytest
 
-from cliquetta.model.clip import CLIP
 from cliquetta.serve.client import Client
 from cliquetta.serve.server import BoundedProtocol, make_server
 from cliquetta.serve.settings import Limits
-from tests._helpers.serve_setup import CLASSES, MANY, Gate, batch_of, live_service
+from tests._helpers.serve_setup import CLASSES, Gate, batch_of, refusal, wait_until
+from tests.serve.conftest import ServeLive
+
+GET = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 
 
 def connect(address: str) -> socket.socket:
@@ -24,15 +26,19 @@ def connect(address: str) -> socket.socket:
     return socket.create_connection((host, int(port)), timeout=20)
 
 
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the server closes a connection without a word more."""
+    with contextlib.suppress(ConnectionResetError):
+        return connection.recv(100) == b""
+    return True
+
+
 @pytest.mark.parametrize("start", [b"", b"GET /healthz HTTP/1.1\r\nHost: 127"])
-def test_a_head_that_does_not_arrive_is_not_waited_for(
-    tmp_path: Path, tiny_clip: CLIP, start: bytes
-) -> None:
-    with live_service(tmp_path, tiny_clip, limits=Limits(header_seconds=0.4, **MANY)) as address:
+def test_a_head_that_does_not_arrive_is_not_waited_for(serve_live: ServeLive, start: bytes) -> None:
+    with serve_live(limits={"header_seconds": 0.4}) as address:
         with connect(address) as silent:
             silent.sendall(start)
-            with contextlib.suppress(ConnectionResetError):
-                assert silent.recv(100) == b""  # closed by the server
+            assert is_closed(silent)
         # a byte now and then does not extend the time
         with connect(address) as dripping, contextlib.suppress(ConnectionError):
             for byte in b"GET /healthz HTTP/1.1\r\n" * 100:
@@ -40,29 +46,28 @@ def test_a_head_that_does_not_arrive_is_not_waited_for(
                 time.sleep(0.05)
             raise AssertionError("the connection was kept")
         with connect(address) as second:  # also on a connection that was used before
-            second.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            second.sendall(GET)
             response = b""
             while not response.endswith(b"}"):
                 response += second.recv(4096)
             assert response.startswith(b"HTTP/1.1 200")
             second.sendall(b"GET /healthz")
-            with contextlib.suppress(ConnectionResetError):
-                assert second.recv(4096) == b""
+            assert is_closed(second)
         assert httpx.get(f"{address}/healthz").status_code == 200
 
 
-def test_a_connection_is_kept_longer_than_clients_keep_it(tiny_clip: CLIP) -> None:
+def test_a_connection_is_kept_longer_than_clients_keep_it() -> None:
     # else a request is lost that is sent when the server closes
-    idle_seconds = make_server(tiny_clip, Limits()).config.timeout_keep_alive
+    app: Any = None
+    idle_seconds = make_server(app, Limits()).config.timeout_keep_alive
     pool = httpx.HTTPTransport()._pool
     assert isinstance(pool, httpcore.ConnectionPool)
     assert pool._keepalive_expiry is not None and idle_seconds > 2 * pool._keepalive_expiry
 
 
-def test_an_idle_connection_is_closed_in_the_end(tmp_path: Path, tiny_clip: CLIP) -> None:
-    limits = Limits(idle_seconds=0.3, **MANY)
-    with live_service(tmp_path, tiny_clip, limits=limits) as address, connect(address) as idle:
-        idle.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+def test_an_idle_connection_is_closed_in_the_end(serve_live: ServeLive) -> None:
+    with serve_live(limits={"idle_seconds": 0.3}) as address, connect(address) as idle:
+        idle.sendall(GET)
         response = b""
         while part := idle.recv(4096):
             response += part
@@ -70,7 +75,7 @@ def test_an_idle_connection_is_closed_in_the_end(tmp_path: Path, tiny_clip: CLIP
 
 
 def test_responses_are_sent_without_delay(
-    tmp_path: Path, tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch
+    serve_live: ServeLive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the body of an answer waits for the acknowledgement of its head: 40 ms each."""
     options, real = [], BoundedProtocol.on_response_complete
@@ -81,14 +86,13 @@ def test_responses_are_sent_without_delay(
         real(self)
 
     monkeypatch.setattr(BoundedProtocol, "on_response_complete", look)
-    with live_service(tmp_path, tiny_clip) as address:
+    with serve_live() as address:
         httpx.get(f"{address}/healthz")
     assert options == [1]
 
 
-def test_silent_connections_make_room_for_others(tmp_path: Path, tiny_clip: CLIP) -> None:
-    limits = Limits(connections=5, **MANY)
-    with live_service(tmp_path, tiny_clip, limits=limits) as address, contextlib.ExitStack() as all:
+def test_silent_connections_make_room_for_others(serve_live: ServeLive) -> None:
+    with serve_live(limits={"connections": 5}) as address, contextlib.ExitStack() as all:
         for _ in range(40):
             all.enter_context(connect(address))
         for _ in range(10):
@@ -96,9 +100,9 @@ def test_silent_connections_make_room_for_others(tmp_path: Path, tiny_clip: CLIP
 
 
 def test_connections_at_work_are_not_closed_for_others(
-    tmp_path: Path, tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch
+    serve_live: ServeLive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with live_service(tmp_path, tiny_clip, limits=Limits(connections=2, **MANY)) as address:
+    with serve_live(limits={"connections": 2}) as address:
         with Client(address) as client:
             sessions = [client.create_session(CLASSES, method="tent").id for _ in range(2)]
         gate = Gate(monkeypatch)
@@ -119,30 +123,22 @@ def body_bytes(address: str) -> float:
     return sum(float(line.split()[1]) for line in lines if line.startswith("cliquetta_body_bytes "))
 
 
-def test_responses_that_nobody_reads_are_counted_and_dropped(
-    tmp_path: Path, tiny_clip: CLIP
-) -> None:
-    limits = Limits(answer_seconds=1.5, queued_bytes=25_000_000, **MANY)
+def test_responses_that_nobody_reads_are_counted_and_dropped(serve_live: ServeLive) -> None:
     request = {"classes": CLASSES, "method": "tda", "options": {"positive_capacity": 20_000}}
-    with live_service(tmp_path, tiny_clip, limits=limits) as address:
+    with serve_live(limits={"answer_seconds": 1.5, "queued_bytes": 25_000_000}) as address:
         session = httpx.post(f"{address}/v1/sessions", json=request).json()["id"]
         path = f"/v1/sessions/{session}/state"
         state = httpx.get(address + path)
         assert 9_000_000 < len(state.content) < 12_000_000  # more than a socket buffers
-        readers = []
-        for _ in range(4):
-            reader = connect(address)
+        readers = [connect(address) for _ in range(4)]
+        for reader in readers:
             reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            reader.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
-            readers.append(reader)
-        while body_bytes(address) < 2 * len(state.content):
-            time.sleep(0.05)
+            reader.sendall(GET.replace(b"/healthz", path.encode()))
+        wait_until(lambda: body_bytes(address) >= 2 * len(state.content))
         assert body_bytes(address) <= 25_000_000
         refused = httpx.get(address + path)
-        assert (refused.status_code, refused.json()["code"]) == (503, "overloaded")
-        assert "Retry-After" in refused.headers
-        while body_bytes(address) > 0:
-            time.sleep(0.05)
+        assert refusal(refused) == (503, "overloaded") and "Retry-After" in refused.headers
+        wait_until(lambda: body_bytes(address) == 0)
         again = httpx.get(address + path)
         assert again.status_code == 200 and len(again.content) == len(state.content)
         for reader in readers:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cliquetta.model.clip import CLIP
-from cliquetta.serve.auth import Tokens
 from cliquetta.serve.errors import ServiceError
 from cliquetta.serve.service import FairPool
 from cliquetta.serve.settings import Limits
@@ -20,13 +19,13 @@ from tests._helpers.serve_setup import (
     ALICE,
     BOB,
     CLASSES,
-    FREE,
-    MANY,
     Gate,
     batch_of,
     bearer,
-    local_service,
+    refusal,
+    wait_until,
 )
+from tests.serve.conftest import Serve
 
 
 def make_pool(workers: int = 1, **more: Any) -> FairPool:
@@ -35,49 +34,48 @@ def make_pool(workers: int = 1, **more: Any) -> FairPool:
     return FairPool(workers, Limits(**values))
 
 
-def held(pool: FairPool, session: str = "held") -> tuple[threading.Event, Future[bool]]:
-    """Keep one worker busy until the event is set; it has begun on return."""
+@contextmanager
+def held(pool: FairPool) -> Iterator[None]:
+    """Keep one worker busy inside the block; all that was submitted is done after it."""
     gate, begun = threading.Event(), threading.Event()
 
     def wait() -> bool:
         begun.set()
         return gate.wait(10)
 
-    future = pool.submit("owner", session, wait)
+    pool.submit("owner", "held", wait)
     assert begun.wait(10)
-    return gate, future
+    yield
+    gate.set()
+    pool.close()
 
 
 def test_a_greedy_session_waits_its_turn() -> None:
     pool = make_pool()
     done: list[Any] = []
-    gate, _ = held(pool)
-    for i in range(10):
-        pool.submit("owner", "greedy", partial(done.append, ("greedy", i)))
-    for name in ("a", "b"):
-        for i in range(2):
-            pool.submit("owner", name, partial(done.append, (name, i)))
-    gate.set()
-    pool.close()
+    with held(pool):
+        for name, count in (("greedy", 10), ("a", 2), ("b", 2)):
+            for i in range(count):
+                pool.submit("owner", name, partial(done.append, (name, i)))
     assert done[:6] == [("greedy", 0), ("a", 0), ("b", 0), ("greedy", 1), ("a", 1), ("b", 1)]
     assert done[6:] == [("greedy", i) for i in range(2, 10)]
 
 
-def test_an_owner_of_many_sessions_waits_its_turn() -> None:
+def test_an_owner_of_many_sessions_waits_its_turn_and_is_told_how_long() -> None:
     pool = make_pool(queued_per_owner=8)
+    pool._mean = 2.0  # seconds of a job
     done: list[Any] = []
-    gate, _ = held(pool)
-    for i in range(6):
-        pool.submit("many", f"m{i}", partial(done.append, f"m{i}"))
-    pool.submit("one", "o", partial(done.append, "o"))
-    for _ in range(2):
-        pool.submit("many", "m0", partial(done.append, "m0 again"))
-    with pytest.raises(ServiceError) as full:
-        pool.submit("many", "m9", lambda: None)
+    with held(pool):
+        for i in range(6):
+            pool.submit("many", f"m{i}", partial(done.append, f"m{i}"))
+        pool.submit("one", "o", partial(done.append, "o"))
+        for _ in range(2):
+            pool.submit("many", "m0", partial(done.append, "m0 again"))
+        with pytest.raises(ServiceError) as full:
+            pool.submit("many", "m9", lambda: None)
+        pool.submit("one", "o", partial(done.append, "o again"))
     assert (full.value.status_code, full.value.code) == (429, "owner_busy")
-    pool.submit("one", "o", partial(done.append, "o again"))
-    gate.set()
-    pool.close()
+    assert full.value.headers["Retry-After"] == "16"  # eight jobs of two seconds
     # one turn of each owner, whatever the number of its sessions
     assert done[:4] == ["m0", "o", "m1", "o again"]
     assert done[4:] == ["m2", "m3", "m4", "m5", "m0 again", "m0 again"]
@@ -116,49 +114,31 @@ def test_errors_reach_the_one_who_waits() -> None:
 def test_what_waited_too_long_is_refused_and_what_was_cancelled_is_not_done() -> None:
     pool = make_pool(wait_seconds=0.05)
     done: list[Any] = []
-    gate, _ = held(pool)
-    late = pool.submit("owner", "late", partial(done.append, "late"))
-    cancelled = pool.submit("owner", "cancelled", partial(done.append, "cancelled"))
-    assert cancelled.cancel()
-    time.sleep(0.1)
-    gate.set()
+    with held(pool):
+        late = pool.submit("owner", "late", partial(done.append, "late"))
+        cancelled = pool.submit("owner", "cancelled", partial(done.append, "cancelled"))
+        assert cancelled.cancel()
+        time.sleep(0.1)
     with pytest.raises(ServiceError, match="waited too long"):
         late.result(10)
-    assert pool.submit("owner", "next", lambda: 1).result(10) == 1
-    pool.close()
     assert done == []
 
 
-def test_a_refusal_states_how_long_the_jobs_of_its_owner_take() -> None:
-    pool = make_pool(queued_per_owner=8)
-    pool._mean = 2.0
-    gate, _ = held(pool)
-    for i in range(7):
-        pool.submit("owner", f"s{i}", lambda: None)
-    with pytest.raises(ServiceError) as full:
-        pool.submit("owner", "another", lambda: None)
-    gate.set()
-    pool.close()
-    assert full.value.headers["Retry-After"] == "16"  # eight jobs of two seconds
-
-
 def test_overload_is_refused_at_once_and_passes(
-    tmp_path: Path, tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limits = Limits(queued=3, queued_per_session=2, **MANY)
-    with local_service(tmp_path, tiny_clip, limits=limits, workers=1) as service:
+    with serve(limits={"queued": 3, "queued_per_session": 2}, workers=1) as service:
         first, second, third = (service.create() for _ in range(3))
         gate = Gate(monkeypatch)
         with ThreadPoolExecutor(4) as clients:
             waiting = []
-            for session, queue in ((first, 1), (first, 2), (first, 3)):
-                waiting.append(clients.submit(service.send, session, batch_of(queue, 1)))
+            for queue in (1, 2, 3):
+                waiting.append(clients.submit(service.send, first, batch_of(queue, 1)))
                 while service.metric("cliquetta_queue ") < queue:
                     pass
-            busy = service.send(first, batch_of(9, 1))
-            assert (busy.status_code, busy.json()["code"]) == (429, "session_busy")
+            assert refusal(service.send(first, batch_of(9, 1))) == (429, "session_busy")
             full = service.send(second, batch_of(9, 1))
-            assert (full.status_code, full.json()["code"]) == (503, "overloaded")
+            assert refusal(full) == (503, "overloaded")
             assert int(full.headers["Retry-After"]) >= 1
             gate.open()
             assert [one.result().status_code for one in waiting] == [200, 200, 200]
@@ -167,10 +147,9 @@ def test_overload_is_refused_at_once_and_passes(
 
 
 def test_one_token_with_many_sessions_does_not_delay_another(
-    tmp_path: Path, tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    more: dict[str, Any] = {"tokens": Tokens([ALICE, BOB]), "hosts": None, "workers": 1}
-    with local_service(tmp_path, tiny_clip, limits=FREE, **more) as service:
+    with serve(tokens=[ALICE, BOB], workers=1) as service:
         http, request = service.http, {"classes": CLASSES, "method": "tent"}
 
         def create(token: str) -> str:
@@ -185,12 +164,10 @@ def test_one_token_with_many_sessions_does_not_delay_another(
         gate = Gate(monkeypatch)
         with ThreadPoolExecutor(8) as clients:
             sent = []
-            for queued, (path, token, count) in enumerate(
-                [*((path, ALICE, 2) for path in many), (one, BOB, 1)], start=1
-            ):
+            for path in (*many, one):
+                token, count = (BOB, 1) if path == one else (ALICE, 2)
                 sent.append(clients.submit(send, path, token, count))
-                while service.service.pool.count < queued:
-                    time.sleep(0.01)
+                wait_until(lambda: service.service.pool.count == len(sent))
             gate.open()
             assert [result.result() for result in sent] == [200] * 7
     # one of Alice's batches was running, one was next; then it was Bob's turn

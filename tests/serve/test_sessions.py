@@ -17,12 +17,9 @@ from safetensors.torch import load, save
 from cliquetta.methods.state import load_state
 from cliquetta.methods.tent import Tent
 from cliquetta.model.clip import CLIP
-from cliquetta.serve.settings import Limits
 from cliquetta.serve.store import Store
 from cliquetta.types import Batch, Prediction
 from tests._helpers.serve_setup import (
-    CLASSES,
-    MANY,
     Alone,
     Local,
     batch_of,
@@ -31,119 +28,112 @@ from tests._helpers.serve_setup import (
     local_service,
     make_older,
     probabilities,
+    refusal,
     wait_until,
 )
+from tests._helpers.tiny import build_tiny_clip
+from tests.serve.conftest import Serve
 
 
 def test_least_recently_used_sessions_leave_and_come_back_unchanged(
-    tmp_path: Path, tiny_clip: CLIP
+    serve: Serve, tiny_clip: CLIP
 ) -> None:
-    limits = Limits(resident_sessions=2, **MANY)
-    with local_service(tmp_path, tiny_clip, limits=limits) as service:
-        sessions = [service.create() for _ in range(5)]
-        alone = [Alone(tiny_clip) for _ in sessions]
+    with serve(limits={"resident_sessions": 2}) as service:
+        sessions = [(service.create(), Alone(tiny_clip)) for _ in range(5)]
         for turn in range(3):
-            for number, (session, reference) in enumerate(zip(sessions, alone, strict=True)):
-                images = batch_of(10 * turn + number, 2)
-                assert probabilities(service.predict(session, images)) == reference.predict(images)
+            for number, (session, alone) in enumerate(sessions):
+                service.check(session, batch_of(10 * turn + number, 2), alone)
                 assert service.metric("cliquetta_resident_sessions ") <= 2
         assert service.metric("cliquetta_restores_total") >= 12
         assert service.metric("cliquetta_evictions_total") >= 12
 
 
-def test_eviction_also_bounds_bytes(tmp_path: Path, tiny_clip: CLIP) -> None:
-    with local_service(tmp_path, tiny_clip, limits=Limits(resident_bytes=1, **MANY)) as service:
+def test_eviction_also_bounds_bytes(serve: Serve) -> None:
+    with serve(limits={"resident_bytes": 1}) as service:
         for _ in range(3):
             service.create()
         assert service.metric("cliquetta_resident_sessions ") == 1
 
 
-@pytest.mark.parametrize("method", ["tent", "scap"])
-def test_interleaved_sessions_equal_each_alone(
-    service: Local, tiny_clip: CLIP, method: str
+@pytest.mark.parametrize(
+    ("method", "options"), [("zero_shot", {}), ("tent", {}), ("dart", {"views": 4}), ("scap", {})]
+)
+def test_interleaved_sessions_predict_as_the_library_alone(
+    service: Local, tiny_clip: CLIP, method: str, options: dict[str, int]
 ) -> None:
-    sessions = [service.create(method) for _ in range(4)]
+    sessions = [service.create(method, options=options) for _ in range(4)]
+    batches = [[batch_of(10 * number + i) for i in range(4)] for number in range(4)]
 
-    def stream(number: int) -> list[Any]:
-        responses = [service.predict(sessions[number], batch_of(10 * number + i)) for i in range(4)]
-        return [probabilities(response) for response in responses]
+    def stream(number: int) -> list[dict[str, Any]]:
+        return [service.predict(sessions[number], images) for images in batches[number]]
 
     with ThreadPoolExecutor(4) as clients:
         streams = list(clients.map(stream, range(4)))
-    for number, responses in enumerate(streams):
-        alone = Alone(tiny_clip, method)
-        assert responses == [alone.predict(batch_of(10 * number + i)) for i in range(4)]
+    for responses, given in zip(streams, batches, strict=True):
+        alone = Alone(tiny_clip, method, **options)
+        assert [response["sequence"] for response in responses] == [1, 2, 3, 4]
+        assert [probabilities(one) for one in responses] == [alone.predict(part) for part in given]
 
 
-def test_racing_repeats_are_applied_once(service: Local, tiny_clip: CLIP) -> None:
-    session, alone = service.create(), Alone(tiny_clip)
+def test_racing_repeats_are_applied_once(service: Local, alone: Alone) -> None:
+    session = service.create()
     with ThreadPoolExecutor(4) as clients:
         racing = list(
             clients.map(lambda _: service.send(session, batch_of(0), sequence=1, top_k=5), range(4))
         )
     late = service.send(session, batch_of(0), sequence=1, top_k=5)
     assert {response.content for response in racing} == {late.content}
-    assert service.http.get(f"/v1/sessions/{session}").json()["images"] == 4
+    assert service.info(session)["images"] == 4
     assert probabilities(late.json()) == alone.predict(batch_of(0))
-    response = service.predict(session, batch_of(1), sequence=2)
-    assert probabilities(response) == alone.predict(batch_of(1))
+    service.check(session, batch_of(1), alone, sequence=2)
 
 
-@pytest.mark.parametrize(
-    ("sequence", "images", "code"),
-    [(8, 7, "out_of_order"), (6, 7, "sequence_used"), (1, 0, "answer_gone")],
-)
-def test_wrong_numbers_are_refused_and_change_nothing(
-    service: Local, tiny_clip: CLIP, sequence: int, images: int, code: str
-) -> None:
-    session, alone = service.create(), Alone(tiny_clip)
-    for number in range(6):
-        service.predict(session, batch_of(number, 1), sequence=number + 1)
-        alone.predict(batch_of(number, 1))
-    refused = service.send(session, batch_of(images, 1), sequence=sequence, top_k=5)
-    assert (refused.status_code, refused.json()["code"]) == (409, code)
-    response = service.predict(session, batch_of(6), sequence=7)
-    assert probabilities(response) == alone.predict(batch_of(6))
+def test_wrong_numbers_are_refused_and_change_nothing(service: Local, alone: Alone) -> None:
+    session = service.create()
+    for number in range(1, 7):
+        service.check(session, batch_of(number, 1), alone, sequence=number)
+    for sequence, seed, code in (
+        (8, 7, "out_of_order"),
+        (6, 7, "sequence_used"),
+        (1, 1, "answer_gone"),
+    ):
+        refused = service.send(session, batch_of(seed, 1), sequence=sequence, top_k=5)
+        assert refusal(refused) == (409, code)
+    service.check(session, batch_of(7), alone, sequence=7)
 
 
-def test_a_failing_disk_loses_nothing_and_applies_nothing(service: Local, tiny_clip: CLIP) -> None:
-    session, alone = service.create(), Alone(tiny_clip)
-    service.predict(session, batch_of(0))
-    alone.predict(batch_of(0))
+def test_a_failing_disk_loses_nothing_and_applies_nothing(service: Local, alone: Alone) -> None:
+    session = service.create()
+    service.check(session, batch_of(0), alone)
     with full_disk():
         refused = service.send(session, batch_of(1), sequence=2, top_k=5)
-    assert (refused.status_code, refused.json()["code"]) == (503, "storage")
+    assert refusal(refused) == (503, "storage")
     assert "Retry-After" in refused.headers and "space" not in refused.text
-    response = service.predict(session, batch_of(1), sequence=2)
-    assert probabilities(response) == alone.predict(batch_of(1))
+    service.check(session, batch_of(1), alone, sequence=2)
 
 
 def test_work_beyond_its_time_is_broken_off_and_undone(
-    tmp_path: Path, tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, alone: Alone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    endless = threading.Event()
+    endless, real = threading.Event(), Tent._predict
 
     def slowly(self: Tent, batch: Batch) -> Prediction:
         while endless.is_set():  # a method that would go on for ever, and has learned already
             self.memory["norms.values"] = self.memory["norms.values"] * 1.001
         return real(self, batch)
 
-    real = Tent._predict
     monkeypatch.setattr(Tent, "_predict", slowly)
-    with local_service(tmp_path, tiny_clip, limits=Limits(batch_seconds=1.0, **MANY)) as service:
-        session, alone = service.create(), Alone(tiny_clip)
+    with serve(limits={"batch_seconds": 1.0}) as service:
+        session = service.create()
         endless.set()
         refused = service.send(session, batch_of(0), sequence=1, top_k=5)
-        assert (refused.status_code, refused.json()["code"]) == (503, "out_of_time")
+        assert refusal(refused) == (503, "out_of_time")
         endless.clear()
-        response = service.predict(session, batch_of(0), sequence=1)
-        assert probabilities(response) == alone.predict(batch_of(0))
+        service.check(session, batch_of(0), alone, sequence=1)
         assert service.metric("cliquetta_restores_total") == 0  # it was never read back from disk
 
 
-def test_a_state_of_another_kind_is_refused_and_changes_nothing(
-    service: Local, tiny_clip: CLIP
-) -> None:
+def test_a_state_of_another_kind_is_refused_and_changes_nothing(service: Local) -> None:
     session, other = service.create(), service.create("zero_shot")
     service.predict(session, batch_of(0))
     before, good = service.state(session), service.state(other)
@@ -155,34 +145,17 @@ def test_a_state_of_another_kind_is_refused_and_changes_nothing(
     check_equal(service.state(session), before)
 
 
-def test_sessions_of_a_model_that_is_gone_say_so(tmp_path: Path, tiny_clip: CLIP) -> None:
-    from tests._helpers.tiny import build_tiny_clip
-
-    with local_service(tmp_path, tiny_clip) as service:
+def test_sessions_of_a_model_that_is_gone_say_so(serve: Serve, tmp_path: Path) -> None:
+    with serve() as service:
         session = service.create()
     with local_service(tmp_path, build_tiny_clip(seed=1)) as service:
-        refused = service.send(session, batch_of(0))
-        assert (refused.status_code, refused.json()["code"]) == (409, "not_served")
-    with local_service(tmp_path, tiny_clip) as service:
-        assert len(service.predict(session, batch_of(0))["predictions"][0]["top"]) == len(CLASSES)
-
-
-@pytest.mark.parametrize(
-    ("method", "options"),
-    [("zero_shot", {}), ("tent", {}), ("dart", {"views": 4}), ("scap", {})],
-)
-def test_predictions_are_those_of_the_library(
-    service: Local, tiny_clip: CLIP, method: str, options: dict[str, int]
-) -> None:
-    session, alone = service.create(method, options=options), Alone(tiny_clip, method, **options)
-    for number in range(3):
-        response = service.predict(session, batch_of(number))
-        assert response["sequence"] == number + 1
-        assert probabilities(response) == alone.predict(batch_of(number))
+        assert refusal(service.send(session, batch_of(0))) == (409, "not_served")
+    with serve() as service:
+        assert service.send(session, batch_of(0)).status_code == 200
 
 
 def test_state_travels_between_sessions_and_to_the_library(
-    service: Local, tiny_clip: CLIP, tmp_path: Path
+    service: Local, tiny_clip: CLIP, alone: Alone, tmp_path: Path
 ) -> None:
     source, target = service.create(), service.create()
     for number in range(2):
@@ -192,47 +165,40 @@ def test_state_travels_between_sessions_and_to_the_library(
     moved = service.http.put(f"/v1/sessions/{target}/state", content=state, headers=headers)
     assert moved.status_code == 200
     (tmp_path / "state.safetensors").write_bytes(state)
-    alone = Alone(tiny_clip)
     load_state(alone.adapter, tmp_path / "state.safetensors")
     expected = alone.predict(batch_of(7))
-    assert probabilities(service.predict(source, batch_of(7))) == expected
-    assert probabilities(service.predict(target, batch_of(7))) == expected
+    for session in (source, target):
+        assert probabilities(service.predict(session, batch_of(7))) == expected
     assert expected != Alone(tiny_clip).predict(batch_of(7))
 
 
-def test_reset_forgets_and_goes_on_counting(service: Local, tiny_clip: CLIP) -> None:
+def test_reset_forgets_and_goes_on_counting(service: Local, alone: Alone) -> None:
     session = service.create()
     service.predict(session, batch_of(0))
     info = service.http.post(f"/v1/sessions/{session}/reset").json()
     assert info["sequence"] == 1 and info["images"] == 4
-    response = service.predict(session, batch_of(1))
-    assert response["sequence"] == 2
-    assert probabilities(response) == Alone(tiny_clip).predict(batch_of(1))
+    assert service.check(session, batch_of(1), alone)["sequence"] == 2
 
 
-def test_sessions_expire_and_those_in_use_do_not(tmp_path: Path, tiny_clip: CLIP) -> None:
-    with local_service(tmp_path, tiny_clip) as service:
+def test_sessions_expire_and_those_in_use_do_not(serve: Serve, tmp_path: Path) -> None:
+    with serve() as service:
         old, used, new = (service.create() for _ in range(3))
     make_older(tmp_path, old, 9)
     make_older(tmp_path, used, 6.9)
-    with local_service(tmp_path, tiny_clip) as service:  # no --session-days
-        assert service.http.get(f"/v1/sessions/{old}").status_code == 200
-    with local_service(tmp_path, tiny_clip, session_days=7) as service:
+    with serve() as service:  # no --session-days
+        assert set(service.ids()) == {old, used, new}
+    with serve(session_days=7) as service:
         service.predict(used, batch_of(0))
-
-        def listed() -> set[str]:
-            return {info["id"] for info in service.http.get("/v1/sessions").json()["sessions"]}
-
-        wait_until(lambda: listed() == {used, new}, 20)
+        wait_until(lambda: set(service.ids()) == {used, new}, 20)
         service.service.sessions.entries[used].used -= 6.9 * 86400  # it was used just now
         service.service.sweep()
         service.predict(used, batch_of(1))
-    sizes = {path.parent.name: path.stat().st_size for path in tmp_path.glob("*/*.safetensors")}
-    assert {id for id, size in sizes.items() if size} == {used, new}
+    stored = {path.parent.name for path in tmp_path.glob("*/*.safetensors") if path.stat().st_size}
+    assert stored == {used, new}
 
 
 def test_a_disk_that_fails_once_does_not_end_the_sweeps(
-    tmp_path: Path, tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cliquetta.serve.asgi._SWEEP_SECONDS", 0.02)
     errors, collect = [OSError(5, "Input/output error")] * 2, Store.collect
@@ -242,35 +208,35 @@ def test_a_disk_that_fails_once_does_not_end_the_sweeps(
             raise errors.pop()
         collect(store)
 
-    with local_service(tmp_path, tiny_clip) as service:
+    with serve() as service:
         make_older(tmp_path, service.create(), 8)
     monkeypatch.setattr(Store, "collect", failing)
-    with local_service(tmp_path, tiny_clip, session_days=7) as service:
-        wait_until(lambda: not service.http.get("/v1/sessions").json()["sessions"])
+    with serve(session_days=7) as service:
+        wait_until(lambda: service.ids() == [])
 
 
 def test_health_tells_a_full_disk(service: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+    def health() -> int:
+        return service.http.get("/healthz").status_code
+
     usage = namedtuple("usage", "total used free")
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda folder: usage(10**9, 10**9, 4096))
-        health = service.http.get("/healthz")
-        assert health.status_code == 503 and health.json()["code"] == "storage"
-        assert "full" in health.json()["message"]
-    assert service.http.get("/healthz").status_code == 200
+        full = service.http.get("/healthz")
+        assert refusal(full) == (503, "storage") and "full" in full.json()["message"]
+    assert health() == 200
     session = service.create()
     with full_disk():
-        assert service.send(session, batch_of(0)).status_code == 503
-        assert service.http.get("/healthz").status_code == 503
+        assert service.send(session, batch_of(0)).status_code == 503 == health()
         assert service.metric("cliquetta_store_errors_total") == 1
-    assert service.send(session, batch_of(0)).status_code == 200
-    assert service.http.get("/healthz").status_code == 200
+    assert service.send(session, batch_of(0)).status_code == 200 == health()
 
 
 @pytest.mark.parametrize("value", ["counter", "header"])
 def test_bad_states_are_never_a_server_error(service: Local, value: str) -> None:
     session, fresh = service.create("scap"), service.create("scap")
     service.predict(session, batch_of(0))
-    path = f"/v1/sessions/{session}/state"
+    path = f"/v1/sessions/{session}"
     state = service.state(session)
     if value == "counter":
         size = int.from_bytes(state[:8], "little")
@@ -282,10 +248,9 @@ def test_bad_states_are_never_a_server_error(service: Local, value: str) -> None
         state = state.replace(b'\\"images\\"', b'\\"imag\xff\xfe\\"').replace(
             b"weights", b"weigh\xc3s"
         )
-    given = service.http.put(path, content=state)
-    assert given.status_code in (200, 422)
+    assert service.http.put(f"{path}/state", content=state).status_code in (200, 422)
     for number in range(3):
         assert service.send(session, batch_of(number)).status_code in (200, 422)
-    assert service.http.post(f"/v1/sessions/{session}/reset").status_code == 200
+    assert service.http.post(f"{path}/reset").status_code == 200
     response = service.predict(session, batch_of(5))
     assert probabilities(response) == probabilities(service.predict(fresh, batch_of(5)))

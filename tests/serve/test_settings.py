@@ -13,19 +13,10 @@ def test_operators_name_models_and_limits_plainly() -> None:
         with pytest.raises(ValueError, match="model"):
             name_models(bad)
     assert Limits.from_text({"images": "7", "rate": "0.5"}) == Limits(images=7, rate=0.5)
-    with pytest.raises(KeyError, match="did you mean 'images'"):
-        Limits.from_text({"image": "7"})
     with pytest.raises(ValueError, match="is a number"):
         Limits.from_text({"images": "many"})
-    with pytest.raises(ValueError, match="above 0"):
-        Limits.from_text({"images": "0"})
-
-
-METHODS = served_methods()
 
 
 def test_methods_that_need_labelled_images_are_not_served() -> None:
-    assert "coop" not in METHODS and "scap" in METHODS
+    assert "coop" not in served_methods() and "scap" in served_methods()
     assert list(served_methods(["tent"])) == ["tent"]
-    with pytest.raises(KeyError, match="coop"):
-        served_methods(["coop"])

@@ -6,38 +6,27 @@ import hashlib
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
-from typer.testing import CliRunner
 
-from cliquetta.cli.main import app
-from cliquetta.model.clip import CLIP
-from cliquetta.serve.auth import Tokens
 from cliquetta.serve.settings import Limits
 from cliquetta.serve.tracing import Tracing
-from tests._helpers.serve_setup import CLASSES, Local, batch_of, full_disk, local_service
+from tests._helpers.running import Run
+from tests._helpers.serve_setup import CLASSES, Local, batch_of, full_disk
+from tests.serve.conftest import Serve, traced
 
 TOKEN = "secret-0123456789abcdef"
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 BATCHES = "POST /v1/sessions/{session}/batches"
 
 
-def traced(exporter: InMemorySpanExporter) -> Tracing:
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    return Tracing(provider.get_tracer("test"))
-
-
-def test_spans_of_a_batch(tmp_path: Path, tiny_clip: CLIP) -> None:
+def test_spans_of_a_batch(serve: Serve) -> None:
     exporter = InMemorySpanExporter()
-    with local_service(tmp_path, tiny_clip, tracing=traced(exporter)) as service:
+    with serve(tracing=traced(exporter)) as service:
         session = service.create()
         exporter.clear()
         service.http.headers["traceparent"] = f"00-{TRACE}-{PARENT}-01"
@@ -59,10 +48,9 @@ def test_spans_of_a_batch(tmp_path: Path, tiny_clip: CLIP) -> None:
     assert {s.attributes["cliquetta.session"] for s in (request, *spans.values())} == {hashed}
 
 
-def test_spans_hold_nothing_of_a_client(tmp_path: Path, tiny_clip: CLIP) -> None:
+def test_spans_hold_nothing_of_a_client(serve: Serve) -> None:
     exporter = InMemorySpanExporter()
-    settings: dict[str, Any] = {"tokens": Tokens([TOKEN]), "hosts": None}
-    with local_service(tmp_path, tiny_clip, tracing=traced(exporter), **settings) as service:
+    with serve(tracing=traced(exporter), tokens=[TOKEN]) as service:
         service.http.headers["Authorization"] = f"Bearer {TOKEN}"
         session = service.create()
         service.send(session, batch_of(0))
@@ -73,18 +61,16 @@ def test_spans_hold_nothing_of_a_client(tmp_path: Path, tiny_clip: CLIP) -> None
     spans = exporter.get_finished_spans()
     text = " ".join(span.to_json() for span in spans)
     assert len(spans) > 10
-    for word in ("secret", session, *CLASSES, "Bearer"):
-        assert word not in text
+    assert not [word for word in ("secret", session, *CLASSES, "Bearer") if word in text]
 
 
 def test_a_refusal_ends_the_wait_and_marks_the_span(
-    tmp_path: Path, tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exporter = InMemorySpanExporter()
-    with local_service(tmp_path, tiny_clip, tracing=traced(exporter)) as service:
+    with serve(tracing=traced(exporter)) as service:
         session = service.create()
         exporter.clear()
-
         with full_disk():
             assert service.send(session, batch_of(0)).status_code == 503
         monkeypatch.setattr(service.service.pool, "_limits", Limits(wait_seconds=1e-9))
@@ -98,9 +84,7 @@ def test_a_refusal_ends_the_wait_and_marks_the_span(
     assert [span.name for span in spans].count("queue") == 2  # also of one that waited too long
 
 
-def test_traces_reach_a_collector(
-    tmp_path: Path, tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_traces_reach_a_collector(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     received: list[tuple[str, bytes]] = []
 
     class Collector(BaseHTTPRequestHandler):
@@ -117,7 +101,7 @@ def test_traces_reach_a_collector(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")
     tracing = Tracing.open(traces=True)
-    with local_service(tmp_path, tiny_clip, tracing=tracing) as service:
+    with serve(tracing=tracing) as service:
         service.create()
     tracing.close()
     server.shutdown()
@@ -133,12 +117,11 @@ def test_traces_reach_a_collector(
 
 
 def test_nothing_is_imported_without_the_extra(
-    service: Local, monkeypatch: pytest.MonkeyPatch
+    service: Local, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert service.create()  # the default service has no tracer
     for name in ("opentelemetry.exporter.otlp.proto.http.trace_exporter", "opentelemetry.sdk"):
         monkeypatch.setitem(sys.modules, name, None)
-    result = CliRunner().invoke(app, ["serve", "--traces"])
-    assert result.exit_code == 2 and "cliquetta[otel]" in result.output, result.output
+    assert run("serve", "--traces").refuses("cliquetta[otel]")
     ours = [module for name, module in sys.modules.items() if name.startswith("cliquetta")]
     assert ours and not any("opentelemetry" in vars(module) for module in ours)
