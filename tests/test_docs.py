@@ -165,6 +165,12 @@ def test_the_walk_of_a_batch_names_files_that_exist() -> None:
         assert (DOCS.parent / "src/cliquetta" / path).exists(), path
 
 
+def test_tests_that_pages_name_exist() -> None:
+    for page in [*DOCS.rglob("*.md"), DOCS.parent / "CONTRIBUTING.md"]:
+        for path in re.findall(r"tests/[a-z_/0-9]+\.py", page.read_text(encoding="utf-8")):
+            assert (DOCS.parent / path).exists(), f"{page.name}: {path}"
+
+
 def test_links_lead_somewhere_and_every_page_is_linked() -> None:
     linked = {DOCS / "index.md"}
     for page in [*DOCS.rglob("*.md"), DOCS.parent / "README.md", DOCS.parent / "CONTRIBUTING.md"]:
