@@ -61,7 +61,7 @@ def test_a_greedy_session_waits_its_turn() -> None:
     assert done[6:] == [("greedy", i) for i in range(2, 10)]
 
 
-def test_an_owner_of_many_sessions_waits_its_turn_and_is_told_how_long() -> None:
+def test_an_owner_of_many_sessions_waits_its_turn_and_learns_how_long() -> None:
     pool = make_pool(queued_per_owner=8)
     pool._mean = 2.0  # seconds of a job
     done: list[Any] = []
