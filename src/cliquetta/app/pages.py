@@ -182,7 +182,7 @@ def attention_page(session: AppSession, index: int, kind: str) -> str:
         cards.append(_map_card(entry.title, moved if entry.moved else "", image))
     words = f"{row.name}: zero-shot says {row.before}, {session.info.method} {row.after}."
     if len(maps) == 1:
-        words += " No visual prompts were in this image's answer: plain attention only."
+        words += " No visual prompts were in this image's prediction: plain attention only."
     return f"<p>{escape(words)}</p><div class='cq-grid'>{''.join(cards)}</div>"
 
 
@@ -212,7 +212,7 @@ def memory_page(session: AppSession) -> str:
     if tally.curve:
         figure = accuracy_figure(tally.curve, method)
         parts.append(
-            "<p><b>Right answers so far</b></p>"
+            "<p><b>Correct predictions so far</b></p>"
             f"<img class='cq-figure' src='{figure}' alt='accuracy over the stream'>"
         )
     return "".join(parts)

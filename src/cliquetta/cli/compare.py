@@ -160,7 +160,9 @@ def footnotes(table: Comparison) -> list[str]:
 
     lines = [f"{mark} {MARKS[mark]}" for mark in table.marks]
     if any(cell.better for cell in table.cells.values()):
-        lines.append(f"▲ ▼ answers better or worse than {table.baseline}, p < 0.05 (paired, exact)")
+        lines.append(
+            f"▲ ▼ predicts better or worse than {table.baseline}, p < 0.05 (paired, exact)"
+        )
     if any(cell.tail is not None for cell in table.cells.values()):
         lines.append("worst tenth: mean over the worst tenth of the seeds, ten seeds or more")
     if any(table.overall(row).cost for row in table.rows):

@@ -107,7 +107,7 @@ def predict(
     state: Annotated[
         Path | None, "File of the adapted state: continued from if it exists, then saved."
     ] = None,
-    frozen: Annotated[bool, "Learn nothing: answer as `export` of --state would."] = False,
+    frozen: Annotated[bool, "Learn nothing: predict as `export` of --state would."] = False,
     shard: Annotated[str, "Predict part I of N of the list, into a file of its own: I/N."] = "1/1",
     group_by: Annotated[
         str | None,

@@ -124,7 +124,7 @@ def group_section(group: RunGroup, figures: PageFigures, *, draw: bool) -> str:
             parts.append(f"<p>{esc(in_words(changes, group.labels[run.id]))}</p>")
     elif group.adapted:
         parts.append(
-            '<p class="note">No zero_shot run over these images was given, so nothing is said '
+            '<p class="note">No zero_shot run over these images was given, so gains are '
             "unknown.</p>"
         )
     if not draw or not len(group.runs[0].predictions):
