@@ -11,8 +11,6 @@ for. Each row has two rates: from the first batch to the last, and with the star
 whose seconds it gives, too. ``ViT-B/16`` and ``tiny`` (two blocks) have random weights.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import platform

@@ -7,8 +7,6 @@ read back from it by the same runner as any other run, metrics and predictions o
     python -m benchmarks.cached_features --method zero --images 5000 --views 64
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import resource

@@ -7,8 +7,6 @@ Give photographs whose shorter side has at least 448 pixels: smaller ones are de
 by one grey level at random, which no eye sees.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Mapping
 from datetime import datetime, timezone

@@ -4,8 +4,6 @@ A method adapts to the first half of a stream; its frozen model and its ONNX fil
 second half. Prints accuracy, differences of the logits and sizes.
 """
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 from pathlib import Path

@@ -7,8 +7,6 @@ learned from by one adapter, and in halves by two whose states are joined; then 
 next ``HELD`` images, going on to learn. Accuracy in percent on those.
 """
 
-from __future__ import annotations
-
 import argparse
 from datetime import datetime, timezone
 from itertools import islice

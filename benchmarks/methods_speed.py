@@ -14,8 +14,6 @@ Jacobian that is built already, as in the middle of a stream; ``domain_norm`` (s
 images after which it learns less often, ``domain_norm:young`` is not, but past its first 256.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

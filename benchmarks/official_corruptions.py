@@ -13,8 +13,6 @@ name by now is translated. What they return is clipped and rounded as ours is; t
 cut fractions off instead, which darkens by half a level.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

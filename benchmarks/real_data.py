@@ -10,8 +10,6 @@ and shards are written without time stamps, so that equal inputs give equal file
 ``cliquetta reproduce leaderboard --run --root ROOT`` then records the grids.
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 import json

@@ -7,8 +7,6 @@ Logits of all streams are kept in ``--logits`` and not computed again. Open stre
 second name out of the class list and show its images all the same.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

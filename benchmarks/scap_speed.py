@@ -8,8 +8,6 @@ else is the adapter as users run it. Times are medians; the machine's own matrix
 measured in the same run.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

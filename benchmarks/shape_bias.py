@@ -8,8 +8,6 @@ bear and the texture of a clock. The usual label is the shape. Both are printed,
 of the answers that are one of two different cues, the share that are the shape.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 from datetime import datetime, timezone

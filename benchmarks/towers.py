@@ -8,8 +8,6 @@ The two take turns, so that a busy machine slows both; figures are medians. tran
 the aims is missed.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import platform

@@ -8,8 +8,6 @@ few classes, bursts and a long tail: accuracy of zero-shot CLIP in percent, the 
 images by id, in random order; labels are for the score only.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections import Counter
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ The navigation lists every registered method; a method's page gets its snippet, 
 recorded figures; the API page lists ``cliquetta.__all__``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from functools import cache

@@ -1,7 +1,5 @@
 """One small random CLIP and its classes, shared by all tests."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

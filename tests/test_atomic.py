@@ -1,7 +1,5 @@
 """Files appear as any other program would make them, unless they are private; locks go."""
 
-from __future__ import annotations
-
 import os
 import stat
 from pathlib import Path

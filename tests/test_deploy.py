@@ -1,7 +1,5 @@
 """The container's command and the Kubernetes example, on a machine without a container engine."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The documentation site: pages of methods have one shape, and what pages say runs."""
 
-from __future__ import annotations
-
 import json
 import re
 import runpy

@@ -1,7 +1,5 @@
 """Errors that name the remedy."""
 
-from __future__ import annotations
-
 import pytest
 
 from cliquetta.errors import UnknownNameError, UserError, look_up

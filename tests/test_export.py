@@ -1,7 +1,5 @@
 """Frozen methods against the methods themselves, and their files against them in other runtimes."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

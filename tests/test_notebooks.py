@@ -1,7 +1,5 @@
 """The notebooks of the documentation run from top to bottom on the bundled model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The pipeline: transformers' shape and scores, a state between calls, images from anywhere."""
 
-from __future__ import annotations
-
 import io
 import json
 import threading

@@ -1,7 +1,5 @@
 """The connection to a Ray cluster."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tensors and a header in one file, and files that are not."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 

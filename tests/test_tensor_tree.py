@@ -1,7 +1,5 @@
 """Trees of tensors by path."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

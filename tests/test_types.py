@@ -1,7 +1,5 @@
 """Batches and predictions."""
 
-from __future__ import annotations
-
 import torch
 
 from cliquetta.types import Batch, Prediction

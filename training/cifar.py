@@ -14,8 +14,6 @@ small enough to be carried to another machine::
 Needs numpy and Pillow only.
 """
 
-from __future__ import annotations
-
 import argparse
 import gzip
 import json

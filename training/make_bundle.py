@@ -10,8 +10,6 @@ The draw looks at nothing but file names: of each class, the pictures whose key 
 SHA-256 after the word :data:`SEED`. It is the same on every machine and version of Python.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

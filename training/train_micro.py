@@ -8,8 +8,6 @@ cat) and from the class names, in neutral templates; nothing in training looks l
 so that corruptions remain a shift. All images of a caption's class count as its positives.
 """
 
-from __future__ import annotations
-
 import argparse
 import copy
 import json

@@ -8,8 +8,6 @@ Authors' files are imported or executed in parts, patched to run in float32 on t
 of them is stored. What they import beside torch: ``pip install -e .[authors]``.
 """
 
-from __future__ import annotations
-
 import argparse
 import platform
 import sys

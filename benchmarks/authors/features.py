@@ -1,7 +1,5 @@
 """Methods that work on features: TDA, DMN, MTA, Zero, TransCLIP."""
 
-from __future__ import annotations
-
 import operator
 import textwrap
 from collections.abc import Iterator

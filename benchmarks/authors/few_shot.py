@@ -1,7 +1,5 @@
 """Methods fitted on labelled images: CoOp, CoCoOp, MaPLe, Tip-Adapter."""
 
-from __future__ import annotations
-
 import collections
 import copy
 import importlib

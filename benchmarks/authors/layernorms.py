@@ -1,7 +1,5 @@
 """Methods that adapt LayerNorms: Tent and those of 2023 to 2026 after it."""
 
-from __future__ import annotations
-
 import copy
 import importlib
 import logging

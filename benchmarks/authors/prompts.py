@@ -1,7 +1,5 @@
 """Methods that tune prompts on each test image: TPT, C-TPT, DART."""
 
-from __future__ import annotations
-
 import copy
 import time
 from collections.abc import Iterator

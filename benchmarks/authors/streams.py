@@ -1,7 +1,5 @@
 """Methods of 2024 and 2025 on features: OnZeta, TPS, DPE, DOTA, StatA, ECALP, OGA."""
 
-from __future__ import annotations
-
 import operator
 import textwrap
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Running authors' code here: parts of their files, our weights in OpenAI's layout, inputs."""
 
-from __future__ import annotations
-
 import importlib.machinery
 import importlib.util
 import math

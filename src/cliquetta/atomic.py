@@ -1,7 +1,5 @@
 """Files that survive crashes and concurrent processes: atomic replacement, exclusive folders."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

@@ -4,8 +4,6 @@ A :class:`UserError` is bad input: its message says what to do, and a command pr
 trace. Any other exception is a defect, except those of the operating system (``OSError``).
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable, Mapping
 from typing import TypeVar

@@ -4,8 +4,6 @@ Preprocessed pixels in, logits out, for any batch size, as :meth:`Adapter.frozen
 them; class names and preprocessing are in the file's metadata.
 """
 
-from __future__ import annotations
-
 import copy
 import io
 import json

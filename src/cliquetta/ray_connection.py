@@ -1,7 +1,5 @@
 """The connection to a Ray cluster (extra ``ray``): of this machine, or of others."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Iterator

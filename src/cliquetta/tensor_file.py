@@ -3,8 +3,6 @@
 Bytes of any origin may be read: they are parsed as safetensors and JSON, nothing is executed.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

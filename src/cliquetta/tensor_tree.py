@@ -4,8 +4,6 @@ A tree is a tensor, a tuple of trees, or anything else, which is a constant. Nam
 names of their fields, others numbers, so that a tensor has a path such as ``domains.0.key.mean``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 

@@ -1,7 +1,5 @@
 """Versions of installed packages, our own first."""
 
-from __future__ import annotations
-
 from importlib.metadata import PackageNotFoundError, version
 
 

@@ -1,7 +1,5 @@
 """How the contract tests build a method: the one place to extend when a method needs more."""
 
-from __future__ import annotations
-
 import dataclasses
 from functools import cache
 from typing import Any

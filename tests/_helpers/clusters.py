@@ -1,7 +1,5 @@
 """Unit features whose classes lie beside their texts: what feature-level methods are for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

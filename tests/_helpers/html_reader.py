@@ -1,7 +1,5 @@
 """Reading a page of HTML."""
 
-from __future__ import annotations
-
 from html.parser import HTMLParser
 from typing import Any
 

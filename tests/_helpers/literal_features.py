@@ -1,7 +1,5 @@
 """Both towers written out: one sequence, one head, one token rule at a time, nothing fused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

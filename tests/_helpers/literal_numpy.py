@@ -1,7 +1,5 @@
 """Small pieces of numpy that literal versions of feature-level methods are made of."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ An independent reading of the model for the tests: it shares with the package on
 the weights. Everything is differentiable.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """LayerNorm adaptation as a plain training loop would do it: weights changed in place by torch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

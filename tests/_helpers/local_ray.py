@@ -1,7 +1,5 @@
 """A Ray cluster on this machine, for the tests of a module."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Iterator

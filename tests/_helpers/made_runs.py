@@ -1,7 +1,5 @@
 """Folders of runs made by hand, so that every number on a report is known beforehand."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path

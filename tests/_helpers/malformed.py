@@ -1,7 +1,5 @@
 """Files that pretend to be images: damaged, cut, mislabelled, or far larger than they look."""
 
-from __future__ import annotations
-
 import random
 import struct
 import zlib

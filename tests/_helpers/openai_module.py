@@ -1,7 +1,5 @@
 """A small CLIP with OpenAI's attribute names, built of torch's own attention: a second opinion."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from typing import Any
 

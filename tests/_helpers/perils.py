@@ -1,7 +1,5 @@
 """A context on which the first attempt at some runs goes wrong."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable

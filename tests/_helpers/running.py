@@ -1,7 +1,5 @@
 """The command as a function of its words."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

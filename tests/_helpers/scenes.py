@@ -1,7 +1,5 @@
 """Small worlds for SCAP: a double-precision model, batches with cliques, the oracle beside it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, fields
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Labelled images of two classes that differ plainly, though not to the tiny CLIP's text tower."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

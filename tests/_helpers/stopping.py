@@ -1,7 +1,5 @@
 """Processes that end at a chosen file operation, as if they had been killed there."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

@@ -1,7 +1,5 @@
 """A made-up dataset and a method with memory, for tests of streams and runs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

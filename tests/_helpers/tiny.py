@@ -1,7 +1,5 @@
 """A small random CLIP and images for it: what most tests run on."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -17,8 +17,6 @@ Sampling. A share or a mean of ``n`` random draws is compared under :func:`sampl
 errors.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

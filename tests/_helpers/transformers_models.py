@@ -1,7 +1,5 @@
 """Small random models of transformers, and tokenizer files as their repositories hold them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

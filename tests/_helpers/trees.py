@@ -1,7 +1,5 @@
 """Small made-up data folders in the official layouts, with what a reader must make of them."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

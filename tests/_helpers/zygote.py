@@ -6,8 +6,6 @@ Memories of SMALLEST bytes and more are written as changes; if that is 0, more t
 stay in memory (one that is restored is written whole).
 """
 
-from __future__ import annotations
-
 import os
 import sys
 

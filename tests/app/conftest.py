@@ -1,7 +1,5 @@
 """Visitors' sessions and a controller on the tiny model, and the form that visitors fill."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path

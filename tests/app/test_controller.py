@@ -1,7 +1,5 @@
 """The buttons: sessions of visitors, refusals, files."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

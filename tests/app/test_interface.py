@@ -1,7 +1,5 @@
 """The widgets, without Gradio (a browser uses it in tests/browser): they fill the form in order."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib.util
 import sys

@@ -1,7 +1,5 @@
 """What the pages show, and that no markup of a visitor is in them."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

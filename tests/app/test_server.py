@@ -1,7 +1,5 @@
 """Who may open the app, what a page may reach, where uploads are stored."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """One visitor's session without widgets: predictions, limits, states."""
 
-from __future__ import annotations
-
 import csv
 import io
 from copy import copy

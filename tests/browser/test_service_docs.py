@@ -1,7 +1,5 @@
 """The interactive description of the service works under its strict policy."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A command runner, a small model in a file and a folder of images, for the command's tests."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

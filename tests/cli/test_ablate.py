@@ -1,7 +1,5 @@
 """``cliquetta ablate`` with a tiny model on a few bundled images."""
 
-from __future__ import annotations
-
 import json
 from inspect import signature
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Bad input ends with one sentence that names the remedy, exit code 2 and no trace."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``cliquetta compare``: the same numbers in four forms, and refusals in one sentence."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Tables lose no figure, however narrow the terminal; progress without a terminal."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

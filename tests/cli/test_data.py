@@ -1,7 +1,5 @@
 """``cliquetta data doctor``."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

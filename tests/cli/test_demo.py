@@ -1,7 +1,5 @@
 """``cliquetta demo``: what it runs, and what it says in words."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``cliquetta evaluate``: records, tables, refusals."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Where ``cliquetta evaluate`` runs its grid: on features encoded once."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``cliquetta export`` and ``predict --frozen``: one result in both, and clear refusals."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``cliquetta fit``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

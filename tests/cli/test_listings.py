@@ -1,7 +1,5 @@
 """The commands that tell what there is."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The help of all commands, and that what README and documents promise is true."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

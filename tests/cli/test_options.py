@@ -1,7 +1,5 @@
 """How the values of options are parsed."""
 
-from __future__ import annotations
-
 import pytest
 
 from cliquetta.cli.options import read_settings, split_list

@@ -1,7 +1,5 @@
 """``cliquetta predict`` end to end, on a tiny random model."""
 
-from __future__ import annotations
-
 import csv
 import json
 from html import escape

@@ -1,7 +1,5 @@
 """Features that were encoded elsewhere: every way in gives what the model itself would."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

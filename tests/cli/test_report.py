@@ -1,7 +1,5 @@
 """``cliquetta report``: one page about recorded runs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``cliquetta reproduce`` with a tiny model on a few bundled images."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``cliquetta serve`` and ``app``: what they refuse, and what they hand to the server."""
 
-from __future__ import annotations
-
 import json
 import socket
 import sys

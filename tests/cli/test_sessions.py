@@ -1,7 +1,5 @@
 """``cliquetta sessions``: operators list and delete them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """AugMix's operations against Pillow's, and its mixture against the formula."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

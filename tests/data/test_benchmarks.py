@@ -1,7 +1,5 @@
 """Every known dataset, read from a small folder in its official layout."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import warnings

@@ -1,7 +1,5 @@
 """The bundled slice: counts, balance, order and the pixels of known pictures."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import sys

@@ -1,7 +1,5 @@
 """Ids of datasets, and what the catalogue says of the bundled ones."""
 
-from __future__ import annotations
-
 import pytest
 
 from cliquetta.data.catalogue import get_dataset, list_datasets

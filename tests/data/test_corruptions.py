@@ -1,7 +1,5 @@
 """Properties of every corruption, whatever it does, and datasets under one."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Crops: drawn as defined, resampled as Pillow does."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

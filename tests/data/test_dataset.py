@@ -1,7 +1,5 @@
 """Datasets check themselves, and a hash tells them apart."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

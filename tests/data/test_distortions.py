@@ -1,7 +1,5 @@
 """Each corruption against other libraries, formulas worked by hand and counted statistics."""
 
-from __future__ import annotations
-
 import colorsys
 import io
 from typing import Any

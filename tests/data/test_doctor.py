@@ -1,7 +1,5 @@
 """The look over a data folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tables of features: neither damage nor company hurts them."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Datasets of features: rows, labels and names from whatever holds them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Users' own files: labels, tables, folders and other class lists."""
 
-from __future__ import annotations
-
 import tempfile
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Filters against scipy's."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tables of Hugging Face as datasets."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Every kind of picture, and every kind of file that is none."""
 
-from __future__ import annotations
-
 import io
 import struct
 import zlib

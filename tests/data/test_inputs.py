@@ -1,7 +1,5 @@
 """Images of every kind are the same images in every way in."""
 
-from __future__ import annotations
-
 from base64 import b64encode
 from collections.abc import Callable
 from itertools import product

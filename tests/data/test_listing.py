@@ -1,7 +1,5 @@
 """The list of a long run: every image once, in order, from folders, tables and lists."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

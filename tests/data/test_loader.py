@@ -1,7 +1,5 @@
 """Worker processes give the pixels of the caller's own thread, and nothing of them remains."""
 
-from __future__ import annotations
-
 import logging
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Streams from features: the predictions of pixels, encoded once and after any change anew."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files behind URLs: a network that fails, and paths that count from a folder."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Samplers: which images a stream shows, and when."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Streams: seeded, resumable at any batch, patient with bad files."""
 
-from __future__ import annotations
-
 import logging
 import time
 from pathlib import Path

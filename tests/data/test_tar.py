@@ -1,7 +1,5 @@
 """Tar shards: classes, keys and what cannot be read."""
 
-from __future__ import annotations
-
 import io
 import json
 import tarfile

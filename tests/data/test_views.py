@@ -1,7 +1,5 @@
 """Views: tied to key and seed, equal on every path."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Loading ahead keeps the order, the bound and the errors."""
 
-from __future__ import annotations
-
 import logging
 import multiprocessing
 import threading

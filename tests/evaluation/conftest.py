@@ -1,7 +1,5 @@
 """Runs of a tiny model, made for a test, and a method that drifts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Ablations: one field changes, all else is equal; curves hold what the records say."""
 
-from __future__ import annotations
-
 import io
 import statistics
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A grid on a local Ray cluster of two workers: the records of a serial one, whoever is killed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Tables of runs: refusals, means, pairs, marks, and a test that agrees with scipy."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Evidence beside a run: predictions stay as they are, files are bounded, numbers are right."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

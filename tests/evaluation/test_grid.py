@@ -1,7 +1,5 @@
 """Specs of runs: from options and grid files, checked before the first run."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

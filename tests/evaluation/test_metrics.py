@@ -1,7 +1,5 @@
 """Scores against their definitions, written out in numpy."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

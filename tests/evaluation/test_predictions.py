@@ -1,7 +1,5 @@
 """Predictions of a run on disk, and the exact test between two runs."""
 
-from __future__ import annotations
-
 import itertools
 import statistics
 

@@ -1,7 +1,5 @@
 """Programs of ``benchmarks/``: authors' code, shapes against textures."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

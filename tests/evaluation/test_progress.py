@@ -1,7 +1,5 @@
 """Progress of runs on a cluster."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Every published number against a transcription of where it was printed; a wrong digit fails."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

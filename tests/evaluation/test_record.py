@@ -1,7 +1,5 @@
 """Records: whole, alike by their settings, and found once."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Runs: recorded whole, scored from logits, and not hurt by a kill at any moment."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Grids: every cell once, none run twice, no failure that stops the rest."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A folder of photographs, and the command that predicts them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``predict``: images and models of any kind, groups, one run per state file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Images and tables behind URLs, in tar shards and in Parquet lists: the same predictions."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The folder of an unfinished run: held by one process, cleared without a trace of a run."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Batches through methods: the predictions of each alone, odd files, bounded memory."""
 
-from __future__ import annotations
-
 import gc
 import json
 import logging

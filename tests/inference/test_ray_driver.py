@@ -1,7 +1,5 @@
 """Prediction runs on a Ray cluster: the table of a run on one machine, whoever is killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Two Ray nodes on this machine: a node is lost, the command is killed, the table is the same."""
 
-from __future__ import annotations
-
 import logging
 import multiprocessing
 import os

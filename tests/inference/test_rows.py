@@ -1,7 +1,5 @@
 """Columns of the table, its file formats, and independent scores of several labels."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

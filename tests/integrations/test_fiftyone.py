@@ -1,7 +1,5 @@
 """The FiftyOne model against the method itself; needs no database."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from PIL import Image

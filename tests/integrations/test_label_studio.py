@@ -1,7 +1,5 @@
 """The Label Studio backend over a live service, checked by Label Studio's own SDK."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

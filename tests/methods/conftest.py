@@ -1,7 +1,5 @@
 """Every registered method, for tests that hold for all of them."""
 
-from __future__ import annotations
-
 import pytest
 from torch import Tensor
 

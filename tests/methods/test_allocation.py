@@ -1,7 +1,5 @@
 """The memory of every method, counted before it is allocated."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import resource

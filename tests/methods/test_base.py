@@ -1,7 +1,5 @@
 """What every registered method keeps to; a new method is tested here without a line of code."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 from collections.abc import Iterator

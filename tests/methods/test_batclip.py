@@ -1,7 +1,5 @@
 """BATCLIP's loss against loops over classes, its steps against a training loop on both towers."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

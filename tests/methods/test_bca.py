@@ -1,7 +1,5 @@
 """BCA against a numpy version that takes one image after the other."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """A method of another package that breaks the contract is found out, by public names only."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytest

@@ -1,7 +1,5 @@
 """CLIPArTT against a training loop on the model's own LayerNorms, with its loss entry by entry."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

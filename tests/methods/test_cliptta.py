@@ -1,7 +1,5 @@
 """CLIPTTA's loss against loops over pairs, its steps and memory against a training loop."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

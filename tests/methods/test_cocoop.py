@@ -1,7 +1,5 @@
 """CoCoOp against a literal loop over images and classes, and what it is good for."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

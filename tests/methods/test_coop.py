@@ -1,7 +1,5 @@
 """CoOp against a literal text tower, and what its fitted context is good for."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

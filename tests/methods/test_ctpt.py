@@ -1,7 +1,5 @@
 """C-TPT: the dispersion by hand, the loss by plain autograd, and that texts spread."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

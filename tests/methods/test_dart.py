@@ -1,7 +1,5 @@
 """DART against a literal stream in plain autograd, finite differences, and its pitfalls."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

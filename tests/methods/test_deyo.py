@@ -1,7 +1,5 @@
 """DeYO against a training loop on the model's own LayerNorms, one image after the other."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Domain LayerNorms: the step by autograd, the behaviour on a stream, what is kept and what not."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

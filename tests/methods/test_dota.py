@@ -1,7 +1,5 @@
 """DOTA against a numpy version that adds one outer product after the other."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """DPE against a loop with lists for caches, autograd and torch's AdamW."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """ECALP against a numpy version on the whole graph, texts and images in one matrix."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

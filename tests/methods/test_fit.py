@@ -1,7 +1,5 @@
 """Few-shot examples, the training loop, and files of fitted tensors."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """MaPLe against literal towers, and what it is good for."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

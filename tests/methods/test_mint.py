@@ -1,7 +1,5 @@
 """Mint against loops over images and autograd on the model's own LayerNorms."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """MOON against a numpy version of Algorithm 1 with a loop for every index."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

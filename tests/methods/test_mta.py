@@ -1,7 +1,5 @@
 """MTA against a plain numpy version of one image's alternation."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 import pytest

@@ -1,7 +1,5 @@
 """OGA against a numpy version with lists for caches and explicit densities."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

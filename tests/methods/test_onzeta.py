@@ -1,7 +1,5 @@
 """OnZeta against a numpy version of the printed updates; its proxies against autograd."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Panda against features corrected by hand, and against a training loop around Tent."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Ramen against lists and one image at a time on the model's own LayerNorms."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Methods of other packages: an installed distribution registers them by entry points."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

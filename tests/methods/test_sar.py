@@ -1,7 +1,5 @@
 """SAR against a training loop with two passes on the model's own LayerNorms."""
 
-from __future__ import annotations
-
 import math
 
 import torch

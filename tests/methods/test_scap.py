@@ -1,7 +1,5 @@
 """What the released code got wrong, one check each: the list that any SCAP should pass."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """State files: whole or not there, and refused by an adapter of another kind."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

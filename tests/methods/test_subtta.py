@@ -1,7 +1,5 @@
 """SubTTA's distance against principal angles, its gradient and steps against autograd."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """TDA against a numpy version that takes one image after the other and keeps lists."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tent against a training loop on the model's own LayerNorms."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

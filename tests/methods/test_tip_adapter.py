@@ -1,7 +1,5 @@
 """Tip-Adapter and Tip-Adapter-F against plain numpy, and on which side of the search we are."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """TPS against torch's AdamW on one image at a time."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

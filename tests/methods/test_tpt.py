@@ -1,7 +1,5 @@
 """TPT against one image at a time with plain autograd, and against finite differences."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """TransCLIP against a numpy version with a loop for every index."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """WATT against a training loop that loads, steps and averages the model's own LayerNorms."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

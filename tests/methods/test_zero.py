@@ -1,7 +1,5 @@
 """Zero against a plain numpy count, ties included, and where it leaves the official code."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 import pytest

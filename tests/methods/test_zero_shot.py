@@ -1,7 +1,5 @@
 """Zero-shot against its formula, one template and many."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

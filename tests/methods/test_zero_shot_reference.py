@@ -1,7 +1,5 @@
 """Rejection and calibration: scores, limits and temperatures by hand, and their part of a state."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The shared model with either activation, and models of other libraries to compare with."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Attention maps: sums, transformers in eager mode, literal rollout, prompts one by one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Key/value prefixes in the attention of a block, against a literal tower."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """One model: frozen, in half precision, compiled, and refusing what its towers lack."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

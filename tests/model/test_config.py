@@ -1,7 +1,5 @@
 """Sizes in a config file that no model has: refused with a sentence."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

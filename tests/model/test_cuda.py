@@ -1,7 +1,5 @@
 """Replayed functions: called elsewhere, recorded once per shape on CUDA."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

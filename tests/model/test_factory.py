@@ -1,7 +1,5 @@
 """Names, devices and dtypes: every wrong one is refused in one sentence."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Fused kernels equal separate ones: Triton's on a GPU, elsewhere the same source by hand."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from types import ModuleType

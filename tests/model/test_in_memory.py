@@ -1,7 +1,5 @@
 """Models that are held in memory: shared weights, equal logits, honest capabilities."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from typing import Any

@@ -1,7 +1,5 @@
 """Tokenizers and image processors of other libraries as ours."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Preprocessing against transformers, a literal version of torchvision's rule, and itself."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The ResNet tower against its definition in plain functions and torch's attention."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

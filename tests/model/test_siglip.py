@@ -1,7 +1,5 @@
 """SigLIP: our towers, tokens and logits against ``transformers.SiglipModel``."""
 
-from __future__ import annotations
-
 import copy
 import json
 from dataclasses import replace

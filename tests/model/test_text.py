@@ -1,7 +1,5 @@
 """The text tower: cut at the end token, in chunks, with context, against its literal self."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """CLIP's tokenizer against that of transformers, and known ids."""
 
-from __future__ import annotations
-
 import copy
 import gzip
 import json

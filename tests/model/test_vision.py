@@ -1,7 +1,5 @@
 """The image tower with prompts against the same tower written out."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Many backward passes from one forward pass equal autograd, one backward pass at a time."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

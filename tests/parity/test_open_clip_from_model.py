@@ -1,7 +1,5 @@
 """``from_model`` on models of open_clip itself, with random weights."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

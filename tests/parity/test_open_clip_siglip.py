@@ -1,7 +1,5 @@
 """SigLIP and MetaCLIP 2 of open_clip itself, with random weights."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Our towers, loader and tables against open_clip itself, with random weights."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Preprocessing against torchvision's transforms and open_clip's, bit by bit."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

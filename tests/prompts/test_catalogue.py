@@ -1,7 +1,5 @@
 """Class lists and templates: counts, known entries, hashes, relations between lists."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

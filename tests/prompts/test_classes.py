@@ -1,7 +1,5 @@
 """Class lists are taken in any shape but a lone string, and compared by content."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Text embeddings by class name, from files."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The steps of SCAP as small functions, slow and literal; equation numbers are the paper's."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -12,8 +12,6 @@ lists and sets, in float64 if the model is. Readings where the paper is silent:
 * ``retained_combination="mean"`` averages each clique prompt with the retained one, half and half.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import torch

@@ -1,7 +1,5 @@
 """The oracle against hand-computed cases, numpy, finite differences and identities."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

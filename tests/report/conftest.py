@@ -1,7 +1,5 @@
 """Runs to report on: made by hand, and evaluated with evidence."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Images chosen for the figure of attention maps, and pictures under a map."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Changes between predictions, counted by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from cliquetta.report.changes import count_changes, moves, net_gain

@@ -1,7 +1,5 @@
 """The confusion matrix of changed classes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """The page of thumbnails beside the rows it is made of; the command's page is in tests/cli."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Curves of settings."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

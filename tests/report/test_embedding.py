@@ -1,7 +1,5 @@
 """Maps of features: PCA, t-SNE and cohesion."""
 
-from __future__ import annotations
-
 import sys
 import types
 from typing import Any

@@ -1,7 +1,5 @@
 """The sentences about what a run did."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

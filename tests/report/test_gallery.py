@@ -1,7 +1,5 @@
 """Cliques and changed images chosen to be shown."""
 
-from __future__ import annotations
-
 import pytest
 
 from cliquetta.evaluation.evidence_log import Evidence

@@ -1,7 +1,5 @@
 """The leaderboard and its picture: numbers from records made by hand."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

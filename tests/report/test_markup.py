@@ -1,7 +1,5 @@
 """The HTML of a page: self-contained, accessible, escaped."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

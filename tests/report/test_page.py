@@ -1,7 +1,5 @@
 """The page and its command: complete, small, the same again."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Reliability beside torchmetrics."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The command that a report prints gives the same run again."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """README's table and the pages of results: numbers from records made by hand."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

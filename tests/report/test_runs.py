@@ -1,7 +1,5 @@
 """Runs grouped for a report."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

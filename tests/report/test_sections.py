@@ -1,7 +1,5 @@
 """Sections of a page: gains, comparisons, labels that are missing."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

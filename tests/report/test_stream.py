@@ -1,7 +1,5 @@
 """Accuracy along a stream, and where its datasets begin."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

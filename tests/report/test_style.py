@@ -1,7 +1,5 @@
 """Figures follow the colours of the page, and are written as files."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

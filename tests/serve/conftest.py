@@ -1,7 +1,5 @@
 """A service on the tiny model for every test that asks, and the method alone beside it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial

@@ -1,7 +1,5 @@
 """The routes of the service: lists, health, pages, and that nothing named by a client is opened."""
 
-from __future__ import annotations
-
 import pickle
 import sys
 from pathlib import Path

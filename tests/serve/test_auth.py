@@ -1,7 +1,5 @@
 """Only known tokens are let in, and web pages of others are turned away."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

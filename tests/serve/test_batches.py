@@ -1,7 +1,5 @@
 """Batches are predicted as the library does; bad images, thousands of them, do no harm."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import resource

@@ -1,7 +1,5 @@
 """Large sessions are written as changes: fewer bytes, the same bits, every damage noticed."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The Python client: what it sends, when it repeats, its errors."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from email.utils import format_datetime

@@ -1,7 +1,5 @@
 """Refusals name the remedy; defects show no trace."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

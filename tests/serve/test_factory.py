@@ -1,7 +1,5 @@
 """Every method can be served; another class list keeps what was learned."""
 
-from __future__ import annotations
-
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

@@ -1,7 +1,5 @@
 """A server that is killed again and again loses nothing that it acknowledged."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Limits of sessions, batches and rates hold before anything large is allocated."""
 
-from __future__ import annotations
-
 import resource
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Logs are lines without secrets."""
 
-from __future__ import annotations
-
 import json
 import logging
 

@@ -1,7 +1,5 @@
 """Metrics, and the dashboard that reads them."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Requests are counted and timed while they arrive."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator
 from contextlib import suppress

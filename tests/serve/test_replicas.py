@@ -1,7 +1,5 @@
 """Replicas on a real Ray Serve that are killed, stopped and restarted under load."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

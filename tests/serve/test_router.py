@@ -1,7 +1,5 @@
 """The router in front of replicas: lost requests are sent again and count once, in order."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import re

@@ -1,7 +1,5 @@
 """The OpenAPI document is true: requests made from it never break the service."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Connections are bounded before a request begins and after an answer is made."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import time

@@ -1,7 +1,5 @@
 """The scheduler: order, turns, refusals; alone and under the service."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

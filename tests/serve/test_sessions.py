@@ -1,7 +1,5 @@
 """Sessions keep apart, keep their order, survive eviction, and take every batch once."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import threading

@@ -1,7 +1,5 @@
 """Settings of the operator, as typed."""
 
-from __future__ import annotations
-
 import pytest
 
 from cliquetta.serve.settings import Limits, name_models, served_methods

@@ -1,7 +1,5 @@
 """Session files: damage is noticed, and replicas on one store count every batch once, in order."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random

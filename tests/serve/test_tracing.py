@@ -1,7 +1,5 @@
 """OpenTelemetry traces: one request, its spans below each other, nothing about the client."""
 
-from __future__ import annotations
-
 import hashlib
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Between the widgets and a visitor's session: one method per button; errors become messages."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 from collections.abc import Callable, Sequence

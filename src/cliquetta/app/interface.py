@@ -1,7 +1,5 @@
 """The page of the web app: Gradio widgets around a :class:`Controller`."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

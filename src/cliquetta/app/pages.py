@@ -1,7 +1,5 @@
 """Pages of the web app as HTML, and their pictures. Every text of a visitor is escaped here."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Sequence
 from dataclasses import dataclass

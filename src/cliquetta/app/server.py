@@ -1,7 +1,5 @@
 """Start the web app: who may open it, what a page may reach, where uploads are stored."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """The command line: words and options only; what a command does is a function of the library."""
 
-from __future__ import annotations
-
 import os
 
 # Threads of a command sleep while they wait for each other. By default they spin, which on a

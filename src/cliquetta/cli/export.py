@@ -1,7 +1,5 @@
 """``cliquetta export``: an adapted model as a file for other runtimes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """``cliquetta``: the command and its sub-commands."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """``cliquetta report``: one HTML page about recorded runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

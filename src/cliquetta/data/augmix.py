@@ -3,8 +3,6 @@
 Autocontrast alone may be one level apart, where Pillow's float table falls short of an integer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The pictures that come with the package: a slice of CIFAR-10 (credit: ``bundled/README.md``)."""
 
-from __future__ import annotations
-
 import functools
 import json
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The list of datasets: adding one is one entry."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

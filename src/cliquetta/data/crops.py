@@ -4,8 +4,6 @@ A crop enlarged to S x S is ``Y @ image @ X.T`` with two small matrices of trian
 after each factor, it is what Pillow computes with its antialiased bilinear filter.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Results may leave 0..1. ``corruptions.py`` names the functions and holds the constants.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 

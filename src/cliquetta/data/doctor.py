@@ -1,7 +1,5 @@
 """Check a data directory: what is there, in which layout, and what is wrong with it."""
 
-from __future__ import annotations
-
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence

@@ -5,8 +5,6 @@ per block in ``table.json``. A block counts if its checksum is there and right: 
 damage is made again, and readers need no lock.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

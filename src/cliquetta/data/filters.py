@@ -3,8 +3,6 @@
 Separable filters are written as one small matrix per axis, which holds any boundary rule exactly.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache

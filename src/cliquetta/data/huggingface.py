@@ -1,7 +1,5 @@
 """Datasets of the Hugging Face hub, or saved to disk by its library (extra ``hf-datasets``)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol

@@ -14,8 +14,6 @@ What is done with the kinds of picture that loaders disagree on:
 * HEIF (``.heic``) is read where ``pillow-heif`` is installed, AVIF where Pillow can.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

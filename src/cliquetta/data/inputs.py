@@ -1,7 +1,5 @@
 """Images as users have them: one rule for methods, ``predict``, pipelines, service and app."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import hashlib

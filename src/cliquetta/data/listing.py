@@ -3,8 +3,6 @@
 A run that is continued sees the same images under the same numbers; memory does not grow.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

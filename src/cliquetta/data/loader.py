@@ -5,8 +5,6 @@ bytes of a batch in pinned memory and sends them to the device on a stream of th
 last batch is computed there; on the device they become normalised pixels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ Both read every part of a stream once, as it is listed, into a table, and gather
 Predictions are those from a plain :class:`Stream`; from features, up to rounding.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field

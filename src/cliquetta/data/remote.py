@@ -1,7 +1,5 @@
 """Files by URL: ``s3://``, ``gs://``, ``hf://`` and others through fsspec; images of the web."""
 
-from __future__ import annotations
-
 import glob
 import http.client
 import os

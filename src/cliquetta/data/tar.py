@@ -1,7 +1,5 @@
 """Tar shards as a dataset, with WebDataset's naming; read where they are, never unpacked."""
 
-from __future__ import annotations
-
 import json
 import re
 import tarfile

@@ -4,8 +4,6 @@ They depend on ``(seed, key, spec)`` only, so that all methods of a comparison s
 are taken from the image as it was before preprocessing, by :func:`attach_views` from pixels.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from typing import NamedTuple

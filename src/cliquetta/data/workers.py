@@ -5,8 +5,6 @@ one takes the next item, where :class:`~torch.utils.data.DataLoader` waits for t
 Arrays come back in a ring of shared memory: a segment per array costs a connection for each.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import multiprocessing

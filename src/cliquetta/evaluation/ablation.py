@@ -1,7 +1,5 @@
 """Ablations: one field of a config varied, everything else equal, and its curve."""
 
-from __future__ import annotations
-
 import dataclasses
 import statistics
 from collections.abc import Sequence

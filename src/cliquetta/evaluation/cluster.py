@@ -4,8 +4,6 @@ Every machine sees the same files. A run keeps its state in its folder, so that 
 another machine when one is lost.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import pickle

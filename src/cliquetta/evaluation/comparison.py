@@ -1,7 +1,5 @@
 """Runs side by side: a row per method, a column per dataset, nothing unlike in one column."""
 
-from __future__ import annotations
-
 import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence

@@ -3,8 +3,6 @@
 Every batch leaves one line of counts; some, spread over the stream, leave everything.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import math

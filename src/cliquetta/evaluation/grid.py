@@ -1,7 +1,5 @@
 """Specs of runs, one per dataset, method and seed, from options or from a grid file."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Scores of a stream, batch by batch, from torchmetrics; their state can be saved."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 import logging

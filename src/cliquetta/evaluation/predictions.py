@@ -1,7 +1,5 @@
 """The prediction for every image of a run, in a file that grows, and a test between two runs."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Runs on disk, one folder each: the record, the prediction for every image, what is alike."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

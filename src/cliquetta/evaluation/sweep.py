@@ -1,7 +1,5 @@
 """Grids of runs, here or wherever an executor sends them; resumable because runs are."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A table of text cells as Markdown, CSV or LaTeX."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Predict any number of images, in memory or into a file."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Rows of predictions: their columns, the counts of a run, and files that hold them."""
 
-from __future__ import annotations
-
 import csv
 import importlib.util
 import io

@@ -7,8 +7,6 @@
 >>> dataset.apply_model(FiftyOneModel(method), "clip", batch_size=64)  # doctest: +SKIP
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The memory that a method would take, counted before it is allocated."""
 
-from __future__ import annotations
-
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable

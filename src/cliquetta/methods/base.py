@@ -3,8 +3,6 @@
 Labels are not part of it. A method sees what a deployed classifier sees.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -11,8 +11,6 @@ learned stays. The authors reset at every change of corruption: call ``reset`` w
 known to change.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

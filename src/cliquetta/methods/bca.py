@@ -10,8 +10,6 @@ which is normalised again; if it is above τ₂, the posterior enters the runnin
 Images come one by one, and each is predicted before it is learned from.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

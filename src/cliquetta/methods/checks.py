@@ -1,7 +1,5 @@
 """Checks of the contract of methods, for the tests of whoever writes one."""
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 from collections.abc import Callable, Sequence

@@ -8,8 +8,6 @@ cross-entropy of softmax rows of scale·V·Tᵀ against Qᵀ, Q = softmax of ((V
 along its rows. The same batch is then predicted under the adapted norms with the ordinary texts.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -11,8 +11,6 @@ class-wise confident memory. Ten steps of Adam per batch on the LayerNorms of th
 are kept; then the batch is predicted.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -5,8 +5,6 @@ Zhou et al., Conditional Prompt Learning for Vision-Language Models, CVPR 2022. 
 context token: V_m(x) = V_m + pi(x). Each image therefore has N texts of its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

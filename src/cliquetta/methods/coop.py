@@ -5,8 +5,6 @@ Zhou et al., Learning to Prompt for Vision-Language Models, IJCV 2022. The promp
 towers frozen. Once fitted it is a fixed text classifier.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal

@@ -5,8 +5,6 @@ Dispersion, ICLR 2024. The loss of TPT minus a weight times the average text fea
 (ATFD): the mean distance of the unit class features from their centre. One joint step.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -11,8 +11,6 @@ class, whose kept visual prompt is mixed in; (4) the plain view is scored; (5) t
 the predicted class move by 1 - exp(-max logit / 5000).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

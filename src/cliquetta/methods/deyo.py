@@ -11,8 +11,6 @@ by one step on the LayerNorms of the image tower, those of the last quarter of t
 final one left out. The prediction is that of the forward pass before the step; the step stays.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

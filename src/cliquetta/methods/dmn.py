@@ -8,8 +8,6 @@ the feature of class n is the mean of its entries m weighted by exp(-β(1 - f·m
     p = (softmax(scale f·text) + β₂ softmax(scale f·class feature)) / (1 + β₂).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

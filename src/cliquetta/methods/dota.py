@@ -13,8 +13,6 @@ Images come one by one, and each is predicted before it is learned from. Every c
 weight of one image, a mean of 0.001 in all dimensions and the covariance σ²I.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

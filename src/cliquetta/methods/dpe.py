@@ -13,8 +13,6 @@ that prediction is sure, the text prototypes enter the running mean that the nex
 from.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal

@@ -12,8 +12,6 @@ their class, give an image its scores. Images seen earlier start from a fifth of
 score (the label reset), new ones from nothing.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

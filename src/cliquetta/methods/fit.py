@@ -1,7 +1,5 @@
 """Fit a few-shot method on labelled images."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ of its sequence and in the same blocks, linear images of them. Tokens and linear
 cross-entropy, the towers stay frozen. Words of the start that are not learned ("of a") stay.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

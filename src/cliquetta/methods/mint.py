@@ -15,8 +15,6 @@ means once K images were seen: normalised K₀ t_c + K m_c. Norms and optimiser 
 batch; means and average gradient stay.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

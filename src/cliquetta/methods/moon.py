@@ -13,8 +13,6 @@ with v_k the mean of the images weighted by γ_i z_ik, n_k the certain images as
 cosines of the three nearest neighbours. Written from the paper alone, without its code.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

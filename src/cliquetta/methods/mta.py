@@ -6,8 +6,6 @@ softmax of their density at the mode plus the agreement of their predictions, an
 weighted mean shift. The mode takes the place of the image feature.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

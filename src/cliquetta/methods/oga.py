@@ -13,8 +13,6 @@ one class has more than two entries it is E·I. As in the official code (MIT) a 
 cache at once and is predicted with the statistics after it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -14,8 +14,6 @@ stream has no known length: ours takes ``horizon`` for n, after which β_t stays
 vision temperature is given as a multiple of the model's own, 4 for CLIP's 0.04.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -13,8 +13,6 @@ them, and they are dropped. Streams of mixed domains are what it is for: no imag
 average of them. A batch is remembered before its steps are made.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

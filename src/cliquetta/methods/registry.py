@@ -8,8 +8,6 @@ A package of yours adds methods, too: its ``pyproject.toml`` names the module th
     my_method = "my_package.my_method"
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import inspect

@@ -8,8 +8,6 @@ below 0.2, the model has collapsed: the norms start again. The prediction is tha
 forward pass.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

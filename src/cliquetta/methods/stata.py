@@ -14,8 +14,6 @@ assignment updates, then ten rounds of the means, the variances and five assignm
 batch by itself; nothing is remembered.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """The state of a method in a file: safetensors with a JSON header."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

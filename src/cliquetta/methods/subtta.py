@@ -12,8 +12,6 @@ and labelled by the texts, and a second step raises the variance between the cla
 (Mint's loss). The batch is predicted after both steps, from plain features. What was learned stays.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -9,8 +9,6 @@ also to the negative one, together with the classes that it could be. Then
 over the entries k of the two caches. No gradients.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ LayerNorms of the image tower; the prediction is that of the forward pass before
 was learned stays for the next batch.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

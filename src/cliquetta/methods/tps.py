@@ -8,8 +8,6 @@ again before each of several steps), and scores the plain view. Nothing is kept 
 the next.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -10,8 +10,6 @@ so that stacked contexts step as if alone. With several templates the first is l
 with the others.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

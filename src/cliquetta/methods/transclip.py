@@ -11,8 +11,6 @@ five times over, then μ_k = normalised mean of f weighted by z_k, σ² = mean s
 rounds. τ is 50; w_ij is the cosine of the three nearest neighbours of i, else 0.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -9,8 +9,6 @@ weights, fifty rounds. The batch is predicted under the last average, with the m
 eight templates.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -7,8 +7,6 @@ the remaining views decide: the most confident one whose own prediction is tied,
 none, the most confident one restricted to the tied classes.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

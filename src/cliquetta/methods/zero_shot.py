@@ -4,8 +4,6 @@ One template or an ensemble of them is the choice of the prompts (``ClassPrompts
 of the method. Every other method is compared with this one.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor

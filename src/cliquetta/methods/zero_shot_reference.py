@@ -10,8 +10,6 @@ Calibration divides by a temperature at which predictions are, on average, as su
 finds the same classes probable: learning from its own predictions makes a method surer of them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ A map is a row of 1 + T numbers that sum to one: the shares of prompts, class to
 SigLIP, which has no class token (share 0), it is that of the pooling query.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """The transformer block of both towers, with room for prompts in its attention."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """One CLIP for everything: two towers, how to feed them, what they can do; frozen, or random."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The shapes of a CLIP model, read from a checkpoint or its config."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args

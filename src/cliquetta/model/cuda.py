@@ -3,8 +3,6 @@
 A plain copy stops the host until the device is done, and the device then waits for the host.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Models by name or by path: where each kind of name leads."""
 
-from __future__ import annotations
-
 import fnmatch
 import glob
 import logging

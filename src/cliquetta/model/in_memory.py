@@ -4,8 +4,6 @@ A model whose towers are ours under other names becomes one of ours, with its we
 are. Any other is wrapped, and can do what its own functions can.
 """
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence

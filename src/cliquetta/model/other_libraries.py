@@ -1,7 +1,5 @@
 """Tokenizers and preprocessing of open_clip, torchvision and transformers as ours."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any

@@ -1,7 +1,5 @@
 """The ModifiedResNet image tower of CLIP's RN models: plain encoding only."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 import torch

@@ -4,8 +4,6 @@ A causal tower reads only the end token, so sequences are cut there, in chunks s
 SigLIP's reads the last position. On CUDA, without gradients, padding is not computed either.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import cast
 

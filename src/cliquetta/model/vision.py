@@ -1,7 +1,5 @@
 """The ViT image tower: plain, prompted by key/value prefixes, or prompted by tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast

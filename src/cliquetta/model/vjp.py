@@ -5,8 +5,6 @@ autograd would run the forward pass over and over. Each cotangent names the reco
 belongs to; weights are frozen, so only norms, activations and attention gather anything by row.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Class lists and templates: those of known datasets (data files with hashes), and users' own."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """A class list with the templates that turn it into text."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import Counter

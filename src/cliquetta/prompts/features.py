@@ -1,7 +1,5 @@
 """Features that were encoded elsewhere: arrays and files of them, and those of class names."""
 
-from __future__ import annotations
-
 import json
 import os
 import zipfile

@@ -1,7 +1,5 @@
 """Differences between a method's predictions and those of zero-shot on the same images."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

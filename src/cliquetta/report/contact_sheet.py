@@ -1,7 +1,5 @@
 """Predictions to look at: a page of thumbnails, with class and probability."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any

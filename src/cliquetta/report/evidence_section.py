@@ -1,7 +1,5 @@
 """The section of a run that kept evidence: cliques, attention, features, changed images."""
 
-from __future__ import annotations
-
 import statistics
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Pictures worth showing: members of cliques, and images whose prediction changed."""
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The leaderboard: methods by kinds of stream, with advice that is read off the figures."""
 
-from __future__ import annotations
-
 import math
 import re
 import statistics

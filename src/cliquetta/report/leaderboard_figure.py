@@ -3,8 +3,6 @@
 Written as SVG by hand, so that equal records give equal bytes whatever is installed.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The command that repeats a run: it gives the same record again."""
 
-from __future__ import annotations
-
 import shlex
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """README's headline table and the pages of results, as Markdown, from records alone."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The runs that a report is made of, with what belongs together among them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The sections of a report: results, each dataset, settings, how to repeat."""
 
-from __future__ import annotations
-
 import json
 import re
 import statistics

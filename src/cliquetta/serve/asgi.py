@@ -1,7 +1,5 @@
 """The HTTP service as an ASGI application: its routes, its requests and its refusals."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import hashlib

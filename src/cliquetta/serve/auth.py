@@ -1,7 +1,5 @@
 """Access: bearer tokens, where a server without them may listen, and which pages may send."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import ipaddress

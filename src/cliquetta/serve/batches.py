@@ -1,7 +1,5 @@
 """One batch of images from a client: read and refused one by one, predicted, rendered as JSON."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

@@ -4,8 +4,6 @@
 is then a complete file and the changes since, each with the checksum of the file before.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

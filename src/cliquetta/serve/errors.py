@@ -1,7 +1,5 @@
 """Refusals of the service: one exception for all of them, and what other errors become."""
 
-from __future__ import annotations
-
 import logging
 import math
 import secrets

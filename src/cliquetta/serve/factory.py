@@ -1,7 +1,5 @@
 """From what a client asked for to an adapter: names looked up, options checked, nothing opened."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone

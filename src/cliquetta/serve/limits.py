@@ -1,7 +1,5 @@
 """Enforcement of limits: requests per second, bytes in memory, seconds of computation."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import OrderedDict

@@ -1,7 +1,5 @@
 """Logs of the service: one line per event, as text or JSON, without secrets of clients."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Iterator

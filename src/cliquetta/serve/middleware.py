@@ -1,7 +1,5 @@
 """Admission of requests before they are read: origin, token, rate, size, time."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

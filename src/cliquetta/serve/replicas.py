@@ -4,8 +4,6 @@ Serve sends the requests of a session to one replica while that lives, for speed
 sessions right when replicas die, stall, come and go is the store.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import logging

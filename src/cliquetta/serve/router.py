@@ -3,8 +3,6 @@
 It gives every request a key, so that one sent to two replicas is applied once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import re

@@ -1,7 +1,5 @@
 """The wire format: requests and responses, shared by the service, its client and its docs."""
 
-from __future__ import annotations
-
 import hashlib
 from typing import Annotated, Any
 

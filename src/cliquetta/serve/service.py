@@ -1,7 +1,5 @@
 """The service without HTTP: sessions, and worker threads that serve them in turn."""
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import threading

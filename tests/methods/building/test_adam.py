@@ -1,7 +1,5 @@
 """Adam against torch's, and through a method's memory."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

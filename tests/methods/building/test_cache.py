@@ -1,7 +1,5 @@
 """The feature cache against lists that are filled one image after the other."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Configs: values that are refused, and how types are described."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

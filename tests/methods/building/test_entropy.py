@@ -1,7 +1,5 @@
 """Entropies against scipy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import scipy.stats

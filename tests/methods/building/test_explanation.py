@@ -1,7 +1,5 @@
 """Tensors of an explanation, as they are stored; every method explains at least plain CLIP."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """What feature-level methods share: gains on clusters, groups of any size, replayed steps."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The training loop, its draws, and adapters made from fitted tensors."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

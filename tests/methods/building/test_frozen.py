@@ -1,7 +1,5 @@
 """Frozen adapters: what may be frozen, and that nothing is learned any more."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

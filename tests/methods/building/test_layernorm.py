@@ -1,7 +1,5 @@
 """LayerNorms given from outside against the same in place, and Adam against torch's."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """States from elsewhere: numbers that no method can have written are refused."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Joining what several copies learned: caches exactly, parameters by averages, domains by keys."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Neighbours against a loop, the discriminant against scipy's densities."""
 
-from __future__ import annotations
-
 import numpy as np
 import scipy.stats
 import torch

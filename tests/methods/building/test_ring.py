@@ -1,7 +1,5 @@
 """Ring buffers, by hand."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

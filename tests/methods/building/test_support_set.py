@@ -1,7 +1,5 @@
 """Few-shot examples: drawing, reading, checking and cropping them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Class texts as a function of learned words: chunks, and what cannot be learned."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Entropies against scipy, selection against sorting, encoding against one view at a time."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

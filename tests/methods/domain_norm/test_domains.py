@@ -1,7 +1,5 @@
 """Domain keys by hand; which images of a batch belong to which domain."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -4,8 +4,6 @@ Long streams are sent to a small model, whose image tower is random and whose pr
 to patterns; short ones to the bundled model, which is a hundred times as slow.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple

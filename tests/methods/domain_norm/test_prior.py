@@ -1,7 +1,5 @@
 """Which classes occur and how often: by hand, by a literal loop and on drawn streams."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """``step`` against a re-implementation from the method's page, batch by batch over streams."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

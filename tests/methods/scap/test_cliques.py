@@ -1,7 +1,5 @@
 """Mining against the oracle's loops, over random similarities and candidate classes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

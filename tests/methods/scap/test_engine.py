@@ -1,7 +1,5 @@
 """The engine agrees with the literal oracle: cliques, prompts, losses, memory, predictions."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

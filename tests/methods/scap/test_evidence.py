@@ -1,7 +1,5 @@
 """Described evidence against what the oracle used, and counts by hand."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Learning in parts that fit in memory against learning all cliques at once."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Losses of cliques by hand, and the identities that the engine rests on."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

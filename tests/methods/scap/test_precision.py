@@ -1,7 +1,5 @@
 """Half-precision models: finite, remembered in float32, and near float32 in their gradients."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

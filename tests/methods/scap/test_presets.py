@@ -1,7 +1,5 @@
 """Presets run, views are scored, and settings that mean nothing or do not fit are named."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import warnings

@@ -1,7 +1,5 @@
 """The cache of all classes at once against the oracle's lists, one clique after the other."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Streams that are split, saved, killed and taken up again end as if nothing had happened."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import random

@@ -1,7 +1,5 @@
 """Text gradients at the start context against autograd, by products and by the Jacobian."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

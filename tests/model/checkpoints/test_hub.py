@@ -1,7 +1,5 @@
 """Downloads: resumed, checked, cached, never offline, from the first source that has them."""
 
-from __future__ import annotations
-
 import hashlib
 import http.server
 import json

@@ -1,7 +1,5 @@
 """Our towers against those of transformers, with random weights that our loader reads."""
 
-from __future__ import annotations
-
 import copy
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Files and folders: which family they are, and what is missing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Our own file format: exact round trips, 8 bits within their bound, never half a file."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """open_clip's files: its config, its SigLIPs, and the models that ours are not."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

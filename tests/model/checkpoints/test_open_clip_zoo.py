@@ -1,7 +1,5 @@
 """Released models: their activations, and the list of names."""
 
-from __future__ import annotations
-
 import pytest
 
 from cliquetta.errors import UnknownNameError

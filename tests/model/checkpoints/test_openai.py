@@ -1,7 +1,5 @@
 """OpenAI's and open_clip's files: read without running code, in the right activation and shape."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

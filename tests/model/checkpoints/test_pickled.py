@@ -1,7 +1,5 @@
 """Pickled files that would run code, lie about their size or are damaged: refused at once."""
 
-from __future__ import annotations
-
 import io
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Weights fitted into a model: quantised, resized, or refused by name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Known datasets: what each is, in which layouts it comes, and where one lies under a root."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Layouts of the known datasets: where the images and lists of each may be, and who reads them."""
 
-from __future__ import annotations
-
 import csv
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Readers of the layouts of datasets: class folders, lists, arrays and CIFAR's own formats."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence

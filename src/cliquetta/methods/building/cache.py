@@ -8,8 +8,6 @@ A cache is one tensor ``entropy`` (N, K), ascending per class and infinite where
 and any number of tensors (N, K, ...) beside it, all zero at the start.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple

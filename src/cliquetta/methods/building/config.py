@@ -12,8 +12,6 @@ All methods spell a setting alike: ``lr``, ``betas``, ``weight_decay``, ``steps`
 many), ``view_kind``, ``view_zoom``, ``selection_fraction``, ``temperature``, ``templates``.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import inspect

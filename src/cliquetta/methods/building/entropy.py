@@ -1,7 +1,5 @@
 """Entropies in nats: of logits, of (log-)probabilities, and of the mean of several predictions."""
 
-from __future__ import annotations
-
 import math
 
 import torch

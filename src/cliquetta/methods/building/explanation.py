@@ -1,7 +1,5 @@
 """Explanations for reports: features with and without prompts, attention, caches."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 

@@ -4,8 +4,6 @@ They can be asked with features that were encoded once and kept
 (:mod:`cliquetta.data.prepared`): a dataset of ImageNet's size then takes seconds.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable
 

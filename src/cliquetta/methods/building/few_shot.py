@@ -1,7 +1,5 @@
 """Few-shot methods: an adapter made from fitted tensors, and one SGD loop."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """An adapter that has learned and learns no more."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -5,8 +5,6 @@ call. What a method learns is that vector, kept in its memory or dropped after t
 shared model stays as it was loaded.
 """
 
-from __future__ import annotations
-
 import copy
 import re
 from abc import abstractmethod

@@ -1,7 +1,5 @@
 """The memory of a method: named tensors of fixed shape with a defined start."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass

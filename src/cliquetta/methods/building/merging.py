@@ -1,7 +1,5 @@
 """Joining what several copies of a method learned on parts of a stream."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Literal
 

@@ -4,8 +4,6 @@ A batch of unit features (B, E) is explained by one distribution per class. Assi
 logarithms (B, N), so that classes of vanishing weight stay sound.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Ring buffers: named tuples of tensors of as many rows each, and ``next``, where one writes on."""
 
-from __future__ import annotations
-
 from typing import Any, TypeVar
 
 import torch

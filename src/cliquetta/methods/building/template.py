@@ -1,7 +1,5 @@
 """Class texts as a function of the words that stand before the class name."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -4,8 +4,6 @@ Shared by the methods that look at an image more than once (TPT, C-TPT, DART, MT
 Every function takes any number of leading dimensions, so that many images go through at once.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Annotated, Literal

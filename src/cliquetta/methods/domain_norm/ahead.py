@@ -6,8 +6,6 @@ with plain CLIP, and read at once. The functions are pure, so that a result for 
 tensors is the result; where the batch turns out otherwise, it is not asked for.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Settings of ``domain_norm``."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -5,8 +5,6 @@ nothing of the images, but not where it is sure and wrong (docs/research/domain-
 verdict is no promise.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

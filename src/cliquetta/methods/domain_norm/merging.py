@@ -1,7 +1,5 @@
 """States from elsewhere: what they may hold, and joining those of several copies of the method."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ Bias, too, makes predictions bunch on few classes. It raises a class's backgroun
 it gets where it is absent; frequency does not.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

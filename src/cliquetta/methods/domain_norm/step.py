@@ -1,7 +1,5 @@
 """One batch: predict it and learn from it (Algorithm 1; Eq. 15 to 19)."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """The adapter: mines, learns, retains and infers on every batch, and owns what is kept."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Supportive cliques: which images of a batch belong together, for which class (Eq. 1-3)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """Composition: which prompts an image is scored with, its features under them, one prediction."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 

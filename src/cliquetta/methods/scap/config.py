@@ -1,7 +1,5 @@
 """Settings of SCAP by the paper's symbols; the defaults are the paper's, read literally."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """Attribute prompt learning: every clique of a batch at once (Eq. 4-10, 14)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace

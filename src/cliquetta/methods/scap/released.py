@@ -3,8 +3,6 @@
 docs/methods/scap.md lists what that script does beyond these rules.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ Pairs of key (mean feature of a clique) and value (its prompt) are kept for ever
 are more than L, keys are propagated over their own graph and the closest pair is fused.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -5,8 +5,6 @@ gradients come from that pass by vector-Jacobian products or, on long streams, t
 Jacobian, built once per class list: then each clique costs one row of a matrix product.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Files from the network: only when asked for, resumable, checked, cached, and never offline."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import socket

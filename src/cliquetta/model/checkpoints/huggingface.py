@@ -1,7 +1,5 @@
 """Checkpoints of transformers: ``CLIPModel``, ``MetaClip2Model`` and ``SiglipModel``."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

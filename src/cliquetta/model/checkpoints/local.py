@@ -1,7 +1,5 @@
 """Checkpoints on disk, of any family: which one a file or folder is, and how it is read."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Our own checkpoint: one safetensors file with the config in its header, plain or in 8 bits."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import asdict

@@ -3,8 +3,6 @@
 Its config can describe more than CLIP's towers; whatever ours do not have is refused by name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """The models that open_clip has released, as far as our towers can hold them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 open_clip kept the key names; the image towers of its SigLIPs have those of timm.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ only ``data.pkl`` is read, by an unpickler that knows inert records, lists and t
 may ask for much: pickles are weighed before they are read, and tensors may not exceed the file.
 """
 
-from __future__ import annotations
-
 import io
 import pickle
 import pickletools

@@ -1,7 +1,5 @@
 """Weights as named tensors: read without running code, quantised or not, fitted into a model."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
