@@ -31,8 +31,7 @@ class Prefix:
             raise UserError("prefix mask {} does not fit tokens {}".format(*shapes))
 
 
-QUICK = 1.702
-"""OpenAI's QuickGELU is u * sigmoid(1.702 u)."""
+QUICK = 1.702  # OpenAI's QuickGELU is u * sigmoid(1.702 u)
 
 
 class Block(nn.Module):

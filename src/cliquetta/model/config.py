@@ -36,8 +36,7 @@ class TransformerConfig:
     width: int
     layers: int
     heads: int
-    hidden: int
-    """Width of the MLP's hidden layer."""
+    hidden: int  # width of the MLP's hidden layer
     activation: Activation = "quick_gelu"
     eps: float = 1e-5
 
@@ -96,14 +95,12 @@ class TextConfig(TransformerConfig):
 
     context_length: int
     vocab_size: int
-    merges: int | None = None
-    """Size of a reduced BPE vocabulary; ``None`` is all of OpenAI's."""
+    merges: int | None = None  # size of a reduced BPE vocabulary; `None` is all of OpenAI's
     causal: bool = True
     """``False``: every token sees every other one, padding too, and the last is read (SigLIP)."""
     end: int | None = None
     """The end token of a causal tower; ``None`` is the highest id, which is CLIP's."""
-    start_tokens: int = 1
-    """Special tokens before the first word."""
+    start_tokens: int = 1  # special tokens before the first word
     projection_bias: bool = False
 
     def __post_init__(self) -> None:
@@ -118,10 +115,8 @@ class CLIPConfig:
 
     embed_dim: int
     vision: VisionConfig | ResNetConfig
-    text: TextConfig | None
-    """``None`` without text weights; text features are then given."""
-    sigmoid: bool = False
-    """Trained with a sigmoid per pair of image and text: logits have a bias."""
+    text: TextConfig | None  # `None` without text weights; text features are then given
+    sigmoid: bool = False  # trained with a sigmoid per pair of image and text: logits have a bias
 
     def __post_init__(self) -> None:
         """Validate the field of its own."""

@@ -18,8 +18,7 @@ R = TypeVar("R")
 
 CHUNK = {"cuda": 384}
 """Rows of :meth:`Replayed.by_rows` at once where their number is rounded up, by device type."""
-STEP = 16
-"""To a multiple of this: each multiple is recorded once."""
+STEP = 16  # to a multiple of this: each multiple is recorded once
 
 
 @dataclass(frozen=True)
@@ -28,8 +27,7 @@ class Recording:
 
     graph: torch.cuda.CUDAGraph
     inputs: dict[str, Tensor]
-    outputs: Any
-    """A tree."""
+    outputs: Any  # a tree
 
     def fits(self, *inputs: Tensor) -> bool:
         """Whether these inputs have the recorded shapes."""

@@ -55,11 +55,9 @@ class ModelEntry:
     """One name that :func:`create_model` knows without being given a path."""
 
     name: str
-    source: str
-    """Who released it, and where it comes from."""
+    source: str  # who released it, and where it comes from
     image_size: int
-    is_vit: bool
-    """Whether it takes visual prompts; ResNets only encode."""
+    is_vit: bool  # whether it takes visual prompts; ResNets only encode
     is_bundled: bool = False
 
 

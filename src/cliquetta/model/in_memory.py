@@ -212,8 +212,7 @@ class ImageEncoder(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        self.layer_norms: tuple[str, ...] = ()
-        """Names of the LayerNorms that an image passes."""
+        self.layer_norms: tuple[str, ...] = ()  # names of the LayerNorms that an image passes
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Features (B, E), not normalised unless the model does so."""

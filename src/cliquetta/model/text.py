@@ -16,8 +16,7 @@ from cliquetta.model.cuda import send
 
 CHUNK_TOKENS = {"cuda": 32768, "cpu": 4096}
 """Tokens that run at once: on a GPU few launches count, on a CPU little padding does."""
-PACKED = "cuda"
-"""Where leaving out the padding pays: on a CPU, sorted chunks have little of it."""
+PACKED = "cuda"  # where leaving out the padding pays: on a CPU, sorted chunks have little of it
 
 
 class TextTower(nn.Module):

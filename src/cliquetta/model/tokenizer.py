@@ -22,14 +22,11 @@ from cliquetta.model.config import TextConfig
 
 START = "<|startoftext|>"
 END = "<|endoftext|>"
-MERGES = 48894
-"""Merges of OpenAI's vocabulary: 49408 = 2 * 256 bytes + 48894 merges + 2 specials."""
+MERGES = 48894  # merges of OpenAI's vocabulary: 49408 = 2 * 256 bytes + 48894 merges + 2 specials
 
 _VOCABULARY = 2 * 256 + MERGES + 2
-CLIP_END = _VOCABULARY - 1
-"""Id of OpenAI's end-of-text token."""
-_ADDED = 1024
-"""A fine-tuning may have added a few words."""
+CLIP_END = _VOCABULARY - 1  # id of OpenAI's end-of-text token
+_ADDED = 1024  # a fine-tuning may have added a few words
 _WORD_END = "</w>"
 _CACHED_WORDS = 1 << 16
 
@@ -77,12 +74,9 @@ class TextTokenizer(ABC):
     """Texts as rows of ``context_length`` ids: special tokens around the text's own, padding."""
 
     context_length: int
-    prefix: tuple[int, ...]
-    """Special tokens before a text."""
-    suffix: tuple[int, ...]
-    """Special tokens after it."""
-    pad: int
-    """Fills the rest of a row."""
+    prefix: tuple[int, ...]  # special tokens before a text
+    suffix: tuple[int, ...]  # special tokens after it
+    pad: int  # fills the rest of a row
 
     @property
     @abstractmethod
@@ -200,8 +194,7 @@ FILES = ("tokenizer.json", "spiece.model", "tokenizer.model")
 _MARGIN = 0.02
 """Share of the embeddings by which a vocabulary may differ: extra tokens, rounded-up sizes."""
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
-_END = 1
-"""The end token of SigLIP's three vocabularies."""
+_END = 1  # the end token of SigLIP's three vocabularies
 
 
 def canonicalize(text: str) -> str:

@@ -39,12 +39,10 @@ class BlockTape:
     """Values of one block's forward pass that its backward pass needs, by row."""
 
     first: Norm
-    packed: Tensor
-    """Queries, keys and values side by side (B, T, 3 D); without queries if ``rows``."""
+    packed: Tensor  # queries, keys and values side by side (B, T, 3 D); without queries if `rows`
     query: Tensor | None
     """The single query (B, 1, D) of each row: that of ``rows``, or a pooling head's own."""
-    extra: Tensor | None
-    """Keys and values of the prefix (B, P, 2 D)."""
+    extra: Tensor | None  # keys and values of the prefix (B, P, 2 D)
     mask: Tensor | None
     causal: bool
     second: Norm

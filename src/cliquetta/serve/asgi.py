@@ -45,8 +45,7 @@ from cliquetta.serve.store import Store
 
 P = ParamSpec("P")
 T = TypeVar("T")
-REPLAYED = "Cliquetta-Replayed"
-"""Header of a response that was given before."""
+REPLAYED = "Cliquetta-Replayed"  # header of a response that was given before
 BINARY = "application/octet-stream"
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "

@@ -30,8 +30,7 @@ from cliquetta.types import Batch, Prediction
 
 CHEAPER = "send fewer images or choose a cheaper method"
 _ADDRESS = re.compile(r"<[^<>]* at 0x[0-9a-fA-F]+>")
-_NUMBERS = 512
-"""Tensors and lists of evidence up to this many entries are sent in full."""
+_NUMBERS = 512  # tensors and lists of evidence up to this many entries are sent in full
 _DEEPEST = 4
 
 

@@ -207,8 +207,7 @@ class RemoteSession:
         self._client, self._path = client, f"/v1/sessions/{info.id}"
         self.id = info.id
         self.classes = tuple(info.classes)
-        self.sequence = info.sequence
-        """Number of the last batch that was predicted."""
+        self.sequence = info.sequence  # number of the last batch that was predicted
 
     def predict(self, images: Any, *, top_k: int = 5, evidence: bool = False) -> BatchResponse:
         """Classify a batch, which the session learns from once, however often it is repeated.

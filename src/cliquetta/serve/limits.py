@@ -49,8 +49,7 @@ class ByteBudget:
 
     def __init__(self, total: int) -> None:
         self._total = total
-        self.used = 0
-        """Bytes reserved and not yet given back."""
+        self.used = 0  # bytes reserved and not yet given back
         self._lock = threading.Lock()
 
     def take(self, count: int) -> None:

@@ -53,20 +53,15 @@ class SessionRequest(_Model):
     """Class names, all different."""
     templates: Annotated[list[str], Field(min_length=1)] = [DEFAULT_TEMPLATE]
     """Each holds ``{}`` once for the class name; several are averaged."""
-    model: str | None = None
-    """One of ``/v1/models``; the first of them if left out."""
-    method: str = DEFAULT_METHOD
-    """One of ``/v1/methods``."""
-    preset: str | None = None
-    """One of the method's presets instead of its defaults."""
-    options: dict[str, Option] = {}
-    """Fields of the method's config to override."""
+    model: str | None = None  # one of `/v1/models`; the first of them if left out
+    method: str = DEFAULT_METHOD  # one of `/v1/methods`
+    preset: str | None = None  # one of the method's presets instead of its defaults
+    options: dict[str, Option] = {}  # fields of the method's config to override
     seed: Annotated[int, Field(ge=0, le=2**53)] = 0
     """For the method and augmented views; JSON readers are not exact beyond 2**53."""
     reject: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Name images of none of the classes: how many of them to look for, such as 0.9."""
-    calibrate: bool = False
-    """Scale probabilities by a temperature that needs no labels."""
+    calibrate: bool = False  # scale probabilities by a temperature that needs no labels
 
 
 class ClassesRequest(_Model):
@@ -89,19 +84,13 @@ class SessionInfo(_Model):
     model: str
     method: str
     preset: str | None
-    config: dict[str, Any]
-    """The method's config in full."""
+    config: dict[str, Any]  # the method's config in full
     seed: int
-    reject: float | None = None
-    """As it was asked for."""
-    calibrate: bool = False
-    """Whether probabilities are scaled."""
-    created: str
-    """UTC, ISO 8601."""
-    sequence: int
-    """Number of the last batch; 0 before the first."""
-    images: int
-    """Images predicted in all batches."""
+    reject: float | None = None  # as it was asked for
+    calibrate: bool = False  # whether probabilities are scaled
+    created: str  # UTC, ISO 8601
+    sequence: int  # number of the last batch; 0 before the first
+    images: int  # images predicted in all batches
 
 
 class SessionList(_Model):
@@ -137,8 +126,7 @@ class BatchRequest(_Model):
     """Number of this batch, 1 for the first: makes a repeat safe."""
     top_k: Annotated[int, Field(ge=1, le=2**31)] = 5
     """Classes to list per image."""
-    evidence: bool = False
-    """Whether to return what the predictions are based on."""
+    evidence: bool = False  # whether to return what the predictions are based on
 
     @property
     def digest(self) -> str:
@@ -211,8 +199,7 @@ class MethodInfo(_Model):
     name: str
     summary: str
     presets: list[str]
-    config: dict[str, Any]
-    """Defaults."""
+    config: dict[str, Any]  # defaults
 
 
 class MethodList(_Model):
@@ -227,8 +214,7 @@ class ModelInfo(_Model):
     name: str
     id: str
     image_size: int
-    weights: str
-    """Hash of the weights."""
+    weights: str  # hash of the weights
 
 
 class ModelList(_Model):

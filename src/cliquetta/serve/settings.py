@@ -21,12 +21,9 @@ _MB = 1024 * 1024
 class Limits:
     """Bounds of what clients may ask for, each set with ``--limit NAME=VALUE``."""
 
-    body_bytes: int = 32 * _MB
-    """Size of one request, counted while it arrives."""
-    body_seconds: float = 60.0
-    """Time for a request to arrive in full."""
-    answer_seconds: float = 60.0
-    """Time for a client to read a response in full."""
+    body_bytes: int = 32 * _MB  # size of one request, counted while it arrives
+    body_seconds: float = 60.0  # time for a request to arrive in full
+    answer_seconds: float = 60.0  # time for a client to read a response in full
     header_seconds: float = 10.0
     """Time for the head of a request to arrive, from the connection or its first byte on."""
     idle_seconds: float = 75.0
@@ -37,48 +34,34 @@ class Limits:
     """
     connections: int = 512
     """Open connections; the process needs as many file descriptors and some more."""
-    images: int = 256
-    """Images per batch."""
+    images: int = 256  # images per batch
     image_pixels: int = 25_000_000
     """Width times height of one image, read from its header before it is decoded."""
     view_bytes: int = 1024 * _MB
     """Size of all augmented views of a batch, counted before the first one is made."""
-    state_bytes: int = 256 * _MB
-    """Size of one session's memory, and of an imported state."""
-    classes: int = 2000
-    """Class names per session."""
-    class_length: int = 200
-    """Characters per class name or template."""
-    templates: int = 100
-    """Templates per session."""
-    sessions: int = 1000
-    """Sessions on disk, of all clients together."""
+    state_bytes: int = 256 * _MB  # size of one session's memory, and of an imported state
+    classes: int = 2000  # class names per session
+    class_length: int = 200  # characters per class name or template
+    templates: int = 100  # templates per session
+    sessions: int = 1000  # sessions on disk, of all clients together
     sessions_per_owner: int = 200
     """Sessions on disk per token (or of all clients of a server without tokens)."""
-    free_bytes: int = 64 * _MB
-    """Free disk space below which ``/healthz`` reports a full disk."""
+    free_bytes: int = 64 * _MB  # free disk space below which `/healthz` reports a full disk
     resident_sessions: int = 64
     """Sessions held in memory; the least recently used ones beyond it are on disk only."""
     resident_bytes: int = 1024 * _MB
     """Size of all sessions held in memory; one session is always held."""
     batch_seconds: float = 60.0
     """Work on one request; after it the request is refused and the session as it was before."""
-    wait_seconds: float = 60.0
-    """Time in the queue; a request that has waited longer is refused."""
-    queued: int = 128
-    """Requests waiting or running, of all sessions."""
+    wait_seconds: float = 60.0  # time in the queue; a request that has waited longer is refused
+    queued: int = 128  # requests waiting or running, of all sessions
     queued_per_owner: int = 64
     """Requests waiting or running, per token; without tokens ``queued`` counts."""
-    queued_per_session: int = 8
-    """Requests waiting, per session."""
-    queued_bytes: int = 256 * _MB
-    """Size of all requests and responses in memory at one time."""
-    replay: int = 4
-    """Responses stored with a session, for clients that repeat a batch."""
-    rate: float = 50.0
-    """Requests per second per token, or per address without tokens."""
-    burst: int = 100
-    """Requests that may come at once before ``rate`` counts."""
+    queued_per_session: int = 8  # requests waiting, per session
+    queued_bytes: int = 256 * _MB  # size of all requests and responses in memory at one time
+    replay: int = 4  # responses stored with a session, for clients that repeat a batch
+    rate: float = 50.0  # requests per second per token, or per address without tokens
+    burst: int = 100  # requests that may come at once before `rate` counts
     upload_bytes: int = 1024 * _MB
     """Size of all files that a visitor of the web app may upload within an hour."""
     wrong_token_rate: float = 0.5
@@ -122,16 +105,13 @@ class Settings:
     """By the names that clients use; the first is the default. All sessions share them."""
     methods: Mapping[str, MethodEntry] = field(default_factory=served_methods)
     """Methods that sessions may use."""
-    tokens: Tokens | None = None
-    """Accepted tokens; ``None`` accepts everyone."""
+    tokens: Tokens | None = None  # accepted tokens; `None` accepts everyone
     hosts: frozenset[str] | None = LOCAL_HOSTS
     """Names in the ``Host`` header that are accepted; any if ``None``, which needs tokens."""
-    limits: Limits = field(default_factory=Limits)
-    """Bounds of what clients may ask for."""
+    limits: Limits = field(default_factory=Limits)  # bounds of what clients may ask for
     workers: int = field(default_factory=lambda: os.cpu_count() or 1)
     """Sessions that compute at one time."""
-    threads: int = 1
-    """Threads of one computation."""
+    threads: int = 1  # threads of one computation
     session_days: float | None = None
     """Delete sessions that were not used for this many days; ``None`` keeps them."""
     tracing: Tracing = field(default_factory=Tracing)

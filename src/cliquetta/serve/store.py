@@ -53,8 +53,7 @@ class FencedError(Exception):
     """Another replica has written the session since it was read; nothing of this one counts."""
 
     def __init__(self, ahead: int = 1) -> None:
-        self.ahead = ahead
-        """Versions that others have written since."""
+        self.ahead = ahead  # versions that others have written since
         super().__init__("the session was written by another replica")
 
 
@@ -62,12 +61,9 @@ class FencedError(Exception):
 class StoredResponse:
     """A response that was sent, and the request that it answers."""
 
-    digest: str
-    """Hash of the request."""
-    packed: bytes
-    """The body, compressed."""
-    key: str = ""
-    """The router's name for the request, the same when it is sent to another replica."""
+    digest: str  # hash of the request
+    packed: bytes  # the body, compressed
+    key: str = ""  # the router's name for the request, the same when it is sent to another replica
 
     @classmethod
     def of(cls, digest: str, body: bytes, key: str = "") -> StoredResponse:
@@ -105,14 +101,10 @@ class StoredSession:
 
     info: SessionInfo
     owner: str
-    used: float
-    """Time of the last change, in seconds since 1970."""
-    imported: bool = False
-    """Whether its memory came from a client and not from its own batches."""
-    bytes: int = 0
-    """Size of its files."""
-    version: int = 0
-    """Counts the changes."""
+    used: float  # time of the last change, in seconds since 1970
+    imported: bool = False  # whether its memory came from a client and not from its own batches
+    bytes: int = 0  # size of its files
+    version: int = 0  # counts the changes
 
 
 class Store:
@@ -120,8 +112,7 @@ class Store:
 
     def __init__(self, where: Path | str) -> None:
         self.files = files_at(where)
-        self.failing = False
-        """Whether the last attempt to write failed."""
+        self.failing = False  # whether the last attempt to write failed
 
     @classmethod
     @contextmanager

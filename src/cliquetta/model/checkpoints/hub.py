@@ -33,8 +33,7 @@ class Fetcher:
 
     cache_dir: Path | None = None
     """``None``: ``$CLIQUETTA_CACHE`` or ``~/.cache/cliquetta``; files of the hub in its cache."""
-    offline: bool = False
-    """Also set by ``CLIQUETTA_OFFLINE=1`` or ``HF_HUB_OFFLINE=1``."""
+    offline: bool = False  # also set by `CLIQUETTA_OFFLINE=1` or `HF_HUB_OFFLINE=1`
     on_progress: Callable[[int, int | None], None] | None = None
     """Called with the bytes received and in total, if known, during a download."""
 

@@ -91,11 +91,9 @@ class Architecture:
     """One model name of open_clip, as far as a file must be checked against it."""
 
     image_size: int
-    patch_size: int | None
-    """``None`` for a ResNet."""
+    patch_size: int | None  # `None` for a ResNet
     width: int
-    tags: dict[str, str]
-    """Hub repository of each pretrained tag."""
+    tags: dict[str, str]  # hub repository of each pretrained tag
 
 
 def _read_tables() -> dict[str, Architecture]:

@@ -36,8 +36,7 @@ HUB = {
     "ViT-L/14@336px": "openai/clip-vit-large-patch14-336",
 }
 """OpenAI's own repositories on the Hugging Face hub, in the format of transformers."""
-NAMES = tuple(_FILES)
-"""OpenAI's names for its models."""
+NAMES = tuple(_FILES)  # OpenAI's names for its models
 
 _SETTINGS = ("input_resolution", "context_length", "vocab_size")
 """Scalars that OpenAI's archives carry beside the weights."""
@@ -89,12 +88,9 @@ class Conventions:
     text_heads: int | None = None
     vision_eps: float = 1e-5
     text_eps: float = 1e-5
-    text_activation: Activation | None = None
-    """``None``: that of the image tower."""
-    text_end: int | None = None
-    """The token at which a text is read; ``None`` is the highest."""
-    image_size: int | None = None
-    """Where patches do not fill the image, its stated side."""
+    text_activation: Activation | None = None  # `None`: that of the image tower
+    text_end: int | None = None  # the token at which a text is read; `None` is the highest
+    image_size: int | None = None  # where patches do not fill the image, its stated side
 
 
 def address(name: str) -> tuple[str, str]:

@@ -109,12 +109,10 @@ class Checkpoint:
     """A model before it is built, whatever family it came from."""
 
     config: CLIPConfig
-    state: Mapping[str, Tensor]
-    """Weights under our key names, not quantised."""
+    state: Mapping[str, Tensor]  # weights under our key names, not quantised
     id: str
     preprocess: Preprocess
-    tokenizer: TextTokenizer | None = None
-    """``None``: CLIP's own, or none that came with the weights."""
+    tokenizer: TextTokenizer | None = None  # `None`: CLIP's own, or none that came with the weights
 
 
 def build(
