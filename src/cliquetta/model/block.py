@@ -23,7 +23,6 @@ class Prefix:
     mask: Tensor | None = None
 
     def __post_init__(self) -> None:
-        """Check the shapes."""
         if self.tokens.ndim != 4 or self.tokens.shape[2] != 2:
             raise UserError(f"prefix tokens are (R, P, 2, D), got {tuple(self.tokens.shape)}")
         if self.mask is not None and self.mask.shape != self.tokens.shape[:2]:

@@ -41,7 +41,6 @@ class TransformerConfig:
     eps: float = 1e-5
 
     def __post_init__(self) -> None:
-        """Validate the fields that the towers have in common."""
         check_sizes(self, "width", "layers", "heads", "hidden")
         divides = self.width % self.heads == 0
         _check(self, "heads", divides, f"which does not divide its width of {self.width}")
@@ -62,7 +61,6 @@ class VisionConfig(TransformerConfig):
     (SigLIP)."""
 
     def __post_init__(self) -> None:
-        """Validate the fields."""
         super().__post_init__()
         check_sizes(self, "image_size", "patch_size")
         fits = self.patch_size <= self.image_size
@@ -104,7 +102,6 @@ class TextConfig(TransformerConfig):
     projection_bias: bool = False
 
     def __post_init__(self) -> None:
-        """Validate the fields."""
         super().__post_init__()
         check_sizes(self, "context_length", "vocab_size")
 
@@ -119,5 +116,4 @@ class CLIPConfig:
     sigmoid: bool = False  # trained with a sigmoid per pair of image and text: logits have a bias
 
     def __post_init__(self) -> None:
-        """Validate the field of its own."""
         check_sizes(self, "embed_dim")

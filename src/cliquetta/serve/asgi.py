@@ -8,12 +8,12 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from http import HTTPStatus
 from importlib import resources
 from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
 
 from fastapi import APIRouter, Depends, FastAPI, Header, Path, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.openapi.utils import get_openapi
 from pydantic import ValidationError
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
@@ -55,13 +55,6 @@ POLICY = (
 _SWEEP_SECONDS = 60
 _PAGES = {"/": "index.html", "/docs": "docs.html", "/docs.js": "docs.js", "/style.css": "style.css"}
 _BINARY_SCHEMA = {BINARY: {"schema": {"type": "string", "format": "binary"}}}
-_CODES = {
-    400: "bad_request",
-    404: "not_found",
-    405: "method_not_allowed",
-    413: "too_large",
-    415: "unsupported_media_type",
-}
 
 
 def _refusals(texts: Mapping[int, str]) -> dict[int | str, dict[str, Any]]:
@@ -358,15 +351,11 @@ async def _page(name: str, request: Request) -> Response:
 
 def _document(app: FastAPI, settings: Settings) -> dict[str, Any]:
     """The OpenAPI document, with the names that this server knows."""
-    if app.openapi_schema is None:
-        document = get_openapi(
-            title=app.title, version=app.version, summary=app.summary, routes=app.routes
-        )
-        fields = document["components"]["schemas"]["SessionRequest"]["properties"]
-        fields["method"]["enum"] = list(settings.methods)
-        fields["model"]["enum"] = [*settings.models, None]
-        app.openapi_schema = document
-    return app.openapi_schema
+    document = FastAPI.openapi(app)  # made once
+    fields = document["components"]["schemas"]["SessionRequest"]["properties"]
+    fields["method"]["enum"] = list(settings.methods)
+    fields["model"]["enum"] = [*settings.models, None]
+    return document
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
@@ -378,7 +367,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
     elif isinstance(error, RequestValidationError):
         refusal = invalid_field(error.errors())
     elif isinstance(error, HTTPException):
-        code = _CODES.get(error.status_code, "refused")
+        code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
         headers = dict(error.headers or {})
         refusal = ServiceError(error.status_code, code, str(error.detail), headers=headers)
     else:

@@ -53,7 +53,6 @@ class ReplicaPlan:
     address: str = LOCAL  # `local`, `auto` (the cluster of this machine) or an address of Ray
 
     def __post_init__(self) -> None:
-        """Validate fields."""
         if not 1 <= self.least <= self.most:
             raise UserError(f"replicas are N or MIN:MAX from 1, got {self.least}:{self.most}")
 

@@ -14,11 +14,8 @@ Option = bool | int | float | str | None | list[int | float | str]
 CREATION_KEY = "Idempotency-Key"
 """Header of a request for a session: repeats with the same key give the same session."""
 _LONGEST_NAME = 255
-EXAMPLE_SESSION: dict[str, Any] = {
-    "classes": ["cat", "dog", "ship"],
-    "method": "zero_shot",
-    "seed": 0,
-}
+_NAMES = ["cat", "dog", "ship"]
+EXAMPLE_SESSION: dict[str, Any] = {"classes": _NAMES, "method": "zero_shot", "seed": 0}
 EXAMPLE_IMAGE = (  # a red PNG of one pixel
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
 )
@@ -49,18 +46,17 @@ class SessionRequest(_Model):
 
     model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLE_SESSION]})
 
-    classes: Annotated[list[str], Field(min_length=1)]
-    """Class names, all different."""
-    templates: Annotated[list[str], Field(min_length=1)] = [DEFAULT_TEMPLATE]
-    """Each holds ``{}`` once for the class name; several are averaged."""
+    classes: list[str] = Field(min_length=1)  # all different
+    # each holds `{}` once for the class name; several are averaged
+    templates: list[str] = Field(default=[DEFAULT_TEMPLATE], min_length=1)
     model: str | None = None  # one of `/v1/models`; the first of them if left out
     method: str = DEFAULT_METHOD  # one of `/v1/methods`
     preset: str | None = None  # one of the method's presets instead of its defaults
     options: dict[str, Option] = {}  # fields of the method's config to override
-    seed: Annotated[int, Field(ge=0, le=2**53)] = 0
-    """For the method and augmented views; JSON readers are not exact beyond 2**53."""
-    reject: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Name images of none of the classes: how many of them to look for, such as 0.9."""
+    # for the method and augmented views; JSON readers are not exact beyond 2**53
+    seed: int = Field(default=0, ge=0, le=2**53)
+    # name images of none of the classes: how many of them to look for, such as 0.9
+    reject: float | None = Field(default=None, gt=0, lt=1)
     calibrate: bool = False  # scale probabilities by a temperature that needs no labels
 
 
@@ -69,10 +65,8 @@ class ClassesRequest(_Model):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"classes": ["cat", "dog", "bird"]}]})
 
-    classes: Annotated[list[str], Field(min_length=1)]
-    """Class names, all different."""
-    templates: Annotated[list[str], Field(min_length=1)] | None = None
-    """Those of the session if left out."""
+    classes: list[str] = Field(min_length=1)  # all different
+    templates: list[str] | None = Field(default=None, min_length=1)  # the session's if left out
 
 
 class SessionInfo(_Model):
@@ -102,15 +96,12 @@ class SessionList(_Model):
 class Upload(_Model):
     """One image of a batch."""
 
+    # returned with the prediction; never opened
     name: Annotated[str, BeforeValidator(_printable)] = ""
-    """Returned with the prediction; never opened."""
+    # JPEG, PNG, WebP, GIF, BMP, TIFF, or HEIC if the server can; in JSON as base64 or `data:` URI
     data: Annotated[
         bytes, BeforeValidator(_raw_bytes), WithJsonSchema({"type": "string", "format": "base64"})
     ]
-    """The file: JPEG, PNG, WebP, GIF, BMP, TIFF, or HEIC if the server can.
-
-    In JSON it is base64, bare or as a ``data:`` URI.
-    """
 
 
 class BatchRequest(_Model):
@@ -120,12 +111,10 @@ class BatchRequest(_Model):
         json_schema_extra={"examples": [{"images": [{"name": "a.png", "data": EXAMPLE_IMAGE}]}]}
     )
 
-    images: Annotated[list[Upload], Field(min_length=1)]
-    """At least one image."""
-    sequence: Annotated[int, Field(ge=1, le=2**53)] | None = None
-    """Number of this batch, 1 for the first: makes a repeat safe."""
-    top_k: Annotated[int, Field(ge=1, le=2**31)] = 5
-    """Classes to list per image."""
+    images: list[Upload] = Field(min_length=1)
+    # number of this batch, 1 for the first: makes a repeat safe
+    sequence: int | None = Field(default=None, ge=1, le=2**53)
+    top_k: int = Field(default=5, ge=1, le=2**31)  # classes to list per image
     evidence: bool = False  # whether to return what the predictions are based on
 
     @property
@@ -169,10 +158,9 @@ class ImagePrediction(_Model):
     label: str
     probability: float
     top: list[Scored]
+    # in sessions with `reject`: whether it looks like none of the classes, and how unsure (0 to 1)
     rejected: bool | None = None
-    """Whether it looks like none of the classes, in sessions with ``reject``."""
     rejection_score: float | None = None
-    """How unsure the prediction is, from 0 to 1, in sessions with ``reject``."""
 
 
 class ImageProblem(_Model):
