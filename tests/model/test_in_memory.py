@@ -21,11 +21,7 @@ from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.openai_module import OpenAIModule
 from tests._helpers.tolerance import FEATURE, LOGIT
-from tests._helpers.transformers_models import (
-    assert_features,
-    tiny_siglip,
-    tiny_transformers,
-)
+from tests._helpers.transformers_models import assert_features, tiny_siglip, tiny_transformers
 
 pytest.importorskip("transformers", minversion="5")
 

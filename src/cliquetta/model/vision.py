@@ -109,11 +109,7 @@ class VisionTower(nn.Module):
         return self.pool(self.run(self.embed(pixels, tokens), prefix=prefix, tokens=tokens))
 
     def attention(
-        self,
-        pixels: Tensor,
-        blocks: Sequence[int],
-        *,
-        prefix: Mapping[int, Prefix] | None = None,
+        self, pixels: Tensor, blocks: Sequence[int], *, prefix: Mapping[int, Prefix] | None = None
     ) -> dict[int, Tensor]:
         """Attention (B, heads, T, P + T) of blocks, prefix first; a pooling head comes last."""
         self._check(prefix, 0, None)

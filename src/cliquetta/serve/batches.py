@@ -98,11 +98,7 @@ def check_views(adapter: Adapter, images: int, limits: Limits) -> None:
 
 
 def find_repeated(
-    last: int,
-    responses: Mapping[int, StoredResponse],
-    sequence: int | None,
-    digest: str,
-    key: str,
+    last: int, responses: Mapping[int, StoredResponse], sequence: int | None, digest: str, key: str
 ) -> StoredResponse | None:
     """The stored response to a repeated request; ``None`` for a new one after batch ``last``."""
     for response in responses.values():
