@@ -8,9 +8,9 @@ from cliquetta.errors import UnknownNameError, UserError
 
 Activation = Literal["quick_gelu", "gelu", "gelu_tanh"]
 
+# sizes beyond these are mistakes: no such model exists, and building one would take forever
 _MOST = {"layers": 1000, "vocab_size": 10**7}
 _MOST_OTHERWISE = 10**6
-"""Sizes beyond these are mistakes: no such model exists, and building one would take forever."""
 
 
 def _check(config: Any, name: str, valid: bool, expected: str) -> None:
@@ -56,9 +56,7 @@ class VisionConfig(TransformerConfig):
 
     image_size: int
     patch_size: int
-    pooling: Literal["class", "attention"] = "class"
-    """``class``: a class token is read (CLIP); ``attention``: a learned query reads the patches
-    (SigLIP)."""
+    pooling: Literal["class", "attention"] = "class"  # a class token, or a learned query (SigLIP)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -94,10 +92,8 @@ class TextConfig(TransformerConfig):
     context_length: int
     vocab_size: int
     merges: int | None = None  # size of a reduced BPE vocabulary; `None` is all of OpenAI's
-    causal: bool = True
-    """``False``: every token sees every other one, padding too, and the last is read (SigLIP)."""
-    end: int | None = None
-    """The end token of a causal tower; ``None`` is the highest id, which is CLIP's."""
+    causal: bool = True  # else tokens see all others, padding too, and the last is read (SigLIP)
+    end: int | None = None  # the end token of a causal tower; `None` is the highest id, CLIP's
     start_tokens: int = 1  # special tokens before the first word
     projection_bias: bool = False
 

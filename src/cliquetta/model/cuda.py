@@ -16,8 +16,7 @@ from cliquetta.tensor_tree import flatten, map_tensors, unflatten
 Function = Callable[..., tuple[Tensor, ...]]
 R = TypeVar("R")
 
-CHUNK = {"cuda": 384}
-"""Rows of :meth:`Replayed.by_rows` at once where their number is rounded up, by device type."""
+CHUNK = {"cuda": 384}  # rows of `Replayed.by_rows` at once where their number is rounded up
 STEP = 16  # to a multiple of this: each multiple is recorded once
 
 

@@ -13,7 +13,7 @@ from typing import get_args
 
 import torch
 
-from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.errors import UnknownNameError, UserError, look_up
 from cliquetta.model.checkpoints import huggingface, open_clip, openai
 from cliquetta.model.checkpoints import open_clip_zoo as zoo
 from cliquetta.model.checkpoints.hub import DownloadError, Fetcher
@@ -145,11 +145,7 @@ def pick_device(device: torch.device | str) -> torch.device:
 
 def pick_dtype(dtype: torch.dtype | str) -> torch.dtype:
     """The dtype of a name such as ``bf16``."""
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    if dtype not in _DTYPES:
-        raise UnknownNameError("dtype", dtype, _DTYPES)
-    return _DTYPES[dtype]
+    return dtype if isinstance(dtype, torch.dtype) else look_up("dtype", dtype, _DTYPES)
 
 
 def _by_name(name: str, activation: Activation | None, fetcher: Fetcher) -> Checkpoint:

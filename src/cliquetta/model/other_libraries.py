@@ -88,7 +88,7 @@ def preprocess_from(given: Any) -> Preprocess:
             raise UserError(
                 f"{type(processor).__name__} states no size: pass preprocess=Preprocess(...)"
             )
-        return huggingface.preprocess_of_size(sides[0], values)
+        return huggingface.preprocess_from(sides[0], values)
     if hasattr(given, "transforms"):
         ours = _from_transforms(given.transforms)
         shape = (ours.size + 37, 2 * ours.size, 3)

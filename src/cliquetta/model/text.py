@@ -14,8 +14,7 @@ from cliquetta.model.block import Block
 from cliquetta.model.config import TextConfig
 from cliquetta.model.cuda import send
 
-CHUNK_TOKENS = {"cuda": 32768, "cpu": 4096}
-"""Tokens that run at once: on a GPU few launches count, on a CPU little padding does."""
+CHUNK_TOKENS = {"cuda": 32768, "cpu": 4096}  # GPUs want few launches, CPUs little padding
 PACKED = "cuda"  # where leaving out the padding pays: on a CPU, sorted chunks have little of it
 
 

@@ -40,8 +40,7 @@ class BlockTape:
 
     first: Norm
     packed: Tensor  # queries, keys and values side by side (B, T, 3 D); without queries if `rows`
-    query: Tensor | None
-    """The single query (B, 1, D) of each row: that of ``rows``, or a pooling head's own."""
+    query: Tensor | None  # the single one of each row (B, 1, D): of `rows`, or a pooling head's
     extra: Tensor | None  # keys and values of the prefix (B, P, 2 D)
     mask: Tensor | None
     causal: bool

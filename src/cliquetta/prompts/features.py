@@ -83,8 +83,7 @@ class TextFeatures:
     """Features of class names, and the scale of the model that made them."""
 
     features: FloatArray  # (M, E)
-    names: tuple[str, ...] | None
-    """Which class each row is of; ``None``: in the order of the class list."""
+    names: tuple[str, ...] | None  # classes of the rows; `None`: in the order of the class list
     scale: float  # factor that turns cosines into logits
     source: str
 

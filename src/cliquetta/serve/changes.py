@@ -36,8 +36,7 @@ class DamagedError(UserError):
 class Chain:
     """Copy of what is on disk of a session in memory; of a new one nothing is."""
 
-    memory: dict[str, Tensor] = field(default_factory=dict)
-    """The memory as it is on disk; empty if all of it is to be written."""
+    memory: dict[str, Tensor] = field(default_factory=dict)  # empty if all is to be written
     base: int = 0  # version of the complete file
     length: int = 0  # changes after it
     room: int = 0  # bytes that changes may take before all is written again

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.errors import UserError, look_up
 from cliquetta.methods.allocation import AllocationLimit, StateTooLargeError
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.registry import MethodEntry, create_method, method_config
@@ -71,11 +71,8 @@ def _check_lists(classes: Sequence[str], templates: Sequence[str], limits: Limit
 
 def _specify(request: SessionRequest, settings: Settings, id: str) -> SessionInfo:
     model = next(iter(settings.models)) if request.model is None else request.model
-    if model not in settings.models:
-        raise UnknownNameError("model of this server", model, settings.models)
-    if request.method not in settings.methods:
-        raise UnknownNameError("method of this server", request.method, settings.methods)
-    method = settings.methods[request.method]
+    look_up("model of this server", model, settings.models)
+    method = look_up("method of this server", request.method, settings.methods)
     values = request.model_dump(exclude={"options"})
     values |= {"model": model, "config": resolve_config(method, request.preset, request.options)}
     created = datetime.now(timezone.utc).isoformat()
@@ -89,8 +86,7 @@ def resolve_config(
     base = method_config(entry.name, preset)
     fields = dataclasses.asdict(base)
     for name in options:
-        if name not in fields:
-            raise UnknownNameError(f"option of {entry.name}", name, fields)
+        look_up(f"option of {entry.name}", name, fields)
     adapter: TypeAdapter[Any] = TypeAdapter(entry.config)
     config = adapter.validate_python({**fields, **options})
     plain: dict[str, Any] = adapter.dump_python(config, mode="json")

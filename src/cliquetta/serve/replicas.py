@@ -45,11 +45,9 @@ class ReplicaPlan:
 
     least: int = 2  # replicas that are always there
     most: int = 2  # replicas at most; more than `least` are started while requests queue up
-    queue: float = 4.0
-    """Requests per replica, waiting or running, above which there are more of them."""
+    queue: float = 4.0  # requests per replica, waiting or running, above which one is added
     cpus: float = 1.0  # cores of a replica
-    gpus: float | None = None
-    """Share of a GPU of a replica. ``None``: one if the cluster has any, else none."""
+    gpus: float | None = None  # share of a GPU; `None`: one if the cluster has any, else none
     address: str = LOCAL  # `local`, `auto` (the cluster of this machine) or an address of Ray
 
     def __post_init__(self) -> None:

@@ -11,8 +11,7 @@ from cliquetta.prompts.classes import DEFAULT_TEMPLATE
 
 Option = bool | int | float | str | None | list[int | float | str]
 
-CREATION_KEY = "Idempotency-Key"
-"""Header of a request for a session: repeats with the same key give the same session."""
+CREATION_KEY = "Idempotency-Key"  # header: creations with the same key give the same session
 _LONGEST_NAME = 255
 _NAMES = ["cat", "dog", "ship"]
 EXAMPLE_SESSION: dict[str, Any] = {"classes": _NAMES, "method": "zero_shot", "seed": 0}

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.errors import UserError, look_up
 from cliquetta.methods.registry import MethodEntry, method_entries
 from cliquetta.model.clip import CLIP
 from cliquetta.serve.auth import Tokens
@@ -64,10 +64,9 @@ class Limits:
         kinds = {name: type(value) for name, value in dataclasses.asdict(cls()).items()}
         values = {}
         for name, text in given.items():
-            if name not in kinds:
-                raise UnknownNameError("limit", name, kinds)
+            kind = look_up("limit", name, kinds)
             try:
-                values[name] = kinds[name](text)
+                values[name] = kind(text)
             except ValueError:
                 raise UserError(f"limit {name} is a number, {text!r} is not") from None
         return cls(**values)
@@ -76,10 +75,8 @@ class Limits:
 def served_methods(allowed: Iterable[str] | None = None) -> dict[str, MethodEntry]:
     """Methods that sessions may use: all that need no fit, or those of them named."""
     known = {entry.name: entry for entry in method_entries() if entry.fit is None}
-    for name in allowed or ():
-        if name not in known:
-            raise UnknownNameError("method that can be served", name, known)
-    return {name: known[name] for name in (known if allowed is None else allowed)}
+    names = known if allowed is None else allowed
+    return {name: look_up("method that can be served", name, known) for name in names}
 
 
 @dataclass(frozen=True)

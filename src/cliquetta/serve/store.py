@@ -81,8 +81,7 @@ class Resident:
     """The part of a session that is in memory only while it is in use."""
 
     adapter: Adapter
-    responses: dict[int, StoredResponse] = field(default_factory=dict)
-    """The last ones, by their batch numbers."""
+    responses: dict[int, StoredResponse] = field(default_factory=dict)  # by batch number
     version: int = 0
     chain: Chain = field(default_factory=Chain)
 

@@ -16,8 +16,8 @@ from cliquetta.atomic import create_atomically, exclusive, sync_folder
 from cliquetta.data.remote import is_url
 from cliquetta.errors import UserError
 
-BUCKETS = ("s3", "s3a", "gs", "gcs", "memory")
-"""Protocols of fsspec that can create an object only if there is none, in one step."""
+# protocols of fsspec that can create an object only if there is none, in one step
+_BUCKETS = ("s3", "s3a", "gs", "gcs", "memory")
 _LONGEST_HEAD = 10**8  # of a safetensors file
 
 
@@ -108,7 +108,7 @@ class _Bucket:
 
     def __init__(self, url: str) -> None:
         protocol = urlsplit(url).scheme
-        if protocol not in BUCKETS:
+        if protocol not in _BUCKETS:
             raise UserError(
                 f"sessions cannot be shared through {protocol}://: use a mounted folder, s3:// or "
                 "gs://, where a replica cannot overwrite what another has written"

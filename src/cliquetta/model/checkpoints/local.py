@@ -77,9 +77,8 @@ def guess_activation(
     (``input_resolution``) and where header or name says OpenAI or quickgelu, else with a warning.
     """
     words = " ".join([name, *metadata.values()]).lower().replace("_", "")
-    if not (
-        is_archive or openai.is_openai_state(state) or "openai" in words or "quickgelu" in words
-    ):
+    is_stated = is_archive or "openai" in words or "quickgelu" in words
+    if not (is_stated or all(key in state for key in openai.SETTINGS)):
         warnings.warn(
             f"{name} does not say whether it needs QuickGELU (OpenAI) or GELU (most open_clip "
             "models); QuickGELU is assumed. Say which with activation='gelu' or 'quick_gelu', or "

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cliquetta.errors import UnknownNameError
+from cliquetta.errors import UnknownNameError, look_up
 from cliquetta.model.config import Activation
 
 _QUICK = "-quickgelu"
@@ -143,18 +143,12 @@ def siglip_config(arch: str) -> dict[str, Any]:
 
 def architecture(arch: str) -> Architecture:
     """The entry of an open_clip model name, with or without ``-quickgelu``."""
-    plain = arch.removesuffix(_QUICK)
-    if plain not in ARCHITECTURES:
-        raise UnknownNameError("open_clip model", arch, ARCHITECTURES)
-    return ARCHITECTURES[plain]
+    return look_up("open_clip model", arch.removesuffix(_QUICK), ARCHITECTURES)
 
 
 def repository(arch: str, tag: str) -> str:
     """The hub repository of a release."""
-    tags = architecture(arch).tags
-    if tag not in tags:
-        raise UnknownNameError(f"tag of open_clip:{arch}", tag, tags)
-    return tags[tag]
+    return look_up(f"tag of open_clip:{arch}", tag, architecture(arch).tags)
 
 
 def preprocess_of(arch: str, tag: str | None) -> Mapping[str, Any]:

@@ -38,8 +38,8 @@ HUB = {
 """OpenAI's own repositories on the Hugging Face hub, in the format of transformers."""
 NAMES = tuple(_FILES)  # OpenAI's names for its models
 
-_SETTINGS = ("input_resolution", "context_length", "vocab_size")
-"""Scalars that OpenAI's archives carry beside the weights."""
+# scalars that OpenAI's archives carry beside the weights
+SETTINGS = ("input_resolution", "context_length", "vocab_size")
 
 _RENAMES = (
     (r"^visual\.conv1\.weight$", "visual.patch.weight"),
@@ -71,8 +71,7 @@ _RENAMES = (
     (r"\.mlp\.fc1\.", ".fc."),
     (r"\.mlp\.fc2\.", ".proj."),
 )
-_TURNED = ("visual.proj_t", "text_projection.weight")
-"""Projections that are stored with outputs first."""
+_TURNED = ("visual.proj_t", "text_projection.weight")  # stored with outputs first
 _EXACT_GELU = re.compile(
     r"vit_(base_patch16_siglip_\d+|large_patch16_siglip_(256|384)|so400m_patch14_siglip_\d+)$"
 )
@@ -83,8 +82,7 @@ class Conventions:
     """Properties of the towers that the shapes of the weights do not show."""
 
     activation: Activation = "quick_gelu"
-    vision_heads: int | None = None
-    """``None``: a head per 64 channels, and 16 beyond 1024 channels, as every release has it."""
+    vision_heads: int | None = None  # `None`: see `_default_heads`
     text_heads: int | None = None
     vision_eps: float = 1e-5
     text_eps: float = 1e-5
@@ -108,11 +106,6 @@ def siglip_activation(timm_name: str) -> Activation:
     return "gelu" if _EXACT_GELU.match(timm_name) else "gelu_tanh"
 
 
-def is_openai_state(state: Mapping[str, Tensor]) -> bool:
-    """Whether a state dict comes from one of OpenAI's archives: it carries its settings."""
-    return all(key in state for key in _SETTINGS)
-
-
 def is_siglip_state(state: Mapping[str, Tensor]) -> bool:
     """Whether a state dict has the pooling head of timm's SigLIP."""
     return "visual.trunk.attn_pool.latent" in state
@@ -124,7 +117,7 @@ def clean(state: Mapping[str, Tensor]) -> State:
     out: State = {}
     for key, tensor in state.items():
         name = key.removeprefix("text.") if custom else key
-        if name in _SETTINGS or name.split(".")[-1] in ("attn_mask", "position_ids"):
+        if name in SETTINGS or name.split(".")[-1] in ("attn_mask", "position_ids"):
             continue
         turned = tensor.T if name in _TURNED else tensor
         out["visual.proj" if name == "visual.proj_t" else name] = turned

@@ -34,12 +34,10 @@ _DTYPES = {
 _PREFIXES = ("module.", "_orig_mod.")
 _CONTAINERS = ("state_dict", "model_state_dict", "model")
 _NESTED = 8
-_SLACK = 1 << 26
-"""Bytes by which an archive may be compressed beyond half: the code of TorchScript is."""
+_SLACK = 1 << 26  # bytes that an archive may save beyond half: the code of TorchScript does
 _MOST_OBJECTS = 10_000_000
 _MOST_MODULES = 100_000
-_LEGACY_PICKLES = 5
-"""Magic number, protocol, system, content and names of storages in files before torch 1.6."""
+_LEGACY_PICKLES = 5  # magic number, protocol, system, content, storages: before torch 1.6
 
 
 def read_pt(path: Path) -> tuple[State, bool]:
