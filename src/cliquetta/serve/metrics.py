@@ -32,8 +32,9 @@ class ServiceMetrics:
         self._scalars: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
         ours: dict[str, Any] = {"namespace": "cliquetta", "registry": self._registry}
-        counter, histogram = partial(Counter, **ours), partial(Histogram, **ours)
-        self._gauge = partial(Gauge, **ours)
+        counter: Callable[..., Counter] = partial(Counter, **ours)
+        histogram: Callable[..., Histogram] = partial(Histogram, **ours)
+        self._gauge: Callable[..., Gauge] = partial(Gauge, **ours)
         self.requests = counter("requests", "Requests.", ["route", "status"])
         self.refusals = counter("refusals", "Refusals by code.", ["code"])
         self.request_seconds = histogram(

@@ -233,7 +233,7 @@ def preprocess_from(
     image_size: int, values: Mapping[str, Any], *, is_siglip: bool = False
 ) -> Preprocess:
     """The preprocessing of a ``preprocessor_config.json``; what it leaves out is the family's."""
-    three = (list, tuple), "list of three numbers"
+    three: tuple[Any, str] = (list, tuple), "list of three numbers"
     expected = {"image_mean": three, "image_std": three, "resample": (int, "number")}
     for name, (kind, words) in expected.items():
         value = values.get(name)
