@@ -34,7 +34,6 @@ class ServiceMetrics:
         ours: dict[str, Any] = {"namespace": "cliquetta", "registry": self._registry}
         counter: Callable[..., Counter] = partial(Counter, **ours)
         histogram: Callable[..., Histogram] = partial(Histogram, **ours)
-        self._gauge: Callable[..., Gauge] = partial(Gauge, **ours)
         self.requests = counter("requests", "Requests.", ["route", "status"])
         self.refusals = counter("refusals", "Refusals by code.", ["code"])
         self.request_seconds = histogram(
@@ -58,7 +57,8 @@ class ServiceMetrics:
         )
         self._evenness = histogram("evenness", evenness, ["method"], buckets=_SHARES)
         scalars = "Scalars of the last batch's evidence."
-        self._evidence = self._gauge("evidence", scalars, ["method", "name"])
+        self._evidence = Gauge("evidence", scalars, ["method", "name"], **ours)
+        self._gauge: Callable[..., Gauge] = partial(Gauge, **ours)
 
     def watch(self, name: str, text: str, value: Callable[[], float]) -> None:
         """Add a number that is read when the metrics are."""
