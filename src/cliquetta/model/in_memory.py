@@ -384,7 +384,7 @@ class FeaturesOnly(CLIP):
         self.embed_dim = width
         self.image_size = 1
         self.preprocess = Preprocess(1)  # of no image: there are none
-        self.visual, self.text, self._tokenizer = nn.Identity(), None, None
+        self.visual, self.text = nn.Identity(), None
         log_scale = torch.tensor(float(scale), device=device).log()
         self.logit_scale = nn.Parameter(log_scale, requires_grad=False)
         self.logit_bias = None
