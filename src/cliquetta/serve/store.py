@@ -22,9 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.state import pack_state, unpack_state
@@ -132,14 +130,10 @@ class Store:
                 sessions.append(stored)
         return sorted(sessions, key=lambda stored: (stored.info.created, stored.info.id))
 
-    def version(self, id: str, known: int = 0) -> int:
-        """The version of a session or its deletion; less than ``known`` if files were removed."""
-        return self._present(id, max(1, known))[0]
-
     def find(self, id: str) -> StoredSession | None:
         """A session as it is now; a file that cannot be read is reported and left alone."""
         while True:
-            version, size = self._present(id)
+            version, size = self.present(id)
             if size == 0:
                 return None
             name = _name(id, version)
@@ -148,7 +142,7 @@ class Store:
                 used = self.files.modified(name)
                 return replace(stored, used=used, bytes=size, version=version)
             except (ValueError, KeyError, TypeError, OSError) as error:
-                if self._present(id) == (version, size):  # else a later version has replaced it
+                if self.present(id) == (version, size):  # else a later version has replaced it
                     _log.warning("the session file %s is not used: %s", name, error)
                     return None
 
@@ -167,7 +161,10 @@ class Store:
             "keys": {str(number): one.key for number, one in responses.items() if one.key},
             "checksum": UNSEALED.decode(),
         }
-        extra = {f"{_RESPONSE}{number}": _tensor(one.packed) for number, one in responses.items()}
+        extra = {
+            f"{_RESPONSE}{number}": torch.frombuffer(bytearray(one.packed), dtype=torch.uint8)
+            for number, one in responses.items()
+        }
         memory = resident.adapter.state_dict()
         changes = chain.changes(memory)
         if changes is None:
@@ -203,7 +200,7 @@ class Store:
 
     def delete(self, id: str, version: int = 0) -> None:
         """Write an empty version after ``version`` (0: any), or raise :class:`FencedError`."""
-        while last := version or self._present(id)[0]:
+        while last := version or self.present(id)[0]:
             try:
                 self._write(id, b"", last + 1, last + 1)
                 return
@@ -219,11 +216,11 @@ class Store:
                 if not size and time.time() - self.files.modified(name) > _TOMBSTONE_SECONDS:
                     self.files.remove(name)
 
-    def _present(self, id: str, least: int = 1) -> tuple[int, int]:
-        """Last version of a session and the size of its files; zeros if there is none.
+    def present(self, id: str, least: int = 1) -> tuple[int, int]:
+        """Last version of a session or its deletion, and the size of its files; zeros if none.
 
         A listing may miss a file and the one that replaces it meanwhile: what seems older than
-        version ``least`` is looked at again.
+        version ``least`` is looked at again. If it still is, files were removed.
         """
         if re.fullmatch(_ID, id) is None:  # it comes from a client, and would be part of a path
             return 0, 0
@@ -256,7 +253,7 @@ class Store:
             before = [self.files.read(_name(id, number)) for number in range(first, version)]
             return [*map(_checked, before), last]
         except FileNotFoundError:
-            if self._present(id)[0] == version:
+            if self.present(id)[0] == version:
                 raise DamagedError("a change of the session is gone") from None
             raise FencedError from None
 
@@ -300,7 +297,3 @@ def _checked(data: bytes) -> bytes:
     if hashlib.sha256(data.replace(seal, UNSEALED, 1)).hexdigest().encode() != seal:
         raise DamagedError("the session's file is damaged: its checksum differs")
     return data
-
-
-def _tensor(data: bytes) -> Tensor:
-    return torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy())

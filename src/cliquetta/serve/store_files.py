@@ -144,16 +144,13 @@ class _Bucket:
         self._fs.pipe_file(f"{self._root}/{name}", data, mode="create")
 
     def read(self, name: str) -> bytes:
-        data: bytes = self._fs.cat_file(f"{self._root}/{name}")
-        return data
+        return bytes(self._fs.cat_file(f"{self._root}/{name}"))
 
     def head(self, name: str) -> bytes:
         path = f"{self._root}/{name}"
-        start: bytes = self._fs.cat_file(path, start=0, end=8)
-        rest: bytes = self._fs.cat_file(
-            path, start=8, end=8 + min(int.from_bytes(start, "little"), _LONGEST_HEAD)
-        )
-        return start + rest
+        start = self._fs.cat_file(path, start=0, end=8)
+        size = min(int.from_bytes(start, "little"), _LONGEST_HEAD)
+        return bytes(start + self._fs.cat_file(path, start=8, end=8 + size))
 
     def sizes(self, under: str = "") -> dict[str, int]:
         self._fs.invalidate_cache()
@@ -169,8 +166,7 @@ class _Bucket:
             self._fs.rm_file(f"{self._root}/{name}")
 
     def modified(self, name: str) -> float:
-        moment: float = self._fs.modified(f"{self._root}/{name}").timestamp()
-        return moment
+        return float(self._fs.modified(f"{self._root}/{name}").timestamp())
 
     def free_bytes(self) -> float:
         return math.inf
