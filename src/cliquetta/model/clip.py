@@ -196,10 +196,7 @@ class CLIP(nn.Module):
 
     @torch.no_grad()
     def classifier(self, prompts: ClassPrompts) -> Tensor:
-        """Unit text classifier (N, E): each template's features normalised, averaged, normalised.
-
-        Fixed ``prompts.features`` take the tower's place.
-        """
+        """Unit text classifier (N, E): templates' features normalised, averaged, normalised."""
         if prompts.features is not None:
             if prompts.features.shape[1] != self.embed_dim:
                 raise UserError(

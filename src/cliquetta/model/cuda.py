@@ -73,14 +73,11 @@ class Replayed:
         return self._call(function, inputs, self.shapes)
 
     def by_rows(self, function: Function, *rows: Tensor) -> tuple[Tensor, ...]:
-        """The outputs of a function that treats every row of its inputs alone.
-
-        On CUDA, chunks are filled up with copies of a row, so that few recordings serve any number.
-        """
+        """The outputs of a function that treats every row of its inputs alone."""
         most = CHUNK.get(rows[0].device.type)
         if most is None or not self.shapes:
             return function(*rows)
-        parts = []
+        parts = []  # filled up with copies of a row, so that few recordings serve any number
         for own in zip(*(torch.split(value, most) for value in rows), strict=True):
             n = len(own[0])
             fill = -n % STEP

@@ -188,10 +188,7 @@ def _existing(name: str) -> list[Path]:
 
 
 def _openai(name: str, activation: Activation, fetcher: Fetcher) -> Checkpoint:
-    """One of OpenAI's models from the first source that has it, or a local file that is one.
-
-    OpenAI's own address has gone (openai/CLIP#516), so that copies on the hub come before it.
-    """
+    """One of OpenAI's models from the first source that has it, or a local file that is one."""
     if name not in openai.NAMES:
         if paths := _existing(name):
             return from_files(paths, activation=activation)
@@ -212,6 +209,7 @@ def _openai(name: str, activation: Activation, fetcher: Fetcher) -> Checkpoint:
     cached = fetcher.cached_file(url, sha256)
     if cached is not None:
         return from_archive(cached)
+    # copies on the hub come first: OpenAI's own address has gone (openai/CLIP#516)
     sources: dict[str, Callable[[], Checkpoint]] = {
         copy: lambda: _open_clip_repo(copy, id, activation, fetcher, arch, "openai")
     }
@@ -222,10 +220,8 @@ def _openai(name: str, activation: Activation, fetcher: Fetcher) -> Checkpoint:
     for source, load in sources.items():
         try:
             return load()
-        except DownloadError as error:
-            failures.append(f"{source} ({error.reason})")
-        except CheckpointError as error:
-            failures.append(f"{source} ({error})")
+        except (DownloadError, CheckpointError) as error:
+            failures.append(f"{source} ({getattr(error, 'reason', error)})")
     remedy = "allow the network" if fetcher.is_offline else "check the network and run again"
     raise DownloadError(
         f"{id} is not in a cache and none of its sources has it: {'; '.join(failures)}; {remedy}, "

@@ -138,16 +138,13 @@ class Tokenizer(TextTokenizer):
         return [i for piece in _PIECE.findall(clean(text)) for i in self._word(piece)]
 
     def _encode_word(self, word: str) -> tuple[int, ...]:
-        """The ids of one piece: its bytes, joined by the earliest learnt merge until none fits.
-
-        No two merges give the same symbol, so that it is the same to join one pair at a time or all
-        that are equal.
-        """
+        """The ids of one piece: its bytes, joined by the earliest learnt merge until none fits."""
         if word in (START, END):
             return (self._ids[word],)
         parts = [self._byte_symbols[byte] for byte in word.encode("utf-8")]
         parts[-1] += _WORD_END
         unknown = len(self._ranks)
+        # one pair at a time, which is the same as all equal ones: no two merges give one symbol
         while len(parts) > 1:
             ranks = [self._ranks.get(pair, unknown) for pair in pairwise(parts)]
             first = ranks.index(min(ranks))

@@ -36,15 +36,14 @@ class VisionTower(nn.Module):
         super().__init__()
         self.config = config
         width, patch = config.width, config.patch_size
-        shape = (width, config.heads, config.hidden, config.activation, config.eps)
         has_class = config.pooling == "class"
         self.patch = nn.Conv2d(3, width, kernel_size=patch, stride=patch, bias=not has_class)
         if has_class:
             self.class_token = nn.Parameter(torch.zeros(width))
             self.ln_pre = nn.LayerNorm(width, eps=config.eps)
         self.position = nn.Parameter(torch.zeros(config.patches + config.class_tokens, width))
-        self.blocks = nn.ModuleList(Block(*shape) for _ in range(config.layers))
-        self.head = None if has_class else AttentionPool(*shape)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.head = None if has_class else AttentionPool(config)
         if has_class:
             self.ln_post = nn.LayerNorm(width, eps=config.eps)
             self.projection = nn.Parameter(torch.zeros(width, embed_dim))

@@ -201,10 +201,8 @@ def block_vjp(
 def _attention_vjp(
     block: Block, tape: BlockTape, grad: Tensor, index: Tensor | None, *, through: bool
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of the projections and the query (if ``through``), and of the prefix.
-
-    The attention itself is done again: its fused kernels are cheaper than keeping the weights.
-    """
+    """Gradients of the projections and the query (if ``through``), and of the prefix."""
+    # the attention itself is done again: its fused kernels are cheaper than keeping the weights
     fused, free = _fused(grad), tape.mask is None and not tape.causal and index is not None
     if free and fused is not None and fused.attends(grad, block.heads, tape.packed, tape.extra):
         given = grad, tape.packed, tape.query, tape.extra, block.heads, index

@@ -151,14 +151,11 @@ def render_response(
 
 
 def summarise(value: Any, depth: int = 0) -> Any:
-    """Evidence as JSON of bounded size: of large tensors shape, mean and extremes.
-
-    Numbers that JSON does not know (NaN, infinity) become ``None``.
-    """
+    """Evidence as JSON of bounded size: of large tensors shape, mean and extremes."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return value if math.isfinite(value) else None  # JSON knows neither NaN nor infinity
     if isinstance(value, Tensor):
         if value.numel() <= _NUMBERS:
             return _finite(value.detach().cpu().tolist())

@@ -104,10 +104,7 @@ def pack_changes(
 
 
 def fold(files: Sequence[bytes]) -> bytes:
-    """A complete file and the changes after it, in order, as one file without a checksum.
-
-    :class:`DamagedError` if one is none of them, or not the one after the file before it.
-    """
+    """A complete file and the changes after it, in order, as one file without a checksum."""
     source, last = "the session's file", files[0]
     if "whole" in notes_of(last):
         raise DamagedError("the session's whole file is gone")

@@ -151,10 +151,7 @@ class Sessions:
 
     @_repeated
     def set_classes(self, id: str, request: ClassesRequest) -> SessionInfo:
-        """Classify among other classes from the next batch on; batch numbers continue.
-
-        What was learned apart from the classes stays. The list that it has already changes nothing.
-        """
+        """Classify among other classes from the next batch on, keeping what was learned apart."""
         with self._using(id) as (entry, resident), self._dropped_on_error(id):
             info, adapter = change_classes(request, entry.info, resident.adapter, self._settings)
             if info is entry.info:

@@ -184,8 +184,7 @@ class Store:
     def load(self, adapter: Adapter, id: str, version: int) -> tuple[StoredSession, Resident]:
         """Let ``adapter`` continue where the session was at ``version``.
 
-        :class:`FencedError` if it is another one already, :class:`DamagedError` for other files
-        than those that were written.
+        :class:`FencedError` if it is another one already, :class:`DamagedError` for other files.
         """
         saved = unpack_state(adapter, fold(self._read(id, version)), source="the session's file")
         responses = {

@@ -98,10 +98,7 @@ def from_huggingface(
     id: str,
     find: Find = lambda name: None,
 ) -> Checkpoint:
-    """The checkpoint of one of these models, or of a ``CLIPVisionModelWithProjection``.
-
-    ``find`` looks for the preprocessing, and for the tokenizer of a vocabulary of its own.
-    """
+    """The checkpoint of one of these models, or of a ``CLIPVisionModelWithProjection``."""
     shapes, path = config_from(config), find(PREPROCESS_FILE)
     values = {} if path is None else read_json(path)
     size = shapes.vision.image_size

@@ -161,12 +161,9 @@ def preprocess_of(arch: str, tag: str | None) -> Mapping[str, Any]:
 def activation_of(
     arch: str, tag: str | None, config: Mapping[str, Any] | None
 ) -> Activation | None:
-    """QuickGELU if the name, the tag's training or the config asks for it; else GELU.
-
-    ``None`` for SigLIP, whose towers may differ (see :func:`siglip_config`).
-    """
+    """QuickGELU if the name, the tag's training or the config asks for it; else GELU."""
     if _SIGLIP.match(arch):
-        return None
+        return None  # its towers may differ (see `siglip_config`)
     trained = tag in _QUICK_TAGS or f"{arch}/{tag}" in _QUICK_RELEASES
     stated = bool((config or {}).get("model_cfg", {}).get("quick_gelu", False))
     return "quick_gelu" if arch.endswith(_QUICK) or trained or stated else "gelu"

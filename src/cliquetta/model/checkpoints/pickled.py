@@ -94,10 +94,8 @@ def _weigh_legacy(file: IO[bytes], size: int) -> None:
 
 
 def _weigh(file: IO[bytes], size: int) -> None:
-    """Refuse a pickle whose objects, each counted wherever it is used, are beyond all measure.
-
-    Tuples that name the same tuple twice, and so on, double the time of a hash with every level.
-    """
+    """Refuse a pickle whose objects, each counted wherever it is used, are beyond all measure."""
+    # tuples that name the same tuple twice, and so on, double the time of a hash with every level
     stack: list[float] = []
     marks: list[int] = []
     memo: dict[int, float] = {}
