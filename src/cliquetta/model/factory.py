@@ -149,7 +149,6 @@ def pick_dtype(dtype: torch.dtype | str) -> torch.dtype:
 
 
 def _by_name(name: str, activation: Activation | None, fetcher: Fetcher) -> Checkpoint:
-    """The checkpoint that a name leads to."""
     family, _, rest = name.partition(":")
     if name == MICRO:
         _note_micro()
@@ -292,7 +291,6 @@ def _open_clip_repo(
 
 
 def _first_weights(repo: str, names: Sequence[str], find: Find) -> State:
-    """The weights of a repository, from the first of the files that it has."""
     for name in names:
         if path := find(name):
             return read_tensors([path])[0]

@@ -146,7 +146,6 @@ def _of_open_clip(model: nn.Module, name: str) -> Checkpoint | None:
 
 
 def _conventions_of(model: Any, *, is_siglip: bool) -> Conventions:
-    """Conventions of an open_clip model, read from its modules."""
     text = getattr(model, "text", model)  # some keep a tower of its own
     text_block = text.transformer.resblocks[0]
     pooling = getattr(text, "pool_type", getattr(model, "text_pool_type", "argmax"))
@@ -317,7 +316,6 @@ def _scalar(value: Tensor, device: torch.device) -> nn.Parameter:
 
 
 def _own_preprocess(model: Any, name: str) -> Preprocess:
-    """The preprocessing that a model of open_clip states."""
     cfg: Any = getattr(getattr(model, "visual", None), "preprocess_cfg", None)
     if cfg is None:
         raise UserError(

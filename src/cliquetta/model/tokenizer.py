@@ -64,7 +64,6 @@ def _byte_symbols() -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def _all_merges() -> tuple[tuple[str, str], ...]:
-    """The merges of OpenAI's vocabulary, in the order in which they were learnt."""
     packed = files("cliquetta.model").joinpath("data/bpe_simple_vocab_16e6.txt.gz").read_bytes()
     lines = gzip.decompress(packed).decode("utf-8").split("\n")[1 : MERGES + 1]
     return tuple((left, right) for left, right in map(str.split, lines))

@@ -58,7 +58,6 @@ _BINARY_SCHEMA = {BINARY: {"schema": {"type": "string", "format": "binary"}}}
 
 
 def _refusals(texts: Mapping[int, str]) -> dict[int | str, dict[str, Any]]:
-    """Documentation of refusals by status."""
     return {status: {"model": Problem, "description": text} for status, text in texts.items()}
 
 
@@ -343,7 +342,6 @@ async def _sweep(service: Service) -> None:
 
 
 async def _page(name: str, request: Request) -> Response:
-    """A static page of the service."""
     del request
     text = resources.files(__package__).joinpath("pages", name).read_text(encoding="utf-8")
     return Response(text, media_type=mimetypes.guess_type(name)[0])

@@ -117,7 +117,6 @@ class _Merged(Collector):
         self._parts = parts
 
     def collect(self) -> Iterable[Metric]:
-        """The metrics, as :func:`generate_latest` asks for them."""
         families: dict[str, Metric] = {}
         for replica, metrics in self._parts.items():
             for metric in metrics:

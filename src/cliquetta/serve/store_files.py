@@ -88,18 +88,15 @@ class _Folder:
         return sizes
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it exists."""
         path = self._root / name
         path.unlink(missing_ok=True)
         with suppress(OSError):  # not empty
             path.parent.rmdir()
 
     def modified(self, name: str) -> float:
-        """When a file was written, in seconds since 1970."""
         return (self._root / name).stat().st_mtime
 
     def free_bytes(self) -> float:
-        """Room that is left, as far as that is known."""
         return shutil.disk_usage(self._root).free
 
 

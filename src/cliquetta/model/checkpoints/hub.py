@@ -170,7 +170,6 @@ def _sha256(path: Path) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of an error, or its kind."""
     reason = getattr(error, "reason", None) or error
     lines = str(reason).strip().splitlines()
     return lines[0] if lines else type(error).__name__

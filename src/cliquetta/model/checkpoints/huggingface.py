@@ -201,7 +201,6 @@ def rename(state: Mapping[str, Tensor]) -> State:
 
 
 def _tower(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields that both towers have."""
     name = values["hidden_act"]
     if not isinstance(name, str) or name not in _ACTIVATIONS:
         known = ", ".join(_ACTIVATIONS)

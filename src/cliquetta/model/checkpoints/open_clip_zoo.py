@@ -97,7 +97,6 @@ class Architecture:
 
 
 def _read_tables() -> dict[str, Architecture]:
-    """Every released model by its name."""
     models = {}
     for line in _ON_TIMM.strip().splitlines():
         name, size, patch, width, shape, *tags = line.split()

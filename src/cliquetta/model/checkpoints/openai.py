@@ -228,12 +228,10 @@ def _default_heads(width: int) -> int:
 
 
 def _count(state: Mapping[str, Tensor], prefix: str) -> int:
-    """Count the numbered modules behind ``prefix``."""
     return len({k[len(prefix) :].split(".")[0] for k in state if k.startswith(prefix)})
 
 
 def _square_side(patches: int) -> int:
-    """Side of a square grid of patches."""
     side = math.isqrt(patches)
     if side * side != patches:
         raise CheckpointError(f"{patches} patch positions are no square: not supported")

@@ -196,7 +196,6 @@ class _Unpickler(pickle.Unpickler):
         self._storages: dict[str, Tensor] = {}
 
     def find_class(self, module: str, name: str) -> Any:
-        """What stands for a name of the archive."""
         if module == "__torch__" or module.startswith("__torch__."):
             return _Record
         if module == "torch.jit._pickle":
