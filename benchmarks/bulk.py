@@ -268,9 +268,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="fp32")
     parser.add_argument("--classes", type=int, default=10)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument(
-        "--decode", default="", help="exact, fast or gpu (default: fast if it matters)"
-    )
+    parser.add_argument("--decode", default="", help="exact, fast or gpu (default: fast if large)")
     parser.add_argument("--evaluate", default="", help="method by which to time evaluate, too")
     parser.add_argument("--memory", type=int, default=0, help="images to watch memory over")
     parser.add_argument("--ray", action="store_true")

@@ -112,7 +112,7 @@ def test_what_nvjpeg_would_read_otherwise_is_left_to_pillow() -> None:
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[str]:
-    """Photographs, one of them turned and one grey; a CMYK, a PNG, two broken files, one missing."""
+    """Photographs, one turned and one grey; a CMYK, a PNG, two broken files, one missing."""
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = 6
     contents = [jpeg(draw(40 + 9 * n, 90 - 5 * n, n)) for n in range(6)]
