@@ -5,7 +5,7 @@ import dataclasses
 import hashlib
 import mimetypes
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from http import HTTPStatus
@@ -57,29 +57,28 @@ _PAGES = {"/": "index.html", "/docs": "docs.html", "/docs.js": "docs.js", "/styl
 _BINARY_SCHEMA = {BINARY: {"schema": {"type": "string", "format": "binary"}}}
 
 
-def _refusals(texts: Mapping[int, str]) -> dict[int | str, dict[str, Any]]:
-    return {status: {"model": Problem, "description": text} for status, text in texts.items()}
+_REFUSALS = {
+    400: "Not a request that can be parsed",
+    401: "No token, or an unknown one",
+    403: "Sent by a page of another site",
+    404: "No such session of this client",
+    408: "The request took too long to arrive",
+    409: "Does not fit what happened before",
+    413: "Beyond a limit of the server",
+    415: "Neither a form nor JSON",
+    422: "Understood, but not possible as asked",
+    429: "Too many requests; see Retry-After",
+    503: "Busy, out of time or out of disk; see Retry-After",
+}
 
 
-_ANY = _refusals(
-    {
-        401: "No token, or an unknown one",
-        403: "Sent by a page of another site",
-        429: "Too many requests; see Retry-After",
-        503: "Busy, out of time or out of disk; see Retry-After",
-    }
-)
-_BODY = _refusals(
-    {
-        400: "Not a request that can be parsed",
-        408: "The request took too long to arrive",
-        413: "Beyond a limit of the server",
-        422: "Understood, but not possible as asked",
-    }
-)
-_SESSION = _refusals(
-    {404: "No such session of this client", 409: "Does not fit what happened before"}
-)
+def _refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    return {status: {"model": Problem, "description": _REFUSALS[status]} for status in statuses}
+
+
+_ANY, _SESSION = _refusals(401, 403, 429, 503), _refusals(404, 409)
+_BODY = _refusals(400, 408, 413, 422)
+_UNSAVED = {503: {"model": Problem, "description": "Sessions cannot be saved"}}
 
 
 class Call:
@@ -89,8 +88,7 @@ class Call:
         self.service: Service = request.app.state.service
         self.sessions = self.service.sessions
         self.owner: str = request.state.owner
-        self.key: str = getattr(request.state, "key", "")
-        """A router's name for the request; empty where there is no router."""
+        self.key: str = getattr(request.state, "key", "")  # a router's name for the request
 
     async def run(
         self,
@@ -120,7 +118,7 @@ open_router = APIRouter(tags=["server"])
 router = APIRouter(prefix="/v1", tags=["sessions"], responses=_ANY)
 
 
-@open_router.get("/healthz", responses=_refusals({503: "Sessions cannot be saved"}))
+@open_router.get("/healthz", responses=_UNSAVED)
 async def health(call: CallOf) -> Health:
     """Whether the server answers and can save sessions."""
     problem = call.sessions.problem()
@@ -201,7 +199,7 @@ async def delete_session(session: SessionOf, call: CallOf) -> None:
 @router.post(
     "/sessions/{session}/batches",
     response_model=BatchResponse,
-    responses={**_SESSION, **_BODY, **_refusals({415: "Neither a form nor JSON"})},
+    responses={**_SESSION, **_BODY, **_refusals(415)},
     openapi_extra={"requestBody": {"required": True, "content": BatchRequest.body_schemas()}},
 )
 async def send_batch(request: Request, session: SessionOf, call: CallOf) -> Response:

@@ -1,7 +1,8 @@
 """From what a client asked for to an adapter: names looked up, options checked, nothing opened."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import Any
 
@@ -23,11 +24,10 @@ def create_session(
 ) -> tuple[SessionInfo, Adapter]:
     """A new session as asked, or a refusal that names the remedy."""
     _check_lists(request.classes, request.templates, settings.limits)
-    try:
+    with _bounded_build(settings.limits):
         info = _specify(request, settings, id)
-    except Exception as error:
-        raise as_refusal(error) from error
-    return info, _build_bounded(lambda: build_adapter(info, settings), settings.limits)
+        adapter = build_adapter(info, settings)
+    return info, adapter
 
 
 def change_classes(
@@ -39,19 +39,18 @@ def change_classes(
     changed = info.model_copy(update={"classes": request.classes, "templates": templates})
     if changed == info:
         return info, adapter
-
-    def build() -> Adapter:
-        return adapter.with_classes(ClassPrompts(tuple(request.classes), tuple(templates)))
-
-    return changed, _build_bounded(build, settings.limits)
+    with _bounded_build(settings.limits):
+        other = adapter.with_classes(ClassPrompts(tuple(request.classes), tuple(templates)))
+    return changed, other
 
 
-def _build_bounded(build: Callable[[], Adapter], limits: Limits) -> Adapter:
-    """An adapter that took and takes no more than the limits, or a refusal."""
+@contextmanager
+def _bounded_build(limits: Limits) -> Iterator[None]:
+    """Build an adapter that takes no more than the limits, or refuse to."""
     remedy = "use fewer classes or a cheaper method"
     try:
         with bounded(limits.batch_seconds, remedy), AllocationLimit(limits.state_bytes):
-            return build()
+            yield
     except StateTooLargeError as error:
         raise too_large(str(error)) from error
     except Exception as error:
