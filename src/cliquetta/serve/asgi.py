@@ -78,7 +78,9 @@ def _refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 _ANY, _SESSION = _refusals(401, 403, 429, 503), _refusals(404, 409)
 _BODY = _refusals(400, 408, 413, 422)
-_UNSAVED = {503: {"model": Problem, "description": "Sessions cannot be saved"}}
+_UNSAVED: dict[int | str, dict[str, Any]] = {
+    503: {"model": Problem, "description": "Sessions cannot be saved"}
+}
 
 
 class Call:

@@ -13,8 +13,6 @@ from cliquetta.model.checkpoints.state import (
     CheckpointError,
     Find,
     State,
-    check_vocabulary,
-    dequantise,
     finish_scalars,
     read_json,
     rename_key,
@@ -103,11 +101,8 @@ def from_huggingface(
     values = {} if path is None else read_json(path)
     size = shapes.vision.image_size
     preprocess = preprocess_from(size, values, is_siglip=config.get("model_type") == "siglip")
-    checkpoint = Checkpoint(shapes, rename(dequantise(state)), id, preprocess)
-    if has_own_vocabulary(config):
-        return with_tokenizer(checkpoint, find)
-    check_vocabulary(shapes.text)
-    return checkpoint
+    checkpoint = Checkpoint(shapes, rename(state), id, preprocess)
+    return with_tokenizer(checkpoint, find if has_own_vocabulary(config) else None)
 
 
 def shard_names(index: Path) -> list[str]:

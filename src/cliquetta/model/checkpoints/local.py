@@ -13,6 +13,7 @@ from cliquetta.model.checkpoints.state import (
     Checkpoint,
     CheckpointError,
     State,
+    dequantise,
     read_json,
     read_safetensors,
 )
@@ -111,6 +112,6 @@ def read_tensors(paths: Sequence[Path]) -> tuple[State, dict[str, str], bool]:
         return *read_safetensors(paths), False
     if len(paths) == 1 and paths[0].suffix in PICKLED:
         state, is_archive = read_pt(paths[0])
-        return state, {}, is_archive
+        return dequantise(state), {}, is_archive
     names = ", ".join(path.name for path in paths[:3])
     raise CheckpointError(f"{names}: give one .pt file, or .safetensors files of one checkpoint")
