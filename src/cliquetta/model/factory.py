@@ -274,8 +274,6 @@ def _open_clip_repo(
     config = None if path is None else read_json(path)
     if config is None and arch is None:
         raise CheckpointError(f"{repo} has no {open_clip.CONFIG_FILE}: try hf:{repo}")
-    if activation is None and arch is not None:
-        activation = zoo.activation_of(arch, tag, config)
     other = open_clip.tokenizer_name(config)
     if other is not None:
         require_tokenizers()

@@ -60,6 +60,8 @@ def from_open_clip(
     ``activation`` overrules the config; without either it is GELU. ``arch`` and ``tag``, where
     known, add what that release is known for.
     """
+    if activation is None and arch is not None:
+        activation = zoo.activation_of(arch, tag, config)
     weights = openai.clean(state)
     refuse_other_models(weights)
     is_siglip = openai.is_siglip_state(weights)
