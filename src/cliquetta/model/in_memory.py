@@ -399,6 +399,5 @@ class FeaturesOnly(CLIP):
 
     def encode_image(self, pixels: Tensor, **options: Any) -> Tensor:
         """Raise: there is no image tower."""
-        raise MissingCapabilityError(
-            f"{self.id} stands for a model that is not here: it cannot encode images"
-        )
+        message = f"{self.id} stands for a model that is not here: it cannot encode images"
+        raise MissingCapabilityError(message)

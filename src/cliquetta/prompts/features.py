@@ -108,9 +108,8 @@ class TextFeatures:
     def prompts(self, classes: ClassPrompts | Sequence[str] | None) -> ClassPrompts:
         """The class list with these features; all names that the features have by default."""
         if classes is None and self.names is None:
-            raise UserError(
-                f"{self.source} holds no class names: give them in the order of its rows"
-            )
+            message = f"{self.source} holds no class names: give them in the order of its rows"
+            raise UserError(message)
         given = as_prompts(classes if classes is not None else self.names or ())
         features = self.select(given.names)
         return ClassPrompts(given.names, given.templates, features, given.allow_duplicates)

@@ -151,9 +151,8 @@ def config_from(config: Mapping[str, Any]) -> CLIPConfig:
     vision = {**_CLIP, **_VISION, **given_vision, **_section(config, "vision_config_dict")}
     end = text["eos_token_id"]
     if kind == "clip" and end not in (_LEGACY_END, CLIP_END, None):
-        raise CheckpointError(
-            f"not supported: text that ends with token {end}; CLIP's end token is {CLIP_END}"
-        )
+        message = f"not supported: text that ends with token {end}; CLIP's end token is {CLIP_END}"
+        raise CheckpointError(message)
     return CLIPConfig(
         embed_dim=config.get("projection_dim", 512),
         vision=_vision_config(vision),

@@ -64,9 +64,8 @@ def read_pt(path: Path) -> tuple[State, bool]:
             "trusts it"
         ) from None
     except Exception as error:  # torch.load and zipfile fail in many ways on a damaged file
-        raise CheckpointError(
-            f"{path} is not a readable checkpoint: {_first_sentence(error)}"
-        ) from None
+        message = f"{path} is not a readable checkpoint: {_first_sentence(error)}"
+        raise CheckpointError(message) from None
     if sum(tensor.nbytes for tensor in state.values()) > 2 * size:  # twice: weights may be tied
         raise CheckpointError("refused: the tensors of the file claim to be larger than it is")
     return state, root is not None
