@@ -30,7 +30,7 @@ _KEYS = {
 _SIGLIP_KEYS = "timm_model_name timm_model_pretrained timm_pool timm_proj no_causal_mask proj_bias "
 _SIGLIP_KEYS += "pool_type act_kwargs tokenizer_kwargs"
 """Those of SigLIP; that the weights are its own is known by then."""
-_HARMLESS = (None, False, 0, {}, "tok", "argmax", "learnable", "linear", "default")
+_HARMLESS: Any = (None, False, 0, {}, "tok", "argmax", "learnable", "linear", "default")
 
 
 def from_open_clip(
