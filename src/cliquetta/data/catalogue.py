@@ -60,15 +60,12 @@ class DatasetEntry:
     """Takes the root directory of all datasets (``None`` if not given), the split, and the class
     list of those that have none."""
     classes: int
-    expected: Mapping[str, int]
-    """Counts that a complete copy has, such as ``{"images": 2000}``."""
-    source: str
-    """Where the data come from and under what terms."""
+    expected: Mapping[str, int]  # counts that a complete copy has, such as `{"images": 2000}`
+    source: str  # where the data come from and under what terms
     splits: Mapping[str, int] = field(default_factory=dict)
     """Splits that may be named after a slash (``pacs/sketch``), with their number of images; the
     first is meant when none is named."""
-    needs_root: bool = True
-    """False for data that come with the package."""
+    needs_root: bool = True  # false for data that come with the package
 
 
 def _bundled(id: str, which: BundledSplit, images: int, summary: str) -> DatasetEntry:

@@ -33,12 +33,9 @@ class Opened:
     """Findings from opening every image of the default split."""
 
     images: int
-    unreadable: Mapping[str, str] = field(default_factory=dict)
-    """Key and reason."""
-    duplicates: int = 0
-    """Files whose content another file has as well."""
-    contradictions: tuple[tuple[str, str], ...] = ()
-    """Pairs of equal files in different classes."""
+    unreadable: Mapping[str, str] = field(default_factory=dict)  # key and reason
+    duplicates: int = 0  # files whose content another file has as well
+    contradictions: tuple[tuple[str, str], ...] = ()  # pairs of equal files in different classes
 
 
 @dataclass(frozen=True)
@@ -52,8 +49,7 @@ class Finding:
     splits: Mapping[str, SplitCount] = field(default_factory=dict)
     empty_classes: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    """Pitfalls of this dataset that are handled here."""
+    notes: tuple[str, ...] = ()  # pitfalls of this dataset that are handled here
     opened: Opened | None = None
     get: str = ""
 

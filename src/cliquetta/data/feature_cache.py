@@ -27,10 +27,8 @@ from cliquetta.atomic import write_atomically
 FORMAT = "cliquetta-features-1"
 FEATURES = "features.npy"
 TABLE = "table.json"
-RESIDENT = 2**28
-"""Bytes of a table that a process may hold in memory before it lets go of them."""
-SAVE_SECONDS = 20.0
-"""How much work an interrupted build may lose."""
+RESIDENT = 2**28  # bytes of a table that a process may hold in memory before it lets go of them
+SAVE_SECONDS = 20.0  # how much work an interrupted build may lose
 
 _log = logging.getLogger(__name__)
 
@@ -41,8 +39,7 @@ FloatArray = npt.NDArray[np.float32]
 class FeatureBlock:
     """Consecutive rows of a table."""
 
-    features: FloatArray
-    """(rows, V, E); any finite value where an image could not be read."""
+    features: FloatArray  # (rows, V, E); any finite value where an image could not be read
     unreadable: Mapping[int, str] = field(default_factory=dict)
     """Rows of the table whose image could not be read, and why."""
 
@@ -56,10 +53,8 @@ class FeatureBlock:
 class TableLayout:
     """Shape of a table and all that decides it; equal layouts share a table."""
 
-    depends_on: Mapping[str, Any]
-    """Everything that decides the features, as JSON types."""
-    shape: tuple[int, int, int]
-    """Images, views of each, entries of a feature."""
+    depends_on: Mapping[str, Any]  # everything that decides the features, as JSON types
+    shape: tuple[int, int, int]  # images, views of each, entries of a feature
     rows: int
 
     @property
@@ -79,8 +74,7 @@ class FeatureTable:
 
     def __init__(self, features: FloatArray, unreadable: Mapping[int, str]) -> None:
         self.features = features
-        self.unreadable = unreadable
-        """Rows whose image could not be read, and why."""
+        self.unreadable = unreadable  # rows whose image could not be read, and why
         self._touched = 0
 
     def take(self, rows: npt.NDArray[np.int64]) -> FloatArray:

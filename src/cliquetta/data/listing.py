@@ -40,8 +40,7 @@ _BLOCK = 1 << 16
 class Entry(NamedTuple):
     """An image of a list."""
 
-    path: str
-    """A local path, a URL, or those of a tar file with the name of one of its members."""
+    path: str  # a local path, a URL, or those of a tar file with the name of one of its members
     columns: Mapping[str, str]
     member: Member | None = None
 
@@ -70,8 +69,7 @@ class ImageList:
         """Columns of input tables, in order."""
         self.unused: Counter[str] = Counter(json.loads(facts.get("unused", "{}")))
         """Files in folders that are no images, counted by kind."""
-        self.repeated = int(facts.get("repeated", 0))
-        """How many paths were named again."""
+        self.repeated = int(facts.get("repeated", 0))  # how many paths were named again
 
     def __len__(self) -> int:
         return int(self._rows.execute("SELECT COUNT(*) FROM images").fetchone()[0])
@@ -152,8 +150,7 @@ class ImageList:
         self._rows.close()
 
 
-Source = Any
-"""A path or URL of images or of a table, or a DataFrame."""
+Source = Any  # a path or URL of images or of a table, or a DataFrame
 
 
 def list_images(

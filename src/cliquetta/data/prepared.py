@@ -24,8 +24,7 @@ from cliquetta.model.preprocess import Preprocess
 from cliquetta.prompts.features import FloatArray
 from cliquetta.types import Batch, ViewSpec
 
-VIEWS_AT_ONCE = 256
-"""Views that are read or encoded at once, and in a block of a table."""
+VIEWS_AT_ONCE = 256  # views that are read or encoded at once, and in a block of a table
 
 OnPrepare = Callable[[str, int, int], None]
 """Called with the task and dataset, images done, images in all."""
@@ -46,10 +45,8 @@ class FeatureBatch:
 class PixelTable(NamedTuple):
     """Preprocessed images of a part on the model's device, with their views if there are any."""
 
-    pixels: Tensor
-    """(n, 3, S, S), or (n, V, 3, S, S) with views."""
-    rows: Indices
-    """(n,) which images of the part, in ascending order."""
+    pixels: Tensor  # (n, 3, S, S), or (n, V, 3, S, S) with views
+    rows: Indices  # (n,) which images of the part, in ascending order
     unreadable: dict[int, str]
 
     def take(self, rows: Indices) -> Tensor:
@@ -68,8 +65,7 @@ class PreparedStream(ABC, Generic[B]):
         self.stream = stream
         self.model = model
         self.on_prepare = on_prepare
-        self.skipped: list[Skipped] = []
-        """Unreadable files met since the last start, in order."""
+        self.skipped: list[Skipped] = []  # unreadable files met since the last start, in order
 
     def __len__(self) -> int:
         """Number of batches."""
@@ -271,8 +267,7 @@ def held_rows(stream: Stream) -> list[Indices]:
 class PixelStore:
     """Tables that the runs of a grid share; the oldest are let go of where room is needed."""
 
-    room: int
-    """Bytes."""
+    room: int  # bytes
     _tables: dict[str, PixelTable] = field(default_factory=dict, init=False, repr=False)
 
     @staticmethod

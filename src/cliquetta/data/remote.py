@@ -18,8 +18,7 @@ from PIL import Image
 from cliquetta.data.images import EXTENSIONS, ImageError, natural_key, open_image
 from cliquetta.errors import UserError
 
-TRIES = 3
-"""How often a read is tried that fails otherwise than by "no such file"."""
+TRIES = 3  # how often a read is tried that fails otherwise than by "no such file"
 
 
 class Member(NamedTuple):

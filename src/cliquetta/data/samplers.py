@@ -23,8 +23,7 @@ class LabelledSet(NamedTuple):
     """Id and labels of one dataset of a stream: all that a sampler knows."""
 
     id: str
-    labels: Indices
-    """(n,), -1 where unknown."""
+    labels: Indices  # (n,), -1 where unknown
 
 
 class Positions(NamedTuple):
@@ -42,12 +41,9 @@ class SamplerOptions:
 
     gamma: float = 0.1
     """Concentration of the Dirichlet distribution: near 0 every class comes in one burst."""
-    present: tuple[int, int] = (3, 3)
-    """How many classes occur, at least and at most."""
-    imbalance: float = 10.0
-    """Images of the most frequent class for each of the rarest."""
-    length: int = 10_000
-    """Images of the stream."""
+    present: tuple[int, int] = (3, 3)  # how many classes occur, at least and at most
+    imbalance: float = 10.0  # images of the most frequent class for each of the rarest
+    length: int = 10_000  # images of the stream
     limit: int | None = None
     batch_size: int = 64
 
@@ -240,8 +236,7 @@ class Sampler:
     reads: tuple[str, ...] = ()
     """Fields of :class:`SamplerOptions`, beside ``limit``, on which the positions depend."""
     needs_labels: bool = False
-    interleaves: bool = False
-    """Whether datasets are mixed (``a+b``) rather than in sequence (``a>b``)."""
+    interleaves: bool = False  # whether datasets are mixed (`a+b`) rather than in sequence (`a>b`)
 
 
 SAMPLERS: dict[str, Sampler] = {

@@ -99,8 +99,7 @@ class Stream:
         self.workers = workers
         self.device = torch.device(device)
         self._check()
-        self.skipped: list[Skipped] = []
-        """Unreadable files met since the last start, in order."""
+        self.skipped: list[Skipped] = []  # unreadable files met since the last start, in order
         self._reported: set[str] = set()
         rng = np.random.default_rng(seed)
         sets = [LabelledSet(domain.id, _labels(domain)) for domain in self.domains]
@@ -258,8 +257,7 @@ class _Shown:
 
     parts: Sequence[Dataset]
     rounds: Indices
-    several: bool
-    """Whether keys are led by the dataset's id."""
+    several: bool  # whether keys are led by the dataset's id
     part_of: Indices
     index_of: Indices
 

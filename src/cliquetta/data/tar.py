@@ -14,8 +14,7 @@ from cliquetta.data.remote import Member, open_location
 from cliquetta.errors import UserError
 from cliquetta.prompts.classes import DEFAULT_TEMPLATE
 
-LABEL_KEYS = ("label", "cls", "class", "class_name")
-"""Keys of the class in a sample's ``.json``."""
+LABEL_KEYS = ("label", "cls", "class", "class_name")  # keys of the class in a sample's `.json`
 _BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
@@ -24,8 +23,7 @@ class TarSample(NamedTuple):
 
     key: str
     member: Member
-    stated: str | None = None
-    """Class by its ``.cls`` or ``.json`` member."""
+    stated: str | None = None  # class by its `.cls` or `.json` member
 
 
 def tar_dataset(path: Path, names: Sequence[str] | None = None) -> FileDataset:

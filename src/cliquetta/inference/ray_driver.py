@@ -42,12 +42,9 @@ class BatchTask:
 
     lane: Lane
     first: int
-    images: Segment | ReadBatch
-    """As listed, then as read."""
-    states: States | None
-    """What the lane continues from, with its first batch."""
-    due: bool = False
-    """Whether a part must end here."""
+    images: Segment | ReadBatch  # as listed, then as read
+    states: States | None  # what the lane continues from, with its first batch
+    due: bool = False  # whether a part must end here
 
 
 @dataclass(frozen=True)
@@ -59,25 +56,20 @@ class BatchReport:
     busy: float = 0.0
     waited: float = 0.0
     part: Part | None = None
-    health: Health = field(default_factory=dict)
-    """With a part: how adaptation was doing at its end."""
-    refusal: str = ""
-    """Why it cannot go on, if that is bad input."""
+    health: Health = field(default_factory=dict)  # with a part: how adaptation was doing at its end
+    refusal: str = ""  # why it cannot go on, if that is bad input
 
 
 @dataclass(frozen=True)
 class ActorSetup:
     """The parts that an actor builds its methods from; the model is on the CPU."""
 
-    predictor: Predictor
-    """Without methods."""
+    predictor: Predictor  # without methods
     model: CLIP
-    methods: Sequence[tuple[Any, ...]]
-    """Name, prompts, config, seed and fitted tensors of each."""
+    methods: Sequence[tuple[Any, ...]]  # name, prompts, config, seed and fitted tensors of each
     device: str
     threads: int
-    cutting: tuple[bool, int, float]
-    """The last three settings of a :class:`PartCutter`."""
+    cutting: tuple[bool, int, float]  # the last three settings of a `PartCutter`
 
     @classmethod
     def of(cls, work: FileRun, device: str, threads: int) -> ActorSetup:
@@ -115,11 +107,9 @@ class PredictActor:
         self.setup: ActorSetup = pickle.loads(ray.get(setup))
         self.predictor = self.setup.build()
         self.cutter: PartCutter | None = None
-        self.rows: list[Row] = []
-        """Of the part that is not finished."""
+        self.rows: list[Row] = []  # of the part that is not finished
         self.refusal = ""
-        self.free = math.nan
-        """Since when it waits."""
+        self.free = math.nan  # since when it waits
 
     def __call__(self, table: Any) -> Any:
         """The report about a batch."""
@@ -190,8 +180,7 @@ def read_batch(table: Any, reader: Reader, folder: str) -> Any:
 # --- from here on the process that started the run ------------------------------------------------
 
 
-WINDOW = 4096
-"""Batches of one pipeline: bounds the memory of the process that started the run."""
+WINDOW = 4096  # batches of one pipeline: bounds the memory of the process that started the run
 
 _log = logging.getLogger(__name__)
 
@@ -265,8 +254,7 @@ class RayWorkers:
     actors: int
     gpus: float
     cores: int
-    over: threading.Event = field(default_factory=threading.Event)
-    """Set when the run is to end."""
+    over: threading.Event = field(default_factory=threading.Event)  # set when the run is to end
     errors: list[BaseException] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 

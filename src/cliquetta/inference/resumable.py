@@ -117,13 +117,11 @@ class FileRun:
 
     predictor: Predictor
     images: Sequence[Source] | FeatureDataset
-    target: Path | str
-    """A file, or a URL."""
+    target: Path | str  # a file, or a URL
     write_table: WriteTable
     shard: tuple[int, int] = (1, 1)
     group_by: str | None = None
-    state: Path | None = None
-    """A file; with ``group_by`` a folder with a file per group."""
+    state: Path | None = None  # a file; with `group_by` a folder with a file per group
     stdin: Path | None = None
     overwrite: bool = False
     keep_rows: bool = False

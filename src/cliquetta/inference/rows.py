@@ -15,10 +15,8 @@ from typing import Any, BinaryIO
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.types import Prediction
 
-Row = dict[str, Any]
-"""Text, numbers or nothing, by column."""
-Columns = Mapping[str, type]
-"""``str``, ``float`` or ``bool``, by column."""
+Row = dict[str, Any]  # text, numbers or nothing, by column
+Columns = Mapping[str, type]  # `str`, `float` or `bool`, by column
 WriteTable = Callable[[Iterable[Row], Columns, BinaryIO], None]
 """Writes all rows; a column that a row lacks is left empty."""
 

@@ -12,8 +12,7 @@ from cliquetta.data.files import NoClassNamesError
 from cliquetta.errors import UnknownNameError, UserError, look_up
 from cliquetta.prompts.catalogue import class_names, template_choice, templates
 
-COOP = "split_zhou_"
-"""How the names of CoOp's split files begin."""
+COOP = "split_zhou_"  # how the names of CoOp's split files begin
 _SPLIT_FOLDERS = (".", "splits", "split")
 """Where side files are looked for, below the folders that may hold them."""
 
@@ -27,28 +26,23 @@ class Location:
     """A folder in which a layout has a split."""
 
     root: Path
-    folder: Path
-    """The dataset's own folder."""
-    images: Path
-    """The folder inside it that holds the pictures."""
+    folder: Path  # the dataset's own folder
+    images: Path  # the folder inside it that holds the pictures
     split: str
-    file: Path | None = None
-    """The first of the layout's side files."""
+    file: Path | None = None  # the first of the layout's side files
 
 
 @dataclass(frozen=True, eq=False)
 class Listing:
     """The images of one split of a dataset, in order."""
 
-    keys: Sequence[str]
-    """Names that do not depend on the location."""
+    keys: Sequence[str]  # names that do not depend on the location
     labels: Sequence[int]
     paths: Sequence[Path] = ()
     images: UInt8Array | None = None
     """(N, H, W, 3) for data that come as arrays; ``paths`` is empty then."""
     missing: int = 0
-    notes: tuple[str, ...] = ()
-    """Peculiarities and how they were handled."""
+    notes: tuple[str, ...] = ()  # peculiarities and how they were handled
 
 
 @dataclass(frozen=True)
@@ -59,19 +53,14 @@ class Layout:
     """
 
     dataset: str
-    name: str
-    """For people: what a folder in this layout looks like."""
+    name: str  # for people: what a folder in this layout looks like
     read: Callable[[Location], Listing]
-    inside: str = "."
-    """Where the images may be in the dataset's folder."""
-    shows: str = ""
-    """Patterns below the pictures' folder of which each must match something."""
+    inside: str = "."  # where the images may be in the dataset's folder
+    shows: str = ""  # patterns below the pictures' folder of which each must match something
     files: str = ""
     """Side files, of which one must be there: beside the pictures, above them, or at the root."""
-    splits: str = ""
-    """The splits that this layout can tell apart; all if empty."""
-    folders: str = ""
-    """Names of the dataset's folder in this layout, if not the dataset's own."""
+    splits: str = ""  # the splits that this layout can tell apart; all if empty
+    folders: str = ""  # names of the dataset's folder in this layout, if not the dataset's own
 
     def locations(
         self, root: Path, folders: Sequence[str], split: str
@@ -139,19 +128,14 @@ class Benchmark:
 
     id: str
     summary: str
-    folders: tuple[str, ...]
-    """Names of its folder under the root; case, ``-`` and ``_`` do not count."""
-    layouts: tuple[Layout, ...]
-    """From the most to the least trusted."""
+    folders: tuple[str, ...]  # names of its folder under the root; case, `-` and `_` do not count
+    layouts: tuple[Layout, ...]  # from the most to the least trusted
     splits: Mapping[str, int]
     """Images of each split in a complete copy; the first split is meant when none is named."""
     get: str
-    terms: str
-    """Who made it, and on what terms it may be used."""
-    class_list: str
-    """Id of its class list (:mod:`cliquetta.prompts.catalogue`); empty for images of no class."""
-    traps: tuple[str, ...] = ()
-    """Pitfalls of its labels, and how they are handled."""
+    terms: str  # who made it, and on what terms it may be used
+    class_list: str  # id of its class list (`catalogue`); empty for images of no class
+    traps: tuple[str, ...] = ()  # pitfalls of its labels, and how they are handled
 
     @property
     def default_split(self) -> str:

@@ -19,10 +19,8 @@ Read = Callable[[Location], Listing]
 LabelOf = Callable[[str], int | None]
 """The label of a folder or class name, ``None`` if there is none."""
 AnyArray = npt.NDArray[Any]
-Rows = Iterable[tuple[str, str]]
-"""Key and class of the images that a list names."""
-RowsOf = Callable[[Location, Path], Rows]
-"""Reads the list of a location."""
+Rows = Iterable[tuple[str, str]]  # key and class of the images that a list names
+RowsOf = Callable[[Location, Path], Rows]  # reads the list of a location
 
 
 def by_wnid(list_id: str) -> LabelOf:
