@@ -122,17 +122,10 @@ def test_sub_folders_are_classes_in_natural_order(tmp_path: Path) -> None:
 def test_given_names_fix_the_order_of_labels(tmp_path: Path) -> None:
     plant(tmp_path, "Golden_Retriever/a.png", "cat/b.png")
     names = ["cat", "dog", "golden retriever"]
-    assert folder_dataset(tmp_path, names, labelled=True).labels.tolist() == [0, 2]
+    assert folder_dataset(tmp_path, names).labels.tolist() == [0, 2]
     assert folder_dataset(tmp_path).names == ("cat", "Golden Retriever")
     with pytest.raises(ValueError, match=r"'cat' is not in the class list"):
-        folder_dataset(tmp_path, names[2:], labelled=True)
-
-
-def test_sub_folders_are_labels_only_where_asked(tmp_path: Path) -> None:
-    plant(tmp_path, "2024/june/a.png", "loose.png")
-    dataset = folder_dataset(str(tmp_path), ["cat", "dog"])
-    assert dataset.labels is None and dataset.keys == ("2024/june/a.png", "loose.png")
-    assert "no labels" in repr(dataset)
+        folder_dataset(tmp_path, names[2:])
 
 
 def test_a_flat_folder_needs_names(tmp_path: Path) -> None:

@@ -38,12 +38,12 @@ def tar_dataset(path: Path, names: Sequence[str] | None = None) -> FileDataset:
         raise no_images(path)
     home = shards[0].parent
     if names is None:
-        names = read_beside(home, CLASS_FILES) or read_beside(home.parent, CLASS_FILES)
+        names = read_beside(CLASS_FILES, home, home.parent)
     stated = [sample.stated for sample in samples]
     if not any(value is not None for value in stated):
         stated = [sample.key.rpartition("/")[0].rpartition("/")[2] or None for sample in samples]
     names, labels = number_labels(stated, names, str(path))
-    templates = read_beside(home, TEMPLATE_FILES) or read_beside(home.parent, TEMPLATE_FILES)
+    templates = read_beside(TEMPLATE_FILES, home, home.parent)
     keys = [sample.key for sample in samples]
     shard_names = [Path(sample.member.archive).name for sample in samples]
     named = [f"{shard}/{key}" for shard, key in zip(shard_names, keys, strict=True)]
