@@ -109,8 +109,8 @@ def _examine_one(
     problems = _problems(splits[benchmark.default_split], empty, len(benchmark.names), opened)
     state: State = "incomplete" if problems else "complete"
     notes = (*listing.notes, *benchmark.traps)
-    more = splits, empty, problems, notes, opened, get if problems else ""
-    return Finding(id, state, *where, *more)
+    get = get if problems else ""
+    return Finding(id, state, *where, splits, empty, problems, notes, opened, get)
 
 
 def _packed(benchmark: Benchmark, root: Path) -> Iterator[str]:

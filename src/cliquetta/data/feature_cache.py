@@ -40,8 +40,7 @@ class FeatureBlock:
     """Consecutive rows of a table."""
 
     features: FloatArray  # (rows, V, E); any finite value where an image could not be read
-    unreadable: Mapping[int, str] = field(default_factory=dict)
-    """Rows of the table whose image could not be read, and why."""
+    unreadable: Mapping[int, str] = field(default_factory=dict)  # why, by row of the table
 
     def checksum(self) -> int:
         """CRC-32 of features and notes: notices a torn or flipped block, and costs little."""
@@ -94,8 +93,7 @@ def _let_go(mapped: FloatArray) -> None:
         source.madvise(mmap.MADV_DONTNEED)
 
 
-Encode = Callable[[Sequence[range]], Iterator[FeatureBlock]]
-"""The blocks of these rows, in their order."""
+Encode = Callable[[Sequence[range]], Iterator[FeatureBlock]]  # the blocks of rows, in their order
 
 
 def open_table(
@@ -117,23 +115,24 @@ def open_table(
     return store.table()
 
 
+@dataclass
 class _Store:
     """One table's folder."""
 
-    def __init__(self, folder: Path, layout: TableLayout, title: str) -> None:
-        self.folder = folder
-        self.layout = layout
-        self.title = title
-        self.path = folder / FEATURES
+    folder: Path
+    layout: TableLayout
+    title: str
+
+    def __post_init__(self) -> None:
+        self.path = self.folder / FEATURES
+        # by the first row of a block: its checksum and its unreadable rows
         self.known: dict[int, tuple[int, dict[int, str]]] = {}
-        """First row of a block -> its checksum and its unreadable rows."""
 
     def missing(self) -> list[range]:
         """The blocks that are not there, or not as they were written."""
-        self.known = self._read_known()
         mapped = self._map()
+        self.known = {} if mapped is None else self._read_known()
         if mapped is None:
-            self.known = {}
             return self.layout.blocks()
         wanted, damaged = [], 0
         step = max(1, RESIDENT // (mapped[:1].nbytes * self.layout.rows))

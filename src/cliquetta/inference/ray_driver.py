@@ -87,16 +87,6 @@ class ActorSetup:
         cutting = work.state is not None, limits.PART_ROWS, limits.PART_SECONDS
         return cls(predictor, model, methods, device, threads, cutting)
 
-    def build(self) -> Predictor:
-        """The methods, in the process of the actor."""
-        torch.set_num_threads(self.threads)
-        model = self.model.to(self.device)
-        adapters = {
-            name: create_method(name, model, prompts, config, seed=seed, fitted=fitted)
-            for name, prompts, config, seed, fitted in self.methods
-        }
-        return replace(self.predictor, adapters=adapters)
-
 
 class PredictActor:
     """Adapts to the lanes of its track, batch after batch."""
@@ -105,7 +95,13 @@ class PredictActor:
         import ray
 
         self.setup: ActorSetup = pickle.loads(ray.get(setup))
-        self.predictor = self.setup.build()
+        torch.set_num_threads(self.setup.threads)
+        model = self.setup.model.to(self.setup.device)
+        adapters = {
+            name: create_method(name, model, prompts, config, seed=seed, fitted=fitted)
+            for name, prompts, config, seed, fitted in self.setup.methods
+        }
+        self.predictor = replace(self.setup.predictor, adapters=adapters)
         self.cutter: PartCutter | None = None
         self.rows: list[Row] = []  # of the part that is not finished
         self.refusal = ""
@@ -262,7 +258,7 @@ class RayWorkers:
         """Predict what is in no part yet: lanes shared out among the actors, a thread for each."""
         device = "cuda" if self.gpus else "cpu"
         setup = self.ray.put(pickle.dumps(ActorSetup.of(work, device, self.settings.threads)))
-        sizes = {lane: lane.stop - work.parts.done(lane) for lane in work.unfinished()}
+        sizes = {lane: lane.stop - first for lane, first in work.left(work.lanes)}
         threads = [
             threading.Thread(target=self._follow, args=(work, lanes, setup), daemon=True)
             for lanes in share_out(sizes, self.actors)
@@ -284,13 +280,13 @@ class RayWorkers:
         """Work off the lanes of one actor; an actor that is lost is replaced."""
         attempts = 0
         try:
-            while not self.over.is_set() and (left := _left(work, lanes)):
+            while not self.over.is_set() and (left := work.left(lanes)):
                 try:
                     self._stream(work, lanes, setup)
                 except self.ray.exceptions.RayError as error:
                     if self.over.is_set():
                         return
-                    attempts = attempts + 1 if _left(work, lanes) == left else 0
+                    attempts = attempts + 1 if work.left(lanes) == left else 0
                     if attempts > self.settings.retries:
                         raise
                     reason = next(iter(str(error).splitlines()), "")
@@ -305,7 +301,7 @@ class RayWorkers:
         size = work.predictor.batch_size
         batches = (
             (lane, begin, first)
-            for lane, begin in _left(work, lanes)
+            for lane, begin in work.left(lanes)
             for first in range(begin, lane.stop, size)
         )
         for number, (lane, begin, first) in enumerate(islice(batches, WINDOW), start=1):
@@ -353,9 +349,3 @@ class RayWorkers:
                     work.result.busy += report.busy
                     work.result.waited += report.waited
                     work.advance(report.images, report.skipped)
-
-
-def _left(work: FileRun, lanes: Sequence[Lane]) -> list[tuple[Lane, int]]:
-    """Lanes with images that are in no part, and the first of these."""
-    firsts = [(lane, work.parts.done(lane)) for lane in lanes]
-    return [(lane, first) for lane, first in firsts if first < lane.stop]
