@@ -33,15 +33,11 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 Array = npt.NDArray[Any]
-Made = tuple[tuple[Array, ...], Any]
-"""Arrays, and anything small that can be pickled."""
+Made = tuple[tuple[Array, ...], Any]  # arrays, and anything small that can be pickled
 
-PREFETCH = 2
-"""Items per worker process that are ahead of the caller, at most."""
-_ROOMY = 2**23
-"""Bytes of an item, many views, from which there is one per worker."""
-_LARGEST = 2**26
-"""Bytes of a pickled function beyond which it stays in this process."""
+PREFETCH = 2  # items per worker process that are ahead of the caller, at most
+_ROOMY = 2**23  # bytes of an item, many views, from which there is one per worker
+_LARGEST = 2**26  # bytes of a pickled function beyond which it stays in this process
 
 _PRELOAD = ("cliquetta.data.stream", "cliquetta.data.listing")
 """Modules that workers import functions from."""

@@ -64,8 +64,7 @@ class ReadBatch:
     keys: Sequence[str]
     columns: Sequence[Row]
     by_views: Mapping[ViewSpec | None, AnyBatch]
-    unreadable: Mapping[str, str]
-    """Why, by key."""
+    unreadable: Mapping[str, str]  # why, by key
 
 
 @dataclass(frozen=True)
@@ -79,8 +78,7 @@ class Reader:
     workers: int | None = 0
     device: torch.device | None = None
     """Where pixels are wanted; ``None`` leaves them bytes, for :meth:`develop`."""
-    model: CLIP | None = None
-    """What given features are of; images are read without it."""
+    model: CLIP | None = None  # what given features are of; images are read without it
     decode: Decode = "exact"
 
     def stream(self, dataset: FeatureDataset, views: ViewSpec | None) -> FeatureStream:
@@ -222,8 +220,7 @@ class _Pictures(Dataset):
 # --- methods over batches -------------------------------------------------------------------------
 
 
-States = Mapping[str, bytes]
-"""The packed state of every method, by name."""
+States = Mapping[str, bytes]  # the packed state of every method, by name
 Health = dict[str, dict[str, int | float | str]]
 """By method: figures of how adaptation is doing, with a verdict."""
 
@@ -246,10 +243,8 @@ class Predictor:
     seed: int
     workers: int | None
     decode: Decode = "exact"
-    busy: float = 0.0
-    """Seconds in which the methods worked."""
-    classes_changed: bool = False
-    """Whether :meth:`load` found a state of another class list."""
+    busy: float = 0.0  # seconds in which the methods worked
+    classes_changed: bool = False  # whether `load` found a state of another class list
     last: dict[str, Prediction] = field(default_factory=dict)
     """The last prediction of every method whose evidence has a verdict."""
 
