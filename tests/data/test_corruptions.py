@@ -21,10 +21,7 @@ from cliquetta.errors import UnknownNameError
 
 ALL = list(CORRUPTIONS)
 PICTURES = load_bundled("test").images[::40]
-
-
-def generator(seed: int | tuple[int, ...] = 0) -> Any:
-    return np.random.default_rng(seed)
+generator = np.random.default_rng
 
 
 def test_the_fifteen() -> None:
