@@ -24,7 +24,7 @@ def test_folders_files_and_tables_together(tmp_path: Path) -> None:
     assert names(listing, tmp_path) == ["in/2.png", "in/10.PNG", "a.png", "b,c.png", "in/notes.txt"]
     assert listing.repeated == 1 and listing.unused == {"hidden": 1, ".txt": 1}
     (entry,) = listing.entries(3, 4)
-    assert entry == (str(tmp_path / "b,c.png"), {"label": "x", "File": "b,c.png"}, None)
+    assert entry[:2] == (str(tmp_path / "b,c.png"), {"label": "x", "File": "b,c.png"})
     listing.close()
     again = ImageList(tmp_path / "list.sqlite")
     assert names(again, tmp_path)[1:3] == ["in/10.PNG", "a.png"]
