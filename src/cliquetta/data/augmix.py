@@ -27,8 +27,7 @@ Reals = npt.NDArray[np.float64]
 class Recipe:
     """Random choices of AugMix for V views of one image."""
 
-    operation: npt.NDArray[np.int64]
-    """(V, 3, 3): which operation, by chain and depth; -1 behind the end of a chain."""
+    operation: npt.NDArray[np.int64]  # (V, 3, 3): which, by chain and depth; -1 behind its end
     level: Reals  # (V, 3, 3): strength in (0.1, 1), negative where the sign is
     weights: Reals  # (V, 3): share of each chain in the mixture
     plain: Reals  # (V,): share of the image without operations

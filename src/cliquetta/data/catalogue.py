@@ -45,15 +45,12 @@ class DatasetEntry:
 
     id: str
     summary: str
-    build: Callable[[Path | None, str | None, Names], Dataset]
-    """Takes the root directory of all datasets (``None`` if not given), the split, and the class
-    list of those that have none."""
+    build: Callable[[Path | None, str | None, Names], Dataset]  # of root, split and class names
     classes: int
     expected: Mapping[str, int]  # counts that a complete copy has, such as `{"images": 2000}`
     source: str  # where the data come from and under what terms
     splits: Mapping[str, int] = field(default_factory=dict)
-    """Splits that may be named after a slash (``pacs/sketch``), with their number of images; the
-    first is meant when none is named."""
+    """Images of the splits (``pacs/sketch``); the first is meant when none is named."""
     needs_root: bool = True  # false for data that come with the package
 
 

@@ -41,8 +41,7 @@ class Corruption:
     name: str
     group: str  # `noise`, `blur`, `weather`, `digital`, `rendering` or `hub`
     summary: str
-    apply: Callable[[Floats, Constants, Draws], Floats]
-    """Pictures in 0..1 (N, H, W, 3), constants, random numbers -> pictures, not yet clipped."""
+    apply: Callable[[Floats, Constants, Draws], Floats]  # of pictures in 0..1; may leave these
     small: Table  # constants for pictures of at most 32 pixels (CIFAR-10-C)
     large: Table  # constants for pictures of at least 224 pixels (ImageNet-C)
 

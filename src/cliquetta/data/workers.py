@@ -39,8 +39,7 @@ PREFETCH = 2  # items per worker process that are ahead of the caller, at most
 _ROOMY = 2**23  # bytes of an item, many views, from which there is one per worker
 _LARGEST = 2**26  # bytes of a pickled function beyond which it stays in this process
 
-_PRELOAD = ("cliquetta.data.stream", "cliquetta.data.listing")
-"""Modules that workers import functions from."""
+_PRELOAD = ("cliquetta.data.stream", "cliquetta.data.listing")  # where their functions are
 
 _Shapes = list[tuple[tuple[int, ...], str]]
 _Result: TypeAlias = "Future[tuple[_Shapes, Any]]"
@@ -129,8 +128,7 @@ def map_in_processes(
 class _Ring:
     """Slots of shared memory for the arrays of an item each, in turn."""
 
-    memory: Any
-    """Bytes of ``slots`` times ``room``, which are gone with the last process that holds them."""
+    memory: Any  # `slots` times `room` bytes, gone with the last process that holds them
     room: int
     slots: int
 

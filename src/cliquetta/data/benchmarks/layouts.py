@@ -8,6 +8,7 @@ import numpy as np
 
 from cliquetta.data.benchmarks.benchmark import COOP, Layout, Listing, Location, squeeze
 from cliquetta.data.benchmarks.readers import (
+    Read,
     Rows,
     RowsOf,
     by_file_name,
@@ -121,6 +122,11 @@ def _v2(name: str, inside: str = ".", *, splits: str = "", folders: str = "") ->
     return Layout("imagenet-v2", name, read, inside, "[n0-9]*/*", "", splits, folders)
 
 
+def _archived(dataset: str, name: str, read: Read, shows: str) -> Layout:
+    """The folder in an archive, which ``name`` begins with, or what is in it."""
+    return Layout(dataset, name, read, f".|{name.partition('/')[0]}", shows)
+
+
 def _corrupted_arrays(dataset: str, list_id: str) -> Layout:
     """CIFAR-10-C: ``fog.npy`` with severities 1 to 5 in a row, ``labels.npy`` for all of them."""
 
@@ -205,6 +211,10 @@ _FLAT = from_list(
 _V2_FOLDERS = "imagenetv2-{split}-format-val|imagenetv2-{split}"
 _CIFAR10 = {"test": ["test_batch"], "train": [f"data_batch_{i}" for i in range(1, 6)]}
 _CIFAR100 = {"test": ["test"], "train": ["train"]}
+_PICKLES_10 = cifar_pickles("cifar10", "labels", _CIFAR10)
+_PICKLES_100 = cifar_pickles("cifar100", "fine_labels", _CIFAR100)
+_RECORDS_10 = cifar_records("cifar10", 1, _CIFAR10)
+_RECORDS_100 = cifar_records("cifar100", 2, _CIFAR100)
 _DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
 _STIMULI = {
     "edges": ["edges"],
@@ -306,35 +316,16 @@ LAYOUTS: tuple[Layout, ...] = (
         "images_variant_{split}.txt",
     ),
     # CIFAR, PACS, texture against shape
-    Layout(
-        "cifar10",
-        "cifar-10-batches-py/ (pickles)",
-        cifar_pickles("cifar10", "labels", _CIFAR10),
-        ".|cifar-10-batches-py",
-        "test_batch|data_batch_1",
-    ),
-    Layout(
+    _archived("cifar10", "cifar-10-batches-py/ (pickles)", _PICKLES_10, "test_batch|data_batch_1"),
+    _archived(
         "cifar10",
         "cifar-10-batches-bin/ (binary)",
-        cifar_records("cifar10", 1, _CIFAR10),
-        ".|cifar-10-batches-bin",
+        _RECORDS_10,
         "test_batch.bin|data_batch_1.bin",
     ),
     _split_folders("cifar10", "test/ and train/", "*/*.png"),
-    Layout(
-        "cifar100",
-        "cifar-100-python/ (pickles)",
-        cifar_pickles("cifar100", "fine_labels", _CIFAR100),
-        ".|cifar-100-python",
-        "meta|{split}",
-    ),
-    Layout(
-        "cifar100",
-        "cifar-100-binary/",
-        cifar_records("cifar100", 2, _CIFAR100),
-        ".|cifar-100-binary",
-        "{split}.bin",
-    ),
+    _archived("cifar100", "cifar-100-python/ (pickles)", _PICKLES_100, "meta|{split}"),
+    _archived("cifar100", "cifar-100-binary/", _RECORDS_100, "{split}.bin"),
     _split_folders("cifar100", "test/ and train/", "*/*.png"),
     Layout(
         "cifar10.1",

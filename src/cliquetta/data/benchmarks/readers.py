@@ -17,8 +17,7 @@ from cliquetta.errors import UserError
 from cliquetta.prompts.catalogue import class_names, text_lines, wnids
 
 Read = Callable[[Location], Listing]
-LabelOf = Callable[[str], int | None]
-"""The label of a folder or class name, ``None`` if there is none."""
+LabelOf = Callable[[str], int | None]  # the label of a folder or class name, if it has one
 AnyArray = npt.NDArray[Any]
 Rows = Iterable[tuple[str, str]]  # key and class of the images that a list names
 RowsOf = Callable[[Location, Path], Rows]  # reads the list of a location
@@ -143,7 +142,17 @@ def coop_rows(list_id: str) -> RowsOf:
     names = class_names(list_id)
 
     def rows(location: Location, file: Path) -> Rows:
-        for key, label, name in _read_split(file, location.split):
+        try:
+            listed = json.loads(file.read_text(encoding="utf-8"))[location.split]
+            pictures = [(str(key), int(label), str(name)) for key, label, name in listed]
+        except KeyError:
+            raise UserError(f"{file} has no split {location.split!r}") from None
+        except (ValueError, TypeError):
+            raise UserError(
+                f"{file} is not a split file of CoOp (JSON of [path, label, class name]); "
+                "was it downloaded completely?"
+            ) from None
+        for key, label, name in pictures:
             known = names[label] if 0 <= label < len(names) else "no class"
             if squeeze(known) != squeeze(name):
                 raise UserError(
@@ -153,19 +162,6 @@ def coop_rows(list_id: str) -> RowsOf:
             yield key, name
 
     return rows
-
-
-def _read_split(path: Path, split: str) -> list[tuple[str, int, str]]:
-    try:
-        rows = json.loads(path.read_text(encoding="utf-8"))[split]
-        return [(str(file), int(label), str(name)) for file, label, name in rows]
-    except KeyError:
-        raise UserError(f"{path} has no split {split!r}") from None
-    except (ValueError, TypeError):
-        raise UserError(
-            f"{path} is not a split file of CoOp (JSON of [path, label, class name]); "
-            "was it downloaded completely?"
-        ) from None
 
 
 def numbered_rows(list_id: str) -> RowsOf:
