@@ -27,8 +27,7 @@ from rich.table import Table
 
 from cliquetta.report.markup import count as count
 
-LINE_SECONDS = 30.0
-"""How often progress is reported where there is no terminal to draw bars on."""
+LINE_SECONDS = 30.0  # how often progress is reported where there is no terminal to draw bars on
 _PIPE_WIDTH = 1000
 
 

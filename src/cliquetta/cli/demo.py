@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from cliquetta.report.changes import Changes
 
 PLAIN = "zero_shot"
-CLEAN = "clean"
-"""The name of no shift at all."""
+CLEAN = "clean"  # the name of no shift at all
 SHIFTS = ("contrast:5", "gaussian_noise:5", "defocus_blur:5", "jpeg_compression:5", CLEAN)
 """The development shifts at full severity, and images as they are. That contrast comes first, and
 the numbers of images, were chosen after looking at gains and p values here: a show, no evidence."""
@@ -32,10 +31,8 @@ FEW_CLIQUES = "defocus_blur:5"
 """Few of its images are alike, so that SCAP learns the prompts of few cliques."""
 SIGNIFICANT = 0.01
 """A difference of accuracy is stated as a gain or a loss if it is less likely by chance."""
-NO_GAIN = "none"
-"""What a table says of a smaller difference."""
-_BAR = 20
-"""Columns of a bar of 100 %."""
+NO_GAIN = "none"  # what a table says of a smaller difference
+_BAR = 20  # columns of a bar of 100 %
 EXAMPLES = """
 cliquetta demo
 cliquetta demo --shifts fog:4,contrast:3 --images 128 --method scap,domain_norm
@@ -48,10 +45,8 @@ class DemoStream:
     """One row of a table: zero-shot and methods on one stream, and what came out."""
 
     label: str
-    specs: Sequence[RunSpec]
-    """The runs, zero-shot first."""
-    records: Sequence[Record] = ()
-    """Of all runs, if none has failed."""
+    specs: Sequence[RunSpec]  # the runs, zero-shot first
+    records: Sequence[Record] = ()  # of all runs, if none has failed
     predictions: Sequence[Predictions] = ()
 
     @property

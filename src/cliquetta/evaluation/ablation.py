@@ -21,8 +21,7 @@ class Ablation:
     """The runs of a curve: for every value of the field one spec per seed, and zero-shot."""
 
     field: str
-    default: Any
-    """What the method takes if the field is left alone."""
+    default: Any  # what the method takes if the field is left alone
     cells: tuple[tuple[Any, tuple[RunSpec, ...]], ...]
     baselines: tuple[RunSpec, ...]
 
@@ -78,8 +77,7 @@ class Point:
 
     value: Any
     records: tuple[Record, ...]
-    gain: float | None = None
-    """Over zero-shot with the same seeds, in points."""
+    gain: float | None = None  # over zero-shot with the same seeds, in points
     clique_size: float | None = None
     """Mean over batches of the largest clique's size, where the runs kept counts."""
 
@@ -112,8 +110,7 @@ class Curve:
     field: str
     default: Any
     points: tuple[Point, ...]
-    baseline: float | None
-    """Top-1 of zero-shot on the same images."""
+    baseline: float | None  # top-1 of zero-shot on the same images
 
     @property
     def best(self) -> Point | None:

@@ -36,10 +36,8 @@ class RayExecutor:
     A connection that exists already is used and left open; else one is opened for the grid.
     """
 
-    address: str = LOCAL
-    """``local``, ``auto`` (the cluster of this machine) or ``ray://host:port``."""
-    cpus: float = 1.0
-    """Cores of a run; also the threads it computes with."""
+    address: str = LOCAL  # ``local``, ``auto`` (the cluster of this machine) or ``ray://host:port``
+    cpus: float = 1.0  # cores of a run; also the threads it computes with
     gpus: float | None = None
     """Share of a GPU of a run. ``None``: a whole one if the cluster has any, else none."""
     retries: int = 3
@@ -79,8 +77,7 @@ class _Grid:
         self.board = ray.remote(num_cpus=0)(ProgressBoard).remote()
         self.reports = self.board.take.remote()
         self.attempts = [0] * len(specs)
-        self.running: dict[Any, int] = {}
-        """Task -> number of its run."""
+        self.running: dict[Any, int] = {}  # task -> number of its run
         self.later: list[tuple[float, int]] = [(0.0, run) for run in range(len(specs))]
         """When to send which run."""
 

@@ -18,8 +18,7 @@ ENOUGH = 6
 """Datasets from which on their gains are tested: seeds share images and are not independent."""
 METRICS = ("top1", "top5", "mean_class", "macro_f1", "ece", "nll", "auroc", "fpr95")
 LOWER_IS_BETTER = frozenset({"ece", "nll", "fpr95"})
-DRAWS = 10
-"""Seeds from which on the mean over the worst tenth of them is shown."""
+DRAWS = 10  # seeds from which on the mean over the worst tenth of them is shown
 TUNED_BY_AUTHORS = "*"
 SEVERAL_SETTINGS = "‡"
 MARKS = {
@@ -43,10 +42,8 @@ class Cell:
     row: str
     runs: tuple[Run, ...]
     metric: str
-    mean: float | None
-    """``None`` where no image has a label."""
-    sd: float | None
-    """Over seeds; ``None`` for one."""
+    mean: float | None  # ``None`` where no image has a label
+    sd: float | None  # over seeds; ``None`` for one
     tail: float | None
     """Mean over the worst tenth of the seeds; ``None`` with fewer than :data:`DRAWS`."""
     gains: Mapping[int, float]
@@ -54,8 +51,7 @@ class Cell:
     test: PairedTest | None
     """Of the predictions against the baseline's; ``None`` for the baseline itself."""
     marks: str
-    cost: float | None
-    """Time per image as a multiple of zero-shot's in the same column."""
+    cost: float | None  # time per image as a multiple of zero-shot's in the same column
 
     @property
     def gain(self) -> float | None:
@@ -82,24 +78,17 @@ class Overall:
     row: str
     columns: tuple[str, ...]
     mean: float | None
-    sd: float | None
-    """Of the mean over datasets, from seed to seed."""
-    tail: float | None
-    """Mean over datasets of :attr:`Cell.tail`."""
+    sd: float | None  # of the mean over datasets, from seed to seed
+    tail: float | None  # mean over datasets of :attr:`Cell.tail`
     gain: float | None
-    gain_sd: float | None
-    """From dataset to dataset."""
-    worst: tuple[float, str] | None
-    """The least favourable gain, and on which dataset."""
+    gain_sd: float | None  # from dataset to dataset
+    worst: tuple[float, str] | None  # the least favourable gain, and on which dataset
     p: float | None
     """Of the gains, paired by dataset; ``None`` with fewer than :data:`ENOUGH` of them."""
     ece: float | None
-    cost: float | None
-    """Median over datasets."""
-    rate: float
-    """Images/s, median over runs."""
-    images: int
-    """Per dataset, on average."""
+    cost: float | None  # median over datasets
+    rate: float  # images/s, median over runs
+    images: int  # per dataset, on average
 
 
 @dataclass(frozen=True)
@@ -108,8 +97,7 @@ class Comparison:
 
     rows: tuple[str, ...]
     columns: tuple[str, ...]
-    cells: Mapping[tuple[str, str], Cell]
-    """By row and column."""
+    cells: Mapping[tuple[str, str], Cell]  # by row and column
     metric: str
     baseline: str
 

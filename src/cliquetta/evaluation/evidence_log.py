@@ -42,10 +42,8 @@ class EvidenceLimits:
 
     images: int = 256
     """Images shown in full, in whole batches spread over the stream; a batch is cut to this."""
-    maps: int = 12
-    """Images with attention maps."""
-    pixels: int = 96
-    """Longest side of the small pictures."""
+    maps: int = 12  # images with attention maps
+    pixels: int = 96  # longest side of the small pictures
 
     def batches(self, total: int, size: int) -> frozenset[int]:
         """Numbers, from 1, of the batches that are shown in full: the last, then the first."""
@@ -142,8 +140,7 @@ def _mosaic(pictures: Pictures) -> bytes:
 class MapEvidence:
     """Attention maps of one image: plain CLIP first, then each clique, then all together."""
 
-    index: int
-    """Of the image in its batch."""
+    index: int  # of the image in its batch
     cliques: tuple[int, ...]
     """Ids of the cliques, in the batch's description; with none there is plain CLIP only."""
     maps: Mapping[str, npt.NDArray[np.float32]]
@@ -156,21 +153,16 @@ class BatchEvidence:
 
     number: int
     keys: tuple[str, ...]
-    labels: tuple[int, ...]
-    """-1 where unknown."""
-    before: tuple[int, ...]
-    """Class by plain CLIP."""
-    after: tuple[int, ...]
-    """Class by the method."""
+    labels: tuple[int, ...]  # -1 where unknown
+    before: tuple[int, ...]  # class by plain CLIP
+    after: tuple[int, ...]  # class by the method
     confidence: tuple[float, ...]
     description: Mapping[str, Any] | None
     """Of :func:`cliquetta.methods.scap.evidence.describe`; ``None`` for other methods."""
-    features: npt.NDArray[np.float32]
-    """Unit features (n, E) of plain CLIP."""
+    features: npt.NDArray[np.float32]  # unit features (n, E) of plain CLIP
     prompted: npt.NDArray[np.float32] | None
     """Unit features (n, E) with the prompts that the image was scored with."""
-    pictures: Pictures
-    """(n, s, s, 3)."""
+    pictures: Pictures  # (n, s, s, 3)
     maps: tuple[MapEvidence, ...]
 
 
@@ -179,8 +171,7 @@ class Evidence:
     """The evidence of a run."""
 
     names: tuple[str, ...]
-    counts: tuple[Mapping[str, Any], ...]
-    """One per batch, in order."""
+    counts: tuple[Mapping[str, Any], ...]  # one per batch, in order
     batches: tuple[BatchEvidence, ...]
 
 

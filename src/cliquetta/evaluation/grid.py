@@ -27,15 +27,12 @@ class RunSpec:
     dataset: str
     """An id; ``a>b>a`` for datasets in sequence, ``a+b`` where the order interleaves them."""
     method: str
-    model: str = "micro"
-    """A name or a path; the shards of one checkpoint with commas."""
-    seed: int = 0
-    """Decides the order of the stream, the views and the method's own draws."""
+    model: str = "micro"  # a name or a path; the shards of one checkpoint with commas
+    seed: int = 0  # decides the order of the stream, the views and the method's own draws
     preset: str | None = None
     options: tuple[tuple[str, Any], ...] = ()
     """Fields of the method's config that differ from the preset."""
-    fitted: str | None = None
-    """File of a few-shot method; it carries its own config."""
+    fitted: str | None = None  # file of a few-shot method; it carries its own config
     batch_size: int = 64
     order: str = "shuffled"
     """A key of :data:`cliquetta.data.samplers.SAMPLERS`; some read the next four fields."""
@@ -47,8 +44,7 @@ class RunSpec:
     view_seed: int | None = None
     """``None`` takes ``seed``. One for all seeds gives an image the same views in every run;
     where pixels are held, a method that treats each image alone is then asked once for all."""
-    templates: tuple[str, ...] | None = None
-    """``None`` takes those of the dataset."""
+    templates: tuple[str, ...] | None = None  # ``None`` takes those of the dataset
     classes: tuple[str, ...] | None = None
     """Another class list than the dataset's; labels are matched by name."""
     unknown: str | None = None

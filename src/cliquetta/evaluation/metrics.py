@@ -48,8 +48,7 @@ from torchmetrics.classification import (  # noqa: E402
     MulticlassCalibrationError,
 )
 
-BINS = 15
-"""Bins of equal width for the calibration error, as in Guo et al. (2017); C-TPT takes 20."""
+BINS = 15  # bins of equal width for the calibration error, as in Guo et al. (2017); C-TPT takes 20
 
 
 class Metrics:
@@ -190,8 +189,7 @@ def fpr95(known: Tensor, outside: Tensor) -> float:
     return float((outside >= threshold).double().mean())
 
 
-FEW_IMAGES = 30
-"""Below this many images chance itself swings too far to say anything."""
+FEW_IMAGES = 30  # below this many images chance itself swings too far to say anything
 
 
 def near_chance(accuracy: float, *, classes: int, images: int) -> str | None:

@@ -55,8 +55,7 @@ from cliquetta.methods.registry import require_features_only
 from cliquetta.methods.state import unpack_state
 from cliquetta.types import Batch, Prediction
 
-SCORE_SECONDS = 0.2
-"""Batches wait this long, at most, to be scored and written together."""
+SCORE_SECONDS = 0.2  # batches wait this long, at most, to be scored and written together
 
 
 def evaluate(
@@ -139,8 +138,7 @@ class PredictionCache:
     def __init__(self) -> None:
         self.logits: dict[str, Tensor] = {}
         self.evidence: Mapping[str, Any] = {}
-        self.rate = 0.0
-        """Images/s of the last run that computed its predictions."""
+        self.rate = 0.0  # images/s of the last run that computed its predictions
 
     def predict(self, adapter: Adapter, batch: Batch, *, first: bool) -> tuple[Prediction, int]:
         """The prediction of a batch, and how many of its images came from the cache."""
@@ -175,10 +173,8 @@ class RunProgress:
     seconds: float = 0.0
     timed: tuple[int, float] = (0, 0.0)
     """Images and seconds without the first batch of a process, in which kernels are chosen."""
-    recalled: int = 0
-    """Images that the prediction cache knew."""
-    written: int = 0
-    """Length of the prediction file in bytes."""
+    recalled: int = 0  # images that the prediction cache knew
+    written: int = 0  # length of the prediction file in bytes
     resumed: int = 0
     started: str = field(default_factory=_now)
     skipped: tuple[Skipped, ...] = ()
@@ -198,8 +194,7 @@ class Execution:
         self.evidence: EvidenceLog | None = None
         self.metrics = Metrics(len(adapter.prompts))
         self.progress = RunProgress()
-        self._earlier: tuple[Skipped, ...] = ()
-        """Files skipped before the run was taken up again."""
+        self._earlier: tuple[Skipped, ...] = ()  # files skipped before the run was taken up again
         self._waiting: list[tuple[Sequence[str], Tensor, Tensor]] = []
         self._flushed_at = time.monotonic()
         self._first = True

@@ -38,20 +38,17 @@ from cliquetta.model.in_memory import FeaturesOnly
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.prompts.features import as_text_features
 
-HOST_ROOM = 2**30
-"""Bytes of pixels that are held in memory where there is no GPU."""
+HOST_ROOM = 2**30  # bytes of pixels that are held in memory where there is no GPU
 
 
 @dataclass
 class RunContext:
     """Folders and device of one machine; what it has loaded serves the next run, too."""
 
-    out: Path | None
-    """Output directory; ``None`` writes nothing."""
+    out: Path | None  # output directory; ``None`` writes nothing
     root: Path | None = None
     device: str = "auto"
-    workers: int | None = 0
-    """Of the loader: 0 reads in the caller's thread, ``None`` chooses."""
+    workers: int | None = 0  # of the loader: 0 reads in the caller's thread, ``None`` chooses
     offline: bool = False
     features: Path | None = None
     """Folder of features encoded once; methods that need no more of an image take them from it."""

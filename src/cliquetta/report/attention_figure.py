@@ -18,10 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_SIDE = 96
-"""Pixels of an overlay."""
-_COLUMNS = 6
-"""Maps of one image: plain, up to four cliques, together."""
+_SIDE = 96  # pixels of an overlay
+_COLUMNS = 6  # maps of one image: plain, up to four cliques, together
 _STEP, _BLOCK = 1.14, 2.74
 """From one column to the next, and from one image to the next, in sides of a picture."""
 
@@ -30,13 +28,10 @@ _STEP, _BLOCK = 1.14, 2.74
 class ImageMaps:
     """One image with its maps."""
 
-    picture: npt.NDArray[np.uint8]
-    """(s, s, 3)."""
+    picture: npt.NDArray[np.uint8]  # (s, s, 3)
     title: str
-    maps: npt.NDArray[np.float32]
-    """(R, 1 + T): plain, cliques, together."""
-    cliques: tuple[tuple[str, int], ...]
-    """Class and size of each clique."""
+    maps: npt.NDArray[np.float32]  # (R, 1 + T): plain, cliques, together
+    cliques: tuple[tuple[str, int], ...]  # class and size of each clique
 
 
 def image_maps(

@@ -11,19 +11,16 @@ from cliquetta.errors import UserError
 from cliquetta.evaluation.predictions import PairedTest, Predictions, paired_test
 from cliquetta.report.markup import count, number
 
-Pair = tuple[Predictions, Predictions]
-"""Predictions of zero-shot and of a method over one stream."""
+Pair = tuple[Predictions, Predictions]  # predictions of zero-shot and of a method over one stream
 
 
 @dataclass(frozen=True)
 class Changes:
     """Counts over streams; ``test`` is ``None`` without labels."""
 
-    images: int
-    """In all streams: a picture under two shifts counts twice."""
+    images: int  # in all streams: a picture under two shifts counts twice
     labelled: int
-    changed: int
-    """Images whose first prediction differs."""
+    changed: int  # images whose first prediction differs
     test: PairedTest | None
 
     @property

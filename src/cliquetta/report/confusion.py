@@ -15,8 +15,7 @@ from cliquetta.report.style import DIVERGING, FAINT, INK, new_figure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-CLASSES = 12
-"""Classes that are drawn."""
+CLASSES = 12  # classes that are drawn
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,8 +23,7 @@ class ChangedConfusion:
     """Images by label (row) and prediction (column), before and after; the last is all else."""
 
     classes: tuple[int, ...]
-    before: npt.NDArray[np.int64]
-    """(C + 1, C + 1)."""
+    before: npt.NDArray[np.int64]  # (C + 1, C + 1)
     after: npt.NDArray[np.int64]
 
     @property

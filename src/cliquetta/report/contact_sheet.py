@@ -11,8 +11,7 @@ from cliquetta.data.remote import open_listed
 from cliquetta.report.gallery import data_uri
 from cliquetta.report.markup import count, esc, frame
 
-MOST = 1000
-"""Thumbnails on a page."""
+MOST = 1000  # thumbnails on a page
 _SIDE = 128
 
 

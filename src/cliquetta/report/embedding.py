@@ -20,20 +20,17 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 How = Literal["auto", "pca", "tsne"]
 MAPS: tuple[How, ...] = ("auto", "pca", "tsne")
-CLASSES = 10
-"""Classes with a marker of their own; the rest is grey."""
+CLASSES = 10  # classes with a marker of their own; the rest is grey
 
 
 @dataclass(frozen=True, eq=False)
 class Embedding:
     """Images in the plane, plain and prompted in the same axes."""
 
-    plain: Array
-    """(n, 2)."""
+    plain: Array  # (n, 2)
     prompted: Array
     labels: npt.NDArray[np.int64]
-    how: str
-    """What made the map, in words."""
+    how: str  # what made the map, in words
     cohesion: tuple[float, float]
     """Of the features, not of the map: see :func:`cohesion`; plain and prompted."""
 

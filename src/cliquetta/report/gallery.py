@@ -12,8 +12,7 @@ from PIL import Image
 
 from cliquetta.evaluation.evidence_log import BatchEvidence, Evidence
 
-MEMBERS = 10
-"""Members of a clique that are shown."""
+MEMBERS = 10  # members of a clique that are shown
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,12 +21,10 @@ class Tile:
 
     picture: npt.NDArray[np.uint8]
     key: str
-    label: int
-    """-1 where unknown."""
+    label: int  # -1 where unknown
     before: int
     after: int
-    similarity: float | None = None
-    """Mean cosine to the other members of the clique."""
+    similarity: float | None = None  # mean cosine to the other members of the clique
 
     @property
     def change(self) -> str:
@@ -44,11 +41,9 @@ class CliqueCard:
     """A clique with its members, those that changed first."""
 
     batch: int
-    label: int
-    """Class of the candidate set that it was mined from."""
+    label: int  # class of the candidate set that it was mined from
     size: int
-    before: Mapping[str, float] | None
-    """Losses before learning: entropy, concentration, total."""
+    before: Mapping[str, float] | None  # losses before learning: entropy, concentration, total
     after: Mapping[str, float] | None
     tiles: tuple[Tile, ...]
 

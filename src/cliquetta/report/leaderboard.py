@@ -48,10 +48,8 @@ COLUMNS = {
     "batch 1": ("batch 1", "top1"),
 }
 """Columns of the board: a kind of stream, as :func:`stream_kind` tells it, and a metric."""
-SINGLE = "batch 1"
-"""The column of streams of single images."""
-Runs = Mapping[tuple[str, int], float]
-"""Gains by set and seed."""
+SINGLE = "batch 1"  # the column of streams of single images
+Runs = Mapping[tuple[str, int], float]  # gains by set and seed
 ORDERS = {
     "keff": "few classes",
     "uneven": "few classes",
@@ -60,10 +58,8 @@ ORDERS = {
     "long-tail": "long tail",
     "mixed": "mixed",
 }
-CHEAP = 1.5
-"""Times the cost of zero-shot up to which a method is called cheap."""
-NAMED = 3
-"""Methods that a sentence names; of others it tells the number."""
+CHEAP = 1.5  # times the cost of zero-shot up to which a method is called cheap
+NAMED = 3  # methods that a sentence names; of others it tells the number
 READING = (
     "A cell is the gain over zero-shot in points, mean over the sets of its column and over "
     "seeds, on exactly the same images; in brackets the set with the lowest gain. ▼ marks a loss, "
@@ -107,8 +103,7 @@ def stream_kind(record: Record, roles: Mapping[str, str] | None = None) -> str:
 class BoardRow:
     """A method, as far as it was run."""
 
-    cells: dict[str, list[Cell]] = field(default_factory=dict)
-    """The sets of every column."""
+    cells: dict[str, list[Cell]] = field(default_factory=dict)  # the sets of every column
 
     def measured(self, column: str) -> list[Cell]:
         """The sets of a column with a gain."""

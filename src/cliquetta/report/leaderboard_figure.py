@@ -16,12 +16,10 @@ from cliquetta.report.style import COLOURS, FAINT, GRID, INK, PAPER
 
 KINDS = tuple(column for column, (_, metric) in COLUMNS.items() if metric != "auroc")
 RIVALS = 5
-SHARE = 0.8
-"""Of the cells that the best-covered method has; a rival with fewer is not drawn."""
+SHARE = 0.8  # of the cells that the best-covered method has; a rival with fewer is not drawn
 LEFT, TOP, BETWEEN, BAR, GAP, POINT = 48, 92, 62, 11, 18, 6.0
 """Pixels: margins, of a bar, between groups, of a point of accuracy."""
-STEP = 5
-"""Points between two lines."""
+STEP = 5  # points between two lines
 
 Board = Mapping[str, BoardRow]
 

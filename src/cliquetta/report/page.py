@@ -28,10 +28,8 @@ from cliquetta.report.style import to_file
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LIMIT = 3_000_000
-"""Bytes that a page may have."""
-FORMATS = ("png", "pdf")
-"""Of figures beside a page."""
+LIMIT = 3_000_000  # bytes that a page may have
+FORMATS = ("png", "pdf")  # of figures beside a page
 
 
 @dataclass(frozen=True)
@@ -49,10 +47,8 @@ class _Level:
     """Amounts on a page, tried in turn until the page is small enough."""
 
     amounts: Amounts
-    evidence: int
-    """Runs whose evidence is shown."""
-    drawn: int
-    """Datasets with figures."""
+    evidence: int  # runs whose evidence is shown
+    drawn: int  # datasets with figures
 
 
 _LEVELS = (

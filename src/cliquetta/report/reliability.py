@@ -19,19 +19,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PANELS = 8
-"""Runs that are drawn; the table has the rest."""
+PANELS = 8  # runs that are drawn; the table has the rest
 
 
 @dataclass(frozen=True, eq=False)
 class Reliability:
     """Predictions by confidence, in bins of equal width."""
 
-    edges: npt.NDArray[np.float64]
-    """(bins + 1,)."""
+    edges: npt.NDArray[np.float64]  # (bins + 1,)
     count: npt.NDArray[np.int64]
-    confidence: npt.NDArray[np.float64]
-    """Mean of each bin; NaN in an empty one."""
+    confidence: npt.NDArray[np.float64]  # mean of each bin; NaN in an empty one
     accuracy: npt.NDArray[np.float64]
 
     @property

@@ -24,8 +24,7 @@ GRIDS = {
 BEGIN, END = "<!-- headline: cliquetta reproduce headline -->", "<!-- /headline -->"
 BLANK = "–"
 REPORT, DEVELOPMENT, CLEAN = "report", "dev", "clean"
-COLUMNS = 8
-"""Datasets of a table shift by shift."""
+COLUMNS = 8  # datasets of a table shift by shift
 KINDS = {
     "independent": "*Images come alone and nothing may be kept* (independent).",
     "sequential": "*One stream, remembered image by image* (sequential).",
@@ -50,8 +49,7 @@ class Setting:
 
     title: str
     runs: tuple[Run, ...]
-    roles: Mapping[str, str]
-    """``dev``, ``clean`` or ``report`` by dataset; the last by default."""
+    roles: Mapping[str, str]  # ``dev``, ``clean`` or ``report`` by dataset; the last by default
 
     @cached_property
     def table(self) -> Comparison:

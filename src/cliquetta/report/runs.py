@@ -20,8 +20,7 @@ class ReportedRun(Run):
     """A finished run, with its evidence where it was asked for."""
 
     evidence: Evidence | None
-    names: tuple[str, ...]
-    """Class names; ``class 7`` where they are unknown."""
+    names: tuple[str, ...]  # class names; ``class 7`` where they are unknown
 
     @property
     def id(self) -> str:

@@ -19,12 +19,9 @@ from cliquetta.report.repeat import repeat_command
 from cliquetta.report.runs import ReportedRun, RunGroup, shown_groups
 from cliquetta.report.stream import accuracy_so_far, stream_figure
 
-_MOVES = 8
-"""Moves between classes in the table."""
-_CARDS = 4
-"""Methods whose figures head a page."""
-_FOLDED = 8
-"""Runs up to which commands are shown without a click."""
+_MOVES = 8  # moves between classes in the table
+_CARDS = 4  # methods whose figures head a page
+_FOLDED = 8  # runs up to which commands are shown without a click
 
 
 def slug(text: str) -> str:

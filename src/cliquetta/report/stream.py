@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_POINTS = 240
-"""Points drawn per line; a page must stay small."""
+_POINTS = 240  # points drawn per line; a page must stay small
 
 
 def accuracy_so_far(predictions: Predictions) -> npt.NDArray[np.float64]:

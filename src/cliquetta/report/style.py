@@ -18,10 +18,8 @@ from cliquetta.errors import UserError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-INK = "#1c2127"
-"""Text and axes."""
-FAINT = "#6b7480"
-"""Secondary text, reference lines."""
+INK = "#1c2127"  # text and axes
+FAINT = "#6b7480"  # secondary text, reference lines
 GRID = "#d3d8de"
 PAPER = "#ffffff"
 _THEMED = {INK: "var(--ink)", FAINT: "var(--faint)", GRID: "var(--grid)", PAPER: "var(--card)"}
