@@ -141,7 +141,7 @@ class PredictionCache:
         self.rate = 0.0  # images/s of the last run that computed its predictions
 
     def predict(self, adapter: Adapter, batch: Batch, *, first: bool) -> tuple[Prediction, int]:
-        """The prediction of a batch, and how many of its images came from the cache."""
+        """Predict a batch; also returns how many of its images came from the cache."""
         rows = [row for row, key in enumerate(batch.keys) if first or key not in self.logits]
         if rows:
             keys = tuple(batch.keys[row] for row in rows)
@@ -171,15 +171,13 @@ class RunProgress:
     batches: int = 0
     images: int = 0
     seconds: float = 0.0
-    timed: tuple[int, float] = (0, 0.0)
-    """Images and seconds without the first batch of a process, in which kernels are chosen."""
+    timed: tuple[int, float] = (0, 0.0)  # images, seconds: without a process's first, slow batch
     recalled: int = 0  # images that the prediction cache knew
     written: int = 0  # length of the prediction file in bytes
     resumed: int = 0
     started: str = field(default_factory=_now)
     skipped: tuple[Skipped, ...] = ()
-    evidence: Mapping[str, Any] = field(default_factory=dict)
-    """Plain values of the last prediction's evidence."""
+    evidence: Mapping[str, Any] = field(default_factory=dict)  # plain values, of the last batch
 
 
 class Execution:
@@ -206,15 +204,14 @@ class Execution:
     ) -> Iterator[Record | None]:
         """The run's folder, locked; gives the record of a finished run. Failures are recorded."""
         with ExitStack() as stack:
-            known: Record | bytes | None = None
             if out is not None:
                 self.folder = Path(out) / self.record.id
                 stack.enter_context(exclusive(self.folder))
-                known = _previous(self.folder, again=again, with_evidence=evidence is not None)
-            if isinstance(known, Record):
-                yield known
-                return
-            self._begin(known)
+                finished = _finished(self.folder, again=again, with_evidence=evidence is not None)
+                if finished is not None:
+                    yield finished
+                    return
+            self._begin()
             if self.folder is not None:
                 self.log = PredictionLog(self.folder / PREDICTIONS, self.progress.written)
                 stack.enter_context(closing(self.log))
@@ -231,12 +228,12 @@ class Execution:
                 self.write_record("failed", error=f"{type(error).__name__}: {error}")
                 raise
 
-    def _begin(self, state: bytes | None) -> None:
+    def _begin(self) -> None:
         """Start afresh, or take up the saved state."""
         self.adapter.reset()
-        if state is not None:
-            source = "the state" if self.folder is None else str(self.folder / STATE)
-            saved = unpack_state(self.adapter, state, source=source)
+        state = None if self.folder is None else self.folder / STATE
+        if state is not None and state.exists():
+            saved = unpack_state(self.adapter, state.read_bytes(), source=str(state))
             self.metrics.load_state_dict(saved.extra)
             self._earlier = tuple(Skipped(**entry) for entry in saved.notes["skipped"])
             self.progress = RunProgress(**{**saved.notes, "skipped": self._earlier})
@@ -337,22 +334,19 @@ class Execution:
         return record
 
 
-def _previous(folder: Path, *, again: bool, with_evidence: bool) -> Record | bytes | None:
-    """The record of a finished run, or the state of a broken-off one; ``None`` to run again."""
+def _finished(folder: Path, *, again: bool, with_evidence: bool) -> Record | None:
+    """The record of a finished run; one that is to be run again is deleted."""
     known = load_record(folder) if (folder / RECORD).exists() else None
     if known is not None and known.status == "finished":
         try:
             verify_predictions(known, folder)
+            if not again and (has_evidence(folder) or not with_evidence):
+                return known
         except DamagedRunError as error:
             warnings.warn(f"{error}; running it again", stacklevel=2)
-            again = True
-        if not again and (has_evidence(folder) or not with_evidence):
-            return known
         again = True
     if again:
         for name in (RECORD, STATE, PREDICTIONS):
             (folder / name).unlink(missing_ok=True)
         shutil.rmtree(folder / FOLDER, ignore_errors=True)
-        return None
-    state = folder / STATE
-    return state.read_bytes() if state.exists() else None
+    return None

@@ -78,9 +78,7 @@ def _points(own: Sequence[tuple[Any, ReportedRun]]) -> tuple[Point, ...]:
 
 
 def _component_points(
-    members: Sequence[ReportedRun],
-    settings: Sequence[dict[str, Any]],
-    common: dict[str, Any],
+    members: Sequence[ReportedRun], settings: Sequence[dict[str, Any]], common: dict[str, Any]
 ) -> tuple[Point, ...]:
     """Points of the component ablation: what is learned, with and without retention."""
     others = [key for key in common if key not in COMPONENTS]

@@ -32,11 +32,7 @@ def count(amount: int, noun: str, plural: str = "") -> str:
 
 
 def table(
-    columns: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    *,
-    caption: str = "",
-    labels: int = 1,
+    columns: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str = "", labels: int = 1
 ) -> str:
     """A table; the first ``labels`` columns name the row, the others hold numbers."""
 

@@ -42,23 +42,15 @@ class Choices:
     limit: int = LIMIT
 
 
-@dataclass(frozen=True)
-class _Level:
-    """Amounts on a page, tried in turn until the page is small enough."""
-
-    amounts: Amounts
-    evidence: int  # runs whose evidence is shown
-    drawn: int  # datasets with figures
-
-
-_LEVELS = (
-    _Level(Amounts(), 8, 24),
-    _Level(Amounts(4, 16, 3), 4, 16),
-    _Level(Amounts(3, 8, 2), 2, 8),
-    _Level(Amounts(2, 8, 1), 1, 4),
-    _Level(Amounts(), 0, 1),
-    _Level(Amounts(), 0, 0),
+_AMOUNTS = (
+    Amounts(),
+    Amounts(4, 16, 3, runs=4, datasets=16),
+    Amounts(3, 8, 2, runs=2, datasets=8),
+    Amounts(2, 8, 1, runs=1, datasets=4),
+    Amounts(runs=0, datasets=1),
+    Amounts(runs=0, datasets=0),
 )
+"""Tried in turn until the page is small enough."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +69,8 @@ def build_page(
     figures = PageFigures()
     groups = shown_groups(runs)
     html = ""
-    for level in _LEVELS:
-        html = _document(runs, groups, unfinished, choices, figures, level)
+    for amounts in _AMOUNTS:
+        html = _document(runs, groups, unfinished, choices, figures, amounts)
         if len(html.encode()) <= choices.limit:
             break
     return Page(html, figures.drawn)
@@ -110,29 +102,23 @@ def _document(
     unfinished: Sequence[Run],
     choices: Choices,
     figures: PageFigures,
-    level: _Level,
+    amounts: Amounts,
 ) -> str:
-    """The page at one level of detail."""
+    """The page with so much detail."""
     sections: list[tuple[str, str]] = [("Results", headline(runs) + results(runs))]
     shown = left_out = 0
     for index, group in enumerate(groups):
-        body = group_section(group, figures, draw=index < level.drawn)
+        body = group_section(group, figures, draw=index < amounts.datasets)
         for run in group.runs:
             if run.evidence is None or not run.evidence.batches or run.plain:
                 continue
-            if shown == level.evidence:
+            if shown == amounts.runs:
                 left_out += 1
                 continue
             shown += 1
             label = group.labels[run.id]
             section = evidence_section(
-                run,
-                label,
-                run.evidence,
-                level.amounts,
-                figures,
-                kind=choices.attention,
-                how=choices.map,
+                run, label, run.evidence, amounts, figures, choices.attention, choices.map
             )
             if section:
                 body += f"<h3>Inside {esc(label)}</h3>{section}"
@@ -149,7 +135,7 @@ def _document(
     notes = unlearned_text([run.record for run in runs])
     if any(run.record.settings["model"]["id"] == MICRO for run in runs):
         notes.append(f"{MICRO_NOTE}.")
-    notes += _notes(unfinished, left_out, max(0, len(groups) - level.drawn))
+    notes += _notes(unfinished, left_out, max(0, len(groups) - amounts.datasets))
     return frame(choices.title or _title(runs), _lead(runs), sections, notes)
 
 

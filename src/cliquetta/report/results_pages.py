@@ -142,10 +142,7 @@ def insert_headline(text: str, table: str) -> str:
 
 
 def methods_page(
-    bundled: Sequence[Setting],
-    real: Sequence[Setting],
-    streams: Sequence[Setting],
-    folder: Path,
+    bundled: Sequence[Setting], real: Sequence[Setting], streams: Sequence[Setting], folder: Path
 ) -> str:
     """Every registered method beside what was recorded of it; ``folder`` holds their pages."""
     parts = [
