@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.evaluation.comparison import average
 from cliquetta.evaluation.grid import RunSpec, with_options, zero_shot
 from cliquetta.evaluation.record import Record
 from cliquetta.evaluation.sweep import RunResult
@@ -62,13 +63,9 @@ def _value(spec: RunSpec, field: str) -> Any:
 
 
 def _batch_size(value: Any) -> int:
-    try:
-        number = int(value)
-    except ValueError:
-        number = 0
-    if number < 1:
+    if not str(value).strip().isdecimal() or int(value) < 1:
         raise UserError(f"batch_size is a whole number of at least 1, got {value!r}")
-    return number
+    return int(value)
 
 
 @dataclass(frozen=True)
@@ -78,8 +75,7 @@ class Point:
     value: Any
     records: tuple[Record, ...]
     gain: float | None = None  # over zero-shot with the same seeds, in points
-    clique_size: float | None = None
-    """Mean over batches of the largest clique's size, where the runs kept counts."""
+    clique_size: float | None = None  # mean over batches of the largest, where counts were kept
 
     @property
     def top1(self) -> list[float]:
@@ -89,7 +85,7 @@ class Point:
     @property
     def mean(self) -> float | None:
         """Mean of :attr:`top1`."""
-        return statistics.mean(self.top1) if self.records else None
+        return average(self.top1)
 
     @property
     def sd(self) -> float | None:
@@ -99,8 +95,7 @@ class Point:
     @property
     def nll(self) -> float | None:
         """Negative log-likelihood over seeds: moves where no prediction changes."""
-        values = [record.metrics["nll"] for record in self.records]
-        return statistics.mean(values) if values else None
+        return average(record.metrics["nll"] for record in self.records)
 
 
 @dataclass(frozen=True)
@@ -111,12 +106,6 @@ class Curve:
     default: Any
     points: tuple[Point, ...]
     baseline: float | None  # top-1 of zero-shot on the same images
-
-    @property
-    def best(self) -> Point | None:
-        """The point of highest accuracy, the first of equals: chosen on test labels."""
-        known = [point for point in self.points if point.mean is not None]
-        return max(known, key=lambda point: point.mean or 0.0, default=None)
 
     def plain(self) -> dict[str, Any]:
         """The curve as JSON types."""
@@ -147,9 +136,9 @@ def curve(ablation: Ablation, results: Sequence[RunResult]) -> Curve:
     for value, specs in ablation.cells:
         own = [records[spec] for spec in specs if spec in records]
         gains = [r.metrics["top1"] - plain[r.seed].metrics["top1"] for r in own if r.seed in plain]
-        points.append(Point(value, tuple(own), statistics.mean(gains) if gains else None))
-    mean = statistics.mean(r.metrics["top1"] for r in plain.values()) if plain else None
-    return Curve(ablation.field, ablation.default, tuple(points), mean)
+        points.append(Point(value, tuple(own), average(gains)))
+    baseline = average(record.metrics["top1"] for record in plain.values())
+    return Curve(ablation.field, ablation.default, tuple(points), baseline)
 
 
 def label(value: Any) -> str:

@@ -2,10 +2,10 @@
 
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.evaluation.grid import BASELINE
@@ -14,6 +14,8 @@ from cliquetta.evaluation.record import Run
 from cliquetta.methods.registry import get_method, method_config
 from cliquetta.methods.state import plain_config
 
+Item = TypeVar("Item")
+Key = TypeVar("Key")
 ENOUGH = 6
 """Datasets from which on their gains are tested: seeds share images and are not independent."""
 METRICS = ("top1", "top5", "mean_class", "macro_f1", "ece", "nll", "auroc", "fpr95")
@@ -56,12 +58,12 @@ class Cell:
     @property
     def gain(self) -> float | None:
         """Mean of the gains."""
-        return _mean(self.gains.values())
+        return average(self.gains.values())
 
     @property
     def ece(self) -> float | None:
         """Calibration error in percent, over seeds."""
-        return _mean(run.record.metrics.get("ece") for run in self.runs)
+        return average(run.record.metrics.get("ece") for run in self.runs)
 
     @property
     def better(self) -> str:
@@ -118,15 +120,15 @@ class Comparison:
         return Overall(
             row,
             tuple(cell.column for cell in cells),
-            _mean(cell.mean for cell in cells),
+            average(cell.mean for cell in cells),
             statistics.stdev(seeds) if len(seeds) > 1 else None,
-            _mean(cell.tail for cell in cells),
-            _mean(gains.values()),
+            average(cell.tail for cell in cells),
+            average(gains.values()),
             statistics.stdev(gains.values()) if len(gains) > 1 else None,
             None if worst is None else (gains[worst], worst),
             sign_flip_p(list(gains.values())) if len(gains) >= ENOUGH else None,
-            _mean(cell.ece for cell in cells),
-            _median(cell.cost for cell in cells),
+            average(cell.ece for cell in cells),
+            average((cell.cost for cell in cells), statistics.median),
             statistics.median(rates) if rates else 0.0,
             round(statistics.mean(record.images for record in runs)) if runs else 0,
         )
@@ -150,30 +152,22 @@ def compare(
         raise UnknownNameError("metric", metric, METRICS)
     columns = _columns(runs, split=split)
     labels = _row_labels(runs)
-    ordered = sorted(labels, key=lambda key: (not _is(baseline, labels[key]), labels[key]))
+    ordered = sorted(labels, key=lambda key: (labels[key].split()[0] != baseline, labels[key]))
     cells: dict[tuple[str, str], Cell] = {}
     for column, members in columns.items():
-        for key in ordered:
-            own = tuple(run for run in members if run.row == key)
-            if own:
-                cell = _cell(column, labels[key], own, members, baseline, metric)
-                cells[labels[key], column] = cell
+        by_row = grouped(members, lambda run: run.row)
+        for key in (key for key in ordered if key in by_row):
+            cell = _cell(column, labels[key], tuple(by_row[key]), members, baseline, metric)
+            cells[labels[key], column] = cell
     names = tuple(labels[key] for key in ordered)
     return Comparison(names, tuple(columns), cells, metric, baseline)
 
 
-def _is(baseline: str, name: str) -> bool:
-    return name.split()[0] == baseline
-
-
 def _columns(runs: Sequence[Run], *, split: bool) -> dict[str, list[Run]]:
     """Runs by dataset; groups that cannot be compared apart, or refused."""
-    groups: dict[str, dict[str, list[Run]]] = {}
-    for run in runs:
-        alike = groups.setdefault(run.record.dataset, {})
-        alike.setdefault(json.dumps(run.protocol, sort_keys=True), []).append(run)
     columns: dict[str, list[Run]] = {}
-    for dataset, alike in groups.items():
+    for dataset, all_runs in grouped(runs, lambda run: run.record.dataset).items():
+        alike = grouped(all_runs, lambda run: json.dumps(run.protocol, sort_keys=True))
         if len(alike) > 1 and not split:
             raise IncomparableError(_why(dataset, [members[0] for members in alike.values()]))
         for number, members in enumerate(alike.values(), start=1):
@@ -198,9 +192,7 @@ def _why(dataset: str, firsts: Sequence[Run]) -> str:
 
 def _row_labels(runs: Sequence[Run]) -> dict[str, str]:
     """A label for every row: method and preset, options that differ from it, unlike conditions."""
-    first: dict[str, Run] = {}
-    for run in runs:
-        first.setdefault(run.row, run)
+    first = {key: alike[0] for key, alike in grouped(runs, lambda run: run.row).items()}
     conditions = varying([run.conditions for run in first.values()])
     if "model" in conditions or "weights" not in conditions:
         conditions = [name for name in conditions if name != "weights"]
@@ -225,6 +217,14 @@ def _usual(run: Run) -> dict[str, Any]:
     return dict(json.loads(json.dumps(plain_config(config))))
 
 
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Lists of the items with equal keys, in the order of their first."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
 def varying(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """The names under which settings hold more than one value."""
     names = dict.fromkeys(name for setting in settings for name in setting)
@@ -239,7 +239,7 @@ def _brief(value: Any) -> str:
 
 def _pairs(own: Sequence[Run], column: Sequence[Run], baseline: str) -> list[tuple[Run, Run]]:
     """``(baseline run, run)`` for every seed that both have, on the same weights."""
-    plain = [other for other in column if _is(baseline, other.name)]
+    plain = [other for other in column if other.name == baseline]
     pairs = []
     for run in own:
         wanted = (run.record.seed, run.record.settings["model"])
@@ -264,7 +264,7 @@ def _cell(
     column: str, row: str, own: tuple[Run, ...], members: Sequence[Run], baseline: str, metric: str
 ) -> Cell:
     """The cell of the runs ``own`` among the ``members`` of their column."""
-    pairs = [] if _is(baseline, own[0].name) else _pairs(own, members, baseline)
+    pairs = [] if own[0].name == baseline else _pairs(own, members, baseline)
     values = [run.record.metrics[metric] for run in own if metric in run.record.metrics]
     gains = {
         run.record.seed: run.record.metrics[metric] - before.record.metrics[metric]
@@ -279,7 +279,7 @@ def _cell(
         row,
         own,
         metric,
-        mean=_mean(values),
+        mean=average(values),
         sd=statistics.stdev(values) if len(values) > 1 else None,
         tail=worst_tenth(values, lowest=metric not in LOWER_IS_BETTER),
         gains=gains,
@@ -303,14 +303,12 @@ def _cost(pairs: Sequence[tuple[Run, Run]]) -> float | None:
         for pair in pairs
         if len({run.record.environment.get("device_name") for run in pair}) == 1
     ]
-    return _median(plain / own for plain, own in rates if plain and own)
+    return average((plain / own for plain, own in rates if plain and own), statistics.median)
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
+def average(
+    values: Iterable[float | None], how: Callable[[list[float]], float] = statistics.mean
+) -> float | None:
+    """Mean, or another average, of the values that are known."""
     known = [value for value in values if value is not None]
-    return statistics.mean(known) if known else None
-
-
-def _median(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
+    return how(known) if known else None

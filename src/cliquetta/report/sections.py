@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from cliquetta.evaluation.ablation import Curve
-from cliquetta.evaluation.comparison import MARKS, Cell, compare
+from cliquetta.evaluation.comparison import MARKS, Cell, compare, grouped
 from cliquetta.evaluation.grid import BASELINE
 from cliquetta.evaluation.predictions import Predictions
 from cliquetta.report.changes import count_changes, in_words, moves
@@ -32,11 +32,7 @@ def slug(text: str) -> str:
 def results(runs: Sequence[ReportedRun]) -> str:
     """One row per dataset and method, seeds together."""
     comparison = compare(runs, split=True)
-    rows = []
-    for column in comparison.columns:
-        for row in comparison.rows:
-            if (row, column) in comparison.cells:
-                rows.append(_result_row(column, row, comparison.cells[row, column]))
+    rows = [_result_row(cell) for cell in comparison.cells.values()]
     columns = ("dataset", "method", "seeds", "top-1 %", "vs zero_shot", "wrong → right",
                "right → wrong", "p", "ECE %", "images/s")  # fmt: skip
     notes = [f"{mark} {MARKS[mark]}" for mark in comparison.marks]
@@ -46,22 +42,19 @@ def results(runs: Sequence[ReportedRun]) -> str:
     return table(columns, rows, labels=2, caption="All runs, seeds taken together") + note
 
 
-def _result_row(column: str, row: str, cell: Cell) -> list[str]:
+def _result_row(cell: Cell) -> list[str]:
     test = cell.test
-    spread = "" if cell.sd is None else f" ± {number(cell.sd)}"
-    ece = [run.record.metrics["ece"] for run in cell.runs if "ece" in run.record.metrics]
-    rates = [run.record.throughput.get("images_per_second", 0.0) for run in cell.runs]
+    tested = [f"{test.repaired:,}", f"{test.broken:,}", f"{test.p:.2g}"] if test else ["–"] * 3
+    rate = statistics.mean(r.record.throughput.get("images_per_second", 0.0) for r in cell.runs)
     return [
-        column,
-        f"{row} {cell.marks}".strip(),
+        cell.column,
+        f"{cell.row} {cell.marks}".strip(),
         str(len(cell.runs)),
-        number(cell.mean) + spread,
+        number(cell.mean) + ("" if cell.sd is None else f" ± {number(cell.sd)}"),
         f"{number(cell.gain, signed=True)} {cell.better}".strip(),
-        "–" if test is None else f"{test.repaired:,}",
-        "–" if test is None else f"{test.broken:,}",
-        "–" if test is None else f"{test.p:.2g}",
-        number(statistics.mean(ece) if ece else None),
-        number(statistics.mean(rates), 1 if statistics.mean(rates) < 10 else 0),
+        *tested,
+        number(cell.ece),
+        number(rate, 1 if rate < 10 else 0),
     ]
 
 
@@ -71,11 +64,12 @@ def headline(runs: Sequence[ReportedRun]) -> str:
     All seeds count, as in the table below. Nothing for many methods, or where not all of them saw
     the same images.
     """
-    by_seed: dict[int, list[ReportedRun]] = {}
-    for run in runs:
-        by_seed.setdefault(run.record.seed, []).append(run)
-    groups = [group for members in by_seed.values() for group in shown_groups(members)]
-    streams = [_predictions(group) for group in groups if group.baseline and group.adapted]
+    streams = [
+        {run.name: run.predictions for run in group.runs}  # zero-shot first
+        for members in grouped(runs, lambda run: run.record.seed).values()
+        for group in shown_groups(members)
+        if group.baseline and group.adapted
+    ]
     plain, *methods = streams[0] if streams else (BASELINE,)
     if not 1 <= len(methods) <= _CARDS or any(each.keys() != streams[0].keys() for each in streams):
         return ""
@@ -98,11 +92,6 @@ def headline(runs: Sequence[ReportedRun]) -> str:
     return cards(entries)
 
 
-def _predictions(group: RunGroup) -> dict[str, Predictions]:
-    """By method, zero-shot first."""
-    return {run.name: run.predictions for run in group.runs}
-
-
 def _right(streams: Sequence[Predictions]) -> str:
     """Share of correct predictions among the labelled images of all streams."""
     known = sum(int((each.labels >= 0).sum()) for each in streams)
@@ -118,19 +107,16 @@ def group_section(group: RunGroup, figures: PageFigures, *, draw: bool) -> str:
             changes = count_changes([(base.predictions, run.predictions)])
             parts.append(f"<p>{esc(in_words(changes, group.labels[run.id]))}</p>")
     elif group.adapted:
-        parts.append(
-            '<p class="note">No zero_shot run over these images was given, so gains are '
-            "unknown.</p>"
-        )
+        reason = "No zero_shot run over these images was given, so gains are unknown."
+        parts.append(f'<p class="note">{reason}</p>')
     if not draw or not len(group.runs[0].predictions):
         return "".join(parts)
-    name = slug(group.dataset)
-    if group.labelled:
-        parts.append(_stream(group, figures, name))
-        parts.append(_reliability(group, figures, name))
-    for run in group.adapted[:4]:
-        if base is not None:
-            parts.append(_changed(base, run, group.labels[run.id], figures))
+    if group.runs[0].labelled:
+        name = f"{slug(group.dataset)}-{group.runs[0].id[-10:]}"
+        parts += [_stream(group, figures, name), _reliability(group, figures, name)]
+    if base is not None:
+        own = group.adapted[:4]
+        parts += [_changed(base, run, group.labels[run.id], figures) for run in own]
     return "".join(parts)
 
 
@@ -144,8 +130,7 @@ def _stream(group: RunGroup, figures: PageFigures, name: str) -> str:
         caption += " Below, correct predictions more (or fewer) than zero_shot so far."
     if len(group.runs[0].record.settings["stream"]["datasets"]) > 1:
         caption += " Dotted lines: another dataset begins."
-    title = f"stream-{name}-{group.runs[0].id[-10:]}"
-    figure = figures.add(title, lambda: stream_figure(group), alt, caption)
+    figure = figures.add(f"stream-{name}", lambda: stream_figure(group), alt, caption)
     return f"<h3>Accuracy over the stream</h3>{figure}"
 
 
@@ -160,8 +145,7 @@ def _reliability(group: RunGroup, figures: PageFigures, name: str) -> str:
     )
     if len(group.runs) > PANELS:
         caption += f" The first {PANELS} of {len(group.runs)} runs."
-    title = f"reliability-{name}-{group.runs[0].id[-10:]}"
-    figure = figures.add(title, lambda: reliability_figure(group), alt, caption)
+    figure = figures.add(f"reliability-{name}", lambda: reliability_figure(group), alt, caption)
     return f"<h3>Calibration</h3>{figure}"
 
 
@@ -180,21 +164,19 @@ def _changed(base: ReportedRun, run: ReportedRun, label: str, figures: PageFigur
     ]
     columns = ("prediction, before → after", "images", "now right", "now wrong")
     listed = table(columns, rows, caption=f"Most frequent of {count(len(most_frequent), 'move')}")
+    heading = f"<h3>Predictions that {esc(label)} changed</h3>"
     if not run.labelled:
-        return f"<h3>Predictions that {esc(label)} changed</h3>{listed}"
+        return heading + listed
     matrix = changed_confusion(base.predictions, run.predictions)
-    title = f"confusion-{run.id}"
     caption = (
         "Images that a cell gained (+, violet) or lost (−, brown) against zero_shot, by label and "
         "prediction, for the classes whose predictions changed. Framed: correct predictions."
     )
     gained = int(matrix.difference.diagonal()[: len(matrix.classes)].sum())
     alt = f"Change of the confusion matrix by {label}: {gained:+d} correct predictions"
-    figure = figures.add(title, lambda: confusion_figure(matrix, run.names), alt, caption)
-    return (
-        f'<h3>Predictions that {esc(label)} changed</h3><div class="pair">{figure}'
-        f"<div>{listed}</div></div>"
-    )
+    draw = partial(confusion_figure, matrix, run.names)
+    figure = figures.add(f"confusion-{run.id}", draw, alt, caption)
+    return f'{heading}<div class="pair">{figure}<div>{listed}</div></div>'
 
 
 def curves_section(curves: Sequence[Curve], figures: PageFigures) -> str:
