@@ -43,10 +43,12 @@ def ablation(
         raise UserError(f"no values of {field} given")
     cells: dict[Any, RunSpec] = {}
     for value in values:
-        if field == BATCH_SIZE:
-            spec = replace(base, batch_size=_batch_size(value))
-        else:
+        if field != BATCH_SIZE:
             spec = with_options(base, {**dict(base.options), field: value})
+        elif str(value).strip().isdecimal() and int(value) > 0:
+            spec = replace(base, batch_size=int(value))
+        else:
+            raise UserError(f"batch_size is a whole number of at least 1, got {value!r}")
         cells[_value(spec, field)] = spec
     return Ablation(
         field,
@@ -60,12 +62,6 @@ def _value(spec: RunSpec, field: str) -> Any:
     if field == BATCH_SIZE:
         return spec.batch_size
     return getattr(method_config(spec.method, spec.preset, dict(spec.options)), field)
-
-
-def _batch_size(value: Any) -> int:
-    if not str(value).strip().isdecimal() or int(value) < 1:
-        raise UserError(f"batch_size is a whole number of at least 1, got {value!r}")
-    return int(value)
 
 
 @dataclass(frozen=True)
@@ -139,10 +135,3 @@ def curve(ablation: Ablation, results: Sequence[RunResult]) -> Curve:
         points.append(Point(value, tuple(own), average(gains)))
     baseline = average(record.metrics["top1"] for record in plain.values())
     return Curve(ablation.field, ablation.default, tuple(points), baseline)
-
-
-def label(value: Any) -> str:
-    """A value as it is shown."""
-    if isinstance(value, float):
-        return f"{value:g}"
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

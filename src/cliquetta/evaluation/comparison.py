@@ -203,7 +203,7 @@ def _row_labels(runs: Sequence[Run]) -> dict[str, str]:
         values = {n: v for n, v in run.setting.items() if n in usual and v != usual[n]}
         values |= {n: run.setting.get(n) for n in varying(kin) if n not in usual}
         values |= {name: run.conditions[name] for name in conditions if name in run.conditions}
-        shown = [f"{name}={_brief(value)}" for name, value in values.items()]
+        shown = [f"{name}={value_text(value, '+')}" for name, value in values.items()]
         labels[key] = " ".join([run.name, *shown])
     return labels
 
@@ -231,10 +231,11 @@ def varying(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     return [n for n in names if len({json.dumps(s.get(n), default=str) for s in settings}) > 1]
 
 
-def _brief(value: Any) -> str:
+def value_text(value: Any, joint: str = ",") -> str:
+    """A value of a setting as it is shown."""
     if isinstance(value, float):
         return f"{value:g}"
-    return "+".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+    return joint.join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _pairs(own: Sequence[Run], column: Sequence[Run], baseline: str) -> list[tuple[Run, Run]]:
@@ -252,8 +253,7 @@ def _pairs(own: Sequence[Run], column: Sequence[Run], baseline: str) -> list[tup
 
 def _marks(run: Run, column: Sequence[Run]) -> str:
     marks = ""
-    # else a method of a plug-in that is not installed here
-    with suppress(UnknownNameError):
+    with suppress(UnknownNameError):  # of a plug-in that is not installed here
         if run.record.preset in get_method(run.record.method).tuned_by_authors:
             marks += TUNED_BY_AUTHORS
     own = [other.setting for other in column if other.record.method == run.record.method]

@@ -95,7 +95,18 @@ def evaluate(
 
     """
     stream = from_given_features(stream, adapter.model)
-    _check(adapter, stream)
+    if isinstance(stream, FeatureStream):
+        require_features_only(type(adapter), adapter.name, towers=True)
+    if stream.views != adapter.views:
+        raise UserError(
+            f"the stream carries views {stream.views}, the method wants {adapter.views}; build "
+            "it with Stream(..., views=adapter.views)"
+        )
+    if len(stream.names) != len(adapter.prompts):
+        raise UserError(
+            f"{stream.id} labels {len(stream.names)} classes, the method tells "
+            f"{len(adapter.prompts)} apart; build it with the prompts of the dataset"
+        )
     run = Execution(adapter, stream, plan(adapter, stream, preset), cache)
     with run.opened(out, again, evidence) as finished:
         if finished is not None:
@@ -110,22 +121,6 @@ def evaluate(
             if on_step is not None:
                 on_step(step)
     return run.write_record("finished")
-
-
-def _check(adapter: Adapter, stream: AnyStream) -> None:
-    """Refuse pairs that cannot be scored."""
-    if isinstance(stream, FeatureStream):
-        require_features_only(type(adapter), adapter.name, towers=True)
-    if stream.views != adapter.views:
-        raise UserError(
-            f"the stream carries views {stream.views}, the method wants {adapter.views}; build "
-            "it with Stream(..., views=adapter.views)"
-        )
-    if len(stream.names) != len(adapter.prompts):
-        raise UserError(
-            f"{stream.id} labels {len(stream.names)} classes, the method tells "
-            f"{len(adapter.prompts)} apart; build it with the prompts of the dataset"
-        )
 
 
 class PredictionCache:
@@ -229,7 +224,6 @@ class Execution:
                 raise
 
     def _begin(self) -> None:
-        """Start afresh, or take up the saved state."""
         self.adapter.reset()
         state = None if self.folder is None else self.folder / STATE
         if state is not None and state.exists():

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from cliquetta.evaluation.ablation import Curve, Point, label
-from cliquetta.evaluation.comparison import average, grouped, varying
+from cliquetta.evaluation.ablation import Curve, Point
+from cliquetta.evaluation.comparison import average, grouped, value_text, varying
 from cliquetta.evaluation.grid import BASELINE
 from cliquetta.report.runs import ReportedRun, flat_settings, most_common
 from cliquetta.report.style import BASELINE_LOOK, FAINT, line_look, new_figure
@@ -176,7 +176,7 @@ def _axis(axes: Axes, field: str, values: Sequence[Any]) -> Sequence[float]:
         if multiply:
             axes.set_xscale("log", base=2 if field == "batch_size" else 10)
     step = -(-len(values) // 9)
-    axes.set_xticks(positions[::step], [label(value) for value in values[::step]])
+    axes.set_xticks(positions[::step], [value_text(value) for value in values[::step]])
     axes.minorticks_off()
     return positions
 

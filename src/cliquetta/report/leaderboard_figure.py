@@ -100,11 +100,8 @@ def _panel(
     bottom = height_of(low)
     parts = [f'<text x="{LEFT}" y="{top + 6}" font-weight="bold">{escape(title)}</text>']
     for mark in range(low, high + 1, STEP):
-        y, colour, label = (
-            height_of(mark),
-            INK if mark == 0 else GRID,
-            f"{mark:+d}" if mark else "0",
-        )
+        y, label = height_of(mark), f"{mark:+d}" if mark else "0"
+        colour = GRID if mark else INK
         parts += [
             f'<path d="M{LEFT} {y:g}H{width - 8}" stroke="{colour}"/>',
             f'<text x="{LEFT - 6}" y="{y + 4:g}" text-anchor="end" fill="{FAINT}">{label}</text>',

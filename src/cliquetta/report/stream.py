@@ -50,7 +50,8 @@ def stream_figure(group: RunGroup) -> Figure:
         axes = figure.subplots(
             2 if both else 1, 1, sharex=True, squeeze=False, height_ratios=[3, 2][: 1 + both]
         )[:, 0]
-        drawn = _spread(len(group.runs[0].predictions))
+        images = len(group.runs[0].predictions)  # evenly spread points, the last image included
+        drawn = np.unique(np.linspace(0, images - 1, min(images, _POINTS)).round().astype(np.int64))
         for turn, run in enumerate(group.adapted):
             look = line_look(turn) | {"marker": ""}
             label = group.labels[run.id]
@@ -76,22 +77,14 @@ def stream_figure(group: RunGroup) -> Figure:
     return figure
 
 
-def _spread(images: int) -> npt.NDArray[np.int64]:
-    """Evenly spread indices, the last one included."""
-    count = min(images, _POINTS)
-    return np.unique(np.linspace(0, images - 1, count).round().astype(np.int64))
-
-
 def _leave_the_start_out(axes: Axes) -> None:
     """Scale to what comes after the first tenth: the mean of a few images jumps from 0 to 100."""
-    heights: list[float] = []
-    for line in axes.get_lines():
-        values = np.asarray(line.get_ydata(), dtype=np.float64)
-        heights += values[len(values) // 10 :].tolist()
-    known = [value for value in heights if value == value]
-    if known:
-        room = max(2.0, 0.15 * (max(known) - min(known)))
-        axes.set_ylim(max(-1.0, min(known) - room), min(101.0, max(known) + room))
+    lines = [np.asarray(line.get_ydata(), dtype=np.float64) for line in axes.get_lines()]
+    heights = np.concatenate([values[len(values) // 10 :] for values in lines])
+    if not np.isnan(heights).all():
+        low, high = np.nanmin(heights), np.nanmax(heights)
+        room = max(2.0, 0.15 * (high - low))
+        axes.set_ylim(max(-1.0, low - room), min(101.0, high + room))
 
 
 def _finish(axes: Axes, group: RunGroup, label: str) -> None:
@@ -99,7 +92,6 @@ def _finish(axes: Axes, group: RunGroup, label: str) -> None:
     axes.margins(x=0.01)
     first = group.runs[0]
     ids = [entry["id"] for entry in first.record.settings["stream"]["datasets"]]
-    if first.record.settings["stream"]["order"] == "mixed":
-        return
-    for start, _ in domain_starts(first.predictions.keys, ids)[1:]:
+    starts = [] if first.order == "mixed" else domain_starts(first.predictions.keys, ids)
+    for start, _ in starts[1:]:
         axes.axvline(start + 1, color=FAINT, linewidth=1, linestyle=(0, (1, 2)))
