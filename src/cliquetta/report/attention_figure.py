@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,16 +40,9 @@ def image_maps(
 ) -> list[ImageMaps]:
     """The first ``limit`` images with maps, from the batches in turn."""
     queues = [[(batch, entry) for entry in batch.maps] for batch in evidence.batches]
-    order = sorted(
-        (
-            (turn, number, pair)
-            for number, queue in enumerate(queues)
-            for turn, pair in enumerate(queue)
-        ),
-        key=lambda entry: entry[:2],
-    )
+    turns = chain.from_iterable(zip_longest(*queues))
     images = []
-    for _, _, (batch, entry) in order[:limit]:
+    for batch, entry in [pair for pair in turns if pair is not None][:limit]:
         cliques = [] if batch.description is None else batch.description["cliques"]
         before, after = names[batch.before[entry.index]], names[batch.after[entry.index]]
         label = batch.labels[entry.index]
@@ -87,15 +81,8 @@ def _draw(axes: Axes, top: float, image: ImageMaps) -> None:
     columns = [*range(1, len(grids)), _COLUMNS]
     upper, lower = top + 0.36, top + 1.62
     _show_picture(axes, 0, upper, image.picture, image.title)
-    axes.text(
-        1.0,
-        lower + 0.5,
-        "less and more\nthan plain CLIP,\neach on its\nown scale",
-        ha="right",
-        va="center",
-        fontsize=7.5,
-        color=FAINT,
-    )
+    note = "less and more\nthan plain CLIP,\neach on its\nown scale"
+    axes.text(1.0, lower + 0.5, note, ha="right", va="center", fontsize=7.5, color=FAINT)
     for column, grid, title in zip(columns, grids, titles, strict=True):
         _show_picture(axes, column, upper, overlay(image.picture, grid / brightest), title)
         if column > 1:

@@ -85,7 +85,7 @@ def moves(plain: Predictions, adapted: Predictions) -> list[Move]:
     differs = before != after
     changed = np.stack([before, after, plain.labels], axis=1)[differs].tolist()
     triples = Counter(map(tuple, changed))
-    pairs = Counter((old, new) for old, new, _ in triples.elements())
+    pairs = Counter((old, new) for old, new, _ in changed)
     return [
         Move(old, new, number, triples[old, new, new], triples[old, new, old])
         for (old, new), number in sorted(pairs.items(), key=lambda item: (-item[1], item[0]))
@@ -95,9 +95,7 @@ def moves(plain: Predictions, adapted: Predictions) -> list[Move]:
 def net_gain(plain: Predictions, adapted: Predictions) -> npt.NDArray[np.int64]:
     """Predictions gained over ``plain`` up to each image of the stream, (n,)."""
     _same(plain, adapted)
-    steps = adapted.correct.astype(np.int64) - plain.correct.astype(np.int64)
-    total: npt.NDArray[np.int64] = steps.cumsum()
-    return total
+    return np.cumsum(adapted.correct.astype(np.int64) - plain.correct.astype(np.int64))
 
 
 def _same(plain: Predictions, adapted: Predictions) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -36,16 +37,13 @@ def changed_confusion(
     plain: Predictions, adapted: Predictions, limit: int = CLASSES
 ) -> ChangedConfusion:
     """Confusions over the classes that most predictions moved between, by class."""
-    weight: dict[int, int] = {}
-    for move in moves(plain, adapted):
-        for label in (move.before, move.after):
-            weight[label] = weight.get(label, 0) + move.count
+    known = plain.labels >= 0
     changed = plain.classes[:, 0] != adapted.classes[:, 0]
-    for label in plain.labels[changed & (plain.labels >= 0)].tolist():
-        weight[label] = weight.get(label, 0) + 1
+    weight = Counter(plain.labels[changed & known].tolist())
+    for move in moves(plain, adapted):
+        weight.update({move.before: move.count, move.after: move.count})
     busiest = sorted(weight, key=lambda label: (-weight[label], label))[:limit]
     classes = tuple(sorted(busiest))
-    known = plain.labels >= 0
     before, after = (
         _confusion(plain.labels[known], some.classes[known, 0], classes)
         for some in (plain, adapted)
@@ -82,17 +80,11 @@ def confusion_figure(confusion: ChangedConfusion, names: tuple[str, ...]) -> Fig
         for row, column in zip(*cells.nonzero(), strict=True):
             text = f"{cells[row, column]:+d}".replace("-", "−")
             axes.text(column, row, text, ha="center", va="center", color="#101418")
-        for index in range(size):  # the diagonal: correct predictions
-            outline = Rectangle(
-                (index - 0.5, index - 0.5), 1, 1, fill=False, edgecolor=FAINT, linewidth=1.1
-            )
-            axes.add_patch(outline)
+        for corner in np.arange(size) - 0.5:  # of the diagonal: correct predictions
+            frame = Rectangle((corner, corner), 1, 1, fill=False, edgecolor=FAINT, linewidth=1.1)
+            axes.add_patch(frame)
         axes.set_xticks(range(columns), [*shown, "other"][:columns], rotation=40, ha="right")
         axes.set_yticks(range(rows), [*shown, "other"][:rows])
-        axes.set_xlabel("prediction")
-        axes.set_ylabel("label")
-        for spine in axes.spines.values():
-            spine.set_visible(True)
-            spine.set_color(INK)
-            spine.set_linewidth(0.6)
+        axes.set(xlabel="prediction", ylabel="label")
+        axes.spines[:].set(visible=True, color=INK, linewidth=0.6)
     return figure

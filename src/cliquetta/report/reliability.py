@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +17,6 @@ from cliquetta.report.style import COLOURS, FAINT, INK, PAPER, new_figure
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-PANELS = 8  # runs that are drawn; the table has the rest
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,24 +55,24 @@ def reliability(predictions: Predictions, bins: int = BINS) -> Reliability:
 
 def reliability_figure(group: RunGroup) -> Figure:
     """One panel per run: accuracy by confidence over a histogram of the confidences."""
-    runs = group.runs[:PANELS]
-    columns = min(4, len(runs))
-    rows = math.ceil(len(runs) / columns)
+    columns = min(4, len(group.runs))
+    rows = -(-len(group.runs) // columns)
     with new_figure(max(2.6 * columns, 3.4), 3.3 * rows) as figure:
         grid = figure.subplots(
             2 * rows, columns, squeeze=False, sharex=True, height_ratios=[3, 1] * rows
         )
-        for turn, run in enumerate(runs):
+        for turn in range(rows * columns):
             row, column = divmod(turn, columns)
             upper, lower = grid[2 * row, column], grid[2 * row + 1, column]
+            if turn >= len(group.runs):
+                upper.set_axis_off()
+                lower.set_axis_off()
+                continue
+            run = group.runs[turn]
             _panel(upper, lower, run, group.labels[run.id])
             if column == 0:
                 upper.set_ylabel("right, %")
                 lower.set_ylabel("predictions, %")
-        for turn in range(len(runs), rows * columns):
-            row, column = divmod(turn, columns)
-            grid[2 * row, column].set_axis_off()
-            grid[2 * row + 1, column].set_axis_off()
     return figure
 
 
@@ -85,17 +82,9 @@ def _panel(upper: Axes, lower: Axes, run: ReportedRun, label: str) -> None:
     centres = 100 * (bins.edges[:-1] + bins.edges[1:]) / 2
     accuracy, confidence = 100 * bins.accuracy, 100 * bins.confidence
     upper.bar(centres, accuracy, width * 0.94, color=COLOURS[0])
-    gap = np.nan_to_num(confidence - accuracy)
-    upper.bar(
-        centres,
-        gap,
-        width * 0.94,
-        bottom=np.nan_to_num(accuracy),
-        facecolor="none",
-        edgecolor=COLOURS[1],
-        hatch="////",
-        linewidth=0.8,
-    )
+    gap, bottom = np.nan_to_num(confidence - accuracy), np.nan_to_num(accuracy)
+    hatched: dict[str, Any] = {"facecolor": "none", "edgecolor": COLOURS[1], "hatch": "////"}
+    upper.bar(centres, gap, width * 0.94, bottom=bottom, linewidth=0.8, **hatched)
     upper.plot([0, 100], [0, 100], color=FAINT, linewidth=1, linestyle=(0, (3, 3)))
     upper.set_title(label if len(label) < 24 else label[:22] + "…")
     error = run.metric("ece") or 100 * bins.error

@@ -14,6 +14,8 @@ from cliquetta.evaluation.evidence_log import Evidence, load_evidence
 from cliquetta.evaluation.grid import BASELINE
 from cliquetta.evaluation.record import Record, Run, digest, find_runs
 
+_SHOWN = 8  # runs of a dataset in its figures; the table has the rest
+
 
 @dataclass(frozen=True, eq=False)
 class ReportedRun(Run):
@@ -126,7 +128,7 @@ def group_runs(runs: Sequence[ReportedRun]) -> list[RunGroup]:
     ]
 
 
-def shown_groups(runs: Sequence[ReportedRun], most: int = 8) -> list[RunGroup]:
+def shown_groups(runs: Sequence[ReportedRun]) -> list[RunGroup]:
     """One group per dataset, with one run per method: what figures can show.
 
     Of several seeds the first; of several settings of a method the one that is closest to what
@@ -137,7 +139,7 @@ def shown_groups(runs: Sequence[ReportedRun], most: int = 8) -> list[RunGroup]:
         known = first.setdefault(group.dataset, group)
         if len({run.name for run in group.runs}) > len({run.name for run in known.runs}):
             first[group.dataset] = group
-    return [RunGroup(group.dataset, _one_per_method(group.runs)[:most]) for group in first.values()]
+    return [RunGroup(group.dataset, _one_per_method(group.runs)) for group in first.values()]
 
 
 def _one_per_method(runs: Sequence[ReportedRun]) -> tuple[ReportedRun, ...]:
@@ -150,7 +152,7 @@ def _one_per_method(runs: Sequence[ReportedRun]) -> tuple[ReportedRun, ...]:
         usual.pop("seed", None)
         fit = [sum(each.get(key) == value for key, value in usual.items()) for each in settings]
         chosen.append(members[fit.index(max(fit))])
-    return tuple(chosen)
+    return tuple(chosen[:_SHOWN])
 
 
 def most_common(values: Sequence[Any]) -> Any:

@@ -14,7 +14,7 @@ from cliquetta.report.changes import count_changes, in_words, moves
 from cliquetta.report.confusion import changed_confusion, confusion_figure
 from cliquetta.report.curves import curve_figure
 from cliquetta.report.markup import PageFigures, cards, count, details, esc, number, table
-from cliquetta.report.reliability import PANELS, reliability_figure
+from cliquetta.report.reliability import reliability_figure
 from cliquetta.report.repeat import repeat_command
 from cliquetta.report.runs import ReportedRun, RunGroup, shown_groups
 from cliquetta.report.stream import accuracy_so_far, stream_figure
@@ -135,16 +135,13 @@ def _stream(group: RunGroup, figures: PageFigures, name: str) -> str:
 
 
 def _reliability(group: RunGroup, figures: PageFigures, name: str) -> str:
-    shown = group.runs[:PANELS]
     alt = "Reliability diagrams; expected calibration error " + ", ".join(
-        f"{group.labels[run.id]} {number(run.metric('ece'), 1)} %" for run in shown
+        f"{group.labels[run.id]} {number(run.metric('ece'), 1)} %" for run in group.runs
     )
     caption = (
         "How often predictions of a confidence are right; on the dashed line they would be "
         "calibrated. Hatched: the gap. Below, how many predictions have that confidence."
     )
-    if len(group.runs) > PANELS:
-        caption += f" The first {PANELS} of {len(group.runs)} runs."
     figure = figures.add(f"reliability-{name}", lambda: reliability_figure(group), alt, caption)
     return f"<h3>Calibration</h3>{figure}"
 
@@ -209,9 +206,9 @@ def repeat_section(runs: Sequence[ReportedRun]) -> str:
 
 
 def _command(run: ReportedRun) -> str:
-    repeat = repeat_command(run.record)
-    remarks = "".join(f'<p class="note">{esc(remark)}</p>' for remark in repeat.remarks)
-    return f"<pre><code>{esc(repeat.command)}</code></pre>{remarks}"
+    command, remarks = repeat_command(run.record)
+    notes = "".join(f'<p class="note">{esc(remark)}</p>' for remark in remarks)
+    return f"<pre><code>{esc(command)}</code></pre>{notes}"
 
 
 def _settings(run: ReportedRun) -> str:
