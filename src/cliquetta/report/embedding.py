@@ -106,7 +106,7 @@ def embed(evidence: Evidence, how: How = "auto") -> Embedding | None:
         points, words = tsne(both), "t-SNE (openTSNE)"
     known = labels >= 0
     before, after = (cohesion(each[known], labels[known]) for each in (plain, prompted))
-    return Embedding(*np.split(points, 2), labels, words, (before, after))
+    return Embedding(points[: len(plain)], points[len(plain) :], labels, words, (before, after))
 
 
 def embedding_figure(embedding: Embedding, names: tuple[str, ...]) -> Figure:

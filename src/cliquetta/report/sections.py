@@ -3,7 +3,7 @@
 import json
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from cliquetta.evaluation.ablation import Curve
@@ -84,11 +84,9 @@ def headline(runs: Sequence[ReportedRun]) -> str:
         return cards(entries) + "".join(f"<p>{esc(sentence)}</p>" for sentence in words)
     test = changes[0].test
     assert test is not None
-    entries += [
-        (f"{changes[0].changed:,}", f"of {changes[0].images:,} predictions changed"),
-        (f"{test.repaired:,}", "from wrong to right"),
-        (f"{test.broken:,}", "from right to wrong"),
-    ]
+    entries.append((f"{changes[0].changed:,}", f"of {changes[0].images:,} predictions changed"))
+    entries.append((f"{test.repaired:,}", "from wrong to right"))
+    entries.append((f"{test.broken:,}", "from right to wrong"))
     return cards(entries)
 
 
@@ -197,23 +195,20 @@ def curves_section(curves: Sequence[Curve], figures: PageFigures) -> str:
 
 def repeat_section(runs: Sequence[ReportedRun]) -> str:
     """The command, the config and the machine of every run; many of them folded away."""
-    if len(runs) > _FOLDED:
-        return "".join(details(run.id, _command(run) + _settings(run)) for run in runs)
-    return "".join(
-        f"<h3>{esc(run.id)}</h3>{_command(run)}{details('Settings and machine', _settings(run))}"
-        for run in runs
-    )
-
-
-def _command(run: ReportedRun) -> str:
-    command, remarks = repeat_command(run.record)
-    notes = "".join(f'<p class="note">{esc(remark)}</p>' for remark in remarks)
-    return f"<pre><code>{esc(command)}</code></pre>{notes}"
+    parts = []
+    for run in runs:
+        line, remarks = repeat_command(run.record)
+        notes = "".join(f'<p class="note">{esc(remark)}</p>' for remark in remarks)
+        command, settings = f"<pre><code>{esc(line)}</code></pre>{notes}", _settings(run)
+        shown = f"<h3>{esc(run.id)}</h3>{command}{details('Settings and machine', settings)}"
+        parts.append(details(run.id, command + settings) if len(runs) > _FOLDED else shown)
+    return "".join(parts)
 
 
 def _settings(run: ReportedRun) -> str:
     record = run.record
-    memory = {kind: f"{size / 2**20:,.0f} MiB" for kind, size in record.peak_memory.items()}
+    memory = [f"{kind} {size / 2**20:,.0f} MiB" for kind, size in record.peak_memory.items()]
+    versions = record.environment.get("versions", {})
     model = record.settings["model"]
     facts = [
         ("images", f"{record.images:,}"),
@@ -221,14 +216,10 @@ def _settings(run: ReportedRun) -> str:
         ("weights", f"{model['id']} {model['fingerprint']}"),
         ("started, finished", f"{record.started}, {record.finished}"),
         ("seconds of prediction", number(record.throughput.get("seconds"), 1)),
-        ("peak memory", _listed(memory)),
+        ("peak memory", ", ".join(memory)),
         ("device", str(record.environment.get("device_name", ""))),
-        ("versions", _listed(record.environment.get("versions", {}))),
+        ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
     ]
     config = [(key, json.dumps(value)) for key, value in record.settings["config"].items()]
     listed = table(("setting", "value"), config, labels=2) if config else "<p>No settings.</p>"
     return table(("fact", "value"), facts, labels=2) + listed
-
-
-def _listed(values: Mapping[str, object]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in values.items())
