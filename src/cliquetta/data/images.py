@@ -42,9 +42,9 @@ _START_OF_SCAN = b"\xff\xda"
 _MOST_SCANS = 200  # of a JPEG: each costs a pass over all pixels, however few bytes it has
 _AVIF = (b"avif", b"avis")
 
-Decode = Literal["exact", "fast"]
-"""Every pixel; or JPEG's own downscaling first, where an image is at least twice as large as
-needed."""
+Decode = Literal["exact", "fast", "gpu"]
+"""Every pixel by Pillow; JPEG's own downscaling first, where an image is at least twice as large as
+needed; or nvJPEG."""
 
 Source = str | os.PathLike[str] | bytes | BinaryIO
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from cliquetta.data.dataset import Dataset
 from cliquetta.data.images import ImageError
+from cliquetta.data.nvjpeg import Jpeg, JpegDecoder, open_or_read
 from cliquetta.data.views import image_views, to_pixels
 from cliquetta.data.workers import (
     Array,
@@ -108,14 +109,17 @@ class Loader(Generic[Job]):
     """Where pixels are wanted; ``None`` leaves bytes as they are."""
     local: bool = False
     """Whether images are in the memory of this process only, where threads have to read them."""
+    decoder: JpegDecoder | None = None
+    """Decodes JPEG files that the workers, threads then, only read; not for views."""
 
     def load(self, batches: Iterable[Sequence[Job]], count: int) -> Iterator[Loaded]:
         """The images of some batches, ``count`` in all, read ahead of the caller."""
         workers = default_workers(self.device) if self.workers is None else self.workers
         with closing(self._read_ahead(batches, count, workers)) as reading:
             # While the caller works on one batch, a thread gathers and sends the next.
+            chunks = reading if self.decoder is None else map(self.decoder.complete, reading)
             loading = map_ahead(
-                lambda _: self._gather(reading), repeat(None), workers=min(1, workers), ahead=1
+                lambda _: self._gather(chunks), repeat(None), workers=min(1, workers), ahead=1
             )
             with closing(loading):
                 for loaded in loading:
@@ -134,7 +138,7 @@ class Loader(Generic[Job]):
             for first in range(0, len(batch), step)
         )
         # Threads are enough beside a model on the CPU, unless a number of workers is given.
-        processes = self.workers is not None or _is_cuda(self.device)
+        processes = self.decoder is None and (self.workers is not None or _is_cuda(self.device))
         if workers and processes and count >= PROCESSES_FROM and not self.local:
             bytes_of = [
                 1 if kind is None else kind.count * (4 if kind.kind == "augmix" else 1)
@@ -147,18 +151,25 @@ class Loader(Generic[Job]):
         return map_ahead(self.read, chunks, workers=workers, ahead=max(1, ahead))
 
     def read(self, chunk: Chunk[Job]) -> Made:
-        """Decode, resize and crop; runs in a worker."""
-        jobs, first, size = chunk
+        """Decode, resize and crop, or read for the decoder; runs in a worker."""
+        (jobs, first, size), by_pillow = chunk, self.decoder is None
         made: dict[int, list[Array]] = {}
+        jpegs: dict[int, Jpeg] = {}
         unreadable: list[tuple[int, str]] = []
         for dataset, indices, keys, positions in self.find(jobs):
             arrays = dataset.arrays(indices)
             rows = zip(positions, indices, keys, strict=True)
             for row, (position, index, key) in enumerate(rows):
                 try:
-                    image = dataset.load(index) if arrays is None else Image.fromarray(arrays[row])
+                    if arrays is not None:
+                        image: Image.Image | Jpeg = Image.fromarray(arrays[row])
+                    else:
+                        image = dataset.load(index) if by_pillow else open_or_read(dataset, index)
                 except ImageError as error:
                     unreadable.append((first + position, error.reason))
+                    continue
+                if isinstance(image, Jpeg):
+                    jpegs[first + position] = image
                     continue
                 made[position] = [
                     np.asarray(self.preprocess.picture(image))
@@ -169,14 +180,14 @@ class Loader(Generic[Job]):
         readable = sorted(made)
         stacked = tuple(map(np.stack, zip(*(made[position] for position in readable), strict=True)))
         numbers = [first + position for position in readable]
-        return stacked, (numbers, unreadable, (first, len(jobs), size))
+        return stacked, (numbers, unreadable, (first, len(jobs), size), jpegs)
 
     def _gather(self, reading: Iterator[Made]) -> Loaded | None:
         """The next batch, of the chunks that it was read in, on its way to the device."""
         buffers: list[Tensor] = []
         positions: list[int] = []
         unreadable: list[tuple[int, str]] = []
-        for arrays, (own, missing, (first, count, size)) in reading:
+        for arrays, (own, missing, (first, count, size), _) in reading:
             if arrays and not buffers:
                 kinds = [(array.shape[1:], torch.from_numpy(array[:0]).dtype) for array in arrays]
                 pin = _is_cuda(self.device)

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from PIL import Image
 
-from cliquetta.data.images import EXTENSIONS, ImageError, natural_key, open_image
+from cliquetta.data.images import EXTENSIONS, ImageError, natural_key, open_image, read_image
 from cliquetta.errors import UserError
 
 TRIES = 3
@@ -92,23 +92,33 @@ def read_location(location: str, span: tuple[int, int] | None = None) -> bytes:
     raise AssertionError("unreachable")
 
 
+def read_listed(path: Path | str, member: Member | None = None) -> bytes:
+    """Read the image file at a path or URL, or a ``member`` of a tar file called ``path``."""
+    if member is None and not is_url(path):
+        return read_image(path)
+    try:
+        return read_location(member[0], member[1:]) if member else read_location(str(path))
+    except FileNotFoundError:
+        raise ImageError(str(path), "no such file") from None
+    except Exception as error:  # whatever a file system raises
+        raise ImageError(str(path), f"cannot be read ({error})") from error
+
+
 def open_listed(
     path: Path | str, member: Member | None = None, *, shorter: int | None = None, exif: bool = True
 ) -> Image.Image:
     """Open the image at a path or URL, or a ``member`` of a tar file that is called ``path``."""
-    if member is None and not is_url(path):
-        return open_image(path, shorter=shorter, exif=exif)
-    path = str(path)
-    try:
-        data = read_location(member[0], member[1:]) if member else read_location(path)
-    except FileNotFoundError:
-        raise ImageError(path, "no such file") from None
-    except Exception as error:  # whatever a file system raises
-        raise ImageError(path, f"cannot be read ({error})") from error
+    return open_named(read_listed(path, member), path, shorter=shorter, exif=exif)
+
+
+def open_named(
+    data: bytes, path: Path | str, *, shorter: int | None = None, exif: bool = True
+) -> Image.Image:
+    """Open the image in ``data``; errors call it ``path``."""
     try:
         return open_image(data, shorter=shorter, exif=exif)
     except ImageError as error:
-        raise ImageError(path, error.reason) from error
+        raise ImageError(str(path), error.reason) from error
 
 
 def expand_glob(pattern: str) -> list[str] | None:

@@ -5,6 +5,7 @@ one takes the next item, where :class:`~torch.utils.data.DataLoader` waits for t
 Arrays come back in a ring of shared memory: a segment per array costs a connection for each.
 """
 
+import gc
 import logging
 import math
 import multiprocessing
@@ -163,6 +164,7 @@ _here: tuple[Callable[[Any], Made], _Ring] | None = None
 def _settle(pickled: bytes, ring: _Ring, pillow: tuple[bool, int | None]) -> None:
     """Make a process a worker; ``pillow`` are the settings of the process that started it."""
     global _here
+    gc.freeze()  # collecting what was forked would write to it, and so copy its pages
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)

@@ -22,6 +22,7 @@ from cliquetta.data.images import Decode
 from cliquetta.data.inputs import ImageLike, name_images, to_picture
 from cliquetta.data.listing import Entry, ImageList, find_listed
 from cliquetta.data.loader import ImageGroup, Loaded, Loader
+from cliquetta.data.nvjpeg import JpegDecoder
 from cliquetta.data.prepared import AnyBatch, FeatureStream
 from cliquetta.data.stream import Stream
 from cliquetta.data.views import to_pixels
@@ -121,6 +122,13 @@ class Reader:
             made[views] = Batch(plain, batch.keys, None if batch.views is None else pixels)
         return replace(read, by_views=made)
 
+    @property
+    def decoder(self) -> JpegDecoder | None:
+        """Decodes JPEG files on the device, if that was asked for and there are no views."""
+        if self.decode != "gpu" or self.device is None or any(self.views):
+            return None
+        return JpegDecoder(self.preprocess, self.device)
+
     def _loader(self, *, local: bool) -> Loader[Entry | Picture]:
         # crops of a small part of an image need all of its pixels
         fast = self.decode == "fast" and not any(self.views)
@@ -129,7 +137,7 @@ class Reader:
             _find if local else find_listed, shorter=self.preprocess.size if fast else None
         )
         settings = (self.preprocess, self.views, self.seed, self.workers, self.device, local)
-        return Loader(find, *settings)
+        return Loader(find, *settings, self.decoder)
 
     def _batch(self, segment: Segment, loaded: Loaded) -> ReadBatch:
         keys = [image.path for image in segment.images]
