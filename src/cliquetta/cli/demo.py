@@ -27,8 +27,7 @@ SHIFTS = ("contrast:5", "gaussian_noise:5", "defocus_blur:5", "jpeg_compression:
 the numbers of images, were chosen after looking at gains and p values here: a show, no evidence."""
 FEW_CLIQUES = "defocus_blur:5"
 """Few of its images are alike, so that SCAP learns the prompts of few cliques."""
-SIGNIFICANT = 0.01
-"""A difference of accuracy is stated as a gain or a loss if it is less likely by chance."""
+SIGNIFICANT = 0.01  # a difference that chance makes more often is stated as none
 NO_GAIN = "none"  # what a table says of a smaller difference
 _BAR = 20  # columns of a bar of 100 %
 EXAMPLES = """

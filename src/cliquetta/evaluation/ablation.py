@@ -13,8 +13,7 @@ from cliquetta.evaluation.record import Record
 from cliquetta.evaluation.sweep import RunResult
 from cliquetta.methods.registry import get_method, method_config
 
-BATCH_SIZE = "batch_size"
-"""The one field of a run, rather than of a method's config, that can be varied."""
+BATCH_SIZE = "batch_size"  # the one field of a run, not of a method's config, that can be varied
 
 
 @dataclass(frozen=True)

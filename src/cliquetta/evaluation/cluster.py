@@ -38,10 +38,8 @@ class RayExecutor:
 
     address: str = LOCAL  # ``local``, ``auto`` (the cluster of this machine) or ``ray://host:port``
     cpus: float = 1.0  # cores of a run; also the threads it computes with
-    gpus: float | None = None
-    """Share of a GPU of a run. ``None``: a whole one if the cluster has any, else none."""
-    retries: int = 3
-    """How often a run is sent again that was lost with its worker, or failed on the way."""
+    gpus: float | None = None  # share of one per run; ``None``: all of it if there is any
+    retries: int = 3  # of a run that failed on the way or was lost with its worker
     on_report: Callable[[RunSpec, RunReport], None] | None = None
 
     def run(self, context: RunContext, specs: Sequence[RunSpec]) -> Iterator[RunResult]:

@@ -16,8 +16,7 @@ from cliquetta.methods.state import plain_config
 
 Item = TypeVar("Item")
 Key = TypeVar("Key")
-ENOUGH = 6
-"""Datasets from which on their gains are tested: seeds share images and are not independent."""
+ENOUGH = 6  # datasets from which on gains are tested: seeds share images, so are not independent
 METRICS = ("top1", "top5", "mean_class", "macro_f1", "ece", "nll", "auroc", "fpr95")
 LOWER_IS_BETTER = frozenset({"ece", "nll", "fpr95"})
 DRAWS = 10  # seeds from which on the mean over the worst tenth of them is shown
@@ -46,12 +45,9 @@ class Cell:
     metric: str
     mean: float | None  # ``None`` where no image has a label
     sd: float | None  # over seeds; ``None`` for one
-    tail: float | None
-    """Mean over the worst tenth of the seeds; ``None`` with fewer than :data:`DRAWS`."""
-    gains: Mapping[int, float]
-    """Difference of the metric to the baseline, by every seed that both have."""
-    test: PairedTest | None
-    """Of the predictions against the baseline's; ``None`` for the baseline itself."""
+    tail: float | None  # mean over the worst tenth of the seeds; ``None`` below :data:`DRAWS`
+    gains: Mapping[int, float]  # of the metric over the baseline, by every seed that both have
+    test: PairedTest | None  # of predictions against the baseline's; ``None`` for itself
     marks: str
     cost: float | None  # time per image as a multiple of zero-shot's in the same column
 
@@ -85,8 +81,7 @@ class Overall:
     gain: float | None
     gain_sd: float | None  # from dataset to dataset
     worst: tuple[float, str] | None  # the least favourable gain, and on which dataset
-    p: float | None
-    """Of the gains, paired by dataset; ``None`` with fewer than :data:`ENOUGH` of them."""
+    p: float | None  # of the gains, paired by dataset; ``None`` below :data:`ENOUGH` of them
     ece: float | None
     cost: float | None  # median over datasets
     rate: float  # images/s, median over runs

@@ -36,8 +36,7 @@ class Predictions:
 
     keys: tuple[str, ...]
     labels: npt.NDArray[np.int64]  # (n,), -1 where unknown
-    classes: npt.NDArray[np.int64]
-    """(n, k) most probable classes, best first; k is 5 or the number of classes."""
+    classes: npt.NDArray[np.int64]  # (n, k) most probable, best first; k is 5 or all of them
     probabilities: npt.NDArray[np.float32]  # (n, k) their probabilities
 
     def __len__(self) -> int:
@@ -104,8 +103,7 @@ def load_predictions(folder: Path | str) -> Predictions:
 
 # --- an exact paired test: is one method better on the same images, or is it luck? ---------------
 
-EXACT = 20_000
-"""Up to this sum of weights p is exact; above, normal, which is then right to a few percent."""
+EXACT = 20_000  # up to this sum of weights p is exact; above, normal: right to a few percent
 STEPS = 8_000  # differences that are no whole numbers are rounded to this share of their sum
 
 

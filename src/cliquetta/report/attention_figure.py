@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 _SIDE = 96  # pixels of an overlay
 _COLUMNS = 6  # maps of one image: plain, up to four cliques, together
-_STEP, _BLOCK = 1.14, 2.74
-"""From one column to the next, and from one image to the next, in sides of a picture."""
+_STEP, _BLOCK = 1.14, 2.74  # from column to column, from image to image, in sides of a picture
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,8 +31,7 @@ class Embedding:
     prompted: Array
     labels: npt.NDArray[np.int64]
     how: str  # what made the map, in words
-    cohesion: tuple[float, float]
-    """Of the features, not of the map: see :func:`cohesion`; plain and prompted."""
+    cohesion: tuple[float, float]  # plain and prompted; of the features, not of the map
 
 
 def pca(features: Array) -> tuple[Array, float]:

@@ -17,8 +17,7 @@ from cliquetta.report.style import COLOURS, FAINT, GRID, INK, PAPER
 KINDS = tuple(column for column, (_, metric) in COLUMNS.items() if metric != "auroc")
 RIVALS = 5
 SHARE = 0.8  # of the cells that the best-covered method has; a rival with fewer is not drawn
-LEFT, TOP, BETWEEN, BAR, GAP, POINT = 48, 92, 62, 11, 18, 6.0
-"""Pixels: margins, of a bar, between groups, of a point of accuracy."""
+LEFT, TOP, BETWEEN, BAR, GAP, POINT = 48, 92, 62, 11, 18, 6.0  # pixels; POINT: of one point of gain
 STEP = 5  # points between two lines
 
 Board = Mapping[str, BoardRow]

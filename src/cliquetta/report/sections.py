@@ -10,14 +10,18 @@ from cliquetta.evaluation.ablation import Curve
 from cliquetta.evaluation.comparison import MARKS, Cell, compare, grouped
 from cliquetta.evaluation.grid import BASELINE
 from cliquetta.evaluation.predictions import Predictions
-from cliquetta.report.changes import count_changes, in_words, moves
-from cliquetta.report.confusion import changed_confusion, confusion_figure
+from cliquetta.report.changes import (
+    changed_confusion,
+    confusion_figure,
+    count_changes,
+    in_words,
+    moves,
+)
 from cliquetta.report.curves import curve_figure
 from cliquetta.report.markup import PageFigures, cards, count, details, esc, number, table
-from cliquetta.report.reliability import reliability_figure
 from cliquetta.report.repeat import repeat_command
 from cliquetta.report.runs import ReportedRun, RunGroup, shown_groups
-from cliquetta.report.stream import accuracy_so_far, stream_figure
+from cliquetta.report.stream import accuracy_so_far, reliability_figure, stream_figure
 
 _MOVES = 8  # moves between classes in the table
 _CARDS = 4  # methods whose figures head a page
