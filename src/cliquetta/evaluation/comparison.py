@@ -105,13 +105,10 @@ class Comparison:
         gains = {cell.column: cell.gain for cell in cells if cell.gain is not None}
         sign = -1 if self.metric in LOWER_IS_BETTER else 1
         worst = min(gains, key=lambda column: sign * gains[column], default=None)
-        by_seed: dict[int, list[float]] = {}
-        for run in (run for cell in cells for run in cell.runs):
-            if self.metric in run.record.metrics:
-                by_seed.setdefault(run.record.seed, []).append(run.record.metrics[self.metric])
-        seeds = [statistics.mean(v) for v in by_seed.values() if len(v) == len(cells)]
-        runs = [run.record for cell in cells for run in cell.runs]
-        rates = [record.throughput["images_per_second"] for record in runs]
+        records = [run.record for cell in cells for run in cell.runs]
+        scored = [(r.seed, r.metrics[self.metric]) for r in records if self.metric in r.metrics]
+        by_seed = grouped(scored, lambda pair: pair[0]).values()
+        seeds = [statistics.mean(v for _, v in own) for own in by_seed if len(own) == len(cells)]
         return Overall(
             row,
             tuple(cell.column for cell in cells),
@@ -124,8 +121,8 @@ class Comparison:
             sign_flip_p(list(gains.values())) if len(gains) >= ENOUGH else None,
             average(cell.ece for cell in cells),
             average((cell.cost for cell in cells), statistics.median),
-            statistics.median(rates) if rates else 0.0,
-            round(statistics.mean(record.images for record in runs)) if runs else 0,
+            average((r.throughput["images_per_second"] for r in records), statistics.median) or 0.0,
+            round(average(record.images for record in records) or 0),
         )
 
     @property

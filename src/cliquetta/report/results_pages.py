@@ -94,29 +94,20 @@ def _title(run: Run) -> str:
 
 def headline(bundled: Sequence[Setting], real: Sequence[Setting]) -> str:
     """One row per method of the first setting of each; of ``real`` only what is not ``dev``."""
-    sides = [
-        (name, setting, setting.columns(*roles))
-        for name, settings, roles in (
-            ("bundled set", bundled, (REPORT, DEVELOPMENT)),
-            ("real tower", real, (REPORT,)),
-        )
-        for setting in settings[:1]
-    ]
+    sides = [("bundled set", s, s.columns(REPORT, DEVELOPMENT)) for s in bundled[:1]]
+    sides += [("real tower", s, s.columns(REPORT)) for s in real[:1]]
     head = ["method"]
     for name, _, columns in sides:
         head += [f"{name}, {len(columns)} shifts", "worst", "clean"]
-    _, main, _ = sides[-1]
     # A method may need other options on one side: its text half stays fixed on the real tower.
     labels = [{method_of(row): row for row in reversed(s.table.rows)} for _, s, _ in sides]
     rows = []
-    for row in main.rows:
+    for row in sides[-1][1].rows:
         name = method_of(row.row)
         if all(name in known for known in labels):
-            cells = [
-                cell
-                for (_, setting, columns), known in zip(sides, labels, strict=True)
-                for cell in _headline_cells(setting, columns, known[name])
-            ]
+            cells = []
+            for (_, setting, columns), known in zip(sides, labels, strict=True):
+                cells += _headline_cells(setting, columns, known[name])
             rows.append((f"`{name}`", *cells, times(row.cost)))
     return to_markdown(TextTable((*head, "cost"), tuple(rows))).rstrip()
 
@@ -163,7 +154,10 @@ def methods_page(
         parts += ["## Other streams and batch sizes"]
     for setting in streams:
         parts += [f"### {setting.title}", _every_method([setting], folder)]
-    parts += ["## What was not run", _not_run([*bundled, *real], folder)]
+    ran = {method_of(row) for setting in [*bundled, *real] for row in setting.table.rows}
+    missing = [entry for entry in method_entries() if entry.name not in ran]
+    lines = [as_item(f"{linked(entry.name, folder)}: {entry.summary}.") for entry in missing]
+    parts += ["## What was not run", "\n".join(lines) or "Nothing: every method has a row."]
     parts += ["## Sources", sources([*bundled, *real, *streams])]
     return "\n\n".join(parts) + "\n"
 
@@ -254,13 +248,6 @@ def _ranking(settings: Sequence[Setting], kind: str) -> str:
             gains.setdefault(row.row, row.gain)
     ordered = sorted(gains.items(), key=lambda item: -item[1])
     return ", ".join(f"`{name}` {gain:+.2f}" for name, gain in ordered) or "Nothing is recorded."
-
-
-def _not_run(settings: Sequence[Setting], folder: Path) -> str:
-    ran = {method_of(row) for setting in settings for row in setting.table.rows}
-    missing = [entry for entry in method_entries() if entry.name not in ran]
-    lines = [as_item(f"{linked(entry.name, folder)}: {entry.summary}.") for entry in missing]
-    return "\n".join(lines) or "Nothing: every method has a row."
 
 
 def _gain(row: Overall) -> str:

@@ -116,7 +116,7 @@ class Reliability:
         return float(np.nansum(gaps * self.count) / max(1, self.count.sum()))
 
 
-def reliability(predictions: Predictions, bins: int = BINS) -> Reliability:
+def reliability(predictions: Predictions) -> Reliability:
     """Bins of the labelled predictions; a bin holds its lower edge, the last one both.
 
     The edges are torchmetrics' own, so that the error is the one of the record; there, only
@@ -125,12 +125,12 @@ def reliability(predictions: Predictions, bins: int = BINS) -> Reliability:
     known = predictions.labels >= 0
     confidence = predictions.probabilities[known, 0]
     right = predictions.correct[known].astype(np.float64)
-    edges = torch.linspace(0, 1, bins + 1).numpy()
-    slot = np.clip(np.digitize(confidence, edges) - 1, 0, bins - 1)
-    count = np.bincount(slot, minlength=bins)
+    edges = torch.linspace(0, 1, BINS + 1).numpy()
+    slot = np.clip(np.digitize(confidence, edges) - 1, 0, BINS - 1)
+    count = np.bincount(slot, minlength=BINS)
     with np.errstate(invalid="ignore"):
-        mean = np.bincount(slot, confidence, bins) / count
-        accuracy = np.bincount(slot, right, bins) / count
+        mean = np.bincount(slot, confidence, BINS) / count
+        accuracy = np.bincount(slot, right, BINS) / count
     return Reliability(edges.astype(np.float64), count, mean, accuracy)
 
 
