@@ -7,7 +7,6 @@ from torch import Tensor
 from cliquetta.methods.clipartt import CLIPArTT, CLIPArTTConfig, transductive_loss
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.types import Batch
 from tests._helpers.live_layernorms import (
     double_clip,
     literal_transductive_loss,
@@ -15,6 +14,7 @@ from tests._helpers.live_layernorms import (
     unit_rows,
 )
 from tests._helpers.tiny import TINY_NAMES
+from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS
 
 
 def random_units(rows: int, seed: int) -> Tensor:
@@ -47,42 +47,40 @@ def test_the_loss_equals_its_entries(detach: bool) -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 4])
-def test_a_batch_equals_a_training_loop(
-    tiny_prompts: ClassPrompts, tiny_images: Tensor, steps: int
-) -> None:
-    images = tiny_images[:6]
-    clipartt = CLIPArTT(double_clip(), tiny_prompts, CLIPArTTConfig(steps=steps))
-    prediction = clipartt.predict(Batch(images)).logits
+def test_a_batch_equals_a_training_loop(steps: int) -> None:
+    images = TINY_IMAGES[:6]
+    clipartt = CLIPArTT(double_clip(), TINY_PROMPTS, CLIPArTTConfig(steps=steps))
+    prediction = clipartt.predict(images).logits
     live = double_clip()
     norms = open_norms(live.visual)
     optimiser = torch.optim.Adam(norms, lr=1e-3, betas=(0.9, 0.999))
     for _ in range(steps):
         optimiser.zero_grad()
-        live_step(live, tiny_prompts, images).backward()
+        live_step(live, TINY_PROMPTS, images).backward()
         optimiser.step()
     v = unit_rows(live.encode_image(images))
-    expected = live.scale * v @ live.classifier(tiny_prompts).T
+    expected = live.scale * v @ live.classifier(TINY_PROMPTS).T
     torch.testing.assert_close(prediction, expected.detach().float())
 
 
-def test_texts_name_the_likeliest_classes_in_order(tiny_clip: CLIP) -> None:
+def test_texts_name_the_likeliest_classes_in_order() -> None:
     prompts = ClassPrompts(("airplane", "house_cat", "frog", "ship"))
-    clipartt = CLIPArTT(tiny_clip, prompts, CLIPArTTConfig())
+    clipartt = CLIPArTT(TINY, prompts, CLIPArTTConfig())
     assert clipartt.mixed_text([1, 3, 0]) == "a photo of a house cat or ship or airplane"
     features = unit_rows(clipartt.classifier[1:2] + 0.1 * clipartt.classifier[3:])
     top = (features @ clipartt.classifier.T).topk(3).indices[0].tolist()
     assert top[0] == 1
-    expected = tiny_clip.encode_text([clipartt.mixed_text(top)], normalize=True)
+    expected = TINY.encode_text([clipartt.mixed_text(top)], normalize=True)
     torch.testing.assert_close(clipartt.pseudo_texts(features), expected)
 
 
-def test_names_that_cannot_be_joined_are_refused_at_the_door(tiny_clip: CLIP) -> None:
+def test_names_that_cannot_be_joined_are_refused_at_the_door() -> None:
     long = tuple(f"{name} of an unusually long and winding kind" for name in TINY_NAMES)
     with pytest.raises(ValueError, match="shorten the class name"):
-        CLIPArTT(tiny_clip, ClassPrompts(long), CLIPArTTConfig())
-    CLIPArTT(tiny_clip, ClassPrompts(long), CLIPArTTConfig(topk=1))
+        CLIPArTT(TINY, ClassPrompts(long), CLIPArTTConfig())
+    CLIPArTT(TINY, ClassPrompts(long), CLIPArTTConfig(topk=1))
 
 
-def test_two_classes_are_enough(tiny_clip: CLIP, tiny_images: Tensor) -> None:
-    clipartt = CLIPArTT(tiny_clip, ClassPrompts(("cat", "ship")), CLIPArTTConfig(steps=1))
-    assert clipartt.predict(Batch(tiny_images)).logits.shape == (10, 2)
+def test_two_classes_are_enough() -> None:
+    clipartt = CLIPArTT(TINY, ClassPrompts(("cat", "ship")), CLIPArTTConfig(steps=1))
+    assert clipartt.predict(TINY_IMAGES).logits.shape == (10, 2)

@@ -15,6 +15,7 @@ from cliquetta.types import Batch
 from tests._helpers.literal_features import cross_entropy, text_feature
 from tests._helpers.separable import FULL_IMAGE, make_examples, make_images
 from tests._helpers.tiny import build_tiny_clip
+from tests._helpers.tiny_world import TINY, TINY_PROMPTS
 from tests._helpers.tolerance import DOUBLE, FEATURE, LOGIT, STEP
 
 
@@ -37,17 +38,17 @@ def literal_logits(
     return torch.stack(rows)
 
 
-def test_logits_and_gradients_are_those_of_the_literal_loop(tiny_prompts: ClassPrompts) -> None:
+def test_logits_and_gradients_are_those_of_the_literal_loop() -> None:
     model = build_tiny_clip().double()
     start = initial_parameters(model, CoCoOpConfig(hidden_dim=6), torch.Generator().manual_seed(1))
     fast = {name: value.double().requires_grad_() for name, value in start.items()}
     slow = {name: value.double().requires_grad_() for name, value in start.items()}
     images, labels = make_images(2, seed=0)
     features = model.encode_image(images.double(), normalize=True)
-    tokens = prompt_tokens(model, tiny_prompts, len(start["context"]))
+    tokens = prompt_tokens(model, TINY_PROMPTS, len(start["context"]))
     logits = cocoop_logits(model, fast, tokens, features, chunk=7)
     torch.nn.functional.cross_entropy(logits, labels).backward()
-    expected = literal_logits(model, tiny_prompts, slow, features)
+    expected = literal_logits(model, TINY_PROMPTS, slow, features)
     cross_entropy(expected, labels).backward()
     torch.testing.assert_close(logits, expected, atol=STEP, rtol=DOUBLE)
     for name in start:
@@ -55,16 +56,14 @@ def test_logits_and_gradients_are_those_of_the_literal_loop(tiny_prompts: ClassP
         assert slow[name].grad.abs().max() > 1e-6, name
 
 
-def test_the_first_step_of_a_fit_is_sgd(tiny_clip: CLIP, tiny_prompts: ClassPrompts) -> None:
+def test_the_first_step_of_a_fit_is_sgd() -> None:
     examples = make_examples(2)
     config = CoCoOpConfig(epochs=1, warmup_epochs=0, lr=0.1, batch_size=4, crop_scale=FULL_IMAGE)
-    fitted = fit_method("cocoop", tiny_clip, tiny_prompts, examples, config, seed=4).fitted
-    start = initial_parameters(tiny_clip, config, torch.Generator().manual_seed(4))
+    fitted = fit_method("cocoop", TINY, TINY_PROMPTS, examples, config, seed=4).fitted
+    start = initial_parameters(TINY, config, torch.Generator().manual_seed(4))
     learned = {name: value.requires_grad_() for name, value in start.items()}
-    features = tiny_clip.encode_image(examples.images, normalize=True)
-    loss = cross_entropy(
-        literal_logits(tiny_clip, tiny_prompts, learned, features), examples.labels
-    )
+    features = TINY.encode_image(examples.images, normalize=True)
+    loss = cross_entropy(literal_logits(TINY, TINY_PROMPTS, learned, features), examples.labels)
     loss.backward()
     for name, value in learned.items():
         step = value.grad + config.weight_decay * value.detach()
@@ -72,13 +71,11 @@ def test_the_first_step_of_a_fit_is_sgd(tiny_clip: CLIP, tiny_prompts: ClassProm
         torch.testing.assert_close(fitted[name], expected, atol=FEATURE, rtol=LOGIT)
 
 
-def test_few_rows_at_a_time_change_nothing(tiny_clip: CLIP, tiny_prompts: ClassPrompts) -> None:
-    fitted = initial_parameters(tiny_clip, CoCoOpConfig(), torch.Generator().manual_seed(0))
+def test_few_rows_at_a_time_change_nothing() -> None:
+    fitted = initial_parameters(TINY, CoCoOpConfig(), torch.Generator().manual_seed(0))
     images = Batch(make_images(2, seed=0)[0])
     predictions = [
-        create_method(
-            "cocoop", tiny_clip, tiny_prompts, CoCoOpConfig(text_chunk=rows), fitted=fitted
-        )
+        create_method("cocoop", TINY, TINY_PROMPTS, CoCoOpConfig(text_chunk=rows), fitted=fitted)
         .predict(images)
         .logits
         for rows in (1, 12, 2048)

@@ -18,6 +18,7 @@ from cliquetta.types import Batch
 from tests._helpers.literal_features import cross_entropy, text_feature
 from tests._helpers.separable import FULL_IMAGE, make_examples, make_images
 from tests._helpers.tiny import build_tiny_clip
+from tests._helpers.tiny_world import TINY, TINY_PROMPTS
 from tests._helpers.tolerance import DOUBLE, FEATURE, LOGIT, STEP
 
 FAST = CoOpConfig(context_init="a photo of a", epochs=20, lr=0.1, crop_scale=(0.6, 1.0))
@@ -53,26 +54,24 @@ def literal_logits(
 @pytest.mark.parametrize("position", ["end", "middle", "front"])
 @pytest.mark.parametrize("class_specific", [False, True])
 def test_logits_and_gradient_are_those_of_the_literal_tower(
-    tiny_prompts: ClassPrompts, position: Any, class_specific: bool
+    position: Any, class_specific: bool
 ) -> None:
     model = build_tiny_clip().double()
-    shape = (len(tiny_prompts), 3, 32) if class_specific else (3, 32)
+    shape = (len(TINY_PROMPTS), 3, 32) if class_specific else (3, 32)
     start = torch.randn(shape, generator=torch.Generator().manual_seed(3)).double()
     images, labels = make_images(2, seed=0)
     features = model.encode_image(images.double(), normalize=True)
     fast, slow = start.clone().requires_grad_(), start.clone().requires_grad_()
-    logits = coop_logits(model, fast, prompt_tokens(model, tiny_prompts, 3, position), features)
+    logits = coop_logits(model, fast, prompt_tokens(model, TINY_PROMPTS, 3, position), features)
     torch.nn.functional.cross_entropy(logits, labels).backward()
-    expected = literal_logits(model, tiny_prompts, slow, features, position)
+    expected = literal_logits(model, TINY_PROMPTS, slow, features, position)
     cross_entropy(expected, labels).backward()
     torch.testing.assert_close(logits, expected, atol=STEP, rtol=DOUBLE)
     torch.testing.assert_close(fast.grad, slow.grad, atol=STEP, rtol=STEP)
     assert slow.grad.abs().max() > 1e-3
 
 
-def test_the_first_step_of_a_fit_is_sgd_with_weight_decay(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts
-) -> None:
+def test_the_first_step_of_a_fit_is_sgd_with_weight_decay() -> None:
     examples = make_examples(2)
     config = CoOpConfig(
         context_init="a photo of a",
@@ -82,44 +81,38 @@ def test_the_first_step_of_a_fit_is_sgd_with_weight_decay(
         weight_decay=0.2,
         crop_scale=FULL_IMAGE,
     )
-    fitted = fit_method("coop", tiny_clip, tiny_prompts, examples, config).fitted["context"]
-    start = tiny_clip.context("a photo of a").requires_grad_()
-    features = tiny_clip.encode_image(examples.images, normalize=True)
-    logits = literal_logits(tiny_clip, tiny_prompts, start, features, "end")
+    fitted = fit_method("coop", TINY, TINY_PROMPTS, examples, config).fitted["context"]
+    start = TINY.context("a photo of a").requires_grad_()
+    features = TINY.encode_image(examples.images, normalize=True)
+    logits = literal_logits(TINY, TINY_PROMPTS, start, features, "end")
     cross_entropy(logits, examples.labels).backward()
     expected = start.detach() - 0.3 * (start.grad + 0.2 * start.detach())
     torch.testing.assert_close(fitted, expected, atol=FEATURE, rtol=LOGIT)
 
 
-def test_words_at_the_start_are_zero_shot(tiny_clip: CLIP) -> None:
+def test_words_at_the_start_are_zero_shot() -> None:
     prompts = ClassPrompts(("airplane", "polar_bear"))
-    context = {"context": tiny_clip.context("a photo of a")}
+    context = {"context": TINY.context("a photo of a")}
     images = make_images(2, seed=0)[0]
-    adapter = create_method("coop", tiny_clip, prompts, fitted=context)
-    plain = create_method("zero_shot", tiny_clip, prompts)
-    torch.testing.assert_close(
-        adapter.predict(Batch(images)).logits, plain.predict(Batch(images)).logits
-    )
+    adapter = create_method("coop", TINY, prompts, fitted=context)
+    plain = create_method("zero_shot", TINY, prompts)
+    torch.testing.assert_close(adapter.predict(images).logits, plain.predict(images).logits)
 
 
-def test_class_specific_contexts_follow_their_class_and_no_other(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tmp_path: Path
-) -> None:
+def test_class_specific_contexts_follow_their_class_and_no_other(tmp_path: Path) -> None:
     config = replace(FAST, epochs=1, class_specific=True)
-    adapter = fit_method("coop", tiny_clip, tiny_prompts, make_examples(), config)
+    adapter = fit_method("coop", TINY, TINY_PROMPTS, make_examples(), config)
     path = tmp_path / "coop.safetensors"
     adapter.save(path)
     images = Batch(make_images(2, seed=0)[0])
-    full = load_method(path, tiny_clip, tiny_prompts).predict(images).logits
-    some = ClassPrompts((tiny_prompts.names[3], tiny_prompts.names[1]))
-    part = load_method(path, tiny_clip, some).predict(images).logits
+    full = load_method(path, TINY, TINY_PROMPTS).predict(images).logits
+    some = ClassPrompts((TINY_PROMPTS.names[3], TINY_PROMPTS.names[1]))
+    part = load_method(path, TINY, some).predict(images).logits
     torch.testing.assert_close(part, full[:, [3, 1]])
     with pytest.raises(ValueError, match=r"deer.*fit it again"):
-        load_method(path, tiny_clip, ClassPrompts(("deer", "frog")))
+        load_method(path, TINY, ClassPrompts(("deer", "frog")))
 
 
-def test_a_context_that_leaves_no_room_is_refused(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts
-) -> None:
+def test_a_context_that_leaves_no_room_is_refused() -> None:
     with pytest.raises(ValueError, match="fewer context tokens"):
-        prompt_tokens(tiny_clip, tiny_prompts, 30)
+        prompt_tokens(TINY, TINY_PROMPTS, 30)

@@ -14,6 +14,7 @@ from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.tiny import TINY_NAMES
+from tests._helpers.tiny_world import TINY, TINY_IMAGES
 from tests._helpers.tolerance import ADAPTED, FEATURE, LOGIT, sampling
 
 CONFIG = DARTConfig(views=12, selection_fraction=0.25)
@@ -21,8 +22,8 @@ PROMPTS = ClassPrompts(TINY_NAMES)
 
 
 @pytest.fixture(scope="module")
-def batch(tiny_images: Tensor) -> Batch:
-    plain = Batch(tiny_images[:6], tuple("abcdef"))
+def batch() -> Batch:
+    plain = Batch(TINY_IMAGES[:6], tuple("abcdef"))
     return attach_views(plain, CONFIG.spec, seed=0)
 
 
@@ -74,11 +75,9 @@ class Literal:
 
 
 @pytest.mark.parametrize("score", ["plain", "views", "mixed"])
-def test_the_stream_equals_the_paper_in_plain_autograd(
-    tiny_clip: CLIP, batch: Batch, score: Any
-) -> None:
-    adapter = DART(tiny_clip, PROMPTS, dataclasses.replace(CONFIG, score=score), seed=3)
-    literal = Literal(tiny_clip, adapter.memory["visual"], score)
+def test_the_stream_equals_the_paper_in_plain_autograd(batch: Batch, score: Any) -> None:
+    adapter = DART(TINY, PROMPTS, dataclasses.replace(CONFIG, score=score), seed=3)
+    literal = Literal(TINY, adapter.memory["visual"], score)
     logits = adapter.predict(batch).logits
     assert batch.views is not None
     expected = torch.stack([literal.next(views) for views in batch.views])
@@ -89,15 +88,15 @@ def test_the_stream_equals_the_paper_in_plain_autograd(
     torch.testing.assert_close(memory["visual"], literal.visual, atol=LOGIT, rtol=0)
 
 
-def test_the_start_of_the_visual_prompt_is_seeded_and_uniform(tiny_clip: CLIP) -> None:
+def test_the_start_of_the_visual_prompt_is_seeded_and_uniform() -> None:
     config = dataclasses.replace(CONFIG, prompt_length=50)
-    starts = [DART(tiny_clip, PROMPTS, config, seed=s).memory["visual"] for s in (0, 0, 1)]
+    starts = [DART(TINY, PROMPTS, config, seed=s).memory["visual"] for s in (0, 0, 1)]
     assert torch.equal(starts[0], starts[1])
     assert not torch.equal(starts[0], starts[2])
     assert starts[0].abs().max() <= 1
     assert starts[0].std().item() == pytest.approx(3**-0.5, rel=sampling(0.45, starts[0].numel()))
 
 
-def test_a_block_that_does_not_exist_is_refused(tiny_clip: CLIP) -> None:
+def test_a_block_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ValueError, match="blocks 0 to 1"):
-        DART(tiny_clip, PROMPTS, dataclasses.replace(CONFIG, block=2))
+        DART(TINY, PROMPTS, dataclasses.replace(CONFIG, block=2))

@@ -44,8 +44,8 @@ def test_order_inside_batches_that_do_not_fit_the_window_does_not_matter() -> No
     shuffled = torch.randperm(10, generator=torch.Generator().manual_seed(0))
     one, other = (build(step_every=7, vote_memory=12) for _ in range(2))
     for images in batches:
-        straight = one.predict(Batch(images)).logits
-        mixed = other.predict(Batch(images[shuffled])).logits
+        straight = one.predict(images).logits
+        mixed = other.predict(images[shuffled]).logits
     torch.testing.assert_close(mixed, straight[shuffled], atol=LOGIT, rtol=LOGIT)
 
 
@@ -56,14 +56,12 @@ def lit(light: float) -> Tensor:
 
 def test_a_domain_that_comes_back_finds_its_prompt_again() -> None:
     adapter = build(domains=2, step_every=40)
-    visits = [
-        adapter.predict(Batch(lit(light))).evidence["domain"] for light in (0.0, -3.0, 0.0, -3.0)
-    ]
+    visits = [adapter.predict(lit(light)).evidence["domain"] for light in (0.0, -3.0, 0.0, -3.0)]
     assert visits == [0, 1, 0, 1]
     assert images_of(adapter) == [80, 80] and steps(adapter) == [2, 2]
 
     one = build(domains=1)
-    assert [one.predict(Batch(lit(x))).evidence["domain"] for x in (0.0, -3.0)] == [0, 0]
+    assert [one.predict(lit(x)).evidence["domain"] for x in (0.0, -3.0)] == [0, 0]
 
 
 def test_images_that_are_not_finite_teach_nothing_and_the_others_are_predicted() -> None:
@@ -72,7 +70,7 @@ def test_images_that_are_not_finite_teach_nothing_and_the_others_are_predicted()
     broken[6, 0, 0, 0], broken[7] = torch.nan, torch.inf
     adapter, clean = build(step_every=6), build(step_every=6)
     # as features that overflow would come; pixels that are not finite are refused before
-    actual, expected = adapter._predict(Batch(broken)), clean.predict(Batch(images))
+    actual, expected = adapter._predict(Batch(broken)), clean.predict(images)
     torch.testing.assert_close(actual.logits[:6], expected.logits)
     torch.testing.assert_close(actual.logits[6:], torch.full((2, 6), -math.log(6)))
     assert actual.evidence["non_finite"] == 2
@@ -103,14 +101,14 @@ def test_every_memory_is_named_class_free_or_depends_on_the_classes() -> None:
 def test_evidence_tells_how_adaptation_is_doing() -> None:
     batches = make_batches(3, 3, 20)
     adapter = build(step_every=20, domains=1)
-    lines = [health(adapter.predict(Batch(images)).evidence) for images in batches]
+    lines = [health(adapter.predict(images).evidence) for images in batches]
     assert "agreement" not in lines[0]  # nothing was asked before
     assert [line["distance"] > 0 for line in lines] == [True] * 3
     plain = torch.cat([zero_shot(adapter, images) for images in batches])
     assert lines[2]["confidence"] == pytest.approx(float(plain.amax(1).mean()), abs=LOGIT)
     # Neighbours are chosen by adapted features: without learning, by those of plain CLIP.
     still = build(step_every=20, domains=1, lr=0.0)
-    lines = [health(still.predict(Batch(images)).evidence) for images in batches]
+    lines = [health(still.predict(images).evidence) for images in batches]
     plain_classes = plain[:20].argmax(1)
     features = MODEL.encode_image(batches[0], normalize=True)
     similar = (features @ features.T).fill_diagonal_(-2).topk(10).indices
@@ -156,7 +154,7 @@ def test_images_that_say_nothing_are_predicted_by_zero_shot_and_counted() -> Non
     images = 0.5 + 1e-3 * torch.randn(96, 3, 16, 16, generator=generator).double()
     adapter, always = (build(step_every=32, domains=1, lr=0.1, abstain_below=a) for a in (0.1, 0.0))
     for part in images.split(32):
-        actual, other = adapter.predict(Batch(part)), always.predict(Batch(part))
+        actual, other = adapter.predict(part), always.predict(part)
     assert actual.evidence["verdict"] == "abstain" and actual.evidence["abstained"] == 64
     message = in_words("domain_norm", health(actual.evidence))
     assert (
@@ -179,8 +177,8 @@ def test_single_images_that_stray_open_no_domain_but_a_change_of_domain_does() -
     images[40::8] += 2.5 * torch.randn(5, 1, 1, 1, generator=generator).double()
     adapter = build(step_every=16)
     for image in images:
-        assert adapter.predict(Batch(image[None])).evidence["domain"] == 0
-    visits = [adapter.predict(Batch(image[None])).evidence["domain"] for image in lit(-3.0)]
+        assert adapter.predict(image[None]).evidence["domain"] == 0
+    visits = [adapter.predict(image[None]).evidence["domain"] for image in lit(-3.0)]
     assert visits[0] == 0 and set(visits[16:]) == {1}
 
 
@@ -189,12 +187,12 @@ def test_a_burst_of_another_domain_leaves_one_bit_for_bit_as_it_was() -> None:
     options: dict[str, Any] = {"domains": 2, "step_every": 40, "vote_memory": 64}
     plain, disturbed = (build(**options) for _ in range(2))
     for adapter in (plain, disturbed):
-        adapter.predict(Batch(lit(0.0)))
+        adapter.predict(lit(0.0))
     for _ in range(8):
-        disturbed.predict(Batch(lit(-3.0)))
+        disturbed.predict(lit(-3.0))
     assert images_of(disturbed) == [40, 320]
     for images in (lit(0.0), lit(0.1)):
-        actual, expected = (adapter.predict(Batch(images)) for adapter in (disturbed, plain))
+        actual, expected = (adapter.predict(images) for adapter in (disturbed, plain))
         assert torch.equal(actual.logits, expected.logits)
     assert steps(plain)[0] == 3
 
@@ -219,7 +217,7 @@ def test_what_is_computed_ahead_changes_no_bit(warmup: int, monkeypatch: Any) ->
             return function(*inputs)
 
         monkeypatch.setattr(adapter.ahead, "replayed", call)
-        logits[enabled] = [adapter.predict(Batch(images)).logits for images in lit_stream()]
+        logits[enabled] = [adapter.predict(images).logits for images in lit_stream()]
     for actual, expected in zip(logits[True], logits[False], strict=True):
         assert torch.equal(actual, expected)
     # One look per batch, and most of what the step asks was there already.

@@ -14,6 +14,7 @@ from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.literal_features import cross_entropy, image_feature, text_feature
 from tests._helpers.separable import FULL_IMAGE, make_examples, make_images
 from tests._helpers.tiny import build_tiny_clip
+from tests._helpers.tiny_world import TINY, TINY_PROMPTS
 from tests._helpers.tolerance import ADAPTED, DOUBLE, FEATURE, STEP
 
 
@@ -40,18 +41,16 @@ def literal_logits(
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_logits_and_gradients_are_those_of_the_literal_towers(
-    tiny_prompts: ClassPrompts, depth: int
-) -> None:
+def test_logits_and_gradients_are_those_of_the_literal_towers(depth: int) -> None:
     model = build_tiny_clip().double()
     config = MaPLeConfig(depth=depth)
     start = initial_parameters(model, config, torch.Generator().manual_seed(1))
     fast = {name: value.double().requires_grad_() for name, value in start.items()}
     slow = {name: value.double().requires_grad_() for name, value in start.items()}
     images, labels = make_images(2, seed=0)
-    logits = maple_logits(model, fast, text_tokens(model, tiny_prompts, config), images.double())
+    logits = maple_logits(model, fast, text_tokens(model, TINY_PROMPTS, config), images.double())
     torch.nn.functional.cross_entropy(logits, labels).backward()
-    expected = literal_logits(model, tiny_prompts, slow, images.double())
+    expected = literal_logits(model, TINY_PROMPTS, slow, images.double())
     cross_entropy(expected, labels).backward()
     torch.testing.assert_close(logits, expected, atol=STEP, rtol=DOUBLE)
     for name in (name for name, value in start.items() if value.numel()):
@@ -59,13 +58,13 @@ def test_logits_and_gradients_are_those_of_the_literal_towers(
         assert slow[name].grad.abs().max() > 1e-4, name
 
 
-def test_the_first_step_of_a_fit_is_sgd(tiny_clip: CLIP, tiny_prompts: ClassPrompts) -> None:
+def test_the_first_step_of_a_fit_is_sgd() -> None:
     examples = make_examples(2)
     config = MaPLeConfig(epochs=1, warmup_epochs=0, lr=0.1, batch_size=4, crop_scale=FULL_IMAGE)
-    fitted = fit_method("maple", tiny_clip, tiny_prompts, examples, config, seed=4).fitted
-    start = initial_parameters(tiny_clip, config, torch.Generator().manual_seed(4))
+    fitted = fit_method("maple", TINY, TINY_PROMPTS, examples, config, seed=4).fitted
+    start = initial_parameters(TINY, config, torch.Generator().manual_seed(4))
     learned = {name: value.requires_grad_() for name, value in start.items()}
-    logits = literal_logits(tiny_clip, tiny_prompts, learned, examples.images)
+    logits = literal_logits(TINY, TINY_PROMPTS, learned, examples.images)
     cross_entropy(logits, examples.labels).backward()
     for name, value in learned.items():
         step = value.grad + config.weight_decay * value.detach()
@@ -74,28 +73,24 @@ def test_the_first_step_of_a_fit_is_sgd(tiny_clip: CLIP, tiny_prompts: ClassProm
         )
 
 
-def test_tokens_stay_in_float32_beside_half_precision_weights(tiny_prompts: ClassPrompts) -> None:
+def test_tokens_stay_in_float32_beside_half_precision_weights() -> None:
     model = build_tiny_clip().bfloat16()
     config = MaPLeConfig(epochs=1)
-    fitted = fit_method("maple", model, tiny_prompts, make_examples(1), config).fitted
+    fitted = fit_method("maple", model, TINY_PROMPTS, make_examples(1), config).fitted
     assert {value.dtype for value in fitted.values()} == {torch.float32}
 
 
-def test_presets_and_depth(tiny_clip: CLIP) -> None:
+def test_presets_and_depth() -> None:
     deep, transfer = (method_config("maple", p) for p in ("base_to_novel", "cross_dataset"))
     assert (deep.depth, deep.lr, deep.epochs) == (9, 3.5e-3, 5)
     assert (transfer.depth, transfer.lr, transfer.epochs) == (3, 2.6e-3, 2)
-    start = initial_parameters(tiny_clip, deep, torch.Generator().manual_seed(0))
+    start = initial_parameters(TINY, deep, torch.Generator().manual_seed(0))
     assert start["map.weight"].shape == (2, 32, 32)  # the tiny towers have two blocks
 
 
-def test_more_learned_tokens_than_words_are_refused(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts
-) -> None:
+def test_more_learned_tokens_than_words_are_refused() -> None:
     with pytest.raises(ValueError, match="more words or none"):
-        text_tokens(tiny_clip, tiny_prompts, MaPLeConfig(context_init="a photo", context_length=9))
-    ids, indices = text_tokens(
-        tiny_clip, tiny_prompts, MaPLeConfig(context_init="", context_length=9)
-    )
+        text_tokens(TINY, TINY_PROMPTS, MaPLeConfig(context_init="a photo", context_length=9))
+    ids, indices = text_tokens(TINY, TINY_PROMPTS, MaPLeConfig(context_init="", context_length=9))
     assert indices.tolist()[0] == list(range(1, 10))
     assert int(ids[0].argmax()) > 10

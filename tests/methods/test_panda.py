@@ -7,10 +7,8 @@ from torch import Tensor
 from cliquetta.errors import UserError
 from cliquetta.methods.panda import Panda, PandaConfig, make_negatives, nearest_divisor
 from cliquetta.methods.registry import create_method
-from cliquetta.model.clip import CLIP
-from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.types import Batch
 from tests._helpers.live_layernorms import double_clip, flat, literal_entropy, live_clip, unit_rows
+from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS
 
 
 def cells(image: Tensor, size: int) -> list[bytes]:
@@ -40,29 +38,25 @@ def test_the_grid_divides_the_image(size: int, grid: int) -> None:
     assert nearest_divisor(size, 7) == grid
 
 
-def test_zero_shot_equals_features_corrected_by_hand(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
-) -> None:
+def test_zero_shot_equals_features_corrected_by_hand() -> None:
     config = PandaConfig(method="zero_shot", offset=0.6, images_per_negative=4)
-    panda = Panda(tiny_clip, tiny_prompts, config)
-    prediction = panda.predict(Batch(tiny_images)).logits
-    negatives = make_negatives(tiny_images, 3, 8, torch.Generator().manual_seed(0))
-    common = unit_rows(tiny_clip.encode_image(negatives)).mean(dim=0)
-    corrected = unit_rows(tiny_clip.encode_image(tiny_images)) - 0.6 * common
-    expected = tiny_clip.scale * corrected @ tiny_clip.classifier(tiny_prompts).T
+    panda = Panda(TINY, TINY_PROMPTS, config)
+    prediction = panda.predict(TINY_IMAGES).logits
+    negatives = make_negatives(TINY_IMAGES, 3, 8, torch.Generator().manual_seed(0))
+    common = unit_rows(TINY.encode_image(negatives)).mean(dim=0)
+    corrected = unit_rows(TINY.encode_image(TINY_IMAGES)) - 0.6 * common
+    expected = TINY.scale * corrected @ TINY.classifier(TINY_PROMPTS).T
     torch.testing.assert_close(prediction, expected)
 
 
-def test_tent_learns_through_the_correction(
-    tiny_prompts: ClassPrompts, tiny_images: Tensor
-) -> None:
+def test_tent_learns_through_the_correction() -> None:
     config = PandaConfig(method="tent", options=("lr=2e-3",), offset=0.7)
-    panda = Panda(double_clip(), tiny_prompts, config)
-    live, text, norms = live_clip(tiny_prompts)
+    panda = Panda(double_clip(), TINY_PROMPTS, config)
+    live, text, norms = live_clip(TINY_PROMPTS)
     optimiser = torch.optim.Adam(norms, lr=2e-3)
     generator = torch.Generator().manual_seed(0)
-    for images in tiny_images.split([6, 4]):
-        prediction = panda.predict(Batch(images)).logits
+    for images in TINY_IMAGES.split([6, 4]):
+        prediction = panda.predict(images).logits
 
         def logits(images: Tensor = images) -> Tensor:
             negatives = make_negatives(images, 1, 8, generator)
@@ -76,17 +70,13 @@ def test_tent_learns_through_the_correction(
     torch.testing.assert_close(panda.memory["norms.values"], flat(norms))
 
 
-def test_a_single_image_is_left_as_it_is(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
-) -> None:
-    panda = Panda(tiny_clip, tiny_prompts, PandaConfig(method="zero_shot"))
-    alone = create_method("zero_shot", tiny_clip, tiny_prompts).predict(Batch(tiny_images[:1]))
-    torch.testing.assert_close(panda.predict(Batch(tiny_images[:1])).logits, alone.logits)
+def test_a_single_image_is_left_as_it_is() -> None:
+    panda = Panda(TINY, TINY_PROMPTS, PandaConfig(method="zero_shot"))
+    alone = create_method("zero_shot", TINY, TINY_PROMPTS).predict(TINY_IMAGES[:1])
+    torch.testing.assert_close(panda.predict(TINY_IMAGES[:1]).logits, alone.logits)
 
 
 @pytest.mark.parametrize("method", ["panda", "scap", "dart", "domain_norm"])
-def test_methods_that_run_blocks_of_the_tower_themselves_are_refused(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts, method: str
-) -> None:
+def test_methods_that_run_blocks_of_the_tower_themselves_are_refused(method: str) -> None:
     with pytest.raises(UserError, match="cannot be put around"):
-        Panda(tiny_clip, tiny_prompts, PandaConfig(method=method))
+        Panda(TINY, TINY_PROMPTS, PandaConfig(method=method))

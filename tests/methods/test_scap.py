@@ -19,9 +19,8 @@ from cliquetta.methods.scap.learning import Task
 from cliquetta.methods.scap.losses import attribute_features, concentration_loss
 from cliquetta.methods.scap.released import Rules
 from cliquetta.methods.scap.retention import propagate
-from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.types import Batch, Prediction
+from cliquetta.types import Prediction
 from tests._helpers.scenes import (
     NAMES,
     between_similarities,
@@ -30,6 +29,7 @@ from tests._helpers.scenes import (
     scap_config,
 )
 from tests._helpers.streaming import made_up_dataset
+from tests._helpers.tiny_world import TINY, TINY_PROMPTS
 from tests._helpers.tolerance import BLOCK_STORES, DOUBLE, STEP, TOWER_TERMS, rounding
 
 MODEL = build_model(0)
@@ -110,8 +110,8 @@ def test_2_two_prompts_together_keep_keys_with_keys_and_values_with_values() -> 
 def test_3a_without_cliques_the_logits_of_images_that_own_one_change(best_class_only: bool) -> None:
     options: dict[str, Any] = {"modalities": "image", "retention": False}
     options["best_class_only"] = best_class_only
-    with_cliques = adapter_of(**options).predict(Batch(BATCHES[0]))
-    without = adapter_of(threshold=2.0, **options).predict(Batch(BATCHES[0]))
+    with_cliques = adapter_of(**options).predict(BATCHES[0])
+    without = adapter_of(threshold=2.0, **options).predict(BATCHES[0])
     own = owners(with_cliques)
     assert 0 < int(own.sum()) < len(own)
     assert not owners(without).any()
@@ -125,7 +125,7 @@ def test_3b_without_retention_the_logits_of_images_with_a_retained_prompt_change
     )
     for images in BATCHES:
         before = retaining.memory["count"].clone()
-        a, b = retaining.predict(Batch(images)), dropped.predict(Batch(images))
+        a, b = retaining.predict(images), dropped.predict(images)
         used = (a.evidence["retained"] >= 0).view(len(images), -1).any(dim=1)
         assert not (b.evidence["retained"] >= 0).any()
         assert unlike(a, b).tolist() == used.tolist()
@@ -136,23 +136,23 @@ def test_3b_without_retention_the_logits_of_images_with_a_retained_prompt_change
 def test_3c_retention_reaches_a_batch_without_any_clique() -> None:
     """One image of a later batch: only what earlier batches left can move it."""
     taught, fresh = adapter_of(modalities="image"), adapter_of(modalities="image")
-    taught.predict(Batch(BATCHES[0]))
+    taught.predict(BATCHES[0])
     one = BATCHES[0][:1]
-    a, b = taught.predict(Batch(one)), fresh.predict(Batch(one))
+    a, b = taught.predict(one), fresh.predict(one)
     assert len(a.evidence["cliques"]) == len(b.evidence["cliques"]) == 0
     assert unlike(a, b).all()
 
 
 def test_3d_the_text_running_mean_reaches_every_image() -> None:
-    learned = adapter_of(modalities="text").predict(Batch(BATCHES[0]))
-    without = adapter_of(threshold=2.0, modalities="text").predict(Batch(BATCHES[0]))
+    learned = adapter_of(modalities="text").predict(BATCHES[0])
+    without = adapter_of(threshold=2.0, modalities="text").predict(BATCHES[0])
     assert unlike(learned, without).all()
 
 
 def test_3e_prompts_that_are_discarded_are_nowhere_in_the_logits() -> None:
     discarded = adapter_of(modalities="image", discarded_prompts=True)
     plain = MODEL.scale * MODEL.encode_image(BATCHES[0], normalize=True) @ discarded.classifier.T
-    actual = discarded.predict(Batch(BATCHES[0]))
+    actual = discarded.predict(BATCHES[0])
     assert len(actual.evidence["cliques"])
     torch.testing.assert_close(actual.probabilities, plain.softmax(dim=-1).float())
 
@@ -201,12 +201,10 @@ def test_6_cliques_learned_in_any_order_give_the_same_prompts(steps: int) -> Non
         torch.testing.assert_close(other_text, text[order], rtol=0, atol=STEP)
 
 
-def test_7_the_reported_metric_comes_from_the_logits_that_were_returned(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tmp_path: Path
-) -> None:
+def test_7_the_reported_metric_comes_from_the_logits_that_were_returned(tmp_path: Path) -> None:
     dataset: ArrayDataset = made_up_dataset(24)
-    stream = Stream(dataset, tiny_clip.preprocess, batch_size=8)
-    adapter = SCAP(tiny_clip, tiny_prompts, SCAPConfig(threshold=0.3))
+    stream = Stream(dataset, TINY.preprocess, batch_size=8)
+    adapter = SCAP(TINY, TINY_PROMPTS, SCAPConfig(threshold=0.3))
     steps: list[Step] = []
     record = evaluate(adapter, stream, out=tmp_path, on_step=steps.append)
     logits = torch.cat([step.prediction.logits for step in steps])
@@ -221,7 +219,7 @@ def test_7_the_reported_metric_comes_from_the_logits_that_were_returned(
 def test_8_the_same_members_under_two_classes_have_the_same_prompts_to_the_bit() -> None:
     adapter = adapter_of(threshold=0.9)
     image = BATCHES[0][:1]
-    prediction = adapter.predict(Batch(image.repeat(4, 1, 1, 1)))
+    prediction = adapter.predict(image.repeat(4, 1, 1, 1))
     cliques = prediction.evidence["cliques"]
     assert len(cliques) == 3
     assert len(cliques.sets) == 1
@@ -262,7 +260,7 @@ def test_9_text_cut_at_its_end_equals_text_of_full_length(dtype: torch.dtype, te
 def test_10_the_text_prompt_is_the_arithmetic_mean_of_all_cliques() -> None:
     adapter, seen = adapter_of(), []
     for images in BATCHES:
-        evidence = adapter.predict(Batch(images)).evidence
+        evidence = adapter.predict(images).evidence
         seen += [evidence["learned"].text[u] for u in evidence["cliques"].set_of.tolist()]
         mean = torch.stack(seen).mean(dim=0)
         torch.testing.assert_close(adapter.memory["text_mean"], mean, rtol=0, atol=DOUBLE)

@@ -27,6 +27,7 @@ from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.tensor_file import pack_raw
 from cliquetta.types import Batch, Prediction
 from tests._helpers.tiny import TINY_NAMES, build_tiny_clip
+from tests._helpers.tiny_world import TINY, TINY_PROMPTS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,8 +60,8 @@ class Otherwise(Counting):
 
 
 @pytest.fixture
-def counting(tiny_clip: CLIP, tiny_prompts: ClassPrompts) -> Counting:
-    return Counting(tiny_clip, tiny_prompts, CountingConfig())
+def counting() -> Counting:
+    return Counting(TINY, TINY_PROMPTS, CountingConfig())
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_memory_extras_and_notes_come_back(counting: Counting, path: Path) -> None:
-    counting.predict(Batch(torch.zeros(1, 3, 32, 32)))
+    counting.predict(torch.zeros(1, 3, 32, 32))
     extra = {"metric": torch.arange(4), "empty": torch.zeros(0)}
     counting.save(path, extra=extra, notes={"batches": 1, "skipped": ["ä"]})
     other = Counting(counting.model, counting.prompts, CountingConfig(), seed=5)
@@ -88,7 +89,7 @@ def test_memory_extras_and_notes_come_back(counting: Counting, path: Path) -> No
 
 
 def test_bytes_serve_as_well_as_files(counting: Counting) -> None:
-    counting.predict(Batch(torch.zeros(1, 3, 32, 32)))
+    counting.predict(torch.zeros(1, 3, 32, 32))
     data = pack_state(counting)
     counting.reset()
     unpack_state(counting, data)
@@ -100,24 +101,22 @@ def test_equal_content_gives_equal_bytes(counting: Counting) -> None:
     assert len({pack_state(counting, notes={"images": 3}) for _ in range(8)}) == 1
 
 
-def test_adapters_of_another_kind_refuse_and_say_why(
-    counting: Counting, tiny_clip: CLIP, tiny_prompts: ClassPrompts, path: Path
-) -> None:
+def test_adapters_of_another_kind_refuse_and_say_why(counting: Counting, path: Path) -> None:
     counting.save(path)
-    config, more = CountingConfig(), ClassPrompts((*TINY_NAMES, "dog"), tiny_prompts.templates)
+    config, more = CountingConfig(), ClassPrompts((*TINY_NAMES, "dog"), TINY_PROMPTS.templates)
     retrained, renamed = build_tiny_clip(seed=1), build_tiny_clip()
     renamed.id = "renamed"
     cases = {
         "another method .*'Counting' there, 'Otherwise' here": Otherwise(
-            tiny_clip, tiny_prompts, config
+            TINY, TINY_PROMPTS, config
         ),
         "another config .step: 1.0 there, 2.0 here": Counting(
-            tiny_clip, tiny_prompts, CountingConfig(step=2.0)
+            TINY, TINY_PROMPTS, CountingConfig(step=2.0)
         ),
-        "another class list": Counting(tiny_clip, more, config),
-        "other templates": Counting(tiny_clip, ClassPrompts(TINY_NAMES), config),
-        "other weights": Counting(retrained, tiny_prompts, config),
-        "another model .*'tiny' there, 'renamed' here": Counting(renamed, tiny_prompts, config),
+        "another class list": Counting(TINY, more, config),
+        "other templates": Counting(TINY, ClassPrompts(TINY_NAMES), config),
+        "other weights": Counting(retrained, TINY_PROMPTS, config),
+        "another model .*'tiny' there, 'renamed' here": Counting(renamed, TINY_PROMPTS, config),
     }
     for message, adapter in cases.items():
         before = adapter.state_dict()
@@ -176,28 +175,26 @@ def _hollow(path: Path, header: dict[str, str], size: int) -> None:
 
 
 def test_a_file_larger_than_the_memory_is_refused_before_it_is_read(
-    tmp_path: Path, tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    adapter, path = create_method("tent", tiny_clip, TINY_NAMES), tmp_path / "state.safetensors"
+    adapter, path = create_method("tent", TINY, TINY_NAMES), tmp_path / "state.safetensors"
     adapter.save(path)
     with safe_open(path, framework="pt") as file:
         header = file.metadata()
     _hollow(path, header, 6 * 10**9)
     monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail("it was read"))
-    for read in (lambda: load_state(adapter, path), lambda: load_method(path, tiny_clip)):
+    for read in (lambda: load_state(adapter, path), lambda: load_method(path, TINY)):
         with pytest.raises(UserError, match="6,000,"):
             read()
 
 
-def test_notes_nested_too_deeply_are_refused_by_every_reader(
-    tmp_path: Path, tiny_clip: CLIP
-) -> None:
-    adapter, path = create_method("tent", tiny_clip, TINY_NAMES), tmp_path / "state.safetensors"
+def test_notes_nested_too_deeply_are_refused_by_every_reader(tmp_path: Path) -> None:
+    adapter, path = create_method("tent", TINY, TINY_NAMES), tmp_path / "state.safetensors"
     adapter.save(path)
     with safe_open(path, framework="pt") as file:
         header = {**file.metadata(), "notes": "[" * 100_000 + "]" * 100_000}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     path.write_bytes(pack_raw(tensors, header))
-    for read in (lambda: load_state(adapter, path), lambda: load_method(path, tiny_clip)):
+    for read in (lambda: load_state(adapter, path), lambda: load_method(path, TINY)):
         with pytest.raises(UserError, match="not a readable state file"):
             read()

@@ -6,9 +6,8 @@ from torch import Tensor
 
 from cliquetta.methods.subtta import SubTTA, SubTTAConfig, chordal_distance, principal_directions
 from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
-from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.types import Batch
 from tests._helpers.live_layernorms import double_clip, flat, open_norms, unit_rows
+from tests._helpers.tiny_world import TINY_IMAGES, TINY_PROMPTS
 
 
 def random_products(rows: int, seed: int) -> Tensor:
@@ -37,18 +36,16 @@ def literal_variance(features: Tensor, labels: list[int]) -> Tensor:
     return total / len(labels)
 
 
-def test_a_stream_equals_two_steps_per_batch(
-    tiny_prompts: ClassPrompts, tiny_images: Tensor
-) -> None:
+def test_a_stream_equals_two_steps_per_batch() -> None:
     config = SubTTAConfig(momentum=0.3)
-    subtta = SubTTA(double_clip(), tiny_prompts, config)
+    subtta = SubTTA(double_clip(), TINY_PROMPTS, config)
     live = double_clip()
-    text = live.classifier(tiny_prompts)
+    text = live.classifier(TINY_PROMPTS)
     basis = torch.linalg.svd(text - text.mean(0), full_matrices=False).Vh[1 : len(text) - 1]
     norms = open_norms(live.visual)
     optimiser = torch.optim.AdamW(norms, lr=config.lr, weight_decay=0.01)
     average = torch.cov(text.T)
-    for images in tiny_images.split([6, 4]):
+    for images in TINY_IMAGES.split([6, 4]):
         covariance = torch.cov(live.encode_image(images).T)
         average = 0.3 * average.detach() + 0.7 * covariance
         vectors = torch.linalg.eigh(average).eigenvectors  # torch's own derivative
@@ -64,16 +61,14 @@ def test_a_stream_equals_two_steps_per_batch(
         optimiser.step()
         with torch.no_grad():
             expected = live.scale * unit_rows(live.encode_image(images)) @ text.T
-        prediction = subtta.predict(Batch(images)).logits
+        prediction = subtta.predict(images).logits
         torch.testing.assert_close(prediction, expected.float())
     torch.testing.assert_close(subtta.memory["norms.values"], flat(norms))
 
 
-def test_one_predicted_class_is_not_separated(
-    tiny_prompts: ClassPrompts, tiny_images: Tensor
-) -> None:
+def test_one_predicted_class_is_not_separated() -> None:
     """A single image has no covariance either: AdamW's decay alone moves the norms."""
-    subtta = SubTTA(double_clip(), tiny_prompts, SubTTAConfig(weight_decay=0.0))
-    prediction = subtta.predict(Batch(tiny_images[:1])).logits
-    plain = ZeroShot(double_clip(), tiny_prompts, ZeroShotConfig()).predict(Batch(tiny_images[:1]))
+    subtta = SubTTA(double_clip(), TINY_PROMPTS, SubTTAConfig(weight_decay=0.0))
+    prediction = subtta.predict(TINY_IMAGES[:1]).logits
+    plain = ZeroShot(double_clip(), TINY_PROMPTS, ZeroShotConfig()).predict(TINY_IMAGES[:1])
     torch.testing.assert_close(prediction, plain.logits.float())

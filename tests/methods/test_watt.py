@@ -10,7 +10,6 @@ from cliquetta.methods.watt import TEMPLATES, WATT, WATTConfig
 from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.types import Batch
 from tests._helpers.live_layernorms import (
     double_clip,
     flat,
@@ -20,6 +19,7 @@ from tests._helpers.live_layernorms import (
     unit_rows,
 )
 from tests._helpers.tiny import TINY_NAMES
+from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS
 
 FEW = ("a photo of a {}", "art of the {}.", "a {} in a video game.")
 
@@ -53,27 +53,23 @@ def live_watt(model: CLIP, images: Tensor, mode: str, rounds: int) -> Tensor:
 
 
 @pytest.mark.parametrize("mode", ["sequential", "parallel"])
-def test_a_batch_equals_a_training_loop(
-    tiny_prompts: ClassPrompts, tiny_images: Tensor, mode: Any
-) -> None:
-    images = tiny_images[:4]
-    watt = WATT(double_clip(), tiny_prompts, WATTConfig(mode=mode, rounds=2, templates=FEW))
+def test_a_batch_equals_a_training_loop(mode: Any) -> None:
+    images = TINY_IMAGES[:4]
+    watt = WATT(double_clip(), TINY_PROMPTS, WATTConfig(mode=mode, rounds=2, templates=FEW))
     expected = live_watt(double_clip(), images, mode, 2)
     torch.testing.assert_close(watt.adapt(images), expected)
 
 
-def test_the_mean_of_its_own_templates_predicts(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
-) -> None:
-    watt = WATT(tiny_clip, tiny_prompts, WATTConfig(rounds=1))
-    own = ClassPrompts(tiny_prompts.names, TEMPLATES)
-    torch.testing.assert_close(watt.classifier, tiny_clip.classifier(own))
-    prediction = watt.predict(Batch(tiny_images)).logits
-    plain = ZeroShot(tiny_clip, own, ZeroShotConfig()).predict(Batch(tiny_images)).logits
+def test_the_mean_of_its_own_templates_predicts() -> None:
+    watt = WATT(TINY, TINY_PROMPTS, WATTConfig(rounds=1))
+    own = ClassPrompts(TINY_PROMPTS.names, TEMPLATES)
+    torch.testing.assert_close(watt.classifier, TINY.classifier(own))
+    prediction = watt.predict(TINY_IMAGES).logits
+    plain = ZeroShot(TINY, own, ZeroShotConfig()).predict(TINY_IMAGES).logits
     assert not torch.allclose(prediction, plain, atol=1e-2)  # switched off it would be this
 
 
-def test_fixed_text_is_refused(tiny_clip: CLIP, tiny_prompts: ClassPrompts) -> None:
-    fixed = ClassPrompts(tiny_prompts.names, features=tiny_clip.classifier(tiny_prompts))
+def test_fixed_text_is_refused() -> None:
+    fixed = ClassPrompts(TINY_PROMPTS.names, features=TINY.classifier(TINY_PROMPTS))
     with pytest.raises(ValueError, match="names only"):
-        WATT(tiny_clip, fixed, WATTConfig())
+        WATT(TINY, fixed, WATTConfig())

@@ -12,6 +12,7 @@ from torch import Tensor
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.tiny import TINY_NAMES, build_tiny_clip
+from tests._helpers.tiny_world import TINY_IMAGES
 from tests._helpers.tolerance import ADAPTED, STEP, SUM
 from tests.reference import scap_equations as eq
 from tests.reference.scap_equations import ReferenceSettings
@@ -101,11 +102,9 @@ def slopes(loss: object, start: Tensor, coordinates: list[int]) -> list[float]:
     return actual
 
 
-def test_one_step_is_signed_by_the_slope(
-    model: CLIP, prefix: Tensor, context: Tensor, tiny_images: Tensor
-) -> None:
+def test_one_step_is_signed_by_the_slope(model: CLIP, prefix: Tensor, context: Tensor) -> None:
     reference = scap(model, prefix, context, lr=0.01)
-    images = tiny_images[:3]
+    images = TINY_IMAGES[:3]
     P0_I, P0_T = reference.P0_I, reference.P0_T
     assert P0_I is not None and P0_T is not None
     learned = eq.learn(model, images, P0_I, P0_T, reference.text_of, reference.settings)
@@ -229,16 +228,14 @@ def first_shared(result: ReferenceResult) -> tuple[int, int]:
     )
 
 
-def test_prediction_recomputed_by_hand(
-    model: CLIP, prefix: Tensor, context: Tensor, tiny_images: Tensor
-) -> None:
+def test_prediction_recomputed_by_hand(model: CLIP, prefix: Tensor, context: Tensor) -> None:
     reference = scap(model, prefix, context)
-    result = reference.predict(tiny_images)
+    result = reference.predict(TINY_IMAGES)
     assert len(result.cliques) > 3 and result.tau == len(result.cliques)
     texts = [t for t in result.text if t is not None]
     torch.testing.assert_close(result.text_mean, torch.stack(texts).mean(dim=0))
     j, _ = first_shared(result)
-    start = eq.image_features(model, tiny_images, reference.P0_I)[j]
+    start = eq.image_features(model, TINY_IMAGES, reference.P0_I)[j]
     probabilities = []
     for i in result.top[j]:
         parts = [
@@ -250,7 +247,7 @@ def test_prediction_recomputed_by_hand(
         if entries:
             products = [start @ key for key, _ in entries]
             parts.append(entries[int(torch.stack(products).argmax())][1])
-        image = tiny_images[j : j + 1]
+        image = TINY_IMAGES[j : j + 1]
         feature = eq.image_features(model, image, torch.cat(parts, dim=1) if parts else None)
         text = eq.template_features(model, ONE_TEMPLATE, "a photo of a {}.", result.text_mean)
         probabilities.append((model.scale * feature @ text.T).softmax(dim=-1)[0])
@@ -259,24 +256,22 @@ def test_prediction_recomputed_by_hand(
     torch.testing.assert_close(result.logits[j].exp(), expected)
 
 
-def test_text_only_never_prompts_images(
-    model: CLIP, prefix: Tensor, context: Tensor, tiny_images: Tensor
-) -> None:
-    result = scap(model, prefix, context, modalities="text").predict(tiny_images)
+def test_text_only_never_prompts_images(model: CLIP, prefix: Tensor, context: Tensor) -> None:
+    result = scap(model, prefix, context, modalities="text").predict(TINY_IMAGES)
     assert result.cliques and result.retained == {}
     assert all(visual is None for visual in result.visual)
-    features = eq.image_features(model, tiny_images, None)
+    features = eq.image_features(model, TINY_IMAGES, None)
     text = eq.template_features(model, ONE_TEMPLATE, "a photo of a {}.", result.text_mean)
     expected = (model.scale * features @ text.T).softmax(dim=-1)
     torch.testing.assert_close(result.probabilities, expected)
 
 
 def test_queries_are_features_under_the_start_prompt(
-    model: CLIP, prefix: Tensor, context: Tensor, tiny_images: Tensor
+    model: CLIP, prefix: Tensor, context: Tensor
 ) -> None:
     # A cache that holds the image's own features of both kinds tells which one is asked with.
     reference = scap(model, prefix, context, threshold=1.5)
-    image = tiny_images[:1]
+    image = TINY_IMAGES[:1]
     keys = [eq.image_features(model, image, prompt)[0] for prompt in (None, prefix)]
     reference.retained = {i: [(key, prefix) for key in keys] for i in range(len(TINY_NAMES))}
     assert list(reference.predict(image).used.values()) == [((), 1)] * 3

@@ -16,8 +16,7 @@ NEVER_NEGATIVE = re.compile(
     r"(.*\.)?(entropy|entropies|doubt|average|scatter|second|\w*counts|priors|scores|covariances?)"
     r"|batches|.*key\.images|.*counts\.(images|confidence|entropy|agreement|classes|marginal"
     r"|absence|debiased|recent)|.*predicted\.\w+|.*voters\.predictions"
-)
-"""What counts, entropies, sums of squares and of probabilities are called."""
+)  # What counts, entropies, sums of squares and of probabilities are called.
 VECTORS = re.compile(r".*\.keys|(.*\.)?(features|text|embeddings|proxies|means)")
 """Features and texts, of length one or less; SCAP's ``keys`` may be longer."""
 

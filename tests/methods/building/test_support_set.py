@@ -8,9 +8,9 @@ from torch import Tensor
 from cliquetta.data.catalogue import get_dataset
 from cliquetta.data.dataset import ArrayDataset
 from cliquetta.methods.building.support_set import FewShot
-from cliquetta.model.clip import CLIP
 from cliquetta.model.preprocess import Preprocess
 from tests._helpers.separable import FULL_IMAGE
+from tests._helpers.tiny_world import TINY
 
 
 def test_shots_are_drawn_per_class_and_by_seed() -> None:
@@ -69,18 +69,18 @@ def test_examples_are_checked_at_the_door(images: Tensor, labels: Tensor, messag
         FewShot(images, labels)
 
 
-def test_crops_of_pictures_and_of_their_pixels_agree(tiny_clip: CLIP) -> None:
-    pictures = FewShot.from_dataset(get_dataset("bundled-fewshot"), 1, tiny_clip.preprocess)
+def test_crops_of_pictures_and_of_their_pixels_agree() -> None:
+    pictures = FewShot.from_dataset(get_dataset("bundled-fewshot"), 1, TINY.preprocess)
     rows = np.arange(10)
-    pixels = FewShot(pictures.pixels(rows, tiny_clip), pictures.labels)
+    pixels = FewShot(pictures.pixels(rows, TINY), pictures.labels)
     a, b = (
-        few.crops(rows, tiny_clip, np.random.default_rng(3), scale=(0.3, 1.0), count=3)
+        few.crops(rows, TINY, np.random.default_rng(3), scale=(0.3, 1.0), count=3)
         for few in (pictures, pixels)
     )
     assert a.shape == (10, 3, 3, 32, 32)
     torch.testing.assert_close(a, b, atol=0.03, rtol=0)  # 8-bit rounding
     assert not torch.equal(a[:, 0], a[:, 1])
-    full = pictures.crops(rows, tiny_clip, np.random.default_rng(3), scale=FULL_IMAGE)[:, 0]
+    full = pictures.crops(rows, TINY, np.random.default_rng(3), scale=FULL_IMAGE)[:, 0]
     plain = pixels.images
     same = (full == plain).flatten(1).all(1) | (full == plain.flip(-1)).flatten(1).all(1)
     assert same.all()

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from cliquetta.data.views import attach_views
 from cliquetta.methods.building.views import confident_views, near_one, selected_count
-from cliquetta.model.clip import CLIP, encode_views
+from cliquetta.model.clip import encode_views
 from cliquetta.types import Batch, ViewSpec
+from tests._helpers.tiny_world import TINY, TINY_IMAGES
 from tests._helpers.tolerance import FEATURE
 
 
@@ -43,20 +44,20 @@ def test_of_equally_confident_views_the_earlier_comes_first() -> None:
 
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
 def test_views_of_many_images_are_encoded_together_in_bounded_parts(
-    tiny_clip: CLIP, tiny_images: Tensor, chunk: int, monkeypatch: pytest.MonkeyPatch
+    chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batch = Batch(tiny_images[:3], ("a", "b", "c"))
+    batch = Batch(TINY_IMAGES[:3], ("a", "b", "c"))
     views = attach_views(batch, ViewSpec("resized-crop", 5), seed=0).views
     assert views is not None
-    expected = torch.stack([tiny_clip.encode_image(v, normalize=True) for v in views])
-    plain, seen = tiny_clip.encode_image, []
+    expected = torch.stack([TINY.encode_image(v, normalize=True) for v in views])
+    plain, seen = TINY.encode_image, []
 
     def spy(pixels: Tensor, **options: Any) -> Tensor:
         seen.append(len(pixels))
         return plain(pixels, **options)
 
-    monkeypatch.setattr(tiny_clip, "encode_image", spy)
-    features = encode_views(tiny_clip, views, chunk=chunk)
+    monkeypatch.setattr(TINY, "encode_image", spy)
+    features = encode_views(TINY, views, chunk=chunk)
     torch.testing.assert_close(features, expected, atol=FEATURE, rtol=0)
     assert sum(seen) == 15
     assert max(seen) == min(chunk, 15)

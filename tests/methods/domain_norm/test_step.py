@@ -9,7 +9,6 @@ from torch import Tensor
 
 from cliquetta.methods.domain_norm import DomainNorm, DomainNormConfig
 from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.types import Batch
 from tests._helpers.scenes import NAMES, build_model, make_batches
 from tests.reference.domain_norm_literal import LiteralDomainNorm
 
@@ -56,7 +55,7 @@ def test_step_equals_the_page(name: str) -> None:
     adapter = DomainNorm(MODEL, ClassPrompts(NAMES), config)
     literal = LiteralDomainNorm(MODEL, adapter.network.text, **options)
     for batch in batches:
-        actual, expected = adapter.predict(Batch(batch)).logits, literal.step(batch)
+        actual, expected = adapter.predict(batch).logits, literal.step(batch)
         # Logarithms down to -28 are rounded to float32 at the end, all else is float64.
         np.testing.assert_allclose(actual.numpy(), expected, atol=28 * 2**-23, rtol=0)
     state = adapter.state

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from cliquetta.model import cuda
 from cliquetta.model.vjp import VisualTape
-from cliquetta.types import Batch
 from tests._helpers.scenes import (
     NAMES,
     Pair,
@@ -170,6 +169,6 @@ def test_one_image_has_no_clique_and_is_plain_clip() -> None:
     both = pair(model, {"threshold": 0.5})
     image = make_batches(0, 1, 1)[0]
     assert check_agreement(both, [image]) == 0
-    out = both.engine.predict(Batch(image))
+    out = both.engine.predict(image)
     plain = model.scale * model.encode_image(image, normalize=True) @ both.engine.classifier.T
     torch.testing.assert_close(out.probabilities, plain.softmax(-1).float(), rtol=0, atol=SUM)

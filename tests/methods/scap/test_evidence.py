@@ -61,7 +61,7 @@ def test_the_description_says_what_the_oracle_used(options: dict[str, Any]) -> N
 
 def test_equal_member_sets_share_their_id() -> None:
     adapter = SCAP(MODEL, ClassPrompts(NAMES), SCAPConfig(threshold=0.9))
-    prediction = adapter.predict(Batch(BATCHES[0][:1].repeat(3, 1, 1, 1)))
+    prediction = adapter.predict(BATCHES[0][:1].repeat(3, 1, 1, 1))
     cliques = describe(prediction)["cliques"]
     assert [clique["set"] for clique in cliques] == [0, 0, 0]
     assert len({clique["class"] for clique in cliques}) == 3
@@ -86,7 +86,7 @@ def test_prompts_that_were_not_scored_with_are_not_claimed(
     options: dict[str, Any], message: str
 ) -> None:
     adapter = SCAP(MODEL, ClassPrompts(NAMES), scap_config(threshold=THRESHOLD, **options))
-    prediction = adapter.predict(Batch(BATCHES[0]))
+    prediction = adapter.predict(BATCHES[0])
     actual = describe(prediction)
     assert actual["visual_prompts"] == message
     assert actual["cliques"]
@@ -98,13 +98,13 @@ def test_prompts_that_were_not_scored_with_are_not_claimed(
 
 def test_an_empty_batch_is_described() -> None:
     adapter = SCAP(MODEL, ClassPrompts(NAMES), SCAPConfig())
-    prediction = adapter.predict(Batch(BATCHES[0][:0]))
+    prediction = adapter.predict(BATCHES[0][:0])
     assert describe(prediction)["images"] == []
     assert summary(prediction)["images"] == 0
 
 
 def test_evidence_of_another_method_is_refused() -> None:
-    other = ZeroShot(MODEL, ClassPrompts(NAMES), ZeroShotConfig()).predict(Batch(BATCHES[0]))
+    other = ZeroShot(MODEL, ClassPrompts(NAMES), ZeroShotConfig()).predict(BATCHES[0])
     for read in (describe, summary):
         with pytest.raises(ValueError, match="not that of scap"):
             read(other)
@@ -118,7 +118,7 @@ def test_gathering_more_evidence_changes_no_logit() -> None:
     )
     explaining.collect_evidence = True
     for images in BATCHES:
-        a, b = plain.predict(Batch(images)), explaining.predict(Batch(images))
+        a, b = plain.predict(images), explaining.predict(images)
         assert torch.equal(a.logits, b.logits)
         assert describe(a)["cliques"][0]["after"] is None
         assert describe(b)["cliques"][0]["after"] is not None

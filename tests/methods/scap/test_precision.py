@@ -9,7 +9,6 @@ from torch import Tensor
 from cliquetta.methods.scap import SCAP
 from cliquetta.methods.scap.learning import Task
 from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.types import Batch
 from tests._helpers.scenes import NAMES, build_model, make_batches, scap_config
 from tests._helpers.tolerance import BLOCK_STORES, rounding
 
@@ -33,7 +32,7 @@ def test_half_precision_runs_and_remembers_in_float32(
     adapter = adapter_of(dtype, **options)
     adapter.collect_evidence = True
     for images in BATCHES:
-        out = adapter.predict(Batch(images))
+        out = adapter.predict(images)
         assert out.logits.dtype == torch.float32
         assert torch.isfinite(out.logits).all()
         learned = out.evidence["learned"]
@@ -82,7 +81,7 @@ def test_gradients_are_those_of_float32_but_for_rounding(
 def test_predictions_stay_near_float32(dtype: torch.dtype) -> None:
     full, half = adapter_of(torch.float32), adapter_of(dtype)
     for images in BATCHES:
-        expected, actual = full.predict(Batch(images)), half.predict(Batch(images))
+        expected, actual = full.predict(images), half.predict(images)
         difference = (actual.probabilities - expected.probabilities).abs()
         # a probability moves by at most a quarter of its logit's error, here of one deviation
         error = full.model.scale * STORES**0.5 * torch.finfo(dtype).eps / 2

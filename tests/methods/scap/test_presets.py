@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from cliquetta.data.views import attach_views
 from cliquetta.methods.registry import create_method, get_method, method_config
@@ -19,6 +18,7 @@ from cliquetta.model.config import CLIPConfig, ResNetConfig, TextConfig
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.scenes import NAMES, build_model, make_batches
+from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS
 from tests._helpers.tolerance import FEATURE, sampling
 
 MODEL = build_model(0)
@@ -37,24 +37,22 @@ def test_the_registry_knows_the_presets() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
-def test_presets_run_from_the_registry(
-    name: str, tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
-) -> None:
+def test_presets_run_from_the_registry(name: str) -> None:
     views = min(4, PRESETS[name].views)
     config = method_config("scap", name, {"views": str(views)})
     assert config == dataclasses.replace(PRESETS[name], views=views)
-    adapter = create_method("scap", tiny_clip, tiny_prompts, config)
+    adapter = create_method("scap", TINY, TINY_PROMPTS, config)
     assert isinstance(adapter, SCAP)
-    batch = Batch(tiny_images, tuple(str(j) for j in range(len(tiny_images))))
+    batch = Batch(TINY_IMAGES, tuple(str(j) for j in range(len(TINY_IMAGES))))
     if views > 1:
         assert adapter.views is not None
-        batch = attach_views(batch, adapter.views, seed=0, preprocess=tiny_clip.preprocess)
+        batch = attach_views(batch, adapter.views, seed=0, preprocess=TINY.preprocess)
     else:
         assert adapter.views is None
     for _ in range(2):
         out = adapter.predict(batch)
         assert torch.isfinite(out.logits).all()
-        assert len(describe(out)["images"]) == len(tiny_images)
+        assert len(describe(out)["images"]) == len(TINY_IMAGES)
     assert len(out.evidence["cliques"]) > 0
 
 
@@ -71,7 +69,7 @@ def test_views_are_scored_with_the_prompts_of_their_image_and_the_confident_aver
         one = single.predict(Batch(BATCHES[0], views=views[:, at : at + 1])).logits
         each.append(one)
     logits = torch.stack(each, dim=1)
-    plain = SCAP(MODEL, PROMPTS, dataclasses.replace(config, views=1)).predict(Batch(BATCHES[0]))
+    plain = SCAP(MODEL, PROMPTS, dataclasses.replace(config, views=1)).predict(BATCHES[0])
     torch.testing.assert_close(each[0], plain.logits, rtol=0, atol=FEATURE)
     for j in range(8):
         p = logits[j].softmax(dim=-1)
@@ -112,7 +110,7 @@ def test_a_template_without_words_is_warned_of() -> None:
     prompts = ClassPrompts(NAMES, ("{} texture.", "art of the {}."))
     with pytest.warns(UserWarning, match="no text prompt is learned: '{} texture.' has no words"):
         adapter = SCAP(MODEL, prompts, SCAPConfig(threshold=0.4))
-    evidence = adapter.predict(Batch(BATCHES[0])).evidence
+    evidence = adapter.predict(BATCHES[0]).evidence
     assert evidence["text_prompts"] == "'{} texture.' has no words before the name"
     assert SCAP(MODEL, PROMPTS, SCAPConfig())._text_prompts() == "learned"
 
@@ -130,7 +128,7 @@ def test_fixed_text_features_take_image_prompts_only() -> None:
     with pytest.raises(ValueError, match="modalities=image"):
         SCAP(MODEL, fixed, SCAPConfig())
     adapter = SCAP(MODEL, fixed, SCAPConfig(modalities="image", threshold=0.4))
-    out = adapter.predict(Batch(BATCHES[0]))
+    out = adapter.predict(BATCHES[0])
     assert len(out.evidence["cliques"])
     assert torch.isfinite(out.logits).all()
 
@@ -140,7 +138,7 @@ def test_text_alone_without_words_to_learn_is_refused() -> None:
     with pytest.raises(ValueError, match="no words before"):
         SCAP(MODEL, bare, SCAPConfig(modalities="text"))
     adapter = SCAP(MODEL, bare, SCAPConfig(threshold=0.4, steps=2))
-    assert torch.isfinite(adapter.predict(Batch(BATCHES[0])).logits).all()
+    assert torch.isfinite(adapter.predict(BATCHES[0]).logits).all()
 
 
 def test_a_resnet_learns_text_alone() -> None:
@@ -151,7 +149,7 @@ def test_a_resnet_learns_text_alone() -> None:
         SCAP(model, PROMPTS, SCAPConfig())
     adapter = SCAP(model, PROMPTS, SCAPConfig(modalities="text", threshold=-1.0))
     images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    first, second = (adapter.predict(Batch(images)) for _ in range(2))
+    first, second = (adapter.predict(images) for _ in range(2))
     assert torch.isfinite(second.logits).all()
     assert int(adapter.memory["text_seen"]) == 2 * len(first.evidence["cliques"]) > 0
 

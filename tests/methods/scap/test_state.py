@@ -17,11 +17,10 @@ from cliquetta.evaluation.record import list_records
 from cliquetta.evaluation.runner import evaluate
 from cliquetta.methods.scap import SCAP, SCAPConfig
 from cliquetta.methods.state import load_state
-from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.types import Batch
 from tests._helpers.scenes import NAMES, build_model, make_batches, scap_config
 from tests._helpers.streaming import made_up_dataset
+from tests._helpers.tiny_world import TINY, TINY_PROMPTS
 
 MODEL = build_model(0).float()
 BATCHES = [images.float() for images in make_batches(3, 6, 6)]
@@ -34,7 +33,7 @@ def adapter_of(config: SCAPConfig = CONFIG, seed: int = 0) -> SCAP:
 
 
 def run(adapter: SCAP, batches: list[Tensor]) -> list[Tensor]:
-    return [adapter.predict(Batch(images)).logits for images in batches]
+    return [adapter.predict(images).logits for images in batches]
 
 
 OPTIONS: list[dict[str, Any]] = [
@@ -56,7 +55,7 @@ def test_a_split_stream_equals_the_whole_to_the_bit(
     first = adapter_of(config)
     for number, images in enumerate(BATCHES):
         first.save(tmp_path / f"{number}.safetensors")
-        first.predict(Batch(images))
+        first.predict(images)
     for number in range(len(BATCHES)):
         # another seed: whatever it decides must come from the state
         other = adapter_of(config, seed=9)
@@ -93,11 +92,9 @@ def run_until_killed(adapter: SCAP, out: Path, batch: int, inside: bool) -> None
     evaluate(adapter, stream, out=out, save_every=2, on_step=step)
 
 
-def test_a_stream_killed_at_random_batches_ends_with_the_same_predictions(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tmp_path: Path
-) -> None:
+def test_a_stream_killed_at_random_batches_ends_with_the_same_predictions(tmp_path: Path) -> None:
     def build() -> SCAP:
-        return SCAP(tiny_clip, tiny_prompts, SCAPConfig(threshold=0.3, capacity=2), seed=4)
+        return SCAP(TINY, TINY_PROMPTS, SCAPConfig(threshold=0.3, capacity=2), seed=4)
 
     unbroken, out = tmp_path / "whole", tmp_path / "killed"
     adapter = build()

@@ -10,7 +10,6 @@ from cliquetta.methods.scap import SCAP
 from cliquetta.methods.scap import text as text_module
 from cliquetta.methods.scap.text import PromptedText
 from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.types import Batch
 from tests._helpers.scenes import NAMES, build_model, make_batches, scap_config
 from tests._helpers.tolerance import DOUBLE, FEATURE
 from tests.reference.scap_equations import fixed_features, text_features
@@ -80,7 +79,7 @@ def test_gradients_of_a_shared_context_equal_autograd(
 
 def stream_of(adapter: SCAP, count: int = 8, skip: int = 0) -> list[tuple[str, Tensor]]:
     batches = make_batches(3, count, 6)[skip:]
-    out = [adapter.predict(Batch(images.to(adapter.model.dtype))) for images in batches]
+    out = [adapter.predict(images.to(adapter.model.dtype)) for images in batches]
     return [(prediction.evidence["text_gradient"], prediction.logits) for prediction in out]
 
 
@@ -95,7 +94,7 @@ def test_the_change_over_comes_when_it_pays_and_changes_nothing(
     adapter = adapter_of(text_per_class=text_per_class)
     actual, tallies = [], []
     for images in make_batches(3, 8, 6):
-        out = adapter.predict(Batch(images))
+        out = adapter.predict(images)
         actual.append((out.evidence["text_gradient"], out.logits))
         tallies.append(int(adapter.memory["sets_learned"]))
     kinds = [kind for kind, _ in actual]
