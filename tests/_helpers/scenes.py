@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.scap import SCAP, SCAPConfig
+from cliquetta.methods.scap.cliques import Cliques
 from cliquetta.methods.scap.released import Rules
 from cliquetta.model.clip import CLIP, initialise
 from cliquetta.model.config import CLIPConfig, TextConfig, VisionConfig
@@ -49,10 +50,8 @@ def between_similarities(model: CLIP, images: Tensor, quantile: float) -> float:
     """A threshold in the middle of a gap, so that rounding decides no membership."""
     features = model.encode_image(images, normalize=True)
     values = (features @ features.T).flatten().sort().values
-    low, high = int(quantile * len(values)), len(values) - 1
-    inside = values[low : high + 1]
-    gaps = inside[1:] - inside[:-1]
-    wide = (gaps > 1e-6).nonzero()[:, 0]
+    inside = values[int(quantile * len(values)) :]
+    wide = (inside.diff() > 1e-6).nonzero()[:, 0]
     if len(wide) == 0:
         return float(values[-1]) + 1.0
     return float((inside[wide[0]] + inside[wide[0] + 1]) / 2)
@@ -100,20 +99,12 @@ def pair(
     prompts = ClassPrompts(names, templates)
     engine = SCAP(model, prompts, scap_config(**options), seed=seed)
     engine.collect_evidence = True
-    theirs = dict(options)
-    oracle = ReferenceSCAP(
-        model,
-        prompts,
-        ReferenceSettings(**theirs),
-        engine.memory["start_prompt"],
-        model.context(templates[0].split("{}")[0].strip()),
-    )
-    return Pair(engine, oracle)
+    start = engine.memory["start_prompt"], model.context(templates[0].split("{}")[0].strip())
+    return Pair(engine, ReferenceSCAP(model, prompts, ReferenceSettings(**options), *start))
 
 
-def listed(prediction: Prediction) -> list[tuple[int, frozenset[int]]]:
+def listed(cliques: Cliques) -> list[tuple[int, frozenset[int]]]:
     """The engine's cliques as the oracle writes them."""
-    cliques = prediction.evidence["cliques"]
     return [
         (int(label), frozenset(row.nonzero()[:, 0].tolist()))
         for label, row in zip(cliques.classes, cliques.members, strict=True)

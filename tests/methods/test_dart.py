@@ -15,7 +15,7 @@ from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.tiny import TINY_NAMES
 from tests._helpers.tiny_world import TINY, TINY_IMAGES
-from tests._helpers.tolerance import ADAPTED, FEATURE, LOGIT, sampling
+from tests._helpers.tolerance import ADAPTED, FEATURE, LOGIT, assert_near, sampling
 
 CONFIG = DARTConfig(views=12, selection_fraction=0.25)
 PROMPTS = ClassPrompts(TINY_NAMES)
@@ -81,11 +81,11 @@ def test_the_stream_equals_the_paper_in_plain_autograd(batch: Batch, score: Any)
     logits = adapter.predict(batch).logits
     assert batch.views is not None
     expected = torch.stack([literal.next(views) for views in batch.views])
-    torch.testing.assert_close(logits, expected, atol=ADAPTED, rtol=0)
+    assert_near(logits, expected, ADAPTED)
     memory = adapter.state_dict()
-    torch.testing.assert_close(memory["kept_context"], literal.kept_text, atol=FEATURE, rtol=0)
-    torch.testing.assert_close(memory["kept_visual"], literal.kept_visual, atol=FEATURE, rtol=0)
-    torch.testing.assert_close(memory["visual"], literal.visual, atol=LOGIT, rtol=0)
+    assert_near(memory["kept_context"], literal.kept_text, FEATURE)
+    assert_near(memory["kept_visual"], literal.kept_visual, FEATURE)
+    assert_near(memory["visual"], literal.visual, LOGIT)
 
 
 def test_the_start_of_the_visual_prompt_is_seeded_and_uniform() -> None:

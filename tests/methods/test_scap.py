@@ -30,7 +30,7 @@ from tests._helpers.scenes import (
 )
 from tests._helpers.streaming import made_up_dataset
 from tests._helpers.tiny_world import TINY, TINY_PROMPTS
-from tests._helpers.tolerance import BLOCK_STORES, DOUBLE, STEP, TOWER_TERMS, rounding
+from tests._helpers.tolerance import BLOCK_STORES, DOUBLE, STEP, TOWER_TERMS, assert_near, rounding
 
 MODEL = build_model(0)
 PROMPTS = ClassPrompts(NAMES)
@@ -73,8 +73,8 @@ def test_1_propagation_changes_keys_and_the_released_rule_only_scales_them() -> 
     smooth = root[:, None] * edges * root
     literal = torch.linalg.inv(torch.eye(5).double() - 0.3 * smooth) @ keys[0]
     released = propagate(keys, PRESETS["released"])[0]
-    torch.testing.assert_close(released, literal, rtol=0, atol=DOUBLE)
-    torch.testing.assert_close(released, keys[0] / 0.7, rtol=0, atol=DOUBLE)
+    assert_near(released, literal, DOUBLE)
+    assert_near(released, keys[0] / 0.7, DOUBLE)
 
 
 def test_2_two_prompts_together_keep_keys_with_keys_and_values_with_values() -> None:
@@ -103,7 +103,7 @@ def test_2_two_prompts_together_keep_keys_with_keys_and_values_with_values() -> 
     y = x + block.out(torch.cat(heads, dim=1)[None])
     expected = tower.pool(tower.run(block.mlp(y), 2))
     expected = torch.nn.functional.normalize(expected, dim=1)
-    torch.testing.assert_close(actual, expected, rtol=0, atol=DOUBLE)
+    assert_near(actual, expected, DOUBLE)
 
 
 @pytest.mark.parametrize("best_class_only", [False, True])
@@ -197,8 +197,8 @@ def test_6_cliques_learned_in_any_order_give_the_same_prompts(steps: int) -> Non
     visual, text = learn([0, 1, 2, 3])
     for order in ([3, 1, 0, 2], [2], [1, 3]):
         other_visual, other_text = learn(order)
-        torch.testing.assert_close(other_visual, visual[order], rtol=0, atol=STEP)
-        torch.testing.assert_close(other_text, text[order], rtol=0, atol=STEP)
+        assert_near(other_visual, visual[order], STEP)
+        assert_near(other_text, text[order], STEP)
 
 
 def test_7_the_reported_metric_comes_from_the_logits_that_were_returned(tmp_path: Path) -> None:
@@ -252,9 +252,7 @@ def test_9_text_cut_at_its_end_equals_text_of_full_length(dtype: torch.dtype, te
     embedded[:, 1 : 1 + len(context)] = context.to(dtype)
     full = tower.encode(embedded, text.ends)
     expected = torch.nn.functional.normalize(full.to(context.dtype), dim=1)
-    torch.testing.assert_close(
-        text.features(context[None])[0], expected, rtol=0, atol=rounding(dtype, terms)
-    )
+    assert_near(text.features(context[None])[0], expected, rounding(dtype, terms))
 
 
 def test_10_the_text_prompt_is_the_arithmetic_mean_of_all_cliques() -> None:
@@ -263,6 +261,6 @@ def test_10_the_text_prompt_is_the_arithmetic_mean_of_all_cliques() -> None:
         evidence = adapter.predict(images).evidence
         seen += [evidence["learned"].text[u] for u in evidence["cliques"].set_of.tolist()]
         mean = torch.stack(seen).mean(dim=0)
-        torch.testing.assert_close(adapter.memory["text_mean"], mean, rtol=0, atol=DOUBLE)
+        assert_near(adapter.memory["text_mean"], mean, DOUBLE)
         assert int(adapter.memory["text_seen"]) == len(seen)
     assert len(seen) > 6

@@ -12,7 +12,7 @@ from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.tiny import TINY_NAMES
 from tests._helpers.tiny_world import TINY, TINY_IMAGES
-from tests._helpers.tolerance import FEATURE, LOGIT, SUM
+from tests._helpers.tolerance import FEATURE, LOGIT, SUM, assert_near
 
 CONFIG = TPTConfig(views=20, selection_fraction=0.25)
 ONE = ClassPrompts((*TINY_NAMES, "polar bear in the snow"))
@@ -61,7 +61,7 @@ def test_many_images_at_once_equal_the_paper_one_at_a_time(
     logits = TPT(TINY, prompts, config).predict(batch).logits
     assert batch.views is not None
     expected = torch.stack([literal_tpt(TINY, prompts, v, config)[0] for v in batch.views])
-    torch.testing.assert_close(logits, expected, atol=LOGIT, rtol=0)
+    assert_near(logits, expected, LOGIT)
 
 
 def test_every_image_has_its_own_gradient(batch: Batch) -> None:

@@ -13,7 +13,7 @@ from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.tiny import TINY_NAMES, build_tiny_clip
 from tests._helpers.tiny_world import TINY_IMAGES
-from tests._helpers.tolerance import ADAPTED, STEP, SUM
+from tests._helpers.tolerance import ADAPTED, STEP, SUM, assert_near
 from tests.reference import scap_equations as eq
 from tests.reference.scap_equations import ReferenceSettings
 from tests.reference.scap_reference import ReferenceResult, ReferenceSCAP
@@ -139,9 +139,9 @@ def test_text_mixes_learnable_and_fixed_templates(model: CLIP, context: Tensor) 
     u_fix = eq.fixed_features(model, prompts)
     mixed = eq.text_features(model, prompts, context.double(), u_fix, 0.3)
     expected = eq.l2_normalize(0.7 * a + 0.3 * eq.l2_normalize((b + c) / 2))
-    torch.testing.assert_close(mixed, expected, rtol=0, atol=SUM)
+    assert_near(mixed, expected, SUM)
     alone = eq.text_features(model, ONE_TEMPLATE, context.double(), None, 0.9)
-    torch.testing.assert_close(alone, a, rtol=0, atol=SUM)
+    assert_near(alone, a, SUM)
 
 
 # --- retain -------------------------------------------------------------------------------------

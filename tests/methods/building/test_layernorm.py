@@ -6,7 +6,7 @@ import torch
 from cliquetta.methods.building.layernorm import Float32LayerNorm, LayerNormTower
 from tests._helpers.live_layernorms import double_clip, flat, load_norms, open_norms
 from tests._helpers.tiny import build_tiny_clip
-from tests._helpers.tiny_world import TINY, TINY_IMAGES
+from tests._helpers.tiny_world import TINY, TINY_IMAGES, draw
 
 
 def test_the_start_is_the_model_itself() -> None:
@@ -32,9 +32,7 @@ def test_other_parameters_act_as_if_loaded(which: str) -> None:
     model = double_clip()
     tower = LayerNormTower(getattr(model, which))
     inputs = TINY_IMAGES if which == "visual" else model.tokenizer(["a cat", "a red truck"])
-    generator = torch.Generator().manual_seed(0)
-    noise = torch.randn(tower.start.shape, generator=generator, dtype=torch.float64)
-    changed = (tower.start + 0.1 * noise).requires_grad_()
+    changed = (tower.start + 0.1 * draw(len(tower.start))).requires_grad_()
     features = tower(changed, inputs)
     (gradient,) = torch.autograd.grad(features.sin().sum(), changed)
 
@@ -65,11 +63,9 @@ def test_small_steps_are_felt_in_half_precision() -> None:
 
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16, torch.float32])
 def test_a_norm_computes_in_the_precision_of_its_gain(half: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(0)
     plain = torch.nn.LayerNorm(8).double()
-    plain.weight.data = torch.randn(8, generator=generator, dtype=torch.float64)
-    plain.bias.data = torch.randn(8, generator=generator, dtype=torch.float64)
-    x = torch.randn(4, 8, generator=generator).to(half)
+    plain.weight.data, plain.bias.data = draw(2, 8).unbind()
+    x = draw(4, 8, seed=1).to(half)
     prediction = Float32LayerNorm(plain)(x)
     assert prediction.dtype == half
     assert torch.equal(prediction, plain(x.double()).to(half))

@@ -19,7 +19,7 @@ from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.scenes import NAMES, build_model, make_batches
 from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS
-from tests._helpers.tolerance import FEATURE, sampling
+from tests._helpers.tolerance import FEATURE, assert_near, sampling
 
 MODEL = build_model(0)
 PROMPTS = ClassPrompts(NAMES, ("a photo of a {}.", "art of the {}."))
@@ -70,12 +70,12 @@ def test_views_are_scored_with_the_prompts_of_their_image_and_the_confident_aver
         each.append(one)
     logits = torch.stack(each, dim=1)
     plain = SCAP(MODEL, PROMPTS, dataclasses.replace(config, views=1)).predict(BATCHES[0])
-    torch.testing.assert_close(each[0], plain.logits, rtol=0, atol=FEATURE)
+    assert_near(each[0], plain.logits, FEATURE)
     for j in range(8):
         p = logits[j].softmax(dim=-1)
         order = (-(p * p.log()).sum(dim=1)).argsort()
         expected = logits[j, order[:2]].mean(dim=0)
-        torch.testing.assert_close(actual[j], expected, rtol=0, atol=FEATURE)
+        assert_near(actual[j], expected, FEATURE)
 
 
 # --- settings that mean nothing -----------------------------------------------------------------
