@@ -71,25 +71,17 @@ class ReferenceSCAP:
         model: CLIP,
         prompts: ClassPrompts,
         settings: ReferenceSettings,
-        start_prefix: Tensor | None,
-        start_context: Tensor | None,
+        start_prefix: Tensor,
+        start_context: Tensor,
     ) -> None:
         dtype = working_dtype(model)
-        has_context = start_context is not None and len(start_context) > 0
-        self.learns_visual = settings.modalities in ("both", "image")
-        self.learns_text = settings.modalities in ("both", "text") and has_context
         self.model, self.prompts, self.settings = model, prompts, settings
-        self.P0_I = None if start_prefix is None else start_prefix.detach().to(dtype)
-        self.P0_T = None if start_context is None else start_context.detach().to(dtype)
-        if settings.text_per_class and self.P0_T is not None:
+        self.P0_I, self.P0_T = start_prefix.detach().to(dtype), start_context.detach().to(dtype)
+        if settings.text_per_class:
             self.P0_T = self.P0_T.repeat(len(prompts), 1, 1)
         with torch.no_grad():
             self.W0 = plain_classifier(model, prompts)
-            self.u_fix = None if self.P0_T is None else fixed_features(model, prompts)
-        self.reset()
-
-    def reset(self) -> None:
-        """Start of a stream."""
+            self.u_fix = fixed_features(model, prompts)
         self.retained: dict[int, list[Entry]] = {}
         self.text_mean: Tensor | None = None
         self.tau = 0
@@ -99,22 +91,18 @@ class ReferenceSCAP:
         """Mine, learn, retain and infer on one batch (b, 3, S, S), b > 0."""
         s = self.settings
         plain = image_features(self.model, images, None, s.blocks)
-        start = None
-        if self.P0_I is not None:
-            start = image_features(self.model, images, self.P0_I, s.blocks)
+        start = image_features(self.model, images, self.P0_I, s.blocks)
         mining = start if s.prompted_mining else plain
-        assert mining is not None
         top = top_classes(self.model.scale * mining @ self.W0.T, min(s.topk, len(self.prompts)))
         cliques = mine(mining, top, s.threshold, full_sets=s.full_sets, repeats=s.repeated_cliques)
         learned = [
             learn(
                 self.model,
                 images[sorted(members)],
-                self.P0_I if self.learns_visual else None,
-                self.P0_T if self.learns_text else None,
+                None if s.modalities == "text" else self.P0_I,
+                None if s.modalities == "image" else self.P0_T,
                 self.text_of,
                 s,
-                learn_text=self.learns_text,
             )
             for _, members in cliques
         ]
@@ -128,7 +116,7 @@ class ReferenceSCAP:
             [float(x.after.total) for x in learned],
         )
         self._retain(result)
-        result.logits = self._infer(images, plain, plain if start is None else start, result)
+        result.logits = self._infer(images, plain, start, result)
         result.retained = {i: list(entries) for i, entries in self.retained.items()}
         result.text_mean, result.tau = self.text_mean, self.tau
         return result
