@@ -6,7 +6,14 @@ from torch import Tensor
 
 from cliquetta.methods.batclip import BATCLIP, BATCLIPConfig
 from cliquetta.prompts.classes import ClassPrompts
-from tests._helpers.live_layernorms import double_clip, flat, literal_entropy, open_norms, unit_rows
+from tests._helpers.live_layernorms import (
+    descend,
+    double_clip,
+    flat,
+    literal_entropy,
+    open_norms,
+    unit_rows,
+)
 from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS
 
 
@@ -29,7 +36,7 @@ def literal_loss(logits: Tensor, features: Tensor, text: Tensor) -> Tensor:
 def test_a_stream_equals_a_training_loop() -> None:
     batclip = BATCLIP(double_clip(), TINY_PROMPTS, BATCLIPConfig())
     live = double_clip()
-    images_norms, text_norms = open_norms(live.visual), open_norms(live.text)  # type: ignore[arg-type]
+    images_norms, text_norms = open_norms(live.visual), open_norms(live.require_text())
     optimiser = torch.optim.AdamW(images_norms + text_norms, lr=5e-4, weight_decay=0.01)
     for images in TINY_IMAGES.split([5, 2, 3]):
         prediction = batclip.predict(images).logits
@@ -37,17 +44,14 @@ def test_a_stream_equals_a_training_loop() -> None:
         parts = [unit_rows(live.encode_text(TINY_PROMPTS.texts(t))) for t in TINY_PROMPTS.templates]
         text = unit_rows(sum(parts))  # type: ignore[arg-type]
         logits = live.scale * unit_rows(features) @ text.T
-        optimiser.zero_grad()
-        literal_loss(logits, features, text).backward()
-        optimiser.step()
+        descend(optimiser, literal_loss(logits, features, text))
         torch.testing.assert_close(prediction, logits.detach().float())
     torch.testing.assert_close(batclip.memory["image_norms.values"], flat(images_norms))
     torch.testing.assert_close(batclip.memory["text_norms.values"], flat(text_norms))
 
 
 def test_fixed_text_is_refused_unless_asked_for() -> None:
-    text = TINY.classifier(TINY_PROMPTS)
-    fixed = ClassPrompts(TINY_PROMPTS.names, features=text)
+    fixed = ClassPrompts(TINY_PROMPTS.names, features=TINY.classifier(TINY_PROMPTS))
     with pytest.raises(ValueError, match="adapt_text=False"):
         BATCLIP(TINY, fixed, BATCLIPConfig())
     one_sided = BATCLIP(TINY, fixed, BATCLIPConfig(adapt_text=False))

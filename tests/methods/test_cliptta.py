@@ -4,7 +4,14 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.cliptta import CLIPTTA, CLIPTTAConfig
-from tests._helpers.live_layernorms import double_clip, flat, live_clip, unit_rows
+from tests._helpers.live_layernorms import (
+    descend,
+    double_clip,
+    flat,
+    live_clip,
+    live_logits,
+    unit_rows,
+)
 from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS
 
 
@@ -21,7 +28,7 @@ def literal_loss(v: Tensor, text: Tensor, scale: float) -> Tensor:
 def test_a_stream_equals_a_training_loop() -> None:
     config = CLIPTTAConfig(lr=1e-3, steps=3, memory_shots=1, diversity_weight=0.7)
     cliptta = CLIPTTA(double_clip(), TINY_PROMPTS, config)
-    live, text, norms = live_clip(TINY_PROMPTS)
+    live, text, norms = live_clip()
     optimiser = torch.optim.Adam(norms, lr=1e-3, eps=1e-6)
     remembered: dict[int, tuple[float, Tensor]] = {}
 
@@ -40,12 +47,8 @@ def test_a_stream_equals_a_training_loop() -> None:
                 remembered[label] = (best, image)
         drawn = torch.stack([image for _, image in remembered.values()])
         for _ in range(3):  # at most one image per class: all of them are drawn
-            optimiser.zero_grad()
-            (total_loss(images) + total_loss(drawn)).backward()
-            optimiser.step()
-        with torch.no_grad():
-            logits = live.scale * unit_rows(live.encode_image(images)) @ text.T
-        torch.testing.assert_close(prediction, logits.float())
+            descend(optimiser, total_loss(images) + total_loss(drawn))
+        torch.testing.assert_close(prediction, live_logits(live, images, text).detach().float())
     torch.testing.assert_close(cliptta.memory["norms.values"], flat(norms))
     for label, (_, image) in remembered.items():
         torch.testing.assert_close(cliptta.memory["images"][label, 0], image)
@@ -57,9 +60,7 @@ def test_every_class_is_drawn_equally_often() -> None:
     cliptta = CLIPTTA(TINY, TINY_PROMPTS, config)
     cliptta.memory["doubt"][0, :4] = 0.5
     cliptta.memory["doubt"][3, :1] = 0.5
-    cliptta.memory["images"][0] = (
-        torch.arange(4.0).view(4, 1, 1, 1).expand(4, *TINY_IMAGES.shape[1:])
-    )
+    cliptta.memory["images"][0] = torch.arange(4.0).view(4, 1, 1, 1)
     cliptta.memory["images"][3, 0] = 9.0
     drawn = [sorted(cliptta._recall()[:, 0, 0, 0].tolist()) for _ in range(20)]
     assert all(len(set(actual)) == 3 and actual[2] == 9 for actual in drawn)

@@ -7,22 +7,26 @@ from torch import Tensor
 from cliquetta.errors import UserError
 from cliquetta.methods.panda import Panda, PandaConfig, make_negatives, nearest_divisor
 from cliquetta.methods.registry import create_method
-from tests._helpers.live_layernorms import double_clip, flat, literal_entropy, live_clip, unit_rows
-from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS
+from tests._helpers.live_layernorms import (
+    descend,
+    double_clip,
+    flat,
+    literal_entropy,
+    live_clip,
+    live_logits,
+    unit_rows,
+)
+from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS, draw
 
 
 def cells(image: Tensor, size: int) -> list[bytes]:
     """Every patch of an image, as bytes."""
-    indices = range(0, image.shape[-1], size)
-    return [
-        image[:, y : y + size, x : x + size].contiguous().numpy().tobytes()
-        for y in indices
-        for x in indices
-    ]
+    patches = image.unfold(1, size, size).unfold(2, size, size).movedim(0, 2).flatten(0, 1)
+    return [patch.numpy().tobytes() for patch in patches.contiguous()]
 
 
 def test_negatives_are_patches_of_the_batch_at_their_position() -> None:
-    images = torch.randn(10, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    images = draw(10, 3, 32, 32)
     negatives = make_negatives(images, 3, 8, torch.Generator().manual_seed(1))
     pool = {cell: (row, at) for row, i in enumerate(images) for at, cell in enumerate(cells(i, 4))}
     for negative in negatives:
@@ -52,7 +56,7 @@ def test_zero_shot_equals_features_corrected_by_hand() -> None:
 def test_tent_learns_through_the_correction() -> None:
     config = PandaConfig(method="tent", options=("lr=2e-3",), offset=0.7)
     panda = Panda(double_clip(), TINY_PROMPTS, config)
-    live, text, norms = live_clip(TINY_PROMPTS)
+    live, text, norms = live_clip()
     optimiser = torch.optim.Adam(norms, lr=2e-3)
     generator = torch.Generator().manual_seed(0)
     for images in TINY_IMAGES.split([6, 4]):
@@ -60,12 +64,10 @@ def test_tent_learns_through_the_correction() -> None:
 
         def logits(images: Tensor = images) -> Tensor:
             negatives = make_negatives(images, 1, 8, generator)
-            common = unit_rows(live.encode_image(negatives)).mean(dim=0)
-            return live.scale * (unit_rows(live.encode_image(images)) - 0.7 * common) @ text.T
+            common = live_logits(live, negatives, text).mean(dim=0)
+            return live_logits(live, images, text) - 0.7 * common
 
-        optimiser.zero_grad()
-        literal_entropy(logits()).backward()
-        optimiser.step()
+        descend(optimiser, literal_entropy(logits()))
         torch.testing.assert_close(prediction, logits().detach().float())  # after the step
     torch.testing.assert_close(panda.memory["norms.values"], flat(norms))
 

@@ -10,7 +10,7 @@ from cliquetta.methods.sar import SAR, SARConfig
 from cliquetta.model.clip import CLIP
 from cliquetta.model.config import VisionConfig
 from cliquetta.model.vision import VisionTower
-from tests._helpers.live_layernorms import double_clip, flat, live_clip, unit_rows
+from tests._helpers.live_layernorms import double_clip, flat, live_clip, live_logits
 from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS
 from tests._helpers.tolerance import STEP
 
@@ -19,17 +19,17 @@ LIVELY = SARConfig(entropy_threshold=0.75, lr=0.8)
 
 
 def entropies(live: CLIP, images: Tensor, text: Tensor) -> Tensor:
-    p = (live.scale * unit_rows(live.encode_image(images)) @ text.T).softmax(dim=-1)
+    p = live_logits(live, images, text).softmax(dim=-1)
     return -(p * p.log()).sum(dim=-1)
 
 
 def test_a_stream_equals_two_passes() -> None:
     sar = SAR(double_clip(), TINY_PROMPTS, LIVELY)
-    live, text, norms = live_clip(TINY_PROMPTS)
+    live, text, norms = live_clip()
     early = norms[:-2]  # two blocks: only the final norm is late
     optimiser = torch.optim.SGD(early, lr=LIVELY.lr, momentum=0.9)
     limit = 0.75 * math.log(len(text))
-    average, seen = None, 0
+    average, seen = 0.0, 0
     for images in TINY_IMAGES.split([4, 3, 3]):
         sar.predict(images)
         optimiser.param_groups[0]["lr"] = LIVELY.lr * len(images) / 64
@@ -38,11 +38,10 @@ def test_a_stream_equals_two_passes() -> None:
         seen += int(reliable.sum())
         optimiser.zero_grad()
         h[reliable].mean().backward()
-        size = torch.stack([p.grad.norm() for p in early if p.grad is not None]).norm()
+        size = torch.stack([p.grad.norm() for p in early]).norm()
         before = [p.detach().clone() for p in early]
         with torch.no_grad():
             for p in early:
-                assert p.grad is not None
                 p.add_(p.grad, alpha=float(0.05 / size))
         optimiser.zero_grad()
         second = entropies(live, images, text)[reliable]
@@ -53,10 +52,10 @@ def test_a_stream_equals_two_passes() -> None:
                 p.copy_(old)
         optimiser.step()
         value = float(loss.detach())
-        average = value if average is None else 0.9 * average + 0.1 * value
+        average = 0.9 * average + 0.1 * value if average else value
     assert 0 < seen < 10
     torch.testing.assert_close(sar.memory["norms"], flat(norms))
-    assert abs(float(sar.memory["average"]) - float(average or 0)) < STEP
+    assert abs(float(sar.memory["average"]) - average) < STEP
 
 
 def test_a_collapse_resets_the_norms_alone() -> None:

@@ -3,19 +3,24 @@
 import torch
 
 from cliquetta.methods.tent import Tent, TentConfig
-from tests._helpers.live_layernorms import double_clip, flat, literal_entropy, live_clip, unit_rows
+from tests._helpers.live_layernorms import (
+    descend,
+    double_clip,
+    flat,
+    literal_entropy,
+    live_clip,
+    live_logits,
+)
 from tests._helpers.tiny_world import TINY_IMAGES, TINY_PROMPTS
 
 
 def test_a_stream_equals_a_training_loop() -> None:
     tent = Tent(double_clip(), TINY_PROMPTS, TentConfig())
-    live, text, norms = live_clip(TINY_PROMPTS)
+    live, text, norms = live_clip()
     optimiser = torch.optim.Adam(norms, lr=1e-3, betas=(0.9, 0.999))
     for images in TINY_IMAGES.split([4, 3, 3]):
         prediction = tent.predict(images).logits
-        logits = live.scale * unit_rows(live.encode_image(images)) @ text.T
-        optimiser.zero_grad()
-        literal_entropy(logits).backward()
-        optimiser.step()
+        logits = live_logits(live, images, text)
+        descend(optimiser, literal_entropy(logits))
         torch.testing.assert_close(prediction, logits.detach().float())
     torch.testing.assert_close(tent.memory["norms.values"], flat(norms))

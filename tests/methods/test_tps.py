@@ -7,6 +7,7 @@ from torch import Tensor
 from cliquetta.methods.tps import TPSConfig
 from tests._helpers.clusters import make_clusters, make_views
 from tests._helpers.literal_numpy import on_features
+from tests._helpers.live_layernorms import descend
 from tests._helpers.tiny_world import TINY
 from tests._helpers.tolerance import LOGIT
 
@@ -22,9 +23,7 @@ def literal_tps(views: Tensor, text: Tensor, scale: float, config: TPSConfig) ->
         order = (-(p * p.log()).sum(dim=-1)).argsort()
         selected = views[order[: max(1, int(config.selection_fraction * len(views)))]]
         mean = (scale * selected @ moved.T).softmax(dim=-1).mean(dim=0)
-        optimiser.zero_grad()
-        (-(mean * mean.log()).sum()).backward()
-        optimiser.step()
+        descend(optimiser, -(mean * mean.log()).sum())
     with torch.no_grad():
         moved = text + shift
         return scale * moved / moved.norm(dim=-1, keepdim=True) @ views[0]
