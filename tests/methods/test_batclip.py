@@ -6,14 +6,7 @@ from torch import Tensor
 
 from cliquetta.methods.batclip import BATCLIP, BATCLIPConfig
 from cliquetta.prompts.classes import ClassPrompts
-from tests._helpers.live_layernorms import (
-    descend,
-    double_clip,
-    flat,
-    literal_entropy,
-    open_norms,
-    unit_rows,
-)
+from tests._helpers.live import descend, double_clip, flat, literal_entropy, open_norms, unit_rows
 from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from cliquetta.methods.bca import BCAConfig
+from tests._helpers.arrays import Array, assert_stream, on_features, softmax, unit
 from tests._helpers.clusters import make_clusters
-from tests._helpers.literal_numpy import Array, assert_stream, on_features, softmax, unit
 from tests._helpers.tiny_world import TINY
 from tests._helpers.tolerance import FEATURE
 

@@ -8,7 +8,7 @@ from cliquetta.errors import UserError
 from cliquetta.methods.clipartt import CLIPArTT, CLIPArTTConfig, transductive_loss
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
-from tests._helpers.live_layernorms import (
+from tests._helpers.live import (
     descend,
     double_clip,
     literal_transductive_loss,

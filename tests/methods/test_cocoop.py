@@ -10,12 +10,7 @@ from cliquetta.methods.cocoop import CoCoOpConfig, cocoop_logits, initial_parame
 from cliquetta.methods.coop import prompt_tokens
 from cliquetta.methods.registry import create_method
 from cliquetta.model.clip import CLIP
-from tests._helpers.literal_features import (
-    assert_first_step,
-    assert_same_logits,
-    text_feature,
-    words,
-)
+from tests._helpers.literal import assert_first_step, assert_same_logits, text_feature, words
 from tests._helpers.separable import make_images
 from tests._helpers.tiny import build_tiny_clip
 from tests._helpers.tiny_world import TINY, TINY_PROMPTS

@@ -16,12 +16,7 @@ from cliquetta.methods.registry import create_method
 from cliquetta.methods.state import load_method
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
-from tests._helpers.literal_features import (
-    assert_first_step,
-    assert_same_logits,
-    text_feature,
-    words,
-)
+from tests._helpers.literal import assert_first_step, assert_same_logits, text_feature, words
 from tests._helpers.separable import make_examples, make_images
 from tests._helpers.tiny import build_tiny_clip
 from tests._helpers.tiny_world import TINY, TINY_PROMPTS, draw

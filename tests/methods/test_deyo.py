@@ -8,13 +8,7 @@ from torch import Tensor
 
 from cliquetta.methods.deyo import DeYO, DeYOConfig, join_patches, shuffle_patches, split_patches
 from cliquetta.model.clip import CLIP
-from tests._helpers.live_layernorms import (
-    descend,
-    double_clip,
-    flat,
-    live_clip,
-    live_logits,
-)
+from tests._helpers.live import descend, double_clip, flat, live_clip, live_logits
 from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS
 
 LIVELY = DeYOConfig(entropy_threshold=0.75, plpd_threshold=0.0, lr=0.1)

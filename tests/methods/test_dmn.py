@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from cliquetta.methods.dmn import DMNConfig
+from tests._helpers.arrays import Array, assert_stream, on_features, softmax
 from tests._helpers.clusters import make_clusters, make_views
-from tests._helpers.literal_numpy import Array, assert_stream, on_features, softmax
 from tests._helpers.tiny_world import TINY
 from tests._helpers.tolerance import FEATURE
 

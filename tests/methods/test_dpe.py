@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.dpe import DPEConfig
+from tests._helpers.arrays import on_features
 from tests._helpers.clusters import make_clusters, make_views
-from tests._helpers.literal_numpy import on_features
 from tests._helpers.tiny_world import TINY
 from tests._helpers.tolerance import LOGIT
 

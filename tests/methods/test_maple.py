@@ -12,7 +12,7 @@ from cliquetta.methods.fit import fit_method
 from cliquetta.methods.maple import MaPLeConfig, initial_parameters, maple_logits, text_tokens
 from cliquetta.methods.registry import method_config
 from cliquetta.model.clip import CLIP
-from tests._helpers.literal_features import (
+from tests._helpers.literal import (
     assert_first_step,
     assert_same_logits,
     image_feature,

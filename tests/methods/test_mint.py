@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.mint import Mint, MintConfig
-from tests._helpers.live_layernorms import double_clip, flat, load_norms, open_norms, unit_rows
+from tests._helpers.live import double_clip, flat, load_norms, open_norms, unit_rows
 from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS
 from tests._helpers.tolerance import SUM
 

@@ -16,15 +16,8 @@ from cliquetta.methods.moon import (
     transduce,
     vmf_log_likelihood,
 )
+from tests._helpers.arrays import Array, assert_batch, neighbour_graph, on_features, softmax, unit
 from tests._helpers.clusters import make_clusters
-from tests._helpers.literal_numpy import (
-    Array,
-    assert_batch,
-    neighbour_graph,
-    on_features,
-    softmax,
-    unit,
-)
 from tests._helpers.tiny_world import TINY
 
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from cliquetta.methods.oga import OGAConfig, cache_means, ridge_covariance
+from tests._helpers.arrays import Array, assert_stream, on_features, softmax
 from tests._helpers.clusters import make_clusters
-from tests._helpers.literal_numpy import Array, assert_stream, on_features, softmax
 from tests._helpers.tiny_world import TINY
 from tests._helpers.tolerance import ADAPTED, FEATURE
 

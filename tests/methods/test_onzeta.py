@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from cliquetta.methods.onzeta import OnZeta, OnZetaConfig
+from tests._helpers.arrays import Array, assert_stream, on_features, softmax, unit
 from tests._helpers.clusters import make_clusters
-from tests._helpers.literal_numpy import Array, assert_stream, on_features, softmax, unit
 from tests._helpers.tiny_world import TINY
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from cliquetta.errors import UserError
 from cliquetta.methods.panda import Panda, PandaConfig, make_negatives, nearest_divisor
 from cliquetta.methods.registry import create_method
-from tests._helpers.live_layernorms import (
+from tests._helpers.live import (
     descend,
     double_clip,
     flat,

@@ -7,14 +7,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.ramen import Ramen, RamenConfig
-from tests._helpers.live_layernorms import (
-    double_clip,
-    flat,
-    live_clip,
-    live_logits,
-    load_norms,
-    unit_rows,
-)
+from tests._helpers.live import double_clip, flat, live_clip, live_logits, load_norms, unit_rows
 from tests._helpers.tiny_world import TINY_IMAGES, TINY_PROMPTS
 
 

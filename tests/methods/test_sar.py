@@ -10,7 +10,7 @@ from cliquetta.methods.sar import SAR, SARConfig
 from cliquetta.model.clip import CLIP
 from cliquetta.model.config import VisionConfig
 from cliquetta.model.vision import VisionTower
-from tests._helpers.live_layernorms import double_clip, flat, live_clip, live_logits
+from tests._helpers.live import double_clip, flat, live_clip, live_logits
 from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS
 from tests._helpers.tolerance import STEP
 

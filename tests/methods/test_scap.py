@@ -22,13 +22,8 @@ from cliquetta.methods.scap.released import Rules
 from cliquetta.methods.scap.retention import propagate
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Prediction
-from tests._helpers.scenes import (
-    NAMES,
-    between_similarities,
-    build_model,
-    make_batches,
-    scap_config,
-)
+from tests._helpers.oracle import scap_config
+from tests._helpers.scenes import NAMES, between_similarities, build_model, make_batches
 from tests._helpers.streaming import made_up_dataset
 from tests._helpers.tiny_world import TINY, TINY_PROMPTS, draw
 from tests._helpers.tolerance import BLOCK_STORES, DOUBLE, STEP, TOWER_TERMS, assert_near, rounding

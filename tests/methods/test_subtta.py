@@ -5,14 +5,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.subtta import SubTTA, SubTTAConfig, chordal_distance, principal_directions
-from tests._helpers.live_layernorms import (
-    descend,
-    double_clip,
-    flat,
-    live_clip,
-    live_logits,
-    unit_rows,
-)
+from tests._helpers.live import descend, double_clip, flat, live_clip, live_logits, unit_rows
 from tests._helpers.tiny_world import TINY_IMAGES, TINY_PROMPTS, draw
 
 

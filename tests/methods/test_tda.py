@@ -10,8 +10,8 @@ import torch
 from cliquetta.methods import tda as tda_module
 from cliquetta.methods.registry import get_method
 from cliquetta.methods.tda import TDAConfig, classes_within, most_classes
+from tests._helpers.arrays import Array, on_features, softmax
 from tests._helpers.clusters import make_clusters, make_views
-from tests._helpers.literal_numpy import Array, on_features, softmax
 from tests._helpers.tiny_world import TINY
 from tests._helpers.tolerance import LOGIT
 

@@ -3,14 +3,7 @@
 import torch
 
 from cliquetta.methods.tent import Tent, TentConfig
-from tests._helpers.live_layernorms import (
-    descend,
-    double_clip,
-    flat,
-    literal_entropy,
-    live_clip,
-    live_logits,
-)
+from tests._helpers.live import descend, double_clip, flat, literal_entropy, live_clip, live_logits
 from tests._helpers.tiny_world import TINY_IMAGES, TINY_PROMPTS
 
 

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.tps import TPSConfig
+from tests._helpers.arrays import on_features
 from tests._helpers.clusters import make_clusters, make_views
-from tests._helpers.literal_numpy import on_features
-from tests._helpers.live_layernorms import descend
+from tests._helpers.live import descend
 from tests._helpers.tiny_world import TINY
 from tests._helpers.tolerance import LOGIT
 

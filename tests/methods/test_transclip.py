@@ -8,7 +8,7 @@ from torch import Tensor
 from cliquetta.methods.transclip import TransCLIP, TransCLIPConfig, transduce, update_variance
 from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
 from cliquetta.types import Batch
-from tests._helpers.literal_numpy import Array, assert_batch, neighbour_graph, softmax, unit
+from tests._helpers.arrays import Array, assert_batch, neighbour_graph, softmax, unit
 from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS
 
 

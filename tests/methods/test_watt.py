@@ -11,7 +11,7 @@ from cliquetta.methods.registry import create_method
 from cliquetta.methods.watt import TEMPLATES, WATT, WATTConfig
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
-from tests._helpers.live_layernorms import (
+from tests._helpers.live import (
     descend,
     double_clip,
     flat,

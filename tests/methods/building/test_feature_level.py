@@ -8,8 +8,8 @@ from torch import Tensor
 
 from cliquetta.methods.onzeta import OnZeta, OnZetaConfig
 from cliquetta.methods.tda import TDAConfig
+from tests._helpers.arrays import on_features
 from tests._helpers.clusters import gains_over_text, make_clusters, make_views
-from tests._helpers.literal_numpy import on_features
 from tests._helpers.tiny_world import TINY, TINY_PROMPTS
 from tests._helpers.tolerance import LOGIT
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cliquetta.methods.building.layernorm import Float32LayerNorm, LayerNormTower
-from tests._helpers.live_layernorms import double_clip, flat, load_norms, open_norms
+from tests._helpers.live import double_clip, flat, load_norms, open_norms
 from tests._helpers.tiny import build_tiny_clip
 from tests._helpers.tiny_world import TINY, TINY_IMAGES, draw
 

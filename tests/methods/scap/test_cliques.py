@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cliquetta.methods.scap.cliques import mine_cliques, similar_images, top_classes
-from tests._helpers.scenes import listed
+from tests._helpers.oracle import listed
 from tests.reference.scap_equations import mine
 
 

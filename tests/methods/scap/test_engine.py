@@ -10,15 +10,8 @@ from torch import Tensor
 
 from cliquetta.model import cuda
 from cliquetta.model.vjp import VisualTape
-from tests._helpers.scenes import (
-    NAMES,
-    Pair,
-    between_similarities,
-    build_model,
-    listed,
-    make_batches,
-    pair,
-)
+from tests._helpers.oracle import Pair, listed, pair
+from tests._helpers.scenes import NAMES, between_similarities, build_model, make_batches
 from tests._helpers.tolerance import FEATURE, SUM, assert_near
 
 MODELS = {seed: build_model(seed) for seed in (0, 1)}

@@ -13,14 +13,8 @@ from cliquetta.methods.scap.evidence import describe, summary
 from cliquetta.model.attention import prompted_maps
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch, Prediction
-from tests._helpers.scenes import (
-    NAMES,
-    between_similarities,
-    build_model,
-    make_batches,
-    pair,
-    scap_config,
-)
+from tests._helpers.oracle import pair, scap_config
+from tests._helpers.scenes import NAMES, between_similarities, build_model, make_batches
 from tests._helpers.tolerance import STEP, SUM
 
 MODEL = build_model(0)

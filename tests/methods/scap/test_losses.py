@@ -15,7 +15,7 @@ from cliquetta.methods.scap.losses import (
     query_logits,
 )
 from cliquetta.methods.scap.released import Rules
-from tests._helpers.scenes import scap_config
+from tests._helpers.oracle import scap_config
 from tests._helpers.tiny_world import draw
 from tests._helpers.tolerance import DOUBLE
 

@@ -9,7 +9,8 @@ from torch import Tensor
 from cliquetta.methods.scap import SCAP
 from cliquetta.methods.scap.learning import Task
 from cliquetta.prompts.classes import ClassPrompts
-from tests._helpers.scenes import NAMES, build_model, make_batches, scap_config
+from tests._helpers.oracle import scap_config
+from tests._helpers.scenes import NAMES, build_model, make_batches
 from tests._helpers.tolerance import BLOCK_STORES, rounding
 
 PROMPTS = ClassPrompts(NAMES, ("a photo of a {}.", "art of the {}."))

@@ -17,7 +17,7 @@ from cliquetta.methods.scap.retention import (
     retain,
     retention_graph,
 )
-from tests._helpers.scenes import scap_config
+from tests._helpers.oracle import scap_config
 from tests._helpers.tiny_world import draw
 from tests._helpers.tolerance import DOUBLE, STEP, assert_near
 from tests.reference import scap_equations as oracle

@@ -18,7 +18,8 @@ from cliquetta.methods.scap import SCAP, SCAPConfig
 from cliquetta.methods.state import load_state
 from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.building import assert_same_state
-from tests._helpers.scenes import NAMES, build_model, make_batches, scap_config
+from tests._helpers.oracle import scap_config
+from tests._helpers.scenes import NAMES, build_model, make_batches
 from tests._helpers.streaming import made_up_dataset
 from tests._helpers.tiny_world import TINY, TINY_PROMPTS
 

@@ -10,7 +10,8 @@ from cliquetta.methods.scap import SCAP
 from cliquetta.methods.scap import text as text_module
 from cliquetta.methods.scap.text import PromptedText
 from cliquetta.prompts.classes import ClassPrompts
-from tests._helpers.scenes import NAMES, build_model, make_batches, scap_config
+from tests._helpers.oracle import scap_config
+from tests._helpers.scenes import NAMES, build_model, make_batches
 from tests._helpers.tiny_world import draw
 from tests._helpers.tolerance import DOUBLE, FEATURE, assert_near
 from tests.reference.scap_equations import fixed_features, text_features
