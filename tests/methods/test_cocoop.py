@@ -36,7 +36,7 @@ def test_logits_and_gradients_are_those_of_the_literal_loop() -> None:
 
     def ours(learned: Mapping[str, Tensor], images: Tensor) -> Tensor:
         features = model.encode_image(images, normalize=True)
-        return cocoop_logits(model, learned, tokens, features, chunk=7)
+        return cocoop_logits(model, tokens, learned, features, chunk=7)
 
     assert_same_logits(ours, partial(literal_logits, model), start)
 

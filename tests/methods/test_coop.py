@@ -49,8 +49,7 @@ def test_logits_and_gradient_are_those_of_the_literal_tower(position: Any, shape
     tokens = prompt_tokens(model, TINY_PROMPTS, 3, position)
 
     def ours(learned: Mapping[str, Tensor], images: Tensor) -> Tensor:
-        features = model.encode_image(images, normalize=True)
-        return coop_logits(model, learned["context"], tokens, features)
+        return coop_logits(model, tokens, learned, model.encode_image(images, normalize=True))
 
     literal = partial(literal_logits, model, position=position)
     assert_same_logits(ours, literal, {"context": draw(*shape, seed=3)})

@@ -41,12 +41,8 @@ def literal_logits(model: CLIP, learned: Mapping[str, Tensor], pixels: Tensor) -
 def test_logits_and_gradients_are_those_of_the_literal_towers(depth: int) -> None:
     model, config = build_tiny_clip().double(), MaPLeConfig(depth=depth)
     tokens = text_tokens(model, TINY_PROMPTS, config)
-
-    def ours(learned: Mapping[str, Tensor], pixels: Tensor) -> Tensor:
-        return maple_logits(model, learned, tokens, pixels)
-
     start = initial_parameters(model, config, torch.Generator().manual_seed(1))
-    assert_same_logits(ours, partial(literal_logits, model), start)
+    assert_same_logits(partial(maple_logits, model, tokens), partial(literal_logits, model), start)
 
 
 def test_the_first_step_of_a_fit_is_sgd() -> None:
