@@ -12,8 +12,8 @@ from cliquetta.model import cuda
 from cliquetta.model.cuda import Replayed
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
+from tests._helpers.arrays import on_features
 from tests._helpers.clusters import make_clusters
-from tests._helpers.literal_numpy import on_features
 from tests._helpers.scenes import NAMES, between_similarities, build_model, make_batches
 from tests._helpers.tiny import TINY_NAMES, build_tiny_clip
 from tests._helpers.tolerance import FEATURE, LOGIT, SUM, TOWER_TERMS, rounding
