@@ -191,8 +191,7 @@ class ResNetPool(nn.Module):
         B, T, D = x.shape
         heads = (self.heads, D // self.heads)
         q = self.q_proj(x[:, :1]).view(B, 1, *heads).transpose(1, 2)
-        k = self.k_proj(x).view(B, T, *heads).transpose(1, 2)
-        v = self.v_proj(x).view(B, T, *heads).transpose(1, 2)
+        k, v = (p(x).view(B, T, *heads).transpose(1, 2) for p in (self.k_proj, self.v_proj))
         pooled = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(B, D)
         return cast(Tensor, self.c_proj(pooled))
 
