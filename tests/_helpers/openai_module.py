@@ -23,13 +23,9 @@ class ResidualBlock(nn.Module):
         super().__init__()
         self.attn = nn.MultiheadAttention(width, heads)
         self.ln_1 = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(
-            OrderedDict(
-                c_fc=nn.Linear(width, 4 * width),
-                gelu=QuickGELU() if activation == "quick_gelu" else nn.GELU(),
-                c_proj=nn.Linear(4 * width, width),
-            )
-        )
+        c_fc, c_proj = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        gelu = QuickGELU() if activation == "quick_gelu" else nn.GELU()
+        self.mlp = nn.Sequential(OrderedDict(c_fc=c_fc, gelu=gelu, c_proj=c_proj))
         self.ln_2 = nn.LayerNorm(width)
 
     def forward(self, x: Tensor, mask: Tensor) -> Any:

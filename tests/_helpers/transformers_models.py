@@ -177,10 +177,8 @@ def save_open_clip_siglip(model: Any, folder: Path, tokenizer: str = "owner/toke
     text_cfg |= {"layers": text.num_hidden_layers, "vocab_size": text.vocab_size}
     text_cfg |= {"context_length": 64, "hf_tokenizer_name": tokenizer, "pool_type": "last"}
     text_cfg |= {"no_causal_mask": True, "proj_bias": True, "norm_kwargs": {"eps": 1e-6}}
-    text_cfg |= {
-        "act_kwargs": {"approximate": "tanh"},
-        "tokenizer_kwargs": {"clean": "canonicalize"},
-    }
+    text_cfg["act_kwargs"] = {"approximate": "tanh"}
+    text_cfg["tokenizer_kwargs"] = {"clean": "canonicalize"}
     config = {"embed_dim": theirs.hidden_size, "init_logit_bias": -10, "custom_text": True}
     config |= {"vision_cfg": vision_cfg, "text_cfg": text_cfg}
     preprocess = {"mean": [0.5] * 3, "std": [0.5] * 3, "resize_mode": "squash"}
