@@ -149,11 +149,8 @@ def _state_dict(loaded: object, path: Path) -> State:
 def _torchscript_root(archive: zipfile.ZipFile) -> str | None:
     """The folder of a TorchScript archive's files; ``None`` for any other zip."""
     names = set(archive.namelist())
-    for name in names:
-        root = name.removesuffix("constants.pkl")
-        if root != name and f"{root}data.pkl" in names:
-            return root
-    return None
+    roots = (n.removesuffix("constants.pkl") for n in names if n.endswith("constants.pkl"))
+    return next((root for root in roots if f"{root}data.pkl" in names), None)
 
 
 class _Record:
@@ -190,8 +187,7 @@ class _Unpickler(pickle.Unpickler):
 
     def __init__(self, archive: zipfile.ZipFile, root: str) -> None:
         super().__init__(io.BytesIO(archive.read(f"{root}data.pkl")))
-        self._archive = archive
-        self._root = root
+        self._archive, self._root = archive, root
         self._storages: dict[str, Tensor] = {}
 
     def find_class(self, module: str, name: str) -> Any:
@@ -210,10 +206,9 @@ class _Unpickler(pickle.Unpickler):
             raise CheckpointError(f"the archive refers to a {kind!r}, expected a storage")
         if key not in self._storages:
             data = bytearray(self._archive.read(f"{self._root}data/{key}"))
-            empty = torch.empty(0, dtype=dtype)
-            self._storages[key] = (
-                torch.frombuffer(data, dtype=dtype, count=int(count)) if count else empty
-            )
+            self._storages[key] = torch.empty(0, dtype=dtype)
+            if count:
+                self._storages[key] = torch.frombuffer(data, dtype=dtype, count=int(count))
         return self._storages[key]
 
 
