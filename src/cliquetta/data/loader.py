@@ -98,7 +98,7 @@ class Loader(Generic[Job]):
     local: bool = False  # images are in the memory of this process, so threads have to read them
     decoder: JpegDecoder | None = None  # of JPEG files, which threads only read; not for views
 
-    def load(self, batches: Iterable[Sequence[Job]], count: int) -> Iterator[Loaded]:
+    def load(self, batches: Iterable[Sequence[Job]], count: int) -> Generator[Loaded, None, None]:
         """The images of some batches, ``count`` in all, read ahead of the caller."""
         workers = default_workers(self.device) if self.workers is None else self.workers
         with closing(self._read_ahead(batches, count, workers)) as reading:

@@ -88,8 +88,8 @@ class Reader:
                 begun.append(source.segment(first, min(first + self.batch_size, stop)))
                 yield begun[-1].images
 
-        loaded = self._loader(local=source.local).load(listed(), stop - start)
-        with closing(loaded):  # type: ignore[type-var]
+        loader = self._loader(local=source.local)
+        with closing(loader.load(listed(), stop - start)) as loaded:
             for read in loaded:
                 yield self._batch(begun.popleft(), read)
 
