@@ -74,11 +74,10 @@ def test_views_do_not_depend_on_order_workers_or_company() -> None:
 
     def views(**changes: Any) -> dict[str, torch.Tensor]:
         stream = Stream(dataset, PREPROCESS, views=spec, **changes)
-        return {
-            key: v
-            for batch, _ in stream
-            for key, v in zip(batch.keys, batch.views, strict=True)  # type: ignore[arg-type]
-        }
+        made: dict[str, torch.Tensor] = {}
+        for batch, _ in stream:
+            made |= dict(zip(batch.keys, batch.views, strict=True))  # type: ignore[arg-type]
+        return made
 
     plain = views(batch_size=40)
     for other in (views(batch_size=7, seed=9), views(workers=2), views(order="sequential")):
@@ -200,11 +199,10 @@ def test_unknown_images_carry_a_label_of_their_own() -> None:
     inside = RelabelledDataset(dataset, dataset.names[:2], "inside")
     outside = RelabelledDataset(dataset, dataset.names[:2], "outside")
     stream = Stream(inside, PREPROCESS, 8, unknown=outside)
-    seen = {
-        key.rpartition("/")[2]: int(label)
-        for batch, labels in stream
-        for key, label in zip(batch.keys, labels, strict=True)
-    }
+    seen: dict[str, int] = {}
+    for batch, labels in stream:
+        keys = (key.rpartition("/")[2] for key in batch.keys)
+        seen |= dict(zip(keys, labels.tolist(), strict=True))
     own = dict(zip(dataset.keys, dataset.labels.tolist(), strict=True))
     assert {key for key, label in seen.items() if label >= 0} == set(inside.keys)
     assert all(label == (own[key] if own[key] < 2 else OUTSIDE) for key, label in seen.items())

@@ -138,8 +138,8 @@ class ImageList:
             self._sort_groups(group_by, list(columns))
         self.columns, self.unused = list(columns), unused
         facts = {"columns": self.columns, "unused": unused, "repeated": self.repeated}
-        values = [(name, json.dumps(value)) for name, value in facts.items()]
-        self._rows.executemany("INSERT INTO facts VALUES (?, ?)", values)
+        stated = ((name, json.dumps(value)) for name, value in facts.items())
+        self._rows.executemany("INSERT INTO facts VALUES (?, ?)", stated)
         self._rows.commit()
 
     def _sort_groups(self, column: str, known: Sequence[str]) -> None:
