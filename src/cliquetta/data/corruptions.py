@@ -101,11 +101,6 @@ def _load() -> dict[str, Corruption]:
 
 CORRUPTIONS = _load()  # every corruption by name, in the order of the paper; our own last
 
-STANDARD: tuple[str, ...] = tuple(
-    c.name for c in CORRUPTIONS.values() if c.group not in {"rendering", "hub"}
-)
-"""The 15 of the paper."""
-
 
 # --- datasets under a corruption -----------------------------------------------------------------
 
