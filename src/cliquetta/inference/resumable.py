@@ -321,7 +321,7 @@ class FileRun:
         if self.group_by is None:
             (adapter,) = predictor.adapters.values()
             ends = [state for lane in self.lanes for state in self.parts.states(lane).values()]
-            (start,) = self.parts.start().values()
+            (start,) = self.parts.states(Lane(0, 0)).values()  # before the first image
             merge_states(adapter, ends, start)
             predictor.save(file, seen[""] + sum(predicted.values()))
             return

@@ -229,7 +229,7 @@ _STIMULI = {
 _REAL_WORLD = "Real World|Real_World|RealWorld|Real"
 _DOMAINNET = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
 
-LAYOUTS: tuple[Layout, ...] = (
+LAYOUTS: tuple[Layout, ...] = (  # of one dataset, from the most to the least trusted
     Layout(
         "imagenet",
         "val/ with one folder per WordNet id (or class number)",
@@ -371,4 +371,3 @@ LAYOUTS: tuple[Layout, ...] = (
         "NINCO/NINCO_OOD_classes|NINCO_OOD_classes",
     ),
 )
-"""Of one dataset, from the most to the least trusted."""
