@@ -21,7 +21,7 @@ from cliquetta.model.preprocess import Preprocess
 from cliquetta.types import ViewSpec
 from tests._helpers.streaming import made_up_dataset
 from tests._helpers.tiny import TINY_NAMES
-from tests._helpers.trees import pictures
+from tests._helpers.trees import pictures, write
 
 PREPROCESS = Preprocess.openai(32)
 
@@ -112,8 +112,8 @@ def test_bad_files_are_reported_once_and_leave_their_positions_empty(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, workers: int
 ) -> None:
     pictures(tmp_path, [f"cat/{i}.png" for i in range(6)])
-    (tmp_path / "cat/2.png").write_bytes(b"")
-    (tmp_path / "cat/4.png").write_text("not an image")
+    write(tmp_path / "cat/2.png", "")
+    write(tmp_path / "cat/4.png", "not an image")
     (tmp_path / "cat/5.png").write_bytes((tmp_path / "cat/0.png").read_bytes()[:45])
     stream = Stream(folder_dataset(tmp_path), PREPROCESS, 2, order="sequential", workers=workers)
     with caplog.at_level(logging.WARNING):
@@ -125,8 +125,7 @@ def test_bad_files_are_reported_once_and_leave_their_positions_empty(
 
 
 def test_an_unreadable_batch_keeps_the_shape_of_its_views(tmp_path: Path) -> None:
-    (tmp_path / "cat").mkdir()
-    (tmp_path / "cat" / "0.png").write_bytes(b"")
+    write(tmp_path / "cat/0.png", "")
     stream = Stream(folder_dataset(tmp_path), PREPROCESS, views=ViewSpec("resized-crop", 5))
     ((batch, labels),) = list(stream)
     assert batch.images.shape == (0, 3, 32, 32) and labels.shape == (0,)
@@ -141,8 +140,7 @@ def test_files_are_cropped_as_they_were_before_preprocessing(tmp_path: Path) -> 
     stream = Stream(folder_dataset(tmp_path), PREPROCESS, views=spec, view_seed=3)
     ((batch, _),) = list(stream)
     views = image_views(Image.fromarray(noise), "cat/a.png", spec, 3, PREPROCESS)
-    expected = to_pixels(views, PREPROCESS)
-    assert torch.equal(batch.views[0], expected)
+    assert torch.equal(batch.views[0], to_pixels(views, PREPROCESS))
 
 
 @pytest.mark.parametrize(
