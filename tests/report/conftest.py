@@ -16,6 +16,7 @@ from cliquetta.model.clip import CLIP
 from cliquetta.report.page import build_page
 from cliquetta.report.runs import load_runs
 from tests._helpers.made_runs import LABELS, NAMES, make_run
+from tests._helpers.running import run as run
 
 
 @pytest.fixture
