@@ -1,6 +1,5 @@
 """README's table and the pages of results: numbers from records made by hand."""
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -99,8 +98,3 @@ def test_pages_are_what_the_records_say(page: str) -> None:
         return
     for path, text in pages.texts(page).items():
         assert path.read_text(encoding="utf-8") == text, f"run `cliquetta reproduce {page}`"
-
-
-def test_the_readme_has_the_marks_of_the_table() -> None:
-    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-    assert re.search(f"{re.escape(BEGIN)}\\n\\| method .*{re.escape(END)}", text, re.DOTALL)
