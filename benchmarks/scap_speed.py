@@ -205,8 +205,8 @@ def measure_domain(model: CLIP, batch: int, classes: int, repeats: int) -> dict[
 
 def measure_reference(model: CLIP, batch: int, memberships: int, classes: int) -> dict[str, Any]:
     """The literal loop of tests/reference on the same planted batch."""
-    from tests.reference import scap_reference
-    from tests.reference.scap_equations import ReferenceSettings
+    from tests.reference import scap_equations
+    from tests.reference.scap_reference import ReferenceSCAP
 
     prompts = ClassPrompts(class_names("imagenet")[:classes], allow_duplicates=True)
     adapter = SCAP(model, prompts, SCAPConfig(), seed=0)
@@ -215,16 +215,11 @@ def measure_reference(model: CLIP, batch: int, memberships: int, classes: int) -
         (int(label), frozenset(row.nonzero()[:, 0].tolist()))
         for label, row in zip(cliques.classes, cliques.members, strict=True)
     ]
-    scap_reference.mine = lambda *args, **kwargs: listed  # type: ignore[attr-defined]
-    scap_reference.top_classes = lambda *args: top.tolist()  # type: ignore[attr-defined]
+    scap_equations.mine = lambda *args, **kwargs: listed  # type: ignore[attr-defined]
+    scap_equations.top_classes = lambda *args: top.tolist()  # type: ignore[attr-defined]
     assert adapter.text is not None
-    oracle = scap_reference.ReferenceSCAP(
-        model,
-        prompts,
-        ReferenceSettings(),
-        adapter.memory["start_prompt"],
-        adapter.text.start,
-    )
+    start = adapter.memory["start_prompt"], adapter.text.start
+    oracle = ReferenceSCAP(model, prompts, scap_equations.ReferenceSettings(), *start)
     size = model.image_size
     images = torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(0))
     images = images.to(model.device, model.dtype)

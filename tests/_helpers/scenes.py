@@ -1,19 +1,10 @@
-"""Small worlds for SCAP: a double-precision model, batches with cliques, the oracle beside it."""
-
-from dataclasses import dataclass, field, fields
-from typing import Any
+"""Small worlds for SCAP: a double-precision model, and batches with cliques."""
 
 import torch
 from torch import Tensor
 
-from cliquetta.methods.scap import SCAP, SCAPConfig
-from cliquetta.methods.scap.released import Rules
 from cliquetta.model.clip import CLIP, initialise
 from cliquetta.model.config import CLIPConfig, TextConfig, VisionConfig
-from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.types import Batch, Prediction
-from tests.reference.scap_equations import ReferenceSettings
-from tests.reference.scap_reference import ReferenceResult, ReferenceSCAP
 
 NAMES = ("cat", "dog", "big red car", "ship", "tree frog", "old truck")
 
@@ -49,72 +40,8 @@ def between_similarities(model: CLIP, images: Tensor, quantile: float) -> float:
     """A threshold in the middle of a gap, so that rounding decides no membership."""
     features = model.encode_image(images, normalize=True)
     values = (features @ features.T).flatten().sort().values
-    low, high = int(quantile * len(values)), len(values) - 1
-    inside = values[low : high + 1]
-    gaps = inside[1:] - inside[:-1]
-    wide = (gaps > 1e-6).nonzero()[:, 0]
+    inside = values[int(quantile * len(values)) :]
+    wide = (inside.diff() > 1e-6).nonzero()[:, 0]
     if len(wide) == 0:
         return float(values[-1]) + 1.0
     return float((inside[wide[0]] + inside[wide[0] + 1]) / 2)
-
-
-@dataclass(frozen=True)
-class VariedConfig(SCAPConfig):
-    """A config with single rules of the released code, which no preset has."""
-
-    varied: Rules = field(default_factory=Rules)
-
-    @property
-    def rules(self) -> Rules:
-        return self.varied
-
-
-def scap_config(**options: Any) -> SCAPConfig:
-    """A config from fields of :class:`SCAPConfig` and of :class:`Rules`."""
-    names = {field.name for field in fields(Rules)}
-    rules = {name: options.pop(name) for name in names & options.keys()}
-    return VariedConfig(**options, varied=Rules(**rules)) if rules else SCAPConfig(**options)
-
-
-@dataclass
-class Pair:
-    """The engine and the oracle, equally set up."""
-
-    engine: SCAP
-    oracle: ReferenceSCAP
-
-    def step(self, images: Tensor) -> tuple[Prediction, ReferenceResult]:
-        """Both on one batch."""
-        return self.engine.predict(Batch(images)), self.oracle.predict(images)
-
-
-def pair(
-    model: CLIP,
-    options: dict[str, Any],
-    *,
-    names: tuple[str, ...] = NAMES,
-    templates: tuple[str, ...] = ("a photo of a {}.",),
-    seed: int = 0,
-) -> Pair:
-    """Engine and oracle with the same options (``blocks`` of one is the oracle's block)."""
-    prompts = ClassPrompts(names, templates)
-    engine = SCAP(model, prompts, scap_config(**options), seed=seed)
-    engine.collect_evidence = True
-    theirs = dict(options)
-    oracle = ReferenceSCAP(
-        model,
-        prompts,
-        ReferenceSettings(**theirs),
-        engine.memory["start_prompt"],
-        model.context(templates[0].split("{}")[0].strip()),
-    )
-    return Pair(engine, oracle)
-
-
-def listed(prediction: Prediction) -> list[tuple[int, frozenset[int]]]:
-    """The engine's cliques as the oracle writes them."""
-    cliques = prediction.evidence["cliques"]
-    return [
-        (int(label), frozenset(row.nonzero()[:, 0].tolist()))
-        for label, row in zip(cliques.classes, cliques.members, strict=True)
-    ]

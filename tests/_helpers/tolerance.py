@@ -20,6 +20,7 @@ errors.
 import math
 
 import torch
+from torch import Tensor
 
 _LAMBDA = 6.0
 TINY_SCALE = 10.0
@@ -46,6 +47,11 @@ def rounding(dtype: torch.dtype, terms: int, scale: float = 1.0) -> float:
 def sampling(deviation: float, draws: int) -> float:
     """Five standard errors of the mean of ``draws`` values of this standard deviation."""
     return 5 * deviation / math.sqrt(draws)
+
+
+def assert_near(actual: Tensor, expected: Tensor, atol: float) -> None:
+    """Two tensors differ by at most ``atol``."""
+    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
 
 
 SUM = rounding(torch.float32, 64)

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -25,8 +26,7 @@ from cliquetta.model.preprocess import Preprocess
 from tests._helpers.tiny import TINY_NAMES
 
 CPU = torch.device("cpu")
-LEVELS = 2
-"""Pillow rounds to a level between its two passes and after them."""
+LEVELS = 2  # Pillow rounds to a level between its two passes and after them
 
 
 def draw(width: int, height: int, seed: int = 0) -> Image.Image:
@@ -85,13 +85,10 @@ def test_orientations_are_those_of_pillow(orientation: int) -> None:
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = orientation
     data = jpeg(draw(40, 30), exif=exif)
-    read = read_jpeg(data)
-    assert read is not None and read.orientation == orientation
+    assert read_jpeg(data) == (data, orientation) and read_jpeg(data, exif=False) == (data, 1)
     plain = Image.open(BytesIO(data))
     expected = as_tensor(ImageOps.exif_transpose(plain))
     assert torch.equal(turn(as_tensor(plain), orientation), expected)
-    stored = read_jpeg(data, exif=False)
-    assert stored is not None and stored.orientation == 1
 
 
 def test_what_nvjpeg_would_read_otherwise_is_left_to_pillow() -> None:
@@ -128,10 +125,7 @@ def load(paths: Sequence[str], decoder: JpegDecoder | None, workers: int) -> lis
     """The batches of five files each: positions, bytes, errors."""
     entries = [Entry(path, {}) for path in paths]
     batches = [entries[first : first + 5] for first in range(0, len(entries), 5)]
-
-    def find(chunk: Sequence[Entry]) -> Any:
-        return find_listed(chunk, shorter=None)
-
+    find = partial(find_listed, shorter=None)
     loader = Loader(find, Preprocess(32), (None,), 0, workers, None, False, decoder)
     return [
         (list(loaded.positions), loaded.images[0], list(loaded.unreadable))

@@ -12,9 +12,8 @@ from cliquetta.errors import UserError
 from cliquetta.methods.allocation import AllocationLimit
 from cliquetta.methods.checks import Build
 from cliquetta.methods.registry import MethodEntry, create_method, method_entries
-from cliquetta.model.clip import CLIP
-from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.building import build_adapter
+from tests._helpers.tiny_world import TINY, TINY_PROMPTS
 
 
 def test_a_state_is_counted_before_it_exists(build: Build) -> None:
@@ -35,12 +34,12 @@ def counts(entry: MethodEntry) -> Iterator[Any]:
     "entry", [e for e in method_entries() if e.fit is None], ids=lambda entry: entry.name
 )
 def test_settings_that_ask_for_gigabytes_are_refused_before_they_are_taken(
-    entry: MethodEntry, tiny_clip: CLIP, tiny_prompts: ClassPrompts
+    entry: MethodEntry,
 ) -> None:
-    build_adapter(entry, tiny_clip, tiny_prompts)
+    build_adapter(entry, TINY, TINY_PROMPTS)
     before, most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, 50_000_000
     for config in counts(entry):
         with contextlib.suppress(UserError), AllocationLimit(most):
-            adapter = create_method(entry.name, tiny_clip, tiny_prompts, config)
+            adapter = create_method(entry.name, TINY, TINY_PROMPTS, config)
             assert 2 * sum(adapter.memory[name].nbytes for name in adapter.memory) <= most
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # KiB

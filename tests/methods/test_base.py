@@ -29,8 +29,6 @@ from cliquetta.methods.registry import (
     method_entries,
 )
 from cliquetta.methods.state import load_state
-from cliquetta.model.clip import CLIP
-from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.building import (
     assert_same_state,
@@ -40,6 +38,7 @@ from tests._helpers.building import (
     prepare,
 )
 from tests._helpers.tiny import build_tiny_clip
+from tests._helpers.tiny_world import TINY, TINY_PROMPTS
 from tests._helpers.tolerance import ADAPTED, LOGIT
 
 SAME: dict[str, Any] = {"atol": ADAPTED, "rtol": LOGIT}
@@ -74,8 +73,7 @@ UNADAPTED: dict[str, dict[str, Any]] = {
     "ctpt": {"lr": 0.0},
     "watt": {"lr": 1e-12, "templates": ("a photo of a {}.", "a sketch of a {}.")},
     "zero_shot": {},
-}
-"""Settings under which the first batch of a method is zero-shot CLIP's."""
+}  # Settings under which the first batch of a method is zero-shot CLIP's.
 
 
 def is_log_probabilities(logits: Tensor) -> bool:
@@ -83,22 +81,22 @@ def is_log_probabilities(logits: Tensor) -> bool:
 
 
 def test_logits_are_log_probabilities_or_on_clips_scale(
-    entry: MethodEntry, adapter: Adapter, tiny_clip: CLIP, batch: Batch
+    entry: MethodEntry, adapter: Adapter, batch: Batch
 ) -> None:
     for logits in logits_of(adapter, stream_of(batch)):
-        largest = tiny_clip.scale + ADDED.get(entry.name, 0.0)
+        largest = TINY.scale + ADDED.get(entry.name, 0.0)
         assert is_log_probabilities(logits) or logits.abs().max() <= largest + 1e-3
 
 
 @pytest.mark.parametrize(("name", "options"), UNADAPTED.items(), ids=UNADAPTED)
 def test_logits_that_were_not_adapted_are_those_of_zero_shot_clip(
-    name: str, options: dict[str, Any], tiny_clip: CLIP, tiny_prompts: ClassPrompts, batch: Batch
+    name: str, options: dict[str, Any], batch: Batch
 ) -> None:
-    fitted = None if get_method(name).fit is None else fitted_tensors(name, tiny_prompts.names)
+    fitted = None if get_method(name).fit is None else fitted_tensors(name, TINY_PROMPTS.names)
     config = method_config(name, options=options)
-    adapter = create_method(name, tiny_clip, tiny_prompts, config, fitted=fitted)
-    features = tiny_clip.encode_image(batch.images, normalize=True)
-    expected = tiny_clip.scale * features @ tiny_clip.classifier(tiny_prompts).T
+    adapter = create_method(name, TINY, TINY_PROMPTS, config, fitted=fitted)
+    features = TINY.encode_image(batch.images, normalize=True)
+    expected = TINY.scale * features @ TINY.classifier(TINY_PROMPTS).T
     (logits,) = logits_of(adapter, [batch])
     if is_log_probabilities(logits):
         expected = expected.log_softmax(dim=-1)
@@ -117,11 +115,11 @@ RATES = [entry for entry in method_entries() if list(diverging(entry.config()))]
 
 @pytest.mark.parametrize("entry", RATES, ids=lambda entry: entry.name)
 def test_a_rate_that_diverges_never_gives_or_keeps_what_is_not_finite(
-    entry: MethodEntry, tiny_clip: CLIP, tiny_prompts: ClassPrompts, batch: Batch
+    entry: MethodEntry, batch: Batch
 ) -> None:
-    fitted = None if entry.fit is None else fitted_tensors(entry.name, tiny_prompts.names)
+    fitted = None if entry.fit is None else fitted_tensors(entry.name, TINY_PROMPTS.names)
     for config in diverging(entry.config()):
-        adapter = create_method(entry.name, tiny_clip, tiny_prompts, config, fitted=fitted)
+        adapter = create_method(entry.name, TINY, TINY_PROMPTS, config, fitted=fitted)
         for part in stream_of(batch) * 3:
             before = adapter.state_dict()
             try:
@@ -132,11 +130,9 @@ def test_a_rate_that_diverges_never_gives_or_keeps_what_is_not_finite(
             assert not value.isnan().any(), name
 
 
-def test_half_precision_weights_give_float32_logits(
-    entry: MethodEntry, tiny_prompts: ClassPrompts, batch: Batch
-) -> None:
+def test_half_precision_weights_give_float32_logits(entry: MethodEntry, batch: Batch) -> None:
     model = build_tiny_clip().to(torch.bfloat16)
-    logits_are_finite_float32(lambda: build_adapter(entry, model, tiny_prompts), batch)
+    logits_are_finite_float32(lambda: build_adapter(entry, model, TINY_PROMPTS), batch)
 
 
 def test_pixels_of_another_size_are_refused(adapter: Adapter) -> None:
@@ -173,11 +169,9 @@ def test_an_unknown_option_names_the_nearest(entry: MethodEntry) -> None:
         method_config(entry.name, options={"qqqq": 1})
 
 
-def test_a_config_of_another_method_is_refused(
-    entry: MethodEntry, tiny_clip: CLIP, tiny_prompts: ClassPrompts
-) -> None:
+def test_a_config_of_another_method_is_refused(entry: MethodEntry) -> None:
     with pytest.raises(TypeError, match=entry.config.__name__):
-        create_method(entry.name, tiny_clip, tiny_prompts, config=object())
+        create_method(entry.name, TINY, TINY_PROMPTS, config=object())
 
 
 def test_a_batch_cannot_hold_labels(entry: MethodEntry) -> None:

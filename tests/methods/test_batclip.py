@@ -5,10 +5,9 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.batclip import BATCLIP, BATCLIPConfig
-from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.types import Batch
-from tests._helpers.live_layernorms import double_clip, flat, literal_entropy, open_norms, unit_rows
+from tests._helpers.live import descend, double_clip, flat, literal_entropy, open_norms, unit_rows
+from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS
 
 
 def literal_loss(logits: Tensor, features: Tensor, text: Tensor) -> Tensor:
@@ -27,33 +26,28 @@ def literal_loss(logits: Tensor, features: Tensor, text: Tensor) -> Tensor:
     return literal_entropy(logits) - matching - apart
 
 
-def test_a_stream_equals_a_training_loop(tiny_prompts: ClassPrompts, tiny_images: Tensor) -> None:
-    batclip = BATCLIP(double_clip(), tiny_prompts, BATCLIPConfig())
+def test_a_stream_equals_a_training_loop() -> None:
+    batclip = BATCLIP(double_clip(), TINY_PROMPTS, BATCLIPConfig())
     live = double_clip()
-    images_norms, text_norms = open_norms(live.visual), open_norms(live.text)  # type: ignore[arg-type]
+    images_norms, text_norms = open_norms(live.visual), open_norms(live.require_text())
     optimiser = torch.optim.AdamW(images_norms + text_norms, lr=5e-4, weight_decay=0.01)
-    for images in tiny_images.split([5, 2, 3]):
-        prediction = batclip.predict(Batch(images)).logits
+    for images in TINY_IMAGES.split([5, 2, 3]):
+        prediction = batclip.predict(images).logits
         features = live.encode_image(images)
-        parts = [unit_rows(live.encode_text(tiny_prompts.texts(t))) for t in tiny_prompts.templates]
+        parts = [unit_rows(live.encode_text(TINY_PROMPTS.texts(t))) for t in TINY_PROMPTS.templates]
         text = unit_rows(sum(parts))  # type: ignore[arg-type]
         logits = live.scale * unit_rows(features) @ text.T
-        optimiser.zero_grad()
-        literal_loss(logits, features, text).backward()
-        optimiser.step()
+        descend(optimiser, literal_loss(logits, features, text))
         torch.testing.assert_close(prediction, logits.detach().float())
     torch.testing.assert_close(batclip.memory["image_norms.values"], flat(images_norms))
     torch.testing.assert_close(batclip.memory["text_norms.values"], flat(text_norms))
 
 
-def test_fixed_text_is_refused_unless_asked_for(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
-) -> None:
-    text = tiny_clip.classifier(tiny_prompts)
-    fixed = ClassPrompts(tiny_prompts.names, features=text)
+def test_fixed_text_is_refused_unless_asked_for() -> None:
+    fixed = ClassPrompts(TINY_PROMPTS.names, features=TINY.classifier(TINY_PROMPTS))
     with pytest.raises(ValueError, match="adapt_text=False"):
-        BATCLIP(tiny_clip, fixed, BATCLIPConfig())
-    one_sided = BATCLIP(tiny_clip, fixed, BATCLIPConfig(adapt_text=False))
-    first, second = (one_sided.predict(Batch(tiny_images)).logits for _ in range(2))
+        BATCLIP(TINY, fixed, BATCLIPConfig())
+    one_sided = BATCLIP(TINY, fixed, BATCLIPConfig(adapt_text=False))
+    first, second = (one_sided.predict(TINY_IMAGES).logits for _ in range(2))
     assert not torch.allclose(first, second, atol=1e-3)
     assert all(name.startswith("image_norms") for name in one_sided.state_dict())

@@ -4,10 +4,8 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.cliptta import CLIPTTA, CLIPTTAConfig
-from cliquetta.model.clip import CLIP
-from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.types import Batch
-from tests._helpers.live_layernorms import double_clip, flat, live_clip, unit_rows
+from tests._helpers.live import descend, double_clip, flat, live_clip, live_logits, unit_rows
+from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS
 
 
 def literal_loss(v: Tensor, text: Tensor, scale: float) -> Tensor:
@@ -20,10 +18,10 @@ def literal_loss(v: Tensor, text: Tensor, scale: float) -> Tensor:
     return loss / len(v)
 
 
-def test_a_stream_equals_a_training_loop(tiny_prompts: ClassPrompts, tiny_images: Tensor) -> None:
+def test_a_stream_equals_a_training_loop() -> None:
     config = CLIPTTAConfig(lr=1e-3, steps=3, memory_shots=1, diversity_weight=0.7)
-    cliptta = CLIPTTA(double_clip(), tiny_prompts, config)
-    live, text, norms = live_clip(tiny_prompts)
+    cliptta = CLIPTTA(double_clip(), TINY_PROMPTS, config)
+    live, text, norms = live_clip()
     optimiser = torch.optim.Adam(norms, lr=1e-3, eps=1e-6)
     remembered: dict[int, tuple[float, Tensor]] = {}
 
@@ -32,8 +30,8 @@ def test_a_stream_equals_a_training_loop(tiny_prompts: ClassPrompts, tiny_images
         mean = (live.scale * v @ text.T).softmax(dim=-1).mean(dim=0)
         return literal_loss(v, text, live.scale) + 0.7 * (mean * (mean + 1e-6).log()).sum()
 
-    for images in tiny_images.split([5, 5]):
-        prediction = cliptta.predict(Batch(images)).logits
+    for images in TINY_IMAGES.split([5, 5]):
+        prediction = cliptta.predict(images).logits
         with torch.no_grad():
             cosines = unit_rows(live.encode_image(images)) @ text.T
         for image, p in zip(images, cosines.softmax(dim=-1), strict=True):
@@ -42,28 +40,20 @@ def test_a_stream_equals_a_training_loop(tiny_prompts: ClassPrompts, tiny_images
                 remembered[label] = (best, image)
         drawn = torch.stack([image for _, image in remembered.values()])
         for _ in range(3):  # at most one image per class: all of them are drawn
-            optimiser.zero_grad()
-            (total_loss(images) + total_loss(drawn)).backward()
-            optimiser.step()
-        with torch.no_grad():
-            logits = live.scale * unit_rows(live.encode_image(images)) @ text.T
-        torch.testing.assert_close(prediction, logits.float())
+            descend(optimiser, total_loss(images) + total_loss(drawn))
+        torch.testing.assert_close(prediction, live_logits(live, images, text).detach().float())
     torch.testing.assert_close(cliptta.memory["norms.values"], flat(norms))
     for label, (_, image) in remembered.items():
         torch.testing.assert_close(cliptta.memory["images"][label, 0], image)
 
 
-def test_every_class_is_drawn_equally_often(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
-) -> None:
+def test_every_class_is_drawn_equally_often() -> None:
     """Two of every class that has them, other ones each time; one where there is one."""
     config = CLIPTTAConfig(memory_shots=4, memory_drawn=2 * 5 + 4, steps=1)
-    cliptta = CLIPTTA(tiny_clip, tiny_prompts, config)
+    cliptta = CLIPTTA(TINY, TINY_PROMPTS, config)
     cliptta.memory["doubt"][0, :4] = 0.5
     cliptta.memory["doubt"][3, :1] = 0.5
-    cliptta.memory["images"][0] = (
-        torch.arange(4.0).view(4, 1, 1, 1).expand(4, *tiny_images.shape[1:])
-    )
+    cliptta.memory["images"][0] = torch.arange(4.0).view(4, 1, 1, 1)
     cliptta.memory["images"][3, 0] = 9.0
     drawn = [sorted(cliptta._recall()[:, 0, 0, 0].tolist()) for _ in range(20)]
     assert all(len(set(actual)) == 3 and actual[2] == 9 for actual in drawn)

@@ -14,15 +14,16 @@ from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.tiny import TINY_NAMES
-from tests._helpers.tolerance import ADAPTED, FEATURE, LOGIT, sampling
+from tests._helpers.tiny_world import TINY, TINY_IMAGES
+from tests._helpers.tolerance import ADAPTED, FEATURE, LOGIT, assert_near, sampling
 
 CONFIG = DARTConfig(views=12, selection_fraction=0.25)
 PROMPTS = ClassPrompts(TINY_NAMES)
 
 
 @pytest.fixture(scope="module")
-def batch(tiny_images: Tensor) -> Batch:
-    plain = Batch(tiny_images[:6], tuple("abcdef"))
+def batch() -> Batch:
+    plain = Batch(TINY_IMAGES[:6], tuple("abcdef"))
     return attach_views(plain, CONFIG.spec, seed=0)
 
 
@@ -74,30 +75,28 @@ class Literal:
 
 
 @pytest.mark.parametrize("score", ["plain", "views", "mixed"])
-def test_the_stream_equals_the_paper_in_plain_autograd(
-    tiny_clip: CLIP, batch: Batch, score: Any
-) -> None:
-    adapter = DART(tiny_clip, PROMPTS, dataclasses.replace(CONFIG, score=score), seed=3)
-    literal = Literal(tiny_clip, adapter.memory["visual"], score)
+def test_the_stream_equals_the_paper_in_plain_autograd(batch: Batch, score: Any) -> None:
+    adapter = DART(TINY, PROMPTS, dataclasses.replace(CONFIG, score=score), seed=3)
+    literal = Literal(TINY, adapter.memory["visual"], score)
     logits = adapter.predict(batch).logits
     assert batch.views is not None
     expected = torch.stack([literal.next(views) for views in batch.views])
-    torch.testing.assert_close(logits, expected, atol=ADAPTED, rtol=0)
+    assert_near(logits, expected, ADAPTED)
     memory = adapter.state_dict()
-    torch.testing.assert_close(memory["kept_context"], literal.kept_text, atol=FEATURE, rtol=0)
-    torch.testing.assert_close(memory["kept_visual"], literal.kept_visual, atol=FEATURE, rtol=0)
-    torch.testing.assert_close(memory["visual"], literal.visual, atol=LOGIT, rtol=0)
+    assert_near(memory["kept_context"], literal.kept_text, FEATURE)
+    assert_near(memory["kept_visual"], literal.kept_visual, FEATURE)
+    assert_near(memory["visual"], literal.visual, LOGIT)
 
 
-def test_the_start_of_the_visual_prompt_is_seeded_and_uniform(tiny_clip: CLIP) -> None:
+def test_the_start_of_the_visual_prompt_is_seeded_and_uniform() -> None:
     config = dataclasses.replace(CONFIG, prompt_length=50)
-    starts = [DART(tiny_clip, PROMPTS, config, seed=s).memory["visual"] for s in (0, 0, 1)]
+    starts = [DART(TINY, PROMPTS, config, seed=s).memory["visual"] for s in (0, 0, 1)]
     assert torch.equal(starts[0], starts[1])
     assert not torch.equal(starts[0], starts[2])
     assert starts[0].abs().max() <= 1
     assert starts[0].std().item() == pytest.approx(3**-0.5, rel=sampling(0.45, starts[0].numel()))
 
 
-def test_a_block_that_does_not_exist_is_refused(tiny_clip: CLIP) -> None:
+def test_a_block_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ValueError, match="blocks 0 to 1"):
-        DART(tiny_clip, PROMPTS, dataclasses.replace(CONFIG, block=2))
+        DART(TINY, PROMPTS, dataclasses.replace(CONFIG, block=2))

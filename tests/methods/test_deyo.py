@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from cliquetta.methods.deyo import DeYO, DeYOConfig, join_patches, shuffle_patches, split_patches
+from cliquetta.methods.deyo import DeYO, DeYOConfig, join_patches, split_patches
 from cliquetta.model.clip import CLIP
-from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.types import Batch
-from tests._helpers.live_layernorms import double_clip, flat, live_clip, unit_rows
+from tests._helpers.live import descend, double_clip, flat, live_clip, live_logits
+from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS
 
 LIVELY = DeYOConfig(entropy_threshold=0.75, plpd_threshold=0.0, lr=0.1)
 """Thresholds that let some of the random tiny CLIP's predictions pass, and stop others."""
@@ -31,11 +30,11 @@ def literal_losses(live: CLIP, text: Tensor, images: Tensor, order: Tensor) -> l
     chance = math.log(len(text))
     actual = []
     for image in images:
-        p = (live.scale * unit_rows(live.encode_image(image[None])) @ text.T).softmax(dim=-1)[0]
+        p = live_logits(live, image[None], text).softmax(dim=-1)[0]
         h = -(p * p.log()).sum()
         if h < LIVELY.entropy_threshold * chance:
             other = literal_shuffle(image, order, 4)[None]
-            q = (live.scale * unit_rows(live.encode_image(other)) @ text.T).softmax(dim=-1)[0]
+            q = live_logits(live, other, text).softmax(dim=-1)[0]
             drop = (p.max() - q[p.argmax()]).detach()
             if drop > LIVELY.plpd_threshold:
                 weight = (0.4 * chance - h.detach()).exp() + drop.exp()
@@ -43,45 +42,36 @@ def literal_losses(live: CLIP, text: Tensor, images: Tensor, order: Tensor) -> l
     return actual
 
 
-def test_a_stream_equals_a_training_loop(tiny_prompts: ClassPrompts, tiny_images: Tensor) -> None:
-    deyo = DeYO(double_clip(), tiny_prompts, LIVELY, seed=3)
-    live, text, norms = live_clip(tiny_prompts)
+def test_a_stream_equals_a_training_loop() -> None:
+    deyo = DeYO(double_clip(), TINY_PROMPTS, LIVELY, seed=3)
+    live, text, norms = live_clip()
     early = norms[:-2]  # two blocks: only the final norm is late
     optimiser = torch.optim.SGD(early, lr=LIVELY.lr, momentum=0.9)
     generator = torch.Generator().manual_seed(3)
     taught = 0
-    for images in tiny_images.split([4, 3, 3]):
-        prediction = deyo.predict(Batch(images))
-        losses = literal_losses(
-            live, text, images.double(), torch.randperm(16, generator=generator)
-        )
+    for images in TINY_IMAGES.split([4, 3, 3]):
+        prediction = deyo.predict(images)
+        order = torch.randperm(16, generator=generator)
+        losses = literal_losses(live, text, images.double(), order)
         taught += len(losses)
         assert int(prediction.evidence["teaching"].sum()) == len(losses)
         if losses:
             optimiser.param_groups[0]["lr"] = LIVELY.lr * len(images) / 64
-            optimiser.zero_grad()
-            torch.stack(losses).mean().backward()
-            optimiser.step()
+            descend(optimiser, torch.stack(losses).mean())
     assert 0 < taught < 10  # both filters were passed by some and stopped others
     torch.testing.assert_close(deyo.memory["norms"], flat(norms))
 
 
-def test_nothing_is_learned_if_no_image_passes(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
-) -> None:
-    deyo = DeYO(tiny_clip, tiny_prompts, DeYOConfig(entropy_threshold=0.0))
-    deyo.predict(Batch(tiny_images))
+def test_nothing_is_learned_if_no_image_passes() -> None:
+    deyo = DeYO(TINY, TINY_PROMPTS, DeYOConfig(entropy_threshold=0.0))
+    deyo.predict(TINY_IMAGES)
     assert torch.equal(deyo.memory["norms"], deyo.tower.start)
 
 
 @pytest.mark.parametrize("grid", [4, 5])
-def test_patches_come_back_and_are_shuffled(tiny_images: Tensor, grid: int) -> None:
-    patches = split_patches(tiny_images, grid)
+def test_patches_come_back(grid: int) -> None:
+    patches = split_patches(TINY_IMAGES, grid)
     assert patches.shape == (10, grid * grid, 3, 32 // grid, 32 // grid)
     together = join_patches(patches, 32)
-    assert together.shape == tiny_images.shape
-    if 32 % grid == 0:
-        assert torch.equal(together, tiny_images)
-    order = torch.randperm(grid * grid, generator=torch.Generator().manual_seed(1))
-    mixed = shuffle_patches(tiny_images, grid, torch.Generator().manual_seed(1))
-    torch.testing.assert_close(mixed, join_patches(patches[:, order], 32))
+    assert together.shape == TINY_IMAGES.shape
+    assert grid == 5 or torch.equal(together, TINY_IMAGES)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from cliquetta.methods.dmn import DMNConfig
-from cliquetta.model.clip import CLIP
+from tests._helpers.arrays import Array, assert_stream, on_features, softmax
 from tests._helpers.clusters import make_clusters, make_views
-from tests._helpers.literal_numpy import Array, assert_stream, on_features, softmax
+from tests._helpers.tiny_world import TINY
 from tests._helpers.tolerance import FEATURE
 
 
@@ -54,11 +54,11 @@ def numpy_dmn(
 
 @pytest.mark.parametrize("views", [1, 20])
 @pytest.mark.parametrize("config", [DMNConfig(), DMNConfig(capacity=4, memory_weight=0.3)])
-def test_a_stream_equals_numpy_one_by_one(tiny_clip: CLIP, views: int, config: DMNConfig) -> None:
+def test_a_stream_equals_numpy_one_by_one(views: int, config: DMNConfig) -> None:
     features, _, text = make_clusters(110)
     stream = make_views(features, views)
-    dmn = on_features(tiny_clip, "dmn", text, config)
+    dmn = on_features(TINY, "dmn", text, config)
     assert_stream(numpy_dmn, dmn, stream, [80, 1, 29], moved=0.01, atol=FEATURE)
-    arrays = stream.double().numpy(), text.double().numpy(), tiny_clip.scale
+    arrays = stream.double().numpy(), text.double().numpy(), TINY.scale
     late = numpy_dmn(*arrays, config, read_first=True)
     assert np.abs(late - numpy_dmn(*arrays, config)).max() > 0.01  # the order matters

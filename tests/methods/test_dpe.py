@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.dpe import DPEConfig
-from cliquetta.model.clip import CLIP
+from tests._helpers.arrays import on_features
 from tests._helpers.clusters import make_clusters, make_views
-from tests._helpers.literal_numpy import on_features
+from tests._helpers.tiny_world import TINY
 from tests._helpers.tolerance import LOGIT
 
 LIVELY = DPEConfig(lr=0.05, alpha=3.0, update_threshold=0.3)
@@ -77,11 +77,11 @@ def literal_dpe(stream: Tensor, text: Tensor, scale: float, config: DPEConfig) -
 
 
 @pytest.mark.parametrize("config", [DPEConfig(), LIVELY, replace(LIVELY, scored="confident")])
-def test_a_stream_equals_a_loop(tiny_clip: CLIP, config: DPEConfig) -> None:
+def test_a_stream_equals_a_loop(config: DPEConfig) -> None:
     features, _, text = make_clusters(40)
     stream, text = make_views(features, 20).double(), text.double()
-    expected = literal_dpe(stream, text, tiny_clip.scale, config)
-    dpe = on_features(tiny_clip, "dpe", text, config)
+    expected = literal_dpe(stream, text, TINY.scale, config)
+    dpe = on_features(TINY, "dpe", text, config)
     parts = [dpe.predict_features(part).logits for part in stream.split([25, 1, 14])]
     torch.testing.assert_close(torch.cat(parts), expected.float(), atol=LOGIT, rtol=LOGIT)
     assert 0 < int(dpe.memory["updates"]) < 40  # some predictions were sure, others not

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from cliquetta.methods.ecalp import ECALPConfig
-from cliquetta.model.clip import CLIP
+from tests._helpers.arrays import Array, assert_stream, on_features, softmax, unit
 from tests._helpers.clusters import make_clusters
-from tests._helpers.literal_numpy import Array, assert_stream, on_features, softmax, unit
+from tests._helpers.tiny_world import TINY
 
 
 def numpy_ecalp(images: Array, text: Array, scale: float, config: ECALPConfig) -> Array:
@@ -50,7 +50,7 @@ def numpy_ecalp(images: Array, text: Array, scale: float, config: ECALPConfig) -
     ],
 )
 @pytest.mark.parametrize("sizes", [[30, 1, 14], [1] * 45])
-def test_a_stream_equals_numpy(tiny_clip: CLIP, config: ECALPConfig, sizes: list[int]) -> None:
+def test_a_stream_equals_numpy(config: ECALPConfig, sizes: list[int]) -> None:
     features, _, text = make_clusters(45)
-    ecalp = on_features(tiny_clip, "ecalp", text, config)
+    ecalp = on_features(TINY, "ecalp", text, config)
     assert_stream(numpy_ecalp, ecalp, features, sizes, moved=0.05)

@@ -4,21 +4,19 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.mint import Mint, MintConfig
-from cliquetta.model.clip import CLIP
-from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.types import Batch
-from tests._helpers.live_layernorms import double_clip, flat, load_norms, open_norms, unit_rows
+from tests._helpers.live import double_clip, flat, load_norms, open_norms, unit_rows
+from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS
 from tests._helpers.tolerance import SUM
 
 
-def test_a_stream_equals_loops(tiny_prompts: ClassPrompts, tiny_images: Tensor) -> None:
+def test_a_stream_equals_loops() -> None:
     config = MintConfig(text_weight=4)
-    mint = Mint(double_clip(), tiny_prompts, config)
+    mint = Mint(double_clip(), TINY_PROMPTS, config)
     text = mint.classifier
     seen: list[list[Tensor]] = [[] for _ in text]
     stepped: list[list[Tensor]] = [[] for _ in text]
     gradients = []
-    for images in tiny_images.split([4, 1, 5]):
+    for images in TINY_IMAGES.split([4, 1, 5]):
         live = double_clip()  # the norms start again with every batch
         norms = open_norms(live.visual)
         z = unit_rows(live.encode_image(images))
@@ -48,13 +46,11 @@ def test_a_stream_equals_loops(tiny_prompts: ClassPrompts, tiny_images: Tensor) 
                     share = count / (4 + count)
                     mixed[c] = (1 - share) * text[c] + share * torch.stack(some).mean(dim=0)
             expected = live.scale * z @ unit_rows(mixed).T
-        torch.testing.assert_close(mint.predict(Batch(images)).logits, expected.float())
+        torch.testing.assert_close(mint.predict(images).logits, expected.float())
 
 
-def test_one_image_alone_teaches_nothing_at_first(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
-) -> None:
+def test_one_image_alone_teaches_nothing_at_first() -> None:
     """It is its class's mean and everybody's: there is no variance to gain."""
-    mint = Mint(tiny_clip, tiny_prompts, MintConfig())
-    mint.predict(Batch(tiny_images[:1]))
+    mint = Mint(TINY, TINY_PROMPTS, MintConfig())
+    mint.predict(TINY_IMAGES[:1])
     assert float(mint.memory["gradient"].abs().max()) < SUM

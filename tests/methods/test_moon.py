@@ -16,16 +16,9 @@ from cliquetta.methods.moon import (
     transduce,
     vmf_log_likelihood,
 )
-from cliquetta.model.clip import CLIP
+from tests._helpers.arrays import Array, assert_batch, neighbour_graph, on_features, softmax, unit
 from tests._helpers.clusters import make_clusters
-from tests._helpers.literal_numpy import (
-    Array,
-    assert_batch,
-    neighbour_graph,
-    on_features,
-    softmax,
-    unit,
-)
+from tests._helpers.tiny_world import TINY
 
 
 def numpy_moon(f: Array, prior: Array, text: Array, config: MOONConfig) -> Array:
@@ -105,13 +98,13 @@ def test_a_class_with_one_sure_image_loses_it_by_hand() -> None:
     assert logs.argmax(dim=1).tolist() == [0] * n + [1] and assigned.tolist() == [0] * (n + 1)
 
 
-def test_it_gains_where_few_classes_are_present(tiny_clip: CLIP) -> None:
+def test_it_gains_where_few_classes_are_present() -> None:
     """The paper's claim: 40 classes to choose from, two of them in each batch."""
     gains = []
     for seed in range(5):
         features, labels, text = make_clusters(1600, classes=40, seed=seed, spread=0.8)
         rows = torch.cat([(labels == c).nonzero()[:30, 0] for c in (3, 11)])
-        moon = on_features(tiny_clip, "moon", text)
+        moon = on_features(TINY, "moon", text)
         right = moon.predict_features(features[rows]).logits.argmax(dim=-1) == labels[rows]
         plain = (features[rows] @ text.T).argmax(dim=-1) == labels[rows]
         gains.append(float(right.float().mean() - plain.float().mean()))

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from cliquetta.data.views import attach_views
 from cliquetta.methods.mta import MTA, MTAConfig, find_mode
-from cliquetta.model.clip import CLIP
-from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
+from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS
 from tests._helpers.tolerance import ADAPTED, FEATURE
 
 Array = npt.NDArray[np.float64]
@@ -80,18 +79,16 @@ def test_all_images_at_once_equal_numpy_one_by_one(config: MTAConfig) -> None:
         assert len(counts) > 1  # otherwise the masks were not put to the test
 
 
-def test_the_adapter_scores_the_mode(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
-) -> None:
-    adapter = MTA(tiny_clip, tiny_prompts, MTAConfig(views=16))
-    batch = Batch(tiny_images[:3], ("a", "b", "c"))
+def test_the_adapter_scores_the_mode() -> None:
+    adapter = MTA(TINY, TINY_PROMPTS, MTAConfig(views=16))
+    batch = Batch(TINY_IMAGES[:3], ("a", "b", "c"))
     batch = attach_views(batch, adapter.config.spec, seed=0)
     logits = adapter.predict(batch).logits
-    text = tiny_clip.classifier(tiny_prompts).double().numpy()
+    text = TINY.classifier(TINY_PROMPTS).double().numpy()
     assert batch.views is not None
     for b, views in enumerate(batch.views):
-        f = tiny_clip.encode_image(views, normalize=True).double().numpy()
-        z = tiny_clip.scale * f @ text.T
+        f = TINY.encode_image(views, normalize=True).double().numpy()
+        z = TINY.scale * f @ text.T
         s = np.exp(z) / np.exp(z).sum(axis=1, keepdims=True)
         mode, _, _ = numpy_mta(f, s, adapter.config)
-        np.testing.assert_allclose(logits[b], tiny_clip.scale * text @ mode, atol=ADAPTED)
+        np.testing.assert_allclose(logits[b], TINY.scale * text @ mode, atol=ADAPTED)

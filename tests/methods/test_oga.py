@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from cliquetta.methods.oga import OGAConfig, cache_means, ridge_covariance
-from cliquetta.model.clip import CLIP
+from tests._helpers.arrays import Array, assert_stream, on_features, softmax
 from tests._helpers.clusters import make_clusters
-from tests._helpers.literal_numpy import Array, assert_stream, on_features, softmax
+from tests._helpers.tiny_world import TINY
 from tests._helpers.tolerance import ADAPTED, FEATURE
 
 
@@ -44,14 +44,14 @@ def numpy_oga(batches: list[Array], text: Array, scale: float, config: OGAConfig
     "config",
     [OGAConfig(), OGAConfig(divisor="entries"), OGAConfig(capacity=3, likelihood_weight=0.5)],
 )
-def test_a_stream_equals_numpy(tiny_clip: CLIP, config: OGAConfig) -> None:
+def test_a_stream_equals_numpy(config: OGAConfig) -> None:
     features, _, text = make_clusters(90)
     sizes = [4, 1, 60, 25]
 
     def literal(stream: Array, text: Array, scale: float, config: OGAConfig) -> Array:
         return numpy_oga(np.split(stream, np.cumsum(sizes)[:-1]), text, scale, config)
 
-    oga = on_features(tiny_clip, "oga", text, config)
+    oga = on_features(TINY, "oga", text, config)
     assert_stream(literal, oga, features, sizes, moved=0.02)
 
 
@@ -67,9 +67,9 @@ def test_a_full_cache_is_inverted_without_shrinkage() -> None:
     np.testing.assert_allclose(ours, np.cov(rest.T), rtol=ADAPTED, atol=FEATURE)
 
 
-def test_equal_images_leave_no_spread_to_divide_by(tiny_clip: CLIP) -> None:
+def test_equal_images_leave_no_spread_to_divide_by() -> None:
     _, _, text = make_clusters(1)
-    oga = on_features(tiny_clip, "oga", text)
+    oga = on_features(TINY, "oga", text)
     logits = oga.predict_features(text[:1].expand(9, -1)).logits
     assert torch.isfinite(logits).all()
     assert (logits.argmax(dim=-1) == 0).all()

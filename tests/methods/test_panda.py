@@ -7,24 +7,26 @@ from torch import Tensor
 from cliquetta.errors import UserError
 from cliquetta.methods.panda import Panda, PandaConfig, make_negatives, nearest_divisor
 from cliquetta.methods.registry import create_method
-from cliquetta.model.clip import CLIP
-from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.types import Batch
-from tests._helpers.live_layernorms import double_clip, flat, literal_entropy, live_clip, unit_rows
+from tests._helpers.live import (
+    descend,
+    double_clip,
+    flat,
+    literal_entropy,
+    live_clip,
+    live_logits,
+    unit_rows,
+)
+from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS, draw
 
 
 def cells(image: Tensor, size: int) -> list[bytes]:
     """Every patch of an image, as bytes."""
-    indices = range(0, image.shape[-1], size)
-    return [
-        image[:, y : y + size, x : x + size].contiguous().numpy().tobytes()
-        for y in indices
-        for x in indices
-    ]
+    patches = image.unfold(1, size, size).unfold(2, size, size).movedim(0, 2).flatten(0, 1)
+    return [patch.numpy().tobytes() for patch in patches.contiguous()]
 
 
 def test_negatives_are_patches_of_the_batch_at_their_position() -> None:
-    images = torch.randn(10, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    images = draw(10, 3, 32, 32)
     negatives = make_negatives(images, 3, 8, torch.Generator().manual_seed(1))
     pool = {cell: (row, at) for row, i in enumerate(images) for at, cell in enumerate(cells(i, 4))}
     for negative in negatives:
@@ -40,53 +42,43 @@ def test_the_grid_divides_the_image(size: int, grid: int) -> None:
     assert nearest_divisor(size, 7) == grid
 
 
-def test_zero_shot_equals_features_corrected_by_hand(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
-) -> None:
+def test_zero_shot_equals_features_corrected_by_hand() -> None:
     config = PandaConfig(method="zero_shot", offset=0.6, images_per_negative=4)
-    panda = Panda(tiny_clip, tiny_prompts, config)
-    prediction = panda.predict(Batch(tiny_images)).logits
-    negatives = make_negatives(tiny_images, 3, 8, torch.Generator().manual_seed(0))
-    common = unit_rows(tiny_clip.encode_image(negatives)).mean(dim=0)
-    corrected = unit_rows(tiny_clip.encode_image(tiny_images)) - 0.6 * common
-    expected = tiny_clip.scale * corrected @ tiny_clip.classifier(tiny_prompts).T
+    panda = Panda(TINY, TINY_PROMPTS, config)
+    prediction = panda.predict(TINY_IMAGES).logits
+    negatives = make_negatives(TINY_IMAGES, 3, 8, torch.Generator().manual_seed(0))
+    common = unit_rows(TINY.encode_image(negatives)).mean(dim=0)
+    corrected = unit_rows(TINY.encode_image(TINY_IMAGES)) - 0.6 * common
+    expected = TINY.scale * corrected @ TINY.classifier(TINY_PROMPTS).T
     torch.testing.assert_close(prediction, expected)
 
 
-def test_tent_learns_through_the_correction(
-    tiny_prompts: ClassPrompts, tiny_images: Tensor
-) -> None:
+def test_tent_learns_through_the_correction() -> None:
     config = PandaConfig(method="tent", options=("lr=2e-3",), offset=0.7)
-    panda = Panda(double_clip(), tiny_prompts, config)
-    live, text, norms = live_clip(tiny_prompts)
+    panda = Panda(double_clip(), TINY_PROMPTS, config)
+    live, text, norms = live_clip()
     optimiser = torch.optim.Adam(norms, lr=2e-3)
     generator = torch.Generator().manual_seed(0)
-    for images in tiny_images.split([6, 4]):
-        prediction = panda.predict(Batch(images)).logits
+    for images in TINY_IMAGES.split([6, 4]):
+        prediction = panda.predict(images).logits
 
         def logits(images: Tensor = images) -> Tensor:
             negatives = make_negatives(images, 1, 8, generator)
-            common = unit_rows(live.encode_image(negatives)).mean(dim=0)
-            return live.scale * (unit_rows(live.encode_image(images)) - 0.7 * common) @ text.T
+            common = live_logits(live, negatives, text).mean(dim=0)
+            return live_logits(live, images, text) - 0.7 * common
 
-        optimiser.zero_grad()
-        literal_entropy(logits()).backward()
-        optimiser.step()
+        descend(optimiser, literal_entropy(logits()))
         torch.testing.assert_close(prediction, logits().detach().float())  # after the step
     torch.testing.assert_close(panda.memory["norms.values"], flat(norms))
 
 
-def test_a_single_image_is_left_as_it_is(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
-) -> None:
-    panda = Panda(tiny_clip, tiny_prompts, PandaConfig(method="zero_shot"))
-    alone = create_method("zero_shot", tiny_clip, tiny_prompts).predict(Batch(tiny_images[:1]))
-    torch.testing.assert_close(panda.predict(Batch(tiny_images[:1])).logits, alone.logits)
+def test_a_single_image_is_left_as_it_is() -> None:
+    panda = Panda(TINY, TINY_PROMPTS, PandaConfig(method="zero_shot"))
+    alone = create_method("zero_shot", TINY, TINY_PROMPTS).predict(TINY_IMAGES[:1])
+    torch.testing.assert_close(panda.predict(TINY_IMAGES[:1]).logits, alone.logits)
 
 
 @pytest.mark.parametrize("method", ["panda", "scap", "dart", "domain_norm"])
-def test_methods_that_run_blocks_of_the_tower_themselves_are_refused(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts, method: str
-) -> None:
+def test_methods_that_run_blocks_of_the_tower_themselves_are_refused(method: str) -> None:
     with pytest.raises(UserError, match="cannot be put around"):
-        Panda(tiny_clip, tiny_prompts, PandaConfig(method=method))
+        Panda(TINY, TINY_PROMPTS, PandaConfig(method=method))

@@ -7,20 +7,16 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.ramen import Ramen, RamenConfig
-from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.types import Batch
-from tests._helpers.live_layernorms import double_clip, flat, live_clip, load_norms, unit_rows
+from tests._helpers.live import double_clip, flat, live_clip, live_logits, load_norms, unit_rows
+from tests._helpers.tiny_world import TINY_IMAGES, TINY_PROMPTS
 
 
-def literal_ramen(
-    batches: tuple[Tensor, ...], prompts: ClassPrompts, config: RamenConfig
-) -> Tensor:
+def literal_ramen(batches: tuple[Tensor, ...], config: RamenConfig) -> Tensor:
     """Logits of a stream; the norms start again for each image."""
-    live, text, norms = live_clip(prompts)
+    live, text, norms = live_clip()
     start = flat(norms)
     memory: list[tuple[int, Tensor, Tensor, float]] = []
     predictions = []
-
     for images in batches:
         for image in images:
             z = unit_rows(live.encode_image(image[None]))[0]
@@ -36,7 +32,7 @@ def literal_ramen(
                     step += g * math.exp(-h - config.distance_weight * distance)
             load_norms(norms, start - config.lr * step.sign())
             with torch.no_grad():
-                predictions.append(live.scale * text @ unit_rows(live.encode_image(image[None]))[0])
+                predictions.append(live_logits(live, image[None], text)[0])
             load_norms(norms, start)
         del memory[: -config.capacity]
     return torch.stack(predictions).float()
@@ -51,13 +47,11 @@ def literal_ramen(
     ],
 )
 @pytest.mark.parametrize("sizes", [[10, 6], [1] * 16])
-def test_a_stream_equals_lists(
-    tiny_prompts: ClassPrompts, tiny_images: Tensor, config: RamenConfig, sizes: list[int]
-) -> None:
-    batches = torch.cat([tiny_images, tiny_images[:6].flip(-1)]).split(sizes)
-    expected = literal_ramen(batches, tiny_prompts, config)
-    ramen = Ramen(double_clip(), tiny_prompts, config)
-    ours = torch.cat([ramen.predict(Batch(part)).logits for part in batches])
+def test_a_stream_equals_lists(config: RamenConfig, sizes: list[int]) -> None:
+    batches = torch.cat([TINY_IMAGES, TINY_IMAGES[:6].flip(-1)]).split(sizes)
+    expected = literal_ramen(batches, config)
+    ramen = Ramen(double_clip(), TINY_PROMPTS, config)
+    ours = torch.cat([ramen.predict(part).logits for part in batches])
     torch.testing.assert_close(ours, expected)
     plain = ramen.logits(ramen.tower.start, torch.cat(batches)).float()
     assert not torch.allclose(ours, plain, atol=1e-3)

@@ -22,11 +22,10 @@ from cliquetta.methods.registry import (
     method_entries,
     register,
 )
-from cliquetta.model.clip import CLIP
-from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.report.results_pages import GRIDS, methods_page
 from cliquetta.types import Prediction
 from docs import hooks
+from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS
 from tests._helpers.tolerance import LOGIT
 
 MODULE = """
@@ -70,15 +69,13 @@ def distribute(folder: Path, module: str, source: str) -> None:
     registry._load_all.cache_clear()
 
 
-def test_a_plug_in_is_a_method_like_ours(
-    install: Path, tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
-) -> None:
+def test_a_plug_in_is_a_method_like_ours(install: Path) -> None:
     distribute(install, "made_up_plug_in", MODULE)
     assert "made_up" in [entry.name for entry in method_entries()]
     assert get_method("made_up").summary == "Zero-shot with another scale"
     config = method_config("made_up", options={"factor": "3"})
-    actual = create_method("made_up", tiny_clip, tiny_prompts, config).predict(tiny_images)
-    plain = create_method("zero_shot", tiny_clip, tiny_prompts).predict(tiny_images)
+    actual = create_method("made_up", TINY, TINY_PROMPTS, config).predict(TINY_IMAGES)
+    plain = create_method("zero_shot", TINY, TINY_PROMPTS).predict(TINY_IMAGES)
     assert actual.logits.allclose(3 * plain.logits, atol=LOGIT)
 
 

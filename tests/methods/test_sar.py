@@ -10,9 +10,8 @@ from cliquetta.methods.sar import SAR, SARConfig
 from cliquetta.model.clip import CLIP
 from cliquetta.model.config import VisionConfig
 from cliquetta.model.vision import VisionTower
-from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.types import Batch
-from tests._helpers.live_layernorms import double_clip, flat, live_clip, unit_rows
+from tests._helpers.live import double_clip, flat, live_clip, live_logits
+from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS
 from tests._helpers.tolerance import STEP
 
 LIVELY = SARConfig(entropy_threshold=0.75, lr=0.8)
@@ -20,30 +19,29 @@ LIVELY = SARConfig(entropy_threshold=0.75, lr=0.8)
 
 
 def entropies(live: CLIP, images: Tensor, text: Tensor) -> Tensor:
-    p = (live.scale * unit_rows(live.encode_image(images)) @ text.T).softmax(dim=-1)
+    p = live_logits(live, images, text).softmax(dim=-1)
     return -(p * p.log()).sum(dim=-1)
 
 
-def test_a_stream_equals_two_passes(tiny_prompts: ClassPrompts, tiny_images: Tensor) -> None:
-    sar = SAR(double_clip(), tiny_prompts, LIVELY)
-    live, text, norms = live_clip(tiny_prompts)
+def test_a_stream_equals_two_passes() -> None:
+    sar = SAR(double_clip(), TINY_PROMPTS, LIVELY)
+    live, text, norms = live_clip()
     early = norms[:-2]  # two blocks: only the final norm is late
     optimiser = torch.optim.SGD(early, lr=LIVELY.lr, momentum=0.9)
     limit = 0.75 * math.log(len(text))
-    average, seen = None, 0
-    for images in tiny_images.split([4, 3, 3]):
-        sar.predict(Batch(images))
+    average, seen = 0.0, 0
+    for images in TINY_IMAGES.split([4, 3, 3]):
+        sar.predict(images)
         optimiser.param_groups[0]["lr"] = LIVELY.lr * len(images) / 64
         h = entropies(live, images, text)
         reliable = h < limit
         seen += int(reliable.sum())
         optimiser.zero_grad()
         h[reliable].mean().backward()
-        size = torch.stack([p.grad.norm() for p in early if p.grad is not None]).norm()
+        size = torch.stack([p.grad.norm() for p in early]).norm()
         before = [p.detach().clone() for p in early]
         with torch.no_grad():
             for p in early:
-                assert p.grad is not None
                 p.add_(p.grad, alpha=float(0.05 / size))
         optimiser.zero_grad()
         second = entropies(live, images, text)[reliable]
@@ -54,22 +52,20 @@ def test_a_stream_equals_two_passes(tiny_prompts: ClassPrompts, tiny_images: Ten
                 p.copy_(old)
         optimiser.step()
         value = float(loss.detach())
-        average = value if average is None else 0.9 * average + 0.1 * value
+        average = 0.9 * average + 0.1 * value if average else value
     assert 0 < seen < 10
     torch.testing.assert_close(sar.memory["norms"], flat(norms))
-    assert abs(float(sar.memory["average"]) - float(average or 0)) < STEP
+    assert abs(float(sar.memory["average"]) - average) < STEP
 
 
-def test_a_collapse_resets_the_norms_alone(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
-) -> None:
+def test_a_collapse_resets_the_norms_alone() -> None:
     """Every loss is below a threshold this high; as in the official code the rest is kept."""
     high, none = (
-        SAR(tiny_clip, tiny_prompts, SARConfig(entropy_threshold=0.75, reset_threshold=limit))
+        SAR(TINY, TINY_PROMPTS, SARConfig(entropy_threshold=0.75, reset_threshold=limit))
         for limit in (100.0, 0.0)
     )
     for sar in (high, none):
-        sar.predict(Batch(tiny_images))
+        sar.predict(TINY_IMAGES)
     assert torch.equal(high.memory["norms"], high.tower.start)
     assert not torch.equal(none.memory["norms"], none.tower.start)
     assert high.memory["velocity"].any()
@@ -77,23 +73,21 @@ def test_a_collapse_resets_the_norms_alone(
         assert torch.equal(high.memory[name], none.memory[name])
 
 
-def test_without_reliable_images_only_momentum_moves(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
-) -> None:
-    sar = SAR(tiny_clip, tiny_prompts, SARConfig(entropy_threshold=0.75, momentum=0.5))
-    sar.predict(Batch(tiny_images))
+def test_without_reliable_images_only_momentum_moves() -> None:
+    sar = SAR(TINY, TINY_PROMPTS, SARConfig(entropy_threshold=0.75, momentum=0.5))
+    sar.predict(TINY_IMAGES)
     before = sar.state_dict()
     sar.threshold = 0.0
-    sar.predict(Batch(tiny_images[:4]))
+    sar.predict(TINY_IMAGES[:4])
     torch.testing.assert_close(sar.memory["velocity"], before["velocity"] / 2)
     moved = before["norms"] - 1e-3 * 4 / 64 * before["velocity"] / 2
     torch.testing.assert_close(sar.memory["norms"], moved)
     assert torch.equal(sar.memory["average"], before["average"])
 
 
-def test_the_rate_follows_the_batch(tiny_prompts: ClassPrompts) -> None:
+def test_the_rate_follows_the_batch() -> None:
     """main.py of the official code: (0.001 / 64) * batch size, doubled for batches of one."""
-    sar = SAR(double_clip(), tiny_prompts, SARConfig())
+    sar = SAR(double_clip(), TINY_PROMPTS, SARConfig())
     for images, rate in {1: 2e-3 / 64, 2: 2e-3 / 64, 64: 1e-3, 128: 2e-3}.items():
         sar.reset()
         sar.step(torch.ones_like(sar.mask), images)

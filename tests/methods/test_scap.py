@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from cliquetta.data.dataset import ArrayDataset
@@ -19,18 +20,13 @@ from cliquetta.methods.scap.learning import Task
 from cliquetta.methods.scap.losses import attribute_features, concentration_loss
 from cliquetta.methods.scap.released import Rules
 from cliquetta.methods.scap.retention import propagate
-from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.types import Batch, Prediction
-from tests._helpers.scenes import (
-    NAMES,
-    between_similarities,
-    build_model,
-    make_batches,
-    scap_config,
-)
+from cliquetta.types import Prediction
+from tests._helpers.oracle import scap_config
+from tests._helpers.scenes import NAMES, between_similarities, build_model, make_batches
 from tests._helpers.streaming import made_up_dataset
-from tests._helpers.tolerance import BLOCK_STORES, DOUBLE, STEP, TOWER_TERMS, rounding
+from tests._helpers.tiny_world import TINY, TINY_PROMPTS, draw
+from tests._helpers.tolerance import BLOCK_STORES, DOUBLE, STEP, TOWER_TERMS, assert_near, rounding
 
 MODEL = build_model(0)
 PROMPTS = ClassPrompts(NAMES)
@@ -55,14 +51,16 @@ def unlike(a: Prediction, b: Prediction) -> Tensor:
     return (a.logits - b.logits).abs().amax(dim=1) > 1e-4
 
 
+def retained(prediction: Prediction) -> Tensor:
+    """Images (b,) that are scored with a retained prompt."""
+    return (prediction.evidence["retained"] >= 0).view(len(prediction.logits), -1).any(dim=1)
+
+
 def test_1_propagation_changes_keys_and_the_released_rule_only_scales_them() -> None:
-    keys = torch.randn(1, 5, 8, generator=torch.Generator().manual_seed(0)).double()
-    keys = torch.nn.functional.normalize(keys, dim=-1)
+    keys = F.normalize(draw(1, 5, 8), dim=-1)
     for neighbours in (1, 3):
-        config = SCAPConfig(neighbours=neighbours, bandwidth=0.5)
-        moved = propagate(keys, config)
-        cosines = torch.nn.functional.cosine_similarity(moved, keys, dim=-1)
-        assert (cosines < 1 - 1e-4).all()
+        moved = propagate(keys, SCAPConfig(neighbours=neighbours, bandwidth=0.5))
+        assert (F.cosine_similarity(moved, keys, dim=-1) < 1 - 1e-4).all()
 
     # As released: a wide kernel, the one nearest of each row, which is the key itself.
     squared = (keys[0, :, None] - keys[0, None]).square().mean(dim=-1)
@@ -73,20 +71,17 @@ def test_1_propagation_changes_keys_and_the_released_rule_only_scales_them() -> 
     smooth = root[:, None] * edges * root
     literal = torch.linalg.inv(torch.eye(5).double() - 0.3 * smooth) @ keys[0]
     released = propagate(keys, PRESETS["released"])[0]
-    torch.testing.assert_close(released, literal, rtol=0, atol=DOUBLE)
-    torch.testing.assert_close(released, keys[0] / 0.7, rtol=0, atol=DOUBLE)
+    assert_near(released, literal, DOUBLE)
+    assert_near(released, keys[0] / 0.7, DOUBLE)
 
 
 def test_2_two_prompts_together_keep_keys_with_keys_and_values_with_values() -> None:
-    adapter = adapter_of(modalities="image")
-    tower = MODEL.require_vit()
-    generator = torch.Generator().manual_seed(0)
-    k1, v1, k2, v2 = torch.randn(4, 32, generator=generator).double()
+    adapter, tower = adapter_of(modalities="image"), MODEL.require_vit()
+    k1, v1, k2, v2 = draw(4, 32)
     own = torch.stack([torch.cat([k1, v1]), torch.cat([k2, v2])])[None]
     seen, none = torch.ones(1, 2, dtype=torch.bool), torch.zeros(1, 0, dtype=torch.bool)
     prompts, mask = compose_prompts(own, seen, own[:, :0], none, adapter.config)
     image = BATCHES[0][:1]
-    assert adapter.visual is not None
     actual = adapter.visual.encode(adapter.visual.hidden(image), prompts, mask)
 
     # block 1 by hand: its own projections of both keys, and of both values, before the image's
@@ -102,57 +97,48 @@ def test_2_two_prompts_together_keep_keys_with_keys_and_values_with_values() -> 
         heads.append((q @ k.T / 4).softmax(dim=1) @ v)
     y = x + block.out(torch.cat(heads, dim=1)[None])
     expected = tower.pool(tower.run(block.mlp(y), 2))
-    expected = torch.nn.functional.normalize(expected, dim=1)
-    torch.testing.assert_close(actual, expected, rtol=0, atol=DOUBLE)
+    assert_near(actual, F.normalize(expected, dim=1), DOUBLE)
 
 
 @pytest.mark.parametrize("best_class_only", [False, True])
 def test_3a_without_cliques_the_logits_of_images_that_own_one_change(best_class_only: bool) -> None:
-    options: dict[str, Any] = {"modalities": "image", "retention": False}
-    options["best_class_only"] = best_class_only
-    with_cliques = adapter_of(**options).predict(Batch(BATCHES[0]))
-    without = adapter_of(threshold=2.0, **options).predict(Batch(BATCHES[0]))
+    with_cliques, without = (
+        adapter_of(
+            threshold, modalities="image", retention=False, best_class_only=best_class_only
+        ).predict(BATCHES[0])
+        for threshold in (THRESHOLD, 2.0)
+    )
     own = owners(with_cliques)
-    assert 0 < int(own.sum()) < len(own)
-    assert not owners(without).any()
+    assert 0 < int(own.sum()) < len(own) and not owners(without).any()
     assert unlike(with_cliques, without).tolist() == own.tolist()
 
 
 def test_3b_without_retention_the_logits_of_images_with_a_retained_prompt_change() -> None:
-    retaining, dropped = (
-        adapter_of(modalities="image"),
-        adapter_of(modalities="image", retention=False),
-    )
+    kept, dropped = (adapter_of(modalities="image", retention=on) for on in (True, False))
     for images in BATCHES:
-        before = retaining.memory["count"].clone()
-        a, b = retaining.predict(Batch(images)), dropped.predict(Batch(images))
-        used = (a.evidence["retained"] >= 0).view(len(images), -1).any(dim=1)
-        assert not (b.evidence["retained"] >= 0).any()
-        assert unlike(a, b).tolist() == used.tolist()
-        assert used.any()
-    assert before.any()
+        a, b = kept.predict(images), dropped.predict(images)
+        assert retained(a).any() and not retained(b).any()
+        assert unlike(a, b).tolist() == retained(a).tolist()
 
 
 def test_3c_retention_reaches_a_batch_without_any_clique() -> None:
     """One image of a later batch: only what earlier batches left can move it."""
-    taught, fresh = adapter_of(modalities="image"), adapter_of(modalities="image")
-    taught.predict(Batch(BATCHES[0]))
-    one = BATCHES[0][:1]
-    a, b = taught.predict(Batch(one)), fresh.predict(Batch(one))
+    taught, fresh = (adapter_of(modalities="image") for _ in range(2))
+    taught.predict(BATCHES[0])
+    a, b = (adapter.predict(BATCHES[0][:1]) for adapter in (taught, fresh))
     assert len(a.evidence["cliques"]) == len(b.evidence["cliques"]) == 0
     assert unlike(a, b).all()
 
 
 def test_3d_the_text_running_mean_reaches_every_image() -> None:
-    learned = adapter_of(modalities="text").predict(Batch(BATCHES[0]))
-    without = adapter_of(threshold=2.0, modalities="text").predict(Batch(BATCHES[0]))
+    learned, without = (adapter_of(t, modalities="text").predict(BATCHES[0]) for t in (0.0, 2.0))
     assert unlike(learned, without).all()
 
 
 def test_3e_prompts_that_are_discarded_are_nowhere_in_the_logits() -> None:
     discarded = adapter_of(modalities="image", discarded_prompts=True)
     plain = MODEL.scale * MODEL.encode_image(BATCHES[0], normalize=True) @ discarded.classifier.T
-    actual = discarded.predict(Batch(BATCHES[0]))
+    actual = discarded.predict(BATCHES[0])
     assert len(actual.evidence["cliques"])
     torch.testing.assert_close(actual.probabilities, plain.softmax(dim=-1).float())
 
@@ -171,9 +157,7 @@ def test_4_an_image_first_seen_in_a_later_clique_maps_to_that_clique() -> None:
 
 
 def test_5_concentration_of_unit_features_is_size_times_one_minus_squared_mean() -> None:
-    generator = torch.Generator().manual_seed(0)
-    features = torch.nn.functional.normalize(torch.randn(9, 6, generator=generator).double())
-    clique = torch.zeros(9, dtype=torch.long)
+    features, clique = F.normalize(draw(9, 6)), torch.zeros(9, dtype=torch.long)
     mean = attribute_features(features, clique, 1)
     actual = float(concentration_loss(features, clique, mean, Rules()))
     assert actual == pytest.approx(9 * (1 - float(mean.square().sum())), abs=DOUBLE)
@@ -185,28 +169,23 @@ def test_6_cliques_learned_in_any_order_give_the_same_prompts(steps: int) -> Non
     hidden, plain = adapter._encode(BATCHES[0])
     sets = [[0, 1, 2], [3, 4], [1, 4, 5, 6], [6, 7]]
 
-    def learn(order: list[int]) -> tuple[Tensor, Tensor]:
+    def learn(order: list[int]) -> tuple[Any, Any]:
         pairs = [(at, j) for at, u in enumerate(order) for j in sets[u]]
         clique, image = torch.tensor(pairs).unbind(dim=1)
         task = Task(hidden, plain, clique, image, len(order))
         learned = adapter.learner.learn(task, adapter.memory["start_prompt"])
-        assert learned.visual is not None
-        assert learned.text is not None
         return learned.visual, learned.text
 
-    visual, text = learn([0, 1, 2, 3])
+    expected = learn([0, 1, 2, 3])
     for order in ([3, 1, 0, 2], [2], [1, 3]):
-        other_visual, other_text = learn(order)
-        torch.testing.assert_close(other_visual, visual[order], rtol=0, atol=STEP)
-        torch.testing.assert_close(other_text, text[order], rtol=0, atol=STEP)
+        for actual, prompts in zip(learn(order), expected, strict=True):
+            assert_near(actual, prompts[order], STEP)
 
 
-def test_7_the_reported_metric_comes_from_the_logits_that_were_returned(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tmp_path: Path
-) -> None:
+def test_7_the_reported_metric_comes_from_the_logits_that_were_returned(tmp_path: Path) -> None:
     dataset: ArrayDataset = made_up_dataset(24)
-    stream = Stream(dataset, tiny_clip.preprocess, batch_size=8)
-    adapter = SCAP(tiny_clip, tiny_prompts, SCAPConfig(threshold=0.3))
+    stream = Stream(dataset, TINY.preprocess, batch_size=8)
+    adapter = SCAP(TINY, TINY_PROMPTS, SCAPConfig(threshold=0.3))
     steps: list[Step] = []
     record = evaluate(adapter, stream, out=tmp_path, on_step=steps.append)
     logits = torch.cat([step.prediction.logits for step in steps])
@@ -221,16 +200,12 @@ def test_7_the_reported_metric_comes_from_the_logits_that_were_returned(
 def test_8_the_same_members_under_two_classes_have_the_same_prompts_to_the_bit() -> None:
     adapter = adapter_of(threshold=0.9)
     image = BATCHES[0][:1]
-    prediction = adapter.predict(Batch(image.repeat(4, 1, 1, 1)))
+    prediction = adapter.predict(image.repeat(4, 1, 1, 1))
     cliques = prediction.evidence["cliques"]
-    assert len(cliques) == 3
-    assert len(cliques.sets) == 1
-    a, b, c = cliques.classes.tolist()
+    assert (len(cliques), len(cliques.sets)) == (3, 1)
     for name in ("keys", "values"):
-        stored = adapter.memory[name]
-        assert torch.equal(stored[a, 0], stored[b, 0])
-        assert torch.equal(stored[a, 0], stored[c, 0])
-        assert stored[a, 0].any()
+        a, b, c = adapter.memory[name][cliques.classes, 0]
+        assert a.any() and torch.equal(a, b) and torch.equal(a, c)
 
 
 @pytest.mark.parametrize(
@@ -247,24 +222,20 @@ def test_9_text_cut_at_its_end_equals_text_of_full_length(dtype: torch.dtype, te
     prompts = ClassPrompts((*NAMES, "bird", "grey horse", "deer", "air plane"))
     adapter = SCAP(model, prompts, SCAPConfig())
     text, tower = adapter.text, model.require_text()
-    assert text is not None
     assert int(text.ends.max()) + 1 < text.ids.shape[1] == model.tokenizer.context_length
     context = text.start + 0.05
     embedded = tower.tokens(text.ids)
     embedded[:, 1 : 1 + len(context)] = context.to(dtype)
-    full = tower.encode(embedded, text.ends)
-    expected = torch.nn.functional.normalize(full.to(context.dtype), dim=1)
-    torch.testing.assert_close(
-        text.features(context[None])[0], expected, rtol=0, atol=rounding(dtype, terms)
-    )
+    expected = F.normalize(tower.encode(embedded, text.ends).to(context.dtype), dim=1)
+    assert_near(text.features(context[None])[0], expected, rounding(dtype, terms))
 
 
 def test_10_the_text_prompt_is_the_arithmetic_mean_of_all_cliques() -> None:
     adapter, seen = adapter_of(), []
     for images in BATCHES:
-        evidence = adapter.predict(Batch(images)).evidence
+        evidence = adapter.predict(images).evidence
         seen += [evidence["learned"].text[u] for u in evidence["cliques"].set_of.tolist()]
         mean = torch.stack(seen).mean(dim=0)
-        torch.testing.assert_close(adapter.memory["text_mean"], mean, rtol=0, atol=DOUBLE)
+        assert_near(adapter.memory["text_mean"], mean, DOUBLE)
         assert int(adapter.memory["text_seen"]) == len(seen)
     assert len(seen) > 6

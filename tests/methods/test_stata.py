@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cliquetta.methods.stata import StatAConfig, transduce
-from tests._helpers.literal_numpy import Array, assert_batch, neighbour_graph, softmax, unit
+from tests._helpers.arrays import Array, assert_batch, neighbour_graph, softmax, unit
 
 
 def numpy_stata(f: Array, prior: Array, text: Array, config: StatAConfig) -> Array:

@@ -1,8 +1,8 @@
 """State files: whole or not there, and refused by an adapter of another kind."""
 
-import dataclasses
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -26,10 +26,12 @@ from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.tensor_file import pack_raw
 from cliquetta.types import Batch, Prediction
+from tests._helpers.building import assert_same_state
 from tests._helpers.tiny import TINY_NAMES, build_tiny_clip
+from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class CountingConfig:
     """Config of :class:`Counting`."""
 
@@ -42,12 +44,9 @@ class Counting(Adapter):
 
     batch_dependence = BatchDependence.JOINT
 
-    def __init__(
-        self, model: CLIP, prompts: ClassPrompts, config: CountingConfig, *, seed: int = 0
-    ) -> None:
-        super().__init__(model, prompts, config, seed=seed)
+    def _setup(self) -> None:
         self.memory.declare("count", torch.zeros(2, 3).T)
-        self.memory.declare("draws", torch.Generator().manual_seed(seed).get_state())
+        self.memory.declare("draws", torch.Generator().manual_seed(self.seed).get_state())
 
     def _predict(self, batch: Batch) -> Prediction:
         self.memory["count"] = self.memory["count"] + self.config.step
@@ -59,8 +58,8 @@ class Otherwise(Counting):
 
 
 @pytest.fixture
-def counting(tiny_clip: CLIP, tiny_prompts: ClassPrompts) -> Counting:
-    return Counting(tiny_clip, tiny_prompts, CountingConfig())
+def counting() -> Counting:
+    return Counting(TINY, TINY_PROMPTS, CountingConfig())
 
 
 @pytest.fixture
@@ -69,61 +68,51 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_memory_extras_and_notes_come_back(counting: Counting, path: Path) -> None:
-    counting.predict(Batch(torch.zeros(1, 3, 32, 32)))
+    counting.predict(TINY_IMAGES)
     extra = {"metric": torch.arange(4), "empty": torch.zeros(0)}
     counting.save(path, extra=extra, notes={"batches": 1, "skipped": ["ä"]})
-    other = Counting(counting.model, counting.prompts, CountingConfig(), seed=5)
+    other = Counting(TINY, TINY_PROMPTS, CountingConfig(), seed=5)
     saved = load_state(other, path)
+    assert_same_state(other, counting.state_dict())
     assert torch.equal(other.memory["count"], torch.ones(3, 2))
-    assert torch.equal(other.memory["draws"], counting.memory["draws"])
     assert saved.notes == {"batches": 1, "skipped": ["ä"]}
-    assert {name: value.tolist() for name, value in saved.extra.items()} == {
-        "metric": [0, 1, 2, 3],
-        "empty": [],
-    }
+    kept = {name: value.tolist() for name, value in saved.extra.items()}
+    assert kept == {"metric": [0, 1, 2, 3], "empty": []}
     header = read_header(path)
-    assert header["method"] == "Counting"
+    assert (header["method"], header["torch"]) == ("Counting", torch.__version__)
     assert header["classes"] == counting.prompts.fingerprint
-    assert header["torch"] == torch.__version__
 
 
-def test_bytes_serve_as_well_as_files(counting: Counting) -> None:
-    counting.predict(Batch(torch.zeros(1, 3, 32, 32)))
-    data = pack_state(counting)
+def test_bytes_serve_as_well_and_are_equal_for_equal_content(counting: Counting) -> None:
+    """The order of a safetensors header would be another one in every file."""
+    counting.predict(TINY_IMAGES)
+    (data,) = {pack_state(counting, notes={"images": 3}) for _ in range(8)}
     counting.reset()
     unpack_state(counting, data)
     assert torch.equal(counting.memory["count"], torch.ones(3, 2))
 
 
-def test_equal_content_gives_equal_bytes(counting: Counting) -> None:
-    """The order of a safetensors header would be another one in every file."""
-    assert len({pack_state(counting, notes={"images": 3}) for _ in range(8)}) == 1
-
-
-def test_adapters_of_another_kind_refuse_and_say_why(
-    counting: Counting, tiny_clip: CLIP, tiny_prompts: ClassPrompts, path: Path
-) -> None:
+def test_adapters_of_another_kind_refuse_and_say_why(counting: Counting, path: Path) -> None:
     counting.save(path)
-    config, more = CountingConfig(), ClassPrompts((*TINY_NAMES, "dog"), tiny_prompts.templates)
+    config, more = CountingConfig(), ClassPrompts((*TINY_NAMES, "dog"), TINY_PROMPTS.templates)
     retrained, renamed = build_tiny_clip(seed=1), build_tiny_clip()
     renamed.id = "renamed"
+    step = "another config .step: 1.0 there, 2.0 here"
     cases = {
         "another method .*'Counting' there, 'Otherwise' here": Otherwise(
-            tiny_clip, tiny_prompts, config
+            TINY, TINY_PROMPTS, config
         ),
-        "another config .step: 1.0 there, 2.0 here": Counting(
-            tiny_clip, tiny_prompts, CountingConfig(step=2.0)
-        ),
-        "another class list": Counting(tiny_clip, more, config),
-        "other templates": Counting(tiny_clip, ClassPrompts(TINY_NAMES), config),
-        "other weights": Counting(retrained, tiny_prompts, config),
-        "another model .*'tiny' there, 'renamed' here": Counting(renamed, tiny_prompts, config),
+        step: Counting(TINY, TINY_PROMPTS, CountingConfig(step=2.0)),
+        "another class list": Counting(TINY, more, config),
+        "other templates": Counting(TINY, ClassPrompts(TINY_NAMES), config),
+        "other weights": Counting(retrained, TINY_PROMPTS, config),
+        "another model .*'tiny' there, 'renamed' here": Counting(renamed, TINY_PROMPTS, config),
     }
     for message, adapter in cases.items():
         before = adapter.state_dict()
         with pytest.raises(StateMismatchError, match=message):
             load_state(adapter, path)
-        assert all(torch.equal(before[k], v) for k, v in adapter.state_dict().items())
+        assert_same_state(adapter, before)
 
 
 def test_a_few_shot_fit_belongs_to_the_state(counting: Counting, path: Path) -> None:
@@ -141,63 +130,54 @@ def test_files_that_are_no_states_are_refused(counting: Counting, tmp_path: Path
     full = path.read_bytes()
     for data in (b"", b"text", full[:40], full[:-3]):
         path.write_bytes(data)
-        with pytest.raises(ValueError, match="not a readable state"):
+        with pytest.raises(UserError, match="not a readable state"):
             load_state(counting, path)
     save_file({"a": torch.zeros(1)}, str(path))
-    with pytest.raises(ValueError, match="not a state"):
+    with pytest.raises(UserError, match="not a state"):
         load_state(counting, path)
 
 
 def test_a_crash_while_writing_leaves_the_old_file(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_atomically(path, b"old")
-
     def crash(handle: int) -> None:
         raise OSError("disk full")
 
+    write_atomically(path, b"old")
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", crash)
         with pytest.raises(OSError, match="disk full"):
             write_atomically(path, b"new")
-    assert path.read_bytes() == b"old"
-    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+    assert path.read_bytes() == b"old" and [*path.parent.iterdir()] == [path]
     write_atomically(path, b"new")
     assert path.read_bytes() == b"new"
 
 
-def _hollow(path: Path, header: dict[str, str], size: int) -> None:
-    """A file with a readable header whose one tensor, of ``size`` bytes, is a hole."""
-    entry = {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}
-    text = json.dumps({"__metadata__": header, "memory.norms.values": entry}).encode()
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        file.truncate(8 + len(text) + size)
+def refuse_to_read(path: Path, model: CLIP, message: str) -> None:
+    """No reader takes the file as a state of Tent."""
+    for read in (
+        lambda: load_state(create_method("tent", model, TINY_NAMES), path),
+        lambda: load_method(path, model),
+    ):
+        with pytest.raises(UserError, match=message):
+            read()
 
 
-def test_a_file_larger_than_the_memory_is_refused_before_it_is_read(
-    tmp_path: Path, tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch
+def test_damaged_files_are_refused_by_every_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    adapter, path = create_method("tent", tiny_clip, TINY_NAMES), tmp_path / "state.safetensors"
-    adapter.save(path)
+    """Notes nested too deeply; and 6 GB, of which a hole is most, before they are read."""
+    path, size = tmp_path / "state.safetensors", 6 * 10**9
+    create_method("tent", TINY, TINY_NAMES).save(path)
     with safe_open(path, framework="pt") as file:
         header = file.metadata()
-    _hollow(path, header, 6 * 10**9)
-    monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail("it was read"))
-    for read in (lambda: load_state(adapter, path), lambda: load_method(path, tiny_clip)):
-        with pytest.raises(UserError, match="6,000,"):
-            read()
-
-
-def test_notes_nested_too_deeply_are_refused_by_every_reader(
-    tmp_path: Path, tiny_clip: CLIP
-) -> None:
-    adapter, path = create_method("tent", tiny_clip, TINY_NAMES), tmp_path / "state.safetensors"
-    adapter.save(path)
-    with safe_open(path, framework="pt") as file:
-        header = {**file.metadata(), "notes": "[" * 100_000 + "]" * 100_000}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    path.write_bytes(pack_raw(tensors, header))
-    for read in (lambda: load_state(adapter, path), lambda: load_method(path, tiny_clip)):
-        with pytest.raises(UserError, match="not a readable state file"):
-            read()
+    path.write_bytes(pack_raw(tensors, {**header, "notes": "[" * 100_000 + "]" * 100_000}))
+    refuse_to_read(path, TINY, "not a readable state file")
+    entry = {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}
+    text = json.dumps({"__metadata__": header, "memory.norms.values": entry}).encode()
+    with path.open("wb") as hollow:
+        hollow.write(len(text).to_bytes(8, "little") + text)
+        hollow.truncate(8 + len(text) + size)
+    monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail("it was read"))
+    refuse_to_read(path, TINY, "6,000,")

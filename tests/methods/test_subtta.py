@@ -5,22 +5,19 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.subtta import SubTTA, SubTTAConfig, chordal_distance, principal_directions
-from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
-from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.types import Batch
-from tests._helpers.live_layernorms import double_clip, flat, open_norms, unit_rows
+from tests._helpers.live import descend, double_clip, flat, live_clip, live_logits, unit_rows
+from tests._helpers.tiny_world import TINY_IMAGES, TINY_PROMPTS, draw
 
 
-def random_products(rows: int, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(rows, 7, generator=generator, dtype=torch.float64)
+def random_products(seed: int) -> Tensor:
+    x = draw(9, 7, seed=seed)
     return x.T @ x
 
 
 @pytest.mark.parametrize("skipped", [0, 1])
 def test_the_distance_is_that_of_principal_angles(skipped: int) -> None:
-    products = random_products(9, 0)
-    basis = principal_directions(random_products(9, 1), 3, skipped)
+    products = random_products(0)
+    basis = principal_directions(random_products(1), 3, skipped)
     ours, _ = chordal_distance(products, basis, skipped)
     by_value = torch.linalg.svd(products).Vh[skipped : skipped + 3]
     cosines = torch.linalg.svdvals(basis @ by_value.T)
@@ -37,43 +34,31 @@ def literal_variance(features: Tensor, labels: list[int]) -> Tensor:
     return total / len(labels)
 
 
-def test_a_stream_equals_two_steps_per_batch(
-    tiny_prompts: ClassPrompts, tiny_images: Tensor
-) -> None:
+def test_a_stream_equals_two_steps_per_batch() -> None:
     config = SubTTAConfig(momentum=0.3)
-    subtta = SubTTA(double_clip(), tiny_prompts, config)
-    live = double_clip()
-    text = live.classifier(tiny_prompts)
+    subtta = SubTTA(double_clip(), TINY_PROMPTS, config)
+    live, text, norms = live_clip()
     basis = torch.linalg.svd(text - text.mean(0), full_matrices=False).Vh[1 : len(text) - 1]
-    norms = open_norms(live.visual)
     optimiser = torch.optim.AdamW(norms, lr=config.lr, weight_decay=0.01)
     average = torch.cov(text.T)
-    for images in tiny_images.split([6, 4]):
+    for images in TINY_IMAGES.split([6, 4]):
         covariance = torch.cov(live.encode_image(images).T)
         average = 0.3 * average.detach() + 0.7 * covariance
         vectors = torch.linalg.eigh(average).eigenvectors  # torch's own derivative
         spanned = vectors[:, -len(basis) - 1 : -1]
-        optimiser.zero_grad()
-        (-(basis @ spanned).square().sum() / len(basis) / 0.7).backward()
-        optimiser.step()
+        descend(optimiser, -(basis @ spanned).square().sum() / len(basis) / 0.7)
         features = unit_rows(live.encode_image(images) @ basis.T @ basis)
         labels = (features @ text.T).argmax(dim=-1).tolist()
         assert len(set(labels)) > 1
-        optimiser.zero_grad()
-        (-literal_variance(features, labels)).backward()
-        optimiser.step()
-        with torch.no_grad():
-            expected = live.scale * unit_rows(live.encode_image(images)) @ text.T
-        prediction = subtta.predict(Batch(images)).logits
-        torch.testing.assert_close(prediction, expected.float())
+        descend(optimiser, -literal_variance(features, labels))
+        expected = live_logits(live, images, text).detach().float()
+        torch.testing.assert_close(subtta.predict(images).logits, expected)
     torch.testing.assert_close(subtta.memory["norms.values"], flat(norms))
 
 
-def test_one_predicted_class_is_not_separated(
-    tiny_prompts: ClassPrompts, tiny_images: Tensor
-) -> None:
+def test_one_predicted_class_is_not_separated() -> None:
     """A single image has no covariance either: AdamW's decay alone moves the norms."""
-    subtta = SubTTA(double_clip(), tiny_prompts, SubTTAConfig(weight_decay=0.0))
-    prediction = subtta.predict(Batch(tiny_images[:1])).logits
-    plain = ZeroShot(double_clip(), tiny_prompts, ZeroShotConfig()).predict(Batch(tiny_images[:1]))
-    torch.testing.assert_close(prediction, plain.logits.float())
+    subtta = SubTTA(double_clip(), TINY_PROMPTS, SubTTAConfig(weight_decay=0.0))
+    live, text, _ = live_clip()
+    plain = live_logits(live, TINY_IMAGES[:1], text).detach().float()
+    torch.testing.assert_close(subtta.predict(TINY_IMAGES[:1]).logits, plain)

@@ -10,9 +10,9 @@ import torch
 from cliquetta.methods import tda as tda_module
 from cliquetta.methods.registry import get_method
 from cliquetta.methods.tda import TDAConfig, classes_within, most_classes
-from cliquetta.model.clip import CLIP
+from tests._helpers.arrays import Array, on_features, softmax
 from tests._helpers.clusters import make_clusters, make_views
-from tests._helpers.literal_numpy import Array, on_features, softmax
+from tests._helpers.tiny_world import TINY
 from tests._helpers.tolerance import LOGIT
 
 
@@ -75,15 +75,15 @@ SHARP = TDAConfig(positive_alpha=1.3, positive_beta=6.0, negative_alpha=0.9, neg
 @pytest.mark.parametrize("views", [1, 20])
 @pytest.mark.parametrize("config", [TDAConfig(), SHARP])
 def test_a_stream_equals_numpy_one_by_one(
-    tiny_clip: CLIP, views: int, config: TDAConfig, dense: int, monkeypatch: pytest.MonkeyPatch
+    views: int, config: TDAConfig, dense: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tda_module, "DENSE", dense)
     features, _, text = make_clusters(120)
     stream = make_views(features, views)
     expected, positive, negative = numpy_tda(
-        stream.double().numpy(), text.double().numpy(), tiny_clip.scale, config
+        stream.double().numpy(), text.double().numpy(), TINY.scale, config
     )
-    tda = on_features(tiny_clip, "tda", text, config)
+    tda = on_features(TINY, "tda", text, config)
     parts = [tda.predict_features(part).logits for part in stream.split([50, 1, 30, 39])]
     np.testing.assert_allclose(torch.cat(parts).numpy(), expected, atol=LOGIT)
     assert any(negative.values()), "the negative cache was never asked"
@@ -110,9 +110,9 @@ def test_all_classes_of_a_window_are_kept(window: tuple[float, float]) -> None:
             ]
 
 
-def test_memory_grows_linearly_with_the_classes(tiny_clip: CLIP) -> None:
+def test_memory_grows_linearly_with_the_classes() -> None:
     def held(classes: int) -> int:
-        tda = on_features(tiny_clip, "tda", torch.eye(classes, 24))
+        tda = on_features(TINY, "tda", torch.eye(classes, 24))
         return sum(v.numel() * v.element_size() for v in tda.memory.state_dict().values())
 
     assert held(800) == 10 * held(80)

@@ -1,23 +1,19 @@
 """Tent against a training loop on the model's own LayerNorms."""
 
 import torch
-from torch import Tensor
 
 from cliquetta.methods.tent import Tent, TentConfig
-from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.types import Batch
-from tests._helpers.live_layernorms import double_clip, flat, literal_entropy, live_clip, unit_rows
+from tests._helpers.live import descend, double_clip, flat, literal_entropy, live_clip, live_logits
+from tests._helpers.tiny_world import TINY_IMAGES, TINY_PROMPTS
 
 
-def test_a_stream_equals_a_training_loop(tiny_prompts: ClassPrompts, tiny_images: Tensor) -> None:
-    tent = Tent(double_clip(), tiny_prompts, TentConfig())
-    live, text, norms = live_clip(tiny_prompts)
+def test_a_stream_equals_a_training_loop() -> None:
+    tent = Tent(double_clip(), TINY_PROMPTS, TentConfig())
+    live, text, norms = live_clip()
     optimiser = torch.optim.Adam(norms, lr=1e-3, betas=(0.9, 0.999))
-    for images in tiny_images.split([4, 3, 3]):
-        prediction = tent.predict(Batch(images)).logits
-        logits = live.scale * unit_rows(live.encode_image(images)) @ text.T
-        optimiser.zero_grad()
-        literal_entropy(logits).backward()
-        optimiser.step()
+    for images in TINY_IMAGES.split([4, 3, 3]):
+        prediction = tent.predict(images).logits
+        logits = live_logits(live, images, text)
+        descend(optimiser, literal_entropy(logits))
         torch.testing.assert_close(prediction, logits.detach().float())
     torch.testing.assert_close(tent.memory["norms.values"], flat(norms))

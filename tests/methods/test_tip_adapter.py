@@ -19,8 +19,8 @@ from cliquetta.methods.tip_adapter import (
 )
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.types import Batch
 from tests._helpers.separable import FULL_IMAGE, TWO, make_examples, make_images
+from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS
 from tests._helpers.tolerance import FEATURE, LOGIT
 
 Array = np.ndarray
@@ -49,43 +49,41 @@ def text_of(model: CLIP, prompts: ClassPrompts) -> Array:
     return model.classifier(prompts).numpy().astype(np.float64)
 
 
-def test_keys_are_unit_means_of_raw_features(tiny_clip: CLIP) -> None:
+def test_keys_are_unit_means_of_raw_features() -> None:
     examples, config = make_examples(2), TipAdapterConfig(augmentations=6)
-    keys = build_keys(tiny_clip, examples, config, np.random.default_rng(5)).numpy()
+    keys = build_keys(TINY, examples, config, np.random.default_rng(5)).numpy()
     rows = np.arange(len(examples))
-    crops = examples.crops(
-        rows, tiny_clip, np.random.default_rng(5), scale=config.crop_scale, count=6
-    )
-    raw = np.stack([tiny_clip.encode_image(views).numpy() for views in crops])
+    crops = examples.crops(rows, TINY, np.random.default_rng(5), scale=config.crop_scale, count=6)
+    raw = np.stack([TINY.encode_image(views).numpy() for views in crops])
     np.testing.assert_allclose(keys, l2_normalize(raw.mean(axis=1)), atol=FEATURE)
     assert np.abs(keys - l2_normalize(l2_normalize(raw).mean(axis=1))).max() > 1e-3
 
 
-def test_logits_are_those_of_plain_numpy(tiny_clip: CLIP, tiny_prompts: ClassPrompts) -> None:
+def test_logits_are_those_of_plain_numpy() -> None:
     config = TipAdapterConfig(alpha=2.5, beta=3.5, crop_scale=FULL_IMAGE)
     examples = make_examples(3)
-    fitted = fit_method("tip_adapter", tiny_clip, tiny_prompts, examples, config).fitted
-    adapter = create_method("tip_adapter", tiny_clip, tiny_prompts, config, fitted=fitted)
+    fitted = fit_method("tip_adapter", TINY, TINY_PROMPTS, examples, config).fitted
+    adapter = create_method("tip_adapter", TINY, TINY_PROMPTS, config, fitted=fitted)
     images = make_images(4, seed=9)[0]
     expected = numpy_logits(
-        tiny_clip,
-        features_of(tiny_clip, images),
-        text_of(tiny_clip, tiny_prompts),
-        features_of(tiny_clip, examples.images),
+        TINY,
+        features_of(TINY, images),
+        text_of(TINY, TINY_PROMPTS),
+        features_of(TINY, examples.images),
         examples.labels.numpy(),
         2.5,
         3.5,
     )
-    np.testing.assert_allclose(adapter.predict(Batch(images)).logits, expected, atol=LOGIT)
+    np.testing.assert_allclose(adapter.predict(images).logits, expected, atol=LOGIT)
 
 
-def test_the_first_step_of_the_keys_is_adamw_by_hand(tiny_clip: CLIP) -> None:
+def test_the_first_step_of_the_keys_is_adamw_by_hand() -> None:
     """d loss / d F_k = alpha beta sum_b A_bk (G L^T)_bk f_b, with G = (softmax - one-hot) / B."""
     config = TipAdapterFConfig(alpha=3.0, beta=2.0, epochs=1, lr=0.01, crop_scale=FULL_IMAGE)
     examples = make_examples(4)
-    fitted = fit_method("tip_adapter_f", tiny_clip, TWO, examples, config).fitted["keys"].numpy()
-    f, y = features_of(tiny_clip, examples.images), examples.labels.numpy()
-    logits = numpy_logits(tiny_clip, f, text_of(tiny_clip, TWO), f, y, 3.0, 2.0)
+    fitted = fit_method("tip_adapter_f", TINY, TWO, examples, config).fitted["keys"].numpy()
+    f, y = features_of(TINY, examples.images), examples.labels.numpy()
+    logits = numpy_logits(TINY, f, text_of(TINY, TWO), f, y, 3.0, 2.0)
     p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     G = (p - np.eye(2)[y]) / len(y)
     A = np.exp(-2.0 * (1 - f @ f.T))
@@ -104,39 +102,37 @@ def validated(seed: int) -> FewShot:
 
 
 @pytest.mark.parametrize("seed", [20, 21])
-def test_the_search_finds_the_best_of_its_grid_on_the_validation_split(
-    tiny_clip: CLIP, seed: int
-) -> None:
+def test_the_search_finds_the_best_of_its_grid_on_the_validation_split(seed: int) -> None:
     config = TipAdapterConfig(
         crop_scale=FULL_IMAGE, search=True, search_beta=8.0, search_alpha=5.0, search_steps=(5, 4)
     )
     examples = validated(seed)
-    fitted = fit_method("tip_adapter", tiny_clip, TWO, examples, config).fitted
+    fitted = fit_method("tip_adapter", TINY, TWO, examples, config).fitted
     held = examples.validation
-    f, W = features_of(tiny_clip, held.images), text_of(tiny_clip, TWO)
-    F = features_of(tiny_clip, examples.images)
+    f, W = features_of(TINY, held.images), text_of(TINY, TWO)
+    F = features_of(TINY, examples.images)
     best, actual = -1.0, None
     for beta in 0.1 + np.arange(5) * (8.0 - 0.1) / 5:
         for alpha in 0.1 + np.arange(4) * (5.0 - 0.1) / 4:
-            logits = numpy_logits(tiny_clip, f, W, F, examples.labels.numpy(), alpha, beta)
+            logits = numpy_logits(TINY, f, W, F, examples.labels.numpy(), alpha, beta)
             right = (logits.argmax(axis=1) == held.labels.numpy()).mean()
             if right > best:
                 best, actual = right, (alpha, beta)
     assert actual == pytest.approx((float(fitted["alpha"]), float(fitted["beta"])))
-    adapter = create_method("tip_adapter", tiny_clip, TWO, config, fitted=fitted)
+    adapter = create_method("tip_adapter", TINY, TWO, config, fitted=fitted)
     assert isinstance(adapter, TipAdapter)
     assert (adapter.cache.alpha, adapter.cache.beta) == pytest.approx(actual)
 
 
 @pytest.mark.parametrize("method", ["tip_adapter", "tip_adapter_f"])
-def test_nothing_is_chosen_without_a_validation_split(tiny_clip: CLIP, method: str) -> None:
+def test_nothing_is_chosen_without_a_validation_split(method: str) -> None:
     """The official ImageNet run searches on the test set; ours has no way to be given one."""
     config = method_config(method, options={"search": True})
     with pytest.raises(ValueError, match="never the test set"):
-        fit_method(method, tiny_clip, TWO, make_examples(2), config)
+        fit_method(method, TINY, TWO, make_examples(2), config)
 
 
-def test_the_epoch_is_picked_on_the_validation_split(tiny_clip: CLIP) -> None:
+def test_the_epoch_is_picked_on_the_validation_split() -> None:
     """Labels of split 21 are swapped, so that training hurts there and an early epoch is best."""
     config = TipAdapterFConfig(
         epochs=6, lr=0.1, alpha=1.0, search=True, search_steps=(2, 2), crop_scale=FULL_IMAGE
@@ -144,27 +140,25 @@ def test_the_epoch_is_picked_on_the_validation_split(tiny_clip: CLIP) -> None:
     examples = validated(21)
     scores = []
     for each in (config, replace(config, search=False)):
-        keys = fit_method("tip_adapter_f", tiny_clip, TWO, examples, each).fitted["keys"]
+        keys = fit_method("tip_adapter_f", TINY, TWO, examples, each).fitted["keys"]
         fitted = {"keys": keys, "labels": examples.labels}
-        adapter = create_method("tip_adapter_f", tiny_clip, TWO, config, fitted=fitted)
-        predictions = adapter.predict(Batch(examples.validation.images)).logits.argmax(-1)
+        adapter = create_method("tip_adapter_f", TINY, TWO, config, fitted=fitted)
+        predictions = adapter.predict(examples.validation.images).logits.argmax(-1)
         scores.append(int((predictions == examples.validation.labels).sum()))
     assert scores[0] > scores[1]
 
 
-def test_some_of_the_classes_keep_their_part_of_the_cache(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: torch.Tensor, tmp_path: Path
-) -> None:
-    examples = FewShot(tiny_images, torch.arange(10) // 2)
-    adapter = fit_method("tip_adapter", tiny_clip, tiny_prompts, examples)
+def test_some_of_the_classes_keep_their_part_of_the_cache(tmp_path: Path) -> None:
+    examples = FewShot(TINY_IMAGES, torch.arange(10) // 2)
+    adapter = fit_method("tip_adapter", TINY, TINY_PROMPTS, examples)
     path = tmp_path / "tip.safetensors"
     adapter.save(path)
-    full = load_method(path, tiny_clip, tiny_prompts).predict(Batch(tiny_images)).logits
-    some = ClassPrompts(("ship", "cat"), tiny_prompts.templates)
-    part = load_method(path, tiny_clip, some).predict(Batch(tiny_images)).logits
-    columns = [tiny_prompts.names.index(name) for name in some.names]
+    full = load_method(path, TINY, TINY_PROMPTS).predict(TINY_IMAGES).logits
+    some = ClassPrompts(("ship", "cat"), TINY_PROMPTS.templates)
+    part = load_method(path, TINY, some).predict(TINY_IMAGES).logits
+    columns = [TINY_PROMPTS.names.index(name) for name in some.names]
     torch.testing.assert_close(part, full[:, columns])
     with pytest.raises(ValueError, match="without 'deer'"):
-        load_method(path, tiny_clip, ClassPrompts(("ship", "deer")))
+        load_method(path, TINY, ClassPrompts(("ship", "deer")))
     with pytest.raises(ValueError, match="load_method"):
-        create_method("tip_adapter", tiny_clip, some, fitted=adapter.fitted)
+        create_method("tip_adapter", TINY, some, fitted=adapter.fitted)

@@ -5,9 +5,10 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.tps import TPSConfig
-from cliquetta.model.clip import CLIP
+from tests._helpers.arrays import on_features
 from tests._helpers.clusters import make_clusters, make_views
-from tests._helpers.literal_numpy import on_features
+from tests._helpers.live import descend
+from tests._helpers.tiny_world import TINY
 from tests._helpers.tolerance import LOGIT
 
 
@@ -22,20 +23,18 @@ def literal_tps(views: Tensor, text: Tensor, scale: float, config: TPSConfig) ->
         order = (-(p * p.log()).sum(dim=-1)).argsort()
         selected = views[order[: max(1, int(config.selection_fraction * len(views)))]]
         mean = (scale * selected @ moved.T).softmax(dim=-1).mean(dim=0)
-        optimiser.zero_grad()
-        (-(mean * mean.log()).sum()).backward()
-        optimiser.step()
+        descend(optimiser, -(mean * mean.log()).sum())
     with torch.no_grad():
         moved = text + shift
         return scale * moved / moved.norm(dim=-1, keepdim=True) @ views[0]
 
 
 @pytest.mark.parametrize("config", [TPSConfig(), TPSConfig(steps=3, lr=0.1, weight_decay=0.3)])
-def test_every_image_equals_torch(tiny_clip: CLIP, config: TPSConfig) -> None:
+def test_every_image_equals_torch(config: TPSConfig) -> None:
     features, _, text = (x.double() if x.is_floating_point() else x for x in make_clusters(6))
     views = make_views(features.float(), 30).double()
-    expected = torch.stack([literal_tps(v, text, tiny_clip.scale, config) for v in views])
-    prediction = on_features(tiny_clip, "tps", text, config).predict_features(views).logits
+    expected = torch.stack([literal_tps(v, text, TINY.scale, config) for v in views])
+    prediction = on_features(TINY, "tps", text, config).predict_features(views).logits
     torch.testing.assert_close(prediction, expected.float(), atol=LOGIT, rtol=LOGIT)
-    plain = (tiny_clip.scale * features @ text.T).float()
+    plain = (TINY.scale * features @ text.T).float()
     assert not torch.allclose(prediction, plain, atol=0.02)

@@ -11,15 +11,16 @@ from cliquetta.model.clip import CLIP, encode_views
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.tiny import TINY_NAMES
-from tests._helpers.tolerance import FEATURE, LOGIT, SUM
+from tests._helpers.tiny_world import TINY, TINY_IMAGES
+from tests._helpers.tolerance import FEATURE, LOGIT, SUM, assert_near
 
 CONFIG = TPTConfig(views=20, selection_fraction=0.25)
 ONE = ClassPrompts((*TINY_NAMES, "polar bear in the snow"))
 
 
 @pytest.fixture(scope="module")
-def batch(tiny_images: Tensor) -> Batch:
-    plain = Batch(tiny_images[:4], ("a", "b", "c", "d"))
+def batch() -> Batch:
+    plain = Batch(TINY_IMAGES[:4], ("a", "b", "c", "d"))
     return attach_views(plain, CONFIG.spec, seed=0)
 
 
@@ -53,35 +54,35 @@ def literal_tpt(
 @pytest.mark.parametrize("rows", [1, 7, 1024])
 @pytest.mark.parametrize("templates", [1, 2])
 def test_many_images_at_once_equal_the_paper_one_at_a_time(
-    tiny_clip: CLIP, batch: Batch, rows: int, templates: int
+    batch: Batch, rows: int, templates: int
 ) -> None:
     prompts = ClassPrompts(ONE.names, ("a photo of a {}.", "{}, sketched")[:templates])
     config = TPTConfig(views=20, selection_fraction=0.25, text_chunk=rows, chunk=rows)
-    logits = TPT(tiny_clip, prompts, config).predict(batch).logits
+    logits = TPT(TINY, prompts, config).predict(batch).logits
     assert batch.views is not None
-    expected = torch.stack([literal_tpt(tiny_clip, prompts, v, config)[0] for v in batch.views])
-    torch.testing.assert_close(logits, expected, atol=LOGIT, rtol=0)
+    expected = torch.stack([literal_tpt(TINY, prompts, v, config)[0] for v in batch.views])
+    assert_near(logits, expected, LOGIT)
 
 
-def test_every_image_has_its_own_gradient(tiny_clip: CLIP, batch: Batch) -> None:
-    adapter = TPT(tiny_clip, ONE, CONFIG)
+def test_every_image_has_its_own_gradient(batch: Batch) -> None:
+    adapter = TPT(TINY, ONE, CONFIG)
     assert batch.views is not None
-    features = encode_views(tiny_clip, batch.views, chunk=64)[:, :3]
+    features = encode_views(TINY, batch.views, chunk=64)[:, :3]
     context = adapter.template.start.repeat(4, 1, 1)
     losses, gradients = adapter.gradient(features, context, adapter.template.features(context))
     for b in range(4):
-        leaf = tiny_clip.context("a photo of a").requires_grad_()
-        loss = literal_loss(tiny_clip, ONE, features[b], leaf)
+        leaf = TINY.context("a photo of a").requires_grad_()
+        loss = literal_loss(TINY, ONE, features[b], leaf)
         (gradient,) = torch.autograd.grad(loss, leaf)
         assert losses[b].item() == pytest.approx(loss.item(), rel=FEATURE)
         torch.testing.assert_close(gradients[b], gradient, atol=SUM, rtol=LOGIT)
 
 
 def test_text_goes_through_the_tower_twice_per_image(
-    tiny_clip: CLIP, batch: Batch, monkeypatch: pytest.MonkeyPatch
+    batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    adapter = TPT(tiny_clip, ONE, CONFIG)
-    tower = tiny_clip.require_text()
+    adapter = TPT(TINY, ONE, CONFIG)
+    tower = TINY.require_text()
     plain, rows = tower.encode, []
 
     def spy(embeddings: Tensor, *args: Tensor, **options: tuple[Tensor, ...]) -> Tensor:

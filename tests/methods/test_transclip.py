@@ -7,10 +7,9 @@ from torch import Tensor
 
 from cliquetta.methods.transclip import TransCLIP, TransCLIPConfig, transduce, update_variance
 from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
-from cliquetta.model.clip import CLIP
-from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
-from tests._helpers.literal_numpy import Array, assert_batch, neighbour_graph, softmax, unit
+from tests._helpers.arrays import Array, assert_batch, neighbour_graph, softmax, unit
+from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS
 
 
 def numpy_transclip(f: Array, prior: Array, text: Array, config: TransCLIPConfig) -> Array:
@@ -65,16 +64,14 @@ def test_a_batch_equals_numpy(images: int, config: TransCLIPConfig) -> None:
     assert_batch(numpy_transclip, ours, images, config)
 
 
-def test_one_image_alone_keeps_its_zero_shot_prediction(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
-) -> None:
-    alone = Batch(tiny_images[:1])
-    prediction = TransCLIP(tiny_clip, tiny_prompts, TransCLIPConfig()).predict(alone)
-    plain = ZeroShot(tiny_clip, tiny_prompts, ZeroShotConfig()).predict(alone)
+def test_one_image_alone_keeps_its_zero_shot_prediction() -> None:
+    alone = Batch(TINY_IMAGES[:1])
+    prediction = TransCLIP(TINY, TINY_PROMPTS, TransCLIPConfig()).predict(alone)
+    plain = ZeroShot(TINY, TINY_PROMPTS, ZeroShotConfig()).predict(alone)
     torch.testing.assert_close(prediction.probabilities, plain.probabilities)
 
 
-def test_equal_images_leave_no_variance_to_divide_by(tiny_clip: CLIP) -> None:
+def test_equal_images_leave_no_variance_to_divide_by() -> None:
     feature = torch.nn.functional.normalize(torch.ones(1, 24), dim=-1).expand(6, -1)
     prior = torch.tensor([0.5, 0.3, 0.2]).log().expand(6, -1)
     logs = transduce(feature, prior, TransCLIPConfig())

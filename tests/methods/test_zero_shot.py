@@ -2,51 +2,43 @@
 
 import pytest
 import torch
-from torch import Tensor
 
 from cliquetta.methods.registry import create_method
 from cliquetta.methods.zero_shot import ZeroShotConfig
-from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.types import Batch
 from tests._helpers.tiny import TINY_NAMES
+from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS
 from tests._helpers.tolerance import LOGIT
 
 TEMPLATES = ("a photo of a {}.", "a sketch of a {}.", "{}")
 
 
 @pytest.mark.parametrize("templates", [TEMPLATES[:1], TEMPLATES])
-def test_logits_are_scaled_cosines(
-    tiny_clip: CLIP, tiny_images: Tensor, templates: tuple[str, ...]
-) -> None:
-    adapter = create_method("zero_shot", tiny_clip, ClassPrompts(TINY_NAMES, templates))
-    logits = adapter.predict(Batch(tiny_images)).logits
+def test_logits_are_scaled_cosines(templates: tuple[str, ...]) -> None:
+    adapter = create_method("zero_shot", TINY, ClassPrompts(TINY_NAMES, templates))
+    logits = adapter.predict(TINY_IMAGES).logits
     for row in range(3):
-        image = tiny_clip.encode_image(tiny_images[row : row + 1])[0].double()
+        image = TINY.encode_image(TINY_IMAGES[row : row + 1])[0].double()
         for column, name in enumerate(TINY_NAMES):
-            texts = tiny_clip.encode_text([t.replace("{}", name) for t in templates]).double()
+            texts = TINY.encode_text([t.replace("{}", name) for t in templates]).double()
             mean = torch.stack([text / text.norm() for text in texts]).mean(dim=0)
             cosine = image @ mean / image.norm() / mean.norm()
-            assert logits[row, column] == pytest.approx(tiny_clip.scale * float(cosine), abs=LOGIT)
+            assert logits[row, column] == pytest.approx(TINY.scale * float(cosine), abs=LOGIT)
 
 
-def test_temperature_changes_confidence_only(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
-) -> None:
+def test_temperature_changes_confidence_only() -> None:
     plain, warm = (
-        create_method("zero_shot", tiny_clip, tiny_prompts, ZeroShotConfig(temperature=t))
+        create_method("zero_shot", TINY, TINY_PROMPTS, ZeroShotConfig(temperature=t))
         for t in (1.0, 2.0)
     )
-    a, b = (adapter.predict(Batch(tiny_images)) for adapter in (plain, warm))
+    a, b = (adapter.predict(TINY_IMAGES) for adapter in (plain, warm))
     torch.testing.assert_close(a.logits, 2 * b.logits)
     assert (a.probabilities.amax(1) > b.probabilities.amax(1)).all()
 
 
-def test_given_text_features_replace_the_tower(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
-) -> None:
-    features = 3 * tiny_clip.classifier(tiny_prompts)
+def test_given_text_features_replace_the_tower() -> None:
+    features = 3 * TINY.classifier(TINY_PROMPTS)
     fixed = ClassPrompts(TINY_NAMES, features=features)
-    expected = create_method("zero_shot", tiny_clip, tiny_prompts).predict(Batch(tiny_images))
-    actual = create_method("zero_shot", tiny_clip, fixed).predict(Batch(tiny_images))
+    expected = create_method("zero_shot", TINY, TINY_PROMPTS).predict(TINY_IMAGES)
+    actual = create_method("zero_shot", TINY, fixed).predict(TINY_IMAGES)
     torch.testing.assert_close(actual.logits, expected.logits)

@@ -105,9 +105,7 @@ def template_features(
 
 
 def plain_classifier(model: CLIP, prompts: ClassPrompts) -> Tensor:
-    """W^0: the unit mean of the unit features of all templates, or the fixed features."""
-    if prompts.features is not None:
-        return l2_normalize(prompts.features.to(model.device, working_dtype(model)))
+    """W^0: the unit mean of the unit features of all templates."""
     features = [template_features(model, prompts, template) for template in prompts.templates]
     return l2_normalize(torch.stack(features).mean(dim=0))
 
@@ -153,13 +151,9 @@ def mine(
         actual: list[frozenset[int]] = [frozenset(S)] if full_sets else []
         for row in M:
             C = frozenset(j for j, similarity in zip(S, row, strict=True) if similarity > threshold)
-            if len(C) <= 1:
-                continue
-            if full_sets and frozenset(S) == C:
-                continue
-            if not repeats and C in actual:
-                continue
-            actual.append(C)
+            repeated = C in actual and not repeats
+            if len(C) > 1 and not repeated and not (full_sets and frozenset(S) == C):
+                actual.append(C)
         cliques += [(i, C) for C in actual]
     return cliques
 
@@ -196,16 +190,14 @@ def learn(
     start_text: Tensor | None,
     text_of: Callable[[Tensor | None], Tensor],
     settings: ReferenceSettings,
-    *,
-    learn_text: bool = True,
 ) -> Learned:
     """Eq. 4-10, 14: prompts of one clique from its images (n, 3, S, S).
 
     ``text_of`` maps a context to text features. No ``start_visual``: images are encoded plainly.
     """
     visual = None if start_visual is None else start_visual.clone().requires_grad_()
-    text = None if start_text is None else start_text.clone().requires_grad_(learn_text)
-    parameters = [p for p in (visual, text) if p is not None and p.requires_grad]
+    text = None if start_text is None else start_text.clone().requires_grad_()
+    parameters = [p for p in (visual, text) if p is not None]
     kind = torch.optim.AdamW if settings.weight_decay else torch.optim.Adam
     optimiser = kind(parameters, lr=settings.lr, weight_decay=settings.weight_decay)
 
@@ -222,13 +214,8 @@ def learn(
             optimiser.step()
     with torch.no_grad():
         _, after = evaluate()
-    return Learned(
-        None if visual is None else visual.detach(),
-        text.detach() if text is not None and learn_text else None,
-        a_start,
-        before,
-        after,
-    )
+    prompts = (None if p is None else p.detach() for p in (visual, text))
+    return Learned(*prompts, a_start, before, after)
 
 
 # --- step 3: retain -----------------------------------------------------------------------------

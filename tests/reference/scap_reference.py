@@ -19,24 +19,8 @@ from torch import Tensor
 
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
-from tests.reference.scap_equations import (
-    Clique,
-    Entry,
-    ReferenceSettings,
-    best_match,
-    compose,
-    fixed_features,
-    image_features,
-    learn,
-    merge_passes,
-    mine,
-    plain_classifier,
-    retain,
-    running_mean,
-    text_features,
-    top_classes,
-    working_dtype,
-)
+from tests.reference import scap_equations as eq
+from tests.reference.scap_equations import Clique, Entry, ReferenceSettings
 
 
 @dataclass
@@ -71,25 +55,17 @@ class ReferenceSCAP:
         model: CLIP,
         prompts: ClassPrompts,
         settings: ReferenceSettings,
-        start_prefix: Tensor | None,
-        start_context: Tensor | None,
+        start_prefix: Tensor,
+        start_context: Tensor,
     ) -> None:
-        dtype = working_dtype(model)
-        has_context = start_context is not None and len(start_context) > 0
-        self.learns_visual = settings.modalities in ("both", "image")
-        self.learns_text = settings.modalities in ("both", "text") and has_context
+        dtype = eq.working_dtype(model)
         self.model, self.prompts, self.settings = model, prompts, settings
-        self.P0_I = None if start_prefix is None else start_prefix.detach().to(dtype)
-        self.P0_T = None if start_context is None else start_context.detach().to(dtype)
-        if settings.text_per_class and self.P0_T is not None:
+        self.P0_I, self.P0_T = start_prefix.detach().to(dtype), start_context.detach().to(dtype)
+        if settings.text_per_class:
             self.P0_T = self.P0_T.repeat(len(prompts), 1, 1)
         with torch.no_grad():
-            self.W0 = plain_classifier(model, prompts)
-            self.u_fix = None if self.P0_T is None else fixed_features(model, prompts)
-        self.reset()
-
-    def reset(self) -> None:
-        """Start of a stream."""
+            self.W0 = eq.plain_classifier(model, prompts)
+            self.u_fix = eq.fixed_features(model, prompts)
         self.retained: dict[int, list[Entry]] = {}
         self.text_mean: Tensor | None = None
         self.tau = 0
@@ -98,23 +74,21 @@ class ReferenceSCAP:
     def predict(self, images: Tensor) -> ReferenceResult:
         """Mine, learn, retain and infer on one batch (b, 3, S, S), b > 0."""
         s = self.settings
-        plain = image_features(self.model, images, None, s.blocks)
-        start = None
-        if self.P0_I is not None:
-            start = image_features(self.model, images, self.P0_I, s.blocks)
+        plain = eq.image_features(self.model, images, None, s.blocks)
+        start = eq.image_features(self.model, images, self.P0_I, s.blocks)
         mining = start if s.prompted_mining else plain
-        assert mining is not None
-        top = top_classes(self.model.scale * mining @ self.W0.T, min(s.topk, len(self.prompts)))
-        cliques = mine(mining, top, s.threshold, full_sets=s.full_sets, repeats=s.repeated_cliques)
+        top = eq.top_classes(self.model.scale * mining @ self.W0.T, min(s.topk, len(self.prompts)))
+        cliques = eq.mine(
+            mining, top, s.threshold, full_sets=s.full_sets, repeats=s.repeated_cliques
+        )
         learned = [
-            learn(
+            eq.learn(
                 self.model,
                 images[sorted(members)],
-                self.P0_I if self.learns_visual else None,
-                self.P0_T if self.learns_text else None,
+                None if s.modalities == "text" else self.P0_I,
+                None if s.modalities == "image" else self.P0_T,
                 self.text_of,
                 s,
-                learn_text=self.learns_text,
             )
             for _, members in cliques
         ]
@@ -128,7 +102,7 @@ class ReferenceSCAP:
             [float(x.after.total) for x in learned],
         )
         self._retain(result)
-        result.logits = self._infer(images, plain, plain if start is None else start, result)
+        result.logits = self._infer(images, plain, start, result)
         result.retained = {i: list(entries) for i, entries in self.retained.items()}
         result.text_mean, result.tau = self.text_mean, self.tau
         return result
@@ -137,18 +111,20 @@ class ReferenceSCAP:
         """Text features (N, E) with ``context``, or the plain classifier without one."""
         if context is None:
             return self.W0
-        return text_features(self.model, self.prompts, context, self.u_fix, self.settings.text_mix)
+        return eq.text_features(
+            self.model, self.prompts, context, self.u_fix, self.settings.text_mix
+        )
 
     def _retain(self, result: ReferenceResult) -> None:
         """Step 3, clique by clique in mining order."""
         for g, (i, _) in enumerate(result.cliques):
             text, visual = result.text[g], result.visual[g]
             if text is not None:
-                self.text_mean = running_mean(self.text_mean, text, self.tau)
+                self.text_mean = eq.running_mean(self.text_mean, text, self.tau)
                 self.tau += 1
             if visual is not None and self.settings.retention:
                 entries = self.retained.get(i, [])
-                self.retained[i] = retain(entries, result.keys[g], visual, self.settings)
+                self.retained[i] = eq.retain(entries, result.keys[g], visual, self.settings)
 
     def _infer(
         self, images: Tensor, plain: Tensor, query: Tensor, result: ReferenceResult
@@ -162,13 +138,13 @@ class ReferenceSCAP:
             for i in result.top[j][:1] if s.best_class_only else result.top[j]:
                 own = [g for g, (c, C) in enumerate(result.cliques) if c == i and j in C]
                 entries = self.retained.get(i, [])
-                best = best_match(query[j], [k for k, _ in entries]) if entries else None
+                best = eq.best_match(query[j], [k for k, _ in entries]) if entries else None
                 result.used[j, i] = (tuple(own), best)
                 prompts = [visual for g in own if (visual := result.visual[g]) is not None]
                 retained = [] if best is None else [entries[best][1]]
-                prompt = compose(prompts, retained, s)
+                prompt = eq.compose(prompts, retained, s)
                 passes.append(self._score(images[j], plain[j], prompt, text))
-            rows.append(merge_passes(torch.stack(passes)))
+            rows.append(eq.merge_passes(torch.stack(passes)))
         return torch.stack(rows)
 
     def _score(self, image: Tensor, plain: Tensor, prompt: Tensor | None, text: Tensor) -> Tensor:
@@ -176,5 +152,5 @@ class ReferenceSCAP:
         feature = plain
         if prompt is not None:
             block = self.settings.blocks
-            feature = image_features(self.model, image[None], prompt, block)[0]
+            feature = eq.image_features(self.model, image[None], prompt, block)[0]
         return self.model.scale * text @ feature

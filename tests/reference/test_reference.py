@@ -9,49 +9,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.tiny import TINY_NAMES, build_tiny_clip
-from tests._helpers.tolerance import ADAPTED, STEP, SUM
+from tests._helpers.tiny_world import TINY_IMAGES, draw
+from tests._helpers.tolerance import ADAPTED, STEP
 from tests.reference import scap_equations as eq
 from tests.reference.scap_equations import ReferenceSettings
-from tests.reference.scap_reference import ReferenceResult, ReferenceSCAP
 
 ONE_TEMPLATE = ClassPrompts(TINY_NAMES)
 SETTINGS = ReferenceSettings(threshold=0.9)
 
 
-@pytest.fixture(scope="module")
-def model() -> CLIP:
-    return build_tiny_clip().double()
-
-
-@pytest.fixture(scope="module")
-def prefix() -> Tensor:
-    generator = torch.Generator().manual_seed(3)
-    return torch.rand(1, 1, 2, 32, generator=generator, dtype=torch.float64) * 2 - 1
-
-
-@pytest.fixture(scope="module")
-def context(model: CLIP) -> Tensor:
-    return model.context("a photo of a")
-
-
-def scap(model: CLIP, prefix: Tensor, context: Tensor, **changes: Any) -> ReferenceSCAP:
-    """A reference on one template with some settings changed."""
-    return ReferenceSCAP(model, ONE_TEMPLATE, replace(SETTINGS, **changes), prefix, context)
-
-
 def directions(*degrees: float) -> Tensor:
     """Unit vectors of the plane."""
-    return torch.tensor(
-        [[math.cos(math.radians(d)), math.sin(math.radians(d))] for d in degrees],
-        dtype=torch.float64,
-    )
-
-
-def members(cliques: list[eq.Clique], i: int) -> list[list[int]]:
-    return [sorted(C) for c, C in cliques if c == i]
+    angles = torch.tensor(degrees).double().deg2rad()
+    return torch.stack([angles.cos(), angles.sin()], dim=1)
 
 
 # --- mine ---------------------------------------------------------------------------------------
@@ -64,85 +36,53 @@ def test_mine_collects_rows_not_graph_cliques() -> None:
     assert cliques == [(4, frozenset({0, 1})), (4, frozenset({0, 1, 2})), (4, frozenset({1, 2}))]
 
 
-def test_mine_sorts_classes_drops_duplicates_and_singletons() -> None:
-    features = directions(0, 5, 90, 95, 0)
-    top = [[7, 2], [7], [7, 2], [7, 3], [2]]
+def test_mine_sorts_classes_and_drops_singletons_and_duplicates_unless_asked() -> None:
+    features, top = directions(0, 5, 90, 95, 0), [[7, 2], [7], [7, 2], [7, 3], [2]]
     cliques = eq.mine(features, top, 0.9)
     # Class 2 holds images 0, 2 and 4; class 3 one image; class 7 two groups of two.
-    assert cliques == [(2, frozenset({0, 4})), (7, frozenset({0, 1})), (7, frozenset({2, 3}))]
-    doubled = eq.mine(features, top, 0.9, repeats=True)
-    assert members(doubled, 7) == [[0, 1], [0, 1], [2, 3], [2, 3]]
-
-
-def test_mine_full_set_comes_first_and_once() -> None:
-    top = [[0], [0], [0, 1]]
-    cliques = eq.mine(directions(0, 25, 50), top, 0.86, full_sets=True, repeats=True)
-    assert members(cliques, 0) == [[0, 1, 2], [0, 1], [1, 2]]
-    assert members(cliques, 1) == [[2]]
+    a, b, c = (2, frozenset({0, 4})), (7, frozenset({0, 1})), (7, frozenset({2, 3}))
+    assert cliques == [a, b, c]
+    assert eq.mine(features, top, 0.9, repeats=True) == [a, a, b, b, c, c]
+    full = eq.mine(features, top, 0.9, full_sets=True)
+    sets = (2, frozenset({0, 2, 4})), (3, frozenset({3})), (7, frozenset({0, 1, 2, 3}))
+    assert full == [sets[0], a, sets[1], sets[2], b, c]
 
 
 # --- learn --------------------------------------------------------------------------------------
 
 
-def loss_at(reference: ReferenceSCAP, images: Tensor, visual: Tensor, text: Tensor) -> float:
-    s = reference.settings
-    features = eq.image_features(reference.model, images, visual, s.blocks)
-    return float(eq.clique_loss(features, reference.text_of(text), reference.model.scale, s).total)
+def test_one_step_is_signed_by_the_slope() -> None:
+    model, images, settings = (
+        build_tiny_clip().double(),
+        TINY_IMAGES[:3],
+        replace(SETTINGS, lr=0.01),
+    )
+    prompts, start = ClassPrompts(TINY_NAMES), (draw(1, 1, 2, 32), model.context("a photo of a"))
 
+    def text_of(context: Any) -> Tensor:
+        return eq.text_features(model, prompts, context, None, 0.0)
 
-def slopes(loss: object, start: Tensor, coordinates: list[int]) -> list[float]:
-    """Central differences of ``loss`` at ``start`` in some coordinates."""
-    assert callable(loss)
-    actual = []
-    for c in coordinates:
-        step = torch.zeros_like(start)
-        step.view(-1)[c] = 1e-5
-        actual.append((loss(start + step) - loss(start - step)) / 2e-5)
-    return actual
+    def loss_at(visual: Tensor, text: Tensor) -> float:
+        features = eq.image_features(model, images, visual)
+        return float(eq.clique_loss(features, text_of(text), model.scale, settings).total)
 
-
-def test_one_step_is_signed_by_the_slope(
-    model: CLIP, prefix: Tensor, context: Tensor, tiny_images: Tensor
-) -> None:
-    reference = scap(model, prefix, context, lr=0.01)
-    images = tiny_images[:3]
-    P0_I, P0_T = reference.P0_I, reference.P0_T
-    assert P0_I is not None and P0_T is not None
-    learned = eq.learn(model, images, P0_I, P0_T, reference.text_of, reference.settings)
-    assert learned.visual is not None and learned.text is not None
+    learned = eq.learn(model, images, *start, text_of, settings)
     picked = [0, 7, 31, 32, 50, 63]
-    visual_slopes = slopes(lambda p: loss_at(reference, images, p, P0_T), P0_I, picked)
-    text_slopes = slopes(lambda p: loss_at(reference, images, P0_I, p), P0_T, picked)
-    for moved, start, g in (
-        (learned.visual, P0_I, torch.tensor(visual_slopes, dtype=torch.float64)),
-        (learned.text, P0_T, torch.tensor(text_slopes, dtype=torch.float64)),
-    ):
-        change = (moved - start).view(-1)[picked]
+    for index, moved in enumerate((learned.visual, learned.text)):
+        slopes = []
+        for c in picked:  # central differences
+            step = [torch.zeros_like(part) for part in start]
+            step[index].view(-1)[c] = 1e-5
+            ahead = [part + own for part, own in zip(start, step, strict=True)]
+            back = [part - own for part, own in zip(start, step, strict=True)]
+            slopes.append((loss_at(*ahead) - loss_at(*back)) / 2e-5)
+        g = torch.tensor(slopes).double()
+        change = (moved - start[index]).view(-1)[picked]
         assert g.abs().min() > 1e-6  # else this would compare noise
         torch.testing.assert_close(change, -0.01 * g / (g.abs() + 1e-8), rtol=ADAPTED, atol=STEP)
-    assert float(learned.before.total) == pytest.approx(loss_at(reference, images, P0_I, P0_T))
-    assert float(learned.after.total) == pytest.approx(
-        loss_at(reference, images, learned.visual, learned.text)
-    )
-    assert learned.after.total < learned.before.total
-
-
-# --- text ---------------------------------------------------------------------------------------
-
-
-def test_text_mixes_learnable_and_fixed_templates(model: CLIP, context: Tensor) -> None:
-    templates = ("a photo of a {}.", "a sketch of a {}.", "{} drawn.")
-    prompts = ClassPrompts(TINY_NAMES, templates)
-    a, b, c = (
-        model.encode_text([t.replace("{}", n) for n in TINY_NAMES]).double() for t in templates
-    )
-    a, b, c = eq.l2_normalize(a), eq.l2_normalize(b), eq.l2_normalize(c)
-    u_fix = eq.fixed_features(model, prompts)
-    mixed = eq.text_features(model, prompts, context.double(), u_fix, 0.3)
-    expected = eq.l2_normalize(0.7 * a + 0.3 * eq.l2_normalize((b + c) / 2))
-    torch.testing.assert_close(mixed, expected, rtol=0, atol=SUM)
-    alone = eq.text_features(model, ONE_TEMPLATE, context.double(), None, 0.9)
-    torch.testing.assert_close(alone, a, rtol=0, atol=SUM)
+    losses = float(learned.before.total), float(learned.after.total)
+    assert losses == pytest.approx((loss_at(*start), loss_at(learned.visual, learned.text)))
+    assert losses[1] < losses[0]
 
 
 # --- retain -------------------------------------------------------------------------------------
@@ -167,9 +107,7 @@ def zhou_by_iteration(A: np.ndarray, sigma: float, K: int, alpha: float) -> np.n
 
 @pytest.mark.parametrize(("n", "K", "alpha"), [(7, 3, 0.3), (7, 1, 0.9), (4, 9, 0.5), (2, 2, 0.3)])
 def test_propagation_is_zhou_fixed_point(n: int, K: int, alpha: float) -> None:
-    generator = torch.Generator().manual_seed(n + K)
-    keys = torch.randn(n, 5, generator=generator, dtype=torch.float64)
-    keys = 0.9 * eq.l2_normalize(keys + 2)
+    keys = 0.9 * eq.l2_normalize(draw(n, 5, seed=n + K) + 2)
     settings = ReferenceSettings(neighbours=K, propagation=alpha)
     moved = eq.propagate(keys, settings)
     expected = torch.from_numpy(zhou_by_iteration(keys.numpy(), 0.3, K, alpha))
@@ -217,66 +155,3 @@ def test_compose_means(
     assert composed is not None and composed[:, 0, 0].tolist() == expected
     only = eq.compose([], [prompt(4, 0)], settings)
     assert only is not None and only[:, 0, 0].tolist() == alone
-
-
-# --- the stream ---------------------------------------------------------------------------------
-
-
-def first_shared(result: ReferenceResult) -> tuple[int, int]:
-    """An (image, class) with cliques and a retained prompt."""
-    return next(
-        where for where, (own, retained) in result.used.items() if own and retained is not None
-    )
-
-
-def test_prediction_recomputed_by_hand(
-    model: CLIP, prefix: Tensor, context: Tensor, tiny_images: Tensor
-) -> None:
-    reference = scap(model, prefix, context)
-    result = reference.predict(tiny_images)
-    assert len(result.cliques) > 3 and result.tau == len(result.cliques)
-    texts = [t for t in result.text if t is not None]
-    torch.testing.assert_close(result.text_mean, torch.stack(texts).mean(dim=0))
-    j, _ = first_shared(result)
-    start = eq.image_features(model, tiny_images, reference.P0_I)[j]
-    probabilities = []
-    for i in result.top[j]:
-        parts = [
-            visual
-            for (c, C), visual in zip(result.cliques, result.visual, strict=True)
-            if c == i and j in C and visual is not None
-        ]
-        entries = result.retained.get(i, [])
-        if entries:
-            products = [start @ key for key, _ in entries]
-            parts.append(entries[int(torch.stack(products).argmax())][1])
-        image = tiny_images[j : j + 1]
-        feature = eq.image_features(model, image, torch.cat(parts, dim=1) if parts else None)
-        text = eq.template_features(model, ONE_TEMPLATE, "a photo of a {}.", result.text_mean)
-        probabilities.append((model.scale * feature @ text.T).softmax(dim=-1)[0])
-    expected = torch.stack(probabilities).mean(dim=0)
-    torch.testing.assert_close(result.probabilities[j], expected)
-    torch.testing.assert_close(result.logits[j].exp(), expected)
-
-
-def test_text_only_never_prompts_images(
-    model: CLIP, prefix: Tensor, context: Tensor, tiny_images: Tensor
-) -> None:
-    result = scap(model, prefix, context, modalities="text").predict(tiny_images)
-    assert result.cliques and result.retained == {}
-    assert all(visual is None for visual in result.visual)
-    features = eq.image_features(model, tiny_images, None)
-    text = eq.template_features(model, ONE_TEMPLATE, "a photo of a {}.", result.text_mean)
-    expected = (model.scale * features @ text.T).softmax(dim=-1)
-    torch.testing.assert_close(result.probabilities, expected)
-
-
-def test_queries_are_features_under_the_start_prompt(
-    model: CLIP, prefix: Tensor, context: Tensor, tiny_images: Tensor
-) -> None:
-    # A cache that holds the image's own features of both kinds tells which one is asked with.
-    reference = scap(model, prefix, context, threshold=1.5)
-    image = tiny_images[:1]
-    keys = [eq.image_features(model, image, prompt)[0] for prompt in (None, prefix)]
-    reference.retained = {i: [(key, prefix) for key in keys] for i in range(len(TINY_NAMES))}
-    assert list(reference.predict(image).used.values()) == [((), 1)] * 3

@@ -23,8 +23,7 @@ from cliquetta.prompts.features import FloatArray
 UInt8Array = npt.NDArray[np.uint8]
 
 UNKNOWN = -1
-OUTSIDE = -2
-"""The label of an image whose class is known not to be in the class list (open set)."""
+OUTSIDE = -2  # the label of an image whose class is known not to be in the class list (open set)
 
 
 class Dataset(ABC):

@@ -30,10 +30,8 @@ from cliquetta.errors import UserError
 
 _RASTER = (".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".heic", ".heif", ".avif")
 EXTENSIONS = frozenset((".jpg", ".jpeg", ".jpe", ".jfif", *_RASTER))
-MAX_PIXELS = 100_000_000
-"""Images of more pixels than this are refused before they are decoded."""
-MAX_BYTES = 2**30
-"""Files larger than this are refused before they are read."""
+MAX_PIXELS = 100_000_000  # images of more pixels than this are refused before they are decoded
+MAX_BYTES = 2**30  # files larger than this are refused before they are read
 
 HEIF = "HEIF"
 UNTRUSTED_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", HEIF)

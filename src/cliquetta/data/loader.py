@@ -32,18 +32,13 @@ from cliquetta.model.cuda import side_stream
 from cliquetta.model.preprocess import Preprocess
 from cliquetta.types import Batch, ViewSpec
 
-CHUNK = 16
-"""Images that a worker reads at a time; fewer where they have views."""
-PROCESSES_FROM = 1024
-"""Images that are worth the start of worker processes, which takes a second or two."""
-_AHEAD = 4
-"""Chunks that wait to be gathered beside those that threads are reading."""
-_THREADS = 2
-"""Readers beside a model on the CPU, which needs the cores itself."""
+CHUNK = 16  # images that a worker reads at a time; fewer where they have views
+PROCESSES_FROM = 1024  # images that are worth the start of processes, a second or two
+_AHEAD = 4  # chunks that wait to be gathered beside those that threads are reading
+_THREADS = 2  # readers beside a model on the CPU, which needs the cores itself
 
 Job = TypeVar("Job")
-Chunk = tuple[Sequence[Job], int, int]
-"""Consecutive jobs of a batch, the number of the first in it, and how many jobs it has."""
+Chunk = tuple[Sequence[Job], int, int]  # jobs in a row, number of the first, jobs of their batch
 
 
 class ImageGroup(NamedTuple):
@@ -52,21 +47,17 @@ class ImageGroup(NamedTuple):
     dataset: Dataset
     indices: Sequence[int]
     keys: Sequence[str]
-    positions: Sequence[int]
-    """Their numbers in the chunk."""
+    positions: Sequence[int]  # their numbers in the chunk
 
 
 @dataclass(frozen=True)
 class Loaded:
     """The images of a batch that could be read, and why others could not."""
 
-    positions: Sequence[int]
-    """Their numbers in the batch."""
-    images: Sequence[Tensor]
-    """(B, ...), for every kind of views: pixels, or what they are made of."""
+    positions: Sequence[int]  # their numbers in the batch
+    images: Sequence[Tensor]  # (B, ...), for every kind of views: pixels, or what they are made of
     unreadable: Sequence[tuple[int, str]]
-    arrived: torch.cuda.Event | None = None
-    """When the images are on a GPU."""
+    arrived: torch.cuda.Event | None = None  # when the images are on a GPU
 
     def batches(self, keys: Sequence[str], views: Sequence[ViewSpec | None]) -> list[Batch]:
         """A batch for every kind of views; ``keys`` are those of all images."""
@@ -98,19 +89,14 @@ def expect_images(device: torch.device | str, workers: int | None) -> None:
 class Loader(Generic[Job]):
     """Loads images into batches."""
 
-    find: Callable[[Sequence[Job]], Sequence[ImageGroup]]
-    """The images that some jobs, one for each image, stand for; is called by the workers."""
+    find: Callable[[Sequence[Job]], Sequence[ImageGroup]]  # the image of each job, for workers
     preprocess: Preprocess
     views: Sequence[ViewSpec | None]
     seed: int
-    workers: int | None = None
-    """0: in the caller's thread; ``None``: as many as :func:`default_workers` says."""
-    device: torch.device | None = None
-    """Where pixels are wanted; ``None`` leaves bytes as they are."""
-    local: bool = False
-    """Whether images are in the memory of this process only, where threads have to read them."""
-    decoder: JpegDecoder | None = None
-    """Decodes JPEG files that the workers, threads then, only read; not for views."""
+    workers: int | None = None  # 0: in the caller's thread; `None`: those of `default_workers`
+    device: torch.device | None = None  # where pixels are wanted; `None` leaves bytes as they are
+    local: bool = False  # images are in the memory of this process, so threads have to read them
+    decoder: JpegDecoder | None = None  # of JPEG files, which threads only read; not for views
 
     def load(self, batches: Iterable[Sequence[Job]], count: int) -> Iterator[Loaded]:
         """The images of some batches, ``count`` in all, read ahead of the caller."""

@@ -5,7 +5,7 @@ other formats and colours, truncated files, extreme shapes.
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
@@ -127,11 +127,17 @@ class JpegDecoder:
 
     def pictures(self, jpegs: Mapping[int, Jpeg]) -> tuple[dict[int, Array], list[tuple[int, str]]]:
         """Pictures (S, S, 3) of numbered files, and why others cannot be read."""
-        try:
-            pictures = self._decode(list(jpegs.values()))
-            return dict(zip(jpegs, pictures, strict=True)), []
-        except RuntimeError:  # it does not say which of them it cannot decode or resize
-            return self._by_pillow(jpegs)
+        with suppress(RuntimeError):  # it does not say which of them it cannot decode or resize
+            return dict(zip(jpegs, self._decode(list(jpegs.values())), strict=True)), []
+        made: dict[int, Array] = {}
+        unreadable: list[tuple[int, str]] = []
+        for number, jpeg in jpegs.items():
+            try:
+                image = open_image(jpeg.data, exif=jpeg.orientation != 1)
+                made[number] = np.asarray(self.preprocess.picture(image))
+            except ImageError as error:
+                unreadable.append((number, error.reason))
+        return made, unreadable
 
     def _decode(self, jpegs: Sequence[Jpeg]) -> Array:
         """Pictures (n, S, S, 3); one file that cannot be decoded fails all."""
@@ -146,17 +152,3 @@ class JpegDecoder:
             ]
             made: Array = torch.stack(pictures).cpu().numpy()  # waits for the stream
         return made
-
-    def _by_pillow(
-        self, jpegs: Mapping[int, Jpeg]
-    ) -> tuple[dict[int, Array], list[tuple[int, str]]]:
-        made: dict[int, Array] = {}
-        unreadable: list[tuple[int, str]] = []
-        for number, jpeg in jpegs.items():
-            try:
-                image = open_image(jpeg.data, exif=jpeg.orientation != 1)
-            except ImageError as error:
-                unreadable.append((number, error.reason))
-            else:
-                made[number] = np.asarray(self.preprocess.picture(image))
-        return made, unreadable

@@ -33,18 +33,13 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 Array = npt.NDArray[Any]
-Made = tuple[tuple[Array, ...], Any]
-"""Arrays, and anything small that can be pickled."""
+Made = tuple[tuple[Array, ...], Any]  # arrays, and anything small that can be pickled
 
-PREFETCH = 2
-"""Items per worker process that are ahead of the caller, at most."""
-_ROOMY = 2**23
-"""Bytes of an item, many views, from which there is one per worker."""
-_LARGEST = 2**26
-"""Bytes of a pickled function beyond which it stays in this process."""
+PREFETCH = 2  # items per worker process that are ahead of the caller, at most
+_ROOMY = 2**23  # bytes of an item, many views, from which there is one per worker
+_LARGEST = 2**26  # bytes of a pickled function beyond which it stays in this process
 
-_PRELOAD = ("cliquetta.data.stream", "cliquetta.data.listing")
-"""Modules that workers import functions from."""
+_PRELOAD = ("cliquetta.data.stream", "cliquetta.data.listing")  # where their functions are
 
 _Shapes = list[tuple[tuple[int, ...], str]]
 _Result: TypeAlias = "Future[tuple[_Shapes, Any]]"
@@ -133,8 +128,7 @@ def map_in_processes(
 class _Ring:
     """Slots of shared memory for the arrays of an item each, in turn."""
 
-    memory: Any
-    """Bytes of ``slots`` times ``room``, which are gone with the last process that holds them."""
+    memory: Any  # `slots` times `room` bytes, gone with the last process that holds them
     room: int
     slots: int
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import torch
@@ -23,7 +23,6 @@ from cliquetta.data.nvjpeg import JpegDecoder
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.inference.predictor import ImageSource, Predictor
 from cliquetta.inference.resumable import (
-    Cluster,
     FileRun,
     Progress,
     check_writable,
@@ -38,6 +37,9 @@ from cliquetta.model.factory import NO_MODEL, create_model, pick_device
 from cliquetta.model.in_memory import FeaturesOnly, from_model
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.prompts.features import as_text_features
+
+if TYPE_CHECKING:
+    from cliquetta.inference.ray_driver import RayCluster
 
 
 def predict(
@@ -65,7 +67,7 @@ def predict(
     keep_rows: bool = False,
     on_progress: Progress | None = None,
     group_by: str | None = None,
-    cluster: Cluster | None = None,
+    cluster: "RayCluster | None" = None,
 ) -> PredictionRun:
     """Predict the class of every image.
 

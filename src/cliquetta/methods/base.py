@@ -70,8 +70,7 @@ class Adapter(ZeroShotReference, ABC):
     and restore follow from that.
     """
 
-    name: str
-    """What the method is registered under; that of the class if it is not."""
+    name: str  # What the method is registered under; that of the class if it is not.
 
     batch_dependence: ClassVar[BatchDependence]
     needs: ClassVar[frozenset[str]] = frozenset()

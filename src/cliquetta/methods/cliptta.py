@@ -44,18 +44,6 @@ class CLIPTTAConfig(AdamConfig):
         return Adam(self.lr, self.betas, eps=1e-6)
 
 
-def soft_contrastive_loss(logits: Tensor) -> Tensor:
-    """Mean entropy of images over the texts paired with a batch, from its logits (B, N)."""
-    pairs = logits[:, logits.detach().argmax(dim=-1)]  # (B, B): image i, text of image j
-    return entropy(pairs).mean()
-
-
-def mean_prediction_entropy(logits: Tensor) -> Tensor:
-    """Entropy of the mean probabilities of logits (B, N)."""
-    mean = logits.softmax(dim=-1).mean(dim=0)
-    return -(mean * (mean + EPS).log()).sum()
-
-
 @register(
     "cliptta",
     tuned={"cifar100-c": CLIPTTAConfig(memory_shots=16, memory_drawn=128)},
@@ -80,10 +68,13 @@ class CLIPTTA(LayerNormAdapter):
 
     def _predict(self, batch: Batch) -> Prediction:
         state = AdamState.load(self.memory, "norms")
-        self._remember(batch.images, state.values)
+        if self.config.memory_shots:
+            self._remember(batch.images, state.values)
 
         def loss(norms: Tensor) -> Tensor:
-            return sum(map(self.loss, self._learned_from(norms, batch.images)), norms.new_zeros(()))
+            parts = [batch.images, self._recall()] if self.config.memory_shots else [batch.images]
+            logits = self.logits(norms, torch.cat(parts)).split([len(part) for part in parts])
+            return sum(map(self.loss, logits), norms.new_zeros(()))
 
         state = minimize(state, loss, self.config.steps, self.config.adam)
         state.store(self.memory, "norms")
@@ -92,14 +83,10 @@ class CLIPTTA(LayerNormAdapter):
 
     def loss(self, logits: Tensor) -> Tensor:
         """Contrast of a batch, less its diversity, from its logits (B, N)."""
-        diversity = self.config.diversity_weight * mean_prediction_entropy(logits)
-        return soft_contrastive_loss(logits) - diversity
-
-    def _learned_from(self, norms: Tensor, images: Tensor) -> list[Tensor]:
-        """Logits of a batch, and of images drawn from the memory, if there is one."""
-        parts = [images, self._recall()] if self.config.memory_shots else [images]
-        logits = self.logits(norms, torch.cat(parts))
-        return list(torch.split(logits, [len(part) for part in parts]))
+        pairs = logits[:, logits.detach().argmax(dim=-1)]  # (B, B): image i, text of image j
+        mean = logits.softmax(dim=-1).mean(dim=0)
+        diversity = -(mean * (mean + EPS).log()).sum()
+        return entropy(pairs).mean() - self.config.diversity_weight * diversity
 
     def _recall(self) -> Tensor:
         """Images drawn from the memory, equally many of every class that has as many."""
@@ -114,8 +101,6 @@ class CLIPTTA(LayerNormAdapter):
     @torch.no_grad()
     def _remember(self, images: Tensor, norms: Tensor) -> None:
         """Keep the surest images of each class that they are predicted as under ``norms``."""
-        if not self.config.memory_shots:
-            return
         cosines = self.logits(norms, images) / self.scale
         probability, labels = cosines.softmax(dim=-1).max(dim=-1)
         doubt = (1 - probability).to(self.memory["doubt"].dtype)

@@ -7,6 +7,7 @@ context token: V_m(x) = V_m + pi(x). Each image therefore has N texts of its own
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -40,31 +41,22 @@ class CoCoOpConfig(TextTraining):
     text_chunk: Count = 2048  # Texts encoded at once when predicting. Bounds memory only.
 
 
-def image_context(learned: Mapping[str, Tensor], features: Tensor) -> Tensor:
-    """V + pi(x): the context (B, M, D) of each image, from unit features (B, E)."""
-    hidden = F.relu(F.linear(features, learned["down.weight"], learned["down.bias"]))
-    shift = F.linear(hidden, learned["up.weight"], learned["up.bias"])
-    return learned["context"] + shift[:, None]
-
-
 def cocoop_logits(
     model: CLIP,
-    learned: Mapping[str, Tensor],
     tokens: tuple[Tensor, Tensor],
+    learned: Mapping[str, Tensor],
     features: Tensor,
     *,
     chunk: int = 512,
 ) -> Tensor:
     """Scale * cos(image, its own texts): (B, N) of unit image features (B, E)."""
-    ids, positions = tokens
-    B, N = len(features), len(ids)
-    context = image_context(learned, features).repeat_interleave(N, dim=0)
+    B, N = len(features), len(tokens[0])
+    ids, positions = (each.repeat(B, 1) for each in tokens)
+    hidden = F.relu(F.linear(features, learned["down.weight"], learned["down.bias"]))
+    shift = F.linear(hidden, learned["up.weight"], learned["up.bias"])  # pi(x)
+    context = (learned["context"] + shift[:, None]).repeat_interleave(N, dim=0)
     text = model.encode_text(
-        ids.repeat(B, 1),
-        context=context,
-        positions=positions.repeat(B, 1),
-        normalize=True,
-        chunk=chunk,
+        ids, context=context, positions=positions, normalize=True, chunk=chunk
     ).view(B, N, -1)
     return model.scale * torch.einsum("be,bne->bn", features, text)
 
@@ -77,14 +69,10 @@ def initial_parameters(
     hidden = config.hidden_dim or max(1, model.embed_dim // 16)
     down = initial_linear(model.embed_dim, hidden, generator)
     up = initial_linear(hidden, width, generator)
-    start = {
-        "context": initial_context(model, config.context_init, config.context_length, generator),
-        "down.weight": down[0],
-        "down.bias": down[1],
-        "up.weight": up[0],
-        "up.bias": up[1],
-    }
-    return {name: value.to(model.device) for name, value in start.items()}
+    context = initial_context(model, config.context_init, config.context_length, generator)
+    names = "context", "down.weight", "down.bias", "up.weight", "up.bias"
+    values = (value.to(model.device) for value in (context, *down, *up))
+    return dict(zip(names, values, strict=True))
 
 
 def fit_cocoop(task: FitTask, config: CoCoOpConfig) -> dict[str, Tensor]:
@@ -93,9 +81,7 @@ def fit_cocoop(task: FitTask, config: CoCoOpConfig) -> dict[str, Tensor]:
     start = initial_parameters(model, config, torch.Generator().manual_seed(task.seed))
     tokens = prompt_tokens(model, prompts, len(start["context"]))
 
-    def logits(learned: Mapping[str, Tensor], features: Tensor) -> Tensor:
-        return cocoop_logits(model, learned, tokens, features)
-
+    logits = partial(cocoop_logits, model, tokens)
     return learn(start, logits, feature_draw(task, config), task, config)
 
 
@@ -124,8 +110,5 @@ class CoCoOp(FewShotClassifier):
     def classify(self, features: Tensor) -> Tensor:
         """Logits (B, N) of unit image features (B, E), some images at a time."""
         images = max(1, self.chunk // len(self.prompts))
-        parts = [
-            cocoop_logits(self.model, self.learned, self.tokens, part, chunk=self.chunk)
-            for part in torch.split(features, images)
-        ]
-        return torch.cat(parts)
+        logits = partial(cocoop_logits, self.model, self.tokens, self.learned, chunk=self.chunk)
+        return torch.cat([logits(part) for part in torch.split(features, images)])

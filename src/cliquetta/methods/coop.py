@@ -7,6 +7,7 @@ towers frozen. Once fitted it is a fixed text classifier.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -81,11 +82,11 @@ def initial_context(model: CLIP, words: str, count: int, generator: torch.Genera
 
 
 def coop_logits(
-    model: CLIP, context: Tensor, tokens: tuple[Tensor, Tensor], features: Tensor
+    model: CLIP, tokens: tuple[Tensor, Tensor], learned: Mapping[str, Tensor], features: Tensor
 ) -> Tensor:
     """Scale * cos(image, text with context V): (B, N) of unit image features (B, E)."""
     ids, positions = tokens
-    text = model.encode_text(ids, context=context, positions=positions, normalize=True)
+    text = model.encode_text(ids, context=learned["context"], positions=positions, normalize=True)
     return model.scale * features @ text.T
 
 
@@ -100,9 +101,7 @@ def fit_coop(task: FitTask, config: CoOpConfig) -> dict[str, Tensor]:
         if not config.context_init:
             start = INIT_STD * torch.randn(start.shape, generator=generator).to(model.device)
 
-    def logits(learned: Mapping[str, Tensor], features: Tensor) -> Tensor:
-        return coop_logits(model, learned["context"], tokens, features)
-
+    logits = partial(coop_logits, model, tokens)
     return learn({"context": start}, logits, feature_draw(task, config), task, config)
 
 
@@ -122,11 +121,9 @@ class CoOp(FewShotClassifier):
         width = model.require_text().config.width
         rows = (len(prompts),) if config.class_specific else ()
         context = self.tensor("context", *rows, None, width)
-        tokens = prompt_tokens(model, prompts, context.shape[-2], config.class_position)
+        ids, at = prompt_tokens(model, prompts, context.shape[-2], config.class_position)
         with torch.no_grad():
-            self.classifier = model.encode_text(
-                tokens[0], context=context, positions=tokens[1], normalize=True
-            )
+            self.classifier = model.encode_text(ids, context=context, positions=at, normalize=True)
 
     def classify(self, features: Tensor) -> Tensor:
         """Logits (B, N) of unit image features (B, E)."""

@@ -29,30 +29,13 @@ from cliquetta.types import Batch, Prediction
 class DeYOConfig(MomentumConfig):
     """Entropy minimisation on images that depend on shape, never reset."""
 
-    entropy_threshold: NonNegative = 0.5
-    """τ_Ent as a multiple of ln N: images of higher entropy do not teach."""
+    entropy_threshold: NonNegative = (
+        0.5  # τ_Ent, a multiple of ln N: higher entropy does not teach.
+    )
     entropy_margin: NonNegative = 0.4
     """Ent₀ as a multiple of ln N: entropy at which the weight of certainty is 1."""
     plpd_threshold: float = 0.2  # τ_PLPD: images whose probability falls less do not teach.
     patch_grid: Count = 4  # Cells per side of the grid that is shuffled.
-
-
-def shuffle_patches(images: Tensor, grid: int, generator: torch.Generator) -> Tensor:
-    """Images (B, 3, S, S) with their cells in one random order, the same for all of them."""
-    order = torch.randperm(grid * grid, generator=generator).to(images.device)
-    return join_patches(split_patches(images, grid)[:, order], images.shape[-1])
-
-
-def probability_drop(logits: Tensor, shuffled: Tensor) -> Tensor:
-    """PLPD (B,): probability of the predicted class minus that for the shuffled image."""
-    label = logits.argmax(dim=-1, keepdim=True)
-    drop = logits.softmax(dim=-1).gather(1, label) - shuffled.softmax(dim=-1).gather(1, label)
-    return drop[:, 0]
-
-
-def sample_weights(entropies: Tensor, drop: Tensor, margin: float) -> Tensor:
-    """exp(Ent₀ - H) + exp(PLPD), (B,)."""
-    return (margin - entropies).exp() + drop.exp()
 
 
 def split_patches(images: Tensor, grid: int) -> Tensor:
@@ -91,10 +74,12 @@ class DeYO(MomentumAdapter):
         self.memory.declare("generator", generator.get_state())
 
     def _predict(self, batch: Batch) -> Prediction:
-        config, memory = self.config, self.memory
+        memory, grid = self.memory, self.config.patch_grid
         generator = memory.generator("generator")
-        shuffled = shuffle_patches(batch.images, config.patch_grid, generator)
+        order = torch.randperm(grid * grid, generator=generator).to(batch.images.device)
         memory.keep("generator", generator)
+        patches = split_patches(batch.images, grid)[:, order]  # one order for all images
+        shuffled = join_patches(patches, batch.images.shape[-1])
         with torch.enable_grad():
             values = memory["norms"].detach().requires_grad_()
             logits = self.logits(values, batch.images)
@@ -113,8 +98,11 @@ class DeYO(MomentumAdapter):
         if not len(rows):
             return entropies.mean(), teaching
         with torch.no_grad():
-            drop = probability_drop(logits[rows], self.logits(norms, shuffled[rows]))
-            teaching[rows] = drop > config.plpd_threshold
-            weights = sample_weights(entropies[rows], drop, config.entropy_margin * chance)
+            label = logits[rows].argmax(dim=-1, keepdim=True)
+            before, after = logits[rows], self.logits(norms, shuffled[rows])
+            drop = before.softmax(dim=-1).gather(1, label) - after.softmax(dim=-1).gather(1, label)
+            plpd = drop[:, 0]
+            teaching[rows] = plpd > config.plpd_threshold
+            weights = (config.entropy_margin * chance - entropies[rows]).exp() + plpd.exp()
         still = teaching[rows]
         return (entropies[rows] * weights)[still].mean(), teaching

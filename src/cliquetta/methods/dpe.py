@@ -55,10 +55,9 @@ class DPEConfig(SelectiveConfig):
 
 def alignment(visual: Tensor, text: Tensor) -> Tensor:
     """InfoNCE of visual prototypes (C, E) as queries and texts (C, E) as their positives."""
-    return F.cross_entropy(
-        F.normalize(visual, dim=-1) @ F.normalize(text, dim=-1).T / CONTRAST_TEMPERATURE,
-        torch.arange(len(visual), device=visual.device),
-    )
+    cosines = F.normalize(visual, dim=-1) @ F.normalize(text, dim=-1).T
+    own = torch.arange(len(visual), device=visual.device)
+    return F.cross_entropy(cosines / CONTRAST_TEMPERATURE, own)
 
 
 @register("dpe", tuned=read_presets("dpe", DPEConfig), setting="ImageNet")
@@ -83,8 +82,9 @@ class DPE(FixedText):
         config, memory = self.config, self.memory
         text = memory["text"]
         sure = self._confident(views, F.normalize(text, dim=-1))
-        feature = sure.mean(dim=0)
-        self._remember(feature, self.scale * sure @ F.normalize(text, dim=-1).T)
+        feature, logits = sure.mean(dim=0), self.scale * sure @ F.normalize(text, dim=-1).T
+        label = logits.mean(dim=0).argmax(dim=-1, keepdim=True)
+        insert(memory, label, marginal_entropy(logits)[None], {"keys": feature[None]})
         filled = memory["entropy"].isfinite()
         present = filled.any(dim=1).nonzero()[:, 0]
         sums = (memory["keys"] * filled[:, :, None]).sum(dim=1)
@@ -116,8 +116,3 @@ class DPE(FixedText):
         """Logits (N,) of a feature (E,): those of all texts, and of the visual prototypes."""
         closeness = ((feature @ visual.T - 1) * self.config.beta).exp()  # exp(-β (1 - f·v))
         return (self.scale * feature @ text.T).index_add(0, present, self.config.alpha * closeness)
-
-    def _remember(self, feature: Tensor, logits: Tensor) -> None:
-        """Offer a feature (E,) to the cache of the class that its views' logits (K, N) predict."""
-        label = logits.mean(dim=0).argmax(dim=-1, keepdim=True)
-        insert(self.memory, label, marginal_entropy(logits)[None], {"keys": feature[None]})

@@ -8,6 +8,7 @@ cross-entropy, the towers stay frozen. Words of the start that are not learned (
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -80,7 +81,7 @@ def text_features(
 
 
 def maple_logits(
-    model: CLIP, learned: Mapping[str, Tensor], tokens: tuple[Tensor, Tensor], pixels: Tensor
+    model: CLIP, tokens: tuple[Tensor, Tensor], learned: Mapping[str, Tensor], pixels: Tensor
 ) -> Tensor:
     """Scale * cos(prompted image, prompted text): (B, N)."""
     images = model.encode_image(pixels, tokens=visual_prompts(learned), normalize=True)
@@ -93,18 +94,12 @@ def initial_parameters(
     """Tokens and maps before training."""
     text, image = model.require_text().config, model.require_vit().config
     depth = min(config.depth, text.layers, image.layers)
-    context = initial_context(model, config.context_init, config.context_length, generator)[
-        : config.context_length
-    ]
-    deep = INIT_STD * torch.randn(depth - 1, config.context_length, text.width, generator=generator)
-    first = initial_linear(text.width, image.width, generator)
-    other = initial_linear(text.width, image.width, generator)
-    start = {
-        "context": context,
-        "deep": deep,
-        "map.weight": torch.stack([first[0], *[other[0]] * (depth - 1)]),
-        "map.bias": torch.stack([first[1], *[other[1]] * (depth - 1)]),
-    }
+    M = config.context_length
+    context = initial_context(model, config.context_init, M, generator)[:M]
+    deep = INIT_STD * torch.randn(depth - 1, M, text.width, generator=generator)
+    maps = [initial_linear(text.width, image.width, generator) for _ in ("first", "all others")]
+    weight, bias = (torch.stack([a, *[b] * (depth - 1)]) for a, b in zip(*maps, strict=True))
+    start = {"context": context, "deep": deep, "map.weight": weight, "map.bias": bias}
     return {name: value.to(model.device) for name, value in start.items()}
 
 
@@ -114,9 +109,7 @@ def fit_maple(task: FitTask, config: MaPLeConfig) -> dict[str, Tensor]:
     start = initial_parameters(model, config, torch.Generator().manual_seed(task.seed))
     tokens = text_tokens(model, prompts, config)
 
-    def logits(learned: Mapping[str, Tensor], pixels: Tensor) -> Tensor:
-        return maple_logits(model, learned, tokens, pixels)
-
+    logits = partial(maple_logits, model, tokens)
     return learn(start, logits, crop_draw(task, config), task, config)
 
 
@@ -133,7 +126,6 @@ class MaPLe(FewShotAdapter):
 
     scaled_cosines = True
     needs = frozenset({"text", "text-prompts", "visual-tokens"})
-
     config: MaPLeConfig
 
     def _setup(self) -> None:

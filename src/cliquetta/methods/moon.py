@@ -63,12 +63,6 @@ def vmf_log_likelihood(features: Tensor, directions: Tensor, kappa: Tensor) -> T
     return kappa * (features @ directions.T) + normaliser
 
 
-def anchor_length(features: Tensor, prior: Tensor, text: Tensor) -> Tensor:
-    """A(κ'_k) (N,): mean of 1 - |f_i - t_k|²/2 = f_i·t_k, weighted by ``prior`` (B, N), eq. (7)."""
-    weights = prior / prior.sum(dim=0).clamp_min(TINY)
-    return (weights * (features @ text.T)).sum(dim=0).clamp(SHORTEST, LONGEST)
-
-
 def shrunk_means(features: Tensor, logs: Tensor, text: Tensor, anchor_weight: Tensor) -> Tensor:
     """A(κ_k) μ_k (N, E): between the batch's own means and the texts (N, E), eqs. (14), (19)."""
     gamma = certainty(logs)
@@ -83,12 +77,13 @@ def transduce(features: Tensor, log_prior: Tensor, text: Tensor, config: MOONCon
     prior, width = log_prior.exp(), features.shape[1]
     links = nearest_affinity(features @ features.T, config.neighbours)
     anchor_weight = 1 / class_presence(prior).clamp_min(TINY)  # α, eq. (10)
-    means, logs = anchor_length(features, prior, text)[:, None] * text, log_prior
+    weights = prior / prior.sum(dim=0).clamp_min(TINY)
+    # A(κ'_k), the mean of 1 - |f_i - t_k|²/2 = f_i·t_k weighted by the prior, eq. (7)
+    length = (weights * (features @ text.T)).sum(dim=0).clamp(SHORTEST, LONGEST)
+    means, logs = length[:, None] * text, log_prior
     for _ in range(config.rounds):
-        length = means.norm(dim=-1)
-        likelihood = vmf_log_likelihood(
-            features, F.normalize(means, dim=-1), concentration(length, width)
-        )
+        kappa = concentration(means.norm(dim=-1), width)
+        likelihood = vmf_log_likelihood(features, F.normalize(means, dim=-1), kappa)
         logs = propagate_assignments(log_prior + likelihood, links, logs, 1)
         means = shrunk_means(features, logs, text, anchor_weight)
     return logs

@@ -38,11 +38,6 @@ class StatAConfig(MethodConfig):
     inner_steps: Count = 5  # Updates of the assignments each time.
 
 
-def with_squares(features: Tensor) -> Tensor:
-    """Features and their squares (B, 2E), both of which each product below needs."""
-    return torch.cat([features, features.square()], dim=1)
-
-
 def class_log_likelihood(moments: Tensor, means: Tensor, variances: Tensor) -> Tensor:
     """Log N(f_i; μ_k, diag σ²_k) up to a constant, (B, N), for variances (N, E)."""
     precision = variances.reciprocal()
@@ -73,12 +68,11 @@ def transduce(features: Tensor, log_prior: Tensor, text: Tensor, config: StatACo
     links = (affinity + affinity.T) / (2 * config.neighbours)
     anchor_variance = update_variance(features, text, log_prior.exp())
     means, variances, logs = text, anchor_variance.expand_as(text), log_prior
-    moments = with_squares(features)
+    moments = torch.cat([features, features.square()], dim=1)  # each product needs both
     for updates in range(config.rounds + 1):
         if updates:
-            means, variances = anchored_update(
-                moments, logs, text, anchor_variance, config.anchor_weight
-            )
+            anchor = text, anchor_variance, config.anchor_weight
+            means, variances = anchored_update(moments, logs, *anchor)
         likelihood = class_log_likelihood(moments, means, variances)
         fixed = log_prior.add(likelihood, alpha=1 / config.gaussian_temperature)
         logs = propagate_assignments(fixed, links, logs, config.inner_steps)

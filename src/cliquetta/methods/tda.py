@@ -47,8 +47,7 @@ class TDAConfig(SelectiveConfig):
     entropy_window: Interval = (0.2, 0.5)
     """Entropy (nats, divided by log2 of the number of classes) between which an image enters the
     negative cache."""
-    probability_window: Interval = (0.03, 1.0)
-    """Probabilities between which a negative entry counts against a class."""
+    probability_window: Interval = (0.03, 1.0)  # Where a negative entry counts against a class.
 
 
 @dataclass(frozen=True)
@@ -73,12 +72,6 @@ def look(features: Tensor, classifier: Tensor, scale: float, fraction: float) ->
         entropy=marginal_entropy(logits),
         probabilities=logits.softmax(dim=-1).mean(dim=1),
     )
-
-
-def positive_logits(weights: Affinity, classes: Tensor) -> Tensor:
-    """Σ exp(-β(1 - f·k)) over the entries of each class, (B, N); ``classes`` (B,) are predicted."""
-    N = weights.old.shape[1]
-    return weights.old.sum(dim=2) + weights.new @ F.one_hot(classes, N).to(weights.new.dtype)
 
 
 def most_classes(least: float, classes: int) -> int:
@@ -143,7 +136,8 @@ class TDA(FixedText):
         keys = self.memory["positive.keys"]
         occupancy = insert(self.memory, classes, seen.entropy, {"keys": seen.features}, "positive.")
         weights = affinity(seen.features, keys, occupancy, self.config.positive_beta)
-        return positive_logits(weights, classes)
+        owner = F.one_hot(classes, len(keys)).to(weights.new.dtype)
+        return weights.old.sum(dim=2) + weights.new @ owner
 
     def _negative(self, seen: Seen, classes: Tensor) -> Tensor:
         """Fill the negative cache with the doubtful images and read it."""

@@ -36,11 +36,6 @@ class TPSConfig(SelectiveConfig):
     steps: Count = 1  # AdamW steps per image; views are selected before each.
 
 
-def shifted_text(text: Tensor, shift: Tensor) -> Tensor:
-    """Unit classifiers (B, N, E) of texts (N, E) under shifts (B, N, E)."""
-    return F.normalize(text + shift, dim=-1)
-
-
 @register(
     "tps",
     tuned={"fine-grained": TPSConfig(view_kind="augmix")},
@@ -61,7 +56,7 @@ class TPS(FixedText):
         config = self.config
 
         def loss(shift: Tensor) -> Tensor:
-            text = shifted_text(self.classifier, shift).mT
+            text = F.normalize(self.classifier + shift, dim=-1).mT
             with torch.no_grad():
                 index = confident_views(self.scale * features @ text, config.selection_fraction)
             return marginal_entropy(self.scale * take_views(features, index) @ text).sum()
@@ -69,5 +64,5 @@ class TPS(FixedText):
         start = AdamState.begin(features.new_zeros(len(features), *self.classifier.shape))
         adam = Adam(config.lr, weight_decay=config.weight_decay)
         shift = minimize(start, loss, config.steps, adam).values
-        text = shifted_text(self.classifier, shift)
+        text = F.normalize(self.classifier + shift, dim=-1)
         return (self.scale * torch.einsum("be,bne->bn", features[:, 0], text)).float()

@@ -113,12 +113,9 @@ class ZeroShotReference:
     model: CLIP
     prompts: ClassPrompts
     memory: Memory
-    frozen: bool = False
-    """Whether nothing is learned from the stream any more."""
-    reject_share: float | None = None
-    """See :meth:`enable_rejection`."""
-    calibrated: bool = False
-    """See :meth:`enable_calibration`."""
+    frozen: bool = False  # Whether nothing is learned from the stream any more.
+    reject_share: float | None = None  # See :meth:`enable_rejection`.
+    calibrated: bool = False  # See :meth:`enable_calibration`.
     lends_zero_shot: ClassVar[bool] = False
     """Whether evidence holds plain CLIP's probabilities, ``zero_shot`` (B, N), wherever the method
     computes them: it is calibrated at no cost, and so by default."""

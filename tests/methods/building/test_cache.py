@@ -1,35 +1,10 @@
 """The feature cache against lists that are filled one image after the other."""
 
-import math
-
 import pytest
 import torch
 from torch import Tensor
 
 from cliquetta.methods.building.cache import simulate_insertions, store
-
-Entry = tuple[float, int]
-
-
-class ListCache:
-    """Entries per class, sorted by entropy; a full list gives up its last for a lower one."""
-
-    def __init__(self, classes: int, capacity: int) -> None:
-        self.capacity = capacity
-        self.entries: list[list[Entry]] = [[] for _ in range(classes)]
-
-    def offer(self, label: int, entropy: float, image: int) -> None:
-        if math.isinf(entropy):
-            return
-        entries = self.entries[label]
-        if len(entries) < self.capacity:
-            entries.append((entropy, image))
-        elif entropy < entries[-1][0]:
-            entries[-1] = (entropy, image)
-        entries.sort(key=lambda entry: entry[0])
-
-    def images(self, label: int) -> list[int]:
-        return [image for _, image in self.entries[label]]
 
 
 def random_stream(images: int, classes: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -45,25 +20,28 @@ def random_stream(images: int, classes: int, seed: int) -> tuple[Tensor, Tensor]
 @pytest.mark.parametrize(("classes", "capacity"), [(1, 1), (2, 3), (7, 2), (3, 8)])
 def test_every_moment_equals_the_lists(seed: int, classes: int, capacity: int) -> None:
     labels, entropy = random_stream(60, classes, seed)
-    lists = ListCache(classes, capacity)
+    lists: list[list[tuple[float, int]]] = [[] for _ in range(classes)]
     entropies = torch.full((classes, capacity), torch.inf)
     owner = torch.zeros(classes, capacity, dtype=torch.long)  # which image lies in the slot
     for rows in torch.arange(60).split([1, 9, 30, 4, 16]):
         occupancy = simulate_insertions(entropies, labels[rows], entropy[rows])
         for moment, row in enumerate(rows.tolist()):
-            lists.offer(int(labels[row]), float(entropy[row]), row)
-            for label in range(classes):
+            if entropy[row].isfinite():
+                entries = lists[int(labels[row])]
+                entries.append((float(entropy[row]), row))
+                entries.sort()
+                del entries[capacity:]
+            for label, entries in enumerate(lists):
                 old = owner[label][occupancy.old[moment, label]].tolist()
                 new = [
                     int(rows[e])
                     for e in occupancy.new[moment].nonzero()[:, 0]
                     if labels[rows[e]] == label
                 ]
-                assert sorted(old + new) == sorted(lists.images(label))
+                assert sorted(old + new) == sorted(image for _, image in entries)
         entropies = store(entropies, entropy[rows], occupancy)
         owner = store(owner, rows, occupancy)
-        for label in range(classes):
-            count = len(lists.images(label))
-            assert owner[label][:count].tolist() == lists.images(label)
-            assert entropies[label].isfinite().sum() == count
-            assert (entropies[label].diff()[: max(0, count - 1)] >= 0).all()
+        for label, entries in enumerate(lists):
+            assert owner[label][: len(entries)].tolist() == [image for _, image in entries]
+            assert entropies[label].isfinite().sum() == len(entries)
+            assert (entropies[label].diff()[: max(0, len(entries) - 1)] >= 0).all()

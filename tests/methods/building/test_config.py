@@ -15,7 +15,7 @@ from cliquetta.methods.building.config import (
     field_types,
     parse,
 )
-from cliquetta.methods.registry import get_method, method_config, method_entries
+from cliquetta.methods.registry import get_method, method_config
 
 REFUSED: dict[str, list[tuple[str, Any, str]]] = {
     "batclip": [("lr", -1, "above 0"), ("adapt_text", 1, "true or false")],
@@ -65,11 +65,6 @@ REFUSED: dict[str, list[tuple[str, Any, str]]] = {
 def test_values_out_of_range_are_refused(method: str, field: str, value: Any, message: str) -> None:
     with pytest.raises(UserError, match=f"{field} .*{message}.*|{message}"):
         get_method(method).config(**{field: value})
-
-
-def test_every_method_builds_on_the_base_config() -> None:
-    for entry in method_entries():
-        assert issubclass(entry.config, MethodConfig), entry.name
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,9 @@ from torch import Tensor
 
 from cliquetta.methods.onzeta import OnZeta, OnZetaConfig
 from cliquetta.methods.tda import TDAConfig
-from cliquetta.model.clip import CLIP
-from cliquetta.prompts.classes import ClassPrompts
+from tests._helpers.arrays import on_features
 from tests._helpers.clusters import gains_over_text, make_clusters, make_views
-from tests._helpers.literal_numpy import on_features
+from tests._helpers.tiny_world import TINY, TINY_PROMPTS
 from tests._helpers.tolerance import LOGIT
 
 
@@ -28,10 +27,10 @@ from tests._helpers.tolerance import LOGIT
     ],
 )
 def test_it_beats_zero_shot_where_classes_lie_beside_their_texts(
-    name: str, least: float, mean: float, tiny_clip: CLIP
+    name: str, least: float, mean: float
 ) -> None:
     gains = gains_over_text(
-        lambda f, text: on_features(tiny_clip, name, text).predict_features(f).logits
+        lambda f, text: on_features(TINY, name, text).predict_features(f).logits
     )
     assert gains.min() > least and gains.mean() > mean
 
@@ -50,20 +49,18 @@ SHARP = TDAConfig(positive_alpha=1.3, positive_beta=6.0, negative_alpha=0.9, neg
     ],
 )
 def test_groups_change_nothing(
-    name: str, bound: str, size: int, config: Any, tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch
+    name: str, bound: str, size: int, config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     features, _, text = make_clusters(60)
     views = make_views(features, 20)
-    full = on_features(tiny_clip, name, text, config).predict_features(views).logits
+    full = on_features(TINY, name, text, config).predict_features(views).logits
     monkeypatch.setattr(f"cliquetta.methods.{bound}", size)
-    parts = on_features(tiny_clip, name, text, config).predict_features(views).logits
+    parts = on_features(TINY, name, text, config).predict_features(views).logits
     torch.testing.assert_close(parts, full, atol=LOGIT, rtol=LOGIT)
 
 
-def test_recordings_of_two_steps_are_distinguished(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    adapter, called = OnZeta(tiny_clip, tiny_prompts, OnZetaConfig()), []
+def test_recordings_of_two_steps_are_distinguished(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter, called = OnZeta(TINY, TINY_PROMPTS, OnZetaConfig()), []
 
     def note(function: Any, *inputs: Tensor) -> Any:
         called.append(function.__name__)
@@ -73,7 +70,7 @@ def test_recordings_of_two_steps_are_distinguished(
         return (features,)
 
     monkeypatch.setattr(adapter, "_replayed", note)
-    features = torch.zeros(2, tiny_clip.embed_dim)
+    features = torch.zeros(2, TINY.embed_dim)
     adapter.predict_group(features)
     adapter.replay(other, features)
     assert called == ["_learn", "other"]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from cliquetta.errors import UserError
 from cliquetta.methods.building.few_shot import (
     FitStep,
     FitTask,
@@ -20,9 +21,9 @@ from cliquetta.methods.building.few_shot import (
 )
 from cliquetta.methods.fit import fit_method
 from cliquetta.methods.registry import create_method, method_config
-from cliquetta.model.clip import CLIP
 from tests._helpers.separable import FULL_IMAGE, TWO, accuracy, make_examples
 from tests._helpers.tiny import build_tiny_clip
+from tests._helpers.tiny_world import TINY
 from tests._helpers.tolerance import ADAPTED, FEATURE, LOGIT
 
 FAST = {"crop_scale": (0.6, 1.0), "batch_size": 8, "lr": 0.05}
@@ -39,11 +40,9 @@ FITS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "options"), FITS)
-def test_fitting_beats_zero_shot_on_held_out_images(
-    name: str, options: dict[str, Any], tiny_clip: CLIP
-) -> None:
-    adapter = fit_method(name, tiny_clip, TWO, make_examples(), method_config(name, None, options))
-    assert accuracy(adapter) > accuracy(create_method("zero_shot", tiny_clip, TWO)) + 0.25
+def test_fitting_beats_zero_shot_on_held_out_images(name: str, options: dict[str, Any]) -> None:
+    adapter = fit_method(name, TINY, TWO, make_examples(), method_config(name, None, options))
+    assert accuracy(adapter) > accuracy(create_method("zero_shot", TINY, TWO)) + 0.25
 
 
 def test_the_schedule_is_a_warm_up_and_a_cosine_per_epoch() -> None:
@@ -64,13 +63,13 @@ def test_an_epoch_shows_every_image_once_and_drops_a_short_batch() -> None:
     assert [len(r) for r in epoch_batches(3, 4, generator, drop_last=True)] == [3]
 
 
-def test_the_loop_is_torch_sgd_with_momentum(tiny_clip: CLIP) -> None:
+def test_the_loop_is_torch_sgd_with_momentum() -> None:
     """Three epochs on logits without an image, against the recurrence written out."""
     config = SGDTraining(
         epochs=3, lr=0.1, momentum=0.5, weight_decay=0.2, warmup_lr=0.3, crop_scale=FULL_IMAGE
     )
     steps: list[FitStep] = []
-    task = FitTask(tiny_clip, TWO, make_examples(2), on_step=steps.append)
+    task = FitTask(TINY, TWO, make_examples(2), on_step=steps.append)
     actual = learn(
         {"x": torch.tensor([1.0, -2.0])},
         lambda learned, pixels: learned["x"].expand(len(pixels), 2),
@@ -87,24 +86,23 @@ def test_the_loop_is_torch_sgd_with_momentum(tiny_clip: CLIP) -> None:
     assert steps[0].loss == pytest.approx(1.5 + math.log(1 + math.exp(-3)))
 
 
-def test_a_loss_that_is_no_number_stops_the_fit(tiny_clip: CLIP) -> None:
+def test_a_loss_that_is_no_number_stops_the_fit() -> None:
     with pytest.raises(ArithmeticError, match="lower lr"):
-        FitTask(tiny_clip, TWO, make_examples(1)).report(FitStep(1, 1, 0, math.nan, 0.1))
+        FitTask(TINY, TWO, make_examples(1)).report(FitStep(1, 1, 0, math.nan, 0.1))
 
 
 @pytest.mark.parametrize("name", ["coop", "cocoop"])
-def test_a_pool_of_whole_images_fits_as_fresh_ones_do(tiny_clip: CLIP, name: str) -> None:
+def test_a_pool_of_whole_images_fits_as_fresh_ones_do(name: str) -> None:
     """Whole images that look the same in the mirror leave nothing to a crop's chance."""
     options = {"context_init": "a photo of a", "crop_scale": FULL_IMAGE, "epochs": 4, "lr": 0.1}
     config = method_config(name, options={**options, "batch_size": 4})
     fresh, pooled = (
-        fit_method(name, tiny_clip, TWO, make_examples(2), replace(config, crop_pool=pool)).fitted
+        fit_method(name, TINY, TWO, make_examples(2), replace(config, crop_pool=pool)).fitted
         for pool in (None, 3)
     )
     for key, value in fresh.items():
         torch.testing.assert_close(pooled[key], value, atol=LOGIT, rtol=ADAPTED)
-    moved = fresh["context"] - tiny_clip.context("a photo of a")
-    assert moved.abs().max() > 1e-3
+    assert (fresh["context"] - TINY.context("a photo of a")).abs().max() > 1e-3
 
 
 def test_a_pool_is_encoded_once_and_every_image_gets_crops_of_its_own(
@@ -125,15 +123,11 @@ def test_a_pool_is_encoded_once_and_every_image_gets_crops_of_its_own(
     assert len(seen) == 3 * 5
 
 
-def test_tensors_of_another_shape_are_refused(tiny_clip: CLIP) -> None:
-    with pytest.raises(ValueError, match=r"takes \(any, 32\)"):
-        create_method("coop", tiny_clip, TWO, fitted={"context": torch.zeros(4, 31)})
-    with pytest.raises(ValueError, match="'context' is"):
-        create_method("coop", tiny_clip, TWO, fitted={"context": torch.zeros(2, 4, 32)})
-
-
-def test_tensors_that_are_not_finite_are_refused(tiny_clip: CLIP) -> None:
-    context = torch.zeros(16, 32)
-    context[3, 4] = torch.nan
-    with pytest.raises(ValueError, match="not finite: fit again"):
-        create_method("coop", tiny_clip, TWO, fitted={"context": context})
+def test_tensors_of_another_shape_or_that_are_not_finite_are_refused() -> None:
+    for context, message in (
+        (torch.zeros(4, 31), r"takes \(any, 32\)"),
+        (torch.zeros(2, 4, 32), "'context' is"),
+        (torch.full((16, 32), torch.nan), "not finite: fit again"),
+    ):
+        with pytest.raises(UserError, match=message):
+            create_method("coop", TINY, TWO, fitted={"context": context})

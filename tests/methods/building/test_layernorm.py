@@ -2,40 +2,37 @@
 
 import pytest
 import torch
-from torch import Tensor
 
 from cliquetta.methods.building.layernorm import Float32LayerNorm, LayerNormTower
-from cliquetta.model.clip import CLIP
-from tests._helpers.live_layernorms import double_clip, flat, load_norms, open_norms
+from tests._helpers.live import double_clip, flat, load_norms, open_norms
 from tests._helpers.tiny import build_tiny_clip
+from tests._helpers.tiny_world import TINY, TINY_IMAGES, draw
 
 
-def test_the_start_is_the_model_itself(tiny_clip: CLIP, tiny_images: Tensor) -> None:
-    tower = LayerNormTower(tiny_clip.visual)
-    assert torch.equal(tower(tower.start, tiny_images), tiny_clip.encode_image(tiny_images))
-    texts = LayerNormTower(tiny_clip.text)  # type: ignore[arg-type]
-    ids = tiny_clip.tokenizer(["a cat", "a photo of a long ship"])
-    assert torch.equal(texts(texts.start, ids), tiny_clip.encode_text(ids))
+def test_the_start_is_the_model_itself() -> None:
+    tower = LayerNormTower(TINY.visual)
+    assert torch.equal(tower(tower.start, TINY_IMAGES), TINY.encode_image(TINY_IMAGES))
+    texts = LayerNormTower(TINY.text)  # type: ignore[arg-type]
+    ids = TINY.tokenizer(["a cat", "a photo of a long ship"])
+    assert torch.equal(texts(texts.start, ids), TINY.encode_text(ids))
     # ln_pre, ln_post and two per block; two per block and ln_final
     assert len(tower.start) == 6 * 2 * 32
     assert len(texts.start) == 5 * 2 * 32
 
 
-def test_weights_are_shared_not_copied(tiny_clip: CLIP) -> None:
-    tower = LayerNormTower(tiny_clip.visual)
-    shared = {p.data_ptr() for p in tiny_clip.visual.parameters()}
+def test_weights_are_shared_not_copied() -> None:
+    tower = LayerNormTower(TINY.visual)
+    shared = {p.data_ptr() for p in TINY.visual.parameters()}
     assert {p.data_ptr() for p in tower._tower.parameters()} == shared
-    assert all(isinstance(m.ln_1, torch.nn.LayerNorm) for m in tiny_clip.visual.blocks)
+    assert all(isinstance(m.ln_1, torch.nn.LayerNorm) for m in TINY.visual.blocks)
 
 
 @pytest.mark.parametrize("which", ["visual", "text"])
-def test_other_parameters_act_as_if_loaded(which: str, tiny_images: Tensor) -> None:
+def test_other_parameters_act_as_if_loaded(which: str) -> None:
     model = double_clip()
     tower = LayerNormTower(getattr(model, which))
-    inputs = tiny_images if which == "visual" else model.tokenizer(["a cat", "a red truck"])
-    generator = torch.Generator().manual_seed(0)
-    noise = torch.randn(tower.start.shape, generator=generator, dtype=torch.float64)
-    changed = (tower.start + 0.1 * noise).requires_grad_()
+    inputs = TINY_IMAGES if which == "visual" else model.tokenizer(["a cat", "a red truck"])
+    changed = (tower.start + 0.1 * draw(len(tower.start))).requires_grad_()
     features = tower(changed, inputs)
     (gradient,) = torch.autograd.grad(features.sin().sum(), changed)
 
@@ -46,7 +43,7 @@ def test_other_parameters_act_as_if_loaded(which: str, tiny_images: Tensor) -> N
     torch.testing.assert_close(gradient, flat(list(torch.autograd.grad(live.sin().sum(), norms))))
 
 
-def test_small_steps_are_felt_in_half_precision(tiny_images: Tensor) -> None:
+def test_small_steps_are_felt_in_half_precision() -> None:
     model = build_tiny_clip().to(torch.bfloat16)
     tower = LayerNormTower(model.visual)
     assert tower.start.dtype == torch.float32
@@ -57,20 +54,18 @@ def test_small_steps_are_felt_in_half_precision(tiny_images: Tensor) -> None:
     moved = torch.where(lost, moved, tower.start)  # only steps that bfloat16 cannot show
     assert (moved != tower.start).sum() > 100
     values = tower.start.clone().requires_grad_()
-    features = tower(values, tiny_images)
+    features = tower(values, TINY_IMAGES)
     assert features.dtype == torch.float32
     (gradient,) = torch.autograd.grad(features.square().sum(), values)
     assert gradient.dtype == torch.float32
-    assert not torch.equal(tower(moved, tiny_images), features)
+    assert not torch.equal(tower(moved, TINY_IMAGES), features)
 
 
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16, torch.float32])
 def test_a_norm_computes_in_the_precision_of_its_gain(half: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(0)
     plain = torch.nn.LayerNorm(8).double()
-    plain.weight.data = torch.randn(8, generator=generator, dtype=torch.float64)
-    plain.bias.data = torch.randn(8, generator=generator, dtype=torch.float64)
-    x = torch.randn(4, 8, generator=generator).to(half)
+    plain.weight.data, plain.bias.data = draw(2, 8).unbind()
+    x = draw(4, 8, seed=1).to(half)
     prediction = Float32LayerNorm(plain)(x)
     assert prediction.dtype == half
     assert torch.equal(prediction, plain(x.double()).to(half))

@@ -16,8 +16,7 @@ NEVER_NEGATIVE = re.compile(
     r"(.*\.)?(entropy|entropies|doubt|average|scatter|second|\w*counts|priors|scores|covariances?)"
     r"|batches|.*key\.images|.*counts\.(images|confidence|entropy|agreement|classes|marginal"
     r"|absence|debiased|recent)|.*predicted\.\w+|.*voters\.predictions"
-)
-"""What counts, entropies, sums of squares and of probabilities are called."""
+)  # What counts, entropies, sums of squares and of probabilities are called.
 VECTORS = re.compile(r".*\.keys|(.*\.)?(features|text|embeddings|proxies|means)")
 """Features and texts, of length one or less; SCAP's ``keys`` may be longer."""
 
@@ -28,11 +27,10 @@ def poison(name: str, start: Tensor) -> tuple[float, ...]:
         return ()
     if not start.is_floating_point():
         return (min(0, int(start.min())) - 1, 2**62)
-    actual = [torch.nan, -torch.inf, 1e30, -1e30]
-    actual += [] if start.isinf().any() else [torch.inf]
-    actual += [-1.0] if NEVER_NEGATIVE.fullmatch(name) else []
-    actual += [3.0] if VECTORS.fullmatch(name) else []
-    return tuple(actual)
+    infinite = () if start.isinf().any() else (torch.inf,)
+    negative = (-1.0,) if NEVER_NEGATIVE.fullmatch(name) else ()
+    long = (3.0,) if VECTORS.fullmatch(name) else ()
+    return (torch.nan, -torch.inf, 1e30, -1e30, *infinite, *negative, *long)
 
 
 def test_states_with_numbers_that_cannot_be_are_refused(adapter: Adapter, batch: Batch) -> None:

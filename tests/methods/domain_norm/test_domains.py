@@ -18,6 +18,7 @@ from cliquetta.methods.domain_norm.domains import (
 )
 from cliquetta.methods.domain_norm.run import Runner, Setup
 from cliquetta.methods.domain_norm.state import Domain, Group, Key, State
+from tests._helpers.tiny_world import draw
 
 
 def no_images(channels: int) -> Key:
@@ -36,7 +37,7 @@ def test_distance_is_cohens_d_squared_by_hand() -> None:
 
 
 def test_keys_absorb_batch_by_batch_what_they_would_absorb_at_once() -> None:
-    rows = torch.randn(30, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rows = draw(30, 5)
     key = Key(*(value.double() for value in no_images(5)))
     for part in rows.split(7):
         key = merge_keys(key, key_of(part))

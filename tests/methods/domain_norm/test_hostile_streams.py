@@ -19,7 +19,6 @@ from cliquetta.methods.registry import create_method
 from cliquetta.model.clip import CLIP
 from cliquetta.model.factory import create_model
 from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.types import Batch
 from tests._helpers.tiny import build_tiny_clip
 
 KINDS = ("black", "constant", "one class", "noise", "alternating", "duplicates", "one pixel")
@@ -38,8 +37,8 @@ class World(NamedTuple):
         adapter = create_method(method, self.model, NAMES)
         for images in before:
             for part in images.split(250):
-                assert adapter.predict(Batch(part)).logits.isfinite().all()
-        parts = [adapter.predict(Batch(part)).logits.argmax(dim=1) for part in self.clean.split(64)]
+                assert adapter.predict(part).logits.isfinite().all()
+        parts = [adapter.predict(part).logits.argmax(dim=1) for part in self.clean.split(64)]
         return int((torch.cat(parts) == self.labels).sum())
 
 

@@ -39,13 +39,8 @@ def less_mean(predictions: Tensor) -> Tensor:
 
 
 def no_counts() -> Counts:
-    one, many, moments, predictions = (
-        torch.zeros(()),
-        torch.zeros(N),
-        torch.zeros(4, N),
-        torch.zeros(2, N),
-    )
-    return Counts(one, one, one, one, one, many, many, many, many, many, many, moments, predictions)
+    one, many = torch.zeros(()), torch.zeros(N)
+    return Counts(*[one] * 5, *[many] * 6, torch.zeros(4, N), torch.zeros(2, N))
 
 
 def estimate(predictions: Tensor, images: float, batch: int = 64) -> Tensor:
@@ -88,13 +83,7 @@ def test_a_stream_of_one_confident_class_is_not_taken_for_biased() -> None:
 
 
 def test_uneven_frequencies_are_believed_if_predictions_are_confident_enough() -> None:
-    config = DomainNormConfig(
-        evenness_floor=0.4,
-        evenness_knee=0.5,
-        evenness_cap=0.8,
-        evenness_slope=2.0,
-        evenness_band=0.1,
-    )
+    config = DomainNormConfig(evenness_floor=0.4, evenness_cap=0.8, evenness_slope=2.0)
     # Seven of ten against a limit of 0.4, of 0.4 + 2 * 0.16 = 0.72, and of 0.8 at most.
     cases = [(2, 0.3, 1), (2, 0.9, 1), (10, 0.3, 0), (10, 0.9, 0)]
     for classes, sure, expected in (*cases, (7, 0.3, 0), (7, 0.66, 0.7), (7, 0.95, 1)):
@@ -138,8 +127,7 @@ def test_streams_of_every_kind_have_the_prior_of_the_page() -> None:
             actual, nothing = class_prior(counts, config), np.zeros(0)
             images = [Image(0, part, nothing, nothing, z) for z in part.numpy()]
             pi, m, beta, w, *_ = literal.count(domain, images)
-            expected = (m, pi, w, beta)
-            for ours, theirs in zip(actual[:4], expected, strict=True):
+            for ours, theirs in zip(actual[:4], (m, pi, w, beta), strict=True):
                 np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-9, atol=1e-12)
             nu = frequencies(counts.debiased, counts.images)
             plain = belief(nu, counts.confidence / counts.images, config)
@@ -168,8 +156,7 @@ def test_plain_predictions_count_where_they_are_few_and_confident() -> None:
 
 def test_a_stream_of_one_unsure_class_keeps_it() -> None:
     predictions = draw(torch.full((64,), 4), torch.zeros(N), gap=5.0)
-    actual = statistics(predictions, DomainNormConfig())
-    assert float(actual.prior[4]) > 0.9
+    assert float(statistics(predictions, DomainNormConfig()).prior[4]) > 0.9
 
 
 def burst(mass: Tensor, nu: Tensor) -> float:

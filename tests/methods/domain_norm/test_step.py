@@ -9,8 +9,8 @@ from torch import Tensor
 
 from cliquetta.methods.domain_norm import DomainNorm, DomainNormConfig
 from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.types import Batch
 from tests._helpers.scenes import NAMES, build_model, make_batches
+from tests._helpers.tiny_world import draw
 from tests.reference.domain_norm_literal import LiteralDomainNorm
 
 MODEL = build_model(0)
@@ -22,13 +22,10 @@ def images(seed: int, count: int, light: float = 0.0) -> Tensor:
 
 def streams() -> dict[str, tuple[list[Tensor], dict[str, Any]]]:
     bright, dark = images(2, 160), images(3, 160, -3.0)
-    same = 0.5 + 1e-3 * torch.randn(96, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-    small = [
-        *bright[:40].split(1),
-        *bright[40:80].split(7),
-        *dark[:70].split(9),
-        *bright[80:].split(9),
-    ]
+    same = 0.5 + 1e-3 * draw(96, 3, 16, 16)
+    small = [*bright[:40].split(1), *bright[40:80].split(7)]
+    small += [*dark[:70].split(9), *bright[80:].split(9)]
+    settled = [*bright.split(20) * 2, *dark[:60].split(20), *bright[:80].split(8), *dark.split(20)]
     order = torch.randperm(40, generator=torch.Generator().manual_seed(1))
     mixed = [bright[:40], dark[:40], torch.cat([bright[40:60], dark[40:60]])[order], bright[60:]]
     third = images(4, 40, 3.0)
@@ -40,10 +37,10 @@ def streams() -> dict[str, tuple[list[Tensor], dict[str, Any]]]:
         "mixed": (mixed, {"W": 24, "warmup": 24, "domains": 2}),
         "domains go and come back": (back, {"W": 20, "warmup": 20, "domains": 2}),
         "settled": (
-            [*(bright.split(20)) * 2, *dark[:60].split(20), *bright[:80].split(8), *dark.split(20)],
+            settled,
             {"W": 20, "warmup": 40, "settled_steps": 3, "settled_every": 80},
         ),
-        "nothing to see": ([*same.double().split(32), bright[:64]], {"W": 32, "warmup": 0}),
+        "nothing to see": ([*same.split(32), bright[:64]], {"W": 32, "warmup": 0}),
         "collapse": (list(bright.split(32)) * 3, {"W": 32, "warmup": 0, "lr": 3.0}),
     }
 
@@ -56,7 +53,7 @@ def test_step_equals_the_page(name: str) -> None:
     adapter = DomainNorm(MODEL, ClassPrompts(NAMES), config)
     literal = LiteralDomainNorm(MODEL, adapter.network.text, **options)
     for batch in batches:
-        actual, expected = adapter.predict(Batch(batch)).logits, literal.step(batch)
+        actual, expected = adapter.predict(batch).logits, literal.step(batch)
         # Logarithms down to -28 are rounded to float32 at the end, all else is float64.
         np.testing.assert_allclose(actual.numpy(), expected, atol=28 * 2**-23, rtol=0)
     state = adapter.state

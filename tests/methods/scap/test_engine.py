@@ -10,17 +10,9 @@ from torch import Tensor
 
 from cliquetta.model import cuda
 from cliquetta.model.vjp import VisualTape
-from cliquetta.types import Batch
-from tests._helpers.scenes import (
-    NAMES,
-    Pair,
-    between_similarities,
-    build_model,
-    listed,
-    make_batches,
-    pair,
-)
-from tests._helpers.tolerance import FEATURE, SUM
+from tests._helpers.oracle import Pair, listed, pair
+from tests._helpers.scenes import NAMES, between_similarities, build_model, make_batches
+from tests._helpers.tolerance import FEATURE, SUM, assert_near
 
 MODELS = {seed: build_model(seed) for seed in (0, 1)}
 
@@ -30,35 +22,36 @@ def check_agreement(both: Pair, batches: list[torch.Tensor]) -> int:
     total = 0
     for images in batches:
         out, expected = both.step(images)
-        assert listed(out) == expected.cliques
+        assert listed(out.evidence["cliques"]) == expected.cliques
         total += len(expected.cliques)
         probabilities = out.logits.double().softmax(dim=-1)
-        torch.testing.assert_close(probabilities, expected.probabilities, rtol=0, atol=FEATURE)
+        assert_near(probabilities, expected.probabilities, FEATURE)
         learned, cliques = out.evidence["learned"], out.evidence["cliques"]
         for g, u in enumerate(cliques.set_of.tolist()):
-            if expected.visual[g] is not None:
-                torch.testing.assert_close(learned.visual[u], expected.visual[g], rtol=0, atol=SUM)
-            if expected.text[g] is not None:
-                torch.testing.assert_close(learned.text[u], expected.text[g], rtol=0, atol=SUM)
-            torch.testing.assert_close(
-                learned.attributes[u], expected.keys[g], rtol=0, atol=FEATURE
-            )
-            assert float(learned.before.total[u]) == pytest.approx(
-                expected.losses_before[g], abs=SUM
-            )
-            assert float(learned.after.total[u]) == pytest.approx(expected.losses_after[g], abs=SUM)
+            for ours, theirs in ((learned.visual, expected.visual), (learned.text, expected.text)):
+                if theirs[g] is not None:
+                    assert_near(ours[u], theirs[g], SUM)
+            assert_near(learned.attributes[u], expected.keys[g], FEATURE)
+            losses = float(learned.before.total[u]), float(learned.after.total[u])
+            literal = expected.losses_before[g], expected.losses_after[g]
+            assert losses == pytest.approx(literal, abs=SUM)
         memory = both.engine.memory
         for label, entries in expected.retained.items():
             assert int(memory["count"][label]) == len(entries)
             for slot, (key, value) in enumerate(entries):
-                torch.testing.assert_close(memory["keys"][label, slot], key, rtol=0, atol=SUM)
-                torch.testing.assert_close(
-                    memory["values"][label, slot], value.flatten(), rtol=0, atol=SUM
-                )
+                assert_near(memory["keys"][label, slot], key, SUM)
+                assert_near(memory["values"][label, slot], value.flatten(), SUM)
         if expected.text_mean is not None:
-            torch.testing.assert_close(memory["text_mean"], expected.text_mean, rtol=0, atol=SUM)
+            assert_near(memory["text_mean"], expected.text_mean, SUM)
             assert int(memory["text_seen"]) == expected.tau
     return total
+
+
+def agree(options: dict[str, Any], size: int = 6) -> int:
+    """Compare engine and oracle under some options over three batches."""
+    batches = make_batches(5, 3, size)
+    threshold = between_similarities(MODELS[0], batches[0], 0.55)
+    return check_agreement(pair(MODELS[0], {"threshold": threshold, **options}), batches)
 
 
 OPTIONS: list[dict[str, Any]] = [
@@ -98,11 +91,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_every_option_agrees_with_the_oracle(options: dict[str, Any]) -> None:
-    model = MODELS[0]
-    batches = make_batches(5, 3, 6)
-    threshold = between_similarities(model, batches[0], 0.55)
-    both = pair(model, {"threshold": threshold, **options})
-    assert check_agreement(both, batches) > 3
+    assert agree(options) > 3
 
 
 @pytest.mark.parametrize("options", [{"capacity": 1}, {"capacity": 2, "blocks": (0,)}], ids=str)
@@ -118,22 +107,16 @@ def test_rows_filled_up_as_on_a_gpu_agree_with_the_oracle(
 
     monkeypatch.setitem(cuda.CHUNK, "cpu", 16)
     monkeypatch.setattr(VisualTape, "_pull", counted)
-    batches = make_batches(5, 3, 9)
-    threshold = between_similarities(MODELS[0], batches[0], 0.55)
-    both = pair(MODELS[0], {"threshold": threshold, **options})
-    assert check_agreement(both, batches) > 3
-    assert set(sizes) == {16}
-    assert len(sizes) > len(batches)  # more rows than one chunk holds
+    assert agree(options, size=9) > 3
+    assert set(sizes) == {16} and len(sizes) > 3  # more rows than one chunk holds
 
 
 @pytest.mark.parametrize("mix", [0.0, 0.3, 0.5])
 def test_several_templates_agree_with_the_oracle(mix: float) -> None:
-    model = MODELS[1]
     batches = make_batches(2, 2, 6)
-    threshold = between_similarities(model, batches[0], 0.6)
+    options = {"threshold": between_similarities(MODELS[1], batches[0], 0.6), "text_mix": mix}
     templates = ("a photo of a {}.", "art of the {}.", "a {}.")
-    both = pair(model, {"threshold": threshold, "text_mix": mix}, templates=templates)
-    assert check_agreement(both, batches) > 0
+    assert check_agreement(pair(MODELS[1], options, templates=templates), batches) > 0
 
 
 WORLDS = {
@@ -160,16 +143,14 @@ def test_random_worlds_agree_with_the_oracle(
 ) -> None:
     model = MODELS[world]
     batches = make_batches(seed, 2, size)
-    threshold = between_similarities(model, torch.cat(batches), quantile)
-    both = pair(model, {"threshold": threshold, **options}, names=NAMES[:classes], seed=seed)
-    check_agreement(both, batches)
+    options = {"threshold": between_similarities(model, torch.cat(batches), quantile), **options}
+    check_agreement(pair(model, options, names=NAMES[:classes], seed=seed), batches)
 
 
 def test_one_image_has_no_clique_and_is_plain_clip() -> None:
-    model = MODELS[0]
+    model, image = MODELS[0], make_batches(0, 1, 1)[0]
     both = pair(model, {"threshold": 0.5})
-    image = make_batches(0, 1, 1)[0]
     assert check_agreement(both, [image]) == 0
-    out = both.engine.predict(Batch(image))
     plain = model.scale * model.encode_image(image, normalize=True) @ both.engine.classifier.T
-    torch.testing.assert_close(out.probabilities, plain.softmax(-1).float(), rtol=0, atol=SUM)
+    actual = both.engine.predict(image).probabilities
+    assert_near(actual, plain.softmax(-1).float(), SUM)

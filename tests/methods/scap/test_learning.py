@@ -4,14 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from cliquetta.methods.scap.config import SCAPConfig
 from cliquetta.methods.scap.learning import Learner, Task
 from cliquetta.methods.scap.text import PromptedText
 from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.scenes import NAMES, build_model, make_batches
-from tests._helpers.tolerance import DOUBLE, STEP
+from tests._helpers.tolerance import DOUBLE, STEP, assert_near
 
 MODEL = build_model(0)
 PROMPTS = ClassPrompts(NAMES)
@@ -19,50 +18,38 @@ IMAGES = make_batches(5, 1, 6)[0]
 SETS = ((0, 1, 4), (2, 3), (1, 2, 3, 5), (4,))  # Ragged, overlapping, one alone.
 
 
-def make_learner(config: SCAPConfig, rows: int = 10_000) -> Learner:
-    text = PromptedText(MODEL, PROMPTS, config.text_mix)
-    tower = MODEL.require_vit()
+def make_learner(config: SCAPConfig, rows: int) -> Learner:
+    text, tower = PromptedText(MODEL, PROMPTS, config.text_mix), MODEL.require_vit()
     return Learner(tower, text, MODEL.classifier(PROMPTS), MODEL.scale, config, rows)
 
 
-def make_task(config: SCAPConfig, sets: tuple[tuple[int, ...], ...] = SETS) -> Task:
+def make_task(config: SCAPConfig) -> Task:
     tower = MODEL.require_vit()
     hidden = tower.run(tower.embed(IMAGES), 0, config.blocks[0])
     plain = MODEL.encode_image(IMAGES, normalize=True)
-    pairs = [(u, j) for u, members in enumerate(sets) for j in members]
-    clique, image = torch.tensor(pairs).unbind(dim=1)
-    return Task(hidden, plain, clique, image, len(sets))
-
-
-def make_start(config: SCAPConfig) -> Tensor:
-    shape = (len(config.blocks), config.prompt_length, 2, 32)
-    return 2 * torch.rand(shape, generator=torch.Generator().manual_seed(0)).double() - 1
+    pairs = [(u, j) for u, members in enumerate(SETS) for j in members]
+    return Task(hidden, plain, *torch.tensor(pairs).unbind(dim=1), len(SETS))
 
 
 @pytest.mark.parametrize("options", [{}, {"steps": 3}], ids=str)
 @pytest.mark.parametrize("rows", [1, 2, 5, 18])
 def test_parts_that_fit_in_memory_give_the_whole(options: dict[str, Any], rows: int) -> None:
     config = SCAPConfig(**options)
-    start = make_start(config)
-    task = make_task(config)
-    full = make_learner(config).learn(task, start, explain=True)
-    parts = make_learner(config, rows).learn(task, start, explain=True)
-    assert full.visual is not None
-    assert parts.visual is not None
-    torch.testing.assert_close(parts.visual, full.visual, rtol=0, atol=STEP)
-    torch.testing.assert_close(parts.text, full.text, rtol=0, atol=STEP)
-    assert full.after is not None
-    assert parts.after is not None
-    torch.testing.assert_close(parts.after.total, full.after.total, rtol=0, atol=STEP)
-    torch.testing.assert_close(parts.attributes, full.attributes, rtol=0, atol=DOUBLE)
+    start = 2 * torch.rand(1, 1, 2, 32, generator=torch.Generator().manual_seed(0)).double() - 1
+    full, parts = (
+        make_learner(config, count).learn(make_task(config), start, explain=True)
+        for count in (10_000, rows)
+    )
+    assert_near(parts.visual, full.visual, STEP)
+    assert_near(parts.text, full.text, STEP)
+    assert_near(parts.after.total, full.after.total, STEP)
+    assert_near(parts.attributes, full.attributes, DOUBLE)
 
 
 @pytest.mark.parametrize("rows", [1, 6, 9, 12, 18, 1000])
 def test_a_part_holds_whole_cliques_within_its_bound(rows: int) -> None:
-    config = SCAPConfig()
-    learner = make_learner(config, rows)
-    task = make_task(config)
-    parts = list(learner._parts(task))
+    learner = make_learner(SCAPConfig(), rows)
+    parts = list(learner._parts(make_task(SCAPConfig())))
     sizes = [len(members) for members in SETS]
     assert [sets.start for sets, _ in parts] == [0, *[sets.stop for sets, _ in parts[:-1]]]
     assert parts[-1][0].stop == len(SETS)

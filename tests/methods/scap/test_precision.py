@@ -9,8 +9,8 @@ from torch import Tensor
 from cliquetta.methods.scap import SCAP
 from cliquetta.methods.scap.learning import Task
 from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.types import Batch
-from tests._helpers.scenes import NAMES, build_model, make_batches, scap_config
+from tests._helpers.oracle import scap_config
+from tests._helpers.scenes import NAMES, build_model, make_batches
 from tests._helpers.tolerance import BLOCK_STORES, rounding
 
 PROMPTS = ClassPrompts(NAMES, ("a photo of a {}.", "art of the {}."))
@@ -32,17 +32,14 @@ def test_half_precision_runs_and_remembers_in_float32(
 ) -> None:
     adapter = adapter_of(dtype, **options)
     adapter.collect_evidence = True
+    values = []
     for images in BATCHES:
-        out = adapter.predict(Batch(images))
-        assert out.logits.dtype == torch.float32
-        assert torch.isfinite(out.logits).all()
+        out = adapter.predict(images)
         learned = out.evidence["learned"]
-        for tensor in (learned.visual, learned.text, learned.attributes, learned.after.total):
-            assert tensor.dtype == torch.float32
-            assert torch.isfinite(tensor).all()
-    for name in ("start_prompt", "keys", "values", "text_mean"):
-        assert adapter.memory[name].dtype == torch.float32
-        assert torch.isfinite(adapter.memory[name]).all()
+        values += [out.logits, learned.visual, learned.text, learned.attributes]
+        values.append(learned.after.total)
+    values += [adapter.memory[name] for name in ("start_prompt", "keys", "values", "text_mean")]
+    assert all(value.dtype == torch.float32 and value.isfinite().all() for value in values)
     assert int(adapter.memory["sets_learned"]) > 8
 
 
@@ -62,16 +59,14 @@ def test_gradients_are_those_of_float32_but_for_rounding(
     dtype: torch.dtype, jacobian: bool
 ) -> None:
     sets = [[0, 1, 2], [2, 5], [1, 3, 4, 5]]
-    full, half = adapter_of(torch.float32), adapter_of(dtype)
-    # the same draw on both sides, and one that bfloat16 holds exactly
-    for adapter in (full, half):
+    gradients = []
+    for adapter in (adapter_of(dtype), adapter_of(torch.float32)):
+        # the same draw on both sides, and one that bfloat16 holds exactly
         adapter.memory["start_prompt"] = adapter.memory["start_prompt"].bfloat16().float()
-        assert adapter.text is not None
         if jacobian:
             adapter.text.build_jacobian()
-    for actual, expected in zip(
-        start_gradients(half, sets), start_gradients(full, sets), strict=True
-    ):
+        gradients.append(start_gradients(adapter, sets))
+    for actual, expected in zip(*gradients, strict=True):
         assert actual.dtype == torch.float32
         off = (actual - expected).norm(dim=1) / expected.norm(dim=1)
         # three blocks, once forward and twice backward; weights are rounded like activations
@@ -82,7 +77,7 @@ def test_gradients_are_those_of_float32_but_for_rounding(
 def test_predictions_stay_near_float32(dtype: torch.dtype) -> None:
     full, half = adapter_of(torch.float32), adapter_of(dtype)
     for images in BATCHES:
-        expected, actual = full.predict(Batch(images)), half.predict(Batch(images))
+        expected, actual = full.predict(images), half.predict(images)
         difference = (actual.probabilities - expected.probabilities).abs()
         # a probability moves by at most a quarter of its logit's error, here of one deviation
         error = full.model.scale * STORES**0.5 * torch.finfo(dtype).eps / 2

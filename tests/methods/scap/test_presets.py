@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from cliquetta.data.views import attach_views
+from cliquetta.errors import UserError
 from cliquetta.methods.registry import create_method, get_method, method_config
 from cliquetta.methods.scap import PRESETS, SCAP, SCAPConfig
 from cliquetta.methods.scap.evidence import describe
@@ -18,14 +17,16 @@ from cliquetta.model.clip import CLIP, MissingCapabilityError, initialise
 from cliquetta.model.config import CLIPConfig, ResNetConfig, TextConfig
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
+from tests._helpers.building import prepare
 from tests._helpers.scenes import NAMES, build_model, make_batches
-from tests._helpers.tolerance import FEATURE, sampling
+from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS, draw
+from tests._helpers.tolerance import FEATURE, assert_near, sampling
 
 MODEL = build_model(0)
 PROMPTS = ClassPrompts(NAMES, ("a photo of a {}.", "art of the {}."))
 BATCHES = make_batches(5, 3, 8)
 BATCHES[0][1] = BATCHES[0][0]  # equal rows of one set: duplicates to drop, or not
-VIEWS = torch.randn(8, 3, 3, 16, 16, generator=torch.Generator().manual_seed(0)).double()
+VIEWS = draw(8, 3, 3, 16, 16)
 
 
 def test_the_registry_knows_the_presets() -> None:
@@ -37,24 +38,17 @@ def test_the_registry_knows_the_presets() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
-def test_presets_run_from_the_registry(
-    name: str, tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
-) -> None:
+def test_presets_run_from_the_registry(name: str) -> None:
     views = min(4, PRESETS[name].views)
     config = method_config("scap", name, {"views": str(views)})
     assert config == dataclasses.replace(PRESETS[name], views=views)
-    adapter = create_method("scap", tiny_clip, tiny_prompts, config)
-    assert isinstance(adapter, SCAP)
-    batch = Batch(tiny_images, tuple(str(j) for j in range(len(tiny_images))))
-    if views > 1:
-        assert adapter.views is not None
-        batch = attach_views(batch, adapter.views, seed=0, preprocess=tiny_clip.preprocess)
-    else:
-        assert adapter.views is None
+    adapter = create_method("scap", TINY, TINY_PROMPTS, config)
+    assert (adapter.views is None) == (views == 1)
+    batch = prepare(adapter, Batch(TINY_IMAGES, tuple("abcdefghij")))
     for _ in range(2):
         out = adapter.predict(batch)
-        assert torch.isfinite(out.logits).all()
-        assert len(describe(out)["images"]) == len(tiny_images)
+        assert out.logits.isfinite().all()
+        assert len(describe(out)["images"]) == len(TINY_IMAGES)
     assert len(out.evidence["cliques"]) > 0
 
 
@@ -62,22 +56,17 @@ def test_views_are_scored_with_the_prompts_of_their_image_and_the_confident_aver
     """Each view as an image of its own, in the same batch and memory."""
     config = SCAPConfig(threshold=0.4, views=3, selection_fraction=0.67)
     views = torch.cat([BATCHES[0][:, None], VIEWS[:, :2]], dim=1)
-    adapter = SCAP(MODEL, PROMPTS, config)
-    actual = adapter.predict(Batch(BATCHES[0], views=views)).logits
-    each = []
-    for at in range(3):
-        # only what is scored changes: mining, learning and matching see the plain images
-        single = SCAP(MODEL, PROMPTS, config)
-        one = single.predict(Batch(BATCHES[0], views=views[:, at : at + 1])).logits
-        each.append(one)
-    logits = torch.stack(each, dim=1)
-    plain = SCAP(MODEL, PROMPTS, dataclasses.replace(config, views=1)).predict(Batch(BATCHES[0]))
-    torch.testing.assert_close(each[0], plain.logits, rtol=0, atol=FEATURE)
-    for j in range(8):
-        p = logits[j].softmax(dim=-1)
+    # of one view, only what is scored changes: mining, learning and matching see the plain images
+    actual, *each = (
+        SCAP(MODEL, PROMPTS, config).predict(Batch(BATCHES[0], views=some)).logits
+        for some in (views, *views.split(1, dim=1))
+    )
+    plain = SCAP(MODEL, PROMPTS, dataclasses.replace(config, views=1)).predict(BATCHES[0])
+    assert_near(each[0], plain.logits, FEATURE)
+    for j, logits in enumerate(torch.stack(each, dim=1)):
+        p = logits.softmax(dim=-1)
         order = (-(p * p.log()).sum(dim=1)).argsort()
-        expected = logits[j, order[:2]].mean(dim=0)
-        torch.testing.assert_close(actual[j], expected, rtol=0, atol=FEATURE)
+        assert_near(actual[j], logits[order[:2]].mean(dim=0), FEATURE)
 
 
 # --- settings that mean nothing -----------------------------------------------------------------
@@ -112,7 +101,7 @@ def test_a_template_without_words_is_warned_of() -> None:
     prompts = ClassPrompts(NAMES, ("{} texture.", "art of the {}."))
     with pytest.warns(UserWarning, match="no text prompt is learned: '{} texture.' has no words"):
         adapter = SCAP(MODEL, prompts, SCAPConfig(threshold=0.4))
-    evidence = adapter.predict(Batch(BATCHES[0])).evidence
+    evidence = adapter.predict(BATCHES[0]).evidence
     assert evidence["text_prompts"] == "'{} texture.' has no words before the name"
     assert SCAP(MODEL, PROMPTS, SCAPConfig())._text_prompts() == "learned"
 
@@ -120,27 +109,22 @@ def test_a_template_without_words_is_warned_of() -> None:
 # --- models and class lists that do not fit -----------------------------------------------------
 
 
-def test_a_block_that_the_model_does_not_have_is_refused() -> None:
-    with pytest.raises(ValueError, match="has 3 blocks"):
-        SCAP(MODEL, PROMPTS, SCAPConfig(blocks=(1, 3)))
-
-
-def test_fixed_text_features_take_image_prompts_only() -> None:
+def test_what_can_be_learned_is_and_what_cannot_is_refused() -> None:
     fixed = ClassPrompts(NAMES, features=MODEL.classifier(PROMPTS))
-    with pytest.raises(ValueError, match="modalities=image"):
-        SCAP(MODEL, fixed, SCAPConfig())
-    adapter = SCAP(MODEL, fixed, SCAPConfig(modalities="image", threshold=0.4))
-    out = adapter.predict(Batch(BATCHES[0]))
-    assert len(out.evidence["cliques"])
-    assert torch.isfinite(out.logits).all()
-
-
-def test_text_alone_without_words_to_learn_is_refused() -> None:
     bare = ClassPrompts(NAMES, ("{} texture.",))
-    with pytest.raises(ValueError, match="no words before"):
-        SCAP(MODEL, bare, SCAPConfig(modalities="text"))
-    adapter = SCAP(MODEL, bare, SCAPConfig(threshold=0.4, steps=2))
-    assert torch.isfinite(adapter.predict(Batch(BATCHES[0])).logits).all()
+    for prompts, config, message in (
+        (PROMPTS, SCAPConfig(blocks=(1, 3)), "has 3 blocks"),
+        (fixed, SCAPConfig(), "modalities=image"),
+        (bare, SCAPConfig(modalities="text"), "no words before"),
+    ):
+        with pytest.raises(UserError, match=message):
+            SCAP(MODEL, prompts, config)
+    for prompts, config in (
+        (fixed, SCAPConfig(modalities="image", threshold=0.4)),
+        (bare, SCAPConfig(threshold=0.4, steps=2)),
+    ):
+        out = SCAP(MODEL, prompts, config).predict(BATCHES[0])
+        assert len(out.evidence["cliques"]) and out.logits.isfinite().all()
 
 
 def test_a_resnet_learns_text_alone() -> None:
@@ -150,8 +134,7 @@ def test_a_resnet_learns_text_alone() -> None:
     with pytest.raises(MissingCapabilityError, match="scap needs a ViT image tower"):
         SCAP(model, PROMPTS, SCAPConfig())
     adapter = SCAP(model, PROMPTS, SCAPConfig(modalities="text", threshold=-1.0))
-    images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    first, second = (adapter.predict(Batch(images)) for _ in range(2))
+    first, second = (adapter.predict(draw(4, 3, 32, 32).float()) for _ in range(2))
     assert torch.isfinite(second.logits).all()
     assert int(adapter.memory["text_seen"]) == 2 * len(first.evidence["cliques"]) > 0
 

@@ -17,20 +17,16 @@ from cliquetta.methods.scap.retention import (
     retain,
     retention_graph,
 )
-from tests._helpers.scenes import scap_config
-from tests._helpers.tolerance import DOUBLE, STEP
+from tests._helpers.oracle import scap_config
+from tests._helpers.tiny_world import draw
+from tests._helpers.tolerance import DOUBLE, STEP, assert_near
 from tests.reference import scap_equations as oracle
 from tests.reference.scap_equations import ReferenceSettings
 
 
-def empty_cache(classes: int, capacity: int, E: int = 5, V: int = 6) -> Cache:
-    keys = torch.zeros(classes, capacity + 1, E).double()
-    values = torch.zeros(classes, capacity + 1, V).double()
+def empty_cache(classes: int, capacity: int) -> Cache:
+    keys, values = (torch.zeros(classes, capacity + 1, width).double() for width in (5, 6))
     return Cache(keys, values, torch.zeros(classes, dtype=torch.long))
-
-
-def draw(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).double()
 
 
 OPTIONS = {
@@ -55,30 +51,28 @@ def test_the_cache_agrees_with_the_oracle(
     cache = empty_cache(3, config.capacity)
     expected: dict[int, list[tuple[Tensor, Tensor]]] = {i: [] for i in range(3)}
     for number, labels in enumerate(batches):
-        keys = 0.7 * draw(seed + 2 * number, len(labels), 5)
-        values = draw(seed + 2 * number + 1, len(labels), 6)
+        keys = 0.7 * draw(len(labels), 5, seed=seed + 2 * number)
+        values = draw(len(labels), 6, seed=seed + 2 * number + 1)
         cache = retain(cache, torch.tensor(labels, dtype=torch.long), keys, values, config)
         for label, key, value in zip(labels, keys, values, strict=True):
             expected[label] = oracle.retain(expected[label], key, value, literal)
     for label, entries in expected.items():
         assert int(cache.count[label]) == len(entries) <= config.capacity
         for slot, (key, value) in enumerate(entries):
-            torch.testing.assert_close(cache.keys[label, slot], key, rtol=0, atol=STEP)
-            torch.testing.assert_close(cache.values[label, slot], value, rtol=0, atol=STEP)
+            assert_near(cache.keys[label, slot], key, STEP)
+            assert_near(cache.values[label, slot], value, STEP)
 
 
 def test_the_cache_that_came_in_is_left_alone() -> None:
     before = empty_cache(2, 2)
-    retain(before, torch.tensor([0, 1, 0]), draw(0, 3, 5), draw(1, 3, 6), SCAPConfig(capacity=2))
-    assert not before.keys.any()
-    assert not before.values.any()
-    assert before.count.tolist() == [0, 0]
+    retain(before, torch.tensor([0, 1, 0]), draw(3, 5), draw(3, 6, seed=1), SCAPConfig(capacity=2))
+    assert not (before.keys.any() or before.values.any() or before.count.any())
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.9, 0.99])
 @pytest.mark.parametrize("n", [2, 7, 11])
 def test_the_resolvent_equals_the_inverse(alpha: float, n: int) -> None:
-    keys = draw(n, 3, n, 4)
+    keys = draw(3, n, 4, seed=n)
     weights = retention_graph(keys, 1.0, 3)
     root = weights.sum(dim=-1).rsqrt()
     smooth = root[:, :, None] * weights * root[:, None]
@@ -96,7 +90,7 @@ def test_equally_weighted_neighbours_go_to_the_lower_index() -> None:
     graph = retention_graph(keys, 1.0, 1)[0]
     assert graph[0].nonzero()[:, 0].tolist() == [1, 2, 3]  # each of them has 0 as its nearest
     expected = oracle.retention_graph(keys[0], ReferenceSettings(bandwidth=1.0, neighbours=1))
-    torch.testing.assert_close(graph, expected, rtol=0, atol=DOUBLE)
+    assert_near(graph, expected, DOUBLE)
 
 
 def test_the_closest_pair_is_the_lowest_on_ties() -> None:

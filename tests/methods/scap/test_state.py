@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from cliquetta.data.stream import Stream
 from cliquetta.evaluation.predictions import PREDICTIONS
@@ -17,54 +16,39 @@ from cliquetta.evaluation.record import list_records
 from cliquetta.evaluation.runner import evaluate
 from cliquetta.methods.scap import SCAP, SCAPConfig
 from cliquetta.methods.state import load_state
-from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.types import Batch
-from tests._helpers.scenes import NAMES, build_model, make_batches, scap_config
+from tests._helpers.building import assert_same_state
+from tests._helpers.oracle import scap_config
+from tests._helpers.scenes import NAMES, build_model, make_batches
 from tests._helpers.streaming import made_up_dataset
+from tests._helpers.tiny_world import TINY, TINY_PROMPTS
 
 MODEL = build_model(0).float()
 BATCHES = [images.float() for images in make_batches(3, 6, 6)]
 PROMPTS = ClassPrompts(NAMES, ("a photo of a {}.", "art of the {}."))
-CONFIG = SCAPConfig(threshold=0.4, capacity=2)
 
 
-def adapter_of(config: SCAPConfig = CONFIG, seed: int = 0) -> SCAP:
-    return SCAP(MODEL, PROMPTS, config, seed=seed)
-
-
-def run(adapter: SCAP, batches: list[Tensor]) -> list[Tensor]:
-    return [adapter.predict(Batch(images)).logits for images in batches]
-
-
-OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"text_per_class": True, "blocks": (1, 2)},
-    {"modalities": "text"},
-    {"steps": 2},
-]
-
-
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"text_per_class": True, "blocks": (1, 2)}, {"modalities": "text"}, {"steps": 2}],
+    ids=str,
+)
 def test_a_split_stream_equals_the_whole_to_the_bit(
     options: dict[str, Any], tmp_path: Path
 ) -> None:
     config = scap_config(threshold=0.4, capacity=2, **options)
-    unbroken = adapter_of(config)
-    expected = run(unbroken, BATCHES)
-    assert int(unbroken.memory["sets_learned"]) > MODEL.embed_dim  # the text gradient changed over
-    first = adapter_of(config)
+    unbroken, expected = SCAP(MODEL, PROMPTS, config), []
     for number, images in enumerate(BATCHES):
-        first.save(tmp_path / f"{number}.safetensors")
-        first.predict(Batch(images))
+        unbroken.save(tmp_path / f"{number}.safetensors")
+        expected.append(unbroken.predict(images).logits)
+    assert int(unbroken.memory["sets_learned"]) > MODEL.embed_dim  # the text gradient changed over
     for number in range(len(BATCHES)):
         # another seed: whatever it decides must come from the state
-        other = adapter_of(config, seed=9)
+        other = SCAP(MODEL, PROMPTS, config, seed=9)
         load_state(other, tmp_path / f"{number}.safetensors")
-        for actual, wanted in zip(run(other, BATCHES[number:]), expected[number:], strict=True):
-            assert torch.equal(actual, wanted)
-        for name, value in unbroken.state_dict().items():
-            assert torch.equal(other.memory[name], value), name
+        for images, logits in zip(BATCHES[number:], expected[number:], strict=True):
+            assert torch.equal(other.predict(images).logits, logits)
+        assert_same_state(other, unbroken.state_dict())
 
 
 # --- kills --------------------------------------------------------------------------------------
@@ -93,11 +77,9 @@ def run_until_killed(adapter: SCAP, out: Path, batch: int, inside: bool) -> None
     evaluate(adapter, stream, out=out, save_every=2, on_step=step)
 
 
-def test_a_stream_killed_at_random_batches_ends_with_the_same_predictions(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tmp_path: Path
-) -> None:
+def test_a_stream_killed_at_random_batches_ends_with_the_same_predictions(tmp_path: Path) -> None:
     def build() -> SCAP:
-        return SCAP(tiny_clip, tiny_prompts, SCAPConfig(threshold=0.3, capacity=2), seed=4)
+        return SCAP(TINY, TINY_PROMPTS, SCAPConfig(threshold=0.3, capacity=2), seed=4)
 
     unbroken, out = tmp_path / "whole", tmp_path / "killed"
     adapter = build()
@@ -118,9 +100,7 @@ def test_a_stream_killed_at_random_batches_ends_with_the_same_predictions(
         kills += 1
         assert kills < 40
     (record,) = list_records(out)
-    assert kills >= 4
-    assert record.resumed >= 4
-    assert record.status == "finished"
-    assert record.metrics == expected.metrics
+    assert kills >= 4 and record.resumed >= 4
+    assert (record.status, record.metrics) == ("finished", expected.metrics)
     name = f"{record.id}/{PREDICTIONS}"
     assert (out / name).read_bytes() == (unbroken / name).read_bytes()

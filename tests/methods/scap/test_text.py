@@ -10,9 +10,10 @@ from cliquetta.methods.scap import SCAP
 from cliquetta.methods.scap import text as text_module
 from cliquetta.methods.scap.text import PromptedText
 from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.types import Batch
-from tests._helpers.scenes import NAMES, build_model, make_batches, scap_config
-from tests._helpers.tolerance import DOUBLE, FEATURE
+from tests._helpers.oracle import scap_config
+from tests._helpers.scenes import NAMES, build_model, make_batches
+from tests._helpers.tiny_world import draw
+from tests._helpers.tolerance import DOUBLE, FEATURE, assert_near
 from tests.reference.scap_equations import fixed_features, text_features
 
 MODEL = build_model(0)
@@ -34,10 +35,6 @@ def literal_features(text: PromptedText, context: Tensor) -> Tensor:
     templates = TEMPLATES["one template" if text.fixed is None else "three templates"]
     prompts = ClassPrompts(CLASSES, templates)
     return text_features(MODEL, prompts, context, fixed_features(MODEL, prompts), 0.4)
-
-
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).double()
 
 
 @pytest.mark.parametrize("jacobian", [False, True])
@@ -78,10 +75,13 @@ def test_gradients_of_a_shared_context_equal_autograd(
 # --- the change-over ----------------------------------------------------------------------------
 
 
-def stream_of(adapter: SCAP, count: int = 8, skip: int = 0) -> list[tuple[str, Tensor]]:
-    batches = make_batches(3, count, 6)[skip:]
-    out = [adapter.predict(Batch(images.to(adapter.model.dtype))) for images in batches]
-    return [(prediction.evidence["text_gradient"], prediction.logits) for prediction in out]
+def stream_of(adapter: SCAP) -> list[tuple[str, Tensor, int]]:
+    """Kind of gradient, logits and tally of learned sets of every batch of a stream."""
+    predictions = []
+    for images in make_batches(3, 8, 6):
+        out, tally = adapter.predict(images), int(adapter.memory["sets_learned"])
+        predictions.append((out.evidence["text_gradient"], out.logits, tally))
+    return predictions
 
 
 def adapter_of(**options: Any) -> SCAP:
@@ -92,29 +92,22 @@ def adapter_of(**options: Any) -> SCAP:
 def test_the_change_over_comes_when_it_pays_and_changes_nothing(
     text_per_class: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    adapter = adapter_of(text_per_class=text_per_class)
-    actual, tallies = [], []
-    for images in make_batches(3, 8, 6):
-        out = adapter.predict(Batch(images))
-        actual.append((out.evidence["text_gradient"], out.logits))
-        tallies.append(int(adapter.memory["sets_learned"]))
-    kinds = [kind for kind, _ in actual]
-    assert kinds == ["jacobian" if tally > MODEL.embed_dim else "vjp" for tally in tallies]
+    actual = stream_of(adapter_of(text_per_class=text_per_class))
+    kinds = [kind for kind, _, _ in actual]
+    assert kinds == ["jacobian" if tally > MODEL.embed_dim else "vjp" for *_, tally in actual]
     assert set(kinds) == {"vjp", "jacobian"}
     monkeypatch.setattr(PromptedText, "build_jacobian", lambda self: None)
     never = stream_of(adapter_of(text_per_class=text_per_class))
-    assert {kind for kind, _ in never} == {"vjp"}
-    for (_, logits), (_, expected) in zip(actual, never, strict=True):
-        torch.testing.assert_close(logits, expected, rtol=0, atol=FEATURE)
+    assert {kind for kind, _, _ in never} == {"vjp"}
+    for (_, logits, _), (_, expected, _) in zip(actual, never, strict=True):
+        assert_near(logits, expected, FEATURE)
 
 
 def test_a_reset_stream_changes_over_again_without_building_again() -> None:
     adapter = adapter_of()
     expected = stream_of(adapter)
-    assert adapter.text is not None
     built = adapter.text.jacobian
     adapter.reset()
-    for (kind, logits), (wanted, bits) in zip(stream_of(adapter), expected, strict=True):
-        assert kind == wanted
-        assert torch.equal(logits, bits)
+    for (kind, logits, _), (wanted, bits, _) in zip(stream_of(adapter), expected, strict=True):
+        assert kind == wanted and torch.equal(logits, bits)
     assert adapter.text.jacobian is built

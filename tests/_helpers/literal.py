@@ -1,12 +1,19 @@
 """Both towers written out: one sequence, one head, one token rule at a time, nothing fused."""
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from cliquetta.methods.building.few_shot import SGDTraining
+from cliquetta.methods.fit import fit_method
 from cliquetta.model.block import Block
 from cliquetta.model.clip import CLIP
+from tests._helpers.separable import FULL_IMAGE, make_examples, make_images
+from tests._helpers.tiny_world import TINY, TINY_PROMPTS
+from tests._helpers.tolerance import ADAPTED, DOUBLE, FEATURE, STEP
 
 
 def norm(x: Tensor, layer: torch.nn.LayerNorm) -> Tensor:
@@ -34,12 +41,19 @@ def block_output(x: Tensor, block: Block, *, causal: bool) -> Tensor:
     return x + (u * torch.sigmoid(1.702 * u)) @ block.proj.weight.T + block.proj.bias
 
 
-def text_feature(model: CLIP, embeddings: Tensor, deep: list[Tensor] | None = None) -> Tensor:
-    """Unit feature (E,) of one sequence (L, D) that ends with its end token."""
-    tower = model.text
-    x = embeddings + tower.position[: len(embeddings)]
+def words(model: CLIP, text: str) -> list[Tensor]:
+    """The embedding of every token of a text."""
+    return [model.text.tokens.weight[i] for i in model.tokenizer.encode(text)]
+
+
+def text_feature(model: CLIP, inside: Sequence[Tensor], deep: Sequence[Tensor] = ()) -> Tensor:
+    """Unit feature (E,) of a sequence of embeddings (D,) between the start and the end token."""
+    tower, tokenizer = model.text, model.tokenizer
+    embed = tower.tokens.weight
+    x = torch.stack([embed[tokenizer.start], *inside, embed[tokenizer.end]])
+    x = x + tower.position[: len(x)]
     for index, block in enumerate(tower.blocks):
-        if deep is not None and 0 < index <= len(deep):
+        if 0 < index <= len(deep):
             prompt = deep[index - 1]
             x = torch.cat([x[:1], prompt, x[1 + len(prompt) :]])
         x = block_output(x, block, causal=True)
@@ -72,3 +86,38 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean of -log softmax at the labels."""
     picked = torch.stack([row[label] for row, label in zip(logits, labels, strict=True)])
     return (logits.exp().sum(dim=-1).log() - picked).mean()
+
+
+Literal = Callable[[Mapping[str, Tensor], Tensor], Tensor]
+"""Logits (B, N) from parameters and pixels."""
+
+
+def assert_same_logits(ours: Literal, literal: Literal, start: Mapping[str, Tensor]) -> None:
+    """A float64 function has the logits of a literal one, and its gradients by all parameters."""
+    images, labels = make_images(2, seed=0)
+    fast, slow = (
+        {name: value.double().clone().requires_grad_() for name, value in start.items()}
+        for _ in range(2)
+    )
+    actual, expected = ours(fast, images.double()), literal(slow, images.double())
+    torch.nn.functional.cross_entropy(actual, labels).backward()
+    cross_entropy(expected, labels).backward()
+    torch.testing.assert_close(actual, expected, atol=STEP, rtol=DOUBLE)
+    for name in (name for name, value in start.items() if value.numel()):
+        torch.testing.assert_close(fast[name].grad, slow[name].grad, atol=STEP, rtol=STEP)
+        assert slow[name].grad.abs().max() > 1e-6, name
+
+
+def assert_first_step(
+    name: str, config: SGDTraining, literal: Literal, start: Mapping[str, Tensor]
+) -> None:
+    """One epoch of four whole images is a step of SGD with weight decay."""
+    config = replace(config, epochs=1, warmup_epochs=0, batch_size=4, crop_scale=FULL_IMAGE)
+    examples = make_examples(2)
+    fitted = fit_method(name, TINY, TINY_PROMPTS, examples, config, seed=4).fitted
+    learned = {name: value.clone().requires_grad_() for name, value in start.items()}
+    cross_entropy(literal(learned, examples.images), examples.labels).backward()
+    for part, value in learned.items():
+        step = value.grad + config.weight_decay * value.detach()
+        moved = value.detach() - config.lr * step
+        torch.testing.assert_close(fitted[part], moved, atol=FEATURE, rtol=ADAPTED)

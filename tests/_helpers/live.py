@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from cliquetta.model.clip import CLIP
-from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.tiny import build_tiny_clip
+from tests._helpers.tiny_world import TINY_PROMPTS
 
 
 def double_clip() -> CLIP:
@@ -23,10 +23,22 @@ def open_norms(tower: nn.Module) -> list[nn.Parameter]:
     return found
 
 
-def live_clip(prompts: ClassPrompts) -> tuple[CLIP, Tensor, list[nn.Parameter]]:
+def live_clip() -> tuple[CLIP, Tensor, list[nn.Parameter]]:
     """Such a CLIP, its class texts (N, E) and the open LayerNorms of its image tower."""
     live = double_clip()
-    return live, live.classifier(prompts), open_norms(live.visual)
+    return live, live.classifier(TINY_PROMPTS), open_norms(live.visual)
+
+
+def descend(optimiser: torch.optim.Optimizer, loss: Tensor) -> None:
+    """One step down a loss."""
+    optimiser.zero_grad()
+    loss.backward()
+    optimiser.step()
+
+
+def live_logits(live: CLIP, images: Tensor, text: Tensor) -> Tensor:
+    """Scaled cosines of images and class texts under the current norms."""
+    return live.scale * unit_rows(live.encode_image(images)) @ text.T
 
 
 def flat(tensors: Sequence[Tensor]) -> Tensor:
