@@ -64,6 +64,8 @@ def separate_images(images: Any, preprocess: Preprocess | None) -> Iterator[Imag
             if preprocess is None or image.shape != (3, preprocess.size, preprocess.size):
                 raise not_an_image(image)
             yield preprocess.unnormalise(image).cpu().numpy()  # exact where it came from 8 bits
+        elif image is None:
+            raise not_an_image(image)
         else:
             yield image.read() if _is_file(image) else image
 

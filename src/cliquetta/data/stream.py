@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.data.dataset import UNKNOWN, Dataset
-from cliquetta.data.loader import ImageGroup, Loader
+from cliquetta.data.loader import ImageGroup, Loaded, Loader
 from cliquetta.data.samplers import Indices, LabelledSet, SamplerOptions, get_sampler, interleave
 from cliquetta.data.views import check_spec
 from cliquetta.errors import UserError
@@ -198,21 +198,25 @@ class Stream:
 
     def read(self, parts: Sequence[range]) -> Iterator[tuple[Batch, Tensor]]:
         """Batches of any positions of the stream, read ahead while the caller is busy with one."""
+        for part, (batch, loaded) in zip(parts, self.load(parts), strict=True):
+            yield batch, self.labels([part[row] for row in loaded.positions])
+
+    def load(self, parts: Sequence[range]) -> Iterator[tuple[Batch, Loaded]]:
+        """Batches of positions, and which of these could be read."""
         self.skipped = []
         loader = Loader(
             self._shown, self.preprocess, (self.views,), self.view_seed, self.workers, self.device
         )
-        loaded = loader.load(parts, sum(map(len, parts)))
-        with closing(loaded):  # type: ignore[type-var]
-            for part, read in zip(parts, loaded, strict=True):
+        with closing(loader.load(parts, sum(map(len, parts)))) as loading:
+            for part, loaded in zip(parts, loading, strict=True):
                 keys = [self.key(position) for position in part]
-                for row, reason in read.unreadable:
+                for row, reason in loaded.unreadable:
                     self.skipped.append(Skipped(keys[row], reason))
                     if keys[row] not in self._reported:
                         self._reported.add(keys[row])
                         _log.warning("skipped %s: %s", keys[row], reason)
-                (batch,) = read.batches(keys, (self.views,))
-                yield batch, self.labels([part[row] for row in read.positions])
+                (batch,) = loaded.batches(keys, (self.views,))
+                yield batch, loaded
 
     def origin(self, positions: range) -> tuple[Indices, Indices]:
         """Number of the part, and index of the image in it, at positions of the stream."""

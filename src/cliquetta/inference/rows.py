@@ -4,7 +4,6 @@ import csv
 import importlib.util
 import io
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -73,11 +72,6 @@ def pick_format(path: Path, name: str | None = None) -> WriteTable:
     if name == "parquet" and importlib.util.find_spec("pyarrow") is None:
         raise UserError("Parquet files need an extra: pip install 'cliquetta[parquet]'")
     return _FORMATS[name]
-
-
-def shown_path(path: str) -> str:
-    """A path as text, with escapes for bytes that are not UTF-8."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def _cell(value: str | float | bool | None) -> str:
