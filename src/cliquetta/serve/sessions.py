@@ -107,10 +107,8 @@ class Sessions:
         try:
             with self._tracing.span("predict", **attributes, images=len(request.images)):
                 return predict_images(adapter, request.images, self._limits)
-        except ServiceError:
-            raise
         except Exception as error:
-            if not entry.imported:
+            if isinstance(error, ServiceError) or not entry.imported:
                 raise
             _log.warning("session %s fails on its imported state", entry.info.id, exc_info=error)
             message = "the imported state cannot be used: reset the session or import another one"
