@@ -10,7 +10,6 @@ from typing import Any
 from cliquetta.methods.allocation import TorchWatch
 from cliquetta.serve.errors import ServiceError, too_large
 
-
 _CLIENTS = 10_000
 
 
