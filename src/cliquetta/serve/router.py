@@ -1,7 +1,4 @@
-"""In front of replicas: admits requests, keeps the order of sessions, sends lost requests again.
-
-It gives every request a key, so that one sent to two replicas is applied once.
-"""
+"""In front of replicas: admits requests, keeps the order of sessions, sends lost requests again."""
 
 import asyncio
 import itertools
@@ -43,7 +40,7 @@ class Forwarded:
     headers: tuple[tuple[bytes, bytes], ...]
     body: bytes
     owner: str
-    key: str  # names this request and, if it makes a session, that session
+    key: str  # of this request and, if it makes a session, of that: sent twice, it counts once
     trace: Mapping[str, str] = field(default_factory=dict)
 
 

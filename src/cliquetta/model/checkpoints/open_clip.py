@@ -1,7 +1,4 @@
-"""open_clip's checkpoints: OpenAI's key names, its own config file.
-
-Its config can describe more than CLIP's towers; whatever ours do not have is refused by name.
-"""
+"""open_clip's checkpoints: OpenAI's key names, a config; what our towers lack is refused by name."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,4 @@
-"""OpenAI's checkpoints: names, addresses, key names, and what their shapes tell.
-
-open_clip kept the key names; the image towers of its SigLIPs have those of timm.
-"""
+"""OpenAI's checkpoints: names, addresses, key names (open_clip's, too), what their shapes tell."""
 
 import math
 import re
@@ -55,7 +52,7 @@ _RENAMES = (
     (r"\.attn\.out_proj\.", ".out."),
     (r"\.mlp\.c_fc\.", ".fc."),
     (r"\.mlp\.c_proj\.", ".proj."),
-    (r"^visual\.trunk\.patch_embed\.proj\.", "visual.patch."),
+    (r"^visual\.trunk\.patch_embed\.proj\.", "visual.patch."),  # SigLIP's image towers are timm's
     (r"^visual\.trunk\.pos_embed$", "visual.position"),
     (r"^visual\.trunk\.norm\.", "visual.head.ln_1."),
     (r"^visual\.trunk\.attn_pool\.latent$", "visual.head.probe"),
