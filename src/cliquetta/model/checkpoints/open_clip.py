@@ -1,4 +1,4 @@
-"""open_clip's checkpoints: OpenAI's key names, a config; what our towers lack is refused by name."""
+"""open_clip's checkpoints: OpenAI's key names, a config; what ours do not have is refused."""
 
 from collections.abc import Mapping
 from typing import Any
