@@ -92,7 +92,7 @@ def test_the_attention(
 
 
 @pytest.mark.parametrize("blocks", [(1,), (0, 2)])
-def test_a_complete_backward_pass(
+def test_backward(
     fused: ModuleType, blocks: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tower = build_model(0).float().to(DEVICE).require_vit()
@@ -112,9 +112,7 @@ def test_a_complete_backward_pass(
         torch.testing.assert_close(actual[0][block], actual[1][block], rtol=GRADIENT, atol=SUM)
 
 
-def test_every_kernel_that_will_be_used_is_tried_out(
-    fused: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_kernel_is_tried_out(fused: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
     for name in ("silu_backward", "attention_backward"):
         monkeypatch.setattr(fused, name, lambda *given, name=name, **options: tried.append(name))

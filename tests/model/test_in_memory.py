@@ -220,9 +220,7 @@ def test_a_wrapped_model_without_norms_or_tokenizer(pixels: Tensor) -> None:
         (tiny_siglip, {"tokenizer": lambda texts: [1]}, "does not turn N texts into a tensor"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_one_sentence(
-    build: Any, options: Any, message: str
-) -> None:
+def test_what_does_not_fit_is_refused(build: Any, options: Any, message: str) -> None:
     with pytest.raises(UserError, match=message) as error:
         from_model(build(), **options)
     assert "\n" not in str(error.value)

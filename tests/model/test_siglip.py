@@ -243,9 +243,7 @@ def test_an_image_tower_without_its_head(tmp_path: Path) -> None:
         create_model(tmp_path)
 
 
-def test_our_own_file_keeps_the_weights_and_says_that_tokens_are_missing(
-    pair: Any, tmp_path: Path
-) -> None:
+def test_our_own_file_keeps_weights_and_lacks_the_tokenizer(pair: Any, tmp_path: Path) -> None:
     ours, _ = pair
     save_model(ours, tmp_path / "m.safetensors")
     again = create_model(tmp_path / "m.safetensors")

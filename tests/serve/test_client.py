@@ -74,7 +74,7 @@ def test_the_client_rejects(client: Client) -> None:
         session.set_classes(["cat", "dog"])
 
 
-def test_a_session_is_made_once_however_often_it_is_asked_for(
+def test_a_session_is_made_once_for_repeats(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cliquetta.serve.client.time.sleep", lambda seconds: None)

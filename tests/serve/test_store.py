@@ -59,7 +59,7 @@ def test_every_flipped_bit_is_noticed(serve: Serve, tmp_path: Path) -> None:
             assert len(data) < len(intact) or "checksum" in refused.json()["message"]
 
 
-def test_swapped_copied_and_missing_files_are_noticed(
+def test_swapped_and_missing_files(
     serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with serve(limits={"resident_sessions": 1}) as service:
@@ -80,9 +80,7 @@ def test_swapped_copied_and_missing_files_are_noticed(
     assert "copied or swapped" in caplog.text
 
 
-def test_a_folder_without_hard_links_is_refused_at_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*paths: Any) -> None:
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
@@ -165,9 +163,7 @@ def test_any_replica_continues_bit_equally(pair: Pair, alone: Alone, tiny_clip: 
         assert service.ids() == []
 
 
-def test_a_listing_may_miss_what_changes_meanwhile(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_listing_may_miss_what_changes(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that is removed before it is reached, and one that is made after its turn."""
     session = pair[0].create()
     for service in pair:

@@ -272,7 +272,7 @@ def openai_server(hub_server: Any, sources: Any, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("gone", [0, 1, 2])
-def test_an_openai_name_loads_from_the_first_source_that_has_it(
+def test_an_openai_name_takes_the_first_source(
     openai_server: Any, sources: Any, tmp_path: Path, gone: int
 ) -> None:
     for files, _ in sources[gone:]:

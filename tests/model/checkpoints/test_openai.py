@@ -13,7 +13,7 @@ from tests._helpers.tolerance import FEATURE
 
 
 @pytest.mark.usefixtures("no_warnings")
-def test_torchscript_archive(
+def test_archive(
     archive: Path, module: Any, pixels: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any, **__: Any) -> None:
@@ -29,9 +29,7 @@ def test_torchscript_archive(
 
 
 @pytest.mark.usefixtures("no_warnings")
-def test_half_precision_archive_becomes_float32(
-    module: Any, pixels: Tensor, tmp_path: Path
-) -> None:
+def test_half_precision_becomes_float32(module: Any, pixels: Tensor, tmp_path: Path) -> None:
     class Wrapped(torch.nn.Module):
         """Only holds what is saved; nothing needs to run in half precision."""
 
