@@ -65,7 +65,7 @@ def from_model(
             f"from_model takes a model that you hold; by its name or path it is loaded with "
             f"cliquetta.create_model({str(model)!r})"
         )
-    if _function(model, _IMAGE) is None:
+    if _method(model, _IMAGE) is None:
         raise UserError(
             f"{type(model).__name__} encodes no images: it has neither encode_image nor "
             "get_image_features"
@@ -181,7 +181,7 @@ def _agree(native: CLIP, model: nn.Module) -> bool:
     draw = torch.Generator().manual_seed(0)
     size, text = native.image_size, native.config.text
     pixels = torch.randn(1, 3, size, size, generator=draw).to(native.device, native.dtype)
-    encode_image, encode_text = _function(model, _IMAGE), _function(model, _TEXT)
+    encode_image, encode_text = _method(model, _IMAGE), _method(model, _TEXT)
     assert encode_image is not None
     pairs = [(native.encode_image(pixels), encode_image(pixels))]
     if text is not None and encode_text is not None:
@@ -212,7 +212,7 @@ class ImageEncoder(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Features (B, E), not normalised unless the model does so."""
-        encode = _function(self.model, _IMAGE)
+        encode = _method(self.model, _IMAGE)
         assert encode is not None
         weight = next(self.model.parameters(), pixels)
         return encode(pixels.to(weight.device, weight.dtype))
@@ -244,7 +244,7 @@ class WrappedCLIP(CLIP):
     def __init__(self, model: nn.Module, id: str, preprocess: Preprocess, tokenizer: Any) -> None:
         nn.Module.__init__(self)
         self.id, self.preprocess, self.image_size = id, preprocess, preprocess.size
-        self.visual, self.text, self._text = ImageEncoder(model), None, _function(model, _TEXT)
+        self.visual, self.text, self._text = ImageEncoder(model), None, _method(model, _TEXT)
         size = preprocess.size
         try:
             features = self.visual.watch(torch.zeros(1, 3, size, size))
@@ -323,9 +323,7 @@ def _own_preprocess(model: Any, name: str) -> Preprocess:
     return open_clip.preprocess_from(size if isinstance(size, int) else size[0], cfg)
 
 
-def _function(
-    model: nn.Module, names: Mapping[str, str | None]
-) -> Callable[[Tensor], Tensor] | None:
+def _method(model: nn.Module, names: Mapping[str, str | None]) -> Callable[[Tensor], Tensor] | None:
     """The first of the named methods that a model has, giving a tensor."""
     for name, argument in names.items():
         method = getattr(model, name, None)

@@ -8,9 +8,10 @@ from torch import Tensor
 from cliquetta.model.checkpoints import open_clip_zoo as zoo
 from cliquetta.model.checkpoints import openai
 from cliquetta.model.checkpoints.openai import Conventions
-from cliquetta.model.checkpoints.state import Checkpoint, CheckpointError, Find, with_tokenizer
+from cliquetta.model.checkpoints.state import Checkpoint, CheckpointError, with_tokenizer
 from cliquetta.model.config import Activation, CLIPConfig, ResNetConfig
 from cliquetta.model.preprocess import OPENAI_MEAN, OPENAI_STD, Preprocess
+from cliquetta.model.tokenizer import Find
 
 CONFIG_FILE = "open_clip_config.json"
 WEIGHT_FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
