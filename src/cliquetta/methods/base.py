@@ -20,7 +20,7 @@ from cliquetta.methods.building.config import MethodConfig
 from cliquetta.methods.building.explanation import CacheCount, Explanation
 from cliquetta.methods.building.memory import Memory, all_finite
 from cliquetta.methods.building.merging import MergeRule, merge_memories
-from cliquetta.methods.zero_shot_reference import OPTIONAL, ZeroShotReference
+from cliquetta.methods.zero_shot_reference import OPTIONAL, ZeroShotReference, without_optional
 from cliquetta.model.clip import CLIP, FrozenModel
 from cliquetta.prompts.classes import ClassPrompts, as_prompts
 from cliquetta.types import Batch, Prediction, ViewSpec
@@ -31,12 +31,9 @@ A = TypeVar("A", bound="Adapter")
 class BatchDependence(str, Enum):
     """Dependence of a prediction on the other images of its batch; contract tests check it."""
 
-    JOINT = "joint"
-    """Images of a batch inform each other; their order inside the batch does not matter."""
-    SEQUENTIAL = "sequential"
-    """One image after the other: splitting a batch changes nothing, order does."""
-    INDEPENDENT = "independent"
-    """Every image alone: neither splitting nor order changes a prediction."""
+    JOINT = "joint"  # Images of a batch inform each other; their order inside it does not matter.
+    SEQUENTIAL = "sequential"  # One image after the other: order matters, splitting a batch not.
+    INDEPENDENT = "independent"  # Every image alone: neither splitting nor order matters.
 
 
 class NonFiniteError(UserError):
@@ -103,8 +100,7 @@ class Adapter(ZeroShotReference, ABC):
         self.prompts = prompts
         self.config = config
         self.seed = seed
-        self.collect_evidence = False
-        """Also collect evidence that takes extra time; never changes the logits."""
+        self.collect_evidence = False  # Also what takes extra time; never changes the logits.
         self.memory = Memory()
         self._bias = model.bias
         self._setup()
@@ -274,8 +270,8 @@ class Adapter(ZeroShotReference, ABC):
             UserError: What the method learns on several streams cannot be joined.
 
         """
-        own = [self._without_optional(state) for state in states]
-        shared = None if start is None else self._without_optional(start)
+        own = [without_optional(state) for state in states]
+        shared = None if start is None else without_optional(start)
         return self._merge(own, shared) | self._merge_optional(states)
 
     def _merge(

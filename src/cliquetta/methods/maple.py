@@ -97,7 +97,7 @@ def initial_parameters(
     M = config.context_length
     context = initial_context(model, config.context_init, M, generator)[:M]
     deep = INIT_STD * torch.randn(depth - 1, M, text.width, generator=generator)
-    maps = [initial_linear(text.width, image.width, generator) for _ in ("first", "all others")]
+    maps = [initial_linear(text.width, image.width, generator) for _ in range(2)]  # the later alike
     weight, bias = (torch.stack([a, *[b] * (depth - 1)]) for a, b in zip(*maps, strict=True))
     start = {"context": context, "deep": deep, "map.weight": weight, "map.bias": bias}
     return {name: value.to(model.device) for name, value in start.items()}

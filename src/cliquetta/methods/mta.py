@@ -32,8 +32,7 @@ class MTAConfig(ViewsConfig):
     tolerance: NonNegative = 1e-6  # Change below which a half of the alternation stops.
 
 
-SMALLEST = 1e-12
-"""Least squared bandwidth; unit features in float32 differ by more unless they are equal."""
+SMALLEST = 1e-12  # Least squared bandwidth; float32 unit features that differ do so by more.
 
 
 def squared_bandwidth(features: Tensor, neighbours: float) -> Tensor:

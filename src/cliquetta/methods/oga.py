@@ -28,8 +28,7 @@ from cliquetta.methods.building.mixtures import linear_discriminant
 from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
 
-SMALLEST_TRACE = 1e-6
-"""A cache of equal images has no spread, and nothing may be divided by it. Usual: 0.3."""
+SMALLEST_TRACE = 1e-6  # Usual: 0.3; equal images have no spread, by which nothing may be divided.
 
 
 @dataclass(frozen=True)

@@ -82,12 +82,12 @@ class Ramen(LayerNormAdapter):
             (gradients,) = torch.autograd.grad(entropies.sum(), norms)  # one per image
         with torch.no_grad():
             features, labels = features.detach(), logits.argmax(dim=-1)
-            remembered = self._remember(features, gradients, entropies.detach(), labels)
-            keys, gradients, entropies, labels = remembered
+            own = features, gradients, entropies.detach(), labels
+            keys, gradients, entropies, labels = self._remember(*own)
             distances = (2 - 2 * features @ keys.T).clamp_min(0).sqrt()  # of unit vectors
             weights = support_weights(distances, labels, entropies, self.config)
-            own = self.tower.start - self.config.lr * (weights @ gradients).sign()
-            return Prediction(self.logits(own, batch.images).float())
+            norms = self.tower.start - self.config.lr * (weights @ gradients).sign()
+            return Prediction(self.logits(norms, batch.images).float())
 
     def _remember(self, *arrivals: Tensor) -> list[Tensor]:
         """All that is remembered with the images of a batch; the newest of it stays."""
@@ -95,11 +95,9 @@ class Ramen(LayerNormAdapter):
         empty = max(0, M - int(memory["images"]))
         memory["images"] = memory["images"] + len(arrivals[0])
         remembered = []
-        for name, values in zip(
-            ("features", "gradients", "entropies", "labels"), arrivals, strict=True
-        ):
-            everything = torch.cat([memory[name][empty:], values])
-            newest = everything[-M:]
+        names = "features", "gradients", "entropies", "labels"
+        for name, values in zip(names, arrivals, strict=True):
+            remembered.append(torch.cat([memory[name][empty:], values]))
+            newest = remembered[-1][-M:]
             memory[name] = F.pad(newest, [0, 0] * (values.ndim - 1) + [M - len(newest), 0])
-            remembered.append(everything)
         return remembered

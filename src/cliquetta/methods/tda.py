@@ -27,8 +27,7 @@ from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
 
 GROUP = 256  # Images predicted at once: bounds memory. Changes results by rounding only.
-DENSE = 2**24
-"""Numbers up to which a matrix of entries by classes is written out: a product is faster there."""
+DENSE = 2**24  # Size up to which a matrix of entries by classes is made: a product is faster.
 SUM_ROUNDING = 1e-3  # By how much a sum of probabilities may exceed one.
 
 

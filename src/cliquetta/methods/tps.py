@@ -23,8 +23,7 @@ from cliquetta.methods.building.views import SelectiveConfig, confident_views, t
 from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
 
-ELEMENTS = 2**24
-"""Numbers in the shifts of the images learned at once: bounds memory (64 MiB each copy)."""
+ELEMENTS = 2**24  # Numbers in the shifts learned at once: bounds memory (64 MiB each copy).
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,7 @@ from cliquetta.methods.building.mixtures import (
 )
 from cliquetta.methods.registry import register
 
-VARIANCE_FLOOR = 1e-6
-"""A batch of equal images has no spread, and nothing may be divided by it. Usual: 1 / E."""
+VARIANCE_FLOOR = 1e-6  # Usual: 1 / E; equal images have no spread, by which nothing may be divided.
 
 
 @dataclass(frozen=True)

@@ -74,8 +74,7 @@ def merge_windows(windows: Sequence[Tensor]) -> Tensor:
 
 TEMPERATURES = tuple(float(t) for t in torch.logspace(math.log10(0.2), math.log10(5), 33))
 """At which confidences are counted; the temperature is between the first and the last."""
-HALF_LIFE = 16
-"""Images after which an image counts half: predictions change as fast as methods learn."""
+HALF_LIFE = 16  # Images after which one counts half: predictions change as fast as methods learn.
 CONFIDENCES = "confidences"  # The sums in a method's memory.
 
 
@@ -105,6 +104,11 @@ def find_temperature(sums: Tensor) -> Tensor:
 
 OPTIONAL = {LEFT_OUT: empty_window, CONFIDENCES: no_confidences}
 """What the memory holds where it was asked for, and how that starts."""
+
+
+def without_optional(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The state without what rejection and calibration need."""
+    return {name: value for name, value in state.items() if name not in OPTIONAL}
 
 
 class ZeroShotReference:
@@ -196,15 +200,10 @@ class ZeroShotReference:
             prediction = replace(prediction, logits=logits)
         return prediction
 
-    def _without_optional(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The state without what rejection and calibration need."""
-        return {name: value for name, value in state.items() if name not in OPTIONAL}
-
     def _fit_optional(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A state with what this adapter needs beside its own: from its start where missing."""
         mine = {name: start() for name, start in OPTIONAL.items() if name in self.memory}
-        given = {name: value for name, value in state.items() if name in mine}
-        return self._without_optional(state) | mine | given
+        return mine | {n: v for n, v in state.items() if n in mine or n not in OPTIONAL}
 
     def _merge_optional(self, states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Merge what rejection and calibration learned on several parts of a stream."""

@@ -67,10 +67,8 @@ class FewShotAdapter(Adapter):
                 f"fitted tensors of {self.name} lack {name!r}: were they made by another method?"
             )
         value = self.fitted[name]
-        fits = value.ndim == len(shape) and all(
-            wanted in (None, size) for wanted, size in zip(shape, value.shape, strict=True)
-        )
-        if not fits:
+        pairs = zip(shape, value.shape, strict=False)
+        if value.ndim != len(shape) or not all(most in (None, size) for most, size in pairs):
             wanted = ", ".join("any" if size is None else str(size) for size in shape)
             raise UserError(
                 f"fitted {name!r} is {tuple(value.shape)}, {self.model.id} with these classes and "
@@ -88,7 +86,7 @@ class FewShotAdapter(Adapter):
 
 
 class FewShotClassifier(FeatureLevel, FewShotAdapter):
-    """One that classifies image features; the image tower stays as it is."""
+    """One that classifies image features."""
 
     def _predict_features(self, features: Tensor) -> Prediction:
         return Prediction(self.classify(features[:, 0]))
@@ -213,12 +211,8 @@ def learn(
     """The parameters after SGD down the cross-entropy of the logits of what is drawn."""
     few_shot = task.few_shot
     learned = {name: value.detach().clone().requires_grad_() for name, value in start.items()}
-    optimiser = torch.optim.SGD(
-        list(learned.values()),
-        lr=config.lr,
-        momentum=config.momentum,
-        weight_decay=config.weight_decay,
-    )
+    decay = {"momentum": config.momentum, "weight_decay": config.weight_decay}
+    optimiser = torch.optim.SGD(list(learned.values()), lr=config.lr, **decay)
     generator = np.random.default_rng([task.seed, 0xC0])
     n, size = len(few_shot), config.batch_size
     epochs = config.epochs_for(few_shot.shots)
