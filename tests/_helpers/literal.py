@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -48,7 +48,7 @@ def words(model: CLIP, text: str) -> list[Tensor]:
 
 def text_feature(model: CLIP, inside: Sequence[Tensor], deep: Sequence[Tensor] = ()) -> Tensor:
     """Unit feature (E,) of a sequence of embeddings (D,) between the start and the end token."""
-    tower, tokenizer = model.text, model.tokenizer
+    tower, tokenizer = model.text, cast("Any", model.tokenizer)
     embed = tower.tokens.weight
     x = torch.stack([embed[tokenizer.start], *inside, embed[tokenizer.end]])
     x = x + tower.position[: len(x)]

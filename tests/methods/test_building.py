@@ -52,6 +52,7 @@ def test_views_are_encoded_in_bounded_parts(chunk: int, monkeypatch: pytest.Monk
     views = attach_views(
         Batch(TINY_IMAGES[:3], tuple("abc")), ViewSpec("resized-crop", 5), seed=0
     ).views
+    assert views is not None
     expected = torch.stack([TINY.encode_image(v, normalize=True) for v in views])
     plain, seen = TINY.encode_image, []
 

@@ -73,8 +73,9 @@ class CLIPTTA(LayerNormAdapter):
 
         def loss(norms: Tensor) -> Tensor:
             parts = [batch.images, self._recall()] if self.config.memory_shots else [batch.images]
-            logits = self.logits(norms, torch.cat(parts)).split([len(part) for part in parts])
-            return sum(map(self.loss, logits), norms.new_zeros(()))
+            logits = self.logits(norms, torch.cat(parts))
+            each = torch.split(logits, [len(part) for part in parts])
+            return sum(map(self.loss, each), norms.new_zeros(()))
 
         state = minimize(state, loss, self.config.steps, self.config.adam)
         state.store(self.memory, "norms")

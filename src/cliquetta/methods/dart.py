@@ -127,8 +127,8 @@ class DART(Adapter):
         block = self.config.block
         prefix = {block: Prefix(visual[None])}
         parts = torch.split(hidden, self.config.chunk)
-        hidden = [self.tower.run(part, block, prefix=prefix) for part in parts]
-        return l2_normalize(torch.cat([self.tower.pool(part) for part in hidden]))
+        ends = (self.tower.run(part, block, prefix=prefix) for part in parts)
+        return l2_normalize(torch.cat([self.tower.pool(end) for end in ends]))
 
     def _step(
         self, hidden: Tensor, context: Tensor, visual: Tensor, text: Tensor

@@ -70,7 +70,8 @@ def fitted_fingerprint(adapter: Adapter) -> str | None:
 
 def plain_config(config: Any) -> Any:
     """A config dataclass as JSON types; tuples become lists."""
-    values = dataclasses.asdict(config) if dataclasses.is_dataclass(config) else config
+    is_config = dataclasses.is_dataclass(config) and not isinstance(config, type)
+    values = dataclasses.asdict(config) if is_config else config
     return json.loads(json.dumps(values, sort_keys=True, default=str))
 
 

@@ -39,8 +39,9 @@ def less_mean(predictions: Tensor) -> Tensor:
 
 
 def no_counts() -> Counts:
-    one, many = torch.zeros(()), torch.zeros(N)
-    return Counts(*[one] * 5, *[many] * 6, torch.zeros(4, N), torch.zeros(2, N))
+    shapes: dict[str, tuple[int, ...]] = {"moments": (4, N), "answers": (2, N)}
+    shapes |= dict.fromkeys(("images", "confidence", "entropy", "agreement", "asked"), ())
+    return Counts(*(torch.zeros(shapes.get(name, (N,))) for name in Counts._fields))
 
 
 def estimate(predictions: Tensor, images: float, batch: int = 64) -> Tensor:

@@ -211,8 +211,8 @@ def learn(
     """The parameters after SGD down the cross-entropy of the logits of what is drawn."""
     few_shot = task.few_shot
     learned = {name: value.detach().clone().requires_grad_() for name, value in start.items()}
-    decay = {"momentum": config.momentum, "weight_decay": config.weight_decay}
-    optimiser = torch.optim.SGD(list(learned.values()), lr=config.lr, **decay)
+    parameters, momentum, decay = list(learned.values()), config.momentum, config.weight_decay
+    optimiser = torch.optim.SGD(parameters, lr=config.lr, momentum=momentum, weight_decay=decay)
     generator = np.random.default_rng([task.seed, 0xC0])
     n, size = len(few_shot), config.batch_size
     epochs = config.epochs_for(few_shot.shots)
@@ -224,8 +224,8 @@ def learn(
             labels = few_shot.labels[torch.from_numpy(rows)].to(task.model.device)
             with torch.enable_grad():
                 value = F.cross_entropy(logits(learned, seen), labels)
-                gradients = torch.autograd.grad(value, list(learned.values()))
-            for parameter, gradient in zip(learned.values(), gradients, strict=True):
+                gradients = torch.autograd.grad(value, parameters)
+            for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.grad = gradient
             optimiser.step()
             step += 1
