@@ -101,9 +101,8 @@ def build_keys(
     model: CLIP, few_shot: FewShot, config: TipAdapterConfig, generator: np.random.Generator
 ) -> Tensor:
     """Unit mean of the raw features of each image's augmentations, (n, E)."""
-    features = crop_features(
-        model, few_shot, generator, scale=config.crop_scale, count=config.augmentations
-    )
+    scale, count = config.crop_scale, config.augmentations
+    features = crop_features(model, few_shot, generator, scale=scale, count=count)
     return l2_normalize(features.mean(dim=1))
 
 
@@ -173,12 +172,13 @@ def fit_tip_adapter(task: FitTask, config: TipAdapterConfig) -> dict[str, Tensor
     epochs: Iterable[TipCache] = [cache]
     if isinstance(config, TipAdapterFConfig):
         epochs = train_keys(task, config, cache, generator)
+    strengths: dict[str, Tensor] = {}
     if validation is None:
         *_, cache = epochs
-        return {"keys": cache.keys, "labels": labels}
-    cache = max(epochs, key=validation.accuracy_of)  # the first of equals
-    alpha, beta = search_strengths(validation, cache, config)
-    strengths = {"alpha": torch.tensor(alpha), "beta": torch.tensor(beta)}
+    else:
+        cache = max(epochs, key=validation.accuracy_of)  # the first of equals
+        alpha, beta = search_strengths(validation, cache, config)
+        strengths = {"alpha": torch.tensor(alpha), "beta": torch.tensor(beta)}
     return {"keys": cache.keys, "labels": labels, **strengths}
 
 
