@@ -37,12 +37,9 @@ def numpy_moon(f: Array, prior: Array, text: Array, config: MOONConfig) -> Array
         kappa = (d * r - r**3) / (1 - r**2)  # 13
         old = z.copy()
         for i in range(B):  # 7, 8
-            log_p = [
-                kappa[k] * (mu[k] @ f[i]) + (d - 1) / 2 * np.log(kappa[k]) - kappa[k]
-                for k in range(N)
-            ]
+            log_p = kappa * (mu @ f[i]) + (d - 1) / 2 * np.log(kappa) - kappa
             near = [sum(omega[i, j] * old[j, k] for j in range(B)) for k in range(N)]
-            z[i] = softmax(np.log(prior[i]) + np.array(log_p) + np.array(near))
+            z[i] = softmax(np.log(prior[i]) + log_p + np.array(near))
         safe = np.maximum(z, 1e-300)
         gamma = 1 + (z * np.log(safe)).sum(axis=1) / np.log(N)  # 9
         for k in range(N):  # 10 to 12
