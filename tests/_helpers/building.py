@@ -22,10 +22,10 @@ _FEWER_STEPS: dict[str, dict[str, Any]] = {"watt": {"rounds": 1, "steps": 1}}
 
 
 def build_adapter(
-    entry: MethodEntry, model: CLIP, prompts: ClassPrompts, *, seed: int = 0
+    entry: MethodEntry, model: CLIP, prompts: ClassPrompts, config: Any = None, *, seed: int = 0
 ) -> Adapter:
-    """A fresh adapter with the method's own defaults; few-shot ones come fitted."""
-    config = method_config(entry.name, options=_FEWER_STEPS.get(entry.name))
+    """A fresh adapter, by default with the method's own config; few-shot ones come fitted."""
+    config = config or method_config(entry.name, options=_FEWER_STEPS.get(entry.name))
     fitted = None if entry.fit is None else fitted_tensors(entry.name, prompts.names)
     return create_method(entry.name, model, prompts, config, seed=seed, fitted=fitted)
 
