@@ -145,7 +145,7 @@ def test_missing_views_are_attached(adapter: Adapter, batch: Batch) -> None:
 
 def test_config_is_a_documented_frozen_dataclass_of_plain_values(entry: MethodEntry) -> None:
     config = entry.config()
-    assert isinstance(config, MethodConfig) and config.__dataclass_params__.frozen
+    assert issubclass(entry.config, MethodConfig) and config.__dataclass_params__.frozen
     assert hash(config) == hash(entry.config())
     assert all(isinstance(preset, entry.config) for preset in entry.presets.values())
     assert entry.tuned_by_authors <= entry.presets.keys() and entry.summary

@@ -1,5 +1,7 @@
 """DOTA against a numpy version that adds one outer product after the other."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,8 @@ from cliquetta.methods.dota import DOTAConfig
 from tests._helpers.arrays import Array, assert_stream, on_features, softmax
 from tests._helpers.clusters import make_clusters, make_views
 from tests._helpers.tiny_world import TINY
+
+HEAVY: dict[str, Any] = {"weight_per_count": 0.05}
 
 
 def numpy_dota(images: Array, text: Array, scale: float, config: DOTAConfig) -> Array:
@@ -28,9 +32,8 @@ def numpy_dota(images: Array, text: Array, scale: float, config: DOTAConfig) -> 
         predictions.append(softmax(scale * text @ f + weight * density))
         for k in range(N):
             total = c[k] + p[:, k].sum()
-            outer = sum(
-                q * np.outer(v - mu[k], v - mu[k]) for q, v in zip(p[:, k], views, strict=True)
-            )
+            centred = views - mu[k]
+            outer = sum(q * np.outer(v, v) for q, v in zip(p[:, k], centred, strict=True))
             sigma[k] = (c[k] * sigma[k] + outer) / total
             mu[k] = (c[k] * mu[k] + p[:, k] @ views) / total
             c[k] = total
@@ -40,13 +43,8 @@ def numpy_dota(images: Array, text: Array, scale: float, config: DOTAConfig) -> 
 @pytest.mark.parametrize(
     ("config", "views"),
     [
-        (DOTAConfig(largest_weight=0.8, weight_per_count=0.05), 1),
-        (
-            DOTAConfig(
-                shrinkage=0.01, initial_variance=0.05, weight_per_count=0.05, largest_weight=2
-            ),
-            1,
-        ),
+        (DOTAConfig(**HEAVY, largest_weight=0.8), 1),
+        (DOTAConfig(**HEAVY, largest_weight=2, shrinkage=0.01, initial_variance=0.05), 1),
         (DOTAConfig(views=20, selection_fraction=0.2, weight_per_count=0.5), 20),
     ],
 )

@@ -1,6 +1,7 @@
 """TDA against a numpy version that takes one image after the other and keeps lists."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -108,7 +109,7 @@ def test_tuned_constants_are_presets_and_the_default_is_imagenets() -> None:
     assert "views" not in entry.tuned_by_authors
     assert entry.presets["views"] == TDAConfig(views=64)
     for name, alpha, beta, views in (("food101", 1, 1, 1), ("imagenet-sketch", 2.363, 7.45, 64)):
-        changed = {"positive_alpha": alpha, "positive_beta": beta, "views": views}
+        changed: dict[str, Any] = {"positive_alpha": alpha, "positive_beta": beta, "views": views}
         assert entry.presets[name] == TDAConfig(**changed)
     for name in entry.tuned_by_authors:  # the rest is the same everywhere
         preset = vars(entry.presets[name])
