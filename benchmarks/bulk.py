@@ -131,7 +131,8 @@ class Clock:
 def decoding(folder: Path, count: int, workers: int, decode: Decode, model: CLIP) -> Clock:
     """Reading to bytes alone."""
     answers = RowFormat(("none",), ("a", "b"))
-    reader = Reader(model.preprocess, (None,), 64, 0, workers, None, model, decode)
+    device = model.device if decode == "gpu" else None
+    reader = Reader(model.preprocess, (None,), 64, 0, workers, device, model, decode)
     source, clock = ImageSource(list_images([folder]), answers), Clock()
     for read in reader.batches(source, 0, count):
         clock.add(len(read.keys))
@@ -267,7 +268,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="fp32")
     parser.add_argument("--classes", type=int, default=10)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--decode", default="", help="exact or fast (default: fast if it matters)")
+    parser.add_argument("--decode", default="", help="exact, fast or gpu (default: fast if large)")
     parser.add_argument("--evaluate", default="", help="method by which to time evaluate, too")
     parser.add_argument("--memory", type=int, default=0, help="images to watch memory over")
     parser.add_argument("--ray", action="store_true")

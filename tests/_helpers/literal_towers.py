@@ -28,7 +28,7 @@ def activate(x: Tensor, name: str) -> Any:
 def block(
     x: Tensor, w: Any, at: Any, config: Any, *, prefix: Any = None, causal: bool = False
 ) -> Any:
-    """Hidden states (T, D) after the block at ``at``, and its attention (heads, T, P + T)."""
+    """Hidden states (T, D) after the block at ``at``."""
     D = x.shape[1]
     size = D // config.heads
     normed = norm(x, w[f"{at}.ln_1.weight"], w[f"{at}.ln_1.bias"], config.eps)
@@ -38,7 +38,7 @@ def block(
         values_from = torch.cat([prefix[:, 1], normed])
     extra = len(keys_from) - len(x)
     weight, bias = w[f"{at}.qkv.weight"], w[f"{at}.qkv.bias"]
-    heads, maps = [], []
+    heads = []
     for head in range(config.heads):
         part = slice(head * size, (head + 1) * size)
         q = normed @ weight[:D][part].T + bias[:D][part]
@@ -49,22 +49,15 @@ def block(
             hidden = torch.ones(len(x), len(x)).triu(1).bool()
             scores[:, extra:][hidden] = -math.inf
         exponents = torch.exp(scores - scores.max(dim=1, keepdim=True).values)
-        attention = exponents / exponents.sum(dim=1, keepdim=True)
-        maps.append(attention)
-        heads.append(attention @ v)
+        heads.append(exponents / exponents.sum(dim=1, keepdim=True) @ v)
     x = x + torch.cat(heads, dim=1) @ w[f"{at}.out.weight"].T + w[f"{at}.out.bias"]
     normed = norm(x, w[f"{at}.ln_2.weight"], w[f"{at}.ln_2.bias"], config.eps)
     hidden = activate(normed @ w[f"{at}.fc.weight"].T + w[f"{at}.fc.bias"], config.activation)
-    return x + hidden @ w[f"{at}.proj.weight"].T + w[f"{at}.proj.bias"], torch.stack(maps)
+    return x + hidden @ w[f"{at}.proj.weight"].T + w[f"{at}.proj.bias"]
 
 
 def image_features(
-    model: Any,
-    pixels: Tensor,
-    *,
-    prefix: Any = None,
-    tokens: Any = None,
-    position: str = "after-class",
+    model: Any, pixels: Tensor, *, prefix: Any = None, tokens: Any = (), position: str = "end"
 ) -> Any:
     """Features (E,) of one image (3, S, S).
 
@@ -78,24 +71,27 @@ def image_features(
             patch = pixels[:, top : top + size, left : left + size]
             patches.append((w["visual.patch.weight"] * patch).sum(dim=(1, 2, 3)))
     x = torch.stack([w["visual.class_token"], *patches]) + w["visual.position"]
-    count = 0 if tokens is None else len(tokens[0])
-    if tokens is not None:
-        x = _insert(x, tokens[0], position)
+    first = len(x) if position == "end" else 1  # of the tokens
+    if tokens:
+        x = torch.cat([x[:first], tokens[0], x[first:]])
     x = norm(x, w["visual.ln_pre.weight"], w["visual.ln_pre.bias"], config.eps)
     for index in range(config.layers):
-        if tokens is not None and 0 < index < len(tokens):
-            kept = [x[:1], x[1 + count :]] if position == "after-class" else [x[:-count]]
-            x = _insert(torch.cat(kept), tokens[index], position)
+        if 0 < index < len(tokens):
+            x = torch.cat([x[:first], tokens[index], x[first + len(tokens[index]) :]])
         own = None if prefix is None else prefix.get(index)
-        x, _ = block(x, w, f"visual.blocks.{index}", config, prefix=own)
+        x = block(x, w, f"visual.blocks.{index}", config, prefix=own)
     pooled = norm(x[0], w["visual.ln_post.weight"], w["visual.ln_post.bias"], config.eps)
     return pooled @ w["visual.projection"]
 
 
-def _insert(x: Tensor, tokens: Tensor, position: str) -> Any:
-    if position == "after-class":
-        return torch.cat([x[:1], tokens, x[1:]])
-    return torch.cat([x, tokens])
+def all_features(features: Any, model: Any, inputs: Any, **options: Any) -> Any:
+    """Features of all inputs, one at a time; a function in ``options`` gives the row's own."""
+    return torch.stack(
+        [
+            features(model, one, **{k: v(i) if callable(v) else v for k, v in options.items()})
+            for i, one in enumerate(inputs)
+        ]
+    )
 
 
 def text_features(
@@ -113,7 +109,7 @@ def text_features(
         if 0 < index <= len(deep):
             prompt = deep[index - 1]
             x = torch.cat([x[:1], prompt, x[1 + len(prompt) :]])
-        x, _ = block(x, w, f"text.blocks.{index}", config, causal=True)
+        x = block(x, w, f"text.blocks.{index}", config, causal=True)
     end = int(ids.argmax())
     pooled = norm(x[end], w["text.ln_final.weight"], w["text.ln_final.bias"], config.eps)
     return pooled @ w["text.projection"]

@@ -36,12 +36,9 @@ from cliquetta.serve.store import Store
 from cliquetta.types import Batch, Prediction
 
 CLASSES = ["airplane", "cat", "frog", "ship", "truck"]
-STATEFUL = "tent"
-"""A method whose every prediction depends on all batches before, and on their order."""
-MANY: dict[str, Any] = {"rate": 1e6, "burst": 10**6}
-"""Limits without one on the number of requests."""
-ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
-"""Tokens."""
+STATEFUL = "tent"  # every prediction depends on all batches before, and on their order
+MANY: dict[str, Any] = {"rate": 1e6, "burst": 10**6}  # requests are not limited
+ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"  # tokens
 
 
 def bearer(token: str) -> dict[str, str]:
@@ -56,10 +53,8 @@ def refusal(response: Any) -> tuple[int, str]:
 
 def free_port() -> int:
     """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
@@ -98,13 +93,15 @@ class Local:
     def __init__(self, http: TestClient, service: Service) -> None:
         self.http, self.service = http, service
 
+    def post(self, method: str = STATEFUL, *, token: str = "", **more: Any) -> Any:
+        """The response to a request for a session."""
+        request = {"classes": CLASSES, "method": method, **more}
+        return self.http.post("/v1/sessions", json=request, headers=bearer(token) if token else {})
+
     def create(self, method: str = STATEFUL, **more: Any) -> str:
-        response = self.http.post(
-            "/v1/sessions", json={"classes": CLASSES, "method": method, **more}
-        )
+        response = self.post(method, **more)
         assert response.status_code == 201, response.text
-        id: str = response.json()["id"]
-        return id
+        return str(response.json()["id"])
 
     def send(self, id: str, images: list[bytes], **fields: Any) -> Any:
         files = [("images", (f"{i}.png", data)) for i, data in enumerate(images)]
@@ -114,8 +111,7 @@ class Local:
     def predict(self, id: str, images: list[bytes], **fields: Any) -> dict[str, Any]:
         response = self.send(id, images, top_k=len(CLASSES), **fields)
         assert response.status_code == 200, response.text
-        body: dict[str, Any] = response.json()
-        return body
+        return dict(response.json())
 
     def check(self, id: str, images: list[bytes], alone: Alone, **fields: Any) -> dict[str, Any]:
         """Predict, and check that a method alone predicts the same; returns the response."""
@@ -124,8 +120,7 @@ class Local:
         return response
 
     def info(self, id: str) -> dict[str, Any]:
-        body: dict[str, Any] = self.http.get(f"/v1/sessions/{id}").json()
-        return body
+        return dict(self.http.get(f"/v1/sessions/{id}").json())
 
     def ids(self) -> list[str]:
         """Sessions as listed."""
@@ -257,8 +252,7 @@ def make_older(folder: Path, session: str, days: float) -> None:
 class Load:
     """A client that sends batch after batch in a thread and keeps every answer."""
 
-    pause = 0.0
-    """Seconds between two batches."""
+    pause = 0.0  # seconds between two batches
 
     def __init__(self, number: int, session: RemoteSession) -> None:
         self.number, self.session = number, session

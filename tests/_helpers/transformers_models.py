@@ -40,6 +40,15 @@ def randomise(model: Any, seed: int = 0, *, sharpness: float = 1.0) -> Any:
     return model.eval()
 
 
+@torch.no_grad()
+def noisy(model: Any, scale: float = 0.05) -> Any:
+    """A model whose biases and gains are not at their quiet start."""
+    for parameter in model.parameters():
+        if parameter.ndim == 1:
+            parameter += scale * torch.randn_like(parameter)
+    return model.eval()
+
+
 def tiny_transformers(activation: str = "quick_gelu") -> Any:
     """A random ``CLIPModel`` whose features depend on the input, with CLIP's vocabulary."""
     shape: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}

@@ -52,8 +52,7 @@ def write(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-Expected = Mapping[str, str]
-"""Class name by key."""
+Expected = Mapping[str, str]  # class name by key
 Tree = Callable[[Path], Expected]
 
 
@@ -62,46 +61,28 @@ def split(path: Path, rows: Sequence[tuple[str, int, str]]) -> None:
     write(path, json.dumps({"train": [], "val": [], "test": rows}))
 
 
-def tree(folder: str, expected: Expected, *others: str, prefix: str = "") -> Tree:
-    """Pictures below a folder, at their keys after ``prefix``, and other files."""
+def tree(folder: str, pictured: str, *others: str, file: str = "", text: str = "") -> Tree:
+    """Pictures ``key: class; path > key: class`` below a folder, others, and a list of them."""
+    classes = dict(pair.split(": ") for pair in pictured.split("; "))
 
     def make(root: Path) -> Expected:
-        pictures(root / folder, [f"{prefix}{key}" for key in expected])
-        for other in others:
-            write(root / folder / other, "x")
-        return expected
+        pictures(root / folder, [*(name.partition(" > ")[0] for name in classes), *others])
+        if file:
+            write(root / file, text)
+        return {name.rpartition(" > ")[2]: label for name, label in classes.items()}
 
     return make
 
 
-def renamed(folder: str, *pictured: tuple[str, str, str]) -> Tree:
-    """Pictures below a folder: path, key and class."""
+def coop(folder: str, file: str, pictured: str, *others: str) -> Tree:
+    """Pictures ``key: number class; ...`` with a split file of CoOp, and pictures of no split."""
+    pairs = (pair.split(": ") for pair in pictured.split("; "))
+    rows = [(key, int(name.partition(" ")[0]), name.partition(" ")[2]) for key, name in pairs]
 
     def make(root: Path) -> Expected:
-        pictures(root / folder, [path for path, _, _ in pictured])
-        return {key: name for _, key, name in pictured}
-
-    return make
-
-
-def coop(images: str, file: str, *rows: tuple[str, int, str], others: Sequence[str] = ()) -> Tree:
-    """Images with a split file of CoOp that names their classes, and images of no split."""
-
-    def make(root: Path) -> Expected:
-        pictures(root / images, [*(name for name, _, _ in rows), *others])
-        split(root / file, rows)
-        return {name: label.replace("_", " ") for name, _, label in rows}
-
-    return make
-
-
-def listed(images: str, file: str, text: str, expected: Expected, *others: str) -> Tree:
-    """Images and a list of them, and images that are not in it."""
-
-    def make(root: Path) -> Expected:
-        pictures(root / images, [*expected, *others])
-        write(root / file, text)
-        return expected
+        pictures(root / folder, [*(key for key, _, _ in rows), *others])
+        split(root / f"{file}.json", rows)
+        return {key: name.replace("_", " ") for key, _, name in rows}
 
     return make
 
@@ -116,31 +97,20 @@ def cifar_rows(images: np.ndarray) -> np.ndarray:
     return np.stack([np.concatenate([image[..., c].ravel() for c in range(3)]) for image in images])
 
 
-def cifar10(root: Path) -> Expected:
-    home = root / "cifar-10-batches-py"
-    home.mkdir(parents=True)
-    batch = {
-        "data": cifar_rows(cifar_pixels(2)),
-        "labels": [3, 9],
-        "filenames": ["domestic_cat_s_000907.png", "truck_s_1.png"],
-    }
-    for name in ("test_batch", "data_batch_1"):
-        (home / name).write_bytes(pickle.dumps(batch, protocol=2))
-    return {"cat/domestic_cat_s_000907.png": "cat", "truck/truck_s_1.png": "truck"}
+def cifar(folder: str, field: str, batches: Sequence[str], pictured: str) -> Tree:
+    """Pickled batches of pictures ``number class/file; ...``."""
+    rows = [row.split(" ") for row in pictured.split("; ")]
 
+    def make(root: Path) -> Expected:
+        (root / folder).mkdir(parents=True)
+        files = [key.partition("/")[2] for _, key in rows]
+        labels = [int(number) for number, _ in rows]
+        batch = {"data": cifar_rows(cifar_pixels(2)), field: labels, "filenames": files}
+        for name in batches:
+            (root / folder / name).write_bytes(pickle.dumps(batch, protocol=2))
+        return {key: key.partition("/")[0].replace("_", " ") for _, key in rows}
 
-def cifar100(root: Path) -> Expected:
-    home = root / "cifar-100-python"
-    home.mkdir(parents=True)
-    batch = {
-        "data": cifar_rows(cifar_pixels(2)),
-        "fine_labels": [1, 99],
-        "coarse_labels": [1, 2],
-        "filenames": ["goldfish_s_1.png", "worm_s_2.png"],
-    }
-    for name in ("test", "meta"):
-        (home / name).write_bytes(pickle.dumps(batch, protocol=2))
-    return {"aquarium_fish/goldfish_s_1.png": "aquarium fish", "worm/worm_s_2.png": "worm"}
+    return make
 
 
 def cifar101(root: Path) -> Expected:
@@ -174,158 +144,144 @@ def svhn(root: Path) -> Expected:
 TREES: dict[str, Tree] = {
     "imagenet": tree(
         "imagenet/images/val",
-        {
-            "n01440764/a.JPEG": "tench",
-            "n01440764/b.JPEG": "tench",
-            "n15075141/c.JPEG": "toilet paper",
-        },
+        "n01440764/a.JPEG: tench; n01440764/b.JPEG: tench; n15075141/c.JPEG: toilet paper",
     ),
     "imagenet-v2": tree(
         "imagenetv2/imagenetv2-matched-frequency-format-val",
-        {
-            "0/a.jpeg": "tench",
-            "2/b.jpeg": "great white shark",
-            "10/c.jpeg": "brambling",
-            "999/d.jpeg": "toilet paper",
-        },
+        "0/a.jpeg: tench; 2/b.jpeg: great white shark; 10/c.jpeg: brambling; "
+        "999/d.jpeg: toilet paper",
     ),
     "imagenet-a": tree(
         "imagenet-adversarial/imagenet-a",
-        {"n01498041/a.jpg": "stingray", "n12267677/b.jpg": "acorn"},
-        "README.txt",
+        "n01498041/a.jpg: stingray; n12267677/b.jpg: acorn",
+        file="imagenet-adversarial/imagenet-a/README.txt",
     ),
-    "imagenet-r": tree("imagenet-r", {f"n01443537/art_{i}.jpg": "goldfish" for i in (0, 2, 10)}),
-    "imagenet-sketch": tree("imagenet-sketch/images", {"n01443537/sketch_0.JPEG": "goldfish"}),
-    "tiny-imagenet": listed(
+    "imagenet-r": tree(
+        "imagenet-r", "; ".join(f"n01443537/art_{i}.jpg: goldfish" for i in (0, 2, 10))
+    ),
+    "imagenet-sketch": tree("imagenet-sketch/images", "n01443537/sketch_0.JPEG: goldfish"),
+    "tiny-imagenet": tree(
         "tiny-imagenet-200/val/images",
-        "tiny-imagenet-200/val/val_annotations.txt",
-        "val_0.JPEG\tn03444034\t0\t32\t44\t62\nval_1.JPEG\tn01443537\t0\t32\t44\t62\n",
-        {"val_0.JPEG": "go-kart", "val_1.JPEG": "goldfish"},
+        "val_0.JPEG: go-kart; val_1.JPEG: goldfish",
+        file="tiny-imagenet-200/val/val_annotations.txt",
+        text="val_0.JPEG\tn03444034\t0\t32\t44\t62\nval_1.JPEG\tn01443537\t0\t32\t44\t62\n",
     ),
     "caltech101": coop(
         "caltech-101/101_ObjectCategories",
-        "caltech-101/split_zhou_Caltech101.json",
-        ("Faces/image_0001.jpg", 0, "face"),
-        ("yin_yang/image_0002.jpg", 99, "yin_yang"),
-        others=("Faces_easy/image_0001.jpg", "BACKGROUND_Google/image_0001.jpg"),
+        "caltech-101/split_zhou_Caltech101",
+        "Faces/image_0001.jpg: 0 face; yin_yang/image_0002.jpg: 99 yin_yang",
+        *("Faces_easy/image_0001.jpg", "BACKGROUND_Google/image_0001.jpg"),
     ),
     "flowers102": coop(
         "oxford_flowers/jpg",
-        "oxford_flowers/split_zhou_OxfordFlowers.json",
-        ("image_00002.jpg", 76, "passion flower"),
-        ("image_00001.jpg", 0, "pink primrose"),
+        "oxford_flowers/split_zhou_OxfordFlowers",
+        "image_00002.jpg: 76 passion flower; image_00001.jpg: 0 pink primrose",
     ),
-    "pets": listed(
+    "pets": tree(
         "oxford-iiit-pet/images",
-        "oxford-iiit-pet/annotations/test.txt",
-        "#Image CLASS-ID SPECIES BREED ID\nAbyssinian_1 1 1 1\nyorkshire_terrier_10 37 2 25\n",
-        {"Abyssinian_1.jpg": "abyssinian", "yorkshire_terrier_10.jpg": "yorkshire terrier"},
+        "Abyssinian_1.jpg: abyssinian; yorkshire_terrier_10.jpg: yorkshire terrier",
         "american_bulldog_100.jpg",
+        file="oxford-iiit-pet/annotations/test.txt",
+        text="#Image CLASS-ID SPECIES BREED ID\nAbyssinian_1 1 1 1\nyorkshire_terrier_10 37 2 25\n",
     ),
     "cars": coop(
         "stanford_cars",
-        "splits/split_zhou_StanfordCars.json",
-        ("cars_test/00001.jpg", 180, "2007 Suzuki Aerio Sedan"),
-        ("cars_test/00002.jpg", 0, "2000 AM General Hummer SUV"),
+        "splits/split_zhou_StanfordCars",
+        "cars_test/00001.jpg: 180 2007 Suzuki Aerio Sedan; "
+        "cars_test/00002.jpg: 0 2000 AM General Hummer SUV",
     ),
-    "sun397": listed(
+    "sun397": tree(
         "sun397/SUN397",
-        "sun397/Testing_01.txt",
-        "/a/abbey/sun_1.jpg\n/a/apse/indoor/sun_2.jpg\n",
-        {"a/abbey/sun_1.jpg": "abbey", "a/apse/indoor/sun_2.jpg": "indoor apse"},
+        "a/abbey/sun_1.jpg: abbey; a/apse/indoor/sun_2.jpg: indoor apse",
+        file="sun397/Testing_01.txt",
+        text="/a/abbey/sun_1.jpg\n/a/apse/indoor/sun_2.jpg\n",
     ),
     "eurosat": coop(
         "EuroSAT/2750",
-        "EuroSAT/split_zhou_EuroSAT.json",
-        ("AnnualCrop/AnnualCrop_1.jpg", 0, "Annual Crop Land"),
-        ("SeaLake/SeaLake_2.jpg", 9, "Sea or Lake"),
+        "EuroSAT/split_zhou_EuroSAT",
+        "AnnualCrop/AnnualCrop_1.jpg: 0 Annual Crop Land; SeaLake/SeaLake_2.jpg: 9 Sea or Lake",
     ),
     "food101": coop(
         "food-101/images",
-        "food-101/split_zhou_Food101.json",
-        ("apple_pie/1.jpg", 0, "apple_pie"),
-        ("cheese_plate/2.jpg", 16, "cheese_plate"),
-        ("cheesecake/3.jpg", 17, "cheesecake"),
+        "food-101/split_zhou_Food101",
+        "apple_pie/1.jpg: 0 apple_pie; cheese_plate/2.jpg: 16 cheese_plate; "
+        "cheesecake/3.jpg: 17 cheesecake",
     ),
     "dtd": coop(
         "dtd/dtd/images",
-        "dtd/split_zhou_DescribableTextures.json",
-        ("banded/banded_0060.jpg", 0, "banded"),
-        ("zigzagged/zigzagged_1.jpg", 46, "zigzagged"),
+        "dtd/split_zhou_DescribableTextures",
+        "banded/banded_0060.jpg: 0 banded; zigzagged/zigzagged_1.jpg: 46 zigzagged",
     ),
-    "ucf101": listed(
+    "ucf101": tree(
         "ucf101/UCF-101-midframes",
-        "ucf101/ucfTrainTestlist/testlist01.txt",
-        "ApplyEyeMakeup/v_ApplyEyeMakeup_g01_c01.avi\n"
+        "Apply_Eye_Makeup/v_ApplyEyeMakeup_g01_c01.jpg: Apply Eye Makeup; "
+        "Handstand_Pushups/v_HandStandPushups_g01_c02.jpg: Handstand Pushups",
+        file="ucf101/ucfTrainTestlist/testlist01.txt",
+        text="ApplyEyeMakeup/v_ApplyEyeMakeup_g01_c01.avi\n"
         "HandstandPushups/v_HandStandPushups_g01_c02.avi\n",
-        {
-            "Apply_Eye_Makeup/v_ApplyEyeMakeup_g01_c01.jpg": "Apply Eye Makeup",
-            "Handstand_Pushups/v_HandStandPushups_g01_c02.jpg": "Handstand Pushups",
-        },
     ),
-    "aircraft": listed(
+    "aircraft": tree(
         "fgvc-aircraft-2013b/data/images",
-        "fgvc-aircraft-2013b/data/images_variant_test.txt",
-        "1514522 707-320\n0747566 Yak-42\n",
-        {"1514522.jpg": "707-320", "0747566.jpg": "Yak-42"},
+        "1514522.jpg: 707-320; 0747566.jpg: Yak-42",
         "9999999.jpg",
+        file="fgvc-aircraft-2013b/data/images_variant_test.txt",
+        text="1514522 707-320\n0747566 Yak-42\n",
     ),
-    "cifar10": cifar10,
-    "cifar100": cifar100,
+    "cifar10": cifar(
+        "cifar-10-batches-py",
+        "labels",
+        ("test_batch", "data_batch_1"),
+        "3 cat/domestic_cat_s_000907.png; 9 truck/truck_s_1.png",
+    ),
+    "cifar100": cifar(
+        "cifar-100-python",
+        "fine_labels",
+        ("test", "meta"),
+        "1 aquarium_fish/goldfish_s_1.png; 99 worm/worm_s_2.png",
+    ),
     "cifar10.1": cifar101,
-    "pacs": tree("PACS", {"art_painting/dog/a.jpg": "dog", "sketch/person/b.png": "person"}),
-    "texture-vs-shape": renamed(
+    "pacs": tree("PACS", "art_painting/dog/a.jpg: dog; sketch/person/b.png: person"),
+    "texture-vs-shape": tree(
         "texture-vs-shape/stimuli",
-        ("edges/airplane/airplane1.png", "edges/airplane/airplane1.png", "airplane"),
-        ("filled-silhouettes/bear/bear1.png", "silhouettes/bear/bear1.png", "bear"),
-        (
-            "style-transfer-preprocessed-512/airplane/airplane1-clock2.png",
-            "cue-conflict/airplane/airplane1-clock2.png",
-            "airplane",
-        ),
+        "edges/airplane/airplane1.png: airplane; "
+        "filled-silhouettes/bear/bear1.png > silhouettes/bear/bear1.png: bear; "
+        "style-transfer-preprocessed-512/airplane/airplane1-clock2.png > "
+        "cue-conflict/airplane/airplane1-clock2.png: airplane",
     ),
     "cifar10-c": cifar_c("CIFAR-10-C", [3, 9], ["cat", "truck"]),
     "cifar100-c": cifar_c("CIFAR-100-C", [1, 99], ["aquarium fish", "worm"]),
-    "imagenet-c": tree(
-        "ImageNet-C", {"n01440764/a.JPEG": "tench"}, prefix="noise/gaussian_noise/5/"
-    ),
-    "imagenet-c-bar": tree(
-        "imagenet_c_bar", {"n01440764/a.JPEG": "tench"}, prefix="blue_noise_sample/5/"
-    ),
-    "vlcs": renamed(
+    "imagenet-c": tree("ImageNet-C/noise/gaussian_noise/5", "n01440764/a.JPEG: tench"),
+    "imagenet-c-bar": tree("imagenet_c_bar/blue_noise_sample/5", "n01440764/a.JPEG: tench"),
+    "vlcs": tree(
         "VLCS",
-        ("Caltech101/bird/1.jpg", "caltech101/bird/1.jpg", "bird"),
-        ("VOC2007/person/2.jpg", "voc2007/person/2.jpg", "person"),
+        "Caltech101/bird/1.jpg > caltech101/bird/1.jpg: bird; "
+        "VOC2007/person/2.jpg > voc2007/person/2.jpg: person",
     ),
-    "office-home": renamed(
+    "office-home": tree(
         "OfficeHomeDataset_10072016",
-        ("Art/Alarm_Clock/1.jpg", "art/Alarm_Clock/1.jpg", "Alarm Clock"),
-        ("Real World/TV/2.jpg", "real-world/TV/2.jpg", "TV"),
+        "Art/Alarm_Clock/1.jpg > art/Alarm_Clock/1.jpg: Alarm Clock; "
+        "Real World/TV/2.jpg > real-world/TV/2.jpg: TV",
     ),
-    "terra-incognita": renamed(
+    "terra-incognita": tree(
         "terra_incognita",
-        ("location_38/bobcat/1.jpg", "location-38/bobcat/1.jpg", "bobcat"),
-        ("location_100/empty/2.jpg", "location-100/empty/2.jpg", "empty"),
+        "location_38/bobcat/1.jpg > location-38/bobcat/1.jpg: bobcat; "
+        "location_100/empty/2.jpg > location-100/empty/2.jpg: empty",
     ),
     "domainnet": tree(
         "domain_net",
-        {
-            "clipart/aircraft_carrier/1.jpg": "aircraft carrier",
-            "sketch/teddy-bear/2.jpg": "teddy bear",
-        },
+        "clipart/aircraft_carrier/1.jpg: aircraft carrier; sketch/teddy-bear/2.jpg: teddy bear",
     ),
-    "domainnet-126": listed(
+    "domainnet-126": tree(
         "domainnet",
-        "domainnet/clipart_list.txt",
-        "clipart/ant/clipart_1.jpg 2\nclipart/zebra/clipart_2.jpg 125\n",
-        {"clipart/ant/clipart_1.jpg": "ant", "clipart/zebra/clipart_2.jpg": "zebra"},
+        "clipart/ant/clipart_1.jpg: ant; clipart/zebra/clipart_2.jpg: zebra",
+        file="domainnet/clipart_list.txt",
+        text="clipart/ant/clipart_1.jpg 2\nclipart/zebra/clipart_2.jpg 125\n",
     ),
-    "visda": tree("visda-2017", {"aeroplane/1.jpg": "aeroplane"}, prefix="validation/"),
+    "visda": tree("visda-2017/validation", "aeroplane/1.jpg: aeroplane"),
     "svhn": svhn,
 }
-UNLABELLED = {
+UNLABELLED = {  # sets of images of no class, and a file of each
     "places-unknown": "Places/images/a.jpg",
     "inaturalist-unknown": "iNaturalist/images/a.jpg",
     "ninco": "NINCO/NINCO_OOD_classes/cup/a.jpg",
 }
-"""Sets of images of no class, and a file of each."""

@@ -252,13 +252,6 @@ def test_a_split_that_contradicts_the_class_list_is_refused(tmp_path: Path) -> N
         get_dataset("dtd", tmp_path)
 
 
-def test_pictures_without_their_split_say_so(tmp_path: Path) -> None:
-    TREES["caltech101"](tmp_path)
-    (tmp_path / "caltech-101/split_zhou_Caltech101.json").unlink()
-    with pytest.raises(DataNotFoundError, match=r"is there, but not split_zhou_Caltech101.json"):
-        get_dataset("caltech101", tmp_path)
-
-
 def test_listed_twice_counts_once_and_absent_files_are_left_out(tmp_path: Path) -> None:
     TREES["dtd"](tmp_path)
     rows = [("banded/banded_0060.jpg", 0, "banded")] * 2 + [("banded/gone.jpg", 0, "banded")]

@@ -1,8 +1,9 @@
 """The bundled slice: counts, balance, order and the pixels of known pictures."""
 
 import hashlib
-import importlib.util
+import importlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,46 +29,21 @@ def test_is_balanced_and_named(split: str, per_class: int) -> None:
         assert key.startswith(f"cifar10/{origin}/{NAMES[label]}/")
 
 
-# SHA-256 of the 3,072 bytes of single PNG files of the original set, read without this package.
+# Begin of the SHA-256 of 3,072 bytes, of PNG files of the original set read without this package.
 @pytest.mark.parametrize(
     ("split", "index", "key", "digest"),
     [
-        (
-            "test",
-            0,
-            "cifar10/test/airplane/aeroplane_s_000002",
-            "8c0f21011607c7e7c25066e67997048db0eecf923a6d4c6ff504963baaa1a0be",
-        ),
-        (
-            "test",
-            777,
-            "cifar10/test/cat/tabby_s_002157",
-            "0d45a6264d13afb7ab5192f902a647a244db0e5101e790143323bc1e20aa8384",
-        ),
-        (
-            "test",
-            1999,
-            "cifar10/test/truck/wrecker_s_002091",
-            "00001ad3587a0b9686b92966db051a98bae1420c82acc7dd4c95c5622d4785b5",
-        ),
-        (
-            "few-shot",
-            0,
-            "cifar10/train/airplane/airliner_s_000553",
-            "589fe2c4b853577a4e7a2974d17349fb45a27f66f408a1f7f9d62e6bc05e5698",
-        ),
-        (
-            "few-shot",
-            159,
-            "cifar10/train/truck/trucking_rig_s_001371",
-            "e05ea572ccbb020af1787f361d31c2cb4485b653a33918a0d96f2a1be222b5ee",
-        ),
+        ("test", 0, "cifar10/test/airplane/aeroplane_s_000002", "8c0f21011607c7e7"),
+        ("test", 777, "cifar10/test/cat/tabby_s_002157", "0d45a6264d13afb7"),
+        ("test", 1999, "cifar10/test/truck/wrecker_s_002091", "00001ad3587a0b96"),
+        ("few-shot", 0, "cifar10/train/airplane/airliner_s_000553", "589fe2c4b853577a"),
+        ("few-shot", 159, "cifar10/train/truck/trucking_rig_s_001371", "e05ea572ccbb020a"),
     ],
 )
 def test_tiles_are_the_original_pictures(split: str, index: int, key: str, digest: str) -> None:
     data = load_bundled(split)
     assert data.keys[index] == key
-    assert hashlib.sha256(data.images[index].tobytes()).hexdigest() == digest
+    assert hashlib.sha256(data.images[index].tobytes()).hexdigest()[:16] == digest
 
 
 def test_no_picture_twice() -> None:
@@ -83,21 +59,15 @@ def test_is_shared_and_read_only() -> None:
 
 
 @pytest.fixture
-def programs(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The two programs of ``training/`` that made the slice."""
+def cifar(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The module of ``training/`` that packed the slice."""
     monkeypatch.syspath_prepend(str(ROOT / "training"))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    loaded = {}
-    for name in ("cifar", "make_bundle"):
-        spec = importlib.util.spec_from_file_location(name, ROOT / "training" / f"{name}.py")
-        loaded[name] = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
-        monkeypatch.setitem(sys.modules, name, loaded[name])
-        spec.loader.exec_module(loaded[name])
-    return loaded
+    yield importlib.import_module("cifar")
+    del sys.modules["cifar"]
 
 
-def test_packs_give_back_the_pictures(programs: Any, tmp_path: Path) -> None:
-    cifar = programs["cifar"]
+def test_packs_give_back_the_pictures(cifar: Any, tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
 
     def split(classes: Any, count: int) -> Any:

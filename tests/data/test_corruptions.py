@@ -21,10 +21,7 @@ from cliquetta.errors import UnknownNameError
 
 ALL = list(CORRUPTIONS)
 PICTURES = load_bundled("test").images[::40]
-
-
-def generator(seed: int | tuple[int, ...] = 0) -> Any:
-    return np.random.default_rng(seed)
+generator = np.random.default_rng
 
 
 def test_the_fifteen() -> None:
@@ -59,10 +56,8 @@ def test_order_and_company_do_not_matter(name: str) -> None:
 # ripples) and frost (from 3 on, less of the picture rather than more ice).
 @pytest.mark.parametrize("name", sorted(set(ALL) - {"glass_blur", "elastic_transform", "frost"}))
 def test_distance_grows_with_severity(name: str) -> None:
-    changes = [
-        corrupt_batch(PICTURES, name, s, seed=0).astype(float) - PICTURES for s in SEVERITIES
-    ]
-    far = [float(np.sqrt((change**2).mean(axis=(1, 2, 3))).mean()) for change in changes]
+    corrupted = (corrupt_batch(PICTURES, name, s, seed=0).astype(float) for s in SEVERITIES)
+    far = [float(np.sqrt(((c - PICTURES) ** 2).mean(axis=(1, 2, 3))).mean()) for c in corrupted]
     assert far[0] > 0.5
     assert all(b > a - 0.05 for a, b in pairwise(far)), far
     assert far[4] > 1.4 * far[0]
@@ -112,19 +107,13 @@ def test_ids_are_split(id: str, expected: tuple[str, Shift | None]) -> None:
 
 
 def test_a_shifted_image_does_not_depend_on_its_company() -> None:
-    dataset = get_dataset("bundled@gaussian_noise:4")
-    assert isinstance(dataset, ShiftedDataset)
-    assert dataset.id == "bundled@gaussian_noise:4"
-    together = dataset.arrays([5, 1900, 7])
-    assert together is not None
-    assert np.array_equal(together[1], dataset.arrays([1900])[0])
-    assert np.array_equal(together[1], np.asarray(dataset.load(1900)))
-    clean = get_dataset("bundled").arrays([1900])
-    assert np.array_equal(
-        together[1],
-        corrupt_batch(clean, "gaussian_noise", 4, 0, indices=[1900])[0],  # type: ignore[arg-type]
-    )
-    assert not np.array_equal(together[1], clean[0])
+    dataset, clean = get_dataset("bundled@gaussian_noise:4"), get_dataset("bundled").arrays([1900])
+    assert isinstance(dataset, ShiftedDataset) and dataset.id == "bundled@gaussian_noise:4"
+    together = dataset.arrays([5, 1900, 7])[1]
+    assert np.array_equal(together, dataset.arrays([1900])[0])
+    assert np.array_equal(together, np.asarray(dataset.load(1900)))
+    direct = corrupt_batch(clean, "gaussian_noise", 4, 0, indices=[1900])[0]  # type: ignore[arg-type]
+    assert np.array_equal(together, direct) and not np.array_equal(together, clean[0])
 
 
 def test_a_shift_changes_the_fingerprint_and_keeps_the_labels() -> None:

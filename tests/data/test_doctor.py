@@ -57,9 +57,8 @@ def test_a_complete_copy_has_no_problems(tmp_path: Path) -> None:
 
 def test_deep_finds_damaged_files_duplicates_and_contradictions(tmp_path: Path) -> None:
     TREES["pacs"](tmp_path)  # a.jpg, b.png
-    picture(tmp_path / "PACS/photo/dog/1.png", 50)
-    picture(tmp_path / "PACS/photo/dog/2.png", 50)
-    picture(tmp_path / "PACS/photo/horse/3.png", 50)
+    for name in ("dog/1", "dog/2", "horse/3"):
+        picture(tmp_path / f"PACS/photo/{name}.png", 50)
     (tmp_path / "PACS/photo/horse/4.png").write_bytes(b"")
     seen: list[tuple[str, int, int]] = []
     report = examine(tmp_path, ids=["pacs"], deep=True, on_image=lambda *at: seen.append(at))

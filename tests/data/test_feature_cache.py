@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -66,9 +67,7 @@ def test_a_flipped_bit_costs_its_block_only(
     (made / FEATURES).write_bytes(data)
     encode = Squares()
     np.testing.assert_array_equal(open_table(made.parent, LAYOUT, encode).features, squares())
-    assert len(encode.asked) == 1
-    assert "1 of 7 blocks" in caplog.text
-    assert "damaged" in caplog.text
+    assert len(encode.asked) == 1 and re.search("1 of 7 blocks .* damaged", caplog.text)
 
 
 DAMAGES: list[tuple[str, Any]] = [

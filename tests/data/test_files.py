@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
 from cliquetta.data.catalogue import get_dataset
 from cliquetta.data.corruptions import Shift, ShiftedDataset
@@ -55,9 +54,8 @@ def test_a_table_of_paths_and_names(tmp_path: Path) -> None:
     pictures(tmp_path, ["a.png", "sub/b.png", "c.png"])
     write(tmp_path / "list.csv", "\ufeffPath, Class\nc.png,dog\nsub/b.png,cat\na.png,\n")
     dataset = get_dataset(f"csv:{tmp_path / 'list.csv'}")
-    assert dataset.keys == ("c.png", "sub/b.png", "a.png")
-    assert dataset.names == ("cat", "dog")
-    assert dataset.labels is not None and dataset.labels.tolist() == [1, 0, UNKNOWN]
+    assert dataset.keys == ("c.png", "sub/b.png", "a.png") and dataset.names == ("cat", "dog")
+    assert dataset.labels.tolist() == [1, 0, UNKNOWN]
     assert dataset.load(1).getpixel((0, 0)) == (1, 1, 1)
 
 
@@ -67,8 +65,7 @@ def test_a_table_with_numbers_takes_names_and_templates_from_beside_it(tmp_path:
     write(tmp_path / "templates.txt", "a sketch of a {}.\n")
     write(tmp_path / "list.tsv", "file\tlabel\na.png\t1\nb.png\t0\n")
     dataset = get_dataset(f"csv:{tmp_path / 'list.tsv'}")
-    assert dataset.names == ("zebra", "ant")
-    assert dataset.labels is not None and dataset.labels.tolist() == [1, 0]
+    assert dataset.names == ("zebra", "ant") and dataset.labels.tolist() == [1, 0]
     assert dataset.templates == ("a sketch of a {}.",)
 
 
@@ -76,15 +73,14 @@ def test_tables_that_contradict_themselves(tmp_path: Path) -> None:
     table = tmp_path / "list.csv"
     write(table, "path,class\na.png,cat\na.png,cat\n")
     assert get_dataset(f"csv:{table}").keys == ("a.png",)
-    write(table, "path,class\na.png,cat\na.png,dog\n")
-    with pytest.raises(ValueError, match=r"a.png twice, with different classes"):
-        get_dataset(f"csv:{table}")
-    write(table, "name,class\na.png,cat\n")
-    with pytest.raises(ValueError, match="no column of paths"):
-        get_dataset(f"csv:{table}")
-    write(table, "path,class\n")
-    with pytest.raises(ValueError, match="lists no images"):
-        get_dataset(f"csv:{table}")
+    for text, message in (
+        ("path,class\na.png,cat\na.png,dog\n", r"a.png twice, with different classes"),
+        ("name,class\na.png,cat\n", "no column of paths"),
+        ("path,class\n", "lists no images"),
+    ):
+        write(table, text)
+        with pytest.raises(ValueError, match=message):
+            get_dataset(f"csv:{table}")
     with pytest.raises(ValueError, match="no such file"):
         get_dataset(f"csv:{tmp_path / 'gone.csv'}")
 
@@ -103,16 +99,10 @@ def test_labels_find_their_names_in_a_wider_class_list() -> None:
         RelabelledDataset(base, wide[:3])
 
 
-def plant(root: Path, *names: str) -> Path:
-    for name in names:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (4, 4)).save(root / name)
-    return root
-
-
 def test_sub_folders_are_classes_in_natural_order(tmp_path: Path) -> None:
-    plant(tmp_path, "10/a.png", "2/b.PNG", "2/deep/c.jpg", ".cache/x.png", "2/.hidden.png")
-    (tmp_path / "2" / "notes.txt").write_text("no image")
+    names = ["10/a.png", "2/b.PNG", "2/deep/c.jpg", ".cache/x.png", "2/.hidden.png"]
+    pictures(tmp_path, names)
+    write(tmp_path / "2/notes.txt", "no image")
     dataset = get_dataset(f"folder:{tmp_path}")
     assert dataset.names == ("2", "10")
     assert dataset.keys == ("2/b.PNG", "2/deep/c.jpg", "10/a.png")
@@ -120,23 +110,16 @@ def test_sub_folders_are_classes_in_natural_order(tmp_path: Path) -> None:
 
 
 def test_given_names_fix_the_order_of_labels(tmp_path: Path) -> None:
-    plant(tmp_path, "Golden_Retriever/a.png", "cat/b.png")
+    pictures(tmp_path, ["Golden_Retriever/a.png", "cat/b.png"])
     names = ["cat", "dog", "golden retriever"]
-    assert folder_dataset(tmp_path, names, labelled=True).labels.tolist() == [0, 2]
+    assert folder_dataset(tmp_path, names).labels.tolist() == [0, 2]
     assert folder_dataset(tmp_path).names == ("cat", "Golden Retriever")
     with pytest.raises(ValueError, match=r"'cat' is not in the class list"):
-        folder_dataset(tmp_path, names[2:], labelled=True)
-
-
-def test_sub_folders_are_labels_only_where_asked(tmp_path: Path) -> None:
-    plant(tmp_path, "2024/june/a.png", "loose.png")
-    dataset = folder_dataset(str(tmp_path), ["cat", "dog"])
-    assert dataset.labels is None and dataset.keys == ("2024/june/a.png", "loose.png")
-    assert "no labels" in repr(dataset)
+        folder_dataset(tmp_path, names[2:])
 
 
 def test_a_flat_folder_needs_names(tmp_path: Path) -> None:
-    plant(tmp_path, "b2.png", "b10.png")
+    pictures(tmp_path, ["b2.png", "b10.png"])
     assert [path.name for path in find_images(tmp_path)] == ["b2.png", "b10.png"]
     with pytest.raises(ValueError, match="give class names"):
         folder_dataset(tmp_path)
@@ -157,15 +140,14 @@ def test_a_flat_folder_needs_names(tmp_path: Path) -> None:
 @settings(max_examples=40, deadline=None)
 def test_walking_sorts_like_whole_paths(names: set[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        plant(Path(folder), *names)
+        pictures(Path(folder), sorted(names))
         result = [path.relative_to(folder).as_posix() for path in walk_images(Path(folder))]
     assert sorted(result) == sorted(names)
     assert [natural_key(f) for f in result] == sorted(natural_key(name) for name in names)
 
 
 def test_links_are_followed_once_and_the_rest_is_counted(tmp_path: Path) -> None:
-    plant(tmp_path / "in", "a.png", "sub/b.png", ".hidden.png")
-    plant(tmp_path / "out", "c.png")
+    pictures(tmp_path, ["in/a.png", "in/sub/b.png", "in/.hidden.png", "out/c.png"])
     (tmp_path / "in/notes.txt").write_text("x")
     (tmp_path / "in/sub/loop").symlink_to(tmp_path / "in")
     (tmp_path / "in/linked").symlink_to(tmp_path / "out")
@@ -181,6 +163,6 @@ def test_folders_that_are_no_datasets_are_refused(tmp_path: Path) -> None:
         folder_dataset(tmp_path)
     with pytest.raises(ValueError, match="no folder"):
         get_dataset(f"folder:{tmp_path / 'missing'}")
-    plant(tmp_path, "cat/a.png", "loose.png")
+    pictures(tmp_path, ["cat/a.png", "loose.png"])
     with pytest.raises(ValueError, match=r"loose\.png"):
         folder_dataset(tmp_path)

@@ -1,7 +1,5 @@
 """Filters against scipy's."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -10,12 +8,8 @@ from scipy import ndimage
 from cliquetta.data import filters
 from tests._helpers.tolerance import FEATURE, SUM, rounding
 
-PIXELS = rounding(torch.float32, 64, 32)
-"""Sums over pixels at float32 coordinates of up to 32."""
-
-
-def generator(seed: int = 0) -> Any:
-    return np.random.default_rng(seed)
+PIXELS = rounding(torch.float32, 64, 32)  # sums over pixels at float32 coordinates of up to 32
+generator = np.random.default_rng
 
 
 @pytest.mark.parametrize(("rule", "scipys"), [("nearest", "nearest"), ("symmetric", "reflect")])

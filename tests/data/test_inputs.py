@@ -100,9 +100,8 @@ def ask_service(way: str, images: Any, model: CLIP) -> list[float]:
             given = images if isinstance(images, list) else [images]
             texts = [one if isinstance(one, str) else b64encode(one).decode() for one in given]
             body = {"images": [{"data": text} for text in texts]}
-            result = client.ask(
-                BatchResponse, "POST", f"/v1/sessions/{session.id}/batches", json=body
-            )
+            path = f"/v1/sessions/{session.id}/batches"
+            result = client.ask(BatchResponse, "POST", path, json=body)
     assert not result.errors
     return [s.probability for one in result.predictions for s in one.top if s.label == "cat"]
 
@@ -196,14 +195,12 @@ def test_views_belong_to_the_image_not_to_its_batch(paths: list[Path]) -> None:
     spec = ViewSpec("resized-crop", 3)
     batch = as_batch(paths, PREPROCESS, views=spec, seed=4)
     assert batch.keys == tuple(path.as_posix() for path in paths)
-    assert batch.views is not None
     for row, path in enumerate(paths):
         views = image_views(Image.open(path), path.as_posix(), spec, 4, PREPROCESS)
         assert torch.equal(batch.views[row], to_pixels(views, PREPROCESS))
     for images in ([Image.open(path) for path in paths], batch.images):
         complete = as_batch(images, PREPROCESS, views=spec).views
         alone = as_batch(images[1:], PREPROCESS, views=spec).views
-        assert complete is not None and alone is not None
         assert torch.equal(complete[1:], alone)
     assert as_batch(batch, PREPROCESS, views=spec) is batch
 

@@ -19,18 +19,12 @@ def test_folders_files_and_tables_together(tmp_path: Path) -> None:
     pictures(tmp_path, ["in/2.png", "in/10.PNG", "in/.hidden.png", "a.png"])
     write(tmp_path / "in/notes.txt", "x")
     write(tmp_path / "list.tsv", "label\tFile\nx\tb,c.png\ny\t\nz\ta.png\n")
-    sources = [
-        tmp_path / "in",
-        tmp_path / "a.png",
-        tmp_path / "list.tsv",
-        tmp_path / "in/notes.txt",
-    ]
+    sources = [tmp_path / name for name in ("in", "a.png", "list.tsv", "in/notes.txt")]
     listing = list_images(sources, tmp_path / "list.sqlite")
     assert names(listing, tmp_path) == ["in/2.png", "in/10.PNG", "a.png", "b,c.png", "in/notes.txt"]
     assert listing.repeated == 1 and listing.unused == {"hidden": 1, ".txt": 1}
-    assert listing.entries(3, 4) == [
-        (str(tmp_path / "b,c.png"), {"label": "x", "File": "b,c.png"}, None)
-    ]
+    (entry,) = listing.entries(3, 4)
+    assert entry[:2] == (str(tmp_path / "b,c.png"), {"label": "x", "File": "b,c.png"})
     listing.close()
     again = ImageList(tmp_path / "list.sqlite")
     assert names(again, tmp_path)[1:3] == ["in/10.PNG", "a.png"]

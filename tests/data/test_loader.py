@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import torch
 from PIL import Image
 
 from cliquetta.data import loader, workers
-from cliquetta.data.dataset import FileDataset
+from cliquetta.data.dataset import Dataset, FileDataset
 from cliquetta.data.files import folder_dataset
 from cliquetta.data.stream import Stream
 from cliquetta.data.workers import WorkerError, usable_cores
@@ -188,30 +189,20 @@ def running(photos: Path, tmp_path: Path) -> Iterator[Any]:
 
 def children(root: int) -> set[int]:
     """All descendants of a process."""
-    parents: dict[int, list[int]] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        parents.setdefault(int(fields[1]), []).append(int(path.parent.name))
     result: set[int] = set()
-    waiting = [root]
-    while waiting:
-        waiting += (new := parents.get(waiting.pop(), []))
-        result |= set(new)
+    for task in Path(f"/proc/{root}/task").glob("*/children"):
+        with suppress(OSError):  # it has ended
+            own = {int(number) for number in task.read_text().split()}
+            result |= own.union(*map(children, own))
     return result
 
 
 def gone(identities: set[int], within: float = 60.0) -> bool:
     """Whether processes end."""
     end = time.monotonic() + within
-    while time.monotonic() < end:
-        left = [pid for pid in identities if Path(f"/proc/{pid}").exists()]
-        if not left:
-            return True
+    while time.monotonic() < end and any(Path(f"/proc/{pid}").exists() for pid in identities):
         time.sleep(0.1)
-    return False
+    return not any(Path(f"/proc/{pid}").exists() for pid in identities)
 
 
 def shared_inodes(process: int) -> set[int]:
@@ -259,8 +250,7 @@ def test_a_run_continues_after_a_worker_was_killed(running: Any, tmp_path: Path)
     _, errors = process.communicate(timeout=120)
     assert process.returncode != 0
     assert "was killed" in errors
-    finished = list(parts_folder(tmp_path / "out.csv").glob("*.jsonl"))
-    assert finished
+    assert list(parts_folder(tmp_path / "out.csv").glob("*.jsonl"))
     again = running()
     output, errors = again.communicate(timeout=120)
     assert again.returncode == 0, errors
@@ -268,10 +258,14 @@ def test_a_run_continues_after_a_worker_was_killed(running: Any, tmp_path: Path)
     assert len((tmp_path / "out.csv").read_text().splitlines()) == 1801
 
 
+def count_images(data: Dataset) -> int:
+    """Images that processes read, or threads in their place."""
+    return sum(len(batch) for batch, _ in Stream(data, PREPROCESS, 20, workers=2))
+
+
 def in_daemon(photos: Path, replies: Any) -> None:
     loader.PROCESSES_FROM = 1
-    stream = Stream(folder_dataset(photos, TINY_NAMES), PREPROCESS, 20, workers=2)
-    replies.put(sum(len(batch) for batch, _ in stream))
+    replies.put(count_images(folder_dataset(photos, TINY_NAMES)))
 
 
 def test_a_daemonic_process_reads_by_threads(photos: Path) -> None:
@@ -295,9 +289,7 @@ def test_what_cannot_be_sent_is_read_by_threads(
     photos: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    data = Unpicklable(sorted(photos.iterdir()))
-    stream = Stream(data, PREPROCESS, 20, order="sequential", workers=2)
-    assert sum(len(batch) for batch, _ in stream) == 87
+    assert count_images(Unpicklable(sorted(photos.iterdir()))) == 87
     assert "threads read images" in caplog.text
 
 
@@ -308,14 +300,12 @@ def test_threads_read_where_the_system_grants_no_process(
         raise PermissionError("no semaphores here")
 
     monkeypatch.setattr(ProcessPoolExecutor, "submit", refuse)
-    stream = Stream(folder_dataset(photos, TINY_NAMES), PREPROCESS, 20, workers=2)
-    assert sum(len(batch) for batch, _ in stream) == 87
+    assert count_images(folder_dataset(photos, TINY_NAMES)) == 87
     assert "no semaphores here" in caplog.text
 
 
 def test_a_caller_that_stops_early_leaves_no_worker(photos: Path) -> None:
-    stream = Stream(folder_dataset(photos, TINY_NAMES), PREPROCESS, 4, workers=2)
-    batches = stream.batches()
+    batches = Stream(folder_dataset(photos, TINY_NAMES), PREPROCESS, 4, workers=2).batches()
     next(batches)
     server = multiprocessing.forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
     own = children(server)

@@ -159,8 +159,7 @@ def test_unreadable_files_are_remembered_and_counted(
     for _ in range(2):
         stored = FeatureStream(Stream(photos, tiny_clip.preprocess, 4, seed=1), tiny_clip, tmp_path)
         record = evaluate(adapter, stored)
-        assert record.skipped == pixels.skipped
-        assert record.images == 9
+        assert record.skipped == pixels.skipped and record.images == 9
         assert record.metrics["top1"] == pixels.metrics["top1"]
     assert caplog.text.count("3.png") == 1
 
@@ -169,8 +168,6 @@ def test_a_repaired_file_is_read_again(
     photos: FileDataset, tiny_clip: CLIP, tmp_path: Path
 ) -> None:
     stream = Stream(photos, tiny_clip.preprocess, 10)
-    (keys,) = run_through(stream, tiny_clip, tmp_path)
-    assert len(keys) == 9
+    assert [len(keys) for keys in run_through(stream, tiny_clip, tmp_path)] == [9]
     shutil.copy(photos.paths[0], photos.paths[3])
-    (keys,) = run_through(stream, tiny_clip, tmp_path)
-    assert len(keys) == 10
+    assert [len(keys) for keys in run_through(stream, tiny_clip, tmp_path)] == [10]

@@ -44,7 +44,7 @@ def test_a_failing_network_is_tried_again(bucket: str, monkeypatch: pytest.Monke
     monkeypatch.setattr("cliquetta.data.remote.time.sleep", lambda seconds: None)
     monkeypatch.setattr(MemoryFileSystem, "cat_file", fail_twice)
     assert read_location(f"{bucket}/2.png") == b"damaged" and len(calls) == 3
-    assert read_location(f"{bucket}/2.png", (1, 3)) == b"ama"
+    assert read_location(f"{bucket}/2.png", 1, 3) == b"ama"
 
 
 def test_an_image_of_a_url_or_inside_of_a_file(bucket: str) -> None:

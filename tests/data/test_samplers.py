@@ -13,7 +13,6 @@ from cliquetta.data.samplers import (
     LabelledSet,
     Positions,
     SamplerOptions,
-    correlated,
     interleave,
     parse_present,
 )
@@ -23,13 +22,6 @@ from cliquetta.errors import UserError
 def draw(name: str, *sizes: int, seed: int = 0, **options: Any) -> Positions:
     domains = [LabelledSet(str(n), np.arange(size) % 10) for n, size in enumerate(sizes)]
     return SAMPLERS[name].draw(domains, SamplerOptions(**options), np.random.default_rng(seed))
-
-
-def bursts(labels: Indices, gamma: float, seed: int) -> Indices:
-    order = correlated(
-        LabelledSet("a", labels), SamplerOptions(gamma=gamma), np.random.default_rng(seed)
-    )
-    return labels[order]
 
 
 def runs(labels: Indices) -> int:
@@ -66,7 +58,11 @@ def test_the_seed_and_the_options_read_decide_the_places(name: str) -> None:
 
 def test_small_gamma_gives_long_bursts() -> None:
     labels = np.arange(1000) % 10
-    lengths = [np.mean([runs(bursts(labels, g, s)) for s in range(5)]) for g in (0.01, 0.1, 1.0)]
+
+    def bursts(gamma: float, seed: int) -> int:
+        return runs(labels[draw("correlated", 1000, seed=seed, gamma=gamma).image])
+
+    lengths = [np.mean([bursts(gamma, seed) for seed in range(5)]) for gamma in (0.01, 0.1, 1.0)]
     shuffled = runs(np.random.default_rng(0).permutation(labels))
     assert lengths[0] < lengths[1] < lengths[2] < shuffled / 5
     assert lengths[0] < 20
@@ -77,10 +73,8 @@ def test_an_uneven_stream_holds_all_images_of_a_few_classes() -> None:
     assert {len(kind) for kind in kinds} == {3}
     assert len({tuple(kind) for kind in kinds}) > 1
     assert len(draw("uneven", 200, present=(4, 4)).image) == 80
-    counts = {
-        len(np.unique(draw("uneven", 200, seed=s, present=(1, 4)).image % 10)) for s in range(20)
-    }
-    assert counts == {1, 2, 3, 4}
+    drawn = [draw("uneven", 200, seed=s, present=(1, 4)).image for s in range(20)]
+    assert {len(np.unique(images % 10)) for images in drawn} == {1, 2, 3, 4}
 
 
 def test_separate_classes_come_one_after_the_other() -> None:
@@ -104,14 +98,12 @@ def test_every_batch_holds_so_many_classes(
 ) -> None:
     labels = np.repeat(np.arange(10), counts)
     options = SamplerOptions(present=(low, low + more), batch_size=size)
-    largest = sum(sorted(counts)[-low - more :])
-    if largest < size:
+    given = [LabelledSet("a", labels)], options, np.random.default_rng(seed)
+    if sum(sorted(counts)[-low - more :]) < size:
         with pytest.raises(UserError, match="smaller batches or more classes"):
-            SAMPLERS["keff"].draw([LabelledSet("a", labels)], options, np.random.default_rng(seed))
+            SAMPLERS["keff"].draw(*given)
         return
-    positions = SAMPLERS["keff"].draw(
-        [LabelledSet("a", labels)], options, np.random.default_rng(seed)
-    )
+    positions = SAMPLERS["keff"].draw(*given)
     assert len(positions.image) % size == 0
     assert len(np.unique(positions.image)) == len(positions.image)
     present = [len(np.unique(batch)) for batch in labels[positions.image].reshape(-1, size)]
@@ -135,10 +127,8 @@ def test_a_long_tail_falls_off_exponentially(ratio: int) -> None:
     counts = np.sort(np.bincount(images % 10))[::-1]
     assert counts.tolist() == [int(100 * ratio ** (-r / 9) + 1e-9) for r in range(10)]
     assert len(np.unique(images)) == len(images)
-    firsts = {
-        int(np.bincount(draw("long-tail", 1000, seed=s).image % 10).argmax()) for s in range(5)
-    }
-    assert len(firsts) > 1
+    drawn = [draw("long-tail", 1000, seed=s).image for s in range(5)]
+    assert len({int(np.bincount(images % 10).argmax()) for images in drawn}) > 1
     assert runs(images % 10) > len(images) / 3
 
 

@@ -11,7 +11,7 @@ from cliquetta.data.catalogue import get_dataset
 from cliquetta.data.images import ImageError
 from cliquetta.data.listing import list_images
 from cliquetta.data.stream import Stream
-from cliquetta.data.tar import find_shards, tar_dataset
+from cliquetta.data.tar import tar_dataset
 from cliquetta.model.preprocess import Preprocess
 from tests._helpers.trees import encoded, write
 
@@ -29,21 +29,14 @@ def make_tar(path: Path, members: dict[str, bytes], mode: str = "w") -> Path:
 def test_webdataset_shards_with_numbers(tmp_path: Path) -> None:
     """Layout of CLIP-benchmark: shards in ``test/``, class names and templates above."""
     for shard in range(2):
-        make_tar(
-            tmp_path / f"test/{shard}.tar",
-            {
-                "000.png": encoded(10 * shard),
-                "000.cls": str(shard).encode(),
-                "001.left.png": encoded(10 * shard + 1),
-                "001.cls": b"1",
-            },
-        )
+        first, second = encoded(10 * shard), encoded(10 * shard + 1)
+        members = {"000.png": first, "000.cls": b"%d" % shard, "001.left.png": second}
+        make_tar(tmp_path / f"test/{shard}.tar", members | {"001.cls": b"1"})
     write(tmp_path / "classnames.txt", "ant\nbee\n")
     write(tmp_path / "zeroshot_classification_templates.txt", "a photo of a {c}.\n")
     dataset = get_dataset(f"tar:{tmp_path / 'test'}")
     assert dataset.keys == ("0.tar/000", "0.tar/001", "1.tar/000", "1.tar/001")
-    assert dataset.labels is not None and dataset.labels.tolist() == [0, 1, 1, 1]
-    assert dataset.templates == ("a photo of a {}.",)
+    assert dataset.labels.tolist() == [0, 1, 1, 1] and dataset.templates == ("a photo of a {}.",)
     shades = [dataset.load(row).getpixel((0, 0)) for row in range(4)]
     assert shades == [(s, s, s) for s in (0, 1, 10, 11)]
     same = tar_dataset(tmp_path / "test" / "{0..1}.tar")
@@ -59,7 +52,7 @@ def test_classes_of_json_of_names_and_of_folders(tmp_path: Path) -> None:
     folders = {"./birds/wren/1.png": encoded(0), "./birds/crow/1.png": encoded(1), "./._x.png": b""}
     dataset = tar_dataset(make_tar(tmp_path / "c.tar", folders))
     assert dataset.names == ("crow", "wren") and dataset.keys == ("birds/wren/1", "birds/crow/1")
-    assert dataset.labels is not None and dataset.labels.tolist() == [1, 0]
+    assert dataset.labels.tolist() == [1, 0]
 
 
 def test_no_image_of_a_plain_tar_is_lost(tmp_path: Path) -> None:
@@ -80,18 +73,19 @@ def test_compressed_archives_get_a_hint(tmp_path: Path, name: str) -> None:
 
 
 def test_tar_files_that_cannot_be_used(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"compressed.*uncompress it"):
-        tar_dataset(make_tar(tmp_path / "a.tar", {"x/0.png": encoded(0)}, "w:gz"))
-    with pytest.raises(ValueError, match="no images in"):
-        tar_dataset(make_tar(tmp_path / "b.tar", {"0.txt": b"x"}))
-    with pytest.raises(ValueError, match="there are no labels"):
-        tar_dataset(make_tar(tmp_path / "c.tar", {"0.png": encoded(0)}))
-    with pytest.raises(ValueError, match=r"no tar file .*x-2.tar"):
-        make_tar(tmp_path / "x-1.tar", {})
-        find_shards(tmp_path / "x-{1..2}.tar")
+    make_tar(tmp_path / "packed.tar", {"x/0.png": encoded(0)}, "w:gz")
+    make_tar(tmp_path / "text.tar", {"0.txt": b"x"})
+    make_tar(tmp_path / "flat-1.tar", {"0.png": encoded(0)})
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="no tar files in"):
-        find_shards(tmp_path / "empty")
+    for name, message in (
+        ("packed.tar", r"compressed.*uncompress it"),
+        ("text.tar", "no images in"),
+        ("flat-1.tar", "there are no labels"),
+        ("flat-{1..2}.tar", r"no tar file .*flat-2.tar"),
+        ("empty", "no tar files in"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            tar_dataset(tmp_path / name)
 
 
 def test_a_bad_image_in_a_shard_is_reported_once_and_counted(
@@ -103,8 +97,7 @@ def test_a_bad_image_in_a_shard_is_reported_once_and_counted(
         dataset.load(4)
     stream = Stream(dataset, Preprocess(size=8), batch_size=2)
     for _ in range(2):
-        batches = list(stream)
-        assert sum(len(batch) for batch, _ in batches) == 4
+        assert sum(len(batch) for batch, _ in stream) == 4
         assert [skipped.key for skipped in stream.skipped] == ["ant/9"]
     assert len([record for record in caplog.records if "ant/9" in record.message]) == 1
 

@@ -72,8 +72,7 @@ def two_actors(
 
 def test_actors_predict_as_shards_do(run: Predict, two_actors: tuple[Path, PredictionRun]) -> None:
     done = two_actors[1]
-    assert (done.images, done.skipped, done.before) == (IMAGES, 1, 0)
-    assert done.busy > 0
+    assert (done.images, done.skipped, done.before) == (IMAGES, 1, 0) and done.busy > 0
     expected = []
     for i in (1, 2):
         shard = run("plain.csv", method="tda", shard=(i, 2), reject=0.5)
@@ -108,11 +107,9 @@ def test_groups_predict_as_each_alone(
     listed, rows = table_rows(table), table_rows(there)
     for group, file in (("north", "north"), ("yard/2", "yard%2F2"), ("", "(empty)")):
         alone = table.with_name(f"{file}.csv")
-        members = [row for row in listed if row["camera"] == group]
-        lines = [f"{row['path']},{group}" for row in members]
-        alone.write_text("\n".join(["path,camera", *lines]))
-        state = tmp_path / f"{file}.safetensors"
-        out = tmp_path / f"{file}.out.csv"
+        members = [f"{row['path']},{group}" for row in listed if row["camera"] == group]
+        alone.write_text("\n".join(["path,camera", *members]))
+        state, out = tmp_path / f"{file}.safetensors", tmp_path / f"{file}.out.csv"
         settings = {"method": "tda", "model": tiny_clip, "batch_size": 4, "workers": 0}
         predict(alone, NAMES, **settings, out=out, state=state)  # type: ignore[arg-type]
         learned = load_file(states / f"{file}.safetensors")
@@ -204,8 +201,6 @@ def test_bad_input_in_an_actor_ends_the_run_with_its_sentence(
 
 def test_lanes_are_shared_out_by_size() -> None:
     sizes = {Lane(0, 50): 50, Lane(50, 60): 10, Lane(60, 100): 40, Lane(100, 101): 1}
-    assert share_out(sizes, 2) == [
-        [Lane(0, 50), Lane(100, 101)],
-        [Lane(60, 100), Lane(50, 60)],
-    ]
+    first, second = [Lane(0, 50), Lane(100, 101)], [Lane(60, 100), Lane(50, 60)]
+    assert share_out(sizes, 2) == [first, second]
     assert share_out({Lane(0, 5): 5}, 3) == [[Lane(0, 5)]]

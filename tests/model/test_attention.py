@@ -8,13 +8,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.model import attention
-from cliquetta.model.attention import (
-    class_attention,
-    difference,
-    patch_grid,
-    prompted_maps,
-    rollout,
-)
+from cliquetta.model.attention import class_attention, difference, patch_grid, rollout
 from cliquetta.model.block import Prefix
 from cliquetta.model.clip import CLIP
 from cliquetta.model.factory import create_model
@@ -44,7 +38,9 @@ def test_without_prompts_maps_are_those_of_transformers_in_eager_mode(
     wanted = theirs.vision_model(pixels, output_attentions=True).attentions
     none = torch.zeros(0, 1, 1, 2, 64)
     for image, picture in enumerate(pixels):
-        maps = prompted_maps(tower, picture, none, (1,), torch.zeros(1, 0, dtype=torch.bool))
+        maps = attention.prompted_maps(
+            tower, picture, none, (1,), torch.zeros(1, 0, dtype=torch.bool)
+        )
         rows = torch.stack([block[image, :, 0].mean(dim=0) for block in wanted[1:]])
         assert rows.std() > 1e-2
         torch.testing.assert_close(maps["class"][0, 1:], rows.mean(dim=0), atol=SUM, rtol=FEATURE)
@@ -55,7 +51,7 @@ def test_without_prompts_maps_are_those_of_transformers_in_eager_mode(
 def test_maps_sum_to_one_over_tokens(tiny_clip: CLIP, pixels: Tensor, prompts: Any) -> None:
     tower = tiny_clip.require_vit()
     chosen = torch.tensor([[0, 0, 0], [1, 0, 0], [0, 1, 1], [1, 1, 1]]).bool()
-    for maps in prompted_maps(tower, pixels[0], prompts, (0, 1), chosen).values():
+    for maps in attention.prompted_maps(tower, pixels[0], prompts, (0, 1), chosen).values():
         assert maps.shape == (4, 1 + 1 + 16)
         torch.testing.assert_close(maps.sum(dim=1), torch.ones(4), atol=FEATURE, rtol=0)
         assert maps.min() >= 0
@@ -69,7 +65,7 @@ def test_rows_are_those_of_one_prompt_at_a_time(
 ) -> None:
     tower = tiny_clip.require_vit()
     chosen = torch.tensor([[0, 0, 0], [0, 1, 0], [1, 1, 1]]).bool()
-    actual = prompted_maps(tower, pixels[1], prompts, (0, 1), chosen)
+    actual = attention.prompted_maps(tower, pixels[1], prompts, (0, 1), chosen)
     alone = {block: Prefix(prompts[1:2, block]) for block in (0, 1)}
     every = {block: Prefix(prompts[:, block].reshape(1, 6, 2, 32)) for block in (0, 1)}
     for row, prefix in enumerate((None, alone, every)):
@@ -78,7 +74,7 @@ def test_rows_are_those_of_one_prompt_at_a_time(
             torch.testing.assert_close(actual[kind][row], make(weights)[0], atol=SUM, rtol=FEATURE)
     assert difference(actual["class"][0], actual["class"][1]) > 0.01
     monkeypatch.setattr(attention, "_BYTES", 1)  # one row at a time
-    again = prompted_maps(tower, pixels[1], prompts, (0, 1), chosen)
+    again = attention.prompted_maps(tower, pixels[1], prompts, (0, 1), chosen)
     for kind, maps in actual.items():
         torch.testing.assert_close(again[kind], maps, atol=SUM, rtol=FEATURE)
 

@@ -8,7 +8,12 @@ from torch import Tensor
 
 from cliquetta.model.block import Prefix
 from cliquetta.model.clip import CLIP
-from tests._helpers.literal_towers import assert_same_gradients, draw, image_features
+from tests._helpers.literal_towers import (
+    all_features,
+    assert_same_gradients,
+    draw,
+    image_features,
+)
 from tests._helpers.tolerance import FEATURE, SUM
 
 
@@ -19,21 +24,18 @@ def test_prefix_features_and_gradients(
     images = tiny_images[:3]
     tokens = [draw(3, 4, 2, 32, seed=i).requires_grad_() for i in at]
     ours = clip.encode_image(images, prefix={i: Prefix(t) for i, t in zip(at, tokens, strict=True)})
-    literal = torch.stack(
-        [
-            image_features(clip, image, prefix={i: t[row] for i, t in zip(at, tokens, strict=True)})
-            for row, image in enumerate(images)
-        ]
-    )
+
+    def own(row: int) -> dict[int, Tensor]:
+        return {i: t[row] for i, t in zip(at, tokens, strict=True)}
+
+    literal = all_features(image_features, clip, images, prefix=own)
     assert_same_gradients(ours, literal, tokens)
 
 
 def test_one_prefix_for_all_rows(clip: CLIP, tiny_images: Tensor) -> None:
     shared = draw(1, 2, 2, 32).requires_grad_()
     ours = clip.encode_image(tiny_images[:3], prefix={1: Prefix(shared)})
-    literal = torch.stack(
-        [image_features(clip, image, prefix={1: shared[0]}) for image in tiny_images[:3]]
-    )
+    literal = all_features(image_features, clip, tiny_images[:3], prefix={1: shared[0]})
     assert_same_gradients(ours, literal, [shared])
 
 

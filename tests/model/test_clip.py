@@ -32,15 +32,12 @@ def test_half_precision_is_close(
     checkpoint = Checkpoint(tiny_clip.config, tiny_clip.state_dict(), "tiny", tiny_clip.preprocess)
     half = build(checkpoint, dtype=dtype)
     prefix = {1: Prefix(draw(10, 2, 2, 32))}
-    pairs = [
-        [
-            model.encode_image(tiny_images, normalize=True, prefix=visual)
-            for model in (tiny_clip, half)
-        ]
-        for visual in (None, prefix)
-    ]
-    pairs.append([model.encode_text(TEXTS, normalize=True) for model in (tiny_clip, half)])
-    for plain, rounded in pairs:
+    both = (tiny_clip, half)
+    for plain, rounded in (
+        [model.encode_image(tiny_images, normalize=True) for model in both],
+        [model.encode_image(tiny_images, normalize=True, prefix=prefix) for model in both],
+        [model.encode_text(TEXTS, normalize=True) for model in both],
+    ):
         assert rounded.dtype == torch.float32
         assert (plain * rounded).sum(dim=-1).min() > cosine
     assert half.dtype == dtype and half.scale == tiny_clip.scale

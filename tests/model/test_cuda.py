@@ -12,8 +12,8 @@ from cliquetta.model import cuda
 from cliquetta.model.cuda import Replayed
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
-from tests._helpers.clusters import make_clusters
 from tests._helpers.arrays import on_features
+from tests._helpers.clusters import make_clusters
 from tests._helpers.scenes import NAMES, between_similarities, build_model, make_batches
 from tests._helpers.tiny import TINY_NAMES, build_tiny_clip
 from tests._helpers.tolerance import FEATURE, LOGIT, SUM, TOWER_TERMS, rounding
@@ -71,13 +71,11 @@ def test_on_cuda_it_is_recorded_once_per_shape_and_takes_new_inputs() -> None:
 
 OTHER = rounding(torch.float32, TOWER_TERMS, 100.0)
 """Between CPU and GPU; caches multiply what they add to the logits by up to 100."""
-FEATURE_METHODS = [
-    e.name for e in method_entries() if issubclass(e.adapter, FixedText) and not e.fit
-]
+ENTRIES = [e for e in method_entries() if issubclass(e.adapter, FixedText) and not e.fit]
 
 
 @needs_cuda
-@pytest.mark.parametrize("name", FEATURE_METHODS)
+@pytest.mark.parametrize("name", [entry.name for entry in ENTRIES])
 def test_methods_on_features_predict_alike_recorded_called_and_on_the_cpu(name: str) -> None:
     features, _, text = make_clusters(96)
     models = (build_tiny_clip().cuda(), build_tiny_clip().cuda(), build_tiny_clip())

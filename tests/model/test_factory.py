@@ -65,12 +65,6 @@ def test_devices_and_dtypes(tiny_clip: CLIP, tmp_path: Path) -> None:
     assert other.config.vision.activation == other.config.text.activation == "gelu"
 
 
-# The network
-
-
-# OpenAI's names
-
-
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_half_precision_that_the_cpu_lacks_is_warned_of(
     dtype: str, monkeypatch: pytest.MonkeyPatch

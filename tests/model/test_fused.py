@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cliquetta.model import vjp
 from cliquetta.model.block import Block, Prefix
+from cliquetta.model.config import TransformerConfig
 from cliquetta.model.vjp import VisualTape
 from tests._helpers import triton_by_hand
 from tests._helpers.scenes import build_model
@@ -74,7 +75,7 @@ def test_the_attention(
     grad = draw(torch.bfloat16, len(INDEX), 1 if single else tokens, D)
     exact = {k: None if x is None else x.double().requires_grad_() for k, x in given.items()}
     rows = {k: None if x is None else x[INDEX] for k, x in exact.items()}
-    block = Block(D, heads, 64, "quick_gelu", 1e-5)
+    block = Block(TransformerConfig(width=D, layers=1, heads=heads, hidden=64))
     assert rows["packed"] is not None
     out = vjp._attention(block, rows["packed"], rows["query"], rows["extra"], None, False)
     actual = fused.attention_backward(

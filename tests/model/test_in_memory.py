@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
 
@@ -21,11 +22,7 @@ from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.openai_module import OpenAIModule
 from tests._helpers.tolerance import FEATURE, LOGIT
-from tests._helpers.transformers_models import (
-    assert_features,
-    tiny_siglip,
-    tiny_transformers,
-)
+from tests._helpers.transformers_models import assert_features, tiny_siglip, tiny_transformers
 
 pytest.importorskip("transformers", minversion="5")
 
@@ -96,9 +93,7 @@ def test_openais_module_becomes_ours(pixels: Tensor) -> None:
     theirs = WithFunctions()
     ours = no_warning(from_model, theirs)
     assert not ours.is_wrapped and ours.config.vision.activation == "quick_gelu"
-    torch.testing.assert_close(
-        ours.encode_image(pixels), theirs.visual(pixels), atol=FEATURE, rtol=FEATURE
-    )
+    assert_features(ours.encode_image(pixels), theirs.visual(pixels))
     assert from_model(ours) is ours
 
 
@@ -161,17 +156,13 @@ def test_a_wrapped_model_has_what_it_has(pixels: Tensor, words: Any) -> None:
     assert ours.scale == pytest.approx(10)
     logits = create_method("zero_shot", ours, PROMPTS).predict(Batch(pixels)).logits
     ids = ours.tokenizer(PROMPTS.texts(PROMPTS.templates[0]))
-    images, texts = (
-        nn.functional.normalize(x) for x in (theirs.encode_image(pixels), theirs.encode_text(ids))
-    )
+    images, texts = map(F.normalize, (theirs.encode_image(pixels), theirs.encode_text(ids)))
     torch.testing.assert_close(logits, (10 * images @ texts.T).detach(), atol=LOGIT, rtol=FEATURE)
     for method in ("tda", "mta", "transclip"):
         adapter = create_method(method, ours, PROMPTS)
         images = [np.zeros((32, 32, 3), np.uint8) + 40 * i for i in range(4)]  # type: ignore[assignment]
         assert adapter.predict(images).logits.isfinite().all()
-    with pytest.raises(
-        MissingCapabilityError, match="runs block by block, which conv does not have"
-    ):
+    with pytest.raises(MissingCapabilityError, match="block by block, which conv does not have"):
         create_method("domain_norm", ours, PROMPTS)
     with pytest.raises(MissingCapabilityError, match="learned context"):
         create_method("tpt", ours, PROMPTS)
@@ -190,10 +181,10 @@ def test_tent_learns_the_layernorms_of_a_wrapped_image_tower(pixels: Tensor, wor
     copied = Convolutions()
     copied.load_state_dict(before)
     values: list[Any] = [copied.norm.weight, copied.norm.bias]
-    texts = nn.functional.normalize(ours.encode_text(PROMPTS.texts(PROMPTS.templates[0])))
+    texts = F.normalize(ours.encode_text(PROMPTS.texts(PROMPTS.templates[0])))
 
     def logits() -> Any:
-        return 10 * nn.functional.normalize(copied.encode_image(pixels)) @ texts.detach().T
+        return 10 * F.normalize(copied.encode_image(pixels)) @ texts.detach().T
 
     torch.testing.assert_close(first, logits().detach(), atol=FEATURE, rtol=FEATURE)
     p = logits().softmax(dim=1)
@@ -224,16 +215,8 @@ def test_a_wrapped_model_without_norms_or_tokenizer(pixels: Tensor) -> None:
         (Convolutions, {}, "does not say how its images are prepared"),
         (Convolutions, {"preprocess": object()}, r"cannot be read.*Preprocess"),
         (Convolutions, {"preprocess": Preprocess(4)}, "does not encode an image of 4 x 4"),
-        (
-            tiny_transformers,
-            {"preprocess": Preprocess(64)},
-            "images of 64 pixels, CLIPModel takes 32",
-        ),
-        (
-            tiny_siglip,
-            {"tokenizer": Tokenizer(64)},
-            "another vocabulary: it gives token 49407, the text tower has 64",
-        ),
+        (tiny_transformers, {"preprocess": Preprocess(64)}, "64 pixels, CLIPModel takes 32"),
+        (tiny_siglip, {"tokenizer": Tokenizer(64)}, "it gives token 49407, the text tower has 64"),
         (tiny_siglip, {"tokenizer": lambda texts: [1]}, "does not turn N texts into a tensor"),
     ],
 )

@@ -67,27 +67,14 @@ def literal(model: Any, x: Tensor) -> Any:
             x = bottleneck(x, w, f"layer{stage}.{block}", stride)
     x = x.flatten(2).permute(2, 0, 1)
     x = torch.cat([x.mean(dim=0, keepdim=True), x]) + w["attnpool.positional_embedding"][:, None]
-    pooled, _ = F.multi_head_attention_forward(
-        x[:1],
-        x,
-        x,
-        x.shape[-1],
-        model.config.vision.heads,
-        in_proj_weight=None,
-        in_proj_bias=torch.cat([w[f"attnpool.{n}_proj.bias"] for n in "qkv"]),
-        bias_k=None,
-        bias_v=None,
-        add_zero_attn=False,
-        dropout_p=0.0,
-        out_proj_weight=w["attnpool.c_proj.weight"],
-        out_proj_bias=w["attnpool.c_proj.bias"],
-        use_separate_proj_weight=True,
-        training=False,
-        q_proj_weight=w["attnpool.q_proj.weight"],
-        k_proj_weight=w["attnpool.k_proj.weight"],
-        v_proj_weight=w["attnpool.v_proj.weight"],
+    q, k, v = (  # by image and head: (B, H, positions, D / H)
+        F.linear(x, w[f"attnpool.{name}_proj.weight"], w[f"attnpool.{name}_proj.bias"])
+        .unflatten(2, (model.config.vision.heads, -1))
+        .permute(1, 2, 0, 3)
+        for name in "qkv"
     )
-    return pooled[0]
+    pooled = F.scaled_dot_product_attention(q[:, :, :1], k, v).flatten(1)
+    return F.linear(pooled, w["attnpool.c_proj.weight"], w["attnpool.c_proj.bias"])
 
 
 def test_features(model: Any, pixels: Tensor) -> None:

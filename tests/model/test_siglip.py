@@ -1,7 +1,6 @@
 """SigLIP: our towers, tokens and logits against ``transformers.SiglipModel``."""
 
 import copy
-import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,6 +31,7 @@ from tests._helpers.separable import TWO, make_examples
 from tests._helpers.tolerance import FEATURE, SUM
 from tests._helpers.transformers_models import (
     assert_features,
+    rewrite,
     save_siglip,
     tiny_siglip,
     word_tokenizer,
@@ -78,20 +78,15 @@ def test_gradients_of_text_context(pair: Any) -> None:
     wanted = theirs.text_model.head(theirs.text_model.final_layer_norm(states)[:, -1])
     close(actual, wanted)
     weights = torch.randn(actual.shape, generator=torch.Generator().manual_seed(4))
-    torch.testing.assert_close(
-        *(torch.autograd.grad((x * weights).sum(), y)[0] for x, y in ((actual, a), (wanted, b))),
-        atol=FEATURE,
-        rtol=FEATURE,
-    )
+    pairs = (actual, a), (wanted, b)
+    gradients = [torch.autograd.grad((x * weights).sum(), y)[0] for x, y in pairs]
+    torch.testing.assert_close(*gradients, atol=FEATURE, rtol=FEATURE)
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        *("scap", "domain_norm", "tent", "tpt", "ctpt", "dart", "batclip", "clipartt", "watt"),
-        *("tda", "dmn", "mta", "transclip", "zero"),
-    ],
-)
+METHODS = "scap domain_norm tent tpt ctpt dart batclip clipartt watt tda dmn mta transclip zero"
+
+
+@pytest.mark.parametrize("method", METHODS.split())
 def test_methods_run(pair: Any, method: str) -> None:
     model, _ = pair
     prompts = ClassPrompts(NAMES, ("a photo of a {}", "a sketch of a {}"))
@@ -129,12 +124,9 @@ def test_few_shot_methods_learn(tmp_path: Path, method: str, options: dict[str, 
     assert loss(adapter) < 0.998 * loss(create_method("zero_shot", model, TWO))
 
 
-def test_capabilities_are_those_of_a_vit(pair: Any) -> None:
-    assert pair[0].capabilities == CAPABILITIES.keys()
-
-
 @torch.no_grad()
 def test_attention_maps(pair: Any, pixels: Tensor) -> None:
+    assert pair[0].capabilities == CAPABILITIES.keys()
     tower = pair[0].require_vit()
     prompts = torch.randn(2, 1, 2, 2, 64, generator=torch.Generator().manual_seed(6))
     chosen = torch.tensor([[False, False], [True, True]])
@@ -162,9 +154,8 @@ def test_positions_interpolate_without_a_class_token(pair: Any, tmp_path: Path) 
 @pytest.mark.parametrize("resample", [2, 3])
 def test_preprocessing_is_that_of_transformers(tmp_path: Path, resample: int) -> None:
     save_siglip(tiny_siglip(), tmp_path)
-    processor = transformers.SiglipImageProcessorPil(
-        size={"height": 32, "width": 32}, resample=resample
-    )
+    size = {"height": 32, "width": 32}
+    processor = transformers.SiglipImageProcessorPil(size=size, resample=resample)
     processor.save_pretrained(tmp_path)
     ours = create_model(tmp_path).preprocess
     rng = np.random.default_rng(0)
@@ -209,20 +200,12 @@ def sentencepiece_file(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A small SentencePiece model with the special tokens of SigLIP's vocabularies."""
     sentencepiece = pytest.importorskip("sentencepiece")
     path = tmp_path_factory.mktemp("pieces") / "spiece.model"
+    texts = [f"a {kind} of a {name}" for name in NAMES for kind in ("photo", "big sketch")] * 20
+    special = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
+    how = {"vocab_size": 60, "hard_vocab_limit": False, "minloglevel": 2, **special}
     with path.open("wb") as file:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(
-                [f"a {kind} of a {name}" for name in NAMES for kind in ("photo", "big sketch")] * 20
-            ),
-            model_writer=file,
-            vocab_size=60,
-            hard_vocab_limit=False,
-            pad_id=0,
-            eos_id=1,
-            unk_id=2,
-            bos_id=-1,
-            minloglevel=2,
-        )
+        train = sentencepiece.SentencePieceTrainer.train
+        train(sentence_iterator=iter(texts), model_writer=file, **how)
     return path
 
 
@@ -253,9 +236,7 @@ def test_a_folder_with_a_sentencepiece_model(sentencepiece_file: Any, tmp_path: 
 
 def test_an_image_tower_without_its_head(tmp_path: Path) -> None:
     save_siglip(tiny_siglip(), tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["vision_config"]["vision_use_head"] = False
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    rewrite(tmp_path, vision_config__vision_use_head=False)
     with pytest.raises(CheckpointError, match="without its pooling head"):
         create_model(tmp_path)
 

@@ -6,14 +6,19 @@ import pytest
 import torch
 
 from cliquetta.model.clip import CLIP
-from tests._helpers.literal_towers import assert_same_gradients, draw, text_features
+from tests._helpers.literal_towers import (
+    all_features,
+    assert_same_gradients,
+    draw,
+    text_features,
+)
 from tests._helpers.tolerance import FEATURE, SUM
 
 TEXTS = ["cat", "a photo of a small frog.", "ship", "a truck, which is a type of thing on a road"]
 
 
 def literal(clip: CLIP, ids: Any, **options: Any) -> Any:
-    return torch.stack([text_features(clip, row, **options) for row in ids])
+    return all_features(text_features, clip, ids, **options)
 
 
 def test_cut_at_the_end_equals_the_full_context(clip: CLIP) -> None:
@@ -49,10 +54,7 @@ def test_context_per_class(clip: CLIP) -> None:
     ids = clip.tokenizer([f"x x {text}" for text in TEXTS])
     context = draw(4, 2, 32).requires_grad_()
     ours = clip.encode_text(ids, context=context, chunk=3)
-    wanted = torch.stack(
-        [text_features(clip, row, context=own) for row, own in zip(ids, context, strict=True)]
-    )
-    assert_same_gradients(ours, wanted, [context])
+    assert_same_gradients(ours, literal(clip, ids, context=context.__getitem__), [context])
 
 
 def test_context_at_positions_of_a_template(clip: CLIP) -> None:
@@ -61,12 +63,7 @@ def test_context_at_positions_of_a_template(clip: CLIP) -> None:
     positions = torch.stack([torch.ones(4, dtype=torch.long), ids.argmax(dim=1) - 1], dim=1)
     context = draw(2, 32).requires_grad_()
     ours = clip.encode_text(ids, context=context, positions=positions)
-    wanted = torch.stack(
-        [
-            text_features(clip, row, context=context, positions=own)
-            for row, own in zip(ids, positions, strict=True)
-        ]
-    )
+    wanted = literal(clip, ids, context=context, positions=positions.__getitem__)
     assert_same_gradients(ours, wanted, [context])
 
 

@@ -113,13 +113,11 @@ def test_pattern_ignores_case(ours: Any) -> None:
 
 
 def test_rows_are_start_text_end_and_zeros(ours: Any) -> None:
-    texts = ["a photo of a cat.", "", "dog"]
-    rows = ours(texts)
+    lengths = {"a photo of a cat.": 8, "": 2, "dog": 3}
+    rows = ours(list(lengths))
     assert rows.shape == (3, 77) and rows.dtype == torch.int64
-    lengths = [8, 2, 3]
-    for row, text, length in zip(rows.tolist(), texts, lengths, strict=True):
+    for row, (text, length) in zip(rows.tolist(), lengths.items(), strict=True):
         assert row == [49406, *ours.encode(text), 49407] + [0] * (77 - length)
-    assert torch.equal(rows.argmax(dim=1) + 1, torch.tensor(lengths))
     assert torch.equal(ours("dog"), rows[2:])
     assert ours([]).shape == (0, 77)
 
@@ -138,7 +136,7 @@ def test_copies_encode_alike(ours: Any) -> None:
         assert torch.equal(twin(["a red car"]), small(["a red car"]))
 
 
-@pytest.mark.parametrize("bad", [{"merges": -1}, {"merges": 50000}, {"context_length": 1}])
-def test_settings_out_of_range_are_refused(bad: Any) -> None:
-    with pytest.raises(ValueError):
-        Tokenizer(**bad)
+def test_settings_out_of_range_are_refused() -> None:
+    for bad in ({"merges": -1}, {"merges": 50000}, {"context_length": 1}):
+        with pytest.raises(ValueError):
+            Tokenizer(**bad)

@@ -9,12 +9,17 @@ from torch import Tensor
 from cliquetta.model.block import Prefix
 from cliquetta.model.clip import CLIP
 from cliquetta.model.vision import TokenPrompts
-from tests._helpers.literal_towers import assert_same_gradients, draw, image_features
+from tests._helpers.literal_towers import (
+    all_features,
+    assert_same_gradients,
+    draw,
+    image_features,
+)
 from tests._helpers.tolerance import FEATURE, SUM
 
 
 def test_plain_features(clip: CLIP, tiny_images: Tensor) -> None:
-    literal = torch.stack([image_features(clip, image) for image in tiny_images])
+    literal = all_features(image_features, clip, tiny_images)
     torch.testing.assert_close(clip.encode_image(tiny_images), literal, atol=FEATURE, rtol=FEATURE)
 
 
@@ -37,16 +42,10 @@ def test_blocks_run_in_pieces(clip: CLIP, tiny_images: Tensor, prompted: bool) -
     middle = tower.run(tower.embed(tiny_images), 0, 1)
     assert middle.shape == (10, 17, 32)
     assert torch.equal(tower.run(middle, 1, prefix=prefix), complete)
-    nothing = tower.run(middle, 1, 1)
-    assert torch.equal(nothing, middle)
-
-
-def test_all_tokens_at_the_last_boundary(clip: CLIP, tiny_images: Tensor) -> None:
-    tower = clip.require_vit()
-    every = tower.run(tower.embed(tiny_images), 0, 2)
-    only_class = tower.run(tower.embed(tiny_images))
-    torch.testing.assert_close(every[:, :1], only_class, atol=FEATURE, rtol=FEATURE)
-    assert every.shape == (10, 17, 32) and only_class.shape == (10, 1, 32)
+    assert torch.equal(tower.run(middle, 1, 1), middle)
+    every = tower.run(middle, 1, 2, prefix=prefix)
+    torch.testing.assert_close(every[:, :1], complete, atol=FEATURE, rtol=FEATURE)
+    assert every.shape == (10, 17, 32) and complete.shape == (10, 1, 32)
 
 
 @pytest.mark.parametrize("position", ["after-class", "end"])
@@ -54,16 +53,14 @@ def test_all_tokens_at_the_last_boundary(clip: CLIP, tiny_images: Tensor) -> Non
 def test_token_prompts(clip: CLIP, tiny_images: Tensor, position: Any, depth: int) -> None:
     layers = [draw(3, 32, seed=i).requires_grad_() for i in range(depth)]
     ours = clip.encode_image(tiny_images[:3], tokens=TokenPrompts(layers, position))
-    literal = torch.stack(
-        [image_features(clip, image, tokens=layers, position=position) for image in tiny_images[:3]]
-    )
+    how = {"tokens": layers, "position": position}
+    literal = all_features(image_features, clip, tiny_images[:3], **how)
     assert_same_gradients(ours, literal, layers)
 
 
 def test_token_prompts_per_image(clip: CLIP, tiny_images: Tensor) -> None:
     layer = draw(3, 2, 32).requires_grad_()
     ours = clip.encode_image(tiny_images[:3], tokens=TokenPrompts([layer]))
-    literal = torch.stack(
-        [image_features(clip, tiny_images[i], tokens=[layer[i]]) for i in range(3)]
-    )
+    how = {"tokens": lambda row: [layer[row]], "position": "after-class"}
+    literal = all_features(image_features, clip, tiny_images[:3], **how)
     assert_same_gradients(ours, literal, [layer])

@@ -20,21 +20,19 @@ def clip(request: pytest.FixtureRequest) -> CLIP:
     activation: Any = "gelu_tanh" if siglip else request.param
     shape: Any = {"width": 32, "layers": 3, "heads": 2, "hidden": 64, "activation": activation}
     vision = VisionConfig(32, 8, **shape, pooling="attention" if siglip else "class")
-    text = TextConfig(
-        32, 512 + 512 + 2, **shape, merges=512, causal=not siglip, projection_bias=siglip
-    )
+    how: Any = {"merges": 512, "causal": not siglip, "projection_bias": siglip}
+    text = TextConfig(32, 512 + 512 + 2, **shape, **how)
     config = CLIPConfig(32 if siglip else 24, vision, text, sigmoid=siglip)
     return initialise(CLIP(config), 3).double()
 
 
 def one_at_a_time(features: Tensor, leaf: Tensor, rows: Tensor, cotangents: Tensor) -> Tensor:
     """Gradient of row ``rows[r]`` of the leaf for every cotangent, by plain autograd."""
-    return torch.stack(
-        [
-            torch.autograd.grad(features[row] @ cotangent, leaf, retain_graph=True)[0][row]
-            for row, cotangent in zip(rows, cotangents, strict=True)
-        ]
-    )
+    gradients = [
+        torch.autograd.grad(features[row] @ cotangent, leaf, retain_graph=True)[0][row]
+        for row, cotangent in zip(rows, cotangents, strict=True)
+    ]
+    return torch.stack(gradients)
 
 
 @pytest.mark.parametrize("blocks", [(0,), (1,), (2,), (0, 2), (1, 2)])

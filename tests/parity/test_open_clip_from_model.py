@@ -8,7 +8,8 @@ import numpy as np
 import open_clip
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor
 
 from cliquetta import create_method, from_model
 from cliquetta.data.bundled import load_bundled
@@ -16,7 +17,7 @@ from cliquetta.model.tokenizer import Tokenizer
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.tolerance import ADAPTED, FEATURE, LOGIT
-from tests._helpers.transformers_models import word_tokenizer
+from tests._helpers.transformers_models import noisy, word_tokenizer
 
 pytestmark = pytest.mark.parity
 
@@ -26,16 +27,11 @@ PROMPTS = ClassPrompts(("cat", "frog", "truck"), ("a photo of a {}.",))
 def built(name: str) -> Any:
     torch.manual_seed(0)
     model, _, preprocess = open_clip.create_model_and_transforms(name, pretrained=None)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 1:
-                parameter += 0.05 * torch.randn_like(parameter)
-    return model.eval(), preprocess
+    return noisy(model), preprocess
 
 
 def pictures(count: int = 4) -> Any:
-    images = load_bundled().images[:: 2000 // count]
-    return [np.asarray(image) for image in images]
+    return [np.asarray(image) for image in load_bundled().images[:: 2000 // count]]
 
 
 @torch.no_grad()
@@ -44,10 +40,12 @@ def original_logits(model: Any, preprocess: Any, tokenizer: Any, images: Any) ->
 
     pixels = torch.stack([preprocess(Image.fromarray(image)) for image in images])
     texts = tokenizer(PROMPTS.texts(PROMPTS.templates[0]))
-    a, b = (
-        nn.functional.normalize(x) for x in (model.encode_image(pixels), model.encode_text(texts))
-    )
-    logits = model.logit_scale.exp() * a @ b.T
+    return logits_of(model, pixels, texts)
+
+
+def logits_of(model: Any, pixels: Tensor, texts: Tensor) -> Any:
+    images, words = map(F.normalize, (model.encode_image(pixels), model.encode_text(texts)))
+    logits = model.logit_scale.exp() * images @ words.T
     return logits if model.logit_bias is None else logits + model.logit_bias
 
 
@@ -95,11 +93,7 @@ def test_siglip_becomes_ours(tmp_path: Path) -> None:
     assert not ours.is_wrapped and ours.config.sigmoid
     assert ours.preprocess.resize == "squash"
     pixels = torch.randn(2, 3, 256, 256, generator=torch.Generator().manual_seed(1))
-    texts = tokenizer(PROMPTS.texts(PROMPTS.templates[0]))
-    a, b = (
-        nn.functional.normalize(x) for x in (theirs.encode_image(pixels), theirs.encode_text(texts))
-    )
-    wanted = theirs.logit_scale.exp() * a @ b.T + theirs.logit_bias
+    wanted = logits_of(theirs, pixels, tokenizer(PROMPTS.texts(PROMPTS.templates[0])))
     actual = create_method("zero_shot", ours, PROMPTS).predict(Batch(pixels)).logits
     torch.testing.assert_close(actual, wanted, atol=LOGIT, rtol=FEATURE)
 

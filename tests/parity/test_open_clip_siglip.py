@@ -15,7 +15,7 @@ from cliquetta.model.checkpoints.open_clip_zoo import ARCHITECTURES, siglip_conf
 from cliquetta.model.checkpoints.openai import siglip_activation
 from cliquetta.model.factory import create_model
 from tests._helpers.tolerance import FEATURE, SUM
-from tests._helpers.transformers_models import XLM, word_tokenizer
+from tests._helpers.transformers_models import XLM, noisy, word_tokenizer
 
 pytestmark = pytest.mark.parity
 
@@ -52,10 +52,7 @@ def compare(ours: Any, theirs: Any, size: int) -> None:
 def test_siglip(name: str, tmp_path: Path) -> None:
     config = small(name)
     torch.manual_seed(0)
-    theirs = open_clip.CustomTextCLIP(**config).eval()
-    for parameter in theirs.parameters():
-        if parameter.ndim == 1:
-            parameter += 0.05 * torch.randn_like(parameter)
+    theirs = noisy(open_clip.CustomTextCLIP(**config))
     saved(theirs, config, tmp_path)
     word_tokenizer(tmp_path / "tokenizer.json")
     ours = create_model(tmp_path)

@@ -9,15 +9,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from cliquetta.model.checkpoints.open_clip_zoo import (
-    ARCHITECTURES,
-    activation_of,
-    preprocess_of,
-    siglip_config,
-)
+from cliquetta.model.checkpoints import open_clip_zoo as zoo
+from cliquetta.model.checkpoints.open_clip_zoo import ARCHITECTURES
 from cliquetta.model.checkpoints.openai import NAMES, address, architecture_name
 from cliquetta.model.factory import create_model
 from tests._helpers.tolerance import FEATURE, SUM
+from tests._helpers.transformers_models import noisy
 
 pytestmark = pytest.mark.parity
 
@@ -27,11 +24,8 @@ TEXTS = ["cat", "a photo of a small green frog.", "a bad photo of the truck, and
 def random_open_clip(name: str, seed: int = 0) -> Any:
     """open_clip's model with weights that are not at their quiet start."""
     torch.manual_seed(seed)
-    model = open_clip.create_model(name, pretrained=None).eval()
+    model = noisy(open_clip.create_model(name, pretrained=None))
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 1:
-                parameter += 0.05 * torch.randn_like(parameter)
         for key, buffer in model.named_buffers():
             if key.endswith("running_mean"):
                 buffer.normal_(0, 0.1)
@@ -81,7 +75,7 @@ def test_our_table_of_releases_is_theirs() -> None:
         vision = config["vision_cfg"]
         is_siglip = "timm_model_name" in vision
         if is_siglip:
-            ours = siglip_config(name)
+            ours = zoo.siglip_config(name)
             assert ours["vision_cfg"]["timm_model_name"] == vision["timm_model_name"]
             stated = (config["text_cfg"].get("act_kwargs") or {}).get("approximate", "none")
             assert ours["text_cfg"]["act_kwargs"]["approximate"] == stated
@@ -94,8 +88,8 @@ def test_our_table_of_releases_is_theirs() -> None:
             assert release["hf_hub"].rstrip("/") == repo, (name, tag)
             if not is_siglip:
                 expected = "quick_gelu" if release.get("quick_gelu", False) else "gelu"
-                assert activation_of(name, tag, None) == expected, (name, tag)
-            known = preprocess_of(name, tag)
+                assert zoo.activation_of(name, tag, None) == expected, (name, tag)
+            known = zoo.preprocess_of(name, tag)
             openai_mean = open_clip.OPENAI_DATASET_MEAN
             assert tuple(known.get("mean", openai_mean)) == tuple(release["mean"]), (name, tag)
             mode = known.get("resize_mode", "shortest")
@@ -106,8 +100,7 @@ def test_our_addresses_are_openais() -> None:
     from open_clip.pretrained import _PRETRAINED
 
     for name in NAMES:
-        release = _PRETRAINED[architecture_name(name)]["openai"]
+        arch = architecture_name(name)
+        release = _PRETRAINED[arch]["openai"]
         assert address(name)[0] == release["url"]
-        assert ARCHITECTURES[architecture_name(name)].tags["openai"] == release["hf_hub"].rstrip(
-            "/"
-        )
+        assert ARCHITECTURES[arch].tags["openai"] == release["hf_hub"].rstrip("/")

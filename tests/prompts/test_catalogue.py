@@ -117,29 +117,25 @@ def test_subsets_of_imagenet(name: str, head: Any) -> None:
 
 
 def test_orders_that_the_sources_define() -> None:
-    assert list(class_names("food101")) == sorted(class_names("food101"))
-    assert list(class_names("cifar100")) == sorted(class_names("cifar100"))
-    assert list(class_names("dtd")) == sorted(class_names("dtd"))
+    for name in ("food101", "cifar100", "dtd"):
+        assert list(class_names(name)) == sorted(class_names(name))
     assert class_names("eurosat")[3] == "Highway or Road"
     assert class_names("sun397")[8] == "outdoor apartment building"
 
 
 def written_out() -> Any:
     """The 80 by their patterns instead of one by one."""
+    looks = "bad,bright,dark,blurry,good,cropped,close-up,black and white,pixelated,low resolution"
+    kinds = "hard to see,clean,dirty,cool,nice,weird,small,large"
+    works = "a sculpture,a rendering,a tattoo,a drawing,a painting,a doodle,a sketch,a rendition"
+    stuffs = "plastic,toy,origami,embroidered,cartoon,plushie"
     forms = []
-    for article in ("a", "the"):
-        looks = "bad,bright,dark,blurry,good,cropped,close-up,black and white,pixelated"
-        for look in [*looks.split(","), "low resolution", "jpeg corrupted"]:
-            forms.append(f"a {look} photo of {article} {{}}.")
-        for kind in ["hard to see", "clean", "dirty", "cool", "nice", "weird", "small", "large"]:
-            forms.append(f"a photo of {article} {kind} {{}}.")
-        works = "sculpture,rendering,tattoo,drawing,painting,doodle,sketch,rendition"
-        for work in works.split(","):
-            forms.append(f"a {work} of {article} {{}}.")
-        for stuff in ["plastic", "toy", "origami", "embroidered", "cartoon", "plushie"]:
-            forms.append(f"{article} {stuff} {{}}.")
-        forms += [f"art of {article} {{}}.", f"graffiti of {article} {{}}."]
-        forms += [f"{article} {{}} in a video game."]
+    for it in ("a", "the"):
+        forms += [f"a {look} photo of {it} {{}}." for look in f"{looks},jpeg corrupted".split(",")]
+        forms += [f"a photo of {it} {kind} {{}}." for kind in kinds.split(",")]
+        forms += [f"{work} of {it} {{}}." for work in f"{works},art,graffiti".split(",")]
+        forms += [f"{it} {stuff} {{}}." for stuff in stuffs.split(",")]
+        forms += [f"{it} {{}} in a video game."]
     forms += [f"a photo of {word} {{}}." for word in ["a", "the", "many", "my", "one"]]
     return [*forms, *(f"itap of {word} {{}}." for word in ["a", "the", "my"])]
 
@@ -150,8 +146,7 @@ def test_template_sets() -> None:
     assert set(templates("openai-7")) < set(eighty)
     assert templates("watt-8")[2:] == templates("openai-7")[1:]
     assert templates("watt-8")[:2] == ("a photo of a {}", "itap of a {}")
-    for name, count in SETS.items():
-        assert len(templates(name)) == count
+    assert {name: len(templates(name)) for name in SETS} == SETS
     for name in catalogue.list_templates():
         assert all(t.count("{}") == 1 for t in templates(name))
 
@@ -169,15 +164,14 @@ def test_scap_sets_are_the_eighty_without_their_periods() -> None:
 
 
 def test_choices_of_published_methods() -> None:
-    assert catalogue.template_choice("tda", "cars") == "openai-7"
-    assert catalogue.template_choice("tda", "imagenet-r") == "openai-80"
-    assert templates(catalogue.template_choice("tda", "dtd")) == ("{} texture.",)
-    assert templates(catalogue.template_choice("coop", "imagenet-v2")) == ("a photo of a {}.",)
-    assert catalogue.template_choice("scap", "imagenet-sketch") == "scap-imagenet-sketch"
-    with pytest.raises(UnknownNameError, match="did you mean 'tda'"):
-        catalogue.template_choice("tdaa", "pets")
-    with pytest.raises(UnknownNameError, match="of scap"):
-        catalogue.template_choice("scap", "pets")
+    choose = catalogue.template_choice
+    assert choose("tda", "cars") == "openai-7" and choose("tda", "imagenet-r") == "openai-80"
+    assert templates(choose("tda", "dtd")) == ("{} texture.",)
+    assert templates(choose("coop", "imagenet-v2")) == ("a photo of a {}.",)
+    assert choose("scap", "imagenet-sketch") == "scap-imagenet-sketch"
+    for scheme, words in (("tdaa", "did you mean 'tda'"), ("scap", "of scap")):
+        with pytest.raises(UnknownNameError, match=words):
+            choose(scheme, "pets")
     with pytest.raises(UnknownNameError, match="did you mean 'cifar10'"):
         class_names("cifar-10")
 

@@ -25,17 +25,11 @@ def test_what_is_no_list_of_names_is_refused(given: Any) -> None:
 
 
 def test_equal_content_is_equal_and_hashes_alike() -> None:
-    features = torch.eye(2)
-    made = [
-        ClassPrompts(("a", "b")),
-        ClassPrompts(("a", "b")),
-        ClassPrompts(("b", "a")),
-        ClassPrompts(("a", "b"), ("a {}",)),
-        ClassPrompts(("a", "b"), features=features),
-        ClassPrompts(("a", "b"), features=features.clone()),
-    ]
-    assert len(set(made)) == 4
-    assert made[0] == made[1] and made[4] == made[5] and made[0] != made[4]
+    one, other = (ClassPrompts(("a", "b")) for _ in range(2))
+    fixed, copied = (ClassPrompts(("a", "b"), features=torch.eye(2)) for _ in range(2))
+    assert one == other and fixed == copied and one != fixed
+    different = [ClassPrompts(("b", "a")), ClassPrompts(("a", "b"), ("a {}",))]
+    assert len({one, other, fixed, copied, *different}) == 4
 
 
 def test_classes_of_a_file_a_list_or_a_known_list(tmp_path: Path) -> None:

@@ -75,7 +75,6 @@ def evidence() -> Evidence:
         labels=(0, 0, 1, 1, 2, -1),
         before=(1, 0, 1, 1, 2, 3),
         after=(0, 0, 0, 1, 3, 2),
-        confidence=(0.5,) * 6,
         description={"cliques": cliques},
         features=features,
         prompted=None,

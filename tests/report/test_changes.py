@@ -1,8 +1,12 @@
-"""Changes between predictions, counted by hand."""
+"""Changes between predictions, counted by hand, and their confusion."""
+
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from cliquetta.report.changes import count_changes, moves, net_gain
+from cliquetta.report.changes import changed_confusion, count_changes, moves, net_gain
 from tests._helpers.made_runs import ADAPTED, LABELS, PLAIN, predictions
 
 
@@ -42,3 +46,22 @@ def test_gain_runs_along_the_stream() -> None:
 def test_other_images_are_refused() -> None:
     with pytest.raises(ValueError, match="same images"):
         count_changes([(predictions(LABELS, PLAIN), predictions(LABELS[:4], PLAIN[:4]))])
+
+
+def test_confusion_is_that_of_all_images_folded_to_the_changed_classes() -> None:
+    plain, adapted = predictions(LABELS, PLAIN), predictions(LABELS, [0, 0, 1, 0, 2, 3, 3, 3])
+    confusion = changed_confusion(plain, adapted)
+    assert confusion.classes == (0, 1)
+    # label 0: one of two images moves from 1 to 0; labels 2 and 3 are the row "other"
+    assert confusion.before.tolist() == [[1, 1, 0], [1, 1, 0], [0, 0, 4]]
+    assert confusion.difference.tolist() == [[1, -1, 0], [0, 0, 0], [0, 0, 0]]
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(*[st.integers(0, 3)] * 3), min_size=1, max_size=40), st.integers(1, 4))
+def test_confusion_counts_every_image(rows: Any, limit: Any) -> None:
+    labels, before, after = (list(column) for column in zip(*rows, strict=True))
+    confusion = changed_confusion(predictions(labels, before), predictions(labels, after), limit)
+    assert confusion.before.sum() == confusion.after.sum() == len(rows)
+    assert confusion.difference.sum(axis=1).tolist() == [0] * (len(confusion.classes) + 1)
+    assert len(confusion.classes) <= limit

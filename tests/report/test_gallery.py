@@ -8,7 +8,11 @@ from cliquetta.report.gallery import changed_tiles, clique_cards
 
 def test_gallery_shows_unlike_cliques_with_most_changes_first(evidence: Evidence) -> None:
     cards = clique_cards(evidence, 3)
-    assert [(card.label, card.size) for card in cards] == [(1, 3), (3, 2), (1, 2)]
+    assert [(card.clique["class"], card.clique["size"]) for card in cards] == [
+        (1, 3),
+        (3, 2),
+        (1, 2),
+    ]
     first = cards[0]
     assert [tile.key for tile in first.tiles] == ["a", "c", "b"]  # repaired, broken, same
     assert [tile.change for tile in first.tiles] == ["repaired", "broken", "same"]

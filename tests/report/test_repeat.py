@@ -41,9 +41,9 @@ def test_the_command_repeats_the_run(changes: Any, tiny_clip: CLIP, tmp_path: Pa
         **{"dataset": "bundled@fog:3", "model": str(model), "limit": 12, "batch_size": 6} | changes
     )
     record = RunContext(tmp_path / "first", device="cpu").run(spec)
-    repeat = repeat_command(record)
-    assert repeat.remarks == ()
-    words = shlex.split(repeat.command)
+    command, remarks = repeat_command(record)
+    assert remarks == []
+    words = shlex.split(command)
     assert words[0] == "cliquetta"
     # the record knows a file by the name that the model gives itself
     words[words.index("--model") + 1] = str(model)
@@ -58,18 +58,11 @@ def test_the_command_repeats_the_run(changes: Any, tiny_clip: CLIP, tmp_path: Pa
 
 def test_what_a_command_cannot_say_is_a_remark(tmp_path: Path) -> None:
     record = load_record(make_run(tmp_path, "plug-in", [0], [0], config={"depth": 3}))
-    repeat = repeat_command(record)
-    assert "plug-in is not a method of this version" in repeat.remarks[0]
+    assert "plug-in is not a method of this version" in repeat_command(record)[1][0]
     settings = {**record.settings, "fitted": "abc123", "method": "coop"}
-    fitted = repeat_command(type(record)(record.id, settings))
-    assert "--fitted FILE" in fitted.command and "abc123" in fitted.remarks[0]
-    stream = {**record.settings["stream"], "dirichlet": 0.5, "order": "correlated"}
-    bursts = repeat_command(type(record)(record.id, {**record.settings, "stream": stream}))
-    assert "--order correlated --gamma 0.5" in bursts.command
-
-
-def test_a_known_set_of_templates_is_named(tmp_path: Path) -> None:
-    record = load_record(make_run(tmp_path, "zero_shot", [0], [0]))
-    prompts = {**record.settings["prompts"], "templates": list(templates("openai-80"))}
-    repeat = repeat_command(type(record)(record.id, {**record.settings, "prompts": prompts}))
-    assert "--templates openai-80" in repeat.command
+    command, remarks = repeat_command(type(record)(record.id, settings))
+    assert "--fitted FILE" in command and "abc123" in remarks[0]
+    settings["stream"] = {**record.settings["stream"], "dirichlet": 0.5, "order": "correlated"}
+    settings["prompts"] = {"templates": list(templates("openai-80"))}
+    command, _ = repeat_command(type(record)(record.id, settings))
+    assert "--order correlated --gamma 0.5 --templates openai-80" in command

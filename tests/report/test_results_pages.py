@@ -91,9 +91,7 @@ def test_the_grids_of_the_package_can_be_read() -> None:
 @pytest.mark.parametrize("page", GRIDS)
 def test_pages_are_what_the_records_say(page: str) -> None:
     pages = ResultsPages(
-        REPOSITORY / "docs/results",
-        REPOSITORY / "README.md",
-        REPOSITORY / "docs/methods/README.md",
+        REPOSITORY / "docs/results", REPOSITORY / "README.md", REPOSITORY / "docs/methods/README.md"
     )
     if page != "leaderboard" and not pages.records(GRIDS[page][0]).exists():
         with pytest.raises(UserError, match="no records"):

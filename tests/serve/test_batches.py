@@ -3,7 +3,6 @@
 import base64
 import dataclasses
 import resource
-from itertools import islice
 from typing import Any
 
 import pytest
@@ -11,11 +10,10 @@ import torch
 
 from cliquetta.model.clip import CLIP
 from cliquetta.serve.batches import summarise
-from cliquetta.serve.client import Client
 from tests._helpers.malformed import bombs, malformed
-from tests._helpers.serve_setup import CLASSES, Alone, Local, batch_of, picture, probabilities
+from tests._helpers.serve_setup import Alone, Local, batch_of, picture, probabilities
 from tests._helpers.tolerance import SUM
-from tests.serve.conftest import Serve, ServeLive
+from tests.serve.conftest import Serve
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL", "ignore::Warning:PIL")
 
@@ -32,14 +30,12 @@ def test_top_k_and_labels(service: Local, tiny_clip: CLIP) -> None:
 
 
 def test_json_and_form_are_the_same_request(service: Local) -> None:
-    encoded = [
-        {"name": f"{i}.png", "data": base64.b64encode(data).decode()}
-        for i, data in enumerate(batch_of(2))
-    ]
+    encoded = [base64.b64encode(data).decode() for data in batch_of(2)]
+    images = [{"name": f"{i}.png", "data": data} for i, data in enumerate(encoded)]
     session, fields = service.create(), {"sequence": 1, "top_k": 3, "evidence": True}
     by_form = service.send(session, batch_of(2), **fields)
-    body = {"images": encoded, **fields}
-    by_json = service.http.post(f"/v1/sessions/{session}/batches", json=body)
+    path = f"/v1/sessions/{session}/batches"
+    by_json = service.http.post(path, json={"images": images, **fields})
     assert by_json.content == by_form.content
     assert by_json.headers["Cliquetta-Replayed"] == "true"
     assert isinstance(by_form.json()["evidence"]["loss"], float)
@@ -122,21 +118,8 @@ def test_every_bomb_is_refused_by_name(service: Local, kind: str) -> None:
     response = service.predict(service.create("zero_shot"), [picture(1), bombs()[kind]])
     assert [one["index"] for one in response["predictions"]] == [0]
     reason = response["errors"][0]["reason"]
-    if "claims" in kind or "holds" in kind:
-        assert "too large" in reason
-    else:
-        assert "scans" in reason or "damaged" in reason
-
-
-def test_a_sample_of_malformed_images_over_http(serve_live: ServeLive) -> None:
-    with serve_live() as address, Client(address) as client:
-        session = client.create_session(CLASSES, method="tent")
-        for part in range(3):
-            files = [data for _, data in islice(malformed(300, seed=part), 250, 300)]
-            response = session.predict([*batch_of(5), *files])
-            assert len(response.predictions) + len(response.errors) == 54
-            assert [one.index for one in response.predictions][:4] == [0, 1, 2, 3]
-        assert client.health().status == "ok"
+    words = ("too large",) if "claims" in kind or "holds" in kind else ("scans", "damaged")
+    assert any(word in reason for word in words)
 
 
 def test_evidence_is_json_of_bounded_size() -> None:

@@ -67,8 +67,6 @@ def test_the_client_changes_classes(client: Client) -> None:
 
 
 def test_the_client_rejects(client: Client) -> None:
-    plain = client.create_session(["cat", "dog", "ship"], method="zero_shot")
-    assert plain.predict(batch_of(0)).predictions[0].rejected is None
     session = client.create_session(["cat", "dog", "ship"], method="zero_shot", reject=0.75)
     first = session.predict(batch_of(0)).predictions[0]
     assert first.rejected in (True, False) and 0 <= (first.rejection_score or 0) <= 1
@@ -101,23 +99,20 @@ def client_of(handler: Any, **options: Any) -> Client:
     return client
 
 
-def test_the_client_waits_for_dates_and_repeats_what_a_proxy_lost(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What the client has waited; it takes no time."""
     pauses: list[float] = []
     monkeypatch.setattr("cliquetta.serve.client.time.sleep", pauses.append)
+    return pauses
+
+
+def test_the_client_waits_for_dates_and_repeats_what_a_proxy_lost(pauses: list[float]) -> None:
     date = format_datetime(datetime.now(timezone.utc) + timedelta(seconds=30), usegmt=True)
-    responses = iter(
-        [
-            httpx.Response(503, headers={"Retry-After": date}),
-            httpx.Response(503, headers={"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}),
-            httpx.Response(429, headers={"Retry-After": "7"}),
-            httpx.Response(502, text="<html>"),
-            httpx.Response(503, headers={"Retry-After": "0"}),
-            httpx.Response(200, json={"sessions": []}),
-            httpx.Response(503, headers={"Retry-After": "soon"}),
-        ]
-    )
+    past, done = "Wed, 21 Oct 2015 07:28:00 GMT", httpx.Response(200, json={"sessions": []})
+    busy = [httpx.Response(503, headers={"Retry-After": when}) for when in (date, past, "7")]
+    busy += [httpx.Response(502, text="<html>"), httpx.Response(503, headers={"Retry-After": "0"})]
+    responses = iter([*busy, done, httpx.Response(503, headers={"Retry-After": "soon"})])
     client = client_of(lambda request: next(responses))
     assert client.sessions() == []
     assert 25 < pauses[0] <= 30 and pauses[2] == 7
@@ -128,11 +123,9 @@ def test_the_client_waits_for_dates_and_repeats_what_a_proxy_lost(
 
 @pytest.mark.parametrize(("patience", "down"), [(60.0, 40.0), (30.0, 40.0), (86400.0, 1e6)])
 def test_the_client_waits_for_a_server_that_restarts(
-    monkeypatch: pytest.MonkeyPatch, patience: float, down: float
+    monkeypatch: pytest.MonkeyPatch, pauses: list[float], patience: float, down: float
 ) -> None:
-    pauses: list[float] = []
     monkeypatch.setattr("cliquetta.serve.client.time.monotonic", lambda: sum(pauses))
-    monkeypatch.setattr("cliquetta.serve.client.time.sleep", pauses.append)
 
     def server(request: httpx.Request) -> httpx.Response:
         if sum(pauses) < down:

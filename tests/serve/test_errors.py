@@ -6,7 +6,7 @@ import pytest
 
 from cliquetta.methods.tent import Tent
 from cliquetta.types import Batch, Prediction
-from tests._helpers.serve_setup import CLASSES, Alone, Local, batch_of, refusal
+from tests._helpers.serve_setup import Alone, Local, batch_of, refusal
 
 
 @pytest.mark.parametrize(
@@ -33,8 +33,7 @@ from tests._helpers.serve_setup import CLASSES, Alone, Local, batch_of, refusal
 def test_bad_requests_are_refused_with_the_remedy(
     service: Local, change: dict[str, Any], words: str
 ) -> None:
-    request = {"classes": CLASSES, "method": "tent", **change}
-    response = service.http.post("/v1/sessions", json=request)
+    response = service.post(**change)
     assert response.status_code == 422 and words in response.json()["message"]
     assert service.ids() == []
 

@@ -120,16 +120,10 @@ def test_refusals_leave_the_session_as_it_was(service: Local) -> None:
         response = put(service, session, classes)
         assert response.status_code == status and sentence in response.json()["message"]
     check_equal(service.state(id), before)
-    assert service.info(domain)["classes"] == CLASSES
-
-
-def test_a_disk_that_fails_changes_nothing(service: Local) -> None:
-    id = service.create(LEARNS)
-    service.predict(id, batch_of(0))
     with full_disk():
-        assert put(service, id, OTHERS).status_code == 503
-    assert service.info(id)["classes"] == CLASSES
-    assert labels(service.predict(id, batch_of(1))) == set(CLASSES)
+        assert put(service, domain, OTHERS).status_code == 503
+    assert service.info(domain)["classes"] == CLASSES
+    assert labels(service.predict(domain, batch_of(1))) == set(CLASSES)
 
 
 def test_changes_take_their_turn_among_batches(service: Local) -> None:

@@ -18,14 +18,7 @@ from cliquetta.serve import changes
 from cliquetta.serve.client import Client
 from cliquetta.serve.store import Store
 from tests._helpers.running import child_environment
-from tests._helpers.serve_setup import (
-    CLASSES,
-    Alone,
-    Load,
-    free_port,
-    is_up,
-    wait_until,
-)
+from tests._helpers.serve_setup import CLASSES, Alone, Load, free_port, is_up, wait_until
 
 CLIENTS = 3  # one more than the server keeps in memory
 

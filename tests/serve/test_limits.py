@@ -8,68 +8,48 @@ import pytest
 
 from cliquetta.serve.errors import ServiceError
 from cliquetta.serve.limits import RateLimiter
-from tests._helpers.serve_setup import (
-    ALICE,
-    BOB,
-    CLASSES,
-    Local,
-    batch_of,
-    bearer,
-    picture,
-    refusal,
-)
+from tests._helpers.serve_setup import ALICE, BOB, Local, batch_of, bearer, picture, refusal
 from tests.serve.conftest import Serve
 
 
 @pytest.mark.parametrize(
     ("limits", "request_", "words"),
     [
-        ({"classes": 4}, {"classes": CLASSES}, "at most 4"),
-        ({"class_length": 7}, {"classes": CLASSES}, "7 characters"),
+        ({"classes": 4}, {}, "at most 4"),
+        ({"class_length": 7}, {}, "7 characters"),
         ({"templates": 1}, {"classes": ["a"], "templates": ["{}", "a {}"]}, "at most 1"),
-        ({"state_bytes": 100}, {"classes": CLASSES}, "would remember"),
+        ({"state_bytes": 100}, {}, "would remember"),
     ],
 )
 def test_limits_of_sessions(
     serve: Serve, tmp_path: Path, limits: dict[str, int], request_: dict[str, Any], words: str
 ) -> None:
     with serve(limits=limits) as service:
-        refused = service.http.post("/v1/sessions", json={**request_, "method": "tent"})
+        refused = service.post(**request_)
     assert refusal(refused) == (413, "too_large") and words in refused.json()["message"]
     assert list(tmp_path.glob("*/*.safetensors")) == []
 
 
 @pytest.mark.parametrize(
-    ("method", "option"),
-    [
-        ("tda", "positive_capacity"),
-        ("tda", "negative_capacity"),
-        ("dmn", "capacity"),
-        ("scap", "capacity"),
-    ],
+    "named", ["tda.positive_capacity", "tda.negative_capacity", "dmn.capacity", "scap.capacity"]
 )
-def test_memory_is_counted_before_it_is_allocated(service: Local, method: str, option: str) -> None:
+def test_memory_is_counted_before_it_is_allocated(service: Local, named: str) -> None:
+    method, option = named.split(".")
     service.create(method)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    request = {"classes": CLASSES, "method": method, "options": {option: 3_000_000}}
-    assert refusal(service.http.post("/v1/sessions", json=request)) == (413, "too_large")
+    assert refusal(service.post(method, options={option: 3_000_000})) == (413, "too_large")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB, of 2 GB
 
 
 def test_number_of_sessions(serve: Serve) -> None:
     limits = {"sessions": 3, "sessions_per_owner": 2}
     with serve(limits=limits, tokens=[ALICE, BOB]) as service:
-        request = {"classes": CLASSES, "method": "zero_shot"}
-
-        def create(token: str) -> Any:
-            return service.http.post("/v1/sessions", json=request, headers=bearer(token))
-
-        first = create(ALICE).json()["id"]
-        assert create(ALICE).status_code == 201
-        assert refusal(create(ALICE)) == (429, "too_many_sessions")
-        assert [create(BOB).status_code for _ in range(2)] == [201, 429]
+        first = service.create(token=ALICE)
+        service.create(token=ALICE)
+        assert refusal(service.post(token=ALICE)) == (429, "too_many_sessions")
+        assert [service.post(token=BOB).status_code for _ in range(2)] == [201, 429]
         service.http.delete(f"/v1/sessions/{first}", headers=bearer(ALICE))
-        assert create(BOB).status_code == 201
+        service.create(token=BOB)
 
 
 def test_limits_of_a_batch(serve: Serve) -> None:

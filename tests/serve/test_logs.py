@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from cliquetta.serve.logs import JSONFormatter, LineFormatter, logging_as
-from tests._helpers.serve_setup import CLASSES, bearer
+from tests._helpers.serve_setup import CLASSES
 from tests.serve.conftest import Serve
 
 TOKEN = "secret-0123456789abcdef"
@@ -14,8 +14,7 @@ TOKEN = "secret-0123456789abcdef"
 
 def test_logs_are_lines_without_secrets(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
     with logging_as("json"), serve(tokens=[TOKEN]) as service:
-        request = {"classes": CLASSES, "method": "tent"}
-        service.http.post("/v1/sessions", json=request, headers=bearer(TOKEN))
+        service.create(token=TOKEN)
         service.http.get("/v1/models%0aforged?token=secret", headers={"Authorization": TOKEN})
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     first, second = (line for line in lines if line["message"] == "request")

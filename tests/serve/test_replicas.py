@@ -21,14 +21,7 @@ from cliquetta.serve.client import Client
 from cliquetta.serve.replicas import ReplicaPlan
 from cliquetta.serve.settings import Limits, Settings
 from tests._helpers.running import Run, child_environment
-from tests._helpers.serve_setup import (
-    CLASSES,
-    Alone,
-    Load,
-    free_port,
-    is_up,
-    wait_until,
-)
+from tests._helpers.serve_setup import CLASSES, Alone, Load, free_port, is_up, wait_until
 
 
 def test_a_plan_in_the_words_of_serve() -> None:

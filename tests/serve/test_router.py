@@ -197,9 +197,8 @@ def test_spans_of_a_replica_are_below_the_router(route: Route) -> None:
 def test_classes_are_unchanged_on_the_way(route: Route) -> None:
     with route() as service:
         named = ["Füße", "naïve café", *CLASSES]
-        made = service.http.post("/v1/sessions", json={"classes": named, "method": "zero_shot"})
-        assert made.json()["classes"] == named
-        session = made.json()["id"]
+        session = service.create("zero_shot", classes=named)
+        assert service.info(session)["classes"] == named
         state = service.state(session)
         sent = service.http.put(f"/v1/sessions/{session}/state", content=state)
         assert sent.status_code == 200

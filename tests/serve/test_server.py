@@ -4,11 +4,11 @@ import contextlib
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import httpcore
 import httpx
 import pytest
+from fastapi import FastAPI
 
 from cliquetta.serve.client import Client
 from cliquetta.serve.server import BoundedProtocol, make_server
@@ -56,8 +56,7 @@ def test_a_head_that_does_not_arrive_is_not_waited_for(serve_live: ServeLive, st
 
 def test_a_connection_is_kept_longer_than_clients_keep_it() -> None:
     # else a request is lost that is sent when the server closes
-    app: Any = None
-    idle_seconds = make_server(app, Limits()).config.timeout_keep_alive
+    idle_seconds = make_server(FastAPI(), Limits()).config.timeout_keep_alive
     pool = httpx.HTTPTransport()._pool
     assert isinstance(pool, httpcore.ConnectionPool)
     assert pool._keepalive_expiry is not None and idle_seconds > 2 * pool._keepalive_expiry

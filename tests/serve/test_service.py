@@ -13,16 +13,7 @@ import pytest
 from cliquetta.serve.errors import ServiceError
 from cliquetta.serve.service import FairPool
 from cliquetta.serve.settings import Limits
-from tests._helpers.serve_setup import (
-    ALICE,
-    BOB,
-    CLASSES,
-    Gate,
-    batch_of,
-    bearer,
-    refusal,
-    wait_until,
-)
+from tests._helpers.serve_setup import ALICE, BOB, Gate, batch_of, bearer, refusal, wait_until
 from tests.serve.conftest import Serve
 
 
@@ -148,23 +139,19 @@ def test_one_token_with_many_sessions_does_not_delay_another(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serve(tokens=[ALICE, BOB], workers=1) as service:
-        http, request = service.http, {"classes": CLASSES, "method": "tent"}
 
-        def create(token: str) -> str:
-            made = http.post("/v1/sessions", json=request, headers=bearer(token))
-            return f"/v1/sessions/{made.json()['id']}/batches"
-
-        def send(path: str, token: str, count: int) -> int:
+        def send(session: str, token: str, count: int) -> int:
+            path = f"/v1/sessions/{session}/batches"
             files = [("images", ("a.png", data)) for data in batch_of(0, count)]
-            return http.post(path, files=files, headers=bearer(token)).status_code
+            return service.http.post(path, files=files, headers=bearer(token)).status_code
 
-        many, one = [create(ALICE) for _ in range(6)], create(BOB)
+        many, one = [service.create(token=ALICE) for _ in range(6)], service.create(token=BOB)
         gate = Gate(monkeypatch)
         with ThreadPoolExecutor(8) as clients:
             sent = []
-            for path in (*many, one):
-                token, count = (BOB, 1) if path == one else (ALICE, 2)
-                sent.append(clients.submit(send, path, token, count))
+            for session in (*many, one):
+                token, count = (BOB, 1) if session == one else (ALICE, 2)
+                sent.append(clients.submit(send, session, token, count))
                 wait_until(lambda: service.service.pool.count == len(sent))
             gate.open()
             assert [result.result() for result in sent] == [200] * 7

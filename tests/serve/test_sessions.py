@@ -75,11 +75,13 @@ def test_interleaved_sessions_predict_as_the_library_alone(
 
 def test_racing_repeats_are_applied_once(service: Local, alone: Alone) -> None:
     session = service.create()
+
+    def send(_: int = 0) -> Any:
+        return service.send(session, batch_of(0), sequence=1, top_k=5)
+
     with ThreadPoolExecutor(4) as clients:
-        racing = list(
-            clients.map(lambda _: service.send(session, batch_of(0), sequence=1, top_k=5), range(4))
-        )
-    late = service.send(session, batch_of(0), sequence=1, top_k=5)
+        racing = list(clients.map(send, range(4)))
+    late = send()
     assert {response.content for response in racing} == {late.content}
     assert service.info(session)["images"] == 4
     assert probabilities(late.json()) == alone.predict(batch_of(0))
@@ -90,12 +92,8 @@ def test_wrong_numbers_are_refused_and_change_nothing(service: Local, alone: Alo
     session = service.create()
     for number in range(1, 7):
         service.check(session, batch_of(number, 1), alone, sequence=number)
-    for sequence, seed, code in (
-        (8, 7, "out_of_order"),
-        (6, 7, "sequence_used"),
-        (1, 1, "answer_gone"),
-    ):
-        refused = service.send(session, batch_of(seed, 1), sequence=sequence, top_k=5)
+    for sequence, code in ((8, "out_of_order"), (6, "sequence_used"), (1, "answer_gone")):
+        refused = service.send(session, batch_of(7, 1), sequence=sequence, top_k=5)
         assert refusal(refused) == (409, code)
     service.check(session, batch_of(7), alone, sequence=7)
 
@@ -159,8 +157,7 @@ def test_state_travels_between_sessions_and_to_the_library(
     for number in range(2):
         service.predict(source, batch_of(number))
     state = service.state(source)
-    headers = {"Content-Type": "application/octet-stream"}
-    moved = service.http.put(f"/v1/sessions/{target}/state", content=state, headers=headers)
+    moved = service.http.put(f"/v1/sessions/{target}/state", content=state)
     assert moved.status_code == 200
     (tmp_path / "state.safetensors").write_bytes(state)
     load_state(alone.adapter, tmp_path / "state.safetensors")
@@ -243,9 +240,8 @@ def test_bad_states_are_never_a_server_error(service: Local, value: str) -> None
         tensors["memory.count"] = torch.full_like(tensors["memory.count"], 2**40)
         state = save(tensors, metadata=metadata)
     else:
-        state = state.replace(b'\\"images\\"', b'\\"imag\xff\xfe\\"').replace(
-            b"weights", b"weigh\xc3s"
-        )
+        state = state.replace(b'\\"images\\"', b'\\"imag\xff\xfe\\"')
+        state = state.replace(b"weights", b"weigh\xc3s")
     assert service.http.put(f"{path}/state", content=state).status_code in (200, 422)
     for number in range(3):
         assert service.send(session, batch_of(number)).status_code in (200, 422)

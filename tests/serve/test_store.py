@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -136,10 +136,11 @@ Pair = tuple[Local, Local]
 @pytest.fixture
 def pair(where: str, tiny_clip: CLIP) -> Iterator[Pair]:
     """Two replicas on one store."""
-    with ExitStack() as stack:
-        yield tuple(  # type: ignore[misc]
-            stack.enter_context(local_service(Store(where), tiny_clip)) for _ in range(2)
-        )
+    with (
+        local_service(Store(where), tiny_clip) as one,
+        local_service(Store(where), tiny_clip) as two,
+    ):
+        yield one, two
 
 
 def test_any_replica_continues_bit_equally(pair: Pair, alone: Alone, tiny_clip: CLIP) -> None:
@@ -154,8 +155,8 @@ def test_any_replica_continues_bit_equally(pair: Pair, alone: Alone, tiny_clip: 
     assert first.http.post(f"/v1/sessions/{session}/reset").status_code == 200
     second.check_state(session, Alone(tiny_clip))
     for service in pair:
-        (info,) = service.http.get("/v1/sessions").json()["sessions"]
-        assert (info["id"], info["sequence"], info["images"]) == (session, 6, 24)
+        info = service.info(session)
+        assert service.ids() == [session] and (info["sequence"], info["images"]) == (6, 24)
     assert second.http.delete(f"/v1/sessions/{session}").status_code == 204
     for service in pair:
         assert service.send(session, batch_of(0)).status_code == 404
@@ -190,8 +191,7 @@ def test_limits_count_the_sessions_of_all_replicas(where: str, tiny_clip: CLIP) 
         first.create()
         second.create()
         first.create()
-        refused = second.http.post("/v1/sessions", json={"classes": CLASSES, "method": "tent"})
-        assert refusal(refused) == (429, "too_many_sessions")
+        assert refusal(second.post()) == (429, "too_many_sessions")
 
 
 def test_ids_of_clients_are_no_paths(pair: Pair) -> None:

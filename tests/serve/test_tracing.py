@@ -54,8 +54,7 @@ def test_spans_hold_nothing_of_a_client(serve: Serve) -> None:
         service.send(session, batch_of(0))
         service.send(session, [b"secret.png is no image"])
         service.http.get("/v1/sessions/secret-id?token=secret")
-        refused = service.http.post("/v1/sessions", json={"classes": CLASSES, "method": "secret"})
-        assert refused.status_code == 422
+        assert service.post("secret").status_code == 422
     spans = exporter.get_finished_spans()
     text = " ".join(span.to_json() for span in spans)
     assert len(spans) > 10

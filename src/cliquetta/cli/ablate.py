@@ -103,12 +103,12 @@ def split_values(given: str) -> list[str]:
 
 def show_curve(curve: Curve, terminal: Terminal, *, title: str) -> None:
     """The points of a curve as a table."""
-    from cliquetta.evaluation.ablation import label
+    from cliquetta.evaluation.comparison import value_text
 
     columns = (curve.field, "seeds", "top-1 %", "vs zero_shot", "NLL", "note")
     rows = [
         (
-            label(point.value),
+            value_text(point.value),
             str(len(point.records)),
             number(point.mean, sd=point.sd),
             number(point.gain, signed=True),

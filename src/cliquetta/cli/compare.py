@@ -108,22 +108,21 @@ def main_table(table: Comparison) -> TextTable:
         cells = [table.cells.get((row, column)) for column in table.columns]
         shown = ["–" if c is None else f"{number(c.mean, sd=c.sd)}{c.better}" for c in cells]
         marks = "".join(dict.fromkeys(m for cell in cells if cell for m in cell.marks))
-        rows.append((f"{row}{' ' if marks else ''}{marks}", *shown))
+        rows.append((f"{row} {marks}".strip(), *shown))
     return TextTable(("method", *table.columns), tuple(rows), title=_TITLES[table.metric])
 
 
 def overall_table(table: Comparison) -> TextTable:
     """Every method over all datasets that it was run on, each dataset counted once."""
     summaries = [table.overall(row) for row in table.rows]
-    tails = any(row.tail is not None for row in summaries)
-    tail = ("worst tenth",) if tails else ()
+    tail = ("worst tenth",) if any(row.tail is not None for row in summaries) else ()
     columns = ("method", "datasets", "average", *tail, "gain", "worst", "p", "ECE %", "cost")
     rows = tuple(
         (
             row.row,
             str(len(row.columns)),
             number(row.mean),
-            *([number(row.tail)] if tails else []),
+            *(number(row.tail) for _ in tail),
             number(row.gain, signed=True),
             "–" if row.worst is None else f"{row.worst[0]:+.2f} ({row.worst[1]})",
             "–" if row.p is None else p_value(row.p),
@@ -159,16 +158,15 @@ def footnotes(table: Comparison) -> list[str]:
     from cliquetta.evaluation.comparison import MARKS
 
     lines = [f"{mark} {MARKS[mark]}" for mark in table.marks]
-    if any(cell.better for cell in table.cells.values()):
-        lines.append(
-            f"▲ ▼ predicts better or worse than {table.baseline}, p < 0.05 (paired, exact)"
-        )
-    if any(cell.tail is not None for cell in table.cells.values()):
+    cells, against = table.cells.values(), table.baseline
+    if any(cell.better for cell in cells):
+        lines.append(f"▲ ▼ predicts better or worse than {against}, p < 0.05 (paired, exact)")
+    if any(cell.tail is not None for cell in cells):
         lines.append("worst tenth: mean over the worst tenth of the seeds, ten seeds or more")
-    if any(table.overall(row).cost for row in table.rows):
+    if any(cell.cost for cell in cells):
         lines.append("cost: time per image as a multiple of zero_shot's on the same images")
-    if not any(cell.gain is not None for cell in table.cells.values()):
-        lines.append(f"no run of {table.baseline} with the same seed and model to test against")
+    if not any(cell.gain is not None for cell in cells):
+        lines.append(f"no run of {against} with the same seed and model to test against")
     return lines
 
 

@@ -27,8 +27,7 @@ from rich.table import Table
 
 from cliquetta.report.markup import count as count
 
-LINE_SECONDS = 30.0
-"""How often progress is reported where there is no terminal to draw bars on."""
+LINE_SECONDS = 30.0  # how often progress is reported where there is no terminal to draw bars on
 _PIPE_WIDTH = 1000
 
 
@@ -46,9 +45,9 @@ class Terminal:
         if not (self.quiet or self.json):
             self.out.print(escape(sentence), soft_wrap=True)
 
-    def warn(self, sentence: str, *, always: bool = False) -> None:
-        """A warning; left out with ``quiet`` unless results are misread without it."""
-        if not self.quiet or always:
+    def warn(self, sentence: str) -> None:
+        """A warning; left out with ``quiet``."""
+        if not self.quiet:
             self.err.print(f"[yellow]{escape(sentence)}[/yellow]", soft_wrap=True)
 
     def fail(self, sentence: str) -> None:

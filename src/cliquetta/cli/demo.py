@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,23 +18,18 @@ if TYPE_CHECKING:
     from cliquetta.evaluation.predictions import Predictions
     from cliquetta.evaluation.progress import Step
     from cliquetta.evaluation.record import Record
-    from cliquetta.evaluation.sweep import RunContext, RunResult
     from cliquetta.report.changes import Changes
 
 PLAIN = "zero_shot"
-CLEAN = "clean"
-"""The name of no shift at all."""
+CLEAN = "clean"  # the name of no shift at all
 SHIFTS = ("contrast:5", "gaussian_noise:5", "defocus_blur:5", "jpeg_compression:5", CLEAN)
 """The development shifts at full severity, and images as they are. That contrast comes first, and
 the numbers of images, were chosen after looking at gains and p values here: a show, no evidence."""
 FEW_CLIQUES = "defocus_blur:5"
 """Few of its images are alike, so that SCAP learns the prompts of few cliques."""
-SIGNIFICANT = 0.01
-"""A difference of accuracy is stated as a gain or a loss if it is less likely by chance."""
-NO_GAIN = "none"
-"""What a table says of a smaller difference."""
-_BAR = 20
-"""Columns of a bar of 100 %."""
+SIGNIFICANT = 0.01  # a difference that chance makes more often is stated as none
+NO_GAIN = "none"  # what a table says of a smaller difference
+_BAR = 20  # columns of a bar of 100 %
 EXAMPLES = """
 cliquetta demo
 cliquetta demo --shifts fog:4,contrast:3 --images 128 --method scap,domain_norm
@@ -48,16 +42,10 @@ class DemoStream:
     """One row of a table: zero-shot and methods on one stream, and what came out."""
 
     label: str
-    specs: Sequence[RunSpec]
-    """The runs, zero-shot first."""
-    records: Sequence[Record] = ()
-    """Of all runs, if none has failed."""
+    specs: Sequence[RunSpec]  # the runs, zero-shot first
+    records: Sequence[Record] = ()  # of all runs, if none has failed
     predictions: Sequence[Predictions] = ()
-
-    @property
-    def batch_size(self) -> int:
-        """Images per batch of the methods."""
-        return self.specs[-1].batch_size
+    batch_size: int = 0  # of the methods
 
 
 def count_by_method(streams: Sequence[DemoStream]) -> dict[str, Changes]:
@@ -93,19 +81,18 @@ def demo(
     no change. The report is about the streams in batches.
     """
     from cliquetta.evaluation.grid import RunSpec, grid, with_method
+    from cliquetta.evaluation.predictions import load_predictions
     from cliquetta.evaluation.sweep import RunContext
 
     methods, wanted = read_methods(method), split_list(shifts, "shifts")
     base = RunSpec("", PLAIN, batch_size=batch_size, limit=images, dtype=common.dtype)
 
-    def stream(shift: str, limit: int, names: Sequence[str], *, singly: bool = False) -> DemoStream:
-        plain = replace(base, limit=limit)
-        # zero-shot predicts each image by itself, in batches of any size
-        adapting = replace(plain, batch_size=1) if singly else plain
+    def stream(shift: str, limit: int, names: Sequence[str], size: int = batch_size) -> DemoStream:
+        plain = replace(base, limit=limit)  # predicts each image by itself, in batches of any size
         dataset = "bundled" if shift == CLEAN else f"bundled@{shift}"
-        cells = [plain, *(with_method(adapting, name) for name in names)]
-        label = f"{shift}, singly" if singly else shift
-        return DemoStream(label, grid(cells, datasets=[dataset], seeds=[seed]))
+        cells = [plain, *(with_method(replace(plain, batch_size=size), name) for name in names)]
+        specs = grid(cells, datasets=[dataset], seeds=[seed])
+        return DemoStream(shift, specs, batch_size=size)
 
     first, *others = wanted
     tables = [
@@ -114,7 +101,8 @@ def demo(
         [stream(shift, images, methods) for shift in others if shift == CLEAN],
     ]
     if singles and methods:
-        tables.append([stream(first, singles, methods[:1], singly=True)])
+        single = stream(first, singles, methods[:1], 1)
+        tables.append([replace(single, label=f"{first}, singly")])
     if scap and methods and "scap" not in methods:
         shift = FEW_CLIQUES if FEW_CLIQUES in wanted else first
         tables.append([stream(shift, scap, ["scap"])])
@@ -124,8 +112,15 @@ def demo(
     results = []
     for table in filter(None, tables):
         curve = LiveCurve(common.terminal) if table is tables[0] and methods else None
-        results += _run(table, context, common.terminal, curve)
+        specs = [spec for row in table for spec in row.specs]
+        results += run_grid(specs, context, common.terminal, watch=curve)
         context.evidence = False  # pictures of one stream are enough for the report
+        records = {result.spec: result.record for result in results if result.record is not None}
+        for row in (row for row in table if records.keys() >= set(row.specs)):
+            row.records = [records[spec] for spec in row.specs]
+            row.predictions = [load_predictions(out / record.id) for record in row.records]
+        if curve is not None and table[0].records:
+            curve.draw(table[0])
         if all(row.records for row in table):
             _show(table, common.terminal)
     if all(result.record is not None for result in results):
@@ -133,33 +128,11 @@ def demo(
         page = _make_page([out / r.id for row in shown for r in row.records], out)
         runs = {record.id for row in rows for record in row.records}
         common.terminal.say(f"Records: {count(len(runs), 'run')} in {out}, each with record.json")
-        common.terminal.say(
-            f"Report: {page}"
-            if page
-            else "For a report with figures: pip install 'cliquetta[report]' and run again."
-        )
+        missing = "For a report with figures: pip install 'cliquetta[report]' and run again."
+        common.terminal.say(f"Report: {page}" if page else missing)
         report = None if page is None else str(page)
         common.terminal.document([_plain(row, out) | {"report": report} for row in rows])
     finish(results, common.terminal)
-
-
-def _run(
-    table: Sequence[DemoStream], context: RunContext, terminal: Terminal, curve: LiveCurve | None
-) -> list[RunResult]:
-    """Run the streams of a table; those without failure get their records."""
-    from cliquetta.evaluation.predictions import load_predictions
-
-    assert context.out is not None
-    specs = [spec for row in table for spec in row.specs]
-    results = run_grid(specs, context, terminal, watch=curve)
-    records = {result.spec: result.record for result in results if result.record is not None}
-    for row in table:
-        if all(spec in records for spec in row.specs):
-            row.records = [records[spec] for spec in row.specs]
-            row.predictions = [load_predictions(context.out / record.id) for record in row.records]
-    if curve is not None and table[0].records:
-        curve.draw(table[0])
-    return results
 
 
 class LiveCurve:
@@ -172,9 +145,7 @@ class LiveCurve:
 
     def __call__(self, spec: RunSpec, step: Step) -> None:
         """A batch is done: zero-shot is remembered, the method drawn beside it."""
-        share = step.accuracy
-        if share is None:
-            return
+        share = step.accuracy or 0.0  # the bundled images have labels
         if spec.method == PLAIN:
             self.plain.append(share)
         elif self.drawn < step.number <= len(self.plain):
@@ -201,11 +172,10 @@ def read_methods(given: str) -> list[str]:
     """The methods of ``a,b,c`` but zero-shot, which is always run."""
     from cliquetta.methods.registry import get_method
 
-    named = Counter(part.strip() for part in given.split(","))
     names = [get_method(name).name for name in split_list(given, "methods")]
-    twice = [name for name in names if named[name] > 1]
-    if twice:
-        raise UserError(f"--method names {twice[0]} twice: name every method once")
+    for name in names:
+        if [part.strip() for part in given.split(",")].count(name) > 1:
+            raise UserError(f"--method names {name} twice: name every method once")
     return [name for name in names if name != PLAIN]
 
 
@@ -233,13 +203,11 @@ def summary(changes: Mapping[str, Changes], plain_right: int, kind: str = "shift
     shares += [f"{name} {number(before + (c.gain or 0.0))} %" for name, c in changes.items()]
     lines = [f"Of {count(images, f'{kind} image')}, {', '.join(shares[:-1])} and {shares[-1]}."]
     for method, change in changes.items():
-        if change.test is None or not change.changed or change.test.p < SIGNIFICANT:
-            lines.append(in_words(change, method))
-        else:
-            lines.append(
-                f"{method} changed {change.changed:,} of {count(images, 'prediction')}; the "
-                f"difference in accuracy may be chance (p = {change.test.p:.2g})."
-            )
+        line = in_words(change, method)
+        if change.test is not None and change.changed and change.test.p >= SIGNIFICANT:
+            line = f"{method} changed {change.changed:,} of {count(images, 'prediction')}; the "
+            line += f"difference in accuracy may be chance (p = {change.test.p:.2g})."
+        lines.append(line)
     return lines
 
 
@@ -253,8 +221,7 @@ def _show(table: Sequence[DemoStream], terminal: Terminal) -> None:
     if changes:
         right = sum(int(row.predictions[0].correct.sum()) for row in table)
         kind = CLEAN if all(row.label == CLEAN for row in table) else "shifted"
-        for line in summary(changes, right, kind):
-            terminal.say(line)
+        terminal.say("\n".join(summary(changes, right, kind)))
 
 
 def tabulate(table: Sequence[DemoStream]) -> tuple[list[str], list[list[str]]]:
@@ -286,8 +253,8 @@ def count_tests(streams: Sequence[DemoStream]) -> list[dict[str, Any]]:
     entries = []
     for method, change in count_by_method(streams).items():
         assert change.test is not None  # the bundled images have labels
-        own = {"method": method, "changed": change.changed, "gain": change.gain}
-        entries.append(own | asdict(change.test))
+        entry = {"method": method, "changed": change.changed, "gain": change.gain}
+        entries.append(entry | asdict(change.test))
     return entries
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cliquetta.inference.rows import PredictionRun
     from cliquetta.model.clip import CLIP
 
-Decode = Literal["exact", "fast"]
+Decode = Literal["exact", "fast", "gpu"]
 EXAMPLES = """
 cliquetta predict photos/ --classes cat,dog,horse --model ViT-B/16
 cliquetta predict photos/ --classes names.txt --model ViT-B/16 --top-k 3 --out answers.jsonl
@@ -128,7 +128,8 @@ def predict(
     workers: Workers = None,
     decode: Annotated[
         Decode,
-        "exact, or fast: JPEG's own downscaling of large photographs (slightly other pixels).",
+        "exact; fast: JPEG's own downscaling of large photographs; gpu: nvJPEG, with the extra "
+        "gpu-decode (both change pixels slightly).",
     ] = "exact",
 ) -> None:
     """Predict the class of every image and write a table.

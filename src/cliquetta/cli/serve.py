@@ -50,8 +50,7 @@ cliquetta app
 cliquetta app --model micro --model b16=/models/ViT-B-16.pt --open
 cliquetta app --host 0.0.0.0 --token-file tokens.txt --limit images=64
 """
-_APP_BODY_BYTES = 128 * 2**20
-"""Several photographs per batch; the service's default fits fewer."""
+_APP_BODY_BYTES = 128 * 2**20  # several photographs per batch; the service's default fits fewer
 
 
 def serve(

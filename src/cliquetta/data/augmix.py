@@ -18,8 +18,7 @@ OPERATIONS = (
 )
 _CHAINS = 3
 _DEPTH = 3
-_POSTERIZE_BITS = 4
-"""Severity 1 draws a level that always rounds to 0, which leaves four bits."""
+_POSTERIZE_BITS = 4  # severity 1 draws a level that always rounds to 0, which leaves four bits
 
 Reals = npt.NDArray[np.float64]
 
@@ -28,14 +27,10 @@ Reals = npt.NDArray[np.float64]
 class Recipe:
     """Random choices of AugMix for V views of one image."""
 
-    operation: npt.NDArray[np.int64]
-    """(V, 3, 3): which operation, by chain and depth; -1 behind the end of a chain."""
-    level: Reals
-    """(V, 3, 3): strength in (0.1, 1), negative where the sign is."""
-    weights: Reals
-    """(V, 3): share of each chain in the mixture."""
-    plain: Reals
-    """(V,): share of the image without operations."""
+    operation: npt.NDArray[np.int64]  # (V, 3, 3): which, by chain and depth; -1 behind its end
+    level: Reals  # (V, 3, 3): strength in (0.1, 1), negative where the sign is
+    weights: Reals  # (V, 3): share of each chain in the mixture
+    plain: Reals  # (V,): share of the image without operations
 
 
 def draw_recipe(count: int, generator: np.random.Generator) -> Recipe:

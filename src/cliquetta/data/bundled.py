@@ -22,12 +22,10 @@ _SIDE = 32
 class BundledImages:
     """Pictures with their labels, ordered by class, then by original file name."""
 
-    images: NDArray[np.uint8]
-    """(N, 32, 32, 3) RGB, read-only: copy before writing to it."""
+    images: NDArray[np.uint8]  # (N, 32, 32, 3) RGB, read-only: copy before writing to it
     labels: NDArray[np.int64]
     names: tuple[str, ...]
-    keys: tuple[str, ...]
-    """A stable name for each picture: ``cifar10/test/bird/cassowary_s_000034``."""
+    keys: tuple[str, ...]  # a stable name for each picture: `cifar10/test/bird/cassowary_s_000034`
 
     def __len__(self) -> int:
         return len(self.keys)

@@ -9,13 +9,7 @@ from cliquetta.data.bundled import BundledSplit, load_bundled
 from cliquetta.data.corruptions import ShiftedDataset, parse_dataset_id
 from cliquetta.data.dataset import ArrayDataset, Dataset
 from cliquetta.data.features import feature_dataset
-from cliquetta.data.files import (
-    CLASS_FILES,
-    NoClassNamesError,
-    folder_dataset,
-    read_beside,
-    table_dataset,
-)
+from cliquetta.data.files import NoClassNamesError, folder_dataset, table_dataset
 from cliquetta.data.huggingface import hugging_face_dataset
 from cliquetta.data.tar import tar_dataset
 from cliquetta.errors import UnknownNameError, UserError
@@ -29,13 +23,8 @@ def _of_path(build: Callable[[Path, Names], Dataset]) -> Build:
     return lambda rest, names: build(Path(rest).expanduser(), names)
 
 
-def _folder(path: Path, names: Names) -> Dataset:
-    """Sub-folders are labels here; a flat folder takes its class names from a file in it."""
-    return folder_dataset(path, names or read_beside(path, CLASS_FILES), labelled=True)
-
-
 YOURS: dict[str, tuple[Build, str]] = {
-    FOLDER: (_of_path(_folder), "a folder of images, one sub-folder per class"),
+    FOLDER: (_of_path(folder_dataset), "a folder of images, one sub-folder per class"),
     "csv:": (_of_path(table_dataset), "a CSV or TSV file of paths and classes"),
     "tar:": (_of_path(tar_dataset), "tar shards (WebDataset), one or a folder of them"),
     "hf:": (
@@ -56,19 +45,13 @@ class DatasetEntry:
 
     id: str
     summary: str
-    build: Callable[[Path | None, str | None, Names], Dataset]
-    """Takes the root directory of all datasets (``None`` if not given), the split, and the class
-    list of those that have none."""
+    build: Callable[[Path | None, str | None, Names], Dataset]  # of root, split and class names
     classes: int
-    expected: Mapping[str, int]
-    """Counts that a complete copy has, such as ``{"images": 2000}``."""
-    source: str
-    """Where the data come from and under what terms."""
+    expected: Mapping[str, int]  # counts that a complete copy has, such as `{"images": 2000}`
+    source: str  # where the data come from and under what terms
     splits: Mapping[str, int] = field(default_factory=dict)
-    """Splits that may be named after a slash (``pacs/sketch``), with their number of images; the
-    first is meant when none is named."""
-    needs_root: bool = True
-    """False for data that come with the package."""
+    """Images of the splits (``pacs/sketch``); the first is meant when none is named."""
+    needs_root: bool = True  # false for data that come with the package
 
 
 def _bundled(id: str, which: BundledSplit, images: int, summary: str) -> DatasetEntry:
@@ -90,19 +73,16 @@ def _entry(known: Benchmark) -> DatasetEntry:
     return DatasetEntry(known.id, known.summary, known.build, *facts)
 
 
-_ENTRIES: dict[str, DatasetEntry] = {
-    entry.id: entry
-    for entry in (
-        _bundled("bundled", "test", 2000, "test images of CIFAR-10, 200 per class"),
-        _bundled("bundled-fewshot", "few-shot", 160, "training images of CIFAR-10, 16 per class"),
-        *map(_entry, BENCHMARKS),
-    )
-}
+_ENTRIES = (
+    _bundled("bundled", "test", 2000, "test images of CIFAR-10, 200 per class"),
+    _bundled("bundled-fewshot", "few-shot", 160, "training images of CIFAR-10, 16 per class"),
+    *map(_entry, BENCHMARKS),
+)
 
 
 def list_datasets() -> list[DatasetEntry]:
     """All entries, by id."""
-    return [_ENTRIES[id] for id in sorted(_ENTRIES)]
+    return sorted(_ENTRIES, key=lambda entry: entry.id)
 
 
 def get_dataset(
@@ -131,6 +111,7 @@ def _plain_dataset(id: str, root: Path | None, classes: Names) -> Dataset:
     if colon and f"{prefix}:" in YOURS:
         return YOURS[f"{prefix}:"][0](rest, classes)
     name, slash, split = id.partition("/")
-    if name not in _ENTRIES:
-        raise UnknownNameError("dataset", id, [*_ENTRIES, f"{FOLDER}PATH"])
-    return _ENTRIES[name].build(root, split if slash else None, classes)
+    entries = {entry.id: entry for entry in _ENTRIES}
+    if name not in entries:
+        raise UnknownNameError("dataset", id, [*entries, f"{FOLDER}PATH"])
+    return entries[name].build(root, split if slash else None, classes)

@@ -27,13 +27,11 @@ from cliquetta.data.distortions import Constants
 from cliquetta.data.filters import Draws, Floats
 from cliquetta.errors import UserError, look_up
 
-Table = tuple[Constants, ...]
-"""By severity."""
+Table = tuple[Constants, ...]  # by severity
 
 SEVERITIES = (1, 2, 3, 4, 5)
 _SMALL, _LARGE = 32, 224
-_CHUNK = 2**22
-"""Values worked on at a time: bounds the memory of a batch, whatever its size."""
+_CHUNK = 2**22  # values worked on at a time: bounds the memory of a batch, whatever its size
 
 
 @dataclass(frozen=True)
@@ -41,15 +39,11 @@ class Corruption:
     """One kind of shift: what it does, and its constants at the five severities."""
 
     name: str
-    group: str
-    """``noise``, ``blur``, ``weather``, ``digital``, ``rendering`` or ``hub``."""
+    group: str  # `noise`, `blur`, `weather`, `digital`, `rendering` or `hub`
     summary: str
-    apply: Callable[[Floats, Constants, Draws], Floats]
-    """Pictures in 0..1 (N, H, W, 3), constants, random numbers -> pictures, not yet clipped."""
-    small: Table
-    """Constants for pictures of at most 32 pixels (CIFAR-10-C)."""
-    large: Table
-    """Constants for pictures of at least 224 pixels (ImageNet-C)."""
+    apply: Callable[[Floats, Constants, Draws], Floats]  # of pictures in 0..1; may leave these
+    small: Table  # constants for pictures of at most 32 pixels (CIFAR-10-C)
+    large: Table  # constants for pictures of at least 224 pixels (ImageNet-C)
 
     def constants(self, severity: int, side: int) -> Constants:
         """The constants for pictures whose shorter side is ``side``."""
@@ -105,8 +99,7 @@ def _load() -> dict[str, Corruption]:
     }
 
 
-CORRUPTIONS = _load()
-"""Every corruption by name, in the order of the paper; our own last."""
+CORRUPTIONS = _load()  # every corruption by name, in the order of the paper; our own last
 
 STANDARD: tuple[str, ...] = tuple(
     c.name for c in CORRUPTIONS.values() if c.group not in {"rendering", "hub"}

@@ -23,8 +23,7 @@ _NARROWEST, _WIDEST = 3 / 4, 4 / 3
 _LARGEST = 64
 """Pictures enlarged to more crops' areas than this are resized crop by crop, as a 1 x 5,000,000
 image would take gigabytes."""
-ROW_BUDGET = 1 << 24
-"""Elements of interpolation matrices that are held at a time."""
+ROW_BUDGET = 1 << 24  # elements of interpolation matrices that are held at a time
 
 
 @dataclass(frozen=True)
@@ -139,8 +138,7 @@ def crop_tensors(
     return out
 
 
-_ONE = 1 << 22
-"""Factor of Pillow's weights before they are rounded to integers."""
+_ONE = 1 << 22  # factor of Pillow's weights before they are rounded to integers
 
 
 def _rounded(values: Tensor) -> Tensor:

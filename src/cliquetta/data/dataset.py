@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from cliquetta.data.remote import Member, open_listed
+from cliquetta.data.remote import Member, open_named, read_listed
 from cliquetta.errors import UserError
 from cliquetta.prompts.classes import DEFAULT_TEMPLATE, ClassPrompts
 from cliquetta.prompts.features import FloatArray
@@ -23,8 +23,7 @@ from cliquetta.prompts.features import FloatArray
 UInt8Array = npt.NDArray[np.uint8]
 
 UNKNOWN = -1
-OUTSIDE = -2
-"""The label of an image whose class is known not to be in the class list (open set)."""
+OUTSIDE = -2  # the label of an image whose class is known not to be in the class list (open set)
 
 
 class Dataset(ABC):
@@ -168,8 +167,15 @@ class FileDataset(Dataset):
 
     def load(self, index: int) -> Image.Image:
         """Image ``index`` in RGB; raises :class:`ImageError` if it cannot be read."""
-        path, member = self.paths[index], self.members[index]
-        return open_listed(path, member, shorter=self.shorter, exif=self.exif)
+        return self.decode(index, self.read(index))
+
+    def read(self, index: int) -> bytes:
+        """The file of image ``index``."""
+        return read_listed(self.paths[index], self.members[index])
+
+    def decode(self, index: int, data: bytes) -> Image.Image:
+        """Image ``index`` from its file."""
+        return open_named(data, self.paths[index], shorter=self.shorter, exif=self.exif)
 
     def contents(self) -> str:
         """Hash of sizes and times of change; a missing file has none, and is no error here."""

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Literal
 
 from cliquetta.data.benchmarks import BENCHMARKS, Benchmark, DataNotFoundError
 from cliquetta.data.benchmarks.benchmark import Listing, alternatives, candidate_folders, squeeze
-from cliquetta.data.images import ImageError, open_image
+from cliquetta.data.images import ImageError, open_image, read_image
 from cliquetta.data.workers import map_ahead
 from cliquetta.errors import UserError, look_up
 
@@ -33,12 +33,9 @@ class Opened:
     """Findings from opening every image of the default split."""
 
     images: int
-    unreadable: Mapping[str, str] = field(default_factory=dict)
-    """Key and reason."""
-    duplicates: int = 0
-    """Files whose content another file has as well."""
-    contradictions: tuple[tuple[str, str], ...] = ()
-    """Pairs of equal files in different classes."""
+    unreadable: Mapping[str, str] = field(default_factory=dict)  # key and reason
+    duplicates: int = 0  # files whose content another file has as well
+    contradictions: tuple[tuple[str, str], ...] = ()  # pairs of equal files in different classes
 
 
 @dataclass(frozen=True)
@@ -52,8 +49,7 @@ class Finding:
     splits: Mapping[str, SplitCount] = field(default_factory=dict)
     empty_classes: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    """Pitfalls of this dataset that are handled here."""
+    notes: tuple[str, ...] = ()  # pitfalls of this dataset that are handled here
     opened: Opened | None = None
     get: str = ""
 
@@ -67,8 +63,7 @@ class Report:
     unknown_folders: tuple[str, ...] = ()
 
 
-OnImage = Callable[[str, int, int], None]
-"""Called with a dataset's id, the number of its images opened, and of all."""
+OnImage = Callable[[str, int, int], None]  # a dataset's id, how many images are opened, of how many
 
 
 def examine(
@@ -91,51 +86,40 @@ def examine(
 def _examine_one(
     benchmark: Benchmark, root: Path, deep: bool, workers: int, on_image: OnImage | None
 ) -> Finding:
+    id, get = benchmark.id, benchmark.get
     try:
         layout, location = benchmark.find(root)
-    except DataNotFoundError:
-        return _absent(benchmark, root)
-    folder = str(location.images)
+    except DataNotFoundError as error:
+        problems = (*error.near_misses, *_packed(benchmark, root))
+        return Finding(id, "broken" if problems else "missing", problems=problems, get=get)
+    where = layout.name, str(location.images)
     try:
         listing = benchmark.read(root)
     except (ValueError, OSError) as error:
-        return Finding(
-            benchmark.id, "broken", layout.name, folder, problems=(str(error),), get=benchmark.get
-        )
+        return Finding(id, "broken", *where, problems=(str(error),), get=get)
     splits = {}
     for split, expected in benchmark.splits.items():
         # splits beside the default one may be missing
         with suppress(ValueError, OSError):
             one = listing if split == benchmark.default_split else benchmark.read(root, split)
             splits[split] = SplitCount(len(one.keys), expected, one.missing)
-    opened = _open_all(benchmark.id, listing, workers, on_image) if deep else None
+    opened = _open_all(id, listing, workers, on_image) if deep else None
     seen = set(listing.labels)
     empty = tuple(name for label, name in enumerate(benchmark.names) if label not in seen)
     problems = _problems(splits[benchmark.default_split], empty, len(benchmark.names), opened)
-    return Finding(
-        benchmark.id,
-        "incomplete" if problems else "complete",
-        layout.name,
-        folder,
-        splits,
-        empty_classes=empty,
-        problems=problems,
-        notes=(*listing.notes, *benchmark.traps),
-        opened=opened,
-        get=benchmark.get if problems else "",
-    )
+    state: State = "incomplete" if problems else "complete"
+    notes = (*listing.notes, *benchmark.traps)
+    get = get if problems else ""
+    return Finding(id, state, *where, splits, empty, problems, notes, opened, get)
 
 
-def _absent(benchmark: Benchmark, root: Path) -> Finding:
-    """Finding of an absent dataset: pictures without their split, archives not extracted."""
-    nearly = benchmark.near_misses(root, benchmark.default_split)
+def _packed(benchmark: Benchmark, root: Path) -> Iterator[str]:
+    """Problems with archives of a dataset that were not extracted."""
     names = {squeeze(name.split("/")[0]) for name in benchmark.folders}
     for path in sorted(root.iterdir()):
         ending = next((e for e in _ARCHIVES if path.name.lower().endswith(e)), None)
         if ending and squeeze(path.name[: -len(ending)]) in names:
-            nearly.append(f"{path} is not extracted")
-    state: State = "broken" if nearly else "missing"
-    return Finding(benchmark.id, state, problems=tuple(nearly), get=benchmark.get)
+            yield f"{path} is not extracted"
 
 
 def _problems(
@@ -182,10 +166,8 @@ def _open_all(id: str, listing: Listing, workers: int, on_image: OnImage | None)
 def _try(path: Path) -> tuple[str, str]:
     """Hash of a file, and why it is no picture (empty if it is one)."""
     try:
-        data = path.read_bytes()
+        data = read_image(path)
         open_image(data, exif=False)
-    except OSError as error:
-        return "", f"cannot be read ({error.strerror or error})"
     except ImageError as error:
         return "", error.reason
     return hashlib.sha256(data).hexdigest(), ""

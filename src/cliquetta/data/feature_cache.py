@@ -27,10 +27,8 @@ from cliquetta.atomic import write_atomically
 FORMAT = "cliquetta-features-1"
 FEATURES = "features.npy"
 TABLE = "table.json"
-RESIDENT = 2**28
-"""Bytes of a table that a process may hold in memory before it lets go of them."""
-SAVE_SECONDS = 20.0
-"""How much work an interrupted build may lose."""
+RESIDENT = 2**28  # bytes of a table that a process may hold in memory before it lets go of them
+SAVE_SECONDS = 20.0  # how much work an interrupted build may lose
 
 _log = logging.getLogger(__name__)
 
@@ -41,10 +39,8 @@ FloatArray = npt.NDArray[np.float32]
 class FeatureBlock:
     """Consecutive rows of a table."""
 
-    features: FloatArray
-    """(rows, V, E); any finite value where an image could not be read."""
-    unreadable: Mapping[int, str] = field(default_factory=dict)
-    """Rows of the table whose image could not be read, and why."""
+    features: FloatArray  # (rows, V, E); any finite value where an image could not be read
+    unreadable: Mapping[int, str] = field(default_factory=dict)  # why, by row of the table
 
     def checksum(self) -> int:
         """CRC-32 of features and notes: notices a torn or flipped block, and costs little."""
@@ -56,10 +52,8 @@ class FeatureBlock:
 class TableLayout:
     """Shape of a table and all that decides it; equal layouts share a table."""
 
-    depends_on: Mapping[str, Any]
-    """Everything that decides the features, as JSON types."""
-    shape: tuple[int, int, int]
-    """Images, views of each, entries of a feature."""
+    depends_on: Mapping[str, Any]  # everything that decides the features, as JSON types
+    shape: tuple[int, int, int]  # images, views of each, entries of a feature
     rows: int
 
     @property
@@ -79,8 +73,7 @@ class FeatureTable:
 
     def __init__(self, features: FloatArray, unreadable: Mapping[int, str]) -> None:
         self.features = features
-        self.unreadable = unreadable
-        """Rows whose image could not be read, and why."""
+        self.unreadable = unreadable  # rows whose image could not be read, and why
         self._touched = 0
 
     def take(self, rows: npt.NDArray[np.int64]) -> FloatArray:
@@ -100,8 +93,7 @@ def _let_go(mapped: FloatArray) -> None:
         source.madvise(mmap.MADV_DONTNEED)
 
 
-Encode = Callable[[Sequence[range]], Iterator[FeatureBlock]]
-"""The blocks of these rows, in their order."""
+Encode = Callable[[Sequence[range]], Iterator[FeatureBlock]]  # the blocks of rows, in their order
 
 
 def open_table(
@@ -123,23 +115,24 @@ def open_table(
     return store.table()
 
 
+@dataclass
 class _Store:
     """One table's folder."""
 
-    def __init__(self, folder: Path, layout: TableLayout, title: str) -> None:
-        self.folder = folder
-        self.layout = layout
-        self.title = title
-        self.path = folder / FEATURES
+    folder: Path
+    layout: TableLayout
+    title: str
+
+    def __post_init__(self) -> None:
+        self.path = self.folder / FEATURES
+        # by the first row of a block: its checksum and its unreadable rows
         self.known: dict[int, tuple[int, dict[int, str]]] = {}
-        """First row of a block -> its checksum and its unreadable rows."""
 
     def missing(self) -> list[range]:
         """The blocks that are not there, or not as they were written."""
-        self.known = self._read_known()
         mapped = self._map()
+        self.known = {} if mapped is None else self._read_known()
         if mapped is None:
-            self.known = {}
             return self.layout.blocks()
         wanted, damaged = [], 0
         step = max(1, RESIDENT // (mapped[:1].nbytes * self.layout.rows))

@@ -25,8 +25,6 @@ CLASS_FILES = ("classnames.txt", "classes.txt", "class_names.txt", "labels.txt")
 TEMPLATE_FILES = ("zeroshot_classification_templates.txt", "templates.txt")
 PATH_COLUMNS = ("path", "file", "filename", "filepath", "file_name", "image")
 LABEL_COLUMNS = ("class", "label", "class_name", "category", "target")
-
-
 PARQUET = ".parquet"
 
 
@@ -81,36 +79,24 @@ def no_images(source: Path | str) -> UserError:
     return UserError(f"no images in {source} (looked for {', '.join(sorted(EXTENSIONS))})")
 
 
-def folder_dataset(
-    folder: Path | str, names: Sequence[str] | None = None, *, labelled: bool | None = None
-) -> FileDataset:
-    """Images of a folder and its sub-folders.
-
-    Sub-folders name the classes if ``labelled``, by default where ``names`` are not given.
-    """
-    folder = Path(folder)
+def folder_dataset(folder: Path, names: Sequence[str] | None = None) -> FileDataset:
+    """Images of a folder; its sub-folders are their classes, a flat one needs class names."""
     paths = find_images(folder)
     keys = [path.relative_to(folder).as_posix() for path in paths]
-    owners = [key.partition("/")[0] if "/" in key else None for key in keys]
-    labelled = (names is None if labelled is None else labelled) and any(owners)
-    if not labelled and names is None:
+    owners = [key.partition("/")[0] if "/" in key else "" for key in keys]
+    names, labels = names or read_beside(CLASS_FILES, folder), None
+    if any(owners):
+        if not all(owners):
+            loose = keys[owners.index("")]
+            raise UserError(f"{folder} has class folders and loose images ({loose}); move those")
+        stated = [owner.replace("_", " ") for owner in owners]
+        names, labels = number_labels(stated, names, f"folders of {folder}", numeric=False)
+    if names is None:
         raise NoClassNamesError(
             f"{folder} has no sub-folders to name its classes: give class names (--classes, or "
             f"{CLASS_FILES[0]} in it)"
         )
-    if labelled and None in owners:
-        loose = keys[owners.index(None)]
-        raise UserError(f"{folder} has class folders and loose images ({loose}); move those")
-    if labelled:
-        stated = [None if owner is None else owner.replace("_", " ") for owner in owners]
-        names, labels = number_labels(stated, names, f"folders of {folder}", numeric=False)
-    return FileDataset(
-        f"folder:{folder.as_posix()}",
-        paths,
-        names=names or (),
-        keys=keys,
-        labels=labels if labelled else None,
-    )
+    return FileDataset(f"folder:{folder.as_posix()}", paths, names=names, keys=keys, labels=labels)
 
 
 @contextmanager
@@ -181,7 +167,7 @@ def table_dataset(table: Path, names: Sequence[str] | None = None) -> FileDatase
                 raise UserError(f"{table} names {path} twice, with different classes")
     if not stated:
         raise UserError(f"{table} lists no images")
-    names = names or read_beside(table.parent, CLASS_FILES)
+    names = names or read_beside(CLASS_FILES, table.parent)
     names, labels = number_labels(list(stated.values()), names, str(table))
     return FileDataset(
         f"csv:{table.as_posix()}",
@@ -189,13 +175,14 @@ def table_dataset(table: Path, names: Sequence[str] | None = None) -> FileDatase
         names=names,
         keys=list(stated),
         labels=labels,
-        templates=read_beside(table.parent, TEMPLATE_FILES) or (DEFAULT_TEMPLATE,),
+        templates=read_beside(TEMPLATE_FILES, table.parent) or (DEFAULT_TEMPLATE,),
     )
 
 
-def read_beside(folder: Path, names: Sequence[str]) -> tuple[str, ...] | None:
-    """The lines of the first of some text files in ``folder``; ``None`` if there is none."""
-    path = next((folder / name for name in names if (folder / name).is_file()), None)
+def read_beside(names: Sequence[str], *folders: Path) -> tuple[str, ...] | None:
+    """The lines of the first text file of some names and folders; ``None`` if there is none."""
+    paths = (folder / name for folder in folders for name in names)
+    path = next((path for path in paths if path.is_file()), None)
     return None if path is None else tuple(text_lines(path))
 
 
@@ -221,13 +208,11 @@ def number_labels(
     if numbers:
         number = {str(label): label for label in range(len(names))}
         stated = [None if value is None else str(int(value)) for value in stated]
-    labels = [UNKNOWN if value is None else number.get(_plain(value)) for value in stated]
-    if None in labels:
-        raise UserError(
-            f"{source}: class {stated[labels.index(None)]!r} is not in the class list of "
-            f"{len(names)} names"
-        )
-    return names, [UNKNOWN if label is None else label for label in labels]
+    for value in stated:
+        if value is not None and _plain(value) not in number:
+            listed = f"the class list of {len(names)} names"
+            raise UserError(f"{source}: class {value!r} is not in {listed}")
+    return names, [UNKNOWN if value is None else number[_plain(value)] for value in stated]
 
 
 def _plain(name: str) -> str:

@@ -11,12 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
-_BLOCK = 32
-"""Rows of a filter matrix that are applied at a time."""
-_LEAST = 1e-8
-"""Weights of a kernel below this are left out."""
-_FEW_TAPS = 25
-"""Weights of a kernel up to which a sum over shifted pictures is the faster way."""
+_BLOCK = 32  # rows of a filter matrix that are applied at a time
+_LEAST = 1e-8  # weights of a kernel below this are left out
+_FEW_TAPS = 25  # weights of a kernel up to which a sum over shifted pictures is the faster way
 
 
 class Draws:

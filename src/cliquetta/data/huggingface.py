@@ -1,8 +1,7 @@
 """Datasets of the Hugging Face hub, or saved to disk by its library (extra ``hf-datasets``)."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import parse_qsl
 
 from PIL import Image
@@ -20,17 +19,7 @@ _OPTIONS = {
 }
 
 
-class Table(Protocol):
-    """Interface of a ``datasets.Dataset`` that is used."""
-
-    @property
-    def features(self) -> Mapping[str, Any]:
-        """The type of every column."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, key: Any) -> Any:
-        """A row by number, or a whole column by name."""
+Table = Any  # a `datasets.Dataset`: rows by number, columns by name, `features` with their types
 
 
 class HuggingFaceDataset(Dataset):

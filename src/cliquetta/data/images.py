@@ -30,10 +30,8 @@ from cliquetta.errors import UserError
 
 _RASTER = (".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".heic", ".heif", ".avif")
 EXTENSIONS = frozenset((".jpg", ".jpeg", ".jpe", ".jfif", *_RASTER))
-MAX_PIXELS = 100_000_000
-"""Images of more pixels than this are refused before they are decoded."""
-MAX_BYTES = 2**30
-"""Files larger than this are refused before they are read."""
+MAX_PIXELS = 100_000_000  # images of more pixels than this are refused before they are decoded
+MAX_BYTES = 2**30  # files larger than this are refused before they are read
 
 HEIF = "HEIF"
 UNTRUSTED_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", HEIF)
@@ -42,9 +40,9 @@ _START_OF_SCAN = b"\xff\xda"
 _MOST_SCANS = 200  # of a JPEG: each costs a pass over all pixels, however few bytes it has
 _AVIF = (b"avif", b"avis")
 
-Decode = Literal["exact", "fast"]
-"""Every pixel; or JPEG's own downscaling first, where an image is at least twice as large as
-needed."""
+Decode = Literal["exact", "fast", "gpu"]
+"""Every pixel by Pillow; JPEG's own downscaling first, where an image is at least twice as large as
+needed; or nvJPEG."""
 
 Source = str | os.PathLike[str] | bytes | BinaryIO
 

@@ -61,7 +61,9 @@ def separate_images(images: Any, preprocess: Preprocess | None) -> Iterator[Imag
         elif isinstance(image, str):
             yield from expand_glob(image) or [image]
         elif isinstance(image, Tensor) and image.is_floating_point():
-            yield _from_pixels(image, preprocess)
+            if preprocess is None or image.shape != (3, preprocess.size, preprocess.size):
+                raise not_an_image(image)
+            yield preprocess.unnormalise(image).cpu().numpy()  # exact where it came from 8 bits
         else:
             yield image.read() if _is_file(image) else image
 
@@ -128,14 +130,6 @@ def _is_file(image: Any) -> bool:
     return hasattr(image, "read") and not isinstance(image, type)
 
 
-def _from_pixels(pixels: Tensor, preprocess: Preprocess | None) -> npt.NDArray[np.uint8]:
-    """The picture (S, S, 3) of preprocessed pixels, exact where they came from 8 bits."""
-    if preprocess is None or tuple(pixels.shape) != (3, preprocess.size, preprocess.size):
-        raise not_an_image(pixels)
-    picture: npt.NDArray[np.uint8] = preprocess.unnormalise(pixels).cpu().numpy()
-    return picture
-
-
 def from_base64(text: str) -> bytes:
     """The bytes of base64 text, bare or as a ``data:`` URI."""
     data = text.partition(",")[2] if text.startswith(_DATA_URI) else text
@@ -145,8 +139,7 @@ def from_base64(text: str) -> bytes:
         raise UserError(f"not an image: {text[:40]!r}... is not base64 ({error})") from None
 
 
-Images = Batch | ImageLike | Iterable[ImageLike]
-"""One image or several, as :func:`~cliquetta.data.inputs.separate_images` takes them."""
+Images = Batch | ImageLike | Iterable[ImageLike]  # one or several, as for `separate_images`
 
 
 def as_batch(
@@ -186,11 +179,8 @@ def as_batch(
             made.append(image_views(picture, key, views, seed, preprocess))
     if not made:
         return Batch(preprocess.batch([]))
-    stacked = torch.stack(made)
-    if views is None:
-        return Batch(preprocess.pixels(stacked), tuple(keys))
-    stacked = to_pixels(stacked, preprocess)
-    return Batch(stacked[:, 0], tuple(keys), stacked)
+    pixels, names = to_pixels(torch.stack(made), preprocess), tuple(keys)
+    return Batch(pixels, names) if views is None else Batch(pixels[:, 0], names, pixels)
 
 
 def _checked(batch: Batch, preprocess: Preprocess, views: ViewSpec | None, seed: int) -> Batch:

@@ -13,9 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from cliquetta.data.dataset import FileDataset
+from PIL import Image
+
+from cliquetta.data.dataset import Dataset, FileDataset
 from cliquetta.data.files import PARQUET, no_images, open_table, path_column, walk_images
-from cliquetta.data.inputs import is_table
+from cliquetta.data.inputs import ImageLike, is_table, to_picture
 from cliquetta.data.loader import ImageGroup
 from cliquetta.data.remote import (
     Member,
@@ -40,18 +42,35 @@ _BLOCK = 1 << 16
 class Entry(NamedTuple):
     """An image of a list."""
 
-    path: str
-    """A local path, a URL, or those of a tar file with the name of one of its members."""
+    path: str  # a local path, a URL, or those of a tar file with the name of one of its members
     columns: Mapping[str, str]
     member: Member | None = None
+    image: ImageLike | None = None  # one in memory, which ``path`` names
+
+
+class _Pictures(Dataset):
+    """Images in memory, or paths among these."""
+
+    def __init__(self, paths: Sequence[str], images: Sequence[ImageLike]) -> None:
+        super().__init__("images", names=(), keys=paths, labels=None)
+        self.images = images
+
+    def load(self, index: int) -> Image.Image:
+        """Image ``index`` in RGB."""
+        return to_picture(self.images[index])[1]
 
 
 def find_listed(entries: Sequence[Entry], *, shorter: int | None) -> list[ImageGroup]:
     """Images of a list, for a loader."""
     paths, rows = [entry.path for entry in entries], range(len(entries))
+    images = [entry.image for entry in entries if entry.image is not None]
     members = [entry.member for entry in entries]
-    images = FileDataset("list", paths, names=(), labels=None, members=members, shorter=shorter)
-    return [ImageGroup(images, rows, paths, rows)]
+    data = (
+        _Pictures(paths, images)
+        if images
+        else FileDataset("list", paths, names=(), labels=None, members=members, shorter=shorter)
+    )
+    return [ImageGroup(data, rows, paths, rows)]
 
 
 class ImageList:
@@ -70,8 +89,7 @@ class ImageList:
         """Columns of input tables, in order."""
         self.unused: Counter[str] = Counter(json.loads(facts.get("unused", "{}")))
         """Files in folders that are no images, counted by kind."""
-        self.repeated = int(facts.get("repeated", 0))
-        """How many paths were named again."""
+        self.repeated = int(facts.get("repeated", 0))  # how many paths were named again
 
     def __len__(self) -> int:
         return int(self._rows.execute("SELECT COUNT(*) FROM images").fetchone()[0])
@@ -115,7 +133,7 @@ class ImageList:
         another, groups in order of their first image.
         """
         columns: dict[str, None] = {}
-        for path, row, member in entries:
+        for path, row, member, _ in entries:
             columns |= dict.fromkeys(row)
             added = self._rows.execute(
                 "INSERT OR IGNORE INTO images (path, columns, section, member) VALUES (?, ?, ?, ?)",
@@ -152,8 +170,7 @@ class ImageList:
         self._rows.close()
 
 
-Source = Any
-"""A path or URL of images or of a table, or a DataFrame."""
+Source = Any  # a path or URL of images or of a table, or a DataFrame
 
 
 def list_images(

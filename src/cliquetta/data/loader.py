@@ -18,6 +18,7 @@ from torch import Tensor
 
 from cliquetta.data.dataset import Dataset
 from cliquetta.data.images import ImageError
+from cliquetta.data.nvjpeg import Jpeg, JpegDecoder, open_or_read
 from cliquetta.data.views import image_views, to_pixels
 from cliquetta.data.workers import (
     Array,
@@ -31,18 +32,13 @@ from cliquetta.model.cuda import side_stream
 from cliquetta.model.preprocess import Preprocess
 from cliquetta.types import Batch, ViewSpec
 
-CHUNK = 16
-"""Images that a worker reads at a time; fewer where they have views."""
-PROCESSES_FROM = 1024
-"""Images that are worth the start of worker processes, which takes a second or two."""
-_AHEAD = 4
-"""Chunks that wait to be gathered beside those that threads are reading."""
-_THREADS = 2
-"""Readers beside a model on the CPU, which needs the cores itself."""
+CHUNK = 16  # images that a worker reads at a time; fewer where they have views
+PROCESSES_FROM = 1024  # images that are worth the start of processes, a second or two
+_AHEAD = 4  # chunks that wait to be gathered beside those that threads are reading
+_THREADS = 2  # readers beside a model on the CPU, which needs the cores itself
 
 Job = TypeVar("Job")
-Chunk = tuple[Sequence[Job], int, int]
-"""Consecutive jobs of a batch, the number of the first in it, and how many jobs it has."""
+Chunk = tuple[Sequence[Job], int, int]  # jobs in a row, number of the first, jobs of their batch
 
 
 class ImageGroup(NamedTuple):
@@ -51,21 +47,17 @@ class ImageGroup(NamedTuple):
     dataset: Dataset
     indices: Sequence[int]
     keys: Sequence[str]
-    positions: Sequence[int]
-    """Their numbers in the chunk."""
+    positions: Sequence[int]  # their numbers in the chunk
 
 
 @dataclass(frozen=True)
 class Loaded:
     """The images of a batch that could be read, and why others could not."""
 
-    positions: Sequence[int]
-    """Their numbers in the batch."""
-    images: Sequence[Tensor]
-    """(B, ...), for every kind of views: pixels, or what they are made of."""
+    positions: Sequence[int]  # their numbers in the batch
+    images: Sequence[Tensor]  # (B, ...), for every kind of views: pixels, or what they are made of
     unreadable: Sequence[tuple[int, str]]
-    arrived: torch.cuda.Event | None = None
-    """When the images are on a GPU."""
+    arrived: torch.cuda.Event | None = None  # when the images are on a GPU
 
     def batches(self, keys: Sequence[str], views: Sequence[ViewSpec | None]) -> list[Batch]:
         """A batch for every kind of views; ``keys`` are those of all images."""
@@ -97,25 +89,23 @@ def expect_images(device: torch.device | str, workers: int | None) -> None:
 class Loader(Generic[Job]):
     """Loads images into batches."""
 
-    find: Callable[[Sequence[Job]], Sequence[ImageGroup]]
-    """The images that some jobs, one for each image, stand for; is called by the workers."""
+    find: Callable[[Sequence[Job]], Sequence[ImageGroup]]  # the image of each job, for workers
     preprocess: Preprocess
     views: Sequence[ViewSpec | None]
     seed: int
-    workers: int | None = None
-    """0: in the caller's thread; ``None``: as many as :func:`default_workers` says."""
-    device: torch.device | None = None
-    """Where pixels are wanted; ``None`` leaves bytes as they are."""
-    local: bool = False
-    """Whether images are in the memory of this process only, where threads have to read them."""
+    workers: int | None = None  # 0: in the caller's thread; `None`: those of `default_workers`
+    device: torch.device | None = None  # where pixels are wanted; `None` leaves bytes as they are
+    local: bool = False  # images are in the memory of this process, so threads have to read them
+    decoder: JpegDecoder | None = None  # of JPEG files, which threads only read; not for views
 
     def load(self, batches: Iterable[Sequence[Job]], count: int) -> Iterator[Loaded]:
         """The images of some batches, ``count`` in all, read ahead of the caller."""
         workers = default_workers(self.device) if self.workers is None else self.workers
         with closing(self._read_ahead(batches, count, workers)) as reading:
             # While the caller works on one batch, a thread gathers and sends the next.
+            chunks = reading if self.decoder is None else map(self.decoder.complete, reading)
             loading = map_ahead(
-                lambda _: self._gather(reading), repeat(None), workers=min(1, workers), ahead=1
+                lambda _: self._gather(chunks), repeat(None), workers=min(1, workers), ahead=1
             )
             with closing(loading):
                 for loaded in loading:
@@ -134,7 +124,7 @@ class Loader(Generic[Job]):
             for first in range(0, len(batch), step)
         )
         # Threads are enough beside a model on the CPU, unless a number of workers is given.
-        processes = self.workers is not None or _is_cuda(self.device)
+        processes = self.decoder is None and (self.workers is not None or _is_cuda(self.device))
         if workers and processes and count >= PROCESSES_FROM and not self.local:
             bytes_of = [
                 1 if kind is None else kind.count * (4 if kind.kind == "augmix" else 1)
@@ -147,18 +137,25 @@ class Loader(Generic[Job]):
         return map_ahead(self.read, chunks, workers=workers, ahead=max(1, ahead))
 
     def read(self, chunk: Chunk[Job]) -> Made:
-        """Decode, resize and crop; runs in a worker."""
-        jobs, first, size = chunk
+        """Decode, resize and crop, or read for the decoder; runs in a worker."""
+        (jobs, first, size), by_pillow = chunk, self.decoder is None
         made: dict[int, list[Array]] = {}
+        jpegs: dict[int, Jpeg] = {}
         unreadable: list[tuple[int, str]] = []
         for dataset, indices, keys, positions in self.find(jobs):
             arrays = dataset.arrays(indices)
             rows = zip(positions, indices, keys, strict=True)
             for row, (position, index, key) in enumerate(rows):
                 try:
-                    image = dataset.load(index) if arrays is None else Image.fromarray(arrays[row])
+                    if arrays is not None:
+                        image: Image.Image | Jpeg = Image.fromarray(arrays[row])
+                    else:
+                        image = dataset.load(index) if by_pillow else open_or_read(dataset, index)
                 except ImageError as error:
                     unreadable.append((first + position, error.reason))
+                    continue
+                if isinstance(image, Jpeg):
+                    jpegs[first + position] = image
                     continue
                 made[position] = [
                     np.asarray(self.preprocess.picture(image))
@@ -169,14 +166,14 @@ class Loader(Generic[Job]):
         readable = sorted(made)
         stacked = tuple(map(np.stack, zip(*(made[position] for position in readable), strict=True)))
         numbers = [first + position for position in readable]
-        return stacked, (numbers, unreadable, (first, len(jobs), size))
+        return stacked, (numbers, unreadable, (first, len(jobs), size), jpegs)
 
     def _gather(self, reading: Iterator[Made]) -> Loaded | None:
         """The next batch, of the chunks that it was read in, on its way to the device."""
         buffers: list[Tensor] = []
         positions: list[int] = []
         unreadable: list[tuple[int, str]] = []
-        for arrays, (own, missing, (first, count, size)) in reading:
+        for arrays, (own, missing, (first, count, size), _) in reading:
             if arrays and not buffers:
                 kinds = [(array.shape[1:], torch.from_numpy(array[:0]).dtype) for array in arrays]
                 pin = _is_cuda(self.device)

@@ -20,15 +20,12 @@ from cliquetta.data.samplers import Indices
 from cliquetta.data.stream import Skipped, Stream
 from cliquetta.errors import UserError
 from cliquetta.model.clip import CLIP, encode_views
-from cliquetta.model.preprocess import Preprocess
 from cliquetta.prompts.features import FloatArray
-from cliquetta.types import Batch, ViewSpec
+from cliquetta.types import Batch
 
-VIEWS_AT_ONCE = 256
-"""Views that are read or encoded at once, and in a block of a table."""
+VIEWS_AT_ONCE = 256  # views that are read or encoded at once, and in a block of a table
 
-OnPrepare = Callable[[str, int, int], None]
-"""Called with the task and dataset, images done, images in all."""
+OnPrepare = Callable[[str, int, int], None]  # task and dataset, images done, images in all
 
 
 @dataclass(frozen=True)
@@ -46,10 +43,8 @@ class FeatureBatch:
 class PixelTable(NamedTuple):
     """Preprocessed images of a part on the model's device, with their views if there are any."""
 
-    pixels: Tensor
-    """(n, 3, S, S), or (n, V, 3, S, S) with views."""
-    rows: Indices
-    """(n,) which images of the part, in ascending order."""
+    pixels: Tensor  # (n, 3, S, S), or (n, V, 3, S, S) with views
+    rows: Indices  # (n,) which images of the part, in ascending order
     unreadable: dict[int, str]
 
     def take(self, rows: Indices) -> Tensor:
@@ -66,38 +61,17 @@ class PreparedStream(ABC, Generic[B]):
 
     def __init__(self, stream: Stream, model: CLIP, on_prepare: OnPrepare | None = None) -> None:
         self.stream = stream
+        self.names, self.id, self.views = stream.names, stream.id, stream.views
+        self.preprocess = stream.preprocess
+        self.settings = stream.settings  # where images come from changes no prediction
         self.model = model
+        self.count = _views_per_image(stream)
         self.on_prepare = on_prepare
-        self.skipped: list[Skipped] = []
-        """Unreadable files met since the last start, in order."""
+        self.skipped: list[Skipped] = []  # unreadable files met since the last start, in order
 
     def __len__(self) -> int:
         """Number of batches."""
         return len(self.stream)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The class list that labels index."""
-        return self.stream.names
-
-    @property
-    def id(self) -> str:
-        """Ids of the datasets, as in :attr:`Stream.id`."""
-        return self.stream.id
-
-    @property
-    def views(self) -> ViewSpec | None:
-        """The views that batches carry."""
-        return self.stream.views
-
-    @property
-    def preprocess(self) -> Preprocess:
-        """The preprocessing of the pixels."""
-        return self.stream.preprocess
-
-    def settings(self) -> dict[str, Any]:
-        """Settings of the stream: where images come from changes no prediction."""
-        return self.stream.settings()
 
     def batches(self, start: int = 0) -> Iterator[tuple[B, Tensor]]:
         """Batches from number ``start`` on."""
@@ -202,7 +176,7 @@ class FeatureStream(PreparedStream[FeatureBatch]):
 
     def _given(self, part: Dataset, features: FloatArray) -> FeatureTable:
         """A dataset of features is its own table, if the model and the method can take it."""
-        (_, views, width), count = features.shape, 1 if self.views is None else self.views.count
+        (_, views, width), count = features.shape, self.count
         if width != self.model.embed_dim:
             raise UserError(
                 f"{part.id} holds features of width {width}, {self.model.id} works with "
@@ -223,12 +197,11 @@ class FeatureStream(PreparedStream[FeatureBatch]):
         part = self.stream.parts[number]
         if number not in self._tables:
             assert self.root is not None, "features that are encoded need a folder"
-            count = 1 if self.views is None else self.views.count
             model = {"model": self.model.fingerprint, "dtype": str(self.model.dtype)}
-            shape = (len(part), count, self.model.embed_dim)
+            shape = (len(part), self.count, self.model.embed_dim)
             self._tables[number] = open_table(
                 self.root,
-                TableLayout({**model, **self._shape(part)}, shape, max(1, VIEWS_AT_ONCE // count)),
+                TableLayout(model | self._shape(part), shape, max(1, VIEWS_AT_ONCE // self.count)),
                 lambda blocks: self._encode(number, blocks),
                 title=part.id,
                 on_progress=lambda done, all: self._report(f"encode {part.id}", done, all),
@@ -260,19 +233,21 @@ def from_given_features(stream: AnyStream, model: CLIP) -> AnyStream:
 
 def held_rows(stream: Stream) -> list[Indices]:
     """The images of every part that are held: all, unless a stream shows less than half of them."""
-    pairs = zip(stream.parts, stream.shown(), strict=True)
     return [
         rows if 2 * len(rows) < len(part) else np.arange(len(part), dtype=np.int64)
-        for part, rows in pairs
+        for part, rows in zip(stream.parts, stream.shown(), strict=True)
     ]
+
+
+def _views_per_image(stream: Stream) -> int:
+    return 1 if stream.views is None else stream.views.count
 
 
 @dataclass
 class PixelStore:
     """Tables that the runs of a grid share; the oldest are let go of where room is needed."""
 
-    room: int
-    """Bytes."""
+    room: int  # bytes
     _tables: dict[str, PixelTable] = field(default_factory=dict, init=False, repr=False)
 
     @staticmethod
@@ -283,8 +258,7 @@ class PixelStore:
     @staticmethod
     def image_bytes(stream: Stream, model: CLIP) -> int:
         """Bytes of an image with its views."""
-        count = 1 if stream.views is None else stream.views.count
-        return count * 3 * stream.preprocess.size**2 * model.dtype.itemsize
+        return _views_per_image(stream) * 3 * stream.preprocess.size**2 * model.dtype.itemsize
 
     def fits(self, stream: Stream, model: CLIP) -> bool:
         """Whether a stream can be held."""
@@ -294,14 +268,12 @@ class PixelStore:
         """The table of a key, made if there is none; used last, it is let go of last."""
         table = self._tables.pop(key, None)
         if table is None:
-            while self._tables and self._used() + size > self.room:
-                self._tables.pop(next(iter(self._tables)))
+            used = sum(table.pixels.nbytes for table in self._tables.values())
+            while self._tables and used + size > self.room:
+                used -= self._tables.pop(next(iter(self._tables))).pixels.nbytes
             table = make()
         self._tables[key] = table
         return table
-
-    def _used(self) -> int:
-        return sum(table.pixels.nbytes for table in self._tables.values())
 
 
 class HeldStream(PreparedStream[Batch]):
@@ -322,11 +294,10 @@ class HeldStream(PreparedStream[Batch]):
         return self.store.get(key, size, lambda: self._hold(number))
 
     def _hold(self, number: int) -> PixelTable:
-        count = 1 if self.views is None else self.views.count
         size, rows = self.preprocess.size, self._rows[number]
-        shape = (len(rows), *([] if self.views is None else [count]), 3, size, size)
+        shape = (len(rows), *([] if self.views is None else [self.count]), 3, size, size)
         pixels = torch.zeros(shape, dtype=self.model.dtype, device=self.model.device)
-        step, unreadable = max(1, VIEWS_AT_ONCE // count), dict[int, str]()
+        step, unreadable = max(1, VIEWS_AT_ONCE // self.count), dict[int, str]()
         blocks = [range(i, min(i + step, len(rows))) for i in range(0, len(rows), step)]
         read = self._read(number, blocks, self._rows)
         for block, (batch, own, missing) in zip(blocks, read, strict=True):

@@ -15,11 +15,10 @@ from typing import Any, BinaryIO, NamedTuple
 
 from PIL import Image
 
-from cliquetta.data.images import EXTENSIONS, ImageError, natural_key, open_image
+from cliquetta.data.images import EXTENSIONS, ImageError, natural_key, open_image, read_image
 from cliquetta.errors import UserError
 
-TRIES = 3
-"""How often a read is tried that fails otherwise than by "no such file"."""
+TRIES = 3  # how often a read is tried that fails otherwise than by "no such file"
 
 
 class Member(NamedTuple):
@@ -72,14 +71,14 @@ def open_location(location: Path | str) -> BinaryIO:
     return Path(location).open("rb")
 
 
-def read_location(location: str, span: tuple[int, int] | None = None) -> bytes:
-    """The content of a file, or ``(offset, size)`` of it; a failing network is tried again."""
+def read_location(location: str, offset: int = 0, size: int | None = None) -> bytes:
+    """The content of a file, or ``size`` bytes of it; a failing network is tried again."""
     if not is_url(location):
         with open_location(location) as file:
-            file.seek(span[0] if span else 0)
-            return file.read(span[1] if span else -1)
+            file.seek(offset)
+            return file.read(-1 if size is None else size)
     filesystem, path = find_filesystem(location)
-    start, end = (span[0], span[0] + span[1]) if span else (None, None)
+    start, end = (None, None) if size is None else (offset, offset + size)
     for left in reversed(range(TRIES)):
         try:
             return bytes(filesystem.cat_file(path, start=start, end=end))
@@ -92,23 +91,33 @@ def read_location(location: str, span: tuple[int, int] | None = None) -> bytes:
     raise AssertionError("unreachable")
 
 
+def read_listed(path: Path | str, member: Member | None = None) -> bytes:
+    """Read the image file at a path or URL, or a ``member`` of a tar file called ``path``."""
+    if member is None and not is_url(path):
+        return read_image(path)
+    try:
+        return read_location(*member) if member else read_location(str(path))
+    except FileNotFoundError:
+        raise ImageError(str(path), "no such file") from None
+    except Exception as error:  # whatever a file system raises
+        raise ImageError(str(path), f"cannot be read ({error})") from error
+
+
 def open_listed(
     path: Path | str, member: Member | None = None, *, shorter: int | None = None, exif: bool = True
 ) -> Image.Image:
     """Open the image at a path or URL, or a ``member`` of a tar file that is called ``path``."""
-    if member is None and not is_url(path):
-        return open_image(path, shorter=shorter, exif=exif)
-    path = str(path)
-    try:
-        data = read_location(member[0], member[1:]) if member else read_location(path)
-    except FileNotFoundError:
-        raise ImageError(path, "no such file") from None
-    except Exception as error:  # whatever a file system raises
-        raise ImageError(path, f"cannot be read ({error})") from error
+    return open_named(read_listed(path, member), path, shorter=shorter, exif=exif)
+
+
+def open_named(
+    data: bytes, path: Path | str, *, shorter: int | None = None, exif: bool = True
+) -> Image.Image:
+    """Open the image in ``data``; errors call it ``path``."""
     try:
         return open_image(data, shorter=shorter, exif=exif)
     except ImageError as error:
-        raise ImageError(path, error.reason) from error
+        raise ImageError(str(path), error.reason) from error
 
 
 def expand_glob(pattern: str) -> list[str] | None:
@@ -159,9 +168,6 @@ def walk_urls(url: str, unused: Counter[str]) -> Iterator[str]:
             unused[suffix or "no suffix"] += 1
 
 
-_CHUNK = 1 << 16
-
-
 def fetch_image(url: str, *, seconds: float = 10.0, max_bytes: int = 2**25) -> bytes:
     """The bytes behind an ``http(s)`` URL; redirects lead to such URLs only."""
     opener = urllib.request.OpenerDirector()  # no files, no FTP, wherever a redirect leads
@@ -182,7 +188,7 @@ def fetch_image(url: str, *, seconds: float = 10.0, max_bytes: int = 2**25) -> b
         with closing(response):
             if int(response.headers.get("Content-Length") or 0) > max_bytes:
                 raise too_large
-            while part := response.read1(_CHUNK):
+            while part := response.read1(1 << 16):
                 parts.append(part)
                 if sum(map(len, parts)) > max_bytes:
                     raise too_large

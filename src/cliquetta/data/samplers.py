@@ -23,8 +23,7 @@ class LabelledSet(NamedTuple):
     """Id and labels of one dataset of a stream: all that a sampler knows."""
 
     id: str
-    labels: Indices
-    """(n,), -1 where unknown."""
+    labels: Indices  # (n,), -1 where unknown
 
 
 class Positions(NamedTuple):
@@ -32,22 +31,17 @@ class Positions(NamedTuple):
 
     domain: Indices
     image: Indices
-    round: Indices
-    """How often the dataset was repeated before; the noise of its shift is drawn anew each time."""
+    round: Indices  # how often the dataset was repeated before; its noise is drawn anew each time
 
 
 @dataclass(frozen=True)
 class SamplerOptions:
     """Settings of samplers; each reads those that its entry in :data:`SAMPLERS` names."""
 
-    gamma: float = 0.1
-    """Concentration of the Dirichlet distribution: near 0 every class comes in one burst."""
-    present: tuple[int, int] = (3, 3)
-    """How many classes occur, at least and at most."""
-    imbalance: float = 10.0
-    """Images of the most frequent class for each of the rarest."""
-    length: int = 10_000
-    """Images of the stream."""
+    gamma: float = 0.1  # concentration of the Dirichlet distribution: near 0, one burst per class
+    present: tuple[int, int] = (3, 3)  # how many classes occur, at least and at most
+    imbalance: float = 10.0  # images of the most frequent class for each of the rarest
+    length: int = 10_000  # images of the stream
     limit: int | None = None
     batch_size: int = 64
 
@@ -212,15 +206,11 @@ def interleave(positions: Positions, domain: LabelledSet, number: int, rng: Rng)
     """``positions`` in order, images of dataset ``number`` strewn among them, at most as many."""
     size = len(positions.image)
     extra = rng.permutation(len(domain.labels))[:size]
-    joined = (
-        np.concatenate([positions.domain, np.full_like(extra, number)]),
-        np.concatenate([positions.image, extra]),
-        np.concatenate([positions.round, np.zeros_like(extra)]),
-    )
+    others = Positions(np.full_like(extra, number), extra, np.zeros_like(extra))
     is_extra = rng.permutation(np.repeat([False, True], [size, len(extra)]))
     order = np.empty(size + len(extra), dtype=np.int64)
     order[~is_extra], order[is_extra] = np.arange(size), np.arange(size, len(order))
-    return Positions(*(column[order] for column in joined))
+    return Positions(*(np.concatenate(pair)[order] for pair in zip(positions, others, strict=True)))
 
 
 def _concatenate(orders: Sequence[Indices]) -> Positions:
@@ -237,11 +227,9 @@ class Sampler:
 
     summary: str
     draw: Draw
-    reads: tuple[str, ...] = ()
-    """Fields of :class:`SamplerOptions`, beside ``limit``, on which the positions depend."""
+    reads: tuple[str, ...] = ()  # options, beside `limit`, on which the positions depend
     needs_labels: bool = False
-    interleaves: bool = False
-    """Whether datasets are mixed (``a+b``) rather than in sequence (``a>b``)."""
+    interleaves: bool = False  # whether datasets are mixed (`a+b`) rather than in sequence (`a>b`)
 
 
 SAMPLERS: dict[str, Sampler] = {

@@ -87,8 +87,8 @@ class Stream:
     ) -> None:
         shown = (dataset,) if isinstance(dataset, Dataset) else tuple(dataset)
         self.unknown = unknown
+        # images of the last are unknown if there is one
         self.domains = shown if unknown is None else (*shown, unknown)
-        """The datasets; images of the last are unknown if :attr:`unknown` is set."""
         self.preprocess = preprocess
         self.batch_size = batch_size
         self.order, self.sampler = order, get_sampler(order)
@@ -99,9 +99,11 @@ class Stream:
         self.workers = workers
         self.device = torch.device(device)
         self._check()
-        self.skipped: list[Skipped] = []
-        """Unreadable files met since the last start, in order."""
+        self.skipped: list[Skipped] = []  # unreadable files met since the last start, in order
         self._reported: set[str] = set()
+        self.names = self.domains[0].names
+        joined = ("+" if self.sampler.interleaves else ">").join(domain.id for domain in shown)
+        self.id = joined if unknown is None else f"{joined} with unknown {unknown.id}"
         rng = np.random.default_rng(seed)
         sets = [LabelledSet(domain.id, _labels(domain)) for domain in self.domains]
         positions = self.sampler.draw(sets[: len(shown)], self.options, rng)
@@ -109,9 +111,12 @@ class Stream:
             positions = interleave(positions, sets[-1], len(shown), rng)
         rounds = np.stack([positions.round, positions.domain])
         kinds, part_of = np.unique(rounds, axis=1, return_inverse=True)
-        parts = tuple(self.domains[domain].redrawn(round) for round, domain in kinds.T)
+        # the datasets as they are shown: one for every dataset and round
+        self.parts = tuple(self.domains[domain].redrawn(round) for round, domain in kinds.T)
         several = len(self.domains) > 1
-        self._shown = _Shown(parts, kinds[0], several, part_of.reshape(-1), positions.image)
+        self._shown = _Shown(self.parts, kinds[0], several, part_of.reshape(-1), positions.image)
+        self._first = np.cumsum([0, *map(len, self.parts)])  # of each part, in the labels of all
+        self._labels = np.concatenate([sets[domain].labels for domain in kinds[1]])
 
     def _check(self) -> None:
         """Refuse what cannot be streamed."""
@@ -140,11 +145,6 @@ class Stream:
         if self.sampler.needs_labels and unlabelled:
             raise UserError(f"order {self.order!r} needs labels, {unlabelled[0]} has none")
 
-    @property
-    def parts(self) -> Sequence[Dataset]:
-        """The datasets as they are shown: one for every dataset and round."""
-        return self._shown.parts
-
     def listing(self, rows: Sequence[Indices] | None = None) -> Stream:
         """All images of all parts, or some ``rows`` of each, as they are listed; keys as here."""
         rows = [np.arange(len(part)) for part in self.parts] if rows is None else rows
@@ -162,18 +162,6 @@ class Stream:
     def images(self) -> int:
         """Number of images, unreadable ones included."""
         return len(self._shown.index_of)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The class list that labels index."""
-        return self.domains[0].names
-
-    @property
-    def id(self) -> str:
-        """Ids of the datasets in their order, ``a>b>a``; ``a+b`` when interleaved."""
-        known = self.domains if self.unknown is None else self.domains[:-1]
-        joined = ("+" if self.sampler.interleaves else ">").join(domain.id for domain in known)
-        return joined if self.unknown is None else f"{joined} with unknown {self.unknown.id}"
 
     def settings(self) -> dict[str, Any]:
         """Everything that decides what is shown and when, as plain JSON types."""
@@ -243,13 +231,8 @@ class Stream:
     def labels(self, positions: Sequence[int]) -> Tensor:
         """Labels of the images at positions of the stream, -1 where unknown."""
         rows = np.asarray(positions, dtype=np.int64)
-        part_of, index_of = self._shown.part_of[rows], self._shown.index_of[rows]
-        labels = torch.full((len(rows),), UNKNOWN)
-        for number in np.unique(part_of):
-            own, known = part_of == number, self.parts[number].labels
-            if known is not None:
-                labels[torch.from_numpy(own)] = known[torch.from_numpy(index_of[own])]
-        return labels
+        firsts = self._first[self._shown.part_of[rows]]
+        return torch.from_numpy(self._labels[firsts + self._shown.index_of[rows]])
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,8 +241,7 @@ class _Shown:
 
     parts: Sequence[Dataset]
     rounds: Indices
-    several: bool
-    """Whether keys are led by the dataset's id."""
+    several: bool  # whether keys are led by the dataset's id
     part_of: Indices
     index_of: Indices
 

@@ -14,8 +14,7 @@ from cliquetta.data.remote import Member, open_location
 from cliquetta.errors import UserError
 from cliquetta.prompts.classes import DEFAULT_TEMPLATE
 
-LABEL_KEYS = ("label", "cls", "class", "class_name")
-"""Keys of the class in a sample's ``.json``."""
+LABEL_KEYS = ("label", "cls", "class", "class_name")  # keys of the class in a sample's `.json`
 _BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
@@ -24,8 +23,7 @@ class TarSample(NamedTuple):
 
     key: str
     member: Member
-    stated: str | None = None
-    """Class by its ``.cls`` or ``.json`` member."""
+    stated: str | None = None  # class by its `.cls` or `.json` member
 
 
 def tar_dataset(path: Path, names: Sequence[str] | None = None) -> FileDataset:
@@ -40,12 +38,12 @@ def tar_dataset(path: Path, names: Sequence[str] | None = None) -> FileDataset:
         raise no_images(path)
     home = shards[0].parent
     if names is None:
-        names = read_beside(home, CLASS_FILES) or read_beside(home.parent, CLASS_FILES)
+        names = read_beside(CLASS_FILES, home, home.parent)
     stated = [sample.stated for sample in samples]
     if not any(value is not None for value in stated):
         stated = [sample.key.rpartition("/")[0].rpartition("/")[2] or None for sample in samples]
     names, labels = number_labels(stated, names, str(path))
-    templates = read_beside(home, TEMPLATE_FILES) or read_beside(home.parent, TEMPLATE_FILES)
+    templates = read_beside(TEMPLATE_FILES, home, home.parent)
     keys = [sample.key for sample in samples]
     shard_names = [Path(sample.member.archive).name for sample in samples]
     named = [f"{shard}/{key}" for shard, key in zip(shard_names, keys, strict=True)]

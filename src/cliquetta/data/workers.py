@@ -5,6 +5,7 @@ one takes the next item, where :class:`~torch.utils.data.DataLoader` waits for t
 Arrays come back in a ring of shared memory: a segment per array costs a connection for each.
 """
 
+import gc
 import logging
 import math
 import multiprocessing
@@ -32,18 +33,13 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 Array = npt.NDArray[Any]
-Made = tuple[tuple[Array, ...], Any]
-"""Arrays, and anything small that can be pickled."""
+Made = tuple[tuple[Array, ...], Any]  # arrays, and anything small that can be pickled
 
-PREFETCH = 2
-"""Items per worker process that are ahead of the caller, at most."""
-_ROOMY = 2**23
-"""Bytes of an item, many views, from which there is one per worker."""
-_LARGEST = 2**26
-"""Bytes of a pickled function beyond which it stays in this process."""
+PREFETCH = 2  # items per worker process that are ahead of the caller, at most
+_ROOMY = 2**23  # bytes of an item, many views, from which there is one per worker
+_LARGEST = 2**26  # bytes of a pickled function beyond which it stays in this process
 
-_PRELOAD = ("cliquetta.data.stream", "cliquetta.data.listing")
-"""Modules that workers import functions from."""
+_PRELOAD = ("cliquetta.data.stream", "cliquetta.data.listing")  # where their functions are
 
 _Shapes = list[tuple[tuple[int, ...], str]]
 _Result: TypeAlias = "Future[tuple[_Shapes, Any]]"
@@ -132,8 +128,7 @@ def map_in_processes(
 class _Ring:
     """Slots of shared memory for the arrays of an item each, in turn."""
 
-    memory: Any
-    """Bytes of ``slots`` times ``room``, which are gone with the last process that holds them."""
+    memory: Any  # `slots` times `room` bytes, gone with the last process that holds them
     room: int
     slots: int
 
@@ -163,6 +158,7 @@ _here: tuple[Callable[[Any], Made], _Ring] | None = None
 def _settle(pickled: bytes, ring: _Ring, pillow: tuple[bool, int | None]) -> None:
     """Make a process a worker; ``pillow`` are the settings of the process that started it."""
     global _here
+    gc.freeze()  # collecting what was forked would write to it, and so copy its pages
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.evaluation.comparison import average
 from cliquetta.evaluation.grid import RunSpec, with_options, zero_shot
 from cliquetta.evaluation.record import Record
 from cliquetta.evaluation.sweep import RunResult
 from cliquetta.methods.registry import get_method, method_config
 
-BATCH_SIZE = "batch_size"
-"""The one field of a run, rather than of a method's config, that can be varied."""
+BATCH_SIZE = "batch_size"  # the one field of a run, not of a method's config, that can be varied
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,7 @@ class Ablation:
     """The runs of a curve: for every value of the field one spec per seed, and zero-shot."""
 
     field: str
-    default: Any
-    """What the method takes if the field is left alone."""
+    default: Any  # what the method takes if the field is left alone
     cells: tuple[tuple[Any, tuple[RunSpec, ...]], ...]
     baselines: tuple[RunSpec, ...]
 
@@ -43,10 +42,12 @@ def ablation(
         raise UserError(f"no values of {field} given")
     cells: dict[Any, RunSpec] = {}
     for value in values:
-        if field == BATCH_SIZE:
-            spec = replace(base, batch_size=_batch_size(value))
-        else:
+        if field != BATCH_SIZE:
             spec = with_options(base, {**dict(base.options), field: value})
+        elif str(value).strip().isdecimal() and int(value) > 0:
+            spec = replace(base, batch_size=int(value))
+        else:
+            raise UserError(f"batch_size is a whole number of at least 1, got {value!r}")
         cells[_value(spec, field)] = spec
     return Ablation(
         field,
@@ -62,26 +63,14 @@ def _value(spec: RunSpec, field: str) -> Any:
     return getattr(method_config(spec.method, spec.preset, dict(spec.options)), field)
 
 
-def _batch_size(value: Any) -> int:
-    try:
-        number = int(value)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise UserError(f"batch_size is a whole number of at least 1, got {value!r}")
-    return number
-
-
 @dataclass(frozen=True)
 class Point:
     """The runs at one value of a setting, one per seed; none where every run failed."""
 
     value: Any
     records: tuple[Record, ...]
-    gain: float | None = None
-    """Over zero-shot with the same seeds, in points."""
-    clique_size: float | None = None
-    """Mean over batches of the largest clique's size, where the runs kept counts."""
+    gain: float | None = None  # over zero-shot with the same seeds, in points
+    clique_size: float | None = None  # mean over batches of the largest, where counts were kept
 
     @property
     def top1(self) -> list[float]:
@@ -91,7 +80,7 @@ class Point:
     @property
     def mean(self) -> float | None:
         """Mean of :attr:`top1`."""
-        return statistics.mean(self.top1) if self.records else None
+        return average(self.top1)
 
     @property
     def sd(self) -> float | None:
@@ -101,8 +90,7 @@ class Point:
     @property
     def nll(self) -> float | None:
         """Negative log-likelihood over seeds: moves where no prediction changes."""
-        values = [record.metrics["nll"] for record in self.records]
-        return statistics.mean(values) if values else None
+        return average(record.metrics["nll"] for record in self.records)
 
 
 @dataclass(frozen=True)
@@ -112,14 +100,7 @@ class Curve:
     field: str
     default: Any
     points: tuple[Point, ...]
-    baseline: float | None
-    """Top-1 of zero-shot on the same images."""
-
-    @property
-    def best(self) -> Point | None:
-        """The point of highest accuracy, the first of equals: chosen on test labels."""
-        known = [point for point in self.points if point.mean is not None]
-        return max(known, key=lambda point: point.mean or 0.0, default=None)
+    baseline: float | None  # top-1 of zero-shot on the same images
 
     def plain(self) -> dict[str, Any]:
         """The curve as JSON types."""
@@ -150,13 +131,6 @@ def curve(ablation: Ablation, results: Sequence[RunResult]) -> Curve:
     for value, specs in ablation.cells:
         own = [records[spec] for spec in specs if spec in records]
         gains = [r.metrics["top1"] - plain[r.seed].metrics["top1"] for r in own if r.seed in plain]
-        points.append(Point(value, tuple(own), statistics.mean(gains) if gains else None))
-    mean = statistics.mean(r.metrics["top1"] for r in plain.values()) if plain else None
-    return Curve(ablation.field, ablation.default, tuple(points), mean)
-
-
-def label(value: Any) -> str:
-    """A value as it is shown."""
-    if isinstance(value, float):
-        return f"{value:g}"
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        points.append(Point(value, tuple(own), average(gains)))
+    baseline = average(record.metrics["top1"] for record in plain.values())
+    return Curve(ablation.field, ablation.default, tuple(points), baseline)

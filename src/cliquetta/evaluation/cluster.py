@@ -36,14 +36,10 @@ class RayExecutor:
     A connection that exists already is used and left open; else one is opened for the grid.
     """
 
-    address: str = LOCAL
-    """``local``, ``auto`` (the cluster of this machine) or ``ray://host:port``."""
-    cpus: float = 1.0
-    """Cores of a run; also the threads it computes with."""
-    gpus: float | None = None
-    """Share of a GPU of a run. ``None``: a whole one if the cluster has any, else none."""
-    retries: int = 3
-    """How often a run is sent again that was lost with its worker, or failed on the way."""
+    address: str = LOCAL  # ``local``, ``auto`` (the cluster of this machine) or ``ray://host:port``
+    cpus: float = 1.0  # cores of a run; also the threads it computes with
+    gpus: float | None = None  # share of one per run; ``None``: all of it if there is any
+    retries: int = 3  # of a run that failed on the way or was lost with its worker
     on_report: Callable[[RunSpec, RunReport], None] | None = None
 
     def run(self, context: RunContext, specs: Sequence[RunSpec]) -> Iterator[RunResult]:
@@ -79,8 +75,7 @@ class _Grid:
         self.board = ray.remote(num_cpus=0)(ProgressBoard).remote()
         self.reports = self.board.take.remote()
         self.attempts = [0] * len(specs)
-        self.running: dict[Any, int] = {}
-        """Task -> number of its run."""
+        self.running: dict[Any, int] = {}  # task -> number of its run
         self.later: list[tuple[float, int]] = [(0.0, run) for run in range(len(specs))]
         """When to send which run."""
 

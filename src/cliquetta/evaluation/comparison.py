@@ -2,10 +2,10 @@
 
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.evaluation.grid import BASELINE
@@ -14,12 +14,12 @@ from cliquetta.evaluation.record import Run
 from cliquetta.methods.registry import get_method, method_config
 from cliquetta.methods.state import plain_config
 
-ENOUGH = 6
-"""Datasets from which on their gains are tested: seeds share images and are not independent."""
+Item = TypeVar("Item")
+Key = TypeVar("Key")
+ENOUGH = 6  # datasets from which on gains are tested: seeds share images, so are not independent
 METRICS = ("top1", "top5", "mean_class", "macro_f1", "ece", "nll", "auroc", "fpr95")
 LOWER_IS_BETTER = frozenset({"ece", "nll", "fpr95"})
-DRAWS = 10
-"""Seeds from which on the mean over the worst tenth of them is shown."""
+DRAWS = 10  # seeds from which on the mean over the worst tenth of them is shown
 TUNED_BY_AUTHORS = "*"
 SEVERAL_SETTINGS = "‡"
 MARKS = {
@@ -43,29 +43,23 @@ class Cell:
     row: str
     runs: tuple[Run, ...]
     metric: str
-    mean: float | None
-    """``None`` where no image has a label."""
-    sd: float | None
-    """Over seeds; ``None`` for one."""
-    tail: float | None
-    """Mean over the worst tenth of the seeds; ``None`` with fewer than :data:`DRAWS`."""
-    gains: Mapping[int, float]
-    """Difference of the metric to the baseline, by every seed that both have."""
-    test: PairedTest | None
-    """Of the predictions against the baseline's; ``None`` for the baseline itself."""
+    mean: float | None  # ``None`` where no image has a label
+    sd: float | None  # over seeds; ``None`` for one
+    tail: float | None  # mean over the worst tenth of the seeds; ``None`` below :data:`DRAWS`
+    gains: Mapping[int, float]  # of the metric over the baseline, by every seed that both have
+    test: PairedTest | None  # of predictions against the baseline's; ``None`` for itself
     marks: str
-    cost: float | None
-    """Time per image as a multiple of zero-shot's in the same column."""
+    cost: float | None  # time per image as a multiple of zero-shot's in the same column
 
     @property
     def gain(self) -> float | None:
         """Mean of the gains."""
-        return _mean(self.gains.values())
+        return average(self.gains.values())
 
     @property
     def ece(self) -> float | None:
         """Calibration error in percent, over seeds."""
-        return _mean(run.record.metrics.get("ece") for run in self.runs)
+        return average(run.record.metrics.get("ece") for run in self.runs)
 
     @property
     def better(self) -> str:
@@ -82,24 +76,16 @@ class Overall:
     row: str
     columns: tuple[str, ...]
     mean: float | None
-    sd: float | None
-    """Of the mean over datasets, from seed to seed."""
-    tail: float | None
-    """Mean over datasets of :attr:`Cell.tail`."""
+    sd: float | None  # of the mean over datasets, from seed to seed
+    tail: float | None  # mean over datasets of :attr:`Cell.tail`
     gain: float | None
-    gain_sd: float | None
-    """From dataset to dataset."""
-    worst: tuple[float, str] | None
-    """The least favourable gain, and on which dataset."""
-    p: float | None
-    """Of the gains, paired by dataset; ``None`` with fewer than :data:`ENOUGH` of them."""
+    gain_sd: float | None  # from dataset to dataset
+    worst: tuple[float, str] | None  # the least favourable gain, and on which dataset
+    p: float | None  # of the gains, paired by dataset; ``None`` below :data:`ENOUGH` of them
     ece: float | None
-    cost: float | None
-    """Median over datasets."""
-    rate: float
-    """Images/s, median over runs."""
-    images: int
-    """Per dataset, on average."""
+    cost: float | None  # median over datasets
+    rate: float  # images/s, median over runs
+    images: int  # per dataset, on average
 
 
 @dataclass(frozen=True)
@@ -108,8 +94,7 @@ class Comparison:
 
     rows: tuple[str, ...]
     columns: tuple[str, ...]
-    cells: Mapping[tuple[str, str], Cell]
-    """By row and column."""
+    cells: Mapping[tuple[str, str], Cell]  # by row and column
     metric: str
     baseline: str
 
@@ -120,27 +105,24 @@ class Comparison:
         gains = {cell.column: cell.gain for cell in cells if cell.gain is not None}
         sign = -1 if self.metric in LOWER_IS_BETTER else 1
         worst = min(gains, key=lambda column: sign * gains[column], default=None)
-        by_seed: dict[int, list[float]] = {}
-        for run in (run for cell in cells for run in cell.runs):
-            if self.metric in run.record.metrics:
-                by_seed.setdefault(run.record.seed, []).append(run.record.metrics[self.metric])
-        seeds = [statistics.mean(v) for v in by_seed.values() if len(v) == len(cells)]
-        runs = [run.record for cell in cells for run in cell.runs]
-        rates = [record.throughput["images_per_second"] for record in runs]
+        records = [run.record for cell in cells for run in cell.runs]
+        scored = [(r.seed, r.metrics[self.metric]) for r in records if self.metric in r.metrics]
+        by_seed = grouped(scored, lambda pair: pair[0]).values()
+        seeds = [statistics.mean(v for _, v in own) for own in by_seed if len(own) == len(cells)]
         return Overall(
             row,
             tuple(cell.column for cell in cells),
-            _mean(cell.mean for cell in cells),
+            average(cell.mean for cell in cells),
             statistics.stdev(seeds) if len(seeds) > 1 else None,
-            _mean(cell.tail for cell in cells),
-            _mean(gains.values()),
+            average(cell.tail for cell in cells),
+            average(gains.values()),
             statistics.stdev(gains.values()) if len(gains) > 1 else None,
             None if worst is None else (gains[worst], worst),
             sign_flip_p(list(gains.values())) if len(gains) >= ENOUGH else None,
-            _mean(cell.ece for cell in cells),
-            _median(cell.cost for cell in cells),
-            statistics.median(rates) if rates else 0.0,
-            round(statistics.mean(record.images for record in runs)) if runs else 0,
+            average(cell.ece for cell in cells),
+            average((cell.cost for cell in cells), statistics.median),
+            average((r.throughput["images_per_second"] for r in records), statistics.median) or 0.0,
+            round(average(record.images for record in records) or 0),
         )
 
     @property
@@ -162,30 +144,22 @@ def compare(
         raise UnknownNameError("metric", metric, METRICS)
     columns = _columns(runs, split=split)
     labels = _row_labels(runs)
-    ordered = sorted(labels, key=lambda key: (not _is(baseline, labels[key]), labels[key]))
+    ordered = sorted(labels, key=lambda key: (labels[key].split()[0] != baseline, labels[key]))
     cells: dict[tuple[str, str], Cell] = {}
     for column, members in columns.items():
-        for key in ordered:
-            own = tuple(run for run in members if run.row == key)
-            if own:
-                cell = _cell(column, labels[key], own, members, baseline, metric)
-                cells[labels[key], column] = cell
+        by_row = grouped(members, lambda run: run.row)
+        for key in (key for key in ordered if key in by_row):
+            cell = _cell(column, labels[key], tuple(by_row[key]), members, baseline, metric)
+            cells[labels[key], column] = cell
     names = tuple(labels[key] for key in ordered)
     return Comparison(names, tuple(columns), cells, metric, baseline)
 
 
-def _is(baseline: str, name: str) -> bool:
-    return name.split()[0] == baseline
-
-
 def _columns(runs: Sequence[Run], *, split: bool) -> dict[str, list[Run]]:
     """Runs by dataset; groups that cannot be compared apart, or refused."""
-    groups: dict[str, dict[str, list[Run]]] = {}
-    for run in runs:
-        alike = groups.setdefault(run.record.dataset, {})
-        alike.setdefault(json.dumps(run.protocol, sort_keys=True), []).append(run)
     columns: dict[str, list[Run]] = {}
-    for dataset, alike in groups.items():
+    for dataset, all_runs in grouped(runs, lambda run: run.record.dataset).items():
+        alike = grouped(all_runs, lambda run: json.dumps(run.protocol, sort_keys=True))
         if len(alike) > 1 and not split:
             raise IncomparableError(_why(dataset, [members[0] for members in alike.values()]))
         for number, members in enumerate(alike.values(), start=1):
@@ -210,9 +184,7 @@ def _why(dataset: str, firsts: Sequence[Run]) -> str:
 
 def _row_labels(runs: Sequence[Run]) -> dict[str, str]:
     """A label for every row: method and preset, options that differ from it, unlike conditions."""
-    first: dict[str, Run] = {}
-    for run in runs:
-        first.setdefault(run.row, run)
+    first = {key: alike[0] for key, alike in grouped(runs, lambda run: run.row).items()}
     conditions = varying([run.conditions for run in first.values()])
     if "model" in conditions or "weights" not in conditions:
         conditions = [name for name in conditions if name != "weights"]
@@ -223,7 +195,7 @@ def _row_labels(runs: Sequence[Run]) -> dict[str, str]:
         values = {n: v for n, v in run.setting.items() if n in usual and v != usual[n]}
         values |= {n: run.setting.get(n) for n in varying(kin) if n not in usual}
         values |= {name: run.conditions[name] for name in conditions if name in run.conditions}
-        shown = [f"{name}={_brief(value)}" for name, value in values.items()]
+        shown = [f"{name}={value_text(value, '+')}" for name, value in values.items()]
         labels[key] = " ".join([run.name, *shown])
     return labels
 
@@ -237,21 +209,30 @@ def _usual(run: Run) -> dict[str, Any]:
     return dict(json.loads(json.dumps(plain_config(config))))
 
 
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Lists of the items with equal keys, in the order of their first."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
 def varying(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """The names under which settings hold more than one value."""
     names = dict.fromkeys(name for setting in settings for name in setting)
     return [n for n in names if len({json.dumps(s.get(n), default=str) for s in settings}) > 1]
 
 
-def _brief(value: Any) -> str:
+def value_text(value: Any, joint: str = ",") -> str:
+    """A value of a setting as it is shown."""
     if isinstance(value, float):
         return f"{value:g}"
-    return "+".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+    return joint.join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _pairs(own: Sequence[Run], column: Sequence[Run], baseline: str) -> list[tuple[Run, Run]]:
     """``(baseline run, run)`` for every seed that both have, on the same weights."""
-    plain = [other for other in column if _is(baseline, other.name)]
+    plain = [other for other in column if other.name == baseline]
     pairs = []
     for run in own:
         wanted = (run.record.seed, run.record.settings["model"])
@@ -264,8 +245,7 @@ def _pairs(own: Sequence[Run], column: Sequence[Run], baseline: str) -> list[tup
 
 def _marks(run: Run, column: Sequence[Run]) -> str:
     marks = ""
-    # else a method of a plug-in that is not installed here
-    with suppress(UnknownNameError):
+    with suppress(UnknownNameError):  # of a plug-in that is not installed here
         if run.record.preset in get_method(run.record.method).tuned_by_authors:
             marks += TUNED_BY_AUTHORS
     own = [other.setting for other in column if other.record.method == run.record.method]
@@ -276,7 +256,7 @@ def _cell(
     column: str, row: str, own: tuple[Run, ...], members: Sequence[Run], baseline: str, metric: str
 ) -> Cell:
     """The cell of the runs ``own`` among the ``members`` of their column."""
-    pairs = [] if _is(baseline, own[0].name) else _pairs(own, members, baseline)
+    pairs = [] if own[0].name == baseline else _pairs(own, members, baseline)
     values = [run.record.metrics[metric] for run in own if metric in run.record.metrics]
     gains = {
         run.record.seed: run.record.metrics[metric] - before.record.metrics[metric]
@@ -291,7 +271,7 @@ def _cell(
         row,
         own,
         metric,
-        mean=_mean(values),
+        mean=average(values),
         sd=statistics.stdev(values) if len(values) > 1 else None,
         tail=worst_tenth(values, lowest=metric not in LOWER_IS_BETTER),
         gains=gains,
@@ -315,14 +295,12 @@ def _cost(pairs: Sequence[tuple[Run, Run]]) -> float | None:
         for pair in pairs
         if len({run.record.environment.get("device_name") for run in pair}) == 1
     ]
-    return _median(plain / own for plain, own in rates if plain and own)
+    return average((plain / own for plain, own in rates if plain and own), statistics.median)
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
+def average(
+    values: Iterable[float | None], how: Callable[[list[float]], float] = statistics.mean
+) -> float | None:
+    """Mean, or another average, of the values that are known."""
     known = [value for value in values if value is not None]
-    return statistics.mean(known) if known else None
-
-
-def _median(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
+    return how(known) if known else None

@@ -40,12 +40,9 @@ Pictures = npt.NDArray[np.uint8]
 class EvidenceLimits:
     """Limits on the evidence that is kept."""
 
-    images: int = 256
-    """Images shown in full, in whole batches spread over the stream; a batch is cut to this."""
-    maps: int = 12
-    """Images with attention maps."""
-    pixels: int = 96
-    """Longest side of the small pictures."""
+    images: int = 256  # in full, in whole batches spread over the stream; a batch is cut to this
+    maps: int = 12  # images with attention maps
+    pixels: int = 96  # longest side of the small pictures
 
     def batches(self, total: int, size: int) -> frozenset[int]:
         """Numbers, from 1, of the batches that are shown in full: the last, then the first."""
@@ -142,10 +139,8 @@ def _mosaic(pictures: Pictures) -> bytes:
 class MapEvidence:
     """Attention maps of one image: plain CLIP first, then each clique, then all together."""
 
-    index: int
-    """Of the image in its batch."""
-    cliques: tuple[int, ...]
-    """Ids of the cliques, in the batch's description; with none there is plain CLIP only."""
+    index: int  # of the image in its batch
+    cliques: tuple[int, ...]  # ids in the batch's description; with none, there is plain CLIP only
     maps: Mapping[str, npt.NDArray[np.float32]]
     """(1 + cliques + 1, 1 + T) by kind: ``class`` or ``rollout``."""
 
@@ -156,21 +151,13 @@ class BatchEvidence:
 
     number: int
     keys: tuple[str, ...]
-    labels: tuple[int, ...]
-    """-1 where unknown."""
-    before: tuple[int, ...]
-    """Class by plain CLIP."""
-    after: tuple[int, ...]
-    """Class by the method."""
-    confidence: tuple[float, ...]
-    description: Mapping[str, Any] | None
-    """Of :func:`cliquetta.methods.scap.evidence.describe`; ``None`` for other methods."""
-    features: npt.NDArray[np.float32]
-    """Unit features (n, E) of plain CLIP."""
-    prompted: npt.NDArray[np.float32] | None
-    """Unit features (n, E) with the prompts that the image was scored with."""
-    pictures: Pictures
-    """(n, s, s, 3)."""
+    labels: tuple[int, ...]  # -1 where unknown
+    before: tuple[int, ...]  # class by plain CLIP
+    after: tuple[int, ...]  # class by the method
+    description: Mapping[str, Any] | None  # of ``methods.scap.evidence.describe``, or ``None``
+    features: npt.NDArray[np.float32]  # unit features (n, E) of plain CLIP
+    prompted: npt.NDArray[np.float32] | None  # the same with the prompts that scored the image
+    pictures: Pictures  # (n, s, s, 3)
     maps: tuple[MapEvidence, ...]
 
 
@@ -179,8 +166,7 @@ class Evidence:
     """The evidence of a run."""
 
     names: tuple[str, ...]
-    counts: tuple[Mapping[str, Any], ...]
-    """One per batch, in order."""
+    counts: tuple[Mapping[str, Any], ...]  # one per batch, in order
     batches: tuple[BatchEvidence, ...]
 
 
@@ -214,21 +200,17 @@ def _read_batch(path: Path) -> BatchEvidence:
     entry = json.loads(path.read_text(encoding="utf-8"))
     tensors = load(path.with_suffix(".safetensors").read_bytes())
     arrays = {name: value.float().numpy() for name, value in tensors.items()}
-    kinds = {
-        name.partition(".")[2]: value
-        for name, value in arrays.items()
-        if name.startswith(Explanation.MAPS)
-    }
-    maps, start = [], 0
+    start = Explanation.MAPS
+    kinds = {n.removeprefix(start): value for n, value in arrays.items() if n.startswith(start)}
+    maps, first = [], 0
     for image in entry["maps"]:
-        rows = slice(start, start + image["rows"])
+        rows = slice(first, first + image["rows"])
         own = {kind: value[rows] for kind, value in kinds.items()}
         maps.append(MapEvidence(image["place"], tuple(image["cliques"]), own))
-        start = rows.stop
-    names = ("keys", "labels", "before", "after", "confidence")
+        first = rows.stop
+    names = ("keys", "labels", "before", "after")
     lists: dict[str, Any] = {name: tuple(entry[name]) for name in names}
-    count = len(entry["keys"])
-    sheet = open_image(path.with_suffix(".webp"))
+    count, sheet = len(entry["keys"]), open_image(path.with_suffix(".webp"))
     return BatchEvidence(
         entry["batch"],
         **lists,

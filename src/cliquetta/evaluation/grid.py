@@ -16,29 +16,22 @@ from cliquetta.prompts.catalogue import class_names, list_templates, template_ch
 
 BASELINE = "zero_shot"
 
-TEXT_CAPABILITIES = frozenset({"text", "text-prompts"})
-"""What a model has not whose text comes from a file of features."""
+TEXT_CAPABILITIES = frozenset({"text", "text-prompts"})  # a text tower's; no file has them
 
 
 @dataclass(frozen=True)
 class RunSpec:
     """One cell of a grid, in plain values that can be sent to another machine."""
 
-    dataset: str
-    """An id; ``a>b>a`` for datasets in sequence, ``a+b`` where the order interleaves them."""
+    dataset: str  # an id; ``a>b>a`` for datasets in sequence, ``a+b`` where the order interleaves
     method: str
-    model: str = "micro"
-    """A name or a path; the shards of one checkpoint with commas."""
-    seed: int = 0
-    """Decides the order of the stream, the views and the method's own draws."""
+    model: str = "micro"  # a name or a path; the shards of one checkpoint with commas
+    seed: int = 0  # decides the order of the stream, the views and the method's own draws
     preset: str | None = None
-    options: tuple[tuple[str, Any], ...] = ()
-    """Fields of the method's config that differ from the preset."""
-    fitted: str | None = None
-    """File of a few-shot method; it carries its own config."""
+    options: tuple[tuple[str, Any], ...] = ()  # config fields that differ from the preset
+    fitted: str | None = None  # file of a few-shot method; it carries its own config
     batch_size: int = 64
-    order: str = "shuffled"
-    """A key of :data:`cliquetta.data.samplers.SAMPLERS`; some read the next four fields."""
+    order: str = "shuffled"  # a key of ``data.samplers.SAMPLERS``; some read the next four
     gamma: float = 0.1
     present: tuple[int, int] = (3, 3)
     imbalance: float = 10.0
@@ -47,15 +40,12 @@ class RunSpec:
     view_seed: int | None = None
     """``None`` takes ``seed``. One for all seeds gives an image the same views in every run;
     where pixels are held, a method that treats each image alone is then asked once for all."""
-    templates: tuple[str, ...] | None = None
-    """``None`` takes those of the dataset."""
-    classes: tuple[str, ...] | None = None
-    """Another class list than the dataset's; labels are matched by name."""
+    templates: tuple[str, ...] | None = None  # ``None`` takes those of the dataset
+    classes: tuple[str, ...] | None = None  # in place of the dataset's; labels match by name
     unknown: str | None = None
     """Open set: a dataset whose classes outside the class list are mixed in, as unknown images;
     with ``classes``, images of ``dataset`` outside of that list are left out."""
-    text_features: str | None = None
-    """File of text embeddings by class name, where there is no text tower."""
+    text_features: str | None = None  # text embeddings by class name, if there is no tower
     dtype: str = "float32"
 
     def __str__(self) -> str:

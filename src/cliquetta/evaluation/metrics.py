@@ -48,8 +48,7 @@ from torchmetrics.classification import (  # noqa: E402
     MulticlassCalibrationError,
 )
 
-BINS = 15
-"""Bins of equal width for the calibration error, as in Guo et al. (2017); C-TPT takes 20."""
+BINS = 15  # bins of equal width for the calibration error, as in Guo et al. (2017); C-TPT takes 20
 
 
 class Metrics:
@@ -61,17 +60,15 @@ class Metrics:
     ``update``, ``compute`` and ``reset`` as in torchmetrics; ``state_dict`` is plain tensors.
     """
 
-    def __init__(self, classes: int, *, bins: int = BINS) -> None:
-        self.classes = classes
-        self.bins = bins
-        self.seen = 0
+    def __init__(self, classes: int) -> None:
+        self.classes, self.seen = classes, 0
         count = max(2, classes)  # torchmetrics knows no problem with one class
         accuracy: dict[str, Any] = {"num_classes": count, "validate_args": False}
         self._metrics: dict[str, Metric] = {
             "top1": MulticlassAccuracy(average="micro", **accuracy),
             "top5": MulticlassAccuracy(average="micro", top_k=min(5, count), **accuracy),
             "per_class": MulticlassAccuracy(average=None, **accuracy),
-            "ece": MulticlassCalibrationError(count, n_bins=bins, norm="l1", validate_args=False),
+            "ece": MulticlassCalibrationError(count, n_bins=BINS, norm="l1", validate_args=False),
             "nll": MeanMetric(nan_strategy="error"),
             "outside": CatMetric(nan_strategy="error"),
         }
@@ -137,7 +134,7 @@ class Metrics:
             "macro_f1": 100 * float(f1[present].double().mean()),
             "per_class": per_class[: self.classes],
             "ece": 100 * float(self._metrics["ece"].compute()),
-            "ece_bins": self.bins,
+            "ece_bins": BINS,
             "nll": float(self._metrics["nll"].compute()),
             **open_set,
         }
@@ -190,8 +187,7 @@ def fpr95(known: Tensor, outside: Tensor) -> float:
     return float((outside >= threshold).double().mean())
 
 
-FEW_IMAGES = 30
-"""Below this many images chance itself swings too far to say anything."""
+FEW_IMAGES = 30  # below this many images chance itself swings too far to say anything
 
 
 def near_chance(accuracy: float, *, classes: int, images: int) -> str | None:

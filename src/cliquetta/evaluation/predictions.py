@@ -27,8 +27,7 @@ def fingerprint_predictions(folder: Path) -> dict[str, int | str]:
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
-TOP = 5
-"""Classes per image that are written."""
+TOP = 5  # classes per image that are written
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,12 +35,9 @@ class Predictions:
     """The predictions of a run in the order of its stream."""
 
     keys: tuple[str, ...]
-    labels: npt.NDArray[np.int64]
-    """(n,), -1 where unknown."""
-    classes: npt.NDArray[np.int64]
-    """(n, k) most probable classes, best first; k is 5 or the number of classes."""
-    probabilities: npt.NDArray[np.float32]
-    """(n, k) their probabilities."""
+    labels: npt.NDArray[np.int64]  # (n,), -1 where unknown
+    classes: npt.NDArray[np.int64]  # (n, k) most probable, best first; k is 5 or all of them
+    probabilities: npt.NDArray[np.float32]  # (n, k) their probabilities
 
     def __len__(self) -> int:
         """Number of images."""
@@ -107,10 +103,8 @@ def load_predictions(folder: Path | str) -> Predictions:
 
 # --- an exact paired test: is one method better on the same images, or is it luck? ---------------
 
-EXACT = 20_000
-"""Up to this sum of weights p is exact; above, normal, which is then right to a few percent."""
-STEPS = 8_000
-"""Differences that are no whole numbers are rounded to this share of their sum."""
+EXACT = 20_000  # up to this sum of weights p is exact; above, normal: right to a few percent
+STEPS = 8_000  # differences that are no whole numbers are rounded to this share of their sum
 
 
 @dataclass(frozen=True)
@@ -118,12 +112,9 @@ class PairedTest:
     """Differences between the predictions of two runs on the images that both saw."""
 
     images: int
-    repaired: int
-    """Wrong in the baseline, right in the other; counted once per seed."""
-    broken: int
-    """Right in the baseline, wrong in the other."""
-    p: float
-    """Chance of a difference at least as large if both were equally good."""
+    repaired: int  # wrong in the baseline, right in the other; counted once per seed
+    broken: int  # right in the baseline, wrong in the other
+    p: float  # chance of a difference at least as large if both were equally good
 
 
 def paired_test(pairs: Sequence[tuple[Predictions, Predictions]]) -> PairedTest:

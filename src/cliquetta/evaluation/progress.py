@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 class Step:
     """One batch done, for progress bars and reports."""
 
-    number: int
-    """Batches done, this one included."""
+    number: int  # batches done, this one included
     batches: int
     images: int
     batch: AnyBatch

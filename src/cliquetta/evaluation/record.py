@@ -259,7 +259,8 @@ class Run:
         """The order of the stream."""
         return str(self.record.settings["stream"]["order"])
 
-    def _own_order(self) -> dict[str, Any]:
+    @property
+    def own_order(self) -> dict[str, Any]:
         """Settings that only some orders have."""
         stream = self.record.settings["stream"]
         reads = SAMPLERS[self.order].reads if self.order in SAMPLERS else ()
@@ -268,7 +269,7 @@ class Run:
     @property
     def protocol(self) -> dict[str, str]:
         """Properties that are equal within a column; the order counts where it chose the images."""
-        settings, own_order = self.record.settings, self._own_order()
+        settings, own_order = self.record.settings, self.own_order
         prompts, stream = settings["prompts"], settings["stream"]
         templates, limit = prompts["templates"], stream["limit"]
         shown = repr(templates[0]) if len(templates) == 1 else f"{len(templates)} templates"
@@ -295,7 +296,7 @@ class Run:
             "batch_size": stream["batch_size"],
             "order": self.order,
             "dirichlet": stream["dirichlet"],
-            **self._own_order(),
+            **self.own_order,
         }
 
     @property

@@ -55,8 +55,7 @@ from cliquetta.methods.registry import require_features_only
 from cliquetta.methods.state import unpack_state
 from cliquetta.types import Batch, Prediction
 
-SCORE_SECONDS = 0.2
-"""Batches wait this long, at most, to be scored and written together."""
+SCORE_SECONDS = 0.2  # batches wait this long, at most, to be scored and written together
 
 
 def evaluate(
@@ -96,7 +95,18 @@ def evaluate(
 
     """
     stream = from_given_features(stream, adapter.model)
-    _check(adapter, stream)
+    if isinstance(stream, FeatureStream):
+        require_features_only(type(adapter), adapter.name, towers=True)
+    if stream.views != adapter.views:
+        raise UserError(
+            f"the stream carries views {stream.views}, the method wants {adapter.views}; build "
+            "it with Stream(..., views=adapter.views)"
+        )
+    if len(stream.names) != len(adapter.prompts):
+        raise UserError(
+            f"{stream.id} labels {len(stream.names)} classes, the method tells "
+            f"{len(adapter.prompts)} apart; build it with the prompts of the dataset"
+        )
     run = Execution(adapter, stream, plan(adapter, stream, preset), cache)
     with run.opened(out, again, evidence) as finished:
         if finished is not None:
@@ -113,22 +123,6 @@ def evaluate(
     return run.write_record("finished")
 
 
-def _check(adapter: Adapter, stream: AnyStream) -> None:
-    """Refuse pairs that cannot be scored."""
-    if isinstance(stream, FeatureStream):
-        require_features_only(type(adapter), adapter.name, towers=True)
-    if stream.views != adapter.views:
-        raise UserError(
-            f"the stream carries views {stream.views}, the method wants {adapter.views}; build "
-            "it with Stream(..., views=adapter.views)"
-        )
-    if len(stream.names) != len(adapter.prompts):
-        raise UserError(
-            f"{stream.id} labels {len(stream.names)} classes, the method tells "
-            f"{len(adapter.prompts)} apart; build it with the prompts of the dataset"
-        )
-
-
 class PredictionCache:
     """The predictions of an independent method, by image.
 
@@ -139,11 +133,10 @@ class PredictionCache:
     def __init__(self) -> None:
         self.logits: dict[str, Tensor] = {}
         self.evidence: Mapping[str, Any] = {}
-        self.rate = 0.0
-        """Images/s of the last run that computed its predictions."""
+        self.rate = 0.0  # images/s of the last run that computed its predictions
 
     def predict(self, adapter: Adapter, batch: Batch, *, first: bool) -> tuple[Prediction, int]:
-        """The prediction of a batch, and how many of its images came from the cache."""
+        """Predict a batch; also returns how many of its images came from the cache."""
         rows = [row for row, key in enumerate(batch.keys) if first or key not in self.logits]
         if rows:
             keys = tuple(batch.keys[row] for row in rows)
@@ -173,17 +166,13 @@ class RunProgress:
     batches: int = 0
     images: int = 0
     seconds: float = 0.0
-    timed: tuple[int, float] = (0, 0.0)
-    """Images and seconds without the first batch of a process, in which kernels are chosen."""
-    recalled: int = 0
-    """Images that the prediction cache knew."""
-    written: int = 0
-    """Length of the prediction file in bytes."""
+    timed: tuple[int, float] = (0, 0.0)  # images, seconds: without a process's first, slow batch
+    recalled: int = 0  # images that the prediction cache knew
+    written: int = 0  # length of the prediction file in bytes
     resumed: int = 0
     started: str = field(default_factory=_now)
     skipped: tuple[Skipped, ...] = ()
-    evidence: Mapping[str, Any] = field(default_factory=dict)
-    """Plain values of the last prediction's evidence."""
+    evidence: Mapping[str, Any] = field(default_factory=dict)  # plain values, of the last batch
 
 
 class Execution:
@@ -198,8 +187,7 @@ class Execution:
         self.evidence: EvidenceLog | None = None
         self.metrics = Metrics(len(adapter.prompts))
         self.progress = RunProgress()
-        self._earlier: tuple[Skipped, ...] = ()
-        """Files skipped before the run was taken up again."""
+        self._earlier: tuple[Skipped, ...] = ()  # files skipped before the run was taken up again
         self._waiting: list[tuple[Sequence[str], Tensor, Tensor]] = []
         self._flushed_at = time.monotonic()
         self._first = True
@@ -211,15 +199,14 @@ class Execution:
     ) -> Iterator[Record | None]:
         """The run's folder, locked; gives the record of a finished run. Failures are recorded."""
         with ExitStack() as stack:
-            known: Record | bytes | None = None
             if out is not None:
                 self.folder = Path(out) / self.record.id
                 stack.enter_context(exclusive(self.folder))
-                known = _previous(self.folder, again=again, with_evidence=evidence is not None)
-            if isinstance(known, Record):
-                yield known
-                return
-            self._begin(known)
+                finished = _finished(self.folder, again=again, with_evidence=evidence is not None)
+                if finished is not None:
+                    yield finished
+                    return
+            self._begin()
             if self.folder is not None:
                 self.log = PredictionLog(self.folder / PREDICTIONS, self.progress.written)
                 stack.enter_context(closing(self.log))
@@ -236,12 +223,11 @@ class Execution:
                 self.write_record("failed", error=f"{type(error).__name__}: {error}")
                 raise
 
-    def _begin(self, state: bytes | None) -> None:
-        """Start afresh, or take up the saved state."""
+    def _begin(self) -> None:
         self.adapter.reset()
-        if state is not None:
-            source = "the state" if self.folder is None else str(self.folder / STATE)
-            saved = unpack_state(self.adapter, state, source=source)
+        state = None if self.folder is None else self.folder / STATE
+        if state is not None and state.exists():
+            saved = unpack_state(self.adapter, state.read_bytes(), source=str(state))
             self.metrics.load_state_dict(saved.extra)
             self._earlier = tuple(Skipped(**entry) for entry in saved.notes["skipped"])
             self.progress = RunProgress(**{**saved.notes, "skipped": self._earlier})
@@ -342,22 +328,19 @@ class Execution:
         return record
 
 
-def _previous(folder: Path, *, again: bool, with_evidence: bool) -> Record | bytes | None:
-    """The record of a finished run, or the state of a broken-off one; ``None`` to run again."""
+def _finished(folder: Path, *, again: bool, with_evidence: bool) -> Record | None:
+    """The record of a finished run; one that is to be run again is deleted."""
     known = load_record(folder) if (folder / RECORD).exists() else None
     if known is not None and known.status == "finished":
         try:
             verify_predictions(known, folder)
+            if not again and (has_evidence(folder) or not with_evidence):
+                return known
         except DamagedRunError as error:
             warnings.warn(f"{error}; running it again", stacklevel=2)
-            again = True
-        if not again and (has_evidence(folder) or not with_evidence):
-            return known
         again = True
     if again:
         for name in (RECORD, STATE, PREDICTIONS):
             (folder / name).unlink(missing_ok=True)
         shutil.rmtree(folder / FOLDER, ignore_errors=True)
-        return None
-    state = folder / STATE
-    return state.read_bytes() if state.exists() else None
+    return None

@@ -38,31 +38,25 @@ from cliquetta.model.in_memory import FeaturesOnly
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.prompts.features import as_text_features
 
-HOST_ROOM = 2**30
-"""Bytes of pixels that are held in memory where there is no GPU."""
+HOST_ROOM = 2**30  # bytes of pixels that are held in memory where there is no GPU
 
 
 @dataclass
 class RunContext:
     """Folders and device of one machine; what it has loaded serves the next run, too."""
 
-    out: Path | None
-    """Output directory; ``None`` writes nothing."""
+    out: Path | None  # output directory; ``None`` writes nothing
     root: Path | None = None
     device: str = "auto"
-    workers: int | None = 0
-    """Of the loader: 0 reads in the caller's thread, ``None`` chooses."""
+    workers: int | None = 0  # of the loader: 0 reads in the caller's thread, ``None`` chooses
     offline: bool = False
-    features: Path | None = None
-    """Folder of features encoded once; methods that need no more of an image take them from it."""
-    evidence: bool = False
-    """Keep what reports show (:mod:`cliquetta.evaluation.evidence_log`); needs ``out``."""
+    features: Path | None = None  # features encoded once, for methods that need no more of an image
+    evidence: bool = False  # keep what reports show (``evidence_log``); needs ``out``
     hold: bool | None = None
     """Keep pixels and views on the device for the next run; ``None``: where a dataset of the grid
     is run more than once and there is room."""
     again: bool = False
-    recorded: Callable[[Record], Record | None] | None = None
-    """Finds the record of a planned run where that is known from elsewhere than ``out``."""
+    recorded: Callable[[Record], Record | None] | None = None  # finds a run recorded elsewhere
     on_prepare: OnPrepare | None = None
     """Called as encoding or reading proceeds; stays behind when the context is sent elsewhere."""
     on_download: Callable[[int, int | None], None] | None = None

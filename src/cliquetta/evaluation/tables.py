@@ -45,23 +45,13 @@ def to_csv(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return text.getvalue()
 
 
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "±": r"$\pm$",
-    "−": "$-$",
-    "–": "--",
-    "▲": r"$\blacktriangle$",
-    "▼": r"$\blacktriangledown$",
-    "→": r"$\to$",
-    "λ": r"$\lambda$",
-    "†": r"$\dagger$",
-    "‡": r"$\ddagger$",
-}
+_LATEX = str.maketrans(
+    {sign: f"\\{sign}" for sign in "&%$#_{}"}
+    | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}"}
+    | {"<": r"\textless{}", ">": r"\textgreater{}", "±": r"$\pm$", "−": "$-$", "–": "--"}
+    | {"▲": r"$\blacktriangle$", "▼": r"$\blacktriangledown$", "→": r"$\to$"}
+    | {"λ": r"$\lambda$", "†": r"$\dagger$", "‡": r"$\ddagger$"}
+)
 
 
 def to_latex(table: TextTable) -> str:
@@ -80,10 +70,5 @@ def to_latex(table: TextTable) -> str:
     return "\n".join([*heading, *lines]) + "\n"
 
 
-def escape_latex(text: str) -> str:
-    """Text that LaTeX prints as it stands."""
-    return "".join(_LATEX.get(sign, sign) for sign in text)
-
-
 def _ampersands(cells: Sequence[str]) -> str:
-    return " & ".join(escape_latex(cell) for cell in cells) + r" \\"
+    return " & ".join(cell.translate(_LATEX) for cell in cells) + r" \\"

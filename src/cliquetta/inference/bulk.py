@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import torch
@@ -19,10 +19,10 @@ from cliquetta.data.features import FeatureDataset, feature_dataset
 from cliquetta.data.images import Decode
 from cliquetta.data.inputs import is_table, separate_images
 from cliquetta.data.listing import STDIN, ImageList, Source, list_images
+from cliquetta.data.nvjpeg import JpegDecoder
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.inference.predictor import ImageSource, Predictor
 from cliquetta.inference.resumable import (
-    Cluster,
     FileRun,
     Progress,
     check_writable,
@@ -37,6 +37,9 @@ from cliquetta.model.factory import NO_MODEL, create_model, pick_device
 from cliquetta.model.in_memory import FeaturesOnly, from_model
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.prompts.features import as_text_features
+
+if TYPE_CHECKING:
+    from cliquetta.inference.ray_driver import RayCluster
 
 
 def predict(
@@ -64,7 +67,7 @@ def predict(
     keep_rows: bool = False,
     on_progress: Progress | None = None,
     group_by: str | None = None,
-    cluster: Cluster | None = None,
+    cluster: "RayCluster | None" = None,
 ) -> PredictionRun:
     """Predict the class of every image.
 
@@ -105,7 +108,8 @@ def predict(
             thousand files, and where no process can be started. 0 decodes in this thread; by
             default as many as there are cores where the model is on a GPU, else two threads.
         decode: ``exact``; ``fast`` lets JPEG files be decoded at a half, a quarter or an eighth of
-            their size where that is still enough (other pixels, slightly).
+            their size where that is still enough (other pixels, slightly); ``gpu`` decodes them by
+            nvJPEG (extra ``gpu-decode``; other pixels, slightly). Views are always exact.
         state: File of one method's adapted state: continued from if it exists, saved at the end;
             with ``group_by`` a folder of such files.
         out: Output file or URL; ``-`` is standard output. Without it rows stay in memory.
@@ -157,6 +161,10 @@ def predict(
     if decode not in get_args(Decode):
         raise UnknownNameError("way to decode", decode, get_args(Decode))
     predictor = Predictor(adapters, row_format, batch_size, seed, workers, decode)
+    if decode == "gpu":
+        if cluster is not None:
+            raise UserError("Ray's tasks decode on CPUs: leave out --ray, or --decode gpu")
+        JpegDecoder(first.model.preprocess, first.model.device).check()
     state = None if state is None else Path(state)
     if text_features is not None or _is_features(images, first.model.preprocess.size):
         if group_by is not None or cluster is not None:

@@ -24,13 +24,11 @@ from cliquetta.atomic import exclusive, write_atomically
 from cliquetta.inference.predictor import Predictor, States
 from cliquetta.inference.rows import Row
 
-PART_SECONDS = 20.0
-"""How much work a run that is stopped may lose."""
+PART_SECONDS = 20.0  # how much work a run that is stopped may lose
 PART_ROWS = 4096
 _START = "start"
 _OURS = ("images.sqlite*", ".images.sqlite*", "*-*.jsonl", "*.safetensors", ".*.tmp", "table")
-_WAITING = 4
-"""Batches whose rows are not made yet, at most."""
+_WAITING = 4  # batches whose rows are not made yet, at most
 
 T = TypeVar("T")
 
@@ -41,8 +39,7 @@ class Lane:
 
     start: int
     stop: int
-    group: str = ""
-    """What its images share in the column that the list is grouped by."""
+    group: str = ""  # what its images share in the column that the list is grouped by
 
 
 @dataclass(frozen=True)
@@ -52,8 +49,7 @@ class Part:
     lane: Lane
     first: int
     last: int
-    rows: Sequence[Row]
-    """Empty until they are made."""
+    rows: Sequence[Row]  # empty until they are made
     states: States
 
 
@@ -63,16 +59,13 @@ class PartCutter:
 
     predictor: Predictor
     lane: Lane
-    first: int
-    """The first image that is in no part yet."""
-    keep_state: bool
-    """Whether the state at the end of the lane is wanted."""
+    first: int  # the first image that is in no part yet
+    keep_state: bool  # whether the state at the end of the lane is wanted
     most_rows: int = field(default_factory=lambda: PART_ROWS)
     seconds: float = field(default_factory=lambda: PART_SECONDS)
 
     def __post_init__(self) -> None:
-        self.next = self.first
-        """The image whose turn it is."""
+        self.next = self.first  # the image whose turn it is
         self._begun = time.monotonic()
 
     def add(self, images: int, *, due: bool = False) -> Part | None:
@@ -149,8 +142,7 @@ class Parts:
     """The folder of a run with an output file; used by one process at a time."""
 
     folder: Path
-    methods: Sequence[str]
-    """Those that have a state, by name."""
+    methods: Sequence[str]  # those that have a state, by name
 
     @contextmanager
     def held(self) -> Iterator[None]:

@@ -11,17 +11,15 @@ from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
-from PIL import Image
 
-from cliquetta.data.dataset import Dataset
 from cliquetta.data.features import FeatureDataset
 from cliquetta.data.images import Decode
-from cliquetta.data.inputs import ImageLike, name_images, to_picture
+from cliquetta.data.inputs import ImageLike, name_images
 from cliquetta.data.listing import Entry, ImageList, find_listed
-from cliquetta.data.loader import ImageGroup, Loaded, Loader
+from cliquetta.data.loader import Loaded, Loader
+from cliquetta.data.nvjpeg import JpegDecoder
 from cliquetta.data.prepared import AnyBatch, FeatureStream
 from cliquetta.data.stream import Stream
 from cliquetta.data.views import to_pixels
@@ -38,18 +36,11 @@ from cliquetta.types import Batch, Prediction, ViewSpec
 _log = logging.getLogger(__name__)
 
 
-class Picture(NamedTuple):
-    """An image in memory, named by its number, or a path among such images."""
-
-    path: str
-    image: ImageLike
-
-
 @dataclass(frozen=True)
 class Segment:
     """The images of a batch as they are listed, and the columns that were given for each."""
 
-    images: Sequence[Entry] | Sequence[Picture]
+    images: Sequence[Entry]
     columns: Sequence[Row]
 
 
@@ -63,8 +54,7 @@ class ReadBatch:
     keys: Sequence[str]
     columns: Sequence[Row]
     by_views: Mapping[ViewSpec | None, AnyBatch]
-    unreadable: Mapping[str, str]
-    """Why, by key."""
+    unreadable: Mapping[str, str]  # why, by key
 
 
 @dataclass(frozen=True)
@@ -76,10 +66,8 @@ class Reader:
     batch_size: int
     seed: int
     workers: int | None = 0
-    device: torch.device | None = None
-    """Where pixels are wanted; ``None`` leaves them bytes, for :meth:`develop`."""
-    model: CLIP | None = None
-    """What given features are of; images are read without it."""
+    device: torch.device | None = None  # where pixels are wanted; `None`: bytes, for `develop`
+    model: CLIP | None = None  # what given features are of; images are read without it
     decode: Decode = "exact"
 
     def stream(self, dataset: FeatureDataset, views: ViewSpec | None) -> FeatureStream:
@@ -95,7 +83,7 @@ class Reader:
             return
         begun: deque[Segment] = deque()
 
-        def listed() -> Iterator[Sequence[Entry] | Sequence[Picture]]:
+        def listed() -> Iterator[Sequence[Entry]]:
             for first in range(start, stop, self.batch_size):
                 begun.append(source.segment(first, min(first + self.batch_size, stop)))
                 yield begun[-1].images
@@ -121,15 +109,14 @@ class Reader:
             made[views] = Batch(plain, batch.keys, None if batch.views is None else pixels)
         return replace(read, by_views=made)
 
-    def _loader(self, *, local: bool) -> Loader[Entry | Picture]:
-        # crops of a small part of an image need all of its pixels
-        fast = self.decode == "fast" and not any(self.views)
-        # workers import what they are sent, and this module is large
-        find = partial(
-            _find if local else find_listed, shorter=self.preprocess.size if fast else None
-        )
+    def _loader(self, *, local: bool) -> Loader[Entry]:
+        decode = "exact" if any(self.views) else self.decode  # crops of a part need all its pixels
+        find = partial(find_listed, shorter=self.preprocess.size if decode == "fast" else None)
+        decoder = None
+        if decode == "gpu" and self.device is not None:
+            decoder = JpegDecoder(self.preprocess, self.device)
         settings = (self.preprocess, self.views, self.seed, self.workers, self.device, local)
-        return Loader(find, *settings)
+        return Loader(find, *settings, decoder)
 
     def _batch(self, segment: Segment, loaded: Loaded) -> ReadBatch:
         keys = [image.path for image in segment.images]
@@ -148,15 +135,6 @@ class Reader:
             yield ReadBatch(keys, [{}] * len(keys), by_views, {})
 
 
-def _find(images: Sequence[Entry | Picture], *, shorter: int | None) -> list[ImageGroup]:
-    """Images of a list, or images in memory."""
-    pictures = [image for image in images if isinstance(image, Picture)]
-    if not pictures:
-        return find_listed(images, shorter=shorter)  # type: ignore[arg-type]
-    keys, rows = [picture.path for picture in pictures], range(len(pictures))
-    return [ImageGroup(_Pictures(pictures), rows, keys, rows)]
-
-
 class ImageSource:
     """Files of a list, or images in memory, as datasets of consecutive images."""
 
@@ -166,8 +144,7 @@ class ImageSource:
         self.images = images
         self.row_format = row_format
         self._names = [] if isinstance(images, ImageList | FeatureDataset) else name_images(images)
-        self.columns: dict[str, str] = {}
-        """Columns of input tables and what they are called in the output."""
+        self.columns: dict[str, str] = {}  # of input tables, and what the output calls them
         used = {"path", "error", *row_format.columns()}
         for name in images.columns if isinstance(images, ImageList) else ():
             while (shown := self.columns.get(name, name)) in used:
@@ -185,7 +162,7 @@ class ImageSource:
         assert not isinstance(self.images, FeatureDataset)
         if not isinstance(self.images, ImageList):
             named = zip(self._names[start:stop], self.images[start:stop], strict=True)
-            pictures = [Picture(name, image) for name, image in named]
+            pictures = [Entry(name, {}, image=image) for name, image in named]
             return Segment(pictures, [{}] * len(pictures))
         entries = self.images.entries(start, stop)
         shown = self.columns.items()
@@ -198,26 +175,11 @@ class ImageSource:
         return {"path": str, **given, **self.row_format.columns(), "error": str}
 
 
-class _Pictures(Dataset):
-    """Images in memory."""
-
-    def __init__(self, pictures: Sequence[Picture]) -> None:
-        keys = [picture.path for picture in pictures]
-        super().__init__("images", names=(), keys=keys, labels=None)
-        self.pictures = pictures
-
-    def load(self, index: int) -> Image.Image:
-        """Image ``index`` in RGB."""
-        return to_picture(self.pictures[index].image)[1]
-
-
 # --- methods over batches -------------------------------------------------------------------------
 
 
-States = Mapping[str, bytes]
-"""The packed state of every method, by name."""
-Health = dict[str, dict[str, int | float | str]]
-"""By method: figures of how adaptation is doing, with a verdict."""
+States = Mapping[str, bytes]  # the packed state of every method, by name
+Health = dict[str, dict[str, int | float | str]]  # by method: how adaptation is doing, a verdict
 
 
 def predict_batch(adapter: Adapter, batch: AnyBatch) -> Prediction:
@@ -238,12 +200,9 @@ class Predictor:
     seed: int
     workers: int | None
     decode: Decode = "exact"
-    busy: float = 0.0
-    """Seconds in which the methods worked."""
-    classes_changed: bool = False
-    """Whether :meth:`load` found a state of another class list."""
-    last: dict[str, Prediction] = field(default_factory=dict)
-    """The last prediction of every method whose evidence has a verdict."""
+    busy: float = 0.0  # seconds in which the methods worked
+    classes_changed: bool = False  # whether `load` found a state of another class list
+    last: dict[str, Prediction] = field(default_factory=dict)  # of methods with a verdict
 
     def __post_init__(self) -> None:
         for adapter in self.adapters.values():

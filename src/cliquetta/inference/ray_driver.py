@@ -42,12 +42,9 @@ class BatchTask:
 
     lane: Lane
     first: int
-    images: Segment | ReadBatch
-    """As listed, then as read."""
-    states: States | None
-    """What the lane continues from, with its first batch."""
-    due: bool = False
-    """Whether a part must end here."""
+    images: Segment | ReadBatch  # as listed, then as read
+    states: States | None  # what the lane continues from, with its first batch
+    due: bool = False  # whether a part must end here
 
 
 @dataclass(frozen=True)
@@ -59,25 +56,20 @@ class BatchReport:
     busy: float = 0.0
     waited: float = 0.0
     part: Part | None = None
-    health: Health = field(default_factory=dict)
-    """With a part: how adaptation was doing at its end."""
-    refusal: str = ""
-    """Why it cannot go on, if that is bad input."""
+    health: Health = field(default_factory=dict)  # with a part: how adaptation was doing at its end
+    refusal: str = ""  # why it cannot go on, if that is bad input
 
 
 @dataclass(frozen=True)
 class ActorSetup:
     """The parts that an actor builds its methods from; the model is on the CPU."""
 
-    predictor: Predictor
-    """Without methods."""
+    predictor: Predictor  # without methods
     model: CLIP
-    methods: Sequence[tuple[Any, ...]]
-    """Name, prompts, config, seed and fitted tensors of each."""
+    methods: Sequence[tuple[Any, ...]]  # name, prompts, config, seed and fitted tensors of each
     device: str
     threads: int
-    cutting: tuple[bool, int, float]
-    """The last three settings of a :class:`PartCutter`."""
+    cutting: tuple[bool, int, float]  # the last three settings of a `PartCutter`
 
     @classmethod
     def of(cls, work: FileRun, device: str, threads: int) -> ActorSetup:
@@ -95,16 +87,6 @@ class ActorSetup:
         cutting = work.state is not None, limits.PART_ROWS, limits.PART_SECONDS
         return cls(predictor, model, methods, device, threads, cutting)
 
-    def build(self) -> Predictor:
-        """The methods, in the process of the actor."""
-        torch.set_num_threads(self.threads)
-        model = self.model.to(self.device)
-        adapters = {
-            name: create_method(name, model, prompts, config, seed=seed, fitted=fitted)
-            for name, prompts, config, seed, fitted in self.methods
-        }
-        return replace(self.predictor, adapters=adapters)
-
 
 class PredictActor:
     """Adapts to the lanes of its track, batch after batch."""
@@ -113,13 +95,17 @@ class PredictActor:
         import ray
 
         self.setup: ActorSetup = pickle.loads(ray.get(setup))
-        self.predictor = self.setup.build()
+        torch.set_num_threads(self.setup.threads)
+        model = self.setup.model.to(self.setup.device)
+        adapters = {
+            name: create_method(name, model, prompts, config, seed=seed, fitted=fitted)
+            for name, prompts, config, seed, fitted in self.setup.methods
+        }
+        self.predictor = replace(self.setup.predictor, adapters=adapters)
         self.cutter: PartCutter | None = None
-        self.rows: list[Row] = []
-        """Of the part that is not finished."""
+        self.rows: list[Row] = []  # of the part that is not finished
         self.refusal = ""
-        self.free = math.nan
-        """Since when it waits."""
+        self.free = math.nan  # since when it waits
 
     def __call__(self, table: Any) -> Any:
         """The report about a batch."""
@@ -190,8 +176,7 @@ def read_batch(table: Any, reader: Reader, folder: str) -> Any:
 # --- from here on the process that started the run ------------------------------------------------
 
 
-WINDOW = 4096
-"""Batches of one pipeline: bounds the memory of the process that started the run."""
+WINDOW = 4096  # batches of one pipeline: bounds the memory of the process that started the run
 
 _log = logging.getLogger(__name__)
 
@@ -265,8 +250,7 @@ class RayWorkers:
     actors: int
     gpus: float
     cores: int
-    over: threading.Event = field(default_factory=threading.Event)
-    """Set when the run is to end."""
+    over: threading.Event = field(default_factory=threading.Event)  # set when the run is to end
     errors: list[BaseException] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -274,7 +258,7 @@ class RayWorkers:
         """Predict what is in no part yet: lanes shared out among the actors, a thread for each."""
         device = "cuda" if self.gpus else "cpu"
         setup = self.ray.put(pickle.dumps(ActorSetup.of(work, device, self.settings.threads)))
-        sizes = {lane: lane.stop - work.parts.done(lane) for lane in work.unfinished()}
+        sizes = {lane: lane.stop - first for lane, first in work.left(work.lanes)}
         threads = [
             threading.Thread(target=self._follow, args=(work, lanes, setup), daemon=True)
             for lanes in share_out(sizes, self.actors)
@@ -296,13 +280,13 @@ class RayWorkers:
         """Work off the lanes of one actor; an actor that is lost is replaced."""
         attempts = 0
         try:
-            while not self.over.is_set() and (left := _left(work, lanes)):
+            while not self.over.is_set() and (left := work.left(lanes)):
                 try:
                     self._stream(work, lanes, setup)
                 except self.ray.exceptions.RayError as error:
                     if self.over.is_set():
                         return
-                    attempts = attempts + 1 if _left(work, lanes) == left else 0
+                    attempts = attempts + 1 if work.left(lanes) == left else 0
                     if attempts > self.settings.retries:
                         raise
                     reason = next(iter(str(error).splitlines()), "")
@@ -317,7 +301,7 @@ class RayWorkers:
         size = work.predictor.batch_size
         batches = (
             (lane, begin, first)
-            for lane, begin in _left(work, lanes)
+            for lane, begin in work.left(lanes)
             for first in range(begin, lane.stop, size)
         )
         for number, (lane, begin, first) in enumerate(islice(batches, WINDOW), start=1):
@@ -365,9 +349,3 @@ class RayWorkers:
                     work.result.busy += report.busy
                     work.result.waited += report.waited
                     work.advance(report.images, report.skipped)
-
-
-def _left(work: FileRun, lanes: Sequence[Lane]) -> list[tuple[Lane, int]]:
-    """Lanes with images that are in no part, and the first of these."""
-    firsts = [(lane, work.parts.done(lane)) for lane in lanes]
-    return [(lane, first) for lane, first in firsts if first < lane.stop]

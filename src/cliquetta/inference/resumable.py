@@ -15,11 +15,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, ExitStack, closing
+from contextlib import ExitStack, closing
 from dataclasses import astuple, dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from cliquetta.atomic import sync_folder
@@ -31,6 +31,9 @@ from cliquetta.inference.parts import Lane, Part, PartCutter, Parts, Writer, int
 from cliquetta.inference.predictor import ImageSource, Predictor, States
 from cliquetta.inference.rows import PredictionRun, Row, WriteTable
 from cliquetta.methods.state import describe, merge_states
+
+if TYPE_CHECKING:
+    from cliquetta.inference.ray_driver import RayCluster, RayWorkers
 
 _FORMAT = "cliquetta-predict-1"
 _LONGEST_NAME = 200  # of a group; file systems take 255 bytes, with a suffix while it is written
@@ -91,24 +94,7 @@ def shard_range(count: int, shard: tuple[int, int], batch_size: int) -> tuple[in
     return min(ends[0] * batch_size, count), min(ends[1] * batch_size, count)
 
 
-Progress = Callable[[int, int, int], None]
-"""Called with the images that are done, how many there are, and how many were skipped."""
-
-
-class Workers(Protocol):
-    """Workers that predict several lanes of a run at a time."""
-
-    actors: int
-
-    def do(self, work: FileRun) -> None:
-        """Predict what is in no part yet."""
-
-
-class Cluster(Protocol):
-    """Machines to connect to."""
-
-    def connect(self) -> AbstractContextManager[Workers]:
-        """The workers, for as long as a run goes on."""
+Progress = Callable[[int, int, int], None]  # images that are done, of how many, and those skipped
 
 
 @dataclass
@@ -117,28 +103,27 @@ class FileRun:
 
     predictor: Predictor
     images: Sequence[Source] | FeatureDataset
-    target: Path | str
-    """A file, or a URL."""
+    target: Path | str  # a file, or a URL
     write_table: WriteTable
     shard: tuple[int, int] = (1, 1)
     group_by: str | None = None
-    state: Path | None = None
-    """A file; with ``group_by`` a folder with a file per group."""
+    state: Path | None = None  # a file; with `group_by` a folder with a file per group
     stdin: Path | None = None
     overwrite: bool = False
     keep_rows: bool = False
     on_progress: Progress | None = None
     source: ImageSource = field(init=False)
     lanes: list[Lane] = field(init=False)
-    seen: int = field(init=False)
-    """Images that are in parts or were predicted since the start, and those skipped."""
-    skipped: int = 0
+    total: int = field(init=False)  # images in all lanes
+    seen: int = field(init=False)  # images that are in parts or were predicted since the start
+    skipped: int = 0  # of those predicted since the start
 
     def __post_init__(self) -> None:
         self.parts = Parts(parts_folder(self.target), tuple(self.predictor.adapters))
+        self.database = self.parts.folder / "images.sqlite"
         self.result = PredictionRun(out=self.target)
 
-    def complete(self, cluster: Cluster | None = None) -> PredictionRun:
+    def complete(self, cluster: RayCluster | None = None) -> PredictionRun:
         """Do what is left of the run."""
         self.parts.remove_finished()
         check_writable(self.target, self.state, overwrite=self.overwrite)
@@ -153,14 +138,12 @@ class FileRun:
             workers = None if cluster is None else connection.enter_context(cluster.connect())
             facts = self._begin_or_continue(workers)
             self.lanes = [Lane(*lane) for lane in facts["lanes"]]
-            row_format, run = self.predictor.row_format, self.result
-            if isinstance(self.images, FeatureDataset):
-                self.source = ImageSource(self.images, row_format)
-            else:
-                database = self.parts.folder / "images.sqlite"
-                listing = stack.enter_context(closing(ImageList(database)))
-                self.source = ImageSource(listing, row_format)
-                run.repeated, run.unused = listing.repeated, listing.unused
+            self.total = sum(lane.stop - lane.start for lane in self.lanes)
+            images, run = self.images, self.result
+            if not isinstance(images, FeatureDataset):
+                images = stack.enter_context(closing(ImageList(self.database)))
+                run.repeated, run.unused = images.repeated, images.unused
+            self.source = ImageSource(images, self.predictor.row_format)
             self.seen = run.before = sum(self.parts.done(lane) - lane.start for lane in self.lanes)
             begun = time.perf_counter()
             self.do() if workers is None else workers.do(self)
@@ -176,7 +159,7 @@ class FileRun:
             self.parts.finish()
         return run
 
-    def _begin_or_continue(self, workers: Workers | None) -> dict[str, Any]:
+    def _begin_or_continue(self, workers: RayWorkers | None) -> dict[str, Any]:
         """The facts of the run in the folder of parts; begun if there is none to continue.
 
         A run that was asked for something else is continued by its own command, or given up.
@@ -230,16 +213,14 @@ class FileRun:
 
     def _list_lanes(self, actors: int) -> list[Lane]:
         """One lane per group; else equal parts, in full batches, for each of the actors."""
-        if isinstance(self.images, FeatureDataset):
-            count, groups = len(self.images), []
-        else:
-            database = self.parts.folder / "images.sqlite"
-            with closing(list_images(self.images, database, self.stdin, self.group_by)) as listing:
-                count = len(listing)
-                groups = [] if self.group_by is None else list(listing.groups())
-        if self.group_by is not None:
-            ends = list(accumulate(size for _, size in groups))
-            return list(map(Lane, [0, *ends], ends, [name for name, _ in groups]))
+        count = len(self.images)
+        if not isinstance(self.images, FeatureDataset):
+            given = self.images, self.database, self.stdin, self.group_by
+            with closing(list_images(*given)) as listing:
+                count, groups = len(listing), listing.groups()
+            if self.group_by is not None:
+                ends = list(accumulate(size for _, size in groups))
+                return list(map(Lane, [0, *ends], ends, [name for name, _ in groups]))
         size = self.predictor.batch_size
         start, stop = shard_range(count, self.shard, size)
         ranges = [shard_range(stop - start, (i, actors), size) for i in range(1, actors + 1)]
@@ -257,14 +238,10 @@ class FileRun:
             )
         return self.state / f"{name}.safetensors"
 
-    @property
-    def total(self) -> int:
-        """Number of images in all lanes."""
-        return sum(lane.stop - lane.start for lane in self.lanes)
-
-    def unfinished(self) -> list[Lane]:
-        """Lanes with images that are in no part."""
-        return [lane for lane in self.lanes if self.parts.done(lane) < lane.stop]
+    def left(self, lanes: Sequence[Lane]) -> list[tuple[Lane, int]]:
+        """Lanes with images that are in no part, and the first of these."""
+        firsts = [(lane, self.parts.done(lane)) for lane in lanes]
+        return [(lane, first) for lane, first in firsts if first < lane.stop]
 
     def states(self, lane: Lane) -> States:
         """The states that a lane continues from."""
@@ -284,9 +261,8 @@ class FileRun:
         """Predict here what is in no part yet, one lane after the other."""
         begun = time.perf_counter()
         with Writer() as writer:
-            for lane in self.unfinished():
+            for lane, first in self.left(self.lanes):
                 self.predictor.restore(self.states(lane))
-                first = self.parts.done(lane)
                 cutter = PartCutter(self.predictor, lane, first, self.state is not None)
                 rows: list[Future[list[Row]]] = []
                 consistent = True  # rows and states are of the same images
@@ -295,8 +271,7 @@ class FileRun:
                         with interrupted_after():
                             consistent = False
                             rows.append(writer.submit(self.predictor.ask(read)))
-                            part = cutter.add(len(read.keys))
-                            if part is not None:
+                            if part := cutter.add(len(read.keys)):
                                 writer.submit(self._write, part, rows)
                                 rows = []
                             consistent = True

@@ -15,12 +15,9 @@ from typing import Any, BinaryIO
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.types import Prediction
 
-Row = dict[str, Any]
-"""Text, numbers or nothing, by column."""
-Columns = Mapping[str, type]
-"""``str``, ``float`` or ``bool``, by column."""
-WriteTable = Callable[[Iterable[Row], Columns, BinaryIO], None]
-"""Writes all rows; a column that a row lacks is left empty."""
+Row = dict[str, Any]  # text, numbers or nothing, by column
+Columns = Mapping[str, type]  # `str`, `float` or `bool`, by column
+WriteTable = Callable[[Iterable[Row], Columns, BinaryIO], None]  # what a row lacks is left empty
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _ROW_GROUP = 10_000
@@ -109,12 +106,9 @@ class RowFormat:
     classes: tuple[str, ...]
     top_k: int = 1
     all_probabilities: bool = False
-    multi_label: float | None = None
-    """If given, classes are scored independently, by sigmoids, and all that reach it are listed."""
-    reject: float | None = None
-    """If given, images of none of the classes are named: how many to look for."""
-    calibrate: bool | None = None
-    """Whether probabilities are those of calibrated logits; ``None``: where that costs nothing."""
+    multi_label: float | None = None  # classes have sigmoids, and all that reach it are listed
+    reject: float | None = None  # share of images of none of the classes to look for
+    calibrate: bool | None = None  # probabilities of calibrated logits; `None`: where that is free
 
     def prefix(self, method: str) -> str:
         """Prefix of the names of a method's columns."""

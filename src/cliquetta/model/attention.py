@@ -17,8 +17,7 @@ from cliquetta.model.vision import VisionTower
 Kind = Literal["class", "rollout"]
 KINDS: tuple[Kind, ...] = ("class", "rollout")
 
-_BYTES = 2**28
-"""Attention weights that are held at once."""
+_BYTES = 2**28  # attention weights that are held at once
 
 
 def class_attention(weights: Sequence[Tensor]) -> Tensor:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cliquetta.errors import UserError
-from cliquetta.model.config import Activation
+from cliquetta.model.config import TransformerConfig
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,6 @@ class Prefix:
     mask: Tensor | None = None
 
     def __post_init__(self) -> None:
-        """Check the shapes."""
         if self.tokens.ndim != 4 or self.tokens.shape[2] != 2:
             raise UserError(f"prefix tokens are (R, P, 2, D), got {tuple(self.tokens.shape)}")
         if self.mask is not None and self.mask.shape != self.tokens.shape[:2]:
@@ -31,25 +30,21 @@ class Prefix:
             raise UserError("prefix mask {} does not fit tokens {}".format(*shapes))
 
 
-QUICK = 1.702
-"""OpenAI's QuickGELU is u * sigmoid(1.702 u)."""
+QUICK = 1.702  # OpenAI's QuickGELU is u * sigmoid(1.702 u)
 
 
 class Block(nn.Module):
     """Pre-norm attention and MLP."""
 
-    def __init__(
-        self, width: int, heads: int, hidden: int, activation: Activation, eps: float
-    ) -> None:
+    def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.heads = heads
-        self.activation = activation
-        self.ln_1 = nn.LayerNorm(width, eps=eps)
+        width, self.heads, self.activation = config.width, config.heads, config.activation
+        self.ln_1 = nn.LayerNorm(width, eps=config.eps)
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
-        self.ln_2 = nn.LayerNorm(width, eps=eps)
-        self.fc = nn.Linear(width, hidden)
-        self.proj = nn.Linear(hidden, width)
+        self.ln_2 = nn.LayerNorm(width, eps=config.eps)
+        self.fc = nn.Linear(width, config.hidden)
+        self.proj = nn.Linear(config.hidden, width)
 
     @property
     def approximation(self) -> Literal["tanh", "none"]:
@@ -160,12 +155,10 @@ class Block(nn.Module):
         return self.contract(x, self.expand(self.ln_2(x)))
 
     def expand(self, normed: Tensor) -> Tensor:
-        """The hidden layer u before its activation, (B, T, hidden); for QuickGELU 1.702 u.
-
-        QuickGELU(u) = silu(cu) / c with c = 1.702: the matrix products absorb both factors.
-        """
+        """The hidden layer u before its activation, (B, T, hidden); for QuickGELU 1.702 u."""
         if self.activation != "quick_gelu":
             return F.linear(normed, self.fc.weight, self.fc.bias)
+        # QuickGELU(u) = silu(cu) / c with c = 1.702: the matrix products absorb both factors
         flat = normed.flatten(0, 1)
         scaled = torch.addmm(self.fc.bias, flat, self.fc.weight.t(), beta=QUICK, alpha=QUICK)
         return scaled.view(*normed.shape[:2], -1)
@@ -182,16 +175,11 @@ class Block(nn.Module):
 
 
 class AttentionPool(Block):
-    """SigLIP's pooling head (B, 1, D): a block whose only query is learned, and added to nothing.
+    """SigLIP's pooling head (B, 1, D): a block whose one query is learned, and added to nothing."""
 
-    Its ``ln_1`` is the tower's final norm.
-    """
-
-    def __init__(
-        self, width: int, heads: int, hidden: int, activation: Activation, eps: float
-    ) -> None:
-        super().__init__(width, heads, hidden, activation, eps)
-        self.probe = nn.Parameter(torch.zeros(width))
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(config)  # ln_1 is the tower's final norm
+        self.probe = nn.Parameter(torch.zeros(config.width))
 
     def single_query(self, normed: Tensor, rows: Tensor | None) -> Tensor:
         """The projected probe for every sequence."""

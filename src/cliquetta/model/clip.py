@@ -59,7 +59,8 @@ class CLIP(nn.Module):
         self.image_size = config.vision.image_size
         self.embed_dim = config.embed_dim
         self.preprocess = preprocess or Preprocess.openai(self.image_size)
-        self._tokenizer = tokenizer
+        if tokenizer is not None:
+            self.tokenizer = tokenizer
         self.visual: nn.Module
         if isinstance(config.vision, VisionConfig):
             self.visual = VisionTower(config.vision, config.embed_dim)
@@ -73,10 +74,8 @@ class CLIP(nn.Module):
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
-        """Text to token ids, with the vocabulary of this model."""
+        """Text to token ids, with the vocabulary of this model: CLIP's own, unless one was set."""
         text = self.require_text().config
-        if self._tokenizer is not None:
-            return self._tokenizer
         if text.merges is None and not is_clip_vocabulary(text.vocab_size):
             raise UserError(
                 f"{self.id} has a vocabulary of its own ({text.vocab_size} tokens) and came "
@@ -91,8 +90,7 @@ class CLIP(nn.Module):
         tower = self.require_text()
         tower.config = replace(tower.config, start_tokens=len(tokenizer.prefix))
         self.config = replace(self.config, text=tower.config)
-        self._tokenizer = tokenizer
-        self.__dict__.pop("tokenizer", None)
+        self.tokenizer = tokenizer
 
     @property
     def device(self) -> torch.device:
@@ -198,10 +196,7 @@ class CLIP(nn.Module):
 
     @torch.no_grad()
     def classifier(self, prompts: ClassPrompts) -> Tensor:
-        """Unit text classifier (N, E): each template's features normalised, averaged, normalised.
-
-        Fixed ``prompts.features`` take the tower's place.
-        """
+        """Unit text classifier (N, E): templates' features normalised, averaged, normalised."""
         if prompts.features is not None:
             if prompts.features.shape[1] != self.embed_dim:
                 raise UserError(

@@ -8,9 +8,9 @@ from cliquetta.errors import UnknownNameError, UserError
 
 Activation = Literal["quick_gelu", "gelu", "gelu_tanh"]
 
+# sizes beyond these are mistakes: no such model exists, and building one would take forever
 _MOST = {"layers": 1000, "vocab_size": 10**7}
 _MOST_OTHERWISE = 10**6
-"""Sizes beyond these are mistakes: no such model exists, and building one would take forever."""
 
 
 def _check(config: Any, name: str, valid: bool, expected: str) -> None:
@@ -36,13 +36,11 @@ class TransformerConfig:
     width: int
     layers: int
     heads: int
-    hidden: int
-    """Width of the MLP's hidden layer."""
+    hidden: int  # width of the MLP's hidden layer
     activation: Activation = "quick_gelu"
     eps: float = 1e-5
 
     def __post_init__(self) -> None:
-        """Validate the fields that the towers have in common."""
         check_sizes(self, "width", "layers", "heads", "hidden")
         divides = self.width % self.heads == 0
         _check(self, "heads", divides, f"which does not divide its width of {self.width}")
@@ -58,12 +56,9 @@ class VisionConfig(TransformerConfig):
 
     image_size: int
     patch_size: int
-    pooling: Literal["class", "attention"] = "class"
-    """``class``: a class token is read (CLIP); ``attention``: a learned query reads the patches
-    (SigLIP)."""
+    pooling: Literal["class", "attention"] = "class"  # a class token, or a learned query (SigLIP)
 
     def __post_init__(self) -> None:
-        """Validate the fields."""
         super().__post_init__()
         check_sizes(self, "image_size", "patch_size")
         fits = self.patch_size <= self.image_size
@@ -96,18 +91,13 @@ class TextConfig(TransformerConfig):
 
     context_length: int
     vocab_size: int
-    merges: int | None = None
-    """Size of a reduced BPE vocabulary; ``None`` is all of OpenAI's."""
-    causal: bool = True
-    """``False``: every token sees every other one, padding too, and the last is read (SigLIP)."""
-    end: int | None = None
-    """The end token of a causal tower; ``None`` is the highest id, which is CLIP's."""
-    start_tokens: int = 1
-    """Special tokens before the first word."""
+    merges: int | None = None  # size of a reduced BPE vocabulary; `None` is all of OpenAI's
+    causal: bool = True  # else tokens see all others, padding too, and the last is read (SigLIP)
+    end: int | None = None  # the end token of a causal tower; `None` is the highest id, CLIP's
+    start_tokens: int = 1  # special tokens before the first word
     projection_bias: bool = False
 
     def __post_init__(self) -> None:
-        """Validate the fields."""
         super().__post_init__()
         check_sizes(self, "context_length", "vocab_size")
 
@@ -118,11 +108,8 @@ class CLIPConfig:
 
     embed_dim: int
     vision: VisionConfig | ResNetConfig
-    text: TextConfig | None
-    """``None`` without text weights; text features are then given."""
-    sigmoid: bool = False
-    """Trained with a sigmoid per pair of image and text: logits have a bias."""
+    text: TextConfig | None  # `None` without text weights; text features are then given
+    sigmoid: bool = False  # trained with a sigmoid per pair of image and text: logits have a bias
 
     def __post_init__(self) -> None:
-        """Validate the field of its own."""
         check_sizes(self, "embed_dim")

@@ -16,10 +16,8 @@ from cliquetta.tensor_tree import flatten, map_tensors, unflatten
 Function = Callable[..., tuple[Tensor, ...]]
 R = TypeVar("R")
 
-CHUNK = {"cuda": 384}
-"""Rows of :meth:`Replayed.by_rows` at once where their number is rounded up, by device type."""
-STEP = 16
-"""To a multiple of this: each multiple is recorded once."""
+CHUNK = {"cuda": 384}  # rows of `Replayed.by_rows` at once where their number is rounded up
+STEP = 16  # to a multiple of this: each multiple is recorded once
 
 
 @dataclass(frozen=True)
@@ -28,8 +26,7 @@ class Recording:
 
     graph: torch.cuda.CUDAGraph
     inputs: dict[str, Tensor]
-    outputs: Any
-    """A tree."""
+    outputs: Any  # a tree
 
     def fits(self, *inputs: Tensor) -> bool:
         """Whether these inputs have the recorded shapes."""
@@ -76,14 +73,11 @@ class Replayed:
         return self._call(function, inputs, self.shapes)
 
     def by_rows(self, function: Function, *rows: Tensor) -> tuple[Tensor, ...]:
-        """The outputs of a function that treats every row of its inputs alone.
-
-        On CUDA, chunks are filled up with copies of a row, so that few recordings serve any number.
-        """
+        """The outputs of a function that treats every row of its inputs alone."""
         most = CHUNK.get(rows[0].device.type)
         if most is None or not self.shapes:
             return function(*rows)
-        parts = []
+        parts = []  # filled up with copies of a row, so that few recordings serve any number
         for own in zip(*(torch.split(value, most) for value in rows), strict=True):
             n = len(own[0])
             fill = -n % STEP

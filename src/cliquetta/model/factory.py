@@ -13,7 +13,7 @@ from typing import get_args
 
 import torch
 
-from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.errors import UnknownNameError, UserError, look_up
 from cliquetta.model.checkpoints import huggingface, open_clip, openai
 from cliquetta.model.checkpoints import open_clip_zoo as zoo
 from cliquetta.model.checkpoints.hub import DownloadError, Fetcher
@@ -55,11 +55,9 @@ class ModelEntry:
     """One name that :func:`create_model` knows without being given a path."""
 
     name: str
-    source: str
-    """Who released it, and where it comes from."""
+    source: str  # who released it, and where it comes from
     image_size: int
-    is_vit: bool
-    """Whether it takes visual prompts; ResNets only encode."""
+    is_vit: bool  # whether it takes visual prompts; ResNets only encode
     is_bundled: bool = False
 
 
@@ -147,15 +145,10 @@ def pick_device(device: torch.device | str) -> torch.device:
 
 def pick_dtype(dtype: torch.dtype | str) -> torch.dtype:
     """The dtype of a name such as ``bf16``."""
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    if dtype not in _DTYPES:
-        raise UnknownNameError("dtype", dtype, _DTYPES)
-    return _DTYPES[dtype]
+    return dtype if isinstance(dtype, torch.dtype) else look_up("dtype", dtype, _DTYPES)
 
 
 def _by_name(name: str, activation: Activation | None, fetcher: Fetcher) -> Checkpoint:
-    """The checkpoint that a name leads to."""
     family, _, rest = name.partition(":")
     if name == MICRO:
         _note_micro()
@@ -194,10 +187,7 @@ def _existing(name: str) -> list[Path]:
 
 
 def _openai(name: str, activation: Activation, fetcher: Fetcher) -> Checkpoint:
-    """One of OpenAI's models from the first source that has it, or a local file that is one.
-
-    OpenAI's own address has gone (openai/CLIP#516), so that copies on the hub come before it.
-    """
+    """One of OpenAI's models from the first source that has it, or a local file that is one."""
     if name not in openai.NAMES:
         if paths := _existing(name):
             return from_files(paths, activation=activation)
@@ -218,6 +208,7 @@ def _openai(name: str, activation: Activation, fetcher: Fetcher) -> Checkpoint:
     cached = fetcher.cached_file(url, sha256)
     if cached is not None:
         return from_archive(cached)
+    # copies on the hub come first: OpenAI's own address has gone (openai/CLIP#516)
     sources: dict[str, Callable[[], Checkpoint]] = {
         copy: lambda: _open_clip_repo(copy, id, activation, fetcher, arch, "openai")
     }
@@ -228,10 +219,8 @@ def _openai(name: str, activation: Activation, fetcher: Fetcher) -> Checkpoint:
     for source, load in sources.items():
         try:
             return load()
-        except DownloadError as error:
-            failures.append(f"{source} ({error.reason})")
-        except CheckpointError as error:
-            failures.append(f"{source} ({error})")
+        except (DownloadError, CheckpointError) as error:
+            failures.append(f"{source} ({getattr(error, 'reason', error)})")
     remedy = "allow the network" if fetcher.is_offline else "check the network and run again"
     raise DownloadError(
         f"{id} is not in a cache and none of its sources has it: {'; '.join(failures)}; {remedy}, "
@@ -302,7 +291,6 @@ def _open_clip_repo(
 
 
 def _first_weights(repo: str, names: Sequence[str], find: Find) -> State:
-    """The weights of a repository, from the first of the files that it has."""
     for name in names:
         if path := find(name):
             return read_tensors([path])[0]

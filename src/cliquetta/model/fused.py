@@ -10,10 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 2048
-"""Numbers that one program of :func:`silu_backward` works on."""
-QUERIES = 32
-"""Queries that :func:`attention_backward` works on at once."""
+BLOCK = 2048  # numbers that one program of :func:`silu_backward` works on
+QUERIES = 32  # queries that :func:`attention_backward` works on at once
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -146,7 +146,6 @@ def _of_open_clip(model: nn.Module, name: str) -> Checkpoint | None:
 
 
 def _conventions_of(model: Any, *, is_siglip: bool) -> Conventions:
-    """Conventions of an open_clip model, read from its modules."""
     text = getattr(model, "text", model)  # some keep a tower of its own
     text_block = text.transformer.resblocks[0]
     pooling = getattr(text, "pool_type", getattr(model, "text_pool_type", "argmax"))
@@ -212,8 +211,7 @@ class ImageEncoder(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        self.layer_norms: tuple[str, ...] = ()
-        """Names of the LayerNorms that an image passes."""
+        self.layer_norms: tuple[str, ...] = ()  # names of the LayerNorms that an image passes
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Features (B, E), not normalised unless the model does so."""
@@ -318,7 +316,6 @@ def _scalar(value: Tensor, device: torch.device) -> nn.Parameter:
 
 
 def _own_preprocess(model: Any, name: str) -> Preprocess:
-    """The preprocessing that a model of open_clip states."""
     cfg: Any = getattr(getattr(model, "visual", None), "preprocess_cfg", None)
     if cfg is None:
         raise UserError(
@@ -385,7 +382,7 @@ class FeaturesOnly(CLIP):
         self.embed_dim = width
         self.image_size = 1
         self.preprocess = Preprocess(1)  # of no image: there are none
-        self.visual, self.text, self._tokenizer = nn.Identity(), None, None
+        self.visual, self.text = nn.Identity(), None
         log_scale = torch.tensor(float(scale), device=device).log()
         self.logit_scale = nn.Parameter(log_scale, requires_grad=False)
         self.logit_bias = None

@@ -22,6 +22,7 @@ class RowTokenizer(TextTokenizer):
 
     def __init__(self, given: Any, context_length: int, vocab_size: int | None) -> None:
         self._given, self._words = given, vocab_size
+        self.vocab_size = vocab_size or int(getattr(given, "vocab_size", 0))
         stated = getattr(given, "context_length", None)
         self.context_length = context_length if stated is None else min(stated, context_length)
         self._is_transformers = hasattr(given, "pad_token_id") and hasattr(given, "padding_side")
@@ -33,11 +34,6 @@ class RowTokenizer(TextTokenizer):
         while rest and rest[-1] == self.pad:
             rest.pop()
         self.suffix = tuple(rest)
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of ids: the text tower's, or the tokenizer's own."""
-        return self._words or int(getattr(self._given, "vocab_size", 0))
 
     def simplest(self) -> TextTokenizer:
         """CLIP's own tokenizer if it gives the same rows, else this one."""
@@ -92,7 +88,7 @@ def preprocess_from(given: Any) -> Preprocess:
             raise UserError(
                 f"{type(processor).__name__} states no size: pass preprocess=Preprocess(...)"
             )
-        return huggingface.preprocess_of_size(sides[0], values)
+        return huggingface.preprocess_from(sides[0], values)
     if hasattr(given, "transforms"):
         ours = _from_transforms(given.transforms)
         shape = (ours.size + 37, 2 * ours.size, 3)

@@ -29,7 +29,7 @@ _FILTERS = {
 }
 # Beyond this ratio of sides the picture is resized around its crop only: a 1 x 20,000 image would
 # otherwise need gigabytes on the way to 224 x 224.
-_LONGEST = 32
+LONGEST = 32
 # Sides of twice as many times the size of a squashed picture are averaged first: Pillow's filters
 # need memory in proportion to the longer side, and fail beyond some ten millions.
 _REDUCED = 512
@@ -119,7 +119,7 @@ class Preprocess:
             return image.resize((self.size, self.size), resample)
         short, long = sorted((width, height))
         longer = int(self.size * long / short)
-        if longer > _LONGEST * self.size:  # only what the crop shows: the same up to rounding
+        if longer > LONGEST * self.size:  # only what the crop shows: the same up to rounding
             offset, scale = self.offset(longer - self.size), longer / long
             first, last = offset / scale, (offset + self.size) / scale
             box = (first, 0, last, height) if width > height else (0, first, width, last)

@@ -26,15 +26,9 @@ class Bottleneck(nn.Module):
         self.bn3 = nn.BatchNorm2d(outputs)
         self.downsample: nn.Sequential | None = None
         if stride > 1 or inputs != outputs:
-            self.downsample = nn.Sequential(
-                OrderedDict(
-                    [
-                        ("-1", nn.AvgPool2d(stride)),
-                        ("0", nn.Conv2d(inputs, outputs, 1, bias=False)),
-                        ("1", nn.BatchNorm2d(outputs)),
-                    ]
-                )
-            )
+            convolution = nn.Conv2d(inputs, outputs, 1, bias=False)
+            parts = {"-1": nn.AvgPool2d(stride), "0": convolution, "1": nn.BatchNorm2d(outputs)}
+            self.downsample = nn.Sequential(OrderedDict(parts))
 
     def forward(self, x: Tensor) -> Tensor:
         """One residual block."""

@@ -14,10 +14,8 @@ from cliquetta.model.block import Block
 from cliquetta.model.config import TextConfig
 from cliquetta.model.cuda import send
 
-CHUNK_TOKENS = {"cuda": 32768, "cpu": 4096}
-"""Tokens that run at once: on a GPU few launches count, on a CPU little padding does."""
-PACKED = "cuda"
-"""Where leaving out the padding pays: on a CPU, sorted chunks have little of it."""
+CHUNK_TOKENS = {"cuda": 32768, "cpu": 4096}  # GPUs want few launches, CPUs little padding
+PACKED = "cuda"  # where leaving out the padding pays: on a CPU, sorted chunks have little of it
 
 
 class TextTower(nn.Module):
@@ -30,15 +28,11 @@ class TextTower(nn.Module):
         unset = torch.zeros(config.vocab_size, config.width)
         self.tokens = nn.Embedding(config.vocab_size, config.width, _weight=unset)
         self.position = nn.Parameter(torch.zeros(config.context_length, config.width))
-        self.blocks = nn.ModuleList(
-            Block(config.width, config.heads, config.hidden, config.activation, config.eps)
-            for _ in range(config.layers)
-        )
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.ln_final = nn.LayerNorm(config.width, eps=config.eps)
         self.projection = nn.Parameter(torch.zeros(config.width, embed_dim))
-        self.projection_bias = (
-            nn.Parameter(torch.zeros(embed_dim)) if config.projection_bias else None
-        )
+        bias = nn.Parameter(torch.zeros(embed_dim)) if config.projection_bias else None
+        self.projection_bias = bias
 
     def block(self, index: int) -> Block:
         """Block ``index``, typed."""

@@ -22,14 +22,11 @@ from cliquetta.model.config import TextConfig
 
 START = "<|startoftext|>"
 END = "<|endoftext|>"
-MERGES = 48894
-"""Merges of OpenAI's vocabulary: 49408 = 2 * 256 bytes + 48894 merges + 2 specials."""
+MERGES = 48894  # merges of OpenAI's vocabulary: 49408 = 2 * 256 bytes + 48894 merges + 2 specials
 
 _VOCABULARY = 2 * 256 + MERGES + 2
-CLIP_END = _VOCABULARY - 1
-"""Id of OpenAI's end-of-text token."""
-_ADDED = 1024
-"""A fine-tuning may have added a few words."""
+CLIP_END = _VOCABULARY - 1  # id of OpenAI's end-of-text token
+_ADDED = 1024  # a fine-tuning may have added a few words
 _WORD_END = "</w>"
 _CACHED_WORDS = 1 << 16
 
@@ -67,7 +64,6 @@ def _byte_symbols() -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def _all_merges() -> tuple[tuple[str, str], ...]:
-    """The merges of OpenAI's vocabulary, in the order in which they were learnt."""
     packed = files("cliquetta.model").joinpath("data/bpe_simple_vocab_16e6.txt.gz").read_bytes()
     lines = gzip.decompress(packed).decode("utf-8").split("\n")[1 : MERGES + 1]
     return tuple((left, right) for left, right in map(str.split, lines))
@@ -77,17 +73,10 @@ class TextTokenizer(ABC):
     """Texts as rows of ``context_length`` ids: special tokens around the text's own, padding."""
 
     context_length: int
-    prefix: tuple[int, ...]
-    """Special tokens before a text."""
-    suffix: tuple[int, ...]
-    """Special tokens after it."""
-    pad: int
-    """Fills the rest of a row."""
-
-    @property
-    @abstractmethod
-    def vocab_size(self) -> int:
-        """Number of ids."""
+    prefix: tuple[int, ...]  # special tokens before a text
+    suffix: tuple[int, ...]  # special tokens after it
+    pad: int  # fills the rest of a row
+    vocab_size: int
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
@@ -126,37 +115,22 @@ class Tokenizer(TextTokenizer):
             raise UserError(
                 f"a context of {context_length} has no room for the start and end tokens"
             )
-        self.context_length = context_length
-        self.merges = merges
+        self.context_length, self.merges = context_length, merges
         self._byte_symbols = _byte_symbols()
         learnt = _all_merges()[:merges]
         # Symbols sort by code point, which puts the bytes that stand for themselves first.
         single = sorted(self._byte_symbols)
         symbols = [*single, *(s + _WORD_END for s in single), *(a + b for a, b in learnt)]
-        self._symbols = (*symbols, START, END)
-        self._ids = {symbol: index for index, symbol in enumerate(self._symbols)}
+        self._ids = {symbol: index for index, symbol in enumerate([*symbols, START, END])}
         self._ranks = {pair: rank for rank, pair in enumerate(learnt)}
         self._word = lru_cache(maxsize=_CACHED_WORDS)(self._encode_word)
+        self.vocab_size = len(self._ids)
+        self.start, self.end = self._ids[START], self._ids[END]
         self.prefix, self.suffix = (self.start,), (self.end,)
 
     def __reduce__(self) -> tuple[type[Tokenizer], tuple[int, int]]:
         """Copies and pickles carry the settings only; tables and cache are built again."""
         return Tokenizer, (self.context_length, self.merges)
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of ids."""
-        return len(self._symbols)
-
-    @property
-    def start(self) -> int:
-        """Id of the start-of-text token."""
-        return len(self._symbols) - 2
-
-    @property
-    def end(self) -> int:
-        """Id of the end-of-text token: the highest there is."""
-        return len(self._symbols) - 1
 
     def encode(self, text: str) -> list[int]:
         """The ids of ``text`` without start, end or padding."""
@@ -169,39 +143,25 @@ class Tokenizer(TextTokenizer):
         parts = [self._byte_symbols[byte] for byte in word.encode("utf-8")]
         parts[-1] += _WORD_END
         unknown = len(self._ranks)
+        # one pair at a time, which is the same as all equal ones: no two merges give one symbol
         while len(parts) > 1:
-            pair = min(pairwise(parts), key=lambda p: self._ranks.get(p, unknown))
-            if pair not in self._ranks:
+            ranks = [self._ranks.get(pair, unknown) for pair in pairwise(parts)]
+            first = ranks.index(min(ranks))
+            if ranks[first] == unknown:
                 break
-            parts = _joined(parts, pair)
+            parts[first : first + 2] = [parts[first] + parts[first + 1]]
         return tuple(self._ids[part] for part in parts)
-
-
-def _joined(parts: list[str], pair: tuple[str, str]) -> list[str]:
-    """``parts`` with every occurrence of ``pair`` joined, from the left."""
-    out: list[str] = []
-    at = 0
-    while at < len(parts):
-        if at + 1 < len(parts) and parts[at] == pair[0] and parts[at + 1] == pair[1]:
-            out.append(parts[at] + parts[at + 1])
-            at += 2
-        else:
-            out.append(parts[at])
-            at += 1
-    return out
 
 
 # --- tokenizer.json or a SentencePiece model, read by an extra of the package --------------------
 
 
+# in a folder or repository; the first that is there is read
 FILES = ("tokenizer.json", "spiece.model", "tokenizer.model")
-"""Names of such files in a folder or repository; the first that is there is read."""
-
+# share of the embeddings by which a vocabulary may differ: extra tokens, rounded-up sizes
 _MARGIN = 0.02
-"""Share of the embeddings by which a vocabulary may differ: extra tokens, rounded-up sizes."""
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
-_END = 1
-"""The end token of SigLIP's three vocabularies."""
+_END = 1  # the end token of SigLIP's three vocabularies
 
 
 def canonicalize(text: str) -> str:
@@ -220,10 +180,10 @@ class PretrainedTokenizer(TextTokenizer):
         self.path, self.text = path, text
         self.context_length = text.context_length
         self.is_canonical = not text.causal or text.end == _END
-        self._encode, self._vocab_size, token = _read(path)
-        if abs(self._vocab_size - text.vocab_size) > max(64, _MARGIN * text.vocab_size):
+        self._encode, self.vocab_size, token = _read(path)
+        if abs(self.vocab_size - text.vocab_size) > max(64, _MARGIN * text.vocab_size):
             raise UserError(
-                f"{path.name} is a tokenizer of another vocabulary: it has {self._vocab_size} "
+                f"{path.name} is a tokenizer of another vocabulary: it has {self.vocab_size} "
                 f"tokens, the text tower {text.vocab_size}"
             )
         if self.is_canonical:
@@ -243,11 +203,6 @@ class PretrainedTokenizer(TextTokenizer):
     def __reduce__(self) -> tuple[type[PretrainedTokenizer], tuple[Path, TextConfig]]:
         """Copies and pickles read the file again."""
         return PretrainedTokenizer, (self.path, self.text)
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of ids."""
-        return self._vocab_size
 
     def encode(self, text: str) -> list[int]:
         """The ids of ``text`` without special tokens or padding."""
@@ -272,14 +227,11 @@ def find_tokenizer(
     find: Callable[[str], Path | None], text: TextConfig
 ) -> PretrainedTokenizer | None:
     """The tokenizer of a folder or repository in which ``find`` looks for a file; maybe none."""
-    for name in FILES:
-        if path := find(name):
-            return PretrainedTokenizer(path, text)
-    return None
+    path = next(filter(None, map(find, FILES)), None)
+    return None if path is None else PretrainedTokenizer(path, text)
 
 
-Encode = Callable[[str, bool], list[int]]
-"""Ids of a text, with or without the special tokens of the file."""
+Encode = Callable[[str, bool], list[int]]  # of a text, with the file's special tokens or without
 
 
 def _read(path: Path) -> tuple[Encode, int, Callable[[int], str]]:

@@ -36,15 +36,14 @@ class VisionTower(nn.Module):
         super().__init__()
         self.config = config
         width, patch = config.width, config.patch_size
-        shape = (width, config.heads, config.hidden, config.activation, config.eps)
         has_class = config.pooling == "class"
         self.patch = nn.Conv2d(3, width, kernel_size=patch, stride=patch, bias=not has_class)
         if has_class:
             self.class_token = nn.Parameter(torch.zeros(width))
             self.ln_pre = nn.LayerNorm(width, eps=config.eps)
         self.position = nn.Parameter(torch.zeros(config.patches + config.class_tokens, width))
-        self.blocks = nn.ModuleList(Block(*shape) for _ in range(config.layers))
-        self.head = None if has_class else AttentionPool(*shape)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.head = None if has_class else AttentionPool(config)
         if has_class:
             self.ln_post = nn.LayerNorm(width, eps=config.eps)
             self.projection = nn.Parameter(torch.zeros(width, embed_dim))
@@ -109,11 +108,7 @@ class VisionTower(nn.Module):
         return self.pool(self.run(self.embed(pixels, tokens), prefix=prefix, tokens=tokens))
 
     def attention(
-        self,
-        pixels: Tensor,
-        blocks: Sequence[int],
-        *,
-        prefix: Mapping[int, Prefix] | None = None,
+        self, pixels: Tensor, blocks: Sequence[int], *, prefix: Mapping[int, Prefix] | None = None
     ) -> dict[int, Tensor]:
         """Attention (B, heads, T, P + T) of blocks, prefix first; a pooling head comes last."""
         self._check(prefix, 0, None)

@@ -39,12 +39,9 @@ class BlockTape:
     """Values of one block's forward pass that its backward pass needs, by row."""
 
     first: Norm
-    packed: Tensor
-    """Queries, keys and values side by side (B, T, 3 D); without queries if ``rows``."""
-    query: Tensor | None
-    """The single query (B, 1, D) of each row: that of ``rows``, or a pooling head's own."""
-    extra: Tensor | None
-    """Keys and values of the prefix (B, P, 2 D)."""
+    packed: Tensor  # queries, keys and values side by side (B, T, 3 D); without queries if `rows`
+    query: Tensor | None  # the single one of each row (B, 1, D): of `rows`, or a pooling head's
+    extra: Tensor | None  # keys and values of the prefix (B, P, 2 D)
     mask: Tensor | None
     causal: bool
     second: Norm
@@ -204,10 +201,8 @@ def block_vjp(
 def _attention_vjp(
     block: Block, tape: BlockTape, grad: Tensor, index: Tensor | None, *, through: bool
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of the projections and the query (if ``through``), and of the prefix.
-
-    The attention itself is done again: its fused kernels are cheaper than keeping the weights.
-    """
+    """Gradients of the projections and the query (if ``through``), and of the prefix."""
+    # the attention itself is done again: its fused kernels are cheaper than keeping the weights
     fused, free = _fused(grad), tape.mask is None and not tape.causal and index is not None
     if free and fused is not None and fused.attends(grad, block.heads, tape.packed, tape.extra):
         given = grad, tape.packed, tape.query, tape.extra, block.heads, index

@@ -28,7 +28,6 @@ class ClassPrompts:
     allow_duplicates: bool = False
 
     def __post_init__(self) -> None:
-        """Validate fields."""
         given: object = self.names
         names = () if isinstance(given, str) else tuple(self.names)
         if isinstance(given, str) or not all(isinstance(name, str) for name in names):
@@ -54,7 +53,6 @@ class ClassPrompts:
             )
 
     def __len__(self) -> int:
-        """Number of classes."""
         return len(self.names)
 
     def __eq__(self, other: object) -> bool:

@@ -82,12 +82,9 @@ def check_features(given: npt.NDArray[Any], source: str) -> FloatArray:
 class TextFeatures:
     """Features of class names, and the scale of the model that made them."""
 
-    features: FloatArray
-    """(M, E)."""
-    names: tuple[str, ...] | None
-    """Which class each row is of; ``None``: in the order of the class list."""
-    scale: float
-    """Factor that turns cosines into logits."""
+    features: FloatArray  # (M, E)
+    names: tuple[str, ...] | None  # classes of the rows; `None`: in the order of the class list
+    scale: float  # factor that turns cosines into logits
     source: str
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,25 +19,19 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_SIDE = 96
-"""Pixels of an overlay."""
-_COLUMNS = 6
-"""Maps of one image: plain, up to four cliques, together."""
-_STEP, _BLOCK = 1.14, 2.74
-"""From one column to the next, and from one image to the next, in sides of a picture."""
+_SIDE = 96  # pixels of an overlay
+_COLUMNS = 6  # maps of one image: plain, up to four cliques, together
+_STEP, _BLOCK = 1.14, 2.74  # from column to column, from image to image, in sides of a picture
 
 
 @dataclass(frozen=True, eq=False)
 class ImageMaps:
     """One image with its maps."""
 
-    picture: npt.NDArray[np.uint8]
-    """(s, s, 3)."""
+    picture: npt.NDArray[np.uint8]  # (s, s, 3)
     title: str
-    maps: npt.NDArray[np.float32]
-    """(R, 1 + T): plain, cliques, together."""
-    cliques: tuple[tuple[str, int], ...]
-    """Class and size of each clique."""
+    maps: npt.NDArray[np.float32]  # (R, 1 + T): plain, cliques, together
+    cliques: tuple[tuple[str, int], ...]  # class and size of each clique
 
 
 def image_maps(
@@ -44,16 +39,9 @@ def image_maps(
 ) -> list[ImageMaps]:
     """The first ``limit`` images with maps, from the batches in turn."""
     queues = [[(batch, entry) for entry in batch.maps] for batch in evidence.batches]
-    order = sorted(
-        (
-            (turn, number, pair)
-            for number, queue in enumerate(queues)
-            for turn, pair in enumerate(queue)
-        ),
-        key=lambda entry: entry[:2],
-    )
+    turns = chain.from_iterable(zip_longest(*queues))
     images = []
-    for _, _, (batch, entry) in order[:limit]:
+    for batch, entry in [pair for pair in turns if pair is not None][:limit]:
         cliques = [] if batch.description is None else batch.description["cliques"]
         before, after = names[batch.before[entry.index]], names[batch.after[entry.index]]
         label = batch.labels[entry.index]
@@ -92,15 +80,8 @@ def _draw(axes: Axes, top: float, image: ImageMaps) -> None:
     columns = [*range(1, len(grids)), _COLUMNS]
     upper, lower = top + 0.36, top + 1.62
     _show_picture(axes, 0, upper, image.picture, image.title)
-    axes.text(
-        1.0,
-        lower + 0.5,
-        "less and more\nthan plain CLIP,\neach on its\nown scale",
-        ha="right",
-        va="center",
-        fontsize=7.5,
-        color=FAINT,
-    )
+    note = "less and more\nthan plain CLIP,\neach on its\nown scale"
+    axes.text(1.0, lower + 0.5, note, ha="right", va="center", fontsize=7.5, color=FAINT)
     for column, grid, title in zip(columns, grids, titles, strict=True):
         _show_picture(axes, column, upper, overlay(image.picture, grid / brightest), title)
         if column > 1:

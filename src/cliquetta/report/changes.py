@@ -1,8 +1,14 @@
-"""Differences between a method's predictions and those of zero-shot on the same images."""
+"""Differences between a method's predictions and those of zero-shot on the same images.
+
+Counted, in words, and as the confusion of the classes whose predictions changed.
+"""
+
+from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -10,20 +16,23 @@ import numpy.typing as npt
 from cliquetta.errors import UserError
 from cliquetta.evaluation.predictions import PairedTest, Predictions, paired_test
 from cliquetta.report.markup import count, number
+from cliquetta.report.style import DIVERGING, FAINT, INK, new_figure
 
-Pair = tuple[Predictions, Predictions]
-"""Predictions of zero-shot and of a method over one stream."""
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CLASSES = 12  # classes that are drawn in a confusion matrix
+
+Pair = tuple[Predictions, Predictions]  # predictions of zero-shot and of a method over one stream
 
 
 @dataclass(frozen=True)
 class Changes:
     """Counts over streams; ``test`` is ``None`` without labels."""
 
-    images: int
-    """In all streams: a picture under two shifts counts twice."""
+    images: int  # in all streams: a picture under two shifts counts twice
     labelled: int
-    changed: int
-    """Images whose first prediction differs."""
+    changed: int  # images whose first prediction differs
     test: PairedTest | None
 
     @property
@@ -88,7 +97,7 @@ def moves(plain: Predictions, adapted: Predictions) -> list[Move]:
     differs = before != after
     changed = np.stack([before, after, plain.labels], axis=1)[differs].tolist()
     triples = Counter(map(tuple, changed))
-    pairs = Counter((old, new) for old, new, _ in triples.elements())
+    pairs = Counter((old, new) for old, new, _ in changed)
     return [
         Move(old, new, number, triples[old, new, new], triples[old, new, old])
         for (old, new), number in sorted(pairs.items(), key=lambda item: (-item[1], item[0]))
@@ -98,11 +107,80 @@ def moves(plain: Predictions, adapted: Predictions) -> list[Move]:
 def net_gain(plain: Predictions, adapted: Predictions) -> npt.NDArray[np.int64]:
     """Predictions gained over ``plain`` up to each image of the stream, (n,)."""
     _same(plain, adapted)
-    steps = adapted.correct.astype(np.int64) - plain.correct.astype(np.int64)
-    total: npt.NDArray[np.int64] = steps.cumsum()
-    return total
+    return np.cumsum(adapted.correct.astype(np.int64) - plain.correct.astype(np.int64))
 
 
 def _same(plain: Predictions, adapted: Predictions) -> None:
     if plain.keys != adapted.keys:
         raise UserError("the runs did not see the same images in the same order")
+
+
+@dataclass(frozen=True, eq=False)
+class ChangedConfusion:
+    """Images by label (row) and prediction (column), before and after; the last is all else."""
+
+    classes: tuple[int, ...]
+    before: npt.NDArray[np.int64]  # (C + 1, C + 1)
+    after: npt.NDArray[np.int64]
+
+    @property
+    def difference(self) -> npt.NDArray[np.int64]:
+        """Predictions that a cell gained."""
+        return self.after - self.before
+
+
+def changed_confusion(
+    plain: Predictions, adapted: Predictions, limit: int = CLASSES
+) -> ChangedConfusion:
+    """Confusions over the classes that most predictions moved between, by class."""
+    known = plain.labels >= 0
+    changed = plain.classes[:, 0] != adapted.classes[:, 0]
+    weight = Counter(plain.labels[changed & known].tolist())
+    for move in moves(plain, adapted):
+        weight.update({move.before: move.count, move.after: move.count})
+    busiest = sorted(weight, key=lambda label: (-weight[label], label))[:limit]
+    classes = tuple(sorted(busiest))
+    before, after = (
+        _confusion(plain.labels[known], some.classes[known, 0], classes)
+        for some in (plain, adapted)
+    )
+    return ChangedConfusion(classes, before, after)
+
+
+def _confusion(
+    labels: npt.NDArray[np.int64], predicted: npt.NDArray[np.int64], classes: tuple[int, ...]
+) -> npt.NDArray[np.int64]:
+    """Images by label and prediction, (C + 1, C + 1); all other classes share the last index."""
+    index = {label: number for number, label in enumerate(classes)}
+    counts = np.zeros((len(classes) + 1, len(classes) + 1), np.int64)
+    for pair in zip(labels.tolist(), predicted.tolist(), strict=True):
+        counts[tuple(index.get(label, len(classes)) for label in pair)] += 1
+    return counts
+
+
+def confusion_figure(confusion: ChangedConfusion, names: tuple[str, ...]) -> Figure:
+    """Cells that gained predictions and cells that lost some, with their numbers."""
+    from matplotlib.patches import Rectangle
+
+    shown = [names[label] for label in confusion.classes]
+    size = len(shown)
+    # The row and column of all other classes are drawn only where something happened.
+    rows = size + int(confusion.difference[-1].any())
+    columns = size + int(confusion.difference[:, -1].any())
+    cells = confusion.difference[:rows, :columns]
+    most = max(1, int(np.abs(cells).max(initial=0)))
+    with new_figure(2.0 + 0.46 * columns, 1.5 + 0.36 * rows) as figure:
+        axes = figure.subplots()
+        axes.grid(False)
+        axes.imshow(cells, cmap=DIVERGING, vmin=-2 * most, vmax=2 * most, aspect="auto")
+        for row, column in zip(*cells.nonzero(), strict=True):
+            text = f"{cells[row, column]:+d}".replace("-", "−")
+            axes.text(column, row, text, ha="center", va="center", color="#101418")
+        for corner in np.arange(size) - 0.5:  # of the diagonal: correct predictions
+            frame = Rectangle((corner, corner), 1, 1, fill=False, edgecolor=FAINT, linewidth=1.1)
+            axes.add_patch(frame)
+        axes.set_xticks(range(columns), [*shown, "other"][:columns], rotation=40, ha="right")
+        axes.set_yticks(range(rows), [*shown, "other"][:rows])
+        axes.set(xlabel="prediction", ylabel="label")
+        axes.spines[:].set(visible=True, color=INK, linewidth=0.6)
+    return figure

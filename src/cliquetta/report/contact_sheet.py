@@ -11,8 +11,7 @@ from cliquetta.data.remote import open_listed
 from cliquetta.report.gallery import data_uri
 from cliquetta.report.markup import count, esc, frame
 
-MOST = 1000
-"""Thumbnails on a page."""
+MOST = 1000  # thumbnails on a page
 _SIDE = 128
 
 
@@ -33,12 +32,12 @@ def contact_sheet(rows: Sequence[Mapping[str, Any]], methods: Sequence[str] = ("
     shown, classes = read[:MOST], Counter(row[f"{heads[0]}prediction"] for row in read[:MOST])
     indices = {name: index for index, (name, _) in enumerate(classes.most_common())}
     tiles = "".join(_tile(row, heads, indices[row[f"{heads[0]}prediction"]]) for row in shown)
-    choices = [("all", f"all ({len(shown):,})")]
-    choices += [(str(index), f"{name} ({classes[name]:,})") for name, index in indices.items()]
+    choices = {"all": f"all ({len(shown):,})"}
+    choices |= {str(index): f"{name} ({classes[name]:,})" for name, index in indices.items()}
     buttons = "".join(
         f'<label><input type="radio" name="class" id="show-{id}"{" checked" * (id == "all")}> '
         f"{esc(words)}</label>"
-        for id, words in choices
+        for id, words in choices.items()
     )
     # the choice is made by style rules, one per class: the page needs no script
     rules = "".join(
@@ -54,17 +53,16 @@ def contact_sheet(rows: Sequence[Mapping[str, Any]], methods: Sequence[str] = ("
         items = "".join(f"<li>{esc(row['path'])}: {esc(row['error'])}</li>" for row in damaged)
         sections.append(("Images that could not be read", f"<ul>{items}</ul>"))
     lead = f"{count(len(rows), 'image')}, {len(damaged):,} of them unreadable."
-    return frame(
-        "Predictions", lead, sections, notes, style=rules, maker="cliquetta predict --page"
-    )
+    maker = "cliquetta predict --page"
+    return frame("Predictions", lead, sections, notes, style=rules, maker=maker)
 
 
 def _tile(row: Mapping[str, Any], heads: Sequence[str], index: int) -> str:
-    lines = []
+    lines = ""
     for head in heads:
         who = f"{head[:-1]}: " if head else ""
         prediction, percent = row[f"{head}prediction"], 100 * float(row[f"{head}probability"])
-        lines.append(f'<span class="prediction">{esc(f"{who}{prediction} {percent:.0f} %")}</span>')
+        lines += f'<span class="prediction">{esc(f"{who}{prediction} {percent:.0f} %")}</span>'
     path = str(row["path"])
     try:
         picture = open_listed(path, shorter=_SIDE)
@@ -74,6 +72,5 @@ def _tile(row: Mapping[str, Any], heads: Sequence[str], index: int) -> str:
         drawn = '<span class="note">no picture</span>'
     name = path.replace("\\", "/").rpartition("/")[2]
     return (
-        f'<li class="tile c{index}" title="{esc(path)}">{drawn}{"".join(lines)}'
-        f"<span>{esc(name)}</span></li>"
+        f'<li class="tile c{index}" title="{esc(path)}">{drawn}{lines}<span>{esc(name)}</span></li>'
     )

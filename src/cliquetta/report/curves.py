@@ -6,15 +6,13 @@ seed; "nothing else" is measured from the settings that most of the runs share.
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from cliquetta.evaluation.ablation import Curve, Point, label
-from cliquetta.evaluation.comparison import varying
+from cliquetta.evaluation.ablation import Curve, Point
+from cliquetta.evaluation.comparison import average, grouped, value_text, varying
+from cliquetta.evaluation.grid import BASELINE
 from cliquetta.report.runs import ReportedRun, flat_settings, most_common
 from cliquetta.report.style import BASELINE_LOOK, FAINT, line_look, new_figure
 
@@ -22,53 +20,50 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COMPONENTS = ("modalities", "retention")
+Pair = tuple[dict[str, Any], ReportedRun]  # settings, and a run with them
+COMPONENTS = frozenset({"modalities", "retention"})
 _NOT_A_SETTING = frozenset({"seed", "model", "weights"})
 _BASELINE = {key: value for key, value in BASELINE_LOOK.items() if key != "marker"}
 
 
 def find_curves(runs: Sequence[ReportedRun]) -> list[Curve]:
     """All curves that can be drawn from ``runs``, one per dataset, method and setting."""
-    scored = [run for run in runs if run.metric("top1") is not None]
-    groups: dict[tuple[str, str, str], list[ReportedRun]] = {}
-    for run in scored:
-        model = str(run.record.settings["model"]["id"])
-        groups.setdefault((run.record.dataset, run.record.method, model), []).append(run)
+    groups = grouped(
+        [run for run in runs if run.metric("top1") is not None],
+        lambda run: (run.record.dataset, run.record.method, run.record.settings["model"]["id"]),
+    )
     curves = []
     for (dataset, method, model), members in groups.items():
-        zero = [run.metric("top1") or 0.0 for run in groups.get((dataset, "zero_shot", model), [])]
-        baseline = statistics.mean(zero) if zero and method != "zero_shot" else None
+        zero = [] if method == BASELINE else groups.get((dataset, BASELINE, model), [])
+        baseline = average(run.metric("top1") for run in zero)
         settings = [flat_settings(run) for run in members]
         keys = [key for key in varying(settings) if key not in _NOT_A_SETTING]
         common = {key: most_common([each.get(key) for each in settings]) for key in keys}
-        together = all(key in keys for key in COMPONENTS)
+        pairs = list(zip(settings, members, strict=True))
+        together = COMPONENTS.issubset(keys)
         if together:
-            points = _component_points(members, settings, common)
+            points = _component_points(_usual(pairs, common, COMPONENTS))
             curves.append(Curve("components", None, points, baseline))
-        for key in keys:
-            if key in COMPONENTS and together:
-                continue
-            others = [other for other in keys if other != key]
-            own = [
-                (each.get(key), run)
-                for run, each in zip(members, settings, strict=True)
-                if all(each.get(other) == common[other] for other in others)
-            ]
-            points = _points(own)
-            if len(points) > 1:
-                curves.append(Curve(key, common[key], points, baseline))
+        for key in (key for key in keys if not (together and key in COMPONENTS)):
+            points = _points([(own.get(key), run) for own, run in _usual(pairs, common, {key})])
+            curves.append(Curve(key, common[key], points, baseline))
     return [curve for curve in curves if len(curve.points) > 1]
 
 
+def _usual(pairs: Sequence[Pair], common: Mapping[str, Any], but: Set[str]) -> list[Pair]:
+    """The runs with the settings that most have, ``but`` for some."""
+    wanted = {key: value for key, value in common.items() if key not in but}
+    return [
+        (own, run)
+        for own, run in pairs
+        if all(own.get(key) == value for key, value in wanted.items())
+    ]
+
+
 def _points(own: Sequence[tuple[Any, ReportedRun]]) -> tuple[Point, ...]:
-    by_value: dict[str, list[tuple[Any, ReportedRun]]] = {}
-    for value, run in own:
-        by_value.setdefault(repr(value), []).append((value, run))
     points = []
-    for members in by_value.values():
-        sizes = [_clique_size(run) for _, run in members]
-        known = [size for size in sizes if size is not None]
-        size = statistics.mean(known) if known else None
+    for members in grouped(own, lambda pair: repr(pair[0])).values():
+        size = average(_clique_size(run) for _, run in members)
         records = tuple(run.record for _, run in members)
         points.append(Point(members[0][0], records, clique_size=size))
     try:
@@ -77,35 +72,22 @@ def _points(own: Sequence[tuple[Any, ReportedRun]]) -> tuple[Point, ...]:
         return tuple(points)
 
 
-def _component_points(
-    members: Sequence[ReportedRun],
-    settings: Sequence[dict[str, Any]],
-    common: dict[str, Any],
-) -> tuple[Point, ...]:
+def _component_points(pairs: Sequence[Pair]) -> tuple[Point, ...]:
     """Points of the component ablation: what is learned, with and without retention."""
-    others = [key for key in common if key not in COMPONENTS]
-    own = [
-        ((not each["retention"], each["modalities"]), run)
-        for run, each in zip(members, settings, strict=True)
-        if all(each.get(other) == common[other] for other in others)
-    ]
-    words = {"image": "image", "text": "text", "both": "image + text"}
-    order = list(words)
-    points = sorted(
-        _points(own), key=lambda point: (not point.value[0], order.index(point.value[1]))
+    order, words = ("image", "text", "both"), ("image", "text", "image + text")
+    points = _points(
+        [((own["retention"], order.index(own["modalities"])), run) for own, run in pairs]
     )
     return tuple(
-        replace(point, value=words[point.value[1]] + ("" if point.value[0] else " + retention"))
+        replace(point, value=words[point.value[1]] + (" + retention" if point.value[0] else ""))
         for point in points
     )
 
 
 def _clique_size(run: ReportedRun) -> float | None:
     """Mean over batches of the largest clique's size."""
-    if run.evidence is None:
-        return None
-    sizes = [count["max_size"] for count in run.evidence.counts if "max_size" in count]
-    return statistics.mean(sizes) if sizes else None
+    counts = () if run.evidence is None else run.evidence.counts
+    return average(line.get("max_size") for line in counts)
 
 
 def curve_figure(curve: Curve) -> Figure:
@@ -135,7 +117,7 @@ def curves_figure(curves: Mapping[str, Curve]) -> Figure:
             positions = _draw(axes, curve)
             axes.set_xlabel(name)
             other = axes.twinx()  # shows what a method does where no prediction changes
-            likelihood = np.array([point.nll for point in _known(curve)], dtype=float)
+            likelihood = [point.nll for point in curve.points if point.nll is not None]
             other.plot(positions, likelihood, marker=".", color=FAINT, alpha=0.5, linewidth=1)
             other.set_ylabel("NLL (grey)", color=FAINT)
             other.tick_params(colors=FAINT)
@@ -149,20 +131,19 @@ def curves_figure(curves: Mapping[str, Curve]) -> Figure:
 
 def _draw(axes: Axes, curve: Curve) -> Sequence[float]:
     """Accuracy with error bars, the default and zero-shot; returns where the points are."""
-    known = _known(curve)
-    positions = _axis(axes, curve.field, [point.value for point in known])
+    known = [(point, point.mean) for point in curve.points if point.mean is not None]
+    values = [point.value for point, _ in known]
+    positions = _axis(axes, curve.field, values)
     axes.errorbar(
         positions,
-        np.array([point.mean for point in known], dtype=float),
-        [point.sd or 0.0 for point in known] if _several(curve) else None,
+        [mean for _, mean in known],
+        [point.sd or 0.0 for point, _ in known] if _several(curve) else None,
         capsize=3,
         elinewidth=1.2,
         **line_look(0),
     )
     axes.set_ylabel("top-1, %")
-    defaults = [
-        x for x, point in zip(positions, known, strict=True) if point.value == curve.default
-    ]
+    defaults = [x for x, value in zip(positions, values, strict=True) if value == curve.default]
     for position in defaults:
         axes.axvline(position, color=FAINT, linewidth=0.8, linestyle=":", label="default")
     if curve.baseline is not None:
@@ -170,10 +151,6 @@ def _draw(axes: Axes, curve: Curve) -> Sequence[float]:
     if defaults or curve.baseline is not None:
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1), borderpad=0, ncols=2)
     return positions
-
-
-def _known(curve: Curve) -> list[Point]:
-    return [point for point in curve.points if point.records]
 
 
 def _several(curve: Curve) -> bool:
@@ -199,7 +176,7 @@ def _axis(axes: Axes, field: str, values: Sequence[Any]) -> Sequence[float]:
         if multiply:
             axes.set_xscale("log", base=2 if field == "batch_size" else 10)
     step = -(-len(values) // 9)
-    axes.set_xticks(positions[::step], [label(value) for value in values[::step]])
+    axes.set_xticks(positions[::step], [value_text(value) for value in values[::step]])
     axes.minorticks_off()
     return positions
 
@@ -216,19 +193,12 @@ def _choices(curve: Curve) -> Figure:
     with new_figure(5.6, 1.0 + 0.36 * len(curve.points)) as figure:
         axes = figure.subplots()
         for position, point in enumerate(curve.points):
-            mean = statistics.mean(point.top1)
+            mean = point.mean or 0.0
             look = line_look(position) | {"linestyle": "none", "markersize": 7}
             error = (point.sd or 0.0) if _several(curve) else None
             axes.errorbar(mean, position, xerr=error, capsize=3, elinewidth=1.2, **look)
-            axes.annotate(
-                f"{mean:.1f}",
-                (mean, position),
-                (0, 6),
-                textcoords="offset points",
-                ha="center",
-                va="bottom",
-                fontsize=8,
-            )
+            where: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "va": "bottom"}
+            axes.annotate(f"{mean:.1f}", (mean, position), (0, 6), fontsize=8, **where)
         if curve.baseline is not None:
             axes.axvline(curve.baseline, label=f"zero_shot {curve.baseline:.1f}", **_BASELINE)
             axes.legend(loc="lower left", bbox_to_anchor=(0, 1), borderpad=0)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.evaluation.evidence_log import Evidence
-from cliquetta.report.style import COLOURS, FAINT, MARKERS, PAPER, new_figure
+from cliquetta.report.style import FAINT, PAPER, line_look, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,22 +20,18 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 How = Literal["auto", "pca", "tsne"]
 MAPS: tuple[How, ...] = ("auto", "pca", "tsne")
-CLASSES = 10
-"""Classes with a marker of their own; the rest is grey."""
+CLASSES = 10  # classes with a marker of their own; the rest is grey
 
 
 @dataclass(frozen=True, eq=False)
 class Embedding:
     """Images in the plane, plain and prompted in the same axes."""
 
-    plain: Array
-    """(n, 2)."""
+    plain: Array  # (n, 2)
     prompted: Array
     labels: npt.NDArray[np.int64]
-    how: str
-    """What made the map, in words."""
-    cohesion: tuple[float, float]
-    """Of the features, not of the map: see :func:`cohesion`; plain and prompted."""
+    how: str  # what made the map, in words
+    cohesion: tuple[float, float]  # plain and prompted; of the features, not of the map
 
 
 def pca(features: Array) -> tuple[Array, float]:
@@ -89,14 +85,14 @@ def embed(evidence: Evidence, how: How = "auto") -> Embedding | None:
     batches = [batch for batch in evidence.batches if batch.prompted is not None]
     if not batches:
         return None
-    plain = np.concatenate([batch.features for batch in batches]).astype(np.float64)
-    prompted = np.concatenate(
-        [batch.prompted for batch in batches if batch.prompted is not None]
+    both = np.concatenate(
+        [batch.features for batch in batches]
+        + [batch.prompted for batch in batches if batch.prompted is not None]
     ).astype(np.float64)
-    labels = np.array([label for batch in batches for label in batch.labels], np.int64)
+    plain, prompted = np.split(both, 2)
+    labels = np.concatenate([batch.labels for batch in batches])
     if (labels < 0).all():
-        labels = np.array([label for batch in batches for label in batch.after], np.int64)
-    both = np.concatenate([plain, prompted])
+        labels = np.concatenate([batch.after for batch in batches])
     available = importlib.util.find_spec("openTSNE") is not None
     if how == "tsne" and not available:
         raise UserError("a t-SNE map needs openTSNE: pip install 'cliquetta[tsne]', or take pca")
@@ -108,13 +104,8 @@ def embed(evidence: Evidence, how: How = "auto") -> Embedding | None:
     else:
         points, words = tsne(both), "t-SNE (openTSNE)"
     known = labels >= 0
-    return Embedding(
-        points[: len(plain)],
-        points[len(plain) :],
-        labels,
-        words,
-        (cohesion(plain[known], labels[known]), cohesion(prompted[known], labels[known])),
-    )
+    before, after = (cohesion(each[known], labels[known]) for each in (plain, prompted))
+    return Embedding(points[: len(plain)], points[len(plain) :], labels, words, (before, after))
 
 
 def embedding_figure(embedding: Embedding, names: tuple[str, ...]) -> Figure:
@@ -130,20 +121,12 @@ def embedding_figure(embedding: Embedding, names: tuple[str, ...]) -> Figure:
             if rest.any():
                 own.scatter(*points[rest].T, s=8, color=FAINT, alpha=0.5, linewidths=0)
             for turn, label in enumerate(shown):
-                rows = embedding.labels == label
-                own.scatter(
-                    *points[rows].T,
-                    s=26,
-                    color=COLOURS[turn % len(COLOURS)],
-                    marker=MARKERS[turn % len(MARKERS)],
-                    edgecolors=PAPER,
-                    linewidths=0.4,
-                    label=names[label] if panel == 0 else None,
-                )
-            own.set_title(title)
+                look = {key: line_look(turn)[key] for key in ("color", "marker")}
+                look |= {"edgecolors": PAPER, "linewidths": 0.4}
+                name = names[label] if panel == 0 else None
+                own.scatter(*points[embedding.labels == label].T, s=26, label=name, **look)
+            own.set(title=title, xticks=[], yticks=[])
             own.set_xlabel(f"cohesion {embedding.cohesion[panel]:.4f}")
-            own.set_xticks([])
-            own.set_yticks([])
             own.grid(False)
         figure.legend(loc="outside lower center", ncols=min(5, max(1, len(shown))))
     return figure

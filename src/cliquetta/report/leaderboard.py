@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cliquetta.data.corruptions import CORRUPTIONS, parse_dataset_id
-from cliquetta.evaluation.comparison import Cell, compare
+from cliquetta.evaluation.comparison import Cell, average, compare, grouped
 from cliquetta.evaluation.grid import BASELINE
 from cliquetta.evaluation.record import Record, Run
 from cliquetta.evaluation.tables import TextTable, to_markdown
@@ -22,6 +22,7 @@ from cliquetta.report.results_pages import (
     method_of,
     read_settings,
     short_id,
+    shown,
     sources,
     times,
 )
@@ -48,10 +49,8 @@ COLUMNS = {
     "batch 1": ("batch 1", "top1"),
 }
 """Columns of the board: a kind of stream, as :func:`stream_kind` tells it, and a metric."""
-SINGLE = "batch 1"
-"""The column of streams of single images."""
-Runs = Mapping[tuple[str, int], float]
-"""Gains by set and seed."""
+SINGLE = "batch 1"  # the column of streams of single images
+Runs = Mapping[tuple[str, int], float]  # gains by set and seed
 ORDERS = {
     "keff": "few classes",
     "uneven": "few classes",
@@ -60,10 +59,8 @@ ORDERS = {
     "long-tail": "long tail",
     "mixed": "mixed",
 }
-CHEAP = 1.5
-"""Times the cost of zero-shot up to which a method is called cheap."""
-NAMED = 3
-"""Methods that a sentence names; of others it tells the number."""
+CHEAP = 1.5  # times the cost of zero-shot up to which a method is called cheap
+NAMED = 3  # methods that a sentence names; of others it tells the number
 READING = (
     "A cell is the gain over zero-shot in points, mean over the sets of its column and over "
     "seeds, on exactly the same images; in brackets the set with the lowest gain. ▼ marks a loss, "
@@ -84,7 +81,7 @@ READING = (
 )
 
 
-def stream_kind(record: Record, roles: Mapping[str, str] | None = None) -> str:
+def stream_kind(record: Record, roles: Mapping[str, str]) -> str:
     """The kind of stream of a record: its protocol, else the shift of its images.
 
     ``roles`` has the kind of datasets that are a shift themselves, by id; others are clean.
@@ -99,7 +96,7 @@ def stream_kind(record: Record, roles: Mapping[str, str] | None = None) -> str:
     shift = parse_dataset_id(record.dataset)[1]
     if shift is not None:
         return CORRUPTIONS[shift.name].group
-    role = (roles or {}).get(record.dataset, CLEAN)
+    role = roles.get(record.dataset, CLEAN)
     return role if role in {kind for kind, _ in COLUMNS.values()} else CLEAN
 
 
@@ -107,8 +104,7 @@ def stream_kind(record: Record, roles: Mapping[str, str] | None = None) -> str:
 class BoardRow:
     """A method, as far as it was run."""
 
-    cells: dict[str, list[Cell]] = field(default_factory=dict)
-    """The sets of every column."""
+    cells: dict[str, list[Cell]] = field(default_factory=dict)  # the sets of every column
 
     def measured(self, column: str) -> list[Cell]:
         """The sets of a column with a gain."""
@@ -116,16 +112,11 @@ class BoardRow:
 
     def gain(self, column: str) -> float | None:
         """The mean over the sets of a column."""
-        gains = [statistics.mean(cell.gains.values()) for cell in self.measured(column)]
-        return statistics.mean(gains) if gains else None
+        return average(cell.gain for cell in self.measured(column))
 
     def worst(self, column: str) -> tuple[float, str]:
         """The lowest gain among the sets of a column, and the set."""
         return min((cell.gain or 0.0, short_id(cell.column)) for cell in self.measured(column))
-
-    def shown(self, column: str) -> dict[str, int]:
-        """Images of every set of a column."""
-        return {cell.column: _images(cell) for cell in self.measured(column)}
 
     def runs(self, column: str) -> Runs:
         """Gains by set and seed."""
@@ -134,14 +125,14 @@ class BoardRow:
     @property
     def cost(self) -> float | None:
         """Time per image as a multiple of zero-shot's, usually."""
-        costs = [c.cost for some in self.cells.values() for c in some if c.cost is not None]
-        return statistics.median(costs) if costs else None
+        costs = (cell.cost for cells in self.cells.values() for cell in cells)
+        return average(costs, statistics.median)
 
     @property
     def size(self) -> str:
         """Sets and images of a run, usually."""
-        metrics = [some for (c, some) in self.cells.items() if COLUMNS[c][1] != "auroc"]
-        sizes = [_images(cell) for some in metrics for cell in some]
+        counted = [cells for c, cells in self.cells.items() if COLUMNS[c][1] != "auroc"]
+        sizes = [_images(cell) for cells in counted for cell in cells]
         return f"{len(sizes)} × {round(statistics.median(sizes)):,}"
 
 
@@ -187,9 +178,7 @@ def _sections(records: Sequence[Record], rows: Mapping[str, BoardRow], folder: P
 
 def board_rows(records: Iterable[Record], roles: Mapping[str, str]) -> dict[str, BoardRow]:
     """Every method by its label; zero-shot first, then by the mean over columns."""
-    kinds: dict[str, list[Record]] = {}
-    for record in records:
-        kinds.setdefault(stream_kind(record, roles), []).append(record)
+    kinds = grouped(records, lambda record: stream_kind(record, roles))
     rows: dict[str, BoardRow] = {}
     for column, (kind, metric) in COLUMNS.items():
         for setting in read_settings(kinds.get(kind, []), {}):
@@ -198,8 +187,7 @@ def board_rows(records: Iterable[Record], roles: Mapping[str, str]) -> dict[str,
                     rows.setdefault(name, BoardRow()).cells.setdefault(column, []).append(cell)
 
     def rank(name: str) -> tuple[bool, float]:
-        gains = [gain for column in COLUMNS if (gain := rows[name].gain(column)) is not None]
-        return name != BASELINE, -statistics.mean(gains) if gains else 0.0
+        return name != BASELINE, -(average(map(rows[name].gain, COLUMNS)) or 0.0)
 
     return {name: rows[name] for name in sorted(rows, key=rank)}
 
@@ -239,7 +227,10 @@ def _images(cell: Cell) -> int:
 
 def _in_full(rows: Mapping[str, BoardRow], column: str) -> list[str]:
     """Methods that saw of a column as much as any, best first."""
-    sizes = {name: sum(row.shown(column).values()) for name, row in rows.items()}
+    sizes = {
+        name: sum({cell.column: _images(cell) for cell in row.measured(column)}.values())
+        for name, row in rows.items()
+    }
     full = [name for name, size in sizes.items() if size and size == max(sizes.values())]
     return sorted(full, key=lambda name: -(rows[name].gain(column) or 0.0))
 
@@ -249,17 +240,10 @@ def _board(rows: Mapping[str, BoardRow], folder: Path) -> str:
     lines = []
     for name, row in rows.items():
         cells = [_cell(row, column, name, full[column]) for column in COLUMNS]
-        lines.append(
-            (
-                linked(name, folder, "../methods/"),
-                _setting(name),
-                *cells,
-                BLANK if row.cost is None else times(row.cost),
-                row.size,
-            )
-        )
-    head = ("method", "setting", *COLUMNS, "cost", "sets × images")
-    return to_markdown(TextTable(head, tuple(lines))).rstrip()
+        head = (linked(name, folder, "../methods/"), _setting(name))
+        lines.append((*head, *cells, times(row.cost), row.size))
+    columns = ("method", "setting", *COLUMNS, "cost", "sets × images")
+    return to_markdown(TextTable(columns, tuple(lines))).rstrip()
 
 
 def _cell(row: BoardRow, column: str, name: str, full: Sequence[str]) -> str:
@@ -268,12 +252,11 @@ def _cell(row: BoardRow, column: str, name: str, full: Sequence[str]) -> str:
         return "for batches"
     if gain is None:  # zero-shot may have been run on fewer images as well: the most count
         most = {cell.column: cell for cell in sorted(row.cells.get(column, ()), key=_images)}
-        means = [cell.mean for cell in most.values() if cell.mean is not None]
-        return f"{statistics.mean(means):.1f}" if means else BLANK
-    shown = _points(gain) + ("" if name in full else "°")
-    shown = f"**{shown}**" if full[:1] == [name] and gain > 0 else shown
+        return shown(average(cell.mean for cell in most.values()), ".1f")
+    points = _points(gain) + ("" if name in full else "°")
+    points = f"**{points}**" if full[:1] == [name] and gain > 0 else points
     lowest, where = row.worst(column)
-    return shown if len(row.measured(column)) == 1 else f"{shown} ({where} {_points(lowest)})"
+    return points if len(row.measured(column)) == 1 else f"{points} ({where} {_points(lowest)})"
 
 
 def _points(gain: float) -> str:
@@ -316,9 +299,9 @@ def _advice(rows: Mapping[str, BoardRow], column: str) -> str:
 
 
 def _some(gains: Mapping[str, float], names: Sequence[str]) -> str:
-    shown = ", ".join(f"`{name}` ({gains[name]:+.1f})" for name in names[:NAMED])
+    first = ", ".join(f"`{name}` ({gains[name]:+.1f})" for name in names[:NAMED])
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return f"{shown}{more}" if names else "none"
+    return f"{first}{more}" if names else "none"
 
 
 def _standing(rows: Mapping[str, BoardRow], name: str) -> str:

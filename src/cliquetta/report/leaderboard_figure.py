@@ -16,12 +16,9 @@ from cliquetta.report.style import COLOURS, FAINT, GRID, INK, PAPER
 
 KINDS = tuple(column for column, (_, metric) in COLUMNS.items() if metric != "auroc")
 RIVALS = 5
-SHARE = 0.8
-"""Of the cells that the best-covered method has; a rival with fewer is not drawn."""
-LEFT, TOP, BETWEEN, BAR, GAP, POINT = 48, 92, 62, 11, 18, 6.0
-"""Pixels: margins, of a bar, between groups, of a point of accuracy."""
-STEP = 5
-"""Points between two lines."""
+SHARE = 0.8  # of the cells that the best-covered method has; a rival with fewer is not drawn
+LEFT, TOP, BETWEEN, BAR, GAP, POINT = 48, 92, 62, 11, 18, 6.0  # pixels; POINT: of one point of gain
+STEP = 5  # points between two lines
 
 Board = Mapping[str, BoardRow]
 
@@ -102,11 +99,8 @@ def _panel(
     bottom = height_of(low)
     parts = [f'<text x="{LEFT}" y="{top + 6}" font-weight="bold">{escape(title)}</text>']
     for mark in range(low, high + 1, STEP):
-        y, colour, label = (
-            height_of(mark),
-            INK if mark == 0 else GRID,
-            f"{mark:+d}" if mark else "0",
-        )
+        y, label = height_of(mark), f"{mark:+d}" if mark else "0"
+        colour = GRID if mark else INK
         parts += [
             f'<path d="M{LEFT} {y:g}H{width - 8}" stroke="{colour}"/>',
             f'<text x="{LEFT - 6}" y="{y + 4:g}" text-anchor="end" fill="{FAINT}">{label}</text>',

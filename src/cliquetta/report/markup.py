@@ -32,28 +32,19 @@ def count(amount: int, noun: str, plural: str = "") -> str:
 
 
 def table(
-    columns: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    *,
-    caption: str = "",
-    labels: int = 1,
+    columns: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str = "", labels: int = 1
 ) -> str:
     """A table; the first ``labels`` columns name the row, the others hold numbers."""
-
-    def side(index: int) -> str:
-        return "" if index < labels else ' class="number"'
-
-    head = "".join(
-        f'<th scope="col"{side(index)}>{esc(name)}</th>' for index, name in enumerate(columns)
-    )
-
-    def cell(index: int, text: str) -> str:
-        if index == 0:
-            return f'<th scope="row">{esc(text)}</th>'
-        return f'<td{side(index)} data-column="{esc(columns[index])}">{esc(text)}</td>'
-
-    lines = ("".join(cell(index, text) for index, text in enumerate(row)) for row in rows)
-    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    sides = ["" if index < labels else ' class="number"' for index in range(len(columns))]
+    names = [(side, esc(name)) for side, name in zip(sides, columns, strict=True)]
+    head = "".join(f'<th scope="col"{side}>{name}</th>' for side, name in names)
+    body = ""
+    for first, *others in rows:
+        cells = "".join(
+            f'<td{side} data-column="{name}">{esc(text)}</td>'
+            for (side, name), text in zip(names[1:], others, strict=True)
+        )
+        body += f'<tr><th scope="row">{esc(first)}</th>{cells}</tr>'
     title = f"<caption>{esc(caption)}</caption>" if caption else ""
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{esc(caption or columns[0])}">'

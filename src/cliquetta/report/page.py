@@ -28,11 +28,6 @@ from cliquetta.report.style import to_file
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LIMIT = 3_000_000
-"""Bytes that a page may have."""
-FORMATS = ("png", "pdf")
-"""Of figures beside a page."""
-
 
 @dataclass(frozen=True)
 class Choices:
@@ -41,28 +36,18 @@ class Choices:
     title: str = ""
     attention: Kind = "class"
     map: How = "auto"
-    limit: int = LIMIT
+    limit: int = 3_000_000  # bytes that a page may have
 
 
-@dataclass(frozen=True)
-class _Level:
-    """Amounts on a page, tried in turn until the page is small enough."""
-
-    amounts: Amounts
-    evidence: int
-    """Runs whose evidence is shown."""
-    drawn: int
-    """Datasets with figures."""
-
-
-_LEVELS = (
-    _Level(Amounts(), 8, 24),
-    _Level(Amounts(4, 16, 3), 4, 16),
-    _Level(Amounts(3, 8, 2), 2, 8),
-    _Level(Amounts(2, 8, 1), 1, 4),
-    _Level(Amounts(), 0, 1),
-    _Level(Amounts(), 0, 0),
+_AMOUNTS = (
+    Amounts(),
+    Amounts(4, 16, 3, runs=4, datasets=16),
+    Amounts(3, 8, 2, runs=2, datasets=8),
+    Amounts(2, 8, 1, runs=1, datasets=4),
+    Amounts(runs=0, datasets=1),
+    Amounts(runs=0, datasets=0),
 )
+"""Tried in turn until the page is small enough."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +62,10 @@ def build_page(
     runs: Sequence[ReportedRun], unfinished: Sequence[Run] = (), choices: Choices | None = None
 ) -> Page:
     """The report of ``runs``; where it would grow too large, later ones get less detail."""
-    choices = choices or Choices()
-    figures = PageFigures()
+    choices, figures, html = choices or Choices(), PageFigures(), ""
     groups = shown_groups(runs)
-    html = ""
-    for level in _LEVELS:
-        html = _document(runs, groups, unfinished, choices, figures, level)
+    for amounts in _AMOUNTS:
+        html = _document(runs, groups, unfinished, choices, figures, amounts)
         if len(html.encode()) <= choices.limit:
             break
     return Page(html, figures.drawn)
@@ -100,7 +83,7 @@ def write_figures(page: Page, folder: Path | str) -> list[Path]:
     """Write every figure of the page as PNG and PDF; returns the files."""
     written = []
     for name, figure in page.figures.items():
-        for kind in FORMATS:
+        for kind in ("png", "pdf"):
             path = Path(folder) / f"{name}.{kind}"
             write_atomically(path, to_file(figure, kind))
             path.chmod(0o644)
@@ -114,29 +97,23 @@ def _document(
     unfinished: Sequence[Run],
     choices: Choices,
     figures: PageFigures,
-    level: _Level,
+    amounts: Amounts,
 ) -> str:
-    """The page at one level of detail."""
+    """The page with so much detail."""
     sections: list[tuple[str, str]] = [("Results", headline(runs) + results(runs))]
     shown = left_out = 0
     for index, group in enumerate(groups):
-        body = group_section(group, figures, draw=index < level.drawn)
+        body = group_section(group, figures, draw=index < amounts.datasets)
         for run in group.runs:
             if run.evidence is None or not run.evidence.batches or run.plain:
                 continue
-            if shown == level.evidence:
+            if shown == amounts.runs:
                 left_out += 1
                 continue
             shown += 1
             label = group.labels[run.id]
             section = evidence_section(
-                run,
-                label,
-                run.evidence,
-                level.amounts,
-                figures,
-                kind=choices.attention,
-                how=choices.map,
+                run, label, run.evidence, amounts, figures, choices.attention, choices.map
             )
             if section:
                 body += f"<h3>Inside {esc(label)}</h3>{section}"
@@ -153,17 +130,24 @@ def _document(
     notes = unlearned_text([run.record for run in runs])
     if any(run.record.settings["model"]["id"] == MICRO for run in runs):
         notes.append(f"{MICRO_NOTE}.")
-    notes += _notes(unfinished, left_out, max(0, len(groups) - level.drawn))
+    if unfinished:
+        names = ", ".join(run.record.id for run in unfinished[:3])
+        notes.append(f"{count(len(unfinished), 'unfinished run')} left out: {names}.")
+    undrawn = len(groups) - amounts.datasets
+    less = [f"the galleries of {count(left_out, 'run')}"] if left_out else []
+    less += [f"the figures of {count(undrawn, 'dataset')}"] if undrawn > 0 else []
+    if less:
+        what = f"To keep the page small it leaves out {' and '.join(less)}"
+        notes.append(f"{what}: report on fewer runs to see them.")
     return frame(choices.title or _title(runs), _lead(runs), sections, notes)
 
 
 def _title(runs: Sequence[ReportedRun]) -> str:
-    methods = list(dict.fromkeys(run.name for run in runs))
+    methods, datasets = {run.name for run in runs}, {run.record.dataset for run in runs}
     if len(methods) == 2:  # one, beside what it is compared with
-        methods = list(dict.fromkeys(run.name for run in runs if not run.plain)) or methods
-    datasets = list(dict.fromkeys(run.record.dataset for run in runs))
-    what = methods[0] if len(methods) == 1 else f"{len(methods)} methods"
-    where = datasets[0] if len(datasets) == 1 else f"{len(datasets)} datasets"
+        methods = {run.name for run in runs if not run.plain} or methods
+    what = methods.pop() if len(methods) == 1 else f"{len(methods)} methods"
+    where = datasets.pop() if len(datasets) == 1 else f"{len(datasets)} datasets"
     return f"{what} on {where}"
 
 
@@ -188,18 +172,3 @@ def unlearned_text(records: Sequence[Record]) -> list[str]:
         if record.notes.get("text_prompts", "learned") not in fine
     }
     return sorted(remarks)
-
-
-def _notes(unfinished: Sequence[Run], evidence: int, undrawn: int) -> list[str]:
-    notes = []
-    if unfinished:
-        names = ", ".join(run.record.id for run in unfinished[:3])
-        notes.append(f"{count(len(unfinished), 'unfinished run')} left out: {names}.")
-    if evidence or undrawn:
-        left = [f"the galleries of {count(evidence, 'run')}"] if evidence else []
-        left += [f"the figures of {count(undrawn, 'dataset')}"] if undrawn else []
-        notes.append(
-            f"To keep the page small it leaves out {' and '.join(left)}: report on fewer runs to "
-            "see them."
-        )
-    return notes

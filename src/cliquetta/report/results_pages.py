@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from cliquetta.data.samplers import SAMPLERS
 from cliquetta.errors import UserError
-from cliquetta.evaluation.comparison import Comparison, Overall, compare
+from cliquetta.evaluation.comparison import Cell, Comparison, Overall, compare, grouped
 from cliquetta.evaluation.grid import BASELINE, grid_roles, packaged_grid
 from cliquetta.evaluation.record import Record, Run, unpack_records
 from cliquetta.evaluation.tables import TextTable, to_markdown
@@ -24,8 +23,7 @@ GRIDS = {
 BEGIN, END = "<!-- headline: cliquetta reproduce headline -->", "<!-- /headline -->"
 BLANK = "–"
 REPORT, DEVELOPMENT, CLEAN = "report", "dev", "clean"
-COLUMNS = 8
-"""Datasets of a table shift by shift."""
+COLUMNS = 8  # datasets of a table shift by shift
 KINDS = {
     "independent": "*Images come alone and nothing may be kept* (independent).",
     "sequential": "*One stream, remembered image by image* (sequential).",
@@ -50,8 +48,7 @@ class Setting:
 
     title: str
     runs: tuple[Run, ...]
-    roles: Mapping[str, str]
-    """``dev``, ``clean`` or ``report`` by dataset; the last by default."""
+    roles: Mapping[str, str]  # ``dev``, ``clean`` or ``report`` by dataset; the last by default
 
     @cached_property
     def table(self) -> Comparison:
@@ -71,23 +68,23 @@ class Setting:
     def rows(self) -> list[Overall]:
         """Every method over the shifted datasets: zero-shot first, then by gain."""
         rows = [self.table.overall(row, self.shifted) for row in self.table.rows]
-        return sorted(rows, key=lambda row: (row.row != BASELINE, -(row.gain or 0.0)))
+        return sorted(rows, key=_rank)
+
+
+def _rank(row: Overall) -> tuple[bool, float]:
+    return row.row != BASELINE, -(row.gain or 0.0)
 
 
 def read_settings(records: Iterable[Record], roles: Mapping[str, str]) -> list[Setting]:
     """Records by all that must be equal in one table, those of most datasets first."""
-    groups: dict[str, list[Run]] = {}
-    for record in records:
-        groups.setdefault(_title(record), []).append(Run(record, None))
+    groups = grouped([Run(record, None) for record in records], _title)
     settings = [Setting(title, tuple(runs), roles) for title, runs in groups.items()]
     return sorted(settings, key=lambda s: (-len(s.table.columns), -len(s.table.rows)))
 
 
-def _title(record: Record) -> str:
-    stream, model = record.settings["stream"], record.settings["model"]
-    order = Run(record, None).order
-    reads = SAMPLERS[order].reads if order in SAMPLERS else ()
-    facts = [f"{n} {stream[n]}" for n in reads if n in stream and n != "batch_size"]
+def _title(run: Run) -> str:
+    stream, model, order = run.record.settings["stream"], run.record.settings["model"], run.order
+    facts = [f"{n} {value}" for n, value in run.own_order.items() if n != "batch_size"]
     facts += [f"gamma {stream['dirichlet']}"] if stream["dirichlet"] is not None else []
     order += f" ({', '.join(facts)})" if facts else ""
     limit = f", {stream['limit']} images per dataset" if stream["limit"] else ""
@@ -97,30 +94,21 @@ def _title(record: Record) -> str:
 
 def headline(bundled: Sequence[Setting], real: Sequence[Setting]) -> str:
     """One row per method of the first setting of each; of ``real`` only what is not ``dev``."""
-    sides = [
-        (name, setting, setting.columns(*roles))
-        for name, settings, roles in (
-            ("bundled set", bundled, (REPORT, DEVELOPMENT)),
-            ("real tower", real, (REPORT,)),
-        )
-        for setting in settings[:1]
-    ]
+    sides = [("bundled set", s, s.columns(REPORT, DEVELOPMENT)) for s in bundled[:1]]
+    sides += [("real tower", s, s.columns(REPORT)) for s in real[:1]]
     head = ["method"]
     for name, _, columns in sides:
         head += [f"{name}, {len(columns)} shifts", "worst", "clean"]
-    _, main, _ = sides[-1]
     # A method may need other options on one side: its text half stays fixed on the real tower.
     labels = [{method_of(row): row for row in reversed(s.table.rows)} for _, s, _ in sides]
     rows = []
-    for row in main.rows:
+    for row in sides[-1][1].rows:
         name = method_of(row.row)
         if all(name in known for known in labels):
-            cells = [
-                cell
-                for (_, setting, columns), known in zip(sides, labels, strict=True)
-                for cell in _headline_cells(setting, columns, known[name])
-            ]
-            rows.append((f"`{name}`", *cells, BLANK if row.cost is None else times(row.cost)))
+            cells = []
+            for (_, setting, columns), known in zip(sides, labels, strict=True):
+                cells += _headline_cells(setting, columns, known[name])
+            rows.append((f"`{name}`", *cells, times(row.cost)))
     return to_markdown(TextTable((*head, "cost"), tuple(rows))).rstrip()
 
 
@@ -129,9 +117,9 @@ def _headline_cells(setting: Setting, columns: Sequence[str], method: str) -> li
     row = setting.table.overall(method, columns)
     clean = setting.table.overall(method, setting.columns(CLEAN))
     if row.gain is None or row.worst is None:
-        return [f"{row.mean:.2f}", BLANK, BLANK if clean.mean is None else f"{clean.mean:.1f}"]
-    left = BLANK if clean.gain is None else f"{round(clean.gain, 1) + 0.0:+.1f}"
-    return [f"{row.mean:.2f} ({row.gain:+.2f})", f"{row.worst[0]:+.2f}", left]
+        return [f"{row.mean:.2f}", BLANK, shown(clean.mean, ".1f")]
+    left = None if clean.gain is None else round(clean.gain, 1) + 0.0
+    return [f"{row.mean:.2f} ({row.gain:+.2f})", f"{row.worst[0]:+.2f}", shown(left, "+.1f")]
 
 
 def insert_headline(text: str, table: str) -> str:
@@ -144,10 +132,7 @@ def insert_headline(text: str, table: str) -> str:
 
 
 def methods_page(
-    bundled: Sequence[Setting],
-    real: Sequence[Setting],
-    streams: Sequence[Setting],
-    folder: Path,
+    bundled: Sequence[Setting], real: Sequence[Setting], streams: Sequence[Setting], folder: Path
 ) -> str:
     """Every registered method beside what was recorded of it; ``folder`` holds their pages."""
     parts = [
@@ -169,7 +154,10 @@ def methods_page(
         parts += ["## Other streams and batch sizes"]
     for setting in streams:
         parts += [f"### {setting.title}", _every_method([setting], folder)]
-    parts += ["## What was not run", _not_run([*bundled, *real], folder)]
+    ran = {method_of(row) for setting in [*bundled, *real] for row in setting.table.rows}
+    missing = [entry for entry in method_entries() if entry.name not in ran]
+    lines = [as_item(f"{linked(entry.name, folder)}: {entry.summary}.") for entry in missing]
+    parts += ["## What was not run", "\n".join(lines) or "Nothing: every method has a row."]
     parts += ["## Sources", sources([*bundled, *real, *streams])]
     return "\n\n".join(parts) + "\n"
 
@@ -192,14 +180,11 @@ def sources(settings: Iterable[Setting]) -> str:
     for setting in settings:
         records = [run.record for run in setting.runs]
         dates = sorted({record.finished[:10] for record in records})
-        machines = sorted(
-            {
-                f"{r.environment['device_name']}, torch {r.environment['versions']['torch']}"
-                for r in records
-            }
-        )
+        about = [record.environment for record in records]
+        machines = {f"{e['device_name']}, torch {e['versions']['torch']}" for e in about}
         seeds = sorted({record.seed for record in records})
-        facts = f"{' to '.join(dict.fromkeys([dates[0], dates[-1]]))}, {'; '.join(machines)}"
+        days = " to ".join(dict.fromkeys([dates[0], dates[-1]]))
+        facts = f"{days}, {'; '.join(sorted(machines))}"
         lines.append(as_item(f"{setting.title}: {len(records)} runs, seeds {seeds}, {facts}."))
     return "\n".join(lines)
 
@@ -211,11 +196,8 @@ def _every_method(settings: Sequence[Setting], folder: Path) -> str:
     for setting in settings:
         for row in setting.rows:
             first.setdefault(row.row, (setting, row))
-    ordered = sorted(
-        first.values(), key=lambda pair: (pair[1].row != BASELINE, -(pair[1].gain or 0.0))
-    )
     rows = []
-    for setting, row in ordered:
+    for setting, row in sorted(first.values(), key=lambda pair: _rank(pair[1])):
         untouched = setting.table.overall(row.row, setting.columns(REPORT)).gain
         spread = "" if row.sd is None else f" ± {row.sd:.2f}"
         rows.append(
@@ -224,10 +206,10 @@ def _every_method(settings: Sequence[Setting], folder: Path) -> str:
                 _kind(get_method(method_of(row.row))),
                 BLANK if row.mean is None else f"{row.mean:.2f}{spread}",
                 _gain(row),
-                BLANK if untouched is None else f"{untouched:+.2f}",
+                shown(untouched, "+.2f"),
                 BLANK if row.worst is None else f"{row.worst[0]:+.2f} ({short_id(row.worst[1])})",
-                BLANK if row.ece is None else f"{row.ece:.1f}",
-                BLANK if row.cost is None else times(row.cost),
+                shown(row.ece, ".1f"),
+                times(row.cost),
                 f"{len(row.columns)} × {row.images:,}",
             )
         )
@@ -238,22 +220,23 @@ def _every_method(settings: Sequence[Setting], folder: Path) -> str:
 def _by_dataset(setting: Setting, *, overall: bool = False) -> list[str]:
     """Methods by datasets, in tables of a few datasets each."""
     names, tables = [*setting.shifted, *setting.columns(CLEAN)], []
+    marks = {DEVELOPMENT: " (dev)", CLEAN: " (clean)"}
     for start in range(0, len(names), COLUMNS):
         some = names[start : start + COLUMNS]
-        marks = {DEVELOPMENT: " (dev)", CLEAN: " (clean)"}
         head = [short_id(name) + marks.get(setting.roles.get(name, ""), "") for name in some]
         rows = []
         for row in setting.rows:
-            cells = []
-            for name in some:
-                cell = setting.table.cells.get((row.row, name))
-                gain = "" if cell is None or cell.gain is None else f" ({cell.gain:+.1f})"
-                known = cell is not None and cell.mean is not None
-                cells.append(f"{cell.mean:.1f}{gain}" if known and cell else BLANK)
+            cells = [_cell(setting.table.cells.get((row.row, name))) for name in some]
             rows.append((f"`{row.row}`", *([_gain(row)] if overall else []), *cells))
         columns = ("method", *(["gain"] if overall else []), *head)
         tables.append(to_markdown(TextTable(columns, tuple(rows))).rstrip())
     return tables
+
+
+def _cell(cell: Cell | None) -> str:
+    if cell is None or cell.mean is None:
+        return BLANK
+    return f"{cell.mean:.1f}" + ("" if cell.gain is None else f" ({cell.gain:+.1f})")
 
 
 def _ranking(settings: Sequence[Setting], kind: str) -> str:
@@ -265,13 +248,6 @@ def _ranking(settings: Sequence[Setting], kind: str) -> str:
             gains.setdefault(row.row, row.gain)
     ordered = sorted(gains.items(), key=lambda item: -item[1])
     return ", ".join(f"`{name}` {gain:+.2f}" for name, gain in ordered) or "Nothing is recorded."
-
-
-def _not_run(settings: Sequence[Setting], folder: Path) -> str:
-    ran = {method_of(row) for setting in settings for row in setting.table.rows}
-    missing = [entry for entry in method_entries() if entry.name not in ran]
-    lines = [as_item(f"{linked(entry.name, folder)}: {entry.summary}.") for entry in missing]
-    return "\n".join(lines) or "Nothing: every method has a row."
 
 
 def _gain(row: Overall) -> str:
@@ -301,21 +277,25 @@ def short_id(dataset: str) -> str:
     return dataset.partition(" with unknown")[0].rpartition("/")[2].replace("bundled@", "")
 
 
-def times(cost: float) -> str:
+def shown(value: float | None, form: str) -> str:
+    """A figure of a table; a dash where there is none."""
+    return BLANK if value is None else format(value, form)
+
+
+def times(cost: float | None) -> str:
     """A cost as a multiple."""
-    return f"{cost:.3g} ×"
+    return BLANK if cost is None else f"{cost:.3g} ×"
 
 
-def fill(text: str) -> str:
-    """A paragraph of a page."""
-    return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
+def fill(text: str, indent: str = "") -> str:
+    """A paragraph of a page; ``indent`` is for its second line and those after it."""
+    wrapper = textwrap.TextWrapper(100, "", indent, break_long_words=False, break_on_hyphens=False)
+    return wrapper.fill(text)
 
 
 def as_item(text: str) -> str:
     """An item of a list."""
-    return textwrap.fill(
-        f"- {text}", 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
-    )
+    return fill(f"- {text}", "  ")
 
 
 @dataclass(frozen=True)
@@ -340,20 +320,15 @@ class ResultsPages:
             grid: unpack_records(self.records(grid)) if self.records(grid).exists() else []
             for grid in GRIDS[page]
         }
+        roles = {grid: grid_roles(packaged_grid(grid)) for grid in records}
         if page == "leaderboard":
-            boards = {
-                BOARDS[grid]: (some, board_rows(some, grid_roles(packaged_grid(grid))))
-                for grid, some in records.items()
-            }
+            boards = {BOARDS[g]: (some, board_rows(some, roles[g])) for g, some in records.items()}
             figure = leaderboard_figure({title: rows for title, (_, rows) in boards.items()})
             return {
                 self.results / "leaderboard.md": leaderboard_page(boards, self.methods.parent),
                 self.results.parent / "images/leaderboard.svg": figure,
             }
-        recorded = {
-            grid: read_settings(some, grid_roles(packaged_grid(grid)))
-            for grid, some in records.items()
-        }
+        recorded = {grid: read_settings(some, roles[grid]) for grid, some in records.items()}
         first = GRIDS[page][0]
         if not recorded[first]:
             raise UserError(

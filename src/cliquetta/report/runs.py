@@ -9,10 +9,12 @@ from typing import Any
 
 from cliquetta.data.catalogue import get_dataset
 from cliquetta.errors import UserError
-from cliquetta.evaluation.comparison import varying
+from cliquetta.evaluation.comparison import grouped, varying
 from cliquetta.evaluation.evidence_log import Evidence, load_evidence
 from cliquetta.evaluation.grid import BASELINE
 from cliquetta.evaluation.record import Record, Run, digest, find_runs
+
+_SHOWN = 8  # runs of a dataset in its figures; the table has the rest
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,8 +22,7 @@ class ReportedRun(Run):
     """A finished run, with its evidence where it was asked for."""
 
     evidence: Evidence | None
-    names: tuple[str, ...]
-    """Class names; ``class 7`` where they are unknown."""
+    names: tuple[str, ...]  # class names; ``class 7`` where they are unknown
 
     @property
     def id(self) -> str:
@@ -65,15 +66,17 @@ class RunGroup:
         """The runs that are not zero-shot."""
         return tuple(run for run in self.runs if not run.plain)
 
-    @property
-    def labelled(self) -> bool:
-        """Whether the predictions can be scored."""
-        return self.runs[0].labelled
-
     @cached_property
     def labels(self) -> Mapping[str, str]:
-        """A name for every run (by id) that tells it from the others of the group."""
-        return tell_apart(self.runs)
+        """Labels by id: method and preset, and whatever else differs between runs of one label."""
+        labels = {}
+        for name, members in grouped(self.runs, lambda run: run.name).items():
+            settings = [flat_settings(run) for run in members]
+            keys = varying(settings)
+            for run, own in zip(members, settings, strict=True):
+                extra = ", ".join(f"{key} {own.get(key)}" for key in keys)
+                labels[run.id] = f"{name} ({extra})" if extra else name
+        return labels
 
 
 def load_runs(
@@ -93,10 +96,9 @@ def load_runs(
     evidences = [None if run.folder is None else load_evidence(run.folder) for run in finished]
     # One run that knows the names is enough for all with the same class list.
     known = {digest(list(e.names)): e.names for e in evidences if e is not None}
-    named = [_names(run.record, root, known) for run in finished]
     reported = [
-        ReportedRun(run.record, run.folder, evidence, names)
-        for run, evidence, names in zip(finished, evidences, named, strict=True)
+        ReportedRun(run.record, run.folder, evidence, _names(run.record, root, known))
+        for run, evidence in zip(finished, evidences, strict=True)
     ]
     return reported, unfinished
 
@@ -108,36 +110,25 @@ def _names(
     prompts = record.settings["prompts"]
     wanted = str(prompts["names"])
     if wanted not in known:
-        names = _names_of(record, root)
-        known[wanted] = names if digest(list(names)) == wanted else _numbered(prompts["classes"])
+        try:
+            names = get_dataset(record.settings["stream"]["datasets"][0]["id"], root).names
+        except (ValueError, KeyError, OSError, ImportError):  # it cannot be opened here
+            names = ()
+        numbered = tuple(f"class {label}" for label in range(prompts["classes"]))
+        known[wanted] = names if digest(list(names)) == wanted else numbered
     return known[wanted]
-
-
-def _numbered(classes: int) -> tuple[str, ...]:
-    return tuple(f"class {label}" for label in range(classes))
-
-
-def _names_of(record: Record, root: Path | str | None) -> tuple[str, ...]:
-    """Class names of the run's dataset where it can still be opened."""
-    try:
-        first = record.settings["stream"]["datasets"][0]["id"]
-        return get_dataset(first, root).names
-    except (ValueError, KeyError, OSError, ImportError):
-        return ()
 
 
 def group_runs(runs: Sequence[ReportedRun]) -> list[RunGroup]:
     """Runs by dataset and by the images they saw, in the order given."""
-    groups: dict[tuple[Any, ...], list[ReportedRun]] = {}
-    for run in runs:
-        groups.setdefault((run.record.dataset, run.predictions.keys), []).append(run)
+    groups = grouped(runs, lambda run: (run.record.dataset, run.predictions.keys))
     return [
         RunGroup(dataset, tuple(sorted(members, key=lambda run: not run.plain)))
         for (dataset, _), members in groups.items()
     ]
 
 
-def shown_groups(runs: Sequence[ReportedRun], most: int = 8) -> list[RunGroup]:
+def shown_groups(runs: Sequence[ReportedRun]) -> list[RunGroup]:
     """One group per dataset, with one run per method: what figures can show.
 
     Of several seeds the first; of several settings of a method the one that is closest to what
@@ -148,15 +139,12 @@ def shown_groups(runs: Sequence[ReportedRun], most: int = 8) -> list[RunGroup]:
         known = first.setdefault(group.dataset, group)
         if len({run.name for run in group.runs}) > len({run.name for run in known.runs}):
             first[group.dataset] = group
-    return [RunGroup(group.dataset, _one_per_method(group.runs)[:most]) for group in first.values()]
+    return [RunGroup(group.dataset, _one_per_method(group.runs)) for group in first.values()]
 
 
 def _one_per_method(runs: Sequence[ReportedRun]) -> tuple[ReportedRun, ...]:
-    by_name: dict[str, list[ReportedRun]] = {}
-    for run in runs:
-        by_name.setdefault(run.name, []).append(run)
     chosen = []
-    for members in by_name.values():
+    for members in grouped(runs, lambda run: run.name).values():
         settings = [flat_settings(run) for run in members]
         usual = {
             key: most_common([each.get(key) for each in settings]) for key in varying(settings)
@@ -164,7 +152,7 @@ def _one_per_method(runs: Sequence[ReportedRun]) -> tuple[ReportedRun, ...]:
         usual.pop("seed", None)
         fit = [sum(each.get(key) == value for key, value in usual.items()) for each in settings]
         chosen.append(members[fit.index(max(fit))])
-    return tuple(chosen)
+    return tuple(chosen[:_SHOWN])
 
 
 def most_common(values: Sequence[Any]) -> Any:
@@ -176,18 +164,3 @@ def most_common(values: Sequence[Any]) -> Any:
 def flat_settings(run: Run) -> dict[str, Any]:
     """Settings in which runs of one method may differ: config, conditions and seed."""
     return {**run.setting, **run.conditions, "seed": run.record.seed}
-
-
-def tell_apart(runs: Sequence[ReportedRun]) -> dict[str, str]:
-    """Labels by id: method and preset, and whatever else differs between runs of one label."""
-    by_name: dict[str, list[ReportedRun]] = {}
-    for run in runs:
-        by_name.setdefault(run.name, []).append(run)
-    labels = {}
-    for name, members in by_name.items():
-        settings = [flat_settings(run) for run in members]
-        keys = varying(settings)
-        for run, own in zip(members, settings, strict=True):
-            extra = ", ".join(f"{key} {own.get(key)}" for key in keys)
-            labels[run.id] = f"{name} ({extra})" if extra else name
-    return labels

@@ -3,28 +3,29 @@
 import json
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from cliquetta.evaluation.ablation import Curve
-from cliquetta.evaluation.comparison import MARKS, Cell, compare
+from cliquetta.evaluation.comparison import MARKS, Cell, compare, grouped
 from cliquetta.evaluation.grid import BASELINE
 from cliquetta.evaluation.predictions import Predictions
-from cliquetta.report.changes import count_changes, in_words, moves
-from cliquetta.report.confusion import changed_confusion, confusion_figure
+from cliquetta.report.changes import (
+    changed_confusion,
+    confusion_figure,
+    count_changes,
+    in_words,
+    moves,
+)
 from cliquetta.report.curves import curve_figure
 from cliquetta.report.markup import PageFigures, cards, count, details, esc, number, table
-from cliquetta.report.reliability import PANELS, reliability_figure
 from cliquetta.report.repeat import repeat_command
 from cliquetta.report.runs import ReportedRun, RunGroup, shown_groups
-from cliquetta.report.stream import accuracy_so_far, stream_figure
+from cliquetta.report.stream import accuracy_so_far, reliability_figure, stream_figure
 
-_MOVES = 8
-"""Moves between classes in the table."""
-_CARDS = 4
-"""Methods whose figures head a page."""
-_FOLDED = 8
-"""Runs up to which commands are shown without a click."""
+_MOVES = 8  # moves between classes in the table
+_CARDS = 4  # methods whose figures head a page
+_FOLDED = 8  # runs up to which commands are shown without a click
 
 
 def slug(text: str) -> str:
@@ -35,11 +36,7 @@ def slug(text: str) -> str:
 def results(runs: Sequence[ReportedRun]) -> str:
     """One row per dataset and method, seeds together."""
     comparison = compare(runs, split=True)
-    rows = []
-    for column in comparison.columns:
-        for row in comparison.rows:
-            if (row, column) in comparison.cells:
-                rows.append(_result_row(column, row, comparison.cells[row, column]))
+    rows = [_result_row(cell) for cell in comparison.cells.values()]
     columns = ("dataset", "method", "seeds", "top-1 %", "vs zero_shot", "wrong → right",
                "right → wrong", "p", "ECE %", "images/s")  # fmt: skip
     notes = [f"{mark} {MARKS[mark]}" for mark in comparison.marks]
@@ -49,22 +46,19 @@ def results(runs: Sequence[ReportedRun]) -> str:
     return table(columns, rows, labels=2, caption="All runs, seeds taken together") + note
 
 
-def _result_row(column: str, row: str, cell: Cell) -> list[str]:
+def _result_row(cell: Cell) -> list[str]:
     test = cell.test
-    spread = "" if cell.sd is None else f" ± {number(cell.sd)}"
-    ece = [run.record.metrics["ece"] for run in cell.runs if "ece" in run.record.metrics]
-    rates = [run.record.throughput.get("images_per_second", 0.0) for run in cell.runs]
+    tested = [f"{test.repaired:,}", f"{test.broken:,}", f"{test.p:.2g}"] if test else ["–"] * 3
+    rate = statistics.mean(r.record.throughput.get("images_per_second", 0.0) for r in cell.runs)
     return [
-        column,
-        f"{row} {cell.marks}".strip(),
+        cell.column,
+        f"{cell.row} {cell.marks}".strip(),
         str(len(cell.runs)),
-        number(cell.mean) + spread,
+        number(cell.mean) + ("" if cell.sd is None else f" ± {number(cell.sd)}"),
         f"{number(cell.gain, signed=True)} {cell.better}".strip(),
-        "–" if test is None else f"{test.repaired:,}",
-        "–" if test is None else f"{test.broken:,}",
-        "–" if test is None else f"{test.p:.2g}",
-        number(statistics.mean(ece) if ece else None),
-        number(statistics.mean(rates), 1 if statistics.mean(rates) < 10 else 0),
+        *tested,
+        number(cell.ece),
+        number(rate, 1 if rate < 10 else 0),
     ]
 
 
@@ -74,11 +68,12 @@ def headline(runs: Sequence[ReportedRun]) -> str:
     All seeds count, as in the table below. Nothing for many methods, or where not all of them saw
     the same images.
     """
-    by_seed: dict[int, list[ReportedRun]] = {}
-    for run in runs:
-        by_seed.setdefault(run.record.seed, []).append(run)
-    groups = [group for members in by_seed.values() for group in shown_groups(members)]
-    streams = [_predictions(group) for group in groups if group.baseline and group.adapted]
+    streams = [
+        {run.name: run.predictions for run in group.runs}  # zero-shot first
+        for members in grouped(runs, lambda run: run.record.seed).values()
+        for group in shown_groups(members)
+        if group.baseline and group.adapted
+    ]
     plain, *methods = streams[0] if streams else (BASELINE,)
     if not 1 <= len(methods) <= _CARDS or any(each.keys() != streams[0].keys() for each in streams):
         return ""
@@ -93,17 +88,10 @@ def headline(runs: Sequence[ReportedRun]) -> str:
         return cards(entries) + "".join(f"<p>{esc(sentence)}</p>" for sentence in words)
     test = changes[0].test
     assert test is not None
-    entries += [
-        (f"{changes[0].changed:,}", f"of {changes[0].images:,} predictions changed"),
-        (f"{test.repaired:,}", "from wrong to right"),
-        (f"{test.broken:,}", "from right to wrong"),
-    ]
+    entries.append((f"{changes[0].changed:,}", f"of {changes[0].images:,} predictions changed"))
+    entries.append((f"{test.repaired:,}", "from wrong to right"))
+    entries.append((f"{test.broken:,}", "from right to wrong"))
     return cards(entries)
-
-
-def _predictions(group: RunGroup) -> dict[str, Predictions]:
-    """By method, zero-shot first."""
-    return {run.name: run.predictions for run in group.runs}
 
 
 def _right(streams: Sequence[Predictions]) -> str:
@@ -121,19 +109,16 @@ def group_section(group: RunGroup, figures: PageFigures, *, draw: bool) -> str:
             changes = count_changes([(base.predictions, run.predictions)])
             parts.append(f"<p>{esc(in_words(changes, group.labels[run.id]))}</p>")
     elif group.adapted:
-        parts.append(
-            '<p class="note">No zero_shot run over these images was given, so gains are '
-            "unknown.</p>"
-        )
+        reason = "No zero_shot run over these images was given, so gains are unknown."
+        parts.append(f'<p class="note">{reason}</p>')
     if not draw or not len(group.runs[0].predictions):
         return "".join(parts)
-    name = slug(group.dataset)
-    if group.labelled:
-        parts.append(_stream(group, figures, name))
-        parts.append(_reliability(group, figures, name))
-    for run in group.adapted[:4]:
-        if base is not None:
-            parts.append(_changed(base, run, group.labels[run.id], figures))
+    if group.runs[0].labelled:
+        name = f"{slug(group.dataset)}-{group.runs[0].id[-10:]}"
+        parts += [_stream(group, figures, name), _reliability(group, figures, name)]
+    if base is not None:
+        own = group.adapted[:4]
+        parts += [_changed(base, run, group.labels[run.id], figures) for run in own]
     return "".join(parts)
 
 
@@ -147,24 +132,19 @@ def _stream(group: RunGroup, figures: PageFigures, name: str) -> str:
         caption += " Below, correct predictions more (or fewer) than zero_shot so far."
     if len(group.runs[0].record.settings["stream"]["datasets"]) > 1:
         caption += " Dotted lines: another dataset begins."
-    title = f"stream-{name}-{group.runs[0].id[-10:]}"
-    figure = figures.add(title, lambda: stream_figure(group), alt, caption)
+    figure = figures.add(f"stream-{name}", lambda: stream_figure(group), alt, caption)
     return f"<h3>Accuracy over the stream</h3>{figure}"
 
 
 def _reliability(group: RunGroup, figures: PageFigures, name: str) -> str:
-    shown = group.runs[:PANELS]
     alt = "Reliability diagrams; expected calibration error " + ", ".join(
-        f"{group.labels[run.id]} {number(run.metric('ece'), 1)} %" for run in shown
+        f"{group.labels[run.id]} {number(run.metric('ece'), 1)} %" for run in group.runs
     )
     caption = (
         "How often predictions of a confidence are right; on the dashed line they would be "
         "calibrated. Hatched: the gap. Below, how many predictions have that confidence."
     )
-    if len(group.runs) > PANELS:
-        caption += f" The first {PANELS} of {len(group.runs)} runs."
-    title = f"reliability-{name}-{group.runs[0].id[-10:]}"
-    figure = figures.add(title, lambda: reliability_figure(group), alt, caption)
+    figure = figures.add(f"reliability-{name}", lambda: reliability_figure(group), alt, caption)
     return f"<h3>Calibration</h3>{figure}"
 
 
@@ -183,21 +163,19 @@ def _changed(base: ReportedRun, run: ReportedRun, label: str, figures: PageFigur
     ]
     columns = ("prediction, before → after", "images", "now right", "now wrong")
     listed = table(columns, rows, caption=f"Most frequent of {count(len(most_frequent), 'move')}")
+    heading = f"<h3>Predictions that {esc(label)} changed</h3>"
     if not run.labelled:
-        return f"<h3>Predictions that {esc(label)} changed</h3>{listed}"
+        return heading + listed
     matrix = changed_confusion(base.predictions, run.predictions)
-    title = f"confusion-{run.id}"
     caption = (
         "Images that a cell gained (+, violet) or lost (−, brown) against zero_shot, by label and "
         "prediction, for the classes whose predictions changed. Framed: correct predictions."
     )
     gained = int(matrix.difference.diagonal()[: len(matrix.classes)].sum())
     alt = f"Change of the confusion matrix by {label}: {gained:+d} correct predictions"
-    figure = figures.add(title, lambda: confusion_figure(matrix, run.names), alt, caption)
-    return (
-        f'<h3>Predictions that {esc(label)} changed</h3><div class="pair">{figure}'
-        f"<div>{listed}</div></div>"
-    )
+    draw = partial(confusion_figure, matrix, run.names)
+    figure = figures.add(f"confusion-{run.id}", draw, alt, caption)
+    return f'{heading}<div class="pair">{figure}<div>{listed}</div></div>'
 
 
 def curves_section(curves: Sequence[Curve], figures: PageFigures) -> str:
@@ -221,23 +199,20 @@ def curves_section(curves: Sequence[Curve], figures: PageFigures) -> str:
 
 def repeat_section(runs: Sequence[ReportedRun]) -> str:
     """The command, the config and the machine of every run; many of them folded away."""
-    if len(runs) > _FOLDED:
-        return "".join(details(run.id, _command(run) + _settings(run)) for run in runs)
-    return "".join(
-        f"<h3>{esc(run.id)}</h3>{_command(run)}{details('Settings and machine', _settings(run))}"
-        for run in runs
-    )
-
-
-def _command(run: ReportedRun) -> str:
-    repeat = repeat_command(run.record)
-    remarks = "".join(f'<p class="note">{esc(remark)}</p>' for remark in repeat.remarks)
-    return f"<pre><code>{esc(repeat.command)}</code></pre>{remarks}"
+    parts = []
+    for run in runs:
+        line, remarks = repeat_command(run.record)
+        notes = "".join(f'<p class="note">{esc(remark)}</p>' for remark in remarks)
+        command, settings = f"<pre><code>{esc(line)}</code></pre>{notes}", _settings(run)
+        shown = f"<h3>{esc(run.id)}</h3>{command}{details('Settings and machine', settings)}"
+        parts.append(details(run.id, command + settings) if len(runs) > _FOLDED else shown)
+    return "".join(parts)
 
 
 def _settings(run: ReportedRun) -> str:
     record = run.record
-    memory = {kind: f"{size / 2**20:,.0f} MiB" for kind, size in record.peak_memory.items()}
+    memory = [f"{kind} {size / 2**20:,.0f} MiB" for kind, size in record.peak_memory.items()]
+    versions = record.environment.get("versions", {})
     model = record.settings["model"]
     facts = [
         ("images", f"{record.images:,}"),
@@ -245,14 +220,10 @@ def _settings(run: ReportedRun) -> str:
         ("weights", f"{model['id']} {model['fingerprint']}"),
         ("started, finished", f"{record.started}, {record.finished}"),
         ("seconds of prediction", number(record.throughput.get("seconds"), 1)),
-        ("peak memory", _listed(memory)),
+        ("peak memory", ", ".join(memory)),
         ("device", str(record.environment.get("device_name", ""))),
-        ("versions", _listed(record.environment.get("versions", {}))),
+        ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
     ]
     config = [(key, json.dumps(value)) for key, value in record.settings["config"].items()]
     listed = table(("setting", "value"), config, labels=2) if config else "<p>No settings.</p>"
     return table(("fact", "value"), facts, labels=2) + listed
-
-
-def _listed(values: Mapping[str, object]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in values.items())

@@ -1,23 +1,25 @@
-"""Accuracy over the stream, and what a method gains on the way."""
+"""Figures of one stream of images: accuracy over it, gains on the way, and calibration."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from cliquetta.evaluation.metrics import BINS
 from cliquetta.evaluation.predictions import Predictions
 from cliquetta.report.changes import net_gain
-from cliquetta.report.runs import RunGroup
-from cliquetta.report.style import BASELINE_LOOK, FAINT, line_look, new_figure
+from cliquetta.report.runs import ReportedRun, RunGroup
+from cliquetta.report.style import BASELINE_LOOK, COLOURS, FAINT, INK, PAPER, line_look, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_POINTS = 240
-"""Points drawn per line; a page must stay small."""
+_POINTS = 240  # points drawn per line; a page must stay small
 
 
 def accuracy_so_far(predictions: Predictions) -> npt.NDArray[np.float64]:
@@ -51,7 +53,8 @@ def stream_figure(group: RunGroup) -> Figure:
         axes = figure.subplots(
             2 if both else 1, 1, sharex=True, squeeze=False, height_ratios=[3, 2][: 1 + both]
         )[:, 0]
-        drawn = _spread(len(group.runs[0].predictions))
+        images = len(group.runs[0].predictions)  # evenly spread points, the last image included
+        drawn = np.unique(np.linspace(0, images - 1, min(images, _POINTS)).round().astype(np.int64))
         for turn, run in enumerate(group.adapted):
             look = line_look(turn) | {"marker": ""}
             label = group.labels[run.id]
@@ -77,22 +80,14 @@ def stream_figure(group: RunGroup) -> Figure:
     return figure
 
 
-def _spread(images: int) -> npt.NDArray[np.int64]:
-    """Evenly spread indices, the last one included."""
-    count = min(images, _POINTS)
-    return np.unique(np.linspace(0, images - 1, count).round().astype(np.int64))
-
-
 def _leave_the_start_out(axes: Axes) -> None:
     """Scale to what comes after the first tenth: the mean of a few images jumps from 0 to 100."""
-    heights: list[float] = []
-    for line in axes.get_lines():
-        values = np.asarray(line.get_ydata(), dtype=np.float64)
-        heights += values[len(values) // 10 :].tolist()
-    known = [value for value in heights if value == value]
-    if known:
-        room = max(2.0, 0.15 * (max(known) - min(known)))
-        axes.set_ylim(max(-1.0, min(known) - room), min(101.0, max(known) + room))
+    lines = [np.asarray(line.get_ydata(), dtype=np.float64) for line in axes.get_lines()]
+    heights = np.concatenate([values[len(values) // 10 :] for values in lines])
+    if not np.isnan(heights).all():
+        low, high = np.nanmin(heights), np.nanmax(heights)
+        room = max(2.0, 0.15 * (high - low))
+        axes.set_ylim(max(-1.0, low - room), min(101.0, high + room))
 
 
 def _finish(axes: Axes, group: RunGroup, label: str) -> None:
@@ -100,7 +95,83 @@ def _finish(axes: Axes, group: RunGroup, label: str) -> None:
     axes.margins(x=0.01)
     first = group.runs[0]
     ids = [entry["id"] for entry in first.record.settings["stream"]["datasets"]]
-    if first.record.settings["stream"]["order"] == "mixed":
-        return
-    for start, _ in domain_starts(first.predictions.keys, ids)[1:]:
+    starts = [] if first.order == "mixed" else domain_starts(first.predictions.keys, ids)
+    for start, _ in starts[1:]:
         axes.axvline(start + 1, color=FAINT, linewidth=1, linestyle=(0, (1, 2)))
+
+
+@dataclass(frozen=True, eq=False)
+class Reliability:
+    """Predictions by confidence, in bins of equal width."""
+
+    edges: npt.NDArray[np.float64]  # (bins + 1,)
+    count: npt.NDArray[np.int64]
+    confidence: npt.NDArray[np.float64]  # mean of each bin; NaN in an empty one
+    accuracy: npt.NDArray[np.float64]
+
+    @property
+    def error(self) -> float:
+        """Expected calibration error: the mean gap, weighted by count; 0 to 1."""
+        gaps = np.abs(self.accuracy - self.confidence)
+        return float(np.nansum(gaps * self.count) / max(1, self.count.sum()))
+
+
+def reliability(predictions: Predictions) -> Reliability:
+    """Bins of the labelled predictions; a bin holds its lower edge, the last one both.
+
+    The edges are torchmetrics' own, so that the error is the one of the record; there, only
+    confidences of exactly 1 have a bin to themselves.
+    """
+    known = predictions.labels >= 0
+    confidence = predictions.probabilities[known, 0]
+    right = predictions.correct[known].astype(np.float64)
+    edges = torch.linspace(0, 1, BINS + 1).numpy()
+    slot = np.clip(np.digitize(confidence, edges) - 1, 0, BINS - 1)
+    count = np.bincount(slot, minlength=BINS)
+    with np.errstate(invalid="ignore"):
+        mean = np.bincount(slot, confidence, BINS) / count
+        accuracy = np.bincount(slot, right, BINS) / count
+    return Reliability(edges.astype(np.float64), count, mean, accuracy)
+
+
+def reliability_figure(group: RunGroup) -> Figure:
+    """One panel per run: accuracy by confidence over a histogram of the confidences."""
+    columns = min(4, len(group.runs))
+    rows = -(-len(group.runs) // columns)
+    with new_figure(max(2.6 * columns, 3.4), 3.3 * rows) as figure:
+        grid = figure.subplots(
+            2 * rows, columns, squeeze=False, sharex=True, height_ratios=[3, 1] * rows
+        )
+        for turn in range(rows * columns):
+            row, column = divmod(turn, columns)
+            upper, lower = grid[2 * row, column], grid[2 * row + 1, column]
+            if turn >= len(group.runs):
+                upper.set_axis_off()
+                lower.set_axis_off()
+                continue
+            run = group.runs[turn]
+            _panel(upper, lower, run, group.labels[run.id])
+            if column == 0:
+                upper.set_ylabel("right, %")
+                lower.set_ylabel("predictions, %")
+    return figure
+
+
+def _panel(upper: Axes, lower: Axes, run: ReportedRun, label: str) -> None:
+    bins = reliability(run.predictions)
+    width = 100 / len(bins.count)
+    centres = 100 * (bins.edges[:-1] + bins.edges[1:]) / 2
+    accuracy, confidence = 100 * bins.accuracy, 100 * bins.confidence
+    upper.bar(centres, accuracy, width * 0.94, color=COLOURS[0])
+    gap, bottom = np.nan_to_num(confidence - accuracy), np.nan_to_num(accuracy)
+    hatched: dict[str, Any] = {"facecolor": "none", "edgecolor": COLOURS[1], "hatch": "////"}
+    upper.bar(centres, gap, width * 0.94, bottom=bottom, linewidth=0.8, **hatched)
+    upper.plot([0, 100], [0, 100], color=FAINT, linewidth=1, linestyle=(0, (3, 3)))
+    upper.set_title(label if len(label) < 24 else label[:22] + "…")
+    error = run.metric("ece") or 100 * bins.error
+    box = {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.85, "pad": 1.5}
+    upper.text(4, 97, f"ECE {error:.1f} %", va="top", color=INK, bbox=box)
+    upper.set(xlim=(0, 100), ylim=(0, 102), yticks=[0, 25, 50, 75, 100])
+    lower.bar(centres, 100 * bins.count / max(1, bins.count.sum()), width * 0.94, color=FAINT)
+    lower.set(xlim=(0, 100), xticks=[0, 50, 100])
+    lower.set_xlabel("confidence, %")

@@ -18,10 +18,8 @@ from cliquetta.errors import UserError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-INK = "#1c2127"
-"""Text and axes."""
-FAINT = "#6b7480"
-"""Secondary text, reference lines."""
+INK = "#1c2127"  # text and axes
+FAINT = "#6b7480"  # secondary text, reference lines
 GRID = "#d3d8de"
 PAPER = "#ffffff"
 _THEMED = {INK: "var(--ink)", FAINT: "var(--faint)", GRID: "var(--grid)", PAPER: "var(--card)"}
@@ -56,13 +54,11 @@ def can_draw() -> bool:
 @contextmanager
 def new_figure(width: float = 6.4, height: float = 3.4) -> Iterator[Figure]:
     """A figure in our look, drawn without a screen; ``width`` and ``height`` in inches."""
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UserError(
-            "figures need matplotlib: install it with pip install 'cliquetta[report]'"
-        ) from None
+    if not can_draw():
+        raise UserError("figures need matplotlib: install it with pip install 'cliquetta[report]'")
+    import matplotlib
+    from matplotlib.figure import Figure
+
     with matplotlib.rc_context(_settings()):
         yield Figure(figsize=(width, height), layout="constrained")
 
@@ -114,9 +110,7 @@ def to_svg(figure: Figure, alt: str, prefix: str) -> str:
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     # Images are named by a hash of their pixels, twice where two are alike; nothing refers to them.
     text = re.sub(r'(<image\b[^>]*?) id="[^"]*"', r"\1", text)
-    text = re.sub(r'\bid="', f'id="{prefix}-', text)
-    text = re.sub(r"url\(#", f"url(#{prefix}-", text)
-    text = re.sub(r'href="#', f'href="#{prefix}-', text)
+    text = re.sub(r'\b(id="|url\(#|href="#)', rf"\1{prefix}-", text)
     for colour, themed in _THEMED.items():
         text = text.replace(colour, themed)
     text = re.sub(r"(font: (?:[\w.]+ )*[\d.]+px) [^;\"]*", r"\1 var(--sans)", text)
@@ -129,8 +123,7 @@ def to_file(figure: Figure, kind: str) -> bytes:
     """The figure as ``png`` (200 dpi) or ``pdf``, on white."""
     import matplotlib
 
-    file = io.BytesIO()
+    file, metadata = io.BytesIO(), {"CreationDate": None} if kind == "pdf" else None
     with matplotlib.rc_context(_settings()):
-        metadata = {"CreationDate": None} if kind == "pdf" else None
         figure.savefig(file, format=kind, dpi=200, facecolor=PAPER, metadata=metadata)
     return file.getvalue()

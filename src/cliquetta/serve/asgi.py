@@ -5,15 +5,15 @@ import dataclasses
 import hashlib
 import mimetypes
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from http import HTTPStatus
 from importlib import resources
 from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
 
 from fastapi import APIRouter, Depends, FastAPI, Header, Path, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.openapi.utils import get_openapi
 from pydantic import ValidationError
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
@@ -45,8 +45,7 @@ from cliquetta.serve.store import Store
 
 P = ParamSpec("P")
 T = TypeVar("T")
-REPLAYED = "Cliquetta-Replayed"
-"""Header of a response that was given before."""
+REPLAYED = "Cliquetta-Replayed"  # header of a response that was given before
 BINARY = "application/octet-stream"
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -56,39 +55,32 @@ POLICY = (
 _SWEEP_SECONDS = 60
 _PAGES = {"/": "index.html", "/docs": "docs.html", "/docs.js": "docs.js", "/style.css": "style.css"}
 _BINARY_SCHEMA = {BINARY: {"schema": {"type": "string", "format": "binary"}}}
-_CODES = {
-    400: "bad_request",
-    404: "not_found",
-    405: "method_not_allowed",
-    413: "too_large",
-    415: "unsupported_media_type",
+
+
+_REFUSALS = {
+    400: "Not a request that can be parsed",
+    401: "No token, or an unknown one",
+    403: "Sent by a page of another site",
+    404: "No such session of this client",
+    408: "The request took too long to arrive",
+    409: "Does not fit what happened before",
+    413: "Beyond a limit of the server",
+    415: "Neither a form nor JSON",
+    422: "Understood, but not possible as asked",
+    429: "Too many requests; see Retry-After",
+    503: "Busy, out of time or out of disk; see Retry-After",
 }
 
 
-def _refusals(texts: Mapping[int, str]) -> dict[int | str, dict[str, Any]]:
-    """Documentation of refusals by status."""
-    return {status: {"model": Problem, "description": text} for status, text in texts.items()}
+def _refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    return {status: {"model": Problem, "description": _REFUSALS[status]} for status in statuses}
 
 
-_ANY = _refusals(
-    {
-        401: "No token, or an unknown one",
-        403: "Sent by a page of another site",
-        429: "Too many requests; see Retry-After",
-        503: "Busy, out of time or out of disk; see Retry-After",
-    }
-)
-_BODY = _refusals(
-    {
-        400: "Not a request that can be parsed",
-        408: "The request took too long to arrive",
-        413: "Beyond a limit of the server",
-        422: "Understood, but not possible as asked",
-    }
-)
-_SESSION = _refusals(
-    {404: "No such session of this client", 409: "Does not fit what happened before"}
-)
+_ANY, _SESSION = _refusals(401, 403, 429, 503), _refusals(404, 409)
+_BODY = _refusals(400, 408, 413, 422)
+_UNSAVED: dict[int | str, dict[str, Any]] = {
+    503: {"model": Problem, "description": "Sessions cannot be saved"}
+}
 
 
 class Call:
@@ -98,8 +90,7 @@ class Call:
         self.service: Service = request.app.state.service
         self.sessions = self.service.sessions
         self.owner: str = request.state.owner
-        self.key: str = getattr(request.state, "key", "")
-        """A router's name for the request; empty where there is no router."""
+        self.key: str = getattr(request.state, "key", "")  # a router's name for the request
 
     async def run(
         self,
@@ -129,7 +120,7 @@ open_router = APIRouter(tags=["server"])
 router = APIRouter(prefix="/v1", tags=["sessions"], responses=_ANY)
 
 
-@open_router.get("/healthz", responses=_refusals({503: "Sessions cannot be saved"}))
+@open_router.get("/healthz", responses=_UNSAVED)
 async def health(call: CallOf) -> Health:
     """Whether the server answers and can save sessions."""
     problem = call.sessions.problem()
@@ -210,7 +201,7 @@ async def delete_session(session: SessionOf, call: CallOf) -> None:
 @router.post(
     "/sessions/{session}/batches",
     response_model=BatchResponse,
-    responses={**_SESSION, **_BODY, **_refusals({415: "Neither a form nor JSON"})},
+    responses={**_SESSION, **_BODY, **_refusals(415)},
     openapi_extra={"requestBody": {"required": True, "content": BatchRequest.body_schemas()}},
 )
 async def send_batch(request: Request, session: SessionOf, call: CallOf) -> Response:
@@ -351,7 +342,6 @@ async def _sweep(service: Service) -> None:
 
 
 async def _page(name: str, request: Request) -> Response:
-    """A static page of the service."""
     del request
     text = resources.files(__package__).joinpath("pages", name).read_text(encoding="utf-8")
     return Response(text, media_type=mimetypes.guess_type(name)[0])
@@ -359,15 +349,11 @@ async def _page(name: str, request: Request) -> Response:
 
 def _document(app: FastAPI, settings: Settings) -> dict[str, Any]:
     """The OpenAPI document, with the names that this server knows."""
-    if app.openapi_schema is None:
-        document = get_openapi(
-            title=app.title, version=app.version, summary=app.summary, routes=app.routes
-        )
-        fields = document["components"]["schemas"]["SessionRequest"]["properties"]
-        fields["method"]["enum"] = list(settings.methods)
-        fields["model"]["enum"] = [*settings.models, None]
-        app.openapi_schema = document
-    return app.openapi_schema
+    document = FastAPI.openapi(app)  # made once
+    fields = document["components"]["schemas"]["SessionRequest"]["properties"]
+    fields["method"]["enum"] = list(settings.methods)
+    fields["model"]["enum"] = [*settings.models, None]
+    return document
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
@@ -379,7 +365,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
     elif isinstance(error, RequestValidationError):
         refusal = invalid_field(error.errors())
     elif isinstance(error, HTTPException):
-        code = _CODES.get(error.status_code, "refused")
+        code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
         headers = dict(error.headers or {})
         refusal = ServiceError(error.status_code, code, str(error.detail), headers=headers)
     else:

@@ -11,8 +11,7 @@ from starlette.datastructures import Headers
 from cliquetta.errors import UserError
 from cliquetta.serve.errors import ServiceError
 
-LOCAL = "local"
-"""The owner of all sessions of a server without tokens."""
+LOCAL = "local"  # the owner of all sessions of a server without tokens
 _SHORTEST = 16
 
 

@@ -30,8 +30,7 @@ from cliquetta.types import Batch, Prediction
 
 CHEAPER = "send fewer images or choose a cheaper method"
 _ADDRESS = re.compile(r"<[^<>]* at 0x[0-9a-fA-F]+>")
-_NUMBERS = 512
-"""Tensors and lists of evidence up to this many entries are sent in full."""
+_NUMBERS = 512  # tensors and lists of evidence up to this many entries are sent in full
 _DEEPEST = 4
 
 
@@ -99,11 +98,7 @@ def check_views(adapter: Adapter, images: int, limits: Limits) -> None:
 
 
 def find_repeated(
-    last: int,
-    responses: Mapping[int, StoredResponse],
-    sequence: int | None,
-    digest: str,
-    key: str,
+    last: int, responses: Mapping[int, StoredResponse], sequence: int | None, digest: str, key: str
 ) -> StoredResponse | None:
     """The stored response to a repeated request; ``None`` for a new one after batch ``last``."""
     for response in responses.values():
@@ -156,14 +151,11 @@ def render_response(
 
 
 def summarise(value: Any, depth: int = 0) -> Any:
-    """Evidence as JSON of bounded size: of large tensors shape, mean and extremes.
-
-    Numbers that JSON does not know (NaN, infinity) become ``None``.
-    """
+    """Evidence as JSON of bounded size: of large tensors shape, mean and extremes."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return value if math.isfinite(value) else None  # JSON knows neither NaN nor infinity
     if isinstance(value, Tensor):
         if value.numel() <= _NUMBERS:
             return _finite(value.detach().cpu().tolist())

@@ -17,18 +17,15 @@ from cliquetta.errors import UserError
 from cliquetta.methods.state import EXTRA, MEMORY
 from cliquetta.tensor_file import pack, unpack
 
-SMALLEST = 2**17
-"""Memories of fewer bytes are written completely: that costs no more than a change."""
-LONGEST = 128
-"""Changes after a complete file, at most; all are read when the session is restored."""
+SMALLEST = 2**17  # memories of fewer bytes are written completely: that costs no more than a change
+LONGEST = 128  # changes after a complete file, at most; all are read when the session is restored
 FORMAT = "cliquetta-change-2"
 _ROWS, _VALUES = "rows.", "values."
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # The field as it stands in a file: JSON inside the JSON of a safetensors header. Texts of clients
 # are escaped once more, so that none of them can look like it.
 SEAL = re.compile(rb'(\\"checksum\\": \\")([0-9a-f]{64})\\"')
-UNSEALED = b"0" * 64
-"""What stands in that field while its file is hashed."""
+UNSEALED = b"0" * 64  # what stands in that field while its file is hashed
 
 
 class DamagedError(UserError):
@@ -39,16 +36,11 @@ class DamagedError(UserError):
 class Chain:
     """Copy of what is on disk of a session in memory; of a new one nothing is."""
 
-    memory: dict[str, Tensor] = field(default_factory=dict)
-    """The memory as it is on disk; empty if all of it is to be written."""
-    base: int = 0
-    """Version of the complete file."""
-    length: int = 0
-    """Changes after it."""
-    room: int = 0
-    """Bytes that changes may take before all is written again."""
-    seal: str = ""
-    """Checksum of the last file."""
+    memory: dict[str, Tensor] = field(default_factory=dict)  # empty if all is to be written
+    base: int = 0  # version of the complete file
+    length: int = 0  # changes after it
+    room: int = 0  # bytes that changes may take before all is written again
+    seal: str = ""  # checksum of the last file
 
     def changes(self, memory: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
         """The rows to be written, or ``None`` for all of the memory."""
@@ -112,10 +104,7 @@ def pack_changes(
 
 
 def fold(files: Sequence[bytes]) -> bytes:
-    """A complete file and the changes after it, in order, as one file without a checksum.
-
-    :class:`DamagedError` if one is none of them, or not the one after the file before it.
-    """
+    """A complete file and the changes after it, in order, as one file without a checksum."""
     source, last = "the session's file", files[0]
     if "whole" in notes_of(last):
         raise DamagedError("the session's whole file is gone")

@@ -26,20 +26,7 @@ from cliquetta.data.inputs import ImageLike, separate_images, to_picture
 from cliquetta.data.remote import is_url
 from cliquetta.errors import UserError
 from cliquetta.prompts.classes import DEFAULT_TEMPLATE
-from cliquetta.serve.schema import (
-    CREATION_KEY,
-    DEFAULT_METHOD,
-    BatchResponse,
-    Health,
-    MethodInfo,
-    MethodList,
-    ModelInfo,
-    ModelList,
-    Option,
-    Problem,
-    SessionInfo,
-    SessionList,
-)
+from cliquetta.serve import schema
 
 T = TypeVar("T", bound=BaseModel)
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
@@ -57,9 +44,9 @@ class RemoteError(RuntimeError):
     def of(cls, response: httpx.Response) -> RemoteError:
         """The error that a response states."""
         try:
-            problem = Problem.model_validate_json(response.content)
+            problem = schema.Problem.model_validate_json(response.content)
         except ValueError:
-            problem = Problem(code="unknown", message=response.reason_phrase)
+            problem = schema.Problem(code="unknown", message=response.reason_phrase)
         return cls(response.status_code, problem.code, problem.message)
 
 
@@ -116,10 +103,10 @@ class Client:
         self,
         classes: Sequence[str],
         *,
-        method: str = DEFAULT_METHOD,
+        method: str = schema.DEFAULT_METHOD,
         model: str | None = None,
         preset: str | None = None,
-        options: Mapping[str, Option] | None = None,
+        options: Mapping[str, schema.Option] | None = None,
         templates: Sequence[str] = (DEFAULT_TEMPLATE,),
         seed: int = 0,
         reject: float | None = None,
@@ -137,29 +124,29 @@ class Client:
             "reject": reject,
             "calibrate": calibrate,
         }
-        headers = {CREATION_KEY: secrets.token_hex(16)}
-        info = self.ask(SessionInfo, "POST", "/v1/sessions", json=body, headers=headers)
+        headers = {schema.CREATION_KEY: secrets.token_hex(16)}
+        info = self.ask(schema.SessionInfo, "POST", "/v1/sessions", json=body, headers=headers)
         return RemoteSession(self, info)
 
     def session(self, id: str) -> RemoteSession:
         """A session that exists already."""
-        return RemoteSession(self, self.ask(SessionInfo, "GET", f"/v1/sessions/{id}"))
+        return RemoteSession(self, self.ask(schema.SessionInfo, "GET", f"/v1/sessions/{id}"))
 
-    def sessions(self) -> list[SessionInfo]:
+    def sessions(self) -> list[schema.SessionInfo]:
         """All sessions of this client's token, oldest first."""
-        return self.ask(SessionList, "GET", "/v1/sessions").sessions
+        return self.ask(schema.SessionList, "GET", "/v1/sessions").sessions
 
-    def models(self) -> list[ModelInfo]:
+    def models(self) -> list[schema.ModelInfo]:
         """The models that sessions may use."""
-        return self.ask(ModelList, "GET", "/v1/models").models
+        return self.ask(schema.ModelList, "GET", "/v1/models").models
 
-    def methods(self) -> list[MethodInfo]:
+    def methods(self) -> list[schema.MethodInfo]:
         """The methods that sessions may use."""
-        return self.ask(MethodList, "GET", "/v1/methods").methods
+        return self.ask(schema.MethodList, "GET", "/v1/methods").methods
 
-    def health(self) -> Health:
+    def health(self) -> schema.Health:
         """Whether the server answers."""
-        return self.ask(Health, "GET", "/healthz")
+        return self.ask(schema.Health, "GET", "/healthz")
 
     def ask(self, kind: type[T], method: str, path: str, **content: Any) -> T:
         """Parse the response to a request; see :meth:`send`."""
@@ -203,14 +190,15 @@ class Client:
 class RemoteSession:
     """One session on a server, for one thread: its batches have an order."""
 
-    def __init__(self, client: Client, info: SessionInfo) -> None:
+    def __init__(self, client: Client, info: schema.SessionInfo) -> None:
         self._client, self._path = client, f"/v1/sessions/{info.id}"
         self.id = info.id
         self.classes = tuple(info.classes)
-        self.sequence = info.sequence
-        """Number of the last batch that was predicted."""
+        self.sequence = info.sequence  # number of the last batch that was predicted
 
-    def predict(self, images: Any, *, top_k: int = 5, evidence: bool = False) -> BatchResponse:
+    def predict(
+        self, images: Any, *, top_k: int = 5, evidence: bool = False
+    ) -> schema.BatchResponse:
         """Classify a batch, which the session learns from once, however often it is repeated.
 
         After an :class:`UnreachableError` it is unknown whether the session has learned from the
@@ -234,14 +222,14 @@ class RemoteSession:
         files = [("images", _file(index, image)) for index, image in separate]
         fields = {"sequence": self.sequence + 1, "top_k": top_k, "evidence": evidence}
         response = self._client.ask(
-            BatchResponse, "POST", f"{self._path}/batches", files=files, data=fields
+            schema.BatchResponse, "POST", f"{self._path}/batches", files=files, data=fields
         )
         self.sequence = response.sequence
         return response
 
-    def info(self) -> SessionInfo:
+    def info(self) -> schema.SessionInfo:
         """The session's state on the server."""
-        return self._client.ask(SessionInfo, "GET", self._path)
+        return self._client.ask(schema.SessionInfo, "GET", self._path)
 
     def reset(self) -> None:
         """Forget what was learned; batch numbers continue."""
@@ -256,7 +244,7 @@ class RemoteSession:
         """
         texts = None if templates is None else list(templates)
         body = {"classes": list(classes), "templates": texts}
-        info = self._client.ask(SessionInfo, "PUT", f"{self._path}/classes", json=body)
+        info = self._client.ask(schema.SessionInfo, "PUT", f"{self._path}/classes", json=body)
         self.classes = tuple(info.classes)
 
     def export_state(self) -> bytes:

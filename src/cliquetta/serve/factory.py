@@ -1,13 +1,14 @@
 """From what a client asked for to an adapter: names looked up, options checked, nothing opened."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import Any
 
 from pydantic import TypeAdapter
 
-from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.errors import UserError, look_up
 from cliquetta.methods.allocation import AllocationLimit, StateTooLargeError
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.registry import MethodEntry, create_method, method_config
@@ -23,11 +24,10 @@ def create_session(
 ) -> tuple[SessionInfo, Adapter]:
     """A new session as asked, or a refusal that names the remedy."""
     _check_lists(request.classes, request.templates, settings.limits)
-    try:
+    with _bounded_build(settings.limits):
         info = _specify(request, settings, id)
-    except Exception as error:
-        raise as_refusal(error) from error
-    return info, _build_bounded(lambda: build_adapter(info, settings), settings.limits)
+        adapter = build_adapter(info, settings)
+    return info, adapter
 
 
 def change_classes(
@@ -39,19 +39,18 @@ def change_classes(
     changed = info.model_copy(update={"classes": request.classes, "templates": templates})
     if changed == info:
         return info, adapter
-
-    def build() -> Adapter:
-        return adapter.with_classes(ClassPrompts(tuple(request.classes), tuple(templates)))
-
-    return changed, _build_bounded(build, settings.limits)
+    with _bounded_build(settings.limits):
+        other = adapter.with_classes(ClassPrompts(tuple(request.classes), tuple(templates)))
+    return changed, other
 
 
-def _build_bounded(build: Callable[[], Adapter], limits: Limits) -> Adapter:
-    """An adapter that took and takes no more than the limits, or a refusal."""
+@contextmanager
+def _bounded_build(limits: Limits) -> Iterator[None]:
+    """Build an adapter that takes no more than the limits, or refuse to."""
     remedy = "use fewer classes or a cheaper method"
     try:
         with bounded(limits.batch_seconds, remedy), AllocationLimit(limits.state_bytes):
-            return build()
+            yield
     except StateTooLargeError as error:
         raise too_large(str(error)) from error
     except Exception as error:
@@ -71,11 +70,8 @@ def _check_lists(classes: Sequence[str], templates: Sequence[str], limits: Limit
 
 def _specify(request: SessionRequest, settings: Settings, id: str) -> SessionInfo:
     model = next(iter(settings.models)) if request.model is None else request.model
-    if model not in settings.models:
-        raise UnknownNameError("model of this server", model, settings.models)
-    if request.method not in settings.methods:
-        raise UnknownNameError("method of this server", request.method, settings.methods)
-    method = settings.methods[request.method]
+    look_up("model of this server", model, settings.models)
+    method = look_up("method of this server", request.method, settings.methods)
     values = request.model_dump(exclude={"options"})
     values |= {"model": model, "config": resolve_config(method, request.preset, request.options)}
     created = datetime.now(timezone.utc).isoformat()
@@ -89,8 +85,7 @@ def resolve_config(
     base = method_config(entry.name, preset)
     fields = dataclasses.asdict(base)
     for name in options:
-        if name not in fields:
-            raise UnknownNameError(f"option of {entry.name}", name, fields)
+        look_up(f"option of {entry.name}", name, fields)
     adapter: TypeAdapter[Any] = TypeAdapter(entry.config)
     config = adapter.validate_python({**fields, **options})
     plain: dict[str, Any] = adapter.dump_python(config, mode="json")

@@ -49,8 +49,7 @@ class ByteBudget:
 
     def __init__(self, total: int) -> None:
         self._total = total
-        self.used = 0
-        """Bytes reserved and not yet given back."""
+        self.used = 0  # bytes reserved and not yet given back
         self._lock = threading.Lock()
 
     def take(self, count: int) -> None:
@@ -68,10 +67,9 @@ class ByteBudget:
 
 
 class Deadline(TorchWatch):
-    """Inside ``with Deadline(seconds, remedy):`` every torch function checks the time first.
+    """Inside ``with Deadline(...):`` every torch function checks the time first."""
 
-    Python cannot stop a thread, but a batch ends so within one operation of its limit.
-    """
+    # Python cannot stop a thread, but a batch ends so within one operation of its limit
 
     def __init__(self, seconds: float, remedy: str) -> None:
         super().__init__()

@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,7 @@ if TYPE_CHECKING:  # the actor that holds a board does without torch
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 POST_SECONDS = 5.0
 _SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
-_SCALARS = 64
-"""Scalars of evidence that are shown, of all methods; more would be a method gone wrong."""
+_SCALARS = 64  # scalars of evidence that are shown; more would be a method gone wrong
 
 
 class ServiceMetrics:
@@ -31,49 +31,38 @@ class ServiceMetrics:
         self._registry = CollectorRegistry()
         self._scalars: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
-        self.requests = self._counter("requests", "Requests.", "route", "status")
-        self.refusals = self._counter("refusals", "Refusals by code.", "code")
-        self.request_seconds = self._histogram(
-            "request_seconds", "From the head of a request to the end of its answer.", "route"
+        ours: dict[str, Any] = {"namespace": "cliquetta", "registry": self._registry}
+        counter: Callable[..., Counter] = partial(Counter, **ours)
+        histogram: Callable[..., Histogram] = partial(Histogram, **ours)
+        self.requests = counter("requests", "Requests.", ["route", "status"])
+        self.refusals = counter("refusals", "Refusals by code.", ["code"])
+        self.request_seconds = histogram(
+            "request_seconds", "From the head of a request to the end of its answer.", ["route"]
         )
-        self.wait_seconds = self._histogram("wait_seconds", "Time in the queue.")
-        self.batch_seconds = self._histogram(
-            "batch_seconds", "Decoding, prediction and saving of a batch.", "method"
+        self.wait_seconds = histogram("wait_seconds", "Time in the queue.")
+        self.batch_seconds = histogram(
+            "batch_seconds", "Decoding, prediction and saving of a batch.", ["method"]
         )
-        self.images = self._counter("images", "Images predicted or refused.", "result")
-        self.replays = self._counter("replays", "Batches answered from the store.")
-        self.evictions = self._counter("evictions", "Sessions evicted from memory.")
-        self.restores = self._counter("restores", "Sessions read back from disk.")
-        self.resent = self._counter("resent", "Requests sent again, their replica was lost.")
-        self.store_errors = self._counter("store_errors", "Disk errors.")
-        self._confidence = self._histogram(
-            "confidence", "Mean top probability of a batch.", "method", buckets=_SHARES
+        self.images = counter("images", "Images predicted or refused.", ["result"])
+        self.replays = counter("replays", "Batches answered from the store.")
+        self.evictions = counter("evictions", "Sessions evicted from memory.")
+        self.restores = counter("restores", "Sessions read back from disk.")
+        self.resent = counter("resent", "Requests sent again, their replica was lost.")
+        self.store_errors = counter("store_errors", "Disk errors.")
+        self._confidence = histogram(
+            "confidence", "Mean top probability of a batch.", ["method"], buckets=_SHARES
         )
-        self._evenness = self._histogram(
-            "evenness",
-            "Entropy of a batch's mean prediction by that of even classes; near 0: collapsed.",
-            "method",
-            buckets=_SHARES,
+        evenness = (
+            "Entropy of a batch's mean prediction by that of even classes; near 0: collapsed."
         )
-        self._evidence = Gauge(
-            "cliquetta_evidence",
-            "Scalars of the last batch's evidence.",
-            ["method", "name"],
-            registry=self._registry,
-        )
-
-    def _counter(self, name: str, text: str, *labels: str) -> Any:
-        return Counter(f"cliquetta_{name}", text, labels, registry=self._registry)
-
-    def _histogram(
-        self, name: str, text: str, *labels: str, buckets: Any = Histogram.DEFAULT_BUCKETS
-    ) -> Any:
-        full = f"cliquetta_{name}"
-        return Histogram(full, text, labels, registry=self._registry, buckets=buckets)
+        self._evenness = histogram("evenness", evenness, ["method"], buckets=_SHARES)
+        scalars = "Scalars of the last batch's evidence."
+        self._evidence = Gauge("evidence", scalars, ["method", "name"], **ours)
+        self._gauge: Callable[..., Gauge] = partial(Gauge, **ours)
 
     def watch(self, name: str, text: str, value: Callable[[], float]) -> None:
         """Add a number that is read when the metrics are."""
-        Gauge(f"cliquetta_{name}", text, registry=self._registry).set_function(value)
+        self._gauge(name, text).set_function(value)
 
     def observe_health(self, method: str, prediction: Prediction) -> None:
         """Observe the health of adaptation: confidence, evenness, the method's own figures."""
@@ -128,7 +117,6 @@ class _Merged(Collector):
         self._parts = parts
 
     def collect(self) -> Iterable[Metric]:
-        """The metrics, as :func:`generate_latest` asks for them."""
         families: dict[str, Metric] = {}
         for replica, metrics in self._parts.items():
             for metric in metrics:

@@ -160,10 +160,7 @@ class _Body:
 
 
 class _BoundedResponse:
-    """A response that is counted as memory and sent in parts, within its time.
-
-    Its head is held back until the first part, so that one without room can be refused.
-    """
+    """A response that is counted as memory and sent in parts, within its time."""
 
     def __init__(
         self, target: Send, seconds: float, budget: ByteBudget, metrics: ServiceMetrics
@@ -180,6 +177,7 @@ class _BoundedResponse:
         if self._dropped:
             return
         if message["type"] == "http.response.start":
+            # held back until the first part, so that a response without room can be refused
             self._head, self.status = message, message["status"]
             return
         body = message.get("body", b"")

@@ -43,21 +43,14 @@ _log = logging.getLogger(__name__)
 class ReplicaPlan:
     """Number of replicas, and the resources of each."""
 
-    least: int = 2
-    """Replicas that are always there."""
-    most: int = 2
-    """Replicas at most; more than ``least`` are started while requests queue up."""
-    queue: float = 4.0
-    """Requests per replica, waiting or running, above which there are more of them."""
-    cpus: float = 1.0
-    """Cores of a replica."""
-    gpus: float | None = None
-    """Share of a GPU of a replica. ``None``: one if the cluster has any, else none."""
-    address: str = LOCAL
-    """``local``, ``auto`` (the cluster of this machine) or an address of Ray."""
+    least: int = 2  # replicas that are always there
+    most: int = 2  # replicas at most; more than `least` are started while requests queue up
+    queue: float = 4.0  # requests per replica, waiting or running, above which one is added
+    cpus: float = 1.0  # cores of a replica
+    gpus: float | None = None  # share of a GPU; `None`: one if the cluster has any, else none
+    address: str = LOCAL  # `local`, `auto` (the cluster of this machine) or an address of Ray
 
     def __post_init__(self) -> None:
-        """Validate fields."""
         if not 1 <= self.least <= self.most:
             raise UserError(f"replicas are N or MIN:MAX from 1, got {self.least}:{self.most}")
 

@@ -44,8 +44,7 @@ class Forwarded:
     headers: tuple[tuple[bytes, bytes], ...]
     body: bytes
     owner: str
-    key: str
-    """Names this request and, if it makes a session, that session."""
+    key: str  # names this request and, if it makes a session, that session
     trace: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -61,8 +60,7 @@ class Reply:
 
 Ask = Callable[[str, Forwarded], Awaitable[Reply]]
 """Send a request to the replica of a session; raises :class:`LostError`."""
-Watch = Callable[[], Awaitable[Mapping[str, list[Metric]]]]
-"""Metrics of the replicas by name."""
+Watch = Callable[[], Awaitable[Mapping[str, list[Metric]]]]  # metrics of the replicas by name
 
 
 async def run_app(app: ASGIApp, request: Forwarded) -> Reply:

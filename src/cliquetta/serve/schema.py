@@ -11,14 +11,10 @@ from cliquetta.prompts.classes import DEFAULT_TEMPLATE
 
 Option = bool | int | float | str | None | list[int | float | str]
 
-CREATION_KEY = "Idempotency-Key"
-"""Header of a request for a session: repeats with the same key give the same session."""
+CREATION_KEY = "Idempotency-Key"  # header: creations with the same key give the same session
 _LONGEST_NAME = 255
-EXAMPLE_SESSION: dict[str, Any] = {
-    "classes": ["cat", "dog", "ship"],
-    "method": "zero_shot",
-    "seed": 0,
-}
+_NAMES = ["cat", "dog", "ship"]
+EXAMPLE_SESSION: dict[str, Any] = {"classes": _NAMES, "method": "zero_shot", "seed": 0}
 EXAMPLE_IMAGE = (  # a red PNG of one pixel
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
 )
@@ -49,24 +45,18 @@ class SessionRequest(_Model):
 
     model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLE_SESSION]})
 
-    classes: Annotated[list[str], Field(min_length=1)]
-    """Class names, all different."""
-    templates: Annotated[list[str], Field(min_length=1)] = [DEFAULT_TEMPLATE]
-    """Each holds ``{}`` once for the class name; several are averaged."""
-    model: str | None = None
-    """One of ``/v1/models``; the first of them if left out."""
-    method: str = DEFAULT_METHOD
-    """One of ``/v1/methods``."""
-    preset: str | None = None
-    """One of the method's presets instead of its defaults."""
-    options: dict[str, Option] = {}
-    """Fields of the method's config to override."""
-    seed: Annotated[int, Field(ge=0, le=2**53)] = 0
-    """For the method and augmented views; JSON readers are not exact beyond 2**53."""
-    reject: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Name images of none of the classes: how many of them to look for, such as 0.9."""
-    calibrate: bool = False
-    """Scale probabilities by a temperature that needs no labels."""
+    classes: list[str] = Field(min_length=1)  # all different
+    # each holds `{}` once for the class name; several are averaged
+    templates: list[str] = Field(default=[DEFAULT_TEMPLATE], min_length=1)
+    model: str | None = None  # one of `/v1/models`; the first of them if left out
+    method: str = DEFAULT_METHOD  # one of `/v1/methods`
+    preset: str | None = None  # one of the method's presets instead of its defaults
+    options: dict[str, Option] = {}  # fields of the method's config to override
+    # for the method and augmented views; JSON readers are not exact beyond 2**53
+    seed: int = Field(default=0, ge=0, le=2**53)
+    # name images of none of the classes: how many of them to look for, such as 0.9
+    reject: float | None = Field(default=None, gt=0, lt=1)
+    calibrate: bool = False  # scale probabilities by a temperature that needs no labels
 
 
 class ClassesRequest(_Model):
@@ -74,10 +64,8 @@ class ClassesRequest(_Model):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"classes": ["cat", "dog", "bird"]}]})
 
-    classes: Annotated[list[str], Field(min_length=1)]
-    """Class names, all different."""
-    templates: Annotated[list[str], Field(min_length=1)] | None = None
-    """Those of the session if left out."""
+    classes: list[str] = Field(min_length=1)  # all different
+    templates: list[str] | None = Field(default=None, min_length=1)  # the session's if left out
 
 
 class SessionInfo(_Model):
@@ -89,19 +77,13 @@ class SessionInfo(_Model):
     model: str
     method: str
     preset: str | None
-    config: dict[str, Any]
-    """The method's config in full."""
+    config: dict[str, Any]  # the method's config in full
     seed: int
-    reject: float | None = None
-    """As it was asked for."""
-    calibrate: bool = False
-    """Whether probabilities are scaled."""
-    created: str
-    """UTC, ISO 8601."""
-    sequence: int
-    """Number of the last batch; 0 before the first."""
-    images: int
-    """Images predicted in all batches."""
+    reject: float | None = None  # as it was asked for
+    calibrate: bool = False  # whether probabilities are scaled
+    created: str  # UTC, ISO 8601
+    sequence: int  # number of the last batch; 0 before the first
+    images: int  # images predicted in all batches
 
 
 class SessionList(_Model):
@@ -113,15 +95,12 @@ class SessionList(_Model):
 class Upload(_Model):
     """One image of a batch."""
 
+    # returned with the prediction; never opened
     name: Annotated[str, BeforeValidator(_printable)] = ""
-    """Returned with the prediction; never opened."""
+    # JPEG, PNG, WebP, GIF, BMP, TIFF, or HEIC if the server can; in JSON as base64 or `data:` URI
     data: Annotated[
         bytes, BeforeValidator(_raw_bytes), WithJsonSchema({"type": "string", "format": "base64"})
     ]
-    """The file: JPEG, PNG, WebP, GIF, BMP, TIFF, or HEIC if the server can.
-
-    In JSON it is base64, bare or as a ``data:`` URI.
-    """
 
 
 class BatchRequest(_Model):
@@ -131,14 +110,11 @@ class BatchRequest(_Model):
         json_schema_extra={"examples": [{"images": [{"name": "a.png", "data": EXAMPLE_IMAGE}]}]}
     )
 
-    images: Annotated[list[Upload], Field(min_length=1)]
-    """At least one image."""
-    sequence: Annotated[int, Field(ge=1, le=2**53)] | None = None
-    """Number of this batch, 1 for the first: makes a repeat safe."""
-    top_k: Annotated[int, Field(ge=1, le=2**31)] = 5
-    """Classes to list per image."""
-    evidence: bool = False
-    """Whether to return what the predictions are based on."""
+    images: list[Upload] = Field(min_length=1)
+    # number of this batch, 1 for the first: makes a repeat safe
+    sequence: int | None = Field(default=None, ge=1, le=2**53)
+    top_k: int = Field(default=5, ge=1, le=2**31)  # classes to list per image
+    evidence: bool = False  # whether to return what the predictions are based on
 
     @property
     def digest(self) -> str:
@@ -181,10 +157,9 @@ class ImagePrediction(_Model):
     label: str
     probability: float
     top: list[Scored]
+    # in sessions with `reject`: whether it looks like none of the classes, and how unsure (0 to 1)
     rejected: bool | None = None
-    """Whether it looks like none of the classes, in sessions with ``reject``."""
     rejection_score: float | None = None
-    """How unsure the prediction is, from 0 to 1, in sessions with ``reject``."""
 
 
 class ImageProblem(_Model):
@@ -211,8 +186,7 @@ class MethodInfo(_Model):
     name: str
     summary: str
     presets: list[str]
-    config: dict[str, Any]
-    """Defaults."""
+    config: dict[str, Any]  # defaults
 
 
 class MethodList(_Model):
@@ -227,8 +201,7 @@ class ModelInfo(_Model):
     name: str
     id: str
     image_size: int
-    weights: str
-    """Hash of the weights."""
+    weights: str  # hash of the weights
 
 
 class ModelList(_Model):

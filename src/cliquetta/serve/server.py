@@ -90,8 +90,7 @@ class BoundedProtocol(H11Protocol):
     """
 
     bounds: ClassVar[Limits]
-    waiting: ClassVar[OrderedDict[BoundedProtocol, None]]
-    """Connections without a request under way, longest first."""
+    waiting: ClassVar[OrderedDict[BoundedProtocol, None]]  # without a request, longest first
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept a connection; if there are too many, close an idle one or this one."""

@@ -151,10 +151,7 @@ class Sessions:
 
     @_repeated
     def set_classes(self, id: str, request: ClassesRequest) -> SessionInfo:
-        """Classify among other classes from the next batch on; batch numbers continue.
-
-        What was learned apart from the classes stays. The list that it has already changes nothing.
-        """
+        """Classify among other classes from the next batch on, keeping what was learned apart."""
         with self._using(id) as (entry, resident), self._dropped_on_error(id):
             info, adapter = change_classes(request, entry.info, resident.adapter, self._settings)
             if info is entry.info:
@@ -228,7 +225,7 @@ class Sessions:
         entry = self.entries.get(id)
         known = 0 if entry is None else entry.version
         with self._storage():
-            version = self._store.version(id, known)
+            version, _ = self._store.present(id, max(1, known))
             if version < known:
                 raise _damaged("the session's last change is gone")
             if entry is not None and version == known:
@@ -290,9 +287,9 @@ class Sessions:
         """Evict idle sessions, least recently used first, until the limits hold."""
         total = sum(resident.bytes for resident in self.residents.values())
         for id in [id for id in self.residents if id not in self._busy]:
-            fits = total <= self._limits.resident_bytes
-            fits = fits and len(self.residents) <= self._limits.resident_sessions
-            if fits or len(self.residents) == 1:
+            count, limits = len(self.residents), self._limits
+            fits = total <= limits.resident_bytes and count <= limits.resident_sessions
+            if fits or count == 1:
                 return
             total -= self.residents.pop(id).bytes
             self._metrics.evictions.inc()

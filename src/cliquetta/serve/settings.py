@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.errors import UserError, look_up
 from cliquetta.methods.registry import MethodEntry, method_entries
 from cliquetta.model.clip import CLIP
 from cliquetta.serve.auth import Tokens
@@ -21,71 +21,39 @@ _MB = 1024 * 1024
 class Limits:
     """Bounds of what clients may ask for, each set with ``--limit NAME=VALUE``."""
 
-    body_bytes: int = 32 * _MB
-    """Size of one request, counted while it arrives."""
-    body_seconds: float = 60.0
-    """Time for a request to arrive in full."""
-    answer_seconds: float = 60.0
-    """Time for a client to read a response in full."""
-    header_seconds: float = 10.0
-    """Time for the head of a request to arrive, from the connection or its first byte on."""
+    body_bytes: int = 32 * _MB  # size of one request, counted while it arrives
+    body_seconds: float = 60.0  # time for a request to arrive in full
+    answer_seconds: float = 60.0  # time for a client to read a response in full
+    header_seconds: float = 10.0  # time for a head to arrive, from connection or first byte on
+    # Time between two requests of one connection. Clients should give connections up earlier (httpx
+    # after 5 s, most load balancers after 60 s): a request that meets the server's closing is lost.
     idle_seconds: float = 75.0
-    """Time between two requests of one connection.
-
-    Clients should give connections up earlier (httpx: 5 s, most load balancers: 60 s), since a
-    request that meets the server's closing is lost.
-    """
-    connections: int = 512
-    """Open connections; the process needs as many file descriptors and some more."""
-    images: int = 256
-    """Images per batch."""
-    image_pixels: int = 25_000_000
-    """Width times height of one image, read from its header before it is decoded."""
-    view_bytes: int = 1024 * _MB
-    """Size of all augmented views of a batch, counted before the first one is made."""
-    state_bytes: int = 256 * _MB
-    """Size of one session's memory, and of an imported state."""
-    classes: int = 2000
-    """Class names per session."""
-    class_length: int = 200
-    """Characters per class name or template."""
-    templates: int = 100
-    """Templates per session."""
-    sessions: int = 1000
-    """Sessions on disk, of all clients together."""
-    sessions_per_owner: int = 200
-    """Sessions on disk per token (or of all clients of a server without tokens)."""
-    free_bytes: int = 64 * _MB
-    """Free disk space below which ``/healthz`` reports a full disk."""
-    resident_sessions: int = 64
-    """Sessions held in memory; the least recently used ones beyond it are on disk only."""
-    resident_bytes: int = 1024 * _MB
-    """Size of all sessions held in memory; one session is always held."""
-    batch_seconds: float = 60.0
-    """Work on one request; after it the request is refused and the session as it was before."""
-    wait_seconds: float = 60.0
-    """Time in the queue; a request that has waited longer is refused."""
-    queued: int = 128
-    """Requests waiting or running, of all sessions."""
-    queued_per_owner: int = 64
-    """Requests waiting or running, per token; without tokens ``queued`` counts."""
-    queued_per_session: int = 8
-    """Requests waiting, per session."""
-    queued_bytes: int = 256 * _MB
-    """Size of all requests and responses in memory at one time."""
-    replay: int = 4
-    """Responses stored with a session, for clients that repeat a batch."""
-    rate: float = 50.0
-    """Requests per second per token, or per address without tokens."""
-    burst: int = 100
-    """Requests that may come at once before ``rate`` counts."""
-    upload_bytes: int = 1024 * _MB
-    """Size of all files that a visitor of the web app may upload within an hour."""
-    wrong_token_rate: float = 0.5
-    """Wrong tokens per second per address, ten at once; beyond it right ones are refused, too."""
+    connections: int = 512  # open connections; the process needs some more file descriptors
+    images: int = 256  # images per batch
+    image_pixels: int = 25_000_000  # width times height, read from the header before it is decoded
+    view_bytes: int = 1024 * _MB  # size of all views of a batch, counted before the first is made
+    state_bytes: int = 256 * _MB  # size of one session's memory, and of an imported state
+    classes: int = 2000  # class names per session
+    class_length: int = 200  # characters per class name or template
+    templates: int = 100  # templates per session
+    sessions: int = 1000  # sessions on disk, of all clients together
+    sessions_per_owner: int = 200  # sessions on disk per token, or of all clients without tokens
+    free_bytes: int = 64 * _MB  # free disk space below which `/healthz` reports a full disk
+    resident_sessions: int = 64  # sessions in memory; the least recently used are on disk only
+    resident_bytes: int = 1024 * _MB  # size of all sessions in memory; one is always held
+    batch_seconds: float = 60.0  # work on one request; then it is refused and its session as before
+    wait_seconds: float = 60.0  # time in the queue; a request that has waited longer is refused
+    queued: int = 128  # requests waiting or running, of all sessions
+    queued_per_owner: int = 64  # the same, per token; without tokens `queued` counts
+    queued_per_session: int = 8  # requests waiting, per session
+    queued_bytes: int = 256 * _MB  # size of all requests and responses in memory at one time
+    replay: int = 4  # responses stored with a session, for clients that repeat a batch
+    rate: float = 50.0  # requests per second per token, or per address without tokens
+    burst: int = 100  # requests that may come at once before `rate` counts
+    upload_bytes: int = 1024 * _MB  # size of all uploads of a visitor of the web app within an hour
+    wrong_token_rate: float = 0.5  # per second per address, ten at once; then right ones fail, too
 
     def __post_init__(self) -> None:
-        """Validate fields."""
         for name, value in dataclasses.asdict(self).items():
             if not value > 0:
                 raise UserError(f"limit {name} must be above 0, got {value}")
@@ -96,10 +64,9 @@ class Limits:
         kinds = {name: type(value) for name, value in dataclasses.asdict(cls()).items()}
         values = {}
         for name, text in given.items():
-            if name not in kinds:
-                raise UnknownNameError("limit", name, kinds)
+            kind = look_up("limit", name, kinds)
             try:
-                values[name] = kinds[name](text)
+                values[name] = kind(text)
             except ValueError:
                 raise UserError(f"limit {name} is a number, {text!r} is not") from None
         return cls(**values)
@@ -108,37 +75,26 @@ class Limits:
 def served_methods(allowed: Iterable[str] | None = None) -> dict[str, MethodEntry]:
     """Methods that sessions may use: all that need no fit, or those of them named."""
     known = {entry.name: entry for entry in method_entries() if entry.fit is None}
-    for name in allowed or ():
-        if name not in known:
-            raise UnknownNameError("method that can be served", name, known)
-    return {name: known[name] for name in (known if allowed is None else allowed)}
+    names = known if allowed is None else allowed
+    return {name: look_up("method that can be served", name, known) for name in names}
 
 
 @dataclass(frozen=True)
 class Settings:
     """Offer of a server: to whom, and how much of it."""
 
+    # by the names that clients use; the first is the default; all sessions share them
     models: Mapping[str, CLIP] = field(default_factory=dict)
-    """By the names that clients use; the first is the default. All sessions share them."""
     methods: Mapping[str, MethodEntry] = field(default_factory=served_methods)
-    """Methods that sessions may use."""
-    tokens: Tokens | None = None
-    """Accepted tokens; ``None`` accepts everyone."""
-    hosts: frozenset[str] | None = LOCAL_HOSTS
-    """Names in the ``Host`` header that are accepted; any if ``None``, which needs tokens."""
+    tokens: Tokens | None = None  # accepted tokens; `None` accepts everyone
+    hosts: frozenset[str] | None = LOCAL_HOSTS  # accepted `Host` headers; `None`: any, with tokens
     limits: Limits = field(default_factory=Limits)
-    """Bounds of what clients may ask for."""
-    workers: int = field(default_factory=lambda: os.cpu_count() or 1)
-    """Sessions that compute at one time."""
-    threads: int = 1
-    """Threads of one computation."""
-    session_days: float | None = None
-    """Delete sessions that were not used for this many days; ``None`` keeps them."""
-    tracing: Tracing = field(default_factory=Tracing)
-    """Where spans of requests go; nowhere by default."""
+    workers: int = field(default_factory=lambda: os.cpu_count() or 1)  # that compute at once
+    threads: int = 1  # threads of one computation
+    session_days: float | None = None  # delete sessions unused for so many days; `None` keeps them
+    tracing: Tracing = field(default_factory=Tracing)  # where spans of requests go; nowhere
 
     def __post_init__(self) -> None:
-        """Validate fields."""
         if self.tokens is None and self.hosts is None:
             raise UserError("a server without tokens answers to local names only: set hosts")
 

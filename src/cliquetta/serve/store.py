@@ -22,9 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.state import pack_state, unpack_state
@@ -53,8 +51,7 @@ class FencedError(Exception):
     """Another replica has written the session since it was read; nothing of this one counts."""
 
     def __init__(self, ahead: int = 1) -> None:
-        self.ahead = ahead
-        """Versions that others have written since."""
+        self.ahead = ahead  # versions that others have written since
         super().__init__("the session was written by another replica")
 
 
@@ -62,12 +59,9 @@ class FencedError(Exception):
 class StoredResponse:
     """A response that was sent, and the request that it answers."""
 
-    digest: str
-    """Hash of the request."""
-    packed: bytes
-    """The body, compressed."""
-    key: str = ""
-    """The router's name for the request, the same when it is sent to another replica."""
+    digest: str  # hash of the request
+    packed: bytes  # the body, compressed
+    key: str = ""  # the router's name for the request, the same when it is sent to another replica
 
     @classmethod
     def of(cls, digest: str, body: bytes, key: str = "") -> StoredResponse:
@@ -85,8 +79,7 @@ class Resident:
     """The part of a session that is in memory only while it is in use."""
 
     adapter: Adapter
-    responses: dict[int, StoredResponse] = field(default_factory=dict)
-    """The last ones, by their batch numbers."""
+    responses: dict[int, StoredResponse] = field(default_factory=dict)  # by batch number
     version: int = 0
     chain: Chain = field(default_factory=Chain)
 
@@ -105,14 +98,10 @@ class StoredSession:
 
     info: SessionInfo
     owner: str
-    used: float
-    """Time of the last change, in seconds since 1970."""
-    imported: bool = False
-    """Whether its memory came from a client and not from its own batches."""
-    bytes: int = 0
-    """Size of its files."""
-    version: int = 0
-    """Counts the changes."""
+    used: float  # time of the last change, in seconds since 1970
+    imported: bool = False  # whether its memory came from a client and not from its own batches
+    bytes: int = 0  # size of its files
+    version: int = 0  # counts the changes
 
 
 class Store:
@@ -120,8 +109,7 @@ class Store:
 
     def __init__(self, where: Path | str) -> None:
         self.files = files_at(where)
-        self.failing = False
-        """Whether the last attempt to write failed."""
+        self.failing = False  # whether the last attempt to write failed
 
     @classmethod
     @contextmanager
@@ -142,14 +130,10 @@ class Store:
                 sessions.append(stored)
         return sorted(sessions, key=lambda stored: (stored.info.created, stored.info.id))
 
-    def version(self, id: str, known: int = 0) -> int:
-        """The version of a session or its deletion; less than ``known`` if files were removed."""
-        return self._present(id, max(1, known))[0]
-
     def find(self, id: str) -> StoredSession | None:
         """A session as it is now; a file that cannot be read is reported and left alone."""
         while True:
-            version, size = self._present(id)
+            version, size = self.present(id)
             if size == 0:
                 return None
             name = _name(id, version)
@@ -158,7 +142,7 @@ class Store:
                 used = self.files.modified(name)
                 return replace(stored, used=used, bytes=size, version=version)
             except (ValueError, KeyError, TypeError, OSError) as error:
-                if self._present(id) == (version, size):  # else a later version has replaced it
+                if self.present(id) == (version, size):  # else a later version has replaced it
                     _log.warning("the session file %s is not used: %s", name, error)
                     return None
 
@@ -177,7 +161,10 @@ class Store:
             "keys": {str(number): one.key for number, one in responses.items() if one.key},
             "checksum": UNSEALED.decode(),
         }
-        extra = {f"{_RESPONSE}{number}": _tensor(one.packed) for number, one in responses.items()}
+        extra = {
+            f"{_RESPONSE}{number}": torch.frombuffer(bytearray(one.packed), dtype=torch.uint8)
+            for number, one in responses.items()
+        }
         memory = resident.adapter.state_dict()
         changes = chain.changes(memory)
         if changes is None:
@@ -197,8 +184,7 @@ class Store:
     def load(self, adapter: Adapter, id: str, version: int) -> tuple[StoredSession, Resident]:
         """Let ``adapter`` continue where the session was at ``version``.
 
-        :class:`FencedError` if it is another one already, :class:`DamagedError` for other files
-        than those that were written.
+        :class:`FencedError` if it is another one already, :class:`DamagedError` for other files.
         """
         saved = unpack_state(adapter, fold(self._read(id, version)), source="the session's file")
         responses = {
@@ -213,7 +199,7 @@ class Store:
 
     def delete(self, id: str, version: int = 0) -> None:
         """Write an empty version after ``version`` (0: any), or raise :class:`FencedError`."""
-        while last := version or self._present(id)[0]:
+        while last := version or self.present(id)[0]:
             try:
                 self._write(id, b"", last + 1, last + 1)
                 return
@@ -229,11 +215,11 @@ class Store:
                 if not size and time.time() - self.files.modified(name) > _TOMBSTONE_SECONDS:
                     self.files.remove(name)
 
-    def _present(self, id: str, least: int = 1) -> tuple[int, int]:
-        """Last version of a session and the size of its files; zeros if there is none.
+    def present(self, id: str, least: int = 1) -> tuple[int, int]:
+        """Last version of a session or its deletion, and the size of its files; zeros if none.
 
         A listing may miss a file and the one that replaces it meanwhile: what seems older than
-        version ``least`` is looked at again.
+        version ``least`` is looked at again. If it still is, files were removed.
         """
         if re.fullmatch(_ID, id) is None:  # it comes from a client, and would be part of a path
             return 0, 0
@@ -266,7 +252,7 @@ class Store:
             before = [self.files.read(_name(id, number)) for number in range(first, version)]
             return [*map(_checked, before), last]
         except FileNotFoundError:
-            if self._present(id)[0] == version:
+            if self.present(id)[0] == version:
                 raise DamagedError("a change of the session is gone") from None
             raise FencedError from None
 
@@ -310,7 +296,3 @@ def _checked(data: bytes) -> bytes:
     if hashlib.sha256(data.replace(seal, UNSEALED, 1)).hexdigest().encode() != seal:
         raise DamagedError("the session's file is damaged: its checksum differs")
     return data
-
-
-def _tensor(data: bytes) -> Tensor:
-    return torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy())

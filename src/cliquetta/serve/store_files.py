@@ -16,8 +16,8 @@ from cliquetta.atomic import create_atomically, exclusive, sync_folder
 from cliquetta.data.remote import is_url
 from cliquetta.errors import UserError
 
-BUCKETS = ("s3", "s3a", "gs", "gcs", "memory")
-"""Protocols of fsspec that can create an object only if there is none, in one step."""
+# protocols of fsspec that can create an object only if there is none, in one step
+_BUCKETS = ("s3", "s3a", "gs", "gcs", "memory")
 _LONGEST_HEAD = 10**8  # of a safetensors file
 
 
@@ -88,18 +88,15 @@ class _Folder:
         return sizes
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it exists."""
         path = self._root / name
         path.unlink(missing_ok=True)
         with suppress(OSError):  # not empty
             path.parent.rmdir()
 
     def modified(self, name: str) -> float:
-        """When a file was written, in seconds since 1970."""
         return (self._root / name).stat().st_mtime
 
     def free_bytes(self) -> float:
-        """Room that is left, as far as that is known."""
         return shutil.disk_usage(self._root).free
 
 
@@ -108,7 +105,7 @@ class _Bucket:
 
     def __init__(self, url: str) -> None:
         protocol = urlsplit(url).scheme
-        if protocol not in BUCKETS:
+        if protocol not in _BUCKETS:
             raise UserError(
                 f"sessions cannot be shared through {protocol}://: use a mounted folder, s3:// or "
                 "gs://, where a replica cannot overwrite what another has written"
@@ -144,16 +141,13 @@ class _Bucket:
         self._fs.pipe_file(f"{self._root}/{name}", data, mode="create")
 
     def read(self, name: str) -> bytes:
-        data: bytes = self._fs.cat_file(f"{self._root}/{name}")
-        return data
+        return bytes(self._fs.cat_file(f"{self._root}/{name}"))
 
     def head(self, name: str) -> bytes:
         path = f"{self._root}/{name}"
-        start: bytes = self._fs.cat_file(path, start=0, end=8)
-        rest: bytes = self._fs.cat_file(
-            path, start=8, end=8 + min(int.from_bytes(start, "little"), _LONGEST_HEAD)
-        )
-        return start + rest
+        start = self._fs.cat_file(path, start=0, end=8)
+        size = min(int.from_bytes(start, "little"), _LONGEST_HEAD)
+        return bytes(start + self._fs.cat_file(path, start=8, end=8 + size))
 
     def sizes(self, under: str = "") -> dict[str, int]:
         self._fs.invalidate_cache()
@@ -169,8 +163,7 @@ class _Bucket:
             self._fs.rm_file(f"{self._root}/{name}")
 
     def modified(self, name: str) -> float:
-        moment: float = self._fs.modified(f"{self._root}/{name}").timestamp()
-        return moment
+        return float(self._fs.modified(f"{self._root}/{name}").timestamp())
 
     def free_bytes(self) -> float:
         return math.inf

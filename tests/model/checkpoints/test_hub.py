@@ -60,10 +60,8 @@ class Files(http.server.BaseHTTPRequestHandler):
         if data is None:
             self.send_response(404)
             repo = "/".join(self.path.split("/")[:3])
-            if any(known.startswith(f"{repo}/") for known in self.server.files):
-                self.send_header("X-Error-Code", "EntryNotFound")
-            else:
-                self.send_header("X-Error-Code", "RepoNotFound")
+            is_known = any(known.startswith(f"{repo}/") for known in self.server.files)
+            self.send_header("X-Error-Code", "EntryNotFound" if is_known else "RepoNotFound")
             self.send_header("Content-Length", "0")
             self.end_headers()
             return
@@ -179,24 +177,30 @@ def hub_server(server: Any, address: Any, monkeypatch: pytest.MonkeyPatch) -> An
     """The Hugging Face client pointed at the local server."""
     hub._is_reachable.cache_clear()
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+    template = address + "/{repo_id}/resolve/{revision}/{filename}"
     for module in ("constants", "file_download"):  # older releases keep a copy in the second
-        monkeypatch.setattr(
-            f"huggingface_hub.{module}.HUGGINGFACE_CO_URL_TEMPLATE",
-            address + "/{repo_id}/resolve/{revision}/{filename}",
-            raising=False,
-        )
+        name = f"huggingface_hub.{module}.HUGGINGFACE_CO_URL_TEMPLATE"
+        monkeypatch.setattr(name, template, raising=False)
     monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     return server
 
 
-def serve(server: Any, repo: Any, folder: Path) -> None:
-    for path in folder.iterdir():
-        server.files[f"/{repo}/resolve/main/{path.name}"] = path.read_bytes()
+def files_of(repo: str, folder: Path) -> dict[str, bytes]:
+    """A folder as a repository: contents by address."""
+    return {f"/{repo}/resolve/main/{path.name}": path.read_bytes() for path in folder.iterdir()}
+
+
+def save_open_clip(module: Any, folder: Path, **more: Any) -> None:
+    """A folder in open_clip's format."""
+    folder.mkdir()
+    save_file(bare_state(module), folder / "open_clip_model.safetensors")
+    config = {"vision_cfg": {"width": 128}, "embed_dim": 24, **more}
+    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": config}))
 
 
 def test_hub_repository_of_transformers(hub_server: Any, tmp_path: Path) -> None:
     tiny_transformers().save_pretrained(tmp_path / "source")
-    serve(hub_server, "owner/clip", tmp_path / "source")
+    hub_server.files = files_of("owner/clip", tmp_path / "source")
     model = create_model("hf:owner/clip", cache_dir=tmp_path / "cache")
     assert model.id == "hf:owner/clip"
     assert model.fingerprint == create_model(tmp_path / "source").fingerprint
@@ -205,13 +209,8 @@ def test_hub_repository_of_transformers(hub_server: Any, tmp_path: Path) -> None
 
 
 def test_hub_repository_of_open_clip(hub_server: Any, tmp_path: Path) -> None:
-    module = OpenAIModule(activation="gelu")
-    source = tmp_path / "source"
-    source.mkdir()
-    save_file(bare_state(module), source / "open_clip_model.safetensors")
-    sizes = {"vision_cfg": {"width": 128}, "text_cfg": {}, "embed_dim": 24}
-    (source / "open_clip_config.json").write_text(json.dumps({"model_cfg": sizes}))
-    serve(hub_server, "owner/open", source)
+    save_open_clip(OpenAIModule(activation="gelu"), tmp_path / "source")
+    hub_server.files = files_of("owner/open", tmp_path / "source")
     model = create_model("hf-hub:owner/open", cache_dir=tmp_path / "cache")
     assert model.config.vision.activation == "gelu"
     with pytest.raises(CheckpointError, match=r"has no config.json: try hf-hub:owner/open"):
@@ -227,11 +226,11 @@ def new_transformers() -> None:
 def test_hub_repositories_of_siglip(hub_server: Any, tmp_path: Path) -> None:
     """Tokenizer files come from the repository, or from the one that its config names."""
     theirs = tiny_siglip()
-    serve(hub_server, "owner/siglip", save_siglip(theirs, tmp_path / "hf"))
-    serve(hub_server, "owner/open", save_open_clip_siglip(theirs, tmp_path / "open", "owner/words"))
     (tmp_path / "words").mkdir()
     word_tokenizer(tmp_path / "words" / "tokenizer.json")
-    serve(hub_server, "owner/words", tmp_path / "words")
+    folder = save_open_clip_siglip(theirs, tmp_path / "open", "owner/words")
+    hub_server.files = files_of("owner/siglip", save_siglip(theirs, tmp_path / "hf"))
+    hub_server.files |= files_of("owner/open", folder) | files_of("owner/words", tmp_path / "words")
     cache = tmp_path / "cache"
     first = create_model("hf:owner/siglip", cache_dir=cache)
     second = create_model("hf-hub:owner/open", cache_dir=cache)
@@ -246,8 +245,9 @@ def test_hub_repositories_of_siglip(hub_server: Any, tmp_path: Path) -> None:
 def test_a_missing_extra_is_named_before_weights_are_downloaded(
     hub_server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    serve(hub_server, "owner/siglip", save_siglip(tiny_siglip(), tmp_path / "hf"))
-    serve(hub_server, "owner/open", save_open_clip_siglip(tiny_siglip(), tmp_path / "open"))
+    hub_server.files = files_of("owner/siglip", save_siglip(tiny_siglip(), tmp_path / "hf"))
+    folder = save_open_clip_siglip(tiny_siglip(), tmp_path / "open")
+    hub_server.files |= files_of("owner/open", folder)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(UserError, match=r"pip install 'cliquetta\[siglip\]'"):
         create_model(name, cache_dir=tmp_path / "cache")
@@ -259,24 +259,14 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What each source of ``ViT-B/16`` serves, by address, and the model that is in it."""
     folder = tmp_path_factory.mktemp("sources")
     timm, hub = folder / "timm", folder / "hub"
-    timm.mkdir()
-    save_file(bare_state(OpenAIModule(seed=1)), timm / "open_clip_model.safetensors")
-    config = {"model_cfg": {"embed_dim": 24, "quick_gelu": True, "vision_cfg": {"width": 128}}}
-    (timm / "open_clip_config.json").write_text(json.dumps(config))
+    save_open_clip(OpenAIModule(seed=1), timm, quick_gelu=True)
     tiny_transformers().save_pretrained(hub)
     torch.save(OpenAIModule(seed=3).state_dict(), folder / "ViT-B-16.pt")
     repos = {timm: "timm/vit_base_patch16_clip_224.openai", hub: "openai/clip-vit-base-patch16"}
+    original = folder / "ViT-B-16.pt"
     return [
-        (
-            {f"/{repo}/resolve/main/{path.name}": path.read_bytes() for path in folder.iterdir()},
-            create_model(folder),
-        )
-        for folder, repo in repos.items()
-    ] + [
-        (
-            {"/ViT-B-16.pt": (folder / "ViT-B-16.pt").read_bytes()},
-            create_model(folder / "ViT-B-16.pt"),
-        )
+        *((files_of(repo, folder), create_model(folder)) for folder, repo in repos.items()),
+        ({"/ViT-B-16.pt": original.read_bytes()}, create_model(original)),
     ]
 
 

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from cliquetta.errors import UserError
 from cliquetta.methods.registry import create_method
-from cliquetta.model.checkpoints.state import CheckpointError
 from cliquetta.model.factory import create_model
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
@@ -126,9 +125,7 @@ def test_an_image_tower_alone(tmp_path: Path, pixels: Tensor) -> None:
     theirs.save_pretrained(tmp_path)
     ours = create_model(tmp_path)
     assert ours.text is None and "text" not in ours.capabilities
-    torch.testing.assert_close(
-        ours.encode_image(pixels), theirs(pixels).image_embeds, atol=FEATURE, rtol=FEATURE
-    )
+    assert_features(ours.encode_image(pixels), theirs(pixels).image_embeds)
 
 
 @torch.no_grad()
@@ -136,35 +133,14 @@ def test_shards_and_processor(tmp_path: Path, pixels: Tensor) -> None:
     theirs = tiny_transformers("quick_gelu")
     theirs.save_pretrained(tmp_path, max_shard_size="1MB")
     assert (tmp_path / "model.safetensors.index.json").exists()
-    (tmp_path / "preprocessor_config.json").write_text(
-        json.dumps({"image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.2, 0.2], "resample": 2})
-    )
+    values = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.2, 0.2], "resample": 2}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(values))
     ours = create_model(tmp_path)
     wanted = features(theirs.get_image_features(pixel_values=pixels))
-    torch.testing.assert_close(ours.encode_image(pixels), wanted, atol=FEATURE, rtol=FEATURE)
+    assert_features(ours.encode_image(pixels), wanted)
     assert ours.preprocess.mean == (0.5, 0.4, 0.3)
     assert ours.preprocess.interpolation == "bilinear"
     assert ours.preprocess.crop_rounding == "floor"
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"model_type": "siglip2"}, "not supported.*NaFlex.*siglip2-base-patch16-256"),
-        ({"model_type": "align"}, "not supported.*'align'.*from_model"),
-        ({"vision_config__hidden_act": "silu"}, "hidden_act 'silu'"),
-        ({"text_config__eos_token_id": 7}, "token 7"),
-        ({"text_config__vocab_size": 1000}, "1000 words"),
-        ({"vision_config__patch_size": 16}, r"another shape.*visual.patch.weight"),
-        ({"vision_config__num_hidden_layers": 4}, r"another shape.*blocks.3.* is missing"),
-        ({"vision_config__num_hidden_layers": 2}, r"another shape.*blocks.2.* is unexpected"),
-    ],
-)
-def test_configs_that_do_not_fit(tmp_path: Path, changes: Any, message: str) -> None:
-    tiny_transformers("gelu").save_pretrained(tmp_path)
-    rewrite(tmp_path, **changes)
-    with pytest.raises(CheckpointError, match=message):
-        create_model(f"hf:{tmp_path}")
 
 
 @pytest.mark.parametrize(
@@ -212,9 +188,8 @@ def test_context_is_learned(tmp_path: Path, family: str, method: str) -> None:
     prompts = ClassPrompts(("cat", "frog", "truck"), ("a photo of a {}",))
     adapter = create_method(method, ours, prompts)
     images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(2))
-    views = (
-        None if adapter.views is None else images[:, None].repeat(1, adapter.views.count, 1, 1, 1)
-    )
+    count = adapter.views.count if adapter.views else 0
+    views = images[:, None].repeat(1, count, 1, 1, 1) if count else None
     logits = adapter.predict(Batch(images, tuple("abcd"), views)).logits
     assert logits.shape == (4, 3) and logits.isfinite().all()
 

@@ -23,12 +23,12 @@ def test_missing_paths(name: str) -> None:
 def test_folders_without_a_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no .safetensors or .pt file"):
         create_model(tmp_path)
-    for name in ("a.pt", "b.pt"):
-        (tmp_path / name).write_bytes(b"")
-    with pytest.raises(CheckpointError, match="2 pickled files: name one"):
-        create_model(tmp_path)
-    with pytest.raises(CheckpointError, match=r"give one .pt file"):
-        create_model([tmp_path / "a.pt", tmp_path / "b.pt"])
+    both = [tmp_path / "a.pt", tmp_path / "b.pt"]
+    for path in both:
+        path.touch()
+    for given, message in ((tmp_path, "2 pickled files: name one"), (both, "give one .pt file")):
+        with pytest.raises(CheckpointError, match=message):
+            create_model(given)
     with pytest.raises(CheckpointError, match="no files"):
         create_model([])
 

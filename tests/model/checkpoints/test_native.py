@@ -42,19 +42,16 @@ def test_eight_bits_stay_within_half_a_step(
     path = tmp_path / "model.safetensors"
     save_model(tiny_clip, path, quantise=True)
     again = create_model(path)
-    for (name, a), b in zip(
-        tiny_clip.state_dict().items(), again.state_dict().values(), strict=True
-    ):
+    for name, a in tiny_clip.state_dict().items():
+        b = again.state_dict()[name]
         if a.ndim < 2 or "position" in name:
             assert torch.equal(a, b)
         else:
             steps = a.flatten(1).abs().amax(dim=1) / 127
             error = (a - b).flatten(1).abs().amax(dim=1)
             assert (error <= 0.5001 * steps).all() and error.max() > 0
-    cosine = torch.nn.functional.cosine_similarity(
-        again.encode_image(tiny_images), tiny_clip.encode_image(tiny_images)
-    )
-    assert cosine.min() > 0.99
+    pair = again.encode_image(tiny_images), tiny_clip.encode_image(tiny_images)
+    assert torch.cosine_similarity(*pair).min() > 0.99
     plain = tmp_path / "plain.safetensors"
     save_model(tiny_clip, plain)
     assert path.stat().st_size < 0.5 * plain.stat().st_size
@@ -63,14 +60,13 @@ def test_eight_bits_stay_within_half_a_step(
 def test_other_precision_and_image_tower_alone(
     tiny_clip: CLIP, tiny_images: Tensor, tmp_path: Path
 ) -> None:
-    alone = CLIP(
+    config, preprocess = (
         CLIPConfig(24, tiny_clip.config.vision, None),
-        id="eye",
-        preprocess=Preprocess(32, crop_rounding="floor"),
+        Preprocess(32, resize="squash"),
     )
-    alone.load_state_dict(
-        {k: v for k, v in tiny_clip.state_dict().items() if not k.startswith("text.")}
-    )
+    alone = CLIP(config, id="eye", preprocess=preprocess)
+    state = {k: v for k, v in tiny_clip.state_dict().items() if not k.startswith("text.")}
+    alone.load_state_dict(state)
     save_model(alone, tmp_path / "eye.safetensors")
     again = create_model(tmp_path / "eye.safetensors")
     assert again.text is None and again.preprocess == alone.preprocess
@@ -96,10 +92,7 @@ def test_shards_of_openai_weights_in_eight_bits(
     assert (tower.block(1).qkv.weight - theirs.attn.in_proj_weight).abs().max() < 0.02
     assert torch.equal(tower.block(1).fc.bias, theirs.mlp.c_fc.bias)
     assert (tower.projection - module.visual.proj).abs().max() < 0.02
-    cosine = torch.nn.functional.cosine_similarity(
-        model.encode_image(pixels), module.visual(pixels)
-    )
-    assert cosine.min() > 0.99
+    assert torch.cosine_similarity(model.encode_image(pixels), module.visual(pixels)).min() > 0.99
     listed = create_model([tmp_path / "0.safetensors", tmp_path / "1.safetensors"])
     assert listed.fingerprint == create_model(f"{tmp_path}/*.safetensors").fingerprint
     save_file(load_file(tmp_path / "0.safetensors"), tmp_path / "2.safetensors")
@@ -129,12 +122,9 @@ def test_bad_headers(tiny_clip: CLIP, tmp_path: Path) -> None:
     save_model(tiny_clip, path)
     with safe_open(path, framework="pt") as file:
         header = file.metadata()
-    state = load_file(path)
-    save_file(state, tmp_path / "bad.safetensors", header | {"config": "{"})
-    with pytest.raises(CheckpointError, match=r"header .* damaged"):
-        create_model(tmp_path / "bad.safetensors")
-    config = json.loads(header["config"])
+    state, config = load_file(path), json.loads(header["config"])
     config["vision"]["width"] = 48
-    save_file(state, tmp_path / "wide.safetensors", header | {"config": json.dumps(config)})
-    with pytest.raises(CheckpointError, match="another shape"):
-        create_model(tmp_path / "wide.safetensors")
+    for text, message in (("{", "header .* damaged"), (json.dumps(config), "another shape")):
+        save_file(state, path, header | {"config": text})
+        with pytest.raises(CheckpointError, match=message):
+            create_model(path)

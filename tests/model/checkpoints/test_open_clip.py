@@ -28,33 +28,24 @@ def test_open_clip_folder(
 ) -> None:
     state = bare_state(gelu_module)
     if custom_text:
-        state = {
-            k if k.startswith(("visual.", "logit_scale")) else f"text.{k}": v
-            for k, v in state.items()
-        }
+        own = ("visual.", "logit_scale")
+        state = {k if k.startswith(own) else f"text.{k}": v for k, v in state.items()}
     save_file(state, tmp_path / "open_clip_model.safetensors")
-    config = {
-        "model_cfg": {
-            "embed_dim": 24,
-            "vision_cfg": {"image_size": 32, "layers": 2, "width": 128, "patch_size": 8},
-            "text_cfg": {"context_length": 77, "vocab_size": 49408, "width": 64, "heads": 1},
-        },
-        "preprocess_cfg": {
-            "mean": [0.5, 0.5, 0.5],
-            "std": [0.2, 0.2, 0.2],
-            "resize_mode": "squash",
-        },
-    }
-    (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
-    model = create_model(tmp_path)
+    vision = {"image_size": 32, "layers": 2, "width": 128, "patch_size": 8}
+    text = {"context_length": 77, "vocab_size": 49408, "width": 64, "heads": 1}
+    preprocess = {"mean": [0.5] * 3, "std": [0.2] * 3, "resize_mode": "squash"}
+
+    def load(**more: Any) -> Any:
+        towers = {"embed_dim": 24, "vision_cfg": vision, "text_cfg": text, **more}
+        config = {"model_cfg": towers, "preprocess_cfg": preprocess}
+        (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
+        return create_model(tmp_path)
+
+    model = load()
     assert_same(model, gelu_module, pixels)
     assert model.preprocess.mean == (0.5, 0.5, 0.5) and model.preprocess.resize == "squash"
-    config["model_cfg"]["quick_gelu"] = True
-    (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
-    assert create_model(tmp_path).config.vision.activation == "quick_gelu"
-    config["model_cfg"]["vision_cfg"]["head_width"] = 32
-    (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
-    assert create_model(tmp_path).config.vision.heads == 4
+    assert load(quick_gelu=True).config.vision.activation == "quick_gelu"
+    assert load(vision_cfg=vision | {"head_width": 32}).config.vision.heads == 4
 
 
 @pytest.mark.parametrize(
@@ -103,13 +94,10 @@ def test_other_families_are_named(module: Any, tmp_path: Path, key: str, what: s
 def wide_siglip() -> Any:
     """One with image heads of 64 channels, as open_clip's configs leave unsaid."""
     theirs = tiny_siglip()
-    config = theirs.config.vision_config
-    config.num_attention_heads = 1
-    for layer in theirs.vision_model.encoder.layers:
-        layer.self_attn.num_heads, layer.self_attn.head_dim = 1, 64
-        layer.self_attn.scale = 64**-0.5
-    theirs.vision_model.head.attention.num_heads = 1
-    theirs.vision_model.head.attention.head_dim = 64
+    theirs.config.vision_config.num_attention_heads = 1
+    attentions = [layer.self_attn for layer in theirs.vision_model.encoder.layers]
+    for attention in (*attentions, theirs.vision_model.head.attention):
+        attention.num_heads, attention.head_dim, attention.scale = 1, 64, 64**-0.5
     return theirs
 
 

@@ -12,43 +12,37 @@ from cliquetta.data.files import NoClassNamesError
 from cliquetta.errors import UnknownNameError, UserError, look_up
 from cliquetta.prompts.catalogue import class_names, template_choice, templates
 
-COOP = "split_zhou_"
-"""How the names of CoOp's split files begin."""
-_SPLIT_FOLDERS = (".", "splits", "split")
-"""Where side files are looked for, below the folders that may hold them."""
+COOP = "split_zhou_"  # how the names of CoOp's split files begin
+_SPLIT_FOLDERS = (".", "splits", "split")  # of side files, below the folders that may hold them
 
 
 class DataNotFoundError(UserError):
     """A dataset that is not under the root; says where it was looked for and how to get it."""
+
+    def __init__(self, message: str, near_misses: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.near_misses = near_misses  # images that are there without their side file or split
 
 
 @dataclass(frozen=True)
 class Location:
     """A folder in which a layout has a split."""
 
-    root: Path
-    folder: Path
-    """The dataset's own folder."""
-    images: Path
-    """The folder inside it that holds the pictures."""
+    images: Path  # the folder that holds the pictures
     split: str
-    file: Path | None = None
-    """The first of the layout's side files."""
+    file: Path | None = None  # the first of the layout's side files
 
 
 @dataclass(frozen=True, eq=False)
 class Listing:
     """The images of one split of a dataset, in order."""
 
-    keys: Sequence[str]
-    """Names that do not depend on the location."""
+    keys: Sequence[str]  # names that do not depend on the location
     labels: Sequence[int]
     paths: Sequence[Path] = ()
-    images: UInt8Array | None = None
-    """(N, H, W, 3) for data that come as arrays; ``paths`` is empty then."""
+    images: UInt8Array | None = None  # (N, H, W, 3) for data that come as arrays, without paths
     missing: int = 0
-    notes: tuple[str, ...] = ()
-    """Peculiarities and how they were handled."""
+    notes: tuple[str, ...] = ()  # peculiarities and how they were handled
 
 
 @dataclass(frozen=True)
@@ -59,19 +53,13 @@ class Layout:
     """
 
     dataset: str
-    name: str
-    """For people: what a folder in this layout looks like."""
+    name: str  # for people: what a folder in this layout looks like
     read: Callable[[Location], Listing]
-    inside: str = "."
-    """Where the images may be in the dataset's folder."""
-    shows: str = ""
-    """Patterns below the pictures' folder of which each must match something."""
-    files: str = ""
-    """Side files, of which one must be there: beside the pictures, above them, or at the root."""
-    splits: str = ""
-    """The splits that this layout can tell apart; all if empty."""
-    folders: str = ""
-    """Names of the dataset's folder in this layout, if not the dataset's own."""
+    inside: str = "."  # where the images may be in the dataset's folder
+    shows: str = ""  # patterns below the pictures' folder of which each must match something
+    files: str = ""  # side files, one of which is beside the pictures, above them or at the root
+    splits: str = ""  # the splits that this layout can tell apart; all if empty
+    folders: str = ""  # names of the dataset's folder in this layout, if not the dataset's own
 
     def locations(
         self, root: Path, folders: Sequence[str], split: str
@@ -89,7 +77,7 @@ class Layout:
                     lack = f"{images} is there, but its layout has no split {split!r}"
                 elif files and file is None:
                     lack = f"{images} is there, but not {' or '.join(files)}: put it in {folder}"
-                yield Location(root, folder, images, split, file), lack
+                yield Location(images, split, file), lack
 
 
 def alternatives(names: str, split: str) -> list[str]:
@@ -139,19 +127,13 @@ class Benchmark:
 
     id: str
     summary: str
-    folders: tuple[str, ...]
-    """Names of its folder under the root; case, ``-`` and ``_`` do not count."""
-    layouts: tuple[Layout, ...]
-    """From the most to the least trusted."""
-    splits: Mapping[str, int]
-    """Images of each split in a complete copy; the first split is meant when none is named."""
+    folders: tuple[str, ...]  # names of its folder under the root; case, `-` and `_` do not count
+    layouts: tuple[Layout, ...]  # from the most to the least trusted
+    splits: Mapping[str, int]  # images of each in a complete copy; the first is the default
     get: str
-    terms: str
-    """Who made it, and on what terms it may be used."""
-    class_list: str
-    """Id of its class list (:mod:`cliquetta.prompts.catalogue`); empty for images of no class."""
-    traps: tuple[str, ...] = ()
-    """Pitfalls of its labels, and how they are handled."""
+    terms: str  # who made it, and on what terms it may be used
+    class_list: str  # id of its class list (`catalogue`); empty for images of no class
+    traps: tuple[str, ...] = ()  # pitfalls of its labels, and how they are handled
 
     @property
     def default_split(self) -> str:
@@ -176,16 +158,24 @@ class Benchmark:
         look_up(f"split of {self.id}", split, self.splits)
         if not root.is_dir():
             raise DataNotFoundError(f"no folder {root}: --root is where your datasets are")
+        lacks: dict[str, None] = {}
+        looked, special = list[str](), list[str]()
         for layout in self.layouts:
             for location, lack in layout.locations(root, self.folders, split):
                 if not lack:
                     return layout, location
-        raise DataNotFoundError(self._absence(root, split))
-
-    def near_misses(self, root: Path, split: str) -> list[str]:
-        """Messages on folders whose images are there and whose side file or split is not."""
-        looked = [layout.locations(root, self.folders, split) for layout in self.layouts]
-        return list(dict.fromkeys(lack for folders in looked for _, lack in folders if lack))
+                lacks[lack] = None
+            files = " or ".join(alternatives(layout.files, split))
+            looked.append(f"{layout.name} with {files}" if files else layout.name)
+            special += alternatives(layout.folders, split)
+        what = self.id if split == self.default_split else f"{self.id}/{split}"
+        folders = ", ".join([*self.folders, *special])
+        close = f" {'. '.join(lacks)}." if lacks else ""
+        message = (
+            f"{what} is not under {root}. Looked in folders named {folders} for: "
+            f"{'; '.join(looked)}.{close} {self.get}"
+        )
+        raise DataNotFoundError(message, list(lacks))
 
     def read(self, root: Path, split: str | None = None) -> Listing:
         """The images of ``split`` with their labels."""
@@ -229,20 +219,3 @@ class Benchmark:
             return ArrayDataset(id, listing.images, **facts)
         # published numbers were taken on pixels as stored
         return FileDataset(id, listing.paths, **facts, exif=False)
-
-    def _absence(self, root: Path, split: str) -> str:
-        """One sentence each: what was looked for, what was nearly there, how to get it."""
-        looked = "; ".join(
-            layout.name + (f" with {' or '.join(files)}" if files else "")
-            for layout in self.layouts
-            for files in [alternatives(layout.files, split)]
-        )
-        special = [name for one in self.layouts for name in alternatives(one.folders, split)]
-        folders = ", ".join([*self.folders, *special])
-        nearly = self.near_misses(root, split)
-        close = f" {'. '.join(nearly)}." if nearly else ""
-        what = self.id if split == self.default_split else f"{self.id}/{split}"
-        return (
-            f"{what} is not under {root}. Looked in folders named {folders} for: "
-            f"{looked}.{close} {self.get}"
-        )

@@ -8,23 +8,25 @@ import numpy as np
 
 from cliquetta.data.benchmarks.benchmark import COOP, Layout, Listing, Location, squeeze
 from cliquetta.data.benchmarks.readers import (
+    Read,
     Rows,
     RowsOf,
     by_file_name,
     by_name,
     by_number,
     by_wnid,
-    by_words,
     cifar_pickles,
     cifar_records,
     class_folders,
     coop_rows,
+    each_line,
     first_of,
     from_list,
     load_pair,
     numbered_arrays,
     numbered_rows,
     several,
+    words,
 )
 from cliquetta.data.dataset import UNKNOWN
 from cliquetta.data.files import walk_images
@@ -52,30 +54,28 @@ def _imagenet_rows(location: Location, file: Path) -> Rows:
             yield name, label.strip()
 
 
-def _tiny_rows(location: Location, file: Path) -> Rows:
-    """Lines ``val_0.JPEG n03444034 0 32 44 62``."""
-    for line in text_lines(file):
-        name, wnid = line.split()[:2]
-        yield name, wnid
+def _tiny(line: str) -> tuple[str, str]:
+    """``val_0.JPEG n03444034 0 32 44 62``."""
+    name, wnid, *_ = line.split()
+    return name, wnid
 
 
-def _pets_rows(location: Location, file: Path) -> Rows:
-    """The class is in the file name, before the number's underscore."""
-    for name in (line.split()[0] for line in text_lines(file)):
-        yield f"{name}.jpg", name.rpartition("_")[0]
+def _pet(line: str) -> tuple[str, str]:
+    """``yorkshire_terrier_10 37 2 25``: the class is in the file's name."""
+    name = line.split()[0]
+    return f"{name}.jpg", name.rpartition("_")[0]
 
 
-def _aircraft_rows(location: Location, file: Path) -> Rows:
-    """A number and a variant on each line."""
-    for line in text_lines(file):
-        number, _, variant = line.partition(" ")
-        yield f"{number}.jpg", variant
+def _aircraft(line: str) -> tuple[str, str]:
+    """``1514522 707-320``: a number and a variant."""
+    number, _, variant = line.partition(" ")
+    return f"{number}.jpg", variant
 
 
-def _sun_rows(location: Location, file: Path) -> Rows:
-    """Lines ``/a/abbey/sun_x.jpg``; a qualifier comes first in the name."""
-    for key in (line.removeprefix("/") for line in text_lines(file)):
-        yield key, " ".join(reversed(key.split("/")[1:-1]))
+def _scene(line: str) -> tuple[str, str]:
+    """``/a/abbey/sun_x.jpg``; a qualifier comes first in the name."""
+    key = line.removeprefix("/")
+    return key, " ".join(reversed(key.split("/")[1:-1]))
 
 
 def _ucf_rows(location: Location, file: Path) -> Rows:
@@ -111,9 +111,20 @@ def _official(dataset: str, name: str, rows: RowsOf, inside: str, shows: str, fi
     return Layout(dataset, name, read, inside, shows, files, splits)
 
 
-def _png_copy(dataset: str) -> Layout:
-    name, read = "test/ and train/ with one folder per class", class_folders(by_name(dataset))
-    return Layout(dataset, name, read, "{split}", "*/*.png")
+def _split_folders(dataset: str, splits: str, shows: str) -> Layout:
+    """A folder per split with one folder per class."""
+    name, read = f"{splits} with one folder per class", class_folders(by_name(dataset))
+    return Layout(dataset, name, read, "{split}", shows)
+
+
+def _v2(name: str, inside: str = ".", *, splits: str = "", folders: str = "") -> Layout:
+    read = class_folders(_NUMBER_OR_WNID, hint="ImageNetV2 has folders 0 to 999")
+    return Layout("imagenet-v2", name, read, inside, "[n0-9]*/*", "", splits, folders)
+
+
+def _archived(dataset: str, name: str, read: Read, shows: str) -> Layout:
+    """The folder in an archive, which ``name`` begins with, or what is in it."""
+    return Layout(dataset, name, read, f".|{name.partition('/')[0]}", shows)
 
 
 def _corrupted_arrays(dataset: str, list_id: str) -> Layout:
@@ -190,6 +201,7 @@ def _read_svhn(location: Location) -> Listing:
 # --- the datasets -------------------------------------------------------------------------------
 
 _VAL = "images/val|val|validation|ILSVRC/Data/CLS-LOC/val|Data/CLS-LOC/val|ILSVRC2012_img_val|."
+_NUMBER_OR_WNID = first_of(by_number(1000), by_wnid("imagenet"))
 _IMAGENET = first_of(by_wnid("imagenet"), by_number(1000))
 _FLAT = from_list(
     _imagenet_rows,
@@ -197,11 +209,12 @@ _FLAT = from_list(
     hint=f"if it numbers the images, not their classes, put {_KAGGLE} or {_SYNSETS} beside it",
 )
 _V2_FOLDERS = "imagenetv2-{split}-format-val|imagenetv2-{split}"
-_V2 = class_folders(
-    first_of(by_number(1000), by_wnid("imagenet")), hint="ImageNetV2 has folders 0 to 999"
-)
 _CIFAR10 = {"test": ["test_batch"], "train": [f"data_batch_{i}" for i in range(1, 6)]}
 _CIFAR100 = {"test": ["test"], "train": ["train"]}
+_PICKLES_10 = cifar_pickles("cifar10", "labels", _CIFAR10)
+_PICKLES_100 = cifar_pickles("cifar100", "fine_labels", _CIFAR100)
+_RECORDS_10 = cifar_records("cifar10", 1, _CIFAR10)
+_RECORDS_100 = cifar_records("cifar100", 2, _CIFAR100)
 _DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
 _STIMULI = {
     "edges": ["edges"],
@@ -226,28 +239,16 @@ LAYOUTS: tuple[Layout, ...] = (
         "ILSVRC2012_val_*",
         f"{_KAGGLE}|{_SYNSETS}|val.txt",
     ),
-    Layout(
-        "imagenet-v2",
-        "imagenetv2-SPLIT-format-val/ with folders 0 ... 999",
-        _V2,
-        _V2_FOLDERS + "|{split}",
-        "[n0-9]*/*",
-    ),
-    Layout(
-        "imagenet-v2",
-        "the same without a folder around it",
-        _V2,
-        shows="[n0-9]*/*",
-        folders=_V2_FOLDERS,
-    ),
-    Layout("imagenet-v2", "folders 0 ... 999", _V2, shows="[n0-9]*/*", splits="matched-frequency"),
+    _v2("imagenetv2-SPLIT-format-val/ with folders 0 ... 999", _V2_FOLDERS + "|{split}"),
+    _v2("the same without a folder around it", folders=_V2_FOLDERS),
+    _v2("folders 0 ... 999", splits="matched-frequency"),
     _by_wnid("imagenet-a", "imagenet-a"),
     _by_wnid("imagenet-r", "imagenet-r"),
     _by_wnid("imagenet-sketch", "imagenet"),
     Layout(
         "tiny-imagenet",
         "val/images/",
-        from_list(_tiny_rows, by_wnid("tiny-imagenet")),
+        from_list(each_line(_tiny), by_wnid("tiny-imagenet")),
         "{split}/images",
         "*.JPEG",
         "val_annotations.txt",
@@ -278,18 +279,20 @@ LAYOUTS: tuple[Layout, ...] = (
         f"{COOP}OxfordFlowers.json",
     ),
     _coop("pets", "images/", "OxfordPets", "images", "*_*.jpg"),
-    _official("pets", "images/", _pets_rows, "images", "*_*.jpg", "annotations/test.txt"),
+    _official("pets", "images/", each_line(_pet), "images", "*_*.jpg", "annotations/test.txt"),
     _coop("cars", "cars_test/", "StanfordCars", ".", "cars_test/*.jpg"),
     Layout(
         "cars",
         "test/ or train/ with one folder per model",
-        class_folders(by_words("cars"), hint="folders are named by make, model and year"),
+        class_folders(by_name("cars", words), hint="folders are named by make, model and year"),
         "{split}|car_data/{split}|car_data/car_data/{split}",
         "* */*.jpg",
         splits="test",
     ),
     _coop("sun397", "SUN397/a ... z", "SUN397", "SUN397|.", "a/abbey"),
-    _official("sun397", "SUN397/a ... z", _sun_rows, "SUN397|.", "a/abbey", "Testing_01.txt"),
+    _official(
+        "sun397", "SUN397/a ... z", each_line(_scene), "SUN397|.", "a/abbey", "Testing_01.txt"
+    ),
     _coop(
         "eurosat", "2750/ with one folder per class", "EuroSAT", "2750|EuroSAT_RGB|.", "AnnualCrop"
     ),
@@ -307,42 +310,23 @@ LAYOUTS: tuple[Layout, ...] = (
     _official(
         "aircraft",
         "images/",
-        _aircraft_rows,
+        each_line(_aircraft),
         "images|data/images",
         "*.jpg",
         "images_variant_{split}.txt",
     ),
     # CIFAR, PACS, texture against shape
-    Layout(
-        "cifar10",
-        "cifar-10-batches-py/ (pickles)",
-        cifar_pickles("cifar10", "labels", _CIFAR10),
-        ".|cifar-10-batches-py",
-        "test_batch|data_batch_1",
-    ),
-    Layout(
+    _archived("cifar10", "cifar-10-batches-py/ (pickles)", _PICKLES_10, "test_batch|data_batch_1"),
+    _archived(
         "cifar10",
         "cifar-10-batches-bin/ (binary)",
-        cifar_records("cifar10", 1, _CIFAR10),
-        ".|cifar-10-batches-bin",
+        _RECORDS_10,
         "test_batch.bin|data_batch_1.bin",
     ),
-    _png_copy("cifar10"),
-    Layout(
-        "cifar100",
-        "cifar-100-python/ (pickles)",
-        cifar_pickles("cifar100", "fine_labels", _CIFAR100),
-        ".|cifar-100-python",
-        "meta|{split}",
-    ),
-    Layout(
-        "cifar100",
-        "cifar-100-binary/",
-        cifar_records("cifar100", 2, _CIFAR100),
-        ".|cifar-100-binary",
-        "{split}.bin",
-    ),
-    _png_copy("cifar100"),
+    _split_folders("cifar10", "test/ and train/", "*/*.png"),
+    _archived("cifar100", "cifar-100-python/ (pickles)", _PICKLES_100, "meta|{split}"),
+    _archived("cifar100", "cifar-100-binary/", _RECORDS_100, "{split}.bin"),
+    _split_folders("cifar100", "test/ and train/", "*/*.png"),
     Layout(
         "cifar10.1",
         "cifar10.1_SPLIT_data.npy and cifar10.1_SPLIT_labels.npy",
@@ -396,13 +380,7 @@ LAYOUTS: tuple[Layout, ...] = (
     ),
     _domains("domainnet", "*/aircraft_carrier", **{name: name for name in _DOMAINNET}),
     _listed_domains("domainnet-126", "{domain}_list.txt", "clipart|painting|real|sketch"),
-    Layout(
-        "visda",
-        "train/ and validation/ with one folder per class",
-        class_folders(by_name("visda")),
-        "{split}",
-        "aeroplane",
-    ),
+    _split_folders("visda", "train/ and validation/", "aeroplane"),
     Layout("svhn", "test_32x32.mat and train_32x32.mat", _read_svhn, shows="{split}_32x32.mat"),
     _unlabelled("places-unknown", "images/", "images"),
     _unlabelled("inaturalist-unknown", "images/", "images"),

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,10 @@ from cliquetta.errors import UserError
 from cliquetta.prompts.catalogue import class_names, text_lines, wnids
 
 Read = Callable[[Location], Listing]
-LabelOf = Callable[[str], int | None]
-"""The label of a folder or class name, ``None`` if there is none."""
+LabelOf = Callable[[str], int | None]  # the label of a folder or class name, if it has one
 AnyArray = npt.NDArray[Any]
-Rows = Iterable[tuple[str, str]]
-"""Key and class of the images that a list names."""
-RowsOf = Callable[[Location, Path], Rows]
-"""Reads the list of a location."""
+Rows = Iterable[tuple[str, str]]  # key and class of the images that a list names
+RowsOf = Callable[[Location, Path], Rows]  # reads the list of a location
 
 
 def by_wnid(list_id: str) -> LabelOf:
@@ -35,21 +33,15 @@ def by_number(count: int) -> LabelOf:
     return lambda name: int(name) if name.isdecimal() and int(name) < count else None
 
 
-def by_name(list_id: str) -> LabelOf:
-    """Folders named by class; case and punctuation do not count."""
-    labels = {squeeze(name): label for label, name in enumerate(class_names(list_id))}
-    return lambda name: labels.get(squeeze(name))
+def by_name(list_id: str, rule: Callable[[str], str] = squeeze) -> LabelOf:
+    """Folders named by class; what ``rule`` makes equal is the same name."""
+    labels = {rule(name): label for label, name in enumerate(class_names(list_id))}
+    return lambda name: labels.get(rule(name))
 
 
-def by_words(list_id: str) -> LabelOf:
-    """Folders named by class with the words in any order (cars: the year first or last)."""
-    labels = {_words(name): label for label, name in enumerate(class_names(list_id))}
-    return lambda name: labels.get(_words(name))
-
-
-def _words(name: str) -> tuple[str, ...]:
-    blanks = "".join(letter if letter.isalnum() else " " for letter in name.lower())
-    return tuple(sorted(blanks.split()))
+def words(name: str) -> str:
+    """The words of a name in alphabetical order (cars: the year comes first or last)."""
+    return " ".join(sorted(re.findall(r"[^\W_]+", name.lower())))
 
 
 def first_of(*rules: LabelOf) -> LabelOf:
@@ -74,11 +66,9 @@ def class_folders(label_of: LabelOf, *, hint: str = "") -> Read:
                 raise UserError(f"{folder} is not one of the classes{hint and '; '}{hint}")
             pictures += [(label, path) for path in walk_images(folder)]
         pictures.sort(key=lambda picture: picture[0])  # stable: natural order within a class
-        return Listing(
-            keys=[path.relative_to(location.images).as_posix() for _, path in pictures],
-            labels=[label for label, _ in pictures],
-            paths=[path for _, path in pictures],
-        )
+        paths = [path for _, path in pictures]
+        keys = [path.relative_to(location.images).as_posix() for path in paths]
+        return Listing(keys, [label for label, _ in pictures], paths)
 
     return read
 
@@ -88,18 +78,16 @@ def several(folders: Mapping[str, Sequence[str]], list_id: str) -> Read:
     read_one = class_folders(by_name(list_id))
 
     def read(location: Location) -> Listing:
-        wanted = folders if location.split == "all" else {location.split: folders[location.split]}
-        sets: dict[str, Listing] = {}
-        for split, names in wanted.items():
-            paths = (location.images / name for name in names)
-            path = next((path for path in paths if path.is_dir()), None)
+        keys, labels, paths = list[str](), list[int](), list[Path]()
+        for split in folders if location.split == "all" else [location.split]:
+            candidates = (location.images / name for name in folders[split])
+            path = next((path for path in candidates if path.is_dir()), None)
             if path is not None:
-                sets[split] = read_one(Location(location.root, location.folder, path, split))
-        return Listing(
-            keys=[f"{split}/{key}" for split, one in sets.items() for key in one.keys],
-            labels=[label for one in sets.values() for label in one.labels],
-            paths=[path for one in sets.values() for path in one.paths],
-        )
+                one = read_one(Location(path, split))
+                keys += [f"{split}/{key}" for key in one.keys]
+                labels += one.labels
+                paths += one.paths
+        return Listing(keys, labels, paths)
 
     return read
 
@@ -116,8 +104,8 @@ def from_list(
     def read(location: Location) -> Listing:
         assert location.file is not None, "layouts with a list name its file"
         labels: dict[str, int] = {}
-        rows = 0
-        for key, stated in rows_of(location, location.file):
+        rows = list(rows_of(location, location.file))
+        for key, stated in rows:
             label = label_of(stated)
             if label is None:
                 raise UserError(
@@ -125,30 +113,22 @@ def from_list(
                     f"classes{hint and '; '}{hint}"
                 )
             labels[key] = label
-            rows += 1
         path_of = locate(location)
         paths = {key: path_of(key) for key in labels}
-        there = _on_disk(paths.values())
+        folders = {path.parent for path in paths.values()}  # one look at each, not one per file
+        there = {path for folder in folders if folder.is_dir() for path in folder.iterdir()}
         keys = [key for key, path in paths.items() if path in there]
-        repeated = rows - len(labels)
-        return Listing(
-            keys,
-            labels=[labels[key] for key in keys],
-            paths=[paths[key] for key in keys],
-            missing=len(labels) - len(keys),
-            notes=(f"{repeated} files are listed twice and counted once",) if repeated else (),
-        )
+        repeated = len(rows) - len(labels)
+        notes = (f"{repeated} files are listed twice and counted once",) if repeated else ()
+        found = [labels[key] for key in keys], [paths[key] for key in keys]
+        return Listing(keys, *found, missing=len(labels) - len(keys), notes=notes)
 
     return read
 
 
-def _on_disk(paths: Iterable[Path]) -> set[Path]:
-    """Find which of ``paths`` exist, with one look at each folder instead of one per file."""
-    paths = list(paths)
-    content: dict[Path, set[str]] = {}
-    for folder in {path.parent for path in paths}:
-        content[folder] = {p.name for p in folder.iterdir()} if folder.is_dir() else set()
-    return {path for path in paths if path.name in content[path.parent]}
+def each_line(parse: Callable[[str], tuple[str, str]]) -> RowsOf:
+    """One image per line, whose key and class ``parse`` reads from it."""
+    return lambda location, file: map(parse, text_lines(file))
 
 
 def by_file_name(location: Location) -> Callable[[str], Path]:
@@ -162,7 +142,17 @@ def coop_rows(list_id: str) -> RowsOf:
     names = class_names(list_id)
 
     def rows(location: Location, file: Path) -> Rows:
-        for key, label, name in _read_split(file, location.split):
+        try:
+            listed = json.loads(file.read_text(encoding="utf-8"))[location.split]
+            pictures = [(str(key), int(label), str(name)) for key, label, name in listed]
+        except KeyError:
+            raise UserError(f"{file} has no split {location.split!r}") from None
+        except (ValueError, TypeError):
+            raise UserError(
+                f"{file} is not a split file of CoOp (JSON of [path, label, class name]); "
+                "was it downloaded completely?"
+            ) from None
+        for key, label, name in pictures:
             known = names[label] if 0 <= label < len(names) else "no class"
             if squeeze(known) != squeeze(name):
                 raise UserError(
@@ -172,19 +162,6 @@ def coop_rows(list_id: str) -> RowsOf:
             yield key, name
 
     return rows
-
-
-def _read_split(path: Path, split: str) -> list[tuple[str, int, str]]:
-    try:
-        rows = json.loads(path.read_text(encoding="utf-8"))[split]
-        return [(str(file), int(label), str(name)) for file, label, name in rows]
-    except KeyError:
-        raise UserError(f"{path} has no split {split!r}") from None
-    except (ValueError, TypeError):
-        raise UserError(
-            f"{path} is not a split file of CoOp (JSON of [path, label, class name]); "
-            "was it downloaded completely?"
-        ) from None
 
 
 def numbered_rows(list_id: str) -> RowsOf:

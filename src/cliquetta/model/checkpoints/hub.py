@@ -31,12 +31,10 @@ class DownloadError(ConnectionError):
 class Fetcher:
     """Fetches files of the hub: cache folder, and whether the network may be used."""
 
+    # `None`: `$CLIQUETTA_CACHE` or `~/.cache/cliquetta`; files of the hub in its own
     cache_dir: Path | None = None
-    """``None``: ``$CLIQUETTA_CACHE`` or ``~/.cache/cliquetta``; files of the hub in its cache."""
-    offline: bool = False
-    """Also set by ``CLIQUETTA_OFFLINE=1`` or ``HF_HUB_OFFLINE=1``."""
-    on_progress: Callable[[int, int | None], None] | None = None
-    """Called with the bytes received and in total, if known, during a download."""
+    offline: bool = False  # also set by `CLIQUETTA_OFFLINE=1` or `HF_HUB_OFFLINE=1`
+    on_progress: Callable[[int, int | None], None] | None = None  # bytes so far, and in total
 
     def cached_file(self, url: str, sha256: str) -> Path | None:
         """The file at ``url`` if we, or OpenAI's ``clip`` package, downloaded it before."""
@@ -172,7 +170,6 @@ def _sha256(path: Path) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of an error, or its kind."""
     reason = getattr(error, "reason", None) or error
     lines = str(reason).strip().splitlines()
     return lines[0] if lines else type(error).__name__

@@ -13,8 +13,6 @@ from cliquetta.model.checkpoints.state import (
     CheckpointError,
     Find,
     State,
-    check_vocabulary,
-    dequantise,
     finish_scalars,
     read_json,
     rename_key,
@@ -53,8 +51,7 @@ _ACTIVATIONS: Mapping[str, Activation] = {
 }
 _FILTERS = {1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 _HALF = (0.5, 0.5, 0.5)
-_LEGACY_END = 2
-"""Early configs name 2; transformers then pools at the highest id, which is the end token."""
+_LEGACY_END = 2  # of early configs; transformers then pools at the highest id, the end token
 
 # transformers' defaults, for configs that state only what differs.
 _TEXT = {"vocab_size": 49408, "max_position_embeddings": 77, "eos_token_id": CLIP_END}
@@ -99,17 +96,13 @@ def from_huggingface(
     id: str,
     find: Find = lambda name: None,
 ) -> Checkpoint:
-    """The checkpoint of one of these models, or of a ``CLIPVisionModelWithProjection``.
-
-    ``find`` looks for the preprocessing, and for the tokenizer of a vocabulary of its own.
-    """
+    """The checkpoint of one of these models, or of a ``CLIPVisionModelWithProjection``."""
     shapes, path = config_from(config), find(PREPROCESS_FILE)
-    preprocess = preprocess_from(config, {} if path is None else read_json(path))
-    checkpoint = Checkpoint(shapes, rename(dequantise(state)), id, preprocess)
-    if has_own_vocabulary(config):
-        return with_tokenizer(checkpoint, find)
-    check_vocabulary(shapes.text)
-    return checkpoint
+    values = {} if path is None else read_json(path)
+    size = shapes.vision.image_size
+    preprocess = preprocess_from(size, values, is_siglip=config.get("model_type") == "siglip")
+    checkpoint = Checkpoint(shapes, rename(state), id, preprocess)
+    return with_tokenizer(checkpoint, find if has_own_vocabulary(config) else None)
 
 
 def shard_names(index: Path) -> list[str]:
@@ -203,7 +196,6 @@ def rename(state: Mapping[str, Tensor]) -> State:
 
 
 def _tower(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields that both towers have."""
     name = values["hidden_act"]
     if not isinstance(name, str) or name not in _ACTIVATIONS:
         known = ", ".join(_ACTIVATIONS)
@@ -228,27 +220,16 @@ def _text_config(values: Mapping[str, Any], *, end: int | None) -> TextConfig:
     return TextConfig(context_length=length, vocab_size=vocab_size, end=end, **_tower(values))
 
 
-def preprocess_from(config: Mapping[str, Any], values: Mapping[str, Any]) -> Preprocess:
-    """The preprocessing of a ``preprocessor_config.json``; what it leaves out is the family's."""
-    is_siglip = config.get("model_type") == "siglip"
-    return preprocess_of_size(config_from(config).vision.image_size, values, is_siglip=is_siglip)
-
-
-def preprocess_of_size(
+def preprocess_from(
     image_size: int, values: Mapping[str, Any], *, is_siglip: bool = False
 ) -> Preprocess:
-    """The preprocessing of an image processor's settings, for a model of a known size."""
-    for name, kinds in (
-        ("image_mean", (list, tuple)),
-        ("image_std", (list, tuple)),
-        ("resample", (int,)),
-    ):
+    """The preprocessing of a ``preprocessor_config.json``; what it leaves out is the family's."""
+    three: tuple[Any, str] = (list, tuple), "list of three numbers"
+    expected = {"image_mean": three, "image_std": three, "resample": (int, "number")}
+    for name, (kind, words) in expected.items():
         value = values.get(name)
-        if value is not None and not isinstance(value, kinds):
-            raise CheckpointError(
-                f"{PREPROCESS_FILE} says {name} = {value!r}, expected a "
-                f"{'number' if kinds == (int,) else 'list of three numbers'}"
-            )
+        if value is not None and not isinstance(value, kind):
+            raise CheckpointError(f"{PREPROCESS_FILE} says {name} = {value!r}, expected a {words}")
     size = values.get("size")
     # A height and a width are the target itself; an edge is that of the shorter side, then cropped.
     squash = "height" in size if isinstance(size, Mapping) else is_siglip

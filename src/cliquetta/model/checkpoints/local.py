@@ -13,6 +13,7 @@ from cliquetta.model.checkpoints.state import (
     Checkpoint,
     CheckpointError,
     State,
+    dequantise,
     read_json,
     read_safetensors,
 )
@@ -77,9 +78,8 @@ def guess_activation(
     (``input_resolution``) and where header or name says OpenAI or quickgelu, else with a warning.
     """
     words = " ".join([name, *metadata.values()]).lower().replace("_", "")
-    if not (
-        is_archive or openai.is_openai_state(state) or "openai" in words or "quickgelu" in words
-    ):
+    is_stated = is_archive or "openai" in words or "quickgelu" in words
+    if not (is_stated or all(key in state for key in openai.SETTINGS)):
         warnings.warn(
             f"{name} does not say whether it needs QuickGELU (OpenAI) or GELU (most open_clip "
             "models); QuickGELU is assumed. Say which with activation='gelu' or 'quick_gelu', or "
@@ -112,6 +112,6 @@ def read_tensors(paths: Sequence[Path]) -> tuple[State, dict[str, str], bool]:
         return *read_safetensors(paths), False
     if len(paths) == 1 and paths[0].suffix in PICKLED:
         state, is_archive = read_pt(paths[0])
-        return state, {}, is_archive
+        return dequantise(state), {}, is_archive
     names = ", ".join(path.name for path in paths[:3])
     raise CheckpointError(f"{names}: give one .pt file, or .safetensors files of one checkpoint")

@@ -10,12 +10,7 @@ from torch import Tensor
 
 from cliquetta.atomic import write_atomically
 from cliquetta.errors import UserError
-from cliquetta.model.checkpoints.state import (
-    Checkpoint,
-    CheckpointError,
-    dequantise,
-    quantise_state,
-)
+from cliquetta.model.checkpoints.state import Checkpoint, CheckpointError, quantise_state
 from cliquetta.model.clip import CLIP
 from cliquetta.model.config import CLIPConfig, ResNetConfig, TextConfig, VisionConfig
 from cliquetta.model.preprocess import Preprocess
@@ -52,7 +47,7 @@ def from_native(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Che
         name = metadata["id"]
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"the header of this {FORMAT} file is damaged: {error!r}") from None
-    return Checkpoint(config, dequantise(state), name, preprocess)
+    return Checkpoint(config, state, name, preprocess)
 
 
 def config_from(values: Mapping[str, Any]) -> CLIPConfig:

@@ -11,14 +11,7 @@ from torch import Tensor
 from cliquetta.model.checkpoints import open_clip_zoo as zoo
 from cliquetta.model.checkpoints import openai
 from cliquetta.model.checkpoints.openai import Conventions
-from cliquetta.model.checkpoints.state import (
-    Checkpoint,
-    CheckpointError,
-    Find,
-    check_vocabulary,
-    dequantise,
-    with_tokenizer,
-)
+from cliquetta.model.checkpoints.state import Checkpoint, CheckpointError, Find, with_tokenizer
 from cliquetta.model.config import Activation, CLIPConfig, ResNetConfig
 from cliquetta.model.preprocess import OPENAI_MEAN, OPENAI_STD, Preprocess
 
@@ -67,7 +60,7 @@ def from_open_clip(
     ``activation`` overrules the config; without either it is GELU. ``arch`` and ``tag``, where
     known, add what that release is known for.
     """
-    weights = openai.clean(dequantise(state))
+    weights = openai.clean(state)
     refuse_other_models(weights)
     is_siglip = openai.is_siglip_state(weights)
     if is_siglip and config is None:
@@ -89,10 +82,7 @@ def from_open_clip(
     values |= (config or {}).get("preprocess_cfg", {})
     preprocess = preprocess_from(shapes.vision.image_size, values)
     checkpoint = Checkpoint(shapes, openai.rename(weights), id, preprocess)
-    if tokenizer_name(config) is not None:
-        return with_tokenizer(checkpoint, find)
-    check_vocabulary(shapes.text)
-    return checkpoint
+    return with_tokenizer(checkpoint, find if tokenizer_name(config) else None)
 
 
 def tokenizer_name(config: Mapping[str, Any] | None) -> str | None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cliquetta.errors import UnknownNameError
+from cliquetta.errors import UnknownNameError, look_up
 from cliquetta.model.config import Activation
 
 _QUICK = "-quickgelu"
@@ -91,15 +91,12 @@ class Architecture:
     """One model name of open_clip, as far as a file must be checked against it."""
 
     image_size: int
-    patch_size: int | None
-    """``None`` for a ResNet."""
+    patch_size: int | None  # `None` for a ResNet
     width: int
-    tags: dict[str, str]
-    """Hub repository of each pretrained tag."""
+    tags: dict[str, str]  # hub repository of each pretrained tag
 
 
 def _read_tables() -> dict[str, Architecture]:
-    """Every released model by its name."""
     models = {}
     for line in _ON_TIMM.strip().splitlines():
         name, size, patch, width, shape, *tags = line.split()
@@ -145,18 +142,12 @@ def siglip_config(arch: str) -> dict[str, Any]:
 
 def architecture(arch: str) -> Architecture:
     """The entry of an open_clip model name, with or without ``-quickgelu``."""
-    plain = arch.removesuffix(_QUICK)
-    if plain not in ARCHITECTURES:
-        raise UnknownNameError("open_clip model", arch, ARCHITECTURES)
-    return ARCHITECTURES[plain]
+    return look_up("open_clip model", arch.removesuffix(_QUICK), ARCHITECTURES)
 
 
 def repository(arch: str, tag: str) -> str:
     """The hub repository of a release."""
-    tags = architecture(arch).tags
-    if tag not in tags:
-        raise UnknownNameError(f"tag of open_clip:{arch}", tag, tags)
-    return tags[tag]
+    return look_up(f"tag of open_clip:{arch}", tag, architecture(arch).tags)
 
 
 def preprocess_of(arch: str, tag: str | None) -> Mapping[str, Any]:
@@ -169,12 +160,9 @@ def preprocess_of(arch: str, tag: str | None) -> Mapping[str, Any]:
 def activation_of(
     arch: str, tag: str | None, config: Mapping[str, Any] | None
 ) -> Activation | None:
-    """QuickGELU if the name, the tag's training or the config asks for it; else GELU.
-
-    ``None`` for SigLIP, whose towers may differ (see :func:`siglip_config`).
-    """
+    """QuickGELU if the name, the tag's training or the config asks for it; else GELU."""
     if _SIGLIP.match(arch):
-        return None
+        return None  # its towers may differ (see `siglip_config`)
     trained = tag in _QUICK_TAGS or f"{arch}/{tag}" in _QUICK_RELEASES
     stated = bool((config or {}).get("model_cfg", {}).get("quick_gelu", False))
     return "quick_gelu" if arch.endswith(_QUICK) or trained or stated else "gelu"

@@ -36,11 +36,10 @@ HUB = {
     "ViT-L/14@336px": "openai/clip-vit-large-patch14-336",
 }
 """OpenAI's own repositories on the Hugging Face hub, in the format of transformers."""
-NAMES = tuple(_FILES)
-"""OpenAI's names for its models."""
+NAMES = tuple(_FILES)  # OpenAI's names for its models
 
-_SETTINGS = ("input_resolution", "context_length", "vocab_size")
-"""Scalars that OpenAI's archives carry beside the weights."""
+# scalars that OpenAI's archives carry beside the weights
+SETTINGS = ("input_resolution", "context_length", "vocab_size")
 
 _RENAMES = (
     (r"^visual\.conv1\.weight$", "visual.patch.weight"),
@@ -72,8 +71,7 @@ _RENAMES = (
     (r"\.mlp\.fc1\.", ".fc."),
     (r"\.mlp\.fc2\.", ".proj."),
 )
-_TURNED = ("visual.proj_t", "text_projection.weight")
-"""Projections that are stored with outputs first."""
+_TURNED = ("visual.proj_t", "text_projection.weight")  # stored with outputs first
 _EXACT_GELU = re.compile(
     r"vit_(base_patch16_siglip_\d+|large_patch16_siglip_(256|384)|so400m_patch14_siglip_\d+)$"
 )
@@ -84,17 +82,13 @@ class Conventions:
     """Properties of the towers that the shapes of the weights do not show."""
 
     activation: Activation = "quick_gelu"
-    vision_heads: int | None = None
-    """``None``: a head per 64 channels, and 16 beyond 1024 channels, as every release has it."""
+    vision_heads: int | None = None  # `None`: see `_default_heads`
     text_heads: int | None = None
     vision_eps: float = 1e-5
     text_eps: float = 1e-5
-    text_activation: Activation | None = None
-    """``None``: that of the image tower."""
-    text_end: int | None = None
-    """The token at which a text is read; ``None`` is the highest."""
-    image_size: int | None = None
-    """Where patches do not fill the image, its stated side."""
+    text_activation: Activation | None = None  # `None`: that of the image tower
+    text_end: int | None = None  # the token at which a text is read; `None` is the highest
+    image_size: int | None = None  # where patches do not fill the image, its stated side
 
 
 def address(name: str) -> tuple[str, str]:
@@ -112,11 +106,6 @@ def siglip_activation(timm_name: str) -> Activation:
     return "gelu" if _EXACT_GELU.match(timm_name) else "gelu_tanh"
 
 
-def is_openai_state(state: Mapping[str, Tensor]) -> bool:
-    """Whether a state dict comes from one of OpenAI's archives: it carries its settings."""
-    return all(key in state for key in _SETTINGS)
-
-
 def is_siglip_state(state: Mapping[str, Tensor]) -> bool:
     """Whether a state dict has the pooling head of timm's SigLIP."""
     return "visual.trunk.attn_pool.latent" in state
@@ -128,7 +117,7 @@ def clean(state: Mapping[str, Tensor]) -> State:
     out: State = {}
     for key, tensor in state.items():
         name = key.removeprefix("text.") if custom else key
-        if name in _SETTINGS or name.split(".")[-1] in ("attn_mask", "position_ids"):
+        if name in SETTINGS or name.split(".")[-1] in ("attn_mask", "position_ids"):
             continue
         turned = tensor.T if name in _TURNED else tensor
         out["visual.proj" if name == "visual.proj_t" else name] = turned
@@ -239,12 +228,10 @@ def _default_heads(width: int) -> int:
 
 
 def _count(state: Mapping[str, Tensor], prefix: str) -> int:
-    """Count the numbered modules behind ``prefix``."""
     return len({k[len(prefix) :].split(".")[0] for k in state if k.startswith(prefix)})
 
 
 def _square_side(patches: int) -> int:
-    """Side of a square grid of patches."""
     side = math.isqrt(patches)
     if side * side != patches:
         raise CheckpointError(f"{patches} patch positions are no square: not supported")

@@ -34,12 +34,10 @@ _DTYPES = {
 _PREFIXES = ("module.", "_orig_mod.")
 _CONTAINERS = ("state_dict", "model_state_dict", "model")
 _NESTED = 8
-_SLACK = 1 << 26
-"""Bytes by which an archive may be compressed beyond half: the code of TorchScript is."""
+_SLACK = 1 << 26  # bytes that an archive may save beyond half: the code of TorchScript does
 _MOST_OBJECTS = 10_000_000
 _MOST_MODULES = 100_000
-_LEGACY_PICKLES = 5
-"""Magic number, protocol, system, content and names of storages in files before torch 1.6."""
+_LEGACY_PICKLES = 5  # magic number, protocol, system, content, storages: before torch 1.6
 
 
 def read_pt(path: Path) -> tuple[State, bool]:
@@ -96,10 +94,8 @@ def _weigh_legacy(file: IO[bytes], size: int) -> None:
 
 
 def _weigh(file: IO[bytes], size: int) -> None:
-    """Refuse a pickle whose objects, each counted wherever it is used, are beyond all measure.
-
-    Tuples that name the same tuple twice, and so on, double the time of a hash with every level.
-    """
+    """Refuse a pickle whose objects, each counted wherever it is used, are beyond all measure."""
+    # tuples that name the same tuple twice, and so on, double the time of a hash with every level
     stack: list[float] = []
     marks: list[int] = []
     memo: dict[int, float] = {}
@@ -200,7 +196,6 @@ class _Unpickler(pickle.Unpickler):
         self._storages: dict[str, Tensor] = {}
 
     def find_class(self, module: str, name: str) -> Any:
-        """What stands for a name of the archive."""
         if module == "__torch__" or module.startswith("__torch__."):
             return _Record
         if module == "torch.jit._pickle":

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cliquetta.errors import UserError
 from cliquetta.model.clip import CLIP
-from cliquetta.model.config import Activation, CLIPConfig, TextConfig, VisionConfig
+from cliquetta.model.config import Activation, CLIPConfig, VisionConfig
 from cliquetta.model.preprocess import Preprocess
 from cliquetta.model.tokenizer import TextTokenizer, find_tokenizer, is_clip_vocabulary
 
@@ -32,7 +32,7 @@ class CheckpointError(UserError):
 
 
 def read_safetensors(paths: Iterable[Path]) -> tuple[State, dict[str, str]]:
-    """Tensors and metadata of one file, or of the shards of one checkpoint."""
+    """Tensors, not quantised, and metadata of one file or of the shards of one checkpoint."""
     state: State = {}
     metadata: dict[str, str] = {}
     for path in paths:
@@ -48,7 +48,7 @@ def read_safetensors(paths: Iterable[Path]) -> tuple[State, dict[str, str]]:
                     state[key] = file.get_tensor(key)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path} is not a readable safetensors file: {error}") from None
-    return state, metadata
+    return dequantise(state), metadata
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -109,12 +109,10 @@ class Checkpoint:
     """A model before it is built, whatever family it came from."""
 
     config: CLIPConfig
-    state: Mapping[str, Tensor]
-    """Weights under our key names, not quantised."""
+    state: Mapping[str, Tensor]  # weights under our key names, not quantised
     id: str
     preprocess: Preprocess
-    tokenizer: TextTokenizer | None = None
-    """``None``: CLIP's own, or none that came with the weights."""
+    tokenizer: TextTokenizer | None = None  # `None`: CLIP's own, or none that came with the weights
 
 
 def build(
@@ -191,10 +189,14 @@ def with_activation(checkpoint: Checkpoint, activation: Activation) -> Checkpoin
     return replace(checkpoint, config=config)
 
 
-def with_tokenizer(checkpoint: Checkpoint, find: Find) -> Checkpoint:
-    """The checkpoint with the tokenizer that ``find`` finds beside it, if there is one."""
+def with_tokenizer(checkpoint: Checkpoint, find: Find | None) -> Checkpoint:
+    """The checkpoint with the tokenizer that ``find`` finds, if any; ``None`` if CLIP's will do."""
     text = checkpoint.config.text
-    tokenizer = None if text is None else find_tokenizer(find, text)
+    if text is not None and find is None and not is_clip_vocabulary(text.vocab_size):
+        raise CheckpointError(
+            f"not supported: a text tower of {text.vocab_size} words; CLIP's vocabulary has 49408"
+        )
+    tokenizer = None if text is None or find is None else find_tokenizer(find, text)
     if text is None or tokenizer is None:
         return checkpoint
     text = replace(text, start_tokens=len(tokenizer.prefix))
@@ -208,14 +210,6 @@ def finish_scalars(state: State) -> State:
     if "logit_scale" not in state and "text.tokens.weight" not in state:
         state["logit_scale"] = torch.tensor(100.0).log()
     return state
-
-
-def check_vocabulary(text: TextConfig | None) -> None:
-    """Text must be spelt in OpenAI's vocabulary; a fine-tuning may have added a few words."""
-    if text is not None and not is_clip_vocabulary(text.vocab_size):
-        raise CheckpointError(
-            f"not supported: a text tower of {text.vocab_size} words; CLIP's vocabulary has 49408"
-        )
 
 
 def _check_fit(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], name: str) -> None:
