@@ -15,15 +15,8 @@ from torch import Tensor
 
 from cliquetta.errors import UserError
 from cliquetta.methods.building.config import Count, Positive
-from cliquetta.methods.building.few_shot import (
-    FewShotAdapter,
-    FitTask,
-    SGDTraining,
-    crop_draw,
-    initial_linear,
-    learn,
-)
-from cliquetta.methods.coop import INIT_STD, initial_context, prompt_tokens
+from cliquetta.methods.building.few_shot import FewShotAdapter, FitTask, SGDTraining, learn
+from cliquetta.methods.coop import INIT_STD, initial_context, initial_linear, prompt_tokens
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP, FrozenModel, PromptedTower
 from cliquetta.model.vision import TokenPrompts
@@ -109,8 +102,7 @@ def fit_maple(task: FitTask, config: MaPLeConfig) -> dict[str, Tensor]:
     start = initial_parameters(model, config, torch.Generator().manual_seed(task.seed))
     tokens = text_tokens(model, prompts, config)
 
-    logits = partial(maple_logits, model, tokens)
-    return learn(start, logits, crop_draw(task, config), task, config)
+    return learn(start, partial(maple_logits, model, tokens), task, config)
 
 
 @register(

@@ -22,11 +22,7 @@ from torch import Tensor
 from cliquetta.methods.building.config import Count, MethodConfig
 from cliquetta.methods.building.entropy import log_prob_entropy
 from cliquetta.methods.building.feature_level import Transductive
-from cliquetta.methods.building.mixtures import (
-    nearest_affinity,
-    propagate_assignments,
-    weighted_means,
-)
+from cliquetta.methods.building.mixtures import nearest_affinity, propagate, weighted_means
 from cliquetta.methods.registry import register
 
 SHORTEST, LONGEST = 1e-3, 1 - 1e-4  # Mean lengths between which κ is finite and positive.
@@ -84,7 +80,7 @@ def transduce(features: Tensor, log_prior: Tensor, text: Tensor, config: MOONCon
     for _ in range(config.rounds):
         kappa = concentration(means.norm(dim=-1), width)
         likelihood = vmf_log_likelihood(features, F.normalize(means, dim=-1), kappa)
-        logs = propagate_assignments(log_prior + likelihood, links, logs, 1)
+        logs = propagate(log_prior + likelihood, links, logs, 1)
         means = shrunk_means(features, logs, text, anchor_weight)
     return logs
 

@@ -32,13 +32,7 @@ from cliquetta.methods.building.config import (
     Rule,
     read_presets,
 )
-from cliquetta.methods.building.few_shot import (
-    FewShotClassifier,
-    FitStep,
-    FitTask,
-    epoch_batches,
-    indices_of,
-)
+from cliquetta.methods.building.few_shot import FewShotClassifier, FitStep, FitTask, epoch_batches
 from cliquetta.methods.building.support_set import VIEWS_AT_ONCE, FewShot, crop_features
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP, FrozenModel, l2_normalize
@@ -244,7 +238,7 @@ class TipAdapter(FewShotClassifier):
         cls, fitted: Mapping[str, Tensor], known: Sequence[str], wanted: Sequence[str]
     ) -> dict[str, Tensor]:
         """The cache restricted to some of its classes: the others' keys have no value left."""
-        rows = indices_of(known, wanted, by="the cache of Tip-Adapter")
+        rows = cls.indices_of(known, wanted, by="the cache of Tip-Adapter")
         new = torch.full((len(known),), -1, dtype=torch.int64)
         new[rows] = torch.arange(len(rows))
         labels = new[fitted["labels"].cpu()]

@@ -15,7 +15,7 @@ def nearest_affinity(similarity: Tensor, neighbours: int) -> Tensor:
     return torch.zeros_like(similarity).scatter(1, nearest.indices, nearest.values.clamp_min(0))
 
 
-def propagate_assignments(fixed: Tensor, links: Tensor, logs: Tensor, steps: int) -> Tensor:
+def propagate(fixed: Tensor, links: Tensor, logs: Tensor, steps: int) -> Tensor:
     """``steps`` updates z ∝ exp(fixed + links z) of log assignments ``logs`` (B, N)."""
     assignments = logs.exp()
     for _ in range(steps - 1):

@@ -23,7 +23,7 @@ from cliquetta.types import ViewSpec
 class Rules:
     """Decisions in which paper and released code differ; the defaults are the paper's.
 
-    The code is the ImageNet-A script of commit 5057c96; docs/methods/scap.md lists what else it does.
+    The code is the ImageNet-A script of commit 5057c96; docs/methods/scap.md has what else it does.
     """
 
     full_sets: bool = False  # Each candidate set is a clique as well, even of one image.
