@@ -62,9 +62,8 @@ def refuse_non_finite(images: Tensor, keys: Sequence[str] = ()) -> None:
 class Adapter(ZeroShotReference, ABC):
     """A classifier that may learn from the unlabelled batches it predicts.
 
-    A subclass sets ``batch_dependence``, prepares itself in :meth:`_setup`, keeps everything that
-    it remembers between batches in ``self.memory`` and implements :meth:`_predict`. Reset, save
-    and restore follow from that.
+    A subclass sets ``batch_dependence``, prepares itself in :meth:`_setup`, keeps all that it
+    remembers in ``self.memory``, for reset, save and restore, and implements :meth:`_predict`.
     """
 
     name: str  # What the method is registered under; that of the class if it is not.
@@ -228,8 +227,7 @@ class Adapter(ZeroShotReference, ABC):
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from :meth:`state_dict` of an equally built adapter.
 
-        Where only one of the two rejects images or calibrates, what that needs starts again, or is
-        left behind.
+        What only one of the two needs, to reject images or calibrate, starts again or is left out.
         """
         self.memory.load_state_dict(self._fit_optional(state))
 

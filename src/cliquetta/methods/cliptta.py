@@ -7,8 +7,8 @@ batch the loss is the entropy of image-to-text probabilities,
     L(batch) = mean_i H(p(text_j | image_i)),
 
 less λ times the entropy of the mean prediction, summed over the batch and over images drawn from a
-class-wise confident memory. Ten steps of Adam per batch on the LayerNorms of the image tower, which
-are kept; then the batch is predicted.
+class-wise confident memory. Ten steps of Adam on the image tower's LayerNorms, which stay, precede
+the prediction of a batch.
 """
 
 from dataclasses import dataclass

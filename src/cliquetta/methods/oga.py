@@ -1,9 +1,8 @@
 """OGA: a Gaussian per class from a cache of sure images, with the zero-shot prediction as prior.
 
 Fuchs et al., Online Gaussian Test-Time Adaptation of Vision-Language Models, CVPR Workshops 2025.
-Of every predicted class the eight images of lowest entropy are cached. Means μ_k are those of the
-cache, or the text of a class with fewer than two entries; one covariance Σ is shared. The
-prediction is the posterior
+Of every predicted class the eight images of lowest entropy are cached. Means μ_k are the cache's,
+or the text of a class with fewer than two entries; they share a covariance Σ. The posterior is
 
     z_k ∝ ŷ_k · softmax_k(τ log N(f; μ_k, Σ)),   τ = 0.05,
 

@@ -3,8 +3,7 @@
 Bao et al., Ramen: Robust Test-Time Adaptation of Vision-Language Models with Active Sample
 Selection, CVPR 2026. Of every image the feature z and the gradient g of its entropy by the
 LayerNorms, both under the loaded norms, are remembered with its predicted class. Of every class the
-k remembered images nearest to an image, which are likely of its domain and equally many per class,
-give the sign of its step
+k images nearest to an image, which are likely of its domain, give the sign of its step
 
     Σ_j exp(-H_j) exp(-β |z_i - z_j|) g_j
 

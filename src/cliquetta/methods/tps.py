@@ -4,8 +4,7 @@ Sui et al., Just Shift It: Test-Time Prototype Shifting for Zero-Shot Generaliza
 Vision-Language Models, WACV 2025. As TPT, but what is learned is a shift s_k of the text feature of
 each class, outside the text tower: the classifier normalised(t_k + s_k) starts at s = 0, takes one
 AdamW step down the marginal entropy of the tenth of the image's views that it is surest of (chosen
-again before each of several steps), and scores the plain view. Nothing is kept from one image to
-the next.
+again before each of several steps), and scores the plain view. Every image starts anew.
 """
 
 from dataclasses import dataclass

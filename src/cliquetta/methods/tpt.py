@@ -6,8 +6,7 @@ down the marginal entropy of the tenth of its views that CLIP is surest of, and 
 view. Nothing is kept from one image to the next.
 
 Many images are tuned at once, each with a context of its own; AdamW works coordinate by coordinate,
-so that stacked contexts step as if alone. With several templates the first is learned and averaged
-with the others.
+so that stacked contexts step as if alone. Of several templates, which are averaged, one is learned.
 """
 
 from dataclasses import dataclass

@@ -5,8 +5,7 @@ is CLIPArTT's with the text of each image's likeliest class, in one of eight tem
 For every batch the norms start from the loaded ones. ``sequential`` (WATT-S): two steps of Adam
 under each template after the other, then the average of the eight results is the start of the
 next of five rounds. ``parallel`` (WATT-P, preset): each template starts from the round's common
-weights, fifty rounds. The batch is predicted under the last average, with the mean text of all
-eight templates.
+weights, fifty rounds. The batch is predicted under the last average by the templates' mean text.
 """
 
 from dataclasses import dataclass

@@ -27,8 +27,7 @@ from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Prediction, Rejection
 
 SOFTENING = 10.0
-"""Logits are divided by it: which classes come second and third then counts, too, not only how far
-the first one is ahead."""
+"""Divides logits: then second and third classes count, too, not only how far the first is ahead."""
 SHARE = 0.9  # Share of the left-out scores that exceed the limit.
 WINDOW = 1024  # Images that the limit comes from, the latest ones.
 LEFT_OUT = "left_out_scores"  # The window in a method's memory.
@@ -139,8 +138,7 @@ class ZeroShotReference:
     def enable_rejection(self, share: float = SHARE) -> None:
         """Mark with every prediction from now on which images are of none of the classes.
 
-        The limit comes from the images of the stream and is a part of the state. A plain forward
-        pass per image is added.
+        The limit comes from the stream and is part of the state; every image costs a plain pass.
 
         Args:
             share: Share of the images of no class to reject, above 0 and below 1; the higher it is,
@@ -167,8 +165,7 @@ class ZeroShotReference:
         """Divide logits by a temperature from now on, so that probabilities can be trusted more.
 
         Predictions become on average as sure as zero-shot CLIP finds them probable; the best class
-        of an image stays the best. A plain forward pass per image is added, except to methods that
-        lend zero-shot.
+        stays the best. Every image costs a plain pass, except in methods that lend zero-shot.
         """
         self._remember_optional(CONFIDENCES)
         self.calibrated = True

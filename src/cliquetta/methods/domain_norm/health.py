@@ -1,8 +1,7 @@
 """Health of the adaptation: figures and a verdict, without labels.
 
 On the development streams figures showed how much there was to gain and where zero-shot CLIP makes
-nothing of the images, but not where it is sure and wrong (docs/research/domain-norm.md): the
-verdict is no promise.
+nothing of the images, not where it is sure and wrong (docs/research/domain-norm.md): no promise.
 """
 
 import math
