@@ -30,12 +30,7 @@ from cliquetta.methods.registry import (
 )
 from cliquetta.methods.state import load_state
 from cliquetta.types import Batch
-from tests._helpers.building import (
-    assert_same_state,
-    build_adapter,
-    logits_of,
-    prepare,
-)
+from tests._helpers.building import assert_same_state, build_adapter, logits_of, prepare
 from tests._helpers.tiny import build_tiny_clip
 from tests._helpers.tiny_world import TINY, TINY_PROMPTS
 from tests._helpers.tolerance import ADAPTED, LOGIT

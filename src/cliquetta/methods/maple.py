@@ -41,7 +41,7 @@ class MaPLeConfig(SGDTraining):
 def visual_prompts(learned: Mapping[str, Tensor]) -> TokenPrompts:
     """Tokens of the image tower: linear maps of the textual ones, block by block.
 
-    ``context`` (M, D_t), ``deep`` (J-1, M, D_t), ``map.weight`` (J, D_v, D_t), ``map.bias`` (J, D_v)
+    ``context`` (M, D_t), ``deep`` (J-1, M, D_t), ``map.weight`` (J, D_v, D_t), its bias (J, D_v).
     """
     tokens = torch.cat([learned["context"][None], learned["deep"]])  # (J, M, D_t)
     visual = tokens @ learned["map.weight"].mT + learned["map.bias"][:, None]
