@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 
 from cliquetta.methods.dmn import DMNConfig
-from tests._helpers.arrays import Array, assert_stream, on_features, softmax
-from tests._helpers.clusters import make_clusters, make_views
-from tests._helpers.tiny_world import TINY
+from tests._helpers.arrays import Array, assert_stream, softmax
 from tests._helpers.tolerance import FEATURE
 
 
@@ -37,7 +35,4 @@ def numpy_dmn(stream: Array, text: Array, scale: float, config: DMNConfig) -> Ar
 @pytest.mark.parametrize("views", [1, 20])
 @pytest.mark.parametrize("config", [DMNConfig(), DMNConfig(capacity=4, memory_weight=0.3)])
 def test_a_stream_equals_numpy_one_by_one(views: int, config: DMNConfig) -> None:
-    features, _, text = make_clusters(110)
-    stream = make_views(features, views)
-    dmn = on_features(TINY, "dmn", text, config)
-    assert_stream(numpy_dmn, dmn, stream, [80, 1, 29], moved=0.01, atol=FEATURE)
+    assert_stream(numpy_dmn, "dmn", config, [80, 1, 29], views=views, moved=0.01, atol=FEATURE)

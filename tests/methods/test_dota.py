@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 from cliquetta.methods.dota import DOTAConfig
-from tests._helpers.arrays import Array, assert_stream, on_features, softmax
-from tests._helpers.clusters import make_clusters, make_views
-from tests._helpers.tiny_world import TINY
+from tests._helpers.arrays import Array, assert_stream, softmax
 
 HEAVY: dict[str, Any] = {"weight_per_count": 0.05}
 
@@ -50,6 +48,4 @@ def numpy_dota(images: Array, text: Array, scale: float, config: DOTAConfig) -> 
 )
 @pytest.mark.parametrize("sizes", [[50, 1, 9], [1] * 60])
 def test_a_stream_equals_numpy(config: DOTAConfig, views: int, sizes: list[int]) -> None:
-    features, _, text = make_clusters(60)
-    dota = on_features(TINY, "dota", text, config)
-    assert_stream(numpy_dota, dota, make_views(features, views), sizes, moved=0.05)
+    assert_stream(numpy_dota, "dota", config, sizes, views=views, moved=0.05)

@@ -7,7 +7,6 @@ import torch
 from cliquetta.methods.moon import LONGEST, SHORTEST, MOONConfig, transduce
 from tests._helpers.arrays import Array, assert_batch, neighbour_graph, on_features, softmax, unit
 from tests._helpers.clusters import make_clusters
-from tests._helpers.tiny_world import TINY
 
 
 def numpy_moon(f: Array, prior: Array, text: Array, config: MOONConfig) -> Array:
@@ -71,7 +70,7 @@ def test_it_gains_where_few_classes_are_present() -> None:
     for seed in range(5):
         features, labels, text = make_clusters(1600, classes=40, seed=seed, spread=0.8)
         rows = torch.cat([(labels == c).nonzero()[:30, 0] for c in (3, 11)])
-        moon = on_features(TINY, "moon", text)
+        moon = on_features("moon", text)
         right = moon.predict_features(features[rows]).logits.argmax(dim=-1) == labels[rows]
         plain = (features[rows] @ text.T).argmax(dim=-1) == labels[rows]
         gains.append(float(right.float().mean() - plain.float().mean()))

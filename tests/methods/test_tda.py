@@ -69,7 +69,7 @@ def test_a_stream_equals_numpy_one_by_one(
     stream = make_views(features, views)
     arrays = stream.double().numpy(), text.double().numpy()
     expected, positive, negative = numpy_tda(*arrays, TINY.scale, config)
-    tda = on_features(TINY, "tda", text, config)
+    tda = on_features("tda", text, config)
     parts = [tda.predict_features(part).logits for part in stream.split([50, 1, 30, 39])]
     np.testing.assert_allclose(torch.cat(parts).numpy(), expected, atol=LOGIT)
     assert any(negative.values()), "the negative cache was never asked"
@@ -96,7 +96,7 @@ def test_all_classes_of_a_window_are_kept(window: tuple[float, float]) -> None:
 
 def test_memory_grows_linearly_with_the_classes() -> None:
     def held(classes: int) -> int:
-        tda = on_features(TINY, "tda", torch.eye(classes, 24))
+        tda = on_features("tda", torch.eye(classes, 24))
         return sum(v.numel() * v.element_size() for v in tda.memory.state_dict().values())
 
     assert held(800) == 10 * held(80)

@@ -79,7 +79,7 @@ ENTRIES = [e for e in method_entries() if issubclass(e.adapter, FixedText) and n
 def test_methods_on_features_predict_alike_recorded_called_and_on_the_cpu(name: str) -> None:
     features, _, text = make_clusters(96)
     models = (build_tiny_clip().cuda(), build_tiny_clip().cuda(), build_tiny_clip())
-    recorded, called, other = (on_features(model, name, text) for model in models)
+    recorded, called, other = (on_features(name, text, model=model) for model in models)
     vars(called).get("_replayed", Replayed()).shapes = 0
     for part in features.split(32):
         actual, plain, cpu = (a.predict_features(part).logits for a in (recorded, called, other))
