@@ -7,14 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cliquetta.data.views import attach_views
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.building.support_set import FewShot
 from cliquetta.methods.fit import fit_method
 from cliquetta.methods.registry import MethodEntry, create_method, method_config
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.types import Batch
 from tests._helpers.tiny import build_tiny_clip, make_tiny_images
 
 _FEWER_STEPS: dict[str, dict[str, Any]] = {"watt": {"rounds": 1, "steps": 1}}
@@ -40,17 +38,6 @@ def fitted_tensors(method: str, names: tuple[str, ...]) -> dict[str, Tensor]:
     labels = torch.arange(len(images)) // 2 % len(names)
     examples = FewShot(images, labels)
     return dict(fit_method(method, build_tiny_clip(), ClassPrompts(names), examples, config).fitted)
-
-
-def prepare(adapter: Adapter, batch: Batch) -> Batch:
-    """The batch as the adapter wants it: with views, if it asks for them."""
-    if adapter.views is None:
-        return batch
-    return attach_views(batch, adapter.views, seed=0, preprocess=adapter.model.preprocess)
-
-
-def logits_of(adapter: Adapter, batches: list[Batch]) -> list[Tensor]:
-    return [adapter.predict(prepare(adapter, batch)).logits for batch in batches]
 
 
 def assert_same_state(adapter: Adapter, before: dict[str, Tensor]) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from cliquetta.data.views import attach_views
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.methods import base
 from cliquetta.methods.base import Adapter, NonFiniteError
@@ -19,6 +20,7 @@ from cliquetta.methods.checks import (
     Build,
     bad_pixels_teach_nothing,
     logits_are_finite_float32,
+    logits_of,
     stream_of,
 )
 from cliquetta.methods.registry import (
@@ -30,7 +32,7 @@ from cliquetta.methods.registry import (
 )
 from cliquetta.methods.state import load_state
 from cliquetta.types import Batch
-from tests._helpers.building import assert_same_state, build_adapter, logits_of, prepare
+from tests._helpers.building import assert_same_state, build_adapter
 from tests._helpers.tiny import build_tiny_clip
 from tests._helpers.tiny_world import TINY, TINY_PROMPTS
 from tests._helpers.tolerance import ADAPTED, LOGIT
@@ -115,7 +117,7 @@ def test_a_rate_that_diverges_never_gives_or_keeps_what_is_not_finite(
         for part in stream_of(batch) * 3:
             before = adapter.state_dict()
             try:
-                assert adapter.predict(prepare(adapter, part)).logits.isfinite().all()
+                assert adapter.predict(part).logits.isfinite().all()
             except NonFiniteError:
                 assert_same_state(adapter, before)
         for name, value in adapter.state_dict().items():
@@ -133,9 +135,12 @@ def test_pixels_of_another_size_are_refused(adapter: Adapter) -> None:
 
 
 def test_missing_views_are_attached(adapter: Adapter, batch: Batch) -> None:
-    actual = adapter.predict(batch).logits
+    actual, whole = adapter.predict(batch).logits, batch
+    if adapter.views is not None:
+        preprocess = adapter.model.preprocess
+        whole = attach_views(batch, adapter.views, seed=0, preprocess=preprocess)
     adapter.reset()
-    assert torch.equal(actual, adapter.predict(prepare(adapter, batch)).logits)
+    assert torch.equal(actual, adapter.predict(whole).logits)
 
 
 def test_config_is_a_documented_frozen_dataclass_of_plain_values(entry: MethodEntry) -> None:
@@ -166,7 +171,7 @@ def test_a_batch_cannot_hold_labels(entry: MethodEntry) -> None:
 def test_another_class_list_keeps_what_does_not_depend_on_it(
     entry: MethodEntry, adapter: Adapter, batch: Batch, tmp_path: Path
 ) -> None:
-    adapter.predict(prepare(adapter, batch))
+    adapter.predict(batch)
     names = adapter.prompts.names[3:0:-1]
     adapter.save(tmp_path / "state")
     if adapter.memory and not adapter.class_free & set(adapter.memory):
@@ -178,7 +183,7 @@ def test_another_class_list_keeps_what_does_not_depend_on_it(
     shared = {name: before[name] for name in adapter.class_free & set(before)}
     assert shared or not before
     assert_same_state(other, {**other._rebuild(other.prompts).state_dict(), **shared})
-    logits = other.predict(prepare(other, batch)).logits
+    logits = other.predict(batch).logits
     assert logits.shape == (len(batch), 3) and bool(logits.isfinite().all())
     if before:
         fresh = adapter.with_classes(names)
