@@ -14,7 +14,6 @@ from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.evaluation import sweep as sweeping
 from cliquetta.evaluation.grid import RunSpec, grid, with_fitted, with_method
 from cliquetta.evaluation.predictions import load_predictions
-from cliquetta.evaluation.progress import Step
 from cliquetta.evaluation.record import list_records
 from cliquetta.evaluation.sweep import RunContext, RunResult, sweep
 from cliquetta.methods import registry
@@ -50,8 +49,6 @@ def test_held_pixels_change_no_prediction(
     read = sweep(cells, RunContext(tmp_path / "read", hold=False))
     held = sweep(cells, RunContext(tmp_path / "held", hold=True))
     for left, right in zip(read, held, strict=True):
-        assert left.record is not None
-        assert right.record is not None
         assert left.record.id == right.record.id
         assert [r.record.environment["pixels"] for r in (left, right)] == ["read", "held"]
         a, b = (load_predictions(tmp_path / n / left.record.id) for n in ("read", "held"))
@@ -99,26 +96,19 @@ def test_an_independent_method_is_asked_once_for_all_seeds(
 
 def test_a_grid_is_run_once(tmp_path: Path, loads: list[str]) -> None:
     cells = grid([BASE], datasets=["bundled", "bundled@fog:2"], seeds=[0, 1])
-    steps: list[tuple[RunSpec, Step]] = []
-
-    def note(spec: RunSpec, step: Step) -> None:
-        steps.append((spec, step))
-
-    first = sweep(cells, RunContext(tmp_path), on_step=note)
-    assert [result.spec for result in first] == cells
-    assert len(steps) == 4 * 3
-    assert len(list_records(tmp_path)) == 4
-    assert loads == ["tiny"]
-    second = sweep(cells, RunContext(tmp_path), on_step=note)
-    assert second == first
-    assert len(steps) == 4 * 3
-
-
-def test_equal_cells_run_once(tmp_path: Path, loads: list[str]) -> None:
-    seen: list[RunResult] = []
-    results = sweep([BASE, BASE], RunContext(tmp_path), on_result=seen.append)
-    assert len(seen) == 1
-    assert results[0] == results[1]
+    steps: list[Any] = []
+    ended: list[RunResult] = []
+    for times in (1, 2):
+        results = sweep(
+            [*cells, cells[0]],
+            RunContext(tmp_path),
+            on_step=lambda *step: steps.append(step),
+            on_result=ended.append,
+        )
+        assert [result.spec for result in results] == [*cells, cells[0]]
+        assert results[-1] == results[0] and len(ended) == 4 * times
+        assert len(steps) == 4 * 3 and len(list_records(tmp_path)) == 4
+    assert loads == ["tiny"] * 2 and ended[:4] == ended[4:]
 
 
 def test_a_failing_cell_does_not_stop_the_others(tmp_path: Path, loads: list[str]) -> None:
@@ -129,9 +119,7 @@ def test_a_failing_cell_does_not_stop_the_others(tmp_path: Path, loads: list[str
     ]
     broken, misspelt, fine = sweep(cells, RunContext(tmp_path))
     assert broken.error == "ValueError: no such model"
-    assert "did you mean 'bundled'" in misspelt.error
-    assert fine.record is not None
-    assert fine.record.status == "finished"
+    assert "did you mean 'bundled'" in misspelt.error and fine.record.status == "finished"
 
 
 class Fixed(ZeroShot):
@@ -170,31 +158,21 @@ def test_another_executor_gives_the_same_records(tmp_path: Path, loads: list[str
     there = sweep(cells, RunContext(tmp_path / "b"), Backwards())
     assert there[0].error == "the executor returned nothing for this run"
     for left, right in zip(here[1:], there[1:], strict=True):
-        assert left.record is not None
-        assert right.record is not None
         assert left.record.metrics == right.record.metrics
         assert left.record.settings == right.record.settings
 
 
 def test_a_spec_becomes_the_stream_and_method_it_describes(loads: list[str]) -> None:
     machine = RunContext(None)
-    spec = RunSpec(
-        "bundled>bundled@fog:1>bundled",
-        "zero_shot",
-        model="tiny",
-        seed=7,
-        options=(("temperature", "2"),),
-        templates=("{}", "a {}"),
-        limit=5,
-        batch_size=4,
-    )
+    words: dict[str, Any] = {"options": (("temperature", "2"),), "templates": ("{}", "a {}")}
+    words |= {"dataset": "bundled>bundled@fog:1>bundled", "limit": 5, "batch_size": 4, "seed": 7}
+    spec = replace(BASE, **words)
     adapter, stream = machine.prepare(spec)
     assert stream.id == spec.dataset
     assert (stream.images, stream.batch_size, stream.seed, stream.view_seed) == (15, 4, 7, 7)
-    assert adapter.config.temperature == 2.0
+    assert adapter.config.temperature == 2.0 and adapter.seed == 7
     assert adapter.prompts.templates == ("{}", "a {}")
-    assert adapter.seed == 7
-    mixed = RunSpec("bundled+bundled@fog:1", "zero_shot", model="tiny", order="mixed", limit=5)
+    mixed = replace(BASE, dataset="bundled+bundled@fog:1", order="mixed", limit=5)
     assert machine.prepare(mixed)[1].id == "bundled+bundled@fog:1"
     assert machine.run(mixed).images == 10
     assert len(loads) == 1

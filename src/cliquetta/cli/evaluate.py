@@ -225,13 +225,9 @@ def _difference(records: Sequence[Record], plain: Sequence[Record] | None) -> st
 def _plain(result: RunResult, out: Path) -> dict[str, Any]:
     """A result as JSON types."""
     record = result.record
-    outcome: dict[str, Any] = {
-        "dataset": result.spec.dataset,
-        "method": result.spec.method,
-        "preset": result.spec.preset,
-        "seed": result.spec.seed,
-        "error": result.error or None,
-    }
+    names = ("dataset", "method", "preset", "seed")
+    outcome = {name: getattr(result.spec, name) for name in names}
+    outcome["error"] = result.error or None
     if record is None:
         return outcome
     return outcome | {

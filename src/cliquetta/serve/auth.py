@@ -24,9 +24,8 @@ class Tokens:
         if not given:
             raise UserError("no tokens given: write one per line, made with `openssl rand -hex 24`")
         if any(len(token) < _SHORTEST or not token.isascii() for token in given):
-            raise UserError(
-                f"a token has at least {_SHORTEST} ASCII characters: `openssl rand -hex 24`"
-            )
+            message = f"a token has at least {_SHORTEST} ASCII characters: `openssl rand -hex 24`"
+            raise UserError(message)
         self._digests = sorted({_digest(token) for token in given})
 
     def owner(self, authorization: str | None) -> str:

@@ -35,17 +35,16 @@ _DEEPEST = 4
 
 
 @dataclass(frozen=True)
-class Decoded:
+class BatchResult:
     """The usable images of a batch, their positions in the request, and the others."""
 
     batch: Batch
     positions: tuple[int, ...]
     refused: tuple[ImageProblem, ...]
+    prediction: Prediction
 
 
-def predict_images(
-    adapter: Adapter, images: Sequence[Upload], limits: Limits
-) -> tuple[Decoded, Prediction]:
+def predict_images(adapter: Adapter, images: Sequence[Upload], limits: Limits) -> BatchResult:
     """Read and predict, within the limits of time and memory."""
     check_views(adapter, len(images), limits)
     refused: dict[int, ImageProblem] = {}
@@ -73,8 +72,8 @@ def predict_images(
             on_error=refuse,
         )
         positions = tuple(index for index in range(len(images)) if index not in refused)
-        decoded = Decoded(batch, positions, tuple(refused.values()))
-        return decoded, predict_finite(adapter, batch)
+        prediction = predict_finite(adapter, batch)
+    return BatchResult(batch, positions, tuple(refused.values()), prediction)
 
 
 def predict_finite(adapter: Adapter, batch: Batch) -> Prediction:
@@ -119,19 +118,18 @@ def find_repeated(
 
 
 @torch.no_grad()
-def render_response(
-    session: SessionInfo, request: BatchRequest, decoded: Decoded, prediction: Prediction
-) -> bytes:
+def render_response(session: SessionInfo, request: BatchRequest, result: BatchResult) -> bytes:
     """The response of a session, after the batch, as JSON."""
+    prediction = result.prediction
     best, ranked = prediction.top(request.top_k)
-    rejections: list[dict[str, Any]] = [{} for _ in decoded.positions]
+    rejections: list[dict[str, Any]] = [{} for _ in result.positions]
     if prediction.rejection is not None:
         scores, rejected = prediction.rejection
         pairs = zip(scores.float().cpu().numpy(), rejected.tolist(), strict=True)
         rejections = [{"rejected": no, "rejection_score": float(str(s))} for s, no in pairs]
     predictions = []
     for index, row, classes, rejection in zip(
-        decoded.positions, best.cpu().numpy(), ranked.tolist(), rejections, strict=True
+        result.positions, best.cpu().numpy(), ranked.tolist(), rejections, strict=True
     ):
         # str() of a float32 is the shortest that reads back as the same
         top = [
@@ -144,7 +142,7 @@ def render_response(
         session=session.id,
         sequence=session.sequence,
         predictions=predictions,
-        errors=list(decoded.refused),
+        errors=list(result.refused),
         evidence=summarise(dict(prediction.evidence)) if request.evidence else None,
     )
     return response.model_dump_json(exclude_unset=True).encode()

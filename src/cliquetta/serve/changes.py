@@ -131,8 +131,7 @@ def fold(files: Sequence[bytes]) -> bytes:
 def notes_of(data: bytes) -> dict[str, Any]:
     """The notes in the header of a file."""
     head = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    notes: dict[str, Any] = json.loads(head["__metadata__"]["notes"])
-    return notes
+    return dict(json.loads(head["__metadata__"]["notes"]))
 
 
 def seal_of(data: bytes) -> str:

@@ -15,7 +15,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 from cliquetta.errors import UserError
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.state import pack_state, unpack_state
-from cliquetta.serve.batches import Decoded, find_repeated, predict_images, render_response
+from cliquetta.serve.batches import BatchResult, find_repeated, predict_images, render_response
 from cliquetta.serve.changes import Chain, DamagedError
 from cliquetta.serve.errors import ServiceError, conflict, invalid, not_found
 from cliquetta.serve.factory import build_adapter, change_classes, create_session
@@ -23,7 +23,6 @@ from cliquetta.serve.metrics import ServiceMetrics
 from cliquetta.serve.schema import BatchRequest, ClassesRequest, SessionInfo, SessionRequest
 from cliquetta.serve.settings import Settings
 from cliquetta.serve.store import FencedError, Resident, Store, StoredResponse, StoredSession
-from cliquetta.types import Prediction
 
 _log = logging.getLogger(__name__)
 _ATTEMPTS = 3
@@ -109,12 +108,12 @@ class Sessions:
                 self._metrics.replays.inc()
                 return stored.body, True
             # An adapter that raises has rolled itself back: the session stays in memory.
-            decoded, prediction = self._compute(entry, resident.adapter, request)
-            predicted, refused = len(decoded.positions), len(decoded.refused)
+            result = self._compute(entry, resident.adapter, request)
+            predicted, refused = len(result.positions), len(result.refused)
             with self._dropped_on_error(id):
                 progress = {"sequence": last + 1, "images": entry.info.images + predicted}
                 info = entry.info.model_copy(update=progress)
-                body = render_response(info, request, decoded, prediction)
+                body = render_response(info, request, result)
                 responses[info.sequence] = StoredResponse.of(digest, body, key)
                 for old in sorted(responses)[: -self._limits.replay]:
                     del responses[old]
@@ -123,12 +122,12 @@ class Sessions:
             self._metrics.images.labels("refused").inc(refused)
             elapsed = time.perf_counter() - start
             self._metrics.batch_seconds.labels(entry.info.method).observe(elapsed)
-            self._metrics.observe_health(entry.info.method, prediction)
+            self._metrics.observe_health(entry.info.method, result.prediction)
         return body, False
 
     def _compute(
         self, entry: StoredSession, adapter: Adapter, request: BatchRequest
-    ) -> tuple[Decoded, Prediction]:
+    ) -> BatchResult:
         attributes = {"session": entry.info.id, "method": entry.info.method}
         try:
             with self._tracing.span("predict", **attributes, images=len(request.images)):

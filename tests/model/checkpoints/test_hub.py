@@ -48,13 +48,7 @@ class Files(http.server.BaseHTTPRequestHandler):
 
     server: FileServer
 
-    def do_HEAD(self) -> None:
-        self.reply(body=False)
-
     def do_GET(self) -> None:
-        self.reply(body=True)
-
-    def reply(self, body: Any) -> None:
         self.server.requests.append((self.path, self.headers.get("Range")))
         data = self.server.files.get(self.path)
         if data is None:
@@ -75,8 +69,10 @@ class Files(http.server.BaseHTTPRequestHandler):
         self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()}"')
         self.send_header("X-Repo-Commit", "a" * 40)
         self.end_headers()
-        if body:
+        if self.command == "GET":
             self.wfile.write(data[start:][: self.server.limit])
+
+    do_HEAD = do_GET
 
     def log_message(self, *_: Any) -> None:
         pass
