@@ -28,9 +28,10 @@ def by_wnid(list_id: str) -> LabelOf:
     return {wnid: label for label, wnid in enumerate(wnids(list_id))}.get
 
 
-def by_number(count: int) -> LabelOf:
-    """Folders named 0 ... count - 1, read as numbers: sorted as strings, 10 comes before 2."""
-    return lambda name: int(name) if name.isdecimal() and int(name) < count else None
+def by_wnid_or_number(list_id: str) -> LabelOf:
+    """Folders named by WordNet id or by number: sorted as strings, 10 would come before 2."""
+    label_of, count = by_wnid(list_id), len(wnids(list_id))
+    return lambda name: int(name) if name.isdecimal() and int(name) < count else label_of(name)
 
 
 def by_name(list_id: str, rule: Callable[[str], str] = squeeze) -> LabelOf:
@@ -42,15 +43,6 @@ def by_name(list_id: str, rule: Callable[[str], str] = squeeze) -> LabelOf:
 def words(name: str) -> str:
     """The words of a name in alphabetical order (cars: the year comes first or last)."""
     return " ".join(sorted(re.findall(r"[^\W_]+", name.lower())))
-
-
-def first_of(*rules: LabelOf) -> LabelOf:
-    """The label by the first rule that knows the name."""
-
-    def label_of(name: str) -> int | None:
-        return next((label for rule in rules if (label := rule(name)) is not None), None)
-
-    return label_of
 
 
 def class_folders(label_of: LabelOf, *, hint: str = "") -> Read:
