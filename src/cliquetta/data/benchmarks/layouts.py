@@ -11,7 +11,6 @@ from cliquetta.data.benchmarks.readers import (
     Read,
     Rows,
     RowsOf,
-    by_file_name,
     by_name,
     by_wnid,
     by_wnid_or_number,
@@ -277,7 +276,7 @@ LAYOUTS: tuple[Layout, ...] = (  # of one dataset, from the most to the least tr
     Layout(
         "flowers102",
         "train/, valid/, test/ with folders 1 ... 102",
-        from_list(coop_rows("flowers102"), by_name("flowers102"), locate=by_file_name),
+        from_list(coop_rows("flowers102"), by_name("flowers102"), anywhere=True),
         "flowers|dataset|.",
         "*/*/image_*.jpg",
         f"{COOP}OxfordFlowers.json",
