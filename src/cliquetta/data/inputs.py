@@ -98,7 +98,7 @@ def to_picture(
         return _hash(image), picture
     if isinstance(image, Image.Image):
         picture = to_rgb(image)
-        return _hash(np.asarray(picture)), picture
+        return _hash(np.asarray(picture).data), picture
     if isinstance(image, Tensor) and image.ndim == 3:
         image = image.movedim(0, -1).cpu().numpy()
     if (
@@ -119,7 +119,7 @@ def not_an_image(image: Any) -> UserError:
     )
 
 
-def _hash(data: bytes | npt.NDArray[Any]) -> str:
+def _hash(data: bytes | memoryview) -> str:
     """Name an image by what it shows, or by its file."""
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
@@ -193,6 +193,6 @@ def _checked(batch: Batch, preprocess: Preprocess, views: ViewSpec | None, seed:
         return batch
     if len(batch.keys) != len(batch):
         pixels = batch.images.cpu().float().contiguous().numpy()
-        keys = tuple(map(_hash, pixels))
+        keys = tuple(_hash(image.data) for image in pixels)
         batch = dataclasses.replace(batch, keys=keys)
     return attach_views(batch, views, seed=seed, preprocess=preprocess)
