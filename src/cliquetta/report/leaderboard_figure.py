@@ -55,11 +55,9 @@ def best_rivals(boards: Sequence[Board]) -> list[str]:
             known = [gain for kind in KINDS if (gain := row.gain(kind)) is not None]
             gains.setdefault(name, []).extend(known)
     most = max(map(len, gains.values()), default=0)
-    means = {
-        n: statistics.mean(own) for n, own in gains.items() if own and len(own) >= SHARE * most
-    }
-    rivals = means.keys() - {DEFAULT_METHOD, BASELINE}
-    return sorted(rivals, key=lambda name: -means[name])[:RIVALS]
+    able = {name: own for name, own in gains.items() if len(own) >= max(1, SHARE * most)}
+    rivals = [name for name in able if name not in (DEFAULT_METHOD, BASELINE)]
+    return sorted(rivals, key=lambda name: -statistics.mean(able[name]))[:RIVALS]
 
 
 def _legend(methods: Sequence[str]) -> str:
