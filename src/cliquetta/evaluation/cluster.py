@@ -22,8 +22,7 @@ from cliquetta.evaluation.progress import ProgressBoard, RunReport, Step
 from cliquetta.evaluation.sweep import RunContext, RunResult
 from cliquetta.ray_connection import LOCAL, connected
 
-FINAL = (ValueError, KeyError, TypeError, ImportError)
-"""Errors that a second attempt would only repeat: bad names, bad settings, missing packages."""
+FINAL = (ValueError, KeyError, TypeError, ImportError)  # a second attempt would only repeat them
 REPORT_SECONDS = 0.5
 
 _log = logging.getLogger(__name__)
