@@ -152,9 +152,7 @@ class ShiftedDataset(Dataset):
             labels=base.labels,
             templates=base.templates,
         )
-        self.base = base
-        self.shift = shift
-        self.seed = seed
+        self.base, self.shift, self.seed = base, shift, seed
 
     def load(self, index: int) -> Image.Image:
         """Image ``index``, corrupted at its own size."""

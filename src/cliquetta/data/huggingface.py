@@ -21,8 +21,7 @@ class HuggingFaceDataset(Dataset):
     """A table whose column ``image`` holds encoded pictures, ``{"bytes": ..., "path": ...}``."""
 
     def __init__(self, id: str, table: Table, image: str, label: str | None) -> None:
-        self.table = table
-        self.image = image
+        self.table, self.image = table, image
         width = len(str(len(table)))
         if label is None:
             raise UserError(f"{id} has no column of classes: name it with label=COLUMN")

@@ -60,11 +60,10 @@ class PreparedStream(ABC, Generic[B]):
     """``stream``, image for image, from tables."""
 
     def __init__(self, stream: Stream, model: CLIP, on_prepare: OnPrepare | None = None) -> None:
-        self.stream = stream
+        self.stream, self.model = stream, model
         self.names, self.id, self.views = stream.names, stream.id, stream.views
         self.preprocess = stream.preprocess
         self.settings = stream.settings  # where images come from changes no prediction
-        self.model = model
         self.count = _views_per_image(stream)
         self.on_prepare = on_prepare
         self.skipped: list[Skipped] = []  # unreadable files met since the last start, in order

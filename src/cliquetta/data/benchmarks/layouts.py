@@ -11,16 +11,14 @@ from cliquetta.data.benchmarks.readers import (
     Read,
     Rows,
     RowsOf,
-    by_file_name,
     by_name,
-    by_number,
     by_wnid,
+    by_wnid_or_number,
     cifar_pickles,
     cifar_records,
     class_folders,
     coop_rows,
     each_line,
-    first_of,
     from_list,
     load_pair,
     numbered_arrays,
@@ -122,7 +120,7 @@ def _split_folders(dataset: str, splits: str, shows: str) -> Layout:
 
 
 def _v2(name: str, inside: str = ".", *, splits: str = "", folders: str = "") -> Layout:
-    read = class_folders(_NUMBER_OR_WNID, hint="ImageNetV2 has folders 0 to 999")
+    read = class_folders(_IMAGENET, hint="ImageNetV2 has folders 0 to 999")
     return Layout("imagenet-v2", name, read, inside, "[n0-9]*/*", "", splits, folders)
 
 
@@ -206,8 +204,7 @@ def _read_svhn(location: Location) -> Listing:
 # --- the datasets -------------------------------------------------------------------------------
 
 _VAL = "images/val|val|validation|ILSVRC/Data/CLS-LOC/val|Data/CLS-LOC/val|ILSVRC2012_img_val|."
-_NUMBER_OR_WNID = first_of(by_number(1000), by_wnid("imagenet"))
-_IMAGENET = first_of(by_wnid("imagenet"), by_number(1000))
+_IMAGENET = by_wnid_or_number("imagenet")
 _FLAT = from_list(
     _imagenet_rows,
     _IMAGENET,  # Kaggle's val.txt counts images instead of naming classes
@@ -279,7 +276,7 @@ LAYOUTS: tuple[Layout, ...] = (  # of one dataset, from the most to the least tr
     Layout(
         "flowers102",
         "train/, valid/, test/ with folders 1 ... 102",
-        from_list(coop_rows("flowers102"), by_name("flowers102"), locate=by_file_name),
+        from_list(coop_rows("flowers102"), by_name("flowers102"), anywhere=True),
         "flowers|dataset|.",
         "*/*/image_*.jpg",
         f"{COOP}OxfordFlowers.json",
