@@ -75,9 +75,7 @@ def from_model(
     model.eval()
     native = _native(model, name)
     if native is None and training:
-        warnings.warn(
-            f"{name} was in training mode: it is in evaluation mode from now on", stacklevel=2
-        )
+        warnings.warn(f"{name} was in training mode: it is now in evaluation mode", stacklevel=2)
     for module in training:
         module.training = native is not None
     if native is None:
