@@ -7,6 +7,7 @@ are. Any other is wrapped, and can do what its own functions can.
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -218,16 +219,12 @@ class ImageEncoder(nn.Module):
     def watch(self, pixels: Tensor) -> Tensor:
         """Features of an image, noting the LayerNorms on its way."""
         passed: dict[str, None] = {}
-        handles = [
-            module.register_forward_hook(lambda *_, name=name: passed.setdefault(name))
-            for name, module in self.named_modules()
-            if isinstance(module, nn.LayerNorm) and module.weight is not None
-        ]
-        try:
+        with ExitStack() as hooks:
+            for name, module in self.named_modules():
+                if isinstance(module, nn.LayerNorm) and module.weight is not None:
+                    hook = module.register_forward_hook(lambda *_, n=name: passed.setdefault(n))
+                    hooks.enter_context(hook)
             features: Tensor = self(pixels)
-        finally:
-            for handle in handles:
-                handle.remove()
         self.layer_norms = tuple(passed)
         return features
 

@@ -111,10 +111,9 @@ class Router:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or begin and end with the server."""
         if scope["type"] == "lifespan":
-            while scope.get("ended") is None:
-                message = await receive()
-                await send({"type": f"{message['type']}.complete"})
-                scope["ended"] = True if message["type"] == "lifespan.shutdown" else None
+            for moment in ("startup", "shutdown"):
+                await receive()
+                await send({"type": f"lifespan.{moment}.complete"})
             return
         try:
             response = await self._respond(scope, receive)
