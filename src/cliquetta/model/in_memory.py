@@ -337,9 +337,6 @@ def _features(output: Any) -> Tensor:
     raise UserError(f"features are expected as a tensor, the model gives {type(output).__name__}")
 
 
-# --- no model at all -----------------------------------------------------------------------------
-
-
 class FeaturesOnly(CLIP):
     """Stands for a model behind an embedding API: methods that need features only run on it.
 

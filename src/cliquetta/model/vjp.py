@@ -226,9 +226,6 @@ def _attention_vjp(
     )
 
 
-# --- towers ---------------------------------------------------------------------------------------
-
-
 class VisualTape:
     """A prompted image forward pass from one block on, ready for many backward passes.
 
