@@ -26,7 +26,7 @@ def test_no_gradients_on_weights(clip: CLIP, tiny_images: Tensor) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "cosine"), [(torch.bfloat16, 0.995), (torch.float16, 0.9999)])
-def test_half_precision(
+def test_half_precision_is_close(
     tiny_clip: CLIP, tiny_images: Tensor, dtype: torch.dtype, cosine: float
 ) -> None:
     checkpoint = Checkpoint(tiny_clip.config, tiny_clip.state_dict(), "tiny", tiny_clip.preprocess)

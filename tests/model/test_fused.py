@@ -92,7 +92,7 @@ def test_the_attention(
 
 
 @pytest.mark.parametrize("blocks", [(1,), (0, 2)])
-def test_backward(
+def test_a_complete_backward_pass(
     fused: ModuleType, blocks: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tower = build_model(0).float().to(DEVICE).require_vit()

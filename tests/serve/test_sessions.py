@@ -186,9 +186,7 @@ def test_sessions_expire_and_those_in_use_do_not(serve: Serve, tmp_path: Path) -
     assert stored == {used, new}
 
 
-def test_sweeps_go_on_after_an_error(
-    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sweeps_go_on(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cliquetta.serve.asgi._SWEEP_SECONDS", 0.02)
     errors, collect = [OSError(5, "Input/output error")] * 2, Store.collect
 

@@ -57,9 +57,7 @@ def test_a_folder(gelu_module: Any, pixels: Tensor, tmp_path: Path, custom_text:
         ({"embed_dim": 25}, "another shape.*embed_dim = 25"),
     ],
 )
-def test_configs_of_other_models(
-    gelu_module: Any, tmp_path: Path, change: Any, message: str
-) -> None:
+def test_other_configs(gelu_module: Any, tmp_path: Path, change: Any, message: str) -> None:
     save_file(bare_state(gelu_module), tmp_path / "open_clip_model.safetensors")
     config = {"model_cfg": {"embed_dim": 24, "vision_cfg": {}, "text_cfg": {}} | change}
     config["model_cfg"]["vision_cfg"] |= {"width": 128}

@@ -13,7 +13,7 @@ from tests._helpers.tolerance import FEATURE
 
 
 @pytest.mark.usefixtures("no_warnings")
-def test_archive(
+def test_torchscript_archive(
     archive: Path, module: Any, pixels: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any, **__: Any) -> None:
