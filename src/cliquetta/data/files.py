@@ -140,10 +140,9 @@ def path_column(columns: Sequence[str], table: str) -> str:
     """The column of paths of a table."""
     column = find_column(columns, PATH_COLUMNS)
     if column is None:
-        raise UserError(
-            f"{table} has no column of paths: name one of its columns "
-            f"{' or '.join(PATH_COLUMNS)}; found {', '.join(columns)}"
-        )
+        wanted, found = " or ".join(PATH_COLUMNS), ", ".join(columns)
+        remedy = f"name one of its columns {wanted}; found {found}"
+        raise UserError(f"{table} has no column of paths: {remedy}")
     return column
 
 

@@ -220,9 +220,8 @@ def _expand(source: Source, unused: Counter[str], stdin: Path | None) -> Iterato
     else:
         require(source)
         if suffix in _PACKED:
-            raise UserError(
-                f"{source} is compressed: unpack it and name the folder, or make it a .tar file"
-            )
+            remedy = "unpack it and name the folder, or make it a .tar file"
+            raise UserError(f"{source} is compressed: {remedy}")
         yield Entry(name, {})
 
 

@@ -171,16 +171,13 @@ class FeatureStream(PreparedStream[FeatureBatch]):
         """A dataset of features is its own table, if the model and the method can take it."""
         (_, views, width), count = features.shape, self.count
         if width != self.model.embed_dim:
-            raise UserError(
-                f"{part.id} holds features of width {width}, {self.model.id} works with "
-                f"{self.model.embed_dim}: give text features of the model that made them, or that "
-                "model"
-            )
+            wanted = f"{self.model.id} works with {self.model.embed_dim}"
+            remedy = "give text features of the model that made them, or that model"
+            raise UserError(f"{part.id} holds features of width {width}, {wanted}: {remedy}")
         if views < count:
-            raise UserError(
-                f"{part.id} holds {views} {'view' if views == 1 else 'views'} of each image, the "
-                f"method wants {count}: give features (N, {count}, {width}), or set views=1"
-            )
+            given = f"{views} {'view' if views == 1 else 'views'} of each image"
+            remedy = f"give features (N, {count}, {width}), or set views=1"
+            raise UserError(f"{part.id} holds {given}, the method wants {count}: {remedy}")
         return FeatureTable(features[:, :count], {})
 
     def _batch(self, values: Tensor, keys: tuple[str, ...]) -> FeatureBatch:

@@ -199,17 +199,12 @@ def predict(
 
 def _check_independent(adapters: Mapping[str, Adapter]) -> None:
     """Raise unless the sigmoid of every logit is the probability of its class alone."""
+    need = "classes against each other: several labels per image need a"
     for name, adapter in adapters.items():
         if adapter.model.logit_bias is None:
-            raise UserError(
-                f"{adapter.model.id} scores classes against each other: several labels per image "
-                "need a sigmoid model such as SigLIP"
-            )
+            raise UserError(f"{adapter.model.id} scores {need} sigmoid model such as SigLIP")
         if not adapter.scaled_cosines:
-            raise UserError(
-                f"{name} weighs classes against each other: several labels per image need a method "
-                "such as zero_shot or tent"
-            )
+            raise UserError(f"{name} weighs {need} method such as zero_shot or tent")
 
 
 def _adapters(
