@@ -92,10 +92,8 @@ def folder_dataset(folder: Path, names: Sequence[str] | None = None) -> FileData
         stated = [owner.replace("_", " ") for owner in owners]
         names, labels = number_labels(stated, names, f"folders of {folder}", numeric=False)
     if names is None:
-        raise NoClassNamesError(
-            f"{folder} has no sub-folders to name its classes: give class names (--classes, or "
-            f"{CLASS_FILES[0]} in it)"
-        )
+        remedy = f"give class names (--classes, or {CLASS_FILES[0]} in it)"
+        raise NoClassNamesError(f"{folder} has no sub-folders to name its classes: {remedy}")
     return FileDataset(f"folder:{folder.as_posix()}", paths, names=names, keys=keys, labels=labels)
 
 
@@ -196,10 +194,8 @@ def number_labels(
     numbers = numeric and bool(known) and all(value.isdecimal() for value in known)
     if names is None and (numbers or not known):
         what = "labels are numbers" if known else "there are no labels"
-        raise NoClassNamesError(
-            f"{source}: {what}, so the classes have no names: write them, one per line, into "
-            f"{CLASS_FILES[0]} beside it, or give --classes"
-        )
+        remedy = f"write them, one per line, into {CLASS_FILES[0]} beside it, or give --classes"
+        raise NoClassNamesError(f"{source}: {what}, so the classes have no names: {remedy}")
     names = tuple(sorted(set(known), key=natural_key)) if names is None else tuple(names)
     if not known:
         return names, None
