@@ -21,8 +21,8 @@ def test_features_are_encoded_once_and_change_nothing(
 ) -> None:
     def scores(out: str, *more: object) -> dict[str, float]:
         words = ("--dataset", "bundled", "--method", "tda,scap", "--model", tiny_file, "--json")
-        words = (*words, "--limit", "40", "--batch-size", "16", "--out", tmp_path / out)
-        runs = json.loads(run("evaluate", *words, *more).stdout)
+        small = ("--limit", "40", "--batch-size", "16", "--out", tmp_path / out)
+        runs = json.loads(run("evaluate", *words, *small, *more).stdout)
         return {run["method"]: run["metrics"]["nll"] for run in runs}
 
     cached = ("--features", tmp_path / "features")

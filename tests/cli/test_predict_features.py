@@ -106,8 +106,8 @@ def test_every_way_in_gives_the_same_predictions(
         rows = text if end == ".npy" else text.flip(0)
         file = save(tmp_path / f"text{end}", rows, **names)
         assert predictions(images, file) == expected
-    rows = predict(frame, TINY_NAMES, text_features=text, method="tda").rows
-    assert [row["path"] for row in rows] == list(frame["path"])
+    run = predict(frame, TINY_NAMES, text_features=text, method="tda")
+    assert [row["path"] for row in run.rows] == list(frame["path"])
 
 
 def test_a_loaded_model_encodes_the_class_names(tiny_clip: CLIP, images: Tensor) -> None:
@@ -173,8 +173,8 @@ def test_the_commands(run: Any, images: Tensor, text: Tensor, tmp_path: Path) ->
     assert run(*ask, "--batch-size", 4, "--method", "tda", "--out", out).code == 0
     assert written(out) == predictions(images, text)
     evaluate = ("evaluate", "--dataset", f"features:{photos}", *features)
-    words = ("--method", "tda", "--order", "sequential", "--batch-size", 4, "--json")
-    _, tda = json.loads(run(*evaluate, *words, "--out", tmp_path / "runs").stdout)
+    order = ("--method", "tda", "--order", "sequential", "--batch-size", 4, "--json")
+    _, tda = json.loads(run(*evaluate, *order, "--out", tmp_path / "runs").stdout)
     labels = [TINY_NAMES.index(name) for name, _ in written(out)]
     right = sum(a == b for a, b in zip(labels, LABELS, strict=True))
     assert tda["images"] == 10 and tda["metrics"]["top1"] == pytest.approx(10.0 * right)

@@ -183,18 +183,12 @@ def _report(results: Sequence[RunResult], out: Path, terminal: Terminal) -> None
     extra |= {"AUROC %": "auroc", "FPR95 %": "fpr95"} if open_set else {}
     extra = extra or {"ECE %": "ece"}
     columns = ("dataset", "method", "seeds", "top-1 %", "vs zero_shot", *extra, "images/s")
-    rows = [
-        (
-            dataset,
-            name,
-            str(len(records)),
-            _spread(records, "top1"),
-            _difference(records, groups.get((dataset, "zero_shot"))),
-            *(_spread(records, metric) for metric in extra.values()),
-            number(statistics.mean(r.throughput["images_per_second"] for r in records), 0),
-        )
-        for (dataset, name), records in groups.items()
-    ]
+    rows = []
+    for (dataset, name), records in groups.items():
+        gain = _difference(records, groups.get((dataset, "zero_shot")))
+        scores = (_spread(records, "top1"), gain, *(_spread(records, m) for m in extra.values()))
+        rate = statistics.mean(r.throughput["images_per_second"] for r in records)
+        rows.append((dataset, name, str(len(records)), *scores, number(rate, 0)))
     if rows:
         terminal.table(columns, rows, right=columns[2:])
     skipped = {entry["key"] for _, record in done for entry in record.skipped}

@@ -116,16 +116,14 @@ class Metrics:
         hits, misses, wrong = (torch.as_tensor(each.metric_state[f]) for f in ("tp", "fn", "fp"))
         present = hits + misses > 0
         f1 = 2 * hits / (2 * hits + misses + wrong).clamp_min(1)
-        per_class = [
-            100 * float(value) if there else None
-            for value, there in zip(recall, present, strict=True)
-        ]
+        scored = zip(recall, present, strict=True)
+        per_class = [100 * float(value) if there else None for value, there in scored]
         outside = _values(self._metrics["outside"].metric_state["value"])
+        inside = _values(self._metrics["ece"].metric_state["confidences"])
         open_set: dict[str, Any] = {}
         if len(outside):
-            inside = _values(self._metrics["ece"].metric_state["confidences"])
-            open_set = {"outside": len(outside), "auroc": 100 * auroc(inside, outside)}
-            open_set["fpr95"] = 100 * fpr95(inside, outside)
+            scores = {"auroc": 100 * auroc(inside, outside), "fpr95": 100 * fpr95(inside, outside)}
+            open_set = {"outside": len(outside), **scores}
         return {
             "labelled": self.seen,
             "top1": 100 * float(self._metrics["top1"].compute()),

@@ -140,15 +140,12 @@ def leaderboard_page(
     boards: Mapping[str, tuple[Sequence[Record], Mapping[str, BoardRow]]], folder: Path
 ) -> str:
     """The boards as Markdown: by title, records and rows; ``folder`` holds the methods' pages."""
-    parts = [
-        "# Who wins where",
-        fill(
-            "Written by `cliquetta reproduce leaderboard` from the records in `docs/results`: do "
-            "not edit it. Every registered method that needs no labelled images; where text "
-            "features are fixed, every one that needs no text tower."
-        ),
-        "\n".join(map(as_item, READING)),
-    ]
+    about = (
+        "Written by `cliquetta reproduce leaderboard` from the records in `docs/results`: do "
+        "not edit it. Every registered method that needs no labelled images; where text "
+        "features are fixed, every one that needs no text tower."
+    )
+    parts = ["# Who wins where", fill(about), "\n".join(map(as_item, READING))]
     for title, (records, rows) in boards.items():
         parts += [f"## {title}", *_sections(records, rows, folder)]
     return "\n\n".join(parts) + "\n"
@@ -156,12 +153,9 @@ def leaderboard_page(
 
 def _sections(records: Sequence[Record], rows: Mapping[str, BoardRow], folder: Path) -> list[str]:
     if not records:
-        return [
-            fill(
-                "**Not recorded yet.** `cliquetta reproduce leaderboard --run --device cuda` runs "
-                "the grid and writes this page; `--shard I/N` shares it out over processes."
-            )
-        ]
+        command = "`cliquetta reproduce leaderboard --run --device cuda` runs the grid"
+        shares = "and writes this page; `--shard I/N` shares it out over processes."
+        return [fill(f"**Not recorded yet.** {command} {shares}")]
     advice = [as_item(f"**{column}**: {_advice(rows, column)}") for column in COLUMNS]
     return [
         _board(rows, folder),

@@ -13,17 +13,9 @@ from torch import Tensor
 from cliquetta.data.images import ImageError
 from cliquetta.data.inputs import as_batch
 from cliquetta.methods.base import Adapter, NonFiniteError
+from cliquetta.serve import schema
 from cliquetta.serve.errors import conflict, invalid, too_large
 from cliquetta.serve.limits import bounded
-from cliquetta.serve.schema import (
-    BatchRequest,
-    BatchResponse,
-    ImagePrediction,
-    ImageProblem,
-    Scored,
-    SessionInfo,
-    Upload,
-)
 from cliquetta.serve.settings import Limits
 from cliquetta.serve.store import StoredResponse
 from cliquetta.types import Batch, Prediction
@@ -40,19 +32,21 @@ class BatchResult:
 
     batch: Batch
     positions: tuple[int, ...]
-    refused: tuple[ImageProblem, ...]
+    refused: tuple[schema.ImageProblem, ...]
     prediction: Prediction
 
 
-def predict_images(adapter: Adapter, images: Sequence[Upload], limits: Limits) -> BatchResult:
+def predict_images(
+    adapter: Adapter, images: Sequence[schema.Upload], limits: Limits
+) -> BatchResult:
     """Read and predict, within the limits of time and memory."""
     check_views(adapter, len(images), limits)
-    refused: dict[int, ImageProblem] = {}
+    refused: dict[int, schema.ImageProblem] = {}
 
     def refuse(index: int, error: ImageError) -> None:
         # a decoder's message without addresses of this process, and not too long
         reason = _ADDRESS.sub("the data", error.reason)[:300]
-        refused[index] = ImageProblem(index=index, name=images[index].name, reason=reason)
+        refused[index] = schema.ImageProblem(index=index, name=images[index].name, reason=reason)
 
     with bounded(limits.batch_seconds, CHEAPER) as deadline:
 
@@ -118,7 +112,9 @@ def find_repeated(
 
 
 @torch.no_grad()
-def render_response(session: SessionInfo, request: BatchRequest, result: BatchResult) -> bytes:
+def render_response(
+    session: schema.SessionInfo, request: schema.BatchRequest, result: BatchResult
+) -> bytes:
     """The response of a session, after the batch, as JSON."""
     prediction = result.prediction
     best, ranked = prediction.top(request.top_k)
@@ -133,12 +129,12 @@ def render_response(session: SessionInfo, request: BatchRequest, result: BatchRe
     ):
         # str() of a float32 is the shortest that reads back as the same
         top = [
-            Scored(label=session.classes[c], probability=float(str(p)))
+            schema.Scored(label=session.classes[c], probability=float(str(p)))
             for p, c in zip(row, classes, strict=True)
         ]
         image = {"index": index, "name": request.images[index].name, **dict(top[0])}
-        predictions.append(ImagePrediction(**image, top=top, **rejection))
-    response = BatchResponse(
+        predictions.append(schema.ImagePrediction(**image, top=top, **rejection))
+    response = schema.BatchResponse(
         session=session.id,
         sequence=session.sequence,
         predictions=predictions,

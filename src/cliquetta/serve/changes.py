@@ -107,7 +107,7 @@ def fold(files: Sequence[bytes]) -> bytes:
     """A complete file and the changes after it, in order, as one file without a checksum."""
     source, last = "the session's file", files[0]
     if "whole" in notes_of(last):
-        raise DamagedError("the session's whole file is gone")
+        raise DamagedError("the session's complete file is gone")
     if len(files) == 1:
         return last
     tensors, header = unpack(last, source=source, kind="state file")

@@ -6,11 +6,9 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import wraps
-from typing import Concatenate, ParamSpec, TypeVar
 
 from cliquetta.errors import UserError
 from cliquetta.methods.base import Adapter
@@ -25,35 +23,13 @@ from cliquetta.serve.settings import Settings
 from cliquetta.serve.store import FencedError, Resident, Store, StoredResponse, StoredSession
 
 _log = logging.getLogger(__name__)
-_ATTEMPTS = 3
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def _repeated(
-    work: Callable[Concatenate[Sessions, str, P], T],
-) -> Callable[Concatenate[Sessions, str, P], T]:
-    """Do it again if another replica has written the session meanwhile, from where that one is."""
-
-    @wraps(work)
-    def attempt(self: Sessions, id: str, /, *given: P.args, **named: P.kwargs) -> T:
-        for _ in range(_ATTEMPTS):
-            try:
-                return work(self, id, *given, **named)
-            except FencedError as error:
-                if error.ahead >= self._limits.replay:
-                    break  # it may have been applied, and its response is gone
-        message = "another replica works on this session: look at its sequence, then try again"
-        raise ServiceError(503, "session_moved", message, retry_after=1)
-
-    return attempt
 
 
 class Sessions:
     """All sessions of a store, a bounded number of them in memory.
 
-    Requests for one session must not overlap (the scheduler sees to it), except :meth:`info`.
+    Requests for one session must not overlap (the scheduler sees to it), except :meth:`info`. They
+    raise :class:`FencedError` where another replica has written the session meanwhile.
     """
 
     def __init__(self, settings: Settings, store: Store, metrics: ServiceMetrics) -> None:
@@ -93,7 +69,6 @@ class Sessions:
                 self._evict()
         return info
 
-    @_repeated
     def predict(self, id: str, request: BatchRequest, key: str = "") -> tuple[bytes, bool]:
         """The response as JSON, and whether it is a repeat; a request is known by its ``key``, too.
 
@@ -132,23 +107,19 @@ class Sessions:
         try:
             with self._tracing.span("predict", **attributes, images=len(request.images)):
                 return predict_images(adapter, request.images, self._limits)
-        except ServiceError:
-            raise
         except Exception as error:
-            if not entry.imported:
+            if isinstance(error, ServiceError) or not entry.imported:
                 raise
             _log.warning("session %s fails on its imported state", entry.info.id, exc_info=error)
             message = "the imported state cannot be used: reset the session or import another one"
             raise invalid(message) from error
 
-    @_repeated
     def reset(self, id: str) -> SessionInfo:
         """Forget what was learned; batch numbers continue."""
         with self._using(id) as (entry, resident), self._dropped_on_error(id):
             resident.adapter.reset()
             return self._save(replace(entry, imported=False), resident)
 
-    @_repeated
     def set_classes(self, id: str, request: ClassesRequest) -> SessionInfo:
         """Classify among other classes from the next batch on, keeping what was learned apart."""
         with self._using(id) as (entry, resident), self._dropped_on_error(id):
@@ -158,13 +129,11 @@ class Sessions:
             resident.adapter, resident.chain = adapter, Chain()
             return self._save(replace(entry, info=info), resident)
 
-    @_repeated
     def export_state(self, id: str) -> bytes:
         """The state file of the session's method."""
         with self._using(id) as (_, resident):
             return pack_state(resident.adapter)
 
-    @_repeated
     def import_state(self, id: str, data: bytes) -> SessionInfo:
         """Continue from a state of an equal session; batch numbers continue."""
         with self._using(id) as (entry, resident), self._dropped_on_error(id):
@@ -176,7 +145,6 @@ class Sessions:
                 raise invalid("not a state that can be read") from error
             return self._save(replace(entry, imported=True), resident)
 
-    @_repeated
     def delete(self, id: str) -> None:
         """Remove a session from memory and disk."""
         entry = self._find(id)
