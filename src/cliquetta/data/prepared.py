@@ -233,6 +233,10 @@ def _views_per_image(stream: Stream) -> int:
     return 1 if stream.views is None else stream.views.count
 
 
+def _bytes_per_image(stream: Stream, model: CLIP) -> int:
+    return _views_per_image(stream) * 3 * stream.preprocess.size**2 * model.dtype.itemsize
+
+
 @dataclass
 class PixelStore:
     """Tables that the runs of a grid share; the oldest are let go of where room is needed."""
@@ -243,12 +247,7 @@ class PixelStore:
     @staticmethod
     def bytes_of(stream: Stream, model: CLIP) -> int:
         """Bytes of a stream: all of its parts at once, in the model's dtype."""
-        return sum(map(len, held_rows(stream))) * PixelStore.image_bytes(stream, model)
-
-    @staticmethod
-    def image_bytes(stream: Stream, model: CLIP) -> int:
-        """Bytes of an image with its views."""
-        return _views_per_image(stream) * 3 * stream.preprocess.size**2 * model.dtype.itemsize
+        return sum(map(len, held_rows(stream))) * _bytes_per_image(stream, model)
 
     def fits(self, stream: Stream, model: CLIP) -> bool:
         """Whether a stream can be held."""
@@ -280,7 +279,7 @@ class HeldStream(PreparedStream[Batch]):
         rows = self._rows[number]
         shape = self._shape(self.stream.parts[number])
         key = f"{shape} {self.model.dtype} {self.model.device} {hash(rows.tobytes())}"
-        size = len(rows) * PixelStore.image_bytes(self.stream, self.model)
+        size = len(rows) * _bytes_per_image(self.stream, self.model)
         return self.store.get(key, size, lambda: self._hold(number))
 
     def _hold(self, number: int) -> PixelTable:
