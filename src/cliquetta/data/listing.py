@@ -84,10 +84,9 @@ class ImageList:
             "columns TEXT, section TEXT, member TEXT)"
         )
         facts = dict(self._rows.execute("SELECT name, value FROM facts"))
-        self.columns: list[str] = json.loads(facts.get("columns", "[]"))
-        """Columns of input tables, in order."""
+        self.columns: list[str] = json.loads(facts.get("columns", "[]"))  # of input tables
+        # files in folders that are no images, counted by kind
         self.unused: Counter[str] = Counter(json.loads(facts.get("unused", "{}")))
-        """Files in folders that are no images, counted by kind."""
         self.repeated = int(facts.get("repeated", 0))  # how many paths were named again
 
     def __len__(self) -> int:

@@ -148,8 +148,7 @@ def _submit(executor: ProcessPoolExecutor, slot: int, item: Any) -> _Result:
         sys.modules["__main__"] = main
 
 
-_here: tuple[Callable[[Any], Made], _Ring] | None = None
-"""In a worker process: its function, and where its arrays go."""
+_here: tuple[Callable[[Any], Made], _Ring] | None = None  # in a worker: what it does, and where
 
 
 def _settle(pickled: bytes, ring: _Ring, pillow: tuple[bool, int | None]) -> None:
