@@ -205,8 +205,7 @@ def _expand(source: Source, unused: Counter[str], stdin: Path | None) -> Iterato
     if suffix == TAR:
         for shard in expand_braces(name):
             require(shard)
-            for member_name, member in list_members(shard):
-                yield Entry(f"{shard}/{member_name}", {}, member)
+            yield from (Entry(f"{shard}/{inner}", {}, at) for inner, at in list_members(shard))
     elif suffix in TABLES and (url or not is_folder(source)):
         yield from _listed(name)
     elif is_folder(source):
