@@ -215,8 +215,8 @@ def measure_reference(model: CLIP, batch: int, memberships: int, classes: int) -
         (int(label), frozenset(row.nonzero()[:, 0].tolist()))
         for label, row in zip(cliques.classes, cliques.members, strict=True)
     ]
-    scap_equations.mine = lambda *args, **kwargs: listed  # type: ignore[attr-defined]
-    scap_equations.top_classes = lambda *args: top.tolist()  # type: ignore[attr-defined]
+    scap_equations.mine = lambda *args, **kwargs: listed
+    scap_equations.top_classes = lambda *args: top.tolist()
     assert adapter.text is not None
     start = adapter.memory["start_prompt"], adapter.text.start
     oracle = ReferenceSCAP(model, prompts, scap_equations.ReferenceSettings(), *start)

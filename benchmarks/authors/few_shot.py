@@ -190,18 +190,18 @@ def _same_batches(name: str, start: dict[str, Tensor]) -> Any:
         draw = pixels(task, config)
         return lambda rows, _: task.model.encode_image(draw(rows, _), normalize=True)
 
-    stack = mock.patch.multiple(shared, epoch_batches=epoch_batches)
-    drawn = {"crop_draw": pixels} if name == "maple" else {"feature_draw": features}
+    stack = mock.patch.multiple(
+        shared, epoch_batches=epoch_batches, crop_draw=pixels, feature_draw=features
+    )
     if name == "coop":
         learn = shared.learn
         own = mock.patch.multiple(
             module,
             initial_context=lambda *_: start["context"],
             learn=lambda _, *rest: learn(start, *rest),
-            **drawn,
         )
     else:
-        own = mock.patch.multiple(module, initial_parameters=lambda *_: start, **drawn)
+        own = mock.patch.multiple(module, initial_parameters=lambda *_: start)
     return _Both(stack, own)
 
 

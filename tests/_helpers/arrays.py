@@ -12,7 +12,8 @@ from cliquetta.methods.building.feature_level import FeatureLevel
 from cliquetta.methods.registry import create_method
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
-from tests._helpers.clusters import make_clusters
+from tests._helpers.clusters import make_clusters, make_views
+from tests._helpers.tiny_world import TINY
 from tests._helpers.tolerance import LOGIT, STEP
 
 Array = npt.NDArray[np.float64]
@@ -38,7 +39,7 @@ def neighbour_graph(similarity: Array, neighbours: int) -> Array:
     return w
 
 
-def on_features(model: CLIP, name: str, text: Tensor, config: Any = None) -> FeatureLevel:
+def on_features(name: str, text: Tensor, config: Any = None, model: CLIP = TINY) -> FeatureLevel:
     """A feature-level method whose class texts are ``text`` (N, E)."""
     prompts = ClassPrompts(tuple(f"class {i}" for i in range(len(text))), features=text)
     adapter = create_method(name, model, prompts, config)
@@ -48,20 +49,22 @@ def on_features(model: CLIP, name: str, text: Tensor, config: Any = None) -> Fea
 
 def assert_stream(
     literal: Callable[[Array, Array, float, Any], Array],
-    adapter: FeatureLevel,
-    stream: Tensor,
+    name: str,
+    config: Any,
     sizes: list[int],
     *,
+    views: int = 0,
     moved: float,
     atol: float = LOGIT,
 ) -> None:
     """A stream (B, E) or (B, V, E) in parts has a literal version's probabilities, not CLIP's."""
-    text, scale = adapter.zero_shot_classifier, adapter.model.scale
-    expected = literal(stream.double().numpy(), text.double().numpy(), scale, adapter.config)
+    features, _, text = make_clusters(sum(sizes))
+    stream = make_views(features, views) if views else features
+    adapter, scale = on_features(name, text, config), TINY.scale
+    expected = literal(stream.double().numpy(), text.double().numpy(), scale, config)
     parts = [adapter.predict_features(part).probabilities for part in stream.split(sizes)]
     np.testing.assert_allclose(torch.cat(parts).numpy(), expected, atol=atol)
-    plain = stream if stream.ndim == 2 else stream[:, 0]
-    assert np.abs(softmax((scale * plain @ text.T).numpy()) - expected).max() > moved
+    assert np.abs(softmax((scale * features @ text.T).numpy()) - expected).max() > moved
 
 
 def assert_batch(

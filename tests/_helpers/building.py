@@ -7,14 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cliquetta.data.views import attach_views
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.building.support_set import FewShot
 from cliquetta.methods.fit import fit_method
 from cliquetta.methods.registry import MethodEntry, create_method, method_config
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.types import Batch
 from tests._helpers.tiny import build_tiny_clip, make_tiny_images
 
 _FEWER_STEPS: dict[str, dict[str, Any]] = {"watt": {"rounds": 1, "steps": 1}}
@@ -22,10 +20,10 @@ _FEWER_STEPS: dict[str, dict[str, Any]] = {"watt": {"rounds": 1, "steps": 1}}
 
 
 def build_adapter(
-    entry: MethodEntry, model: CLIP, prompts: ClassPrompts, *, seed: int = 0
+    entry: MethodEntry, model: CLIP, prompts: ClassPrompts, config: Any = None, *, seed: int = 0
 ) -> Adapter:
-    """A fresh adapter with the method's own defaults; few-shot ones come fitted."""
-    config = method_config(entry.name, options=_FEWER_STEPS.get(entry.name))
+    """A fresh adapter, by default with the method's own config; few-shot ones come fitted."""
+    config = config or method_config(entry.name, options=_FEWER_STEPS.get(entry.name))
     fitted = None if entry.fit is None else fitted_tensors(entry.name, prompts.names)
     return create_method(entry.name, model, prompts, config, seed=seed, fitted=fitted)
 
@@ -40,17 +38,6 @@ def fitted_tensors(method: str, names: tuple[str, ...]) -> dict[str, Tensor]:
     labels = torch.arange(len(images)) // 2 % len(names)
     examples = FewShot(images, labels)
     return dict(fit_method(method, build_tiny_clip(), ClassPrompts(names), examples, config).fitted)
-
-
-def prepare(adapter: Adapter, batch: Batch) -> Batch:
-    """The batch as the adapter wants it: with views, if it asks for them."""
-    if adapter.views is None:
-        return batch
-    return attach_views(batch, adapter.views, seed=0, preprocess=adapter.model.preprocess)
-
-
-def logits_of(adapter: Adapter, batches: list[Batch]) -> list[Tensor]:
-    return [adapter.predict(prepare(adapter, batch)).logits for batch in batches]
 
 
 def assert_same_state(adapter: Adapter, before: dict[str, Tensor]) -> None:

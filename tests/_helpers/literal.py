@@ -2,18 +2,20 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from cliquetta.methods.building.few_shot import SGDTraining
 from cliquetta.methods.fit import fit_method
+from cliquetta.methods.tpt import TPT
 from cliquetta.model.block import Block
-from cliquetta.model.clip import CLIP
+from cliquetta.model.clip import CLIP, encode_views
+from cliquetta.types import Batch
 from tests._helpers.separable import FULL_IMAGE, make_examples, make_images
 from tests._helpers.tiny_world import TINY, TINY_PROMPTS
-from tests._helpers.tolerance import ADAPTED, DOUBLE, FEATURE, STEP
+from tests._helpers.tolerance import ADAPTED, DOUBLE, FEATURE, LOGIT, STEP, SUM
 
 
 def norm(x: Tensor, layer: torch.nn.LayerNorm) -> Tensor:
@@ -48,7 +50,7 @@ def words(model: CLIP, text: str) -> list[Tensor]:
 
 def text_feature(model: CLIP, inside: Sequence[Tensor], deep: Sequence[Tensor] = ()) -> Tensor:
     """Unit feature (E,) of a sequence of embeddings (D,) between the start and the end token."""
-    tower, tokenizer = model.text, model.tokenizer
+    tower, tokenizer = model.text, cast("Any", model.tokenizer)
     embed = tower.tokens.weight
     x = torch.stack([embed[tokenizer.start], *inside, embed[tokenizer.end]])
     x = x + tower.position[: len(x)]
@@ -86,6 +88,21 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean of -log softmax at the labels."""
     picked = torch.stack([row[label] for row, label in zip(logits, labels, strict=True)])
     return (logits.exp().sum(dim=-1).log() - picked).mean()
+
+
+def assert_gradients(
+    adapter: TPT, batch: Batch, literal_loss: Callable[[Tensor, Tensor], Tensor]
+) -> None:
+    """Losses and gradients of images tuned at once are those of one image at a time."""
+    features = encode_views(TINY, cast("Tensor", batch.views), chunk=64)[:, :3]
+    context = adapter.template.start.repeat(len(features), 1, 1)
+    losses, gradients = adapter.gradient(features, context, adapter.template.features(context))
+    for one, actual, gradient in zip(features, losses, gradients, strict=True):
+        leaf = TINY.context("a photo of a").requires_grad_()
+        loss = literal_loss(one, leaf)
+        torch.testing.assert_close(actual, loss, atol=0, rtol=FEATURE)
+        (expected,) = torch.autograd.grad(loss, leaf)
+        torch.testing.assert_close(gradient, expected, atol=SUM, rtol=LOGIT)
 
 
 Literal = Callable[[Mapping[str, Tensor], Tensor], Tensor]

@@ -49,7 +49,7 @@ def sampling(deviation: float, draws: int) -> float:
     return 5 * deviation / math.sqrt(draws)
 
 
-def assert_near(actual: Tensor, expected: Tensor, atol: float) -> None:
+def assert_near(actual: Tensor | None, expected: Tensor | None, atol: float) -> None:
     """Two tensors differ by at most ``atol``."""
     torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
 

@@ -10,15 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from cliquetta.data.views import attach_views
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.methods import base
 from cliquetta.methods.base import Adapter, NonFiniteError
-from cliquetta.methods.building.config import config_fields
+from cliquetta.methods.building.config import MethodConfig, config_fields
 from cliquetta.methods.checks import (
     CHECKS,
     Build,
     bad_pixels_teach_nothing,
     logits_are_finite_float32,
+    logits_of,
     stream_of,
 )
 from cliquetta.methods.registry import (
@@ -30,13 +32,7 @@ from cliquetta.methods.registry import (
 )
 from cliquetta.methods.state import load_state
 from cliquetta.types import Batch
-from tests._helpers.building import (
-    assert_same_state,
-    build_adapter,
-    fitted_tensors,
-    logits_of,
-    prepare,
-)
+from tests._helpers.building import assert_same_state, build_adapter
 from tests._helpers.tiny import build_tiny_clip
 from tests._helpers.tiny_world import TINY, TINY_PROMPTS
 from tests._helpers.tolerance import ADAPTED, LOGIT
@@ -92,9 +88,8 @@ def test_logits_are_log_probabilities_or_on_clips_scale(
 def test_logits_that_were_not_adapted_are_those_of_zero_shot_clip(
     name: str, options: dict[str, Any], batch: Batch
 ) -> None:
-    fitted = None if get_method(name).fit is None else fitted_tensors(name, TINY_PROMPTS.names)
     config = method_config(name, options=options)
-    adapter = create_method(name, TINY, TINY_PROMPTS, config, fitted=fitted)
+    adapter = build_adapter(get_method(name), TINY, TINY_PROMPTS, config)
     features = TINY.encode_image(batch.images, normalize=True)
     expected = TINY.scale * features @ TINY.classifier(TINY_PROMPTS).T
     (logits,) = logits_of(adapter, [batch])
@@ -117,13 +112,12 @@ RATES = [entry for entry in method_entries() if list(diverging(entry.config()))]
 def test_a_rate_that_diverges_never_gives_or_keeps_what_is_not_finite(
     entry: MethodEntry, batch: Batch
 ) -> None:
-    fitted = None if entry.fit is None else fitted_tensors(entry.name, TINY_PROMPTS.names)
     for config in diverging(entry.config()):
-        adapter = create_method(entry.name, TINY, TINY_PROMPTS, config, fitted=fitted)
+        adapter = build_adapter(entry, TINY, TINY_PROMPTS, config)
         for part in stream_of(batch) * 3:
             before = adapter.state_dict()
             try:
-                assert adapter.predict(prepare(adapter, part)).logits.isfinite().all()
+                assert adapter.predict(part).logits.isfinite().all()
             except NonFiniteError:
                 assert_same_state(adapter, before)
         for name, value in adapter.state_dict().items():
@@ -141,23 +135,23 @@ def test_pixels_of_another_size_are_refused(adapter: Adapter) -> None:
 
 
 def test_missing_views_are_attached(adapter: Adapter, batch: Batch) -> None:
-    actual = adapter.predict(batch).logits
+    actual, whole = adapter.predict(batch).logits, batch
+    if adapter.views is not None:
+        preprocess = adapter.model.preprocess
+        whole = attach_views(batch, adapter.views, seed=0, preprocess=preprocess)
     adapter.reset()
-    assert torch.equal(actual, adapter.predict(prepare(adapter, batch)).logits)
+    assert torch.equal(actual, adapter.predict(whole).logits)
 
 
-def test_config_is_a_frozen_dataclass_of_plain_values(entry: MethodEntry) -> None:
+def test_config_is_a_documented_frozen_dataclass_of_plain_values(entry: MethodEntry) -> None:
     config = entry.config()
-    assert config.__dataclass_params__.frozen
+    assert issubclass(entry.config, MethodConfig) and config.__dataclass_params__.frozen
     assert hash(config) == hash(entry.config())
-    for preset in entry.presets.values():
-        assert isinstance(preset, entry.config)
-    assert entry.tuned_by_authors <= entry.presets.keys()
-    assert entry.summary
-
-
-def test_every_config_field_is_documented(entry: MethodEntry) -> None:
+    assert all(isinstance(preset, entry.config) for preset in entry.presets.values())
+    assert entry.tuned_by_authors <= entry.presets.keys() and entry.summary
     assert not [field.name for field in config_fields(entry.config) if not field.doc]
+    with pytest.raises(TypeError, match=entry.config.__name__):
+        create_method(entry.name, TINY, TINY_PROMPTS, config=object())
 
 
 def test_an_unknown_option_names_the_nearest(entry: MethodEntry) -> None:
@@ -169,11 +163,6 @@ def test_an_unknown_option_names_the_nearest(entry: MethodEntry) -> None:
         method_config(entry.name, options={"qqqq": 1})
 
 
-def test_a_config_of_another_method_is_refused(entry: MethodEntry) -> None:
-    with pytest.raises(TypeError, match=entry.config.__name__):
-        create_method(entry.name, TINY, TINY_PROMPTS, config=object())
-
-
 def test_a_batch_cannot_hold_labels(entry: MethodEntry) -> None:
     assert {field.name for field in dataclasses.fields(Batch)} == {"images", "keys", "views"}
     assert list(inspect.signature(entry.adapter.predict).parameters) == ["self", "images"]
@@ -182,7 +171,7 @@ def test_a_batch_cannot_hold_labels(entry: MethodEntry) -> None:
 def test_another_class_list_keeps_what_does_not_depend_on_it(
     entry: MethodEntry, adapter: Adapter, batch: Batch, tmp_path: Path
 ) -> None:
-    adapter.predict(prepare(adapter, batch))
+    adapter.predict(batch)
     names = adapter.prompts.names[3:0:-1]
     adapter.save(tmp_path / "state")
     if adapter.memory and not adapter.class_free & set(adapter.memory):
@@ -191,19 +180,13 @@ def test_another_class_list_keeps_what_does_not_depend_on_it(
         return
     other = adapter.with_classes(names)
     before, after = adapter.state_dict(), other.state_dict()
-    shared = adapter.class_free & set(before)
+    shared = {name: before[name] for name in adapter.class_free & set(before)}
     assert shared or not before
-    for name, value in after.items():
-        if name in shared:
-            assert torch.equal(value, before[name]), name
-        else:
-            assert torch.equal(value, other._rebuild(other.prompts).memory[name]), name
-    logits = other.predict(prepare(other, batch)).logits
+    assert_same_state(other, {**other._rebuild(other.prompts).state_dict(), **shared})
+    logits = other.predict(batch).logits
     assert logits.shape == (len(batch), 3) and bool(logits.isfinite().all())
-    if not before:
-        return
-    fresh = adapter.with_classes(names)
-    fresh.reset()
-    assert load_state(fresh, tmp_path / "state", other_classes=True).classes_changed
-    for name, value in fresh.state_dict().items():
-        assert torch.equal(value, after[name]), name
+    if before:
+        fresh = adapter.with_classes(names)
+        fresh.reset()
+        assert load_state(fresh, tmp_path / "state", other_classes=True).classes_changed
+        assert_same_state(fresh, after)

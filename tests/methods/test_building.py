@@ -19,7 +19,6 @@ from cliquetta.model.attention import Kind
 from cliquetta.model.clip import encode_views
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch, ViewSpec
-from tests._helpers.building import prepare
 from tests._helpers.tiny import TINY_NAMES
 from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS
 from tests._helpers.tolerance import FEATURE, assert_near
@@ -52,6 +51,7 @@ def test_views_are_encoded_in_bounded_parts(chunk: int, monkeypatch: pytest.Monk
     views = attach_views(
         Batch(TINY_IMAGES[:3], tuple("abc")), ViewSpec("resized-crop", 5), seed=0
     ).views
+    assert views is not None
     expected = torch.stack([TINY.encode_image(v, normalize=True) for v in views])
     plain, seen = TINY.encode_image, []
 
@@ -97,7 +97,7 @@ def test_features_are_stored_in_half_precision_and_maps_in_full() -> None:
 
 def test_every_method_explains_plain_clip(adapter: Adapter, batch: Batch) -> None:
     adapter.collect_evidence = True
-    explanation = adapter.explain(batch[:4], adapter.predict(prepare(adapter, batch)))
+    explanation = adapter.explain(batch[:4], adapter.predict(batch))
     features = adapter.model.encode_image(batch.images[:4], normalize=True)
     assert_near(explanation.features, features, FEATURE)
     zero_shot = (features @ adapter.zero_shot_classifier.T).argmax(dim=1)

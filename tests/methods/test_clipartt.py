@@ -64,7 +64,7 @@ def test_texts_name_the_likeliest_classes_in_order() -> None:
 def test_two_classes_are_enough_and_names_that_cannot_be_joined_are_refused_at_the_door() -> None:
     clipartt = CLIPArTT(TINY, ClassPrompts(("cat", "ship")), CLIPArTTConfig(steps=1))
     assert clipartt.predict(TINY_IMAGES).logits.shape == (10, 2)
-    long = ClassPrompts([f"{name} of an unusually long and winding kind" for name in TINY_NAMES])
+    names = tuple(f"{name} of an unusually long and winding kind" for name in TINY_NAMES)
     with pytest.raises(UserError, match="shorten the class name"):
-        CLIPArTT(TINY, long, CLIPArTTConfig())
-    CLIPArTT(TINY, long, CLIPArTTConfig(topk=1))
+        CLIPArTT(TINY, ClassPrompts(names), CLIPArTTConfig())
+    CLIPArTT(TINY, ClassPrompts(names), CLIPArTTConfig(topk=1))

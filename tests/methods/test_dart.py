@@ -7,24 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from cliquetta.data.views import attach_views
 from cliquetta.methods.dart import DART, DARTConfig
 from cliquetta.model.block import Prefix
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.types import Batch
 from tests._helpers.tiny import TINY_NAMES
-from tests._helpers.tiny_world import TINY, TINY_IMAGES
+from tests._helpers.tiny_world import TINY, with_views
 from tests._helpers.tolerance import ADAPTED, FEATURE, LOGIT, assert_near, sampling
 
 CONFIG = DARTConfig(views=12, selection_fraction=0.25)
 PROMPTS = ClassPrompts(TINY_NAMES)
-
-
-@pytest.fixture(scope="module")
-def batch() -> Batch:
-    plain = Batch(TINY_IMAGES[:6], tuple("abcdef"))
-    return attach_views(plain, CONFIG.spec, seed=0)
 
 
 def surest(logits: Tensor) -> list[int]:
@@ -75,11 +67,11 @@ class Literal:
 
 
 @pytest.mark.parametrize("score", ["plain", "views", "mixed"])
-def test_the_stream_equals_the_paper_in_plain_autograd(batch: Batch, score: Any) -> None:
+def test_the_stream_equals_the_paper_in_plain_autograd(score: Any) -> None:
+    batch = with_views(6, CONFIG.spec)
     adapter = DART(TINY, PROMPTS, dataclasses.replace(CONFIG, score=score), seed=3)
     literal = Literal(TINY, adapter.memory["visual"], score)
     logits = adapter.predict(batch).logits
-    assert batch.views is not None
     expected = torch.stack([literal.next(views) for views in batch.views])
     assert_near(logits, expected, ADAPTED)
     memory = adapter.state_dict()
@@ -91,8 +83,7 @@ def test_the_stream_equals_the_paper_in_plain_autograd(batch: Batch, score: Any)
 def test_the_start_of_the_visual_prompt_is_seeded_and_uniform() -> None:
     config = dataclasses.replace(CONFIG, prompt_length=50)
     starts = [DART(TINY, PROMPTS, config, seed=s).memory["visual"] for s in (0, 0, 1)]
-    assert torch.equal(starts[0], starts[1])
-    assert not torch.equal(starts[0], starts[2])
+    assert torch.equal(starts[0], starts[1]) and not torch.equal(starts[0], starts[2])
     assert starts[0].abs().max() <= 1
     assert starts[0].std().item() == pytest.approx(3**-0.5, rel=sampling(0.45, starts[0].numel()))
 

@@ -1,12 +1,14 @@
 """DOTA against a numpy version that adds one outer product after the other."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from cliquetta.methods.dota import DOTAConfig
-from tests._helpers.arrays import Array, assert_stream, on_features, softmax
-from tests._helpers.clusters import make_clusters, make_views
-from tests._helpers.tiny_world import TINY
+from tests._helpers.arrays import Array, assert_stream, softmax
+
+HEAVY: dict[str, Any] = {"weight_per_count": 0.05}
 
 
 def numpy_dota(images: Array, text: Array, scale: float, config: DOTAConfig) -> Array:
@@ -28,9 +30,8 @@ def numpy_dota(images: Array, text: Array, scale: float, config: DOTAConfig) -> 
         predictions.append(softmax(scale * text @ f + weight * density))
         for k in range(N):
             total = c[k] + p[:, k].sum()
-            outer = sum(
-                q * np.outer(v - mu[k], v - mu[k]) for q, v in zip(p[:, k], views, strict=True)
-            )
+            centred = views - mu[k]
+            outer = sum(q * np.outer(v, v) for q, v in zip(p[:, k], centred, strict=True))
             sigma[k] = (c[k] * sigma[k] + outer) / total
             mu[k] = (c[k] * mu[k] + p[:, k] @ views) / total
             c[k] = total
@@ -40,18 +41,11 @@ def numpy_dota(images: Array, text: Array, scale: float, config: DOTAConfig) -> 
 @pytest.mark.parametrize(
     ("config", "views"),
     [
-        (DOTAConfig(largest_weight=0.8, weight_per_count=0.05), 1),
-        (
-            DOTAConfig(
-                shrinkage=0.01, initial_variance=0.05, weight_per_count=0.05, largest_weight=2
-            ),
-            1,
-        ),
+        (DOTAConfig(**HEAVY, largest_weight=0.8), 1),
+        (DOTAConfig(**HEAVY, largest_weight=2, shrinkage=0.01, initial_variance=0.05), 1),
         (DOTAConfig(views=20, selection_fraction=0.2, weight_per_count=0.5), 20),
     ],
 )
 @pytest.mark.parametrize("sizes", [[50, 1, 9], [1] * 60])
 def test_a_stream_equals_numpy(config: DOTAConfig, views: int, sizes: list[int]) -> None:
-    features, _, text = make_clusters(60)
-    dota = on_features(TINY, "dota", text, config)
-    assert_stream(numpy_dota, dota, make_views(features, views), sizes, moved=0.05)
+    assert_stream(numpy_dota, "dota", config, sizes, views=views, moved=0.05)

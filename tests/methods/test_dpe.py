@@ -81,7 +81,7 @@ def test_a_stream_equals_a_loop(config: DPEConfig) -> None:
     features, _, text = make_clusters(40)
     stream, text = make_views(features, 20).double(), text.double()
     expected = literal_dpe(stream, text, TINY.scale, config)
-    dpe = on_features(TINY, "dpe", text, config)
+    dpe = on_features("dpe", text, config)
     parts = [dpe.predict_features(part).logits for part in stream.split([25, 1, 14])]
     torch.testing.assert_close(torch.cat(parts), expected.float(), atol=LOGIT, rtol=LOGIT)
     assert 0 < int(dpe.memory["updates"]) < 40  # some predictions were sure, others not

@@ -1,17 +1,18 @@
 """Few-shot examples, the training loop, and files of fitted tensors."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from cliquetta.errors import UserError
 from cliquetta.methods.building.support_set import FewShot
 from cliquetta.methods.coop import CoOpConfig
 from cliquetta.methods.fit import fit_method
 from cliquetta.methods.registry import create_method, method_config, method_entries
 from cliquetta.methods.state import load_method, read_header
 from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.types import Batch
 from tests._helpers.separable import TWO, make_examples, make_images
 from tests._helpers.tiny import build_tiny_clip
 from tests._helpers.tiny_world import TINY
@@ -25,32 +26,26 @@ def test_equal_seeds_fit_equally_and_leave_the_world_alone() -> None:
         fit_method("coop", TINY, TWO, make_examples(2), SHORT, seed=seed).fitted["context"]
         for seed in (0, 0, 1)
     )
-    assert torch.equal(one, two)
-    assert not torch.equal(one, other)
-    assert torch.equal(before, torch.get_rng_state())
-    assert not one.requires_grad
+    assert torch.equal(one, two) and not torch.equal(one, other)
+    assert torch.equal(before, torch.get_rng_state()) and not one.requires_grad
     assert all(p.grad is None and not p.requires_grad for p in TINY.parameters())
 
 
 @pytest.mark.parametrize("name", ["coop", "cocoop", "maple", "tip_adapter", "tip_adapter_f"])
 def test_a_file_brings_the_fitted_method_back(tmp_path: Path, name: str) -> None:
-    options = {} if name == "tip_adapter" else {"epochs": 1}
-    config = method_config(name, options=options)
+    config = method_config(name, options={} if name == "tip_adapter" else {"epochs": 1})
     adapter = fit_method(name, TINY, TWO, make_examples(2), config)
     path = tmp_path / "deep" / "fitted.safetensors"
     adapter.save(path, notes={"dataset": "mine"})
     loaded = load_method(path, TINY)
     assert (loaded.name, loaded.config, loaded.prompts.names) == (name, config, TWO.names)
     assert read_header(path)["notes"] == {"dataset": "mine"}
-    tensors = adapter.fitted
+    tensors, images = adapter.fitted, make_images(2, seed=5)[0]
     assert all(torch.equal(loaded.fitted[key], value) for key, value in tensors.items())
-    batch = Batch(make_images(2, seed=5)[0])
-    direct = create_method(name, TINY, TWO, config, fitted=tensors).predict(batch).logits
-    assert torch.equal(load_method(path, TINY, TWO).predict(batch).logits, direct)
-    if not name.startswith("tip"):  # whose cache knows its own classes only
-        other = ClassPrompts(("deer", "frog"))
-        direct = create_method(name, TINY, other, config, fitted=tensors).predict(batch).logits
-        assert torch.equal(load_method(path, TINY, other).predict(batch).logits, direct)
+    # the cache of Tip-Adapter knows its own classes only
+    for prompts in [TWO] if name.startswith("tip") else [TWO, ClassPrompts(("deer", "frog"))]:
+        direct = create_method(name, TINY, prompts, config, fitted=tensors).predict(images).logits
+        assert torch.equal(load_method(path, TINY, prompts).predict(images).logits, direct)
     assert [file.name for file in path.parent.iterdir()] == ["fitted.safetensors"]
 
 
@@ -72,14 +67,14 @@ def test_a_file_of_other_weights_is_refused_but_another_dtype_is_not(tmp_path: P
 def test_tensors_are_needed_where_a_method_is_fitted_and_refused_elsewhere() -> None:
     few_shot = [entry.name for entry in method_entries() if entry.fit is not None]
     assert few_shot == ["cocoop", "coop", "maple", "tip_adapter", "tip_adapter_f"]
-    for name in few_shot:
-        with pytest.raises(ValueError, match=f"cliquetta fit --method {name}"):
-            create_method(name, TINY, TWO)
-        with pytest.raises(ValueError, match="lack"):
-            create_method(name, TINY, TWO, fitted={})
-    with pytest.raises(ValueError, match="without `fitted`"):
-        create_method("zero_shot", TINY, TWO, fitted={})
-    with pytest.raises(ValueError, match="few-shot methods are cocoop, coop"):
+    refused: list[tuple[str, Any, str]] = [
+        (name, None, f"cliquetta fit --method {name}") for name in few_shot
+    ]
+    refused += [(name, {}, "lack") for name in few_shot]
+    for name, fitted, message in [*refused, ("zero_shot", {}, "without `fitted`")]:
+        with pytest.raises(UserError, match=message):
+            create_method(name, TINY, TWO, fitted=fitted)
+    with pytest.raises(UserError, match="few-shot methods are cocoop, coop"):
         fit_method("zero_shot", TINY, TWO, make_examples(1))
     with pytest.raises(TypeError, match="CoOpConfig"):
         fit_method("coop", TINY, TWO, make_examples(1), method_config("maple"))
@@ -87,11 +82,12 @@ def test_tensors_are_needed_where_a_method_is_fitted_and_refused_elsewhere() -> 
 
 def test_examples_that_do_not_fit_the_model_or_the_classes_are_refused() -> None:
     images, labels = make_images(1, seed=0)
-    with pytest.raises(ValueError, match=r"model\.preprocess"):
-        fit_method("coop", TINY, TWO, FewShot(images[..., :16, :16], labels), SHORT)
-    with pytest.raises(ValueError, match="holds 2 names"):
-        fit_method("coop", TINY, TWO, FewShot(images, labels + 1), SHORT)
     fixed = ClassPrompts(TWO.names, features=torch.ones(2, 24))
-    with pytest.raises(ValueError, match="not fixed text features"):
-        fit_method("coop", TINY, fixed, FewShot(images, labels), SHORT)
+    for prompts, few_shot, message in (
+        (TWO, FewShot(images[..., :16, :16], labels), r"model\.preprocess"),
+        (TWO, FewShot(images, labels + 1), "holds 2 names"),
+        (fixed, FewShot(images, labels), "not fixed text features"),
+    ):
+        with pytest.raises(UserError, match=message):
+            fit_method("coop", TINY, prompts, few_shot, SHORT)
     assert "keys" in fit_method("tip_adapter", TINY, fixed, FewShot(images, labels)).fitted

@@ -1,18 +1,14 @@
 """MTA against a plain numpy version of one image's alternation."""
 
 import numpy as np
-import numpy.typing as npt
 import pytest
-import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
-from cliquetta.data.views import attach_views
 from cliquetta.methods.mta import MTA, MTAConfig, find_mode
-from cliquetta.types import Batch
-from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS
+from tests._helpers.arrays import Array, softmax
+from tests._helpers.tiny_world import TINY, TINY_PROMPTS, draw, with_views
 from tests._helpers.tolerance import ADAPTED, FEATURE
-
-Array = npt.NDArray[np.float64]
 
 
 def numpy_mta(f: Array, s: Array, config: MTAConfig) -> tuple[Array, Array, int]:
@@ -32,7 +28,7 @@ def numpy_mta(f: Array, s: Array, config: MTAConfig) -> tuple[Array, Array, int]
         for _ in range(most):
             iterations += 1
             z = (k + config.affinity_weight * (s @ s.T) @ y) / config.entropy_weight
-            old, y = y, np.exp(z - z.max()) / np.exp(z - z.max()).sum()
+            old, y = y, softmax(z)
             if np.linalg.norm(y - old) < config.tolerance:
                 break
         for _ in range(most):
@@ -45,15 +41,12 @@ def numpy_mta(f: Array, s: Array, config: MTAConfig) -> tuple[Array, Array, int]
     return m, y, iterations
 
 
-def scattered(images: int, views: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+def scattered(images: int, views: int) -> tuple[Tensor, Tensor]:
     """Unit features around one centre per image, some far off, and predictions for them."""
-    generator = torch.Generator().manual_seed(seed)
-    centre = torch.randn(images, 1, 16, generator=generator)
-    spread = torch.rand(images, views, 1, generator=generator) ** 3
-    features = centre + 2 * spread * torch.randn(images, views, 16, generator=generator)
-    features = torch.nn.functional.normalize(features, dim=-1)
-    text = torch.nn.functional.normalize(torch.randn(6, 16, generator=generator), dim=-1)
-    return features, (10 * features @ text.T).softmax(dim=-1)
+    spread = draw(images, views, 1, seed=1).sigmoid() ** 3
+    features = draw(images, 1, 16) + 2 * spread * draw(images, views, 16, seed=2)
+    features, text = normalize(features.float(), dim=-1), normalize(draw(6, 16, seed=3), dim=-1)
+    return features, (10 * features @ text.float().T).softmax(dim=-1)
 
 
 @pytest.mark.parametrize(
@@ -69,9 +62,8 @@ def test_all_images_at_once_equal_numpy_one_by_one(config: MTAConfig) -> None:
     modes, inlierness = find_mode(features, probabilities, config)
     counts = set()
     for b in range(6):
-        mode, y, count = numpy_mta(
-            features[b].double().numpy(), probabilities[b].double().numpy(), config
-        )
+        one = features[b].double().numpy(), probabilities[b].double().numpy()
+        mode, y, count = numpy_mta(*one, config)
         counts.add(count)
         np.testing.assert_allclose(modes[b].numpy(), mode, atol=FEATURE)
         np.testing.assert_allclose(inlierness[b].numpy(), y, atol=FEATURE)
@@ -81,14 +73,10 @@ def test_all_images_at_once_equal_numpy_one_by_one(config: MTAConfig) -> None:
 
 def test_the_adapter_scores_the_mode() -> None:
     adapter = MTA(TINY, TINY_PROMPTS, MTAConfig(views=16))
-    batch = Batch(TINY_IMAGES[:3], ("a", "b", "c"))
-    batch = attach_views(batch, adapter.config.spec, seed=0)
+    batch = with_views(3, adapter.config.spec)
     logits = adapter.predict(batch).logits
     text = TINY.classifier(TINY_PROMPTS).double().numpy()
-    assert batch.views is not None
     for b, views in enumerate(batch.views):
         f = TINY.encode_image(views, normalize=True).double().numpy()
-        z = TINY.scale * f @ text.T
-        s = np.exp(z) / np.exp(z).sum(axis=1, keepdims=True)
-        mode, _, _ = numpy_mta(f, s, adapter.config)
+        mode, _, _ = numpy_mta(f, softmax(TINY.scale * f @ text.T), adapter.config)
         np.testing.assert_allclose(logits[b], TINY.scale * text @ mode, atol=ADAPTED)

@@ -42,7 +42,7 @@ def test_a_stream_equals_two_passes() -> None:
         before = [p.detach().clone() for p in early]
         with torch.no_grad():
             for p in early:
-                p.add_(p.grad, alpha=float(0.05 / size))
+                p.add_(p.grad * (0.05 / size))
         optimiser.zero_grad()
         second = entropies(live, images, text)[reliable]
         loss = second[second < limit].mean()

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from cliquetta.methods.building.support_set import FewShot
 from cliquetta.methods.fit import fit_method
@@ -17,36 +18,27 @@ from cliquetta.methods.tip_adapter import (
     TipAdapterFConfig,
     build_keys,
 )
-from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
+from tests._helpers.arrays import Array, softmax, unit
 from tests._helpers.separable import FULL_IMAGE, TWO, make_examples, make_images
 from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS
 from tests._helpers.tolerance import FEATURE, LOGIT
 
-Array = np.ndarray
 
-
-def l2_normalize(x: Array) -> Array:
-    return x / np.linalg.norm(x, axis=-1, keepdims=True)
-
-
-def features_of(model: CLIP, images: torch.Tensor) -> Array:
-    return l2_normalize(model.encode_image(images).numpy().astype(np.float64))
+def features_of(images: Tensor) -> Array:
+    return unit(TINY.encode_image(images).double().numpy())
 
 
 def numpy_logits(
-    model: CLIP, f: Array, W: Array, F: Array, labels: Array, alpha: float, beta: float
+    prompts: ClassPrompts, images: Tensor, cached: FewShot, alpha: float, beta: float
 ) -> Array:
     """One image, one key at a time."""
-    out = model.scale * f @ W.T
+    f, keys = features_of(images), features_of(cached.images)
+    logits = TINY.scale * f @ TINY.classifier(prompts).double().numpy().T
     for b in range(len(f)):
-        for k in range(len(F)):
-            out[b, labels[k]] += alpha * np.exp(-beta * (1 - f[b] @ F[k]))
-    return out
-
-
-def text_of(model: CLIP, prompts: ClassPrompts) -> Array:
-    return model.classifier(prompts).numpy().astype(np.float64)
+        for key, label in zip(keys, cached.labels, strict=True):
+            logits[b, label] += alpha * np.exp(-beta * (1 - f[b] @ key))
+    return logits
 
 
 def test_keys_are_unit_means_of_raw_features() -> None:
@@ -54,9 +46,9 @@ def test_keys_are_unit_means_of_raw_features() -> None:
     keys = build_keys(TINY, examples, config, np.random.default_rng(5)).numpy()
     rows = np.arange(len(examples))
     crops = examples.crops(rows, TINY, np.random.default_rng(5), scale=config.crop_scale, count=6)
-    raw = np.stack([TINY.encode_image(views).numpy() for views in crops])
-    np.testing.assert_allclose(keys, l2_normalize(raw.mean(axis=1)), atol=FEATURE)
-    assert np.abs(keys - l2_normalize(l2_normalize(raw).mean(axis=1))).max() > 1e-3
+    raw = np.stack([TINY.encode_image(views).double().numpy() for views in crops])
+    np.testing.assert_allclose(keys, unit(raw.mean(axis=1)), atol=FEATURE)
+    assert np.abs(keys - unit(unit(raw).mean(axis=1))).max() > 1e-3
 
 
 def test_logits_are_those_of_plain_numpy() -> None:
@@ -65,15 +57,7 @@ def test_logits_are_those_of_plain_numpy() -> None:
     fitted = fit_method("tip_adapter", TINY, TINY_PROMPTS, examples, config).fitted
     adapter = create_method("tip_adapter", TINY, TINY_PROMPTS, config, fitted=fitted)
     images = make_images(4, seed=9)[0]
-    expected = numpy_logits(
-        TINY,
-        features_of(TINY, images),
-        text_of(TINY, TINY_PROMPTS),
-        features_of(TINY, examples.images),
-        examples.labels.numpy(),
-        2.5,
-        3.5,
-    )
+    expected = numpy_logits(TINY_PROMPTS, images, examples, 2.5, 3.5)
     np.testing.assert_allclose(adapter.predict(images).logits, expected, atol=LOGIT)
 
 
@@ -82,9 +66,8 @@ def test_the_first_step_of_the_keys_is_adamw_by_hand() -> None:
     config = TipAdapterFConfig(alpha=3.0, beta=2.0, epochs=1, lr=0.01, crop_scale=FULL_IMAGE)
     examples = make_examples(4)
     fitted = fit_method("tip_adapter_f", TINY, TWO, examples, config).fitted["keys"].numpy()
-    f, y = features_of(TINY, examples.images), examples.labels.numpy()
-    logits = numpy_logits(TINY, f, text_of(TINY, TWO), f, y, 3.0, 2.0)
-    p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    f, y = features_of(examples.images), examples.labels.numpy()
+    p = softmax(numpy_logits(TWO, examples.images, examples, 3.0, 2.0))
     G = (p - np.eye(2)[y]) / len(y)
     A = np.exp(-2.0 * (1 - f @ f.T))
     gradient = 3.0 * 2.0 * (A * G[:, y]).T @ f
@@ -108,20 +91,16 @@ def test_the_search_finds_the_best_of_its_grid_on_the_validation_split(seed: int
     )
     examples = validated(seed)
     fitted = fit_method("tip_adapter", TINY, TWO, examples, config).fitted
-    held = examples.validation
-    f, W = features_of(TINY, held.images), text_of(TINY, TWO)
-    F = features_of(TINY, examples.images)
-    best, actual = -1.0, None
+    held, right = examples.validation, {}
     for beta in 0.1 + np.arange(5) * (8.0 - 0.1) / 5:
         for alpha in 0.1 + np.arange(4) * (5.0 - 0.1) / 4:
-            logits = numpy_logits(TINY, f, W, F, examples.labels.numpy(), alpha, beta)
-            right = (logits.argmax(axis=1) == held.labels.numpy()).mean()
-            if right > best:
-                best, actual = right, (alpha, beta)
-    assert actual == pytest.approx((float(fitted["alpha"]), float(fitted["beta"])))
+            logits = numpy_logits(TWO, held.images, examples, alpha, beta)
+            right[alpha, beta] = (logits.argmax(axis=1) == held.labels.numpy()).sum()
+    best = pytest.approx(max(right, key=lambda pair: right[pair]))  # the first of equals
+    assert (float(fitted["alpha"]), float(fitted["beta"])) == best
     adapter = create_method("tip_adapter", TINY, TWO, config, fitted=fitted)
     assert isinstance(adapter, TipAdapter)
-    assert (adapter.cache.alpha, adapter.cache.beta) == pytest.approx(actual)
+    assert (adapter.cache.alpha, adapter.cache.beta) == best
 
 
 @pytest.mark.parametrize("method", ["tip_adapter", "tip_adapter_f"])
@@ -150,8 +129,7 @@ def test_the_epoch_is_picked_on_the_validation_split() -> None:
 
 def test_some_of_the_classes_keep_their_part_of_the_cache(tmp_path: Path) -> None:
     examples = FewShot(TINY_IMAGES, torch.arange(10) // 2)
-    adapter = fit_method("tip_adapter", TINY, TINY_PROMPTS, examples)
-    path = tmp_path / "tip.safetensors"
+    adapter, path = fit_method("tip_adapter", TINY, TINY_PROMPTS, examples), tmp_path / "tip"
     adapter.save(path)
     full = load_method(path, TINY, TINY_PROMPTS).predict(TINY_IMAGES).logits
     some = ClassPrompts(("ship", "cat"), TINY_PROMPTS.templates)

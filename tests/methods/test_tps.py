@@ -34,7 +34,7 @@ def test_every_image_equals_torch(config: TPSConfig) -> None:
     features, _, text = (x.double() if x.is_floating_point() else x for x in make_clusters(6))
     views = make_views(features.float(), 30).double()
     expected = torch.stack([literal_tps(v, text, TINY.scale, config) for v in views])
-    prediction = on_features(TINY, "tps", text, config).predict_features(views).logits
+    prediction = on_features("tps", text, config).predict_features(views).logits
     torch.testing.assert_close(prediction, expected.float(), atol=LOGIT, rtol=LOGIT)
     plain = (TINY.scale * features @ text.T).float()
     assert not torch.allclose(prediction, plain, atol=0.02)

@@ -5,26 +5,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from cliquetta.methods.transclip import TransCLIP, TransCLIPConfig, transduce, update_variance
-from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
-from cliquetta.types import Batch
+from cliquetta.methods.registry import create_method
+from cliquetta.methods.transclip import TransCLIPConfig, transduce, update_variance
 from tests._helpers.arrays import Array, assert_batch, neighbour_graph, softmax, unit
 from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS
 
 
 def numpy_transclip(f: Array, prior: Array, text: Array, config: TransCLIPConfig) -> Array:
-    """Assignments (B, N) by the update rules as they are printed."""
-    del text  # which the zero-shot predictions stand for
-    B, N = prior.shape
-    E = f.shape[1]
+    """Assignments (B, N) by the update rules as they are printed; the prior stands for the text."""
+    (B, N), E = prior.shape, f.shape[1]
     w = neighbour_graph(f @ f.T, config.neighbours)
     mu = np.zeros((N, E))
     for k in range(N):
         best = sorted(range(B), key=lambda i: -prior[i, k])[: config.init_images]
         mu[k] = unit(sum(prior[i, k] * f[i] for i in best))
-    variance = np.full(E, 1 / E)
-    z = prior.copy()
-    tau = config.gaussian_temperature
+    variance, z, tau = np.full(E, 1 / E), prior.copy(), config.gaussian_temperature
     for step in range(config.rounds + 1):
         for _ in range(config.inner_steps):
             old = z.copy()
@@ -48,10 +43,7 @@ def numpy_transclip(f: Array, prior: Array, text: Array, config: TransCLIPConfig
     ("images", "config"),
     [
         (30, TransCLIPConfig(rounds=3)),
-        (
-            12,
-            TransCLIPConfig(text_weight=0.5, neighbours=2, init_images=3, gaussian_temperature=5.0),
-        ),
+        (12, TransCLIPConfig(0.5, gaussian_temperature=5.0, neighbours=2, init_images=3)),
         (3, TransCLIPConfig(rounds=2)),  # fewer than the neighbours asked for
         (2, TransCLIPConfig(rounds=2)),
     ],
@@ -65,17 +57,16 @@ def test_a_batch_equals_numpy(images: int, config: TransCLIPConfig) -> None:
 
 
 def test_one_image_alone_keeps_its_zero_shot_prediction() -> None:
-    alone = Batch(TINY_IMAGES[:1])
-    prediction = TransCLIP(TINY, TINY_PROMPTS, TransCLIPConfig()).predict(alone)
-    plain = ZeroShot(TINY, TINY_PROMPTS, ZeroShotConfig()).predict(alone)
-    torch.testing.assert_close(prediction.probabilities, plain.probabilities)
+    prediction, plain = (
+        create_method(name, TINY, TINY_PROMPTS).predict(TINY_IMAGES[:1]).probabilities
+        for name in ("transclip", "zero_shot")
+    )
+    torch.testing.assert_close(prediction, plain)
 
 
 def test_equal_images_leave_no_variance_to_divide_by() -> None:
     feature = torch.nn.functional.normalize(torch.ones(1, 24), dim=-1).expand(6, -1)
     prior = torch.tensor([0.5, 0.3, 0.2]).log().expand(6, -1)
     logs = transduce(feature, prior, TransCLIPConfig())
-    assert torch.isfinite(logs).all()
-    assert (logs.argmax(dim=-1) == 0).all()
-    means = feature[:3]
-    assert update_variance(feature, means, prior.exp()).min() >= 1e-6
+    assert logs.isfinite().all() and (logs.argmax(dim=-1) == 0).all()
+    assert update_variance(feature, feature[:3], prior.exp()).min() >= 1e-6

@@ -57,7 +57,8 @@ def test_a_batch_equals_a_training_loop(mode: Any) -> None:
 
 
 def test_the_mean_of_its_own_templates_predicts_and_fixed_text_is_refused() -> None:
-    watt, own = create_method("watt", TINY, TINY_NAMES), ClassPrompts(TINY_NAMES, TEMPLATES)
+    own = ClassPrompts(TINY_NAMES, TEMPLATES)
+    watt = WATT(TINY, ClassPrompts(TINY_NAMES), WATTConfig(rounds=1))
     torch.testing.assert_close(watt.classifier, TINY.classifier(own))
     prediction = watt.predict(TINY_IMAGES).logits
     plain = create_method("zero_shot", TINY, own).predict(TINY_IMAGES).logits

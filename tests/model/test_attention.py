@@ -102,9 +102,8 @@ def test_rollout_is_the_product_of_all_matrices(
 
 
 def test_patches_are_read_row_by_row() -> None:
-    maps = torch.arange(18.0)[None]  # prompts, class token, 16 patches
-    assert patch_grid(maps).shape == (1, 4, 4)
-    assert patch_grid(maps)[0, 1].tolist() == [6, 7, 8, 9]
+    grid = patch_grid(torch.arange(18.0)[None])  # prompts, class token, 16 patches
+    assert grid.shape == (1, 4, 4) and grid[0, 1].tolist() == [6, 7, 8, 9]
 
 
 def test_difference_is_the_share_that_moved() -> None:

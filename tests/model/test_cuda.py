@@ -79,7 +79,7 @@ ENTRIES = [e for e in method_entries() if issubclass(e.adapter, FixedText) and n
 def test_methods_on_features_predict_alike_recorded_called_and_on_the_cpu(name: str) -> None:
     features, _, text = make_clusters(96)
     models = (build_tiny_clip().cuda(), build_tiny_clip().cuda(), build_tiny_clip())
-    recorded, called, other = (on_features(model, name, text) for model in models)
+    recorded, called, other = (on_features(name, text, model=model) for model in models)
     vars(called).get("_replayed", Replayed()).shapes = 0
     for part in features.split(32):
         actual, plain, cpu = (a.predict_features(part).logits for a in (recorded, called, other))
@@ -105,7 +105,7 @@ def test_scap_predicts_alike_recorded_and_not() -> None:
         actual, plain = (adapter.memory[name] for adapter in adapters[:2])
         torch.testing.assert_close(actual, plain, atol=SUM, rtol=SUM)
     recordings = adapters[0]._replayed._recorded
-    assert set(recordings) == {"_run_plain", "_pull", "fuse", "finish"}
+    assert set(recordings) == {"hidden_and_plain", "_pull", "fuse", "finish"}
     assert not any(adapters[1]._replayed._recorded.values())
 
 

@@ -226,9 +226,3 @@ def test_what_does_not_fit_is_refused_in_one_sentence(
     with pytest.raises(UserError, match=message) as error:
         from_model(build(), **options)
     assert "\n" not in str(error.value)
-
-
-def test_a_siglip_without_a_tokenizer_says_so() -> None:
-    ours = from_model(tiny_siglip())
-    with pytest.raises(UserError, match=r"from_model\(..., tokenizer=...\)"):
-        create_method("zero_shot", ours, PROMPTS)

@@ -13,6 +13,7 @@ import transformers
 from PIL import Image
 from torch import Tensor
 
+from cliquetta import from_model
 from cliquetta.data.views import attach_views
 from cliquetta.errors import UserError
 from cliquetta.methods.base import Adapter
@@ -180,8 +181,9 @@ def test_a_folder_without_its_tokenizer(tmp_path: Path, pixels: Tensor) -> None:
     save_siglip(tiny_siglip(), tmp_path)
     (tmp_path / "tokenizer.json").unlink()
     model = create_model(tmp_path)
-    with pytest.raises(UserError, match=r"vocabulary of its own \(64 tokens\).*tokenizer.json"):
-        model.encode_text(["a cat"])
+    for ours in (model, from_model(tiny_siglip())):
+        with pytest.raises(UserError, match=r"its own \(64 tokens\).*tokenizer.json.*from_model"):
+            ours.encode_text(["a cat"])
     prompts = ClassPrompts(("x", "y"), features=torch.randn(2, 64))
     assert create_method("zero_shot", model, prompts).predict(Batch(pixels)).logits.shape == (3, 2)
 

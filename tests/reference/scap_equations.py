@@ -214,8 +214,9 @@ def learn(
             optimiser.step()
     with torch.no_grad():
         _, after = evaluate()
-    prompts = (None if p is None else p.detach() for p in (visual, text))
-    return Learned(*prompts, a_start, before, after)
+    learned = {"visual": visual, "text": text}
+    prompts = {name: None if p is None else p.detach() for name, p in learned.items()}
+    return Learned(**prompts, key=a_start, before=before, after=after)
 
 
 # --- step 3: retain -----------------------------------------------------------------------------

@@ -86,8 +86,7 @@ def test_one_session_never_runs_twice_at_once() -> None:
             pool.submit("owner", session, partial(work, session, i))
     pool.close()
     assert overlaps == []
-    for session in "abc":
-        assert [i for s, i in done if s == session] == list(range(20))
+    assert all([i for s, i in done if s == session] == list(range(20)) for session in "abc")
 
 
 def test_errors_reach_the_one_who_waits() -> None:

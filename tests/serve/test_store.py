@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -240,7 +241,8 @@ def test_a_slow_replica_changes_nothing_twice(
     def ask(service: Local) -> Any:
         images = [Upload(data=data) for data in batch_of(1)]
         request = BatchRequest(images=images, top_k=len(CLASSES), sequence=sequence)
-        return service.service.sessions.predict(session, request, key)
+        work = partial(service.service.sessions.predict, session, request, key)
+        return service.service.attempt(work)
 
     with held_up(first, lambda: ask(first), after=after) as held:
         response, _ = ask(second)

@@ -84,27 +84,17 @@ def corrupt_batch(
     return out
 
 
-def _load() -> dict[str, Corruption]:
-    """The entries of ``corruptions.json``; the function of each has its name."""
-    text = files("cliquetta.data").joinpath("corruptions.json").read_text(encoding="utf-8")
-    return {
-        name: Corruption(
-            name,
-            entry["group"],
-            entry["summary"],
-            getattr(distortions, name),
-            *(tuple(map(tuple, entry[size])) for size in ("small", "large")),
-        )
-        for name, entry in json.loads(text).items()
-    }
-
-
-CORRUPTIONS = _load()  # every corruption by name, in the order of the paper; our own last
-
-STANDARD: tuple[str, ...] = tuple(
-    c.name for c in CORRUPTIONS.values() if c.group not in {"rendering", "hub"}
-)
-"""The 15 of the paper."""
+_ENTRIES = json.loads((files("cliquetta.data") / "corruptions.json").read_text(encoding="utf-8"))
+CORRUPTIONS = {  # by name, which is that of its function; in the order of the paper, ours last
+    name: Corruption(
+        name,
+        entry["group"],
+        entry["summary"],
+        getattr(distortions, name),
+        *(tuple(map(tuple, entry[size])) for size in ("small", "large")),
+    )
+    for name, entry in _ENTRIES.items()
+}
 
 
 # --- datasets under a corruption -----------------------------------------------------------------
@@ -162,9 +152,7 @@ class ShiftedDataset(Dataset):
             labels=base.labels,
             templates=base.templates,
         )
-        self.base = base
-        self.shift = shift
-        self.seed = seed
+        self.base, self.shift, self.seed = base, shift, seed
 
     def load(self, index: int) -> Image.Image:
         """Image ``index``, corrupted at its own size."""

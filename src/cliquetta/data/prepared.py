@@ -60,11 +60,10 @@ class PreparedStream(ABC, Generic[B]):
     """``stream``, image for image, from tables."""
 
     def __init__(self, stream: Stream, model: CLIP, on_prepare: OnPrepare | None = None) -> None:
-        self.stream = stream
+        self.stream, self.model = stream, model
         self.names, self.id, self.views = stream.names, stream.id, stream.views
         self.preprocess = stream.preprocess
         self.settings = stream.settings  # where images come from changes no prediction
-        self.model = model
         self.count = _views_per_image(stream)
         self.on_prepare = on_prepare
         self.skipped: list[Skipped] = []  # unreadable files met since the last start, in order
@@ -121,18 +120,12 @@ class PreparedStream(ABC, Generic[B]):
         self, number: int, blocks: Sequence[range], rows: Sequence[Indices] | None = None
     ) -> Iterator[tuple[Batch, Indices, dict[int, str]]]:
         """Rows of a part as it is listed: what was read, at which rows of the block; the rest."""
-        listing = self.stream.listing(rows)
         before = sum(map(len, (self.stream.parts if rows is None else rows)[:number]))
-        positions = [range(before + rows.start, before + rows.stop) for rows in blocks]
-        for block, (batch, _) in zip(positions, listing.read(positions), strict=True):
-            row_of = {listing.key(position): row for row, position in enumerate(block)}
-            first = block.start - before
-            unreadable = {
-                first + row_of[entry.key]: entry.reason
-                for entry in listing.skipped
-                if entry.key in row_of
-            }
-            yield batch, np.array([row_of[key] for key in batch.keys], dtype=np.int64), unreadable
+        positions = [range(before + block.start, before + block.stop) for block in blocks]
+        loading = self.stream.listing(rows).load(positions)
+        for block, (batch, loaded) in zip(blocks, loading, strict=True):
+            unreadable = {block.start + row: reason for row, reason in loaded.unreadable}
+            yield batch, np.array(loaded.positions, dtype=np.int64), unreadable
 
 
 def _gather(tables: Sequence[FeatureTable | PixelTable], parts: Indices, rows: Indices) -> Tensor:

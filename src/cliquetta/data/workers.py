@@ -56,12 +56,11 @@ def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
         cores = len(os.sched_getaffinity(0))
     else:
         cores = os.cpu_count() or 1
-    for quota, period in (("cpu.max", None), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
         try:
-            words = (cgroup / quota).read_text().split()
-            words += [] if period is None else (cgroup / period).read_text().split()
-            limit = int(words[0]) / int(words[1])
-        except (OSError, ValueError, IndexError, ZeroDivisionError):
+            quota, period = " ".join((cgroup / name).read_text() for name in names).split()
+            limit = int(quota) / int(period)
+        except (OSError, ValueError, ZeroDivisionError):
             continue  # there is no such limit, or it says "max"
         if limit > 0:
             cores = min(cores, math.ceil(limit))

@@ -111,13 +111,13 @@ class PredictActor:
         """The report about a batch."""
         begun = time.perf_counter()
         waited = 0.0 if math.isnan(self.free) else begun - self.free
-        report = BatchReport(refusal=self.refusal)  # to all batches, whichever report arrives first
+        report = None
         if not self.refusal:
             try:
                 report = self._predict(from_table(table), waited)
             except UserError as error:
-                self.refusal = str(error)
-                report = BatchReport(refusal=self.refusal)
+                self.refusal = str(error)  # of all batches, whichever report arrives first
+        report = report or BatchReport(refusal=self.refusal)
         self.free = time.perf_counter()
         return to_table(replace(report, busy=self.free - begun))
 
@@ -185,16 +185,11 @@ _log = logging.getLogger(__name__)
 class RayCluster:
     """A Ray cluster for :func:`cliquetta.predict` to run on (extra ``ray``)."""
 
-    address: str = LOCAL
-    """``local``, ``auto`` (the cluster of this machine) or an address."""
-    actors: int | None = None
-    """Lanes that are adapted to at the same time; by default as many as there are GPUs, or one."""
-    gpus_per_actor: float | None = None
-    """Share of a GPU of an actor; by default all of one if the cluster has any, else none."""
-    threads: int = 1
-    """CPU threads, and cores, of an actor without a GPU."""
-    retries: int = 3
-    """How often an actor is replaced that finished no part."""
+    address: str = LOCAL  # `local`, `auto` (the cluster of this machine) or an address
+    actors: int | None = None  # lanes adapted to at a time; by default as many as GPUs, or one
+    gpus_per_actor: float | None = None  # share of a GPU; by default all of one if there is any
+    threads: int = 1  # CPU threads, and cores, of an actor without a GPU
+    retries: int = 3  # how often an actor is replaced that finished no part
 
     @contextmanager
     def connect(self) -> Iterator[RayWorkers]:

@@ -139,11 +139,13 @@ class FileRun:
             facts = self._begin_or_continue(workers)
             self.lanes = [Lane(*lane) for lane in facts["lanes"]]
             self.total = sum(lane.stop - lane.start for lane in self.lanes)
-            images, run = self.images, self.result
-            if not isinstance(images, FeatureDataset):
-                images = stack.enter_context(closing(ImageList(self.database)))
-                run.repeated, run.unused = images.repeated, images.unused
-            self.source = ImageSource(images, self.predictor.row_format)
+            row_format, run = self.predictor.row_format, self.result
+            if isinstance(self.images, FeatureDataset):
+                self.source = ImageSource(self.images, row_format)
+            else:
+                listing = stack.enter_context(closing(ImageList(self.database)))
+                self.source = ImageSource(listing, row_format)
+                run.repeated, run.unused = listing.repeated, listing.unused
             self.seen = run.before = sum(self.parts.done(lane) - lane.start for lane in self.lanes)
             begun = time.perf_counter()
             self.do() if workers is None else workers.do(self)
@@ -319,7 +321,7 @@ class FileRun:
         if self.group_by is None:
             (adapter,) = predictor.adapters.values()
             ends = [state for lane in self.lanes for state in self.parts.states(lane).values()]
-            (start,) = self.parts.start().values()
+            (start,) = self.parts.states(Lane(0, 0)).values()  # before the first image
             merge_states(adapter, ends, start)
             predictor.save(file, seen[""] + sum(predicted.values()))
             return

@@ -20,7 +20,7 @@ from cliquetta.methods.building.config import MethodConfig
 from cliquetta.methods.building.explanation import CacheCount, Explanation
 from cliquetta.methods.building.memory import Memory, all_finite
 from cliquetta.methods.building.merging import MergeRule, merge_memories
-from cliquetta.methods.zero_shot_reference import OPTIONAL, ZeroShotReference
+from cliquetta.methods.zero_shot_reference import OPTIONAL, ZeroShotReference, without_optional
 from cliquetta.model.clip import CLIP, FrozenModel
 from cliquetta.prompts.classes import ClassPrompts, as_prompts
 from cliquetta.types import Batch, Prediction, ViewSpec
@@ -31,12 +31,9 @@ A = TypeVar("A", bound="Adapter")
 class BatchDependence(str, Enum):
     """Dependence of a prediction on the other images of its batch; contract tests check it."""
 
-    JOINT = "joint"
-    """Images of a batch inform each other; their order inside the batch does not matter."""
-    SEQUENTIAL = "sequential"
-    """One image after the other: splitting a batch changes nothing, order does."""
-    INDEPENDENT = "independent"
-    """Every image alone: neither splitting nor order changes a prediction."""
+    JOINT = "joint"  # Images of a batch inform each other; their order inside it does not matter.
+    SEQUENTIAL = "sequential"  # One image after the other: order matters, splitting a batch not.
+    INDEPENDENT = "independent"  # Every image alone: neither splitting nor order matters.
 
 
 class NonFiniteError(UserError):
@@ -65,9 +62,8 @@ def refuse_non_finite(images: Tensor, keys: Sequence[str] = ()) -> None:
 class Adapter(ZeroShotReference, ABC):
     """A classifier that may learn from the unlabelled batches it predicts.
 
-    A subclass sets ``batch_dependence``, prepares itself in :meth:`_setup`, keeps everything that
-    it remembers between batches in ``self.memory`` and implements :meth:`_predict`. Reset, save
-    and restore follow from that.
+    A subclass sets ``batch_dependence``, prepares itself in :meth:`_setup`, keeps all that it
+    remembers in ``self.memory``, for reset, save and restore, and implements :meth:`_predict`.
     """
 
     name: str  # What the method is registered under; that of the class if it is not.
@@ -103,8 +99,7 @@ class Adapter(ZeroShotReference, ABC):
         self.prompts = prompts
         self.config = config
         self.seed = seed
-        self.collect_evidence = False
-        """Also collect evidence that takes extra time; never changes the logits."""
+        self.collect_evidence = False  # Also what takes extra time; never changes the logits.
         self.memory = Memory()
         self._bias = model.bias
         self._setup()
@@ -232,8 +227,7 @@ class Adapter(ZeroShotReference, ABC):
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from :meth:`state_dict` of an equally built adapter.
 
-        Where only one of the two rejects images or calibrates, what that needs starts again, or is
-        left behind.
+        What only one of the two needs, to reject images or calibrate, starts again or is left out.
         """
         self.memory.load_state_dict(self._fit_optional(state))
 
@@ -274,8 +268,8 @@ class Adapter(ZeroShotReference, ABC):
             UserError: What the method learns on several streams cannot be joined.
 
         """
-        own = [self._without_optional(state) for state in states]
-        shared = None if start is None else self._without_optional(start)
+        own = [without_optional(state) for state in states]
+        shared = None if start is None else without_optional(start)
         return self._merge(own, shared) | self._merge_optional(states)
 
     def _merge(

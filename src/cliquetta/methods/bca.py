@@ -40,15 +40,13 @@ class BCA(ImageByImage):
 
     def _setup(self) -> None:
         super()._setup()
-        N, config, device = len(self.prompts), self.config, self.model.device
-        declare = self.memory.declare
+        config, declare = self.config, self.memory.declare
+        priors = torch.eye(len(self.prompts), device=self.model.device)
+        ones = torch.ones_like(priors[0])
         declare("embeddings", self.classifier, SHORT)
-        for name, first in (
-            ("embedding_counts", torch.full((N,), float(config.likelihood_count), device=device)),
-            ("priors", torch.eye(N, device=device)),
-            ("prior_counts", torch.full((N,), float(config.prior_count), device=device)),
-        ):
-            declare(name, first, NON_NEGATIVE)
+        declare("embedding_counts", ones * config.likelihood_count, NON_NEGATIVE)
+        declare("priors", priors, NON_NEGATIVE)
+        declare("prior_counts", ones * config.prior_count, NON_NEGATIVE)
 
     def predict_group(self, features: Tensor) -> Tensor:
         """Posteriors, each from the state that the images before it left."""

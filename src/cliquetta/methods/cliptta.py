@@ -7,8 +7,8 @@ batch the loss is the entropy of image-to-text probabilities,
     L(batch) = mean_i H(p(text_j | image_i)),
 
 less λ times the entropy of the mean prediction, summed over the batch and over images drawn from a
-class-wise confident memory. Ten steps of Adam per batch on the LayerNorms of the image tower, which
-are kept; then the batch is predicted.
+class-wise confident memory. Ten steps of Adam on the image tower's LayerNorms, which stay, precede
+the prediction of a batch.
 """
 
 from dataclasses import dataclass
@@ -73,8 +73,9 @@ class CLIPTTA(LayerNormAdapter):
 
         def loss(norms: Tensor) -> Tensor:
             parts = [batch.images, self._recall()] if self.config.memory_shots else [batch.images]
-            logits = self.logits(norms, torch.cat(parts)).split([len(part) for part in parts])
-            return sum(map(self.loss, logits), norms.new_zeros(()))
+            logits = self.logits(norms, torch.cat(parts))
+            each = torch.split(logits, [len(part) for part in parts])
+            return sum(map(self.loss, each), norms.new_zeros(()))
 
         state = minimize(state, loss, self.config.steps, self.config.adam)
         state.store(self.memory, "norms")

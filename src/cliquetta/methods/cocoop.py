@@ -14,15 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cliquetta.methods.building.config import Count
-from cliquetta.methods.building.few_shot import (
-    FewShotClassifier,
-    FitTask,
-    TextTraining,
-    feature_draw,
-    initial_linear,
-    learn,
-)
-from cliquetta.methods.coop import initial_context, prompt_tokens
+from cliquetta.methods.building.few_shot import FewShotClassifier, FitTask, TextTraining, learn
+from cliquetta.methods.coop import initial_context, initial_linear, prompt_tokens
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP
 
@@ -81,8 +74,7 @@ def fit_cocoop(task: FitTask, config: CoCoOpConfig) -> dict[str, Tensor]:
     start = initial_parameters(model, config, torch.Generator().manual_seed(task.seed))
     tokens = prompt_tokens(model, prompts, len(start["context"]))
 
-    logits = partial(cocoop_logits, model, tokens)
-    return learn(start, logits, feature_draw(task, config), task, config)
+    return learn(start, partial(cocoop_logits, model, tokens), task, config)
 
 
 @register("cocoop", fit=fit_cocoop)

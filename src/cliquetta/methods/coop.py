@@ -15,14 +15,7 @@ from torch import Tensor
 
 from cliquetta.errors import UserError
 from cliquetta.methods.building.config import Count
-from cliquetta.methods.building.few_shot import (
-    FewShotClassifier,
-    FitTask,
-    TextTraining,
-    feature_draw,
-    indices_of,
-    learn,
-)
+from cliquetta.methods.building.few_shot import FewShotClassifier, FitTask, TextTraining, learn
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP, FrozenModel
 from cliquetta.prompts.classes import ClassPrompts
@@ -81,6 +74,14 @@ def initial_context(model: CLIP, words: str, count: int, generator: torch.Genera
     return INIT_STD * torch.randn(count, width, generator=generator).to(model.device)
 
 
+def initial_linear(inputs: int, outputs: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Weight (outputs, inputs) and bias of a linear map, uniform in 1 / sqrt(inputs) as torch's."""
+    bound = inputs**-0.5
+    weight = torch.rand(outputs, inputs, generator=generator)
+    bias = torch.rand(outputs, generator=generator)
+    return (2 * weight - 1) * bound, (2 * bias - 1) * bound
+
+
 def coop_logits(
     model: CLIP, tokens: tuple[Tensor, Tensor], learned: Mapping[str, Tensor], features: Tensor
 ) -> Tensor:
@@ -101,8 +102,7 @@ def fit_coop(task: FitTask, config: CoOpConfig) -> dict[str, Tensor]:
         if not config.context_init:
             start = INIT_STD * torch.randn(start.shape, generator=generator).to(model.device)
 
-    logits = partial(coop_logits, model, tokens)
-    return learn({"context": start}, logits, feature_draw(task, config), task, config)
+    return learn({"context": start}, partial(coop_logits, model, tokens), task, config)
 
 
 @register(
@@ -141,5 +141,5 @@ class CoOp(FewShotClassifier):
         context = fitted["context"]
         if context.ndim == 2:
             return dict(fitted)
-        rows = indices_of(known, wanted, by="class-specific CoOp")
+        rows = cls.indices_of(known, wanted, by="class-specific CoOp")
         return {**fitted, "context": context[rows]}

@@ -49,8 +49,7 @@ class DARTConfig(SelectiveConfig):
 
     view_kind: ViewKind = "zoom-crop"  # How views are made; presets hold the zoom per dataset.
     lr: NonNegative = 5e-3  # Learning rate of AdamW, for both kinds of prompts.
-    weight_decay: NonNegative = 0.01
-    """Weight decay of AdamW, PyTorch's default in the official code."""
+    weight_decay: NonNegative = 0.01  # Weight decay of AdamW, PyTorch's default as theirs.
     block: NonNegativeCount = 1  # Visual block, counted from 0, that takes the key/value prompt.
     prompt_length: Count = 1  # Key/value pairs of the visual prompt.
     retained_weight: Weight = 0.1  # Weight of retained prompts in those that an image starts from.
@@ -128,9 +127,8 @@ class DART(Adapter):
         block = self.config.block
         prefix = {block: Prefix(visual[None])}
         parts = torch.split(hidden, self.config.chunk)
-        return l2_normalize(
-            torch.cat([self.tower.pool(self.tower.run(p, block, prefix=prefix)) for p in parts])
-        )
+        ends = (self.tower.run(part, block, prefix=prefix) for part in parts)
+        return l2_normalize(torch.cat([self.tower.pool(end) for end in ends]))
 
     def _step(
         self, hidden: Tensor, context: Tensor, visual: Tensor, text: Tensor

@@ -9,8 +9,7 @@ step down
 
 where t and v are the prototypes with their residuals, normalised, and the contrast at temperature
 0.01 pairs the two prototypes of each class that has both. The plain view is scored with them; if
-that prediction is sure, the text prototypes enter the running mean that the next image starts
-from.
+that prediction is sure, the text prototypes enter the running mean that the next image starts from.
 """
 
 import math

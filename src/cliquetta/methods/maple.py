@@ -15,15 +15,8 @@ from torch import Tensor
 
 from cliquetta.errors import UserError
 from cliquetta.methods.building.config import Count, Positive
-from cliquetta.methods.building.few_shot import (
-    FewShotAdapter,
-    FitTask,
-    SGDTraining,
-    crop_draw,
-    initial_linear,
-    learn,
-)
-from cliquetta.methods.coop import INIT_STD, initial_context, prompt_tokens
+from cliquetta.methods.building.few_shot import FewShotAdapter, FitTask, SGDTraining, learn
+from cliquetta.methods.coop import INIT_STD, initial_context, initial_linear, prompt_tokens
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP, FrozenModel, PromptedTower
 from cliquetta.model.vision import TokenPrompts
@@ -48,8 +41,7 @@ class MaPLeConfig(SGDTraining):
 def visual_prompts(learned: Mapping[str, Tensor]) -> TokenPrompts:
     """Tokens of the image tower: linear maps of the textual ones, block by block.
 
-    ``context`` is (M, D_t), ``deep`` (J-1, M, D_t), ``map.weight`` (J, D_v, D_t) and ``map.bias``
-    (J, D_v).
+    ``context`` (M, D_t), ``deep`` (J-1, M, D_t), ``map.weight`` (J, D_v, D_t), its bias (J, D_v).
     """
     tokens = torch.cat([learned["context"][None], learned["deep"]])  # (J, M, D_t)
     visual = tokens @ learned["map.weight"].mT + learned["map.bias"][:, None]
@@ -97,7 +89,7 @@ def initial_parameters(
     M = config.context_length
     context = initial_context(model, config.context_init, M, generator)[:M]
     deep = INIT_STD * torch.randn(depth - 1, M, text.width, generator=generator)
-    maps = [initial_linear(text.width, image.width, generator) for _ in ("first", "all others")]
+    maps = [initial_linear(text.width, image.width, generator) for _ in range(2)]  # the later alike
     weight, bias = (torch.stack([a, *[b] * (depth - 1)]) for a, b in zip(*maps, strict=True))
     start = {"context": context, "deep": deep, "map.weight": weight, "map.bias": bias}
     return {name: value.to(model.device) for name, value in start.items()}
@@ -109,8 +101,7 @@ def fit_maple(task: FitTask, config: MaPLeConfig) -> dict[str, Tensor]:
     start = initial_parameters(model, config, torch.Generator().manual_seed(task.seed))
     tokens = text_tokens(model, prompts, config)
 
-    logits = partial(maple_logits, model, tokens)
-    return learn(start, logits, crop_draw(task, config), task, config)
+    return learn(start, partial(maple_logits, model, tokens), task, config)
 
 
 @register(

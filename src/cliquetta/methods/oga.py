@@ -1,9 +1,8 @@
 """OGA: a Gaussian per class from a cache of sure images, with the zero-shot prediction as prior.
 
 Fuchs et al., Online Gaussian Test-Time Adaptation of Vision-Language Models, CVPR Workshops 2025.
-Of every predicted class the eight images of lowest entropy are cached. Means μ_k are those of the
-cache, or the text of a class with fewer than two entries; one covariance Σ is shared. The
-prediction is the posterior
+Of every predicted class the eight images of lowest entropy are cached. Means μ_k are the cache's,
+or the text of a class with fewer than two entries; they share a covariance Σ. The posterior is
 
     z_k ∝ ŷ_k · softmax_k(τ log N(f; μ_k, Σ)),   τ = 0.05,
 
@@ -28,8 +27,7 @@ from cliquetta.methods.building.mixtures import linear_discriminant
 from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
 
-SMALLEST_TRACE = 1e-6
-"""A cache of equal images has no spread, and nothing may be divided by it. Usual: 0.3."""
+SMALLEST_TRACE = 1e-6  # Usual: 0.3; equal images have no spread, by which nothing may be divided.
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,7 @@
 Bao et al., Ramen: Robust Test-Time Adaptation of Vision-Language Models with Active Sample
 Selection, CVPR 2026. Of every image the feature z and the gradient g of its entropy by the
 LayerNorms, both under the loaded norms, are remembered with its predicted class. Of every class the
-k remembered images nearest to an image, which are likely of its domain and equally many per class,
-give the sign of its step
+k images nearest to an image, which are likely of its domain, give the sign of its step
 
     Σ_j exp(-H_j) exp(-β |z_i - z_j|) g_j
 
@@ -82,12 +81,12 @@ class Ramen(LayerNormAdapter):
             (gradients,) = torch.autograd.grad(entropies.sum(), norms)  # one per image
         with torch.no_grad():
             features, labels = features.detach(), logits.argmax(dim=-1)
-            remembered = self._remember(features, gradients, entropies.detach(), labels)
-            keys, gradients, entropies, labels = remembered
+            own = features, gradients, entropies.detach(), labels
+            keys, gradients, entropies, labels = self._remember(*own)
             distances = (2 - 2 * features @ keys.T).clamp_min(0).sqrt()  # of unit vectors
             weights = support_weights(distances, labels, entropies, self.config)
-            own = self.tower.start - self.config.lr * (weights @ gradients).sign()
-            return Prediction(self.logits(own, batch.images).float())
+            norms = self.tower.start - self.config.lr * (weights @ gradients).sign()
+            return Prediction(self.logits(norms, batch.images).float())
 
     def _remember(self, *arrivals: Tensor) -> list[Tensor]:
         """All that is remembered with the images of a batch; the newest of it stays."""
@@ -95,11 +94,9 @@ class Ramen(LayerNormAdapter):
         empty = max(0, M - int(memory["images"]))
         memory["images"] = memory["images"] + len(arrivals[0])
         remembered = []
-        for name, values in zip(
-            ("features", "gradients", "entropies", "labels"), arrivals, strict=True
-        ):
-            everything = torch.cat([memory[name][empty:], values])
-            newest = everything[-M:]
+        names = "features", "gradients", "entropies", "labels"
+        for name, values in zip(names, arrivals, strict=True):
+            remembered.append(torch.cat([memory[name][empty:], values]))
+            newest = remembered[-1][-M:]
             memory[name] = F.pad(newest, [0, 0] * (values.ndim - 1) + [M - len(newest), 0])
-            remembered.append(everything)
         return remembered

@@ -46,18 +46,14 @@ class MethodEntry:
     summary: str
     paper: str
     presets: Mapping[str, Any] = field(default_factory=dict)
-    """By name; those of ``tuned_by_authors`` hold constants that the authors chose per dataset."""
-    tuned_by_authors: frozenset[str] = frozenset()
-    fit: Callable[..., Mapping[str, Any]] | None = None
-    """For few-shot methods: learns the tensors that the adapter is built from."""
+    tuned_by_authors: frozenset[str] = frozenset()  # Presets of constants chosen per dataset.
+    fit: Callable[..., Mapping[str, Any]] | None = None  # Learns what a few-shot method is made of.
     setting: str = ""  # What the defaults are its authors' setting for.
-    for_batches: bool = False
-    """Whether it compares the images of a batch, so that single images are not what it is for."""
+    for_batches: bool = False  # It compares the images of a batch: single ones are not its use.
 
 
 _ENTRIES: dict[str, MethodEntry] = {}
-PLUG_INS = "cliquetta.methods"
-"""Entry-point group of other packages: each names a module that registers its methods."""
+PLUG_INS = "cliquetta.methods"  # Entry points of other packages: modules that register methods.
 
 
 def register(
@@ -172,18 +168,14 @@ def method_config(
     Options may be strings (as typed on a command line); they are converted to the field's type.
     """
     entry = get_method(name)
-    if preset is None:
-        config = entry.config()
-    elif preset in entry.presets:
-        config = entry.presets[preset]
-    else:
+    if preset is not None and preset not in entry.presets:
         raise UnknownNameError(f"preset of {name}", preset, list(entry.presets))
+    config = entry.config() if preset is None else entry.presets[preset]
     kinds = field_types(entry.config)
-    changes = {}
-    for key, value in (options or {}).items():
+    for key in options or ():
         if key not in kinds:
             raise UnknownNameError(f"option of {name}", key, list(kinds))
-        changes[key] = parse(f"{name}.{key}", value, kinds[key])
+    changes = {k: parse(f"{name}.{k}", value, kinds[k]) for k, value in (options or {}).items()}
     return dataclasses.replace(config, **changes)
 
 

@@ -4,8 +4,7 @@ Niu et al., Towards Stable Test-Time Adaptation in Dynamic Wild World, ICLR 2023
 images of entropy below 0.4 ln N give a gradient g; at the norms moved by ρ g/|g| to where the loss
 is worst nearby, those that are still below give the gradient of the step. The norms of the last
 quarter of the blocks and the final one are left out. If the moving average of the second loss falls
-below 0.2, the model has collapsed: the norms start again. The prediction is that of the first
-forward pass.
+below 0.2, the model has collapsed: the norms start again. The first forward pass predicts.
 """
 
 import math
@@ -28,8 +27,7 @@ class SARConfig(MomentumConfig):
 
     entropy_threshold: NonNegative = 0.4  # E₀ as a multiple of ln N: higher entropy does not teach.
     radius: Positive = 0.05  # ρ: how far the norms are moved to the worst point nearby.
-    reset_threshold: NonNegative = 0.2
-    """e_m: average second loss, in nats, below which the norms start again."""
+    reset_threshold: NonNegative = 0.2  # e_m: average second loss (nats) that starts norms again.
     reset_decay: Decay = 0.9  # Decay of that average.
 
 

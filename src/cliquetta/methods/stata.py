@@ -22,7 +22,7 @@ from torch import Tensor
 
 from cliquetta.methods.building.config import Count, MethodConfig, Positive
 from cliquetta.methods.building.feature_level import Transductive
-from cliquetta.methods.building.mixtures import nearest_affinity, propagate_assignments
+from cliquetta.methods.building.mixtures import nearest_affinity, propagate
 from cliquetta.methods.registry import register
 from cliquetta.methods.transclip import VARIANCE_FLOOR, update_variance
 
@@ -75,7 +75,7 @@ def transduce(features: Tensor, log_prior: Tensor, text: Tensor, config: StatACo
             means, variances = anchored_update(moments, logs, *anchor)
         likelihood = class_log_likelihood(moments, means, variances)
         fixed = log_prior.add(likelihood, alpha=1 / config.gaussian_temperature)
-        logs = propagate_assignments(fixed, links, logs, config.inner_steps)
+        logs = propagate(fixed, links, logs, config.inner_steps)
     return logs
 
 

@@ -32,8 +32,7 @@ DIFFERENCES = {
     "config": "another config",
     "fitted": "another few-shot fit",
 }
-ROOM = 2**28
-"""Bytes that a file may have beyond the method's memory, for its header and what a caller adds."""
+ROOM = 2**28  # Bytes that a file may have beyond the memory, for its header and what a caller adds.
 
 
 class StateMismatchError(UserError):
@@ -125,8 +124,7 @@ def load_state(adapter: Adapter, path: Path | str, *, other_classes: bool = Fals
             f"{path} has {size:,} bytes, where a state of {adapter.name} has at most "
             f"{largest:,}: it is damaged, or was not written by Adapter.save"
         )
-    data = path.read_bytes()
-    return unpack_state(adapter, data, source=str(path), other_classes=other_classes)
+    return unpack_state(adapter, path.read_bytes(), source=str(path), other_classes=other_classes)
 
 
 def load_method(
@@ -201,15 +199,12 @@ def unpack_state(
         differing.remove("classes")
     if differing:
         field = differing[0]
-        remedy = "build the adapter as it was, or start without the state"
+        remedy = "build the adapter as it was"
         if field == "classes" and other_classes:
-            remedy = (
-                f"{adapter.name} learns about its classes only, so give it that list, or start "
-                "without the state"
-            )
+            remedy = f"{adapter.name} learns about its classes only, so give it that list"
         raise StateMismatchError(
             f"{source} was saved with {DIFFERENCES[field]} "
-            f"({_difference(header.get(field), mine[field])}); {remedy}"
+            f"({_difference(header.get(field), mine[field])}); {remedy}, or start without the state"
         )
     memory = _named(tensors, MEMORY)
     if classes_changed:

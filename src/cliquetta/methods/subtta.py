@@ -26,9 +26,7 @@ from cliquetta.methods.registry import register
 from cliquetta.model.clip import l2_normalize
 from cliquetta.types import Batch, Prediction
 
-SMALLEST_GAP = 1e-4
-"""Least difference of eigenvalues inside and outside a span, as a share of the largest."""
-
+SMALLEST_GAP = 1e-4  # Least gap of eigenvalues inside and outside a span, by the largest.
 NOISE = 1e-5
 """Share of the largest gradient of (4) below which it is rounding, of which Adam would make a whole
 step: centred covariances do not see the bias of the final norm."""

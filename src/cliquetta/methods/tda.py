@@ -27,8 +27,7 @@ from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
 
 GROUP = 256  # Images predicted at once: bounds memory. Changes results by rounding only.
-DENSE = 2**24
-"""Numbers up to which a matrix of entries by classes is written out: a product is faster there."""
+DENSE = 2**24  # Size up to which a matrix of entries by classes is made: a product is faster.
 SUM_ROUNDING = 1e-3  # By how much a sum of probabilities may exceed one.
 
 
@@ -45,8 +44,7 @@ class TDAConfig(SelectiveConfig):
     negative_beta: NonNegative = 1.0  # β₋: how fast a negative entry's weight falls.
     negative_capacity: Count = 2  # Entries per class of the negative cache.
     entropy_window: Interval = (0.2, 0.5)
-    """Entropy (nats, divided by log2 of the number of classes) between which an image enters the
-    negative cache."""
+    """Entropy (nats by log2 of the number of classes) of images for the negative cache."""
     probability_window: Interval = (0.03, 1.0)  # Where a negative entry counts against a class.
 
 

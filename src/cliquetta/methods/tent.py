@@ -2,8 +2,7 @@
 
 Wang et al., Tent: Fully Test-Time Adaptation by Entropy Minimization, ICLR 2021. Of every batch
 the mean entropy of the predictions is lowered by one step of Adam on the gains and biases of all
-LayerNorms of the image tower; the prediction is that of the forward pass before the step, and what
-was learned stays for the next batch.
+LayerNorms of the image tower, which stays; the prediction is of the forward pass before it.
 """
 
 from dataclasses import dataclass

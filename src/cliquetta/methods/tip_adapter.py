@@ -32,13 +32,7 @@ from cliquetta.methods.building.config import (
     Rule,
     read_presets,
 )
-from cliquetta.methods.building.few_shot import (
-    FewShotClassifier,
-    FitStep,
-    FitTask,
-    epoch_batches,
-    indices_of,
-)
+from cliquetta.methods.building.few_shot import FewShotClassifier, FitStep, FitTask, epoch_batches
 from cliquetta.methods.building.support_set import VIEWS_AT_ONCE, FewShot, crop_features
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP, FrozenModel, l2_normalize
@@ -101,9 +95,8 @@ def build_keys(
     model: CLIP, few_shot: FewShot, config: TipAdapterConfig, generator: np.random.Generator
 ) -> Tensor:
     """Unit mean of the raw features of each image's augmentations, (n, E)."""
-    features = crop_features(
-        model, few_shot, generator, scale=config.crop_scale, count=config.augmentations
-    )
+    scale, count = config.crop_scale, config.augmentations
+    features = crop_features(model, few_shot, generator, scale=scale, count=count)
     return l2_normalize(features.mean(dim=1))
 
 
@@ -173,12 +166,13 @@ def fit_tip_adapter(task: FitTask, config: TipAdapterConfig) -> dict[str, Tensor
     epochs: Iterable[TipCache] = [cache]
     if isinstance(config, TipAdapterFConfig):
         epochs = train_keys(task, config, cache, generator)
+    strengths: dict[str, Tensor] = {}
     if validation is None:
         *_, cache = epochs
-        return {"keys": cache.keys, "labels": labels}
-    cache = max(epochs, key=validation.accuracy_of)  # the first of equals
-    alpha, beta = search_strengths(validation, cache, config)
-    strengths = {"alpha": torch.tensor(alpha), "beta": torch.tensor(beta)}
+    else:
+        cache = max(epochs, key=validation.accuracy_of)  # the first of equals
+        alpha, beta = search_strengths(validation, cache, config)
+        strengths = {"alpha": torch.tensor(alpha), "beta": torch.tensor(beta)}
     return {"keys": cache.keys, "labels": labels, **strengths}
 
 
@@ -244,7 +238,7 @@ class TipAdapter(FewShotClassifier):
         cls, fitted: Mapping[str, Tensor], known: Sequence[str], wanted: Sequence[str]
     ) -> dict[str, Tensor]:
         """The cache restricted to some of its classes: the others' keys have no value left."""
-        rows = indices_of(known, wanted, by="the cache of Tip-Adapter")
+        rows = cls.indices_of(known, wanted, by="the cache of Tip-Adapter")
         new = torch.full((len(known),), -1, dtype=torch.int64)
         new[rows] = torch.arange(len(rows))
         labels = new[fitted["labels"].cpu()]

@@ -4,8 +4,7 @@ Sui et al., Just Shift It: Test-Time Prototype Shifting for Zero-Shot Generaliza
 Vision-Language Models, WACV 2025. As TPT, but what is learned is a shift s_k of the text feature of
 each class, outside the text tower: the classifier normalised(t_k + s_k) starts at s = 0, takes one
 AdamW step down the marginal entropy of the tenth of the image's views that it is surest of (chosen
-again before each of several steps), and scores the plain view. Nothing is kept from one image to
-the next.
+again before each of several steps), and scores the plain view. Every image starts anew.
 """
 
 from dataclasses import dataclass
@@ -23,8 +22,7 @@ from cliquetta.methods.building.views import SelectiveConfig, confident_views, t
 from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
 
-ELEMENTS = 2**24
-"""Numbers in the shifts of the images learned at once: bounds memory (64 MiB each copy)."""
+ELEMENTS = 2**24  # Numbers in the shifts learned at once: bounds memory (64 MiB each copy).
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ down the marginal entropy of the tenth of its views that CLIP is surest of, and 
 view. Nothing is kept from one image to the next.
 
 Many images are tuned at once, each with a context of its own; AdamW works coordinate by coordinate,
-so that stacked contexts step as if alone. With several templates the first is learned and averaged
-with the others.
+so that stacked contexts step as if alone. Of several templates, which are averaged, one is learned.
 """
 
 from dataclasses import dataclass
@@ -43,16 +42,14 @@ class TPT(FeatureLevel):
     config: TPTConfig
 
     def _setup(self) -> None:
-        self.template = LearnableTemplate(
-            self.model, self.prompts, chunk=self.config.text_chunk, by=self.name
-        )
+        chunk = self.config.text_chunk
+        self.template = LearnableTemplate(self.model, self.prompts, chunk=chunk, by=self.name)
         self.classifier = self.template.features(self.template.start[None])[0]  # (N, E)
         self.scale = self.model.scale
 
     def _predict_features(self, features: Tensor) -> Prediction:
-        index = confident_views(
-            self.scale * features @ self.classifier.T, self.config.selection_fraction
-        )
+        logits = self.scale * features @ self.classifier.T
+        index = confident_views(logits, self.config.selection_fraction)
         context, loss = self.tune(take_views(features, index))
         text = self.template.features(context)  # (B, N, E)
         logits = self.scale * torch.einsum("be,bne->bn", features[:, 0], text)

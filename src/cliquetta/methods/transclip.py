@@ -19,15 +19,10 @@ from torch import Tensor
 
 from cliquetta.methods.building.config import Count, MethodConfig, NonNegative, Positive
 from cliquetta.methods.building.feature_level import Transductive
-from cliquetta.methods.building.mixtures import (
-    nearest_affinity,
-    propagate_assignments,
-    weighted_means,
-)
+from cliquetta.methods.building.mixtures import nearest_affinity, propagate, weighted_means
 from cliquetta.methods.registry import register
 
-VARIANCE_FLOOR = 1e-6
-"""A batch of equal images has no spread, and nothing may be divided by it. Usual: 1 / E."""
+VARIANCE_FLOOR = 1e-6  # Usual: 1 / E; equal images have no spread, by which nothing may be divided.
 
 
 @dataclass(frozen=True)
@@ -70,7 +65,7 @@ def transduce(features: Tensor, log_prior: Tensor, config: TransCLIPConfig) -> T
     for updates_left in range(config.rounds, -1, -1):
         likelihood = gaussian_log_likelihood(features, means, variance)
         fixed = weighted_prior.add(likelihood, alpha=1 / config.gaussian_temperature)
-        logs = propagate_assignments(fixed, links, logs, config.inner_steps)
+        logs = propagate(fixed, links, logs, config.inner_steps)
         if updates_left:
             means = F.normalize(weighted_means(features, logs), dim=-1)
             variance = update_variance(features, means, logs.exp())

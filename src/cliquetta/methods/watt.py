@@ -5,8 +5,7 @@ is CLIPArTT's with the text of each image's likeliest class, in one of eight tem
 For every batch the norms start from the loaded ones. ``sequential`` (WATT-S): two steps of Adam
 under each template after the other, then the average of the eight results is the start of the
 next of five rounds. ``parallel`` (WATT-P, preset): each template starts from the round's common
-weights, fifty rounds. The batch is predicted under the last average, with the mean text of all
-eight templates.
+weights, fifty rounds. The batch is predicted under the last average by the templates' mean text.
 """
 
 from dataclasses import dataclass
@@ -74,19 +73,16 @@ class WATT(EpisodicLayerNormAdapter):
                 "watt writes class names in its own templates, but the class list has fixed text "
                 "features; give it names only"
             )
-        one_by_one = [
-            model.classifier(ClassPrompts(prompts.names, (template,), allow_duplicates=True))
-            for template in self.config.templates
-        ]
-        self.texts = torch.stack(one_by_one)  # (T, N, E)
+        templates = self.config.templates
+        each = (ClassPrompts(prompts.names, (t,), allow_duplicates=True) for t in templates)
+        self.texts = torch.stack([model.classifier(one) for one in each])  # (T, N, E)
         super()._setup()
         self.classifier = l2_normalize(self.texts.mean(dim=0))
 
     def adapt(self, images: Tensor) -> Tensor:
         """Flat LayerNorm parameters after all rounds on one batch."""
         parallel = self.config.mode == "parallel"
-        start = AdamState.begin(self.tower.start)
-        state = start
+        state = start = AdamState.begin(self.tower.start)
         average = start.values
         for round_ in range(self.config.rounds):
             state = state._replace(values=average)
@@ -104,9 +100,7 @@ class WATT(EpisodicLayerNormAdapter):
 
         def loss(norms: Tensor) -> Tensor:
             features = self.features(norms, images)
-            likeliest = (features.detach() @ texts.T).argmax(dim=-1)
-            return transductive_loss(
-                features, texts[likeliest], self.scale, self.config.temperature
-            )
+            own = texts[(features.detach() @ texts.T).argmax(dim=-1)]  # of the likeliest class
+            return transductive_loss(features, own, self.scale, self.config.temperature)
 
         return minimize(state, loss, self.config.steps, self.config.adam)

@@ -27,8 +27,7 @@ from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Prediction, Rejection
 
 SOFTENING = 10.0
-"""Logits are divided by it: which classes come second and third then counts, too, not only how far
-the first one is ahead."""
+"""Divides logits: then second and third classes count, too, not only how far the first is ahead."""
 SHARE = 0.9  # Share of the left-out scores that exceed the limit.
 WINDOW = 1024  # Images that the limit comes from, the latest ones.
 LEFT_OUT = "left_out_scores"  # The window in a method's memory.
@@ -74,8 +73,7 @@ def merge_windows(windows: Sequence[Tensor]) -> Tensor:
 
 TEMPERATURES = tuple(float(t) for t in torch.logspace(math.log10(0.2), math.log10(5), 33))
 """At which confidences are counted; the temperature is between the first and the last."""
-HALF_LIFE = 16
-"""Images after which an image counts half: predictions change as fast as methods learn."""
+HALF_LIFE = 16  # Images after which one counts half: predictions change as fast as methods learn.
 CONFIDENCES = "confidences"  # The sums in a method's memory.
 
 
@@ -107,6 +105,11 @@ OPTIONAL = {LEFT_OUT: empty_window, CONFIDENCES: no_confidences}
 """What the memory holds where it was asked for, and how that starts."""
 
 
+def without_optional(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The state without what rejection and calibration need."""
+    return {name: value for name, value in state.items() if name not in OPTIONAL}
+
+
 class ZeroShotReference:
     """The part of an adapter that compares its predictions with plain CLIP's."""
 
@@ -135,8 +138,7 @@ class ZeroShotReference:
     def enable_rejection(self, share: float = SHARE) -> None:
         """Mark with every prediction from now on which images are of none of the classes.
 
-        The limit comes from the images of the stream and is a part of the state. A plain forward
-        pass per image is added.
+        The limit comes from the stream and is part of the state; every image costs a plain pass.
 
         Args:
             share: Share of the images of no class to reject, above 0 and below 1; the higher it is,
@@ -163,8 +165,7 @@ class ZeroShotReference:
         """Divide logits by a temperature from now on, so that probabilities can be trusted more.
 
         Predictions become on average as sure as zero-shot CLIP finds them probable; the best class
-        of an image stays the best. A plain forward pass per image is added, except to methods that
-        lend zero-shot.
+        stays the best. Every image costs a plain pass, except in methods that lend zero-shot.
         """
         self._remember_optional(CONFIDENCES)
         self.calibrated = True
@@ -196,15 +197,10 @@ class ZeroShotReference:
             prediction = replace(prediction, logits=logits)
         return prediction
 
-    def _without_optional(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The state without what rejection and calibration need."""
-        return {name: value for name, value in state.items() if name not in OPTIONAL}
-
     def _fit_optional(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A state with what this adapter needs beside its own: from its start where missing."""
         mine = {name: start() for name, start in OPTIONAL.items() if name in self.memory}
-        given = {name: value for name, value in state.items() if name in mine}
-        return self._without_optional(state) | mine | given
+        return mine | {n: v for n, v in state.items() if n in mine or n not in OPTIONAL}
 
     def _merge_optional(self, states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Merge what rejection and calibration learned on several parts of a stream."""

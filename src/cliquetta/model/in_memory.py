@@ -8,7 +8,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -122,11 +122,10 @@ def _native(model: nn.Module, name: str) -> CLIP | None:
 
 
 def _of_transformers(model: nn.Module, name: str) -> Checkpoint | None:
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     if not hasattr(config, "to_dict") or not hasattr(model, "get_image_features"):
         return None
-    values = cast(Any, config).to_dict()
-    return huggingface.from_huggingface(model.state_dict(), values, id=name)
+    return huggingface.from_huggingface(model.state_dict(), config.to_dict(), id=name)
 
 
 def _of_open_clip(model: nn.Module, name: str) -> Checkpoint | None:
@@ -151,7 +150,7 @@ def _conventions_of(model: Any, *, is_siglip: bool) -> Conventions:
     pooling = getattr(text, "pool_type", getattr(model, "text_pool_type", "argmax"))
     end = getattr(text, "eos_id", getattr(model, "text_eos_id", None))
     side = getattr(model.visual, "image_size", None)
-    conventions = Conventions(
+    common = Conventions(
         _activation(text_block.mlp.gelu),
         text_heads=text_block.attn.num_heads,
         text_eps=text_block.ln_1.eps,
@@ -166,11 +165,9 @@ def _conventions_of(model: Any, *, is_siglip: bool) -> Conventions:
         block = model.visual.transformer.resblocks[0]
         activation, eps = block.mlp.gelu, block.ln_1.eps
     else:  # a ResNet
-        return conventions
+        return common
     heads = block.attn.num_heads
-    return replace(
-        conventions, activation=_activation(activation), vision_heads=heads, vision_eps=eps
-    )
+    return replace(common, activation=_activation(activation), vision_heads=heads, vision_eps=eps)
 
 
 def _activation(module: nn.Module) -> Activation:
@@ -399,6 +396,5 @@ class FeaturesOnly(CLIP):
 
     def encode_image(self, pixels: Tensor, **options: Any) -> Tensor:
         """Raise: there is no image tower."""
-        raise MissingCapabilityError(
-            f"{self.id} stands for a model that is not here: it cannot encode images"
-        )
+        message = f"{self.id} stands for a model that is not here: it cannot encode images"
+        raise MissingCapabilityError(message)

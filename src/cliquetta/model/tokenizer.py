@@ -112,9 +112,8 @@ class Tokenizer(TextTokenizer):
         if not 0 <= merges <= MERGES:
             raise UserError(f"merges is 0 to {MERGES}, got {merges}")
         if context_length < 2:
-            raise UserError(
-                f"a context of {context_length} has no room for the start and end tokens"
-            )
+            message = f"a context of {context_length} has no room for the start and end tokens"
+            raise UserError(message)
         self.context_length, self.merges = context_length, merges
         self._byte_symbols = _byte_symbols()
         learnt = _all_merges()[:merges]
@@ -240,9 +239,8 @@ def _read(path: Path) -> tuple[Encode, int, Callable[[int], str]]:
     try:
         return _read_json(path) if library == "tokenizers" else _read_sentencepiece(path)
     except ImportError:
-        raise UserError(
-            f"{path.name} needs the package {library}: pip install 'cliquetta[siglip]'"
-        ) from None
+        message = f"{path.name} needs the package {library}: pip install 'cliquetta[siglip]'"
+        raise UserError(message) from None
     except Exception as error:  # the libraries raise bare exceptions on a damaged file
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"{path} is not a readable tokenizer: {first}") from None

@@ -107,7 +107,7 @@ def fold(files: Sequence[bytes]) -> bytes:
     """A complete file and the changes after it, in order, as one file without a checksum."""
     source, last = "the session's file", files[0]
     if "whole" in notes_of(last):
-        raise DamagedError("the session's whole file is gone")
+        raise DamagedError("the session's complete file is gone")
     if len(files) == 1:
         return last
     tensors, header = unpack(last, source=source, kind="state file")
@@ -131,8 +131,7 @@ def fold(files: Sequence[bytes]) -> bytes:
 def notes_of(data: bytes) -> dict[str, Any]:
     """The notes in the header of a file."""
     head = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    notes: dict[str, Any] = json.loads(head["__metadata__"]["notes"])
-    return notes
+    return dict(json.loads(head["__metadata__"]["notes"]))
 
 
 def seal_of(data: bytes) -> str:

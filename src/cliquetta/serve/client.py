@@ -113,17 +113,9 @@ class Client:
         calibrate: bool = False,
     ) -> RemoteSession:
         """Create a session; the arguments are those of ``POST /v1/sessions``."""
-        body = {
-            "classes": list(classes),
-            "templates": list(templates),
-            "model": model,
-            "method": method,
-            "preset": preset,
-            "options": dict(options or {}),
-            "seed": seed,
-            "reject": reject,
-            "calibrate": calibrate,
-        }
+        body: dict[str, Any] = {"classes": list(classes), "templates": list(templates)}
+        body |= {"model": model, "method": method, "preset": preset, "options": dict(options or {})}
+        body |= {"seed": seed, "reject": reject, "calibrate": calibrate}
         headers = {schema.CREATION_KEY: secrets.token_hex(16)}
         info = self.ask(schema.SessionInfo, "POST", "/v1/sessions", json=body, headers=headers)
         return RemoteSession(self, info)

@@ -23,8 +23,7 @@ from cliquetta.serve.errors import ServiceError, incident
 from cliquetta.serve.limits import ByteBudget
 from cliquetta.serve.metrics import CONTENT_TYPE, ServiceMetrics
 from cliquetta.serve.middleware import AdmissionMiddleware, problem_response
-from cliquetta.serve.settings import Limits, Settings
-from cliquetta.serve.tracing import Tracing
+from cliquetta.serve.settings import Settings
 
 _SESSION = re.compile("/v1/sessions/([0-9a-f]{32})(/.*)?")
 _LONGEST_PAUSE = 2.0
@@ -99,18 +98,16 @@ def create_router(settings: Settings, ask: Ask, watch: Watch) -> ASGIApp:
     """The application in front of replicas, with the bounds of a server without them."""
     metrics, budget = ServiceMetrics(), ByteBudget(settings.limits.queued_bytes)
     metrics.watch("body_bytes", "Requests and answers in memory.", lambda: budget.used)
-    router = Router(settings.limits, settings.tracing, metrics, ask, watch)
+    router = Router(settings, metrics, ask, watch)
     return AdmissionMiddleware(router, settings=settings, budget=budget, metrics=metrics)
 
 
 class Router:
     """An ASGI application that asks replicas. Requests of one session take turns."""
 
-    def __init__(
-        self, limits: Limits, tracing: Tracing, metrics: ServiceMetrics, ask: Ask, watch: Watch
-    ) -> None:
-        self._limits, self._tracing, self._metrics = limits, tracing, metrics
-        self._ask, self._watch = ask, watch
+    def __init__(self, settings: Settings, metrics: ServiceMetrics, ask: Ask, watch: Watch) -> None:
+        self._limits, self._tracing = settings.limits, settings.tracing
+        self._metrics, self._ask, self._watch = metrics, ask, watch
         self._turns: dict[str, asyncio.Lock] = {}
         self._waiting: dict[str, int] = {}
 

@@ -29,9 +29,7 @@ from tests._helpers.tolerance import LOGIT
 def test_it_beats_zero_shot_where_classes_lie_beside_their_texts(
     name: str, least: float, mean: float
 ) -> None:
-    gains = gains_over_text(
-        lambda f, text: on_features(TINY, name, text).predict_features(f).logits
-    )
+    gains = gains_over_text(lambda f, text: on_features(name, text).predict_features(f).logits)
     assert gains.min() > least and gains.mean() > mean
 
 
@@ -53,9 +51,9 @@ def test_groups_change_nothing(
 ) -> None:
     features, _, text = make_clusters(60)
     views = make_views(features, 20)
-    full = on_features(TINY, name, text, config).predict_features(views).logits
+    full = on_features(name, text, config).predict_features(views).logits
     monkeypatch.setattr(f"cliquetta.methods.{bound}", size)
-    parts = on_features(TINY, name, text, config).predict_features(views).logits
+    parts = on_features(name, text, config).predict_features(views).logits
     torch.testing.assert_close(parts, full, atol=LOGIT, rtol=LOGIT)
 
 

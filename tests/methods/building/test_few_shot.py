@@ -14,7 +14,6 @@ from cliquetta.methods.building.few_shot import (
     FitTask,
     SGDTraining,
     TextTraining,
-    crop_draw,
     epoch_batches,
     feature_draw,
     learn,
@@ -73,7 +72,6 @@ def test_the_loop_is_torch_sgd_with_momentum() -> None:
     actual = learn(
         {"x": torch.tensor([1.0, -2.0])},
         lambda learned, pixels: learned["x"].expand(len(pixels), 2),
-        crop_draw(task, config),
         task,
         config,
     )["x"]

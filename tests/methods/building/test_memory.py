@@ -8,9 +8,9 @@ from torch import Tensor
 
 from cliquetta.errors import UserError
 from cliquetta.methods.base import Adapter, NonFiniteError
-from cliquetta.methods.checks import stream_of
+from cliquetta.methods.checks import logits_of, stream_of
 from cliquetta.types import Batch
-from tests._helpers.building import assert_same_state, logits_of
+from tests._helpers.building import assert_same_state
 
 NEVER_NEGATIVE = re.compile(
     r"(.*\.)?(entropy|entropies|doubt|average|scatter|second|\w*counts|priors|scores|covariances?)"

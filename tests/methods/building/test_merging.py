@@ -1,7 +1,8 @@
 """Joining what several copies learned: caches exactly, parameters by averages, domains by keys."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,10 +12,10 @@ from cliquetta.errors import UserError
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.domain_norm import DomainNorm, DomainNormConfig
 from cliquetta.methods.domain_norm.merging import match_domains
-from cliquetta.methods.domain_norm.state import State
 from cliquetta.methods.registry import create_method
 from cliquetta.methods.state import StateMismatchError, merge_states, pack_state
 from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.scenes import NAMES, build_model, make_batches
 
 Build = Callable[[str], Adapter]
@@ -39,6 +40,11 @@ def learn(adapter: Adapter, batches: list[Tensor], start: bytes | None = None) -
     return pack_state(adapter)
 
 
+def assert_all_near(adapter: Adapter, expected: Mapping[str, Tensor]) -> None:
+    for name, value in adapter.state_dict().items():
+        torch.testing.assert_close(value, expected[name])
+
+
 @pytest.mark.parametrize("method", ["tda", "dmn", "oga"])
 def test_caches_are_those_of_one_copy_that_saw_everything(build: Build, method: str) -> None:
     """Also where all copies started from a cache that was filled before."""
@@ -48,8 +54,7 @@ def test_caches_are_those_of_one_copy_that_saw_everything(build: Build, method: 
     joined, one = build(method), build(method)
     merge_states(joined, parts)
     learn(one, batches[:8])
-    for name, value in one.state_dict().items():
-        torch.testing.assert_close(joined.state_dict()[name], value)
+    assert_all_near(joined, one.state_dict())
     expected = one.predict(batches[8]).logits
     torch.testing.assert_close(joined.predict(batches[8]).logits, expected)
 
@@ -62,10 +67,9 @@ def test_layernorms_are_averaged(build: Build, tmp_path: Path) -> None:
         adapter.save(tmp_path / f"{index}.safetensors")
     joined = build("tent")
     merge_states(joined, [tmp_path / "0.safetensors", tmp_path / "1.safetensors"])
-    for name, value in joined.state_dict().items():
-        first, second = (adapter.state_dict()[name] for adapter in copies)
-        wanted = (first + second) / 2 if value.is_floating_point() else first
-        torch.testing.assert_close(value, wanted)
+    first, second = (adapter.state_dict() for adapter in copies)
+    steps = {"norms.steps": first["norms.steps"]}
+    assert_all_near(joined, {name: (first[name] + second[name]) / 2 for name in first} | steps)
 
 
 def test_what_cannot_be_joined_is_refused(build: Build) -> None:
@@ -77,29 +81,21 @@ def test_what_cannot_be_joined_is_refused(build: Build) -> None:
     merge_states(build("ramen"), states[:1])
 
 
-def state_of(adapter: Adapter) -> State:
-    assert isinstance(adapter, DomainNorm)
-    return adapter.state
+def domain_norm(model: CLIP, count: int, **options: Any) -> list[DomainNorm]:
+    config = DomainNormConfig(**options)
+    return [DomainNorm(model, ClassPrompts(NAMES), config) for _ in range(count)]
 
 
 def test_a_shared_start_is_counted_once_and_its_displacement_not_multiplied(model: CLIP) -> None:
     """A hundred steps, then four copies of five each: the start, and what is new carried on."""
-    batches, config = make_batches(8, 12, 64), DomainNormConfig(settled_every=64)
-
-    def build(method: str) -> Adapter:
-        return create_method(method, model, NAMES, config)
-
-    before = build("domain_norm")
-    start = learn(before, (batches[:4] * 25)[:100])
-    copies = [build("domain_norm") for _ in range(4)]
+    batches = make_batches(8, 12, 64)
+    before, joined, *copies = domain_norm(model, 6, settled_every=64)
+    start = learn(before, batches[:4] * 25)
     parts = [batches[i : i + 5] for i in (4, 5, 6, 7)]
     states = [learn(one, part, start) for one, part in zip(copies, parts, strict=True)]
-    joined = build("domain_norm")
     merge_states(joined, states, start)
-    old, new = state_of(before).domains[0], state_of(joined).domains[0]
-    ends = [state_of(one).domains[0] for one in copies]
-    assert int(old.norms.steps) == 100 and [int(one.norms.steps) for one in ends] == [105] * 4
-    assert int(new.norms.steps) == 120
+    old, new, *ends = (one.state.domains[0] for one in (before, joined, *copies))
+    assert [int(one.norms.steps) for one in (old, new, *ends)] == [100, 120, *[105] * 4]
     assert int(new.images) == float(new.counts.images) == float(new.key.images) == 64 * 120
     moved = torch.stack([one.norms.values - old.norms.values for one in ends]).mean(dim=0)
     # The rate is at its floor by then, so that twenty steps are four times as long as five.
@@ -116,13 +112,12 @@ def shifted(batches: list[Tensor]) -> list[Tensor]:
     return [3.0 - 2.0 * images for images in batches]
 
 
-def test_domains_that_are_the_same_are_joined_and_others_kept(build: Build) -> None:
+def test_domains_that_are_the_same_are_joined_and_others_kept(model: CLIP) -> None:
     batches = make_batches(8, 8, 64)
-    a, b = build("domain_norm"), build("domain_norm")
+    a, b, joined, fresh = domain_norm(model, 4)
     states = [learn(a, batches[:4]), learn(b, shifted(batches[4:6]) + batches[6:8])]
-    joined = build("domain_norm")
     merge_states(joined, states)
-    one, two, both = (state_of(adapter) for adapter in (a, b, joined))
+    one, two, both = (adapter.state for adapter in (a, b, joined))
     assert match_domains([one, two], 0.1, 8)[0] == [(0, 0), (1, 1)]
     counts = [float(domain.key.images) for domain in both.domains]
     assert counts[:2] == [64.0 * 6, 64.0 * 2] and not any(counts[2:])
@@ -131,30 +126,25 @@ def test_domains_that_are_the_same_are_joined_and_others_kept(build: Build) -> N
     torch.testing.assert_close(merged.key.mean, (4 * first.key.mean + 2 * second.key.mean) / 6)
     # Four and two steps, the n-th of which is 1 / sqrt(n) of the first; one copy takes six.
     path = [sum(n**-0.5 for n in range(1, steps + 1)) for steps in (4, 2, 6)]
-    start = state_of(build("domain_norm")).domains[0].norms.values
+    start = fresh.state.domains[0].norms.values
     moved = (4 * (first.norms.values - start) + 2 * (second.norms.values - start)) / 6
     farther = path[2] / ((4 * path[0] + 2 * path[1]) / 6)
     torch.testing.assert_close(merged.norms.values, start + farther * moved)
     assert [int(domain.norms.steps) for domain in both.domains] == [6, 2, 0, 0]
     for name, beta in (("first", 0.9), ("second", 0.999)):
-        means = (
-            getattr(first.norms, name) / (1 - beta**4),
-            getattr(second.norms, name) / (1 - beta**2),
-        )
-        wanted = (4 * means[0] + 2 * means[1]) / 6 * (1 - beta**6)
-        torch.testing.assert_close(getattr(merged.norms, name), wanted)
+        four, two_more, six = (getattr(one.norms, name) for one in (first, second, merged))
+        mean = (4 * four / (1 - beta**4) + 2 * two_more / (1 - beta**2)) / 6
+        torch.testing.assert_close(six, mean * (1 - beta**6))
     torch.testing.assert_close(both.domains[1].norms.values, two.domains[0].norms.values)
     for images, domain in ((batches[0], 0), (shifted(batches[:1])[0], 1)):
         assert joined.predict(images).evidence["domain"] == domain
 
 
-def test_recent_images_of_every_state_are_kept(build: Build) -> None:
+def test_recent_images_of_every_state_are_kept(model: CLIP) -> None:
     batches = make_batches(9, 4, 64)
-    a, b = build("domain_norm"), build("domain_norm")
-    states = [learn(a, batches[:2]), learn(b, batches[2:])]
-    joined = build("domain_norm")
-    merge_states(joined, states)
-    actual, one, two = (state_of(adapter) for adapter in (joined, a, b))
+    a, b, joined = domain_norm(model, 3)
+    merge_states(joined, [learn(a, batches[:2]), learn(b, batches[2:])])
+    actual, one, two = (adapter.state for adapter in (joined, a, b))
     newest = [state.window.features[32:] for state in (one, two)]
     torch.testing.assert_close(actual.window.features, torch.cat(newest))
     assert (actual.window.domain == 0).all()

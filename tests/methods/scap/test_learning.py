@@ -28,7 +28,8 @@ def make_task(config: SCAPConfig) -> Task:
     hidden = tower.run(tower.embed(IMAGES), 0, config.blocks[0])
     plain = MODEL.encode_image(IMAGES, normalize=True)
     pairs = [(u, j) for u, members in enumerate(SETS) for j in members]
-    return Task(hidden, plain, *torch.tensor(pairs).unbind(dim=1), len(SETS))
+    clique, image = torch.tensor(pairs).unbind(dim=1)
+    return Task(hidden, plain, clique, image, len(SETS))
 
 
 @pytest.mark.parametrize("options", [{}, {"steps": 3}], ids=str)

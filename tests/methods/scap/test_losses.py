@@ -7,14 +7,8 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.scap import losses
-from cliquetta.methods.scap.losses import (
-    Members,
-    clique_losses,
-    entropy_loss,
-    queries,
-    query_logits,
-)
-from cliquetta.methods.scap.released import Rules
+from cliquetta.methods.scap.config import Rules
+from cliquetta.methods.scap.losses import Members, classify, clique_losses, entropy_loss
 from tests._helpers.oracle import scap_config
 from tests._helpers.tiny_world import draw
 from tests._helpers.tolerance import DOUBLE
@@ -30,9 +24,8 @@ def test_two_orthogonal_members_by_hand() -> None:
     for member_entropy, expected in ((False, math.log(2)), (True, sure)):
         config = scap_config(member_entropy=member_entropy, concentration=0.5)
         members = Members(TWO, ONE_CLIQUE, 1)
-        query_features, owner = queries(members, config.rules)
-        logits = query_logits(query_features, owner, TWO, scale)
-        losses = clique_losses(members, logits, owner, config)
+        queries, logits = classify(members, TWO, scale, config.rules)
+        losses = clique_losses(members, logits, queries.clique, config)
         assert float(losses.entropy) == pytest.approx(expected, abs=DOUBLE)
         # each is at squared distance 1/2 from (1/2, 1/2)
         assert float(losses.concentration) == pytest.approx(1.0, abs=DOUBLE)

@@ -11,13 +11,12 @@ import torch
 from cliquetta.errors import UserError
 from cliquetta.methods.registry import create_method, get_method, method_config
 from cliquetta.methods.scap import PRESETS, SCAP, SCAPConfig
+from cliquetta.methods.scap.config import RULES
 from cliquetta.methods.scap.evidence import describe
-from cliquetta.methods.scap.released import RULES
 from cliquetta.model.clip import CLIP, MissingCapabilityError, initialise
 from cliquetta.model.config import CLIPConfig, ResNetConfig, TextConfig
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
-from tests._helpers.building import prepare
 from tests._helpers.scenes import NAMES, build_model, make_batches
 from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS, draw
 from tests._helpers.tolerance import FEATURE, assert_near, sampling
@@ -44,7 +43,7 @@ def test_presets_run_from_the_registry(name: str) -> None:
     assert config == dataclasses.replace(PRESETS[name], views=views)
     adapter = create_method("scap", TINY, TINY_PROMPTS, config)
     assert (adapter.views is None) == (views == 1)
-    batch = prepare(adapter, Batch(TINY_IMAGES, tuple("abcdefghij")))
+    batch = Batch(TINY_IMAGES, tuple("abcdefghij"))
     for _ in range(2):
         out = adapter.predict(batch)
         assert out.logits.isfinite().all()

@@ -60,11 +60,8 @@ def test_eight_bits_stay_within_half_a_step(
 def test_other_precision_and_image_tower_alone(
     tiny_clip: CLIP, tiny_images: Tensor, tmp_path: Path
 ) -> None:
-    config, preprocess = (
-        CLIPConfig(24, tiny_clip.config.vision, None),
-        Preprocess(32, resize="squash"),
-    )
-    alone = CLIP(config, id="eye", preprocess=preprocess)
+    config = CLIPConfig(24, tiny_clip.config.vision, None)
+    alone = CLIP(config, id="eye", preprocess=Preprocess(32, resize="squash"))
     state = {k: v for k, v in tiny_clip.state_dict().items() if not k.startswith("text.")}
     alone.load_state_dict(state)
     save_model(alone, tmp_path / "eye.safetensors")

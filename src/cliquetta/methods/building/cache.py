@@ -17,6 +17,8 @@ from torch import Tensor
 
 from cliquetta.methods.building.memory import NON_NEGATIVE, UNIT, Memory, Range
 
+Columns = Mapping[str, Tensor]  # Tensors (B, ...) that images are remembered with, by name.
+
 
 @dataclass(frozen=True)
 class CacheOccupancy:
@@ -42,27 +44,17 @@ def simulate_insertions(entropy: Tensor, classes: Tensor, offered: Tensor) -> Ca
     ahead = (entropy[classes] <= offered[:, None]).sum(dim=1, dtype=torch.int32)
     new_rank = ahead[:, None] + (rival & lower).cumsum(dim=1, dtype=torch.int32)  # (e, b)
 
+    # in the end, ranks are distinct within a class and cover 0 ... K - 1; the rest shares a slot
+    labels = torch.arange(N, device=entropy.device).repeat_interleave(K, output_size=N * K)
+    owner = torch.cat([labels, classes])
+    rank = torch.cat([old_rank[-1].flatten(), new_rank[:, -1]]).long()
+    slot = torch.where(rank < K, owner * K + rank, N * K)
+    source = torch.zeros(N * K + 1, dtype=torch.long, device=entropy.device)
+    source = source.scatter(0, slot, torch.arange(len(owner), device=entropy.device))
     return CacheOccupancy(
         old=(old_rank < K) & entropy.isfinite(),
         new=((new_rank < K) & (time >= time[:, None])).T,
-        source=_final_slots(old_rank[-1], new_rank[:, -1], classes),
-    )
-
-
-def _final_slots(old_rank: Tensor, new_rank: Tensor, classes: Tensor) -> Tensor:
-    """Rows (N, K) of old slots and batch that end up in each slot, from the last ranks."""
-    N, K = old_rank.shape
-    owner = torch.cat(
-        [torch.arange(N, device=classes.device).repeat_interleave(K, output_size=N * K), classes]
-    )
-    rank = torch.cat([old_rank.flatten(), new_rank]).long()
-    # ranks are distinct within a class and cover 0 ... K - 1; the rest shares one slot to drop
-    slot = torch.where(rank < K, owner * K + rank, N * K)
-    rows = torch.arange(len(owner), device=classes.device)
-    return (
-        torch.zeros(N * K + 1, dtype=torch.long, device=classes.device)
-        .scatter(0, slot, rows)[:-1]
-        .view(N, K)
+        source=source[:-1].view(N, K),
     )
 
 

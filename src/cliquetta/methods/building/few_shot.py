@@ -67,10 +67,8 @@ class FewShotAdapter(Adapter):
                 f"fitted tensors of {self.name} lack {name!r}: were they made by another method?"
             )
         value = self.fitted[name]
-        fits = value.ndim == len(shape) and all(
-            wanted in (None, size) for wanted, size in zip(shape, value.shape, strict=True)
-        )
-        if not fits:
+        pairs = zip(shape, value.shape, strict=False)
+        if value.ndim != len(shape) or not all(most in (None, size) for most, size in pairs):
             wanted = ", ".join("any" if size is None else str(size) for size in shape)
             raise UserError(
                 f"fitted {name!r} is {tuple(value.shape)}, {self.model.id} with these classes and "
@@ -86,9 +84,24 @@ class FewShotAdapter(Adapter):
         del known, wanted
         return dict(fitted)
 
+    @staticmethod
+    def indices_of(known: Sequence[str], wanted: Sequence[str], *, by: str) -> list[int]:
+        """Index of each ``wanted`` class among the ``known`` ones; all must be there, once."""
+        if tuple(known) == tuple(wanted):
+            return list(range(len(known)))
+        strange = [name for name in wanted if name not in known]
+        if strange:
+            raise UserError(
+                f"{by} was fitted on {len(known)} classes without {strange[0]!r} and can only tell "
+                "those apart, or some of them: fit it again with the new class list"
+            )
+        if len(set(wanted)) != len(wanted):
+            raise UserError(f"class names must differ for {by} to pick from the fitted ones")
+        return [list(known).index(name) for name in wanted]
+
 
 class FewShotClassifier(FeatureLevel, FewShotAdapter):
-    """One that classifies image features; the image tower stays as it is."""
+    """One that classifies image features."""
 
     def _predict_features(self, features: Tensor) -> Prediction:
         return Prediction(self.classify(features[:, 0]))
@@ -104,21 +117,6 @@ def refuse_fixed_text(adapter: type[Adapter], prompts: ClassPrompts) -> None:
         raise UserError(
             f"{adapter.name} learns the text side: give class names, not fixed text features"
         )
-
-
-def indices_of(known: Sequence[str], wanted: Sequence[str], *, by: str) -> list[int]:
-    """Index of each ``wanted`` class among the ``known`` ones; all must be there, once."""
-    if tuple(known) == tuple(wanted):
-        return list(range(len(known)))
-    strange = [name for name in wanted if name not in known]
-    if strange:
-        raise UserError(
-            f"{by} was fitted on {len(known)} classes without {strange[0]!r} and can only tell "
-            "those apart, or some of them: fit it again with the new class list"
-        )
-    if len(set(wanted)) != len(wanted):
-        raise UserError(f"class names must differ for {by} to pick from the fitted ones")
-    return [list(known).index(name) for name in wanted]
 
 
 @dataclass(frozen=True)
@@ -208,17 +206,15 @@ def epoch_batches(
 
 
 def learn(
-    start: Mapping[str, Tensor], logits: Logits, draw: Draw, task: FitTask, config: SGDTraining
+    start: Mapping[str, Tensor], logits: Logits, task: FitTask, config: SGDTraining
 ) -> dict[str, Tensor]:
-    """The parameters after SGD down the cross-entropy of the logits of what is drawn."""
+    """The parameters after SGD down the cross-entropy of the logits of crops, or their features."""
     few_shot = task.few_shot
+    text = isinstance(config, TextTraining)
+    draw = feature_draw(task, config) if text else crop_draw(task, config)
     learned = {name: value.detach().clone().requires_grad_() for name, value in start.items()}
-    optimiser = torch.optim.SGD(
-        list(learned.values()),
-        lr=config.lr,
-        momentum=config.momentum,
-        weight_decay=config.weight_decay,
-    )
+    parameters, momentum, decay = list(learned.values()), config.momentum, config.weight_decay
+    optimiser = torch.optim.SGD(parameters, lr=config.lr, momentum=momentum, weight_decay=decay)
     generator = np.random.default_rng([task.seed, 0xC0])
     n, size = len(few_shot), config.batch_size
     epochs = config.epochs_for(few_shot.shots)
@@ -230,8 +226,8 @@ def learn(
             labels = few_shot.labels[torch.from_numpy(rows)].to(task.model.device)
             with torch.enable_grad():
                 value = F.cross_entropy(logits(learned, seen), labels)
-                gradients = torch.autograd.grad(value, list(learned.values()))
-            for parameter, gradient in zip(learned.values(), gradients, strict=True):
+                gradients = torch.autograd.grad(value, parameters)
+            for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.grad = gradient
             optimiser.step()
             step += 1
@@ -268,11 +264,3 @@ def feature_draw(task: FitTask, config: TextTraining) -> Draw:
         return pool[torch.from_numpy(rows), torch.from_numpy(picks)]
 
     return pooled
-
-
-def initial_linear(inputs: int, outputs: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Weight (outputs, inputs) and bias of a linear map, uniform in 1 / sqrt(inputs) as torch's."""
-    bound = inputs**-0.5
-    weight = torch.rand(outputs, inputs, generator=generator)
-    bias = torch.rand(outputs, generator=generator)
-    return (2 * weight - 1) * bound, (2 * bias - 1) * bound

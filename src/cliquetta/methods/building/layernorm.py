@@ -1,8 +1,7 @@
 """Adapting the LayerNorms of a tower without modifying it: Tent and the methods after it.
 
 The gains and biases of all LayerNorms of a tower are one flat vector, passed to the tower at every
-call. What a method learns is that vector, kept in its memory or dropped after the batch; the
-shared model stays as it was loaded.
+call. A method learns that vector, kept in its memory or dropped after the batch, not the model.
 """
 
 import copy
@@ -51,8 +50,7 @@ class LayerNormTower:
     def __init__(self, tower: nn.Module, *, precise: bool = True) -> None:
         """Wrap a tower; its ``layer_norms``, if it has some, name those that are passed in.
 
-        Without ``precise`` they are computed in the precision of the tower: faster, but half
-        precision rounds small steps away.
+        Without ``precise`` they have the tower's precision: faster, but half rounds steps away.
         """
         self._tower = _copy_sharing_weights(tower)
         self._parameters: list[tuple[str, torch.Size, torch.dtype | None]] = []

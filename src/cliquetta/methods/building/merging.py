@@ -9,11 +9,8 @@ from torch import Tensor
 from cliquetta.errors import UserError
 
 MergeRule = Literal["mean", "cache", "first"]
-"""What is done with the names that a rule is given for (all of them, if that is empty).
-
-``mean``: average, of counters the largest. ``cache``: of every class the entries of lowest entropy
-(:mod:`.cache`). ``first``: as in the first state.
-"""
+"""Average, of counters the largest; of every class the entries of lowest entropy (:mod:`.cache`);
+or as in the first state: of the names that a rule is given for, of all if that is empty."""
 States = Sequence[Mapping[str, Tensor]]
 
 
@@ -35,12 +32,11 @@ def merge_memories(
 
 
 def _average(states: States) -> dict[str, Tensor]:
-    merged = {}
-    for name, first in states[0].items():
-        values = torch.stack([state[name] for state in states])
-        floats = first.is_floating_point()
-        merged[name] = values.mean(dim=0) if floats else values.amax(dim=0)
-    return merged
+    stacked = {name: torch.stack([state[name] for state in states]) for name in states[0]}
+    return {
+        name: values.mean(dim=0) if values.is_floating_point() else values.amax(dim=0)
+        for name, values in stacked.items()
+    }
 
 
 def merge_caches(states: States) -> dict[str, Tensor]:
@@ -72,11 +68,8 @@ def _repeated(cache: Mapping[str, Tensor], name: str) -> Tensor:
     entropy = cache[name]
     repeated = torch.zeros_like(entropy, dtype=torch.bool)
     for lag in range(1, entropy.shape[1]):
-        if (
-            not (entropy[:, lag:] == entropy[:, :-lag])
-            .logical_and(entropy[:, lag:].isfinite())
-            .any()
-        ):
+        equal = entropy[:, lag:] == entropy[:, :-lag]
+        if not (equal & entropy[:, lag:].isfinite()).any():
             break
         same = torch.ones_like(repeated[:, lag:])
         for values in cache.values():

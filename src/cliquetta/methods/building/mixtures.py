@@ -8,17 +8,14 @@ import torch
 from torch import Tensor
 
 
-def nearest_affinity(similarity: Tensor, neighbours: int, *, power: float = 1.0) -> Tensor:
-    """W (B, B): similarity, to ``power``, of each row with its nearest others; 0 elsewhere."""
+def nearest_affinity(similarity: Tensor, neighbours: int) -> Tensor:
+    """W (B, B): similarity of each row with its nearest others; 0 elsewhere."""
     others = similarity.clone().fill_diagonal_(-float("inf"))
     nearest = others.topk(min(neighbours, len(similarity) - 1), dim=-1, sorted=False)
-    weights = nearest.values.clamp_min(0)
-    return torch.zeros_like(similarity).scatter(
-        1, nearest.indices, weights if power == 1 else weights**power
-    )
+    return torch.zeros_like(similarity).scatter(1, nearest.indices, nearest.values.clamp_min(0))
 
 
-def propagate_assignments(fixed: Tensor, links: Tensor, logs: Tensor, steps: int) -> Tensor:
+def propagate(fixed: Tensor, links: Tensor, logs: Tensor, steps: int) -> Tensor:
     """``steps`` updates z ∝ exp(fixed + links z) of log assignments ``logs`` (B, N)."""
     assignments = logs.exp()
     for _ in range(steps - 1):

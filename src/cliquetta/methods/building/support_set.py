@@ -159,8 +159,7 @@ def _read(dataset: Dataset, rows: Rows, preprocess: Preprocess) -> tuple[Tensor,
     """Pictures (n, 3, S, S) uint8 and their labels."""
     pictures = dataset.arrays(rows.tolist())
     if pictures is None or pictures.shape[1:3] != (preprocess.size, preprocess.size):
-        pictures = np.stack(
-            [np.asarray(preprocess.picture(dataset.load(row))) for row in rows.tolist()]
-        )
+        read = (preprocess.picture(dataset.load(row)) for row in rows.tolist())
+        pictures = np.stack([np.asarray(picture) for picture in read])
     images = torch.from_numpy(np.array(pictures)).permute(0, 3, 1, 2).contiguous()
     return images, torch.from_numpy(_labels(dataset)[rows])

@@ -59,8 +59,7 @@ class DomainNorm(Adapter):
         if output.figures is not None:
             evidence |= describe(state, output.figures, self.network, self.config)
             evidence |= {"domains_in_batch": output.parts, "changed": output.changed}
-        if output.zero_shot is not None:
-            evidence["zero_shot"] = output.zero_shot
+        evidence |= {} if output.zero_shot is None else {"zero_shot": output.zero_shot}
         return Prediction(output.log_probabilities.float(), evidence)
 
     def summarize(self, prediction: Prediction) -> dict[str, int | float | str]:
@@ -124,10 +123,9 @@ class FrozenDomain(FrozenModel):
         if self.norms and self.zero_shot_share > 0:
             plain = self.text_logits(l2_normalize(late(hidden))).softmax(dim=-1)
             p = p.lerp(plain, self.zero_shot_share)
-        share = self.vote_share
-        if share > 0 and len(self.voters):
+        if self.vote_share > 0 and len(self.voters):
             k = min(self.neighbours, len(self.voters))
             nearest = F.linear(features, self.voters).topk(k, dim=1).indices
-            p = (1 - share) * p + share * self.votes[nearest].mean(dim=1)
+            p = (1 - self.vote_share) * p + self.vote_share * self.votes[nearest].mean(dim=1)
         p = p * self.weight
         return (p / p.sum(dim=1, keepdim=True)).clamp_min(1e-12).log() + self.bias

@@ -39,15 +39,14 @@ class Ahead:
             return setup
         domain, keys = state.domains[int(state.current)], tuple(d.key for d in state.domains)
         settled, b = between_steps(state, len(images), config), len(images)
-        theta = domain.norms.values if settled else None
+        theta, counting = (domain.norms.values, count_recent) if settled else (None, count)
         seen = self.replayed(look, images, theta, keys, domain.counts, network, config)
-        batch, counts, prior = seen.batch, seen.counts, seen.prior
-        reading = seen.finite, prior.figures, seen.domains
+        batch, finite, domains, counts, prior = seen
+        reading = finite, prior.figures, domains
         fetched = Fetched(*reading)
         run.know(batch, encode, images, theta, network)
-        run.know(seen.finite, count_finite, batch.features)
-        run.know(seen.domains, domain_figures, batch.signatures, keys)
-        counting = count_recent if settled else count
+        run.know(finite, count_finite, batch.features)
+        run.know(domains, domain_figures, batch.signatures, keys)
         run.know(counts, counting, domain.counts, batch.zero_shot, config)
         run.know(prior, class_prior, counts, config)
         if b == config.step_every and int(domain.due) + b >= step_interval(domain, config):
@@ -79,6 +78,5 @@ def look(
     """Encode a batch, between steps by ``theta``, and treat it as one of the domain in use."""
     batch = encode(images, theta, network)
     counts = (count if theta is None else count_recent)(counts, batch.zero_shot, config)
-    prior = class_prior(counts, config)
-    domains = domain_figures(batch.signatures, keys)
+    domains, prior = domain_figures(batch.signatures, keys), class_prior(counts, config)
     return Look(batch, count_finite(batch.features), domains, counts, prior)

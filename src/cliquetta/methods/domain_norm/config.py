@@ -71,8 +71,7 @@ class DomainNormConfig(MethodConfig):
 
     # --- predictions
     zero_shot_share: Weight = 0.5
-    """Share of the zero-shot prediction where CLIP has no uncertainty; none from
-    ``uncertainty_scale`` on."""
+    """Share of the zero-shot prediction without uncertainty; none from ``uncertainty_scale`` on."""
     vote_share: Weight = 0.4  # Share of its neighbours' votes in an image's prediction; 0 is none.
     neighbours: Count = 10  # Most similar recent images that vote.
     vote_memory: Count = 256  # Recent images of a domain that can vote.

@@ -1,8 +1,7 @@
 """Health of the adaptation: figures and a verdict, without labels.
 
 On the development streams figures showed how much there was to gain and where zero-shot CLIP makes
-nothing of the images, but not where it is sure and wrong (docs/research/domain-norm.md): the
-verdict is no promise.
+nothing of the images, not where it is sure and wrong (docs/research/domain-norm.md): no promise.
 """
 
 import math
@@ -16,8 +15,7 @@ from cliquetta.methods.domain_norm.state import Network, State
 LITTLE_TO_GAIN, FEW_CLASSES = 0.9, 0.25
 """Mean zero-shot confidence from which adaptation hardly changes predictions, unless classes are
 believed to be missing at least this much: where few occur, sure predictions gain as well."""
-NEAR_CHANCE = 0.25
-"""Share of neighbours with the same zero-shot class below which that class says little."""
+NEAR_CHANCE = 0.25  # Share of neighbours of the same zero-shot class below which it says little.
 FIGURES = ("belief", "confidence", "step_size", "agreement", "information", "changed", "distance")
 COUNTS = ("domain", "domains_in_batch", "restarts", "abstained")
 
@@ -29,14 +27,12 @@ def describe(
     moved = state.domains[int(state.current)].norms.values - network.theta
     restarts = sum(int(one.restarts) for one in state.domains)
     known = {name: None if math.isnan(x) else x for name, x in figures._asdict().items()}
+    del known["collapsed"]
     return {
+        **known,
         "domain": int(state.current),
-        "belief": figures.belief,
-        "confidence": figures.confidence,
         "step_size": step_size(figures.confidence, config),
-        "agreement": known["agreement"],
         "distance": moved.square().mean().sqrt(),
-        "information": known["information"],
         "restarts": restarts,
         "abstained": sum(int(one.abstained) for one in state.domains),
         "verdict": verdict(figures, restarts, config.abstain_below),
@@ -63,6 +59,12 @@ def health(evidence: Mapping[str, Any]) -> dict[str, int | float | str]:
     return {**counts, **rounded, **known}
 
 
+SHARES = {
+    "confidence": "zero-shot confidence",
+    "agreement": "similar images with the same prediction",
+    "information": "entropy of the predictions explained by the images",
+    "changed": "predictions changed in the last batch",
+}
 ADVICE = {
     "adapt": "zero-shot is unsure enough for adaptation to change predictions",
     "careful": "zero-shot says little here, and adaptation may do harm",
@@ -74,16 +76,8 @@ ADVICE = {
 def in_words(method: str, figures: Mapping[str, int | float | str]) -> str:
     """The verdict of a stream as a sentence, with the figures that it rests on."""
     verdict = str(figures["verdict"])
-    shown = [
-        f"{words} {100 * float(figures[name]):.0f} %"
-        for name, words in (
-            ("confidence", "zero-shot confidence"),
-            ("agreement", "similar images with the same prediction"),
-            ("information", "entropy of the predictions explained by the images"),
-            ("changed", "predictions changed in the last batch"),
-        )
-        if name in figures
-    ]
+    known = ((words, float(figures[name])) for name, words in SHARES.items() if name in figures)
+    shown = [f"{words} {100 * share:.0f} %" for words, share in known]
     if figures.get("abstained"):
         shown.append(f"{int(figures['abstained']):,} images predicted by zero-shot CLIP")
     return (

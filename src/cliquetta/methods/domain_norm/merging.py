@@ -8,7 +8,6 @@ from torch import Tensor
 
 from cliquetta.methods.building.adam import Adam, AdamState
 from cliquetta.methods.building.memory import NON_NEGATIVE, UNIT, Range
-from cliquetta.methods.building.ring import newest, write
 from cliquetta.methods.domain_norm.config import DomainNormConfig
 from cliquetta.methods.domain_norm.domains import distances, merge_keys
 from cliquetta.methods.domain_norm.state import (
@@ -19,13 +18,14 @@ from cliquetta.methods.domain_norm.state import (
     State,
     Voters,
     Window,
+    newest,
     start_state,
+    write,
 )
 from cliquetta.methods.domain_norm.step import rate_decay
 from cliquetta.tensor_tree import flatten, unflatten
 
-PER_CLASS = frozenset({"counts", "voters"})
-"""Fields of a domain that mean nothing for another class list."""
+PER_CLASS = frozenset({"counts", "voters"})  # Nothing of these is kept for another class list.
 Members = list[tuple[int, int]]  # Domains, each by the number of its state and its own.
 
 
@@ -65,9 +65,10 @@ def merge_states(
     matched = match_domains(states, config.domain_threshold, config.domains)
     start_of_all = start_state(network, config)
     domains = list(start_of_all.domains)
+    last_used = [[int(domain.last_used) for domain in state.domains] for state in states]
     for number, members in enumerate(matched):
         joined = [_member(states[i].domains[k], start, k, config) for i, k in members]
-        age = max(_age(states[i], k) for i, k in members)
+        age = max(last_used[i][k] / max(last_used[i]) for i, k in members)  # 1 for the last one
         domains[number] = _merge_domain(joined, age, domains[number], config)
     number_of = {member: number for number, members in enumerate(matched) for member in members}
     last = states[-1]
@@ -89,9 +90,8 @@ def match_domains(states: Sequence[State], threshold: float, most: int) -> list[
     for i, k, key in sorted(known, key=lambda one: -float(one[2].images)):
         far = distances(key, tuple(other for other, _ in groups)).tolist() if groups else []
         if far and min(far) <= threshold:
-            nearest = far.index(min(far))
-            joined, members = groups[nearest]
-            groups[nearest] = (merge_keys(joined, key), [*members, (i, k)])
+            joined, members = groups[far.index(min(far))]
+            groups[far.index(min(far))] = (merge_keys(joined, key), [*members, (i, k)])
         else:
             groups.append((key, [(i, k)]))
     groups.sort(key=lambda group: -float(group[0].images))
@@ -110,12 +110,6 @@ def _member(now: Domain, start: State | None, number: int, config: DomainNormCon
     return Member(now, before)
 
 
-def _age(state: State, number: int) -> float:
-    """Recency of a domain, 1 for the last one used."""
-    used = [int(domain.last_used) for domain in state.domains]
-    return used[number] / max(used)
-
-
 def _merge_domain(
     members: list[Member], age: float, fresh: Domain, config: DomainNormConfig
 ) -> Domain:
@@ -128,10 +122,12 @@ def _merge_domain(
         key = merge_keys(key, other)
     added = _added(members, starts)
     every = [member.now.counts for member in members]
+    top = added.counts.classes.argmax()  # moments are of the most predicted class
+    moments = [one.moments for one in every if one.classes.argmax() == top]
     counts = added.counts._replace(
         recent=torch.stack([one.recent for one in every]).mean(dim=0),
         answers=torch.stack([one.answers for one in every]).mean(dim=0),
-        moments=_merge_moments(every, added.counts.classes),
+        moments=torch.stack([torch.zeros_like(every[0].moments), *moments]).sum(dim=0),
     )
     return added._replace(
         norms=_merge_norms(members, fresh.norms, config),
@@ -150,12 +146,6 @@ def _added(members: list[Member], starts: list[Domain]) -> Domain:
     paths = signed[0][1]
     sums = {path: torch.stack([n * values[path] for n, values in signed]).sum(0) for path in paths}
     return unflatten(members[0].now, sums)
-
-
-def _merge_moments(counts: list[Counts], classes: Tensor) -> Tensor:
-    """Moments of the copies whose most predicted class is that of all together."""
-    same = [one.moments for one in counts if one.classes.argmax() == classes.argmax()]
-    return torch.stack([torch.zeros_like(counts[0].moments), *same]).sum(dim=0)
 
 
 def _key_since(now: Key, before: Key) -> Key:
@@ -213,12 +203,9 @@ def _merge_voters(members: list[Member], starts: list[Domain], empty: Voters) ->
     room = size - sum(len(slots) for _, slots in parts)
     for one in starts:
         parts.insert(0, (one.voters, newest(one.voters.next, size)[: room // len(starts)]))
-    names = ("features", "predictions", "zero_shot")
-    rows = {
-        name: torch.cat([getattr(voters, name)[slots[::-1]] for voters, slots in parts])
-        for name in names
-    }
-    return write(empty, **rows)[0]
+    chosen = [[column[slots[::-1]] for column in voters[:3]] for voters, slots in parts]
+    columns = map(torch.cat, zip(*chosen, strict=True))
+    return write(empty, **dict(zip(Voters._fields, columns, strict=False)))[0]
 
 
 def _merge_windows(
@@ -230,10 +217,6 @@ def _merge_windows(
         numbers = [number_of.get((i, number), -1) for number in window.domain.tolist()]
         known = [slot for slot in newest(window.next, size) if numbers[slot] >= 0]
         slots = known[: size // len(windows)][::-1]
-        merged, _ = write(
-            merged,
-            hidden=window.hidden[slots],
-            features=window.features[slots],
-            domain=torch.tensor(numbers)[slots],
-        )
+        rows = {"hidden": window.hidden[slots], "features": window.features[slots]}
+        merged, _ = write(merged, **rows, domain=torch.tensor(numbers)[slots])
     return merged

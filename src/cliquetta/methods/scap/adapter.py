@@ -43,6 +43,7 @@ class SCAP(Adapter):
 
     batch_dependence = BatchDependence.JOINT
     config: SCAPConfig
+    visual: PrefixedTower | None
 
     def _setup(self) -> None:
         model, prompts, config = self.model, self.prompts, self.config
@@ -52,21 +53,17 @@ class SCAP(Adapter):
             if prompts.features is not None:
                 raise UserError("fixed text features cannot be prompted; set scap.modalities=image")
         model.require(frozenset(needs), by="scap")
-        self._replayed = Replayed()
-        self.visual: PrefixedTower | None = None
+        self._replayed, self.visual, tower, rows = Replayed(), None, None, 1
         if isinstance(model.visual, VisionTower):
-            self.visual = PrefixedTower(
-                model.visual, config.blocks, config.prompt_length, self._replayed
-            )
-            layers = len(model.visual.blocks)
-            if config.blocks[-1] >= layers:
-                raise UserError(f"scap.blocks {config.blocks}: {model.id} has {layers} blocks")
+            tower, blocks, length = model.visual, config.blocks, config.prompt_length
+            self.visual = PrefixedTower(tower, blocks, length, self._replayed)
+            rows = self.visual.rows
+            if blocks[-1] >= len(tower.blocks):
+                raise UserError(f"scap.blocks {blocks}: {model.id} has {len(tower.blocks)} blocks")
         self.classifier = model.classifier(prompts)
         self.text = PromptedText(model, prompts, config.text_mix) if config.learns_text else None
-        tower, rows = (self.visual.tower, self.visual.rows) if self.visual else (None, 1)
-        self.learner = Learner(
-            tower, self.text, self.classifier, model.scale, config, rows, self._replayed
-        )
+        texts = self.text, self.classifier, model.scale
+        self.learner = Learner(tower, *texts, config, rows, self._replayed)
         if config.modalities == "text" and not self.learner.learns_text:
             raise UserError(
                 f"nothing to learn: template {prompts.templates[0]!r} has no words before the "
@@ -144,8 +141,7 @@ class SCAP(Adapter):
             if learned is not None:
                 query = learned.start_features
             else:
-                prompted = rules.prompted_mining
-                query = mined if prompted else self._start_features(hidden, plain)
+                query = mined if rules.prompted_mining else self._start_features(hidden, plain)
         composed = self._compose(cliques, top, learned, cache, query)
         if batch.views is None:
             logits = self._logits(hidden, plain, composed)
@@ -166,13 +162,8 @@ class SCAP(Adapter):
         """Hidden states at the first prompted block, and plain unit features."""
         if self.visual is None:
             return images[:0], self.model.encode_image(images, normalize=True)
-        hidden, plain = self._replayed(self._run_plain, images)
+        hidden, plain = self._replayed(self.visual.hidden_and_plain, images)
         return hidden, plain
-
-    def _run_plain(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        assert self.visual is not None
-        hidden = self.visual.hidden(images)
-        return hidden, self.visual.plain(hidden)
 
     def _mine(self, related: Fetched) -> tuple[Tensor, Cliques]:
         """Top classes and cliques of the batch, on the CPU: the one synchronisation per batch."""

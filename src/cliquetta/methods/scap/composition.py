@@ -64,10 +64,10 @@ def _ragged(row: Tensor, values: Tensor, order: Tensor, rows: int) -> tuple[Tens
     counts = torch.bincount(row, minlength=rows)
     column = torch.arange(len(row)) - (counts.cumsum(0) - counts)[row]
     width = int(counts.max()) if len(row) else 0
-    out = torch.zeros(rows, width, dtype=torch.long)
+    padded = torch.zeros(rows, width, dtype=torch.long)
     mask = torch.zeros(rows, width, dtype=torch.bool)
-    out[row, column], mask[row, column] = values, True
-    return out, mask
+    padded[row, column], mask[row, column] = values, True
+    return padded, mask
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,8 @@ def gather_prompts(
     """
     device, R = query.device, len(passes.labels)
     none = torch.zeros(R, 0, learned.shape[1], dtype=query.dtype, device=device)
-    no_mask = torch.zeros(R, 0, dtype=torch.bool, device=device)
-    own, own_mask, retained, retained_mask = none, no_mask, none, no_mask
+    own = retained = none
+    own_mask = retained_mask = none.any(dim=2)
     if len(learned):
         own, own_mask = learned[send(passes.sets, device)], send(passes.own, device)
     slots = torch.full((R,), -1, device=device)
@@ -113,20 +113,15 @@ def compose_prompts(
 ) -> tuple[Tensor, Tensor]:
     """Prompts (R, S, V) of every pass: its cliques' and a retained one; their mask (Eq. 15, 17)."""
     if config.clique_combination == "mean" and own.shape[1]:
-        own, own_mask = _masked_mean(own, own_mask)
+        weight = own_mask.to(own.dtype)
+        total = (own * weight[:, :, None]).sum(dim=1, keepdim=True)
+        own = total / weight.sum(dim=1).clamp_min(1)[:, None, None]
+        own_mask = own_mask.any(dim=1, keepdim=True)
     if config.retained_combination == "mean" and retained.shape[1]:
         both = own_mask & retained_mask
         own = torch.where(both[:, :, None], (own + retained) / 2, own)
         retained_mask = retained_mask & ~own_mask.any(dim=1, keepdim=True)
     return torch.cat([own, retained], dim=1), torch.cat([own_mask, retained_mask], dim=1)
-
-
-def _masked_mean(prompts: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """One prompt per row: the mean of those that exist."""
-    weight = mask.to(prompts.dtype)
-    total = (prompts * weight[:, :, None]).sum(dim=1, keepdim=True)
-    mean = total / weight.sum(dim=1).clamp_min(1)[:, None, None]
-    return mean, mask.any(dim=1, keepdim=True)
 
 
 def merge_passes(logits: Tensor) -> Tensor:
@@ -158,21 +153,19 @@ class PrefixedTower:
         """Hidden states (b, T, D) at the first prompted block, which no prompt changes."""
         return self.tower.run(self.tower.embed(images), 0, self.blocks[0])
 
-    def plain(self, hidden: Tensor) -> Tensor:
-        """Unit features (b, E) without prompts."""
-        return l2_normalize(self.tower.pool(self.tower.run(hidden, self.blocks[0])))
+    def hidden_and_plain(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """These states, and unit features (b, E) without prompts."""
+        hidden = self.hidden(images)
+        return hidden, l2_normalize(self.tower.pool(self.tower.run(hidden, self.blocks[0])))
 
     def encode(self, hidden: Tensor, prompts: Tensor, mask: Tensor) -> Tensor:
         """Unit features of rows under their composed prompts (R, S, V); each has at least one."""
         R, S, _ = prompts.shape
         P = self.length
-        tokens = prompts.view(R, S, len(self.blocks), P, 2, -1)
+        tokens = prompts.view(R, S, len(self.blocks), P, 2, -1).movedim(2, 0)
         seen = None if S == 1 else mask.repeat_interleave(P, dim=1)
-        prefix = {
-            block: Prefix(tokens[:, :, at].reshape(R, S * P, 2, -1), seen)
-            for at, block in enumerate(self.blocks)
-        }
-        after = self.blocks[-1] + 1
+        by_block = (Prefix(own.reshape(R, S * P, 2, -1), seen) for own in tokens)
+        prefix, after = dict(zip(self.blocks, by_block, strict=True)), self.blocks[-1] + 1
         if after == len(self.tower.blocks):
             hidden = self.tower.run(hidden, self.blocks[0], prefix=prefix)
             return l2_normalize(self.tower.pool(hidden))

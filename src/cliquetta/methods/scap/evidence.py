@@ -12,7 +12,6 @@ from torch import Tensor
 from cliquetta.errors import UserError
 from cliquetta.methods.building.explanation import Explanation, PromptedPasses
 from cliquetta.methods.scap.cliques import Cliques
-from cliquetta.methods.scap.composition import Passes
 from cliquetta.methods.scap.learning import Learned
 from cliquetta.methods.scap.losses import CliqueLosses
 from cliquetta.model.attention import Kind, prompted_maps
@@ -46,71 +45,51 @@ def describe(prediction: Prediction) -> dict[str, Any]:
     """
     if len(prediction.logits) == 0:
         return {"cliques": [], "images": [], "visual_prompts": None, "text_gradient": None}
-    _check(prediction)
-    evidence = prediction.evidence
-    scored = evidence["visual_prompts"] == "composed"
-    return {
-        "cliques": _cliques(evidence["cliques"], evidence["learned"]),
-        "images": _images(
-            evidence["cliques"], evidence["passes"], evidence["retained"], evidence["top"], scored
-        ),
-        "visual_prompts": evidence["visual_prompts"],
-        "text_gradient": evidence["text_gradient"],
-    }
+    evidence = _of_scap(prediction)
+    how = {name: evidence[name] for name in ("visual_prompts", "text_gradient")}
+    return {"cliques": _cliques(evidence), "images": _images(evidence), **how}
 
 
 def summary(prediction: Prediction) -> dict[str, int | float | str]:
     """Counts over the batch; ``memberships`` are those of the distinct sets, which are learned."""
-    images, evidence = len(prediction.logits), prediction.evidence
+    images = len(prediction.logits)
     if not images:
         return dict.fromkeys(COUNTS, 0)
-    _check(prediction)
+    evidence = _of_scap(prediction)
     cliques: Cliques = evidence["cliques"]
     sizes = cliques.members.sum(dim=1).tolist()
     scored = evidence["visual_prompts"] == "composed"
     retained = (evidence["retained"].reshape(images, -1) >= 0).any(dim=1)
-    counts = (
-        images,
-        len(cliques),
-        len(cliques.sets),
-        int(cliques.sets.sum()),
-        sum(sizes) / max(1, len(sizes)),
-        max(sizes, default=0),
-        int(cliques.sets.any(dim=0).sum()),
-        int(retained.sum()) if scored else 0,
-    )
-    return dict(zip(COUNTS, counts, strict=True))
+    learned = len(cliques), len(cliques.sets), int(cliques.sets.sum())
+    spread = sum(sizes) / max(1, len(sizes)), max(sizes, default=0)
+    counted = int(cliques.sets.any(dim=0).sum()), int(retained.sum()) if scored else 0
+    return dict(zip(COUNTS, (images, *learned, *spread, *counted), strict=True))
 
 
-def _check(prediction: Prediction) -> None:
-    """Refuse the evidence of another method."""
+def _of_scap(prediction: Prediction) -> Mapping[str, Any]:
     missing = [key for key in KEYS if key not in prediction.evidence]
     if missing:
         raise UserError(
             f"evidence without {', '.join(missing)} is not that of scap; describe predictions of "
             "an adapter of method 'scap'"
         )
+    return prediction.evidence
 
 
-def _cliques(cliques: Cliques, learned: Learned | None) -> list[dict[str, Any]]:
+def _cliques(evidence: Mapping[str, Any]) -> list[dict[str, Any]]:
+    learned: Learned | None = evidence["learned"]
     if learned is None:
         return []
+    cliques: Cliques = evidence["cliques"]
     before, after = (_losses(one, len(cliques.sets)) for one in (learned.before, learned.after))
     members = [row.nonzero()[:, 0].tolist() for row in cliques.sets]
-    return [
-        {
-            "id": g,
-            "class": label,
-            "members": members[u],
-            "size": len(members[u]),
-            "set": u,
-            "before": before[u],
-            "after": after[u],
-        }
-        for g, (label, u) in enumerate(
-            zip(cliques.classes.tolist(), cliques.set_of.tolist(), strict=True)
-        )
-    ]
+    described = []
+    owners = zip(cliques.classes.tolist(), cliques.set_of.tolist(), strict=True)
+    for g, (label, u) in enumerate(owners):
+        own = {"members": members[u], "size": len(members[u]), "set": u}
+        losses = {"before": before[u], "after": after[u]}
+        described.append({"id": g, "class": label, **own, **losses})
+    return described
 
 
 def _losses(losses: CliqueLosses | None, count: int) -> Sequence[dict[str, float] | None]:
@@ -122,30 +101,22 @@ def _losses(losses: CliqueLosses | None, count: int) -> Sequence[dict[str, float
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 
-def _images(
-    cliques: Cliques, passes: Passes, retained: Tensor, top: Tensor, scored: bool
-) -> list[dict[str, Any]]:
-    b = len(top)
-    labels = passes.labels.reshape(b, -1).tolist()
-    slots = retained.reshape(b, -1).tolist()
-    owned: list[dict[int, list[int]]] = [{} for _ in range(b)]
-    if scored and len(cliques):
-        for g, j in cliques.members.nonzero().tolist():
-            owned[j].setdefault(int(cliques.classes[g]), []).append(g)
-    return [
-        {
-            "top": top[j].tolist(),
-            "passes": [
-                {
-                    "class": label,
-                    "cliques": owned[j].get(label, []),
-                    "retained": slot if scored and slot >= 0 else None,
-                }
-                for label, slot in zip(labels[j], slots[j], strict=True)
-            ],
-        }
-        for j in range(b)
-    ]
+def _images(evidence: Mapping[str, Any]) -> list[dict[str, Any]]:
+    cliques: Cliques = evidence["cliques"]
+    top, scored = evidence["top"], evidence["visual_prompts"] == "composed"
+    labels = evidence["passes"].labels.reshape(len(top), -1).tolist()
+    slots = evidence["retained"].reshape(len(top), -1).tolist()
+    described: list[dict[str, Any]] = []
+    for j, classes in enumerate(top.tolist()):
+        owned: dict[int, list[int]] = {}
+        for g in cliques.members[:, j].nonzero()[:, 0].tolist() if scored else ():
+            owned.setdefault(int(cliques.classes[g]), []).append(g)
+        passes = [
+            {"class": c, "cliques": owned.get(c, []), "retained": s if scored and s >= 0 else None}
+            for c, s in zip(labels[j], slots[j], strict=True)
+        ]
+        described.append({"top": classes, "passes": passes})
+    return described
 
 
 # --- explanations: prompted features, attention under prompts -----------------------------------
@@ -170,13 +141,10 @@ def explain(
         own = _maps(adapter, images[index], learned, used.view(-1, *learned.shape[1:]))
         images_shown.append({"place": index, "cliques": ids[:_CLIQUES], "rows": len(own["class"])})
         rows.append(own)
-    joined: dict[Kind, Tensor] | None = None
-    if rows:
-        joined = {kind: torch.cat([own[kind] for own in rows]) for kind in rows[0]}
+    joined = {kind: torch.cat([own[kind] for own in rows]) for kind in rows[0]} if rows else None
     prompted = _prompted_features(adapter, images, plain.features, prediction)
-    return Explanation(
-        plain.features, plain.before, prompted, description, tuple(images_shown), joined
-    )
+    shown = tuple(images_shown)
+    return Explanation(plain.features, plain.before, prompted, description, shown, joined)
 
 
 def _prompted_features(
@@ -186,12 +154,10 @@ def _prompted_features(
     assert adapter.visual is not None
     prompts, mask = prediction.evidence["prompts"], prediction.evidence["prompt_mask"]
     width = prediction.evidence["passes"].width
-    hidden = adapter.visual.hidden(images)
-    total = torch.zeros_like(plain)
+    hidden, total = adapter.visual.hidden(images), torch.zeros_like(plain)
     for turn in range(width):
         rows = torch.arange(len(images), device=images.device) * width + turn
-        own = mask[rows].any(dim=1)
-        features = plain.clone()
+        own, features = mask[rows].any(dim=1), plain.clone()
         if own.any():
             chosen = rows[own]
             features[own] = adapter.visual.encode(hidden[own], prompts[chosen], mask[chosen])
@@ -216,11 +182,9 @@ def _cliques_of(description: Mapping[str, Any], index: int) -> list[int]:
 def _worth_a_map(description: Mapping[str, Any], changed: Sequence[bool], count: int) -> list[int]:
     """Images with several cliques whose predicted class changed come first."""
     cliques = [min(_CLIQUES, len(_cliques_of(description, index))) for index in range(len(changed))]
-    order = sorted(
-        (index for index in range(len(changed)) if cliques[index]),
-        key=lambda index: (-int(changed[index] and cliques[index] > 1), -cliques[index], index),
-    )
-    return sorted(order[:count])
+    some = [index for index in range(len(changed)) if cliques[index]]
+    some.sort(key=lambda index: (-int(changed[index] and cliques[index] > 1), -cliques[index]))
+    return sorted(some[:count])
 
 
 def _used(retained: Tensor, description: Mapping[str, Any], index: int) -> Tensor:
@@ -266,9 +230,7 @@ def prompted_passes(adapter: SCAP, prediction: Prediction, index: int) -> Prompt
 
 def _title(scored: Mapping[str, Any], names: Sequence[str]) -> str:
     """The class that a pass was scored for, and where its prompts came from."""
-    cliques, sources = len(scored["cliques"]), []
-    if cliques:
-        sources.append(f"{cliques} clique{'' if cliques == 1 else 's'}")
-    if scored["retained"] is not None:
-        sources.append("1 retained prompt")
+    cliques = len(scored["cliques"])
+    sources = [f"{cliques} clique{'' if cliques == 1 else 's'}"] if cliques else []
+    sources += ["1 retained prompt"] if scored["retained"] is not None else []
     return f"as {names[scored['class']]}: {' + '.join(sources)}"

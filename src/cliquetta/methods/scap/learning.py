@@ -9,14 +9,7 @@ from torch import Tensor
 
 from cliquetta.methods.building.adam import AdamState, adam_step
 from cliquetta.methods.scap.config import SCAPConfig
-from cliquetta.methods.scap.losses import (
-    CliqueLosses,
-    Members,
-    clique_losses,
-    clique_sum,
-    queries,
-    query_logits,
-)
+from cliquetta.methods.scap.losses import CliqueLosses, Members, classify, clique_losses, clique_sum
 from cliquetta.methods.scap.text import PromptedText
 from cliquetta.model.block import Prefix
 from cliquetta.model.clip import l2_normalize, to_float32
@@ -126,17 +119,17 @@ class Learner:
         with torch.enable_grad():
             rows = raw[task.image].detach().requires_grad_()
             members = Members(l2_normalize(rows), task.clique, task.count)
-            query_features, owner = queries(members, config.rules)
-            logits = query_logits(query_features, owner, self.start_text, self.scale)
-            losses = clique_losses(members, logits, owner, config)
+            queries, logits = classify(members, self.start_text, self.scale, config.rules)
+            losses = clique_losses(members, logits, queries.clique, config)
             grad_rows, grad_logits = torch.autograd.grad(losses.total.sum(), [rows, logits])
         gradients = {}
         if tape is not None:
             gradients["visual"] = self._visual_gradient(tape, task, grad_rows)
         if self.learns_text:
-            asked = Members(query_features.detach(), owner, task.count)
-            gradients["text"] = self._text_gradient(grad_logits * self.scale, asked)
-        return losses.detach(), gradients, l2_normalize(raw)
+            queries = queries._replace(features=queries.features.detach())
+            gradients["text"] = self._text_gradient(grad_logits * self.scale, queries)
+        before = CliqueLosses(*(value.detach() for value in losses))
+        return before, gradients, l2_normalize(raw)
 
     def _visual_gradient(self, tape: VisualTape, task: Task, grad: Tensor) -> Tensor:
         """Gradients (U, B, P, 2, D) of all cliques' visual prompts: one row per membership."""
@@ -196,9 +189,8 @@ class Learner:
         if "text" in prompts and self.text is not None:
             text_features = self.text.features(prompts["text"])
         members = Members(features, task.clique, task.count)
-        query_features, owner = queries(members, self.config.rules)
-        logits = query_logits(query_features, owner, text_features, self.scale)
-        return clique_losses(members, logits, owner, self.config)
+        queries, logits = classify(members, text_features, self.scale, self.config.rules)
+        return clique_losses(members, logits, queries.clique, self.config)
 
     def prompted(self, hidden: Tensor, visual: Tensor) -> Tensor:
         """Unit features of hidden states (R, T, D) under prompts (R or 1, B, P, 2, D)."""

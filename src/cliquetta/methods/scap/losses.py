@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.building.entropy import log_prob_entropy
-from cliquetta.methods.scap.config import SCAPConfig
-from cliquetta.methods.scap.released import Rules
+from cliquetta.methods.scap.config import Rules, SCAPConfig
 from cliquetta.model.clip import l2_normalize
 
 CELLS = 2**24  # Entries of the matrix of cliques and memberships that are held at once.
@@ -22,10 +21,6 @@ class CliqueLosses(NamedTuple):
     concentration: Tensor  # (U,), Eq. 10.
     total: Tensor  # (U,), Eq. 14.
     attributes: Tensor  # Mean features (U, E), Eq. 5; not normalised.
-
-    def detach(self) -> CliqueLosses:
-        """These losses without gradients."""
-        return CliqueLosses(*(value.detach() for value in self))
 
 
 class Members(NamedTuple):
@@ -58,20 +53,20 @@ def clique_sizes(clique: Tensor, count: int) -> Tensor:
     return clique_sum(ones, clique, count)[:, 0].clamp_min(1)
 
 
-def queries(members: Members, rules: Rules) -> tuple[Tensor, Tensor]:
-    """Features that are classified, and the clique of each: mean features, or all members."""
-    features, clique, count = members
-    if rules.member_entropy:
-        return features, clique
-    mean = l2_normalize(attribute_features(features, clique, count))
-    return mean, torch.arange(count, device=features.device)
+def classify(members: Members, text: Tensor, scale: float, rules: Rules) -> tuple[Members, Tensor]:
+    """Queries, which are the mean features or all members, and their logits (Q, N).
 
-
-def query_logits(query_features: Tensor, owner: Tensor, text: Tensor, scale: float) -> Tensor:
-    """Logits (Q, N) of queries; ``text`` is (N, E) for all, or (U, N, E), one for each clique."""
+    ``text`` is (N, E) for all, or (U, N, E), one for each clique.
+    """
+    queries, clique, count = members
+    if not rules.member_entropy:
+        queries = l2_normalize(attribute_features(queries, clique, count))
+        clique = torch.arange(count, device=queries.device)
     if text.ndim == 2:
-        return scale * query_features @ text.T
-    return scale * torch.einsum("re,rne->rn", query_features, text[owner])
+        logits = scale * queries @ text.T
+    else:
+        logits = scale * torch.einsum("re,rne->rn", queries, text[clique])
+    return Members(queries, clique, count), logits
 
 
 def entropy_loss(logits: Tensor, clique: Tensor, count: int, rules: Rules) -> Tensor:
@@ -95,7 +90,7 @@ def concentration_loss(
 def clique_losses(
     members: Members, logits: Tensor, owner: Tensor, config: SCAPConfig
 ) -> CliqueLosses:
-    """Losses of all cliques, from the ``logits`` of their :func:`queries` and the cliques' own."""
+    """Losses of all cliques, from the ``logits`` of their queries and the ``owner`` of each."""
     features, clique, count = members
     attributes = attribute_features(features, clique, count)
     certainty = entropy_loss(logits, owner, count, config.rules)

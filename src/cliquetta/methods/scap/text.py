@@ -62,19 +62,12 @@ class PromptedText(LearnableTemplate):
                 out.append(self.vjp(cotangents).sum(dim=1))
             return torch.cat(out)
         size = grad_logits.abs().amax(dim=1, keepdim=True).clamp_min(1e-30)
-        dtype = self.jacobian.dtype
-        flat = self.jacobian.flatten(0, 1)
-        out = []
+        dtype, flat, out = self.jacobian.dtype, self.jacobian.flatten(0, 1), []
         for part in chunks(len(grad_logits), max(1, 2**28 // len(flat))):
             left = (grad_logits[part] / size[part]).to(dtype)
             outer = left[:, :, None] * query_features[part].to(dtype)[:, None]
             out.append((outer.flatten(1) @ flat).to(size.dtype) * size[part])
         return torch.cat(out).view(len(grad_logits), *self.start.shape)
-
-    def jacobian_bytes(self) -> int:
-        """Size of the Jacobian, in the tower's dtype."""
-        element = self.tower.projection.element_size()
-        return self.classes * self.start_features.shape[1] * self.start.numel() * element
 
     @torch.no_grad()
     def build_jacobian(self) -> None:
@@ -82,15 +75,12 @@ class PromptedText(LearnableTemplate):
         if self._built is not None:
             self.jacobian = self._built
             return
-        E = self.start_features.shape[1]
-        dtype = self.tower.projection.dtype
-        jacobian = torch.empty(
-            self.classes, E, self.start.numel(), dtype=dtype, device=self.ids.device
-        )
-        directions = torch.eye(E, device=self.ids.device, dtype=self.start_features.dtype)
-        most = max(1, ROWS // E)
+        N, E = self.start_features.shape
+        dtype, device = self.tower.projection.dtype, self.ids.device
+        jacobian = torch.empty(N, E, self.start.numel(), dtype=dtype, device=device)
+        directions = torch.eye(E, device=device, dtype=self.start_features.dtype)
         for group in self._length_groups():
-            for classes in torch.split(group, most):
+            for classes in torch.split(group, max(1, ROWS // E)):
                 tape, n = self._tape(classes), len(classes)
                 rows = self._through_mixing(directions[:, None].expand(-1, n, -1), classes)
                 index = torch.arange(n, device=rows.device).repeat(E)
@@ -103,8 +93,9 @@ class PromptedText(LearnableTemplate):
 
         The tally is part of the method's state: a resumed stream changes over at the same batch.
         """
+        size = self.start_features.numel() * self.start.numel()
         budget = MEMORY.get(self.ids.device.type, MEMORY["cpu"])
-        affordable = self.jacobian_bytes() <= budget
+        affordable = size * self.tower.projection.element_size() <= budget
         if sets_learned > self.start_features.shape[1] and self.jacobian is None and affordable:
             self.build_jacobian()
 

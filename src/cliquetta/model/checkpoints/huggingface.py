@@ -139,26 +139,19 @@ def config_from(config: Mapping[str, Any]) -> CLIPConfig:
         vision = {**_SIGLIP, **_SIGLIP_VISION, **given_vision}
         if not vision.get("vision_use_head", True):
             raise CheckpointError("not supported: a SigLIP image tower without its pooling head")
-        tower = _text_config({**_SIGLIP, **_SIGLIP_TEXT, **given_text}, end=None)
-        return CLIPConfig(
-            embed_dim=vision["hidden_size"],
-            vision=replace(_vision_config(vision), pooling="attention"),
-            text=replace(tower, causal=False, start_tokens=0, projection_bias=True),
-            sigmoid=True,
-        )
+        image = replace(_vision_config(vision), pooling="attention")
+        words = _text_config({**_SIGLIP, **_SIGLIP_TEXT, **given_text}, end=None)
+        words = replace(words, causal=False, start_tokens=0, projection_bias=True)
+        return CLIPConfig(vision["hidden_size"], image, words, sigmoid=True)
     # Early configs keep what was really set in a second dictionary.
     text = {**_CLIP, **_TEXT, **given_text, **_section(config, "text_config_dict")}
     vision = {**_CLIP, **_VISION, **given_vision, **_section(config, "vision_config_dict")}
     end = text["eos_token_id"]
     if kind == "clip" and end not in (_LEGACY_END, CLIP_END, None):
-        raise CheckpointError(
-            f"not supported: text that ends with token {end}; CLIP's end token is {CLIP_END}"
-        )
-    return CLIPConfig(
-        embed_dim=config.get("projection_dim", 512),
-        vision=_vision_config(vision),
-        text=_text_config(text, end=end if kind == "metaclip_2" else None),
-    )
+        message = f"not supported: text that ends with token {end}; CLIP's end token is {CLIP_END}"
+        raise CheckpointError(message)
+    words = _text_config(text, end=end if kind == "metaclip_2" else None)
+    return CLIPConfig(config.get("projection_dim", 512), _vision_config(vision), words)
 
 
 def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:

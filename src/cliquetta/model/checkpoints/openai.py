@@ -194,12 +194,8 @@ def _vision_config(
 def _resnet_config(state: Mapping[str, Tensor]) -> ResNetConfig:
     width = state["visual.layer1.0.conv1.weight"].shape[0]
     a, b, c, d = (_count(state, f"visual.layer{stage}.") for stage in range(1, 5))
-    return ResNetConfig(
-        image_size=_square_side(len(state["visual.attnpool.positional_embedding"]) - 1) * 32,
-        width=width,
-        layers=(a, b, c, d),
-        heads=width * 32 // 64,
-    )
+    side = _square_side(len(state["visual.attnpool.positional_embedding"]) - 1)
+    return ResNetConfig(side * 32, width, (a, b, c, d), heads=width * 32 // 64)
 
 
 def _text_config(state: Mapping[str, Tensor], conventions: Conventions) -> TextConfig:
