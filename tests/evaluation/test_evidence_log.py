@@ -90,9 +90,7 @@ def test_what_is_kept_is_what_was_predicted_and_seen(
         np.testing.assert_allclose(stored.features, wanted, atol=STORED)
 
 
-def test_prompted_features_are_those_that_were_scored(
-    run: Any, tiny_clip: CLIP, dataset: Any
-) -> None:
+def test_prompted_features_are_those_that_were_scored(run: Any, tiny_clip: CLIP) -> None:
     """With one pass an image and fixed text, logits are a product with the feature alone."""
     options = {"modalities": "image", "topk": 1, "lr": 0.5, "threshold": 0.5}
     folder, adapter = run(options=options)

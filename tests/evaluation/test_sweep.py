@@ -22,10 +22,10 @@ from cliquetta.types import Batch, Prediction
 from tests._helpers.made_runs import BASE
 from tests._helpers.tolerance import FEATURE
 
+pytestmark = pytest.mark.usefixtures("loads")
 
-def test_every_method_and_dataset_of_a_grid_is_built_before_the_first_run(
-    loads: list[str], tmp_path: Path
-) -> None:
+
+def test_every_method_and_dataset_is_built_before_the_first_run(tmp_path: Path) -> None:
     good = [with_method(BASE, name) for name in ("tda", "tent")]
     RunContext(tmp_path).check(grid(good, datasets=["bundled", "bundled@fog:1"], seeds=[0, 1]))
     few_shot = with_method(BASE, "coop")  # has not been fitted
@@ -40,9 +40,7 @@ def test_every_method_and_dataset_of_a_grid_is_built_before_the_first_run(
 @pytest.mark.parametrize(
     "changes", [{}, {"order": "correlated"}, {"order": "long", "length": 50}, {"order": "uneven"}]
 )
-def test_held_pixels_change_no_prediction(
-    changes: dict[str, Any], tmp_path: Path, loads: list[str]
-) -> None:
+def test_held_pixels_change_no_prediction(changes: dict[str, Any], tmp_path: Path) -> None:
     base = replace(BASE, dataset="bundled@fog:1", limit=20, **changes)
     cells = [with_method(base, name) for name in ("zero_shot", "tda", "mta/views=3")]
     cells += [replace(cells[0], dataset="bundled>bundled@fog:1")]
@@ -57,7 +55,7 @@ def test_held_pixels_change_no_prediction(
 
 
 def test_datasets_of_several_runs_are_held_where_there_is_room(
-    loads: list[str], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def pixels(*cells: RunSpec, **settings: Any) -> list[str]:
         results = sweep(cells, RunContext(None, **settings))
@@ -72,9 +70,7 @@ def test_datasets_of_several_runs_are_held_where_there_is_room(
     assert "leave out --hold" in pixels(BASE, hold=True)[0]
 
 
-def test_an_independent_method_predicts_once_for_all_seeds(
-    loads: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_independent_method_predicts_once_for_all_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     monkeypatch.setattr(Drawn, "sizes", sizes)
     monkeypatch.setitem(registry._ENTRIES, "drawn", DRAWN)
@@ -106,7 +102,7 @@ def test_a_grid_is_run_once(tmp_path: Path, loads: list[str]) -> None:
     assert loads == ["tiny"] * 2 and ended[:4] == ended[4:]
 
 
-def test_a_failing_cell_does_not_stop_the_others(tmp_path: Path, loads: list[str]) -> None:
+def test_a_failing_cell_does_not_stop_the_others(tmp_path: Path) -> None:
     cells = [replace(BASE, model="broken"), replace(BASE, dataset="bundlde"), BASE]
     broken, misspelt, fine = sweep(cells, RunContext(tmp_path))
     assert broken.error == "ValueError: no such model"
@@ -142,7 +138,7 @@ class Backwards:
             yield RunResult(cell, there.run(cell))
 
 
-def test_another_executor_gives_the_same_records(tmp_path: Path, loads: list[str]) -> None:
+def test_another_executor_gives_the_same_records(tmp_path: Path) -> None:
     cells = [replace(BASE, seed=seed) for seed in range(3)]
     here = sweep(cells, RunContext(tmp_path / "a"))
     there = sweep(cells, RunContext(tmp_path / "b"), Backwards())
