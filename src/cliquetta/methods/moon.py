@@ -81,7 +81,4 @@ class MOON(Transductive):
     """Per batch: von Mises-Fisher classes, held at their text unless present; no training."""
 
     config: MOONConfig
-
-    def assign(self, features: Tensor, log_prior: Tensor) -> Tensor:
-        """Log assignments (B, N) after all rounds."""
-        return transduce(features, log_prior, self.classifier, self.config)
+    transduce = staticmethod(transduce)

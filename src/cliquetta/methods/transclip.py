@@ -52,7 +52,7 @@ def update_variance(features: Tensor, means: Tensor, assignments: Tensor) -> Ten
     return squared.mean(dim=0).clamp_min(VARIANCE_FLOOR)
 
 
-def transduce(features: Tensor, log_prior: Tensor, config: TransCLIPConfig) -> Tensor:
+def transduce(features: Tensor, log_prior: Tensor, _: Tensor, config: TransCLIPConfig) -> Tensor:
     """Log assignments (B, N) of unit features (B, E), from zero-shot log-probabilities (B, N)."""
     affinity = nearest_affinity(features @ features.T, config.neighbours)
     links = (affinity + affinity.T) / (2 * config.neighbours)
@@ -77,7 +77,4 @@ class TransCLIP(Transductive):
     """Per batch: Gaussian classes, nearest neighbours and zero-shot predictions combined."""
 
     config: TransCLIPConfig
-
-    def assign(self, features: Tensor, log_prior: Tensor) -> Tensor:
-        """Log assignments (B, N) after all rounds."""
-        return transduce(features, log_prior, self.config)
+    transduce = staticmethod(transduce)

@@ -210,8 +210,8 @@ def learn(
 ) -> dict[str, Tensor]:
     """The parameters after SGD down the cross-entropy of the logits of crops, or their features."""
     few_shot = task.few_shot
-    text = isinstance(config, TextTraining)
-    draw = feature_draw(task, config) if text else crop_draw(task, config)
+    text = config if isinstance(config, TextTraining) else None
+    draw = crop_draw(task, config) if text is None else feature_draw(task, text)
     learned = {name: value.detach().clone().requires_grad_() for name, value in start.items()}
     parameters, momentum, decay = list(learned.values()), config.momentum, config.weight_decay
     optimiser = torch.optim.SGD(parameters, lr=config.lr, momentum=momentum, weight_decay=decay)
