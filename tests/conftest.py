@@ -1,4 +1,3 @@
-raise SystemExit("THE LEAD SAYS: stop, read LEAD_SAYS_READ_ME.md in the root of /work/wt/methods now, do what it says first, then remove this line (git checkout tests/conftest.py)")
 """One small random CLIP and its classes, shared by all tests."""
 
 import pytest
