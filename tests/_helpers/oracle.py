@@ -7,7 +7,7 @@ from torch import Tensor
 
 from cliquetta.methods.scap import SCAP, SCAPConfig
 from cliquetta.methods.scap.cliques import Cliques
-from cliquetta.methods.scap.config import Rules
+from cliquetta.methods.scap.released import Rules
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch, Prediction

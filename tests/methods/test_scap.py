@@ -16,9 +16,9 @@ from cliquetta.evaluation.runner import evaluate
 from cliquetta.methods.scap import PRESETS, SCAP, SCAPConfig
 from cliquetta.methods.scap.cliques import mine_cliques
 from cliquetta.methods.scap.composition import compose_prompts, plan_passes
-from cliquetta.methods.scap.config import Rules
 from cliquetta.methods.scap.learning import Task
 from cliquetta.methods.scap.losses import attribute_features, concentration_loss
+from cliquetta.methods.scap.released import Rules
 from cliquetta.methods.scap.retention import propagate
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Prediction

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.scap import losses
-from cliquetta.methods.scap.config import Rules
 from cliquetta.methods.scap.losses import Members, classify, clique_losses, entropy_loss
+from cliquetta.methods.scap.released import Rules
 from tests._helpers.oracle import scap_config
 from tests._helpers.tiny_world import draw
 from tests._helpers.tolerance import DOUBLE

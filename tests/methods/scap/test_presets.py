@@ -11,8 +11,8 @@ import torch
 from cliquetta.errors import UserError
 from cliquetta.methods.registry import create_method, get_method, method_config
 from cliquetta.methods.scap import PRESETS, SCAP, SCAPConfig
-from cliquetta.methods.scap.config import RULES
 from cliquetta.methods.scap.evidence import describe
+from cliquetta.methods.scap.released import RULES
 from cliquetta.model.clip import CLIP, MissingCapabilityError, initialise
 from cliquetta.model.config import CLIPConfig, ResNetConfig, TextConfig
 from cliquetta.prompts.classes import ClassPrompts

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.building.entropy import log_prob_entropy
-from cliquetta.methods.scap.config import Rules, SCAPConfig
+from cliquetta.methods.scap.config import SCAPConfig
+from cliquetta.methods.scap.released import Rules
 from cliquetta.model.clip import l2_normalize
 
 CELLS = 2**24  # Entries of the matrix of cliques and memberships that are held at once.
