@@ -66,7 +66,8 @@ class Adapter(ZeroShotReference, ABC):
     remembers in ``self.memory``, for reset, save and restore, and implements :meth:`_predict`.
     """
 
-    name: str  # What the method is registered under; that of the class if it is not.
+    name: str
+    """What the method is registered under; that of the class if it is not."""
 
     batch_dependence: ClassVar[BatchDependence]
     needs: ClassVar[frozenset[str]] = frozenset()
