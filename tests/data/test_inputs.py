@@ -200,11 +200,8 @@ def test_views_belong_to_the_image_not_to_its_batch(paths: list[Path]) -> None:
     assert as_batch(batch, PREPROCESS, views=spec) is batch
 
 
-def test_nothing_is_an_empty_batch() -> None:
+def test_nothing_unreadable_files_and_pixels_of_another_size(tmp_path: Path) -> None:
     assert as_batch([], PREPROCESS, views=ViewSpec("augmix", 2)).images.shape == (0, 3, 16, 16)
-
-
-def test_unreadable_files_and_pixels_of_another_size(tmp_path: Path) -> None:
     with pytest.raises(ImageError, match=r"gone\.png: no such file"):
         as_batch([tmp_path / "gone.png"], PREPROCESS)
     with pytest.raises(UserError, match=r"\(B, 3, 16, 16\), got \(1, 3, 8, 8\)"):

@@ -20,7 +20,7 @@ from cliquetta.methods.registry import create_method, method_config, method_entr
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import ViewSpec
-from tests._helpers.streaming import Drift, DriftConfig, made_up_dataset
+from tests._helpers.streaming import made_up_dataset
 from tests._helpers.tiny import TINY_NAMES, build_tiny_clip
 from tests._helpers.tolerance import FEATURE
 
@@ -58,15 +58,6 @@ def test_methods_answer_from_features_as_from_pixels(
         theirs = load_predictions(tmp_path / "pixels" / pixels.id)
         assert ours.keys == theirs.keys
         np.testing.assert_allclose(ours.probabilities, theirs.probabilities, atol=FEATURE)
-
-
-def test_a_method_that_looks_at_pixels_is_refused(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tmp_path: Path
-) -> None:
-    adapter = Drift(tiny_clip, tiny_prompts, DriftConfig())
-    stream = FeatureStream(Stream(made_up_dataset(), tiny_clip.preprocess), tiny_clip, tmp_path)
-    with pytest.raises(ValueError, match="needs images and a model"):
-        evaluate(adapter, stream)
 
 
 @pytest.mark.parametrize("shape", [(2, 4, 23), (2, 23), (24,), (2, 0, 24)])

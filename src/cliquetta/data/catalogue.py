@@ -48,8 +48,7 @@ class DatasetEntry:
     classes: int
     expected: Mapping[str, int]  # counts that a complete copy has, such as `{"images": 2000}`
     source: str  # where the data come from and under what terms
-    splits: Mapping[str, int] = field(default_factory=dict)
-    """Images of the splits (``pacs/sketch``); the first is meant when none is named."""
+    splits: Mapping[str, int] = field(default_factory=dict)  # images of each, the default first
     needs_root: bool = True  # false for data that come with the package
 
 

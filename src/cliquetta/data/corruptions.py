@@ -64,10 +64,8 @@ def corrupt_batch(
     """
     size = images.shape[1:]
     if images.dtype != np.uint8 or len(size) != 3 or 0 in size or size[2] != 3:
-        raise UserError(
-            f"corruptions take 8-bit RGB pictures (uint8, last axis 3), got {images.dtype} "
-            f"{images.shape}: convert with PIL's image.convert('RGB')"
-        )
+        given = f"{images.dtype} {images.shape}: convert with PIL's image.convert('RGB')"
+        raise UserError(f"corruptions take 8-bit RGB pictures (uint8, last axis 3), got {given}")
     numbers = range(len(images)) if indices is None else indices
     if len(numbers) != len(images):
         raise UserError(f"{len(images)} pictures but {len(numbers)} indices")

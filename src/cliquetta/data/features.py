@@ -122,10 +122,8 @@ def _from_frame(frame: Any) -> dict[str, Any]:
     vectors = [name for name in frame.columns if any(np.ndim(v) for v in first[name])]
     named = find_column([str(name) for name in vectors], FEATURE_NAMES)
     if named is None and len(vectors) != 1:
-        raise UserError(
-            "a DataFrame of features has rows, and a column of vectors called `features`; "
-            f"found {', '.join(map(str, frame.columns))}"
-        )
+        wanted = "a DataFrame of features has rows, and a column of vectors called `features`"
+        raise UserError(f"{wanted}; found {', '.join(map(str, frame.columns))}")
     column = vectors[0] if named is None else named
     rows = [np.asarray(value) for value in frame[column]]
     others = {str(n): np.asarray(frame[n].astype(str)) for n in frame.columns if n not in vectors}

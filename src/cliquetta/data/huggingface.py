@@ -53,9 +53,8 @@ def hugging_face_dataset(name: str) -> HuggingFaceDataset:
     try:
         import datasets
     except ImportError:
-        raise UserError(
-            "datasets of Hugging Face need an extra: pip install 'cliquetta[hf-datasets]'"
-        ) from None
+        remedy = "pip install 'cliquetta[hf-datasets]'"
+        raise UserError(f"datasets of Hugging Face need an extra: {remedy}") from None
     base, options = parse_name(name)
     split = options.get("split", "test")
     if (Path(base) / "dataset_info.json").is_file() or (Path(base) / "dataset_dict.json").is_file():
@@ -91,8 +90,6 @@ def parse_name(name: str) -> tuple[str, dict[str, str]]:
 def _column(table: Table, kind: type, option: str, base: str) -> str | None:
     names = [name for name, feature in table.features.items() if isinstance(feature, kind)]
     if len(names) > 1:
-        raise UserError(
-            f"{base} has several columns that could be the {option}: choose with "
-            f"?{option}= one of {', '.join(names)}"
-        )
+        remedy = f"choose with ?{option}= one of {', '.join(names)}"
+        raise UserError(f"{base} has several columns that could be the {option}: {remedy}")
     return names[0] if names else None

@@ -185,10 +185,9 @@ def _checked(batch: Batch, preprocess: Preprocess, views: ViewSpec | None, seed:
     """A batch of preprocessed pixels; views are made of these where they are missing."""
     size = preprocess.size
     if batch.images.ndim != 4 or tuple(batch.images.shape[1:]) != (3, size, size):
-        raise UserError(
-            f"pixels must be (B, 3, {size}, {size}), got {tuple(batch.images.shape)}: preprocess "
-            "them with model.preprocess, or pass paths or PIL images"
-        )
+        remedy = "preprocess them with model.preprocess, or pass paths or PIL images"
+        shape = tuple(batch.images.shape)
+        raise UserError(f"pixels must be (B, 3, {size}, {size}), got {shape}: {remedy}")
     if views is None or batch.views is not None:
         return batch
     if len(batch.keys) != len(batch):

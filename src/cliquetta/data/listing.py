@@ -84,10 +84,9 @@ class ImageList:
             "columns TEXT, section TEXT, member TEXT)"
         )
         facts = dict(self._rows.execute("SELECT name, value FROM facts"))
-        self.columns: list[str] = json.loads(facts.get("columns", "[]"))
-        """Columns of input tables, in order."""
+        self.columns: list[str] = json.loads(facts.get("columns", "[]"))  # of input tables
+        # files in folders that are no images, counted by kind
         self.unused: Counter[str] = Counter(json.loads(facts.get("unused", "{}")))
-        """Files in folders that are no images, counted by kind."""
         self.repeated = int(facts.get("repeated", 0))  # how many paths were named again
 
     def __len__(self) -> int:
@@ -206,8 +205,7 @@ def _expand(source: Source, unused: Counter[str], stdin: Path | None) -> Iterato
     if suffix == TAR:
         for shard in expand_braces(name):
             require(shard)
-            for member_name, member in list_members(shard):
-                yield Entry(f"{shard}/{member_name}", {}, member)
+            yield from (Entry(f"{shard}/{inner}", {}, at) for inner, at in list_members(shard))
     elif suffix in TABLES and (url or not is_folder(source)):
         yield from _listed(name)
     elif is_folder(source):
@@ -220,9 +218,8 @@ def _expand(source: Source, unused: Counter[str], stdin: Path | None) -> Iterato
     else:
         require(source)
         if suffix in _PACKED:
-            raise UserError(
-                f"{source} is compressed: unpack it and name the folder, or make it a .tar file"
-            )
+            remedy = "unpack it and name the folder, or make it a .tar file"
+            raise UserError(f"{source} is compressed: {remedy}")
         yield Entry(name, {})
 
 

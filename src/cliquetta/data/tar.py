@@ -128,10 +128,8 @@ def _files(shard: Path | str) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo
                 if member.isfile() and not Path(member.name).name.startswith("."):
                     yield archive, member
     except tarfile.ReadError as error:
-        raise UserError(
-            f"{shard} cannot be read as an uncompressed tar file ({error}): a compressed one has "
-            "to be read from the start for every image; uncompress it"
-        ) from None
+        remedy = "a compressed one has to be read from the start for every image; uncompress it"
+        raise UserError(f"{shard} is not an uncompressed tar file ({error}): {remedy}") from None
 
 
 def _class_in(kind: str, data: bytes) -> str | None:

@@ -68,10 +68,9 @@ def attach_views(
     """
     check_spec(spec)
     if len(batch.keys) != len(batch):
-        raise UserError(
-            f"views are tied to keys: the batch has {len(batch)} images and {len(batch.keys)} "
-            "keys; make it with Batch(images, keys=...)"
-        )
+        sizes = f"{len(batch)} images and {len(batch.keys)} keys"
+        remedy = "make it with Batch(images, keys=...)"
+        raise UserError(f"views are tied to keys: the batch has {sizes}; {remedy}")
     S = batch.images.shape[-1]
     if len(batch) == 0:
         return Batch(batch.images, (), batch.images.new_empty(0, spec.count, 3, S, S))
@@ -80,9 +79,8 @@ def attach_views(
         crops = crop_tensors(batch.images, boxes, S).to(batch.images.dtype)
         return Batch(batch.images, batch.keys, torch.cat([batch.images[:, None], crops], dim=1))
     if preprocess is None:
-        raise UserError(
-            "augmix needs the normalisation: attach_views(..., preprocess=model.preprocess)"
-        )
+        remedy = "attach_views(..., preprocess=model.preprocess)"
+        raise UserError(f"augmix needs the normalisation: {remedy}")
     pictures = preprocess.unnormalise(batch.images)
     crops = crop_tensors(pictures.movedim(-1, -3), boxes, S, eight_bit=True).to(torch.uint8)
     views = _finish(pictures, crops.movedim(-3, -1), recipes, preprocess).to(batch.images.dtype)

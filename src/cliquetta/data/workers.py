@@ -52,10 +52,8 @@ class WorkerError(RuntimeError):
 
 def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """Cores that this process may use: its affinity, and the limits of its container."""
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    else:
-        cores = os.cpu_count() or 1
+    affinity = getattr(os, "sched_getaffinity", None)  # not on macOS and Windows
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
         try:
             quota, period = " ".join((cgroup / name).read_text() for name in names).split()
@@ -150,8 +148,7 @@ def _submit(executor: ProcessPoolExecutor, slot: int, item: Any) -> _Result:
         sys.modules["__main__"] = main
 
 
-_here: tuple[Callable[[Any], Made], _Ring] | None = None
-"""In a worker process: its function, and where its arrays go."""
+_here: tuple[Callable[[Any], Made], _Ring] | None = None  # in a worker: what it does, and where
 
 
 def _settle(pickled: bytes, ring: _Ring, pillow: tuple[bool, int | None]) -> None:

@@ -293,11 +293,10 @@ class Predictor:
         saved = load_state(adapter, state, other_classes=True)
         self.classes_changed |= saved.classes_changed
         if saved.classes_changed:
-            warnings.warn(
-                f"{state} was saved with another class list: what was learned about the images "
-                "stays, what was counted per class starts again",
-                stacklevel=2,
+            rest = (
+                "what was learned about the images stays, what was counted per class starts again"
             )
+            warnings.warn(f"{state} was saved with another class list: {rest}", stacklevel=2)
         return int(saved.notes.get("images", 0))
 
     def save(self, state: Path, images: int) -> None:

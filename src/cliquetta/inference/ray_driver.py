@@ -77,10 +77,8 @@ class ActorSetup:
         adapters = work.predictor.adapters.values()
         for one in adapters:
             if get_method(one.name).adapter is not type(one):
-                raise UserError(
-                    f"{one.name} cannot be built again in an actor: run it without "
-                    "--ray, in parts (--shard) on several machines"
-                )
+                remedy = "run it without --ray, in parts (--shard) on several machines"
+                raise UserError(f"{one.name} cannot be built again in an actor: {remedy}")
         predictor = replace(work.predictor, adapters={})
         methods = [(one.name, one.prompts, one.config, one.seed, one.fitted) for one in adapters]
         model = copy.deepcopy(next(iter(adapters)).model).cpu()
@@ -207,15 +205,11 @@ class RayCluster:
             actors = self.actors or max(1, int(has["GPU"] / gpus) if gpus else 1)
             cores = 0 if gpus else self.threads
             if gpus * actors > has["GPU"]:
-                raise UserError(
-                    f"{actors} actors with {gpus} GPUs each are too many for a cluster with "
-                    f"{has['GPU']:.0f}: lower --actors or --gpus-per-actor"
-                )
+                there = f"a cluster with {has['GPU']:.0f}: lower --actors or --gpus-per-actor"
+                raise UserError(f"{actors} actors with {gpus} GPUs each are too many for {there}")
             if cores * actors + 1 > has["CPU"]:
-                raise UserError(
-                    f"{actors} actors and a reader need {cores * actors + 1} CPU cores, the "
-                    f"cluster has {has['CPU']:.0f}: lower --actors"
-                )
+                there = f"CPU cores, the cluster has {has['CPU']:.0f}: lower --actors"
+                raise UserError(f"{actors} actors and a reader need {cores * actors + 1} {there}")
             logger = logging.getLogger("ray.data")
             level = logger.level
             logger.setLevel(logging.CRITICAL)  # what goes wrong is reported here, once

@@ -128,9 +128,7 @@ class FileRun:
         self.parts.remove_finished()
         check_writable(self.target, self.state, overwrite=self.overwrite)
         if self.group_by is not None and self.shard[1] > 1:
-            raise UserError(
-                "a shard would cut groups apart: leave out one of --shard and --group-by"
-            )
+            raise UserError("a shard would cut groups apart: leave out --shard or --group-by")
         # the folder goes before a cluster is left, which takes seconds
         with ExitStack() as connection, self.parts.held(), ExitStack() as stack:
             # once more: a run of the same command may have ended just before the lock was ours
@@ -193,10 +191,9 @@ class FileRun:
         facts = parts.read()
         differing = [key for key in asked if facts and facts["asked"].get(key) != asked[key]]
         if differing and not self.overwrite:
-            raise UserError(
-                f"{parts.folder} holds an unfinished run with another {differing[0]}: repeat its "
-                "command to continue it, or pass --overwrite to start again"
-            )
+            remedy = "repeat its command to continue it, or pass --overwrite to start again"
+            unfinished = f"an unfinished run with another {differing[0]}"
+            raise UserError(f"{parts.folder} holds {unfinished}: {remedy}")
         if facts and not differing:
             return facts
         parts.clear()

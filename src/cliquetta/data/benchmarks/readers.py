@@ -96,10 +96,8 @@ def from_list(
         for key, stated in rows:
             label = label_of(stated)
             if label is None:
-                raise UserError(
-                    f"{location.file}: {stated!r} of {key} is not one of the "
-                    f"classes{hint and '; '}{hint}"
-                )
+                classes = f"the classes{hint and '; '}{hint}"
+                raise UserError(f"{location.file}: {stated!r} of {key} is not one of {classes}")
             labels[key] = label
         paths = {key: location.images / key for key in labels}
         if anywhere:
@@ -139,10 +137,8 @@ def coop_rows(list_id: str) -> RowsOf:
         for key, label, name in pictures:
             known = names[label] if 0 <= label < len(names) else "no class"
             if squeeze(known) != squeeze(name):
-                raise UserError(
-                    f"{file} calls class {label} {name!r}, our list calls it {known!r}; "
-                    "is it the split file of another dataset?"
-                )
+                ours = f"our list calls it {known!r}; is it the split file of another dataset?"
+                raise UserError(f"{file} calls class {label} {name!r}, {ours}")
             yield key, name
 
     return rows
@@ -229,10 +225,9 @@ def load_pair(images: Path, labels: Path) -> tuple[AnyArray, AnyArray]:
     except ValueError as error:
         raise UserError(f"{images} or {labels.name} is no array file ({error})") from None
     if pictures.shape[1:] != (_SIDE, _SIDE, 3) or classes.shape != pictures.shape[:1]:
-        raise UserError(
-            f"{images} and {labels.name} have shapes {pictures.shape} and {classes.shape}: "
-            f"pictures (N, {_SIDE}, {_SIDE}, 3) and N labels are wanted"
-        )
+        shapes = f"{pictures.shape} and {classes.shape}"
+        wanted = f"pictures (N, {_SIDE}, {_SIDE}, 3) and N labels are wanted"
+        raise UserError(f"{images} and {labels.name} have shapes {shapes}: {wanted}")
     return pictures, classes
 
 

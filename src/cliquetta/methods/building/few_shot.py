@@ -1,7 +1,6 @@
 """Few-shot methods: an adapter made from fitted tensors, and one SGD loop."""
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -22,12 +21,10 @@ from cliquetta.methods.building.config import (
     NonNegativeCount,
     Positive,
 )
-from cliquetta.methods.building.feature_level import FeatureLevel
 from cliquetta.methods.building.memory import all_finite
 from cliquetta.methods.building.support_set import FewShot, Rows, crop_features
 from cliquetta.model.clip import CLIP, l2_normalize
 from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.types import Prediction
 
 Own = TypeVar("Own", bound="FewShotAdapter")
 
@@ -98,17 +95,6 @@ class FewShotAdapter(Adapter):
         if len(set(wanted)) != len(wanted):
             raise UserError(f"class names must differ for {by} to pick from the fitted ones")
         return [list(known).index(name) for name in wanted]
-
-
-class FewShotClassifier(FeatureLevel, FewShotAdapter):
-    """One that classifies image features."""
-
-    def _predict_features(self, features: Tensor) -> Prediction:
-        return Prediction(self.classify(features[:, 0]))
-
-    @abstractmethod
-    def classify(self, features: Tensor) -> Tensor:
-        """Logits (B, N) of unit image features (B, E)."""
 
 
 def refuse_fixed_text(adapter: type[Adapter], prompts: ClassPrompts) -> None:
