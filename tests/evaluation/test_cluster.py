@@ -91,11 +91,6 @@ def test_all_runs_report_to_one_place(grid: Grid) -> None:
     assert last[grid.cells[0]][1] == 160
 
 
-def test_a_finished_grid_is_not_run_again(grid: Grid) -> None:
-    context = RunContext(grid.folder / "ray", device="cpu")
-    assert sweep(grid.cells[:3], context, RayExecutor()) == grid.there[:3]
-
-
 def test_the_command_runs_its_grid_there(grid: Grid, tmp_path: Path) -> None:
     words = ["evaluate", "--dataset", "bundled", "--method", "tda", "--model", grid.cells[0].model]
     words += ["--limit", "40", "--device", "cpu", "--json", "--out"]

@@ -45,17 +45,12 @@ def run(tiny_clip: CLIP, dataset: Any, tmp_path: Path) -> Any:
     """Run a method over the dataset with evidence; gives back its folder and its adapter."""
 
     def call(
-        method: str = "scap",
-        options: Any = None,
-        where: str = "runs",
-        evidence: Any = LIMITS,
-        on_step: Any = None,
+        method: str = "scap", options: Any = None, where: str = "runs", **arguments: Any
     ) -> Any:
         config = method_config(method, None, options)
         adapter = create_method(method, tiny_clip, dataset.prompts, config)
-        stream = Stream(dataset, tiny_clip.preprocess, 10)
-        out = tmp_path / where
-        record = evaluate(adapter, stream, out=out, evidence=evidence, on_step=on_step)
+        stream, out = Stream(dataset, tiny_clip.preprocess, 10), tmp_path / where
+        record = evaluate(adapter, stream, out=out, **{"evidence": LIMITS} | arguments)
         return out / record.id, adapter
 
     return call
@@ -72,15 +67,20 @@ def test_predictions_are_those_of_a_run_without_evidence(run: Any) -> None:
     assert steps == [1, 2, 3, 4]
 
 
-def test_what_is_kept_is_what_was_answered(run: Any, tiny_clip: CLIP, dataset: Any) -> None:
+def test_what_is_kept_is_what_was_predicted_and_seen(
+    run: Any, tiny_clip: CLIP, dataset: Any
+) -> None:
     folder, adapter = run()
-    assert not adapter.collect_evidence
-    evidence, replies = load_evidence(folder), load_predictions(folder)
-    assert evidence.names == TINY_NAMES
+    evidence, predictions = load_evidence(folder), load_predictions(folder)
+    assert not adapter.collect_evidence and evidence.names == TINY_NAMES
     assert [batch.number for batch in evidence.batches] == [1, 2, 3, 4]
-    assert sum((batch.keys for batch in evidence.batches), ()) == replies.keys
+    assert sum((batch.keys for batch in evidence.batches), ()) == predictions.keys
     after = [label for batch in evidence.batches for label in batch.after]
-    assert after == replies.classes[:, 0].tolist()
+    assert after == predictions.classes[:, 0].tolist()
+    first = evidence.batches[0]
+    order = [dataset.keys.index(key) for key in first.keys]
+    difference = first.pictures.astype(int) - dataset.images[order].astype(int)
+    assert np.abs(difference).max() <= 1  # small pictures are kept without loss
     plain = create_method("zero_shot", tiny_clip, dataset.prompts)
     batches = Stream(dataset, tiny_clip.preprocess, 10).batches()
     for stored, (batch, labels) in zip(evidence.batches, batches, strict=True):
@@ -90,21 +90,17 @@ def test_what_is_kept_is_what_was_answered(run: Any, tiny_clip: CLIP, dataset: A
         np.testing.assert_allclose(stored.features, wanted, atol=STORED)
 
 
-def test_prompted_features_are_those_that_were_scored(
-    run: Any, tiny_clip: CLIP, dataset: Any
-) -> None:
-    """With one pass an image and fixed text, the answer is a product with the feature alone."""
+def test_prompted_features_are_those_that_were_scored(run: Any, tiny_clip: CLIP) -> None:
+    """With one pass an image and fixed text, logits are a product with the feature alone."""
     options = {"modalities": "image", "topk": 1, "lr": 0.5, "threshold": 0.5}
     folder, adapter = run(options=options)
-    evidence, replies = load_evidence(folder), load_predictions(folder)
+    evidence, predictions = load_evidence(folder), load_predictions(folder)
     prompted = torch.from_numpy(np.concatenate([batch.prompted for batch in evidence.batches]))
     plain = np.concatenate([batch.features for batch in evidence.batches])
     assert np.abs(prompted.numpy() - plain).max() > 0.01
     logits = tiny_clip.scale * prompted @ adapter.learner.start_text.T
-    result = logits.softmax(dim=-1).topk(5, dim=-1)
-    np.testing.assert_allclose(
-        result.values.numpy(), replies.probabilities, atol=TINY_SCALE * STORED
-    )
+    best = logits.softmax(dim=-1).topk(5, dim=-1).values.numpy()
+    np.testing.assert_allclose(best, predictions.probabilities, atol=TINY_SCALE * STORED)
 
 
 def test_counts_add_up_to_the_description(run: Any) -> None:
@@ -166,11 +162,7 @@ def test_size_is_bounded(run: Any) -> None:
     assert load_evidence(none).batches == () and len(load_evidence(none).counts) == 4
 
 
-def test_pictures_show_what_the_model_saw(run: Any, tiny_clip: CLIP, dataset: Any) -> None:
-    first = load_evidence(run()[0]).batches[0]
-    order = [dataset.keys.index(key) for key in first.keys]
-    difference = first.pictures.astype(int) - dataset.images[order].astype(int)
-    assert np.abs(difference).max() <= 1  # small pictures are kept without loss
+def test_large_pictures_are_shrunk() -> None:
     shrunk = small_pictures(torch.zeros(2, 3, 64, 64), (0.4,) * 3, (0.25,) * 3, 24)
     assert shrunk.shape == (2, 24, 24, 3) and (shrunk == 102).all()
 

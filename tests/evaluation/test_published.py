@@ -125,15 +125,15 @@ def test_every_number_is_the_printed_one(
 
 
 SCAP_RUNS = [
-    (name, spec)
+    spec
     for name in ("ood", "cross-domain", "components", "combination")
     for spec in read_grid(packaged_grid(name))
     if spec.method == "scap"
 ]
 
 
-@pytest.mark.parametrize(("table", "spec"), SCAP_RUNS, ids=lambda value: str(value)[:60])
-def test_scap_is_run_as_the_paper_says(table: str, spec: RunSpec) -> None:
+@pytest.mark.parametrize("spec", SCAP_RUNS, ids=lambda spec: str(spec)[:60])
+def test_scap_is_run_as_the_paper_says(spec: RunSpec) -> None:
     assert spec.batch_size == 64  # "for all experiments"
     # "an ensemble of multiple templates for the OOD benchmark, whereas dataset-specific templates
     # are used for the cross-domain benchmark, following TDA"

@@ -35,9 +35,7 @@ def test_records_without_a_hash_are_read(drift: Drift, stream: Stream, tmp_path:
     assert find_runs([tmp_path])[0][0].record.predictions == {}
 
 
-def test_the_id_depends_on_every_setting(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tmp_path: Path
-) -> None:
+def test_the_id_depends_on_every_setting(tiny_clip: CLIP, tiny_prompts: ClassPrompts) -> None:
     def identity(config: DriftConfig | None = None, seed: int = 0, **stream: Any) -> str:
         adapter = Drift(tiny_clip, tiny_prompts, config or DriftConfig(), seed=seed)
         return plan(adapter, Stream(made_up_dataset(), tiny_clip.preprocess, **stream)).id

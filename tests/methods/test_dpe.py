@@ -20,39 +20,39 @@ def rows(x: Tensor) -> Tensor:
     return x / x.norm(dim=-1, keepdim=True)
 
 
+def doubt(p: Tensor) -> Tensor:
+    return -(p * p.clamp_min(1e-300).log()).sum(dim=-1)
+
+
 def literal_dpe(stream: Tensor, text: Tensor, scale: float, config: DPEConfig) -> Tensor:
     """Logits of a stream (B, V, E)."""
-    N = len(text)
-    base, averaged = text.clone(), 0
+    base, averaged, predictions = text.clone(), 0, []
     cache: dict[int, list[tuple[float, Tensor]]] = {}
-    predictions = []
+
+    def confident(views: Tensor, t: Tensor) -> Tensor:
+        order = doubt((scale * views @ t.T).softmax(dim=-1)).argsort()
+        return views[order[: max(1, int(config.selection_fraction * len(views)))]]
+
     for views in stream:
-        t0 = rows(base)
-        p = (scale * views @ t0.T).softmax(dim=-1)
-        order = (-(p * p.log()).sum(dim=-1)).argsort()
-        selected = views[order[: max(1, int(config.selection_fraction * len(views)))]]
-        feature, mean = selected.mean(dim=0), (scale * selected @ t0.T).softmax(dim=-1).mean(dim=0)
-        label = int((scale * selected @ t0.T).mean(dim=0).argmax())
-        entries = cache.setdefault(label, [])
-        entries.append((float(-(mean * mean.log()).sum()), feature))
+        selected = confident(views, rows(base))
+        z = scale * selected @ rows(base).T
+        feature, entries = selected.mean(dim=0), cache.setdefault(int(z.mean(dim=0).argmax()), [])
+        entries.append((float(doubt(z.softmax(dim=-1).mean(dim=0))), feature))
         entries.sort(key=lambda entry: entry[0])
         del entries[config.capacity :]
         classes = sorted(cache)
-        prototypes = torch.stack(
-            [torch.stack([f for _, f in cache[c]]).mean(dim=0) for c in classes]
-        )
-        dt = torch.zeros_like(base, requires_grad=True)
-        dv = torch.zeros_like(prototypes, requires_grad=True)
+        means = [torch.stack([f for _, f in cache[c]]).mean(dim=0) for c in classes]
+        prototypes = torch.stack(means)
+        dt, dv = (torch.zeros_like(x, requires_grad=True) for x in (base, prototypes))
 
         def logits(f: Tensor, t: Tensor, v: Tensor, classes: list[int] = classes) -> Tensor:
-            actual = [scale * f @ t[k] for k in range(N)]
-            for j, c in enumerate(classes):
-                actual[c] = actual[c] + config.alpha * (-config.beta * (1 - f @ v[j])).exp()
+            actual = [scale * f @ own for own in t]
+            for c, own in zip(classes, v, strict=True):
+                actual[c] = actual[c] + config.alpha * (-config.beta * (1 - f @ own)).exp()
             return torch.stack(actual)
 
         t, v = rows(base + dt), rows(prototypes + dv)
-        q = logits(feature, t, v).softmax(dim=-1)
-        loss = -(q * q.log()).sum()
+        loss = doubt(logits(feature, t, v).softmax(dim=-1))
         for j, _ in enumerate(classes):
             z = torch.stack([v[j] @ t[c] / 0.01 for c in classes])
             loss = loss - config.alignment_weight * z.log_softmax(dim=0)[j] / len(classes)
@@ -60,19 +60,12 @@ def literal_dpe(stream: Tensor, text: Tensor, scale: float, config: DPEConfig) -
         torch.optim.AdamW([dt, dv], lr=config.lr, eps=1e-3, weight_decay=0.1).step()
         with torch.no_grad():
             t, v = rows(base + dt), rows(prototypes + dv)
-            scored = views[0]
-            if config.scored == "confident":
-                p = (scale * views @ t.T).softmax(dim=-1)
-                order = (-(p * p.log()).sum(dim=-1)).argsort()
-                scored = views[order[: len(selected)]].mean(dim=0)
-            prediction = logits(scored, t, v)
-            q = prediction.softmax(dim=-1)
-            if float(-(q * q.clamp_min(1e-300).log()).sum()) / math.log2(N) < (
-                config.update_threshold
-            ):
+            scored = views[0] if config.scored == "plain" else confident(views, t).mean(dim=0)
+            predictions.append(logits(scored, t, v))
+            share = float(doubt(predictions[-1].softmax(dim=-1))) / math.log2(len(text))
+            if share < config.update_threshold:
                 averaged += 1
                 base = base * (averaged / (averaged + 1)) + t / (averaged + 1)
-        predictions.append(prediction)
     return torch.stack(predictions)
 
 

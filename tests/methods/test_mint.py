@@ -10,12 +10,10 @@ from tests._helpers.tolerance import SUM
 
 
 def test_a_stream_equals_loops() -> None:
-    config = MintConfig(text_weight=4)
+    config, gradients = MintConfig(text_weight=4), []
     mint = Mint(double_clip(), TINY_PROMPTS, config)
     text = mint.classifier
-    seen: list[list[Tensor]] = [[] for _ in text]
-    stepped: list[list[Tensor]] = [[] for _ in text]
-    gradients = []
+    seen, stepped = ([list[Tensor]() for _ in text] for _ in range(2))
     for images in TINY_IMAGES.split([4, 1, 5]):
         live = double_clip()  # the norms start again with every batch
         norms = open_norms(live.visual)
@@ -29,8 +27,7 @@ def test_a_stream_equals_loops() -> None:
             own = torch.stack(seen[label]).mean(dim=0)
             gain = ((feature - everything) ** 2).sum() - ((feature - own) ** 2).sum()
             objective = objective + gain / labels.count(label) / len(set(labels))
-        gradient = torch.autograd.grad(-objective, norms)
-        gradients.append(flat(list(gradient)))
+        gradients.append(flat(list(torch.autograd.grad(-objective, norms))))
         step = torch.nn.Parameter(flat(norms))
         step.grad = torch.stack(gradients).mean(dim=0)
         torch.optim.Adam([step], lr=config.lr).step()
@@ -39,12 +36,9 @@ def test_a_stream_equals_loops() -> None:
             z = unit_rows(live.encode_image(images))
             for feature in z:
                 stepped[int((text @ feature).argmax())].append(feature)
-            count = sum(map(len, stepped))
-            mixed = text.clone()
+            count, mixed = sum(map(len, stepped)), 4 * text
             for c, some in enumerate(stepped):
-                if some:
-                    share = count / (4 + count)
-                    mixed[c] = (1 - share) * text[c] + share * torch.stack(some).mean(dim=0)
+                mixed[c] += count * (torch.stack(some).mean(dim=0) if some else 0)
             expected = live.scale * z @ unit_rows(mixed).T
         torch.testing.assert_close(mint.predict(images).logits, expected.float())
 

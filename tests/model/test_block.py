@@ -8,19 +8,12 @@ from torch import Tensor
 
 from cliquetta.model.block import Prefix
 from cliquetta.model.clip import CLIP
-from tests._helpers.literal_towers import (
-    all_features,
-    assert_same_gradients,
-    draw,
-    image_features,
-)
+from tests._helpers.literal_towers import all_features, assert_same_gradients, draw, image_features
 from tests._helpers.tolerance import FEATURE, SUM
 
 
 @pytest.mark.parametrize("at", [(0,), (1,), (0, 1)])
-def test_prefix_features_and_gradients(
-    clip: CLIP, tiny_images: Tensor, at: tuple[int, ...]
-) -> None:
+def test_prefixes_and_gradients(clip: CLIP, tiny_images: Tensor, at: tuple[int, ...]) -> None:
     images = tiny_images[:3]
     tokens = [draw(3, 4, 2, 32, seed=i).requires_grad_() for i in at]
     ours = clip.encode_image(images, prefix={i: Prefix(t) for i, t in zip(at, tokens, strict=True)})

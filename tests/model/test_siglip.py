@@ -149,9 +149,6 @@ def test_positions_interpolate_without_a_class_token(pair: Any, tmp_path: Path) 
     assert large.encode_image(torch.zeros(1, 3, 64, 64)).shape == (1, 64)
 
 
-# Preprocessing
-
-
 @pytest.mark.parametrize("resample", [2, 3])
 def test_preprocessing_is_that_of_transformers(tmp_path: Path, resample: int) -> None:
     save_siglip(tiny_siglip(), tmp_path)
@@ -167,9 +164,6 @@ def test_preprocessing_is_that_of_transformers(tmp_path: Path, resample: int) ->
     (tmp_path / "preprocessor_config.json").unlink()
     plain = create_model(tmp_path).preprocess
     assert (plain.mean, plain.std, plain.resize) == ((0.5,) * 3, (0.5,) * 3, "squash")
-
-
-# Tokenizers
 
 
 def test_tokenizer_json_of_gemmas_kind(pair: Any) -> None:
@@ -243,9 +237,7 @@ def test_an_image_tower_without_its_head(tmp_path: Path) -> None:
         create_model(tmp_path)
 
 
-def test_our_own_file_keeps_the_weights_and_says_that_tokens_are_missing(
-    pair: Any, tmp_path: Path
-) -> None:
+def test_our_own_file_keeps_weights_and_lacks_the_tokenizer(pair: Any, tmp_path: Path) -> None:
     ours, _ = pair
     save_model(ours, tmp_path / "m.safetensors")
     again = create_model(tmp_path / "m.safetensors")

@@ -1,6 +1,7 @@
 """Runs to report on: made by hand, and evaluated with evidence."""
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -87,20 +88,15 @@ def evidence() -> Evidence:
 @pytest.fixture
 def records(tmp_path: Path) -> list[Record]:
     """Zero-shot and two methods on three datasets with two seeds; TDA takes twice the time."""
-    right = {
-        ("zero_shot", "toy@fog:3"): (10, 10),
-        ("zero_shot", "toy@contrast:3"): (12, 12),
-        ("zero_shot", "toy"): (18, 18),
-        ("tda", "toy@fog:3"): (12, 14),
-        ("tda", "toy@contrast:3"): (11, 11),
-        ("tda", "toy"): (18, 18),
-        ("tent", "toy@fog:3"): (9, 9),
-        ("tent", "toy@contrast:3"): (8, 8),
-        ("tent", "toy"): (16, 18),
+    right = {  # by method, on three datasets
+        "zero_shot": ((10, 10), (12, 12), (18, 18)),
+        "tda": ((12, 14), (11, 11), (18, 18)),
+        "tent": ((9, 9), (8, 8), (16, 18)),
     }
+    cells = product(right, zip(("toy@fog:3", "toy@contrast:3", "toy"), range(3), strict=True))
     labels, records = (0, 1, 2, 3) * 5, []
-    for (method, dataset), counts in right.items():
-        for seed, count in enumerate(counts):
+    for method, (dataset, column) in cells:
+        for seed, count in enumerate(right[method][column]):
             classes = [(label + (index >= count)) % 4 for index, label in enumerate(labels)]
             folder = make_run(tmp_path, method, labels, classes, dataset=dataset, seed=seed)
             rate = {"images_per_second": 50.0 if method == "tda" else 100.0, "seconds": 1.0}

@@ -13,9 +13,7 @@ from tests._helpers.serve_setup import ALICE, BOB, CLASSES, Local, bearer
 from tests.serve.conftest import Serve
 
 
-def test_only_known_tokens_are_let_in_and_see_their_own_sessions_only(
-    serve: Serve, tmp_path: Path
-) -> None:
+def test_known_tokens_see_their_own_sessions_only(serve: Serve, tmp_path: Path) -> None:
     with serve(tokens=[ALICE, BOB], host="any.org") as service:
         http = service.http
         request = {"classes": CLASSES, "method": "zero_shot"}

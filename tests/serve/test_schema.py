@@ -62,9 +62,7 @@ def test_the_document_names_what_is_served_and_its_examples_work(service: Local)
         (b"", "", 415),
     ],
 )
-def test_batches_that_cannot_be_parsed(
-    service: Local, content: bytes, kind: str, status: int
-) -> None:
+def test_unparsable_batches(service: Local, content: bytes, kind: str, status: int) -> None:
     session = service.create()
     headers = {"Content-Type": kind}
     path = f"/v1/sessions/{session}/batches"

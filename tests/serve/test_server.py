@@ -63,9 +63,7 @@ def test_an_idle_connection_is_closed_in_the_end(serve_live: ServeLive) -> None:
             pass
 
 
-def test_responses_are_sent_without_delay(
-    serve_live: ServeLive, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_responses_are_not_delayed(serve_live: ServeLive, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the body of an answer waits for the acknowledgement of its head: 40 ms each."""
     options, real = [], BoundedProtocol.on_response_complete
 
@@ -88,9 +86,7 @@ def test_silent_connections_make_room_for_others(serve_live: ServeLive) -> None:
             assert httpx.get(f"{address}/healthz").status_code == 200
 
 
-def test_connections_at_work_are_not_closed_for_others(
-    serve_live: ServeLive, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_busy_connections_stay(serve_live: ServeLive, monkeypatch: pytest.MonkeyPatch) -> None:
     with serve_live(limits={"connections": 2}) as address:
         with Client(address) as client:
             sessions = [client.create_session(CLASSES, method="tent").id for _ in range(2)]

@@ -266,7 +266,8 @@ def _plain(stream: DemoStream, out: Path) -> dict[str, Any]:
         "runs": [
             {
                 "method": record.method,
-                **{name: record.metrics[name] for name in ("top1", "ece")},
+                "top1": record.metrics["top1"],
+                "ece": record.metrics["ece"],
                 "images_per_second": record.throughput["images_per_second"],
                 "record": str(out / record.id / "record.json"),
             }

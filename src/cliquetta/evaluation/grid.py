@@ -39,7 +39,7 @@ class RunSpec:
     limit: int | None = None
     view_seed: int | None = None
     """``None`` takes ``seed``. One for all seeds gives an image the same views in every run;
-    where pixels are held, a method that treats each image alone is then asked once for all."""
+    where pixels are held, a method that treats each image alone then predicts once for all."""
     templates: tuple[str, ...] | None = None  # ``None`` takes those of the dataset
     classes: tuple[str, ...] | None = None  # in place of the dataset's; labels match by name
     unknown: str | None = None

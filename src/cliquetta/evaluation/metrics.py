@@ -60,15 +60,15 @@ class Metrics:
     ``update``, ``compute`` and ``reset`` as in torchmetrics; ``state_dict`` is plain tensors.
     """
 
-    def __init__(self, classes: int) -> None:
-        self.classes, self.seen = classes, 0
+    def __init__(self, classes: int, *, bins: int = BINS) -> None:
+        self.classes, self.bins, self.seen = classes, bins, 0
         count = max(2, classes)  # torchmetrics knows no problem with one class
         accuracy: dict[str, Any] = {"num_classes": count, "validate_args": False}
         self._metrics: dict[str, Metric] = {
             "top1": MulticlassAccuracy(average="micro", **accuracy),
             "top5": MulticlassAccuracy(average="micro", top_k=min(5, count), **accuracy),
             "per_class": MulticlassAccuracy(average=None, **accuracy),
-            "ece": MulticlassCalibrationError(count, n_bins=BINS, norm="l1", validate_args=False),
+            "ece": MulticlassCalibrationError(count, n_bins=bins, norm="l1", validate_args=False),
             "nll": MeanMetric(nan_strategy="error"),
             "outside": CatMetric(nan_strategy="error"),
         }
@@ -132,7 +132,7 @@ class Metrics:
             "macro_f1": 100 * float(f1[present].double().mean()),
             "per_class": per_class[: self.classes],
             "ece": 100 * float(self._metrics["ece"].compute()),
-            "ece_bins": BINS,
+            "ece_bins": self.bins,
             "nll": float(self._metrics["nll"].compute()),
             **open_set,
         }

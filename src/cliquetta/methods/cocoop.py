@@ -14,10 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cliquetta.methods.building.config import Count
-from cliquetta.methods.building.few_shot import FewShotClassifier, FitTask, TextTraining, learn
+from cliquetta.methods.building.feature_level import FeatureLevel
+from cliquetta.methods.building.few_shot import FewShotAdapter, FitTask, TextTraining, learn
 from cliquetta.methods.coop import initial_context, initial_linear, prompt_tokens
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP
+from cliquetta.types import Prediction
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def fit_cocoop(task: FitTask, config: CoCoOpConfig) -> dict[str, Tensor]:
 
 
 @register("cocoop", fit=fit_cocoop)
-class CoCoOp(FewShotClassifier):
+class CoCoOp(FeatureLevel, FewShotAdapter):
     """Learned context that a small network shifts for every image."""
 
     needs = frozenset({"text", "text-prompts"})
@@ -98,9 +100,7 @@ class CoCoOp(FewShotClassifier):
         self.tokens = prompt_tokens(model, prompts, len(self.learned["context"]))
         self.chunk: int = config.text_chunk
 
-    @torch.no_grad()
-    def classify(self, features: Tensor) -> Tensor:
-        """Logits (B, N) of unit image features (B, E), some images at a time."""
+    def _predict_features(self, features: Tensor) -> Prediction:
         images = max(1, self.chunk // len(self.prompts))
         logits = partial(cocoop_logits, self.model, self.tokens, self.learned, chunk=self.chunk)
-        return torch.cat([logits(part) for part in torch.split(features, images)])
+        return Prediction(torch.cat([logits(part) for part in torch.split(features[:, 0], images)]))

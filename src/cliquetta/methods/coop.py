@@ -15,10 +15,12 @@ from torch import Tensor
 
 from cliquetta.errors import UserError
 from cliquetta.methods.building.config import Count
-from cliquetta.methods.building.few_shot import FewShotClassifier, FitTask, TextTraining, learn
+from cliquetta.methods.building.feature_level import FeatureLevel
+from cliquetta.methods.building.few_shot import FewShotAdapter, FitTask, TextTraining, learn
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP, FrozenModel
 from cliquetta.prompts.classes import ClassPrompts
+from cliquetta.types import Prediction
 
 ClassPosition = Literal["end", "middle", "front"]
 INIT_STD = 0.02
@@ -108,7 +110,7 @@ def fit_coop(task: FitTask, config: CoOpConfig) -> dict[str, Tensor]:
 @register(
     "coop", tuned={"imagenet": CoOpConfig(context_init="a photo of a", epochs=50)}, fit=fit_coop
 )
-class CoOp(FewShotClassifier):
+class CoOp(FeatureLevel, FewShotAdapter):
     """Context words learned from a few labelled images."""
 
     scaled_cosines = True
@@ -125,9 +127,8 @@ class CoOp(FewShotClassifier):
         with torch.no_grad():
             self.classifier = model.encode_text(ids, context=context, positions=at, normalize=True)
 
-    def classify(self, features: Tensor) -> Tensor:
-        """Logits (B, N) of unit image features (B, E)."""
-        return self.model.scale * features @ self.classifier.T
+    def _predict_features(self, features: Tensor) -> Prediction:
+        return Prediction(self.model.scale * features[:, 0] @ self.classifier.T)
 
     def frozen_model(self) -> FrozenModel:
         """The image tower with the texts of the learned context."""

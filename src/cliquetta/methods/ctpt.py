@@ -30,6 +30,7 @@ class CTPT(TPT):
 
     def loss(self, features: Tensor, text: Tensor) -> Tensor:
         """Losses (B,): marginal entropy minus weighted dispersion."""
+        losses = super().loss(features, text)
         centred = text - text.mean(dim=-2, keepdim=True)
         distances: Tensor = torch.linalg.vector_norm(centred, dim=-1)
-        return super().loss(features, text) - self.config.dispersion_weight * distances.mean(dim=-1)
+        return losses - self.config.dispersion_weight * distances.mean(dim=-1)

@@ -95,7 +95,9 @@ class DART(Adapter):
     def _next(self, views: Tensor) -> tuple[Tensor, Tensor]:
         """Logits (N,) of the next image of the stream, from its views (V, 3, S, S)."""
         retained = self.config.retained_weight
-        hidden = self._before_prompt(views)
+        embedded = (self.tower.embed(part) for part in torch.split(views, self.config.chunk))
+        before_prompt = [self.tower.run(part, stop=self.config.block) for part in embedded]
+        hidden = torch.cat(before_prompt)  # the same whatever the prompt
         visual = self.memory["visual"]
         context = retained * self.memory["kept_context"] + (1 - retained) * self.template.start
         text = self.template.features(context[None])[0]
@@ -115,12 +117,6 @@ class DART(Adapter):
             logits = 0.5 * mean_logits(before, sure_before) + 0.5 * logits
         self._remember(logits, context, visual)
         return logits, loss
-
-    def _before_prompt(self, views: Tensor) -> Tensor:
-        """Hidden states (V, T, D) at the prompted block: the same whatever the prompt."""
-        parts = torch.split(views, self.config.chunk)
-        hidden = [self.tower.run(self.tower.embed(p), stop=self.config.block) for p in parts]
-        return torch.cat(hidden)
 
     def encode(self, hidden: Tensor, visual: Tensor) -> Tensor:
         """Unit features (V, E) of hidden states under a visual prompt (P, 2, D)."""

@@ -37,22 +37,12 @@ class MOONConfig(MethodConfig):
     rounds: Count = 10  # T: updates of the assignments and of the distributions.
 
 
-def certainty(logs: Tensor) -> Tensor:
-    """γ (B,) = 1 - H(z_i) / log N of log assignments (B, N), eq. (9)."""
-    return (1 - log_prob_entropy(logs) / math.log(max(2, logs.shape[1]))).clamp(0, 1)
-
-
-def concentration(length: Tensor, width: int) -> Tensor:
-    """κ of a mean of this length in ``width`` dimensions, Banerjee's approximation, eq. (15)."""
-    length = length.clamp(SHORTEST, LONGEST)
-    return (width * length - length**3) / (1 - length**2)
-
-
 def shrunk_means(features: Tensor, logs: Tensor, text: Tensor, anchor_weight: Tensor) -> Tensor:
     """A(κ_k) μ_k (N, E): between the batch's own means and the texts (N, E), eqs. (14), (19)."""
-    gamma = certainty(logs)
+    N = logs.shape[1]
+    gamma = (1 - log_prob_entropy(logs) / math.log(max(2, N))).clamp(0, 1)  # eq. (9)
     empirical = weighted_means(features, gamma.clamp_min(TINY).log()[:, None] + logs)
-    count = gamma @ F.one_hot(logs.argmax(dim=-1), logs.shape[1]).to(gamma.dtype)
+    count = gamma @ F.one_hot(logs.argmax(dim=-1), N).to(gamma.dtype)
     beta = (count / (count + anchor_weight))[:, None]
     return beta * empirical + (1 - beta) * text
 
@@ -68,7 +58,8 @@ def transduce(features: Tensor, log_prior: Tensor, text: Tensor, config: MOONCon
     length = (weights * (features @ text.T)).sum(dim=0).clamp(SHORTEST, LONGEST)
     means, logs = length[:, None] * text, log_prior
     for _ in range(config.rounds):
-        kappa = concentration(means.norm(dim=-1), width)
+        length = means.norm(dim=-1).clamp(SHORTEST, LONGEST)
+        kappa = (width * length - length**3) / (1 - length**2)  # Banerjee's, eq. (15)
         cosines = features @ F.normalize(means, dim=-1).T
         likelihood = kappa * cosines + ((width - 1) / 2 * kappa.log() - kappa)  # eqs. (6) and (51)
         logs = propagate(log_prior + likelihood, links, logs, 1)
@@ -81,7 +72,4 @@ class MOON(Transductive):
     """Per batch: von Mises-Fisher classes, held at their text unless present; no training."""
 
     config: MOONConfig
-
-    def assign(self, features: Tensor, log_prior: Tensor) -> Tensor:
-        """Log assignments (B, N) after all rounds."""
-        return transduce(features, log_prior, self.classifier, self.config)
+    transduce = staticmethod(transduce)

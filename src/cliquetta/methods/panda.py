@@ -126,7 +126,6 @@ class Panda(Adapter):
     config: PandaConfig
 
     def _setup(self) -> None:
-        super()._setup()
         config = self.config
         if config.method == "panda":
             raise UserError("panda cannot be put around itself; name another method")

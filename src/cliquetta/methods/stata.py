@@ -84,7 +84,4 @@ class StatA(Transductive):
     """Per batch: Gaussian classes anchored at the texts; no training."""
 
     config: StatAConfig
-
-    def assign(self, features: Tensor, log_prior: Tensor) -> Tensor:
-        """Log assignments (B, N) after all rounds."""
-        return transduce(features, log_prior, self.classifier, self.config)
+    transduce = staticmethod(transduce)

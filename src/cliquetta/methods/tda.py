@@ -48,30 +48,6 @@ class TDAConfig(SelectiveConfig):
     probability_window: Interval = (0.03, 1.0)  # Where a negative entry counts against a class.
 
 
-@dataclass(frozen=True)
-class Seen:
-    """The features and predictions that TDA takes from the views of B images."""
-
-    features: Tensor  # (B, E) mean of the confident views' unit features; shorter if they differ.
-    logits: Tensor  # (B, N) mean of the confident views' logits.
-    entropy: Tensor  # (B,) entropy of the mean probability, in nats.
-    probabilities: Tensor  # (B, N) mean probability.
-
-
-def look(features: Tensor, classifier: Tensor, scale: float, fraction: float) -> Seen:
-    """Reduce unit features (B, V, E) to those of the confident views."""
-    logits = scale * features @ classifier.T  # (B, V, N)
-    if features.shape[1] > 1:
-        index = confident_views(logits, fraction)
-        features, logits = take_views(features, index), take_views(logits, index)
-    return Seen(
-        features=features.mean(dim=1),
-        logits=logits.mean(dim=1),
-        entropy=marginal_entropy(logits),
-        probabilities=logits.softmax(dim=-1).mean(dim=1),
-    )
-
-
 def most_classes(least: float, classes: int) -> int:
     """Count how many of ``classes`` can have a probability above ``least``: their sum is one."""
     return min(classes, int((1 + SUM_ROUNDING) / least)) if least > 0 else classes
@@ -123,29 +99,29 @@ class TDA(FixedText):
 
     def _logits(self, features: Tensor) -> tuple[Tensor]:
         """Logits (B, N) of one group (B, V, E), which enters the caches."""
-        config = self.config
-        seen = look(features, self.classifier, self.scale, config.selection_fraction)
-        classes = seen.logits.argmax(dim=-1)
-        logits = seen.logits + config.positive_alpha * self._positive(seen, classes)
-        return ((logits - config.negative_alpha * self._negative(seen, classes)).float(),)
+        config, memory = self.config, self.memory
+        logits = self.scale * features @ self.classifier.T  # (B, V, N)
+        if features.shape[1] > 1:
+            sure = confident_views(logits, config.selection_fraction)
+            features, logits = take_views(features, sure), take_views(logits, sure)
+        entropy, probabilities = marginal_entropy(logits), logits.softmax(dim=-1).mean(dim=1)
+        features, logits = features.mean(dim=1), logits.mean(dim=1)
+        classes = logits.argmax(dim=-1)
 
-    def _positive(self, seen: Seen, classes: Tensor) -> Tensor:
-        """Fill the positive cache and read it."""
-        keys = self.memory["positive.keys"]
-        occupancy = insert(self.memory, classes, seen.entropy, {"keys": seen.features}, "positive.")
-        weights = affinity(seen.features, keys, occupancy, self.config.positive_beta)
+        keys = memory["positive.keys"]
+        occupancy = insert(memory, classes, entropy, {"keys": features}, "positive.")
+        weights = affinity(features, keys, occupancy, config.positive_beta)
         owner = F.one_hot(classes, len(keys)).to(weights.new.dtype)
-        return weights.old.sum(dim=2) + weights.new @ owner
+        positive = weights.old.sum(dim=2) + weights.new @ owner
 
-    def _negative(self, seen: Seen, classes: Tensor) -> Tensor:
-        """Fill the negative cache with the doubtful images and read it."""
-        memory, config = self.memory, self.config
         keys, cached = memory["negative.keys"], memory["negative.classes"]
         low, high = (edge * math.log2(len(self.prompts)) for edge in config.entropy_window)
-        inside = (seen.entropy > low) & (seen.entropy < high)
-        offered = seen.entropy.masked_fill(~inside, torch.inf)
-        arriving = classes_within(seen.probabilities, config.probability_window, cached.shape[2])
-        columns = {"keys": seen.features, "classes": arriving}
+        offered = entropy.masked_fill(~((entropy > low) & (entropy < high)), torch.inf)
+        arriving = classes_within(probabilities, config.probability_window, cached.shape[2])
+        columns = {"keys": features, "classes": arriving}
         occupancy = insert(memory, classes, offered, columns, "negative.")
-        weights = affinity(seen.features, keys, occupancy, config.negative_beta)
-        return negative_logits(weights, cached, arriving)
+        weights = affinity(features, keys, occupancy, config.negative_beta)
+        negative = negative_logits(weights, cached, arriving)
+
+        logits = logits + config.positive_alpha * positive
+        return ((logits - config.negative_alpha * negative).float(),)

@@ -32,10 +32,12 @@ from cliquetta.methods.building.config import (
     Rule,
     read_presets,
 )
-from cliquetta.methods.building.few_shot import FewShotClassifier, FitStep, FitTask, epoch_batches
+from cliquetta.methods.building.feature_level import FeatureLevel
+from cliquetta.methods.building.few_shot import FewShotAdapter, FitStep, FitTask, epoch_batches
 from cliquetta.methods.building.support_set import VIEWS_AT_ONCE, FewShot, crop_features
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP, FrozenModel, l2_normalize
+from cliquetta.types import Prediction
 
 SearchEnd = Annotated[float, Rule("above 0.1, where the search starts", lambda value: value > 0.1)]
 
@@ -206,7 +208,7 @@ def train_keys(
 
 
 @register("tip_adapter", tuned=PRESETS, fit=fit_tip_adapter)
-class TipAdapter(FewShotClassifier):
+class TipAdapter(FeatureLevel, FewShotAdapter):
     """A cache of labelled features beside the text classifier; no training."""
 
     config: TipAdapterConfig
@@ -225,9 +227,9 @@ class TipAdapter(FewShotClassifier):
         self.cache = TipCache(keys, F.one_hot(labels, len(self.prompts)).float(), alpha, beta)
         self.classifier = self.model.classifier(self.prompts)
 
-    def classify(self, features: Tensor) -> Tensor:
-        """Logits (B, N) of unit image features (B, E)."""
-        return self.cache.logits(features, self.model.scale * features @ self.classifier.T)
+    def _predict_features(self, features: Tensor) -> Prediction:
+        plain = features[:, 0]
+        return Prediction(self.cache.logits(plain, self.model.scale * plain @ self.classifier.T))
 
     def frozen_model(self) -> FrozenModel:
         """The image tower, the class texts and the cache."""

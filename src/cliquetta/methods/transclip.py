@@ -38,12 +38,6 @@ class TransCLIPConfig(MethodConfig):
     inner_steps: Count = 5  # Updates of the assignments in each round.
 
 
-def gaussian_log_likelihood(features: Tensor, means: Tensor, variance: Tensor) -> Tensor:
-    """-½ Σ_d (f_id - μ_kd)² / σ_d², (B, N)."""
-    scaled = features * variance.rsqrt(), means * variance.rsqrt()
-    return -0.5 * torch.cdist(*scaled, compute_mode="donot_use_mm_for_euclid_dist").square()
-
-
 def update_variance(features: Tensor, means: Tensor, assignments: Tensor) -> Tensor:
     """σ² (E,): squared residuals averaged over images and, by assignment, over classes."""
     # Σ_k z_ik (f - μ_k)² without a tensor over images, classes and dimensions
@@ -52,7 +46,7 @@ def update_variance(features: Tensor, means: Tensor, assignments: Tensor) -> Ten
     return squared.mean(dim=0).clamp_min(VARIANCE_FLOOR)
 
 
-def transduce(features: Tensor, log_prior: Tensor, config: TransCLIPConfig) -> Tensor:
+def transduce(features: Tensor, log_prior: Tensor, _: Tensor, config: TransCLIPConfig) -> Tensor:
     """Log assignments (B, N) of unit features (B, E), from zero-shot log-probabilities (B, N)."""
     affinity = nearest_affinity(features @ features.T, config.neighbours)
     links = (affinity + affinity.T) / (2 * config.neighbours)
@@ -63,7 +57,9 @@ def transduce(features: Tensor, log_prior: Tensor, config: TransCLIPConfig) -> T
     variance = torch.full_like(features[0], 1 / features.shape[1])
     logs, weighted_prior = log_prior, config.text_weight * log_prior
     for updates_left in range(config.rounds, -1, -1):
-        likelihood = gaussian_log_likelihood(features, means, variance)
+        scaled = features * variance.rsqrt(), means * variance.rsqrt()
+        distance = torch.cdist(*scaled, compute_mode="donot_use_mm_for_euclid_dist")
+        likelihood = -0.5 * distance.square()  # -½ Σ_d (f_id - μ_kd)² / σ_d², (B, N)
         fixed = weighted_prior.add(likelihood, alpha=1 / config.gaussian_temperature)
         logs = propagate(fixed, links, logs, config.inner_steps)
         if updates_left:
@@ -77,7 +73,4 @@ class TransCLIP(Transductive):
     """Per batch: Gaussian classes, nearest neighbours and zero-shot predictions combined."""
 
     config: TransCLIPConfig
-
-    def assign(self, features: Tensor, log_prior: Tensor) -> Tensor:
-        """Log assignments (B, N) after all rounds."""
-        return transduce(features, log_prior, self.config)
+    transduce = staticmethod(transduce)

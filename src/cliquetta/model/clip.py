@@ -286,9 +286,6 @@ class PromptedTower(nn.Module):
         return cast(Tensor, self.tower(pixels, tokens=tokens))
 
 
-# --- random weights ------------------------------------------------------------------------------
-
-
 @torch.no_grad()
 def initialise(model: CLIP, seed: int = 0) -> CLIP:
     """Draw all weights of ``model`` in place, scaled by width and depth as CLIP's training does."""

@@ -21,7 +21,6 @@ from cliquetta.model.checkpoints.local import PICKLED, from_files, read_tensors
 from cliquetta.model.checkpoints.state import (
     Checkpoint,
     CheckpointError,
-    Find,
     State,
     build,
     read_json,
@@ -31,7 +30,7 @@ from cliquetta.model.checkpoints.state import (
 from cliquetta.model.clip import CLIP
 from cliquetta.model.config import Activation
 from cliquetta.model.preprocess import Preprocess
-from cliquetta.model.tokenizer import require_tokenizers
+from cliquetta.model.tokenizer import Find, require_tokenizers
 
 MICRO = "micro"
 MICRO_NOTE = (

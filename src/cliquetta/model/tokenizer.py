@@ -155,6 +155,7 @@ class Tokenizer(TextTokenizer):
 # --- tokenizer.json or a SentencePiece model, read by an extra of the package --------------------
 
 
+Find = Callable[[str], Path | None]  # looks for a file by its name, in a folder or repository
 # in a folder or repository; the first that is there is read
 FILES = ("tokenizer.json", "spiece.model", "tokenizer.model")
 # share of the embeddings by which a vocabulary may differ: extra tokens, rounded-up sizes
@@ -222,9 +223,7 @@ def require_tokenizers() -> None:
         ) from None
 
 
-def find_tokenizer(
-    find: Callable[[str], Path | None], text: TextConfig
-) -> PretrainedTokenizer | None:
+def find_tokenizer(find: Find, text: TextConfig) -> PretrainedTokenizer | None:
     """The tokenizer of a folder or repository in which ``find`` looks for a file; maybe none."""
     path = next(filter(None, map(find, FILES)), None)
     return None if path is None else PretrainedTokenizer(path, text)

@@ -36,24 +36,22 @@ class BatchResult:
     prediction: Prediction
 
 
-def predict_images(
-    adapter: Adapter, images: Sequence[schema.Upload], limits: Limits
-) -> BatchResult:
+def predict_images(adapter: Adapter, files: Sequence[schema.Upload], limits: Limits) -> BatchResult:
     """Read and predict, within the limits of time and memory."""
-    check_views(adapter, len(images), limits)
+    check_views(adapter, len(files), limits)
     refused: dict[int, schema.ImageProblem] = {}
 
     def refuse(index: int, error: ImageError) -> None:
         # a decoder's message without addresses of this process, and not too long
         reason = _ADDRESS.sub("the data", error.reason)[:300]
-        refused[index] = schema.ImageProblem(index=index, name=images[index].name, reason=reason)
+        refused[index] = schema.ImageProblem(index=index, name=files[index].name, reason=reason)
 
     with bounded(limits.batch_seconds, CHEAPER) as deadline:
 
         def timed() -> Iterator[bytes]:
-            for image in images:
+            for file in files:
                 deadline.check()
-                yield image.data
+                yield file.data
 
         # in this thread: a single request would only wait for the way to a worker and back
         batch = as_batch(
@@ -65,7 +63,7 @@ def predict_images(
             untrusted=True,
             on_error=refuse,
         )
-        positions = tuple(index for index in range(len(images)) if index not in refused)
+        positions = tuple(index for index in range(len(files)) if index not in refused)
         prediction = predict_finite(adapter, batch)
     return BatchResult(batch, positions, tuple(refused.values()), prediction)
 

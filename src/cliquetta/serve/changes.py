@@ -111,21 +111,18 @@ def fold(files: Sequence[bytes]) -> bytes:
     if len(files) == 1:
         return last
     tensors, header = unpack(last, source=source, kind="state file")
-    memory = {
-        name.removeprefix(MEMORY): value.clone()
-        for name, value in tensors.items()
-        if name.startswith(MEMORY)
-    }
+    tensors = {name: value.clone() for name, value in tensors.items() if name.startswith(MEMORY)}
+    memory = {name.removeprefix(MEMORY): value for name, value in tensors.items()}
     for data in files[1:]:
         changes, head = unpack(data, source=source, kind="change")
         if head.get("format") != FORMAT or head["notes"]["after"] != seal_of(last):
             raise DamagedError("a file of the session is gone or was exchanged for another")
-        apply_changes(memory, changes)
+        apply_changes(memory, changes)  # in place
         last = data
     notes = {**head["notes"], "checksum": UNSEALED.decode()}
     header["notes"] = {name: v for name, v in notes.items() if name not in ("whole", "after")}
     extra = {name: value for name, value in changes.items() if name.startswith(EXTRA)}
-    return pack({**{MEMORY + name: value for name, value in memory.items()}, **extra}, header)
+    return pack(tensors | extra, header)
 
 
 def notes_of(data: bytes) -> dict[str, Any]:

@@ -160,7 +160,6 @@ class Client:
         end = time.monotonic() + self._retry_seconds
         for attempt in count():
             growing = min(_LONGEST_PAUSE, _SHORTEST_PAUSE * 2.0 ** min(attempt, 10))
-            pause: float | None = growing
             failed: Exception
             try:
                 response = self._http.request(method, path, **content)
@@ -169,6 +168,7 @@ class Client:
                 pause, failed = _pause(response, growing), RemoteError.of(response)
             except httpx.TransportError as error:
                 reason = str(error) or type(error).__name__
+                pause = growing
                 failed = UnreachableError(
                     f"no answer from {self._http.base_url} ({reason}): is the server running? "
                     f"Requests are repeated for retry_seconds={self._retry_seconds:g}"

@@ -1,7 +1,4 @@
-"""In front of replicas: admits requests, keeps the order of sessions, sends lost requests again.
-
-It gives every request a key, so that one sent to two replicas is applied once.
-"""
+"""In front of replicas: admits requests, keeps the order of sessions, sends lost requests again."""
 
 import asyncio
 import itertools
@@ -43,7 +40,7 @@ class Forwarded:
     headers: tuple[tuple[bytes, bytes], ...]
     body: bytes
     owner: str
-    key: str  # names this request and, if it makes a session, that session
+    key: str  # of this request and, if it makes a session, of that: sent twice, it counts once
     trace: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -114,10 +111,9 @@ class Router:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or begin and end with the server."""
         if scope["type"] == "lifespan":
-            while scope.get("ended") is None:
-                message = await receive()
-                await send({"type": f"{message['type']}.complete"})
-                scope["ended"] = True if message["type"] == "lifespan.shutdown" else None
+            for moment in ("startup", "shutdown"):
+                await receive()
+                await send({"type": f"lifespan.{moment}.complete"})
             return
         try:
             response = await self._respond(scope, receive)

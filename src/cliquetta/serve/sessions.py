@@ -83,7 +83,7 @@ class Sessions:
                 self._metrics.replays.inc()
                 return stored.body, True
             # An adapter that raises has rolled itself back: the session stays in memory.
-            result = self._compute(entry, resident.adapter, request)
+            result = self._run(entry, resident.adapter, request)
             predicted, refused = len(result.positions), len(result.refused)
             with self._dropped_on_error(id):
                 progress = {"sequence": last + 1, "images": entry.info.images + predicted}
@@ -100,9 +100,7 @@ class Sessions:
             self._metrics.observe_health(entry.info.method, result.prediction)
         return body, False
 
-    def _compute(
-        self, entry: StoredSession, adapter: Adapter, request: BatchRequest
-    ) -> BatchResult:
+    def _run(self, entry: StoredSession, adapter: Adapter, request: BatchRequest) -> BatchResult:
         attributes = {"session": entry.info.id, "method": entry.info.method}
         try:
             with self._tracing.span("predict", **attributes, images=len(request.images)):

@@ -272,9 +272,7 @@ def openai_server(hub_server: Any, sources: Any, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("gone", [0, 1, 2])
-def test_an_openai_name_loads_from_the_first_source_that_has_it(
-    openai_server: Any, sources: Any, tmp_path: Path, gone: int
-) -> None:
+def test_the_first_source(openai_server: Any, sources: Any, tmp_path: Path, gone: int) -> None:
     for files, _ in sources[gone:]:
         openai_server.files |= files
     model = create_model("ViT-B/16", cache_dir=tmp_path / "cache")

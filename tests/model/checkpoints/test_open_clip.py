@@ -25,9 +25,7 @@ from tests._helpers.transformers_models import (
 
 @pytest.mark.usefixtures("no_warnings")
 @pytest.mark.parametrize("custom_text", [False, True])
-def test_open_clip_folder(
-    gelu_module: Any, pixels: Tensor, tmp_path: Path, custom_text: bool
-) -> None:
+def test_a_folder(gelu_module: Any, pixels: Tensor, tmp_path: Path, custom_text: bool) -> None:
     state = bare_state(gelu_module)
     if custom_text:
         own = ("visual.", "logit_scale")
@@ -59,9 +57,7 @@ def test_open_clip_folder(
         ({"embed_dim": 25}, "another shape.*embed_dim = 25"),
     ],
 )
-def test_open_clip_configs_of_other_models(
-    gelu_module: Any, tmp_path: Path, change: Any, message: str
-) -> None:
+def test_other_configs(gelu_module: Any, tmp_path: Path, change: Any, message: str) -> None:
     save_file(bare_state(gelu_module), tmp_path / "open_clip_model.safetensors")
     config = {"model_cfg": {"embed_dim": 24, "vision_cfg": {}, "text_cfg": {}} | change}
     config["model_cfg"]["vision_cfg"] |= {"width": 128}
@@ -70,9 +66,7 @@ def test_open_clip_configs_of_other_models(
         create_model(tmp_path)
 
 
-def test_a_known_architecture_settles_activation_and_checks_the_file(
-    gelu_module: Any, tmp_path: Path
-) -> None:
+def test_a_named_architecture_checks_the_file(gelu_module: Any, tmp_path: Path) -> None:
     save_file(bare_state(gelu_module), tmp_path / "w.safetensors")
     with pytest.raises(CheckpointError, match="another shape: ViT-B-16 is 768 wide"):
         create_model(f"open_clip:ViT-B-16/{tmp_path}/w.safetensors")

@@ -6,6 +6,7 @@ They can be asked with features that were encoded once and kept
 
 from abc import abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -101,6 +102,8 @@ class Transductive(FixedText):
     """One that explains each batch as a whole; on CUDA its many small steps are replayed."""
 
     batch_dependence = BatchDependence.JOINT
+    transduce: Callable[[Tensor, Tensor, Tensor, Any], Tensor]
+    """Log assignments (B, N) of unit features, from zero-shot ones, class texts and the config."""
 
     def _predict_features(self, features: Tensor) -> Prediction:
         features = features[:, 0]
@@ -109,8 +112,4 @@ class Transductive(FixedText):
         return Prediction(logs.float())
 
     def _assign(self, features: Tensor, log_prior: Tensor) -> tuple[Tensor]:
-        return (self.assign(features, log_prior),)
-
-    @abstractmethod
-    def assign(self, features: Tensor, log_prior: Tensor) -> Tensor:
-        """Log assignments (B, N) of unit features, from zero-shot ones; no wait for the device."""
+        return (self.transduce(features, log_prior, self.classifier, self.config),)

@@ -1,7 +1,6 @@
 """Few-shot methods: an adapter made from fitted tensors, and one SGD loop."""
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -22,12 +21,10 @@ from cliquetta.methods.building.config import (
     NonNegativeCount,
     Positive,
 )
-from cliquetta.methods.building.feature_level import FeatureLevel
 from cliquetta.methods.building.memory import all_finite
 from cliquetta.methods.building.support_set import FewShot, Rows, crop_features
 from cliquetta.model.clip import CLIP, l2_normalize
 from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.types import Prediction
 
 Own = TypeVar("Own", bound="FewShotAdapter")
 
@@ -98,17 +95,6 @@ class FewShotAdapter(Adapter):
         if len(set(wanted)) != len(wanted):
             raise UserError(f"class names must differ for {by} to pick from the fitted ones")
         return [list(known).index(name) for name in wanted]
-
-
-class FewShotClassifier(FeatureLevel, FewShotAdapter):
-    """One that classifies image features."""
-
-    def _predict_features(self, features: Tensor) -> Prediction:
-        return Prediction(self.classify(features[:, 0]))
-
-    @abstractmethod
-    def classify(self, features: Tensor) -> Tensor:
-        """Logits (B, N) of unit image features (B, E)."""
 
 
 def refuse_fixed_text(adapter: type[Adapter], prompts: ClassPrompts) -> None:
@@ -210,8 +196,8 @@ def learn(
 ) -> dict[str, Tensor]:
     """The parameters after SGD down the cross-entropy of the logits of crops, or their features."""
     few_shot = task.few_shot
-    text = isinstance(config, TextTraining)
-    draw = feature_draw(task, config) if text else crop_draw(task, config)
+    text = config if isinstance(config, TextTraining) else None
+    draw = crop_draw(task, config) if text is None else feature_draw(task, text)
     learned = {name: value.detach().clone().requires_grad_() for name, value in start.items()}
     parameters, momentum, decay = list(learned.values()), config.momentum, config.weight_decay
     optimiser = torch.optim.SGD(parameters, lr=config.lr, momentum=momentum, weight_decay=decay)

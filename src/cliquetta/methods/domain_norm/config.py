@@ -28,8 +28,7 @@ class DomainNormConfig(MethodConfig):
     of the number of steps ..."""
     lr_floor: Weight = 0.25  # ... to this share of it.
     step_every: Count = 64
-    """Images of a domain per Adam step, whatever the batch size; also the number of recent images
-    that are remembered and learned from."""
+    """Images of a domain per Adam step, whatever the batch size; as many recent ones teach it."""
     settled_steps: Count = 32  # Steps after which a domain has settled ...
     settled_every: Count = 256
     """... and images per step from then on. Images that come earlier than ``step_every`` before a
@@ -40,8 +39,7 @@ class DomainNormConfig(MethodConfig):
 
     # --- loss
     confident_fraction: Fraction = 0.7
-    """Share of the recent images, the most certain, whose entropy is minimised. Where the zero-shot
-    marginal is believed, all of them."""
+    """Share of recent images, the surest, whose entropy falls; all if zero-shot is believed."""
     diversity: NonNegative = 1.0
     """Weight of the KL divergence of the marginal from its target; 0 leaves the marginal free."""
     uncertainty_scale: NonNegative = 0.3
@@ -50,8 +48,7 @@ class DomainNormConfig(MethodConfig):
 
     # --- which classes occur
     prior: Literal["estimated", "uniform", "zero-shot"] = "estimated"
-    """Class prior: estimated, and believed as far as it is uneven; all classes equally frequent; or
-    the zero-shot marginal."""
+    """Class prior: estimated, and believed as far as uneven; uniform; or the zero-shot marginal."""
     background_images: Positive = 1.0
     """Images that the mean background of all classes counts for in the background of each class,
     which is learned from the images that are not of the class."""

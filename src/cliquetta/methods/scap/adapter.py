@@ -99,9 +99,8 @@ class SCAP(Adapter):
                 for name, size in (("keys", E), ("values", draw.numel())):
                     empty = torch.zeros(N, config.capacity + 1, size, dtype=real, device=device)
                     self.memory.declare(name, empty)
-        self.memory.declare(
-            "count", torch.zeros(N, dtype=torch.long), Range(below=config.capacity + 1)
-        )
+        below = Range(below=config.capacity + 1)
+        self.memory.declare("count", torch.zeros(N, dtype=torch.long), below)
         if self.learner.learns_text and self.text is not None:
             mean = self.text.start.to(real)
             if config.rules.text_per_class:
@@ -167,11 +166,9 @@ class SCAP(Adapter):
 
     def _mine(self, related: Fetched) -> tuple[Tensor, Cliques]:
         """Top classes and cliques of the batch, on the CPU: the one synchronisation per batch."""
-        top, similar = related.wait()
-        rules = self.config.rules
-        return top, mine_cliques(
-            similar, top, full_sets=rules.full_sets, repeats=rules.repeated_cliques
-        )
+        (top, similar), rules = related.wait(), self.config.rules
+        full, repeats = rules.full_sets, rules.repeated_cliques
+        return top, mine_cliques(similar, top, full_sets=full, repeats=repeats)
 
     def _start_features(self, hidden: Tensor, plain: Tensor) -> Tensor:
         """Unit features under the start prompt."""
@@ -183,9 +180,8 @@ class SCAP(Adapter):
         self, cliques: Cliques, hidden: Tensor, plain: Tensor, tape: VisualTape | None
     ) -> Learned:
         """Prompts of the batch's distinct cliques (step 2)."""
-        memberships = cliques.sets.nonzero(as_tuple=True)  # sets ascending
-        clique, image = (send(index, plain.device) for index in memberships)
-        count = len(cliques.sets)
+        memberships, count = cliques.sets.nonzero(as_tuple=True), len(cliques.sets)
+        clique, image = (send(index, plain.device) for index in memberships)  # sets ascending
         self.memory["sets_learned"] = self.memory["sets_learned"] + count
         if self.text is not None and self.learner.learns_text:
             self.text.choose_gradient(int(self.memory["sets_learned"]))
@@ -197,19 +193,18 @@ class SCAP(Adapter):
         """Text running mean and visual cache, in mining order (step 3)."""
         index = send(cliques.set_of, self.model.device)
         if learned.text is not None:
-            seen = int(self.memory["text_seen"])
+            mean, seen = self.memory["text_mean"], int(self.memory["text_seen"])
             times = torch.bincount(cliques.set_of, minlength=len(cliques.sets))
             times = send(times, learned.text.device).to(learned.text.dtype)
             total = torch.einsum("u,u...->...", times, learned.text)
-            mean = self.memory["text_mean"]
             self.memory["text_mean"] = running_mean(mean, seen, total, len(cliques))
             self.memory["text_seen"] = torch.tensor(seen + len(cliques))
         cache = self._cache()
         if learned.visual is not None and cache is not None:
             pairs = learned.attributes[index], learned.visual.flatten(1)[index]
             cache = retain(cache, cliques.classes, *pairs, self.config, self._replayed)
-            self.memory["keys"], self.memory["values"] = cache.keys, cache.values
-            self.memory["count"] = cache.count
+            for name in ("keys", "values", "count"):
+                self.memory[name] = getattr(cache, name)
 
     def _cache(self) -> Cache | None:
         """Retained visual prompts, where there are such."""
@@ -244,7 +239,8 @@ class SCAP(Adapter):
             features = plain[send(composed.passes.image, plain.device)]
         else:
             features = self.visual.pass_features(hidden, plain, composed)
-        return merge_passes(composed.logits(features, self.model.scale))
+        logits = self.model.scale * features @ composed.text_features.T
+        return merge_passes(logits.view(-1, composed.passes.width, logits.shape[-1]))
 
     # --- for reports and the app ------------------------------------------------
 

@@ -34,11 +34,6 @@ class Passes:
     held: Tensor
     width: int
 
-    @property
-    def prompted(self) -> Tensor:
-        """The passes (R,) that have any prompt."""
-        return self.own.any(dim=1) | self.held
-
 
 def plan_passes(cliques: Cliques, top: Tensor, count: Tensor, config: SCAPConfig) -> Passes:
     """Passes of every image over its sets (Eq. 15-17): ``top`` (b, k), retained ``count`` (N,)."""
@@ -79,11 +74,6 @@ class Composed:
     mask: Tensor  # (R, S) bool: where there is a prompt.
     slots: Tensor  # (R,): the slot of its class's cache that a retained prompt came from, or -1.
     text_features: Tensor  # (N, E).
-
-    def logits(self, features: Tensor, scale: float) -> Tensor:
-        """Logits (b, passes, N) of the features (R, E) of all passes (Eq. 19)."""
-        logits = scale * features @ self.text_features.T
-        return logits.view(-1, self.passes.width, logits.shape[-1])
 
 
 def gather_prompts(
@@ -178,9 +168,9 @@ class PrefixedTower:
 
     def pass_features(self, hidden: Tensor, plain: Tensor, composed: Composed) -> Tensor:
         """Unit features (R, E) of all passes from the images' states (b, T, D) and ``plain``."""
-        image = send(composed.passes.image, plain.device)
-        features = plain[image]
-        chosen = send(composed.passes.prompted.nonzero()[:, 0], plain.device)
+        passes, image = composed.passes, send(composed.passes.image, plain.device)
+        features, prompted = plain[image], passes.own.any(dim=1) | passes.held
+        chosen = send(prompted.nonzero()[:, 0], plain.device)
         for part in chunks(len(chosen), self.rows):
             own = chosen[part]
             prompts, mask = composed.prompts[own], composed.mask[own]

@@ -81,14 +81,14 @@ def fuse_closest(keys: Tensor, values: Tensor, config: SCAPConfig) -> tuple[Tens
     first, second = closest_pairs(moved)
     keys = keys if config.rules.raw_keys else moved
     row = torch.arange(C, device=keys.device)
-    fused_key = (keys[row, first] + keys[row, second]) / 2
-    fused_value = (values[row, first] + values[row, second]) / 2
     slot = torch.arange(n - 1, device=keys.device).expand(C, -1)
     slot = slot + (slot >= second[:, None])  # everything but the second of the pair, in order
-    keys = keys.gather(1, slot[:, :, None].expand(-1, -1, keys.shape[2])).clone()
-    values = values.gather(1, slot[:, :, None].expand(-1, -1, values.shape[2])).clone()
-    keys[row, first], values[row, first] = fused_key, fused_value
-    return keys, values
+    fused = []
+    for rows in (keys, values):
+        kept = rows.gather(1, slot[:, :, None].expand(-1, -1, rows.shape[2])).clone()
+        kept[row, first] = (rows[row, first] + rows[row, second]) / 2
+        fused.append(kept)
+    return fused[0], fused[1]
 
 
 def retain(

@@ -1,7 +1,4 @@
-"""open_clip's checkpoints: OpenAI's key names, its own config file.
-
-Its config can describe more than CLIP's towers; whatever ours do not have is refused by name.
-"""
+"""open_clip's checkpoints: OpenAI's key names, a config; what ours do not have is refused."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,9 +8,10 @@ from torch import Tensor
 from cliquetta.model.checkpoints import open_clip_zoo as zoo
 from cliquetta.model.checkpoints import openai
 from cliquetta.model.checkpoints.openai import Conventions
-from cliquetta.model.checkpoints.state import Checkpoint, CheckpointError, Find, with_tokenizer
+from cliquetta.model.checkpoints.state import Checkpoint, CheckpointError, with_tokenizer
 from cliquetta.model.config import Activation, CLIPConfig, ResNetConfig
 from cliquetta.model.preprocess import OPENAI_MEAN, OPENAI_STD, Preprocess
+from cliquetta.model.tokenizer import Find
 
 CONFIG_FILE = "open_clip_config.json"
 WEIGHT_FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,9 @@ from cliquetta.errors import UserError
 from cliquetta.model.clip import CLIP
 from cliquetta.model.config import Activation, CLIPConfig, VisionConfig
 from cliquetta.model.preprocess import Preprocess
-from cliquetta.model.tokenizer import TextTokenizer, find_tokenizer, is_clip_vocabulary
+from cliquetta.model.tokenizer import Find, TextTokenizer, find_tokenizer, is_clip_vocabulary
 
 State = dict[str, Tensor]
-Find = Callable[[str], Path | None]
-"""Looks for a file of a checkpoint by its name, in a folder or in a hub repository."""
 
 _CODES = ".int8"
 _SCALES = ".scale"
