@@ -35,16 +35,29 @@ class BATCLIPConfig(AdamWConfig):
     adapt_text: bool = True  # Also adapt the text tower's LayerNorms; otherwise class texts stay.
 
 
+def class_means(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Mean feature (N, E) of each class, zero where there is none, and which are there (N,)."""
+    member = F.one_hot(labels, classes).to(features.dtype)  # (B, N)
+    counts = member.sum(dim=0)
+    return member.T @ features / counts.clamp_min(1)[:, None], counts > 0
+
+
+def projection_matching(means: Tensor, present: Tensor, text: Tensor) -> Tensor:
+    """Mean over the classes present of (class mean)·(unit text feature)."""
+    return (means * text).sum(dim=-1)[present].mean()
+
+
+def inter_class_separation(means: Tensor, present: Tensor) -> Tensor:
+    """C² - |Σ u|²: sum over ordered pairs of classes present of 1 - cos of their means u."""
+    units = F.normalize(means[present], dim=-1)
+    return len(units) ** 2 - units.sum(dim=0).square().sum()
+
+
 def batclip_loss(logits: Tensor, features: Tensor, text: Tensor) -> Tensor:
     """The loss of a batch: logits (B, N), raw image features (B, E), unit text features (N, E)."""
-    member = F.one_hot(logits.argmax(dim=-1), logits.shape[1]).to(features.dtype)  # (B, N)
-    counts = member.sum(dim=0)
-    present = counts > 0
-    means = member.T @ features / counts.clamp_min(1)[:, None]
-    matching = (means * text).sum(dim=-1)[present].mean()
-    units = F.normalize(means[present], dim=-1)
-    separation = len(units) ** 2 - units.sum(dim=0).square().sum()  # Σ (1 - cos) over the pairs
-    return entropy(logits).mean() - matching - separation
+    means, present = class_means(features, logits.argmax(dim=-1), logits.shape[1])
+    matching = projection_matching(means, present, text)
+    return entropy(logits).mean() - matching - inter_class_separation(means, present)
 
 
 @register(

@@ -44,6 +44,18 @@ class CLIPTTAConfig(AdamConfig):
         return Adam(self.lr, self.betas, eps=1e-6)
 
 
+def soft_contrastive_loss(logits: Tensor) -> Tensor:
+    """Mean entropy of images over the texts paired with a batch, from its logits (B, N)."""
+    pairs = logits[:, logits.detach().argmax(dim=-1)]  # (B, B): image i, text of image j
+    return entropy(pairs).mean()
+
+
+def mean_prediction_entropy(logits: Tensor) -> Tensor:
+    """Entropy of the mean probabilities of logits (B, N)."""
+    mean = logits.softmax(dim=-1).mean(dim=0)
+    return -(mean * (mean + EPS).log()).sum()
+
+
 @register(
     "cliptta",
     tuned={"cifar100-c": CLIPTTAConfig(memory_shots=16, memory_drawn=128)},
@@ -84,10 +96,8 @@ class CLIPTTA(LayerNormAdapter):
 
     def loss(self, logits: Tensor) -> Tensor:
         """Contrast of a batch, less its diversity, from its logits (B, N)."""
-        pairs = logits[:, logits.detach().argmax(dim=-1)]  # (B, B): image i, text of image j
-        mean = logits.softmax(dim=-1).mean(dim=0)
-        diversity = -(mean * (mean + EPS).log()).sum()
-        return entropy(pairs).mean() - self.config.diversity_weight * diversity
+        diversity = self.config.diversity_weight * mean_prediction_entropy(logits)
+        return soft_contrastive_loss(logits) - diversity
 
     def _recall(self) -> Tensor:
         """Images drawn from the memory, equally many of every class that has as many."""

@@ -36,6 +36,13 @@ class CoCoOpConfig(TextTraining):
     text_chunk: Count = 2048  # Texts encoded at once when predicting. Bounds memory only.
 
 
+def image_context(learned: Mapping[str, Tensor], features: Tensor) -> Tensor:
+    """V + pi(x): the context (B, M, D) of each image, from unit features (B, E)."""
+    hidden = F.relu(F.linear(features, learned["down.weight"], learned["down.bias"]))
+    shift = F.linear(hidden, learned["up.weight"], learned["up.bias"])
+    return learned["context"] + shift[:, None]
+
+
 def cocoop_logits(
     model: CLIP,
     tokens: tuple[Tensor, Tensor],
@@ -47,9 +54,7 @@ def cocoop_logits(
     """Scale * cos(image, its own texts): (B, N) of unit image features (B, E)."""
     B, N = len(features), len(tokens[0])
     ids, positions = (each.repeat(B, 1) for each in tokens)
-    hidden = F.relu(F.linear(features, learned["down.weight"], learned["down.bias"]))
-    shift = F.linear(hidden, learned["up.weight"], learned["up.bias"])  # pi(x)
-    context = (learned["context"] + shift[:, None]).repeat_interleave(N, dim=0)
+    context = image_context(learned, features).repeat_interleave(N, dim=0)
     text = model.encode_text(
         ids, context=context, positions=positions, normalize=True, chunk=chunk
     ).view(B, N, -1)

@@ -22,6 +22,13 @@ class CTPTConfig(TPTConfig):
     dispersion_weight: NonNegative = 50.0  # Weight of the text feature dispersion; 0 is TPT.
 
 
+def text_dispersion(text: Tensor) -> Tensor:
+    """ATFD (...) of unit class features (..., N, E): mean distance from their mean."""
+    centred = text - text.mean(dim=-2, keepdim=True)
+    distances: Tensor = torch.linalg.vector_norm(centred, dim=-1)
+    return distances.mean(dim=-1)
+
+
 @register("ctpt", tuned=read_presets("ctpt", CTPTConfig))
 class CTPT(TPT):
     """TPT with class texts kept apart, for better calibration."""
@@ -30,7 +37,4 @@ class CTPT(TPT):
 
     def loss(self, features: Tensor, text: Tensor) -> Tensor:
         """Losses (B,): marginal entropy minus weighted dispersion."""
-        losses = super().loss(features, text)
-        centred = text - text.mean(dim=-2, keepdim=True)
-        distances: Tensor = torch.linalg.vector_norm(centred, dim=-1)
-        return losses - self.config.dispersion_weight * distances.mean(dim=-1)
+        return super().loss(features, text) - self.config.dispersion_weight * text_dispersion(text)

@@ -36,6 +36,24 @@ class DeYOConfig(MomentumConfig):
     patch_grid: Count = 4  # Cells per side of the grid that is shuffled.
 
 
+def shuffle_patches(images: Tensor, grid: int, generator: torch.Generator) -> Tensor:
+    """Images (B, 3, S, S) with their cells in one random order, the same for all of them."""
+    order = torch.randperm(grid * grid, generator=generator).to(images.device)
+    return join_patches(split_patches(images, grid)[:, order], images.shape[-1])
+
+
+def probability_drop(logits: Tensor, shuffled: Tensor) -> Tensor:
+    """PLPD (B,): probability of the predicted class minus that for the shuffled image."""
+    label = logits.argmax(dim=-1, keepdim=True)
+    drop = logits.softmax(dim=-1).gather(1, label) - shuffled.softmax(dim=-1).gather(1, label)
+    return drop[:, 0]
+
+
+def sample_weights(entropies: Tensor, drop: Tensor, margin: float) -> Tensor:
+    """exp(Ent₀ - H) + exp(PLPD), (B,)."""
+    return (margin - entropies).exp() + drop.exp()
+
+
 def split_patches(images: Tensor, grid: int) -> Tensor:
     """Patches (B, grid², 3, h, w) of images (B, 3, S, S), reduced where ``grid`` does not fit."""
     side = images.shape[-1] // grid * grid
@@ -72,12 +90,10 @@ class DeYO(MomentumAdapter):
         self.memory.declare("generator", generator.get_state())
 
     def _predict(self, batch: Batch) -> Prediction:
-        memory, grid = self.memory, self.config.patch_grid
+        config, memory = self.config, self.memory
         generator = memory.generator("generator")
-        order = torch.randperm(grid * grid, generator=generator).to(batch.images.device)
+        shuffled = shuffle_patches(batch.images, config.patch_grid, generator)
         memory.keep("generator", generator)
-        patches = split_patches(batch.images, grid)[:, order]  # one order for all images
-        shuffled = join_patches(patches, batch.images.shape[-1])
         with torch.enable_grad():
             values = memory["norms"].detach().requires_grad_()
             logits = self.logits(values, batch.images)
@@ -96,11 +112,8 @@ class DeYO(MomentumAdapter):
         if not len(rows):
             return entropies.mean(), teaching
         with torch.no_grad():
-            label = logits[rows].argmax(dim=-1, keepdim=True)
-            before, after = logits[rows], self.logits(norms, shuffled[rows])
-            drop = before.softmax(dim=-1).gather(1, label) - after.softmax(dim=-1).gather(1, label)
-            plpd = drop[:, 0]
-            teaching[rows] = plpd > config.plpd_threshold
-            weights = (config.entropy_margin * chance - entropies[rows]).exp() + plpd.exp()
+            drop = probability_drop(logits[rows], self.logits(norms, shuffled[rows]))
+            teaching[rows] = drop > config.plpd_threshold
+            weights = sample_weights(entropies[rows], drop, config.entropy_margin * chance)
         still = teaching[rows]
         return (entropies[rows] * weights)[still].mean(), teaching

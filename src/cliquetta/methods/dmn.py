@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cliquetta.methods.base import BatchDependence
-from cliquetta.methods.building.cache import affinity, declare, insert
+from cliquetta.methods.building.cache import Affinity, affinity, declare, insert
 from cliquetta.methods.building.config import Count, Fraction, NonNegative, Positive
 from cliquetta.methods.building.entropy import marginal_entropy
 from cliquetta.methods.building.feature_level import FixedText
@@ -40,6 +40,16 @@ class DMNConfig(SelectiveConfig):
     beta: NonNegative = 5.5  # β: how fast an entry's weight falls with its distance from the query.
     memory_weight: Positive = 1.0
     """β₂: weight of the memory's prediction relative to the text's; the authors' is searched."""
+
+
+def class_features(
+    queries: Tensor, classes: Tensor, keys: Tensor, weights: Affinity, constant: Tensor
+) -> Tensor:
+    """Unit feature (B, N, E) of every class per query (B, E); ``constant``: weighted texts."""
+    total = torch.einsum("bnk,nke->bne", weights.old, keys)
+    owner = F.one_hot(classes, len(keys)).to(weights.new.dtype)  # (B, N)
+    total = total + torch.einsum("bj,jn,je->bne", weights.new, owner, queries)
+    return F.normalize(total + constant, dim=-1)
 
 
 @register("dmn", presets={"fine-grained": DMNConfig(view_kind="augmix")})
@@ -73,10 +83,7 @@ class DMN(FixedText):
         occupancy = insert(memory, classes, offered, {"keys": plain})
         weights = affinity(plain, keys, occupancy, config.beta)
         text = ((plain @ self.classifier.T - 1) * config.beta).exp()[:, :, None] * self.classifier
-        owner = F.one_hot(classes, len(keys)).to(weights.new.dtype)  # (B, N)
-        total = torch.einsum("bnk,nke->bne", weights.old, keys)
-        total = total + torch.einsum("bj,jn,je->bne", weights.new, owner, plain)
-        seen = F.normalize(total + text, dim=-1)  # the class features of every query
+        seen = class_features(plain, classes, keys, weights, text)
         dynamic = (self.scale * (seen @ plain[:, :, None])[:, :, 0]).log_softmax(dim=-1)
         fixed = logits[:, 0].log_softmax(dim=-1)
         weight = config.memory_weight

@@ -43,6 +43,17 @@ class DOTAConfig(SelectiveConfig):
     largest_weight: NonNegative = 0.2  # η: where that weight stops growing; 0 is zero-shot CLIP.
 
 
+def update_gaussians(
+    means: Tensor, covariances: Tensor, counts: Tensor, features: Tensor, weights: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Means (N, E), covariances (N, E, E) and counts (N,) after features (B, E), weights (B, N)."""
+    total = counts + weights.sum(dim=0)
+    centred = features - means[:, None]  # (N, B, E)
+    added = (centred * (weights.T / total[:, None])[:, :, None]).mT
+    covariances = torch.baddbmm(covariances * (counts / total)[:, None, None], added, centred)
+    return (counts[:, None] * means + weights.T @ features) / total[:, None], covariances, total
+
+
 @register("dota", tuned=read_presets("dota", DOTAConfig), setting="CLIP ViT-B/16, ImageNet")
 class DOTA(FixedText):
     """Running Gaussian estimates of all classes predict beside the text; no training."""
@@ -73,16 +84,7 @@ class DOTA(FixedText):
         shared.diagonal().add_(config.shrinkage)
         gaussian = linear_discriminant(views.mean(dim=0, keepdim=True), memory["means"], shared)[0]
         weight = config.weight_per_count / len(views) * memory["counts"].mean()
-        self._learn(views, logits.softmax(dim=-1))
+        state = memory["means"], memory["covariances"], memory["counts"]
+        state = update_gaussians(*state, views, logits.softmax(dim=-1))
+        memory["means"], memory["covariances"], memory["counts"] = state
         return logits.mean(dim=0) + weight.clamp(max=config.largest_weight) * gaussian
-
-    def _learn(self, views: Tensor, weights: Tensor) -> None:
-        """Count views (V, E) for the classes by weights (V, N)."""
-        memory, counts, means = self.memory, self.memory["counts"], self.memory["means"]
-        total = counts + weights.sum(dim=0)
-        centred = views - means[:, None]  # (N, V, E)
-        added = (centred * (weights.T / total[:, None])[:, :, None]).mT
-        before = memory["covariances"] * (counts / total)[:, None, None]
-        memory["covariances"] = torch.baddbmm(before, added, centred)
-        memory["means"] = (counts[:, None] * means + weights.T @ views) / total[:, None]
-        memory["counts"] = total

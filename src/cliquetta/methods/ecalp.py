@@ -40,6 +40,19 @@ class ECALPConfig(MethodConfig):
     capacity: Count = 2048  # Images remembered, the newest ones; the authors keep all.
 
 
+def context_similarity(features: Tensor, text: Tensor) -> Tensor:
+    """Similarities (M, M) of images, dimensions weighted on the earlier one by their variance."""
+    weighted = F.normalize(features * text.var(dim=0), dim=-1) @ features.T
+    return weighted.triu() + weighted.triu(1).T
+
+
+def nearest_texts(features: Tensor, text: Tensor, count: int) -> Tensor:
+    """Cosines (M, N) with each image's nearest texts, zero elsewhere and if negative."""
+    cosine = features @ text.T
+    nearest = cosine.topk(min(count, len(text)), dim=-1)
+    return torch.zeros_like(cosine).scatter(1, nearest.indices, nearest.values.clamp_min(0))
+
+
 def nearest_images(similarity: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Values and rows (M + 1, k) of the nearest images; the last node is a copy of the last."""
     M = len(similarity)
@@ -93,12 +106,8 @@ class ECALP(FixedText):
         M, text = config.capacity, self.classifier
         empty = max(0, M - int(memory["images"]))
         nodes = torch.cat([memory["features"][empty:], features])
-        weighted = F.normalize(nodes * text.var(dim=0), dim=-1) @ nodes.T
-        similarity = weighted.triu() + weighted.triu(1).T  # weighted on the earlier image
-        cosine = nodes @ text.T
-        nearest = cosine.topk(min(config.text_neighbours, len(text)), dim=-1)
-        to_texts = torch.zeros_like(cosine)
-        to_texts.scatter_(1, nearest.indices, nearest.values.clamp_min(0) ** config.gamma)
+        similarity = context_similarity(nodes, text)
+        to_texts = nearest_texts(nodes, text, config.text_neighbours) ** config.gamma
         scores, labels = memory["scores"][empty:], memory["labels"][empty:]
         reached = []
         for end in range(len(scores) + 1, len(nodes) + 1):

@@ -38,6 +38,17 @@ class MintConfig(AdamConfig):
     text_weight: NonNegative = 10_000  # K₀: images at which text and class mean weigh the same.
 
 
+def between_class_variance(
+    features: Tensor, labels: Tensor, mean: Tensor, class_means: Tensor
+) -> Tensor:
+    """Mean squared distance of features (B, E) from ``mean`` minus that from their class's mean."""
+    counts = labels.bincount(minlength=len(class_means))
+    weights = 1 / ((counts > 0).sum() * counts[labels])
+    total = (features - mean).square().sum(dim=-1)
+    within = (features - class_means[labels]).square().sum(dim=-1)
+    return ((total - within) * weights).sum()
+
+
 @register("mint", tuned={"imagenet-c": MintConfig(lr=1.5e-2)}, setting="CLIP ViT-B/16, CIFAR-100-C")
 class Mint(LayerNormAdapter):
     """One LayerNorm step per batch up the variance between classes, from running averages."""
@@ -59,11 +70,7 @@ class Mint(LayerNormAdapter):
             start = self.tower.start.detach().requires_grad_()
             features = self.features(start, batch.images)
             labels, means, mean = self._class_means("before", features.detach())
-            counts = labels.bincount(minlength=len(means))
-            weights = 1 / ((counts > 0).sum() * counts[labels])
-            total = (features - mean).square().sum(dim=-1)
-            within = (features - means[labels]).square().sum(dim=-1)
-            variance = ((total - within) * weights).sum()
+            variance = between_class_variance(features, labels, mean, means)
             (gradient,) = torch.autograd.grad(-variance, start)
         memory["batches"] = memory["batches"] + 1
         memory["gradient"] = torch.lerp(memory["gradient"], gradient, 1 / float(memory["batches"]))

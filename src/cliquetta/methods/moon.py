@@ -37,12 +37,39 @@ class MOONConfig(MethodConfig):
     rounds: Count = 10  # T: updates of the assignments and of the distributions.
 
 
+def class_presence(prior: Tensor) -> Tensor:
+    """λ (N,) of zero-shot predictions (B, N): √(mean of images · largest), eq. (11)."""
+    return (prior.mean(dim=0) * prior.amax(dim=0)).sqrt()
+
+
+def certainty(logs: Tensor) -> Tensor:
+    """γ (B,) = 1 - H(z_i) / log N of log assignments (B, N), eq. (9)."""
+    return (1 - log_prob_entropy(logs) / math.log(max(2, logs.shape[1]))).clamp(0, 1)
+
+
+def concentration(length: Tensor, width: int) -> Tensor:
+    """κ of a mean of this length in ``width`` dimensions, Banerjee's approximation, eq. (15)."""
+    length = length.clamp(SHORTEST, LONGEST)
+    return (width * length - length**3) / (1 - length**2)
+
+
+def vmf_log_likelihood(features: Tensor, directions: Tensor, kappa: Tensor) -> Tensor:
+    """κ_k μ_k·f_i + log C(κ_k), (B, N), with log C(κ) = (E - 1)/2 log κ - κ, eqs. (6) and (51)."""
+    normaliser = (features.shape[1] - 1) / 2 * kappa.log() - kappa
+    return kappa * (features @ directions.T) + normaliser
+
+
+def anchor_length(features: Tensor, prior: Tensor, text: Tensor) -> Tensor:
+    """A(κ'_k) (N,): mean of 1 - |f_i - t_k|²/2 = f_i·t_k, weighted by ``prior`` (B, N), eq. (7)."""
+    weights = prior / prior.sum(dim=0).clamp_min(TINY)
+    return (weights * (features @ text.T)).sum(dim=0).clamp(SHORTEST, LONGEST)
+
+
 def shrunk_means(features: Tensor, logs: Tensor, text: Tensor, anchor_weight: Tensor) -> Tensor:
     """A(κ_k) μ_k (N, E): between the batch's own means and the texts (N, E), eqs. (14), (19)."""
-    N = logs.shape[1]
-    gamma = (1 - log_prob_entropy(logs) / math.log(max(2, N))).clamp(0, 1)  # eq. (9)
+    gamma = certainty(logs)
     empirical = weighted_means(features, gamma.clamp_min(TINY).log()[:, None] + logs)
-    count = gamma @ F.one_hot(logs.argmax(dim=-1), N).to(gamma.dtype)
+    count = gamma @ F.one_hot(logs.argmax(dim=-1), logs.shape[1]).to(gamma.dtype)
     beta = (count / (count + anchor_weight))[:, None]
     return beta * empirical + (1 - beta) * text
 
@@ -51,17 +78,11 @@ def transduce(features: Tensor, log_prior: Tensor, text: Tensor, config: MOONCon
     """Log assignments (B, N) of unit features (B, E), from zero-shot log-probabilities (B, N)."""
     prior, width = log_prior.exp(), features.shape[1]
     links = nearest_affinity(features @ features.T, config.neighbours)
-    presence = (prior.mean(dim=0) * prior.amax(dim=0)).sqrt()  # λ, eq. (11)
-    anchor_weight = 1 / presence.clamp_min(TINY)  # α, eq. (10)
-    weights = prior / prior.sum(dim=0).clamp_min(TINY)
-    # A(κ'_k), the mean of 1 - |f_i - t_k|²/2 = f_i·t_k weighted by the prior, eq. (7)
-    length = (weights * (features @ text.T)).sum(dim=0).clamp(SHORTEST, LONGEST)
-    means, logs = length[:, None] * text, log_prior
+    anchor_weight = 1 / class_presence(prior).clamp_min(TINY)  # α, eq. (10)
+    means, logs = anchor_length(features, prior, text)[:, None] * text, log_prior
     for _ in range(config.rounds):
-        length = means.norm(dim=-1).clamp(SHORTEST, LONGEST)
-        kappa = (width * length - length**3) / (1 - length**2)  # Banerjee's, eq. (15)
-        cosines = features @ F.normalize(means, dim=-1).T
-        likelihood = kappa * cosines + ((width - 1) / 2 * kappa.log() - kappa)  # eqs. (6) and (51)
+        kappa = concentration(means.norm(dim=-1), width)
+        likelihood = vmf_log_likelihood(features, F.normalize(means, dim=-1), kappa)
         logs = propagate(log_prior + likelihood, links, logs, 1)
         means = shrunk_means(features, logs, text, anchor_weight)
     return logs

@@ -56,23 +56,35 @@ def find_mode(features: Tensor, probabilities: Tensor, config: MTAConfig) -> tup
     """Modes (B, E) and inlierness (B, V) of unit features (B, V, E), predictions (B, V, N)."""
     h2 = squared_bandwidth(features, config.neighbour_fraction)
     agreement = probabilities @ probabilities.transpose(1, 2)  # (B, V, V)
-    mode, y = features[:, 0], features.new_full(features.shape[:2], 1 / features.shape[1])
-    everything = torch.ones(len(features), 1, dtype=torch.bool, device=features.device)
+    mode = features[:, 0]
+    inlierness = features.new_full(features.shape[:2], 1 / features.shape[1])
     for _ in range(config.iterations):
-        # inlierness: y = softmax((K + λ A y) / λ_y) to its fixed point
-        kernel, active = density(features, mode, h2), everything
-        for _ in range(config.iterations):
-            support = kernel + config.affinity_weight * (agreement @ y[:, :, None])[:, :, 0]
-            new = (support / config.entropy_weight).softmax(dim=-1)
-            y, active = _advance(y, new, active, config.tolerance)
-        # the mean shift of the mode, weighted by inlierness
-        active = everything
-        for _ in range(config.iterations):
-            weight = y * density(features, mode, h2)
-            alive = weight.sum(dim=-1, keepdim=True) > 0
-            new = torch.where(alive, l2_normalize((weight[:, None] @ features)[:, 0]), mode)
-            mode, active = _advance(mode, new, active, config.tolerance)
-    return mode, y
+        inlierness = _settle_inlierness(inlierness, density(features, mode, h2), agreement, config)
+        mode = _shift_mode(mode, features, inlierness, h2, config)
+    return mode, inlierness
+
+
+def _settle_inlierness(y: Tensor, kernel: Tensor, agreement: Tensor, config: MTAConfig) -> Tensor:
+    """The first half of a round: y = softmax((K + λ A y) / λ_y) to its fixed point."""
+    active = torch.ones(len(y), 1, dtype=torch.bool, device=y.device)
+    for _ in range(config.iterations):
+        support = (agreement @ y[:, :, None])[:, :, 0]
+        new = ((kernel + config.affinity_weight * support) / config.entropy_weight).softmax(dim=-1)
+        y, active = _advance(y, new, active, config.tolerance)
+    return y
+
+
+def _shift_mode(
+    mode: Tensor, features: Tensor, inlierness: Tensor, h2: Tensor, config: MTAConfig
+) -> Tensor:
+    """The second half of a round: the mean shift of the mode, weighted by inlierness."""
+    active = torch.ones(len(mode), 1, dtype=torch.bool, device=mode.device)
+    for _ in range(config.iterations):
+        weight = inlierness * density(features, mode, h2)
+        alive = weight.sum(dim=-1, keepdim=True) > 0
+        new = l2_normalize((weight[:, None] @ features)[:, 0])
+        mode, active = _advance(mode, torch.where(alive, new, mode), active, config.tolerance)
+    return mode
 
 
 def _advance(old: Tensor, new: Tensor, active: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:

@@ -60,6 +60,12 @@ def classes_within(probabilities: Tensor, window: tuple[float, float], count: in
     return torch.where(inside, top.indices + 1, 0)
 
 
+def positive_logits(weights: Affinity, classes: Tensor) -> Tensor:
+    """Σ exp(-β(1 - f·k)) over the entries of each class, (B, N); ``classes`` (B,) are predicted."""
+    N = weights.old.shape[1]
+    return weights.old.sum(dim=2) + weights.new @ F.one_hot(classes, N).to(weights.new.dtype)
+
+
 def negative_logits(weights: Affinity, cached: Tensor, arriving: Tensor) -> Tensor:
     """Σ exp(-β(1 - f·k)) over the entries that count against each class, (B, N).
 
@@ -111,8 +117,7 @@ class TDA(FixedText):
         keys = memory["positive.keys"]
         occupancy = insert(memory, classes, entropy, {"keys": features}, "positive.")
         weights = affinity(features, keys, occupancy, config.positive_beta)
-        owner = F.one_hot(classes, len(keys)).to(weights.new.dtype)
-        positive = weights.old.sum(dim=2) + weights.new @ owner
+        positive = positive_logits(weights, classes)
 
         keys, cached = memory["negative.keys"], memory["negative.classes"]
         low, high = (edge * math.log2(len(self.prompts)) for edge in config.entropy_window)

@@ -38,6 +38,19 @@ class TransCLIPConfig(MethodConfig):
     inner_steps: Count = 5  # Updates of the assignments in each round.
 
 
+def first_means(features: Tensor, prior: Tensor, seeds: int) -> Tensor:
+    """Unit means (N, E) of each class's most confident images, weighted by ``prior`` (B, N)."""
+    weights, chosen = prior.topk(min(seeds, len(prior)), dim=0)  # (S, N)
+    weights = weights / weights.sum(dim=0)
+    return F.normalize(torch.einsum("sn,sne->ne", weights, features[chosen]), dim=-1)
+
+
+def gaussian_log_likelihood(features: Tensor, means: Tensor, variance: Tensor) -> Tensor:
+    """-½ Σ_d (f_id - μ_kd)² / σ_d², (B, N)."""
+    scaled = features * variance.rsqrt(), means * variance.rsqrt()
+    return -0.5 * torch.cdist(*scaled, compute_mode="donot_use_mm_for_euclid_dist").square()
+
+
 def update_variance(features: Tensor, means: Tensor, assignments: Tensor) -> Tensor:
     """σ² (E,): squared residuals averaged over images and, by assignment, over classes."""
     # Σ_k z_ik (f - μ_k)² without a tensor over images, classes and dimensions
@@ -50,16 +63,11 @@ def transduce(features: Tensor, log_prior: Tensor, _: Tensor, config: TransCLIPC
     """Log assignments (B, N) of unit features (B, E), from zero-shot log-probabilities (B, N)."""
     affinity = nearest_affinity(features @ features.T, config.neighbours)
     links = (affinity + affinity.T) / (2 * config.neighbours)
-    seeds = min(config.init_images, len(features))
-    weights, chosen = log_prior.exp().topk(seeds, dim=0)  # (S, N), of the surest images
-    weights = weights / weights.sum(dim=0)
-    means = F.normalize(torch.einsum("sn,sne->ne", weights, features[chosen]), dim=-1)
+    means = first_means(features, log_prior.exp(), config.init_images)
     variance = torch.full_like(features[0], 1 / features.shape[1])
     logs, weighted_prior = log_prior, config.text_weight * log_prior
     for updates_left in range(config.rounds, -1, -1):
-        scaled = features * variance.rsqrt(), means * variance.rsqrt()
-        distance = torch.cdist(*scaled, compute_mode="donot_use_mm_for_euclid_dist")
-        likelihood = -0.5 * distance.square()  # -½ Σ_d (f_id - μ_kd)² / σ_d², (B, N)
+        likelihood = gaussian_log_likelihood(features, means, variance)
         fixed = weighted_prior.add(likelihood, alpha=1 / config.gaussian_temperature)
         logs = propagate(fixed, links, logs, config.inner_steps)
         if updates_left:
