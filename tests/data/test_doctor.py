@@ -89,8 +89,8 @@ def test_broken_data_are_told_from_missing_ones(tmp_path: Path) -> None:
 def test_label_traps_are_named_where_they_lurk(tmp_path: Path) -> None:
     TREES["imagenet-v2"](tmp_path)
     TREES["caltech101"](tmp_path)
-    assert any("sorted as strings" in note for note in one(tmp_path, "imagenet-v2").notes)
-    assert any("Faces_easy" in note for note in one(tmp_path, "caltech101").notes)
+    for id, trap in (("imagenet-v2", "sorted as strings"), ("caltech101", "Faces_easy")):
+        assert any(trap in note for note in one(tmp_path, id).notes)
 
 
 def test_unknown_folders_and_names(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from cliquetta.data.dataset import FileDataset
 from cliquetta.data.prepared import FeatureStream
@@ -23,6 +22,7 @@ from cliquetta.types import ViewSpec
 from tests._helpers.streaming import made_up_dataset
 from tests._helpers.tiny import TINY_NAMES, build_tiny_clip
 from tests._helpers.tolerance import FEATURE
+from tests._helpers.trees import noise
 
 FEW_VIEWS = ViewSpec("resized-crop", 4)
 
@@ -123,13 +123,11 @@ def test_whatever_features_depend_on_makes_new_ones(
 @pytest.fixture
 def photos(tmp_path: Path) -> FileDataset:
     """Ten files, of which the fourth is no picture."""
-    pictures = made_up_dataset(10).images
-    paths = [tmp_path / f"{i}.png" for i in range(10)]
-    for path, picture in zip(paths, pictures, strict=True):
-        Image.fromarray(picture).save(path)
-    paths[3].write_bytes(b"no picture")
-    keys = [path.name for path in paths]
-    return FileDataset("photos", paths, names=TINY_NAMES, keys=keys, labels=[0, 1] * 5)
+    names = [f"{i}.png" for i in range(10)]
+    noise(tmp_path, names)
+    (tmp_path / "3.png").write_bytes(b"no picture")
+    paths = [tmp_path / name for name in names]
+    return FileDataset("photos", paths, names=TINY_NAMES, keys=names, labels=[0, 1] * 5)
 
 
 def test_unreadable_files_are_remembered_and_counted(

@@ -5,7 +5,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -21,7 +20,7 @@ from cliquetta.model.preprocess import Preprocess
 from cliquetta.types import ViewSpec
 from tests._helpers.streaming import made_up_dataset
 from tests._helpers.tiny import TINY_NAMES
-from tests._helpers.trees import pictures, write
+from tests._helpers.trees import noise, pictures, write
 
 PREPROCESS = Preprocess.openai(32)
 
@@ -133,13 +132,12 @@ def test_an_unreadable_batch_keeps_the_shape_of_its_views(tmp_path: Path) -> Non
 
 
 def test_files_are_cropped_as_they_were_before_preprocessing(tmp_path: Path) -> None:
-    noise = np.random.default_rng(0).integers(0, 256, (60, 90, 3), dtype=np.uint8)
     (tmp_path / "cat").mkdir()
-    Image.fromarray(noise).save(tmp_path / "cat" / "a.png")
+    noise(tmp_path, ["cat/a.png"])
     spec = ViewSpec("resized-crop", 6)
     stream = Stream(folder_dataset(tmp_path), PREPROCESS, views=spec, view_seed=3)
     ((batch, _),) = list(stream)
-    views = image_views(Image.fromarray(noise), "cat/a.png", spec, 3, PREPROCESS)
+    views = image_views(Image.open(tmp_path / "cat/a.png"), "cat/a.png", spec, 3, PREPROCESS)
     assert torch.equal(batch.views[0], to_pixels(views, PREPROCESS))
 
 
@@ -238,13 +236,10 @@ class Watched(FileDataset):
 def paths(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """200 files; numbers 40 and 41 are no pictures."""
     folder = tmp_path_factory.mktemp("files")
-    result = [folder / f"{i:03d}.png" for i in range(200)]
-    picture = Image.fromarray(made_up_dataset(1).images[0])
-    for path in result:
-        picture.save(path)
+    noise(folder, [f"{i:03d}.png" for i in range(200)])
     for number in (40, 41):
-        result[number].write_bytes(b"no picture")
-    return result
+        (folder / f"{number:03d}.png").write_bytes(b"no picture")
+    return sorted(folder.iterdir())
 
 
 def settle(data: Watched) -> int:

@@ -20,8 +20,8 @@ def test_results_come_in_order(workers: int) -> None:
         time.sleep(0.002 * (x % 3))
         return x * x
 
-    result = list(map_ahead(slow_square, range(20), workers=workers, ahead=5))
-    assert result == [x * x for x in range(20)]
+    results = map_ahead(slow_square, range(20), workers=workers, ahead=5)
+    assert list(results) == [x * x for x in range(20)]
 
 
 def test_no_more_than_the_bound_waits() -> None:

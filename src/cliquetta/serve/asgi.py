@@ -255,8 +255,7 @@ def create_app(store: Store, settings: Settings, *, admitted: bool = False) -> F
     service = Service(store, settings)
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        del app
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         sweeping = asyncio.create_task(_sweep(service))
         yield
         sweeping.cancel()
@@ -332,8 +331,7 @@ async def _sweep(service: Service) -> None:
         await asyncio.sleep(_SWEEP_SECONDS)
 
 
-async def _page(name: str, request: Request) -> Response:
-    del request
+async def _page(name: str, _: Request) -> Response:
     text = resources.files(__package__).joinpath("pages", name).read_text(encoding="utf-8")
     return Response(text, media_type=mimetypes.guess_type(name)[0])
 

@@ -58,7 +58,7 @@ class Fetcher:
                 return path
             try:
                 _resume(url, part, self.on_progress)
-            except (OSError, urllib.error.URLError) as error:
+            except OSError as error:
                 raise DownloadError(
                     f"cannot download {url} ({_reason(error)}); check the network and run again "
                     "(it goes on where it stopped), or give the path of a local file",
