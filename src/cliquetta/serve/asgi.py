@@ -8,7 +8,6 @@ import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from http import HTTPStatus
 from importlib import resources
 from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
 
@@ -43,6 +42,10 @@ _PAGES = {"/": "index.html", "/docs": "docs.html", "/docs.js": "docs.js", "/styl
 _BINARY_SCHEMA = {BINARY: {"schema": {"type": "string", "format": "binary"}}}
 
 
+_CODES = {400: "bad_request", 404: "not_found", 405: "method_not_allowed"} | {
+    413: "too_large",
+    415: "unsupported_media_type",
+}
 _REFUSALS = {
     400: "Not a request that can be parsed",
     401: "No token, or an unknown one",
@@ -354,7 +357,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
     elif isinstance(error, RequestValidationError):
         refusal = invalid_field(error.errors())
     elif isinstance(error, HTTPException):
-        code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
+        code = _CODES.get(error.status_code, "refused")
         headers = dict(error.headers or {})
         refusal = ServiceError(error.status_code, code, str(error.detail), headers=headers)
     else:
