@@ -124,8 +124,8 @@ def assert_same_gradients(ours: Tensor, literal: Tensor, inputs: list[Tensor]) -
     """Equal outputs and equal gradients, through a loss that weighs every output differently."""
     torch.testing.assert_close(ours, literal, atol=FEATURE, rtol=FEATURE)
     weights = draw(*ours.shape, seed=9)
-    found = torch.autograd.grad((ours * weights).sum(), inputs)
+    actual = torch.autograd.grad((ours * weights).sum(), inputs)
     wanted = torch.autograd.grad((literal * weights).sum(), inputs)
-    for a, b in zip(found, wanted, strict=True):
+    for a, b in zip(actual, wanted, strict=True):
         assert b.abs().max() > 1e-3  # a gradient that vanishes would prove nothing
         torch.testing.assert_close(a, b, atol=FEATURE, rtol=FEATURE)

@@ -1,5 +1,6 @@
 """Folders of runs made by hand, so that every number on a report is known beforehand."""
 
+import json
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -56,9 +57,9 @@ def make_run(
     seed: int = 0,
     status: Any = "finished",
     names: Sequence[str] = NAMES,
-    preset: str | None = None,
+    evidence: bool = False,
 ) -> Path:
-    """A run's folder as the runner leaves it."""
+    """A run's folder as the runner leaves it; ``evidence`` of no batch, with the class names."""
     settings = {
         "dataset": dataset,
         "method": method,
@@ -78,10 +79,7 @@ def make_run(
             "batch_size": batch_size,
             "order": "shuffled",
             "seed": seed,
-            "views": None,
-            "view_seed": None,
-            "dirichlet": None,
-            "limit": None,
+            **dict.fromkeys(("views", "view_seed", "dirichlet", "limit")),
         },
     }
     folder = root / run_id(settings)
@@ -95,7 +93,6 @@ def make_run(
         folder.name,
         settings,
         status=status,
-        preset=preset,
         environment={"device": "cpu", "versions": {"cliquetta": "0.1.0"}},
         metrics=metrics.compute(),
         images=len(labels),
@@ -104,6 +101,10 @@ def make_run(
         started="2025-01-01T10:00:00+00:00",
         finished="2025-01-01T10:00:01+00:00",
     ).save(folder)
+    if evidence:
+        about = {"format": "cliquetta-evidence-1", "names": list(names)}
+        (folder / "evidence").mkdir()
+        (folder / "evidence" / "about.json").write_text(json.dumps(about))
     return folder
 
 

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from tests._helpers.tolerance import FEATURE
 
-WORDS = 49408
+SIZE, PATCH, WIDTH, EMBED_DIM = 32, 8, 128, 24
+SETTINGS = {"input_resolution": SIZE, "context_length": 77, "vocab_size": 49408}
 
 
 class QuickGELU(nn.Module):
@@ -22,13 +23,9 @@ class ResidualBlock(nn.Module):
         super().__init__()
         self.attn = nn.MultiheadAttention(width, heads)
         self.ln_1 = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(
-            OrderedDict(
-                c_fc=nn.Linear(width, 4 * width),
-                gelu=QuickGELU() if activation == "quick_gelu" else nn.GELU(),
-                c_proj=nn.Linear(4 * width, width),
-            )
-        )
+        c_fc, c_proj = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        gelu = QuickGELU() if activation == "quick_gelu" else nn.GELU()
+        self.mlp = nn.Sequential(OrderedDict(c_fc=c_fc, gelu=gelu, c_proj=c_proj))
         self.ln_2 = nn.LayerNorm(width)
 
     def forward(self, x: Tensor, mask: Tensor) -> Any:
@@ -38,11 +35,9 @@ class ResidualBlock(nn.Module):
 
 
 class Transformer(nn.Module):
-    def __init__(self, width: int, layers: int, heads: int, activation: Any) -> None:
+    def __init__(self, width: int, heads: int, activation: str) -> None:
         super().__init__()
-        self.resblocks = nn.ModuleList(
-            ResidualBlock(width, heads, activation) for _ in range(layers)
-        )
+        self.resblocks = nn.ModuleList(ResidualBlock(width, heads, activation) for _ in range(2))
 
     def forward(self, x: Tensor, mask: Tensor) -> Any:
         for block in self.resblocks:
@@ -51,24 +46,15 @@ class Transformer(nn.Module):
 
 
 class Visual(nn.Module):
-    def __init__(
-        self,
-        size: int,
-        patch: Any,
-        width: int,
-        layers: int,
-        heads: int,
-        embed_dim: Any,
-        activation: Any,
-    ) -> None:
+    def __init__(self, activation: str) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(3, width, patch, patch, bias=False)
-        self.class_embedding = nn.Parameter(torch.randn(width))
-        self.positional_embedding = nn.Parameter(torch.randn((size // patch) ** 2 + 1, width))
-        self.ln_pre = nn.LayerNorm(width)
-        self.transformer = Transformer(width, layers, heads, activation)
-        self.ln_post = nn.LayerNorm(width)
-        self.proj = nn.Parameter(torch.randn(width, embed_dim) * width**-0.5)
+        self.conv1 = nn.Conv2d(3, WIDTH, PATCH, PATCH, bias=False)
+        self.class_embedding = nn.Parameter(torch.randn(WIDTH))
+        self.positional_embedding = nn.Parameter(torch.randn((SIZE // PATCH) ** 2 + 1, WIDTH))
+        self.ln_pre = nn.LayerNorm(WIDTH)
+        self.transformer = Transformer(WIDTH, WIDTH // 64, activation)
+        self.ln_post = nn.LayerNorm(WIDTH)
+        self.proj = nn.Parameter(torch.randn(WIDTH, EMBED_DIM) * WIDTH**-0.5)
 
     def forward(self, pixels: Tensor) -> Any:
         x = self.conv1(pixels).flatten(2).permute(2, 0, 1)
@@ -81,31 +67,17 @@ class Visual(nn.Module):
 class OpenAIModule(nn.Module):
     """Takes pixels and ids, returns both features; ``logit_scale`` only rides along."""
 
-    def __init__(
-        self,
-        *,
-        width: int = 128,
-        layers: int = 2,
-        activation: str = "quick_gelu",
-        size: int = 32,
-        patch: int = 8,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, *, activation: str = "quick_gelu", seed: int = 0) -> None:
         torch.manual_seed(seed)
         super().__init__()
-        heads, embed_dim, context = width // 64, 24, 77
-        self.visual = Visual(size, patch, width, layers, heads, embed_dim, activation)
-        self.transformer = Transformer(64, layers, 1, activation)
-        self.token_embedding = nn.Embedding(WORDS, 64)
-        self.positional_embedding = nn.Parameter(torch.randn(context, 64) * 0.3)
+        self.visual = Visual(activation)
+        self.transformer = Transformer(64, 1, activation)
+        self.token_embedding = nn.Embedding(SETTINGS["vocab_size"], 64)
+        self.positional_embedding = nn.Parameter(torch.randn(SETTINGS["context_length"], 64) * 0.3)
         self.ln_final = nn.LayerNorm(64)
-        self.text_projection = nn.Parameter(torch.randn(64, embed_dim) * 0.1)
+        self.text_projection = nn.Parameter(torch.randn(64, EMBED_DIM) * 0.1)
         self.logit_scale = nn.Parameter(torch.tensor(20.0).log())
-        for name, value in (
-            ("input_resolution", size),
-            ("context_length", context),
-            ("vocab_size", WORDS),
-        ):
+        for name, value in SETTINGS.items():
             self.register_buffer(name, torch.tensor(value))
         for parameter in self.parameters():
             parameter.requires_grad_(False)
@@ -124,8 +96,7 @@ class OpenAIModule(nn.Module):
 
 def bare_state(module: Any) -> Any:
     """The weights without the settings, as open_clip has them."""
-    settings = ("input_resolution", "context_length", "vocab_size")
-    return {k: v for k, v in module.state_dict().items() if k not in settings}
+    return {k: v for k, v in module.state_dict().items() if k not in SETTINGS}
 
 
 def assert_same(model: Any, module: Any, pixels: Tensor) -> None:

@@ -16,8 +16,7 @@ from cliquetta.evaluation.sweep import RunContext
 class PerilousPlace(RunContext):
     """Kills its own process in the middle of TDA, and loses its disk in zero-shot; once each."""
 
-    perils: Path | None = None
-    """Folder in which each is noted before it happens."""
+    perils: Path | None = None  # folder in which each is noted before it happens
 
     def run(self, spec: RunSpec, on_step: Callable[[Step], None] | None = None) -> Record:
         """The record of one cell, if nothing happens."""

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 KILLED = 137
-_SECONDS = 300
-"""After which a fork that hangs is ended, with SIGALRM."""
+_SECONDS = 300  # after which a fork that hangs is ended, with SIGALRM
 _OPERATIONS = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.truncate"}
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 

@@ -34,10 +34,8 @@ def made_up_dataset(
 class DriftConfig:
     """Config of :class:`Drift`."""
 
-    rate: float = 0.1
-    """Share of a batch's mean logits in the running mean."""
-    views: int = 0
-    """Views wanted, 0 for none."""
+    rate: float = 0.1  # share of a batch's mean logits in the running mean
+    views: int = 0  # views wanted, 0 for none
 
 
 class Drift(Adapter):

@@ -23,9 +23,9 @@ def assert_features(actual: Tensor, wanted: Tensor, atol: float = FEATURE) -> No
     torch.testing.assert_close(actual, wanted, atol=atol, rtol=FEATURE)
 
 
-def randomise(model: Any, seed: int = 0, *, sharpness: float = 1.0) -> Any:
+def randomise(model: Any, *, sharpness: float = 1.0) -> Any:
     """Weights whose features depend on the input."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             noise = torch.randn(weight.shape, generator=generator)
@@ -53,14 +53,10 @@ def tiny_transformers(activation: str = "quick_gelu") -> Any:
     """A random ``CLIPModel`` whose features depend on the input, with CLIP's vocabulary."""
     shape: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}
     shape |= {"num_attention_heads": 4, "hidden_act": activation}
+    text, vision = shape | {"layer_norm_eps": 1e-6}, shape | {"image_size": 32, "patch_size": 8}
     torch.manual_seed(0)
-    model = transformers.CLIPModel(
-        transformers.CLIPConfig(
-            text_config={**shape, "layer_norm_eps": 1e-6},
-            vision_config={**shape, "image_size": 32, "patch_size": 8},
-            projection_dim=24,
-        )
-    ).eval()
+    how: Any = {"text_config": text, "vision_config": vision, "projection_dim": 24}
+    model = transformers.CLIPModel(transformers.CLIPConfig(**how)).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.ndim == 1:
@@ -75,27 +71,23 @@ def tiny_metaclip2(end: int = 2) -> Any:
     shape: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
     shape |= {"num_attention_heads": 4, "hidden_act": "gelu"}
     text = {"vocab_size": 64, "eos_token_id": end, "bos_token_id": None, "pad_token_id": None}
-    config = transformers.MetaClip2Config(
-        text_config=shape | text,
-        vision_config=shape | {"image_size": 32, "patch_size": 8},
-        projection_dim=24,
-    )
+    vision = {"image_size": 32, "patch_size": 8}
+    towers: Any = {"text_config": shape | text, "vision_config": shape | vision}
+    config = transformers.MetaClip2Config(**towers, projection_dim=24)
     return randomise(transformers.MetaClip2Model(config))
 
 
-def tiny_siglip(
-    seed: int = 0, *, text_width: int = 48, vocab_size: int = 64, sharpness: float = 1.0
-) -> Any:
+def tiny_siglip(*, vocab_size: int = 64, sharpness: float = 1.0) -> Any:
     """A random ``SiglipModel``: 32 px, two blocks, text and image of different width.
 
     ``sharpness`` scales queries and keys, so that a few words stand out among the padding.
     """
-    text = {"hidden_size": text_width, "projection_size": 64, "vocab_size": vocab_size}
+    text = {"hidden_size": 48, "projection_size": 64, "vocab_size": vocab_size}
     text |= {"intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4}
     vision = {"hidden_size": 64, "image_size": 32, "patch_size": 8}
     vision |= {"intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
     config = transformers.SiglipConfig(text_config=text, vision_config=vision)
-    return randomise(transformers.SiglipModel(config), seed, sharpness=sharpness)
+    return randomise(transformers.SiglipModel(config), sharpness=sharpness)
 
 
 def word_tokenizer(
@@ -129,11 +121,7 @@ def open_clip_layout(state: Any) -> Any:
         tower, _, rest = key.partition("_model.")
         if rest.startswith("encoder.layers."):
             _, _, index, part = rest.split(".", 3)
-            block = (
-                f"visual.trunk.blocks.{index}"
-                if tower == "vision"
-                else f"text.transformer.resblocks.{index}"
-            )
+            block = f"{BLOCKS[tower]}.{index}"
             for theirs, (timm, own) in LAYERS.items():
                 if part.startswith(theirs):
                     name = timm if tower == "vision" else own
@@ -148,15 +136,13 @@ def open_clip_layout(state: Any) -> Any:
             out[f"visual.trunk.attn_pool.q.{kind}"] = tensor[:width]
             out[f"visual.trunk.attn_pool.kv.{kind}"] = tensor[width:]
         else:
-            name = next(
-                own + key.removeprefix(theirs)
-                for theirs, own in OTHERS.items()
-                if key.startswith(theirs)
-            )
+            theirs = next(prefix for prefix in OTHERS if key.startswith(prefix))
+            name = key.replace(theirs, OTHERS[theirs], 1)
             out[name] = tensor[None] if name == "visual.trunk.pos_embed" else tensor
     return {key: tensor.clone() for key, tensor in out.items()}
 
 
+BLOCKS = {"vision": "visual.trunk.blocks", "text": "text.transformer.resblocks"}
 LAYERS = {
     "layer_norm1.": ("norm1.", "ln_1."),
     "layer_norm2.": ("norm2.", "ln_2."),
@@ -184,37 +170,20 @@ def save_open_clip_siglip(model: Any, folder: Path, tokenizer: str = "owner/toke
     """The folder of a SigLIP 2 in open_clip's format, without its tokenizer."""
     folder.mkdir(exist_ok=True)
     save_file(open_clip_layout(model.state_dict()), folder / "open_clip_model.safetensors")
-    vision, text = model.config.vision_config, model.config.text_config
-    config = {
-        "embed_dim": vision.hidden_size,
-        "init_logit_bias": -10,
-        "custom_text": True,
-        "vision_cfg": {
-            "image_size": vision.image_size,
-            "timm_model_name": "vit_base_patch32_siglip_256",
-            "timm_model_pretrained": False,
-            "timm_pool": "map",
-            "timm_proj": "none",
-        },
-        "text_cfg": {
-            "context_length": 64,
-            "vocab_size": text.vocab_size,
-            "hf_tokenizer_name": tokenizer,
-            "tokenizer_kwargs": {"clean": "canonicalize"},
-            "width": text.hidden_size,
-            "heads": text.num_attention_heads,
-            "layers": text.num_hidden_layers,
-            "no_causal_mask": True,
-            "proj_bias": True,
-            "pool_type": "last",
-            "norm_kwargs": {"eps": 1e-6},
-            "act_kwargs": {"approximate": "tanh"},
-        },
-    }
+    theirs, text = model.config.vision_config, model.config.text_config
+    vision_cfg = {"image_size": theirs.image_size, "timm_model_name": "vit_base_patch32_siglip_256"}
+    vision_cfg |= {"timm_model_pretrained": False, "timm_pool": "map", "timm_proj": "none"}
+    text_cfg = {"width": text.hidden_size, "heads": text.num_attention_heads}
+    text_cfg |= {"layers": text.num_hidden_layers, "vocab_size": text.vocab_size}
+    text_cfg |= {"context_length": 64, "hf_tokenizer_name": tokenizer, "pool_type": "last"}
+    text_cfg |= {"no_causal_mask": True, "proj_bias": True, "norm_kwargs": {"eps": 1e-6}}
+    text_cfg["act_kwargs"] = {"approximate": "tanh"}
+    text_cfg["tokenizer_kwargs"] = {"clean": "canonicalize"}
+    config = {"embed_dim": theirs.hidden_size, "init_logit_bias": -10, "custom_text": True}
+    config |= {"vision_cfg": vision_cfg, "text_cfg": text_cfg}
     preprocess = {"mean": [0.5] * 3, "std": [0.5] * 3, "resize_mode": "squash"}
-    (folder / "open_clip_config.json").write_text(
-        json.dumps({"model_cfg": config, "preprocess_cfg": preprocess})
-    )
+    values = {"model_cfg": config, "preprocess_cfg": preprocess}
+    (folder / "open_clip_config.json").write_text(json.dumps(values))
     return folder
 
 
@@ -223,8 +192,5 @@ def rewrite(folder: Path, **changes: Any) -> None:
     config = json.loads((folder / "config.json").read_text())
     for key, value in changes.items():
         section, _, field = key.partition("__")
-        if field:
-            config[section][field] = value
-        else:
-            config[key] = value
+        (config[section] if field else config)[field or key] = value
     (folder / "config.json").write_text(json.dumps(config))

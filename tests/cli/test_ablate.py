@@ -1,6 +1,7 @@
 """``cliquetta ablate`` with a tiny model on a few bundled images."""
 
 import json
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -20,19 +21,13 @@ def test_ablations_do_not_get_among_the_runs_that_are_compared() -> None:
 
 @pytest.fixture
 def ablate(run: Run, tiny_file: Path, tmp_path: Path) -> Any:
-    def call(*words: str | Path) -> Any:
-        given = ("--model", tiny_file, "--limit", "20", "--batch-size", "10")
-        return run("ablate", *given, "--out", tmp_path / "runs", *words)
-
-    return call
-
-
-TDA = ("--method", "tda", "--field", "positive_alpha", "--values", "1,2,4")
+    tda = ("--method", "tda", "--field", "positive_alpha", "--values", "1,2,4", "--limit", "20")
+    fixed = ("--model", tiny_file, "--batch-size", "10", "--out", tmp_path / "runs")
+    return partial(run, "ablate", *tda, *fixed)
 
 
 def test_an_ablation_is_a_table_a_curve_and_records(ablate: Any, tmp_path: Path) -> None:
-    result = ablate(*TDA, "--dataset", "bundled,bundled@fog:3", "--seeds", "0,1")
-    assert result.code == 0
+    result = ablate("--dataset", "bundled,bundled@fog:3", "--seeds", "0,1")
     assert len(list((tmp_path / "runs").glob("*/record.json"))) == 2 * 2 * (1 + 3)
     (numbers,) = (tmp_path / "runs").glob("ablate-*.json")
     curves = json.loads(numbers.read_text())["curves"]
@@ -48,12 +43,11 @@ def test_without_matplotlib_the_numbers_remain(
     ablate: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cliquetta.report.style.can_draw", lambda: False)
-    result = ablate(*TDA, "--dataset", "bundled", "--json")
-    assert result.code == 0
+    result = ablate("--dataset", "bundled", "--json")
     assert json.loads(result.stdout)["curves"][0]["field"] == "positive_alpha"
     assert not list((tmp_path / "runs").glob("*.png"))
     assert list((tmp_path / "runs").glob("*.json"))
-    assert "pip install cliquetta[report]" in ablate(*TDA, "--dataset", "bundled").text
+    assert "pip install cliquetta[report]" in ablate("--dataset", "bundled").text
 
 
 def test_values_are_split_at_semicolons_if_there_are_any() -> None:

@@ -15,7 +15,6 @@ MICRO = ("--classes", "a,b", "--model", "micro")
 EVALUATE = ("evaluate", "--dataset", "bundled@fog:3", "--method", "zero_shot", *TINY)
 ABLATE = ("ablate", "--dataset", "bundled", "--method", "scap", "--field", "threshold", *TINY)
 REPRODUCE = ("reproduce", "headline", "--results", ".", "--again")
-LONG = " ".join(f"word{i}" for i in range(200))
 
 
 @pytest.fixture
@@ -40,16 +39,12 @@ def folder(tiny_file: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
         (("predict", "photos", *MICRO, "--out", "empty"), "is a folder"),
         ((*TWO, "--out", "photos/image0.png/out.csv"), "cannot write"),  # below a file
         (PREDICT, "no class names"),
-        ((*PREDICT, "--classes", ""), "no class names"),
         ((*PREDICT, "--classes", ","), "no class names"),
         ((*PREDICT, "--classes", "names.txt"), "write one per line"),
         ((*PREDICT, "--classes", "names.text"), "no file names.text"),
-        ((*PREDICT, "--classes", "cat,dog,cat"), "must differ"),
-        ((*PREDICT, "--classes", f"{LONG},cat"), "shorten the class name"),
         ((*PREDICT, "--classes", "cat", "--state", "state"), "at least two"),
         ((*TWO, "--method", "zero_shott"), "did you mean 'zero_shot'"),
         ((*TWO, "--set", "temprature=2"), "did you mean 'temperature'"),
-        ((*TWO, "--set", "temperature"), "key=value"),
         ((*TWO, "--set", "temperature=warm"), "'warm' is not"),
         ((*TWO, "--set", "temperature=0"), "above 0"),
         ((*TWO, "--preset", "best"), "preset"),
@@ -66,10 +61,7 @@ def folder(tiny_file: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
         ((*TWO, "--out", "-", "--json"), "leave out"),
         ((*TWO, "--out", "-", "--page", "page.html"), "--page shows images"),
         ((*TWO, "--reject", "0.5"), "one of them left out: give at least three, got 2"),
-        (
-            (*TWO, "--classes", "a,b,c", "--reject", "1"),
-            "above 0 and below 1, got 1.0: 0.9 is a good start",
-        ),
+        ((*TWO, "--classes", "a,b,c", "--reject", "1"), "got 1.0: 0.9 is a good start"),
         ((*PREDICT, "--classes", "a,b", "--out", "-", "--frozen"), "give --state"),
         ((*TWO, "--frozen", "--method", "tda"), "give --state"),
         ((*TWO, "--frozen", "--method", "tent,zero_shot"), "one method"),
@@ -78,23 +70,13 @@ def folder(tiny_file: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
         ((*EVALUATE, "--order", "keff", "--present", "11"), "classes, not of 11"),
         ((*EVALUATE, "--dataset", "bundeld"), "did you mean 'bundled'"),
         ((*EVALUATE, "--dataset", "pets"), "--root"),
-        ((*EVALUATE, "--dataset", ","), "no datasets given"),
-        ((*EVALUATE, "--method", "tend"), "did you mean 'tent'"),
-        ((*EVALUATE, "--method", "tent:best"), "preset of tent"),
-        ((*EVALUATE, "--method", "zero_shot,tent", "--set", "temperature=2"), "for one method"),
         ((*EVALUATE, "--ray-gpus", "0.5"), "--ray-gpus is for --ray"),
         (("evaluate", "--grid", "odd"), "did you mean 'ood'"),
         ((*ABLATE, "--values", "1", "--field", "treshold"), "'threshold'"),
         ((*ABLATE, "--values", "1", "--method", "domain_norm"), "of domain_norm"),
         ((*ABLATE, "--values", "a"), "scap.threshold"),
-        ((*ABLATE, "--values", "0.5", "--dataset", "bundeld"), "'bundled'"),
-        ((*ABLATE, "--values", " , "), "no values"),
-        (
-            ("fit", "--method", "zero_shot", "--dataset", "bundled-fewshot", "--out", "x"),
-            "no fitting",
-        ),
+        (("fit", "--method", "tda", "--dataset", "bundled-fewshot", "--out", "x"), "no fitting"),
         (("compare", "nowhere"), "no such folder"),
-        (("compare", "empty"), "no runs in"),
         (("reproduce", "headlin"), "did you mean 'headline'"),
         (("reproduce", "ood"), "evaluate --grid ood"),
         ((*REPRODUCE, "tent"), "needs --run"),
@@ -105,10 +87,7 @@ def folder(tiny_file: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
         (("methods", "scapp"), "unknown method 'scapp'"),
         (("models", "nothing-like-this"), "no model matches"),
         (("demo", "--shifts", "smoke:3"), "unknown shift 'smoke'"),
-        (("demo", "--shifts", "fog:9"), "1 to 5"),
-        (("demo", "--method", "scap,tend"), "'tent'"),
         (("demo", "--method", "scap,tent,scap"), "names scap twice"),
-        (("demo", "--method", ","), "no methods given"),
         (("predict", "--clases", "a,b"), ""),
         (("pedict",), ""),
     ],
@@ -134,8 +113,7 @@ def test_no_network_is_one_sentence(
     monkeypatch.setenv("CLIQUETTA_OFFLINE", "1")
     monkeypatch.setenv("CLIQUETTA_CACHE", str(tmp_path / "cache"))
     result = run("predict", photos, "--classes", "a,b", "--model", "openai:ViT-B/16")
-    assert result.code == 1
-    assert "Traceback" not in result.text and "cache" in result.text
+    assert result.code == 1 and "Traceback" not in result.text and "cache" in result.text
 
 
 def test_json_says_the_error_too_and_debug_where(run: Run, tmp_path: Path) -> None:
@@ -143,8 +121,7 @@ def test_json_says_the_error_too_and_debug_where(run: Run, tmp_path: Path) -> No
     document = json.loads(result.stdout)
     assert document["exit_code"] == 2 and "no such file" in document["error"]
     result = run("predict", tmp_path / "gone", *MICRO, "--debug")
-    assert result.code == 2
-    assert "Traceback" in result.text and "_expand" in result.text
+    assert result.code == 2 and "Traceback" in result.text and "_expand" in result.text
 
 
 @pytest.mark.parametrize("kind", [MemoryError, RuntimeError])
@@ -156,5 +133,4 @@ def test_failure_on_the_way_is_code_1(
 
     monkeypatch.setattr("cliquetta.methods.registry.method_entries", fail)
     result = run("methods")
-    assert result.code == 1
-    assert "Traceback" not in result.text
+    assert result.code == 1 and "Traceback" not in result.text

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import scipy.stats
 from rich.console import Console
@@ -18,32 +17,28 @@ from cliquetta.cli.demo import (
     summary,
     tabulate,
 )
-from cliquetta.evaluation.predictions import PairedTest, Predictions
+from cliquetta.evaluation.predictions import PairedTest
 from cliquetta.evaluation.record import Record
 from cliquetta.report.changes import Changes
+from tests._helpers.made_runs import predictions
 from tests._helpers.running import Run
 from tests._helpers.tolerance import LOGIT
 
 
-def predictions(*classes: int) -> Predictions:
-    labels = np.zeros(len(classes), dtype=np.int64)
-    shown = np.array(classes, dtype=np.int64)[:, None]
-    keys = tuple(map(str, range(len(classes))))
-    return Predictions(keys, labels, shown, np.ones(shown.shape, dtype=np.float32))
+def stream(**classes: list[int]) -> DemoStream:
+    """Predictions by method, of images whose labels are all 0."""
+    records = [Record("run", {"method": m}, metrics={"top1": 76.5}) for m in classes]
+    made = [predictions([0] * len(some), some) for some in classes.values()]
+    return DemoStream("jpeg_compression:3", (), records, made)
 
 
 def test_change_counts_by_hand() -> None:
-    # labels are all 0:   stays right, repaired, broken, sideways, stays wrong
-    before = predictions(0, 1, 0, 1, 2)
-    after, best = predictions(0, 0, 3, 2, 2), predictions(0, 0, 0, 0, 2)
-    records = tuple(Record("run", {"method": m}) for m in ("zero_shot", "scap", "tent"))
+    # stays right, repaired, broken, sideways, stays wrong
+    both = stream(zero_shot=[0, 1, 0, 1, 2], scap=[0, 0, 3, 2, 2], tent=[0, 0, 0, 0, 2])
     scap = {"images": 5, "changed": 3, "repaired": 1, "broken": 1, "gain": 0.0, "p": 1.0}
     tent = {"images": 5, "changed": 2, "repaired": 2, "broken": 0, "gain": 40.0, "p": 0.5}
-    assert count_tests([DemoStream("fog:3", (), records, (before, after, best))]) == [
-        {"method": "scap", **scap},
-        {"method": "tent", **tent},
-    ]
-    assert count_tests([DemoStream("fog:3", (), records[:1], (before,))]) == []
+    assert count_tests([both]) == [{"method": "scap", **scap}, {"method": "tent", **tent}]
+    assert count_tests([stream(zero_shot=[0, 1])]) == []
 
 
 def test_summary_is_plain_about_what_changed() -> None:
@@ -96,44 +91,31 @@ def test_demo_compares_and_records(run: Run, tmp_path: Path) -> None:
 def test_demo_states_a_gain_only_where_chance_would_not_give_it(
     repaired: int, broken: int, words: str
 ) -> None:
-    before = predictions(*[1] * repaired, *[0] * (100 - repaired))
-    after = predictions(*[0] * repaired, *[1] * broken, *[0] * (100 - repaired - broken))
-    records = tuple(Record("run", {"method": m}, metrics={"top1": 0.0}) for m in ("zero_shot", "a"))
-    stream = DemoStream("fog:3", (), records, (before, after))
+    before = [1] * repaired + [0] * (100 - repaired)
+    row = stream(zero_shot=before, a=[0] * repaired + [1] * broken + before[repaired + broken :])
     p = scipy.stats.binomtest(broken, repaired + broken).pvalue  # McNemar's exact test
     assert (p < SIGNIFICANT) == (words == "a gain of")
-    assert tabulate([stream])[1][0][3] == (
-        f"+{repaired - broken}.00" if p < SIGNIFICANT else "none"
-    )
-    assert words in summary(count_by_method([stream]), 100 - repaired)[1]
+    assert tabulate([row])[1][0][3] == (f"+{repaired - broken}.00" if p < SIGNIFICANT else "none")
+    assert words in summary(count_by_method([row]), 100 - repaired)[1]
 
 
 def test_demo_of_zero_shot_alone(run: Run, tmp_path: Path) -> None:
     words = ("--images", "6", "--singles", "0", "--shifts", "fog:3", "--out", tmp_path / "demo")
     (entry,) = json.loads(run("demo", "--method", "zero_shot", *words, "--json").stdout)
     assert entry["change"] == [] and len(entry["runs"]) == 1
-
-
-def test_methods_of_the_demo() -> None:
-    assert read_methods("scap, domain_norm") == ["scap", "domain_norm"]
-    assert read_methods("zero_shot") == []
-    assert read_methods("tent,zero_shot,scap") == ["tent", "scap"]
+    assert read_methods("tent, zero_shot,scap") == ["tent", "scap"]
 
 
 def test_demo_table_fits_a_terminal_of_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
-    def shown(*methods: str) -> list[str]:
-        names = ("zero_shot", *methods)
-        records = tuple(Record("run", {"method": m}, metrics={"top1": 76.5}) for m in names)
-        seen = (before, after, worse)[: len(names)]
-        columns, (row,) = tabulate([DemoStream("jpeg_compression:3", (), records, seen)])
+    def shown(**methods: list[int]) -> list[str]:
+        columns, (row,) = tabulate([stream(zero_shot=[1] * 1231 + [0] * 769, **methods)])
         Terminal(out=Console(width=80)).table(columns, [row], right=columns[1:])
         lines = capsys.readouterr().out.splitlines()
         # of the long name the end may stand on a line of its own, of numbers nothing
         assert any(all(cell in line for cell in row[1:]) for line in lines)
         return row
 
-    before = predictions(*[1] * 1231, *[0] * 769)
-    after, worse = predictions(*[0] * 1000, *[1] * 462, *[0] * 538), predictions(*[1] * 2000)
-    assert shown("scap")[3:] == ["+38.45", "1000", "231"]
-    assert shown("domain_norm")[3:] == ["+38.45", "1000", "231"]
-    assert shown("scap", "domain_norm")[2:] == ["76.50", "+38.45", "76.50", "-38.45"]
+    after = [0] * 1000 + [1] * 462 + [0] * 538
+    assert shown(domain_norm=after)[3:] == ["+38.45", "1000", "231"]
+    both = shown(scap=after, domain_norm=[1] * 2000)
+    assert both[2:] == ["76.50", "+38.45", "76.50", "-38.45"]

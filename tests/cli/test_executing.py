@@ -16,27 +16,20 @@ from tests._helpers.running import Run
 from tests._helpers.tolerance import LOGIT
 
 
-def words(model: Path, out: Path, *more: str | Path) -> list[str]:
-    fixed = ("evaluate", "--dataset", "bundled", "--model", model, "--limit", "40", "--json")
-    return [str(word) for word in (*fixed, "--batch-size", "16", "--out", out, *more)]
-
-
-def scores(stdout: str) -> dict[str, float]:
-    return {run["method"]: run["metrics"]["nll"] for run in json.loads(stdout)}
-
-
 def test_features_are_encoded_once_and_change_nothing(
     run: Run, tiny_file: Path, tmp_path: Path
 ) -> None:
-    methods = ("--method", "tda,scap")
-    pixels = run(*words(tiny_file, tmp_path / "pixels", *methods))
+    def scores(out: str, *more: object) -> dict[str, float]:
+        words = ("--dataset", "bundled", "--method", "tda,scap", "--model", tiny_file, "--json")
+        small = ("--limit", "40", "--batch-size", "16", "--out", tmp_path / out)
+        runs = json.loads(run("evaluate", *words, *small, *more).stdout)
+        return {run["method"]: run["metrics"]["nll"] for run in runs}
+
     cached = ("--features", tmp_path / "features")
-    first = run(*words(tiny_file, tmp_path / "first", *methods, *cached))
-    assert first.code == 0
-    assert scores(first.stdout) == pytest.approx(scores(pixels.stdout), abs=LOGIT)
+    assert scores("first", *cached) == pytest.approx(scores("pixels"), abs=LOGIT)
     (table,) = (tmp_path / "features").glob("*/features.npy")  # shared by zero_shot and TDA
     written = table.stat().st_mtime_ns
-    run(*words(tiny_file, tmp_path / "second", *methods, *cached, "--seeds", "1"))
+    scores("second", *cached, "--seeds", "1")
     assert table.stat().st_mtime_ns == written
     how = {r.method: r.environment["features"] for r in list_records(tmp_path / "second")}
     assert how == {"zero_shot": "kept", "tda": "kept", "scap": "encoded"}

@@ -51,28 +51,15 @@ def test_bad_input_is_one_sentence_and_writes_nothing(
 ) -> None:
     half = tmp_path / "half.safetensors"
     half.write_bytes(state.read_bytes()[: state.stat().st_size // 2])
-    onnx = tmp_path / "model.onnx"
+    onnx, known = tmp_path / "model.onnx", tmp_path / "model.pt2"
+    known.write_text("mine")
     for words, out, sentence in (
         (("--state", state), tmp_path / "model.bin", "the suffix says the format"),
         (("--state", state), state / "model.onnx", "cannot write"),
+        (("--state", state), known, "--overwrite"),
         (("--state", half), onnx, "not a readable state file"),
         (("--classes", CLASSES, "--fitted", half), onnx, "not a readable state file"),
     ):
         assert run("export", *words, "--model", tiny_file, "--out", out).refuses(sentence)
-    assert not [p for p in tmp_path.rglob("*") if p.suffix in (".onnx", ".pt2", ".tmp", ".bin")]
-
-
-def test_an_existing_file_is_not_replaced(
-    run: Run, state: Path, tiny_file: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "model.pt2"
-    out.write_text("mine")
-    result = run("export", "--state", state, "--model", tiny_file, "--out", out)
-    assert result.refuses("--overwrite") and out.read_text() == "mine"
-
-
-def test_a_method_that_learns_nothing_is_frozen_as_it_is(
-    run: Run, photos: Path, tiny_file: Path
-) -> None:
-    words = ("--classes", CLASSES, "--model", tiny_file, "--out", "-", "--method", "zero_shot")
-    assert run("predict", photos, *words, "--frozen").code == 0
+    assert not [p for p in tmp_path.rglob("*") if p.suffix in (".onnx", ".tmp", ".bin")]
+    assert known.read_text() == "mine"

@@ -1,21 +1,28 @@
 """``cliquetta report``: one page about recorded runs."""
 
-import json
 from pathlib import Path
 
+from tests._helpers.made_runs import STREAM, make_run
 from tests._helpers.running import Run
 
+LABELS, PLAIN, _ = STREAM
 
-def test_a_page_of_runs_and_what_is_left_out(run: Run, tiny_file: Path, tmp_path: Path) -> None:
-    runs, page = tmp_path / "runs", tmp_path / "report.html"
-    words = ("--dataset", "bundled", "--method", "zero_shot", "--limit", "8", "--out", runs)
-    assert run("evaluate", *words, "--model", tiny_file).code == 0
-    (tmp_path / "runs" / "begun").mkdir()
-    document = json.loads(run("report", runs, "--out", page, "--json").stdout)
-    assert document["page"] == str(page) and document["bytes"] == page.stat().st_size
-    assert len(document["runs"]) == 1 and document["figures"] == []
-    result = run("report", runs, "--out", page, "--figures", tmp_path / "figures")
-    assert "1 run on one page" in result.text
-    assert {path.suffix for path in (tmp_path / "figures").iterdir()} == {".png", ".pdf"}
-    for option, sentence in (("--attention", "kind of attention"), ("--map", "unknown map")):
-        assert run("report", runs, option, "nothing").refuses(sentence)
+
+def test_what_cannot_be_reported_on_is_refused_and_unfinished_runs_are_left_out(
+    run: Run, tmp_path: Path
+) -> None:
+    page = ("--out", tmp_path / "page.html")
+    make_run(tmp_path / "half", "tent", LABELS, PLAIN, status="failed")
+    (tmp_path / "empty").mkdir()
+    for words, reason in (
+        (("empty",), "no runs in"),
+        (("none",), "no such folder"),
+        (("half",), "no finished run"),
+        (("half", "--attention", "rollup"), "did you mean 'rollout'"),
+        (("half", "--map", "umap"), "unknown map 'umap'"),
+    ):
+        assert run("report", tmp_path / words[0], *words[1:], *page).refuses(reason)
+    assert not (tmp_path / "page.html").exists()
+    make_run(tmp_path / "half", "zero_shot", LABELS, PLAIN)
+    text = run("report", tmp_path / "half", *page).text
+    assert "1 run on one page" in text and "1 unfinished run left out" in text

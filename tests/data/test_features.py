@@ -33,14 +33,14 @@ def test_labels_are_names_or_numbers(stated: Any, tmp_path: Path) -> None:
     np.savez(path, embeddings=ROWS, labels=np.array(stated), paths=np.array(["a", "b", "c"]))
     data = feature_dataset(path, ("cat", "dog"))
     assert data.keys == ("a", "b", "c") and data.id == f"features:{path.as_posix()}"
-    assert data.labels is not None and data.labels.tolist() == [1, UNKNOWN, 0]
+    assert data.labels.tolist() == [1, UNKNOWN, 0]
     assert feature_dataset(path, ("cat", "dog"), labelled=False).labels is None
 
 
 def test_a_frame_has_a_column_of_vectors() -> None:
     frame = pd.DataFrame({"class": ["b", "a", "b"], "vector": list(ROWS)}, index=["p", "q", "r"])
     data = feature_dataset(frame)
-    assert data.names == ("a", "b") and data.keys == ("p", "q", "r")
-    assert data.labels is not None and data.labels.tolist() == [1, 0, 1]
+    assert (data.names, data.keys) == (("a", "b"), ("p", "q", "r"))
+    assert data.labels.tolist() == [1, 0, 1]
     with pytest.raises(UserError, match="a column of vectors"):
         feature_dataset(frame[["class"]])

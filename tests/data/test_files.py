@@ -27,24 +27,19 @@ from tests._helpers.trees import pictures, write
 # Labels
 
 
-def test_names_are_put_in_natural_order() -> None:
+def test_labels_are_names_or_count_the_class_list_from_zero() -> None:
+    """Names are put in natural order. If they are numbers themselves, "1" is the second class."""
     names, labels = number_labels(["room 10", "room 2", None, "room 2"], None, "x")
     assert names == ("room 2", "room 10") and labels == [1, 0, UNKNOWN, 0]
-
-
-def test_numbers_count_the_class_list_from_zero() -> None:
-    """Also where the names are numbers themselves: "1" is the second class."""
     assert number_labels(["1", "2"], ["1", "2", "3"], "x")[1] == [1, 2]
-    with pytest.raises(ValueError, match="class '3' is not in the class list of 3"):
-        number_labels(["3"], ["a", "b", "c"], "x")
-    with pytest.raises(ValueError, match=r"labels are numbers.*classnames.txt"):
-        number_labels(["0", "1"], None, "x")
-
-
-def test_a_class_that_is_not_listed_is_refused() -> None:
     assert number_labels(["Polar_Bear"], ["cat", "polar bear"], "x")[1] == [1]
-    with pytest.raises(ValueError, match="class 'dog' is not in the class list"):
-        number_labels(["dog"], ["cat", "polar bear"], "x")
+    for stated, listed, message in (
+        (["3"], ["a", "b", "c"], "class '3' is not in the class list of 3"),
+        (["0", "1"], None, r"labels are numbers.*classnames.txt"),
+        (["dog"], ["cat", "polar bear"], "class 'dog' is not in the class list"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            number_labels(stated, listed, "x")
 
 
 # Tables
@@ -159,10 +154,8 @@ def test_links_are_followed_once_and_the_rest_is_counted(tmp_path: Path) -> None
 
 
 def test_folders_that_are_no_datasets_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no images"):
-        folder_dataset(tmp_path)
-    with pytest.raises(ValueError, match="no folder"):
-        get_dataset(f"folder:{tmp_path / 'missing'}")
-    pictures(tmp_path, ["cat/a.png", "loose.png"])
-    with pytest.raises(ValueError, match=r"loose\.png"):
-        folder_dataset(tmp_path)
+    pictures(tmp_path, ["mixed/cat/a.png", "mixed/loose.png"])
+    (tmp_path / "empty").mkdir()
+    for name, message in (("empty", "no images"), ("gone", "no folder"), ("mixed", r"loose\.png")):
+        with pytest.raises(ValueError, match=message):
+            get_dataset(f"folder:{tmp_path / name}")

@@ -1,5 +1,7 @@
 """Filters against scipy's."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from cliquetta.data import filters
 from tests._helpers.tolerance import FEATURE, SUM, rounding
 
 PIXELS = rounding(torch.float32, 64, 32)  # sums over pixels at float32 coordinates of up to 32
-generator = np.random.default_rng
+generator: Any = np.random.default_rng
 
 
 @pytest.mark.parametrize(("rule", "scipys"), [("nearest", "nearest"), ("symmetric", "reflect")])

@@ -14,6 +14,8 @@ from cliquetta.data.remote import (
     join_url,
     naming,
     open_listed,
+    open_named,
+    read_listed,
     read_location,
     require,
 )
@@ -50,7 +52,7 @@ def test_a_failing_network_is_tried_again(bucket: str, monkeypatch: pytest.Monke
 def test_an_image_of_a_url_or_inside_of_a_file(bucket: str) -> None:
     assert open_listed(f"{bucket}/0.png").getpixel((0, 0)) == (0, 0, 0)
     inside = Member(f"{bucket}/1.png", 2, len(encoded(1)))
-    assert open_listed("shard/x.png", inside).getpixel((0, 0)) == (1, 1, 1)
+    assert open_named(read_listed("x.png", inside), "x.png").getpixel((0, 0)) == (1, 1, 1)
     for path, reason in ((f"{bucket}/2.png", "not an image"), (f"{bucket}/9.png", "no such file")):
         with pytest.raises(ImageError, match=f"{path}: {reason}"):
             open_listed(path)

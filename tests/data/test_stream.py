@@ -21,7 +21,7 @@ from cliquetta.model.preprocess import Preprocess
 from cliquetta.types import ViewSpec
 from tests._helpers.streaming import made_up_dataset
 from tests._helpers.tiny import TINY_NAMES
-from tests._helpers.trees import pictures
+from tests._helpers.trees import pictures, write
 
 PREPROCESS = Preprocess.openai(32)
 
@@ -74,11 +74,10 @@ def test_views_do_not_depend_on_order_workers_or_company() -> None:
 
     def views(**changes: Any) -> dict[str, torch.Tensor]:
         stream = Stream(dataset, PREPROCESS, views=spec, **changes)
-        return {
-            key: v
-            for batch, _ in stream
-            for key, v in zip(batch.keys, batch.views, strict=True)  # type: ignore[arg-type]
-        }
+        made: dict[str, torch.Tensor] = {}
+        for batch, _ in stream:
+            made |= dict(zip(batch.keys, batch.views, strict=True))  # type: ignore[arg-type]
+        return made
 
     plain = views(batch_size=40)
     for other in (views(batch_size=7, seed=9), views(workers=2), views(order="sequential")):
@@ -113,8 +112,8 @@ def test_bad_files_are_reported_once_and_leave_their_positions_empty(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, workers: int
 ) -> None:
     pictures(tmp_path, [f"cat/{i}.png" for i in range(6)])
-    (tmp_path / "cat/2.png").write_bytes(b"")
-    (tmp_path / "cat/4.png").write_text("not an image")
+    write(tmp_path / "cat/2.png", "")
+    write(tmp_path / "cat/4.png", "not an image")
     (tmp_path / "cat/5.png").write_bytes((tmp_path / "cat/0.png").read_bytes()[:45])
     stream = Stream(folder_dataset(tmp_path), PREPROCESS, 2, order="sequential", workers=workers)
     with caplog.at_level(logging.WARNING):
@@ -126,8 +125,7 @@ def test_bad_files_are_reported_once_and_leave_their_positions_empty(
 
 
 def test_an_unreadable_batch_keeps_the_shape_of_its_views(tmp_path: Path) -> None:
-    (tmp_path / "cat").mkdir()
-    (tmp_path / "cat" / "0.png").write_bytes(b"")
+    write(tmp_path / "cat/0.png", "")
     stream = Stream(folder_dataset(tmp_path), PREPROCESS, views=ViewSpec("resized-crop", 5))
     ((batch, labels),) = list(stream)
     assert batch.images.shape == (0, 3, 32, 32) and labels.shape == (0,)
@@ -142,8 +140,7 @@ def test_files_are_cropped_as_they_were_before_preprocessing(tmp_path: Path) -> 
     stream = Stream(folder_dataset(tmp_path), PREPROCESS, views=spec, view_seed=3)
     ((batch, _),) = list(stream)
     views = image_views(Image.fromarray(noise), "cat/a.png", spec, 3, PREPROCESS)
-    expected = to_pixels(views, PREPROCESS)
-    assert torch.equal(batch.views[0], expected)
+    assert torch.equal(batch.views[0], to_pixels(views, PREPROCESS))
 
 
 @pytest.mark.parametrize(
@@ -200,11 +197,10 @@ def test_unknown_images_carry_a_label_of_their_own() -> None:
     inside = RelabelledDataset(dataset, dataset.names[:2], "inside")
     outside = RelabelledDataset(dataset, dataset.names[:2], "outside")
     stream = Stream(inside, PREPROCESS, 8, unknown=outside)
-    seen = {
-        key.rpartition("/")[2]: int(label)
-        for batch, labels in stream
-        for key, label in zip(batch.keys, labels, strict=True)
-    }
+    seen: dict[str, int] = {}
+    for batch, labels in stream:
+        keys = (key.rpartition("/")[2] for key in batch.keys)
+        seen |= dict(zip(keys, labels.tolist(), strict=True))
     own = dict(zip(dataset.keys, dataset.labels.tolist(), strict=True))
     assert {key for key, label in seen.items() if label >= 0} == set(inside.keys)
     assert all(label == (own[key] if own[key] < 2 else OUTSIDE) for key, label in seen.items())

@@ -5,6 +5,7 @@ import multiprocessing
 import threading
 import time
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import pytest
@@ -75,9 +76,7 @@ def test_spawned_processes_share_memory_as_forked_ones_do(
 
 
 @pytest.mark.slow
-def test_processes_start_again_after_runs_that_were_left_early(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_processes_start_again_after_runs_that_were_left_early(caplog: Any) -> None:
     caplog.set_level(logging.INFO)
     for count in (1, 0, 7, 50, 3, 50):
         rows = map_in_processes(squares, range(50), workers=4, room=100)

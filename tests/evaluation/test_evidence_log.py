@@ -25,8 +25,8 @@ from cliquetta.model.clip import CLIP
 from tests._helpers.tiny import TINY_NAMES
 from tests._helpers.tolerance import FEATURE, TINY_SCALE
 
-STORED = torch.finfo(torch.float16).eps
-"""Features are stored in float16."""
+STORED = torch.finfo(torch.float16).eps  # features are stored in float16
+LIMITS = EvidenceLimits()
 
 
 @pytest.fixture(scope="module")
@@ -36,13 +36,8 @@ def dataset() -> ArrayDataset:
     patterns = generator.integers(0, 256, (8, 4, 4, 3)).repeat(5, axis=0)
     noisy = patterns + generator.integers(-20, 21, patterns.shape)
     pictures = noisy.clip(0, 255).astype(np.uint8).repeat(8, axis=1).repeat(8, axis=2)
-    return ArrayDataset(
-        "copies",
-        pictures,
-        names=TINY_NAMES,
-        keys=[f"{number:02d}" for number in range(40)],
-        labels=[number % 5 for number in range(40)],
-    )
+    keys, labels = [f"{n:02d}" for n in range(40)], [n % 5 for n in range(40)]
+    return ArrayDataset("copies", pictures, names=TINY_NAMES, keys=keys, labels=labels)
 
 
 @pytest.fixture
@@ -50,42 +45,42 @@ def run(tiny_clip: CLIP, dataset: Any, tmp_path: Path) -> Any:
     """Run a method over the dataset with evidence; gives back its folder and its adapter."""
 
     def call(
-        method: str = "scap",
-        options: Any = None,
-        limits: Any = None,
-        where: str = "runs",
-        **arguments: Any,
+        method: str = "scap", options: Any = None, where: str = "runs", **arguments: Any
     ) -> Any:
         config = method_config(method, None, options)
         adapter = create_method(method, tiny_clip, dataset.prompts, config)
-        stream = Stream(dataset, tiny_clip.preprocess, 10)
-        wanted = limits or EvidenceLimits()
-        record = evaluate(adapter, stream, out=tmp_path / where, evidence=wanted, **arguments)
-        return tmp_path / where / record.id, adapter
+        stream, out = Stream(dataset, tiny_clip.preprocess, 10), tmp_path / where
+        record = evaluate(adapter, stream, out=out, **{"evidence": LIMITS} | arguments)
+        return out / record.id, adapter
 
     return call
 
 
-def test_predictions_are_those_of_a_run_without_evidence(
-    run: Any, tiny_clip: CLIP, dataset: Any, tmp_path: Path
+def test_predictions_are_those_of_a_run_without_evidence(run: Any) -> None:
+    (folder, _), (plain, _) = run(), run(where="plain", evidence=None)
+    assert plain.name == folder.name and not has_evidence(plain)
+    names = [path / "predictions.jsonl" for path in (folder, plain)]
+    assert names[0].read_bytes() == names[1].read_bytes()
+    steps = []
+    for _ in range(2):  # a finished run without evidence is run again once
+        run(where="plain", on_step=lambda step: steps.append(step.number))
+    assert steps == [1, 2, 3, 4]
+
+
+def test_what_is_kept_is_what_was_predicted_and_seen(
+    run: Any, tiny_clip: CLIP, dataset: Any
 ) -> None:
-    folder, _ = run()
-    adapter = create_method("scap", tiny_clip, dataset.prompts)
-    record = evaluate(adapter, Stream(dataset, tiny_clip.preprocess, 10), out=tmp_path / "plain")
-    wanted = (tmp_path / "plain" / record.id / "predictions.jsonl").read_bytes()
-    assert (folder / "predictions.jsonl").read_bytes() == wanted
-    assert record.id == folder.name
-
-
-def test_what_is_kept_is_what_was_answered(run: Any, tiny_clip: CLIP, dataset: Any) -> None:
     folder, adapter = run()
-    assert not adapter.collect_evidence
-    evidence, replies = load_evidence(folder), load_predictions(folder)
-    assert evidence.names == TINY_NAMES
+    evidence, predictions = load_evidence(folder), load_predictions(folder)
+    assert not adapter.collect_evidence and evidence.names == TINY_NAMES
     assert [batch.number for batch in evidence.batches] == [1, 2, 3, 4]
-    assert sum((batch.keys for batch in evidence.batches), ()) == replies.keys
+    assert sum((batch.keys for batch in evidence.batches), ()) == predictions.keys
     after = [label for batch in evidence.batches for label in batch.after]
-    assert after == replies.classes[:, 0].tolist()
+    assert after == predictions.classes[:, 0].tolist()
+    first = evidence.batches[0]
+    order = [dataset.keys.index(key) for key in first.keys]
+    difference = first.pictures.astype(int) - dataset.images[order].astype(int)
+    assert np.abs(difference).max() <= 1  # small pictures are kept without loss
     plain = create_method("zero_shot", tiny_clip, dataset.prompts)
     batches = Stream(dataset, tiny_clip.preprocess, 10).batches()
     for stored, (batch, labels) in zip(evidence.batches, batches, strict=True):
@@ -95,21 +90,17 @@ def test_what_is_kept_is_what_was_answered(run: Any, tiny_clip: CLIP, dataset: A
         np.testing.assert_allclose(stored.features, wanted, atol=STORED)
 
 
-def test_prompted_features_are_those_that_were_scored(
-    run: Any, tiny_clip: CLIP, dataset: Any
-) -> None:
-    """With one pass an image and fixed text, the answer is a product with the feature alone."""
+def test_prompted_features_are_those_that_were_scored(run: Any, tiny_clip: CLIP) -> None:
+    """With one pass an image and fixed text, logits are a product with the feature alone."""
     options = {"modalities": "image", "topk": 1, "lr": 0.5, "threshold": 0.5}
     folder, adapter = run(options=options)
-    evidence, replies = load_evidence(folder), load_predictions(folder)
+    evidence, predictions = load_evidence(folder), load_predictions(folder)
     prompted = torch.from_numpy(np.concatenate([batch.prompted for batch in evidence.batches]))
     plain = np.concatenate([batch.features for batch in evidence.batches])
     assert np.abs(prompted.numpy() - plain).max() > 0.01
     logits = tiny_clip.scale * prompted @ adapter.learner.start_text.T
-    result = logits.softmax(dim=-1).topk(5, dim=-1)
-    np.testing.assert_allclose(
-        result.values.numpy(), replies.probabilities, atol=TINY_SCALE * STORED
-    )
+    best = logits.softmax(dim=-1).topk(5, dim=-1).values.numpy()
+    np.testing.assert_allclose(best, predictions.probabilities, atol=TINY_SCALE * STORED)
 
 
 def test_counts_add_up_to_the_description(run: Any) -> None:
@@ -117,14 +108,12 @@ def test_counts_add_up_to_the_description(run: Any) -> None:
     assert [line["batch"] for line in evidence.counts] == [1, 2, 3, 4]
     for line, batch in zip(evidence.counts, evidence.batches, strict=True):
         cliques = batch.description["cliques"]
-        assert line["cliques"] == len(cliques) > 0
+        assert line["cliques"] == len(cliques) > 0 and all(clique["after"] for clique in cliques)
         assert line["max_size"] == max(len(clique["members"]) for clique in cliques)
-        assert all(clique["after"] is not None for clique in cliques)
 
 
 def test_domain_prompts_leave_a_line_about_every_batch(run: Any) -> None:
     evidence = load_evidence(run("domain_norm")[0])
-    assert [line["batch"] for line in evidence.counts] == [1, 2, 3, 4]
     for line, batch in zip(evidence.counts, evidence.batches, strict=True):
         assert line["images"] == len(batch.keys) == 10 and line["domain"] in range(4)
         assert 0 <= line["belief"] <= 1 and 0 < line["step_size"] <= 1
@@ -137,89 +126,65 @@ def test_domain_prompts_leave_a_line_about_every_batch(run: Any) -> None:
 def test_maps_begin_with_plain_attention_and_end_with_all_prompts(
     run: Any, tiny_clip: CLIP, dataset: Any
 ) -> None:
-    folder, _ = run(limits=EvidenceLimits(maps=8))
+    folder, _ = run(evidence=EvidenceLimits(maps=8))
     images = {
         key: image
         for batch, _ in Stream(dataset, tiny_clip.preprocess, 10).batches()
         for key, image in zip(batch.keys, batch.images, strict=True)
     }
     tower = tiny_clip.require_vit()
-    seen = 0
-    for batch in load_evidence(folder).batches:
-        for entry in batch.maps:
-            seen += 1
-            for maps in entry.maps.values():
-                assert maps.shape == (len(entry.cliques) + 2, 18)
-                np.testing.assert_allclose(maps.sum(axis=1), 1, atol=FEATURE)
-            members = [batch.description["cliques"][id]["members"] for id in entry.cliques]
-            assert all(entry.index in clique for clique in members)
-            with torch.no_grad():
-                weights = tower.attention(images[batch.keys[entry.index]][None], [1])
-            wanted = class_attention([weights[1]])[0].numpy()
-            np.testing.assert_allclose(entry.maps["class"][0], wanted, atol=FEATURE)
-            assert (entry.maps["class"][-1, 0] >= entry.maps["class"][1:-1, 0] - 1e-7).all()
-    assert seen == 8
+    pairs = [(batch, own) for batch in load_evidence(folder).batches for own in batch.maps]
+    assert len(pairs) == 8
+    for batch, entry in pairs:
+        for maps in entry.maps.values():
+            assert maps.shape == (len(entry.cliques) + 2, 18)
+            np.testing.assert_allclose(maps.sum(axis=1), 1, atol=FEATURE)
+        members = [batch.description["cliques"][id]["members"] for id in entry.cliques]
+        assert all(entry.index in clique for clique in members)
+        with torch.no_grad():
+            weights = tower.attention(images[batch.keys[entry.index]][None], [1])
+        wanted = class_attention([weights[1]])[0].numpy()
+        np.testing.assert_allclose(entry.maps["class"][0], wanted, atol=FEATURE)
+        assert (entry.maps["class"][-1, 0] >= entry.maps["class"][1:-1, 0] - 1e-7).all()
 
 
 def test_size_is_bounded(run: Any) -> None:
-    folder, _ = run(limits=EvidenceLimits(images=20, maps=2, pixels=16))
+    folder, _ = run(evidence=EvidenceLimits(images=20, maps=2, pixels=16))
     evidence = load_evidence(folder)
     assert [batch.number for batch in evidence.batches] == [1, 4]
     assert sum(len(batch.maps) for batch in evidence.batches) == 2  # type: ignore[misc]
     assert all(batch.pictures.shape == (10, 16, 16, 3) for batch in evidence.batches)
     assert len(evidence.counts) == 4
-    one, _ = run(limits=EvidenceLimits(images=3), where="one")
+    one, _ = run(evidence=EvidenceLimits(images=3), where="one")
     (batch,) = load_evidence(one).batches
     assert batch.number == 4 and len(batch.keys) == 3
-    none, _ = run(limits=EvidenceLimits(images=0), where="none")
+    none, _ = run(evidence=EvidenceLimits(images=0), where="none")
     assert load_evidence(none).batches == () and len(load_evidence(none).counts) == 4
 
 
-def test_pictures_show_what_the_model_saw(run: Any, tiny_clip: CLIP, dataset: Any) -> None:
-    first = load_evidence(run()[0]).batches[0]
-    order = [dataset.keys.index(key) for key in first.keys]
-    difference = first.pictures.astype(int) - dataset.images[order].astype(int)
-    assert np.abs(difference).max() <= 1  # small pictures are kept without loss
+def test_large_pictures_are_shrunk() -> None:
     shrunk = small_pictures(torch.zeros(2, 3, 64, 64), (0.4,) * 3, (0.25,) * 3, 24)
     assert shrunk.shape == (2, 24, 24, 3) and (shrunk == 102).all()
 
 
-def test_a_run_taken_up_again_leaves_the_same_evidence(
-    run: Any, tiny_clip: CLIP, dataset: Any, tmp_path: Path
-) -> None:
-    complete, _ = run(where="whole")
-
-    class Stopped(Exception):
-        pass
-
+def test_a_run_taken_up_again_leaves_the_same_evidence(run: Any) -> None:
     def stop(step: Any) -> None:
         if step.number == 3:
-            raise Stopped
+            raise InterruptedError
 
-    with pytest.raises(Stopped):
+    complete, _ = run()
+    with pytest.raises(InterruptedError):
         run(where="broken", on_step=stop)
     broken, _ = run(where="broken")
     assert load_predictions(broken).keys == load_predictions(complete).keys
-    names = sorted(path.name for path in (complete / "evidence").iterdir())
-    assert names == sorted(path.name for path in (broken / "evidence").iterdir())
-    for name in names:
-        if name != "batches.jsonl":  # its repeated lines are read once
-            assert (broken / "evidence" / name).read_bytes() == (
-                complete / "evidence" / name
-            ).read_bytes()
+    ours, theirs = (
+        {path.name: path.read_bytes() for path in (folder / "evidence").iterdir()}
+        for folder in (broken, complete)
+    )
+    for files in (ours, theirs):
+        del files["batches.jsonl"]  # its repeated lines are read once
+    assert ours == theirs
     assert load_evidence(broken).counts == load_evidence(complete).counts
-
-
-def test_a_finished_run_without_evidence_is_run_again_once(
-    run: Any, tiny_clip: CLIP, dataset: Any, tmp_path: Path
-) -> None:
-    adapter = create_method("scap", tiny_clip, dataset.prompts)
-    record = evaluate(adapter, Stream(dataset, tiny_clip.preprocess, 10), out=tmp_path / "runs")
-    assert not has_evidence(tmp_path / "runs" / record.id)
-    steps = []
-    run(on_step=lambda step: steps.append(step.number))
-    run(on_step=lambda step: steps.append(step.number))
-    assert steps == [1, 2, 3, 4]
 
 
 def test_other_methods_leave_pictures_and_features(run: Any) -> None:

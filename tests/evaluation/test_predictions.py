@@ -2,6 +2,7 @@
 
 import itertools
 import statistics
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from scipy.stats import binomtest
 
 from cliquetta.evaluation import predictions as paired
 from cliquetta.evaluation.predictions import Predictions, paired_test, sign_flip_p
+from tests._helpers.made_runs import predictions
 from tests._helpers.tolerance import DOUBLE
 
 
@@ -40,23 +42,21 @@ def test_many_images_are_approximated(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sign_flip_p(values) == pytest.approx(exact, rel=0.01)
 
 
-def replies(right: dict[str, bool], unknown: tuple[str, ...] = ()) -> Predictions:
-    keys = (*right, *unknown)
-    labels = np.array([0] * len(right) + [-1] * len(unknown))
-    classes = np.array([[0 if good else 1] for good in right.values()] + [[0]] * len(unknown))
-    return Predictions(keys, labels, classes, np.ones((len(keys), 1), dtype=np.float32))
+def images(**classes: int) -> Predictions:
+    """Predictions by image; label 0, of image d unknown."""
+    labels = [-1 if key == "d" else 0 for key in classes]
+    return replace(predictions(labels, list(classes.values())), keys=tuple(classes))
 
 
-def test_answers_are_paired_by_image_not_by_place() -> None:
-    before = replies({"a": True, "b": False, "c": False}, unknown=("d",))
-    after = replies({"c": True, "b": True, "a": True}, unknown=("d",))
+def test_predictions_are_paired_by_image_not_by_order() -> None:
+    before, after = images(a=0, b=1, c=1, d=0), images(c=0, b=0, d=1, a=0)
     test = paired_test([(before, after)])
     assert (test.images, test.repaired, test.broken) == (3, 2, 0)
     assert test.p == pytest.approx(0.5)  # two discordant pairs on one side
     twice = paired_test([(before, after), (before, before)])
     assert (twice.images, twice.repaired) == (3, 2)
     with pytest.raises(ValueError, match="same images"):
-        paired_test([(before, replies({"a": True, "b": False}))])
+        paired_test([(before, images(a=0, b=1))])
 
 
 def test_differences_need_not_be_whole_numbers() -> None:

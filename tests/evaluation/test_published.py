@@ -1,7 +1,6 @@
 """Every published number against a transcription of where it was printed; a wrong digit fails."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -36,21 +35,19 @@ TDA   67.28 67.62 23.91 58.00 86.14 88.63 71.42 94.24 47.40 70.66 67.53
 SCAP  69.25 66.41 25.44 58.62 86.58 90.27 71.65 94.42 47.79 68.36 67.88
 """
 # Its tables of components and of combination approaches, and the default of both figures.
-PAPER_IMAGENET_A = {
-    "components": {
-        "none": 60.98,
-        "text": 62.57,
-        "image": 63.14,
-        "image + retention": 63.82,
-        "all": 64.52,
-    },
-    "combination": {
-        "mean, mean": 61.82,
-        "mean, concat": 62.11,
-        "concat, mean": 64.35,
-        "concat, concat": 64.52,
-    },
-}
+PAPER_COMPONENTS = """
+none               60.98
+text               62.57
+image              63.14
+image + retention  63.82
+all                64.52
+"""
+PAPER_COMBINATION = """
+mean, mean      61.82
+mean, concat    62.11
+concat, mean    64.35
+concat, concat  64.52
+"""
 # Rows of other publications, as our fact sheet of 2026-11-15 has them. They were not printed in
 # the paper; this copy notices a digit that changes, not one that was wrong from the start.
 OTHER_OOD = """
@@ -111,6 +108,8 @@ def recorded(table: str, *, printed: bool) -> dict[str, dict[str, float]]:
     [
         ("ood", PAPER_OOD, OOD, True),
         ("cross-domain", PAPER_TEN, TEN, True),
+        ("components", PAPER_COMPONENTS, ("imagenet-a",), True),
+        ("combination", PAPER_COMBINATION, ("imagenet-a",), True),
         ("ood", OTHER_OOD, OOD, False),
         ("cross-domain", OTHER_TEN, TEN, False),
     ],
@@ -125,22 +124,16 @@ def test_every_number_is_the_printed_one(
     assert recorded(table, printed=printed) == rows
 
 
-def test_the_ablations_are_the_printed_ones() -> None:
-    for table, rows in PAPER_IMAGENET_A.items():
-        expected = {label: {"imagenet-a": value} for label, value in rows.items()}
-        assert recorded(table, printed=True) == expected
-
-
 SCAP_RUNS = [
-    (name, spec)
+    spec
     for name in ("ood", "cross-domain", "components", "combination")
     for spec in read_grid(packaged_grid(name))
     if spec.method == "scap"
 ]
 
 
-@pytest.mark.parametrize(("table", "spec"), SCAP_RUNS, ids=lambda value: str(value)[:60])
-def test_scap_is_run_as_the_paper_says(table: str, spec: RunSpec) -> None:
+@pytest.mark.parametrize("spec", SCAP_RUNS, ids=lambda spec: str(spec)[:60])
+def test_scap_is_run_as_the_paper_says(spec: RunSpec) -> None:
     assert spec.batch_size == 64  # "for all experiments"
     # "an ensemble of multiple templates for the OOD benchmark, whereas dataset-specific templates
     # are used for the cross-domain benchmark, following TDA"
@@ -163,26 +156,19 @@ def test_scap_is_run_as_the_paper_says(table: str, spec: RunSpec) -> None:
 
 
 def test_rivals_of_the_tables_are_run_with_the_printed_views() -> None:
-    printed = {"tpt": 64, "ctpt": 64, "dart": 64, "mta": 64, "zero": 64, "zero_shot": 1}
     for name in ("ood", "cross-domain"):
         for spec in read_grid(packaged_grid(name)):
-            if spec.method in printed and spec.method != "zero_shot":
+            if spec.method in ("tpt", "ctpt", "dart", "mta", "zero"):
                 config = method_config(spec.method, spec.preset, dict(spec.options))
-                assert config.views == printed[spec.method], spec
+                assert config.views == 64, spec
 
 
 @pytest.mark.parametrize(("preset", "views"), [("paper", 1), ("paper-views", 64)])
 def test_the_defaults_are_the_stated_ones(preset: str, views: int) -> None:
     """From the paper's implementation details; what it leaves open is the fact sheet's choice."""
-    config = method_config("scap", preset)
-    stated = {"topk": 3, "lr": 3e-3}
-    stated |= {"bandwidth": 0.3, "capacity": 6, "neighbours": 3, "concentration": 1.0}
-    chosen: dict[str, Any] = {
-        "threshold": 0.8,
-        "text_mix": 0.5,
-        "selection_fraction": 0.1,
-        "steps": 1,
-    }
-    chosen |= {"propagation": 0.3, "blocks": (1,), "prompt_length": 1, "views": views}
-    for name, value in {**stated, **chosen}.items():
-        assert getattr(config, name) == value, name
+    stated = {"topk": 3, "lr": 3e-3, "bandwidth": 0.3, "capacity": 6, "neighbours": 3}
+    chosen = {"threshold": 0.8, "text_mix": 0.5, "selection_fraction": 0.1, "steps": 1}
+    chosen |= {"propagation": 0.3, "prompt_length": 1, "views": views}
+    config = vars(method_config("scap", preset))
+    assert config.items() >= {**stated, **chosen, "concentration": 1.0}.items()
+    assert config["blocks"] == (1,)

@@ -4,8 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from cliquetta.data.stream import Stream
 from cliquetta.evaluation.predictions import PREDICTIONS, load_predictions
 from cliquetta.evaluation.record import RECORD, find_runs, load_record, plan
@@ -25,11 +23,6 @@ def test_runs_are_found_once_and_unfinished_ones_apart(made: Any, tmp_path: Path
     assert load_record(run.folder).status == "running"
     finished, unfinished = find_runs([tmp_path])
     assert finished == [] and len(unfinished) == 1
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="no runs in"):
-        find_runs([tmp_path / "empty"])
-    with pytest.raises(ValueError, match="no such folder"):
-        find_runs([tmp_path / "nowhere"])
 
 
 def test_records_without_a_hash_are_read(drift: Drift, stream: Stream, tmp_path: Path) -> None:
@@ -42,22 +35,12 @@ def test_records_without_a_hash_are_read(drift: Drift, stream: Stream, tmp_path:
     assert find_runs([tmp_path])[0][0].record.predictions == {}
 
 
-def test_the_id_depends_on_every_setting(
-    tiny_clip: CLIP, tiny_prompts: ClassPrompts, tmp_path: Path
-) -> None:
+def test_the_id_depends_on_every_setting(tiny_clip: CLIP, tiny_prompts: ClassPrompts) -> None:
     def identity(config: DriftConfig | None = None, seed: int = 0, **stream: Any) -> str:
         adapter = Drift(tiny_clip, tiny_prompts, config or DriftConfig(), seed=seed)
         return plan(adapter, Stream(made_up_dataset(), tiny_clip.preprocess, **stream)).id
 
-    same = {identity(), identity(workers=2), identity(gamma=0.5)}
-    other = {
-        identity(DriftConfig(rate=0.2)),
-        identity(seed=1),
-        identity(batch_size=3),
-        identity(order="sequential"),
-        identity(limit=10),
-    }
-    assert len(same) == 1
-    assert len(other) == 5
-    assert not same & other
-    assert identity().startswith("made-up--Drift--0--")
+    assert identity() == identity(workers=2) == identity(gamma=0.5)
+    other = [identity(DriftConfig(rate=0.2)), identity(seed=1), identity(batch_size=3)]
+    other += [identity(order="sequential"), identity(limit=10), identity()]
+    assert len(set(other)) == 6 and identity().startswith("made-up--Drift--0--")

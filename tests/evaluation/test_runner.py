@@ -1,7 +1,6 @@
 """Runs: recorded whole, scored from logits, and not hurt by a kill at any moment."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,18 +21,6 @@ from cliquetta.types import Batch, Prediction
 from tests._helpers.streaming import Drift, DriftConfig, made_up_dataset
 
 
-class Interrupted(Exception):
-    """Stands for a crash inside the loop."""
-
-
-def interrupt_at(number: int) -> Any:
-    def on_step(step: Step) -> None:
-        if step.number == number:
-            raise Interrupted("at a batch")
-
-    return on_step
-
-
 def test_a_run_is_recorded_whole(drift: Drift, stream: Stream, tmp_path: Path) -> None:
     record = evaluate(drift, stream, out=tmp_path, preset="paper")
     assert load_record(tmp_path / record.id) == record == list_records(tmp_path)[0]
@@ -43,8 +30,7 @@ def test_a_run_is_recorded_whole(drift: Drift, stream: Stream, tmp_path: Path) -
     assert record.settings["stream"]["datasets"][0]["files"] == stream.domains[0].fingerprint
     assert record.settings["config"] == {"rate": 0.1, "views": 0}
     assert record.settings["preprocessing"]["size"] == 32
-    assert record.preset == "paper"
-    assert record.images == 50
+    assert (record.preset, record.images) == ("paper", 50)
     # PyPI's CUDA builds leave the suffix of their version out of their metadata.
     assert torch.__version__.startswith(record.environment["versions"]["torch"])
     assert record.throughput["images_per_second"] > 0
@@ -74,16 +60,12 @@ def test_predictions_and_scores_come_from_the_logits(
 def test_the_method_never_sees_a_label(
     drift: Drift, stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[object] = []
-
-    def predict(*arguments: object) -> Prediction:
-        seen.extend(arguments)
-        (batch,) = arguments
-        return Drift.predict(drift, batch)  # type: ignore[arg-type]
+    def predict(batch: object) -> Prediction:  # of nothing else
+        assert isinstance(batch, Batch)
+        return Drift.predict(drift, batch)
 
     monkeypatch.setattr(drift, "predict", predict)
-    evaluate(drift, stream)
-    assert all(isinstance(item, Batch) for item in seen)
+    assert evaluate(drift, stream).images == 50
 
 
 def test_a_finished_run_is_not_run_again(drift: Drift, stream: Stream, tmp_path: Path) -> None:
@@ -108,10 +90,9 @@ def test_damaged_predictions_are_named_and_run_again(
         path.unlink()
     else:
         path.write_bytes(complete[:-30] if damage == "cut" else complete.replace(b"5", b"6", 1))
-    with pytest.raises(DamagedRunError, match=f"{record.id} is damaged"):
-        _ = Run(record, path.parent).predictions
-    with pytest.raises(DamagedRunError, match=f"{record.id} is damaged"):
-        find_runs([tmp_path])
+    for read in (lambda: Run(record, path.parent).predictions, lambda: find_runs([tmp_path])):
+        with pytest.raises(DamagedRunError, match=f"{record.id} is damaged"):
+            read()
     with pytest.warns(UserWarning, match="running it again"):
         again = evaluate(drift, stream, out=tmp_path)
     assert path.read_bytes() == complete
@@ -123,16 +104,18 @@ def test_damaged_predictions_are_named_and_run_again(
 def test_a_run_that_broke_off_continues_bit_equally(
     drift: Drift, stream: Stream, tmp_path: Path, stop: int, save_every: int
 ) -> None:
-    complete = evaluate(drift, stream, out=tmp_path / "whole")
-    out = tmp_path / "broken"
-    with pytest.raises(Interrupted):
-        evaluate(drift, stream, out=out, on_step=interrupt_at(stop), save_every=save_every)
+    def interrupt(step: Step) -> None:
+        if step.number == stop:
+            raise InterruptedError("at a batch")
+
+    complete, out = evaluate(drift, stream, out=tmp_path / "whole"), tmp_path / "broken"
+    with pytest.raises(InterruptedError):
+        evaluate(drift, stream, out=out, on_step=interrupt, save_every=save_every)
     broken = load_record(out / complete.id)
-    assert (broken.status, broken.error) == ("failed", "Interrupted: at a batch")
+    assert (broken.status, broken.error) == ("failed", "InterruptedError: at a batch")
     record = evaluate(drift, stream, out=out, save_every=save_every)
     assert record.resumed == (stop >= save_every)
-    assert record.metrics == complete.metrics
-    assert record.images == complete.images
+    assert (record.metrics, record.images) == (complete.metrics, complete.images)
     name = f"{complete.id}/{PREDICTIONS}"
     assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 

@@ -14,7 +14,6 @@ from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.evaluation import sweep as sweeping
 from cliquetta.evaluation.grid import RunSpec, grid, with_fitted, with_method
 from cliquetta.evaluation.predictions import load_predictions
-from cliquetta.evaluation.progress import Step
 from cliquetta.evaluation.record import list_records
 from cliquetta.evaluation.sweep import RunContext, RunResult, sweep
 from cliquetta.methods import registry
@@ -23,10 +22,10 @@ from cliquetta.types import Batch, Prediction
 from tests._helpers.made_runs import BASE
 from tests._helpers.tolerance import FEATURE
 
+pytestmark = pytest.mark.usefixtures("loads")
 
-def test_every_method_and_dataset_of_a_grid_is_built_before_the_first_run(
-    loads: list[str], tmp_path: Path
-) -> None:
+
+def test_every_method_and_dataset_is_built_before_the_first_run(tmp_path: Path) -> None:
     good = [with_method(BASE, name) for name in ("tda", "tent")]
     RunContext(tmp_path).check(grid(good, datasets=["bundled", "bundled@fog:1"], seeds=[0, 1]))
     few_shot = with_method(BASE, "coop")  # has not been fitted
@@ -41,27 +40,22 @@ def test_every_method_and_dataset_of_a_grid_is_built_before_the_first_run(
 @pytest.mark.parametrize(
     "changes", [{}, {"order": "correlated"}, {"order": "long", "length": 50}, {"order": "uneven"}]
 )
-def test_held_pixels_change_no_prediction(
-    changes: dict[str, Any], tmp_path: Path, loads: list[str]
-) -> None:
+def test_held_pixels_change_no_prediction(changes: dict[str, Any], tmp_path: Path) -> None:
     base = replace(BASE, dataset="bundled@fog:1", limit=20, **changes)
     cells = [with_method(base, name) for name in ("zero_shot", "tda", "mta/views=3")]
     cells += [replace(cells[0], dataset="bundled>bundled@fog:1")]
     read = sweep(cells, RunContext(tmp_path / "read", hold=False))
     held = sweep(cells, RunContext(tmp_path / "held", hold=True))
     for left, right in zip(read, held, strict=True):
-        assert left.record is not None
-        assert right.record is not None
         assert left.record.id == right.record.id
         assert [r.record.environment["pixels"] for r in (left, right)] == ["read", "held"]
         a, b = (load_predictions(tmp_path / n / left.record.id) for n in ("read", "held"))
-        assert a.keys == b.keys
-        assert np.array_equal(a.labels, b.labels)
+        assert a.keys == b.keys and np.array_equal(a.labels, b.labels)
         assert np.allclose(a.probabilities, b.probabilities, atol=FEATURE)
 
 
 def test_datasets_of_several_runs_are_held_where_there_is_room(
-    loads: list[str], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def pixels(*cells: RunSpec, **settings: Any) -> list[str]:
         results = sweep(cells, RunContext(None, **settings))
@@ -76,80 +70,60 @@ def test_datasets_of_several_runs_are_held_where_there_is_room(
     assert "leave out --hold" in pixels(BASE, hold=True)[0]
 
 
-def test_an_independent_method_is_asked_once_for_all_seeds(
-    loads: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[int] = []
-    monkeypatch.setattr(Drawn, "asked", asked)
+def test_an_independent_method_predicts_once_for_all_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    monkeypatch.setattr(Drawn, "sizes", sizes)
     monkeypatch.setitem(registry._ENTRIES, "drawn", DRAWN)
     monkeypatch.setitem(registry._ENTRIES, "fixed", replace(DRAWN, name="fixed", adapter=Fixed))
     fixed = replace(BASE, limit=None, view_seed=0)
     cells = [replace(fixed, method="fixed", seed=seed) for seed in (0, 1)]
     first, second = (r.record for r in sweep(cells, RunContext(None)))
-    assert sum(asked) == 2000 + 10  # the first batch is always asked
+    assert sum(sizes) == 2000 + 10  # the first batch is always computed
     assert first.metrics["top1"] == pytest.approx(second.metrics["top1"])
     assert second.throughput["recalled"] == 1990
     assert second.throughput["images_per_second"] == first.throughput["images_per_second"]
-    asked.clear()
+    sizes.clear()
     cells = [replace(fixed, method="drawn", seed=seed) for seed in (0, 1)]
     first, second = (r.record for r in sweep(cells, RunContext(None)))
-    assert sum(asked) == 4000  # its answers depend on the seed: nothing is recalled
+    assert sum(sizes) == 4000  # predictions depend on the seed: nothing is recalled
     assert "recalled" not in second.throughput
 
 
 def test_a_grid_is_run_once(tmp_path: Path, loads: list[str]) -> None:
     cells = grid([BASE], datasets=["bundled", "bundled@fog:2"], seeds=[0, 1])
-    steps: list[tuple[RunSpec, Step]] = []
-
-    def note(spec: RunSpec, step: Step) -> None:
-        steps.append((spec, step))
-
-    first = sweep(cells, RunContext(tmp_path), on_step=note)
-    assert [result.spec for result in first] == cells
-    assert len(steps) == 4 * 3
-    assert len(list_records(tmp_path)) == 4
-    assert loads == ["tiny"]
-    second = sweep(cells, RunContext(tmp_path), on_step=note)
-    assert second == first
-    assert len(steps) == 4 * 3
+    steps: list[Any] = []
+    ended: list[RunResult] = []
+    watch: dict[str, Any] = {"on_step": lambda *step: steps.append(step), "on_result": ended.append}
+    for times in (1, 2):
+        results = sweep([*cells, cells[0]], RunContext(tmp_path), **watch)
+        assert [result.spec for result in results] == [*cells, cells[0]]
+        assert results[-1] == results[0] and len(ended) == 4 * times
+        assert len(steps) == 4 * 3 and len(list_records(tmp_path)) == 4
+    assert loads == ["tiny"] * 2 and ended[:4] == ended[4:]
 
 
-def test_equal_cells_run_once(tmp_path: Path, loads: list[str]) -> None:
-    seen: list[RunResult] = []
-    results = sweep([BASE, BASE], RunContext(tmp_path), on_result=seen.append)
-    assert len(seen) == 1
-    assert results[0] == results[1]
-
-
-def test_a_failing_cell_does_not_stop_the_others(tmp_path: Path, loads: list[str]) -> None:
-    cells = [
-        RunSpec("bundled", "zero_shot", model="broken", limit=30),
-        RunSpec("bundlde", "zero_shot", model="tiny", limit=30),
-        BASE,
-    ]
+def test_a_failing_cell_does_not_stop_the_others(tmp_path: Path) -> None:
+    cells = [replace(BASE, model="broken"), replace(BASE, dataset="bundlde"), BASE]
     broken, misspelt, fine = sweep(cells, RunContext(tmp_path))
     assert broken.error == "ValueError: no such model"
-    assert "did you mean 'bundled'" in misspelt.error
-    assert fine.record is not None
-    assert fine.record.status == "finished"
+    assert "did you mean 'bundled'" in misspelt.error and fine.record.status == "finished"
 
 
 class Fixed(ZeroShot):
-    """Independent, and counts what it is asked."""
+    """Independent, and notes the sizes of its batches."""
 
-    asked: ClassVar[list[int]] = []
+    sizes: ClassVar[list[int]] = []
 
     def _predict(self, batch: Batch) -> Prediction:
-        Drawn.asked.append(len(batch))
+        Drawn.sizes.append(len(batch))
         return super()._predict(batch)
 
 
 class Drawn(Fixed):
-    """Breaks the promise of its kind: what it answers depends on the seed."""
+    """Breaks the promise of its kind: its predictions depend on the seed."""
 
     def _predict(self, batch: Batch) -> Prediction:
-        logits = super()._predict(batch).logits
-        return Prediction(logits + 5 * self.seed)
+        return Prediction(super()._predict(batch).logits + 5 * self.seed)
 
 
 DRAWN = registry.MethodEntry("drawn", Drawn, ZeroShotConfig, "", "")
@@ -164,46 +138,29 @@ class Backwards:
             yield RunResult(cell, there.run(cell))
 
 
-def test_another_executor_gives_the_same_records(tmp_path: Path, loads: list[str]) -> None:
-    cells = [RunSpec("bundled", "zero_shot", model="tiny", limit=20, seed=s) for s in range(3)]
+def test_another_executor_gives_the_same_records(tmp_path: Path) -> None:
+    cells = [replace(BASE, seed=seed) for seed in range(3)]
     here = sweep(cells, RunContext(tmp_path / "a"))
     there = sweep(cells, RunContext(tmp_path / "b"), Backwards())
     assert there[0].error == "the executor returned nothing for this run"
     for left, right in zip(here[1:], there[1:], strict=True):
-        assert left.record is not None
-        assert right.record is not None
         assert left.record.metrics == right.record.metrics
         assert left.record.settings == right.record.settings
 
 
 def test_a_spec_becomes_the_stream_and_method_it_describes(loads: list[str]) -> None:
     machine = RunContext(None)
-    spec = RunSpec(
-        "bundled>bundled@fog:1>bundled",
-        "zero_shot",
-        model="tiny",
-        seed=7,
-        options=(("temperature", "2"),),
-        templates=("{}", "a {}"),
-        limit=5,
-        batch_size=4,
-    )
+    words: dict[str, Any] = {"options": (("temperature", "2"),), "templates": ("{}", "a {}")}
+    words |= {"dataset": "bundled>bundled@fog:1>bundled", "limit": 5, "batch_size": 4, "seed": 7}
+    spec = replace(BASE, **words)
     adapter, stream = machine.prepare(spec)
     assert stream.id == spec.dataset
     assert (stream.images, stream.batch_size, stream.seed, stream.view_seed) == (15, 4, 7, 7)
-    assert adapter.config.temperature == 2.0
+    assert adapter.config.temperature == 2.0 and adapter.seed == 7
     assert adapter.prompts.templates == ("{}", "a {}")
-    assert adapter.seed == 7
-    mixed = RunSpec("bundled+bundled@fog:1", "zero_shot", model="tiny", order="mixed", limit=5)
+    mixed = replace(BASE, dataset="bundled+bundled@fog:1", order="mixed", limit=5)
     assert machine.prepare(mixed)[1].id == "bundled+bundled@fog:1"
-    assert machine.run(mixed).images == 10
-    assert len(loads) == 1
-
-
-def test_another_model_takes_the_place_of_the_last(loads: list[str]) -> None:
-    machine = RunContext(None)
-    first = machine.prepare(BASE)[0].model
-    assert machine.prepare(BASE)[0].model is first
-    other = machine.prepare(RunSpec("bundled", "zero_shot", model="other", limit=3))[0].model
-    assert loads == ["tiny", "other"]
+    assert machine.run(mixed).images == 10 and loads == ["tiny"]
+    first, other = adapter.model, machine.prepare(replace(BASE, model="other"))[0].model
+    assert loads == ["tiny", "other"]  # which takes the place of the first
     assert not torch.equal(first.visual.projection, other.visual.projection)  # type: ignore[arg-type]

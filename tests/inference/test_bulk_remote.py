@@ -15,8 +15,7 @@ from cliquetta.inference.bulk import predict
 from tests._helpers.trees import table_rows
 from tests.inference.conftest import DAMAGED, IMAGES, NAMES, Predict
 
-Outcomes = Callable[..., list[tuple[str, str]]]
-"""Probability and error of every image."""
+Outcomes = Callable[..., list[tuple[str, str]]]  # probability and error of every image
 
 
 @pytest.fixture
@@ -35,9 +34,7 @@ def outcomes(run: Predict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> O
 
     def call(*sources: str, **settings: Any) -> list[tuple[str, str]]:
         rows = run(list(sources), method="tda", out=None, **settings).rows
-        probabilities = (row.get("probability") for row in rows)
-        shown = ["" if value is None else str(value) for value in probabilities]
-        return list(zip(shown, (row["error"] for row in rows), strict=True))
+        return [(str(row["probability"] or ""), row["error"]) for row in rows]
 
     return call
 
@@ -71,9 +68,8 @@ def test_tables_at_urls_and_of_urls(
     with fsspec.open(f"{bucket}/list.csv", "w") as file:
         file.write("\n".join(lines))
     assert outcomes(f"{bucket}/list.csv") == expected
-    (tmp_path / "urls.csv").write_text(
-        "\n".join(["path", *(f"{bucket}/photos/{number}.png" for number in range(IMAGES))])
-    )
+    urls = (f"{bucket}/photos/{number}.png" for number in range(IMAGES))
+    (tmp_path / "urls.csv").write_text("\n".join(["path", *urls]))
     assert outcomes("urls.csv") == expected
     (tmp_path / "gone.csv").write_text(f"path\n{bucket}/gone.png\n")
     assert outcomes("gone.csv") == [("", "no such file")]

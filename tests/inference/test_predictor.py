@@ -6,6 +6,7 @@ import logging
 import os
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,15 +37,13 @@ def test_several_methods_predict_as_each_alone(run: Predict) -> None:
 def test_rows_hold_what_the_method_predicts(photos: Path, tiny_clip: CLIP, name: str) -> None:
     """Probabilities, and the rejections of a method that adapts."""
     good = [photos / f"{number}.png" for number in range(IMAGES) if number != DAMAGED]
-    direct = create_method(name, tiny_clip, NAMES)
+    direct, adapter = (create_method(name, tiny_clip, NAMES) for _ in range(2))
     direct.enable_rejection(0.3)
     predictions = [direct.predict(good[i : i + 4]) for i in (0, 4, 8, 12)]
     expected = torch.cat([prediction.probabilities for prediction in predictions])
-    adapter = create_method(name, tiny_clip, NAMES)
     listed = good if name == "tent" else photos  # a damaged image would make other batches
-    rows = predict(
-        listed, method=adapter, top_k=3, all_probabilities=True, batch_size=4, reject=0.3
-    ).rows
+    settings: Any = {"top_k": 3, "all_probabilities": True, "batch_size": 4, "reject": 0.3}
+    rows = predict(listed, method=adapter, **settings).rows
     if listed is photos:
         damaged = rows.pop(DAMAGED)
         assert damaged["error"] == "not an image in a known format" and not damaged["prediction"]

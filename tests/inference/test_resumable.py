@@ -57,8 +57,7 @@ class HereCluster:
 def test_a_run_is_over_before_it_leaves_its_cluster(
     run: Predict, complete: bytes, tmp_path: Path
 ) -> None:
-    # which takes seconds: a kill meanwhile left a folder beside a complete table
-    cluster = HereCluster(tmp_path)
+    cluster = HereCluster(tmp_path)  # which is left in seconds, in which a command may be killed
     run(cluster=cluster)
     assert cluster.left == ["complete.csv", "out.csv"]
     assert (tmp_path / "out.csv").read_bytes() == complete

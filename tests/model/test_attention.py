@@ -28,9 +28,7 @@ def all_weights(tower: Any, pixels: Tensor, prefix: Any = None) -> list[Tensor]:
 
 
 @torch.no_grad()
-def test_without_prompts_maps_are_those_of_transformers_in_eager_mode(
-    tmp_path: Path, pixels: Tensor
-) -> None:
+def test_plain_maps_are_those_of_transformers(tmp_path: Path, pixels: Tensor) -> None:
     theirs = tiny_transformers()
     theirs.save_pretrained(tmp_path)
     theirs.vision_model.config._attn_implementation = "eager"
@@ -80,9 +78,7 @@ def test_rows_are_those_of_one_prompt_at_a_time(
 
 
 @torch.no_grad()
-def test_rollout_is_the_product_of_all_matrices(
-    tiny_clip: CLIP, pixels: Tensor, prompts: Any
-) -> None:
+def test_rollout_is_a_product_of_matrices(tiny_clip: CLIP, pixels: Tensor, prompts: Any) -> None:
     """Prompts as states that nothing leaves, the class token's row of their product."""
     tower = tiny_clip.require_vit()
     prefix = {block: Prefix(prompts[:1, block]) for block in (0, 1)}
@@ -102,9 +98,8 @@ def test_rollout_is_the_product_of_all_matrices(
 
 
 def test_patches_are_read_row_by_row() -> None:
-    maps = torch.arange(18.0)[None]  # prompts, class token, 16 patches
-    assert patch_grid(maps).shape == (1, 4, 4)
-    assert patch_grid(maps)[0, 1].tolist() == [6, 7, 8, 9]
+    grid = patch_grid(torch.arange(18.0)[None])  # prompts, class token, 16 patches
+    assert grid.shape == (1, 4, 4) and grid[0, 1].tolist() == [6, 7, 8, 9]
 
 
 def test_difference_is_the_share_that_moved() -> None:

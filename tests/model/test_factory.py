@@ -66,9 +66,7 @@ def test_devices_and_dtypes(tiny_clip: CLIP, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_half_precision_that_the_cpu_lacks_is_warned_of(
-    dtype: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_half_precision_is_warned_of(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(factory, "computes_in", lambda kind: kind is torch.float32)
     with pytest.warns(UserWarning, match=r"no b?float16 arithmetic .* use --dtype fp32"):
         create_model("micro", dtype=dtype)

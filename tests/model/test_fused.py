@@ -112,9 +112,7 @@ def test_a_complete_backward_pass(
         torch.testing.assert_close(actual[0][block], actual[1][block], rtol=GRADIENT, atol=SUM)
 
 
-def test_every_kernel_that_will_be_used_is_tried_out(
-    fused: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_kernel_is_tried_out(fused: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
     for name in ("silu_backward", "attention_backward"):
         monkeypatch.setattr(fused, name, lambda *given, name=name, **options: tried.append(name))

@@ -17,9 +17,7 @@ SHAPES = [(48, 64), (64, 47), (33, 50), (32, 32), (32, 35), (35, 32), (7, 9), (1
 SHAPES += [(3, 40), (97, 64), (33, 33)]
 
 # Before version 5 of transformers, the one on Pillow had the plain name.
-CLIP_PROCESSOR: Any = getattr(
-    transformers, "CLIPImageProcessorPil", transformers.CLIPImageProcessor
-)
+PROCESSOR: Any = getattr(transformers, "CLIPImageProcessorPil", transformers.CLIPImageProcessor)
 
 
 def photo(height: int, width: int, seed: int = 0) -> Any:
@@ -56,7 +54,7 @@ def test_openai_is_bit_equal_to_torchvisions_rule(shape: Any) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_hf_is_bit_equal_to_transformers(shape: Any) -> None:
     image = photo(*shape)
-    theirs = CLIP_PROCESSOR(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
+    theirs = PROCESSOR(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
     pixels = theirs(image, return_tensors="pt", input_data_format="channels_last").pixel_values[0]
     assert torch.equal(Preprocess(32, crop_rounding="floor")(image), pixels)
 

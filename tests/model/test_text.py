@@ -6,12 +6,7 @@ import pytest
 import torch
 
 from cliquetta.model.clip import CLIP
-from tests._helpers.literal_towers import (
-    all_features,
-    assert_same_gradients,
-    draw,
-    text_features,
-)
+from tests._helpers.literal_towers import all_features, assert_same_gradients, draw, text_features
 from tests._helpers.tolerance import FEATURE, SUM
 
 TEXTS = ["cat", "a photo of a small frog.", "ship", "a truck, which is a type of thing on a road"]

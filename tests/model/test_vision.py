@@ -9,12 +9,7 @@ from torch import Tensor
 from cliquetta.model.block import Prefix
 from cliquetta.model.clip import CLIP
 from cliquetta.model.vision import TokenPrompts
-from tests._helpers.literal_towers import (
-    all_features,
-    assert_same_gradients,
-    draw,
-    image_features,
-)
+from tests._helpers.literal_towers import all_features, assert_same_gradients, draw, image_features
 from tests._helpers.tolerance import FEATURE, SUM
 
 

@@ -25,14 +25,10 @@ def pictures(count: int) -> Iterator[Any]:
 
 @pytest.mark.parametrize("size", [32, 224])
 def test_bit_equal_to_torchvision_and_open_clip(size: int) -> None:
-    torchvision = transforms.Compose(
-        [
-            transforms.Resize(size, interpolation=transforms.InterpolationMode.BICUBIC),
-            transforms.CenterCrop(size),
-            transforms.ToTensor(),
-            transforms.Normalize(OPENAI_MEAN, OPENAI_STD),
-        ]
-    )
+    resize = transforms.Resize(size, interpolation=transforms.InterpolationMode.BICUBIC)
+    normalize = transforms.Normalize(OPENAI_MEAN, OPENAI_STD)
+    steps = [resize, transforms.CenterCrop(size), transforms.ToTensor(), normalize]
+    torchvision = transforms.Compose(steps)
     open_clip = image_transform(size, is_train=False, mean=OPENAI_MEAN, std=OPENAI_STD)
     ours = Preprocess.openai(size)
     compared = 0

@@ -1,6 +1,7 @@
 """Runs to report on: made by hand, and evaluated with evidence."""
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from cliquetta.evaluation.evidence_log import BatchEvidence, Evidence
-from cliquetta.evaluation.grid import RunSpec
+from cliquetta.evaluation.grid import RunSpec, with_method
 from cliquetta.evaluation.record import Record, load_record
 from cliquetta.evaluation.sweep import RunContext
 from cliquetta.model.checkpoints.native import save_model
@@ -16,6 +17,7 @@ from cliquetta.model.clip import CLIP
 from cliquetta.report.page import build_page
 from cliquetta.report.runs import load_runs
 from tests._helpers.made_runs import LABELS, NAMES, make_run
+from tests._helpers.running import run as run
 
 
 @pytest.fixture
@@ -24,16 +26,17 @@ def ablation(tmp_path: Path) -> Any:
     base = {"threshold": 0.8, "concentration": 1.0, "modalities": "both", "retention": True}
     right = [LABELS[:keep] + [(label + 1) % 4 for label in LABELS[keep:]] for keep in range(9)]
     make_run(tmp_path, "zero_shot", LABELS, right[3])
-    make_run(tmp_path, "scap", LABELS, right[6], config=base)
     make_run(tmp_path, "scap", LABELS, right[4], config=base, seed=1)
-    make_run(tmp_path, "scap", LABELS, right[2], config=base | {"threshold": 0.6})
-    make_run(tmp_path, "scap", LABELS, right[5], config=base | {"threshold": 0.9})
     make_run(tmp_path, "scap", LABELS, right[7], config=base, batch_size=8)
-    make_run(tmp_path, "scap", LABELS, right[1], config=base | {"modalities": "text"})
-    make_run(tmp_path, "scap", LABELS, right[2], config=base | {"retention": False})
-    # differs in two fields, so that it belongs on no curve
-    both = base | {"threshold": 0.7, "concentration": 3.0}
-    make_run(tmp_path, "scap", LABELS, right[8], config=both)
+    for count, changes in (
+        (6, {}),
+        (2, {"threshold": 0.6}),
+        (5, {"threshold": 0.9}),
+        (1, {"modalities": "text"}),
+        (2, {"retention": False}),
+        (8, {"threshold": 0.7, "concentration": 3.0}),  # in two fields: it belongs on no curve
+    ):
+        make_run(tmp_path, "scap", LABELS, right[count], config=base | changes)
     return load_runs([tmp_path])[0]
 
 
@@ -44,11 +47,9 @@ def evaluated(tiny_clip: CLIP, tmp_path_factory: pytest.TempPathFactory) -> Path
     model = folder / "tiny.safetensors"
     save_model(tiny_clip, model)
     context = RunContext(folder / "runs", device="cpu", evidence=True)
-    for method in ("zero_shot", "scap"):
-        options = (("lr", 0.3), ("threshold", 0.6)) if method == "scap" else ()
-        context.run(
-            RunSpec("bundled@fog:3", method, str(model), limit=40, batch_size=20, options=options)
-        )
+    plain = RunSpec("bundled@fog:3", "zero_shot", str(model), limit=40, batch_size=20)
+    context.run(plain)
+    context.run(with_method(plain, "scap/lr=0.3/threshold=0.6"))
     return folder / "runs"
 
 
@@ -87,20 +88,15 @@ def evidence() -> Evidence:
 @pytest.fixture
 def records(tmp_path: Path) -> list[Record]:
     """Zero-shot and two methods on three datasets with two seeds; TDA takes twice the time."""
-    right = {
-        ("zero_shot", "toy@fog:3"): (10, 10),
-        ("zero_shot", "toy@contrast:3"): (12, 12),
-        ("zero_shot", "toy"): (18, 18),
-        ("tda", "toy@fog:3"): (12, 14),
-        ("tda", "toy@contrast:3"): (11, 11),
-        ("tda", "toy"): (18, 18),
-        ("tent", "toy@fog:3"): (9, 9),
-        ("tent", "toy@contrast:3"): (8, 8),
-        ("tent", "toy"): (16, 18),
+    right = {  # by method, on three datasets
+        "zero_shot": ((10, 10), (12, 12), (18, 18)),
+        "tda": ((12, 14), (11, 11), (18, 18)),
+        "tent": ((9, 9), (8, 8), (16, 18)),
     }
+    cells = product(right, zip(("toy@fog:3", "toy@contrast:3", "toy"), range(3), strict=True))
     labels, records = (0, 1, 2, 3) * 5, []
-    for (method, dataset), counts in right.items():
-        for seed, count in enumerate(counts):
+    for method, (dataset, column) in cells:
+        for seed, count in enumerate(right[method][column]):
             classes = [(label + (index >= count)) % 4 for index, label in enumerate(labels)]
             folder = make_run(tmp_path, method, labels, classes, dataset=dataset, seed=seed)
             rate = {"images_per_second": 50.0 if method == "tda" else 100.0, "seconds": 1.0}

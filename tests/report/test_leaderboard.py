@@ -8,14 +8,7 @@ from xml.etree.ElementTree import fromstring
 
 import pytest
 
-from cliquetta.evaluation.grid import (
-    ROOT,
-    TEXT_CAPABILITIES,
-    grid_roles,
-    packaged_grid,
-    read_grid,
-    zero_shot,
-)
+from cliquetta.evaluation import grid as grids
 from cliquetta.evaluation.record import Record
 from cliquetta.methods.registry import method_entries
 from cliquetta.report import leaderboard, leaderboard_figure
@@ -49,16 +42,12 @@ def test_the_board_says_who_wins_where(
     head = next(line for line in page.splitlines() if line.startswith("| method"))
     names = [name.strip() for name in head.strip("|").split("|")][1:]
     cells = {m: dict(zip(names, table_cells(page, m), strict=True)) for m in top1}
-    assert cells["tda"]["few classes"] == "**+9.0** (toy@contrast:3 ▼-2.0)"
-    assert cells["tent"]["few classes"] == "+5.0 (toy@fog:3 +4.0)"
-    assert (cells["tda"]["weather"], cells["tda"]["digital"]) == ("**+15.0**", "▼-5.0")
-    assert (cells["tda"]["clean"], cells["tda"]["noise"]) == ("+0.0", "–")
-    assert (cells["tent"]["open set"], cells["tent"]["open set (AUROC)"]) == (
-        "**+6.0**",
-        "**+3.0**",
-    )
-    assert (cells["zero_shot"]["digital"], cells["zero_shot"]["open set"]) == ("60.0", "50.0")
-    assert (cells["tda"]["cost"], cells["tent"]["cost"]) == ("2 ×", "1 ×")
+    few_tda = {"few classes": "**+9.0** (toy@contrast:3 ▼-2.0)", "weather": "**+15.0**"}
+    few_tda |= {"digital": "▼-5.0", "clean": "+0.0", "noise": "–", "cost": "2 ×"}
+    assert cells["tda"].items() >= few_tda.items()
+    few_tent = {"few classes": "+5.0 (toy@fog:3 +4.0)", "open set": "**+6.0**", "cost": "1 ×"}
+    assert cells["tent"].items() >= (few_tent | {"open set (AUROC)": "**+3.0**"}).items()
+    assert cells["zero_shot"].items() >= {"digital": "60.0", "open set": "50.0"}.items()
     advice = " ".join(page.partition("## What to take")[2].split())
     assert (
         "**few classes**: Highest gain: `tda` (+9.0); within noise of it: `tent` (+5.0). Below "
@@ -118,12 +107,13 @@ def test_rows_of_fewer_images_give_no_advice(records: list[Record], tmp_path: Pa
 @pytest.mark.parametrize("grid", GRIDS["leaderboard"])
 def test_the_grids_of_the_board_fill_every_column(grid: str) -> None:
     """With every method that can run there, and each beside zero-shot on the same images."""
-    specs = read_grid(packaged_grid(grid), root=ROOT)
-    lacking = TEXT_CAPABILITIES if specs[0].text_features else frozenset()
+    path = grids.packaged_grid(grid)
+    specs = grids.read_grid(path, root=grids.ROOT)
+    lacking = grids.TEXT_CAPABILITIES if specs[0].text_features else frozenset()
     able = {e.name for e in method_entries() if e.fit is None and not e.adapter.needs & lacking}
     assert {s.method for s in specs} == able
-    assert {zero_shot(spec) for spec in specs} <= set(specs)
-    kinds, roles = set(), grid_roles(packaged_grid(grid))
+    assert {grids.zero_shot(spec) for spec in specs} <= set(specs)
+    kinds, roles = set(), grids.grid_roles(path)
     for spec in specs:
         stream: dict[str, Any] = {"order": spec.order, "batch_size": spec.batch_size}
         stream |= {"unknown": spec.unknown} if spec.unknown else {}

@@ -1,6 +1,5 @@
 """The HTML of a page: self-contained, accessible, escaped."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 from cliquetta.report.page import Choices, build_page
 from cliquetta.report.runs import load_runs
 from tests._helpers.html_reader import Reader
-from tests._helpers.made_runs import NAMES, STREAM, make_run
+from tests._helpers.made_runs import STREAM, make_run
 
 LABELS, PLAIN, ADAPTED = STREAM
 
@@ -46,11 +45,9 @@ def test_links_and_ids_lead_somewhere_and_are_unique(page: Any) -> None:
 
 def test_names_and_titles_cannot_become_markup(tmp_path: Path) -> None:
     folder = tmp_path / "runs"
-    make_run(folder, "zero_shot", LABELS, PLAIN, names=NAMES)
-    scap = make_run(folder, "scap", LABELS, ADAPTED, config={"note": "<script>alert(1)</script>"})
-    (scap / "evidence").mkdir()
-    about = {"format": "cliquetta-evidence-1", "names": list(NAMES)}
-    (scap / "evidence" / "about.json").write_text(json.dumps(about))
+    make_run(folder, "zero_shot", LABELS, PLAIN)
+    note = {"note": "<script>alert(1)</script>"}
+    make_run(folder, "scap", LABELS, ADAPTED, config=note, evidence=True)
     runs, _ = load_runs([folder])
     html = build_page(runs, (), Choices(title="<img src=x>")).html
     assert not Reader(html).all("script")

@@ -1,19 +1,12 @@
 """The page and its command: complete, small, the same again."""
 
 import json
-from pathlib import Path
 from typing import Any
 
-from typer.testing import CliRunner
-
-from cliquetta.cli.main import app
 from cliquetta.evaluation.record import Record
 from cliquetta.report.page import Choices, build_page, unlearned_text
 from cliquetta.report.runs import load_runs
 from tests._helpers.html_reader import Reader
-from tests._helpers.made_runs import STREAM, make_run
-
-LABELS, PLAIN, ADAPTED = STREAM
 
 
 def test_the_sections_of_a_run_with_evidence(page: Any, evaluated: Any) -> None:
@@ -28,6 +21,7 @@ def test_the_sections_of_a_run_with_evidence(page: Any, evaluated: Any) -> None:
         assert f"{top1:.2f}" in text
     kinds = {name.partition("-")[0] for name in page.figures}
     assert {"stream", "reliability", "attention", "features"} <= kinds
+    assert build_page(*load_runs([evaluated])).html == page.html  # equal runs, equal pages
 
 
 def test_a_large_report_loses_its_galleries_first(page: Any, evaluated: Any) -> None:
@@ -39,29 +33,6 @@ def test_a_large_report_loses_its_galleries_first(page: Any, evaluated: Any) -> 
     text = Reader(small).text
     assert "To keep the page small" in text and "How to repeat it" in text
     assert "Accuracy over the stream" in text and "Inside scap" not in text
-
-
-def run_command(*words: Any) -> Any:
-    return CliRunner().invoke(app, [str(word) for word in words])
-
-
-def test_equal_runs_give_equal_pages(page: Any, evaluated: Any) -> None:
-    assert build_page(*load_runs([evaluated])).html == page.html
-
-
-def test_command_refuses_what_it_cannot_report_on(tmp_path: Path) -> None:
-    for words, reason in (
-        ((tmp_path,), "no runs in"),
-        ((tmp_path / "none",), "no such folder"),
-        ((tmp_path, "--attention", "rollup"), "did you mean 'rollout'"),
-        ((tmp_path, "--map", "umap"), "unknown map 'umap'"),
-    ):
-        result = run_command("report", *words, "--out", tmp_path / "page.html")
-        assert result.exit_code == 2 and reason in " ".join(result.output.split()), result.output
-    make_run(tmp_path / "half", "tent", LABELS, PLAIN, status="failed")
-    result = run_command("report", tmp_path / "half", "--out", tmp_path / "page.html")
-    assert result.exit_code == 2 and "no finished run" in result.output
-    assert not (tmp_path / "page.html").exists()
 
 
 def test_runs_that_learned_no_text_are_named() -> None:

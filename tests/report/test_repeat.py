@@ -5,9 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from cliquetta.cli.main import app
 from cliquetta.evaluation.grid import RunSpec
 from cliquetta.evaluation.record import load_record
 from cliquetta.evaluation.sweep import RunContext
@@ -16,6 +14,7 @@ from cliquetta.model.clip import CLIP
 from cliquetta.prompts.catalogue import templates
 from cliquetta.report.repeat import repeat_command
 from tests._helpers.made_runs import make_run
+from tests._helpers.running import Run
 
 
 @pytest.mark.parametrize(
@@ -34,21 +33,20 @@ from tests._helpers.made_runs import make_run
         {"method": "zero_shot", "dataset": "bundled>bundled@fog:2", "limit": 6},
     ],
 )
-def test_the_command_repeats_the_run(changes: Any, tiny_clip: CLIP, tmp_path: Path) -> None:
+def test_the_command_repeats_the_run(
+    run: Run, changes: Any, tiny_clip: CLIP, tmp_path: Path
+) -> None:
     model = tmp_path / "my model.safetensors"
     save_model(tiny_clip, model)
-    spec = RunSpec(
-        **{"dataset": "bundled@fog:3", "model": str(model), "limit": 12, "batch_size": 6} | changes
-    )
-    record = RunContext(tmp_path / "first", device="cpu").run(spec)
+    base = {"dataset": "bundled@fog:3", "model": str(model), "limit": 12, "batch_size": 6}
+    record = RunContext(tmp_path / "first", device="cpu").run(RunSpec(**base | changes))
     command, remarks = repeat_command(record)
     assert remarks == []
     words = shlex.split(command)
     assert words[0] == "cliquetta"
     # the record knows a file by the name that the model gives itself
     words[words.index("--model") + 1] = str(model)
-    result = CliRunner().invoke(app, [*words[1:], "--out", str(tmp_path / "again")])
-    assert result.exit_code == 0, result.output
+    assert run(*words[1:], "--out", tmp_path / "again").code == 0
     (again,) = (tmp_path / "again").iterdir()
     assert again.name == record.id
     assert load_record(again).preset == record.preset

@@ -1,6 +1,5 @@
 """Runs grouped for a report."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +38,6 @@ def test_class_names_are_numbers_where_nobody_knows_them(tmp_path: Path) -> None
     first = make_run(tmp_path, "dmn", LABELS, PLAIN)
     (run,), _ = load_runs([first])
     assert run.names == tuple(f"class {label}" for label in range(4))
-    second = make_run(tmp_path, "scap", LABELS, PLAIN)
-    (second / "evidence").mkdir()
-    about = {"format": "cliquetta-evidence-1", "names": list(NAMES)}
-    (second / "evidence" / "about.json").write_text(json.dumps(about))
+    second = make_run(tmp_path, "scap", LABELS, PLAIN, evidence=True)
     runs, _ = load_runs([first, second])
     assert [run.names for run in runs] == [NAMES, NAMES]  # one that knows is enough

@@ -5,9 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from typer.testing import CliRunner
-
-from cliquetta.cli.main import app
+from tests._helpers.running import Run
 
 
 def test_colours_follow_the_page(page: Any) -> None:
@@ -16,16 +14,10 @@ def test_colours_follow_the_page(page: Any) -> None:
     assert "prefers-color-scheme: dark" in page.html and "@media print" in page.html
 
 
-def run_command(*words: Any) -> Any:
-    return CliRunner().invoke(app, [str(word) for word in words])
-
-
-def test_command_writes_page_and_figures(evaluated: Any, tmp_path: Path) -> None:
+def test_command_writes_page_and_figures(run: Run, evaluated: Any, tmp_path: Path) -> None:
     out, figures = tmp_path / "deep" / "page.html", tmp_path / "figures"
     words = ("--out", out, "--figures", figures, "--attention", "rollout", "--title", "My run")
-    result = run_command("report", evaluated, *words, "--json")
-    assert result.exit_code == 0, result.output
-    document = json.loads(result.stdout)
+    document = json.loads(run("report", evaluated, *words, "--json").stdout)
     assert document["bytes"] == out.stat().st_size < 3_000_000
     assert len(document["runs"]) == 2 and len(document["figures"]) >= 8
     assert "<title>My run</title>" in out.read_text() and "attention rollout" in out.read_text()

@@ -1,5 +1,6 @@
 """A service on the tiny model for every test that asks, and the method alone beside it."""
 
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
@@ -41,6 +42,12 @@ def service(serve: Serve) -> Iterator[Local]:
 def alone(tiny_clip: CLIP) -> Alone:
     """The method that sessions have unless they name another, without any service."""
     return Alone(tiny_clip)
+
+
+def connect(address: str) -> socket.socket:
+    """A connection to a service."""
+    host, port = address.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=20)
 
 
 def traced(exporter: SpanExporter) -> Tracing:

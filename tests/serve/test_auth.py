@@ -6,16 +6,14 @@ from typing import Any
 import pytest
 
 from cliquetta.model.clip import CLIP
-from cliquetta.serve.auth import Tokens, check_binding, is_loopback
+from cliquetta.serve.auth import Tokens, check_binding
 from cliquetta.serve.server import serve as start
 from cliquetta.serve.settings import Settings
 from tests._helpers.serve_setup import ALICE, BOB, CLASSES, Local, bearer
 from tests.serve.conftest import Serve
 
 
-def test_only_known_tokens_are_let_in_and_see_their_own_sessions_only(
-    serve: Serve, tmp_path: Path
-) -> None:
+def test_known_tokens_see_their_own_sessions_only(serve: Serve, tmp_path: Path) -> None:
     with serve(tokens=[ALICE, BOB], host="any.org") as service:
         http = service.http
         request = {"classes": CLASSES, "method": "zero_shot"}
@@ -48,7 +46,6 @@ def test_tokens_must_be_long_and_no_open_port_goes_without(tiny_clip: CLIP) -> N
         with pytest.raises(ValueError, match=words):
             Tokens(tokens)
     for host in ("127.0.0.1", "localhost", "::1", "127.8.0.1"):
-        assert is_loopback(host)
         check_binding(host, None)
     for host in ("0.0.0.0", "::", "192.168.1.5", "example.org"):
         with pytest.raises(ValueError, match="other machines"):

@@ -59,9 +59,7 @@ def test_a_batch_without_a_readable_image_teaches_nothing(service: Local, alone:
     assert service.check(session, batch_of(1), alone)["sequence"] == 2
 
 
-def test_a_session_rejects_what_the_method_alone_does_also_after_a_restart(
-    serve: Serve, alone: Alone
-) -> None:
+def test_a_session_rejects_what_the_method_alone_does(serve: Serve, alone: Alone) -> None:
     alone.adapter.enable_rejection(0.5)
     id, decisions = "", list[bool]()
     for seed in range(4):
@@ -78,9 +76,7 @@ def test_a_session_rejects_what_the_method_alone_does_also_after_a_restart(
     assert 0 < sum(decisions) < len(decisions)
 
 
-def test_calibrated_predictions_are_those_of_the_method_alone_also_after_a_restart(
-    serve: Serve, alone: Alone
-) -> None:
+def test_a_session_calibrates_as_the_method_alone(serve: Serve, alone: Alone) -> None:
     alone.adapter.enable_calibration()
     id = ""
     for seed in range(3):

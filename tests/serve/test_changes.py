@@ -159,9 +159,7 @@ def test_a_lost_change_is_noticed_while_the_server_runs(serve: Serve, tmp_path: 
         assert refusal(service.send(session, batch_of(9, 1))) == (409, "damaged")
 
 
-def test_what_a_killed_server_left_is_not_read(
-    serve: Serve, written: tuple[str, list[Path]]
-) -> None:
+def test_what_a_kill_left_is_not_read(serve: Serve, written: tuple[str, list[Path]]) -> None:
     session, files = written
     old = {path: path.read_bytes() for path in files}
     with serve() as service:

@@ -74,9 +74,7 @@ def test_the_client_rejects(client: Client) -> None:
         session.set_classes(["cat", "dog"])
 
 
-def test_a_session_is_made_once_however_often_it_is_asked_for(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_session_is_made_once(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cliquetta.serve.client.time.sleep", lambda seconds: None)
     real, lost = client._http.request, [httpx.ReadTimeout(""), httpx.ReadError("")]
 

@@ -26,15 +26,13 @@ CLIENTS = 3  # one more than the server keeps in memory
 class Server:
     """A server process that can be killed and started again."""
 
-    def __init__(self, zygote: subprocess.Popen[str], port: int) -> None:
+    def __init__(self, zygote: Any, port: int) -> None:
         self._zygote = zygote
         self.address = f"http://127.0.0.1:{port}"
 
     def start(self) -> int:
         """Start it and wait until it answers; returns its process id."""
-        assert self._zygote.stdin is not None and self._zygote.stdout is not None
-        self._zygote.stdin.write("\n")
-        self._zygote.stdin.flush()
+        print(file=self._zygote.stdin, flush=True)
         pid = int(self._zygote.stdout.readline())
         wait_until(lambda: is_up(self.address))
         return pid
@@ -42,18 +40,15 @@ class Server:
     def kill(self, pid: int) -> None:
         """SIGKILL, and wait until it is gone."""
         os.kill(pid, signal.SIGKILL)
-        assert self._zygote.stdout is not None
         assert self._zygote.stdout.readline() == "gone\n"
 
 
 @contextmanager
 def servers(model: Path, folder: Path, smallest: int) -> Iterator[Server]:
     port = free_port()
-    command = [sys.executable, "-m", "tests._helpers.zygote", model, folder, port, smallest]
+    words = [sys.executable, "-m", "tests._helpers.zygote", model, folder, port, smallest]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(
-        [str(word) for word in command], env=child_environment(), **pipes
-    ) as zygote:
+    with subprocess.Popen(list(map(str, words)), env=child_environment(), **pipes) as zygote:
         try:
             yield Server(zygote, port)
         finally:

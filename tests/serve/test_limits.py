@@ -68,9 +68,10 @@ def test_limits_of_a_batch(serve: Serve) -> None:
         assert "41 x 41" in response["errors"][0]["reason"]
 
 
-def test_rate_limit_refills_with_time() -> None:
+def test_rate_limit_refills_with_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    limiter = RateLimiter(rate=2.0, burst=3, clients=2, clock=lambda: now)
+    monkeypatch.setattr("cliquetta.serve.limits.time.monotonic", lambda: now)
+    limiter = RateLimiter(rate=2.0, burst=3)
     for _ in range(3):
         limiter.take("a")
     with pytest.raises(ServiceError) as refused:

@@ -48,14 +48,8 @@ def test_refusals_are_counted_by_code_and_labels_are_bounded(service: Local) -> 
 
 def test_health_of_adaptation() -> None:
     metrics, logits = ServiceMetrics(), torch.tensor([[9.0, 0.0], [9.0, 0.0]])
-    evidence: dict[str, Any] = {
-        "changed": torch.tensor(0.5),
-        "loss": torch.tensor([1.0, 3.0]),
-        "domain": 2,
-        "verdict": "adapt",
-        "bad": float("nan"),
-        "grid": torch.zeros(3, 3),
-    }
+    evidence: dict[str, Any] = {"changed": torch.tensor(0.5), "loss": torch.tensor([1.0, 3.0])}
+    evidence |= {"domain": 2, "verdict": "adapt", "bad": float("nan"), "grid": torch.zeros(3, 3)}
     metrics.observe_health("m", Prediction(logits, evidence))
     metrics.observe_health("m", Prediction(torch.zeros(0, 2)))
     text = metrics.render().decode()

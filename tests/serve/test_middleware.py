@@ -1,13 +1,12 @@
 """Requests are counted and timed while they arrive."""
 
-import socket
 from collections.abc import Iterator
 from contextlib import suppress
 
 import httpx
 
 from tests._helpers.serve_setup import ALICE, batch_of, bearer, refusal
-from tests.serve.conftest import Serve, ServeLive
+from tests.serve.conftest import Serve, ServeLive, connect
 
 
 def test_body_is_counted_while_it_arrives(serve_live: ServeLive) -> None:
@@ -31,14 +30,12 @@ def test_body_is_counted_while_it_arrives(serve_live: ServeLive) -> None:
 
 
 def test_a_body_that_does_not_arrive_is_not_waited_for(serve_live: ServeLive) -> None:
-    with serve_live(limits={"body_seconds": 0.3}) as address:
-        host, port = address.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port)), timeout=10) as slow:
-            slow.sendall(
-                b"POST /v1/sessions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
-                b"Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
-            )
-            assert slow.recv(100).startswith(b"HTTP/1.1 408")
+    with serve_live(limits={"body_seconds": 0.3}) as address, connect(address) as slow:
+        slow.sendall(
+            b"POST /v1/sessions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+            b"Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
+        )
+        assert slow.recv(100).startswith(b"HTTP/1.1 408")
 
 
 def test_bodies_in_memory_are_bounded_together(serve: Serve) -> None:

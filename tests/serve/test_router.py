@@ -83,9 +83,7 @@ def route(tmp_path: Path, tiny_clip: CLIP) -> Route:
     return build
 
 
-def test_lost_requests_are_sent_again_and_count_once(
-    route: Route, alone: Alone, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lost_requests(route: Route, alone: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cliquetta.serve.router._LONGEST_PAUSE", 0.01)
     draw = random.Random(0)
     with route() as service:

@@ -23,15 +23,7 @@ def test_schemathesis_finds_nothing(serve_live: ServeLive, tmp_path: Path) -> No
         config.write_text(f'[parameters]\n"path.session" = "{session}"\n')
         program = Path(sys.executable).with_name("schemathesis")
         command = [str(program), "--config-file", str(config), "run", f"{address}/openapi.json"]
-        options = [
-            "--checks",
-            CHECKS,
-            "--max-examples",
-            "25",
-            "--seed",
-            "1",
-            "--no-color",
-        ]
+        options = f"--checks {CHECKS} --max-examples 25 --seed 1 --no-color".split()
         run = subprocess.run(
             command + options, capture_output=True, text=True, timeout=600, cwd=tmp_path
         )
@@ -70,9 +62,7 @@ def test_the_document_names_what_is_served_and_its_examples_work(service: Local)
         (b"", "", 415),
     ],
 )
-def test_batches_that_cannot_be_parsed(
-    service: Local, content: bytes, kind: str, status: int
-) -> None:
+def test_unparsable_batches(service: Local, content: bytes, kind: str, status: int) -> None:
     session = service.create()
     headers = {"Content-Type": kind}
     path = f"/v1/sessions/{session}/batches"

@@ -33,9 +33,7 @@ from tests._helpers.tiny import build_tiny_clip
 from tests.serve.conftest import Serve
 
 
-def test_least_recently_used_sessions_leave_and_come_back_unchanged(
-    serve: Serve, tiny_clip: CLIP
-) -> None:
+def test_least_recently_used_sessions_come_back_unchanged(serve: Serve, tiny_clip: CLIP) -> None:
     with serve(limits={"resident_sessions": 2}) as service:
         sessions = [(service.create(), Alone(tiny_clip)) for _ in range(5)]
         for turn in range(3):
@@ -108,9 +106,7 @@ def test_a_failing_disk_loses_nothing_and_applies_nothing(service: Local, alone:
     service.check(session, batch_of(1), alone, sequence=2)
 
 
-def test_work_beyond_its_time_is_broken_off_and_undone(
-    serve: Serve, alone: Alone, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_work_beyond_its_time(serve: Serve, alone: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
     endless, real = threading.Event(), Tent._predict
 
     def slowly(self: Tent, batch: Batch) -> Prediction:
@@ -150,9 +146,7 @@ def test_sessions_of_a_model_that_is_gone_say_so(serve: Serve, tmp_path: Path) -
         assert service.send(session, batch_of(0)).status_code == 200
 
 
-def test_state_travels_between_sessions_and_to_the_library(
-    service: Local, tiny_clip: CLIP, alone: Alone, tmp_path: Path
-) -> None:
+def test_state_travels(service: Local, tiny_clip: CLIP, alone: Alone, tmp_path: Path) -> None:
     source, target = service.create(), service.create()
     for number in range(2):
         service.predict(source, batch_of(number))
@@ -192,9 +186,7 @@ def test_sessions_expire_and_those_in_use_do_not(serve: Serve, tmp_path: Path) -
     assert stored == {used, new}
 
 
-def test_a_disk_that_fails_once_does_not_end_the_sweeps(
-    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sweeps_go_on(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cliquetta.serve.asgi._SWEEP_SECONDS", 0.02)
     errors, collect = [OSError(5, "Input/output error")] * 2, Store.collect
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +59,7 @@ def test_every_flipped_bit_is_noticed(serve: Serve, tmp_path: Path) -> None:
             assert len(data) < len(intact) or "checksum" in refused.json()["message"]
 
 
-def test_swapped_copied_and_missing_files_are_noticed(
-    serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_misplaced_files(serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with serve(limits={"resident_sessions": 1}) as service:
         first, second, third = (service.create() for _ in range(3))
         one, other = (last_file(tmp_path, id) for id in (first, second))
@@ -79,9 +78,7 @@ def test_swapped_copied_and_missing_files_are_noticed(
     assert "copied or swapped" in caplog.text
 
 
-def test_a_folder_without_hard_links_is_refused_at_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*paths: Any) -> None:
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
@@ -164,9 +161,7 @@ def test_any_replica_continues_bit_equally(pair: Pair, alone: Alone, tiny_clip: 
         assert service.ids() == []
 
 
-def test_a_listing_may_miss_what_changes_meanwhile(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_listing_may_miss_what_changes(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that is removed before it is reached, and one that is made after its turn."""
     session = pair[0].create()
     for service in pair:
@@ -200,9 +195,7 @@ def test_ids_of_clients_are_no_paths(pair: Pair) -> None:
 
 
 @contextmanager
-def held_up(
-    service: Local, work: Callable[[], Any], *, after: bool = False
-) -> Iterator[Future[Any]]:
+def delay(service: Local, work: Callable[[], Any], *, after: bool = False) -> Iterator[Future[Any]]:
     """Hold a replica's work up, inside the block, before or after it writes a version."""
     files: Any = service.service.sessions._store.files
     create, reached, go_on = files.create, threading.Event(), threading.Event()
@@ -240,9 +233,10 @@ def test_a_slow_replica_changes_nothing_twice(
     def ask(service: Local) -> Any:
         images = [Upload(data=data) for data in batch_of(1)]
         request = BatchRequest(images=images, top_k=len(CLASSES), sequence=sequence)
-        return service.service.sessions.predict(session, request, key)
+        work = partial(service.service.sessions.predict, session, request, key)
+        return service.service.attempt(work)
 
-    with held_up(first, lambda: ask(first), after=after) as held:
+    with delay(first, lambda: ask(first), after=after) as held:
         response, _ = ask(second)
         for number in range(2, 2 + more):
             second.predict(session, batch_of(number))
@@ -262,7 +256,7 @@ def test_a_replica_that_is_far_too_late_says_so(pair: Pair, alone: Alone, after:
     session = first.create()
     if after:
         alone.predict(batch_of(0))
-    with held_up(first, lambda: first.send(session, batch_of(0)), after=after) as held:
+    with delay(first, lambda: first.send(session, batch_of(0)), after=after) as held:
         for number in range(1, 7):
             second.check(session, batch_of(number), alone)
     refused = held.result(60)
@@ -275,7 +269,7 @@ def test_a_deleted_session_stays_deleted(pair: Pair, where: str) -> None:
     first, second = pair
     session = first.create()
     first.predict(session, batch_of(0))
-    with held_up(first, lambda: first.send(session, batch_of(1))) as held:
+    with delay(first, lambda: first.send(session, batch_of(1))) as held:
         assert second.http.delete(f"/v1/sessions/{session}").status_code == 204
     assert held.result(60).status_code == 404
     assert Store(where).find(session) is None
@@ -332,7 +326,7 @@ def test_a_session_is_made_once_for_one_key(pair: Pair) -> None:
     assert pair[1].ids() == [key]
     first, second = (one.service.sessions for one in pair)
     other = key[::-1]
-    with held_up(pair[0], lambda: first.create(other, "local", request)) as held:
+    with delay(pair[0], lambda: first.create(other, "local", request)) as held:
         late = second.create(other, "local", request)
     assert held.result(60) == late
 

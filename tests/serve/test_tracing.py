@@ -61,9 +61,7 @@ def test_spans_hold_nothing_of_a_client(serve: Serve) -> None:
     assert not [word for word in ("secret", session, *CLASSES, "Bearer") if word in text]
 
 
-def test_a_refusal_ends_the_wait_and_marks_the_span(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refusal_ends_wait_and_span(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     exporter = InMemorySpanExporter()
     with serve(tracing=traced(exporter)) as service:
         session = service.create()
@@ -113,9 +111,7 @@ def test_traces_reach_a_collector(serve: Serve, monkeypatch: pytest.MonkeyPatch)
     assert sorted(names) == ["POST /v1/sessions", "queue", "store.write"]
 
 
-def test_nothing_is_imported_without_the_extra(
-    service: Local, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_extra(service: Local, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert service.create()  # the default service has no tracer
     for name in ("opentelemetry.exporter.otlp.proto.http.trace_exporter", "opentelemetry.sdk"):
         monkeypatch.setitem(sys.modules, name, None)

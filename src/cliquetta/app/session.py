@@ -174,10 +174,10 @@ class AppSession:
             )
         uploads = [Upload(name=file.name, data=file.read_bytes()) for file in part]
         with self._undone_on_error():
-            decoded, prediction = predict_images(self.adapter, uploads, self.limits)
-            names = [uploads[index].name for index in decoded.positions]
+            result = predict_images(self.adapter, uploads, self.limits)
+            names = [uploads[index].name for index in result.positions]
             unknown = [None] * len(names)
-            shown = self._shown(decoded.batch, prediction, names, unknown, decoded.refused)
+            shown = self._shown(result.batch, result.prediction, names, unknown, result.refused)
         self._files, self._next_file = tuple(files), start + len(part)
         return self._keep(shown)
 

@@ -78,20 +78,18 @@ def ablate(
     for id, shown in curves.items():
         show_curve(shown, common.terminal, title=f"{method} on {id}")
     stem = re.sub(r"[^A-Za-z0-9_.-]+", "_", f"ablate-{method}-{field}-{dataset}")[:80]
-    entries = [{"dataset": id, **shown.plain()} for id, shown in curves.items()]
-    document = {"method": method, "curves": entries}
+    plain = [{"dataset": id, **shown.plain()} for id, shown in curves.items()]
+    document = {"method": method, "curves": plain}
     numbers, picture = out / f"{stem}.json", out / f"{stem}.png"
     write_atomically(numbers, json.dumps(document, indent=1, ensure_ascii=False).encode())
     common.terminal.say(f"numbers: {numbers}")
     common.terminal.document(document)
+    outcome = "curves are drawn where matplotlib is installed: pip install cliquetta[report]"
     if can_draw():
         titles = {f"{field} on {id}": shown for id, shown in curves.items()}
         write_atomically(picture, to_file(curves_figure(titles), "png"))
-        common.terminal.say(f"curves: {picture}")
-    else:
-        common.terminal.say(
-            "curves are drawn where matplotlib is installed: pip install cliquetta[report]"
-        )
+        outcome = f"curves: {picture}"
+    common.terminal.say(outcome)
     finish(results, common.terminal)
 
 
@@ -106,17 +104,12 @@ def show_curve(curve: Curve, terminal: Terminal, *, title: str) -> None:
     from cliquetta.evaluation.comparison import value_text
 
     columns = (curve.field, "seeds", "top-1 %", "vs zero_shot", "NLL", "note")
-    rows = [
-        (
-            value_text(point.value),
-            str(len(point.records)),
-            number(point.mean, sd=point.sd),
-            number(point.gain, signed=True),
-            number(point.nll, 4),
-            "default" if point.value == curve.default else "",
-        )
-        for point in curve.points
-    ]
+    rows = []
+    for point in curve.points:
+        mean, gain = number(point.mean, sd=point.sd), number(point.gain, signed=True)
+        note = "default" if point.value == curve.default else ""
+        seeds = str(len(point.records))
+        rows.append((value_text(point.value), seeds, mean, gain, number(point.nll, 4), note))
     terminal.table(columns, rows, title=title, right=columns[1:5])
     if len({point.mean for point in curve.points}) == 1 < len(curve.points):
         terminal.say("  every value gives the same accuracy here; see NLL for what it does")

@@ -117,40 +117,27 @@ def overall_table(table: Comparison) -> TextTable:
     summaries = [table.overall(row) for row in table.rows]
     tail = ("worst tenth",) if any(row.tail is not None for row in summaries) else ()
     columns = ("method", "datasets", "average", *tail, "gain", "worst", "p", "ECE %", "cost")
-    rows = tuple(
-        (
-            row.row,
-            str(len(row.columns)),
-            number(row.mean),
-            *(number(row.tail) for _ in tail),
-            number(row.gain, signed=True),
-            "–" if row.worst is None else f"{row.worst[0]:+.2f} ({row.worst[1]})",
-            "–" if row.p is None else p_value(row.p),
-            number(row.ece),
-            "–" if row.cost is None else f"{row.cost:.3g} ×",
-        )
-        for row in summaries
-    )
-    return TextTable(columns, rows, title="over all datasets")
+    rows = []
+    for row in summaries:
+        means = (number(row.mean), *(number(row.tail) for _ in tail))
+        worst = "–" if row.worst is None else f"{row.worst[0]:+.2f} ({row.worst[1]})"
+        gains = (number(row.gain, signed=True), worst, "–" if row.p is None else p_value(row.p))
+        cost = "–" if row.cost is None else f"{row.cost:.3g} ×"
+        rows.append((row.row, str(len(row.columns)), *means, *gains, number(row.ece), cost))
+    return TextTable(columns, tuple(rows), title="over all datasets")
 
 
 def paired_table(table: Comparison) -> TextTable:
     """Every method against the baseline; predictions that became right, and that became wrong."""
     columns = ("dataset", "method", "seeds", "images", "gain", "better / worse", "p")
-    rows = tuple(
-        (
-            cell.column,
-            cell.row,
-            str(len(cell.runs)),
-            str(cell.test.images),
-            f"{cell.gain:+.2f}",
-            f"{cell.test.repaired} / {cell.test.broken}",
-            p_value(cell.test.p),
-        )
-        for cell in table.cells.values()
-        if cell.test is not None and cell.gain is not None
-    )
-    return TextTable(columns, rows, labels=2, title=f"against {table.baseline}")
+    rows = []
+    for cell in table.cells.values():
+        if cell.test is not None and cell.gain is not None:
+            seeds, images = str(len(cell.runs)), str(cell.test.images)
+            changes = f"{cell.test.repaired} / {cell.test.broken}"
+            figures = (f"{cell.gain:+.2f}", changes, p_value(cell.test.p))
+            rows.append((cell.column, cell.row, seeds, images, *figures))
+    return TextTable(columns, tuple(rows), labels=2, title=f"against {table.baseline}")
 
 
 def footnotes(table: Comparison) -> list[str]:

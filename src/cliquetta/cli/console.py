@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich import box
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.markup import escape
@@ -28,7 +28,13 @@ from rich.table import Table
 from cliquetta.report.markup import count as count
 
 LINE_SECONDS = 30.0  # how often progress is reported where there is no terminal to draw bars on
-_PIPE_WIDTH = 1000
+
+
+def _standard_output() -> Console:
+    console = Console(highlight=False)
+    if not console.is_terminal and not os.environ.get("COLUMNS"):
+        console.width = 1000  # a pipe that states no width has room for every table
+    return console
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,7 @@ class Terminal:
 
     json: bool = False
     quiet: bool = False
-    out: Console = field(default_factory=lambda: _standard_output())
+    out: Console = field(default_factory=_standard_output)
     err: Console = field(default_factory=lambda: Console(stderr=True, highlight=False))
 
     def say(self, sentence: str) -> None:
@@ -85,9 +91,7 @@ class Terminal:
             left -= widths[index] + 3
         for part in parts:
             heading = title if part is parts[0] else None
-            table = Table(
-                title=heading, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
-            )
+            table = Table(title=heading, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
             for index in part:
                 figures = columns[index] in right
                 # Where it is tight, widths are given: rich would first narrow all columns alike.
@@ -155,14 +159,6 @@ class Bars:
         """Remove a bar, if it is there."""
         if name in self._tasks:
             self._progress.remove_task(self._tasks.pop(name))
-
-
-def _standard_output() -> Console:
-    """Standard output; a pipe that states no width has room for every table."""
-    console = Console(highlight=False)
-    if not console.is_terminal and not os.environ.get("COLUMNS"):
-        console.width = _PIPE_WIDTH
-    return console
 
 
 class _Lines(Progress):

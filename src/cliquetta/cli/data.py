@@ -63,15 +63,13 @@ def _show(common: Common, report: Report, *, named: bool) -> None:
     if missing:
         ids = ", ".join(finding.id for finding in missing)
         terminal.say(f"{count(len(missing), 'dataset')} not found under {report.root}: {ids}")
-        if named or not there:
-            for finding in missing:
-                terminal.say(f"  {finding.id}: {finding.get}")
-        else:
+        for finding in missing if named or not there else ():
+            terminal.say(f"  {finding.id}: {finding.get}")
+        if there and not named:
             terminal.say("How to get one: cliquetta data doctor ROOT --only ID")
     if report.unknown_folders:
-        terminal.say(
-            f"Unknown folders: {', '.join(report.unknown_folders)}; use one as folder:PATH"
-        )
+        unknown = ", ".join(report.unknown_folders)
+        terminal.say(f"Unknown folders: {unknown}; use one as folder:PATH")
 
 
 def _row(finding: Finding) -> tuple[str, ...]:

@@ -25,8 +25,7 @@ CLEAN = "clean"  # the name of no shift at all
 SHIFTS = ("contrast:5", "gaussian_noise:5", "defocus_blur:5", "jpeg_compression:5", CLEAN)
 """The development shifts at full severity, and images as they are. That contrast comes first, and
 the numbers of images, were chosen after looking at gains and p values here: a show, no evidence."""
-FEW_CLIQUES = "defocus_blur:5"
-"""Few of its images are alike, so that SCAP learns the prompts of few cliques."""
+FEW_CLIQUES = "defocus_blur:5"  # few of its images are alike: SCAP learns few prompts
 SIGNIFICANT = 0.01  # a difference that chance makes more often is stated as none
 NO_GAIN = "none"  # what a table says of a smaller difference
 _BAR = 20  # columns of a bar of 100 %

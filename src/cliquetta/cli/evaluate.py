@@ -183,18 +183,12 @@ def _report(results: Sequence[RunResult], out: Path, terminal: Terminal) -> None
     extra |= {"AUROC %": "auroc", "FPR95 %": "fpr95"} if open_set else {}
     extra = extra or {"ECE %": "ece"}
     columns = ("dataset", "method", "seeds", "top-1 %", "vs zero_shot", *extra, "images/s")
-    rows = [
-        (
-            dataset,
-            name,
-            str(len(records)),
-            _spread(records, "top1"),
-            _difference(records, groups.get((dataset, "zero_shot"))),
-            *(_spread(records, metric) for metric in extra.values()),
-            number(statistics.mean(r.throughput["images_per_second"] for r in records), 0),
-        )
-        for (dataset, name), records in groups.items()
-    ]
+    rows = []
+    for (dataset, name), records in groups.items():
+        gain = _difference(records, groups.get((dataset, "zero_shot")))
+        scores = (_spread(records, "top1"), gain, *(_spread(records, m) for m in extra.values()))
+        rate = statistics.mean(r.throughput["images_per_second"] for r in records)
+        rows.append((dataset, name, str(len(records)), *scores, number(rate, 0)))
     if rows:
         terminal.table(columns, rows, right=columns[2:])
     skipped = {entry["key"] for _, record in done for entry in record.skipped}
@@ -225,13 +219,9 @@ def _difference(records: Sequence[Record], plain: Sequence[Record] | None) -> st
 def _plain(result: RunResult, out: Path) -> dict[str, Any]:
     """A result as JSON types."""
     record = result.record
-    outcome: dict[str, Any] = {
-        "dataset": result.spec.dataset,
-        "method": result.spec.method,
-        "preset": result.spec.preset,
-        "seed": result.spec.seed,
-        "error": result.error or None,
-    }
+    names = ("dataset", "method", "preset", "seed")
+    outcome = {name: getattr(result.spec, name) for name in names}
+    outcome["error"] = result.error or None
     if record is None:
         return outcome
     return outcome | {

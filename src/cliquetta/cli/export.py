@@ -70,11 +70,5 @@ def export(
         f"{written.metadata['method']} on {written.metadata['model']}, {len(names)} classes, "
         f"in {out}: {kind}, {precision}, {written.bytes / 1e6:.1f} MB"
     )
-    terminal.document(
-        {
-            "out": str(out),
-            "opset": written.opset,
-            "bytes": written.bytes,
-            "metadata": written.metadata,
-        }
-    )
+    about = {"opset": written.opset, "bytes": written.bytes, "metadata": written.metadata}
+    terminal.document({"out": str(out), **about})

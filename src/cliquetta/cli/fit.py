@@ -12,8 +12,7 @@ from cliquetta.cli.options import Model, Preset, Root, Settings, read_settings
 if TYPE_CHECKING:
     from cliquetta.methods.building.few_shot import FitStep
 
-NOISE_SEED = 1
-"""Image i of a shifted set would otherwise be fitted with the very noise of test image i."""
+NOISE_SEED = 1  # else image i of a shifted set would be fitted with the noise of test image i
 EXAMPLES = """
 cliquetta fit --method coop --dataset bundled-fewshot --shots 16 --out coop.safetensors
 cliquetta fit --method tip_adapter --dataset folder:flowers --shots 4 --out tip.safetensors

@@ -38,21 +38,15 @@ def methods(
     if name is not None:
         _show(get_method(name), common.terminal)
         return
-    entries = method_entries()
-    rows = [
-        (
-            entry.name,
-            entry.adapter.batch_dependence.value,
-            "yes" if entry.fit is not None else "",
-            str(len(entry.presets) or ""),
-            entry.summary,
-        )
-        for entry in entries
-    ]
+    rows = []
+    for entry in method_entries():
+        fitted, presets = "yes" if entry.fit is not None else "", str(len(entry.presets) or "")
+        batch = entry.adapter.batch_dependence.value
+        rows.append((entry.name, batch, fitted, presets, entry.summary))
     columns = ("method", "batch", "few-shot", "presets", "description")
     common.terminal.table(columns, rows, right=("presets",))
     common.terminal.say("`cliquetta methods NAME` shows the config and paper of a method.")
-    common.terminal.document([_summary(entry) for entry in entries])
+    common.terminal.document([_summary(entry) for entry in method_entries()])
 
 
 def _summary(entry: MethodEntry) -> dict[str, Any]:
@@ -83,31 +77,18 @@ def _show(entry: MethodEntry, terminal: Terminal) -> None:
     if rows:
         title = "Config (--set KEY=VALUE)"
         terminal.table(("field", "type", "default", "description"), rows, title=title)
-    differing = [
-        (preset, _differences(entry, preset), "yes" if preset in entry.tuned_by_authors else "")
-        for preset in entry.presets
-    ]
-    if differing:
+    presets, usual = [], vars(entry.config())
+    for name, config in entry.presets.items():
+        own = [f"{field}={_plain(v)}" for field, v in vars(config).items() if v != usual[field]]
+        tuned = "yes" if name in entry.tuned_by_authors else ""
+        presets.append((name, ", ".join(own) or "nothing", tuned))
+    if presets:
         columns = ("preset", "differs from the defaults in", "tuned by authors")
-        terminal.table(columns, differing, title="Presets (--preset NAME)")
+        terminal.table(columns, presets, title="Presets (--preset NAME)")
     defaults = plain_config(entry.config())
-    terminal.document(
-        _summary(entry)
-        | {
-            "options": [dataclasses.asdict(f) | {"default": defaults[f.name]} for f in fields],
-            "preset_values": {name: plain_config(c) for name, c in entry.presets.items()},
-        }
-    )
-
-
-def _differences(entry: MethodEntry, preset: str) -> str:
-    mine, default = entry.presets[preset], entry.config()
-    changed = [
-        f"{field.name}={_plain(getattr(mine, field.name))}"
-        for field in dataclasses.fields(entry.config)
-        if getattr(mine, field.name) != getattr(default, field.name)
-    ]
-    return ", ".join(changed) or "nothing"
+    options = [dataclasses.asdict(f) | {"default": defaults[f.name]} for f in fields]
+    values = {name: plain_config(config) for name, config in entry.presets.items()}
+    terminal.document(_summary(entry) | {"options": options, "preset_values": values})
 
 
 def _plain(value: Any) -> str:
@@ -127,16 +108,11 @@ def models(
     entries = list_models(pattern)
     if not entries:
         raise UserError(f"no model matches {pattern!r}: `cliquetta models` lists all")
-    rows = [
-        (
-            entry.name,
-            entry.source,
-            str(entry.image_size),
-            "all" if entry.is_vit else "zero_shot and caches",
-            "bundled" if entry.is_bundled else "downloaded on first use",
-        )
-        for entry in entries
-    ]
+    rows = []
+    for entry in entries:
+        able = "all" if entry.is_vit else "zero_shot and caches"
+        weights = "bundled" if entry.is_bundled else "downloaded on first use"
+        rows.append((entry.name, entry.source, str(entry.image_size), able, weights))
     columns = ("model", "source", "pixels", "methods", "weights")
     common.terminal.table(columns, rows, right=("pixels",))
     common.terminal.say(
@@ -152,17 +128,12 @@ def datasets(common: Common) -> None:
     from cliquetta.data.corruptions import CORRUPTIONS, SEVERITIES
 
     entries = list_datasets()
-    rows = [
-        (
-            entry.id,
-            f"{entry.classes:,}",
-            f"{entry.expected['images']:,}" if "images" in entry.expected else "–",
-            "--root" if entry.needs_root else "bundled",
-            entry.summary
-            + (f"; splits {', '.join(entry.splits)}" if len(entry.splits) > 1 else ""),
-        )
-        for entry in entries
-    ]
+    rows = []
+    for entry in entries:
+        images = f"{entry.expected['images']:,}" if "images" in entry.expected else "–"
+        files = "--root" if entry.needs_root else "bundled"
+        splits = f"; splits {', '.join(entry.splits)}" if len(entry.splits) > 1 else ""
+        rows.append((entry.id, f"{entry.classes:,}", images, files, entry.summary + splits))
     rows += [(f"{prefix}...", "–", "–", "your own", what) for prefix, (_, what) in YOURS.items()]
     columns = ("dataset", "classes", "images", "files", "description")
     common.terminal.table(columns, rows, right=("classes", "images"))

@@ -259,9 +259,8 @@ def _report(
         if not terminal.quiet:
             terminal.table(("class", "images", "%"), rows, title=title, right=("images", "%"))
         if name in run.rejected:
-            terminal.say(
-                f"{run.rejected[name]:,} of them look like none of the classes (column `rejected`)."
-            )
+            none = f"{run.rejected[name]:,} of them look like none of the classes"
+            terminal.say(f"{none} (column `rejected`).")
     if run.repeated:
         terminal.warn(f"{count(run.repeated, 'path')} named twice: predicted once")
     if run.unused:
@@ -277,26 +276,22 @@ def _report(
     if state is not None:
         terminal.say(f"Adapted state saved to {state}; pass --state {state} to continue.")
     if run.skipped:
+        where = f" in {out}" if out else ""
         worst = "; nothing could be predicted" if not predicted else ""
-        terminal.warn(
-            f"{count(run.skipped, 'image')} could not be read and "
-            f"{'was' if run.skipped == 1 else 'were'} skipped: see `error`"
-            f"{f' in {out}' if out else ''}{worst}"
-        )
+        skipped = f"{'was' if run.skipped == 1 else 'were'} skipped: see `error`{where}{worst}"
+        terminal.warn(f"{count(run.skipped, 'image')} could not be read and {skipped}")
     rate = (run.images - run.before) / run.seconds if run.seconds else 0.0
     resumed = f", {run.before:,} of them before it was continued" if run.before else ""
     terminal.say(f"{count(run.images, 'image')} in {out}, each once{resumed} ({rate:.0f} images/s)")
+    damaged = [{"path": row["path"], "reason": row["error"]} for row in run.rows if row["error"]]
+    counts = {name: dict(classes.most_common()) for name, classes in run.classes.items()}
     terminal.document(
         {
             "out": None if out is None else str(out),
             "images": predicted,
-            "skipped": [
-                {"path": row["path"], "reason": row["error"]} for row in run.rows if row["error"]
-            ],
+            "skipped": damaged,
             "before": run.before,
-            "predicted": {
-                name: dict(classes.most_common()) for name, classes in run.classes.items()
-            },
+            "predicted": counts,
             **({"rejected": run.rejected} if run.rejected else {}),
             "predictions": run.rows,
             "repeated": run.repeated,

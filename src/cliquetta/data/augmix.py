@@ -16,8 +16,7 @@ OPERATIONS = (
     *("autocontrast", "equalize", "posterize", "rotate", "solarize"),
     *("shear-x", "shear-y", "translate-x", "translate-y"),
 )
-_CHAINS = 3
-_DEPTH = 3
+_CHAINS, _DEPTH = 3, 3
 _POSTERIZE_BITS = 4  # severity 1 draws a level that always rounds to 0, which leaves four bits
 
 Reals = npt.NDArray[np.float64]

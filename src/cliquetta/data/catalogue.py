@@ -23,7 +23,7 @@ def _of_path(build: Callable[[Path, Names], Dataset]) -> Build:
     return lambda rest, names: build(Path(rest).expanduser(), names)
 
 
-YOURS: dict[str, tuple[Build, str]] = {
+YOURS: dict[str, tuple[Build, str]] = {  # by the prefix of an id: how to build it, what it is
     FOLDER: (_of_path(folder_dataset), "a folder of images, one sub-folder per class"),
     "csv:": (_of_path(table_dataset), "a CSV or TSV file of paths and classes"),
     "tar:": (_of_path(tar_dataset), "tar shards (WebDataset), one or a folder of them"),
@@ -36,7 +36,6 @@ YOURS: dict[str, tuple[Build, str]] = {
         "features of images (.npy, .npz, .safetensors), for methods that need no more",
     ),
 }
-"""Users' own data: the prefix of an id, how to build it and what it is."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,7 @@ class DatasetEntry:
     classes: int
     expected: Mapping[str, int]  # counts that a complete copy has, such as `{"images": 2000}`
     source: str  # where the data come from and under what terms
-    splits: Mapping[str, int] = field(default_factory=dict)
-    """Images of the splits (``pacs/sketch``); the first is meant when none is named."""
+    splits: Mapping[str, int] = field(default_factory=dict)  # images of each, the default first
     needs_root: bool = True  # false for data that come with the package
 
 

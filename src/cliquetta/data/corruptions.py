@@ -64,10 +64,8 @@ def corrupt_batch(
     """
     size = images.shape[1:]
     if images.dtype != np.uint8 or len(size) != 3 or 0 in size or size[2] != 3:
-        raise UserError(
-            f"corruptions take 8-bit RGB pictures (uint8, last axis 3), got {images.dtype} "
-            f"{images.shape}: convert with PIL's image.convert('RGB')"
-        )
+        given = f"{images.dtype} {images.shape}: convert with PIL's image.convert('RGB')"
+        raise UserError(f"corruptions take 8-bit RGB pictures (uint8, last axis 3), got {given}")
     numbers = range(len(images)) if indices is None else indices
     if len(numbers) != len(images):
         raise UserError(f"{len(images)} pictures but {len(numbers)} indices")
@@ -84,27 +82,17 @@ def corrupt_batch(
     return out
 
 
-def _load() -> dict[str, Corruption]:
-    """The entries of ``corruptions.json``; the function of each has its name."""
-    text = files("cliquetta.data").joinpath("corruptions.json").read_text(encoding="utf-8")
-    return {
-        name: Corruption(
-            name,
-            entry["group"],
-            entry["summary"],
-            getattr(distortions, name),
-            *(tuple(map(tuple, entry[size])) for size in ("small", "large")),
-        )
-        for name, entry in json.loads(text).items()
-    }
-
-
-CORRUPTIONS = _load()  # every corruption by name, in the order of the paper; our own last
-
-STANDARD: tuple[str, ...] = tuple(
-    c.name for c in CORRUPTIONS.values() if c.group not in {"rendering", "hub"}
-)
-"""The 15 of the paper."""
+_ENTRIES = json.loads((files("cliquetta.data") / "corruptions.json").read_text(encoding="utf-8"))
+CORRUPTIONS = {  # by name, which is that of its function; in the order of the paper, ours last
+    name: Corruption(
+        name,
+        entry["group"],
+        entry["summary"],
+        getattr(distortions, name),
+        *(tuple(map(tuple, entry[size])) for size in ("small", "large")),
+    )
+    for name, entry in _ENTRIES.items()
+}
 
 
 # --- datasets under a corruption -----------------------------------------------------------------
@@ -162,9 +150,7 @@ class ShiftedDataset(Dataset):
             labels=base.labels,
             templates=base.templates,
         )
-        self.base = base
-        self.shift = shift
-        self.seed = seed
+        self.base, self.shift, self.seed = base, shift, seed
 
     def load(self, index: int) -> Image.Image:
         """Image ``index``, corrupted at its own size."""

@@ -70,9 +70,8 @@ def zoom_crop_boxes(
     """Crops of ``size`` from the image with its shorter side resized to ``zoom * size``."""
     short = round(zoom * size)
     factor = short / min(height, width)
-    tall, wide = (
-        short if side == min(height, width) else int(side * factor) for side in (height, width)
-    )
+    sides = (height, width)
+    tall, wide = (short if side == min(sides) else int(side * factor) for side in sides)
     position = generator.random((2, count))
     top = np.floor(position[0] * (tall - size + 1)).astype(np.int64)
     left = np.floor(position[1] * (wide - size + 1)).astype(np.int64)
@@ -88,15 +87,13 @@ def crop_image(image: Image.Image, boxes: Boxes, size: int) -> npt.NDArray[np.ui
     across, down = image.width / boxes.width, image.height / boxes.height
     if enlarged and not piecewise:
         image = _resize(image, boxes.width, boxes.height)
-    for view, (top, left, rows, columns) in enumerate(
-        zip(boxes.top, boxes.left, boxes.rows, boxes.columns, strict=True)
-    ):
-        box = (int(left), int(top), int(left + columns), int(top + rows))
+    edges = (boxes.left, boxes.top, boxes.left + boxes.columns, boxes.top + boxes.rows)
+    for view, (left, top, right, bottom) in enumerate(np.stack(edges, axis=1).tolist()):
         if piecewise:
-            part = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
+            part = (left * across, top * down, right * across, bottom * down)
             crop = resize_part(image, size, Image.Resampling.BILINEAR, part)
         else:
-            crop = _resize(image.crop(box), size, size)
+            crop = _resize(image.crop((left, top, right, bottom)), size, size)
         crops[view] = np.asarray(crop)
     crops[boxes.mirrored] = crops[boxes.mirrored, :, ::-1]
     return crops

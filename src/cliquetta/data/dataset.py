@@ -57,10 +57,8 @@ class Dataset(ABC):
             raise UserError(f"dataset {id} has {len(self.keys)} images and labels of shape {shape}")
         low, high = int(self.labels.min()), int(self.labels.max())
         if low < OUTSIDE or high >= len(self.names):
-            raise UserError(
-                f"labels of dataset {id} run from {low} to {high}, its class list holds "
-                f"{len(self.names)} names"
-            )
+            listed = f"its class list holds {len(self.names)} names"
+            raise UserError(f"labels of dataset {id} run from {low} to {high}, {listed}")
 
     def __len__(self) -> int:
         """Number of images."""

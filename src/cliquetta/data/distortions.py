@@ -101,10 +101,8 @@ def snow(x: Floats, c: Constants, draws: Draws) -> Floats:
     """Whiten the picture, then add smeared flakes and the same flakes turned by 180 degrees."""
     mean, spread, factor, threshold, radius, sigma, share = c
     _, height, width, _ = x.shape
-    flakes = np.float32(mean) + np.float32(spread) * draws.normal(height, width, 1)
-    flakes = filters.apply_axes(
-        flakes, filters.zoom_matrix(height, factor), filters.zoom_matrix(width, factor)
-    )
+    flakes = np.float32(mean) + np.float32(spread) * draws.normal(1, height, width)
+    flakes = np.moveaxis(filters.zoom(flakes, factor), 1, 3)
     flakes = np.where(flakes < threshold, 0, np.clip(flakes, 0, 1)).astype(np.float32)
     layer = filters.motion_blur(flakes, round(radius), sigma, draws.uniform(-135, -45))
     whitened = np.maximum(x, filters.luma(x) * 1.5 + 0.5)

@@ -109,8 +109,7 @@ def open_table(
     if store.missing():
         store.folder.mkdir(parents=True, exist_ok=True)
         with FileLock(store.folder / ".lock"):
-            missing = store.missing()  # another process may have made it in the meantime
-            if missing:
+            if missing := store.missing():  # another process may have made it in the meantime
                 store.fill(missing, encode, on_progress)
     return store.table()
 

@@ -15,7 +15,6 @@ from torch import Tensor
 from cliquetta.data.dataset import Dataset
 from cliquetta.data.files import LABEL_COLUMNS, PATH_COLUMNS, find_column, number_labels
 from cliquetta.errors import UserError
-from cliquetta.prompts.classes import DEFAULT_TEMPLATE
 from cliquetta.prompts.features import (
     FEATURE_NAMES,
     Arrays,
@@ -39,7 +38,6 @@ class FeatureDataset(Dataset):
         names: The class list.
         keys: Names of the images; their numbers by default.
         labels: Indices into ``names``, if known.
-        templates: Of the class list; unused where text features are given.
 
     Raises:
         UserError: A row is zero or not finite, or numbers of rows differ.
@@ -54,14 +52,13 @@ class FeatureDataset(Dataset):
         names: Sequence[str],
         keys: Sequence[str] | None = None,
         labels: Sequence[int] | Tensor | None = None,
-        templates: Sequence[str] = (DEFAULT_TEMPLATE,),
     ) -> None:
         rows = check_features(as_array(features, id), id)
         rows = rows if rows.ndim == 3 else rows[:, None]
         if keys is not None and len(keys) != len(rows):
             raise UserError(f"{id} has {len(rows)} features and {len(keys)} names of images")
         keys = [str(row) for row in range(len(rows))] if keys is None else keys
-        super().__init__(id, names=names, keys=keys, labels=labels, templates=templates)
+        super().__init__(id, names=names, keys=keys, labels=labels)
         self.rows: FloatArray = rows / np.linalg.norm(rows, axis=-1, keepdims=True)
 
     def load(self, index: int) -> Image.Image:
@@ -125,10 +122,8 @@ def _from_frame(frame: Any) -> dict[str, Any]:
     vectors = [name for name in frame.columns if any(np.ndim(v) for v in first[name])]
     named = find_column([str(name) for name in vectors], FEATURE_NAMES)
     if named is None and len(vectors) != 1:
-        raise UserError(
-            "a DataFrame of features has rows, and a column of vectors called `features`; "
-            f"found {', '.join(map(str, frame.columns))}"
-        )
+        wanted = "a DataFrame of features has rows, and a column of vectors called `features`"
+        raise UserError(f"{wanted}; found {', '.join(map(str, frame.columns))}")
     column = vectors[0] if named is None else named
     rows = [np.asarray(value) for value in frame[column]]
     others = {str(n): np.asarray(frame[n].astype(str)) for n in frame.columns if n not in vectors}

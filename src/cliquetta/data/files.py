@@ -92,10 +92,8 @@ def folder_dataset(folder: Path, names: Sequence[str] | None = None) -> FileData
         stated = [owner.replace("_", " ") for owner in owners]
         names, labels = number_labels(stated, names, f"folders of {folder}", numeric=False)
     if names is None:
-        raise NoClassNamesError(
-            f"{folder} has no sub-folders to name its classes: give class names (--classes, or "
-            f"{CLASS_FILES[0]} in it)"
-        )
+        remedy = f"give class names (--classes, or {CLASS_FILES[0]} in it)"
+        raise NoClassNamesError(f"{folder} has no sub-folders to name its classes: {remedy}")
     return FileDataset(f"folder:{folder.as_posix()}", paths, names=names, keys=keys, labels=labels)
 
 
@@ -140,10 +138,9 @@ def path_column(columns: Sequence[str], table: str) -> str:
     """The column of paths of a table."""
     column = find_column(columns, PATH_COLUMNS)
     if column is None:
-        raise UserError(
-            f"{table} has no column of paths: name one of its columns "
-            f"{' or '.join(PATH_COLUMNS)}; found {', '.join(columns)}"
-        )
+        wanted, found = " or ".join(PATH_COLUMNS), ", ".join(columns)
+        remedy = f"name one of its columns {wanted}; found {found}"
+        raise UserError(f"{table} has no column of paths: {remedy}")
     return column
 
 
@@ -197,10 +194,8 @@ def number_labels(
     numbers = numeric and bool(known) and all(value.isdecimal() for value in known)
     if names is None and (numbers or not known):
         what = "labels are numbers" if known else "there are no labels"
-        raise NoClassNamesError(
-            f"{source}: {what}, so the classes have no names: write them, one per line, into "
-            f"{CLASS_FILES[0]} beside it, or give --classes"
-        )
+        remedy = f"write them, one per line, into {CLASS_FILES[0]} beside it, or give --classes"
+        raise NoClassNamesError(f"{source}: {what}, so the classes have no names: {remedy}")
     names = tuple(sorted(set(known), key=natural_key)) if names is None else tuple(names)
     if not known:
         return names, None

@@ -81,15 +81,6 @@ def _blocks(matrix: Floats) -> Iterator[tuple[slice, slice]]:
         yield block, slice(int(used[0]), int(used[-1]) + 1) if len(used) else slice(0, 1)
 
 
-def gaussian_matrix(
-    size: int, sigma: float, rule: str = "nearest", truncate: float = 4.0
-) -> Floats:
-    """(size, size): a Gaussian of ``sigma`` pixels cut at ``truncate`` sigmas."""
-    radius = int(truncate * sigma + 0.5)
-    offsets = np.arange(-radius, radius + 1)
-    return _line_filter(size, offsets, max(sigma, 1e-12), rule).astype(np.float32)
-
-
 def _line_filter(
     size: int, offsets: NDArray[np.int64], sigma: float, rule: str
 ) -> NDArray[np.float64]:
@@ -105,13 +96,14 @@ def _line_filter(
 def gaussian_blur(
     images: Floats, sigma: float, rule: str = "nearest", truncate: float = 4.0
 ) -> Floats:
-    """Blur both axes with the same Gaussian."""
-    height, width = images.shape[1:3]
-    return apply_axes(
-        images,
-        gaussian_matrix(height, sigma, rule, truncate),
-        gaussian_matrix(width, sigma, rule, truncate),
+    """Blur both axes with the same Gaussian, cut at ``truncate`` sigmas."""
+    radius = int(truncate * sigma + 0.5)
+    offsets = np.arange(-radius, radius + 1)
+    rows, columns = (
+        _line_filter(size, offsets, max(sigma, 1e-12), rule).astype(np.float32)
+        for size in images.shape[1:3]
     )
+    return apply_axes(images, rows, columns)
 
 
 @lru_cache(maxsize=128)

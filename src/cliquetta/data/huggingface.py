@@ -11,12 +11,7 @@ from cliquetta.data.files import number_labels
 from cliquetta.data.images import ImageError, open_image
 from cliquetta.errors import UserError, look_up
 
-_OPTIONS = {
-    "split": "part of the dataset, test if not given",
-    "config": "name of a configuration",
-    "image": "column of images, by its type if not given",
-    "label": "column of classes, by its type if not given",
-}
+_OPTIONS = dict.fromkeys(("split", "config", "image", "label"))
 
 
 Table = Any  # a `datasets.Dataset`: rows by number, columns by name, `features` with their types
@@ -26,10 +21,13 @@ class HuggingFaceDataset(Dataset):
     """A table whose column ``image`` holds encoded pictures, ``{"bytes": ..., "path": ...}``."""
 
     def __init__(self, id: str, table: Table, image: str, label: str | None) -> None:
-        self.table = table
-        self.image = image
+        self.table, self.image = table, image
         width = len(str(len(table)))
-        names, labels = _labels(id, table, label)
+        if label is None:
+            raise UserError(f"{id} has no column of classes: name it with label=COLUMN")
+        classes = getattr(look_up(f"column of {id}", label, table.features), "names", None)
+        stated = [None if cell is None or cell == -1 else str(cell) for cell in table[label]]
+        names, labels = number_labels(stated, classes, id)
         keys = [f"{row:0{width}d}" for row in range(len(table))]
         super().__init__(id, names=names, keys=keys, labels=labels)
 
@@ -48,13 +46,15 @@ class HuggingFaceDataset(Dataset):
 
 
 def hugging_face_dataset(name: str) -> HuggingFaceDataset:
-    """``NAME?split=test&config=...&image=...&label=...``; NAME may be a folder on disk."""
+    """``NAME?split=test&config=...&image=...&label=...``; NAME may be a folder on disk.
+
+    The columns of images and classes are known by their types if they are not named.
+    """
     try:
         import datasets
     except ImportError:
-        raise UserError(
-            "datasets of Hugging Face need an extra: pip install 'cliquetta[hf-datasets]'"
-        ) from None
+        remedy = "pip install 'cliquetta[hf-datasets]'"
+        raise UserError(f"datasets of Hugging Face need an extra: {remedy}") from None
     base, options = parse_name(name)
     split = options.get("split", "test")
     if (Path(base) / "dataset_info.json").is_file() or (Path(base) / "dataset_dict.json").is_file():
@@ -90,17 +90,6 @@ def parse_name(name: str) -> tuple[str, dict[str, str]]:
 def _column(table: Table, kind: type, option: str, base: str) -> str | None:
     names = [name for name, feature in table.features.items() if isinstance(feature, kind)]
     if len(names) > 1:
-        raise UserError(
-            f"{base} has several columns that could be the {option}: choose with "
-            f"?{option}= one of {', '.join(names)}"
-        )
+        remedy = f"choose with ?{option}= one of {', '.join(names)}"
+        raise UserError(f"{base} has several columns that could be the {option}: {remedy}")
     return names[0] if names else None
-
-
-def _labels(id: str, table: Table, column: str | None) -> tuple[tuple[str, ...], list[int] | None]:
-    """Class list and labels: numbers with names in the column's type, or names."""
-    if column is None:
-        raise UserError(f"{id} has no column of classes: name it with label=COLUMN")
-    names = getattr(look_up(f"column of {id}", column, table.features), "names", None)
-    stated = [None if value is None or value == -1 else str(value) for value in table[column]]
-    return number_labels(stated, names, id)

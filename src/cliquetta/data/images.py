@@ -20,9 +20,10 @@ import re
 import stat
 from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
 
@@ -44,8 +45,6 @@ Decode = Literal["exact", "fast", "gpu"]
 """Every pixel by Pillow; JPEG's own downscaling first, where an image is at least twice as large as
 needed; or nvJPEG."""
 
-Source = str | os.PathLike[str] | bytes | BinaryIO
-
 
 class ImageError(UserError):
     """A picture that cannot be read; ``reason`` says why, without the name of the source."""
@@ -63,7 +62,7 @@ def natural_key(text: str) -> list[tuple[int, int, str]]:
 
 
 def open_image(
-    source: Source,
+    source: str | os.PathLike[str] | bytes,
     *,
     max_pixels: int = MAX_PIXELS,
     exif: bool = True,
@@ -76,8 +75,11 @@ def open_image(
     expensive to decode. ``shorter`` lets a JPEG be decoded at a part of its size, as long as its
     shorter side has that many pixels.
     """
-    image = _decode(read_image(source), _name(source), max_pixels, untrusted, shorter)
-    return to_rgb(image, exif=exif)
+    if isinstance(source, bytes):
+        data, name = source, f"image of {len(source)} bytes"
+    else:
+        data, name = read_image(source), os.fspath(source)
+    return to_rgb(_decode(data, name, max_pixels, untrusted, shorter), exif=exif)
 
 
 def _decode(
@@ -85,6 +87,8 @@ def _decode(
 ) -> Image.Image:
     """The picture as it is stored, its size checked before its pixels are touched."""
     remedy, formats = "", None
+    if not data:
+        raise ImageError(name, "an empty file")
     if not untrusted or data[8:12] not in _AVIF:
         remedy = _need_of_heif(data)
     if untrusted:
@@ -165,40 +169,25 @@ def to_rgb(image: Image.Image, *, exif: bool = True) -> Image.Image:
     return image.convert("RGB")
 
 
-def cut_mosaic(
-    sheet: Image.Image, side: int, count: int
-) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+def cut_mosaic(sheet: Image.Image, side: int, count: int) -> NDArray[np.uint8]:
     """The first ``count`` tiles (n, side, side, 3) of a picture that was filled row by row."""
     pixels = np.asarray(sheet)
     tiles = pixels.reshape(-1, side, pixels.shape[1] // side, side, 3).swapaxes(1, 2)
     return tiles.reshape(-1, side, side, 3)[:count].copy()
 
 
-def _name(source: Source) -> str:
-    if isinstance(source, bytes):
-        return f"image of {len(source)} bytes"
-    if isinstance(source, (str, os.PathLike)):
-        return os.fspath(source)
-    return str(getattr(source, "name", "image from a stream"))
-
-
-def read_image(source: Source) -> bytes:
+def read_image(path: str | os.PathLike[str]) -> bytes:
     """The bytes of an image file."""
-    name = _name(source)
+    name = os.fspath(path)
     try:
-        if isinstance(source, bytes):
-            data = source
-        elif isinstance(source, (str, os.PathLike)):
-            status = Path(source).stat()
-            if stat.S_ISDIR(status.st_mode):
-                raise ImageError(name, "a folder, not an image")
-            if not stat.S_ISREG(status.st_mode):  # a pipe would never end
-                raise ImageError(name, "not a regular file")
-            if status.st_size > MAX_BYTES:
-                raise ImageError(name, f"too large ({status.st_size / 2**30:.1f} GB)")
-            data = Path(source).read_bytes()
-        else:
-            data = source.read()
+        status = Path(path).stat()
+        if stat.S_ISDIR(status.st_mode):
+            raise ImageError(name, "a folder, not an image")
+        if not stat.S_ISREG(status.st_mode):  # a pipe would never end
+            raise ImageError(name, "not a regular file")
+        if status.st_size > MAX_BYTES:
+            raise ImageError(name, f"too large ({status.st_size / 2**30:.1f} GB)")
+        data = Path(path).read_bytes()
     except FileNotFoundError:
         raise ImageError(name, "no such file") from None
     except ImageError:

@@ -64,6 +64,8 @@ def separate_images(images: Any, preprocess: Preprocess | None) -> Iterator[Imag
             if preprocess is None or image.shape != (3, preprocess.size, preprocess.size):
                 raise not_an_image(image)
             yield preprocess.unnormalise(image).cpu().numpy()  # exact where it came from 8 bits
+        elif image is None:
+            raise not_an_image(image)
         else:
             yield image.read() if _is_file(image) else image
 
@@ -96,7 +98,7 @@ def to_picture(
         return _hash(image), picture
     if isinstance(image, Image.Image):
         picture = to_rgb(image)
-        return hash_pixels(np.asarray(picture)), picture
+        return _hash(np.asarray(picture).data), picture
     if isinstance(image, Tensor) and image.ndim == 3:
         image = image.movedim(0, -1).cpu().numpy()
     if (
@@ -117,12 +119,8 @@ def not_an_image(image: Any) -> UserError:
     )
 
 
-def hash_pixels(pixels: npt.NDArray[np.generic]) -> str:
-    """Name an image by what it shows."""
-    return _hash(np.ascontiguousarray(pixels).data)
-
-
-def _hash(data: Any) -> str:
+def _hash(data: bytes | memoryview) -> str:
+    """Name an image by what it shows, or by its file."""
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
@@ -187,13 +185,13 @@ def _checked(batch: Batch, preprocess: Preprocess, views: ViewSpec | None, seed:
     """A batch of preprocessed pixels; views are made of these where they are missing."""
     size = preprocess.size
     if batch.images.ndim != 4 or tuple(batch.images.shape[1:]) != (3, size, size):
-        raise UserError(
-            f"pixels must be (B, 3, {size}, {size}), got {tuple(batch.images.shape)}: preprocess "
-            "them with model.preprocess, or pass paths or PIL images"
-        )
+        remedy = "preprocess them with model.preprocess, or pass paths or PIL images"
+        shape = tuple(batch.images.shape)
+        raise UserError(f"pixels must be (B, 3, {size}, {size}), got {shape}: {remedy}")
     if views is None or batch.views is not None:
         return batch
     if len(batch.keys) != len(batch):
-        keys = tuple(hash_pixels(image.cpu().float().numpy()) for image in batch.images)
+        pixels = batch.images.cpu().float().contiguous().numpy()
+        keys = tuple(_hash(image.data) for image in pixels)
         batch = dataclasses.replace(batch, keys=keys)
     return attach_views(batch, views, seed=seed, preprocess=preprocess)

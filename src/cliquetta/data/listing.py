@@ -78,17 +78,15 @@ class ImageList:
 
     def __init__(self, database: Path | str) -> None:
         self._rows = sqlite3.connect(database, check_same_thread=False)
-        self._rows.execute("CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT)")
-        self._rows.execute(
-            "CREATE TABLE IF NOT EXISTS images "
-            "(number INTEGER PRIMARY KEY, path BLOB UNIQUE, columns TEXT, section TEXT, "
-            "member TEXT)"
+        self._rows.executescript(
+            "CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT);"
+            "CREATE TABLE IF NOT EXISTS images (number INTEGER PRIMARY KEY, path BLOB UNIQUE, "
+            "columns TEXT, section TEXT, member TEXT)"
         )
         facts = dict(self._rows.execute("SELECT name, value FROM facts"))
-        self.columns: list[str] = json.loads(facts.get("columns", "[]"))
-        """Columns of input tables, in order."""
+        self.columns: list[str] = json.loads(facts.get("columns", "[]"))  # of input tables
+        # files in folders that are no images, counted by kind
         self.unused: Counter[str] = Counter(json.loads(facts.get("unused", "{}")))
-        """Files in folders that are no images, counted by kind."""
         self.repeated = int(facts.get("repeated", 0))  # how many paths were named again
 
     def __len__(self) -> int:
@@ -97,18 +95,14 @@ class ImageList:
     def entries(self, start: int, stop: int) -> list[Entry]:
         """The images with numbers from ``start`` up to ``stop``, counted from 0."""
         rows = self._rows.execute(
-            "SELECT path, columns, member FROM images WHERE number > ? AND number <= ? "
-            "ORDER BY number",
-            (start, stop),
+            "SELECT path, columns, member FROM images WHERE number BETWEEN ? AND ? ORDER BY number",
+            (start + 1, stop),
         )
-        return [
-            Entry(
-                os.fsdecode(path),
-                json.loads(columns),
-                Member(*json.loads(member)) if member else None,
-            )
-            for path, columns, member in rows
-        ]
+        entries = []
+        for path, columns, stored in rows:
+            member = Member(*json.loads(stored)) if stored else None
+            entries.append(Entry(os.fsdecode(path), json.loads(columns), member))
+        return entries
 
     @property
     def in_memory(self) -> bool:
@@ -133,24 +127,18 @@ class ImageList:
         another, groups in order of their first image.
         """
         columns: dict[str, None] = {}
+        insert = "INSERT OR IGNORE INTO images (path, columns, section, member) VALUES (?, ?, ?, ?)"
         for path, row, member, _ in entries:
             columns |= dict.fromkeys(row)
-            added = self._rows.execute(
-                "INSERT OR IGNORE INTO images (path, columns, section, member) VALUES (?, ?, ?, ?)",
-                (
-                    os.fsencode(path),
-                    json.dumps(dict(row)),
-                    row.get(group_by or "", ""),
-                    json.dumps(member) if member else None,
-                ),
-            )
-            self.repeated += added.rowcount == 0
+            section, stored = row.get(group_by or "", ""), json.dumps(member) if member else None
+            values = os.fsencode(path), json.dumps(dict(row)), section, stored
+            self.repeated += self._rows.execute(insert, values).rowcount == 0
         if group_by is not None:
             self._sort_groups(group_by, list(columns))
         self.columns, self.unused = list(columns), unused
         facts = {"columns": self.columns, "unused": unused, "repeated": self.repeated}
-        values = [(name, json.dumps(value)) for name, value in facts.items()]
-        self._rows.executemany("INSERT INTO facts VALUES (?, ?)", values)
+        stated = ((name, json.dumps(value)) for name, value in facts.items())
+        self._rows.executemany("INSERT INTO facts VALUES (?, ?)", stated)
         self._rows.commit()
 
     def _sort_groups(self, column: str, known: Sequence[str]) -> None:
@@ -217,8 +205,7 @@ def _expand(source: Source, unused: Counter[str], stdin: Path | None) -> Iterato
     if suffix == TAR:
         for shard in expand_braces(name):
             require(shard)
-            for member_name, member in list_members(shard):
-                yield Entry(f"{shard}/{member_name}", {}, member)
+            yield from (Entry(f"{shard}/{inner}", {}, at) for inner, at in list_members(shard))
     elif suffix in TABLES and (url or not is_folder(source)):
         yield from _listed(name)
     elif is_folder(source):
@@ -231,9 +218,8 @@ def _expand(source: Source, unused: Counter[str], stdin: Path | None) -> Iterato
     else:
         require(source)
         if suffix in _PACKED:
-            raise UserError(
-                f"{source} is compressed: unpack it and name the folder, or make it a .tar file"
-            )
+            remedy = "unpack it and name the folder, or make it a .tar file"
+            raise UserError(f"{source} is compressed: {remedy}")
         yield Entry(name, {})
 
 

@@ -98,7 +98,7 @@ class Loader(Generic[Job]):
     local: bool = False  # images are in the memory of this process, so threads have to read them
     decoder: JpegDecoder | None = None  # of JPEG files, which threads only read; not for views
 
-    def load(self, batches: Iterable[Sequence[Job]], count: int) -> Iterator[Loaded]:
+    def load(self, batches: Iterable[Sequence[Job]], count: int) -> Generator[Loaded, None, None]:
         """The images of some batches, ``count`` in all, read ahead of the caller."""
         workers = default_workers(self.device) if self.workers is None else self.workers
         with closing(self._read_ahead(batches, count, workers)) as reading:
@@ -144,29 +144,28 @@ class Loader(Generic[Job]):
         unreadable: list[tuple[int, str]] = []
         for dataset, indices, keys, positions in self.find(jobs):
             arrays = dataset.arrays(indices)
-            rows = zip(positions, indices, keys, strict=True)
-            for row, (position, index, key) in enumerate(rows):
+            numbers = (first + position for position in positions)
+            for row, (number, index, key) in enumerate(zip(numbers, indices, keys, strict=True)):
                 try:
                     if arrays is not None:
                         image: Image.Image | Jpeg = Image.fromarray(arrays[row])
                     else:
                         image = dataset.load(index) if by_pillow else open_or_read(dataset, index)
                 except ImageError as error:
-                    unreadable.append((first + position, error.reason))
+                    unreadable.append((number, error.reason))
                     continue
                 if isinstance(image, Jpeg):
-                    jpegs[first + position] = image
+                    jpegs[number] = image
                     continue
-                made[position] = [
+                made[number] = [
                     np.asarray(self.preprocess.picture(image))
                     if kind is None
                     else image_views(image, key, kind, self.seed, self.preprocess).numpy()
                     for kind in self.views
                 ]
         readable = sorted(made)
-        stacked = tuple(map(np.stack, zip(*(made[position] for position in readable), strict=True)))
-        numbers = [first + position for position in readable]
-        return stacked, (numbers, unreadable, (first, len(jobs), size), jpegs)
+        stacked = tuple(map(np.stack, zip(*(made[number] for number in readable), strict=True)))
+        return stacked, (readable, unreadable, (first, len(jobs), size), jpegs)
 
     def _gather(self, reading: Iterator[Made]) -> Loaded | None:
         """The next batch, of the chunks that it was read in, on its way to the device."""
@@ -210,9 +209,7 @@ class Loader(Generic[Job]):
         side = side_stream(device)
         with torch.cuda.stream(side):
             images = pixels()
-            arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            arrived.record(side)
-        return replace(loaded, images=images, arrived=arrived)
+        return replace(loaded, images=images, arrived=side.record_event())
 
 
 def _is_cuda(device: torch.device | None) -> bool:

@@ -88,10 +88,8 @@ class JpegDecoder:
         """Raise :class:`UserError` unless files can be decoded here."""
         instead = "or decode with --decode exact or fast"
         if self.device.type != "cuda":
-            raise UserError(
-                f"--decode gpu needs the model on a CUDA device, not on {self.device}: choose "
-                f"--device cuda, {instead}"
-            )
+            where = f"on a CUDA device, not on {self.device}: choose --device cuda, {instead}"
+            raise UserError(f"--decode gpu needs the model {where}")
         if self.preprocess.interpolation == "lanczos":
             raise UserError(f"--decode gpu cannot resize by lanczos as this model does: {instead}")
         file = BytesIO()
@@ -99,10 +97,8 @@ class JpegDecoder:
         try:
             self._decode([Jpeg(file.getvalue())])
         except Exception as error:  # no torchvision, one without CUDA, or one of another torch
-            raise UserError(
-                f"--decode gpu needs a torchvision with CUDA ({error}): pip install "
-                f"'cliquetta[gpu-decode]', {instead}"
-            ) from error
+            what = f"({error}): pip install 'cliquetta[gpu-decode]', {instead}"
+            raise UserError(f"--decode gpu needs a torchvision with CUDA {what}") from error
 
     @cached_property
     def stream(self) -> torch.cuda.Stream:

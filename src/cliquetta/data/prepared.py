@@ -60,11 +60,10 @@ class PreparedStream(ABC, Generic[B]):
     """``stream``, image for image, from tables."""
 
     def __init__(self, stream: Stream, model: CLIP, on_prepare: OnPrepare | None = None) -> None:
-        self.stream = stream
+        self.stream, self.model = stream, model
         self.names, self.id, self.views = stream.names, stream.id, stream.views
         self.preprocess = stream.preprocess
         self.settings = stream.settings  # where images come from changes no prediction
-        self.model = model
         self.count = _views_per_image(stream)
         self.on_prepare = on_prepare
         self.skipped: list[Skipped] = []  # unreadable files met since the last start, in order
@@ -121,18 +120,12 @@ class PreparedStream(ABC, Generic[B]):
         self, number: int, blocks: Sequence[range], rows: Sequence[Indices] | None = None
     ) -> Iterator[tuple[Batch, Indices, dict[int, str]]]:
         """Rows of a part as it is listed: what was read, at which rows of the block; the rest."""
-        listing = self.stream.listing(rows)
         before = sum(map(len, (self.stream.parts if rows is None else rows)[:number]))
-        positions = [range(before + rows.start, before + rows.stop) for rows in blocks]
-        for block, (batch, _) in zip(positions, listing.read(positions), strict=True):
-            row_of = {listing.key(position): row for row, position in enumerate(block)}
-            first = block.start - before
-            unreadable = {
-                first + row_of[entry.key]: entry.reason
-                for entry in listing.skipped
-                if entry.key in row_of
-            }
-            yield batch, np.array([row_of[key] for key in batch.keys], dtype=np.int64), unreadable
+        positions = [range(before + block.start, before + block.stop) for block in blocks]
+        loading = self.stream.listing(rows).load(positions)
+        for block, (batch, loaded) in zip(blocks, loading, strict=True):
+            unreadable = {block.start + row: reason for row, reason in loaded.unreadable}
+            yield batch, np.array(loaded.positions, dtype=np.int64), unreadable
 
 
 def _gather(tables: Sequence[FeatureTable | PixelTable], parts: Indices, rows: Indices) -> Tensor:
@@ -178,16 +171,13 @@ class FeatureStream(PreparedStream[FeatureBatch]):
         """A dataset of features is its own table, if the model and the method can take it."""
         (_, views, width), count = features.shape, self.count
         if width != self.model.embed_dim:
-            raise UserError(
-                f"{part.id} holds features of width {width}, {self.model.id} works with "
-                f"{self.model.embed_dim}: give text features of the model that made them, or that "
-                "model"
-            )
+            wanted = f"{self.model.id} works with {self.model.embed_dim}"
+            remedy = "give text features of the model that made them, or that model"
+            raise UserError(f"{part.id} holds features of width {width}, {wanted}: {remedy}")
         if views < count:
-            raise UserError(
-                f"{part.id} holds {views} {'view' if views == 1 else 'views'} of each image, the "
-                f"method wants {count}: give features (N, {count}, {width}), or set views=1"
-            )
+            given = f"{views} {'view' if views == 1 else 'views'} of each image"
+            remedy = f"give features (N, {count}, {width}), or set views=1"
+            raise UserError(f"{part.id} holds {given}, the method wants {count}: {remedy}")
         return FeatureTable(features[:, :count], {})
 
     def _batch(self, values: Tensor, keys: tuple[str, ...]) -> FeatureBatch:
@@ -243,6 +233,10 @@ def _views_per_image(stream: Stream) -> int:
     return 1 if stream.views is None else stream.views.count
 
 
+def _bytes_per_image(stream: Stream, model: CLIP) -> int:
+    return _views_per_image(stream) * 3 * stream.preprocess.size**2 * model.dtype.itemsize
+
+
 @dataclass
 class PixelStore:
     """Tables that the runs of a grid share; the oldest are let go of where room is needed."""
@@ -253,12 +247,7 @@ class PixelStore:
     @staticmethod
     def bytes_of(stream: Stream, model: CLIP) -> int:
         """Bytes of a stream: all of its parts at once, in the model's dtype."""
-        return sum(map(len, held_rows(stream))) * PixelStore.image_bytes(stream, model)
-
-    @staticmethod
-    def image_bytes(stream: Stream, model: CLIP) -> int:
-        """Bytes of an image with its views."""
-        return _views_per_image(stream) * 3 * stream.preprocess.size**2 * model.dtype.itemsize
+        return sum(map(len, held_rows(stream))) * _bytes_per_image(stream, model)
 
     def fits(self, stream: Stream, model: CLIP) -> bool:
         """Whether a stream can be held."""
@@ -290,7 +279,7 @@ class HeldStream(PreparedStream[Batch]):
         rows = self._rows[number]
         shape = self._shape(self.stream.parts[number])
         key = f"{shape} {self.model.dtype} {self.model.device} {hash(rows.tobytes())}"
-        size = len(rows) * PixelStore.image_bytes(self.stream, self.model)
+        size = len(rows) * _bytes_per_image(self.stream, self.model)
         return self.store.get(key, size, lambda: self._hold(number))
 
     def _hold(self, number: int) -> PixelTable:

@@ -103,11 +103,9 @@ def read_listed(path: Path | str, member: Member | None = None) -> bytes:
         raise ImageError(str(path), f"cannot be read ({error})") from error
 
 
-def open_listed(
-    path: Path | str, member: Member | None = None, *, shorter: int | None = None, exif: bool = True
-) -> Image.Image:
-    """Open the image at a path or URL, or a ``member`` of a tar file that is called ``path``."""
-    return open_named(read_listed(path, member), path, shorter=shorter, exif=exif)
+def open_listed(path: Path | str, *, shorter: int | None = None) -> Image.Image:
+    """Open the image at a path or URL."""
+    return open_named(read_listed(path), path, shorter=shorter)
 
 
 def open_named(

@@ -140,10 +140,8 @@ def keff(domain: LabelledSet, options: SamplerOptions, rng: Rng) -> Indices:
         for c in chosen:
             members[c] = members[c][~np.isin(members[c], batches[-1])]
     if not batches:
-        raise UserError(
-            f"{high} classes of {domain.id} hold fewer than {size} images: take smaller batches "
-            "or more classes"
-        )
+        remedy = "take smaller batches or more classes"
+        raise UserError(f"{high} classes of {domain.id} hold fewer than {size} images: {remedy}")
     return np.concatenate(batches)
 
 

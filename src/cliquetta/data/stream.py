@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.data.dataset import UNKNOWN, Dataset
-from cliquetta.data.loader import ImageGroup, Loader
+from cliquetta.data.loader import ImageGroup, Loaded, Loader
 from cliquetta.data.samplers import Indices, LabelledSet, SamplerOptions, get_sampler, interleave
 from cliquetta.data.views import check_spec
 from cliquetta.errors import UserError
@@ -89,15 +89,11 @@ class Stream:
         self.unknown = unknown
         # images of the last are unknown if there is one
         self.domains = shown if unknown is None else (*shown, unknown)
-        self.preprocess = preprocess
-        self.batch_size = batch_size
+        self.preprocess, self.batch_size = preprocess, batch_size
         self.order, self.sampler = order, get_sampler(order)
         self.options = SamplerOptions(gamma, present, imbalance, length, limit, batch_size)
-        self.seed = seed
-        self.views = views
-        self.view_seed = view_seed
-        self.workers = workers
-        self.device = torch.device(device)
+        self.seed, self.views, self.view_seed = seed, views, view_seed
+        self.workers, self.device = workers, torch.device(device)
         self._check()
         self.skipped: list[Skipped] = []  # unreadable files met since the last start, in order
         self._reported: set[str] = set()
@@ -123,9 +119,7 @@ class Stream:
         if not self.domains:
             raise UserError("no dataset to stream")
         if self.unknown is not None and self.order == "keff":
-            raise UserError(
-                "order 'keff' decides the classes of a batch: no unknown ones among them"
-            )
+            raise UserError("order 'keff' decides the classes of a batch: leave out unknown ones")
         if self.sampler.interleaves and len(self.domains) - (self.unknown is not None) < 2:
             raise UserError(f"order {self.order!r} interleaves several datasets, got one")
         if self.workers is not None and self.workers < 0:
@@ -137,10 +131,8 @@ class Stream:
         first = self.domains[0]
         for domain in self.domains[1:]:
             if domain.names != first.names:
-                raise UserError(
-                    f"datasets of one stream share one class list; {domain.id} and {first.id} "
-                    "do not"
-                )
+                reason = f"{domain.id} and {first.id} do not"
+                raise UserError(f"datasets of one stream share one class list; {reason}")
         unlabelled = [domain.id for domain in self.domains if domain.labels is None]
         if self.sampler.needs_labels and unlabelled:
             raise UserError(f"order {self.order!r} needs labels, {unlabelled[0]} has none")
@@ -198,21 +190,25 @@ class Stream:
 
     def read(self, parts: Sequence[range]) -> Iterator[tuple[Batch, Tensor]]:
         """Batches of any positions of the stream, read ahead while the caller is busy with one."""
+        for part, (batch, loaded) in zip(parts, self.load(parts), strict=True):
+            yield batch, self.labels([part[row] for row in loaded.positions])
+
+    def load(self, parts: Sequence[range]) -> Iterator[tuple[Batch, Loaded]]:
+        """Batches of positions, and which of these could be read."""
         self.skipped = []
         loader = Loader(
             self._shown, self.preprocess, (self.views,), self.view_seed, self.workers, self.device
         )
-        loaded = loader.load(parts, sum(map(len, parts)))
-        with closing(loaded):  # type: ignore[type-var]
-            for part, read in zip(parts, loaded, strict=True):
+        with closing(loader.load(parts, sum(map(len, parts)))) as loading:
+            for part, loaded in zip(parts, loading, strict=True):
                 keys = [self.key(position) for position in part]
-                for row, reason in read.unreadable:
+                for row, reason in loaded.unreadable:
                     self.skipped.append(Skipped(keys[row], reason))
                     if keys[row] not in self._reported:
                         self._reported.add(keys[row])
                         _log.warning("skipped %s: %s", keys[row], reason)
-                (batch,) = read.batches(keys, (self.views,))
-                yield batch, self.labels([part[row] for row in read.positions])
+                (batch,) = loaded.batches(keys, (self.views,))
+                yield batch, loaded
 
     def origin(self, positions: range) -> tuple[Indices, Indices]:
         """Number of the part, and index of the image in it, at positions of the stream."""

@@ -37,16 +37,14 @@ def tar_dataset(path: Path, names: Sequence[str] | None = None) -> FileDataset:
     if not samples:
         raise no_images(path)
     home = shards[0].parent
-    if names is None:
-        names = read_beside(CLASS_FILES, home, home.parent)
+    names = read_beside(CLASS_FILES, home, home.parent) if names is None else names
     stated = [sample.stated for sample in samples]
     if not any(value is not None for value in stated):
         stated = [sample.key.rpartition("/")[0].rpartition("/")[2] or None for sample in samples]
     names, labels = number_labels(stated, names, str(path))
     templates = read_beside(TEMPLATE_FILES, home, home.parent)
     keys = [sample.key for sample in samples]
-    shard_names = [Path(sample.member.archive).name for sample in samples]
-    named = [f"{shard}/{key}" for shard, key in zip(shard_names, keys, strict=True)]
+    named = [f"{Path(sample.member.archive).name}/{sample.key}" for sample in samples]
     return FileDataset(
         f"tar:{path.as_posix()}",
         named,
@@ -130,10 +128,8 @@ def _files(shard: Path | str) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo
                 if member.isfile() and not Path(member.name).name.startswith("."):
                     yield archive, member
     except tarfile.ReadError as error:
-        raise UserError(
-            f"{shard} cannot be read as an uncompressed tar file ({error}): a compressed one has "
-            "to be read from the start for every image; uncompress it"
-        ) from None
+        remedy = "a compressed one has to be read from the start for every image; uncompress it"
+        raise UserError(f"{shard} is not an uncompressed tar file ({error}): {remedy}") from None
 
 
 def _class_in(kind: str, data: bytes) -> str | None:

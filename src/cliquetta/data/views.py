@@ -6,7 +6,6 @@ are taken from the image as it was before preprocessing, by :func:`attach_views`
 
 import hashlib
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -48,10 +47,10 @@ def image_views(
 ) -> Tensor:
     """Views of a picture: (V, S, S, 3) in 8 bits; AugMix mixes normalised pixels, (V, 3, S, S)."""
     image = image if image.mode == "RGB" else image.convert("RGB")
-    plan = _plan(spec, seed, key, (image.height, image.width), preprocess.size)
-    crops = torch.from_numpy(crop_image(image, plan.boxes, preprocess.size))
+    boxes, recipe = _draw(spec, seed, key, (image.height, image.width), preprocess.size)
+    crops = torch.from_numpy(crop_image(image, boxes, preprocess.size))
     plain = torch.from_numpy(np.array(preprocess.picture(image)))
-    return _finish(plain[None], crops[None], [plan], preprocess)[0]
+    return _finish(plain[None], crops[None], [recipe], preprocess)[0]
 
 
 def to_pixels(views: Tensor, preprocess: Preprocess) -> Tensor:
@@ -69,38 +68,30 @@ def attach_views(
     """
     check_spec(spec)
     if len(batch.keys) != len(batch):
-        raise UserError(
-            f"views are tied to keys: the batch has {len(batch)} images and {len(batch.keys)} "
-            "keys; make it with Batch(images, keys=...)"
-        )
+        sizes = f"{len(batch)} images and {len(batch.keys)} keys"
+        remedy = "make it with Batch(images, keys=...)"
+        raise UserError(f"views are tied to keys: the batch has {sizes}; {remedy}")
     S = batch.images.shape[-1]
     if len(batch) == 0:
         return Batch(batch.images, (), batch.images.new_empty(0, spec.count, 3, S, S))
-    plans = [_plan(spec, seed, key, (S, S), S) for key in batch.keys]
-    boxes = [plan.boxes for plan in plans]
+    boxes, recipes = zip(*(_draw(spec, seed, key, (S, S), S) for key in batch.keys), strict=True)
     if spec.kind != "augmix":
         crops = crop_tensors(batch.images, boxes, S).to(batch.images.dtype)
         return Batch(batch.images, batch.keys, torch.cat([batch.images[:, None], crops], dim=1))
     if preprocess is None:
-        raise UserError(
-            "augmix needs the normalisation: attach_views(..., preprocess=model.preprocess)"
-        )
+        remedy = "attach_views(..., preprocess=model.preprocess)"
+        raise UserError(f"augmix needs the normalisation: {remedy}")
     pictures = preprocess.unnormalise(batch.images)
     crops = crop_tensors(pictures.movedim(-1, -3), boxes, S, eight_bit=True).to(torch.uint8)
-    views = _finish(pictures, crops.movedim(-3, -1), plans, preprocess).to(batch.images.dtype)
+    views = _finish(pictures, crops.movedim(-3, -1), recipes, preprocess).to(batch.images.dtype)
     views[:, 0] = batch.images  # as they were given, not by way of 8 bits
     return Batch(batch.images, batch.keys, views)
 
 
-class _Plan(NamedTuple):
-    """All random choices for the views of one image."""
-
-    boxes: Boxes
-    recipe: Recipe | None
-
-
-def _plan(spec: ViewSpec, seed: int, key: str, shape: tuple[int, int], size: int) -> _Plan:
-    """The choices that a generator of the image's own makes."""
+def _draw(
+    spec: ViewSpec, seed: int, key: str, shape: tuple[int, int], size: int
+) -> tuple[Boxes, Recipe | None]:
+    """The random choices for the views of an image, by a generator of its own."""
     zoom = spec.zoom if spec.kind == "zoom-crop" else None
     digest = hashlib.sha256(repr((seed, key, spec.kind, spec.count, zoom)).encode()).digest()
     generator = np.random.default_rng(int.from_bytes(digest[:16], "big"))
@@ -109,12 +100,14 @@ def _plan(spec: ViewSpec, seed: int, key: str, shape: tuple[int, int], size: int
         boxes = zoom_crop_boxes(*shape, count, generator, size=size, zoom=spec.zoom)
     else:
         boxes = resized_crop_boxes(*shape, count, generator, scale=(spec.min_area, 1.0))
-    return _Plan(boxes, draw_recipe(count, generator) if spec.kind == "augmix" else None)
+    return boxes, draw_recipe(count, generator) if spec.kind == "augmix" else None
 
 
-def _finish(plain: Tensor, crops: Tensor, plans: Sequence[_Plan], preprocess: Preprocess) -> Tensor:
+def _finish(
+    plain: Tensor, crops: Tensor, drawn: Sequence[Recipe | None], preprocess: Preprocess
+) -> Tensor:
     """Plain pictures (B, S, S, 3) before crops (B, V - 1, S, S, 3), all uint8; or AugMixed."""
-    recipes = [plan.recipe for plan in plans if plan.recipe is not None]
+    recipes = [recipe for recipe in drawn if recipe is not None]
     if not recipes:
         return torch.cat([plain[:, None], crops], dim=1)
     chains = augmix_chains(crops.movedim(-1, -3), recipes).movedim(-3, -1)

@@ -52,16 +52,13 @@ class WorkerError(RuntimeError):
 
 def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """Cores that this process may use: its affinity, and the limits of its container."""
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    else:
-        cores = os.cpu_count() or 1
-    for quota, period in (("cpu.max", None), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+    affinity = getattr(os, "sched_getaffinity", None)  # not on macOS and Windows
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
         try:
-            words = (cgroup / quota).read_text().split()
-            words += [] if period is None else (cgroup / period).read_text().split()
-            limit = int(words[0]) / int(words[1])
-        except (OSError, ValueError, IndexError, ZeroDivisionError):
+            quota, period = " ".join((cgroup / name).read_text() for name in names).split()
+            limit = int(quota) / int(period)
+        except (OSError, ValueError, ZeroDivisionError):
             continue  # there is no such limit, or it says "max"
         if limit > 0:
             cores = min(cores, math.ceil(limit))
@@ -151,8 +148,7 @@ def _submit(executor: ProcessPoolExecutor, slot: int, item: Any) -> _Result:
         sys.modules["__main__"] = main
 
 
-_here: tuple[Callable[[Any], Made], _Ring] | None = None
-"""In a worker process: its function, and where its arrays go."""
+_here: tuple[Callable[[Any], Made], _Ring] | None = None  # in a worker: what it does, and where
 
 
 def _settle(pickled: bytes, ring: _Ring, pillow: tuple[bool, int | None]) -> None:

@@ -104,23 +104,13 @@ class Curve:
 
     def plain(self) -> dict[str, Any]:
         """The curve as JSON types."""
-        return {
-            "field": self.field,
-            "default": self.default,
-            "zero_shot": self.baseline,
-            "points": [
-                {
-                    "value": point.value,
-                    "top1": point.mean,
-                    "sd": point.sd,
-                    "gain": point.gain,
-                    "nll": point.nll,
-                    "seeds": [record.seed for record in point.records],
-                    "records": [record.id for record in point.records],
-                }
-                for point in self.points
-            ],
-        }
+        points = []
+        for point in self.points:
+            scores = {"top1": point.mean, "sd": point.sd, "gain": point.gain, "nll": point.nll}
+            seeds, ids = [r.seed for r in point.records], [r.id for r in point.records]
+            points.append({"value": point.value, **scores, "seeds": seeds, "records": ids})
+        about = {"field": self.field, "default": self.default, "zero_shot": self.baseline}
+        return about | {"points": points}
 
 
 def curve(ablation: Ablation, results: Sequence[RunResult]) -> Curve:

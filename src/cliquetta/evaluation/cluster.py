@@ -22,8 +22,7 @@ from cliquetta.evaluation.progress import ProgressBoard, RunReport, Step
 from cliquetta.evaluation.sweep import RunContext, RunResult
 from cliquetta.ray_connection import LOCAL, connected
 
-FINAL = (ValueError, KeyError, TypeError, ImportError)
-"""Errors that a second attempt would only repeat: bad names, bad settings, missing packages."""
+FINAL = (ValueError, KeyError, TypeError, ImportError)  # a second attempt would only repeat them
 REPORT_SECONDS = 0.5
 
 _log = logging.getLogger(__name__)
@@ -53,8 +52,10 @@ class RayExecutor:
             grid = _Grid(ray, self, context, specs)
             try:
                 yield from grid.run()
-            finally:
-                grid.cancel()
+            finally:  # what is still running is stopped; its state stays in its folder
+                for task in grid.running:
+                    ray.cancel(task, force=True)
+                ray.kill(grid.board)
 
 
 class _Grid:
@@ -76,8 +77,7 @@ class _Grid:
         self.reports = self.board.take.remote()
         self.attempts = [0] * len(specs)
         self.running: dict[Any, int] = {}  # task -> number of its run
-        self.later: list[tuple[float, int]] = [(0.0, run) for run in range(len(specs))]
-        """When to send which run."""
+        self.later = [(0.0, run) for run in range(len(specs))]  # when to send which run
 
     def run(self) -> Iterator[RunResult]:
         """Send what is due and settle what has ended, until nothing is left."""
@@ -98,12 +98,6 @@ class _Grid:
                 result = self._settle(task)
                 if result is not None:
                     yield result
-
-    def cancel(self) -> None:
-        """Stop what is still running; its state stays in its folder."""
-        for task in self.running:
-            self.ray.cancel(task, force=True)
-        self.ray.kill(self.board)
 
     def _settle(self, task: Any) -> RunResult | None:
         """The result of a task that ended, or ``None`` if its run will be sent again."""

@@ -84,7 +84,6 @@ class Overall:
     p: float | None  # of the gains, paired by dataset; ``None`` below :data:`ENOUGH` of them
     ece: float | None
     cost: float | None  # median over datasets
-    rate: float  # images/s, median over runs
     images: int  # per dataset, on average
 
 
@@ -121,7 +120,6 @@ class Comparison:
             sign_flip_p(list(gains.values())) if len(gains) >= ENOUGH else None,
             average(cell.ece for cell in cells),
             average((cell.cost for cell in cells), statistics.median),
-            average((r.throughput["images_per_second"] for r in records), statistics.median) or 0.0,
             round(average(record.images for record in records) or 0),
         )
 
@@ -171,9 +169,9 @@ def _why(dataset: str, firsts: Sequence[Run]) -> str:
     """In one sentence what keeps runs apart, with an example of each side."""
     first, other = firsts[0].protocol, firsts[1].protocol
     aspects = [aspect for aspect in first if len({run.protocol[aspect] for run in firsts}) > 1]
+    one, another = firsts[0].record.id, firsts[1].record.id
     details = "; ".join(
-        f"{aspect}: {first[aspect]} in {firsts[0].record.id}, {other[aspect]} in "
-        f"{firsts[1].record.id}"
+        f"{aspect}: {first[aspect]} in {one}, {other[aspect]} in {another}"
         for aspect in [a for a in aspects if first[a] != other[a]] or aspects
     )
     return (

@@ -39,7 +39,7 @@ class RunSpec:
     limit: int | None = None
     view_seed: int | None = None
     """``None`` takes ``seed``. One for all seeds gives an image the same views in every run;
-    where pixels are held, a method that treats each image alone is then asked once for all."""
+    where pixels are held, a method that treats each image alone then predicts once for all."""
     templates: tuple[str, ...] | None = None  # ``None`` takes those of the dataset
     classes: tuple[str, ...] | None = None  # in place of the dataset's; labels match by name
     unknown: str | None = None
@@ -140,11 +140,9 @@ def read_grid(path: Path | str, *, root: str = "", **changes: Any) -> list[RunSp
         for cells in by_limit.values():
             made = grid(cells, datasets=datasets, seeds=seeds, baseline=baseline)
             if isinstance(texts, str):
-                sets = (
-                    texts if texts in list_templates() else template_choice(texts, spec.dataset)
-                    for spec in made
-                )
-                made = [replace(s, templates=templates(n)) for s, n in zip(made, sets, strict=True)]
+                is_set = texts in list_templates()
+                names = {s: texts if is_set else template_choice(texts, s.dataset) for s in made}
+                made = [replace(spec, templates=templates(name)) for spec, name in names.items()]
             specs += made
     return list(dict.fromkeys(specs))
 

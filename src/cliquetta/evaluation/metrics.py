@@ -60,15 +60,15 @@ class Metrics:
     ``update``, ``compute`` and ``reset`` as in torchmetrics; ``state_dict`` is plain tensors.
     """
 
-    def __init__(self, classes: int) -> None:
-        self.classes, self.seen = classes, 0
+    def __init__(self, classes: int, *, bins: int = BINS) -> None:
+        self.classes, self.bins, self.seen = classes, bins, 0
         count = max(2, classes)  # torchmetrics knows no problem with one class
         accuracy: dict[str, Any] = {"num_classes": count, "validate_args": False}
         self._metrics: dict[str, Metric] = {
             "top1": MulticlassAccuracy(average="micro", **accuracy),
             "top5": MulticlassAccuracy(average="micro", top_k=min(5, count), **accuracy),
             "per_class": MulticlassAccuracy(average=None, **accuracy),
-            "ece": MulticlassCalibrationError(count, n_bins=BINS, norm="l1", validate_args=False),
+            "ece": MulticlassCalibrationError(count, n_bins=bins, norm="l1", validate_args=False),
             "nll": MeanMetric(nan_strategy="error"),
             "outside": CatMetric(nan_strategy="error"),
         }
@@ -116,16 +116,14 @@ class Metrics:
         hits, misses, wrong = (torch.as_tensor(each.metric_state[f]) for f in ("tp", "fn", "fp"))
         present = hits + misses > 0
         f1 = 2 * hits / (2 * hits + misses + wrong).clamp_min(1)
-        per_class = [
-            100 * float(value) if there else None
-            for value, there in zip(recall, present, strict=True)
-        ]
+        scored = zip(recall, present, strict=True)
+        per_class = [100 * float(value) if there else None for value, there in scored]
         outside = _values(self._metrics["outside"].metric_state["value"])
+        inside = _values(self._metrics["ece"].metric_state["confidences"])
         open_set: dict[str, Any] = {}
         if len(outside):
-            inside = _values(self._metrics["ece"].metric_state["confidences"])
-            open_set = {"outside": len(outside), "auroc": 100 * auroc(inside, outside)}
-            open_set["fpr95"] = 100 * fpr95(inside, outside)
+            scores = {"auroc": 100 * auroc(inside, outside), "fpr95": 100 * fpr95(inside, outside)}
+            open_set = {"outside": len(outside), **scores}
         return {
             "labelled": self.seen,
             "top1": 100 * float(self._metrics["top1"].compute()),
@@ -134,7 +132,7 @@ class Metrics:
             "macro_f1": 100 * float(f1[present].double().mean()),
             "per_class": per_class[: self.classes],
             "ece": 100 * float(self._metrics["ece"].compute()),
-            "ece_bins": BINS,
+            "ece_bins": self.bins,
             "nll": float(self._metrics["nll"].compute()),
             **open_set,
         }

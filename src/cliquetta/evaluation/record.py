@@ -207,9 +207,9 @@ def pack_records(records: Iterable[Record]) -> str:
         plain["skipped"] = [{"key": "", "reason": ""} for _ in plain["skipped"]]
         del plain["predictions"]
         plain["environment"] = share(plain["environment"])
-        settings = {**plain["settings"], "stream": {**plain["settings"]["stream"]}}
-        settings["stream"]["datasets"] = share(settings["stream"]["datasets"])
-        plain["settings"] = {name: share(value) for name, value in settings.items()}
+        stream = plain["settings"]["stream"]
+        stream["datasets"] = share(stream["datasets"])
+        plain["settings"] = {name: share(value) for name, value in plain["settings"].items()}
         lines.append(json.dumps(plain, ensure_ascii=False))
     known = json.dumps(shared, ensure_ascii=False)
     body = ",\n".join(lines)

@@ -57,10 +57,8 @@ class RunContext:
     is run more than once and there is room."""
     again: bool = False
     recorded: Callable[[Record], Record | None] | None = None  # finds a run recorded elsewhere
-    on_prepare: OnPrepare | None = None
-    """Called as encoding or reading proceeds; stays behind when the context is sent elsewhere."""
-    on_download: Callable[[int, int | None], None] | None = None
-    """Called with the bytes of a checkpoint that have arrived; stays behind, too."""
+    on_prepare: OnPrepare | None = None  # encoding or reading proceeds; not sent elsewhere
+    on_download: Callable[[int, int | None], None] | None = None  # bytes have arrived; not sent
     _model: tuple[object, CLIP] | None = field(default=None, init=False, repr=False)
     _data: dict[str, Dataset] = field(default_factory=dict, init=False, repr=False)
     _pixels: PixelStore | None = field(default=None, init=False, repr=False)

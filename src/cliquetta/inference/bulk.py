@@ -6,7 +6,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -199,17 +199,12 @@ def predict(
 
 def _check_independent(adapters: Mapping[str, Adapter]) -> None:
     """Raise unless the sigmoid of every logit is the probability of its class alone."""
+    need = "classes against each other: several labels per image need a"
     for name, adapter in adapters.items():
         if adapter.model.logit_bias is None:
-            raise UserError(
-                f"{adapter.model.id} scores classes against each other: several labels per image "
-                "need a sigmoid model such as SigLIP"
-            )
+            raise UserError(f"{adapter.model.id} scores {need} sigmoid model such as SigLIP")
         if not adapter.scaled_cosines:
-            raise UserError(
-                f"{name} weighs classes against each other: several labels per image need a method "
-                "such as zero_shot or tent"
-            )
+            raise UserError(f"{name} weighs {need} method such as zero_shot or tent")
 
 
 def _adapters(
@@ -220,17 +215,16 @@ def _adapters(
     seed: int,
 ) -> dict[str, Adapter]:
     """Adapters by the name of their method, built where only a name is given."""
-    wanted = [method] if isinstance(method, str | Adapter) else list(method)
-    if any(isinstance(one, str) for one in wanted):
-        if classes is None:
-            raise UserError("no class names: give a list such as ['cat', 'dog']")
-        if model is None:
-            raise UserError(NO_MODEL)
-        model = create_model(model, device=device) if isinstance(model, str) else from_model(model)
     adapters: dict[str, Adapter] = {}
-    for one in wanted:
+    for one in [method] if isinstance(method, str | Adapter) else method:
         if isinstance(one, str):
-            assert isinstance(model, CLIP) and classes is not None
+            if classes is None:
+                raise UserError("no class names: give a list such as ['cat', 'dog']")
+            if model is None:
+                raise UserError(NO_MODEL)
+            if isinstance(model, str):
+                model = create_model(model, device=device)
+            model = from_model(model)
             one = create_method(one, model, classes, seed=seed)
         if adapters.setdefault(one.name, one) is not one:
             raise UserError(f"{one.name} is named twice: name every method once")
@@ -254,15 +248,12 @@ def _is_features(images: Any, size: int) -> bool:
     return floats and images.ndim in (2, 3) and tuple(images.shape) != (3, size, size)
 
 
-@contextmanager
-def _held(state: Path | None) -> Iterator[None]:
+def _held(state: Path | None) -> AbstractContextManager[None]:
     """Keep other processes from a state file between reading and writing it."""
     if state is None:
-        yield
-        return
+        return nullcontext()
     check_writable(STDIN, state, overwrite=True)
-    with exclusive(state, state.with_name(f".{state.name}.lock")):
-        yield
+    return exclusive(state, state.with_name(f".{state.name}.lock"))
 
 
 @contextmanager

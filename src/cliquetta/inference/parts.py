@@ -228,10 +228,6 @@ class Parts:
         done = self.done(lane)
         return {name: self._state(lane, done, name).read_bytes() for name in self.methods}
 
-    def start(self) -> States:
-        """The methods' state before the first image."""
-        return self.states(Lane(0, 0))
-
     def _part(self, first: int, last: int) -> Path:
         return self.folder / f"{first:012d}-{last:012d}.jsonl"
 

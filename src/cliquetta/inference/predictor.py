@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 import warnings
 from collections import deque
@@ -23,7 +24,7 @@ from cliquetta.data.nvjpeg import JpegDecoder
 from cliquetta.data.prepared import AnyBatch, FeatureStream
 from cliquetta.data.stream import Stream
 from cliquetta.data.views import to_pixels
-from cliquetta.inference.rows import Row, RowFormat, shown_path
+from cliquetta.inference.rows import Row, RowFormat
 from cliquetta.methods.base import Adapter, NonFiniteError
 from cliquetta.methods.building.feature_level import FeatureLevel
 from cliquetta.methods.registry import require_features_only
@@ -88,8 +89,8 @@ class Reader:
                 begun.append(source.segment(first, min(first + self.batch_size, stop)))
                 yield begun[-1].images
 
-        loaded = self._loader(local=source.local).load(listed(), stop - start)
-        with closing(loaded):  # type: ignore[type-var]
+        loader = self._loader(local=source.local)
+        with closing(loader.load(listed(), stop - start)) as loaded:
             for read in loaded:
                 yield self._batch(begun.popleft(), read)
 
@@ -248,20 +249,20 @@ class Predictor:
         side = side_stream(logits.device) if logits.is_cuda else None
         predicted = torch.cuda.current_stream(logits.device).record_event() if side else None
 
-        def rows() -> list[Row]:
+        def make_rows() -> list[Row]:
             with nullcontext() if side is None else torch.cuda.stream(side):
                 if side is not None and predicted is not None:
                     side.wait_event(predicted)
                 made = dict(zip(keys, self.row_format.rows(predictions), strict=True))
-            none = dict.fromkeys(self.row_format.columns())
-            return [
-                {"path": shown_path(key), **columns, **made.get(key, none)}
-                | {"error": unreadable.get(key, "")}
-                for key, columns in listed
-            ]
+            none, rows = dict.fromkeys(self.row_format.columns()), list[Row]()
+            for key, columns in listed:
+                path = os.fsencode(key).decode("utf-8", "backslashreplace")  # if it is not UTF-8
+                cells = made.get(key, none)
+                rows.append({"path": path, **columns, **cells, "error": unreadable.get(key, "")})
+            return rows
 
         self.busy += time.perf_counter() - begun
-        return rows
+        return make_rows
 
     def _predict(self, name: str, adapter: Adapter, batch: AnyBatch) -> Prediction:
         try:
@@ -292,11 +293,10 @@ class Predictor:
         saved = load_state(adapter, state, other_classes=True)
         self.classes_changed |= saved.classes_changed
         if saved.classes_changed:
-            warnings.warn(
-                f"{state} was saved with another class list: what was learned about the images "
-                "stays, what was counted per class starts again",
-                stacklevel=2,
+            rest = (
+                "what was learned about the images stays, what was counted per class starts again"
             )
+            warnings.warn(f"{state} was saved with another class list: {rest}", stacklevel=2)
         return int(saved.notes.get("images", 0))
 
     def save(self, state: Path, images: int) -> None:

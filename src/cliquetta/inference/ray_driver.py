@@ -77,10 +77,8 @@ class ActorSetup:
         adapters = work.predictor.adapters.values()
         for one in adapters:
             if get_method(one.name).adapter is not type(one):
-                raise UserError(
-                    f"{one.name} cannot be built again in an actor: run it without "
-                    "--ray, in parts (--shard) on several machines"
-                )
+                remedy = "run it without --ray, in parts (--shard) on several machines"
+                raise UserError(f"{one.name} cannot be built again in an actor: {remedy}")
         predictor = replace(work.predictor, adapters={})
         methods = [(one.name, one.prompts, one.config, one.seed, one.fitted) for one in adapters]
         model = copy.deepcopy(next(iter(adapters)).model).cpu()
@@ -111,13 +109,13 @@ class PredictActor:
         """The report about a batch."""
         begun = time.perf_counter()
         waited = 0.0 if math.isnan(self.free) else begun - self.free
-        report = BatchReport(refusal=self.refusal)  # to all batches, whichever report arrives first
+        report = None
         if not self.refusal:
             try:
                 report = self._predict(from_table(table), waited)
             except UserError as error:
-                self.refusal = str(error)
-                report = BatchReport(refusal=self.refusal)
+                self.refusal = str(error)  # of all batches, whichever report arrives first
+        report = report or BatchReport(refusal=self.refusal)
         self.free = time.perf_counter()
         return to_table(replace(report, busy=self.free - begun))
 
@@ -185,16 +183,11 @@ _log = logging.getLogger(__name__)
 class RayCluster:
     """A Ray cluster for :func:`cliquetta.predict` to run on (extra ``ray``)."""
 
-    address: str = LOCAL
-    """``local``, ``auto`` (the cluster of this machine) or an address."""
-    actors: int | None = None
-    """Lanes that are adapted to at the same time; by default as many as there are GPUs, or one."""
-    gpus_per_actor: float | None = None
-    """Share of a GPU of an actor; by default all of one if the cluster has any, else none."""
-    threads: int = 1
-    """CPU threads, and cores, of an actor without a GPU."""
-    retries: int = 3
-    """How often an actor is replaced that finished no part."""
+    address: str = LOCAL  # `local`, `auto` (the cluster of this machine) or an address
+    actors: int | None = None  # lanes adapted to at a time; by default as many as GPUs, or one
+    gpus_per_actor: float | None = None  # share of a GPU; by default all of one if there is any
+    threads: int = 1  # CPU threads, and cores, of an actor without a GPU
+    retries: int = 3  # how often an actor is replaced that finished no part
 
     @contextmanager
     def connect(self) -> Iterator[RayWorkers]:
@@ -212,15 +205,11 @@ class RayCluster:
             actors = self.actors or max(1, int(has["GPU"] / gpus) if gpus else 1)
             cores = 0 if gpus else self.threads
             if gpus * actors > has["GPU"]:
-                raise UserError(
-                    f"{actors} actors with {gpus} GPUs each are too many for a cluster with "
-                    f"{has['GPU']:.0f}: lower --actors or --gpus-per-actor"
-                )
+                there = f"a cluster with {has['GPU']:.0f}: lower --actors or --gpus-per-actor"
+                raise UserError(f"{actors} actors with {gpus} GPUs each are too many for {there}")
             if cores * actors + 1 > has["CPU"]:
-                raise UserError(
-                    f"{actors} actors and a reader need {cores * actors + 1} CPU cores, the "
-                    f"cluster has {has['CPU']:.0f}: lower --actors"
-                )
+                there = f"CPU cores, the cluster has {has['CPU']:.0f}: lower --actors"
+                raise UserError(f"{actors} actors and a reader need {cores * actors + 1} {there}")
             logger = logging.getLogger("ray.data")
             level = logger.level
             logger.setLevel(logging.CRITICAL)  # what goes wrong is reported here, once

@@ -128,9 +128,7 @@ class FileRun:
         self.parts.remove_finished()
         check_writable(self.target, self.state, overwrite=self.overwrite)
         if self.group_by is not None and self.shard[1] > 1:
-            raise UserError(
-                "a shard would cut groups apart: leave out one of --shard and --group-by"
-            )
+            raise UserError("a shard would cut groups apart: leave out --shard or --group-by")
         # the folder goes before a cluster is left, which takes seconds
         with ExitStack() as connection, self.parts.held(), ExitStack() as stack:
             # once more: a run of the same command may have ended just before the lock was ours
@@ -139,11 +137,13 @@ class FileRun:
             facts = self._begin_or_continue(workers)
             self.lanes = [Lane(*lane) for lane in facts["lanes"]]
             self.total = sum(lane.stop - lane.start for lane in self.lanes)
-            images, run = self.images, self.result
-            if not isinstance(images, FeatureDataset):
-                images = stack.enter_context(closing(ImageList(self.database)))
-                run.repeated, run.unused = images.repeated, images.unused
-            self.source = ImageSource(images, self.predictor.row_format)
+            row_format, run = self.predictor.row_format, self.result
+            if isinstance(self.images, FeatureDataset):
+                self.source = ImageSource(self.images, row_format)
+            else:
+                listing = stack.enter_context(closing(ImageList(self.database)))
+                self.source = ImageSource(listing, row_format)
+                run.repeated, run.unused = listing.repeated, listing.unused
             self.seen = run.before = sum(self.parts.done(lane) - lane.start for lane in self.lanes)
             begun = time.perf_counter()
             self.do() if workers is None else workers.do(self)
@@ -191,10 +191,9 @@ class FileRun:
         facts = parts.read()
         differing = [key for key in asked if facts and facts["asked"].get(key) != asked[key]]
         if differing and not self.overwrite:
-            raise UserError(
-                f"{parts.folder} holds an unfinished run with another {differing[0]}: repeat its "
-                "command to continue it, or pass --overwrite to start again"
-            )
+            remedy = "repeat its command to continue it, or pass --overwrite to start again"
+            unfinished = f"an unfinished run with another {differing[0]}"
+            raise UserError(f"{parts.folder} holds {unfinished}: {remedy}")
         if facts and not differing:
             return facts
         parts.clear()
@@ -319,7 +318,7 @@ class FileRun:
         if self.group_by is None:
             (adapter,) = predictor.adapters.values()
             ends = [state for lane in self.lanes for state in self.parts.states(lane).values()]
-            (start,) = self.parts.start().values()
+            (start,) = self.parts.states(Lane(0, 0)).values()  # before the first image
             merge_states(adapter, ends, start)
             predictor.save(file, seen[""] + sum(predicted.values()))
             return

@@ -4,7 +4,6 @@ import csv
 import importlib.util
 import io
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.errors import UserError, look_up
 from cliquetta.types import Prediction
 
 Row = dict[str, Any]  # text, numbers or nothing, by column
@@ -58,26 +57,16 @@ def write_parquet(rows: Iterable[Row], columns: Columns, file: BinaryIO) -> None
             writer.write_table(pyarrow.Table.from_pylist(filled, schema))
 
 
-_FORMATS: dict[str, WriteTable] = {
-    "csv": write_csv,
-    "jsonl": write_json_lines,
-    "parquet": write_parquet,
-}
+_FORMATS = {"csv": write_csv, "jsonl": write_json_lines, "parquet": write_parquet}
 
 
 def pick_format(path: Path, name: str | None = None) -> WriteTable:
     """The writer of a named format, or else of a file's suffix; CSV without a suffix."""
     name = name or path.suffix.lower().removeprefix(".") or "csv"
-    if name not in _FORMATS:
-        raise UnknownNameError("file format", name, _FORMATS)
+    write_table = look_up("file format", name, _FORMATS)
     if name == "parquet" and importlib.util.find_spec("pyarrow") is None:
         raise UserError("Parquet files need an extra: pip install 'cliquetta[parquet]'")
-    return _FORMATS[name]
-
-
-def shown_path(path: str) -> str:
-    """A path as text, with escapes for bytes that are not UTF-8."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
+    return write_table
 
 
 def _cell(value: str | float | bool | None) -> str:
@@ -87,15 +76,12 @@ def _cell(value: str | float | bool | None) -> str:
         return str(value).lower()
     if isinstance(value, float):
         return f"{value:.6f}"
-    return f"'{value}" if value.startswith(_FORMULA) and not _is_number(value) else value
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+    if value.startswith(_FORMULA):
+        try:
+            float(value)
+        except ValueError:
+            return f"'{value}"
+    return value
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,9 @@ from cliquetta.errors import UserError
 from cliquetta.model.block import Block, Prefix
 from cliquetta.model.config import CLIPConfig, VisionConfig
 from cliquetta.model.preprocess import Preprocess
-from cliquetta.model.resnet import ModifiedResNet
 from cliquetta.model.text import TextTower
 from cliquetta.model.tokenizer import TextTokenizer, Tokenizer, is_clip_vocabulary
-from cliquetta.model.vision import TokenPrompts, VisionTower
+from cliquetta.model.vision import ModifiedResNet, TokenPrompts, VisionTower
 from cliquetta.prompts.classes import ClassPrompts
 
 CAPABILITIES: Mapping[str, str] = {
@@ -285,9 +284,6 @@ class PromptedTower(nn.Module):
         """Features (B, E), not normalised."""
         tokens = TokenPrompts(tuple(self.layers), self.position)
         return cast(Tensor, self.tower(pixels, tokens=tokens))
-
-
-# --- random weights ------------------------------------------------------------------------------
 
 
 @torch.no_grad()

@@ -21,7 +21,6 @@ from cliquetta.model.checkpoints.local import PICKLED, from_files, read_tensors
 from cliquetta.model.checkpoints.state import (
     Checkpoint,
     CheckpointError,
-    Find,
     State,
     build,
     read_json,
@@ -31,7 +30,7 @@ from cliquetta.model.checkpoints.state import (
 from cliquetta.model.clip import CLIP
 from cliquetta.model.config import Activation
 from cliquetta.model.preprocess import Preprocess
-from cliquetta.model.tokenizer import require_tokenizers
+from cliquetta.model.tokenizer import Find, require_tokenizers
 
 MICRO = "micro"
 MICRO_NOTE = (
@@ -40,14 +39,8 @@ MICRO_NOTE = (
 )
 _log = logging.getLogger(__name__)
 
-_DTYPES = {
-    "float32": torch.float32,
-    "fp32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "bf16": torch.bfloat16,
-    "float16": torch.float16,
-    "fp16": torch.float16,
-}
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_DTYPES |= {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -155,13 +148,13 @@ def _by_name(name: str, activation: Activation | None, fetcher: Fetcher) -> Chec
         with as_file(files("cliquetta.model") / "data" / "micro.safetensors") as path:
             return from_files([path])
     if family == "openai" or name in openai.NAMES:
-        return _openai(name.removeprefix("openai:"), activation or "quick_gelu", fetcher)
+        return _openai(name.removeprefix("openai:"), fetcher)
     if family == "hf":
         return _hugging_face(rest, fetcher)
     if family == "hf-hub":
-        return _open_clip_repo(rest, name, activation, fetcher)
+        return _open_clip_repo(rest, name, fetcher)
     if family == "open_clip":
-        return _open_clip(rest, activation, fetcher)
+        return _open_clip(rest, fetcher)
     if family == "local-dir":
         return from_files([Path(rest)], activation=activation)
     if paths := _existing(name):
@@ -186,19 +179,18 @@ def _existing(name: str) -> list[Path]:
     return [Path(match) for match in sorted(glob.glob(str(path)))]  # noqa: PTH207  (absolute too)
 
 
-def _openai(name: str, activation: Activation, fetcher: Fetcher) -> Checkpoint:
+def _openai(name: str, fetcher: Fetcher) -> Checkpoint:
     """One of OpenAI's models from the first source that has it, or a local file that is one."""
     if name not in openai.NAMES:
         if paths := _existing(name):
-            return from_files(paths, activation=activation)
+            return from_files(paths, activation="quick_gelu")
         raise UnknownNameError("OpenAI model", name, [*openai.NAMES, "a path"])
     id, (url, sha256) = f"openai:{name}", openai.address(name)
     arch = openai.architecture_name(name)
     copy, original = zoo.architecture(arch).tags["openai"], openai.HUB.get(name)
 
     def from_archive(path: Path) -> Checkpoint:
-        state = read_tensors([path])[0]
-        return open_clip.from_open_clip(state, id=id, activation=activation, find=lambda _: None)
+        return from_files([path], activation="quick_gelu", id=id)
 
     def from_transformers() -> Checkpoint:
         checkpoint = _hugging_face(str(original), fetcher)
@@ -209,9 +201,8 @@ def _openai(name: str, activation: Activation, fetcher: Fetcher) -> Checkpoint:
     if cached is not None:
         return from_archive(cached)
     # copies on the hub come first: OpenAI's own address has gone (openai/CLIP#516)
-    sources: dict[str, Callable[[], Checkpoint]] = {
-        copy: lambda: _open_clip_repo(copy, id, activation, fetcher, arch, "openai")
-    }
+    sources: dict[str, Callable[[], Checkpoint]] = {}
+    sources[copy] = lambda: _open_clip_repo(copy, id, fetcher, arch, "openai")
     if original is not None:
         sources[original] = from_transformers
     sources[url] = lambda: from_archive(fetcher.file(url, sha256))
@@ -250,32 +241,23 @@ def _hugging_face(name: str, fetcher: Fetcher) -> Checkpoint:
     return huggingface.from_huggingface(state, config, id=f"hf:{name}", find=find)
 
 
-def _open_clip(name: str, activation: Activation | None, fetcher: Fetcher) -> Checkpoint:
+def _open_clip(name: str, fetcher: Fetcher) -> Checkpoint:
     """``ARCHITECTURE/TAG``, or ``ARCHITECTURE/PATH`` for a local file of that architecture."""
     arch, _, rest = name.partition("/")
     zoo.architecture(arch)
     if rest and (paths := _existing(rest)):
-        id = f"open_clip:{arch}/{paths[0].name}"
-        return from_files(paths, activation=activation, id=id, arch=arch)
-    repo = zoo.repository(arch, rest)
-    return _open_clip_repo(repo, f"open_clip:{name}", activation, fetcher, arch, rest)
+        return from_files(paths, id=f"open_clip:{arch}/{paths[0].name}", arch=arch)
+    return _open_clip_repo(zoo.repository(arch, rest), f"open_clip:{name}", fetcher, arch, rest)
 
 
 def _open_clip_repo(
-    repo: str,
-    id: str,
-    activation: Activation | None,
-    fetcher: Fetcher,
-    arch: str | None = None,
-    tag: str | None = None,
+    repo: str, id: str, fetcher: Fetcher, arch: str | None = None, tag: str | None = None
 ) -> Checkpoint:
     """A hub repository in open_clip's format."""
     path = fetcher.hub_file(repo, open_clip.CONFIG_FILE)
     config = None if path is None else read_json(path)
     if config is None and arch is None:
         raise CheckpointError(f"{repo} has no {open_clip.CONFIG_FILE}: try hf:{repo}")
-    if activation is None and arch is not None:
-        activation = zoo.activation_of(arch, tag, config)
     other = open_clip.tokenizer_name(config)
     if other is not None:
         require_tokenizers()
@@ -285,9 +267,7 @@ def _open_clip_repo(
         return fetcher.hub_file(other, name) if path is None and other else path
 
     state = _first_weights(repo, open_clip.WEIGHT_FILES, partial(fetcher.hub_file, repo))
-    return open_clip.from_open_clip(
-        state, id=id, activation=activation, arch=arch, tag=tag, config=config, find=find
-    )
+    return open_clip.from_open_clip(state, id=id, arch=arch, tag=tag, config=config, find=find)
 
 
 def _first_weights(repo: str, names: Sequence[str], find: Find) -> State:

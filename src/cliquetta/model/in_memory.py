@@ -7,8 +7,9 @@ are. Any other is wrapped, and can do what its own functions can.
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -65,7 +66,7 @@ def from_model(
             f"from_model takes a model that you hold; by its name or path it is loaded with "
             f"cliquetta.create_model({str(model)!r})"
         )
-    if _function(model, _IMAGE) is None:
+    if _method(model, _IMAGE) is None:
         raise UserError(
             f"{type(model).__name__} encodes no images: it has neither encode_image nor "
             "get_image_features"
@@ -75,9 +76,7 @@ def from_model(
     model.eval()
     native = _native(model, name)
     if native is None and training:
-        warnings.warn(
-            f"{name} was in training mode: it is in evaluation mode from now on", stacklevel=2
-        )
+        warnings.warn(f"{name} was in training mode: it is now in evaluation mode", stacklevel=2)
     for module in training:
         module.training = native is not None
     if native is None:
@@ -122,11 +121,10 @@ def _native(model: nn.Module, name: str) -> CLIP | None:
 
 
 def _of_transformers(model: nn.Module, name: str) -> Checkpoint | None:
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     if not hasattr(config, "to_dict") or not hasattr(model, "get_image_features"):
         return None
-    values = cast(Any, config).to_dict()
-    return huggingface.from_huggingface(model.state_dict(), values, id=name)
+    return huggingface.from_huggingface(model.state_dict(), config.to_dict(), id=name)
 
 
 def _of_open_clip(model: nn.Module, name: str) -> Checkpoint | None:
@@ -151,7 +149,7 @@ def _conventions_of(model: Any, *, is_siglip: bool) -> Conventions:
     pooling = getattr(text, "pool_type", getattr(model, "text_pool_type", "argmax"))
     end = getattr(text, "eos_id", getattr(model, "text_eos_id", None))
     side = getattr(model.visual, "image_size", None)
-    conventions = Conventions(
+    common = Conventions(
         _activation(text_block.mlp.gelu),
         text_heads=text_block.attn.num_heads,
         text_eps=text_block.ln_1.eps,
@@ -166,11 +164,9 @@ def _conventions_of(model: Any, *, is_siglip: bool) -> Conventions:
         block = model.visual.transformer.resblocks[0]
         activation, eps = block.mlp.gelu, block.ln_1.eps
     else:  # a ResNet
-        return conventions
+        return common
     heads = block.attn.num_heads
-    return replace(
-        conventions, activation=_activation(activation), vision_heads=heads, vision_eps=eps
-    )
+    return replace(common, activation=_activation(activation), vision_heads=heads, vision_eps=eps)
 
 
 def _activation(module: nn.Module) -> Activation:
@@ -184,7 +180,7 @@ def _agree(native: CLIP, model: nn.Module) -> bool:
     draw = torch.Generator().manual_seed(0)
     size, text = native.image_size, native.config.text
     pixels = torch.randn(1, 3, size, size, generator=draw).to(native.device, native.dtype)
-    encode_image, encode_text = _function(model, _IMAGE), _function(model, _TEXT)
+    encode_image, encode_text = _method(model, _IMAGE), _method(model, _TEXT)
     assert encode_image is not None
     pairs = [(native.encode_image(pixels), encode_image(pixels))]
     if text is not None and encode_text is not None:
@@ -215,7 +211,7 @@ class ImageEncoder(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Features (B, E), not normalised unless the model does so."""
-        encode = _function(self.model, _IMAGE)
+        encode = _method(self.model, _IMAGE)
         assert encode is not None
         weight = next(self.model.parameters(), pixels)
         return encode(pixels.to(weight.device, weight.dtype))
@@ -223,16 +219,12 @@ class ImageEncoder(nn.Module):
     def watch(self, pixels: Tensor) -> Tensor:
         """Features of an image, noting the LayerNorms on its way."""
         passed: dict[str, None] = {}
-        handles = [
-            module.register_forward_hook(lambda *_, name=name: passed.setdefault(name))
-            for name, module in self.named_modules()
-            if isinstance(module, nn.LayerNorm) and module.weight is not None
-        ]
-        try:
+        with ExitStack() as hooks:
+            for name, module in self.named_modules():
+                if isinstance(module, nn.LayerNorm) and module.weight is not None:
+                    hook = module.register_forward_hook(lambda *_, n=name: passed.setdefault(n))
+                    hooks.enter_context(hook)
             features: Tensor = self(pixels)
-        finally:
-            for handle in handles:
-                handle.remove()
         self.layer_norms = tuple(passed)
         return features
 
@@ -247,7 +239,7 @@ class WrappedCLIP(CLIP):
     def __init__(self, model: nn.Module, id: str, preprocess: Preprocess, tokenizer: Any) -> None:
         nn.Module.__init__(self)
         self.id, self.preprocess, self.image_size = id, preprocess, preprocess.size
-        self.visual, self.text, self._text = ImageEncoder(model), None, _function(model, _TEXT)
+        self.visual, self.text, self._text = ImageEncoder(model), None, _method(model, _TEXT)
         size = preprocess.size
         try:
             features = self.visual.watch(torch.zeros(1, 3, size, size))
@@ -326,9 +318,7 @@ def _own_preprocess(model: Any, name: str) -> Preprocess:
     return open_clip.preprocess_from(size if isinstance(size, int) else size[0], cfg)
 
 
-def _function(
-    model: nn.Module, names: Mapping[str, str | None]
-) -> Callable[[Tensor], Tensor] | None:
+def _method(model: nn.Module, names: Mapping[str, str | None]) -> Callable[[Tensor], Tensor] | None:
     """The first of the named methods that a model has, giving a tensor."""
     for name, argument in names.items():
         method = getattr(model, name, None)
@@ -345,9 +335,6 @@ def _features(output: Any) -> Tensor:
     if isinstance(output, Sequence) and output and isinstance(output[0], Tensor):
         return output[0]
     raise UserError(f"features are expected as a tensor, the model gives {type(output).__name__}")
-
-
-# --- no model at all -----------------------------------------------------------------------------
 
 
 class FeaturesOnly(CLIP):
@@ -399,6 +386,5 @@ class FeaturesOnly(CLIP):
 
     def encode_image(self, pixels: Tensor, **options: Any) -> Tensor:
         """Raise: there is no image tower."""
-        raise MissingCapabilityError(
-            f"{self.id} stands for a model that is not here: it cannot encode images"
-        )
+        message = f"{self.id} stands for a model that is not here: it cannot encode images"
+        raise MissingCapabilityError(message)

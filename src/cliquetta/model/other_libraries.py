@@ -85,9 +85,8 @@ def preprocess_from(given: Any) -> Preprocess:
         size, crop = values.get("size") or {}, values.get("crop_size") or {}
         sides = [d.get(k) for d in (crop, size) for k in ("height", "shortest_edge") if d.get(k)]
         if not sides or not isinstance(sides[0], int):
-            raise UserError(
-                f"{type(processor).__name__} states no size: pass preprocess=Preprocess(...)"
-            )
+            message = f"{type(processor).__name__} states no size: pass preprocess=Preprocess(...)"
+            raise UserError(message)
         return huggingface.preprocess_from(sides[0], values)
     if hasattr(given, "transforms"):
         ours = _from_transforms(given.transforms)

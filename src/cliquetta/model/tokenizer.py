@@ -112,9 +112,8 @@ class Tokenizer(TextTokenizer):
         if not 0 <= merges <= MERGES:
             raise UserError(f"merges is 0 to {MERGES}, got {merges}")
         if context_length < 2:
-            raise UserError(
-                f"a context of {context_length} has no room for the start and end tokens"
-            )
+            message = f"a context of {context_length} has no room for the start and end tokens"
+            raise UserError(message)
         self.context_length, self.merges = context_length, merges
         self._byte_symbols = _byte_symbols()
         learnt = _all_merges()[:merges]
@@ -156,6 +155,7 @@ class Tokenizer(TextTokenizer):
 # --- tokenizer.json or a SentencePiece model, read by an extra of the package --------------------
 
 
+Find = Callable[[str], Path | None]  # looks for a file by its name, in a folder or repository
 # in a folder or repository; the first that is there is read
 FILES = ("tokenizer.json", "spiece.model", "tokenizer.model")
 # share of the embeddings by which a vocabulary may differ: extra tokens, rounded-up sizes
@@ -223,9 +223,7 @@ def require_tokenizers() -> None:
         ) from None
 
 
-def find_tokenizer(
-    find: Callable[[str], Path | None], text: TextConfig
-) -> PretrainedTokenizer | None:
+def find_tokenizer(find: Find, text: TextConfig) -> PretrainedTokenizer | None:
     """The tokenizer of a folder or repository in which ``find`` looks for a file; maybe none."""
     path = next(filter(None, map(find, FILES)), None)
     return None if path is None else PretrainedTokenizer(path, text)
@@ -240,9 +238,8 @@ def _read(path: Path) -> tuple[Encode, int, Callable[[int], str]]:
     try:
         return _read_json(path) if library == "tokenizers" else _read_sentencepiece(path)
     except ImportError:
-        raise UserError(
-            f"{path.name} needs the package {library}: pip install 'cliquetta[siglip]'"
-        ) from None
+        message = f"{path.name} needs the package {library}: pip install 'cliquetta[siglip]'"
+        raise UserError(message) from None
     except Exception as error:  # the libraries raise bare exceptions on a damaged file
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"{path} is not a readable tokenizer: {first}") from None

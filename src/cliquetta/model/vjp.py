@@ -226,9 +226,6 @@ def _attention_vjp(
     )
 
 
-# --- towers ---------------------------------------------------------------------------------------
-
-
 class VisualTape:
     """A prompted image forward pass from one block on, ready for many backward passes.
 
@@ -316,25 +313,23 @@ class VisualTapes:
     def __call__(self, hidden: Tensor, prompts: Tensor) -> VisualTape:
         """The tape of images with these hidden states (b, T, D) under prompts (B, P, 2, D)."""
         if not hidden.is_cuda:
-            return self._make(hidden, prompts, self.replayed)
+            return self._new(hidden, prompts, self.replayed)
         if self._forward is None and len(hidden) <= self.most and self.replayed.shapes:
             made: list[VisualTape] = []
 
             def run(hidden: Tensor, prompts: Tensor) -> tuple[()]:
-                made[:] = [self._make(hidden, prompts, self.replayed)]
+                made[:] = [self._new(hidden, prompts, self.replayed)]
                 return ()
 
             with torch.cuda.device(hidden.device):
                 self._forward = record(run, (hidden, prompts))
             self._tape = made[0]
         if self._tape is None or self._forward is None or not self._forward.fits(hidden, prompts):
-            return self._make(hidden, prompts)
+            return self._new(hidden, prompts)
         self._forward.replay((hidden, prompts))
         return self._tape
 
-    def _make(
-        self, hidden: Tensor, prompts: Tensor, replayed: Replayed | None = None
-    ) -> VisualTape:
+    def _new(self, hidden: Tensor, prompts: Tensor, replayed: Replayed | None = None) -> VisualTape:
         prefix = {block: Prefix(own[None]) for block, own in zip(self.blocks, prompts, strict=True)}
         return VisualTape(self.tower, hidden, prefix, replayed)
 

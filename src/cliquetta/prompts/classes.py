@@ -48,9 +48,8 @@ class ClassPrompts:
             if template.count("{}") != 1:
                 raise UserError(f"a template holds {{}} once for the class name, got {template!r}")
         if self.features is not None and self.features.shape[0] != len(self.names):
-            raise UserError(
-                f"{self.features.shape[0]} text features for {len(self.names)} class names"
-            )
+            message = f"{self.features.shape[0]} text features for {len(self.names)} class names"
+            raise UserError(message)
 
     def __len__(self) -> int:
         return len(self.names)

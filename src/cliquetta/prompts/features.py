@@ -108,15 +108,14 @@ class TextFeatures:
     def prompts(self, classes: ClassPrompts | Sequence[str] | None) -> ClassPrompts:
         """The class list with these features; all names that the features have by default."""
         if classes is None and self.names is None:
-            raise UserError(
-                f"{self.source} holds no class names: give them in the order of its rows"
-            )
+            message = f"{self.source} holds no class names: give them in the order of its rows"
+            raise UserError(message)
         given = as_prompts(classes if classes is not None else self.names or ())
         features = self.select(given.names)
         return ClassPrompts(given.names, given.templates, features, given.allow_duplicates)
 
 
-def as_text_features(given: Any, *, scale: float | None = None) -> TextFeatures:
+def as_text_features(given: Any) -> TextFeatures:
     """Features of class names from an array or tensor (N, E), or from a file.
 
     A file holds ``embeddings`` or ``features``; ``names`` (N,), the classes of its rows, which may
@@ -133,8 +132,7 @@ def as_text_features(given: Any, *, scale: float | None = None) -> TextFeatures:
     names = tuple(str(name) for name in arrays["names"]) if "names" in arrays else None
     if features.ndim != 2 or (names is not None and len(set(names)) != len(features)):
         raise UserError(f"{source} must hold one text feature per name, each name once")
-    stated = float(arrays["scale"]) if "scale" in arrays else 100.0
-    scale = stated if scale is None else scale
+    scale = float(arrays["scale"]) if "scale" in arrays else 100.0
     if not 0 < scale < float("inf"):
         raise UserError(f"the scale of cosines is a number above 0, got {scale}")
     return TextFeatures(features, names, scale, source)

@@ -139,31 +139,23 @@ class BoardRow:
 def leaderboard_page(
     boards: Mapping[str, tuple[Sequence[Record], Mapping[str, BoardRow]]], folder: Path
 ) -> str:
-    """The boards as Markdown: by title, the records and their rows.
-
-    ``folder`` holds the pages of methods.
-    """
-    parts = [
-        "# Who wins where",
-        fill(
-            "Written by `cliquetta reproduce leaderboard` from the records in `docs/results`: do "
-            "not edit it. Every registered method that needs no labelled images; where text "
-            "features are fixed, every one that needs no text tower."
-        ),
-        "\n".join(map(as_item, READING)),
-    ]
+    """The boards as Markdown: by title, records and rows; ``folder`` holds the methods' pages."""
+    about = (
+        "Written by `cliquetta reproduce leaderboard` from the records in `docs/results`: do "
+        "not edit it. Every registered method that needs no labelled images; where text "
+        "features are fixed, every one that needs no text tower."
+    )
+    parts = ["# Who wins where", fill(about), "\n".join(map(as_item, READING))]
     for title, (records, rows) in boards.items():
-        parts += [f"## {title}", *(_sections(records, rows, folder) if records else [NOT_RECORDED])]
+        parts += [f"## {title}", *_sections(records, rows, folder)]
     return "\n\n".join(parts) + "\n"
 
 
-NOT_RECORDED = fill(
-    "**Not recorded yet.** `cliquetta reproduce leaderboard --run --device cuda` runs the grid and "
-    "writes this page; `--shard I/N` shares it out over processes."
-)
-
-
 def _sections(records: Sequence[Record], rows: Mapping[str, BoardRow], folder: Path) -> list[str]:
+    if not records:
+        command = "`cliquetta reproduce leaderboard --run --device cuda` runs the grid"
+        shares = "and writes this page; `--shard I/N` shares it out over processes."
+        return [fill(f"**Not recorded yet.** {command} {shares}")]
     advice = [as_item(f"**{column}**: {_advice(rows, column)}") for column in COLUMNS]
     return [
         _board(rows, folder),
@@ -207,18 +199,14 @@ def method_sentence(rows: Mapping[str, BoardRow], method: str) -> str:
     """Say where a method gains over zero-shot and loses; empty if it is not on the board."""
     label = next((label for label in rows if method_of(label) == method), BASELINE)
     gains = {c: gain for c in COLUMNS if (gain := rows[label].gain(c)) is not None} if rows else {}
-    if not gains:
-        return ""
-    sides = {
-        "gains over zero-shot": [c for c in sorted(gains, key=lambda c: -gains[c]) if gains[c] > 0],
-        "does not": [c for c in sorted(gains, key=lambda c: gains[c]) if gains[c] <= 0],
-    }
+    up = sorted((c for c in gains if gains[c] > 0), key=lambda c: -gains[c])
+    down = sorted((c for c in gains if gains[c] <= 0), key=lambda c: gains[c])
     sentences = [
         f"{what} on {', '.join(f'{c} ({_points(gains[c])})' for c in columns)}"
-        for what, columns in sides.items()
+        for what, columns in (("gains over zero-shot", up), ("does not", down))
         if columns
     ]
-    return f"`{label}` {' and '.join(sentences)}."
+    return f"`{label}` {' and '.join(sentences)}." if sentences else ""
 
 
 def _images(cell: Cell) -> int:
@@ -284,18 +272,18 @@ def _advice(rows: Mapping[str, BoardRow], column: str) -> str:
     best = rows[full[0]].runs(column)
     alike = [name for name in full[1:] if within_noise(best, rows[name].runs(column))]
     first = f"Highest gain: {_some(gains, full[:1])}"
-    sentences = [f"{first}; within noise of it: {_some(gains, alike)}."]
     losing = [name for name in full[::-1] if gains[name] < 0]
     safe = [name for name in full if rows[name].worst(column)[0] >= 0]
-    sentences.append(
-        f"Below zero-shot on average: {_some(gains, losing)}; on no set: {_some(gains, safe)}."
-    )
+    sentences = [
+        f"{first}; within noise of it: {_some(gains, alike)}.",
+        f"Below zero-shot on average: {_some(gains, losing)}; on no set: {_some(gains, safe)}.",
+    ]
     cheap = [name for name in full if (rows[name].cost or CHEAP + 1) <= CHEAP and gains[name] > 0]
     cost = rows[full[0]].cost
     paid = f"`{full[0]}` takes {times(cost)} the time of zero-shot" if cost else ""
     if cheap[:1] != full[:1]:
         paid += f"; for at most {CHEAP:g} ×: {_some(gains, cheap[:1])}"
-    return " ".join([*sentences, *([f"{paid}."] if paid else [])])
+    return " ".join([*sentences, f"{paid}." if paid else ""]).rstrip()
 
 
 def _some(gains: Mapping[str, float], names: Sequence[str]) -> str:

@@ -55,12 +55,9 @@ def best_rivals(boards: Sequence[Board]) -> list[str]:
             known = [gain for kind in KINDS if (gain := row.gain(kind)) is not None]
             gains.setdefault(name, []).extend(known)
     most = max(map(len, gains.values()), default=0)
-    rivals = [
-        name
-        for name, known in gains.items()
-        if name not in (DEFAULT_METHOD, BASELINE) and known and len(known) >= SHARE * most
-    ]
-    return sorted(rivals, key=lambda name: -statistics.mean(gains[name]))[:RIVALS]
+    able = {name: own for name, own in gains.items() if len(own) >= max(1, SHARE * most)}
+    rivals = [name for name in able if name not in (DEFAULT_METHOD, BASELINE)]
+    return sorted(rivals, key=lambda name: -statistics.mean(able[name]))[:RIVALS]
 
 
 def _legend(methods: Sequence[str]) -> str:

@@ -199,20 +199,13 @@ def _every_method(settings: Sequence[Setting], folder: Path) -> str:
     rows = []
     for setting, row in sorted(first.values(), key=lambda pair: _rank(pair[1])):
         untouched = setting.table.overall(row.row, setting.columns(REPORT)).gain
-        spread = "" if row.sd is None else f" ± {row.sd:.2f}"
-        rows.append(
-            (
-                linked(row.row, folder),
-                _kind(get_method(method_of(row.row))),
-                BLANK if row.mean is None else f"{row.mean:.2f}{spread}",
-                _gain(row),
-                shown(untouched, "+.2f"),
-                BLANK if row.worst is None else f"{row.worst[0]:+.2f} ({short_id(row.worst[1])})",
-                shown(row.ece, ".1f"),
-                times(row.cost),
-                f"{len(row.columns)} × {row.images:,}",
-            )
-        )
+        kind = _kind(get_method(method_of(row.row)))
+        accuracy = shown(row.mean, ".2f") + ("" if row.sd is None else f" ± {row.sd:.2f}")
+        worst = BLANK if row.worst is None else f"{row.worst[0]:+.2f} ({short_id(row.worst[1])})"
+        gains = (_gain(row), shown(untouched, "+.2f"), worst)
+        size = f"{len(row.columns)} × {row.images:,}"
+        costs = (shown(row.ece, ".1f"), times(row.cost), size)
+        rows.append((linked(row.row, folder), kind, accuracy, *gains, *costs))
     table = TextTable((*head, "cost", "datasets × images"), tuple(rows), labels=2)
     return f"{fill('; '.join(s.title for s in settings))}\n\n{to_markdown(table).rstrip()}"
 

@@ -146,10 +146,8 @@ def _one_per_method(runs: Sequence[ReportedRun]) -> tuple[ReportedRun, ...]:
     chosen = []
     for members in grouped(runs, lambda run: run.name).values():
         settings = [flat_settings(run) for run in members]
-        usual = {
-            key: most_common([each.get(key) for each in settings]) for key in varying(settings)
-        }
-        usual.pop("seed", None)
+        keys = [key for key in varying(settings) if key != "seed"]
+        usual = {key: most_common([each.get(key) for each in settings]) for key in keys}
         fit = [sum(each.get(key) == value for key, value in usual.items()) for each in settings]
         chosen.append(members[fit.index(max(fit))])
     return tuple(chosen[:_SHOWN])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,17 +33,11 @@ def accuracy_so_far(predictions: Predictions) -> npt.NDArray[np.float64]:
     return share
 
 
-def domain_starts(keys: tuple[str, ...], datasets: list[str]) -> list[tuple[int, str]]:
-    """Starts of the datasets of a sequence: position and id; nothing for a single one."""
-    if len(datasets) < 2:
-        return []
+def domain_starts(keys: Sequence[str], datasets: Iterable[str]) -> list[int]:
+    """Positions in a sequence of datasets from which on images are of another one."""
     by_length = sorted(set(datasets), key=len, reverse=True)
     owners = [next((id for id in by_length if key.startswith(f"{id}/")), "") for key in keys]
-    return [
-        (index, owner)
-        for index, owner in enumerate(owners)
-        if index == 0 or owners[index - 1] != owner
-    ]
+    return [index for index in range(1, len(owners)) if owners[index] != owners[index - 1]]
 
 
 def stream_figure(group: RunGroup) -> Figure:
@@ -95,8 +90,7 @@ def _finish(axes: Axes, group: RunGroup, label: str) -> None:
     axes.margins(x=0.01)
     first = group.runs[0]
     ids = [entry["id"] for entry in first.record.settings["stream"]["datasets"]]
-    starts = [] if first.order == "mixed" else domain_starts(first.predictions.keys, ids)
-    for start, _ in starts[1:]:
+    for start in [] if first.order == "mixed" else domain_starts(first.predictions.keys, ids):
         axes.axvline(start + 1, color=FAINT, linewidth=1, linestyle=(0, (1, 2)))
 
 

@@ -42,6 +42,27 @@ def line_look(index: int) -> dict[str, Any]:
     }
 
 
+_INKED = ("axes.edgecolor", "axes.labelcolor", "text.color", "xtick.color", "ytick.color")
+_SETTINGS: Any = {  # matplotlib types its keys from some version on
+    **dict.fromkeys(_INKED, INK),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+    **dict.fromkeys(("axes.grid", "axes.axisbelow"), True),
+    **dict.fromkeys(("font.size", "axes.labelsize"), 9.5),
+    **dict.fromkeys(("grid.linewidth", "hatch.linewidth"), 0.7),
+    "font.family": "sans-serif",
+    "axes.titlesize": 10.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.facecolor": "none",
+    "figure.facecolor": PAPER,
+    "grid.color": GRID,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 4.5,
+    "legend.fontsize": 9,
+    "image.cmap": SEQUENTIAL,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "cliquetta",
+}
 BASELINE_LOOK: dict[str, Any] = {"color": FAINT, "linestyle": (0, (3, 3)), "marker": ""}
 """Zero-shot, in every figure."""
 
@@ -59,40 +80,8 @@ def new_figure(width: float = 6.4, height: float = 3.4) -> Iterator[Figure]:
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(_settings()):
+    with matplotlib.rc_context(_SETTINGS):
         yield Figure(figsize=(width, height), layout="constrained")
-
-
-def _settings() -> Any:  # matplotlib types its keys from some version on
-    return {
-        "font.family": "sans-serif",
-        "font.size": 9.5,
-        "axes.titlesize": 10.5,
-        "axes.titleweight": "bold",
-        "axes.titlelocation": "left",
-        "axes.labelsize": 9.5,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.grid": True,
-        "axes.axisbelow": True,
-        "axes.edgecolor": INK,
-        "axes.labelcolor": INK,
-        "axes.facecolor": "none",
-        "text.color": INK,
-        "xtick.color": INK,
-        "ytick.color": INK,
-        "grid.color": GRID,
-        "grid.linewidth": 0.7,
-        "lines.linewidth": 1.8,
-        "lines.markersize": 4.5,
-        "legend.frameon": False,
-        "legend.fontsize": 9,
-        "figure.facecolor": PAPER,
-        "hatch.linewidth": 0.7,
-        "svg.fonttype": "none",
-        "svg.hashsalt": "cliquetta",
-        "image.cmap": SEQUENTIAL,
-    }
 
 
 def to_svg(figure: Figure, alt: str, prefix: str) -> str:
@@ -103,7 +92,7 @@ def to_svg(figure: Figure, alt: str, prefix: str) -> str:
     import matplotlib
 
     file = io.StringIO()
-    with matplotlib.rc_context(_settings()):
+    with matplotlib.rc_context(_SETTINGS):
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
     text = file.getvalue()
     text = text[text.index("<svg") :]
@@ -124,6 +113,6 @@ def to_file(figure: Figure, kind: str) -> bytes:
     import matplotlib
 
     file, metadata = io.BytesIO(), {"CreationDate": None} if kind == "pdf" else None
-    with matplotlib.rc_context(_settings()):
+    with matplotlib.rc_context(_SETTINGS):
         figure.savefig(file, format=kind, dpi=200, facecolor=PAPER, metadata=metadata)
     return file.getvalue()

@@ -21,24 +21,10 @@ from starlette.requests import ClientDisconnect
 
 from cliquetta import __version__
 from cliquetta.methods.state import plain_config
+from cliquetta.serve import schema
 from cliquetta.serve.errors import ServiceError, incident, invalid, invalid_field, too_large
 from cliquetta.serve.metrics import CONTENT_TYPE
 from cliquetta.serve.middleware import AdmissionMiddleware, CSPMiddleware, problem_response
-from cliquetta.serve.schema import (
-    CREATION_KEY,
-    BatchRequest,
-    BatchResponse,
-    ClassesRequest,
-    Health,
-    MethodInfo,
-    MethodList,
-    ModelInfo,
-    ModelList,
-    Problem,
-    SessionInfo,
-    SessionList,
-    SessionRequest,
-)
 from cliquetta.serve.service import Service
 from cliquetta.serve.settings import Settings
 from cliquetta.serve.store import Store
@@ -73,14 +59,13 @@ _REFUSALS = {
 
 
 def _refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    return {status: {"model": Problem, "description": _REFUSALS[status]} for status in statuses}
+    return {code: {"model": schema.Problem, "description": _REFUSALS[code]} for code in statuses}
 
 
 _ANY, _SESSION = _refusals(401, 403, 429, 503), _refusals(404, 409)
 _BODY = _refusals(400, 408, 413, 422)
-_UNSAVED: dict[int | str, dict[str, Any]] = {
-    503: {"model": Problem, "description": "Sessions cannot be saved"}
-}
+_UNSAVED = _refusals(503)
+_UNSAVED[503]["description"] = "Sessions cannot be saved"
 
 
 class Call:
@@ -121,12 +106,12 @@ router = APIRouter(prefix="/v1", tags=["sessions"], responses=_ANY)
 
 
 @open_router.get("/healthz", responses=_UNSAVED)
-async def health(call: CallOf) -> Health:
+async def health(call: CallOf) -> schema.Health:
     """Whether the server answers and can save sessions."""
     problem = call.sessions.problem()
     if problem is not None:
         raise ServiceError(503, "storage", problem)
-    return Health(status="ok", version=__version__)
+    return schema.Health(status="ok", version=__version__)
 
 
 @open_router.get(
@@ -140,20 +125,22 @@ async def metrics(call: CallOf) -> Response:
 
 
 @router.get("/models", tags=["server"])
-async def list_models(call: CallOf) -> ModelList:
+async def list_models(call: CallOf) -> schema.ModelList:
     """The models that sessions may use; the first is the default."""
     models = [
-        ModelInfo(name=name, id=model.id, image_size=model.image_size, weights=model.fingerprint)
+        schema.ModelInfo(
+            name=name, id=model.id, image_size=model.image_size, weights=model.fingerprint
+        )
         for name, model in call.service.settings.models.items()
     ]
-    return ModelList(models=models)
+    return schema.ModelList(models=models)
 
 
 @router.get("/methods", tags=["server"])
-async def method_entries(call: CallOf) -> MethodList:
+async def method_entries(call: CallOf) -> schema.MethodList:
     """The methods that sessions may use, with their presets and defaults."""
     methods = [
-        MethodInfo(
+        schema.MethodInfo(
             name=entry.name,
             summary=entry.summary,
             presets=sorted(entry.presets),
@@ -161,15 +148,15 @@ async def method_entries(call: CallOf) -> MethodList:
         )
         for entry in call.service.settings.methods.values()
     ]
-    return MethodList(methods=methods)
+    return schema.MethodList(methods=methods)
 
 
 @router.post("/sessions", status_code=201, responses=_BODY)
 async def create_session(
-    body: SessionRequest,
+    body: schema.SessionRequest,
     call: CallOf,
-    repeat: Annotated[str | None, Header(alias=CREATION_KEY, max_length=255)] = None,
-) -> SessionInfo:
+    repeat: Annotated[str | None, Header(alias=schema.CREATION_KEY, max_length=255)] = None,
+) -> schema.SessionInfo:
     """Create a session: a class list, a model and a method that adapts to its batches.
 
     A request may be repeated with the same ``Idempotency-Key``: one session is made.
@@ -181,13 +168,13 @@ async def create_session(
 
 
 @router.get("/sessions")
-async def list_sessions(call: CallOf) -> SessionList:
+async def list_sessions(call: CallOf) -> schema.SessionList:
     """The sessions of the asking client, oldest first."""
-    return SessionList(sessions=await asyncio.to_thread(call.sessions.owned_by, call.owner))
+    return schema.SessionList(sessions=await asyncio.to_thread(call.sessions.owned_by, call.owner))
 
 
 @router.get("/sessions/{session}", responses=_SESSION)
-async def inspect_session(session: SessionOf, call: CallOf) -> SessionInfo:
+async def inspect_session(session: SessionOf, call: CallOf) -> schema.SessionInfo:
     """Tell how a session was created and how far it has come."""
     return await asyncio.to_thread(call.sessions.info, call.owner, session)
 
@@ -200,9 +187,11 @@ async def delete_session(session: SessionOf, call: CallOf) -> None:
 
 @router.post(
     "/sessions/{session}/batches",
-    response_model=BatchResponse,
+    response_model=schema.BatchResponse,
     responses={**_SESSION, **_BODY, **_refusals(415)},
-    openapi_extra={"requestBody": {"required": True, "content": BatchRequest.body_schemas()}},
+    openapi_extra={
+        "requestBody": {"required": True, "content": schema.BatchRequest.body_schemas()}
+    },
 )
 async def send_batch(request: Request, session: SessionOf, call: CallOf) -> Response:
     """Classify a batch of images and learn from it.
@@ -219,13 +208,15 @@ async def send_batch(request: Request, session: SessionOf, call: CallOf) -> Resp
 
 
 @router.post("/sessions/{session}/reset", responses=_SESSION)
-async def reset_session(session: SessionOf, call: CallOf) -> SessionInfo:
+async def reset_session(session: SessionOf, call: CallOf) -> schema.SessionInfo:
     """Forget what was learned; batch numbers continue."""
     return await call.run(session, call.sessions.reset)
 
 
 @router.put("/sessions/{session}/classes", responses={**_SESSION, **_BODY})
-async def set_classes(body: ClassesRequest, session: SessionOf, call: CallOf) -> SessionInfo:
+async def set_classes(
+    body: schema.ClassesRequest, session: SessionOf, call: CallOf
+) -> schema.SessionInfo:
     """Classify among other classes from the next batch on, keeping what does not depend on them.
 
     It takes its turn among the session's batches and may be repeated. Methods that learn about
@@ -250,7 +241,7 @@ async def export_state(session: SessionOf, call: CallOf) -> Response:
     responses={**_SESSION, **_BODY},
     openapi_extra={"requestBody": {"required": True, "content": _BINARY_SCHEMA}},
 )
-async def import_state(request: Request, session: SessionOf, call: CallOf) -> SessionInfo:
+async def import_state(request: Request, session: SessionOf, call: CallOf) -> schema.SessionInfo:
     """Continue from a state that an equal session exported."""
     return await call.run(session, call.sessions.import_state, await request.body())
 
@@ -295,16 +286,16 @@ def create_app(store: Store, settings: Settings, *, admitted: bool = False) -> F
     return app
 
 
-async def _read_batch(request: Request, most: int) -> BatchRequest:
+async def _read_batch(request: Request, most: int) -> schema.BatchRequest:
     """The batch of a request in either form; more than ``most`` images are refused."""
     too_many = too_large(f"more than {most} images: send fewer per batch")
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     try:
         if kind == "multipart/form-data":
-            batch = BatchRequest.model_validate(await _read_form(request, most))
+            batch = schema.BatchRequest.model_validate(await _read_form(request, most))
         elif kind == "application/json":
             body = await request.body()
-            batch = await asyncio.to_thread(BatchRequest.model_validate_json, body)
+            batch = await asyncio.to_thread(schema.BatchRequest.model_validate_json, body)
         else:
             message = "send images as multipart/form-data or application/json"
             raise ServiceError(415, "unsupported_media_type", message)

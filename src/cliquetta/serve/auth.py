@@ -24,9 +24,8 @@ class Tokens:
         if not given:
             raise UserError("no tokens given: write one per line, made with `openssl rand -hex 24`")
         if any(len(token) < _SHORTEST or not token.isascii() for token in given):
-            raise UserError(
-                f"a token has at least {_SHORTEST} ASCII characters: `openssl rand -hex 24`"
-            )
+            message = f"a token has at least {_SHORTEST} ASCII characters: `openssl rand -hex 24`"
+            raise UserError(message)
         self._digests = sorted({_digest(token) for token in given})
 
     def owner(self, authorization: str | None) -> str:
@@ -46,19 +45,13 @@ def _digest(token: str) -> str:
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def is_loopback(host: str) -> bool:
-    """Whether an address to bind to can be reached from this machine only."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def check_binding(host: str, tokens: Tokens | None) -> None:
     """Refuse to be reachable from other machines without tokens."""
-    if tokens is None and not is_loopback(host):
+    try:
+        is_local = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_local = False
+    if tokens is None and not is_local:
         raise UserError(
             f"{host} can be reached from other machines: give tokens with --token-file or "
             "CLIQUETTA_TOKEN, or bind to 127.0.0.1"

@@ -13,17 +13,9 @@ from torch import Tensor
 from cliquetta.data.images import ImageError
 from cliquetta.data.inputs import as_batch
 from cliquetta.methods.base import Adapter, NonFiniteError
+from cliquetta.serve import schema
 from cliquetta.serve.errors import conflict, invalid, too_large
 from cliquetta.serve.limits import bounded
-from cliquetta.serve.schema import (
-    BatchRequest,
-    BatchResponse,
-    ImagePrediction,
-    ImageProblem,
-    Scored,
-    SessionInfo,
-    Upload,
-)
 from cliquetta.serve.settings import Limits
 from cliquetta.serve.store import StoredResponse
 from cliquetta.types import Batch, Prediction
@@ -35,32 +27,31 @@ _DEEPEST = 4
 
 
 @dataclass(frozen=True)
-class Decoded:
+class BatchResult:
     """The usable images of a batch, their positions in the request, and the others."""
 
     batch: Batch
     positions: tuple[int, ...]
-    refused: tuple[ImageProblem, ...]
+    refused: tuple[schema.ImageProblem, ...]
+    prediction: Prediction
 
 
-def predict_images(
-    adapter: Adapter, images: Sequence[Upload], limits: Limits
-) -> tuple[Decoded, Prediction]:
+def predict_images(adapter: Adapter, files: Sequence[schema.Upload], limits: Limits) -> BatchResult:
     """Read and predict, within the limits of time and memory."""
-    check_views(adapter, len(images), limits)
-    refused: dict[int, ImageProblem] = {}
+    check_views(adapter, len(files), limits)
+    refused: dict[int, schema.ImageProblem] = {}
 
     def refuse(index: int, error: ImageError) -> None:
         # a decoder's message without addresses of this process, and not too long
         reason = _ADDRESS.sub("the data", error.reason)[:300]
-        refused[index] = ImageProblem(index=index, name=images[index].name, reason=reason)
+        refused[index] = schema.ImageProblem(index=index, name=files[index].name, reason=reason)
 
     with bounded(limits.batch_seconds, CHEAPER) as deadline:
 
         def timed() -> Iterator[bytes]:
-            for image in images:
+            for file in files:
                 deadline.check()
-                yield image.data
+                yield file.data
 
         # in this thread: a single request would only wait for the way to a worker and back
         batch = as_batch(
@@ -72,9 +63,9 @@ def predict_images(
             untrusted=True,
             on_error=refuse,
         )
-        positions = tuple(index for index in range(len(images)) if index not in refused)
-        decoded = Decoded(batch, positions, tuple(refused.values()))
-        return decoded, predict_finite(adapter, batch)
+        positions = tuple(index for index in range(len(files)) if index not in refused)
+        prediction = predict_finite(adapter, batch)
+    return BatchResult(batch, positions, tuple(refused.values()), prediction)
 
 
 def predict_finite(adapter: Adapter, batch: Batch) -> Prediction:
@@ -120,31 +111,32 @@ def find_repeated(
 
 @torch.no_grad()
 def render_response(
-    session: SessionInfo, request: BatchRequest, decoded: Decoded, prediction: Prediction
+    session: schema.SessionInfo, request: schema.BatchRequest, result: BatchResult
 ) -> bytes:
     """The response of a session, after the batch, as JSON."""
+    prediction = result.prediction
     best, ranked = prediction.top(request.top_k)
-    rejections: list[dict[str, Any]] = [{} for _ in decoded.positions]
+    rejections: list[dict[str, Any]] = [{} for _ in result.positions]
     if prediction.rejection is not None:
         scores, rejected = prediction.rejection
         pairs = zip(scores.float().cpu().numpy(), rejected.tolist(), strict=True)
         rejections = [{"rejected": no, "rejection_score": float(str(s))} for s, no in pairs]
     predictions = []
     for index, row, classes, rejection in zip(
-        decoded.positions, best.cpu().numpy(), ranked.tolist(), rejections, strict=True
+        result.positions, best.cpu().numpy(), ranked.tolist(), rejections, strict=True
     ):
         # str() of a float32 is the shortest that reads back as the same
         top = [
-            Scored(label=session.classes[c], probability=float(str(p)))
+            schema.Scored(label=session.classes[c], probability=float(str(p)))
             for p, c in zip(row, classes, strict=True)
         ]
         image = {"index": index, "name": request.images[index].name, **dict(top[0])}
-        predictions.append(ImagePrediction(**image, top=top, **rejection))
-    response = BatchResponse(
+        predictions.append(schema.ImagePrediction(**image, top=top, **rejection))
+    response = schema.BatchResponse(
         session=session.id,
         sequence=session.sequence,
         predictions=predictions,
-        errors=list(decoded.refused),
+        errors=list(result.refused),
         evidence=summarise(dict(prediction.evidence)) if request.evidence else None,
     )
     return response.model_dump_json(exclude_unset=True).encode()

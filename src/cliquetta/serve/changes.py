@@ -107,32 +107,28 @@ def fold(files: Sequence[bytes]) -> bytes:
     """A complete file and the changes after it, in order, as one file without a checksum."""
     source, last = "the session's file", files[0]
     if "whole" in notes_of(last):
-        raise DamagedError("the session's whole file is gone")
+        raise DamagedError("the session's complete file is gone")
     if len(files) == 1:
         return last
     tensors, header = unpack(last, source=source, kind="state file")
-    memory = {
-        name.removeprefix(MEMORY): value.clone()
-        for name, value in tensors.items()
-        if name.startswith(MEMORY)
-    }
+    tensors = {name: value.clone() for name, value in tensors.items() if name.startswith(MEMORY)}
+    memory = {name.removeprefix(MEMORY): value for name, value in tensors.items()}
     for data in files[1:]:
         changes, head = unpack(data, source=source, kind="change")
         if head.get("format") != FORMAT or head["notes"]["after"] != seal_of(last):
             raise DamagedError("a file of the session is gone or was exchanged for another")
-        apply_changes(memory, changes)
+        apply_changes(memory, changes)  # in place
         last = data
     notes = {**head["notes"], "checksum": UNSEALED.decode()}
     header["notes"] = {name: v for name, v in notes.items() if name not in ("whole", "after")}
     extra = {name: value for name, value in changes.items() if name.startswith(EXTRA)}
-    return pack({**{MEMORY + name: value for name, value in memory.items()}, **extra}, header)
+    return pack(tensors | extra, header)
 
 
 def notes_of(data: bytes) -> dict[str, Any]:
     """The notes in the header of a file."""
     head = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    notes: dict[str, Any] = json.loads(head["__metadata__"]["notes"])
-    return notes
+    return dict(json.loads(head["__metadata__"]["notes"]))
 
 
 def seal_of(data: bytes) -> str:

@@ -113,17 +113,9 @@ class Client:
         calibrate: bool = False,
     ) -> RemoteSession:
         """Create a session; the arguments are those of ``POST /v1/sessions``."""
-        body = {
-            "classes": list(classes),
-            "templates": list(templates),
-            "model": model,
-            "method": method,
-            "preset": preset,
-            "options": dict(options or {}),
-            "seed": seed,
-            "reject": reject,
-            "calibrate": calibrate,
-        }
+        body: dict[str, Any] = {"classes": list(classes), "templates": list(templates)}
+        body |= {"model": model, "method": method, "preset": preset, "options": dict(options or {})}
+        body |= {"seed": seed, "reject": reject, "calibrate": calibrate}
         headers = {schema.CREATION_KEY: secrets.token_hex(16)}
         info = self.ask(schema.SessionInfo, "POST", "/v1/sessions", json=body, headers=headers)
         return RemoteSession(self, info)
@@ -168,7 +160,6 @@ class Client:
         end = time.monotonic() + self._retry_seconds
         for attempt in count():
             growing = min(_LONGEST_PAUSE, _SHORTEST_PAUSE * 2.0 ** min(attempt, 10))
-            pause: float | None = growing
             failed: Exception
             try:
                 response = self._http.request(method, path, **content)
@@ -177,6 +168,7 @@ class Client:
                 pause, failed = _pause(response, growing), RemoteError.of(response)
             except httpx.TransportError as error:
                 reason = str(error) or type(error).__name__
+                pause = growing
                 failed = UnreachableError(
                     f"no answer from {self._http.base_url} ({reason}): is the server running? "
                     f"Requests are repeated for retry_seconds={self._retry_seconds:g}"

@@ -88,8 +88,7 @@ def resolve_config(
         look_up(f"option of {entry.name}", name, fields)
     adapter: TypeAdapter[Any] = TypeAdapter(entry.config)
     config = adapter.validate_python({**fields, **options})
-    plain: dict[str, Any] = adapter.dump_python(config, mode="json")
-    return plain
+    return dict(adapter.dump_python(config, mode="json"))
 
 
 def build_adapter(info: SessionInfo, settings: Settings) -> Adapter:

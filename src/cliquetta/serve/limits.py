@@ -10,34 +10,29 @@ from typing import Any
 from cliquetta.methods.allocation import TorchWatch
 from cliquetta.serve.errors import ServiceError, too_large
 
+_CLIENTS = 10_000
+
 
 class RateLimiter:
     """A token bucket per client that refills with time; forgets the oldest clients."""
 
     def __init__(
-        self,
-        rate: float,
-        burst: int,
-        *,
-        refusal: str = "too many requests; slow down",
-        clients: int = 10_000,
-        clock: Callable[[], float] = time.monotonic,
+        self, rate: float, burst: int, refusal: str = "too many requests; slow down"
     ) -> None:
         self._rate, self._burst, self._refusal = rate, burst, refusal
-        self._clients, self._clock = clients, clock
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
         self._lock = threading.Lock()
 
     def take(self, client: str, cost: float = 1.0) -> None:
         """Count a request, or refuse it while the bucket holds less than 1 or its ``cost``."""
-        now = self._clock()
+        now = time.monotonic()
         with self._lock:
             level, then = self._buckets.pop(client, (float(self._burst), now))
             level = min(float(self._burst), level + (now - then) * self._rate)
             needed = max(cost, 1.0)
             allowed = level >= needed
             self._buckets[client] = (level - cost if allowed else level, now)
-            if len(self._buckets) > self._clients:
+            if len(self._buckets) > _CLIENTS:
                 self._buckets.popitem(last=False)
         if not allowed:
             after = (needed - level) / self._rate

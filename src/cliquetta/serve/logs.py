@@ -18,12 +18,9 @@ class JSONFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """A record as a line."""
         moment = datetime.fromtimestamp(record.created, timezone.utc)
-        line: dict[str, Any] = {
-            "time": moment.isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
+        line: dict[str, Any] = {"time": moment.isoformat(timespec="milliseconds")}
+        line |= {"level": record.levelname.lower(), "logger": record.name}
+        line["message"] = record.getMessage()
         line |= {k: v for k, v in vars(record).items() if k not in _STANDARD}
         if record.exc_info:
             line["trace"] = self.formatException(record.exc_info)

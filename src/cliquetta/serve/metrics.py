@@ -52,12 +52,10 @@ class ServiceMetrics:
         self._confidence = histogram(
             "confidence", "Mean top probability of a batch.", ["method"], buckets=_SHARES
         )
-        evenness = (
-            "Entropy of a batch's mean prediction by that of even classes; near 0: collapsed."
-        )
-        self._evenness = histogram("evenness", evenness, ["method"], buckets=_SHARES)
-        scalars = "Scalars of the last batch's evidence."
-        self._evidence = Gauge("evidence", scalars, ["method", "name"], **ours)
+        text = "Entropy of a batch's mean prediction by that of even classes; near 0: collapsed."
+        self._evenness = histogram("evenness", text, ["method"], buckets=_SHARES)
+        text = "Scalars of the last batch's evidence."
+        self._evidence = Gauge("evidence", text, ["method", "name"], **ours)
         self._gauge: Callable[..., Gauge] = partial(Gauge, **ours)
 
     def watch(self, name: str, text: str, value: Callable[[], float]) -> None:

@@ -72,22 +72,14 @@ class AdmissionMiddleware:
                 route = getattr(scope.get("route"), "path", "none")
                 self._metrics.requests.labels(route, str(response.status)).inc()
                 self._metrics.request_seconds.labels(route).observe(seconds)
-                event = {
-                    "method": method,
-                    "route": route,
-                    "status": response.status,
-                    "seconds": round(seconds, 6),
-                    "bytes": response.count,
-                    "owner": scope.get("state", {}).get("owner"),
-                }
+                event = {"method": method, "route": route, "status": response.status}
+                event |= {"seconds": round(seconds, 6), "bytes": response.count}
+                event["owner"] = scope.get("state", {}).get("owner")
                 _log.info("request", extra=event)
-                span |= {
-                    "name": f"{method} {route}",
-                    "session": scope.get("path_params", {}).get("session"),
-                    "http.request.method": method,
-                    "http.route": route,
-                    "http.response.status_code": response.status,
-                }
+                span["name"] = f"{method} {route}"
+                span["session"] = scope.get("path_params", {}).get("session")
+                span |= {"http.request.method": method, "http.route": route}
+                span["http.response.status_code"] = response.status
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)

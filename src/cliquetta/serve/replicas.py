@@ -57,12 +57,8 @@ class ReplicaPlan:
     def options(self, settings: Settings, present: float = 0.0) -> dict[str, Any]:
         """Options of Ray Serve for a cluster with ``present`` GPUs."""
         limits = settings.limits
-        scaling = {
-            "min_replicas": self.least,
-            "max_replicas": self.most,
-            "target_ongoing_requests": self.queue,
-            "upscale_delay_s": 10.0,
-        }
+        scaling: dict[str, float] = {"min_replicas": self.least, "max_replicas": self.most}
+        scaling |= {"target_ongoing_requests": self.queue, "upscale_delay_s": 10.0}
         fixed = self.least == self.most
         gpus = float(present > 0) if self.gpus is None else self.gpus
         if gpus > present:

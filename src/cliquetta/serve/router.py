@@ -1,7 +1,4 @@
-"""In front of replicas: admits requests, keeps the order of sessions, sends lost requests again.
-
-It gives every request a key, so that one sent to two replicas is applied once.
-"""
+"""In front of replicas: admits requests, keeps the order of sessions, sends lost requests again."""
 
 import asyncio
 import itertools
@@ -23,8 +20,7 @@ from cliquetta.serve.errors import ServiceError, incident
 from cliquetta.serve.limits import ByteBudget
 from cliquetta.serve.metrics import CONTENT_TYPE, ServiceMetrics
 from cliquetta.serve.middleware import AdmissionMiddleware, problem_response
-from cliquetta.serve.settings import Limits, Settings
-from cliquetta.serve.tracing import Tracing
+from cliquetta.serve.settings import Settings
 
 _SESSION = re.compile("/v1/sessions/([0-9a-f]{32})(/.*)?")
 _LONGEST_PAUSE = 2.0
@@ -44,7 +40,7 @@ class Forwarded:
     headers: tuple[tuple[bytes, bytes], ...]
     body: bytes
     owner: str
-    key: str  # names this request and, if it makes a session, that session
+    key: str  # of this request and, if it makes a session, of that: sent twice, it counts once
     trace: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -99,28 +95,25 @@ def create_router(settings: Settings, ask: Ask, watch: Watch) -> ASGIApp:
     """The application in front of replicas, with the bounds of a server without them."""
     metrics, budget = ServiceMetrics(), ByteBudget(settings.limits.queued_bytes)
     metrics.watch("body_bytes", "Requests and answers in memory.", lambda: budget.used)
-    router = Router(settings.limits, settings.tracing, metrics, ask, watch)
+    router = Router(settings, metrics, ask, watch)
     return AdmissionMiddleware(router, settings=settings, budget=budget, metrics=metrics)
 
 
 class Router:
     """An ASGI application that asks replicas. Requests of one session take turns."""
 
-    def __init__(
-        self, limits: Limits, tracing: Tracing, metrics: ServiceMetrics, ask: Ask, watch: Watch
-    ) -> None:
-        self._limits, self._tracing, self._metrics = limits, tracing, metrics
-        self._ask, self._watch = ask, watch
+    def __init__(self, settings: Settings, metrics: ServiceMetrics, ask: Ask, watch: Watch) -> None:
+        self._limits, self._tracing = settings.limits, settings.tracing
+        self._metrics, self._ask, self._watch = metrics, ask, watch
         self._turns: dict[str, asyncio.Lock] = {}
         self._waiting: dict[str, int] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or begin and end with the server."""
         if scope["type"] == "lifespan":
-            while scope.get("ended") is None:
-                message = await receive()
-                await send({"type": f"{message['type']}.complete"})
-                scope["ended"] = True if message["type"] == "lifespan.shutdown" else None
+            for moment in ("startup", "shutdown"):
+                await receive()
+                await send({"type": f"lifespan.{moment}.complete"})
             return
         try:
             response = await self._respond(scope, receive)

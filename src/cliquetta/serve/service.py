@@ -20,9 +20,10 @@ from cliquetta.serve.limits import ByteBudget
 from cliquetta.serve.metrics import ServiceMetrics
 from cliquetta.serve.sessions import Sessions
 from cliquetta.serve.settings import Limits, Settings
-from cliquetta.serve.store import Store
+from cliquetta.serve.store import FencedError, Store
 
 T = TypeVar("T")
+_ATTEMPTS = 3
 
 
 class Service:
@@ -57,12 +58,23 @@ class Service:
 
         def take_turn() -> T:
             tracing.end(waiting)
-            return context.run(work)  # below the request's span, in a worker's thread
+            return context.run(self.attempt, work)  # below the request's span, in a worker's thread
 
         try:
             return await asyncio.wrap_future(self.pool.submit(owner, session, take_turn))
         finally:
             tracing.end(waiting)
+
+    def attempt(self, work: Callable[[], T]) -> T:
+        """The result of ``work``, repeated if another replica has written its session meanwhile."""
+        for _ in range(_ATTEMPTS):
+            try:
+                return work()
+            except FencedError as error:
+                if error.ahead >= self.limits.replay:
+                    break  # it may have been applied, and its response is gone
+        message = "another replica works on this session: look at its sequence, then try again"
+        raise ServiceError(503, "session_moved", message, retry_after=1)
 
     def sweep(self) -> None:
         """Delete sessions that are due, each when it is its turn."""

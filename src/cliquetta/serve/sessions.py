@@ -6,16 +6,14 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import wraps
-from typing import Concatenate, ParamSpec, TypeVar
 
 from cliquetta.errors import UserError
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.state import pack_state, unpack_state
-from cliquetta.serve.batches import Decoded, find_repeated, predict_images, render_response
+from cliquetta.serve.batches import BatchResult, find_repeated, predict_images, render_response
 from cliquetta.serve.changes import Chain, DamagedError
 from cliquetta.serve.errors import ServiceError, conflict, invalid, not_found
 from cliquetta.serve.factory import build_adapter, change_classes, create_session
@@ -23,38 +21,15 @@ from cliquetta.serve.metrics import ServiceMetrics
 from cliquetta.serve.schema import BatchRequest, ClassesRequest, SessionInfo, SessionRequest
 from cliquetta.serve.settings import Settings
 from cliquetta.serve.store import FencedError, Resident, Store, StoredResponse, StoredSession
-from cliquetta.types import Prediction
 
 _log = logging.getLogger(__name__)
-_ATTEMPTS = 3
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def _repeated(
-    work: Callable[Concatenate[Sessions, str, P], T],
-) -> Callable[Concatenate[Sessions, str, P], T]:
-    """Do it again if another replica has written the session meanwhile, from where that one is."""
-
-    @wraps(work)
-    def attempt(self: Sessions, id: str, /, *given: P.args, **named: P.kwargs) -> T:
-        for _ in range(_ATTEMPTS):
-            try:
-                return work(self, id, *given, **named)
-            except FencedError as error:
-                if error.ahead >= self._limits.replay:
-                    break  # it may have been applied, and its response is gone
-        message = "another replica works on this session: look at its sequence, then try again"
-        raise ServiceError(503, "session_moved", message, retry_after=1)
-
-    return attempt
 
 
 class Sessions:
     """All sessions of a store, a bounded number of them in memory.
 
-    Requests for one session must not overlap (the scheduler sees to it), except :meth:`info`.
+    Requests for one session must not overlap (the scheduler sees to it), except :meth:`info`. They
+    raise :class:`FencedError` where another replica has written the session meanwhile.
     """
 
     def __init__(self, settings: Settings, store: Store, metrics: ServiceMetrics) -> None:
@@ -94,7 +69,6 @@ class Sessions:
                 self._evict()
         return info
 
-    @_repeated
     def predict(self, id: str, request: BatchRequest, key: str = "") -> tuple[bytes, bool]:
         """The response as JSON, and whether it is a repeat; a request is known by its ``key``, too.
 
@@ -109,12 +83,12 @@ class Sessions:
                 self._metrics.replays.inc()
                 return stored.body, True
             # An adapter that raises has rolled itself back: the session stays in memory.
-            decoded, prediction = self._compute(entry, resident.adapter, request)
-            predicted, refused = len(decoded.positions), len(decoded.refused)
+            result = self._run(entry, resident.adapter, request)
+            predicted, refused = len(result.positions), len(result.refused)
             with self._dropped_on_error(id):
                 progress = {"sequence": last + 1, "images": entry.info.images + predicted}
                 info = entry.info.model_copy(update=progress)
-                body = render_response(info, request, decoded, prediction)
+                body = render_response(info, request, result)
                 responses[info.sequence] = StoredResponse.of(digest, body, key)
                 for old in sorted(responses)[: -self._limits.replay]:
                     del responses[old]
@@ -123,33 +97,27 @@ class Sessions:
             self._metrics.images.labels("refused").inc(refused)
             elapsed = time.perf_counter() - start
             self._metrics.batch_seconds.labels(entry.info.method).observe(elapsed)
-            self._metrics.observe_health(entry.info.method, prediction)
+            self._metrics.observe_health(entry.info.method, result.prediction)
         return body, False
 
-    def _compute(
-        self, entry: StoredSession, adapter: Adapter, request: BatchRequest
-    ) -> tuple[Decoded, Prediction]:
+    def _run(self, entry: StoredSession, adapter: Adapter, request: BatchRequest) -> BatchResult:
         attributes = {"session": entry.info.id, "method": entry.info.method}
         try:
             with self._tracing.span("predict", **attributes, images=len(request.images)):
                 return predict_images(adapter, request.images, self._limits)
-        except ServiceError:
-            raise
         except Exception as error:
-            if not entry.imported:
+            if isinstance(error, ServiceError) or not entry.imported:
                 raise
             _log.warning("session %s fails on its imported state", entry.info.id, exc_info=error)
             message = "the imported state cannot be used: reset the session or import another one"
             raise invalid(message) from error
 
-    @_repeated
     def reset(self, id: str) -> SessionInfo:
         """Forget what was learned; batch numbers continue."""
         with self._using(id) as (entry, resident), self._dropped_on_error(id):
             resident.adapter.reset()
             return self._save(replace(entry, imported=False), resident)
 
-    @_repeated
     def set_classes(self, id: str, request: ClassesRequest) -> SessionInfo:
         """Classify among other classes from the next batch on, keeping what was learned apart."""
         with self._using(id) as (entry, resident), self._dropped_on_error(id):
@@ -159,13 +127,11 @@ class Sessions:
             resident.adapter, resident.chain = adapter, Chain()
             return self._save(replace(entry, info=info), resident)
 
-    @_repeated
     def export_state(self, id: str) -> bytes:
         """The state file of the session's method."""
         with self._using(id) as (_, resident):
             return pack_state(resident.adapter)
 
-    @_repeated
     def import_state(self, id: str, data: bytes) -> SessionInfo:
         """Continue from a state of an equal session; batch numbers continue."""
         with self._using(id) as (entry, resident), self._dropped_on_error(id):
@@ -177,7 +143,6 @@ class Sessions:
                 raise invalid("not a state that can be read") from error
             return self._save(replace(entry, imported=True), resident)
 
-    @_repeated
     def delete(self, id: str) -> None:
         """Remove a session from memory and disk."""
         entry = self._find(id)

@@ -92,7 +92,7 @@ class Settings:
     workers: int = field(default_factory=lambda: os.cpu_count() or 1)  # that compute at once
     threads: int = 1  # threads of one computation
     session_days: float | None = None  # delete sessions unused for so many days; `None` keeps them
-    tracing: Tracing = field(default_factory=Tracing)  # where spans of requests go; nowhere
+    tracing: Tracing = field(default_factory=Tracing)  # where spans go; nowhere by default
 
     def __post_init__(self) -> None:
         if self.tokens is None and self.hosts is None:

@@ -38,6 +38,7 @@ class FileServer(http.server.ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Files)
+        self.address = f"http://127.0.0.1:{self.server_port}"
         self.files: dict[str, bytes] = {}
         self.requests: list[tuple[str, str | None]] = []
         self.limit: int | None = None
@@ -48,13 +49,7 @@ class Files(http.server.BaseHTTPRequestHandler):
 
     server: FileServer
 
-    def do_HEAD(self) -> None:
-        self.reply(body=False)
-
     def do_GET(self) -> None:
-        self.reply(body=True)
-
-    def reply(self, body: Any) -> None:
         self.server.requests.append((self.path, self.headers.get("Range")))
         data = self.server.files.get(self.path)
         if data is None:
@@ -75,8 +70,10 @@ class Files(http.server.BaseHTTPRequestHandler):
         self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()}"')
         self.send_header("X-Repo-Commit", "a" * 40)
         self.end_headers()
-        if body:
+        if self.command == "GET":
             self.wfile.write(data[start:][: self.server.limit])
+
+    do_HEAD = do_GET
 
     def log_message(self, *_: Any) -> None:
         pass
@@ -92,36 +89,29 @@ def server() -> Iterator[Any]:
     server.server_close()
 
 
-@pytest.fixture
-def address(server: Any) -> Any:
-    return f"http://127.0.0.1:{server.server_port}"
-
-
-def test_a_download_is_resumed_checked_and_cached(
-    server: Any, address: Any, tmp_path: Path
-) -> None:
+def test_a_download_is_resumed_checked_and_cached(server: Any, tmp_path: Path) -> None:
     data = bytes(range(256)) * 4096
     server.files["/m.pt"] = data
-    sha256 = hashlib.sha256(data).hexdigest()
+    url, sha256 = f"{server.address}/m.pt", hashlib.sha256(data).hexdigest()
     seen = []
     fetcher = Fetcher(tmp_path, on_progress=lambda done, total: seen.append((done, total)))
     server.limit = 300_000
     with pytest.raises(DownloadError, match=r"goes on where it stopped"):
-        fetcher.file(f"{address}/m.pt", sha256)
+        fetcher.file(url, sha256)
     server.limit = None
-    path = fetcher.file(f"{address}/m.pt", sha256)
+    path = fetcher.file(url, sha256)
     assert path.read_bytes() == data
     assert server.requests == [("/m.pt", None), ("/m.pt", "bytes=300000-")]
     assert seen[-1] == (len(data), len(data)) and seen[0][0] == 300_000
-    assert fetcher.file(f"{address}/m.pt", sha256) == path
+    assert fetcher.file(url, sha256) == path
     assert len(server.requests) == 2  # from the cache
     assert Fetcher(tmp_path, offline=True).file(f"{NOWHERE}/m.pt", sha256) == path
 
 
-def test_a_damaged_download_is_not_cached(server: Any, address: Any, tmp_path: Path) -> None:
+def test_a_damaged_download_is_not_cached(server: Any, tmp_path: Path) -> None:
     server.files["/m.pt"] = b"other"
     with pytest.raises(DownloadError, match="SHA-256 differs"):
-        Fetcher(tmp_path).file(f"{address}/m.pt", "0" * 64)
+        Fetcher(tmp_path).file(f"{server.address}/m.pt", "0" * 64)
     assert not list(tmp_path.rglob("*.pt*.part")) and not list(tmp_path.rglob("m.pt"))
 
 
@@ -173,11 +163,11 @@ def test_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, var
 
 
 @pytest.fixture
-def hub_server(server: Any, address: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+def hub_server(server: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The Hugging Face client pointed at the local server."""
     hub._is_reachable.cache_clear()
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
-    template = address + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.address)
+    template = server.address + "/{repo_id}/resolve/{revision}/{filename}"
     for module in ("constants", "file_download"):  # older releases keep a copy in the second
         name = f"huggingface_hub.{module}.HUGGINGFACE_CO_URL_TEMPLATE"
         monkeypatch.setattr(name, template, raising=False)
@@ -271,22 +261,18 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture
-def openai_server(
-    hub_server: Any, address: Any, sources: Any, monkeypatch: pytest.MonkeyPatch
-) -> Any:
+def openai_server(hub_server: Any, sources: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Hub and OpenAI's address on the local server; ``ViT-B/16`` is small, and not there yet."""
     small = replace(open_clip_zoo.ARCHITECTURES["ViT-B-16"], width=128, patch_size=8)
     monkeypatch.setitem(open_clip_zoo.ARCHITECTURES, "ViT-B-16", small)
     (data,) = sources[2][0].values()
-    location = (f"{address}/ViT-B-16.pt", hashlib.sha256(data).hexdigest())
+    location = (f"{hub_server.address}/ViT-B-16.pt", hashlib.sha256(data).hexdigest())
     monkeypatch.setattr(openai, "address", lambda name: location)
     return hub_server
 
 
 @pytest.mark.parametrize("gone", [0, 1, 2])
-def test_an_openai_name_loads_from_the_first_source_that_has_it(
-    openai_server: Any, sources: Any, tmp_path: Path, gone: int
-) -> None:
+def test_the_first_source(openai_server: Any, sources: Any, tmp_path: Path, gone: int) -> None:
     for files, _ in sources[gone:]:
         openai_server.files |= files
     model = create_model("ViT-B/16", cache_dir=tmp_path / "cache")

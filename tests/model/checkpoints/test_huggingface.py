@@ -157,9 +157,7 @@ def test_shards_and_processor(tmp_path: Path, pixels: Tensor) -> None:
         ("model.safetensors.index.json", '{"weight_map": {"a": 3}}', "weight_map"),
     ],
 )
-def test_odd_files_are_refused_with_a_sentence(
-    tmp_path: Path, saved: Path, name: str, content: str, message: str
-) -> None:
+def test_odd_files(tmp_path: Path, saved: Path, name: str, content: str, message: str) -> None:
     shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
     (tmp_path / name).write_text(content)
     with pytest.raises(UserError, match=message):

@@ -1,4 +1,4 @@
-"""open_clip's files: its config, its SigLIPs, and the models that ours are not."""
+"""open_clip's files: its config, its SigLIPs, its releases, and the models that ours are not."""
 
 import json
 from pathlib import Path
@@ -10,8 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from cliquetta.errors import UnknownNameError
+from cliquetta.model.checkpoints.open_clip_zoo import activation_of, repository
 from cliquetta.model.checkpoints.state import CheckpointError
-from cliquetta.model.factory import create_model
+from cliquetta.model.factory import create_model, list_models
 from tests._helpers.openai_module import assert_same, bare_state
 from tests._helpers.transformers_models import (
     assert_features,
@@ -23,9 +25,7 @@ from tests._helpers.transformers_models import (
 
 @pytest.mark.usefixtures("no_warnings")
 @pytest.mark.parametrize("custom_text", [False, True])
-def test_open_clip_folder(
-    gelu_module: Any, pixels: Tensor, tmp_path: Path, custom_text: bool
-) -> None:
+def test_a_folder(gelu_module: Any, pixels: Tensor, tmp_path: Path, custom_text: bool) -> None:
     state = bare_state(gelu_module)
     if custom_text:
         own = ("visual.", "logit_scale")
@@ -57,9 +57,7 @@ def test_open_clip_folder(
         ({"embed_dim": 25}, "another shape.*embed_dim = 25"),
     ],
 )
-def test_open_clip_configs_of_other_models(
-    gelu_module: Any, tmp_path: Path, change: Any, message: str
-) -> None:
+def test_other_configs(gelu_module: Any, tmp_path: Path, change: Any, message: str) -> None:
     save_file(bare_state(gelu_module), tmp_path / "open_clip_model.safetensors")
     config = {"model_cfg": {"embed_dim": 24, "vision_cfg": {}, "text_cfg": {}} | change}
     config["model_cfg"]["vision_cfg"] |= {"width": 128}
@@ -68,9 +66,7 @@ def test_open_clip_configs_of_other_models(
         create_model(tmp_path)
 
 
-def test_a_known_architecture_settles_activation_and_checks_the_file(
-    gelu_module: Any, tmp_path: Path
-) -> None:
+def test_a_named_architecture_checks_the_file(gelu_module: Any, tmp_path: Path) -> None:
     save_file(bare_state(gelu_module), tmp_path / "w.safetensors")
     with pytest.raises(CheckpointError, match="another shape: ViT-B-16 is 768 wide"):
         create_model(f"open_clip:ViT-B-16/{tmp_path}/w.safetensors")
@@ -129,3 +125,27 @@ def test_open_clip_weights_without_a_config(tmp_path: Path) -> None:
     save_file(state, folder / "open_clip_model.safetensors")
     with pytest.raises(CheckpointError, match=r"an incomplete checkpoint: visual.trunk.pos"):
         create_model(f"open_clip:ViT-B-16-SigLIP/{folder}")
+
+
+def test_activation_of_open_clip_releases() -> None:
+    exact = {"ViT-B-16": "laion2b_s34b_b88k", "ViT-L-14": "dfn2b_s39b"}
+    quick = {"ViT-B-16": "openai", "ViT-B-32": "laion400m_e32", "ViT-L-14": "dfn2b"}
+    quick |= {"ViT-B-16-quickgelu": "laion400m_e32"}
+    assert {activation_of(arch, tag, None) for arch, tag in exact.items()} == {"gelu"}
+    assert {activation_of(arch, tag, None) for arch, tag in quick.items()} == {"quick_gelu"}
+    assert activation_of("ViT-H-14", None, {"model_cfg": {"quick_gelu": True}}) == "quick_gelu"
+    with pytest.raises(UnknownNameError, match="laion2b_s34b_b88k"):
+        repository("ViT-B-16", "laion2b_s34b_b8k")
+
+
+def test_the_list_of_models() -> None:
+    entries = list_models()
+    names = [entry.name for entry in entries]
+    assert names[0] == "micro" and entries[0].is_bundled
+    assert {"openai:ViT-B/16", "openai:RN50", "hf:openai/clip-vit-base-patch16"} <= set(names)
+    assert "open_clip:ViT-B-16/laion2b_s34b_b88k" in names
+    assert len(set(names)) == len(names)
+    actual = {entry.name: entry for entry in list_models("openai:*")}
+    assert len(actual) == 9
+    assert actual["openai:ViT-L/14@336px"].image_size == 336
+    assert not actual["openai:RN50x4"].is_vit and actual["openai:ViT-B/32"].is_vit

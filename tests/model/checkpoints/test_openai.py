@@ -29,9 +29,7 @@ def test_torchscript_archive(
 
 
 @pytest.mark.usefixtures("no_warnings")
-def test_half_precision_archive_becomes_float32(
-    module: Any, pixels: Tensor, tmp_path: Path
-) -> None:
+def test_half_precision_becomes_float32(module: Any, pixels: Tensor, tmp_path: Path) -> None:
     class Wrapped(torch.nn.Module):
         """Only holds what is saved; nothing needs to run in half precision."""
 

@@ -64,9 +64,7 @@ def test_quantisation_by_hand() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_not_finite_are_refused(
-    tiny_clip: CLIP, tmp_path: Path, value: float
-) -> None:
+def test_infinite_weights_are_refused(tiny_clip: CLIP, tmp_path: Path, value: float) -> None:
     path = tmp_path / "model.safetensors"
     save_model(tiny_clip, path)
     with safe_open(path, framework="pt") as file:

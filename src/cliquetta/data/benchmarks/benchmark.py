@@ -185,10 +185,8 @@ class Benchmark:
         except ValueError as error:
             raise UserError(f"{self.id}: {error}") from error
         if not listing.keys:
-            raise DataNotFoundError(
-                f"{self.id}: none of its images are in {location.images} "
-                f"({listing.missing:,} were looked for). {self.get}"
-            )
+            where = f"{location.images} ({listing.missing:,} were looked for)"
+            raise DataNotFoundError(f"{self.id}: none of its images are in {where}. {self.get}")
         return listing
 
     def build(self, root: Path | None, split: str | None, classes: Sequence[str] | None) -> Dataset:
@@ -198,16 +196,13 @@ class Benchmark:
             raise UserError(f"{self.id} {reason}. {self.get}")
         listing = self.read(root, split)
         if not self.class_list and classes is None:
-            raise NoClassNamesError(
-                f"{self.id} has no classes of its own: it is for unknown images (--unknown)"
-            )
+            reason = "has no classes of its own: it is for unknown images (--unknown)"
+            raise NoClassNamesError(f"{self.id} {reason}")
         count = self.splits[split or self.default_split]
         if len(listing.keys) != count:
-            warnings.warn(
-                f"{self.id}: {len(listing.keys):,} images found, a complete copy has {count:,}; "
-                f"cliquetta data doctor {root} says more",
-                stacklevel=1,
-            )
+            found = f"{len(listing.keys):,} images found, a complete copy has {count:,}"
+            remedy = f"cliquetta data doctor {root} says more"
+            warnings.warn(f"{self.id}: {found}; {remedy}", stacklevel=1)
         id = self.id if split in (None, self.default_split) else f"{self.id}/{split}"
         facts: dict[str, Any] = {
             "names": self.names or classes,

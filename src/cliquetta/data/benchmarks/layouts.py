@@ -11,16 +11,14 @@ from cliquetta.data.benchmarks.readers import (
     Read,
     Rows,
     RowsOf,
-    by_file_name,
     by_name,
-    by_number,
     by_wnid,
+    by_wnid_or_number,
     cifar_pickles,
     cifar_records,
     class_folders,
     coop_rows,
     each_line,
-    first_of,
     from_list,
     load_pair,
     numbered_arrays,
@@ -54,24 +52,28 @@ def _imagenet_rows(location: Location, file: Path) -> Rows:
             yield name, label.strip()
 
 
+@each_line
 def _tiny(line: str) -> tuple[str, str]:
     """``val_0.JPEG n03444034 0 32 44 62``."""
     name, wnid, *_ = line.split()
     return name, wnid
 
 
+@each_line
 def _pet(line: str) -> tuple[str, str]:
     """``yorkshire_terrier_10 37 2 25``: the class is in the file's name."""
     name = line.split()[0]
     return f"{name}.jpg", name.rpartition("_")[0]
 
 
-def _aircraft(line: str) -> tuple[str, str]:
+@each_line
+def _plane(line: str) -> tuple[str, str]:
     """``1514522 707-320``: a number and a variant."""
     number, _, variant = line.partition(" ")
     return f"{number}.jpg", variant
 
 
+@each_line
 def _scene(line: str) -> tuple[str, str]:
     """``/a/abbey/sun_x.jpg``; a qualifier comes first in the name."""
     key = line.removeprefix("/")
@@ -118,7 +120,7 @@ def _split_folders(dataset: str, splits: str, shows: str) -> Layout:
 
 
 def _v2(name: str, inside: str = ".", *, splits: str = "", folders: str = "") -> Layout:
-    read = class_folders(_NUMBER_OR_WNID, hint="ImageNetV2 has folders 0 to 999")
+    read = class_folders(_IMAGENET, hint="ImageNetV2 has folders 0 to 999")
     return Layout("imagenet-v2", name, read, inside, "[n0-9]*/*", "", splits, folders)
 
 
@@ -150,12 +152,13 @@ def _corrupted_tree(dataset: str, inside: str) -> Layout:
     return Layout(dataset, name, read, inside, _WNID)
 
 
-def _domains(dataset: str, shows: str, **folders: str) -> Layout:
+def _domains(dataset: str, shows: str, *folders: str) -> Layout:
     """A folder per domain with one folder per class each; a domain may have several names."""
-    named = {split.replace("_", "-"): names.split("|") for split, names in folders.items()}
-    name = f"{', '.join(names[0] for names in named.values())} with one folder per class"
-    splits = "|".join(["all", *named])
-    return Layout(dataset, name, several(named, dataset), shows=shows, splits=splits)
+    named = [names.split("|") for names in folders]
+    by_split = {re.sub("[ _]", "-", names[0].lower()): names for names in named}
+    name = f"{', '.join(names[0] for names in named)} with one folder per class"
+    splits = "|".join(["all", *by_split])
+    return Layout(dataset, name, several(by_split, dataset), shows=shows, splits=splits)
 
 
 def _listed_domains(dataset: str, file: str, splits: str) -> Layout:
@@ -201,8 +204,7 @@ def _read_svhn(location: Location) -> Listing:
 # --- the datasets -------------------------------------------------------------------------------
 
 _VAL = "images/val|val|validation|ILSVRC/Data/CLS-LOC/val|Data/CLS-LOC/val|ILSVRC2012_img_val|."
-_NUMBER_OR_WNID = first_of(by_number(1000), by_wnid("imagenet"))
-_IMAGENET = first_of(by_wnid("imagenet"), by_number(1000))
+_IMAGENET = by_wnid_or_number("imagenet")
 _FLAT = from_list(
     _imagenet_rows,
     _IMAGENET,  # Kaggle's val.txt counts images instead of naming classes
@@ -221,9 +223,10 @@ _STIMULI = {
     "silhouettes": ["filled-silhouettes"],
     "cue-conflict": ["style-transfer-preprocessed-512"],
 }
+_REAL_WORLD = "Real World|Real_World|RealWorld|Real"
 _DOMAINNET = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
 
-LAYOUTS: tuple[Layout, ...] = (
+LAYOUTS: tuple[Layout, ...] = (  # of one dataset, from the most to the least trusted
     Layout(
         "imagenet",
         "val/ with one folder per WordNet id (or class number)",
@@ -248,7 +251,7 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout(
         "tiny-imagenet",
         "val/images/",
-        from_list(each_line(_tiny), by_wnid("tiny-imagenet")),
+        from_list(_tiny, by_wnid("tiny-imagenet")),
         "{split}/images",
         "*.JPEG",
         "val_annotations.txt",
@@ -273,13 +276,13 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout(
         "flowers102",
         "train/, valid/, test/ with folders 1 ... 102",
-        from_list(coop_rows("flowers102"), by_name("flowers102"), locate=by_file_name),
+        from_list(coop_rows("flowers102"), by_name("flowers102"), anywhere=True),
         "flowers|dataset|.",
         "*/*/image_*.jpg",
         f"{COOP}OxfordFlowers.json",
     ),
     _coop("pets", "images/", "OxfordPets", "images", "*_*.jpg"),
-    _official("pets", "images/", each_line(_pet), "images", "*_*.jpg", "annotations/test.txt"),
+    _official("pets", "images/", _pet, "images", "*_*.jpg", "annotations/test.txt"),
     _coop("cars", "cars_test/", "StanfordCars", ".", "cars_test/*.jpg"),
     Layout(
         "cars",
@@ -290,9 +293,7 @@ LAYOUTS: tuple[Layout, ...] = (
         splits="test",
     ),
     _coop("sun397", "SUN397/a ... z", "SUN397", "SUN397|.", "a/abbey"),
-    _official(
-        "sun397", "SUN397/a ... z", each_line(_scene), "SUN397|.", "a/abbey", "Testing_01.txt"
-    ),
+    _official("sun397", "SUN397/a ... z", _scene, "SUN397|.", "a/abbey", "Testing_01.txt"),
     _coop(
         "eurosat", "2750/ with one folder per class", "EuroSAT", "2750|EuroSAT_RGB|.", "AnnualCrop"
     ),
@@ -308,12 +309,7 @@ LAYOUTS: tuple[Layout, ...] = (
         "testlist01.txt|ucfTrainTestlist/testlist01.txt",
     ),
     _official(
-        "aircraft",
-        "images/",
-        each_line(_aircraft),
-        "images|data/images",
-        "*.jpg",
-        "images_variant_{split}.txt",
+        "aircraft", "images/", _plane, "images|data/images", "*.jpg", "images_variant_{split}.txt"
     ),
     # CIFAR, PACS, texture against shape
     _archived("cifar10", "cifar-10-batches-py/ (pickles)", _PICKLES_10, "test_batch|data_batch_1"),
@@ -354,31 +350,13 @@ LAYOUTS: tuple[Layout, ...] = (
         "{split}|noise/{split}|blur/{split}|weather/{split}|digital/{split}|extra/{split}",
     ),
     _corrupted_tree("imagenet-c-bar", "{split}"),
-    _domains(
-        "vlcs",
-        "*/bird",
-        caltech101="Caltech101",
-        labelme="LabelMe",
-        sun09="SUN09",
-        voc2007="VOC2007",
-    ),
-    _domains(
-        "office-home",
-        "*/Alarm_Clock",
-        art="Art",
-        clipart="Clipart",
-        product="Product",
-        real_world="Real World|Real_World|RealWorld|Real",
-    ),
-    _domains(
-        "terra-incognita",
-        "*/bobcat",
-        **{f"location_{n}": f"location_{n}" for n in (100, 38, 43, 46)},
-    ),
+    _domains("vlcs", "*/bird", "Caltech101", "LabelMe", "SUN09", "VOC2007"),
+    _domains("office-home", "*/Alarm_Clock", "Art", "Clipart", "Product", _REAL_WORLD),
+    _domains("terra-incognita", "*/bobcat", *(f"location_{n}" for n in (100, 38, 43, 46))),
     _listed_domains(
         "domainnet", "{domain}_test.txt", "|".join(f"{name}-test" for name in _DOMAINNET)
     ),
-    _domains("domainnet", "*/aircraft_carrier", **{name: name for name in _DOMAINNET}),
+    _domains("domainnet", "*/aircraft_carrier", *_DOMAINNET),
     _listed_domains("domainnet-126", "{domain}_list.txt", "clipart|painting|real|sketch"),
     _split_folders("visda", "train/ and validation/", "aeroplane"),
     Layout("svhn", "test_32x32.mat and train_32x32.mat", _read_svhn, shows="{split}_32x32.mat"),
@@ -390,4 +368,3 @@ LAYOUTS: tuple[Layout, ...] = (
         "NINCO/NINCO_OOD_classes|NINCO_OOD_classes",
     ),
 )
-"""Of one dataset, from the most to the least trusted."""

@@ -28,9 +28,10 @@ def by_wnid(list_id: str) -> LabelOf:
     return {wnid: label for label, wnid in enumerate(wnids(list_id))}.get
 
 
-def by_number(count: int) -> LabelOf:
-    """Folders named 0 ... count - 1, read as numbers: sorted as strings, 10 comes before 2."""
-    return lambda name: int(name) if name.isdecimal() and int(name) < count else None
+def by_wnid_or_number(list_id: str) -> LabelOf:
+    """Folders named by WordNet id or by number: sorted as strings, 10 would come before 2."""
+    label_of, count = by_wnid(list_id), len(wnids(list_id))
+    return lambda name: int(name) if name.isdecimal() and int(name) < count else label_of(name)
 
 
 def by_name(list_id: str, rule: Callable[[str], str] = squeeze) -> LabelOf:
@@ -42,15 +43,6 @@ def by_name(list_id: str, rule: Callable[[str], str] = squeeze) -> LabelOf:
 def words(name: str) -> str:
     """The words of a name in alphabetical order (cars: the year comes first or last)."""
     return " ".join(sorted(re.findall(r"[^\W_]+", name.lower())))
-
-
-def first_of(*rules: LabelOf) -> LabelOf:
-    """The label by the first rule that knows the name."""
-
-    def label_of(name: str) -> int | None:
-        return next((label for rule in rules if (label := rule(name)) is not None), None)
-
-    return label_of
 
 
 def class_folders(label_of: LabelOf, *, hint: str = "") -> Read:
@@ -93,13 +85,9 @@ def several(folders: Mapping[str, Sequence[str]], list_id: str) -> Read:
 
 
 def from_list(
-    rows_of: RowsOf,
-    label_of: LabelOf,
-    *,
-    hint: str = "",
-    locate: Callable[[Location], Callable[[str], Path]] = lambda location: location.images.joinpath,
+    rows_of: RowsOf, label_of: LabelOf, *, hint: str = "", anywhere: bool = False
 ) -> Read:
-    """Pictures on disk that a side file names, each once; ``locate`` finds a key in odd copies."""
+    """Pictures on disk that a side file names, each once; below any folder if ``anywhere``."""
 
     def read(location: Location) -> Listing:
         assert location.file is not None, "layouts with a list name its file"
@@ -108,13 +96,13 @@ def from_list(
         for key, stated in rows:
             label = label_of(stated)
             if label is None:
-                raise UserError(
-                    f"{location.file}: {stated!r} of {key} is not one of the "
-                    f"classes{hint and '; '}{hint}"
-                )
+                classes = f"the classes{hint and '; '}{hint}"
+                raise UserError(f"{location.file}: {stated!r} of {key} is not one of {classes}")
             labels[key] = label
-        path_of = locate(location)
-        paths = {key: path_of(key) for key in labels}
+        paths = {key: location.images / key for key in labels}
+        if anywhere:
+            by_file_name = {path.name: path for path in walk_images(location.images)}
+            paths = {key: by_file_name.get(path.name, path) for key, path in paths.items()}
         folders = {path.parent for path in paths.values()}  # one look at each, not one per file
         there = {path for folder in folders if folder.is_dir() for path in folder.iterdir()}
         keys = [key for key, path in paths.items() if path in there]
@@ -129,12 +117,6 @@ def from_list(
 def each_line(parse: Callable[[str], tuple[str, str]]) -> RowsOf:
     """One image per line, whose key and class ``parse`` reads from it."""
     return lambda location, file: map(parse, text_lines(file))
-
-
-def by_file_name(location: Location) -> Callable[[str], Path]:
-    """Finds pictures below class folders by file name alone."""
-    paths = {path.name: path for path in walk_images(location.images)}
-    return lambda key: paths.get(Path(key).name, location.images / key)
 
 
 def coop_rows(list_id: str) -> RowsOf:
@@ -155,10 +137,8 @@ def coop_rows(list_id: str) -> RowsOf:
         for key, label, name in pictures:
             known = names[label] if 0 <= label < len(names) else "no class"
             if squeeze(known) != squeeze(name):
-                raise UserError(
-                    f"{file} calls class {label} {name!r}, our list calls it {known!r}; "
-                    "is it the split file of another dataset?"
-                )
+                ours = f"our list calls it {known!r}; is it the split file of another dataset?"
+                raise UserError(f"{file} calls class {label} {name!r}, {ours}")
             yield key, name
 
     return rows
@@ -245,10 +225,9 @@ def load_pair(images: Path, labels: Path) -> tuple[AnyArray, AnyArray]:
     except ValueError as error:
         raise UserError(f"{images} or {labels.name} is no array file ({error})") from None
     if pictures.shape[1:] != (_SIDE, _SIDE, 3) or classes.shape != pictures.shape[:1]:
-        raise UserError(
-            f"{images} and {labels.name} have shapes {pictures.shape} and {classes.shape}: "
-            f"pictures (N, {_SIDE}, {_SIDE}, 3) and N labels are wanted"
-        )
+        shapes = f"{pictures.shape} and {classes.shape}"
+        wanted = f"pictures (N, {_SIDE}, {_SIDE}, 3) and N labels are wanted"
+        raise UserError(f"{images} and {labels.name} have shapes {shapes}: {wanted}")
     return pictures, classes
 
 

@@ -94,9 +94,8 @@ class Fetcher:
             return None
         except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
             at = f" at revision {revision}" if revision else ""
-            raise CheckpointError(
-                f"no repository {repo}{at} on the Hugging Face hub, or it is private or gated"
-            ) from None
+            message = f"no repository {repo}{at} on the Hugging Face hub, or it is private or gated"
+            raise CheckpointError(message) from None
         except errors.HFValidationError:
             raise CheckpointError(f"{repo!r} is not a repository name: write owner/name") from None
         except Exception as error:  # the client's transport, and so its errors, vary by release

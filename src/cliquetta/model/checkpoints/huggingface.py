@@ -11,7 +11,6 @@ from torch import Tensor
 from cliquetta.model.checkpoints.state import (
     Checkpoint,
     CheckpointError,
-    Find,
     State,
     finish_scalars,
     read_json,
@@ -20,7 +19,7 @@ from cliquetta.model.checkpoints.state import (
 )
 from cliquetta.model.config import Activation, CLIPConfig, TextConfig, VisionConfig
 from cliquetta.model.preprocess import OPENAI_MEAN, OPENAI_STD, Preprocess
-from cliquetta.model.tokenizer import CLIP_END
+from cliquetta.model.tokenizer import CLIP_END, Find
 
 CONFIG_FILE = "config.json"
 PREPROCESS_FILE = "preprocessor_config.json"
@@ -139,26 +138,19 @@ def config_from(config: Mapping[str, Any]) -> CLIPConfig:
         vision = {**_SIGLIP, **_SIGLIP_VISION, **given_vision}
         if not vision.get("vision_use_head", True):
             raise CheckpointError("not supported: a SigLIP image tower without its pooling head")
-        tower = _text_config({**_SIGLIP, **_SIGLIP_TEXT, **given_text}, end=None)
-        return CLIPConfig(
-            embed_dim=vision["hidden_size"],
-            vision=replace(_vision_config(vision), pooling="attention"),
-            text=replace(tower, causal=False, start_tokens=0, projection_bias=True),
-            sigmoid=True,
-        )
+        image = replace(_vision_config(vision), pooling="attention")
+        words = _text_config({**_SIGLIP, **_SIGLIP_TEXT, **given_text}, end=None)
+        words = replace(words, causal=False, start_tokens=0, projection_bias=True)
+        return CLIPConfig(vision["hidden_size"], image, words, sigmoid=True)
     # Early configs keep what was really set in a second dictionary.
     text = {**_CLIP, **_TEXT, **given_text, **_section(config, "text_config_dict")}
     vision = {**_CLIP, **_VISION, **given_vision, **_section(config, "vision_config_dict")}
     end = text["eos_token_id"]
     if kind == "clip" and end not in (_LEGACY_END, CLIP_END, None):
-        raise CheckpointError(
-            f"not supported: text that ends with token {end}; CLIP's end token is {CLIP_END}"
-        )
-    return CLIPConfig(
-        embed_dim=config.get("projection_dim", 512),
-        vision=_vision_config(vision),
-        text=_text_config(text, end=end if kind == "metaclip_2" else None),
-    )
+        message = f"not supported: text that ends with token {end}; CLIP's end token is {CLIP_END}"
+        raise CheckpointError(message)
+    words = _text_config(text, end=end if kind == "metaclip_2" else None)
+    return CLIPConfig(config.get("projection_dim", 512), _vision_config(vision), words)
 
 
 def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -220,9 +212,7 @@ def _text_config(values: Mapping[str, Any], *, end: int | None) -> TextConfig:
     return TextConfig(context_length=length, vocab_size=vocab_size, end=end, **_tower(values))
 
 
-def preprocess_from(
-    image_size: int, values: Mapping[str, Any], *, is_siglip: bool = False
-) -> Preprocess:
+def preprocess_from(size: int, values: Mapping[str, Any], *, is_siglip: bool = False) -> Preprocess:
     """The preprocessing of a ``preprocessor_config.json``; what it leaves out is the family's."""
     three: tuple[Any, str] = (list, tuple), "list of three numbers"
     expected = {"image_mean": three, "image_std": three, "resample": (int, "number")}
@@ -230,11 +220,11 @@ def preprocess_from(
         value = values.get(name)
         if value is not None and not isinstance(value, kind):
             raise CheckpointError(f"{PREPROCESS_FILE} says {name} = {value!r}, expected a {words}")
-    size = values.get("size")
+    stated = values.get("size")
     # A height and a width are the target itself; an edge is that of the shorter side, then cropped.
-    squash = "height" in size if isinstance(size, Mapping) else is_siglip
+    squash = "height" in stated if isinstance(stated, Mapping) else is_siglip
     return Preprocess(
-        image_size,
+        size,
         mean=tuple(values.get("image_mean") or (_HALF if is_siglip else OPENAI_MEAN)),
         std=tuple(values.get("image_std") or (_HALF if is_siglip else OPENAI_STD)),
         interpolation=cast(Any, _FILTERS.get(values.get("resample") or 3, "bicubic")),

@@ -7,7 +7,6 @@ from pathlib import Path
 from torch import Tensor
 
 from cliquetta.model.checkpoints import huggingface, native, open_clip, openai
-from cliquetta.model.checkpoints.open_clip_zoo import activation_of
 from cliquetta.model.checkpoints.pickled import read_pt
 from cliquetta.model.checkpoints.state import (
     Checkpoint,
@@ -60,9 +59,8 @@ def from_files(
         return huggingface.from_huggingface(state, read_json(path), id=id, find=find)
     path = find(open_clip.CONFIG_FILE)
     config = None if path is None else read_json(path)
-    if activation is None and arch is not None:
-        activation = activation_of(arch, None, config)
-    elif activation is None and config is None and not openai.is_siglip_state(state):
+    is_stated = activation or arch or config is not None or openai.is_siglip_state(state)
+    if not is_stated:
         activation = guess_activation(state, metadata, paths[0].name, is_archive=is_archive)
     return open_clip.from_open_clip(
         state, id=id, activation=activation, arch=arch, config=config, find=find

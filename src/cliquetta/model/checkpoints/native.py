@@ -29,12 +29,8 @@ def save_model(model: CLIP, path: str | Path, *, quantise: bool = False) -> None
     state: Mapping[str, Tensor] = model.state_dict()
     if quantise:
         state = quantise_state(state)
-    metadata = {
-        "format": FORMAT,
-        "id": model.id,
-        "config": json.dumps(asdict(model.config)),
-        "preprocess": json.dumps(model.preprocess.to_dict()),
-    }
+    metadata = {"format": FORMAT, "id": model.id, "config": json.dumps(asdict(model.config))}
+    metadata["preprocess"] = json.dumps(model.preprocess.to_dict())
     write_atomically(Path(path), pack_raw(state, metadata))
     Path(path).chmod(0o644)  # a temporary file is private
 
@@ -58,9 +54,5 @@ def config_from(values: Mapping[str, Any]) -> CLIPConfig:
         tower = VisionConfig(**vision)
     else:
         tower = ResNetConfig(**{**vision, "layers": tuple(vision["layers"])})
-    return CLIPConfig(
-        embed_dim=values["embed_dim"],
-        vision=tower,
-        text=None if text is None else TextConfig(**text),
-        sigmoid=values.get("sigmoid", False),
-    )
+    text = None if text is None else TextConfig(**text)
+    return CLIPConfig(values["embed_dim"], tower, text, sigmoid=values.get("sigmoid", False))

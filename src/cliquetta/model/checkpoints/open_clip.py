@@ -1,19 +1,17 @@
-"""open_clip's checkpoints: OpenAI's key names, its own config file.
-
-Its config can describe more than CLIP's towers; whatever ours do not have is refused by name.
-"""
+"""open_clip's checkpoints: OpenAI's key names, a config; what ours do not have is refused."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
 from cliquetta.model.checkpoints import open_clip_zoo as zoo
 from cliquetta.model.checkpoints import openai
 from cliquetta.model.checkpoints.openai import Conventions
-from cliquetta.model.checkpoints.state import Checkpoint, CheckpointError, Find, with_tokenizer
+from cliquetta.model.checkpoints.state import Checkpoint, CheckpointError, with_tokenizer
 from cliquetta.model.config import Activation, CLIPConfig, ResNetConfig
 from cliquetta.model.preprocess import OPENAI_MEAN, OPENAI_STD, Preprocess
+from cliquetta.model.tokenizer import Find
 
 CONFIG_FILE = "open_clip_config.json"
 WEIGHT_FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
@@ -27,22 +25,10 @@ _KEYS = {
     "pad_id hf_tokenizer_name eos_id",
 }
 """Settings that change nothing at inference, or that are read here or from the weights."""
-_SIGLIP_KEYS = (
-    "timm_model_name timm_model_pretrained timm_pool timm_proj no_causal_mask proj_bias pool_type "
-    "act_kwargs tokenizer_kwargs"
-)
+_SIGLIP_KEYS = "timm_model_name timm_model_pretrained timm_pool timm_proj no_causal_mask proj_bias "
+_SIGLIP_KEYS += "pool_type act_kwargs tokenizer_kwargs"
 """Those of SigLIP; that the weights are its own is known by then."""
-_HARMLESS: tuple[object, ...] = (
-    None,
-    False,
-    0,
-    "tok",
-    "argmax",
-    "learnable",
-    "linear",
-    "default",
-    {},
-)
+_HARMLESS: Any = (None, False, 0, {}, "tok", "argmax", "learnable", "linear", "default")
 
 
 def from_open_clip(
@@ -60,6 +46,8 @@ def from_open_clip(
     ``activation`` overrules the config; without either it is GELU. ``arch`` and ``tag``, where
     known, add what that release is known for.
     """
+    if activation is None and arch is not None:
+        activation = zoo.activation_of(arch, tag, config)
     weights = openai.clean(state)
     refuse_other_models(weights)
     is_siglip = openai.is_siglip_state(weights)
@@ -180,12 +168,10 @@ def _check_config(shapes: CLIPConfig, config: Mapping[str, Any]) -> None:
 
 def preprocess_from(size: int, values: Mapping[str, Any]) -> Preprocess:
     """The preprocessing of a ``preprocess_cfg``; OpenAI's where it is silent."""
-    mode: Literal["squash", "shorter"]
-    mode = "squash" if values.get("resize_mode") == "squash" else "shorter"
     return Preprocess(
         size,
         mean=tuple(values.get("mean") or OPENAI_MEAN),
         std=tuple(values.get("std") or OPENAI_STD),
         interpolation=values.get("interpolation") or "bicubic",
-        resize=mode,
+        resize="squash" if values.get("resize_mode") == "squash" else "shorter",
     )

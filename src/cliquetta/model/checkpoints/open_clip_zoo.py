@@ -131,13 +131,8 @@ def siglip_config(arch: str) -> dict[str, Any]:
     shape, patch, is_second, size = _parse_siglip(arch)
     timm = f"vit_{_SIGLIP_SHAPES[shape]}_patch{patch}_siglip_{size}"
     approximate = "tanh" if is_second else "none"
-    return {
-        "vision_cfg": {"image_size": size, "timm_model_name": timm},
-        "text_cfg": {
-            "act_kwargs": {"approximate": approximate},
-            "hf_tokenizer_name": f"timm/{arch}",
-        },
-    }
+    text_cfg = {"act_kwargs": {"approximate": approximate}, "hf_tokenizer_name": f"timm/{arch}"}
+    return {"vision_cfg": {"image_size": size, "timm_model_name": timm}, "text_cfg": text_cfg}
 
 
 def architecture(arch: str) -> Architecture:

@@ -1,7 +1,4 @@
-"""OpenAI's checkpoints: names, addresses, key names, and what their shapes tell.
-
-open_clip kept the key names; the image towers of its SigLIPs have those of timm.
-"""
+"""OpenAI's checkpoints: names, addresses, key names (open_clip's, too), what their shapes tell."""
 
 import math
 import re
@@ -16,18 +13,16 @@ from cliquetta.model.checkpoints.state import CheckpointError, State, finish_sca
 from cliquetta.model.config import Activation, CLIPConfig, ResNetConfig, TextConfig, VisionConfig
 
 _BASE = "https://openaipublic.azureedge.net/clip/models"
-_FILES = {
-    "RN50": "afeb0e10f9e5a86da6080e35cf09123aca3b358a0c3e3b6c78a7b63bc04b6762/RN50.pt",
-    "RN101": "8fa8567bab74a42d41c5915025a8e4538c3bdbe8804a470a72f30b0d94fab599/RN101.pt",
-    "RN50x4": "7e526bd135e493cef0776de27d5f42653e6b4c8bf9e0f653bb11773263205fdd/RN50x4.pt",
-    "RN50x16": "52378b407f34354e150460fe41077663dd5b39c54cd0bfd2b27167a4a06ec9aa/RN50x16.pt",
-    "RN50x64": "be1cfb55d75a9666199fb2206c106743da0f6468c9d327f3e0d0a543a9919d9c/RN50x64.pt",
-    "ViT-B/32": "40d365715913c9da98579312b702a82c18be219cc2a73407c4526f58eba950af/ViT-B-32.pt",
-    "ViT-B/16": "5806e77cd80f8b59890b7e101eabd078d9fb84e6937f9e85e4ecb61988df416f/ViT-B-16.pt",
-    "ViT-L/14": "b8cca3fd41ae0c99ba7e8951adf17d267cdb84cd88be6f7c2e0eca1737a03836/ViT-L-14.pt",
-    "ViT-L/14@336px": (
-        "3035c92b350959924f9f00213499208652fc7ea050643e8b385c2dac08641f02/ViT-L-14-336px.pt"
-    ),
+_SHA256 = {
+    "RN50": "afeb0e10f9e5a86da6080e35cf09123aca3b358a0c3e3b6c78a7b63bc04b6762",
+    "RN101": "8fa8567bab74a42d41c5915025a8e4538c3bdbe8804a470a72f30b0d94fab599",
+    "RN50x4": "7e526bd135e493cef0776de27d5f42653e6b4c8bf9e0f653bb11773263205fdd",
+    "RN50x16": "52378b407f34354e150460fe41077663dd5b39c54cd0bfd2b27167a4a06ec9aa",
+    "RN50x64": "be1cfb55d75a9666199fb2206c106743da0f6468c9d327f3e0d0a543a9919d9c",
+    "ViT-B/32": "40d365715913c9da98579312b702a82c18be219cc2a73407c4526f58eba950af",
+    "ViT-B/16": "5806e77cd80f8b59890b7e101eabd078d9fb84e6937f9e85e4ecb61988df416f",
+    "ViT-L/14": "b8cca3fd41ae0c99ba7e8951adf17d267cdb84cd88be6f7c2e0eca1737a03836",
+    "ViT-L/14@336px": "3035c92b350959924f9f00213499208652fc7ea050643e8b385c2dac08641f02",
 }
 HUB = {
     "ViT-B/32": "openai/clip-vit-base-patch32",
@@ -36,7 +31,7 @@ HUB = {
     "ViT-L/14@336px": "openai/clip-vit-large-patch14-336",
 }
 """OpenAI's own repositories on the Hugging Face hub, in the format of transformers."""
-NAMES = tuple(_FILES)  # OpenAI's names for its models
+NAMES = tuple(_SHA256)  # OpenAI's names for its models
 
 # scalars that OpenAI's archives carry beside the weights
 SETTINGS = ("input_resolution", "context_length", "vocab_size")
@@ -57,7 +52,7 @@ _RENAMES = (
     (r"\.attn\.out_proj\.", ".out."),
     (r"\.mlp\.c_fc\.", ".fc."),
     (r"\.mlp\.c_proj\.", ".proj."),
-    (r"^visual\.trunk\.patch_embed\.proj\.", "visual.patch."),
+    (r"^visual\.trunk\.patch_embed\.proj\.", "visual.patch."),  # SigLIP's image towers are timm's
     (r"^visual\.trunk\.pos_embed$", "visual.position"),
     (r"^visual\.trunk\.norm\.", "visual.head.ln_1."),
     (r"^visual\.trunk\.attn_pool\.latent$", "visual.head.probe"),
@@ -93,7 +88,8 @@ class Conventions:
 
 def address(name: str) -> tuple[str, str]:
     """Address where OpenAI published ``name``, and SHA-256 of the file (a part of the address)."""
-    return f"{_BASE}/{_FILES[name]}", _FILES[name].split("/")[0]
+    file = name.replace("/", "-").replace("@", "-")
+    return f"{_BASE}/{_SHA256[name]}/{file}.pt", _SHA256[name]
 
 
 def architecture_name(name: str) -> str:
@@ -194,12 +190,8 @@ def _vision_config(
 def _resnet_config(state: Mapping[str, Tensor]) -> ResNetConfig:
     width = state["visual.layer1.0.conv1.weight"].shape[0]
     a, b, c, d = (_count(state, f"visual.layer{stage}.") for stage in range(1, 5))
-    return ResNetConfig(
-        image_size=_square_side(len(state["visual.attnpool.positional_embedding"]) - 1) * 32,
-        width=width,
-        layers=(a, b, c, d),
-        heads=width * 32 // 64,
-    )
+    side = _square_side(len(state["visual.attnpool.positional_embedding"]) - 1)
+    return ResNetConfig(side * 32, width, (a, b, c, d), heads=width * 32 // 64)
 
 
 def _text_config(state: Mapping[str, Tensor], conventions: Conventions) -> TextConfig:

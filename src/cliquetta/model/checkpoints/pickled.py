@@ -64,9 +64,8 @@ def read_pt(path: Path) -> tuple[State, bool]:
             "trusts it"
         ) from None
     except Exception as error:  # torch.load and zipfile fail in many ways on a damaged file
-        raise CheckpointError(
-            f"{path} is not a readable checkpoint: {_first_sentence(error)}"
-        ) from None
+        message = f"{path} is not a readable checkpoint: {_first_sentence(error)}"
+        raise CheckpointError(message) from None
     if sum(tensor.nbytes for tensor in state.values()) > 2 * size:  # twice: weights may be tied
         raise CheckpointError("refused: the tensors of the file claim to be larger than it is")
     return state, root is not None
@@ -150,11 +149,8 @@ def _state_dict(loaded: object, path: Path) -> State:
 def _torchscript_root(archive: zipfile.ZipFile) -> str | None:
     """The folder of a TorchScript archive's files; ``None`` for any other zip."""
     names = set(archive.namelist())
-    for name in names:
-        root = name.removesuffix("constants.pkl")
-        if root != name and f"{root}data.pkl" in names:
-            return root
-    return None
+    roots = (n.removesuffix("constants.pkl") for n in names if n.endswith("constants.pkl"))
+    return next((root for root in roots if f"{root}data.pkl" in names), None)
 
 
 class _Record:
@@ -191,8 +187,7 @@ class _Unpickler(pickle.Unpickler):
 
     def __init__(self, archive: zipfile.ZipFile, root: str) -> None:
         super().__init__(io.BytesIO(archive.read(f"{root}data.pkl")))
-        self._archive = archive
-        self._root = root
+        self._archive, self._root = archive, root
         self._storages: dict[str, Tensor] = {}
 
     def find_class(self, module: str, name: str) -> Any:
@@ -211,10 +206,9 @@ class _Unpickler(pickle.Unpickler):
             raise CheckpointError(f"the archive refers to a {kind!r}, expected a storage")
         if key not in self._storages:
             data = bytearray(self._archive.read(f"{self._root}data/{key}"))
-            empty = torch.empty(0, dtype=dtype)
-            self._storages[key] = (
-                torch.frombuffer(data, dtype=dtype, count=int(count)) if count else empty
-            )
+            self._storages[key] = torch.empty(0, dtype=dtype)
+            if count:
+                self._storages[key] = torch.frombuffer(data, dtype=dtype, count=int(count))
         return self._storages[key]
 
 

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,9 @@ from cliquetta.errors import UserError
 from cliquetta.model.clip import CLIP
 from cliquetta.model.config import Activation, CLIPConfig, VisionConfig
 from cliquetta.model.preprocess import Preprocess
-from cliquetta.model.tokenizer import TextTokenizer, find_tokenizer, is_clip_vocabulary
+from cliquetta.model.tokenizer import Find, TextTokenizer, find_tokenizer, is_clip_vocabulary
 
 State = dict[str, Tensor]
-Find = Callable[[str], Path | None]
-"""Looks for a file of a checkpoint by its name, in a folder or in a hub repository."""
 
 _CODES = ".int8"
 _SCALES = ".scale"
@@ -126,15 +124,12 @@ def build(
     """The model of a checkpoint; ``share`` uses its tensors in place if device and dtype allow."""
     if image_size is not None and image_size != checkpoint.config.vision.image_size:
         checkpoint = _at_size(checkpoint, image_size)
+    state, id = checkpoint.state, checkpoint.id
+    preprocess, tokenizer = checkpoint.preprocess, checkpoint.tokenizer
     with torch.device("meta"):  # nothing is initialised: every weight comes from the checkpoint
-        model = CLIP(
-            checkpoint.config,
-            id=checkpoint.id,
-            preprocess=checkpoint.preprocess,
-            tokenizer=checkpoint.tokenizer,
-        )
-    wanted, state = model.state_dict(), checkpoint.state
-    _check_fit(state, wanted, checkpoint.id)
+        model = CLIP(checkpoint.config, id=id, preprocess=preprocess, tokenizer=tokenizer)
+    wanted = model.state_dict()
+    _check_fit(state, wanted, id)
     weights = {}
     for key in wanted:
         weight = state[key]
@@ -143,8 +138,7 @@ def build(
         suspect = is_float and not weight.sum(dtype=torch.float32).isfinite()
         if suspect and not weight.isfinite().all():
             raise CheckpointError(
-                f"{checkpoint.id} is damaged or its training diverged: {key} holds numbers that "
-                "are not finite"
+                f"{id} is damaged or its training diverged: {key} holds numbers that are not finite"
             )
         kind = dtype if is_float else None
         weights[key] = weight.to(device=device, dtype=kind, copy=not share)
