@@ -9,19 +9,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
+from PIL import Image
 from torch import Tensor, nn
 
 from cliquetta import create_method, from_model
 from cliquetta.errors import UserError
-from cliquetta.model.checkpoints.native import save_model
+from cliquetta.model.checkpoints.local import save_model
 from cliquetta.model.clip import MissingCapabilityError
-from cliquetta.model.in_memory import WrappedCLIP
+from cliquetta.model.in_memory import RowTokenizer, WrappedCLIP, preprocess_from
 from cliquetta.model.preprocess import Preprocess
 from cliquetta.model.tokenizer import Tokenizer
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.openai_module import OpenAIModule
-from tests._helpers.tolerance import FEATURE, LOGIT
+from tests._helpers.tolerance import FEATURE, LOGIT, SUM
 from tests._helpers.transformers_models import assert_features, tiny_siglip, tiny_transformers
 
 pytest.importorskip("transformers", minversion="5")
@@ -218,3 +219,26 @@ def test_what_does_not_fit_is_refused(build: Any, options: Any, message: str) ->
     with pytest.raises(UserError, match=message) as error:
         from_model(build(), **options)
     assert "\n" not in str(error.value)
+
+
+def test_rows_of_another_tokenizer(words: Any) -> None:
+    given = RowTokenizer(words, 64, 64)
+    assert given.encode("the cat") == [14, 9] and given.pad == 0
+    same = RowTokenizer(Tokenizer(77), 77, 49408)
+    assert (same.prefix, same.suffix) == ((49406,), (49407,))
+    assert same.encode("a photo") == Tokenizer(77).encode("a photo")
+    assert isinstance(same.simplest(), Tokenizer)
+    with pytest.raises(UserError, match="takes 65 tokens, the model's context holds 64"):
+        given(["cat " * 65])
+
+
+@pytest.mark.parametrize("kind", ["CLIPImageProcessorPil", "SiglipImageProcessorPil"])
+def test_image_processors(kind: str) -> None:
+    size = {"shortest_edge": 48} if kind.startswith("CLIP") else {"height": 48, "width": 48}
+    options = {"crop_size": {"height": 48, "width": 48}} if kind.startswith("CLIP") else {}
+    processor = getattr(transformers, kind)(size=size, **options)
+    ours = preprocess_from(processor)
+    rng = np.random.default_rng(0)
+    image = Image.fromarray(rng.integers(0, 256, (80, 61, 3), dtype=np.uint8))
+    wanted = processor(image, return_tensors="pt").pixel_values[0]
+    torch.testing.assert_close(ours(image), wanted, atol=SUM, rtol=0)

@@ -20,7 +20,7 @@ from cliquetta.methods.base import Adapter
 from cliquetta.methods.fit import fit_method
 from cliquetta.methods.registry import create_method, get_method
 from cliquetta.model.attention import prompted_maps
-from cliquetta.model.checkpoints.native import save_model
+from cliquetta.model.checkpoints.local import save_model
 from cliquetta.model.checkpoints.state import CheckpointError
 from cliquetta.model.clip import CAPABILITIES
 from cliquetta.model.factory import create_model

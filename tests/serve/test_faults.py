@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cliquetta.model.checkpoints.native import save_model
+from cliquetta.model.checkpoints.local import save_model
 from cliquetta.model.clip import CLIP
 from cliquetta.serve import changes
 from cliquetta.serve.client import Client
