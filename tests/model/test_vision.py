@@ -13,11 +13,6 @@ from tests._helpers.literal_towers import all_features, assert_same_gradients, d
 from tests._helpers.tolerance import FEATURE, SUM
 
 
-def test_plain_features(clip: CLIP, tiny_images: Tensor) -> None:
-    literal = all_features(image_features, clip, tiny_images)
-    torch.testing.assert_close(clip.encode_image(tiny_images), literal, atol=FEATURE, rtol=FEATURE)
-
-
 def test_no_prompts_is_exactly_the_plain_tower(clip: CLIP, tiny_images: Tensor) -> None:
     plain = clip.encode_image(tiny_images)
     assert torch.equal(clip.encode_image(tiny_images, prefix={}), plain)
