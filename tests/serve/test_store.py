@@ -152,7 +152,7 @@ def test_any_replica_continues_bit_equally(pair: Pair, alone: Alone, tiny_clip: 
     first.check_state(session, alone)
     path, state = f"/v1/sessions/{session}", first.state(session)
     assert first.http.post(f"{path}/reset").status_code == 200
-    second.check_state(session, Alone(tiny_clip))
+    second.check_state(session, Alone(tiny_clip))  # it has forgotten, and goes on counting
     assert second.http.put(f"{path}/state", content=state).status_code == 200
     first.check_state(session, alone)
     for service in pair:
