@@ -1,7 +1,6 @@
 """Models that are held in memory: shared weights, equal logits, honest capabilities."""
 
 import copy
-import warnings
 from typing import Any
 
 import numpy as np
@@ -30,17 +29,12 @@ pytest.importorskip("transformers", minversion="5")
 PROMPTS = ClassPrompts(("cat", "frog", "truck"), ("a photo of a {}",))
 
 
-def no_warning(call: Any, *args: Any, **options: Any) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        return call(*args, **options)
-
-
 @torch.no_grad()
+@pytest.mark.filterwarnings("error::UserWarning")
 @pytest.mark.parametrize("build", [tiny_transformers, tiny_siglip])
 def test_models_of_transformers_become_ours(build: Any, pixels: Tensor, words: Any) -> None:
     theirs, is_siglip = build(), build is tiny_siglip
-    ours = no_warning(from_model, theirs, tokenizer=words if is_siglip else None)
+    ours = from_model(theirs, tokenizer=words if is_siglip else None)
     assert not isinstance(ours, WrappedCLIP) and "visual-prefix" in ours.capabilities
     assert (ours.config.sigmoid, ours.config.text.start_tokens) == (is_siglip, not is_siglip)
     assert ours.preprocess.resize == ("squash" if is_siglip else "shorter")
@@ -80,6 +74,7 @@ def test_half_precision_stays(pixels: Tensor) -> None:
     assert cosine.min() > 0.99
 
 
+@pytest.mark.filterwarnings("error::UserWarning")
 def test_openais_module_becomes_ours(pixels: Tensor) -> None:
     class WithFunctions(OpenAIModule):
         def encode_image(self, x: Tensor) -> Any:
@@ -89,7 +84,7 @@ def test_openais_module_becomes_ours(pixels: Tensor) -> None:
             return self(torch.zeros(1, 3, 32, 32), ids)[1]
 
     theirs = WithFunctions()
-    ours = no_warning(from_model, theirs)
+    ours = from_model(theirs)
     assert not ours.is_wrapped and ours.config.vision.activation == "quick_gelu"
     assert_features(ours.encode_image(pixels), theirs.visual(pixels))
     assert from_model(ours) is ours

@@ -49,7 +49,7 @@ def test_training_checkpoint(gelu_module: Any, pixels: Tensor, tmp_path: Path) -
     assert_same(create_model(tmp_path / "e3.pt", activation="gelu"), gelu_module, pixels)
 
 
-@pytest.mark.usefixtures("no_warnings")
+@pytest.mark.filterwarnings("error::UserWarning")
 def test_header_or_name_settles_the_activation(module: Any, pixels: Tensor, tmp_path: Path) -> None:
     save_file(bare_state(module), tmp_path / "a.safetensors", metadata={"model": "OpenAI CLIP"})
     assert_same(create_model(tmp_path / "a.safetensors"), module, pixels)

@@ -22,7 +22,7 @@ from tests._helpers.transformers_models import (
 )
 
 
-@pytest.mark.usefixtures("no_warnings")
+@pytest.mark.filterwarnings("error::UserWarning")
 @pytest.mark.parametrize("custom_text", [False, True])
 def test_a_folder(gelu_module: Any, pixels: Tensor, tmp_path: Path, custom_text: bool) -> None:
     state = bare_state(gelu_module)
