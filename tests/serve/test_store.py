@@ -151,14 +151,14 @@ def test_any_replica_continues_bit_equally(pair: Pair, alone: Alone, tiny_clip: 
         assert repeat == response
     first.check_state(session, alone)
     path, state = f"/v1/sessions/{session}", first.state(session)
-    assert first.http.post(f"{path}/reset").status_code == 200
-    second.check_state(session, Alone(tiny_clip))  # it has forgotten, and goes on counting
+    assert second.http.post(f"{path}/reset").status_code == 200
+    first.check_state(session, Alone(tiny_clip))  # it has forgotten, and goes on counting
     assert second.http.put(f"{path}/state", content=state).status_code == 200
     first.check_state(session, alone)
     for service in pair:
         info = service.info(session)
         assert service.ids() == [session] and (info["sequence"], info["images"]) == (6, 24)
-    assert second.http.delete(path).status_code == 204
+    assert first.http.delete(path).status_code == 204
     for service in pair:
         assert service.send(session, batch_of(0)).status_code == 404
         assert service.http.get(path).status_code == 404
@@ -343,18 +343,19 @@ def test_operators_delete_what_replicas_have_in_memory(pair: Pair, where: str, r
 def test_another_class_list_reaches_all_replicas(pair: Pair) -> None:
     """And what comes back from disk keeps the norms and the old responses."""
     first, second = pair
-    session, other = first.create(), ["zebra", "cat", "yacht"]
-    old = second.predict(session, batch_of(0))  # it has the old classes in memory
-    norms = load(first.state(session))["memory.norms.values"]
+    session = first.create("domain_norm", options={"step_every": 4})
+    other, name = ["zebra", "cat", "yacht"], "memory.domains.0.norms.values"
+    old = second.predict(session, batch_of(0))
+    norms = load(second.state(session))[name]
     request = {"classes": other, "templates": ["a {}"]}
-    response = first.http.put(f"/v1/sessions/{session}/classes", json=request)
+    response = second.http.put(f"/v1/sessions/{session}/classes", json=request)
     assert response.status_code == 200, response.text
     for service in pair:
-        assert load(service.state(session))["memory.norms.values"].equal(norms)
-    assert second.predict(session, batch_of(0), sequence=1) == old
-    latest = second.predict(session, batch_of(1))
+        assert load(service.state(session))[name].equal(norms)
+    assert first.predict(session, batch_of(0), sequence=1) == old
+    latest = first.predict(session, batch_of(1))
     assert {one["label"] for one in latest["predictions"][0]["top"]} == set(other)
     for service in pair:
         info = service.info(session)
         assert (info["classes"], info["templates"]) == (other, ["a {}"])
-    assert first.predict(session, batch_of(1), sequence=2) == latest
+    assert second.predict(session, batch_of(1), sequence=2) == latest
