@@ -1,59 +1,46 @@
-"""CLIP's towers written out: one sequence, one head at a time, no fused operation.
+"""CLIP's towers written out: one sequence at a time, through torch's own attention.
 
 An independent reading of the model for the tests: it shares with the package only the names of
 the weights. Everything is differentiable.
 """
 
-import math
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from tests._helpers.tolerance import FEATURE
 
 
-def norm(x: Tensor, weight: Any, bias: Any, eps: float = 1e-5) -> Any:
-    mean = x.mean(dim=-1, keepdim=True)
-    variance = ((x - mean) ** 2).mean(dim=-1, keepdim=True)
-    return (x - mean) / torch.sqrt(variance + eps) * weight + bias
+def norm(x: Tensor, w: Any, at: str, eps: float) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], w[f"{at}.weight"], w[f"{at}.bias"], eps)
 
 
-def activate(x: Tensor, name: str) -> Any:
-    if name == "quick_gelu":
-        return x / (1 + torch.exp(-1.702 * x))
-    return x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))
+def linear(x: Tensor, w: Any, at: str) -> Tensor:
+    return F.linear(x, w[f"{at}.weight"], w[f"{at}.bias"])
+
+
+def activate(x: Tensor, name: str) -> Tensor:
+    return x * torch.sigmoid(1.702 * x) if name == "quick_gelu" else F.gelu(x)
 
 
 def block(
     x: Tensor, w: Any, at: Any, config: Any, *, prefix: Any = None, causal: bool = False
-) -> Any:
+) -> Tensor:
     """Hidden states (T, D) after the block at ``at``."""
-    D = x.shape[1]
-    size = D // config.heads
-    normed = norm(x, w[f"{at}.ln_1.weight"], w[f"{at}.ln_1.bias"], config.eps)
-    keys_from = values_from = normed
+    keys = values = normed = norm(x, w, f"{at}.ln_1", config.eps)
     if prefix is not None:
-        keys_from = torch.cat([prefix[:, 0], normed])
-        values_from = torch.cat([prefix[:, 1], normed])
-    extra = len(keys_from) - len(x)
-    weight, bias = w[f"{at}.qkv.weight"], w[f"{at}.qkv.bias"]
-    heads = []
-    for head in range(config.heads):
-        part = slice(head * size, (head + 1) * size)
-        q = normed @ weight[:D][part].T + bias[:D][part]
-        k = keys_from @ weight[D : 2 * D][part].T + bias[D : 2 * D][part]
-        v = values_from @ weight[2 * D :][part].T + bias[2 * D :][part]
-        scores = q @ k.T / math.sqrt(size)
-        if causal:
-            hidden = torch.ones(len(x), len(x)).triu(1).bool()
-            scores[:, extra:][hidden] = -math.inf
-        exponents = torch.exp(scores - scores.max(dim=1, keepdim=True).values)
-        heads.append(exponents / exponents.sum(dim=1, keepdim=True) @ v)
-    x = x + torch.cat(heads, dim=1) @ w[f"{at}.out.weight"].T + w[f"{at}.out.bias"]
-    normed = norm(x, w[f"{at}.ln_2.weight"], w[f"{at}.ln_2.bias"], config.eps)
-    hidden = activate(normed @ w[f"{at}.fc.weight"].T + w[f"{at}.fc.bias"], config.activation)
-    return x + hidden @ w[f"{at}.proj.weight"].T + w[f"{at}.proj.bias"]
+        keys, values = (torch.cat([prefix[:, part], normed]) for part in (0, 1))
+    names = {"in_proj_weight": "qkv.weight", "in_proj_bias": "qkv.bias"}
+    names |= {"out_proj.weight": "out.weight", "out_proj.bias": "out.bias"}
+    weights = {theirs: w[f"{at}.{ours}"] for theirs, ours in names.items()}
+    hidden = torch.ones(len(x), len(keys)).triu(1 + len(keys) - len(x)).bool() if causal else None
+    attention = nn.MultiheadAttention(x.shape[1], config.heads)
+    x = x + functional_call(attention, weights, (normed, keys, values), {"attn_mask": hidden})[0]
+    inner = linear(norm(x, w, f"{at}.ln_2", config.eps), w, f"{at}.fc")
+    return x + linear(activate(inner, config.activation), w, f"{at}.proj")
 
 
 def image_features(
@@ -74,13 +61,13 @@ def image_features(
     first = len(x) if position == "end" else 1  # of the tokens
     if tokens:
         x = torch.cat([x[:first], tokens[0], x[first:]])
-    x = norm(x, w["visual.ln_pre.weight"], w["visual.ln_pre.bias"], config.eps)
+    x = norm(x, w, "visual.ln_pre", config.eps)
     for index in range(config.layers):
         if 0 < index < len(tokens):
             x = torch.cat([x[:first], tokens[index], x[first + len(tokens[index]) :]])
         own = None if prefix is None else prefix.get(index)
         x = block(x, w, f"visual.blocks.{index}", config, prefix=own)
-    pooled = norm(x[0], w["visual.ln_post.weight"], w["visual.ln_post.bias"], config.eps)
+    pooled = norm(x[0], w, "visual.ln_post", config.eps)
     return pooled @ w["visual.projection"]
 
 
@@ -111,7 +98,7 @@ def text_features(
             x = torch.cat([x[:1], prompt, x[1 + len(prompt) :]])
         x = block(x, w, f"text.blocks.{index}", config, causal=True)
     end = int(ids.argmax())
-    pooled = norm(x[end], w["text.ln_final.weight"], w["text.ln_final.bias"], config.eps)
+    pooled = norm(x[end], w, "text.ln_final", config.eps)
     return pooled @ w["text.projection"]
 
 

@@ -57,6 +57,7 @@ def test_devices_and_dtypes(tiny_clip: CLIP, tmp_path: Path) -> None:
     assert pick_dtype("bf16") is torch.bfloat16 and pick_dtype(torch.float16) is torch.float16
     model = create_model(tmp_path / "m.safetensors", device="cpu", dtype="fp16")
     assert model.dtype == torch.float16 and model.device.type == "cpu"
+    assert model.logit_scale.dtype == torch.float32
     with pytest.raises(UnknownNameError, match="did you mean 'bf16'"):
         create_model("micro", dtype="bf1")
     with pytest.raises(UnknownNameError, match="did you mean 'gelu'"):

@@ -40,12 +40,8 @@ POLICY = (
 _SWEEP_SECONDS = 60
 _PAGES = {"/": "index.html", "/docs": "docs.html", "/docs.js": "docs.js", "/style.css": "style.css"}
 _BINARY_SCHEMA = {BINARY: {"schema": {"type": "string", "format": "binary"}}}
-
-
-_CODES = {400: "bad_request", 404: "not_found", 405: "method_not_allowed"} | {
-    413: "too_large",
-    415: "unsupported_media_type",
-}
+_CODES = {400: "bad_request", 404: "not_found", 405: "method_not_allowed"}
+_CODES |= {413: "too_large", 415: "unsupported_media_type"}
 _REFUSALS = {
     400: "Not a request that can be parsed",
     401: "No token, or an unknown one",
