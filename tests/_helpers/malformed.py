@@ -1,9 +1,9 @@
 """Files that pretend to be images: damaged, cut, mislabelled, or far larger than they look."""
 
+import itertools
 import random
 import struct
 import zlib
-from collections.abc import Iterator
 from functools import cache
 
 from tests._helpers.serve_setup import picture
@@ -13,16 +13,14 @@ _MAGIC = {"JPEG": b"\xff\xd8\xff\xe0", "PNG": b"\x89PNG\r\n\x1a\n", "GIF": b"GIF
 _MAGIC |= {"WEBP": b"RIFF\x24\x00\x00\x00WEBPVP8 ", "BMP": b"BM", "TIFF": b"II*\x00"}
 
 
-def malformed(count: int, seed: int = 0) -> Iterator[tuple[str, bytes]]:
-    """``count`` files with the kind of their defect, the bombs first."""
-    yield from bombs().items()
-    generator = random.Random(seed)
+def malformed(count: int) -> list[bytes]:
+    """Files with every kind of defect in every format, the bombs first."""
+    generator = random.Random(0)
     originals = {name: picture(3, size=40, format=name) for name in FORMATS}
     makers = (_cut, _flipped, _relabelled, _scrambled, _shuffled, _random)
-    for number in range(count - len(bombs())):
-        make = makers[number % len(makers)]
-        name = FORMATS[number // len(makers) % len(FORMATS)]
-        yield f"{make.__name__} {name}", make(originals[name], name, generator)
+    kinds = itertools.cycle(itertools.product(originals.items(), makers))
+    more = itertools.islice(kinds, count - len(bombs()))
+    return [*bombs().values(), *(make(data, name, generator) for (name, data), make in more)]
 
 
 def _cut(data: bytes, name: str, generator: random.Random) -> bytes:
