@@ -27,11 +27,13 @@ def test_attention_is_that_of_the_passes_that_were_scored(make: Make, kind: Any)
     width = evidence["passes"].width
     assert evidence["prompt_mask"].any()
     for index in range(len(shown.rows)):
-        maps = app_pages.attention_maps(adapter, shown.pixels, shown.prediction, index, kind)
+        mapped = app_pages.attention_maps(adapter, shown.pixels, shown.prediction, index, kind)
+        assert mapped is not None
+        titles, maps = mapped
         masks = evidence["prompt_mask"][index * width : (index + 1) * width]
         prompts = evidence["prompts"][index * width : (index + 1) * width]
         passes = [(p, m) for p, m in zip(prompts, masks, strict=True) if m.any()]
-        assert len(maps) == 1 + len(passes) and maps[0].to_prompts == maps[0].moved == 0
+        assert len(titles) == len(maps) == 1 + len(passes) and maps[0, 0] == 0
         image = shown.pixels[index : index + 1]
         for entry, shown_map in zip([None, *passes], maps, strict=True):
             prefix = None
@@ -43,8 +45,8 @@ def test_attention_is_that_of_the_passes_that_were_scored(make: Make, kind: Any)
             row = weights.mean(dim=1)[0, 0]
             if kind == "rollout":  # one prompted block, the last: half stays where it was
                 row = row / 2
-            np.testing.assert_allclose(shown_map.grid.ravel(), row[-16:], atol=SUM)
-            assert shown_map.to_prompts == pytest.approx(float(row[:-17].sum()), abs=SUM)
+            np.testing.assert_allclose(shown_map[2:], row[-16:], atol=SUM)
+            assert float(shown_map[0]) == pytest.approx(float(row[:-17].sum()), abs=SUM)
 
 
 def test_methods_without_evidence_say_so(make: Make) -> None:

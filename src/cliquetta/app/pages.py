@@ -2,7 +2,6 @@
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
 from typing import Any
 
@@ -159,16 +158,19 @@ def attention_page(session: AppSession, shown: Shown, index: int, kind: str) -> 
     """Overlays of one image of a batch."""
     index = min(max(index, 0), len(shown.rows) - 1)
     chosen: Any = "rollout" if kind == "rollout" else "class"
-    maps = attention_maps(session.adapter, shown.pixels, shown.prediction, index, chosen)
-    if not maps:
+    mapped = attention_maps(session.adapter, shown.pixels, shown.prediction, index, chosen)
+    if mapped is None:
         return _quiet(f"{session.info.model} has no attention to show: it is not a ViT.")
     row, picture = shown.rows[index], shown.pictures[index]
     cards = [_map_card("the image", "as the model sees it", thumbnail(picture, 192))]
-    top = max(float(entry.grid.max()) for entry in maps) or 1.0  # one scale for all
-    for entry in maps:
-        image = thumbnail(overlay(picture, entry.grid / top), 192)
-        moved = f"{100 * entry.moved:.1f}% of it moved, {100 * entry.to_prompts:.1f}% to prompts"
-        cards.append(_map_card(entry.title, moved if entry.moved else "", image))
+    titles, maps = mapped
+    grids, moved = patch_grid(maps).numpy(), difference(maps, maps[:1])
+    top = float(grids.max()) or 1.0  # one scale for all
+    for title, grid, away, to_prompts in zip(
+        titles, grids, moved.tolist(), maps[:, 0].tolist(), strict=True
+    ):
+        below = f"{100 * away:.1f}% of it moved, {100 * to_prompts:.1f}% to prompts" if away else ""
+        cards.append(_map_card(title, below, thumbnail(overlay(picture, grid / top), 192)))
     words = f"{row.name}: zero-shot says {row.before}, {session.info.method} {row.after}."
     if len(maps) == 1:
         words += " No visual prompts were in this image's prediction: plain attention only."
@@ -262,26 +264,16 @@ def _png(data: bytes) -> str:
     return f"data:image/png;base64,{base64.b64encode(data).decode()}"
 
 
-@dataclass(frozen=True)
-class AttentionMap:
-    """Attention of the class token in one pass over an image."""
-
-    title: str
-    grid: npt.NDArray[np.float32]
-    """(g, g), what goes to each patch."""
-    to_prompts: float
-    """Share of the attention that goes to prompts."""
-    moved: float
-    """Share of the attention that differs from plain CLIP's."""
-
-
 def attention_maps(
     adapter: Adapter, pixels: Tensor, prediction: Prediction, row: int, kind: Kind
-) -> list[AttentionMap]:
-    """Maps of image ``row``: plain CLIP's, those of passes with prompts; none if it is no ViT."""
+) -> tuple[Sequence[str], Tensor] | None:
+    """Titles and maps (passes, 1 + T) of image ``row``; ``None`` if the model is no ViT.
+
+    The first is plain CLIP's, others are those of passes with prompts.
+    """
     tower = adapter.model.visual
     if not isinstance(tower, VisionTower):
-        return []
+        return None
     image = pixels[row].to(adapter.model.device)
     prompts = torch.zeros(0, 1, 1, 2, tower.config.width, device=tower.position.device)
     titles, chosen = ["plain CLIP"], torch.zeros(1, 0)
@@ -292,6 +284,5 @@ def attention_maps(
     if passes is not None:
         titles, prompts, blocks = titles + list(passes.titles), passes.prompts, passes.blocks
         chosen = torch.cat([torch.zeros(1, passes.used.shape[1]), passes.used.cpu()])
-    shown = prompted_maps(tower, image, prompts, blocks, chosen.bool())[kind].float().cpu()
-    columns = patch_grid(shown).numpy(), shown[:, 0].tolist(), difference(shown, shown[:1]).tolist()
-    return [AttentionMap(*values) for values in zip(titles, *columns, strict=True)]
+    maps = prompted_maps(tower, image, prompts, blocks, chosen.bool())[kind]
+    return titles, maps.float().cpu()
