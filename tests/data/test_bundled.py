@@ -17,7 +17,7 @@ NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse"
 
 
 @pytest.mark.parametrize(("split", "per_class"), [("test", 200), ("few-shot", 16)])
-def test_is_balanced_and_named(split: str, per_class: int) -> None:
+def test_is_balanced_named_shared_and_read_only(split: str, per_class: int) -> None:
     data = load_bundled(split)
     assert list(data.names) == NAMES
     assert data.images.shape == (10 * per_class, 32, 32, 3)
@@ -27,6 +27,9 @@ def test_is_balanced_and_named(split: str, per_class: int) -> None:
     origin = "train" if split == "few-shot" else split
     for key, label in zip(data.keys, data.labels, strict=True):
         assert key.startswith(f"cifar10/{origin}/{NAMES[label]}/")
+    assert load_bundled(split) is data
+    with pytest.raises(ValueError, match="read-only"):
+        data.images[0] = 0
 
 
 # Begin of the SHA-256 of 3,072 bytes, of PNG files of the original set read without this package.
@@ -49,13 +52,6 @@ def test_tiles_are_the_original_pictures(split: str, index: int, key: str, diges
 def test_no_picture_twice() -> None:
     pictures = [p.tobytes() for s in ("test", "few-shot") for p in load_bundled(s).images]
     assert len(set(pictures)) == 2160
-
-
-def test_is_shared_and_read_only() -> None:
-    data = load_bundled("test")
-    assert load_bundled("test") is data
-    with pytest.raises(ValueError, match="read-only"):
-        data.images[0] = 0
 
 
 @pytest.fixture

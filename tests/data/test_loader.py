@@ -268,19 +268,13 @@ def test_a_daemonic_process_reads_by_threads(photos: Path) -> None:
     process.join(60)
 
 
-class Unpicklable(FileDataset):
-    """Holds a lock, which no other process can have."""
-
-    def __init__(self, paths: list[Path]) -> None:
-        super().__init__("locked", paths, names=TINY_NAMES, labels=None)
-        self.lock = threading.Lock()
-
-
 def test_what_cannot_be_sent_is_read_by_threads(
     photos: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    assert count_images(Unpicklable(sorted(photos.iterdir()))) == 87
+    data: Any = folder_dataset(photos, TINY_NAMES)
+    data.lock = threading.Lock()  # which no other process can have
+    assert count_images(data) == 87
     assert "threads read images" in caplog.text
 
 

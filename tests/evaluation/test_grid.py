@@ -32,15 +32,6 @@ def test_a_method_is_written_with_its_preset_and_fields() -> None:
     assert grid([cell], datasets=["bundled"])[0].options == ()
 
 
-def test_unknown_methods_presets_and_fields_are_refused_before_the_first_run() -> None:
-    with pytest.raises(UnknownNameError, match="did you mean 'zero_shot'"):
-        with_method(BASE, "zeroshot")
-    with pytest.raises(UnknownNameError, match="preset of zero_shot"):
-        with_method(BASE, "zero_shot:papr")
-    with pytest.raises(UnknownNameError, match="did you mean 'temperature'"):
-        with_method(BASE, "zero_shot/temperatur=2")
-
-
 def test_a_grid_file_lays_shifts_over_datasets(tmp_path: Path) -> None:
     path = tmp_path / "grid.json"
     block = {"datasets": ["bundled"], "shifts": ["fog", "frost"], "severities": [3, 5]}
