@@ -157,19 +157,14 @@ def test_the_last_lines_tell_the_verdict_of_a_method_that_has_one(
     assert 0 < figures["confidence"] <= 1
 
 
-def test_state_continues_a_stream(predict: Any, photos: Path, tmp_path: Path) -> None:
-    state = tmp_path / "state.safetensors"
-    first, _ = predict(photos / "image0.png", photos / "image1.png", "--state", state)
-    assert first.code == 0 and f"pass --state {state} to continue" in first.text
-    predict(photos / "image2.png", "--state", state)
-    assert read_header(state)["notes"] == {"images": 3}
-
-
 def test_domains_of_a_state_go_on_with_other_classes_and_caches_do_not(
     predict: Any, photos: Path, tmp_path: Path
 ) -> None:
     words = (photos / "image0.png", "--state", tmp_path / "state", "--method", "tda")
+    first, _ = predict(*words)
+    assert first.code == 0 and f"pass --state {tmp_path / 'state'} to continue" in first.text
     predict(*words)
+    assert read_header(tmp_path / "state")["notes"] == {"images": 2}
     result, _ = predict(*words, classes="cat,frog")
     assert result.refuses("another class list")
     assert "tda learns about its classes only" in result.text

@@ -83,7 +83,9 @@ def test_processes_threads_and_the_caller_give_the_same_bits(
         return Stream(data, PREPROCESS, 20, seed=1, views=views, workers=count)
 
     alone, skipped = read(stream(0))
+    before = torch.get_rng_state()
     shared, skipped_there = read(stream(2))
+    assert torch.equal(torch.get_rng_state(), before)
     assert "threads read images" not in caplog.text
     monkeypatch.setattr(loader, "PROCESSES_FROM", 1000)
     threaded, _ = read(stream(2))
@@ -116,12 +118,6 @@ def test_predict_gives_the_same_rows_by_processes(photos: Path, tiny_clip: CLIP)
     alone = rows(0)
     assert alone == rows(2)
     assert sum(bool(row["error"]) for row in alone) == 3
-
-
-def test_the_global_random_state_is_left_alone(photos: Path) -> None:
-    before = torch.get_rng_state()
-    read(Stream(folder_dataset(photos, TINY_NAMES), PREPROCESS, 20, workers=2))
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 class Deadly(FileDataset):

@@ -163,26 +163,6 @@ def test_size_is_bounded(run: Any) -> None:
     assert shrunk.shape == (2, 24, 24, 3) and (shrunk == 102).all()
 
 
-def test_a_run_taken_up_again_leaves_the_same_evidence(run: Any) -> None:
-    def stop(step: Any) -> None:
-        if step.number == 3:
-            raise InterruptedError
-
-    complete, _ = run()
-    with pytest.raises(InterruptedError):
-        run(where="broken", on_step=stop)
-    broken, _ = run(where="broken")
-    assert load_predictions(broken).keys == load_predictions(complete).keys
-    ours, theirs = (
-        {path.name: path.read_bytes() for path in (folder / "evidence").iterdir()}
-        for folder in (broken, complete)
-    )
-    for files in (ours, theirs):
-        del files["batches.jsonl"]  # its repeated lines are read once
-    assert ours == theirs
-    assert load_evidence(broken).counts == load_evidence(complete).counts
-
-
 def test_evidence_of_another_format_is_refused(run: Any) -> None:
     folder, _ = run()
     about = folder / "evidence" / "about.json"

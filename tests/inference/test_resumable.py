@@ -133,18 +133,6 @@ def test_a_state_file_is_as_exactly_once_as_the_rows(
     assert before == [4, 8, 12]
 
 
-def test_a_run_that_was_killed_at_its_end_leaves_nothing_to_continue(
-    run: Predict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "rmdir", lambda folder: signal.raise_signal(signal.SIGKILL))
-        assert in_fork(run, tmp_path) == -signal.SIGKILL
-    assert (tmp_path / "out.csv").exists() and (tmp_path / "out.csv.parts").exists()
-    with pytest.raises(UserError, match="exists"):
-        run()
-    assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]
-
-
 @pytest.mark.usefixtures("short_parts")
 def test_only_the_same_command_continues(run: Predict, tmp_path: Path) -> None:
     assert in_fork(run, tmp_path, 30) == KILLED
