@@ -1,9 +1,6 @@
 """The bundled slice: counts, balance, order and the pixels of known pictures."""
 
 import hashlib
-import importlib
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +8,8 @@ import numpy as np
 import pytest
 
 from cliquetta.data.bundled import load_bundled
+from training import cifar
 
-ROOT = Path(__file__).parents[2]
 NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 
 
@@ -54,16 +51,7 @@ def test_no_picture_twice() -> None:
     assert len(set(pictures)) == 2160
 
 
-@pytest.fixture
-def cifar(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The module of ``training/`` that packed the slice."""
-    monkeypatch.syspath_prepend(str(ROOT / "training"))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    yield importlib.import_module("cifar")
-    del sys.modules["cifar"]
-
-
-def test_packs_give_back_the_pictures(cifar: Any, tmp_path: Path) -> None:
+def test_packs_give_back_the_pictures(tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
 
     def split(classes: Any, count: int) -> Any:

@@ -11,15 +11,9 @@ from cliquetta.methods import registry
 from tests._helpers.made_runs import BASE
 
 
-def test_a_grid_has_every_combination_and_zero_shot_first() -> None:
+def test_a_grid_has_zero_shot_first_and_once() -> None:
     tda = [with_method(BASE, "tda")]
-    cells = grid(tda, datasets=["bundled", "bundled@fog:1"], seeds=[0, 1])
-    assert [(c.dataset, c.method, c.seed) for c in cells] == [
-        (dataset, method, seed)
-        for dataset in ("bundled", "bundled@fog:1")
-        for method in ("zero_shot", "tda")
-        for seed in (0, 1)
-    ]
+    assert [cell.method for cell in grid(tda, datasets=["bundled"])] == ["zero_shot", "tda"]
     assert len(grid(tda, datasets=["bundled"], baseline=False)) == 1
     assert len(grid([BASE], datasets=["bundled"])) == 1
 
