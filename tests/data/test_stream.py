@@ -61,17 +61,6 @@ def test_the_seed_decides_the_order() -> None:
     assert keys_of(Stream(dataset, PREPROCESS, order="sequential", seed=2)) == list(dataset.keys)
 
 
-@pytest.mark.parametrize("start", [0, 1, 5, 7])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_stream_can_start_anywhere(start: int, workers: int) -> None:
-    stream = Stream(made_up_dataset(50), PREPROCESS, batch_size=8, workers=workers)
-    complete, part = list(stream), list(stream.batches(start))
-    assert len(part) == len(complete) - start
-    for (left, a), (right, b) in zip(complete[start:], part, strict=True):
-        assert left.keys == right.keys and torch.equal(a, b)
-        assert torch.equal(left.images, right.images)
-
-
 def test_data_sets_follow_one_another_or_are_mixed() -> None:
     a, b = made_up_dataset(20, id="a"), made_up_dataset(12, seed=1, id="b")
     assert Stream([a, b], PREPROCESS, limit=5).images == 10

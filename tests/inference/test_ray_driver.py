@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,12 +20,11 @@ from cliquetta.methods.state import read_header
 from cliquetta.model.clip import CLIP
 from tests._helpers.local_ray import local_ray
 from tests._helpers.trees import noise, table_rows
+from tests.inference.conftest import NAMES, Predict
 
 pytestmark = pytest.mark.slow  # starts Ray
 
-NAMES = ["airplane", "cat", "frog"]
 IMAGES = 46
-Predict = Callable[..., PredictionRun]
 
 
 @pytest.fixture(scope="module", autouse=True)

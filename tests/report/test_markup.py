@@ -22,6 +22,9 @@ def test_a_page_fetches_nothing_describes_pictures_and_links_to_itself(page: Any
     styles = re.findall(r"<style>(.*?)</style>", page.html, re.DOTALL)
     assert not any("@import" in style or "http" in style for style in styles)
     assert "default-src 'none'" in page.html
+    figures = re.findall(r"<svg.*?</svg>", page.html, re.DOTALL)  # in the colours of the page
+    assert all("var(--ink)" in figure and "#1c2127" not in figure for figure in figures)
+    assert "prefers-color-scheme: dark" in page.html and "@media print" in page.html
     assert len(reader.all("img")) > 10
     assert all(attributes["alt"] for attributes in reader.all("img"))
     svgs = [attributes for attributes in reader.all("svg") if "role" in attributes]
