@@ -105,9 +105,7 @@ def check(
             write(folder)
         actual = compared(folder)
         if actual != wanted:
-            names = actual.keys() | wanted.keys()
-            absent = object()
-            differing = {n for n in names if actual.get(n, absent) != wanted.get(n, absent)}
+            differing = {name for name, _ in actual.items() ^ wanted.items()}
             failures.append(f"stopped at operation {number}: {sorted(differing)}")
     print(f"{number} operations, {len(failures)} with other files afterwards")
     assert not failures, "\n".join(failures)
