@@ -2,7 +2,7 @@
 
 import multiprocessing
 import time
-from multiprocessing.context import ForkServerProcess
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -48,7 +48,7 @@ def test_killed_servers_lose_nothing(tmp_path: Path, tiny_clip: CLIP, smallest: 
     context = multiprocessing.get_context("forkserver")  # imports once; each server is a fork
     context.set_forkserver_preload([__name__])
 
-    def start() -> ForkServerProcess:
+    def start() -> BaseProcess:
         server = context.Process(
             target=run_server, args=(model, folder, port, smallest), daemon=True
         )
@@ -56,7 +56,7 @@ def test_killed_servers_lose_nothing(tmp_path: Path, tiny_clip: CLIP, smallest: 
         wait_until(lambda: is_up(address))
         return server
 
-    def kill(server: ForkServerProcess) -> None:
+    def kill(server: BaseProcess) -> None:
         server.kill()
         server.join()
 
