@@ -27,18 +27,13 @@ def test_cut_at_the_end_and_in_chunks_equals_the_full_context(clip: CLIP) -> Non
         torch.testing.assert_close(actual, literal(clip, ids), atol=SUM, rtol=FEATURE)
 
 
-def test_shared_context(clip: CLIP) -> None:
+@pytest.mark.parametrize("shape", [(3, 32), (4, 3, 32)])  # shared, or one per class
+def test_context(clip: CLIP, shape: tuple[int, ...]) -> None:
     ids = clip.tokenizer([f"x x x {text}" for text in TEXTS])
-    context = draw(3, 32).requires_grad_()
+    context = draw(*shape).requires_grad_()
     ours = clip.encode_text(ids, context=context, chunk=3)
-    assert_same_gradients(ours, literal(clip, ids, context=context), [context])
-
-
-def test_context_per_class(clip: CLIP) -> None:
-    ids = clip.tokenizer([f"x x {text}" for text in TEXTS])
-    context = draw(4, 2, 32).requires_grad_()
-    ours = clip.encode_text(ids, context=context, chunk=3)
-    assert_same_gradients(ours, literal(clip, ids, context=context.__getitem__), [context])
+    own = context if context.ndim == 2 else context.__getitem__
+    assert_same_gradients(ours, literal(clip, ids, context=own), [context])
 
 
 def test_context_at_positions_of_a_template(clip: CLIP) -> None:

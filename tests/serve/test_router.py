@@ -180,23 +180,18 @@ def test_metrics_of_all_replicas_are_one_page(route: Route) -> None:
     assert session not in text
 
 
-def test_spans_of_a_replica_are_below_the_router(route: Route) -> None:
+def test_spans_and_words_arrive_unchanged(route: Route) -> None:
     exporter = InMemorySpanExporter()
     with route(tracing=traced(exporter)) as service:
-        session = service.create()
-        exporter.clear()
-        service.predict(session, batch_of(0))
-        forwarded = service.asked[-1]
-        (request,) = (s for s in exporter.get_finished_spans() if s.name.startswith("POST"))
-        assert request.attributes["cliquetta.session"]
-        assert f"{request.context.span_id:016x}" in forwarded.trace["traceparent"]
-
-
-def test_classes_are_unchanged_on_the_way(route: Route) -> None:
-    with route() as service:
         named = ["Füße", "naïve café", *CLASSES]
         session = service.create("zero_shot", classes=named)
         assert service.info(session)["classes"] == named
         state = service.state(session)
         sent = service.http.put(f"/v1/sessions/{session}/state", content=state)
         assert sent.status_code == 200
+        exporter.clear()
+        service.predict(session, batch_of(0))
+        forwarded = service.asked[-1]
+        (request,) = (s for s in exporter.get_finished_spans() if s.name.startswith("POST"))
+        assert request.attributes["cliquetta.session"]
+        assert f"{request.context.span_id:016x}" in forwarded.trace["traceparent"]
