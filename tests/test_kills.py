@@ -35,7 +35,7 @@ from cliquetta.inference import parts
 from cliquetta.inference.bulk import predict
 from cliquetta.inference.ray_driver import RayCluster, RayWorkers
 from cliquetta.methods.registry import create_method
-from cliquetta.model.checkpoints.native import save_model
+from cliquetta.model.checkpoints.local import save_model
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.serve import changes

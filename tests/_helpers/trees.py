@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import pickle
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -61,30 +62,34 @@ def split(path: Path, rows: Sequence[tuple[str, int, str]]) -> None:
     write(path, json.dumps({"train": [], "val": [], "test": rows}))
 
 
-def tree(folder: str, pictured: str, *others: str, file: str = "", text: str = "") -> Tree:
-    """Pictures ``key: class; path > key: class`` below a folder, others, and a list of them."""
-    classes = dict(pair.split(": ") for pair in pictured.split("; "))
+def tree(folder: str, pictured: str, file: str = "", text: str = "") -> Tree:
+    """Pictures ``path > key: class; ...`` below a folder, and a list of them.
+
+    A picture without a class is in no split. Where classes have numbers, as in ``key: 3 class``,
+    the list is a split file of CoOp.
+    """
+    entries = [entry.partition(": ") for entry in pictured.split("; ")]
 
     def make(root: Path) -> Expected:
-        pictures(root / folder, [*(name.partition(" > ")[0] for name in classes), *others])
+        pictures(root / folder, [path.partition(" > ")[0] for path, _, _ in entries])
+        classes = {path.rpartition(" > ")[2]: label for path, _, label in entries if label}
+        if file.endswith(".json"):
+            numbered = {key: label.partition(" ") for key, label in classes.items()}
+            split(root / file, [(key, int(n), name) for key, (n, _, name) in numbered.items()])
+            return {key: name.replace("_", " ") for key, (_, _, name) in numbered.items()}
         if file:
-            write(root / file, text)
-        return {name.rpartition(" > ")[2]: label for name, label in classes.items()}
+            write(root / file, text.replace("; ", "\n") + "\n")
+        return classes
 
     return make
 
 
-def coop(folder: str, file: str, pictured: str, *others: str) -> Tree:
-    """Pictures ``key: number class; ...`` with a split file of CoOp, and pictures of no split."""
-    pairs = (pair.split(": ") for pair in pictured.split("; "))
-    rows = [(key, int(name.partition(" ")[0]), name.partition(" ")[2]) for key, name in pairs]
-
-    def make(root: Path) -> Expected:
-        pictures(root / folder, [*(key for key, _, _ in rows), *others])
-        split(root / f"{file}.json", rows)
-        return {key: name.replace("_", " ") for key, _, name in rows}
-
-    return make
+def trees(table: str) -> list[tuple[str, Tree]]:
+    """Ids and trees of lines ``id | folder | pictures | file | text``, where the last two may be
+    left out, and indented lines continue the one above."""
+    rows = re.sub(r"\n +", " ", table.strip()).splitlines()
+    cells = ([cell.strip(" ") for cell in row.split("|")] for row in rows)
+    return [(id, tree(*about)) for id, *about in cells]
 
 
 def cifar_pixels(count: int) -> np.ndarray:
@@ -141,91 +146,77 @@ def svhn(root: Path) -> Expected:
     return {"test/00000": "0", "test/00001": "7"}
 
 
-TREES: dict[str, Tree] = {
-    "imagenet": tree(
-        "imagenet/images/val",
-        "n01440764/a.JPEG: tench; n01440764/b.JPEG: tench; n15075141/c.JPEG: toilet paper",
-    ),
-    "imagenet-v2": tree(
-        "imagenetv2/imagenetv2-matched-frequency-format-val",
-        "0/a.jpeg: tench; 2/b.jpeg: great white shark; 10/c.jpeg: brambling; "
-        "999/d.jpeg: toilet paper",
-    ),
-    "imagenet-a": tree(
-        "imagenet-adversarial/imagenet-a",
-        "n01498041/a.jpg: stingray; n12267677/b.jpg: acorn",
-        file="imagenet-adversarial/imagenet-a/README.txt",
-    ),
-    "imagenet-r": tree(
-        "imagenet-r", "; ".join(f"n01443537/art_{i}.jpg: goldfish" for i in (0, 2, 10))
-    ),
-    "imagenet-sketch": tree("imagenet-sketch/images", "n01443537/sketch_0.JPEG: goldfish"),
-    "tiny-imagenet": tree(
-        "tiny-imagenet-200/val/images",
-        "val_0.JPEG: go-kart; val_1.JPEG: goldfish",
-        file="tiny-imagenet-200/val/val_annotations.txt",
-        text="val_0.JPEG\tn03444034\t0\t32\t44\t62\nval_1.JPEG\tn01443537\t0\t32\t44\t62\n",
-    ),
-    "caltech101": coop(
-        "caltech-101/101_ObjectCategories",
-        "caltech-101/split_zhou_Caltech101",
-        "Faces/image_0001.jpg: 0 face; yin_yang/image_0002.jpg: 99 yin_yang",
-        *("Faces_easy/image_0001.jpg", "BACKGROUND_Google/image_0001.jpg"),
-    ),
-    "flowers102": coop(
-        "oxford_flowers/jpg",
-        "oxford_flowers/split_zhou_OxfordFlowers",
-        "image_00002.jpg: 76 passion flower; image_00001.jpg: 0 pink primrose",
-    ),
-    "pets": tree(
-        "oxford-iiit-pet/images",
-        "Abyssinian_1.jpg: abyssinian; yorkshire_terrier_10.jpg: yorkshire terrier",
-        "american_bulldog_100.jpg",
-        file="oxford-iiit-pet/annotations/test.txt",
-        text="#Image CLASS-ID SPECIES BREED ID\nAbyssinian_1 1 1 1\nyorkshire_terrier_10 37 2 25\n",
-    ),
-    "cars": coop(
-        "stanford_cars",
-        "splits/split_zhou_StanfordCars",
-        "cars_test/00001.jpg: 180 2007 Suzuki Aerio Sedan; "
-        "cars_test/00002.jpg: 0 2000 AM General Hummer SUV",
-    ),
-    "sun397": tree(
-        "sun397/SUN397",
-        "a/abbey/sun_1.jpg: abbey; a/apse/indoor/sun_2.jpg: indoor apse",
-        file="sun397/Testing_01.txt",
-        text="/a/abbey/sun_1.jpg\n/a/apse/indoor/sun_2.jpg\n",
-    ),
-    "eurosat": coop(
-        "EuroSAT/2750",
-        "EuroSAT/split_zhou_EuroSAT",
-        "AnnualCrop/AnnualCrop_1.jpg: 0 Annual Crop Land; SeaLake/SeaLake_2.jpg: 9 Sea or Lake",
-    ),
-    "food101": coop(
-        "food-101/images",
-        "food-101/split_zhou_Food101",
-        "apple_pie/1.jpg: 0 apple_pie; cheese_plate/2.jpg: 16 cheese_plate; "
-        "cheesecake/3.jpg: 17 cheesecake",
-    ),
-    "dtd": coop(
-        "dtd/dtd/images",
-        "dtd/split_zhou_DescribableTextures",
-        "banded/banded_0060.jpg: 0 banded; zigzagged/zigzagged_1.jpg: 46 zigzagged",
-    ),
-    "ucf101": tree(
-        "ucf101/UCF-101-midframes",
-        "Apply_Eye_Makeup/v_ApplyEyeMakeup_g01_c01.jpg: Apply Eye Makeup; "
-        "Handstand_Pushups/v_HandStandPushups_g01_c02.jpg: Handstand Pushups",
-        file="ucf101/ucfTrainTestlist/testlist01.txt",
-        text="ApplyEyeMakeup/v_ApplyEyeMakeup_g01_c01.avi\n"
-        "HandstandPushups/v_HandStandPushups_g01_c02.avi\n",
-    ),
-    "aircraft": tree(
-        "fgvc-aircraft-2013b/data/images",
-        "1514522.jpg: 707-320; 0747566.jpg: Yak-42",
-        "9999999.jpg",
-        file="fgvc-aircraft-2013b/data/images_variant_test.txt",
-        text="1514522 707-320\n0747566 Yak-42\n",
+TREES = {
+    **dict(
+        trees("""
+imagenet | imagenet/images/val | n01440764/a.JPEG: tench; n15075141/c.JPEG: toilet paper
+imagenet-v2 | imagenetv2/imagenetv2-matched-frequency-format-val
+  | 0/a.jpeg: tench; 2/b.jpeg: great white shark; 10/c.jpeg: brambling; 999/d.jpeg: toilet paper
+imagenet-a | imagenet-adversarial/imagenet-a
+  | n01498041/a.jpg: stingray; n12267677/b.jpg: acorn
+  | imagenet-adversarial/imagenet-a/README.txt
+imagenet-r | imagenet-r | n01443537/art_0.jpg: goldfish; n01443537/art_10.jpg: goldfish
+imagenet-sketch | imagenet-sketch/images | n01443537/sketch_0.JPEG: goldfish
+tiny-imagenet | tiny-imagenet-200/val/images | val_0.JPEG: go-kart; val_1.JPEG: goldfish
+  | tiny-imagenet-200/val/val_annotations.txt
+  | val_0.JPEG\tn03444034\t0\t32\t44\t62; val_1.JPEG\tn01443537\t0\t32\t44\t62
+caltech101 | caltech-101/101_ObjectCategories
+  | Faces/image_0001.jpg: 0 face; yin_yang/image_0002.jpg: 99 yin_yang;
+  Faces_easy/image_0001.jpg; BACKGROUND_Google/image_0001.jpg
+  | caltech-101/split_zhou_Caltech101.json
+flowers102 | oxford_flowers/jpg
+  | image_00002.jpg: 76 passion flower; image_00001.jpg: 0 pink primrose
+  | oxford_flowers/split_zhou_OxfordFlowers.json
+pets | oxford-iiit-pet/images
+  | Abyssinian_1.jpg: abyssinian; yorkshire_terrier_10.jpg: yorkshire terrier;
+  american_bulldog_100.jpg
+  | oxford-iiit-pet/annotations/test.txt
+  | #Image CLASS-ID SPECIES BREED ID; Abyssinian_1 1 1 1; yorkshire_terrier_10 37 2 25
+cars | stanford_cars
+  | cars_test/00001.jpg: 180 2007 Suzuki Aerio Sedan;
+  cars_test/00002.jpg: 0 2000 AM General Hummer SUV
+  | splits/split_zhou_StanfordCars.json
+sun397 | sun397/SUN397 | a/abbey/sun_1.jpg: abbey; a/apse/indoor/sun_2.jpg: indoor apse
+  | sun397/Testing_01.txt | /a/abbey/sun_1.jpg; /a/apse/indoor/sun_2.jpg
+eurosat | EuroSAT/2750
+  | AnnualCrop/AnnualCrop_1.jpg: 0 Annual Crop Land; SeaLake/SeaLake_2.jpg: 9 Sea or Lake
+  | EuroSAT/split_zhou_EuroSAT.json
+food101 | food-101/images
+  | apple_pie/1.jpg: 0 apple_pie; cheese_plate/2.jpg: 16 cheese_plate;
+  cheesecake/3.jpg: 17 cheesecake
+  | food-101/split_zhou_Food101.json
+dtd | dtd/dtd/images | banded/banded_0060.jpg: 0 banded; zigzagged/zigzagged_1.jpg: 46 zigzagged
+  | dtd/split_zhou_DescribableTextures.json
+ucf101 | ucf101/UCF-101-midframes
+  | Apply_Eye_Makeup/v_ApplyEyeMakeup_g01_c01.jpg: Apply Eye Makeup;
+  Handstand_Pushups/v_HandStandPushups_g01_c02.jpg: Handstand Pushups
+  | ucf101/ucfTrainTestlist/testlist01.txt
+  | ApplyEyeMakeup/v_ApplyEyeMakeup_g01_c01.avi; HandstandPushups/v_HandStandPushups_g01_c02.avi
+aircraft | fgvc-aircraft-2013b/data/images
+  | 1514522.jpg: 707-320; 0747566.jpg: Yak-42; 9999999.jpg
+  | fgvc-aircraft-2013b/data/images_variant_test.txt | 1514522 707-320; 0747566 Yak-42
+pacs | PACS | art_painting/dog/a.jpg: dog; sketch/person/b.png: person
+texture-vs-shape | texture-vs-shape/stimuli
+  | edges/airplane/airplane1.png: airplane;
+  filled-silhouettes/bear/bear1.png > silhouettes/bear/bear1.png: bear;
+  style-transfer-preprocessed-512/airplane/airplane1-clock2.png
+  > cue-conflict/airplane/airplane1-clock2.png: airplane
+imagenet-c | ImageNet-C/noise/gaussian_noise/5 | n01440764/a.JPEG: tench
+imagenet-c-bar | imagenet_c_bar/blue_noise_sample/5 | n01440764/a.JPEG: tench
+vlcs | VLCS | Caltech101/bird/1.jpg > caltech101/bird/1.jpg: bird;
+  VOC2007/person/2.jpg > voc2007/person/2.jpg: person
+office-home | OfficeHomeDataset_10072016
+  | Art/Alarm_Clock/1.jpg > art/Alarm_Clock/1.jpg: Alarm Clock;
+  Real World/TV/2.jpg > real-world/TV/2.jpg: TV
+terra-incognita | terra_incognita
+  | location_38/bobcat/1.jpg > location-38/bobcat/1.jpg: bobcat;
+  location_100/empty/2.jpg > location-100/empty/2.jpg: empty
+domainnet | domain_net
+  | clipart/aircraft_carrier/1.jpg: aircraft carrier; sketch/teddy-bear/2.jpg: teddy bear
+domainnet-126 | domainnet | clipart/ant/clipart_1.jpg: ant; clipart/zebra/clipart_2.jpg: zebra
+  | domainnet/clipart_list.txt | clipart/ant/clipart_1.jpg 2; clipart/zebra/clipart_2.jpg 125
+visda | visda-2017/validation | aeroplane/1.jpg: aeroplane
+""")
     ),
     "cifar10": cifar(
         "cifar-10-batches-py",
@@ -240,44 +231,8 @@ TREES: dict[str, Tree] = {
         "1 aquarium_fish/goldfish_s_1.png; 99 worm/worm_s_2.png",
     ),
     "cifar10.1": cifar101,
-    "pacs": tree("PACS", "art_painting/dog/a.jpg: dog; sketch/person/b.png: person"),
-    "texture-vs-shape": tree(
-        "texture-vs-shape/stimuli",
-        "edges/airplane/airplane1.png: airplane; "
-        "filled-silhouettes/bear/bear1.png > silhouettes/bear/bear1.png: bear; "
-        "style-transfer-preprocessed-512/airplane/airplane1-clock2.png > "
-        "cue-conflict/airplane/airplane1-clock2.png: airplane",
-    ),
     "cifar10-c": cifar_c("CIFAR-10-C", [3, 9], ["cat", "truck"]),
     "cifar100-c": cifar_c("CIFAR-100-C", [1, 99], ["aquarium fish", "worm"]),
-    "imagenet-c": tree("ImageNet-C/noise/gaussian_noise/5", "n01440764/a.JPEG: tench"),
-    "imagenet-c-bar": tree("imagenet_c_bar/blue_noise_sample/5", "n01440764/a.JPEG: tench"),
-    "vlcs": tree(
-        "VLCS",
-        "Caltech101/bird/1.jpg > caltech101/bird/1.jpg: bird; "
-        "VOC2007/person/2.jpg > voc2007/person/2.jpg: person",
-    ),
-    "office-home": tree(
-        "OfficeHomeDataset_10072016",
-        "Art/Alarm_Clock/1.jpg > art/Alarm_Clock/1.jpg: Alarm Clock; "
-        "Real World/TV/2.jpg > real-world/TV/2.jpg: TV",
-    ),
-    "terra-incognita": tree(
-        "terra_incognita",
-        "location_38/bobcat/1.jpg > location-38/bobcat/1.jpg: bobcat; "
-        "location_100/empty/2.jpg > location-100/empty/2.jpg: empty",
-    ),
-    "domainnet": tree(
-        "domain_net",
-        "clipart/aircraft_carrier/1.jpg: aircraft carrier; sketch/teddy-bear/2.jpg: teddy bear",
-    ),
-    "domainnet-126": tree(
-        "domainnet",
-        "clipart/ant/clipart_1.jpg: ant; clipart/zebra/clipart_2.jpg: zebra",
-        file="domainnet/clipart_list.txt",
-        text="clipart/ant/clipart_1.jpg 2\nclipart/zebra/clipart_2.jpg 125\n",
-    ),
-    "visda": tree("visda-2017/validation", "aeroplane/1.jpg: aeroplane"),
     "svhn": svhn,
 }
 UNLABELLED = {  # sets of images of no class, and a file of each

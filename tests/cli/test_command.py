@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from cliquetta.cli.command import read_settings, split_list
 from tests._helpers.running import Run
 
 TINY = ("--model", "tiny.safetensors")
@@ -134,3 +135,12 @@ def test_failure_on_the_way_is_code_1(
     monkeypatch.setattr("cliquetta.methods.registry.method_entries", fail)
     result = run("methods")
     assert result.code == 1 and "Traceback" not in result.text
+
+
+def test_settings_are_pairs_and_lists_lose_repeats_and_blanks() -> None:
+    assert read_settings(["steps=2", "text=a=b"]) == {"steps": "2", "text": "a=b"}
+    with pytest.raises(ValueError, match="key=value"):
+        read_settings(["=2"])
+    assert split_list("a, b,,a", "things") == ["a", "b"]
+    with pytest.raises(ValueError, match="no things given"):
+        split_list(" ,", "things")

@@ -26,6 +26,8 @@ def test_the_table_and_what_is_missing(run: Run, root: Path) -> None:
     missing = f"{len(BENCHMARKS) - 1} datasets not found"
     for words in ("pacs", "incomplete", "2 / 9,991", missing, "other"):
         assert words in result.text
+    result = run("data", "doctor", root, "--only", "imagenet-a")
+    assert result.code == 0 and "natural-adv-examples" in result.text
 
 
 def test_deep_names_damaged_files_and_ends_with_three(run: Run, root: Path) -> None:
@@ -34,8 +36,3 @@ def test_deep_names_damaged_files_and_ends_with_three(run: Run, root: Path) -> N
     finding = json.loads(result.stdout)["findings"][0]
     assert list(finding["opened"]["unreadable"]) == ["sketch/dog/2.png"]
     assert finding["splits"]["sketch"] == {"found": 2, "expected": 3929, "absent": 0}
-
-
-def test_missing_data_say_how_to_get_them(run: Run, root: Path) -> None:
-    result = run("data", "doctor", root, "--only", "imagenet-a")
-    assert result.code == 0 and "natural-adv-examples" in result.text

@@ -1,9 +1,6 @@
 """The bundled slice: counts, balance, order and the pixels of known pictures."""
 
 import hashlib
-import importlib
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +8,13 @@ import numpy as np
 import pytest
 
 from cliquetta.data.bundled import load_bundled
+from training import cifar
 
-ROOT = Path(__file__).parents[2]
 NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 
 
 @pytest.mark.parametrize(("split", "per_class"), [("test", 200), ("few-shot", 16)])
-def test_is_balanced_and_named(split: str, per_class: int) -> None:
+def test_is_balanced_named_shared_and_read_only(split: str, per_class: int) -> None:
     data = load_bundled(split)
     assert list(data.names) == NAMES
     assert data.images.shape == (10 * per_class, 32, 32, 3)
@@ -27,6 +24,9 @@ def test_is_balanced_and_named(split: str, per_class: int) -> None:
     origin = "train" if split == "few-shot" else split
     for key, label in zip(data.keys, data.labels, strict=True):
         assert key.startswith(f"cifar10/{origin}/{NAMES[label]}/")
+    assert load_bundled(split) is data
+    with pytest.raises(ValueError, match="read-only"):
+        data.images[0] = 0
 
 
 # Begin of the SHA-256 of 3,072 bytes, of PNG files of the original set read without this package.
@@ -51,23 +51,7 @@ def test_no_picture_twice() -> None:
     assert len(set(pictures)) == 2160
 
 
-def test_is_shared_and_read_only() -> None:
-    data = load_bundled("test")
-    assert load_bundled("test") is data
-    with pytest.raises(ValueError, match="read-only"):
-        data.images[0] = 0
-
-
-@pytest.fixture
-def cifar(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The module of ``training/`` that packed the slice."""
-    monkeypatch.syspath_prepend(str(ROOT / "training"))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    yield importlib.import_module("cifar")
-    del sys.modules["cifar"]
-
-
-def test_packs_give_back_the_pictures(cifar: Any, tmp_path: Path) -> None:
+def test_packs_give_back_the_pictures(tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
 
     def split(classes: Any, count: int) -> Any:

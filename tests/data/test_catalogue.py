@@ -3,21 +3,17 @@
 import pytest
 
 from cliquetta.data.catalogue import get_dataset, list_datasets
-from cliquetta.errors import UnknownNameError
+from cliquetta.errors import UserError
 
 
-@pytest.mark.parametrize(
-    ("id", "message"),
-    [
+def test_bad_ids_are_explained() -> None:
+    for id, message in (
         ("bundled@fogg:3", "did you mean 'fog'"),
         ("bundled@fog:6", "1 to 5"),
         ("bundled@fog:x", "name:severity"),
-        ("bundeld", "did you mean 'bundled'"),
-    ],
-)
-def test_bad_ids_are_explained(id: str, message: str) -> None:
-    with pytest.raises((UnknownNameError, ValueError), match=message):
-        get_dataset(id)
+    ):
+        with pytest.raises(UserError, match=message):
+            get_dataset(id)
 
 
 def test_the_bundled_sets_are_what_the_catalogue_says() -> None:
@@ -26,4 +22,3 @@ def test_the_bundled_sets_are_what_the_catalogue_says() -> None:
             dataset = get_dataset(entry.id)
             assert len(dataset) == entry.expected["images"]
             assert len(dataset.names) == entry.classes
-            assert dataset.labels.bincount().tolist() == [len(dataset) // 10] * 10

@@ -26,12 +26,6 @@ def test_all_trees_are_found_and_counted(tmp_path: Path) -> None:
     assert report.unknown_folders == ()
 
 
-def test_an_empty_folder_has_everything_missing_and_says_how_to_get_it(tmp_path: Path) -> None:
-    report = examine(tmp_path)
-    assert {finding.state for finding in report.findings} == {"missing"}
-    assert all(finding.get and not finding.problems for finding in report.findings)
-
-
 def test_counts_classes_and_absent_files(tmp_path: Path) -> None:
     TREES["dtd"](tmp_path)
     (tmp_path / "dtd/dtd/images/banded/banded_0060.jpg").unlink()
@@ -89,14 +83,17 @@ def test_broken_data_are_told_from_missing_ones(tmp_path: Path) -> None:
 def test_label_traps_are_named_where_they_lurk(tmp_path: Path) -> None:
     TREES["imagenet-v2"](tmp_path)
     TREES["caltech101"](tmp_path)
-    assert any("sorted as strings" in note for note in one(tmp_path, "imagenet-v2").notes)
-    assert any("Faces_easy" in note for note in one(tmp_path, "caltech101").notes)
+    for id, trap in (("imagenet-v2", "sorted as strings"), ("caltech101", "Faces_easy")):
+        assert any(trap in note for note in one(tmp_path, id).notes)
 
 
-def test_unknown_folders_and_names(tmp_path: Path) -> None:
+def test_missing_data_and_unknown_folders_and_names(tmp_path: Path) -> None:
     for name in ("holiday photos", "splits", ".cache", "PACS"):
         (tmp_path / name).mkdir()
-    assert examine(tmp_path).unknown_folders == ("holiday photos",)
+    report = examine(tmp_path)
+    assert report.unknown_folders == ("holiday photos",)
+    assert {finding.state for finding in report.findings} == {"missing"}
+    assert all(finding.get and not finding.problems for finding in report.findings)
     with pytest.raises(UnknownNameError, match="did you mean 'pets'"):
         examine(tmp_path, ids=["petz"])
     with pytest.raises(ValueError, match="no folder"):

@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +48,6 @@ def test_a_table_is_made_once(made: Path) -> None:
     assert isinstance(table.features, np.memmap)
     np.testing.assert_array_equal(table.features, squares())
     assert table.unreadable == {7: "torn"}
-
-
-def test_another_layout_is_another_table(made: Path) -> None:
-    for other in (replace(LAYOUT, depends_on={"of": "cubes"}), replace(LAYOUT, rows=16)):
-        encode = Squares()
-        open_table(made.parent, other, encode)
-        assert sum(map(len, encode.asked)) == 50
 
 
 @pytest.mark.parametrize("byte", [-1, -400, 200])

@@ -36,10 +36,42 @@ def saved(image: Any, kind: str, **options: Any) -> Any:
     return buffer.getvalue()
 
 
-def test_a_path_and_bytes_give_the_same_picture(tmp_path: Path) -> None:
-    pixels, path = noise(), tmp_path / "a.png"
-    Image.fromarray(pixels).save(path)
-    for source in (path, str(path), path.read_bytes()):
+def stored() -> dict[str, tuple[Any, Any]]:
+    """Files of every kind, and the pixels that they show."""
+    rgb, rgba, la = (noise(channels=channels) for channels in (3, 4, 2))
+    grey, colours = noise(channels=1)[..., 0], noise(1, 4)[0]
+    black_or_white = (grey > 127) * np.uint8(255)
+    rgba[..., -1] = la[..., -1] = np.arange(20) * 12  # dropped, not blended
+    index = np.random.default_rng(1).integers(0, 4, (6, 7), dtype=np.uint8)
+    palette = Image.fromarray(index, "P")
+    palette.putpalette(colours.tobytes())
+    one_bit = Image.fromarray(black_or_white).convert("1", dither=Image.Dither.NONE)
+    frames = [Image.new("RGB", (4, 4), colour) for colour in ("red", "blue")]
+    damaged = b"Exif\x00\x00II*\x00\xff\xff\xff\x7fnonsense"
+    shades = b"\x00\x80\xff\x10"
+    return {
+        "damaged EXIF": (saved(Image.fromarray(rgb), "PNG", exif=damaged), rgb),
+        "RGBA": (saved(Image.fromarray(rgba, "RGBA"), "PNG"), rgba[..., :3]),
+        "LA": (saved(Image.fromarray(la, "LA"), "PNG"), la[..., :1].repeat(3, axis=2)),
+        "palette": (saved(palette, "PNG"), colours[index]),
+        "clear colour": (saved(palette, "PNG", transparency=1), colours[index]),
+        "clear colours": (saved(palette, "PNG", transparency=shades), colours[index]),
+        "grey": (saved(Image.fromarray(grey), "PNG"), grey[..., None].repeat(3, axis=2)),
+        "one bit": (saved(one_bit, "PNG"), black_or_white[..., None].repeat(3, axis=2)),
+        "first frame": (
+            saved(frames[0], "GIF", save_all=True, append_images=frames[1:]),
+            np.asarray(frames[0]),
+        ),
+    }
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF")
+@pytest.mark.parametrize(("data", "pixels"), stored().values(), ids=stored())
+def test_a_path_and_bytes_give_the_colours_that_are_stored(
+    data: bytes, pixels: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "a").write_bytes(data)
+    for source in (tmp_path / "a", str(tmp_path / "a"), data):
         image = open_image(source)
         assert image.mode == "RGB" and np.array_equal(np.asarray(image), pixels)
 
@@ -63,34 +95,6 @@ def test_orientation_is_applied_unless_told_otherwise(orientation: Any) -> None:
     data = saved(Image.fromarray(np.ascontiguousarray(stored)), "PNG", exif=exif)
     assert np.array_equal(np.asarray(open_image(data)), upright)
     assert np.array_equal(np.asarray(open_image(data, exif=False)), stored)
-
-
-@pytest.mark.filterwarnings("ignore:Corrupt EXIF")
-def test_damaged_exif_does_not_cost_the_picture() -> None:
-    pixels = noise()
-    damaged = b"Exif\x00\x00II*\x00\xff\xff\xff\x7fnonsense"
-    data = saved(Image.fromarray(pixels), "PNG", exif=damaged)
-    assert np.array_equal(np.asarray(open_image(data)), pixels)
-
-
-@pytest.mark.parametrize("mode", ["RGBA", "LA"])
-def test_transparency_is_dropped_not_blended(mode: str) -> None:
-    pixels = noise(channels=4 if mode == "RGBA" else 2)
-    pixels[..., -1] = np.arange(20) * 12
-    data = saved(Image.fromarray(pixels, mode), "PNG")
-    colours = pixels[..., :3] if mode == "RGBA" else pixels[..., :1].repeat(3, axis=2)
-    assert np.array_equal(np.asarray(open_image(data)), colours)
-
-
-@pytest.mark.parametrize("transparency", [None, 1, b"\x00\x80\xff\x10"])
-def test_palette_becomes_its_colours(transparency: Any) -> None:
-    entries = noise(1, 4)[0]
-    index = np.random.default_rng(1).integers(0, 4, (6, 7), dtype=np.uint8)
-    image = Image.fromarray(index, "P")
-    image.putpalette(entries.tobytes())
-    options = {} if transparency is None else {"transparency": transparency}
-    data = saved(image, "PNG", **options)
-    assert np.array_equal(np.asarray(open_image(data)), entries[index])
 
 
 def test_cmyk_by_its_formula() -> None:
@@ -123,22 +127,6 @@ def test_sixteen_bits_are_scaled_not_clipped(kind: str, order: str) -> None:
 def test_integers_and_floats(values: Any, expected: Any) -> None:
     levels = np.asarray(open_image(saved(Image.fromarray(values), "TIFF")))
     assert levels[0, :, 0].tolist() == expected
-
-
-@pytest.mark.parametrize("mode", ["L", "1"])
-def test_grey_and_one_bit(mode: str) -> None:
-    grey = noise(channels=1)[..., 0]
-    if mode == "1":
-        grey = (grey > 127) * np.uint8(255)
-    image = Image.fromarray(grey).convert(mode, dither=Image.Dither.NONE)
-    levels = np.asarray(open_image(saved(image, "PNG")))
-    assert np.array_equal(levels, grey[..., None].repeat(3, axis=2))
-
-
-def test_first_frame_of_an_animation() -> None:
-    frames = [Image.new("RGB", (4, 4), c) for c in ("red", "blue")]
-    data = saved(frames[0], "GIF", save_all=True, append_images=frames[1:])
-    assert open_image(data).getpixel((0, 0)) == (255, 0, 0)
 
 
 BAD_FILES = {

@@ -20,17 +20,18 @@ def test_results_come_in_order(workers: int) -> None:
         time.sleep(0.002 * (x % 3))
         return x * x
 
-    result = list(map_ahead(slow_square, range(20), workers=workers, ahead=5))
-    assert result == [x * x for x in range(20)]
+    results = map_ahead(slow_square, range(20), workers=workers, ahead=5)
+    assert list(results) == [x * x for x in range(20)]
 
 
-def test_no_more_than_the_bound_waits() -> None:
+def test_no_more_than_the_bound_waits_and_no_thread_stays() -> None:
     started: list[int] = []
     results = map_ahead(lambda x: started.append(x) or x, range(100), workers=2, ahead=3)  # type: ignore[func-returns-value]
     next(results)
     time.sleep(0.05)
     assert len(started) <= 4
     results.close()
+    assert not [t for t in threading.enumerate() if t.name.startswith("cliquetta-loader")]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -44,13 +45,6 @@ def test_an_error_arrives_at_its_turn(workers: int) -> None:
     assert [next(results) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(RuntimeError, match="three"):
         next(results)
-
-
-def test_stopping_early_leaves_no_thread() -> None:
-    results = map_ahead(lambda x: x, range(10), workers=3, ahead=4)
-    next(results)
-    results.close()
-    assert not [t for t in threading.enumerate() if t.name.startswith("cliquetta-loader")]
 
 
 def squares(number: int) -> tuple[tuple[np.ndarray, ...], int]:

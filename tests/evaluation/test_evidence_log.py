@@ -88,6 +88,14 @@ def test_what_is_kept_is_what_was_predicted_and_seen(
         assert stored.labels == tuple(labels.tolist())
         wanted = tiny_clip.encode_image(batch.images, normalize=True).numpy()
         np.testing.assert_allclose(stored.features, wanted, atol=STORED)
+    assert [line["batch"] for line in evidence.counts] == [1, 2, 3, 4]
+    for line, stored in zip(evidence.counts, evidence.batches, strict=True):
+        cliques = stored.description["cliques"]
+        assert line["cliques"] == len(cliques) > 0 and all(clique["after"] for clique in cliques)
+        assert line["max_size"] == max(len(clique["members"]) for clique in cliques)
+    other = load_evidence(run("tent")[0]).batches[0]  # a method without cliques
+    assert other.description is None and other.prompted is None and other.maps == ()
+    assert other.features.shape == (10, 24) and other.pictures.shape == (10, 32, 32, 3)
 
 
 def test_prompted_features_are_those_that_were_scored(run: Any, tiny_clip: CLIP) -> None:
@@ -101,15 +109,6 @@ def test_prompted_features_are_those_that_were_scored(run: Any, tiny_clip: CLIP)
     logits = tiny_clip.scale * prompted @ adapter.learner.start_text.T
     best = logits.softmax(dim=-1).topk(5, dim=-1).values.numpy()
     np.testing.assert_allclose(best, predictions.probabilities, atol=TINY_SCALE * STORED)
-
-
-def test_counts_add_up_to_the_description(run: Any) -> None:
-    evidence = load_evidence(run()[0])
-    assert [line["batch"] for line in evidence.counts] == [1, 2, 3, 4]
-    for line, batch in zip(evidence.counts, evidence.batches, strict=True):
-        cliques = batch.description["cliques"]
-        assert line["cliques"] == len(cliques) > 0 and all(clique["after"] for clique in cliques)
-        assert line["max_size"] == max(len(clique["members"]) for clique in cliques)
 
 
 def test_domain_prompts_leave_a_line_about_every_batch(run: Any) -> None:
@@ -160,38 +159,8 @@ def test_size_is_bounded(run: Any) -> None:
     assert batch.number == 4 and len(batch.keys) == 3
     none, _ = run(evidence=EvidenceLimits(images=0), where="none")
     assert load_evidence(none).batches == () and len(load_evidence(none).counts) == 4
-
-
-def test_large_pictures_are_shrunk() -> None:
     shrunk = small_pictures(torch.zeros(2, 3, 64, 64), (0.4,) * 3, (0.25,) * 3, 24)
     assert shrunk.shape == (2, 24, 24, 3) and (shrunk == 102).all()
-
-
-def test_a_run_taken_up_again_leaves_the_same_evidence(run: Any) -> None:
-    def stop(step: Any) -> None:
-        if step.number == 3:
-            raise InterruptedError
-
-    complete, _ = run()
-    with pytest.raises(InterruptedError):
-        run(where="broken", on_step=stop)
-    broken, _ = run(where="broken")
-    assert load_predictions(broken).keys == load_predictions(complete).keys
-    ours, theirs = (
-        {path.name: path.read_bytes() for path in (folder / "evidence").iterdir()}
-        for folder in (broken, complete)
-    )
-    for files in (ours, theirs):
-        del files["batches.jsonl"]  # its repeated lines are read once
-    assert ours == theirs
-    assert load_evidence(broken).counts == load_evidence(complete).counts
-
-
-def test_other_methods_leave_pictures_and_features(run: Any) -> None:
-    evidence = load_evidence(run("tent")[0])
-    batch = evidence.batches[0]
-    assert batch.description is None and batch.prompted is None and batch.maps == ()
-    assert batch.features.shape == (10, 24) and batch.pictures.shape == (10, 32, 32, 3)
 
 
 def test_evidence_of_another_format_is_refused(run: Any) -> None:

@@ -11,15 +11,9 @@ from cliquetta.methods import registry
 from tests._helpers.made_runs import BASE
 
 
-def test_a_grid_has_every_combination_and_zero_shot_first() -> None:
+def test_a_grid_has_zero_shot_first_and_once() -> None:
     tda = [with_method(BASE, "tda")]
-    cells = grid(tda, datasets=["bundled", "bundled@fog:1"], seeds=[0, 1])
-    assert [(c.dataset, c.method, c.seed) for c in cells] == [
-        (dataset, method, seed)
-        for dataset in ("bundled", "bundled@fog:1")
-        for method in ("zero_shot", "tda")
-        for seed in (0, 1)
-    ]
+    assert [cell.method for cell in grid(tda, datasets=["bundled"])] == ["zero_shot", "tda"]
     assert len(grid(tda, datasets=["bundled"], baseline=False)) == 1
     assert len(grid([BASE], datasets=["bundled"])) == 1
 
@@ -30,15 +24,6 @@ def test_a_method_is_written_with_its_preset_and_fields() -> None:
     assert cell.options == (("topk", 2), ("retention", False))
     assert cell.label == "scap:paper/topk=2/retention=False"
     assert grid([cell], datasets=["bundled"])[0].options == ()
-
-
-def test_unknown_methods_presets_and_fields_are_refused_before_the_first_run() -> None:
-    with pytest.raises(UnknownNameError, match="did you mean 'zero_shot'"):
-        with_method(BASE, "zeroshot")
-    with pytest.raises(UnknownNameError, match="preset of zero_shot"):
-        with_method(BASE, "zero_shot:papr")
-    with pytest.raises(UnknownNameError, match="did you mean 'temperature'"):
-        with_method(BASE, "zero_shot/temperatur=2")
 
 
 def test_a_grid_file_lays_shifts_over_datasets(tmp_path: Path) -> None:

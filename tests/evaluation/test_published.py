@@ -1,5 +1,7 @@
 """Every published number against a transcription of where it was printed; a wrong digit fails."""
 
+import hashlib
+import json
 from pathlib import Path
 
 import pytest
@@ -48,31 +50,6 @@ mean, concat    62.11
 concat, mean    64.35
 concat, concat  64.52
 """
-# Rows of other publications, as our fact sheet of 2026-11-15 has them. They were not printed in
-# the paper; this copy notices a digit that changes, not one that was wrong from the start.
-OTHER_OOD = """
-CLIP, one template  47.87 73.98 46.09 60.86
-CLIP, ensemble      49.89 77.65 48.24 61.88
-MaPLe               50.90 76.98 49.15 64.07
-Zero, own page      59.61 77.22 48.40 64.16
-Zero, ensemble      62.75 80.75 50.59 65.23
-DMN-ZS              58.28 78.55 52.98 65.27
-"""
-OTHER_TEN = """
-CLIP, one template      65.48 62.59 23.67 42.01 83.65 88.25 67.44 93.35 44.27 65.13 63.58
-CLIP, ensemble          66.16 66.26 23.22 50.42 84.04 88.28 67.07 93.91 45.09 67.51 65.20
-CoOp                    64.51 64.15 18.47 46.39 85.30 89.14 68.71 93.70 41.92 66.55 63.88
-CoCoOp                  65.32 67.36 22.94 45.37 86.06 90.14 71.88 94.43 45.73 68.21 65.74
-MaPLe                   65.57 67.01 24.74 48.06 86.20 90.49 72.23 93.53 46.49 68.69 66.30
-TPT                     66.87 65.50 24.78 42.44 84.67 87.79 68.98 94.16 47.75 68.04 65.10
-TPT, run again by Zero  66.68 65.39 23.13 42.86 84.67 87.23 68.75 93.93 47.04 68.16 64.78
-C-TPT                   65.80 64.80 24.00 43.20 83.70 88.20 69.80 93.60 46.00 65.70 64.50
-MTA                     68.05 64.98 25.32 38.71 84.95 88.22 68.26 94.13 45.59 68.11 64.63
-MTA, ensemble           68.47 66.67 25.20 45.36 85.00 88.24 68.06 94.21 45.90 68.69 65.58
-Zero                    68.04 65.03 25.21 34.33 86.53 87.75 67.68 93.66 46.12 67.77 64.21
-Zero, ensemble          68.97 67.63 25.21 42.17 86.77 87.83 67.17 94.41 45.86 69.18 65.52
-DMN-ZS                  67.77 70.00 29.85 57.37 85.06 91.88 74.79 95.09 54.61 72.43 69.88
-"""
 
 
 def transcribed(text: str, columns: tuple[str, ...]) -> dict[str, dict[str, float]]:
@@ -104,24 +81,29 @@ def recorded(table: str, *, printed: bool) -> dict[str, dict[str, float]]:
 
 
 @pytest.mark.parametrize(
-    ("table", "text", "columns", "printed"),
+    ("table", "text", "columns"),
     [
-        ("ood", PAPER_OOD, OOD, True),
-        ("cross-domain", PAPER_TEN, TEN, True),
-        ("components", PAPER_COMPONENTS, ("imagenet-a",), True),
-        ("combination", PAPER_COMBINATION, ("imagenet-a",), True),
-        ("ood", OTHER_OOD, OOD, False),
-        ("cross-domain", OTHER_TEN, TEN, False),
+        ("ood", PAPER_OOD, OOD),
+        ("cross-domain", PAPER_TEN, TEN),
+        ("components", PAPER_COMPONENTS, ("imagenet-a",)),
+        ("combination", PAPER_COMBINATION, ("imagenet-a",)),
     ],
 )
-def test_every_number_is_the_printed_one(
-    table: str, text: str, columns: tuple[str, ...], printed: bool
-) -> None:
+def test_every_number_is_the_printed_one(table: str, text: str, columns: tuple[str, ...]) -> None:
     rows = transcribed(text, columns)
     for values in rows.values():
         average = values.pop("average", None)  # a check of the transcription itself
         assert average is None or abs(sum(values.values()) / len(values) - average) < 0.021
-    assert recorded(table, printed=printed) == rows
+    assert recorded(table, printed=True) == rows
+
+
+@pytest.mark.parametrize(
+    ("table", "digest"), [("ood", "b757c9d7df5c538d"), ("cross-domain", "8565f1eff1e90e11")]
+)
+def test_rows_of_other_publications_do_not_change(table: str, digest: str) -> None:
+    """They are those of our fact sheet of 2026-11-15: the paper did not print them."""
+    rows = json.dumps(recorded(table, printed=False), sort_keys=True)
+    assert hashlib.sha256(rows.encode()).hexdigest()[:16] == digest
 
 
 SCAP_RUNS = [

@@ -131,11 +131,8 @@ def test_predictions_can_be_read_while_they_are_written(
         lengths.append(len(load_predictions(folder)))
         assert load_record(folder).status == "running"
 
-    record = evaluate(drift, stream, out=tmp_path, on_step=look)
+    evaluate(drift, stream, out=tmp_path, on_step=look)
     assert lengths == [8, 16, 24, 32, 40, 48, 50]
-    path = tmp_path / record.id / PREDICTIONS
-    path.write_bytes(path.read_bytes()[:-10])
-    assert len(load_predictions(path.parent)) == 49
 
 
 def test_two_processes_cannot_share_a_run(drift: Drift, stream: Stream, tmp_path: Path) -> None:

@@ -10,17 +10,13 @@ from cliquetta.evaluation.tables import TextTable, to_csv, to_latex, to_markdown
 TABLE = TextTable(("method", "a|b"), (("zero_shot", "83.5 ± 0.4▲"),), title="top-1 %")
 
 
-def test_markdown_escapes_pipes() -> None:
+def test_markdown_and_latex_escape_their_signs() -> None:
     assert to_markdown(TABLE).splitlines() == [
-        "**top-1 %**",
-        "",
+        *("**top-1 %**", ""),
         "| method | a\\|b |",
         "| --- | ---: |",
         "| zero_shot | 83.5 ± 0.4▲ |",
     ]
-
-
-def test_latex_escapes_signs() -> None:
     latex = to_latex(TABLE)
     assert r"zero\_shot & 83.5 $\pm$ 0.4$\blacktriangle$ \\" in latex
     assert r"\begin{tabular}{lr}" in latex

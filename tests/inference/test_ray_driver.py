@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,12 +20,11 @@ from cliquetta.methods.state import read_header
 from cliquetta.model.clip import CLIP
 from tests._helpers.local_ray import local_ray
 from tests._helpers.trees import noise, table_rows
+from tests.inference.conftest import NAMES, Predict
 
 pytestmark = pytest.mark.slow  # starts Ray
 
-NAMES = ["airplane", "cat", "frog"]
 IMAGES = 46
-Predict = Callable[..., PredictionRun]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -94,29 +93,19 @@ def test_several_actors_learn_one_state(
     assert read_header(two_actors[0])["notes"] == {"images": IMAGES - 1}
 
 
-def test_groups_predict_as_each_alone(
-    run: Predict, table: Path, tiny_clip: CLIP, tmp_path: Path
-) -> None:
-    """Wherever a group runs; its table and its state are those of a run over its images."""
-    states = tmp_path / "states"
-    once = {"method": "tda", "group_by": "camera"}
-    here, there = tmp_path / "here.csv", tmp_path / "there.csv"
-    run(here, **once)
-    run(there, **once, state=states, cluster=RayCluster(actors=2))
-    assert there.read_bytes() == here.read_bytes()
-    listed, rows = table_rows(table), table_rows(there)
-    for group, file in (("north", "north"), ("yard/2", "yard%2F2"), ("", "(empty)")):
-        alone = table.with_name(f"{file}.csv")
-        members = [f"{row['path']},{group}" for row in listed if row["camera"] == group]
-        alone.write_text("\n".join(["path,camera", *members]))
-        state, out = tmp_path / f"{file}.safetensors", tmp_path / f"{file}.out.csv"
-        settings = {"method": "tda", "model": tiny_clip, "batch_size": 4, "workers": 0}
-        predict(alone, NAMES, **settings, out=out, state=state)  # type: ignore[arg-type]
-        learned = load_file(states / f"{file}.safetensors")
-        assert all(torch.equal(value, learned[name]) for name, value in load_file(state).items())
-        assert read_header(state)["notes"] == read_header(states / f"{file}.safetensors")["notes"]
-        own = [row for row in rows if row["camera"] == group]
-        assert own == table_rows(out) and len(own) == len(members) > 5
+def test_groups_predict_as_they_do_here(run: Predict, tmp_path: Path) -> None:
+    """Wherever a group runs; tests/inference/test_bulk.py runs each group alone."""
+    names = ["(empty)", "north", "yard%2F2"]
+    for where, cluster in (("here", None), ("there", RayCluster(actors=2))):
+        once = {"method": "tda", "group_by": "camera", "cluster": cluster}
+        run(tmp_path / f"{where}.csv", **once, state=tmp_path / where)
+        assert sorted(path.stem for path in (tmp_path / where).iterdir()) == names
+    assert (tmp_path / "there.csv").read_bytes() == (tmp_path / "here.csv").read_bytes()
+    for name in names:
+        here, there = (tmp_path / where / f"{name}.safetensors" for where in ("here", "there"))
+        learned = load_file(there)
+        assert all(torch.equal(value, learned[key]) for key, value in load_file(here).items())
+        assert read_header(there)["notes"] == read_header(here)["notes"]
 
 
 def kill_an_actor() -> None:

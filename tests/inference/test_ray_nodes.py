@@ -18,14 +18,14 @@ from ray.cluster_utils import Cluster
 from cliquetta.inference import parts
 from cliquetta.inference.bulk import predict
 from cliquetta.inference.ray_driver import RayCluster
-from cliquetta.model.checkpoints.native import save_model
+from cliquetta.model.checkpoints.local import save_model
 from cliquetta.model.factory import create_model
 from cliquetta.ray_connection import connected
 from tests._helpers.tiny import build_tiny_clip
 from tests._helpers.trees import noise, table_rows
+from tests.inference.conftest import NAMES
 
 pytestmark = pytest.mark.slow
-NAMES = ["airplane", "cat", "frog"]
 IMAGES, PART = 40, 8
 NODE: dict[str, Any] = {"num_cpus": 3, "object_store_memory": 80 * 2**20}
 """Room for two actors and a reader."""

@@ -133,18 +133,6 @@ def test_a_state_file_is_as_exactly_once_as_the_rows(
     assert before == [4, 8, 12]
 
 
-def test_a_run_that_was_killed_at_its_end_leaves_nothing_to_continue(
-    run: Predict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "rmdir", lambda folder: signal.raise_signal(signal.SIGKILL))
-        assert in_fork(run, tmp_path) == -signal.SIGKILL
-    assert (tmp_path / "out.csv").exists() and (tmp_path / "out.csv.parts").exists()
-    with pytest.raises(UserError, match="exists"):
-        run()
-    assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]
-
-
 @pytest.mark.usefixtures("short_parts")
 def test_only_the_same_command_continues(run: Predict, tmp_path: Path) -> None:
     assert in_fork(run, tmp_path, 30) == KILLED
@@ -177,9 +165,7 @@ def test_an_existing_table_is_not_overwritten(run: Predict, tmp_path: Path) -> N
 def test_files_that_cannot_be_written_are_refused_first(run: Predict, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     changes: list[tuple[dict[str, Any], str]] = [
-        ({"out": tmp_path / "file" / "out.csv"}, "cannot write"),
         ({"method": "tda", "state": tmp_path / "file" / "x"}, "cannot write"),
-        ({"out": tmp_path}, "is a folder"),
         ({"method": "tda", "state": tmp_path / "out.csv"}, "cannot be one file"),
         ({"state": tmp_path / "x"}, "belongs to one method"),
         ({"shard": (3, 2)}, "such as 2/8"),

@@ -1,15 +1,13 @@
 """Every registered method, for tests that hold for all of them."""
 
 import pytest
-from torch import Tensor
 
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.checks import Build
 from cliquetta.methods.registry import MethodEntry, method_entries
-from cliquetta.model.clip import CLIP
-from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.building import build_adapter
+from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS
 
 
 @pytest.fixture(params=method_entries(), ids=lambda entry: entry.name)
@@ -18,8 +16,8 @@ def entry(request: pytest.FixtureRequest) -> MethodEntry:
 
 
 @pytest.fixture
-def build(entry: MethodEntry, tiny_clip: CLIP, tiny_prompts: ClassPrompts) -> Build:
-    return lambda: build_adapter(entry, tiny_clip, tiny_prompts)
+def build(entry: MethodEntry) -> Build:
+    return lambda: build_adapter(entry, TINY, TINY_PROMPTS)
 
 
 @pytest.fixture
@@ -28,5 +26,5 @@ def adapter(build: Build) -> Adapter:
 
 
 @pytest.fixture
-def batch(tiny_images: Tensor) -> Batch:
-    return Batch(tiny_images, tuple(f"image-{i}" for i in range(len(tiny_images))))
+def batch() -> Batch:
+    return Batch(TINY_IMAGES, tuple(f"image-{i}" for i in range(len(TINY_IMAGES))))

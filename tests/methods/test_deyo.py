@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cliquetta.methods.deyo import DeYO, DeYOConfig, join_patches, split_patches
+from cliquetta.methods.deyo import DeYO, DeYOConfig, join_patches, shuffle_patches, split_patches
 from cliquetta.model.clip import CLIP
 from tests._helpers.live import descend, double_clip, flat, live_clip, live_logits
 from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS
@@ -69,9 +69,12 @@ def test_nothing_is_learned_if_no_image_passes() -> None:
 
 
 @pytest.mark.parametrize("grid", [4, 5])
-def test_patches_come_back(grid: int) -> None:
+def test_patches_come_back_and_are_shuffled(grid: int) -> None:
     patches = split_patches(TINY_IMAGES, grid)
     assert patches.shape == (10, grid * grid, 3, 32 // grid, 32 // grid)
     together = join_patches(patches, 32)
     assert together.shape == TINY_IMAGES.shape
     assert grid == 5 or torch.equal(together, TINY_IMAGES)
+    order = torch.randperm(grid * grid, generator=torch.Generator().manual_seed(1))
+    mixed = shuffle_patches(TINY_IMAGES, grid, torch.Generator().manual_seed(1))
+    torch.testing.assert_close(mixed, join_patches(patches[:, order], 32))

@@ -1,10 +1,21 @@
 """MOON against a numpy version of Algorithm 1 with a loop for every index."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 
-from cliquetta.methods.moon import LONGEST, SHORTEST, MOONConfig, transduce
+from cliquetta.methods.moon import (
+    LONGEST,
+    SHORTEST,
+    MOONConfig,
+    class_presence,
+    concentration,
+    shrunk_means,
+    transduce,
+    vmf_log_likelihood,
+)
 from tests._helpers.arrays import Array, assert_batch, neighbour_graph, on_features, softmax, unit
 from tests._helpers.clusters import make_clusters
 
@@ -48,20 +59,39 @@ def test_a_batch_equals_numpy(images: int, config: MOONConfig) -> None:
     assert_batch(numpy_moon, transduce, images, config)
 
 
-def test_a_class_with_one_sure_image_loses_it() -> None:
-    """What eq. (14) implies where all classes occur in unequal numbers: see the method's page.
+def test_a_class_with_one_sure_image_loses_it_by_hand() -> None:
+    """What eq. (14) implies where all classes occur in unequal numbers.
 
     Fifteen images of one class and one of another, of zero-shot margin 30, in 512 dimensions: all
-    share 0.8 of a direction, 0.3 of their text and a rest of their own.
+    share 0.8 of a direction, 0.3 of their text and a rest of their own. The mean of the rare class
+    is mostly its text, which has length 1: long, so that κ is large and its own image, at a cosine
+    of 0.5, far off.
     """
     E, n = 512, 15
     text, images = torch.eye(E).double()[:2], torch.zeros(n + 1, E).double()
     images[:n, 0], images[n, 1], images[:, 2] = 0.3, 0.3, 0.8
     images[torch.arange(n + 1), 3 + torch.arange(n + 1)] = (1 - 0.3**2 - 0.8**2) ** 0.5
     logs = (100 * images @ text.T).log_softmax(dim=1)
-    assigned = transduce(images, logs, text, MOONConfig())
-    assert logs.argmax(dim=1).tolist() == [0] * n + [1]
-    assert assigned.argmax(dim=1).tolist() == [0] * (n + 1) and float(assigned[n, 1]) < -500
+
+    def log_likelihood(length: float, cosine: float) -> float:
+        kappa = (E * length - length**3) / (1 - length**2)  # eq. (15)
+        return kappa * (cosine - 1) + (E - 1) / 2 * math.log(kappa)
+
+    rare, many = 1 / (1 + (1 / 16) ** -0.5), n / (n + (n / 16) ** -0.5)  # β: λ = √(share · 1)
+    own = math.sqrt((0.3 * rare + 1 - rare) ** 2 + (1 - 0.09) * rare**2)
+    shared = (0.3 * many + 1 - many, 0.8 * many, many * math.sqrt(0.27 / n))
+    other = math.sqrt(sum(x * x for x in shared))
+    gap = log_likelihood(other, 0.8 * shared[1] / other) - log_likelihood(
+        own, (rare + 0.3 * (1 - rare)) / own
+    )
+    assert gap > 500  # against the 30 of the texts
+    weight = 1 / class_presence(logs.exp())
+    means = shrunk_means(images, logs, text, weight)
+    length = means.norm(dim=1)
+    likelihood = vmf_log_likelihood(images[-1:], means / length[:, None], concentration(length, E))
+    assert float(likelihood[0, 0] - likelihood[0, 1]) == pytest.approx(gap, rel=1e-6)
+    assigned = transduce(images, logs, text, MOONConfig()).argmax(dim=1)
+    assert logs.argmax(dim=1).tolist() == [0] * n + [1] and assigned.tolist() == [0] * (n + 1)
 
 
 def test_it_gains_where_few_classes_are_present() -> None:

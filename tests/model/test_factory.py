@@ -12,7 +12,7 @@ import torch
 from cliquetta.data.bundled import load_bundled
 from cliquetta.errors import UnknownNameError
 from cliquetta.model import factory
-from cliquetta.model.checkpoints.native import save_model
+from cliquetta.model.checkpoints.local import save_model
 from cliquetta.model.clip import CLIP
 from cliquetta.model.factory import create_model, pick_device, pick_dtype
 
@@ -32,7 +32,7 @@ def test_micro_is_bundled_and_works() -> None:
     pixels = model.preprocess.pixels(bundled.images[::20])
     texts = model.encode_text([f"a photo of a {n}." for n in bundled.names], normalize=True)
     results = (model.encode_image(pixels, normalize=True) @ texts.T).argmax(dim=1)
-    assert (results == torch.tensor(bundled.labels[::20])).float().mean() > 0.75
+    assert (results == bundled.labels[::20]).float().mean() > 0.75
 
 
 @pytest.mark.parametrize(

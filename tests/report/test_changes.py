@@ -11,7 +11,7 @@ from tests._helpers.made_runs import ADAPTED, LABELS, PLAIN, predictions
 
 
 def test_changes_are_counted_by_what_became_of_them() -> None:
-    pair = predictions(LABELS, PLAIN), predictions(LABELS, ADAPTED)
+    plain, adapted = pair = predictions(LABELS, PLAIN), predictions(LABELS, ADAPTED)
     changes = count_changes([pair])
     assert (changes.images, changes.changed) == (8, 4)
     assert (changes.test.repaired, changes.test.broken) == (1, 2)
@@ -25,27 +25,11 @@ def test_changes_are_counted_by_what_became_of_them() -> None:
     assert twice.test.p == changes.test.p  # the same pictures again are no new evidence
     nothing = count_changes([unknown])
     assert (nothing.changed, nothing.test, nothing.gain) == (4, None, None)
-
-
-def test_moves_name_both_classes() -> None:
-    between = {
-        (move.before, move.after): move
-        for move in moves(predictions(LABELS, PLAIN), predictions(LABELS, ADAPTED))
-    }
-    assert set(between) == {(1, 0), (0, 2), (2, 3), (3, 2)}
-    assert (between[1, 0].repaired, between[1, 0].broken) == (1, 0)
-    assert (between[0, 2].repaired, between[0, 2].broken) == (0, 0)
-    assert (between[2, 3].repaired, between[2, 3].broken) == (0, 1)
-
-
-def test_gain_runs_along_the_stream() -> None:
-    gain = net_gain(predictions(LABELS, PLAIN), predictions(LABELS, ADAPTED))
-    assert gain.tolist() == [0, 1, 1, 1, 0, 0, 0, -1]
-
-
-def test_other_images_are_refused() -> None:
     with pytest.raises(ValueError, match="same images"):
-        count_changes([(predictions(LABELS, PLAIN), predictions(LABELS[:4], PLAIN[:4]))])
+        count_changes([(plain, predictions(LABELS[:4], PLAIN[:4]))])
+    between = {(m.before, m.after): (m.repaired, m.broken) for m in moves(plain, adapted)}
+    assert between == {(1, 0): (1, 0), (0, 2): (0, 0), (2, 3): (0, 1), (3, 2): (0, 1)}
+    assert net_gain(plain, adapted).tolist() == [0, 1, 1, 1, 0, 0, 0, -1]
 
 
 def test_confusion_is_that_of_all_images_folded_to_the_changed_classes() -> None:

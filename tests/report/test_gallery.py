@@ -6,27 +6,18 @@ from cliquetta.evaluation.evidence_log import Evidence
 from cliquetta.report.gallery import changed_tiles, clique_cards
 
 
-def test_gallery_shows_unlike_cliques_with_most_changes_first(evidence: Evidence) -> None:
+def test_gallery_shows_unlike_cliques_and_changed_images_most_changed_first(
+    evidence: Evidence,
+) -> None:
     cards = clique_cards(evidence, 3)
-    assert [(card.clique["class"], card.clique["size"]) for card in cards] == [
-        (1, 3),
-        (3, 2),
-        (1, 2),
-    ]
+    shown = [(card.clique["class"], card.clique["size"]) for card in cards]
+    assert shown == [(1, 3), (3, 2), (1, 2)]
     first = cards[0]
-    assert [tile.key for tile in first.tiles] == ["a", "c", "b"]  # repaired, broken, same
+    assert [tile.key for tile in first.tiles] == ["a", "c", "b"]
     assert [tile.change for tile in first.tiles] == ["repaired", "broken", "same"]
     similar = {tile.key: tile.similarity for tile in first.tiles}
     assert similar["a"] == pytest.approx(0.6) and similar["b"] == pytest.approx(0.8)
     assert len(clique_cards(evidence, 1)) == 1
-
-
-def test_changed_images_are_sorted_by_what_became_of_them(evidence: Evidence) -> None:
-    tiles = changed_tiles(evidence, 10)
-    assert [(tile.key, tile.change) for tile in tiles] == [
-        ("a", "repaired"),
-        ("c", "broken"),
-        ("e", "broken"),
-        ("f", "moved"),
-    ]
+    tiles = [(tile.key, tile.change) for tile in changed_tiles(evidence, 10)]
+    assert tiles == [("a", "repaired"), ("c", "broken"), ("e", "broken"), ("f", "moved")]
     assert len(changed_tiles(evidence, 2)) == 2

@@ -17,7 +17,6 @@ from cliquetta.report.results_pages import (
     ablation_page,
     headline,
     insert_headline,
-    methods_page,
     read_settings,
 )
 from tests._helpers.made_runs import table_cells
@@ -37,6 +36,7 @@ def test_the_headline_has_means_worst_clean_and_cost(records: list[Record]) -> N
         *("65.00 (+15.00)", "+15.00", "+0.0", "2 ×"),  # dev is left out
     ]
     assert table_cells(table, "tent")[2] == "-5.0"
+    assert "+5.00 ± 14.14" in ablation_page(settings)
     assert "bundled set, 2 shifts" in table and "real tower, 1 shifts" in table
     alone = headline(settings, [])
     assert table_cells(alone, "tda") == ["60.00 (+5.00)", "-5.00", "+0.0", "2 ×"]
@@ -63,18 +63,6 @@ def test_packed_records_are_small_and_say_the_same(records: list[Record], tmp_pa
         assert packed.cells[key].test is None
     assert single.overall("tda").worst == (pytest.approx(-5.0), "toy@contrast:3")  # type: ignore[comparison-overlap]
     assert single.overall("tda").cost == pytest.approx(2.0)
-
-
-def test_pages_list_methods_streams_and_sources(records: list[Record], tmp_path: Path) -> None:
-    settings = read_settings(records, ROLES)
-    (tmp_path / "tda.md").touch()
-    page = methods_page(settings, settings, settings, tmp_path)
-    assert "[`tda`](tda.md)" in page
-    assert "`tda` +5.00." not in page and "`tda` +5.00" in page
-    assert "| fog:3 | contrast:3 (dev) | toy (clean) |" in page.replace("toy@", "")
-    assert "2025-01-01, toaster, torch 9.9" in " ".join(page.split())
-    assert "`domain_norm`" in page.partition("## What was not run")[2]
-    assert "+5.00 ± 14.14" in ablation_page(settings)
 
 
 def test_the_grids_of_the_package_can_be_read() -> None:

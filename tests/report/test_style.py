@@ -1,17 +1,10 @@
-"""Figures follow the colours of the page, and are written as files."""
+"""Figures are written as files."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 from tests._helpers.running import Run
-
-
-def test_colours_follow_the_page(page: Any) -> None:
-    figures = re.findall(r"<svg.*?</svg>", page.html, re.DOTALL)
-    assert all("var(--ink)" in figure and "#1c2127" not in figure for figure in figures)
-    assert "prefers-color-scheme: dark" in page.html and "@media print" in page.html
 
 
 def test_command_writes_page_and_figures(run: Run, evaluated: Any, tmp_path: Path) -> None:

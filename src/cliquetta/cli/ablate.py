@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cliquetta.atomic import write_atomically
-from cliquetta.cli.command import Common
-from cliquetta.cli.console import Terminal, number
-from cliquetta.cli.executing import finish, run_grid
-from cliquetta.cli.options import (
+from cliquetta.cli.command import (
     BatchSize,
+    Common,
     Limit,
     Model,
     Out,
@@ -25,6 +23,8 @@ from cliquetta.cli.options import (
     read_settings,
     split_list,
 )
+from cliquetta.cli.console import Terminal, number
+from cliquetta.cli.executing import finish, run_grid
 
 if TYPE_CHECKING:
     from cliquetta.evaluation.ablation import Curve

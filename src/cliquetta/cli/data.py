@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cliquetta.cli.command import SKIPPED, Bounds, Common
+from cliquetta.cli.command import SKIPPED, Bounds, Common, split_list
 from cliquetta.cli.console import count
-from cliquetta.cli.options import split_list
 
 if TYPE_CHECKING:
     from cliquetta.data.doctor import Finding, Report

@@ -7,10 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cliquetta.cli.command import Bounds, Common
+from cliquetta.cli.command import BatchSize, Bounds, Common, split_list
 from cliquetta.cli.console import Terminal, count, number
 from cliquetta.cli.executing import finish, run_grid
-from cliquetta.cli.options import BatchSize, split_list
 from cliquetta.errors import UserError
 
 if TYPE_CHECKING:

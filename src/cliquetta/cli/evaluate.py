@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cliquetta.cli.command import Bounds, Common
-from cliquetta.cli.console import Terminal, count, number
-from cliquetta.cli.executing import finish, run_grid
-from cliquetta.cli.options import (
+from cliquetta.cli.command import (
     RUNS,
     BatchSize,
+    Bounds,
+    Common,
     Fitted,
     Limit,
     Model,
@@ -29,6 +28,8 @@ from cliquetta.cli.options import (
     read_shard,
     split_list,
 )
+from cliquetta.cli.console import Terminal, count, number
+from cliquetta.cli.executing import finish, run_grid
 from cliquetta.errors import UnknownNameError, UserError
 
 if TYPE_CHECKING:

@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-from cliquetta.cli.command import Common
-from cliquetta.cli.options import Fitted, Preset, Settings, Templates, read_cells
+from cliquetta.cli.command import Common, Fitted, Preset, Settings, Templates, read_cells
 from cliquetta.errors import UserError
 
 EXAMPLES = """

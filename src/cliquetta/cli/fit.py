@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cliquetta.cli.command import Bounds, Common
+from cliquetta.cli.command import Bounds, Common, Model, Preset, Root, Settings, read_settings
 from cliquetta.cli.console import count
-from cliquetta.cli.options import Model, Preset, Root, Settings, read_settings
 
 if TYPE_CHECKING:
     from cliquetta.methods.building.few_shot import FitStep

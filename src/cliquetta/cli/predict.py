@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from cliquetta.atomic import write_atomically
-from cliquetta.cli.command import BAD_INPUT, SKIPPED, Bounds, Common
-from cliquetta.cli.console import Terminal, count, number
-from cliquetta.cli.options import (
+from cliquetta.cli.command import (
+    BAD_INPUT,
+    SKIPPED,
     BatchSize,
+    Bounds,
+    Common,
     Fitted,
     Preset,
     Settings,
@@ -20,6 +22,7 @@ from cliquetta.cli.options import (
     read_cells,
     read_shard,
 )
+from cliquetta.cli.console import Terminal, count, number
 from cliquetta.errors import UserError
 
 if TYPE_CHECKING:

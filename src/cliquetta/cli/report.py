@@ -5,9 +5,8 @@ from typing import Annotated
 
 import typer
 
-from cliquetta.cli.command import Common
+from cliquetta.cli.command import Common, Root
 from cliquetta.cli.console import count
-from cliquetta.cli.options import Root
 
 EXAMPLES = """
 cliquetta report runs --out report.html

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cliquetta.atomic import write_atomically
-from cliquetta.cli.command import FAILED, Common
+from cliquetta.cli.command import FAILED, RUNS, Common, Out, Workers, read_shard, split_list
 from cliquetta.cli.console import Terminal, count
 from cliquetta.cli.executing import run_grid
-from cliquetta.cli.options import RUNS, Out, Workers, read_shard, split_list
 from cliquetta.errors import UnknownNameError, UserError
 
 if TYPE_CHECKING:

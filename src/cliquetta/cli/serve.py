@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cliquetta.cli.command import Bounds, Common
-from cliquetta.cli.options import read_settings
+from cliquetta.cli.command import Bounds, Common, read_settings
 from cliquetta.errors import UnknownNameError, UserError
 
 if TYPE_CHECKING:

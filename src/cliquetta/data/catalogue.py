@@ -7,7 +7,7 @@ from pathlib import Path
 from cliquetta.data.benchmarks import BENCHMARKS, Benchmark
 from cliquetta.data.bundled import BundledSplit, load_bundled
 from cliquetta.data.corruptions import ShiftedDataset, parse_dataset_id
-from cliquetta.data.dataset import ArrayDataset, Dataset
+from cliquetta.data.dataset import Dataset
 from cliquetta.data.features import feature_dataset
 from cliquetta.data.files import NoClassNamesError, folder_dataset, table_dataset
 from cliquetta.data.huggingface import hugging_face_dataset
@@ -56,9 +56,7 @@ def _bundled(id: str, which: BundledSplit, images: int, summary: str) -> Dataset
     def build(root: Path | None, split: str | None, classes: Names) -> Dataset:
         if split is not None:
             raise UserError(f"{id} has no splits, got {split!r}")
-        data = load_bundled(which)
-        labels = data.labels.tolist()
-        return ArrayDataset(id, data.images, names=data.names, keys=data.keys, labels=labels)
+        return load_bundled(which)
 
     summary = f"{images:,} {summary}; comes with the package"
     source = "CIFAR-10 (Krizhevsky, 2009); see cliquetta/data/bundled/README.md"

@@ -187,11 +187,9 @@ def load_evidence(run: Path | str) -> Evidence | None:
             f"{FORMAT}: run again with --evidence"
         )
     data = (folder / _COUNTS).read_bytes() if (folder / _COUNTS).exists() else b""
-    lines = [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
-    counts = {line["batch"]: line for line in lines}  # of a batch that was repeated, the last one
     return Evidence(
         tuple(about["names"]),
-        tuple(counts[number] for number in sorted(counts)),
+        tuple(json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()),
         tuple(_read_batch(path) for path in sorted(folder.glob("[0-9]*.json"))),
     )
 

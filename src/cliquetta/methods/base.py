@@ -31,9 +31,12 @@ A = TypeVar("A", bound="Adapter")
 class BatchDependence(str, Enum):
     """Dependence of a prediction on the other images of its batch; contract tests check it."""
 
-    JOINT = "joint"  # Images of a batch inform each other; their order inside it does not matter.
-    SEQUENTIAL = "sequential"  # One image after the other: order matters, splitting a batch not.
-    INDEPENDENT = "independent"  # Every image alone: neither splitting nor order matters.
+    JOINT = "joint"
+    """Images of a batch inform each other; their order inside the batch does not matter."""
+    SEQUENTIAL = "sequential"
+    """One image after the other: splitting a batch changes nothing, order does."""
+    INDEPENDENT = "independent"
+    """Every image alone: neither splitting nor order changes a prediction."""
 
 
 class NonFiniteError(UserError):
@@ -62,8 +65,9 @@ def refuse_non_finite(images: Tensor, keys: Sequence[str] = ()) -> None:
 class Adapter(ZeroShotReference, ABC):
     """A classifier that may learn from the unlabelled batches it predicts.
 
-    A subclass sets ``batch_dependence``, prepares itself in :meth:`_setup`, keeps all that it
-    remembers in ``self.memory``, for reset, save and restore, and implements :meth:`_predict`.
+    A subclass sets ``batch_dependence``, prepares itself in :meth:`_setup`, keeps everything that
+    it remembers between batches in ``self.memory`` and implements :meth:`_predict`. Reset, save
+    and restore follow from that.
     """
 
     name: str

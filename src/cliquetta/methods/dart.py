@@ -49,7 +49,8 @@ class DARTConfig(SelectiveConfig):
 
     view_kind: ViewKind = "zoom-crop"  # How views are made; presets hold the zoom per dataset.
     lr: NonNegative = 5e-3  # Learning rate of AdamW, for both kinds of prompts.
-    weight_decay: NonNegative = 0.01  # Weight decay of AdamW, PyTorch's default as theirs.
+    weight_decay: NonNegative = 0.01
+    """Weight decay of AdamW, PyTorch's default in the official code."""
     block: NonNegativeCount = 1  # Visual block, counted from 0, that takes the key/value prompt.
     prompt_length: Count = 1  # Key/value pairs of the visual prompt.
     retained_weight: Weight = 0.1  # Weight of retained prompts in those that an image starts from.

@@ -29,7 +29,8 @@ from cliquetta.types import Batch, Prediction
 class DeYOConfig(MomentumConfig):
     """Entropy minimisation on images that depend on shape, never reset."""
 
-    entropy_threshold: NonNegative = 0.5  # τ_Ent / ln N: images of more entropy do not teach.
+    entropy_threshold: NonNegative = 0.5
+    """τ_Ent as a multiple of ln N: images of higher entropy do not teach."""
     entropy_margin: NonNegative = 0.4
     """Ent₀ as a multiple of ln N: entropy at which the weight of certainty is 1."""
     plpd_threshold: float = 0.2  # τ_PLPD: images whose probability falls less do not teach.

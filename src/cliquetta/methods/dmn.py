@@ -39,7 +39,8 @@ class DMNConfig(SelectiveConfig):
     capacity: Count = 50  # Images kept per class.
     beta: NonNegative = 5.5  # β: how fast an entry's weight falls with its distance from the query.
     memory_weight: Positive = 1.0
-    """β₂: weight of the memory's prediction relative to the text's; the authors' is searched."""
+    """β₂: weight of the memory's prediction relative to the text's; the authors search it on
+    labels."""
 
 
 def class_features(

@@ -44,8 +44,10 @@ class TDAConfig(SelectiveConfig):
     negative_beta: NonNegative = 1.0  # β₋: how fast a negative entry's weight falls.
     negative_capacity: Count = 2  # Entries per class of the negative cache.
     entropy_window: Interval = (0.2, 0.5)
-    """Entropy (nats by log2 of the number of classes) of images for the negative cache."""
-    probability_window: Interval = (0.03, 1.0)  # Where a negative entry counts against a class.
+    """Entropy (nats, divided by log2 of the number of classes) between which an image enters the
+    negative cache."""
+    probability_window: Interval = (0.03, 1.0)
+    """Probabilities between which a negative entry counts against a class."""
 
 
 def most_classes(least: float, classes: int) -> int:

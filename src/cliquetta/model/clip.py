@@ -228,8 +228,7 @@ def encode_views(model: CLIP, views: Tensor, *, chunk: int) -> Tensor:
 # --- what can leave this package -----------------------------------------------------------------
 
 
-Head = Callable[[Tensor, Tensor], Tensor]
-"""Unit image features (B, E) and text logits (B, N) to logits (B, N)."""
+Head = Callable[[Tensor, Tensor], Tensor]  # unit features (B, E), logits (B, N) to logits
 
 
 class FrozenModel(nn.Module):

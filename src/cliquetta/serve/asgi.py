@@ -8,7 +8,6 @@ import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from http import HTTPStatus
 from importlib import resources
 from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
 
@@ -43,6 +42,10 @@ _PAGES = {"/": "index.html", "/docs": "docs.html", "/docs.js": "docs.js", "/styl
 _BINARY_SCHEMA = {BINARY: {"schema": {"type": "string", "format": "binary"}}}
 
 
+_CODES = {400: "bad_request", 404: "not_found", 405: "method_not_allowed"} | {
+    413: "too_large",
+    415: "unsupported_media_type",
+}
 _REFUSALS = {
     400: "Not a request that can be parsed",
     401: "No token, or an unknown one",
@@ -255,8 +258,7 @@ def create_app(store: Store, settings: Settings, *, admitted: bool = False) -> F
     service = Service(store, settings)
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        del app
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         sweeping = asyncio.create_task(_sweep(service))
         yield
         sweeping.cancel()
@@ -332,8 +334,7 @@ async def _sweep(service: Service) -> None:
         await asyncio.sleep(_SWEEP_SECONDS)
 
 
-async def _page(name: str, request: Request) -> Response:
-    del request
+async def _page(name: str, _: Request) -> Response:
     text = resources.files(__package__).joinpath("pages", name).read_text(encoding="utf-8")
     return Response(text, media_type=mimetypes.guess_type(name)[0])
 
@@ -356,7 +357,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
     elif isinstance(error, RequestValidationError):
         refusal = invalid_field(error.errors())
     elif isinstance(error, HTTPException):
-        code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
+        code = _CODES.get(error.status_code, "refused")
         headers = dict(error.headers or {})
         refusal = ServiceError(error.status_code, code, str(error.detail), headers=headers)
     else:

@@ -54,8 +54,7 @@ class Reply:
     route: str
 
 
-Ask = Callable[[str, Forwarded], Awaitable[Reply]]
-"""Send a request to the replica of a session; raises :class:`LostError`."""
+Ask = Callable[[str, Forwarded], Awaitable[Reply]]  # the replica of a session, or `LostError`
 Watch = Callable[[], Awaitable[Mapping[str, list[Metric]]]]  # metrics of the replicas by name
 
 

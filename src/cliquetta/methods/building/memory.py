@@ -41,16 +41,14 @@ def all_finite(values: Iterable[Tensor]) -> bool:
     for value in values:
         if value.is_floating_point() and value.numel() > 0:
             on.setdefault(value.device, []).append(value.detach())
-    return all(math.isfinite(_witness(on_device)) for on_device in on.values())
-
-
-def _witness(values: list[Tensor]) -> Tensor:
-    """A number () that is not finite if one in these tensors is not."""
-    if len(values) == 1:
-        wide = torch.promote_types(values[0].dtype, torch.float32)
-        return values[0].sum(dtype=wide)
-    largest: Tensor = torch.stack(torch._foreach_norm(values, torch.inf)).max()
-    return largest
+    for first, *others in on.values():  # a number that is not finite if one in these is not
+        if others:
+            witness = torch.stack(torch._foreach_norm([first, *others], torch.inf)).max()
+        else:
+            witness = first.sum(dtype=torch.promote_types(first.dtype, torch.float32))
+        if not math.isfinite(witness):
+            return False
+    return True
 
 
 class Memory:

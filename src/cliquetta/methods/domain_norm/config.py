@@ -28,7 +28,8 @@ class DomainNormConfig(MethodConfig):
     of the number of steps ..."""
     lr_floor: Weight = 0.25  # ... to this share of it.
     step_every: Count = 64
-    """Images of a domain per Adam step, whatever the batch size; as many recent ones teach it."""
+    """Images of a domain per Adam step, whatever the batch size; also the number of recent images
+    that are remembered and learned from."""
     settled_steps: Count = 32  # Steps after which a domain has settled ...
     settled_every: Count = 256
     """... and images per step from then on. Images that come earlier than ``step_every`` before a
@@ -39,7 +40,8 @@ class DomainNormConfig(MethodConfig):
 
     # --- loss
     confident_fraction: Fraction = 0.7
-    """Share of recent images, the surest, whose entropy falls; all if zero-shot is believed."""
+    """Share of the recent images, the most certain, whose entropy is minimised. Where the zero-shot
+    marginal is believed, all of them."""
     diversity: NonNegative = 1.0
     """Weight of the KL divergence of the marginal from its target; 0 leaves the marginal free."""
     uncertainty_scale: NonNegative = 0.3
@@ -48,7 +50,8 @@ class DomainNormConfig(MethodConfig):
 
     # --- which classes occur
     prior: Literal["estimated", "uniform", "zero-shot"] = "estimated"
-    """Class prior: estimated, and believed as far as uneven; uniform; or the zero-shot marginal."""
+    """Class prior: estimated, and believed as far as it is uneven; all classes equally frequent; or
+    the zero-shot marginal."""
     background_images: Positive = 1.0
     """Images that the mean background of all classes counts for in the background of each class,
     which is learned from the images that are not of the class."""
@@ -68,7 +71,8 @@ class DomainNormConfig(MethodConfig):
 
     # --- predictions
     zero_shot_share: Weight = 0.5
-    """Share of the zero-shot prediction without uncertainty; none from ``uncertainty_scale`` on."""
+    """Share of the zero-shot prediction where CLIP has no uncertainty; none from
+    ``uncertainty_scale`` on."""
     vote_share: Weight = 0.4  # Share of its neighbours' votes in an image's prediction; 0 is none.
     neighbours: Count = 10  # Most similar recent images that vote.
     vote_memory: Count = 256  # Recent images of a domain that can vote.

@@ -8,8 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from cliquetta.methods.building.ring import write
 from cliquetta.methods.domain_norm.run import Setup
-from cliquetta.methods.domain_norm.state import GROUP, Key, Network, State, start_domain, write
+from cliquetta.methods.domain_norm.state import GROUP, Key, Network, State, start_domain
 
 YOUNG = 32  # images that a domain must have before others are distinguished from it
 MIXED = 4  # images that a part of a mixed batch has at least

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from cliquetta.methods.building.adam import Adam, AdamState
 from cliquetta.methods.building.memory import NON_NEGATIVE, UNIT, Range
+from cliquetta.methods.building.ring import newest, write
 from cliquetta.methods.domain_norm.config import DomainNormConfig
 from cliquetta.methods.domain_norm.domains import distances, merge_keys
 from cliquetta.methods.domain_norm.state import (
@@ -18,9 +19,7 @@ from cliquetta.methods.domain_norm.state import (
     State,
     Voters,
     Window,
-    newest,
     start_state,
-    write,
 )
 from cliquetta.methods.domain_norm.step import rate_decay
 from cliquetta.tensor_tree import flatten, unflatten

@@ -5,7 +5,7 @@ Counters that decide what is done next are on the CPU: reading them does not wai
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,10 +14,8 @@ from cliquetta.methods.building.adam import AdamState
 from cliquetta.methods.building.layernorm import LateBlocks, LayerNormTower
 from cliquetta.methods.domain_norm.config import DomainNormConfig
 from cliquetta.model.clip import CLIP, l2_normalize
-from cliquetta.model.cuda import send
 from cliquetta.prompts.classes import ClassPrompts
 
-R = TypeVar("R", bound=Any)
 GROUP = 16  # images by which a smaller batch is assigned to a domain
 
 
@@ -148,27 +146,3 @@ def start_state(network: Network, config: DomainNormConfig) -> State:
     window = Window(hidden, text.new_zeros(W, text.shape[1]), torch.full((W,), -1), zero)
     group = Group(network.theta.new_zeros(GROUP, 2 * tower.width), zero)
     return State(zero, (start_domain(network, config),) * config.domains, window, group)
-
-
-# --- ring buffers: named tuples of rows, and ``next``, where one writes on --------------------
-
-
-def write(ring: R, **rows: Tensor) -> tuple[R, Tensor]:
-    """Write rows (b, ...) of every field over the oldest, at most all; the ring and their slots."""
-    (name, first), *_ = rows.items()
-    count, size = len(first), len(getattr(ring, name))
-    if count == size:  # all of it, without a copy
-        replaced = {name: new.to(getattr(ring, name).dtype) for name, new in rows.items()}
-        return ring._replace(**replaced, next=torch.tensor(size)), torch.arange(size)
-    slots, after = (ring.next + torch.arange(count)) % size, ring.next + count
-    written = {"next": torch.where(after < 2 * size, after, after - size)}
-    for name, new in rows.items():
-        old: Tensor = getattr(ring, name)
-        written[name] = old.index_copy(0, send(slots, old.device), new.to(old.dtype))
-    return ring._replace(**written), slots
-
-
-def newest(position: Tensor, size: int) -> list[int]:
-    """The slots in use of a ring of some size and ``next``, the newest first."""
-    last = int(position)
-    return [(last - back) % size for back in range(1, min(last, size) + 1)]

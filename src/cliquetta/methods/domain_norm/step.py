@@ -8,6 +8,7 @@ from torch.nn.functional import normalize
 
 from cliquetta.methods.building.adam import Adam, AdamState, adam_step
 from cliquetta.methods.building.entropy import log_prob_entropy
+from cliquetta.methods.building.ring import write
 from cliquetta.methods.domain_norm.config import DomainNormConfig
 from cliquetta.methods.domain_norm.domains import Encoded, assign_domain, encode
 from cliquetta.methods.domain_norm.prior import (
@@ -21,7 +22,7 @@ from cliquetta.methods.domain_norm.prior import (
     step_size,
 )
 from cliquetta.methods.domain_norm.run import Setup
-from cliquetta.methods.domain_norm.state import Domain, Network, State, Window, start_domain, write
+from cliquetta.methods.domain_norm.state import Domain, Network, State, Window, start_domain
 from cliquetta.model.cuda import send
 
 

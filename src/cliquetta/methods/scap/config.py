@@ -45,8 +45,10 @@ class SCAPConfig(MethodConfig):
     neighbours: Count = 3  # K, edges kept per key of the retention graph.
     bandwidth: Positive = 0.3  # sigma of Eq. 12, the graph's Gaussian kernel.
     propagation: Decay = 0.3  # alpha of the propagation; the released code's constant.
-    clique_combination: Literal["concat", "mean"] = "concat"  # How cliques are joined (Eq. 15).
-    retained_combination: Literal["concat", "mean"] = "concat"  # How a retained prompt joins them.
+    clique_combination: Literal["concat", "mean"] = "concat"
+    """How the prompts of an image's cliques are joined (Eq. 15)."""
+    retained_combination: Literal["concat", "mean"] = "concat"
+    """How the retained prompt joins them (Eq. 17)."""
 
     # --- not in the paper's method; all published figures use views
     views: Count = 1  # Views that are aggregated; 64 for figures comparable with the paper's.

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from cliquetta.errors import first_line
 from cliquetta.model.checkpoints.state import CheckpointError
 
 _BLOCK = 1 << 20
@@ -58,7 +59,7 @@ class Fetcher:
                 return path
             try:
                 _resume(url, part, self.on_progress)
-            except (OSError, urllib.error.URLError) as error:
+            except OSError as error:
                 raise DownloadError(
                     f"cannot download {url} ({_reason(error)}); check the network and run again "
                     "(it goes on where it stopped), or give the path of a local file",
@@ -169,6 +170,4 @@ def _sha256(path: Path) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    reason = getattr(error, "reason", None) or error
-    lines = str(reason).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    return first_line(getattr(error, "reason", None) or error)
