@@ -40,8 +40,8 @@ def test_areas_and_ratios_are_drawn_as_defined() -> None:
 
 @pytest.mark.parametrize(("shape", "crop"), [((10, 1000), (10, 13)), ((1000, 10), (13, 10))])
 def test_hopeless_shapes_fall_back_to_the_centre(shape: Any, crop: Any) -> None:
-    boxes = resized_crop_boxes(*shape, 50, np.random.default_rng(0), scale=(0.9, 1.0))
     (height, width), (rows, columns) = shape, crop
+    boxes = resized_crop_boxes(height, width, 50, np.random.default_rng(0), scale=(0.9, 1.0))
     assert set(boxes.rows) == {rows} and set(boxes.top) == {(height - rows) // 2}
     assert set(boxes.columns) == {columns} and set(boxes.left) == {(width - columns) // 2}
 
