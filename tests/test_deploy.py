@@ -5,10 +5,8 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ import yaml
 from typer.main import get_command
 
 from cliquetta.cli.main import app
+from tests._helpers.serve_setup import free_port, wait_until
 
 ROOT = Path(__file__).parents[1]
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
@@ -43,9 +42,7 @@ def instruction(pattern: str) -> str:
 
 @pytest.mark.slow
 def test_command_and_health_check_work_as_written(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     moved = {"8765": port, "/sessions": str(tmp_path / "sessions")}
     words = [moved.get(word, word) for word in json.loads(instruction("CMD"))]
     check = json.loads(instruction("HEALTHCHECK.* CMD"))
@@ -63,11 +60,13 @@ def test_command_and_health_check_work_as_written(tmp_path: Path) -> None:
         text=True,
     )
     try:
-        assert subprocess.run(check, capture_output=True).returncode != 0  # nobody there yet
-        end = time.monotonic() + 120
-        while subprocess.run(check, capture_output=True).returncode != 0:
-            assert time.monotonic() < end and server.poll() is None, server.stderr.read()
-            time.sleep(0.5)
+
+        def is_healthy() -> bool:
+            assert server.poll() is None, server.stderr.read()
+            return subprocess.run(check, capture_output=True).returncode == 0
+
+        assert not is_healthy()  # nobody there yet
+        wait_until(is_healthy, 120)
         address, headers = f"http://127.0.0.1:{port}", {"Authorization": f"Bearer {TOKEN}"}
         assert httpx.get(f"{address}/v1/models").status_code == 401
         request = {"classes": ["cat", "dog"], "method": "zero_shot"}

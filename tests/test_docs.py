@@ -23,16 +23,8 @@ from docs.hooks import DOCS, method_page, page_of
 from tests._helpers.tiny import build_tiny_clip
 
 SHAPE = ("How to run it", "Settings", "What it costs and gains", "When to use it")
-_NAMES = (
-    "index.md",
-    "quickstart/own-images.md",
-    "quickstart/research.md",
-    "predict.md",
-    "features.md",
-    "pipeline.md",
-    "write-a-method.md",
-)
-PAGES = [DOCS / name for name in _NAMES]
+_NAMES = ("index", "quickstart/own-images", "quickstart/research", "predict", "features")
+PAGES = [DOCS / f"{name}.md" for name in (*_NAMES, "pipeline", "write-a-method")]
 
 
 @pytest.fixture(autouse=True)

@@ -35,7 +35,7 @@ from cliquetta.inference import parts
 from cliquetta.inference.bulk import predict
 from cliquetta.inference.ray_driver import RayCluster, RayWorkers
 from cliquetta.methods.registry import create_method
-from cliquetta.model.checkpoints.native import save_model
+from cliquetta.model.checkpoints.local import save_model
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.serve import changes
@@ -105,9 +105,7 @@ def check(
             write(folder)
         actual = compared(folder)
         if actual != wanted:
-            names = actual.keys() | wanted.keys()
-            absent = object()
-            differing = {n for n in names if actual.get(n, absent) != wanted.get(n, absent)}
+            differing = {name for name, _ in actual.items() ^ wanted.items()}
             failures.append(f"stopped at operation {number}: {sorted(differing)}")
     print(f"{number} operations, {len(failures)} with other files afterwards")
     assert not failures, "\n".join(failures)

@@ -1,6 +1,5 @@
 """The pipeline: transformers' shape and scores, a state between calls, images from anywhere."""
 
-import io
 import json
 import threading
 import time
@@ -8,7 +7,7 @@ import warnings
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -24,6 +23,8 @@ from cliquetta.methods.registry import create_method
 from cliquetta.model.clip import CLIP
 from cliquetta.pipelines import TEMPLATE, ImageScores, LabelScores
 from cliquetta.prompts.classes import ClassPrompts
+from tests._helpers.building import assert_same_state
+from tests._helpers.serve_setup import picture as picture_file
 from tests._helpers.tiny import TINY_NAMES
 from tests._helpers.tolerance import FEATURE, LOGIT, SUM
 from tests._helpers.transformers_models import save_siglip, tiny_siglip, tiny_transformers
@@ -36,12 +37,6 @@ TASK = "zero-shot-image-classification"
 def picture(seed: int, size: tuple[int, int] = (40, 32)) -> Image.Image:
     coarse = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8)
     return Image.fromarray(coarse).resize(size, Image.Resampling.BILINEAR)
-
-
-def as_bytes(image: Image.Image) -> bytes:
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    return file.getvalue()
 
 
 PICTURES = [picture(seed) for seed in range(6)]
@@ -181,8 +176,7 @@ def test_a_call_that_fails_changes_nothing(build: Any, tmp_path: Path) -> None:
             classify(given, **options)
         assert classify.adapter.prompts.names == tuple(LABELS)
         assert classify.images_seen == len(PICTURES)
-        for name, value in classify.adapter.state_dict().items():
-            assert torch.equal(value, before[name]), name
+        assert_same_state(classify.adapter, before)
 
 
 def test_bad_requests_end_early(build: Any, tiny_clip: CLIP) -> None:
@@ -192,8 +186,9 @@ def test_bad_requests_end_early(build: Any, tiny_clip: CLIP) -> None:
         build("tents")
     with pytest.raises(UserError, match="no labels"):
         build()(PICTURES[0])
-    with pytest.raises(UserError, match="at least one image"):
-        build(batch_size=0)
+    for bad in (lambda: build(batch_size=0), lambda: build()(PICTURES, LABELS, batch_size=-1)):
+        with pytest.raises(UserError, match="at least one image"):
+            bad()
     with pytest.raises(UserError, match="is a URL: build the pipeline with allow_urls=True"):
         build()("https://127.0.0.1/a.png", LABELS)
 
@@ -226,27 +221,25 @@ def test_a_progress_bar_on_request(build: Any, capsys: pytest.CaptureFixture[str
 class Site(BaseHTTPRequestHandler):
     """One image, and the ways in which a server can be a nuisance."""
 
+    replies: ClassVar[dict[str, tuple[int, dict[str, str], bytes]]] = {
+        "/a.png": (200, {}, picture_file(0)),
+        "/gone": (404, {}, b""),
+        "/moved": (302, {"Location": "/a.png"}, b""),
+        "/file": (302, {"Location": "file:///etc/passwd"}, b""),
+        "/claims": (200, {"Content-Length": str(10**9)}, b"x"),
+        "/large": (200, {}, b"x" * 10**6),
+        "/slow": (200, {}, b"x"),
+    }
+
     def do_GET(self) -> None:
-        data = as_bytes(PICTURES[0])
-        if self.path == "/gone":
-            self.send_error(404)
-            return
-        self.send_response(302 if self.path in ("/moved", "/file") else 200)
-        if self.path == "/moved":
-            self.send_header("Location", "/a.png")
-        if self.path == "/file":
-            self.send_header("Location", "file:///etc/passwd")
-        if self.path == "/claims":
-            self.send_header("Content-Length", str(10**9))
+        status, headers, body = self.replies[self.path]
+        self.send_response(status)
+        for header in headers.items():
+            self.send_header(*header)
         self.end_headers()
-        if self.path == "/slow":
-            for _ in range(50):
-                self.wfile.write(b"x")
-                time.sleep(0.1)
-        elif self.path == "/large":
-            self.wfile.write(b"x" * 10**6)
-        elif self.path not in ("/moved", "/file"):
-            self.wfile.write(data)
+        for _ in range(50 if self.path == "/slow" else 1):
+            self.wfile.write(body)
+            time.sleep(0.1 if self.path == "/slow" else 0)
 
     def log_message(self, *given: object) -> None:
         """Be quiet."""
@@ -265,7 +258,7 @@ def site() -> Iterator[str]:
 
 def test_urls_where_they_are_allowed(build: Any, site: str) -> None:
     classify = build("zero_shot", allow_urls=True)
-    expected = classify(PICTURES[0], LABELS)
+    expected = classify(picture_file(0), LABELS)
     assert classify(f"{site}/a.png") == expected
     assert classify([f"{site}/moved"])[0] == expected
     assert "<img" in classify(f"{site}/a.png").show()._repr_html_()
@@ -292,8 +285,6 @@ def test_arguments_of_transformers(build: Any) -> None:
     actual = classify(PICTURES[:3], LABELS, batch_size=1, timeout=5.0)
     for alone, together in zip(actual, classify(PICTURES[:3], LABELS), strict=True):
         assert [entry["label"] for entry in alone] == [entry["label"] for entry in together]
-    with pytest.raises(UserError, match="at least one image"):
-        classify(PICTURES[:3], LABELS, batch_size=-1)
 
 
 def test_the_model_of_a_user(tiny_clip: CLIP) -> None:

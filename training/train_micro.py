@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from cifar import load_packs
 from torch import Tensor
 
-from cliquetta.model.checkpoints.native import save_model
+from cliquetta.model.checkpoints.local import save_model
 from cliquetta.model.clip import CLIP, initialise
 from cliquetta.model.config import CLIPConfig, TextConfig, VisionConfig
 from cliquetta.model.factory import create_model

@@ -37,5 +37,10 @@ def look_up(kind: str, name: str, entries: Mapping[str, Entry]) -> Entry:
     return entries[name]
 
 
+def first_line(error: object) -> str:
+    """The first line of what an error of another library says, or else its kind."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 class BusyError(RuntimeError):
     """Another process is working on the same files."""

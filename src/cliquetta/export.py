@@ -24,7 +24,6 @@ from cliquetta.methods.state import describe
 from cliquetta.model.clip import FrozenModel
 from cliquetta.version import installed_version
 
-SUFFIXES = (".onnx", ".pt2")
 METADATA = "cliquetta.json"
 """Name of the metadata in a ``.pt2`` archive; in ONNX they are entries of the model."""
 LARGEST_ONNX = 2**31 - 2**24
@@ -42,12 +41,20 @@ class Exported:
     metadata: dict[str, Any]
 
 
-def check_suffix(path: Path) -> str:
-    """The suffix of an output file, one of ``SUFFIXES``."""
-    if path.suffix not in SUFFIXES:
+def check_format(path: Path) -> str:
+    """The suffix of an output file, ``.onnx`` or ``.pt2``, if what writes it is installed."""
+    if path.suffix not in (".onnx", ".pt2"):
         raise UserError(
             f"{path.name}: the suffix says the format: .onnx for ONNX, .pt2 for torch.export"
         )
+    if path.suffix == ".onnx":
+        try:
+            import onnx  # noqa: F401
+            import onnxscript  # noqa: F401
+        except ImportError as error:
+            raise UserError(
+                f"writing ONNX needs {error.name}: pip install 'cliquetta[export]', or choose .pt2"
+            ) from error
     return path.suffix
 
 
@@ -67,9 +74,7 @@ def export_model(adapter: Adapter, path: Path | str, *, half: bool = False) -> E
 
     """
     path = Path(path)
-    is_onnx = check_suffix(path) == ".onnx"
-    if is_onnx:
-        require_onnx()
+    suffix = check_format(path)
     # A copy: the adapter's own weights may be on another device or of another precision.
     frozen = copy.deepcopy(adapter.frozen_model()).cpu().float()
     if half:
@@ -77,7 +82,13 @@ def export_model(adapter: Adapter, path: Path | str, *, half: bool = False) -> E
     metadata = _describe(adapter, half=half)
     with _quietly():
         program = _trace(frozen, adapter.model.image_size, adapter.model.id)
-        data, opset = _as_onnx(program, metadata) if is_onnx else _as_pt2(program, metadata)
+        if suffix == ".onnx":
+            data, opset = _as_onnx(program, metadata)
+        else:
+            file, opset = io.BytesIO(), None
+            extra = {METADATA: json.dumps(metadata, ensure_ascii=False)}
+            torch.export.save(program, file, extra_files=extra)
+            data = file.getvalue()
     write_atomically(path, data)
     return Exported(path, len(data), opset, metadata)
 
@@ -96,17 +107,6 @@ def _describe(adapter: Adapter, *, half: bool) -> dict[str, Any]:
         + ("; sigmoid gives independent ones" if adapter.model.bias else ""),
         "precision": "float16" if half else "float32",
     }
-
-
-def require_onnx() -> None:
-    """Raise unless what writes ONNX is installed."""
-    try:
-        import onnx  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise UserError(
-            f"writing ONNX needs {error.name}: pip install 'cliquetta[export]', or choose .pt2"
-        ) from error
 
 
 def _trace(frozen: FrozenModel, size: int, name: str) -> torch.export.ExportedProgram:
@@ -142,24 +142,15 @@ def _as_onnx(
     return model.SerializeToString(), opset
 
 
-def _as_pt2(
-    program: torch.export.ExportedProgram, metadata: dict[str, Any]
-) -> tuple[bytes, int | None]:
-    buffer = io.BytesIO()
-    text = json.dumps(metadata, ensure_ascii=False)
-    torch.export.save(program, buffer, extra_files={METADATA: text})
-    return buffer.getvalue(), None
-
-
 @contextmanager
 def _quietly() -> Iterator[None]:
     """Without torch's remarks on packages that are not needed here."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logger.setLevel(logging.ERROR)
+        try:
             yield
-    finally:
-        logger.setLevel(level)
+        finally:
+            logger.setLevel(level)

@@ -6,8 +6,9 @@ import os
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass, field
 from html import escape
-from itertools import islice, repeat
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -161,30 +162,27 @@ def _thumbnail(image: ImageLike) -> str:
     return f'<img src="{data_uri(np.asarray(picture))}" alt="">'
 
 
+@dataclass(eq=False, repr=False)
 class ZeroShotImageClassification:
     """A classifier of :func:`pipeline`, which keeps what it learns between calls."""
 
-    def __init__(
-        self,
-        model: CLIP,
-        method: str,
-        config: Any,
-        seed: int,
-        batch_size: int,
-        url_limits: Mapping[str, Any] | None,
-        reject: float | None,
-        calibrate: bool | None,
-    ) -> None:
-        self.model, self.method, self.config = model, method, config
-        self.seed, self.batch_size = seed, _at_least_one(batch_size)
-        self.reject, self.calibrate = reject, calibrate
-        self.adapter: Adapter | None = None
-        """The method with its class list; ``None`` before the first call."""
-        self.images_seen = 0
-        """Images since the start or the last reset."""
-        self._url_limits = url_limits
-        if seed < 0:
-            raise UserError(f"seeds are 0 or more, got {seed}")
+    model: CLIP
+    method: str
+    config: Any
+    seed: int
+    batch_size: int
+    url_limits: Mapping[str, Any] | None
+    reject: float | None
+    calibrate: bool | None
+    adapter: Adapter | None = field(default=None, init=False)
+    """The method with its class list; ``None`` before the first call."""
+    images_seen: int = field(default=0, init=False)
+    """Images since the start or the last reset."""
+
+    def __post_init__(self) -> None:
+        _check_batch_size(self.batch_size)
+        if self.seed < 0:
+            raise UserError(f"seeds are 0 or more, got {self.seed}")
         self._build(ClassPrompts(("one", "two", "three")))  # what cannot be built ends here
 
     def __call__(
@@ -229,7 +227,7 @@ class ZeroShotImageClassification:
         is_one = is_single(images)
         sized = isinstance(images, Sized) and not isinstance(images, str)
         total = 1 if is_one else len(images) if sized else None
-        size = _at_least_one(batch_size or self.batch_size)
+        size = _check_batch_size(batch_size or self.batch_size)
         limits = {} if timeout is None else {"seconds": timeout}
         given, results = separate_images(images, self.model.preprocess), ImageScores()
         before, seen = self.adapter, self.images_seen
@@ -255,7 +253,7 @@ class ZeroShotImageClassification:
         prediction = adapter.predict([picture for _, picture in batch])
         independent = bool(self.model.bias) and self.method == "zero_shot"
         best, ranked = prediction.top(top_k or len(names), independent=independent)
-        rejections: Iterable[tuple[Any, Any]] = repeat((None, None), len(batch))
+        rejections: Iterable[tuple[Any, Any]] = [(None, None)] * len(batch)
         if prediction.rejection is not None:
             rejections = zip(*(part.tolist() for part in prediction.rejection), strict=True)
         for (shown, _), scores, indices, (unsure, rejected) in zip(
@@ -269,9 +267,9 @@ class ZeroShotImageClassification:
     def _open(self, image: ImageLike, limits: Mapping[str, Any]) -> tuple[ImageLike, ImageLike]:
         """An image as results show it later, and as a method reads it."""
         if isinstance(image, str) and is_url(image):
-            if self._url_limits is None:
+            if self.url_limits is None:
                 raise UserError(f"{image!r} is a URL: build the pipeline with allow_urls=True")
-            _, picture = to_picture(fetch_image(image, **{**self._url_limits, **limits}))
+            _, picture = to_picture(fetch_image(image, **{**self.url_limits, **limits}))
             small = picture.copy()
             small.thumbnail((_THUMBNAIL, _THUMBNAIL))
             return small, picture
@@ -346,7 +344,7 @@ class ZeroShotImageClassification:
         )
 
 
-def _at_least_one(batch_size: int) -> int:
+def _check_batch_size(batch_size: int) -> int:
     if batch_size < 1:
         raise UserError(f"a batch holds at least one image, got {batch_size}")
     return batch_size

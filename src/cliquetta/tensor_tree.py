@@ -23,8 +23,8 @@ def items(tree: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
     if isinstance(tree, Tensor):
         yield path, tree
     elif isinstance(tree, tuple):
-        for name, part in _parts(tree):
-            yield from items(part, f"{path}.{name}" if path else name)
+        for own_path, part in _parts(tree, path):
+            yield from items(part, own_path)
 
 
 def flatten(tree: Any) -> dict[str, Tensor]:
@@ -43,10 +43,7 @@ def unflatten(like: T, values: ByPath, path: str = "") -> T:
     if isinstance(like, Tensor):
         tree = values[path]
     elif isinstance(like, tuple):
-        parts = (
-            unflatten(part, values, f"{path}.{name}" if path else name)
-            for name, part in _parts(like)
-        )
+        parts = (unflatten(part, values, own_path) for own_path, part in _parts(like, path))
         tree = type(like)(*parts) if hasattr(like, "_fields") else tuple(parts)
     return tree  # type: ignore[no-any-return]
 
@@ -57,6 +54,7 @@ def map_tensors(function: Callable[[Tensor], Tensor], tree: T) -> T:
     return unflatten(tree, values)
 
 
-def _parts(tree: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
-    names = getattr(tree, "_fields", None) or map(str, range(len(tree)))
-    return zip(names, tree, strict=True)
+def _parts(tree: tuple[Any, ...], path: str) -> Iterator[tuple[str, Any]]:
+    """Path and value of every part of a tuple that has a ``path`` itself."""
+    for name, part in zip(getattr(tree, "_fields", range(len(tree))), tree, strict=True):
+        yield f"{path}.{name}" if path else str(name), part

@@ -54,16 +54,8 @@ def tiny_transformers(activation: str = "quick_gelu") -> Any:
     shape: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}
     shape |= {"num_attention_heads": 4, "hidden_act": activation}
     text, vision = shape | {"layer_norm_eps": 1e-6}, shape | {"image_size": 32, "patch_size": 8}
-    torch.manual_seed(0)
     how: Any = {"text_config": text, "vision_config": vision, "projection_dim": 24}
-    model = transformers.CLIPModel(transformers.CLIPConfig(**how)).eval()
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if weight.ndim == 1:
-                weight += 0.1 * torch.randn_like(weight)
-            elif weight.ndim > 1:
-                weight.normal_(0, 0.3 if "embedding" in name else weight[0].numel() ** -0.5)
-    return model
+    return randomise(transformers.CLIPModel(transformers.CLIPConfig(**how)))
 
 
 def tiny_metaclip2(end: int = 2) -> Any:

@@ -1,17 +1,14 @@
 """Visitors' sessions and a controller on the tiny model, and the form that visitors fill."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
 from cliquetta.app.controller import STREAM, Controller, Form, Pages
 from cliquetta.app.session import AppSession
-from cliquetta.methods.base import Adapter
 from cliquetta.model.clip import CLIP
 from cliquetta.serve.schema import SessionRequest
 from cliquetta.serve.settings import Limits, Settings
@@ -46,12 +43,6 @@ def photos(folder: Path, seeds: range) -> list[Path]:
 
 def predicted(shown: Any) -> list[tuple[str, float]]:
     return [(row.after, row.after_probability) for row in shown.rows]
-
-
-def check_same_state(adapter: Adapter, other: Mapping[str, Tensor]) -> None:
-    """Check that a method has learned what a state holds, bit for bit."""
-    for name, value in adapter.state_dict().items():
-        assert torch.equal(value, other[name]), name
 
 
 Press = Callable[..., tuple[AppSession, Pages]]

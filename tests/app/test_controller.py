@@ -15,7 +15,8 @@ from cliquetta.methods.registry import create_method
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.serve.settings import Limits, Settings
-from tests.app.conftest import FORM, NAMES, Press, check_same_state, photos
+from tests._helpers.building import assert_same_state
+from tests.app.conftest import FORM, NAMES, Press, photos
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,7 @@ def test_refusals_keep_what_was_shown_and_learned(
     assert words in refusal.notice and "alert" in refusal.notice
     assert again is session and refusal.predictions == pages.predictions
     assert session.info.classes == list(NAMES) and session.batches == 1
-    check_same_state(session.adapter, learned)
+    assert_same_state(session.adapter, learned)
 
 
 def test_a_defect_is_no_trace_on_the_page(
@@ -123,7 +124,7 @@ def test_files_come_and_go(controller: Controller, press: Press) -> None:
     assert "ready" in refusal and Path(table).read_bytes() == session.predictions_csv()
     fresh, pages = controller.load_state(None, FORM, Path(state), "class")
     assert fresh is not None and "has seen 6 images" in pages.notice
-    check_same_state(fresh.adapter, session.adapter.state_dict())
+    assert_same_state(fresh.adapter, session.adapter.state_dict())
     form = replace(FORM, method="tda")
     unchanged, pages = controller.load_state(fresh, form, Path(state), "class")
     assert unchanged is fresh and "another method" in pages.notice

@@ -1,12 +1,12 @@
 """The widgets, without Gradio (a browser uses it in tests/browser): they fill the form in order."""
 
 import asyncio
-import importlib.util
+import runpy
 import sys
-from contextlib import nullcontext
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -15,31 +15,14 @@ from cliquetta.app.controller import Controller
 from cliquetta.errors import UserError
 
 
-class Widget:
-    """Anything of Gradio's: remembers its label, and listens to nothing."""
-
-    def __init__(self, *values: Any, label: str = "", **options: Any) -> None:
-        self.label = label
-
-    def change(self, *values: Any, **options: Any) -> None:
-        """Nothing changes."""
-
-
 @pytest.fixture
 def interface(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The module, with widgets that do nothing where Gradio is not installed."""
-    gradio: Any = ModuleType("gradio")
+    gradio = MagicMock()
     for name in ("Radio", "Dropdown", "Slider", "File", "Textbox"):
-        setattr(gradio, name, Widget)
-    gradio.Group, gradio.Blocks, gradio.SelectData = nullcontext, Widget, Widget
-    gradio.processing_utils = ModuleType("processing_utils")
+        setattr(gradio, name, lambda *values, **options: MagicMock(**options))
     monkeypatch.setitem(sys.modules, "gradio", gradio)
-    path = Path(app.__path__[0]) / "interface.py"
-    spec = importlib.util.spec_from_file_location("interface_without_gradio", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return SimpleNamespace(**runpy.run_path(str(Path(app.__path__[0]) / "interface.py")))
 
 
 def test_widgets_are_in_the_order_of_the_form(interface: Any, controller: Controller) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ FLAGS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
     *("--disable-background-networking", "--disable-component-update"),
 )
+COMMAND = (sys.executable, "-c", "from cliquetta.cli.main import main; main()")
+SLOW = 60_000  # ms: two batches of SCAP on a busy machine
 OpenPage = Callable[..., AbstractContextManager[Any]]
 
 
@@ -38,20 +41,16 @@ def open_page(browser: Browser) -> OpenPage:
     @contextmanager
     def open(url: str, **options: Any) -> Iterator[Page]:
         complaints: list[str] = []
-        foreign: list[str] = []
+        requests: list[str] = []
         page = browser.new_page(**options)
-        page.set_default_timeout(60_000)  # ms: two batches of SCAP on a busy machine
+        page.set_default_timeout(SLOW)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("console", lambda n: complaints.append(n.text) if n.type == "error" else None)
-        page.on(
-            "request",
-            lambda asked: (
-                None if asked.url.startswith((url, "data:", "blob:")) else foreign.append(asked.url)
-            ),
-        )
+        page.on("request", lambda request: requests.append(request.url))
         page.goto(url)
         yield page
         page.close()
+        foreign = [one for one in requests if not one.startswith((url, "data:", "blob:"))]
         assert complaints == [] and foreign == []
 
     return open

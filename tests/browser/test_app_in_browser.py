@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import httpx
 import pytest
 from PIL import Image
 
@@ -21,15 +19,13 @@ from cliquetta.methods.registry import create_method
 from cliquetta.methods.state import load_state
 from cliquetta.model.factory import create_model
 from cliquetta.prompts.classes import ClassPrompts
-from tests._helpers.serve_setup import free_port
-from tests.browser.conftest import OpenPage
+from tests._helpers.serve_setup import free_port, wait_until
+from tests.browser.conftest import COMMAND, SLOW, OpenPage
 
 if TYPE_CHECKING:  # lives in the browser's environment only; `make test` collects this file too
     from playwright.sync_api import Locator, LocatorAssertions, Page
 
 pytestmark = pytest.mark.browser
-
-SLOW = 60_000  # ms: two batches of SCAP on a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -41,22 +37,20 @@ def server_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def address(server_log: Path) -> Iterator[str]:
     """The app as a user starts it."""
     port = free_port()
-    program = "from cliquetta.cli.main import main; main()"
-    words = ["app", "--port", str(port), "--device", "cpu", "--threads", "1"]
+    command = [*COMMAND, "app", "--port", str(port), "--device", "cpu", "--threads", "1"]
     environment = {**os.environ, "TMPDIR": str(server_log.parent)}
     with server_log.open("w") as log:
-        server = subprocess.Popen(
-            [sys.executable, "-c", program, *words], stdout=log, stderr=log, env=environment
-        )
+        server = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+    url = f"http://127.0.0.1:{port}"
+
+    def is_up() -> bool:
+        assert server.poll() is None, server_log.read_text()
+        with suppress(httpx.TransportError):
+            return httpx.get(url, timeout=5).is_success
+        return False
+
     try:
-        url = f"http://127.0.0.1:{port}"
-        for _ in range(240):
-            assert server.poll() is None, server_log.read_text()
-            try:
-                urllib.request.urlopen(url, timeout=5).close()
-                break
-            except (urllib.error.URLError, TimeoutError):
-                time.sleep(0.5)
+        wait_until(is_up, 120)
         yield url
     finally:
         server.terminate()

@@ -6,14 +6,13 @@ import io
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.browser.conftest import OpenPage
+from tests.browser.conftest import COMMAND, OpenPage
 
 if TYPE_CHECKING:  # lives in the browser's environment only; `make test` collects this file too
     from playwright.sync_api import Page
@@ -26,15 +25,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `cliquetta demo` ends with; it prints the path."""
     out = tmp_path_factory.mktemp("demo")
     words = ["demo", "--images", "24", "--batch-size", "12", "--shifts", "fog:4", "--out", str(out)]
-    words += ["--method", "scap,domain_norm", "--singles", "0"]
-    program = "from cliquetta.cli.main import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", program, *words, "--device", "cpu", "--threads", "1"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "COLUMNS": "400"},
-        check=False,
-    )
+    words += ["--method", "scap,domain_norm", "--singles", "0", "--device", "cpu", "--threads", "1"]
+    environment = {**os.environ, "COLUMNS": "400"}
+    done = subprocess.run([*COMMAND, *words], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     printed = re.search(r"Report: (\S+)", done.stdout)
     assert printed, done.stdout

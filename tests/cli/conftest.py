@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cliquetta.model.checkpoints.native import save_model
+from cliquetta.model.checkpoints.local import save_model
 from cliquetta.model.clip import CLIP
 from tests._helpers.running import Run
 from tests._helpers.running import run as run

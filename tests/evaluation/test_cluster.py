@@ -17,7 +17,7 @@ from cliquetta.evaluation.predictions import PREDICTIONS
 from cliquetta.evaluation.progress import RunReport, Step
 from cliquetta.evaluation.record import Record, list_records
 from cliquetta.evaluation.sweep import RunContext, RunResult, sweep
-from cliquetta.model.checkpoints.native import save_model
+from cliquetta.model.checkpoints.local import save_model
 from tests._helpers.local_ray import local_ray
 from tests._helpers.tiny import build_tiny_clip
 

@@ -18,7 +18,7 @@ from ray.cluster_utils import Cluster
 from cliquetta.inference import parts
 from cliquetta.inference.bulk import predict
 from cliquetta.inference.ray_driver import RayCluster
-from cliquetta.model.checkpoints.native import save_model
+from cliquetta.model.checkpoints.local import save_model
 from cliquetta.model.factory import create_model
 from cliquetta.ray_connection import connected
 from tests._helpers.tiny import build_tiny_clip

@@ -1,7 +1,6 @@
 """The shared model with either activation, and models of other libraries to compare with."""
 
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +46,6 @@ def archive(module: Any, pixels: Tensor, tmp_path_factory: pytest.TempPathFactor
         warnings.simplefilter("ignore")
         torch.jit.trace(module, (pixels[:1], ids), check_trace=False).save(str(path))
     return path
-
-
-@pytest.fixture
-def no_warnings() -> Iterator[Any]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        yield
 
 
 @pytest.fixture(scope="module")

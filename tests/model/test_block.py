@@ -12,24 +12,20 @@ from tests._helpers.literal_towers import all_features, assert_same_gradients, d
 from tests._helpers.tolerance import FEATURE, SUM
 
 
+@pytest.mark.parametrize("rows", [1, 3])  # one prefix for all images, or one each
 @pytest.mark.parametrize("at", [(0,), (1,), (0, 1)])
-def test_prefixes_and_gradients(clip: CLIP, tiny_images: Tensor, at: tuple[int, ...]) -> None:
+def test_prefixes_and_gradients(
+    clip: CLIP, tiny_images: Tensor, at: tuple[int, ...], rows: int
+) -> None:
     images = tiny_images[:3]
-    tokens = [draw(3, 4, 2, 32, seed=i).requires_grad_() for i in at]
+    tokens = [draw(rows, 4, 2, 32, seed=i).requires_grad_() for i in at]
     ours = clip.encode_image(images, prefix={i: Prefix(t) for i, t in zip(at, tokens, strict=True)})
 
-    def own(row: int) -> dict[int, Tensor]:
-        return {i: t[row] for i, t in zip(at, tokens, strict=True)}
+    def own(image: int) -> dict[int, Tensor]:
+        return {i: t[image % rows] for i, t in zip(at, tokens, strict=True)}
 
     literal = all_features(image_features, clip, images, prefix=own)
     assert_same_gradients(ours, literal, tokens)
-
-
-def test_one_prefix_for_all_rows(clip: CLIP, tiny_images: Tensor) -> None:
-    shared = draw(1, 2, 2, 32).requires_grad_()
-    ours = clip.encode_image(tiny_images[:3], prefix={1: Prefix(shared)})
-    literal = all_features(image_features, clip, tiny_images[:3], prefix={1: shared[0]})
-    assert_same_gradients(ours, literal, [shared])
 
 
 def test_ragged_prefixes_equal_one_at_a_time(clip: CLIP, tiny_images: Tensor) -> None:

@@ -12,7 +12,7 @@ import torch
 from cliquetta.data.bundled import load_bundled
 from cliquetta.errors import UnknownNameError
 from cliquetta.model import factory
-from cliquetta.model.checkpoints.native import save_model
+from cliquetta.model.checkpoints.local import save_model
 from cliquetta.model.clip import CLIP
 from cliquetta.model.factory import create_model, pick_device, pick_dtype
 

@@ -1,7 +1,6 @@
 """Models that are held in memory: shared weights, equal logits, honest capabilities."""
 
 import copy
-import warnings
 from typing import Any
 
 import numpy as np
@@ -9,19 +8,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
+from PIL import Image
 from torch import Tensor, nn
 
 from cliquetta import create_method, from_model
 from cliquetta.errors import UserError
-from cliquetta.model.checkpoints.native import save_model
+from cliquetta.model.checkpoints.local import save_model
 from cliquetta.model.clip import MissingCapabilityError
-from cliquetta.model.in_memory import WrappedCLIP
+from cliquetta.model.in_memory import RowTokenizer, WrappedCLIP, preprocess_from
 from cliquetta.model.preprocess import Preprocess
 from cliquetta.model.tokenizer import Tokenizer
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.openai_module import OpenAIModule
-from tests._helpers.tolerance import FEATURE, LOGIT
+from tests._helpers.tolerance import FEATURE, LOGIT, SUM
 from tests._helpers.transformers_models import assert_features, tiny_siglip, tiny_transformers
 
 pytest.importorskip("transformers", minversion="5")
@@ -29,17 +29,12 @@ pytest.importorskip("transformers", minversion="5")
 PROMPTS = ClassPrompts(("cat", "frog", "truck"), ("a photo of a {}",))
 
 
-def no_warning(call: Any, *args: Any, **options: Any) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        return call(*args, **options)
-
-
 @torch.no_grad()
+@pytest.mark.filterwarnings("error::UserWarning")
 @pytest.mark.parametrize("build", [tiny_transformers, tiny_siglip])
 def test_models_of_transformers_become_ours(build: Any, pixels: Tensor, words: Any) -> None:
     theirs, is_siglip = build(), build is tiny_siglip
-    ours = no_warning(from_model, theirs, tokenizer=words if is_siglip else None)
+    ours = from_model(theirs, tokenizer=words if is_siglip else None)
     assert not isinstance(ours, WrappedCLIP) and "visual-prefix" in ours.capabilities
     assert (ours.config.sigmoid, ours.config.text.start_tokens) == (is_siglip, not is_siglip)
     assert ours.preprocess.resize == ("squash" if is_siglip else "shorter")
@@ -79,6 +74,7 @@ def test_half_precision_stays(pixels: Tensor) -> None:
     assert cosine.min() > 0.99
 
 
+@pytest.mark.filterwarnings("error::UserWarning")
 def test_openais_module_becomes_ours(pixels: Tensor) -> None:
     class WithFunctions(OpenAIModule):
         def encode_image(self, x: Tensor) -> Any:
@@ -88,7 +84,7 @@ def test_openais_module_becomes_ours(pixels: Tensor) -> None:
             return self(torch.zeros(1, 3, 32, 32), ids)[1]
 
     theirs = WithFunctions()
-    ours = no_warning(from_model, theirs)
+    ours = from_model(theirs)
     assert not ours.is_wrapped and ours.config.vision.activation == "quick_gelu"
     assert_features(ours.encode_image(pixels), theirs.visual(pixels))
     assert from_model(ours) is ours
@@ -218,3 +214,27 @@ def test_what_does_not_fit_is_refused(build: Any, options: Any, message: str) ->
     with pytest.raises(UserError, match=message) as error:
         from_model(build(), **options)
     assert "\n" not in str(error.value)
+
+
+def test_rows_of_another_tokenizer(words: Any) -> None:
+    given = RowTokenizer(words, 64, 64)
+    assert given.encode("the cat") == [14, 9] and given.pad == 0
+    same = RowTokenizer(Tokenizer(77), 77, 49408)
+    assert (same.prefix, same.suffix) == ((49406,), (49407,))
+    assert same.encode("a photo") == Tokenizer(77).encode("a photo")
+    assert isinstance(same.simplest(), Tokenizer)
+    with pytest.raises(UserError, match="takes 65 tokens, the model's context holds 64"):
+        given(["cat " * 65])
+
+
+@pytest.mark.parametrize("resample", [2, 3])
+@pytest.mark.parametrize("kind", ["CLIPImageProcessorPil", "SiglipImageProcessorPil"])
+def test_image_processors(kind: str, resample: int) -> None:
+    size = {"shortest_edge": 48} if kind.startswith("CLIP") else {"height": 48, "width": 48}
+    options = {"crop_size": {"height": 48, "width": 48}} if kind.startswith("CLIP") else {}
+    processor = getattr(transformers, kind)(size=size, resample=resample, **options)
+    ours = preprocess_from(processor)
+    rng = np.random.default_rng(0)
+    image = Image.fromarray(rng.integers(0, 256, (80, 61, 3), dtype=np.uint8))
+    wanted = processor(image, return_tensors="pt").pixel_values[0]
+    torch.testing.assert_close(ours(image), wanted, atol=SUM, rtol=0)

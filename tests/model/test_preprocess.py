@@ -1,4 +1,4 @@
-"""Preprocessing against transformers, a literal version of torchvision's rule, and itself."""
+"""Preprocessing against transformers (against torchvision: tests/parity), and itself."""
 
 import json
 from typing import Any
@@ -10,7 +10,7 @@ import transformers
 from PIL import Image
 
 from cliquetta.errors import UserError
-from cliquetta.model.preprocess import OPENAI_MEAN, OPENAI_STD, Preprocess
+from cliquetta.model.preprocess import Preprocess
 
 # Odd differences on either side of the crop, enlarging and shrinking, squares, one pixel.
 SHAPES = [(48, 64), (64, 47), (33, 50), (32, 32), (32, 35), (35, 32), (7, 9), (1, 1), (200, 131)]
@@ -25,38 +25,25 @@ def photo(height: int, width: int, seed: int = 0) -> Any:
     return Image.fromarray(pixels)
 
 
-def torchvision_rule(image: Any, size: int) -> Any:
-    """Resize(size, bicubic), CenterCrop(size), ToTensor, Normalize, written out step by step."""
-    width, height = image.size
-    if width < height:
-        target = (size, int(size * height / width))
-    else:
-        target = (int(size * width / height), size)
-    image = image.resize(target, Image.Resampling.BICUBIC)
-    top = int(round((image.height - size) / 2.0))  # noqa: RUF046
-    left = int(round((image.width - size) / 2.0))  # noqa: RUF046
-    pixels = np.asarray(image)[top : top + size, left : left + size]
-    channels = []
-    for channel, (mean, std) in enumerate(zip(OPENAI_MEAN, OPENAI_STD, strict=True)):
-        scaled = pixels[..., channel].astype(np.float32) / np.float32(255)
-        channels.append((scaled - np.float32(mean)) / np.float32(std))
-    return torch.from_numpy(np.stack(channels))
+def transformers_pixels(image: Any, size: int) -> Any:
+    theirs = PROCESSOR(size={"shortest_edge": size}, crop_size={"height": size, "width": size})
+    return theirs(image, return_tensors="pt", input_data_format="channels_last").pixel_values[0]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_openai_is_bit_equal_to_torchvisions_rule(shape: Any) -> None:
+def test_bit_equal_to_transformers(shape: Any) -> None:
     image = photo(*shape)
-    pixels = Preprocess.openai(32)(image)
+    pixels = Preprocess(32, crop_rounding="floor")(image)
     assert pixels.shape == (3, 32, 32) and pixels.dtype == torch.float32
-    assert torch.equal(pixels, torchvision_rule(image, 32))
+    assert torch.equal(pixels, transformers_pixels(image, 32))
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_hf_is_bit_equal_to_transformers(shape: Any) -> None:
-    image = photo(*shape)
-    theirs = PROCESSOR(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
-    pixels = theirs(image, return_tensors="pt", input_data_format="channels_last").pixel_values[0]
-    assert torch.equal(Preprocess(32, crop_rounding="floor")(image), pixels)
+def test_half_a_pixel_of_crop_is_rounded_to_even_or_down() -> None:
+    """As torchvision does, whose pixels are compared in tests/parity, and as transformers does."""
+    spare = (0, 1, 2, 3, 5, 7)
+    assert [Preprocess.openai(8).offset(pixels) for pixels in spare] == [0, 0, 1, 2, 2, 4]
+    floor = Preprocess(8, crop_rounding="floor")
+    assert [floor.offset(pixels) for pixels in spare] == [0, 0, 1, 1, 2, 3]
 
 
 def test_ready_pictures_take_the_fast_path_to_the_same_bits() -> None:
@@ -82,8 +69,8 @@ def test_very_long_pictures_come_out_like_any_other(shape: tuple[int, ...]) -> N
     rows, columns = np.indices(shape)
     waves = [128 + 100 * np.sin((rows + columns) / period) for period in (3, 5, 9)]
     image = Image.fromarray(np.stack(waves, axis=-1).astype(np.uint8))
-    ours = Preprocess.openai(8)
-    theirs = ours.unnormalise(torchvision_rule(image, 8))
+    ours = Preprocess(8, crop_rounding="floor")
+    theirs = ours.unnormalise(transformers_pixels(image, 8))
     difference = ours.unnormalise(ours(image)).int() - theirs.int()
     assert difference.abs().max() <= 1
     assert ours.picture(photo(1, 30_000)).size == (8, 8)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import pre_tokenizers
 from transformers import CLIPTokenizer
 
 from cliquetta.model.tokenizer import Tokenizer, clean
@@ -33,16 +34,8 @@ def merge_lines() -> Any:
     return gzip.decompress(packed).decode().splitlines()[1 : 49408 - 512 - 2 + 1]
 
 
-def alphabet() -> Any:
-    """Symbols of the bytes in the order of the vocabulary, from OpenAI's description."""
-    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1)]
-    plain += range(ord("®"), ord("ÿ") + 1)
-    rest = [b for b in range(256) if b not in plain]
-    return {b: chr(b) for b in plain} | {b: chr(256 + n) for n, b in enumerate(rest)}
-
-
 def vocabulary(lines: Any) -> Any:
-    single = list(alphabet().values())
+    single = sorted(pre_tokenizers.ByteLevel.alphabet())  # printable bytes first
     merged = ["".join(line.split()) for line in lines]
     symbols = [*single, *(s + "</w>" for s in single), *merged, START, END]
     return {symbol: n for n, symbol in enumerate(symbols)}

@@ -13,11 +13,6 @@ from tests._helpers.literal_towers import all_features, assert_same_gradients, d
 from tests._helpers.tolerance import FEATURE, SUM
 
 
-def test_plain_features(clip: CLIP, tiny_images: Tensor) -> None:
-    literal = all_features(image_features, clip, tiny_images)
-    torch.testing.assert_close(clip.encode_image(tiny_images), literal, atol=FEATURE, rtol=FEATURE)
-
-
 def test_no_prompts_is_exactly_the_plain_tower(clip: CLIP, tiny_images: Tensor) -> None:
     plain = clip.encode_image(tiny_images)
     assert torch.equal(clip.encode_image(tiny_images, prefix={}), plain)
@@ -44,18 +39,16 @@ def test_blocks_run_in_pieces(clip: CLIP, tiny_images: Tensor, prompted: bool) -
 
 
 @pytest.mark.parametrize("position", ["after-class", "end"])
-@pytest.mark.parametrize("depth", [1, 2])
-def test_token_prompts(clip: CLIP, tiny_images: Tensor, position: Any, depth: int) -> None:
-    layers = [draw(3, 32, seed=i).requires_grad_() for i in range(depth)]
+@pytest.mark.parametrize("shape", [(1, 3), (2, 3), (1, 3, 2)])  # one layer, two, one per image
+def test_token_prompts(
+    clip: CLIP, tiny_images: Tensor, position: Any, shape: tuple[int, ...]
+) -> None:
+    layers = [draw(*shape[1:], 32, seed=i).requires_grad_() for i in range(shape[0])]
     ours = clip.encode_image(tiny_images[:3], tokens=TokenPrompts(layers, position))
-    how = {"tokens": layers, "position": position}
+
+    def own(image: int) -> list[Tensor]:
+        return [layer if layer.ndim == 2 else layer[image] for layer in layers]
+
+    how = {"tokens": own, "position": position}
     literal = all_features(image_features, clip, tiny_images[:3], **how)
     assert_same_gradients(ours, literal, layers)
-
-
-def test_token_prompts_per_image(clip: CLIP, tiny_images: Tensor) -> None:
-    layer = draw(3, 2, 32).requires_grad_()
-    ours = clip.encode_image(tiny_images[:3], tokens=TokenPrompts([layer]))
-    how = {"tokens": lambda row: [layer[row]], "position": "after-class"}
-    literal = all_features(image_features, clip, tiny_images[:3], **how)
-    assert_same_gradients(ours, literal, [layer])

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
-from cliquetta.model.checkpoints.native import save_model
+from cliquetta.model.checkpoints.local import save_model
 from cliquetta.model.clip import CLIP
 from cliquetta.model.config import CLIPConfig, ResNetConfig
 from cliquetta.model.factory import create_model

@@ -1,24 +1,33 @@
 """Our towers, loader and tables against open_clip itself, with random weights."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
 
 import open_clip
 import pytest
+import timm
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 from cliquetta.model.checkpoints import open_clip_zoo as zoo
 from cliquetta.model.checkpoints.open_clip_zoo import ARCHITECTURES
-from cliquetta.model.checkpoints.openai import NAMES, address, architecture_name
+from cliquetta.model.checkpoints.openai import (
+    NAMES,
+    address,
+    architecture_name,
+    siglip_activation,
+)
 from cliquetta.model.factory import create_model
 from tests._helpers.tolerance import FEATURE, SUM
-from tests._helpers.transformers_models import noisy
+from tests._helpers.transformers_models import XLM, noisy, word_tokenizer
 
 pytestmark = pytest.mark.parity
 
 TEXTS = ["cat", "a photo of a small green frog.", "a bad photo of the truck, and of ☃ on ice"]
+WORDS = ["a photo of a cat", "the frog", "a sketch of a green truck"]  # of a small vocabulary
 
 
 def random_open_clip(name: str, seed: int = 0) -> Any:
@@ -34,25 +43,71 @@ def random_open_clip(name: str, seed: int = 0) -> Any:
     return model
 
 
+def small(name: str) -> Any:
+    """open_clip's config of ``name`` with a small vocabulary and few text layers."""
+    config = copy.deepcopy(open_clip.get_model_config(name))
+    config.pop("custom_text", None)
+    config["text_cfg"] |= {"vocab_size": 64, "layers": 2, "width": 96, "heads": 3}
+    return config
+
+
+def save(model: Any, config: Any, folder: Path) -> None:
+    """A folder in open_clip's format."""
+    state = {key: value.contiguous() for key, value in model.state_dict().items()}
+    save_file(state, folder / "open_clip_model.safetensors")
+    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": config}))
+
+
+def compare(ours: Any, theirs: Any, ids: Tensor, texts: list[str]) -> None:
+    """Features of two images and of texts, and the scale."""
+    size = ours.image_size
+    pixels = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(1))
+    for actual, wanted in (
+        (ours.encode_image(pixels), theirs.encode_image(pixels)),
+        (ours.encode_text(texts), theirs.encode_text(ids)),
+    ):
+        assert wanted.abs().mean() > 0.01
+        torch.testing.assert_close(actual, wanted, atol=FEATURE, rtol=FEATURE)
+    assert ours.scale == pytest.approx(float(theirs.logit_scale.exp()), rel=SUM)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize(
     "name", ["ViT-B-32", "ViT-B-16", "ViT-B-32-quickgelu", "ViT-S-16", "RN50", "RN50-quickgelu"]
 )
 def test_features(name: str, tmp_path: Path) -> None:
     theirs = random_open_clip(name)
-    state = {key: value.contiguous() for key, value in theirs.state_dict().items()}
-    save_file(state, tmp_path / "open_clip_model.safetensors")
-    config = {"model_cfg": open_clip.get_model_config(name)}
-    (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
+    save(theirs, open_clip.get_model_config(name), tmp_path)
+    compare(create_model(tmp_path), theirs, open_clip.get_tokenizer(name)(TEXTS), TEXTS)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["ViT-B-16-SigLIP", "ViT-B-32-SigLIP2-256"])
+def test_siglip(name: str, tmp_path: Path) -> None:
+    config = small(name)
+    torch.manual_seed(0)
+    theirs = noisy(open_clip.CustomTextCLIP(**config))
+    save(theirs, config, tmp_path)
+    word_tokenizer(tmp_path / "tokenizer.json")
     ours = create_model(tmp_path)
-    pixels = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(1))
-    images = theirs.encode_image(pixels)
-    assert images.abs().mean() > 0.1
-    torch.testing.assert_close(ours.encode_image(pixels), images, atol=FEATURE, rtol=0)
-    texts = theirs.encode_text(open_clip.get_tokenizer(name)(TEXTS))
-    assert texts.abs().mean() > 0.1
-    torch.testing.assert_close(ours.encode_text(TEXTS), texts, atol=FEATURE, rtol=0)
-    assert ours.scale == pytest.approx(float(theirs.logit_scale.exp()), rel=SUM)
+    compare(ours, theirs, ours.tokenizer(WORDS), WORDS)
+    assert ours.bias == pytest.approx(float(theirs.logit_bias))
+    expected = "gelu_tanh" if name.endswith("SigLIP2-256") else "gelu"
+    assert ours.config.vision.activation == ours.config.text.activation == expected
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["ViT-H-14-worldwide-quickgelu", "ViT-H-14-worldwide-378"])
+def test_metaclip_2(name: str, tmp_path: Path) -> None:
+    config = small(name)
+    config["vision_cfg"] |= {"layers": 2, "width": 160, "image_size": 56}
+    torch.manual_seed(0)
+    theirs = open_clip.CLIP(**config).eval()
+    save(theirs, config, tmp_path)
+    word_tokenizer(tmp_path / "tokenizer.json", specials=XLM)
+    ours = create_model(tmp_path)
+    assert ours.image_size == 56
+    compare(ours, theirs, ours.tokenizer(WORDS), WORDS)
 
 
 def test_positions_are_resized_as_open_clip_does(tmp_path: Path) -> None:
@@ -75,8 +130,11 @@ def test_our_table_of_releases_is_theirs() -> None:
         vision = config["vision_cfg"]
         is_siglip = "timm_model_name" in vision
         if is_siglip:
-            ours = zoo.siglip_config(name)
-            assert ours["vision_cfg"]["timm_model_name"] == vision["timm_model_name"]
+            ours, timm_name = zoo.siglip_config(name), vision["timm_model_name"]
+            assert ours["vision_cfg"]["timm_model_name"] == timm_name
+            with torch.device("meta"):
+                tanh = "tanh" in str(timm.create_model(timm_name).blocks[0].mlp.act).lower()
+            assert siglip_activation(timm_name) == ("gelu_tanh" if tanh else "gelu"), name
             stated = (config["text_cfg"].get("act_kwargs") or {}).get("approximate", "none")
             assert ours["text_cfg"]["act_kwargs"]["approximate"] == stated
         else:

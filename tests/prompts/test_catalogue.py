@@ -123,26 +123,9 @@ def test_orders_that_the_sources_define() -> None:
     assert class_names("sun397")[8] == "outdoor apartment building"
 
 
-def written_out() -> Any:
-    """The 80 by their patterns instead of one by one."""
-    looks = "bad,bright,dark,blurry,good,cropped,close-up,black and white,pixelated,low resolution"
-    kinds = "hard to see,clean,dirty,cool,nice,weird,small,large"
-    works = "a sculpture,a rendering,a tattoo,a drawing,a painting,a doodle,a sketch,a rendition"
-    stuffs = "plastic,toy,origami,embroidered,cartoon,plushie"
-    forms = []
-    for it in ("a", "the"):
-        forms += [f"a {look} photo of {it} {{}}." for look in f"{looks},jpeg corrupted".split(",")]
-        forms += [f"a photo of {it} {kind} {{}}." for kind in kinds.split(",")]
-        forms += [f"{work} of {it} {{}}." for work in f"{works},art,graffiti".split(",")]
-        forms += [f"{it} {stuff} {{}}." for stuff in stuffs.split(",")]
-        forms += [f"{it} {{}} in a video game."]
-    forms += [f"a photo of {word} {{}}." for word in ["a", "the", "many", "my", "one"]]
-    return [*forms, *(f"itap of {word} {{}}." for word in ["a", "the", "my"])]
-
-
 def test_template_sets() -> None:
     eighty = templates("openai-80")
-    assert len(set(eighty)) == 80 and set(eighty) == set(written_out())
+    assert len(set(eighty)) == 80  # those of open_clip: tests/parity/test_open_clip_tokenizer.py
     assert set(templates("openai-7")) < set(eighty)
     assert templates("watt-8")[2:] == templates("openai-7")[1:]
     assert templates("watt-8")[:2] == ("a photo of a {}", "itap of a {}")

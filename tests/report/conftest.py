@@ -12,7 +12,7 @@ from cliquetta.evaluation.evidence_log import BatchEvidence, Evidence
 from cliquetta.evaluation.grid import RunSpec, with_method
 from cliquetta.evaluation.record import Record, load_record
 from cliquetta.evaluation.sweep import RunContext
-from cliquetta.model.checkpoints.native import save_model
+from cliquetta.model.checkpoints.local import save_model
 from cliquetta.model.clip import CLIP
 from cliquetta.report.page import build_page
 from cliquetta.report.runs import load_runs

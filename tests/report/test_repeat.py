@@ -10,7 +10,7 @@ import pytest
 from cliquetta.evaluation.grid import RunSpec, with_method
 from cliquetta.evaluation.record import load_record
 from cliquetta.evaluation.sweep import RunContext
-from cliquetta.model.checkpoints.native import save_model
+from cliquetta.model.checkpoints.local import save_model
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.catalogue import templates
 from cliquetta.report.repeat import repeat_command

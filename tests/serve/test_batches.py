@@ -11,7 +11,7 @@ import torch
 from cliquetta.model.clip import CLIP
 from cliquetta.serve.batches import summarise
 from tests._helpers.malformed import bombs, malformed
-from tests._helpers.serve_setup import Alone, Local, batch_of, picture, probabilities
+from tests._helpers.serve_setup import CLASSES, Alone, Local, batch_of, picture, probabilities
 from tests._helpers.tolerance import SUM
 from tests.serve.conftest import Serve
 
@@ -59,32 +59,25 @@ def test_a_batch_without_a_readable_image_teaches_nothing(service: Local, alone:
     assert service.check(session, batch_of(1), alone)["sequence"] == 2
 
 
-def test_a_session_rejects_what_the_method_alone_does(serve: Serve, alone: Alone) -> None:
-    alone.adapter.enable_rejection(0.5)
+def test_a_session_rejects_and_calibrates_as_the_method_alone(serve: Serve, alone: Alone) -> None:
+    alone.adapter.enable(reject=0.5, calibrate=True)
     id, decisions = "", list[bool]()
     for seed in range(4):
-        with serve() as service:
-            id = id or service.create(reject=0.5)
-            assert service.info(id)["reject"] == 0.5
-            rows = service.predict(id, batch_of(seed))["predictions"]
-        expected = alone.adapter.predict(batch_of(seed)).rejection
+        with serve() as service:  # as after a restart
+            id = id or service.create(reject=0.5, calibrate=True)
+            info = service.info(id)
+            assert (info["reject"], info["calibrate"]) == (0.5, True)
+            response = service.predict(id, batch_of(seed))
+        prediction = alone.adapter.predict(batch_of(seed))
+        expected, rows = prediction.rejection, response["predictions"]
         assert expected is not None
         assert [row["rejected"] for row in rows] == expected.rejected.tolist()
         scores = [row["rejection_score"] for row in rows]
         assert scores == pytest.approx(expected.score.tolist())
         decisions += expected.rejected.tolist()
+        for row, wanted in zip(probabilities(response), prediction.probabilities, strict=True):
+            assert [row[name] for name in CLASSES] == pytest.approx(wanted.tolist(), abs=SUM)
     assert 0 < sum(decisions) < len(decisions)
-
-
-def test_a_session_calibrates_as_the_method_alone(serve: Serve, alone: Alone) -> None:
-    alone.adapter.enable_calibration()
-    id = ""
-    for seed in range(3):
-        with serve() as service:
-            id = id or service.create(calibrate=True)
-            rows = probabilities(service.predict(id, batch_of(seed)))
-        for row, expected in zip(rows, alone.predict(batch_of(seed)), strict=True):
-            assert row == pytest.approx(expected, abs=SUM)
 
 
 def peak() -> int:

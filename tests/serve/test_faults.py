@@ -1,58 +1,34 @@
 """A server that is killed again and again loses nothing that it acknowledged."""
 
-import os
-import signal
-import subprocess
-import sys
+import multiprocessing
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Any
 
 import pytest
+import torch
 
-from cliquetta.model.checkpoints.native import save_model
+from cliquetta.model.checkpoints.local import save_model
 from cliquetta.model.clip import CLIP
+from cliquetta.model.factory import create_model
 from cliquetta.serve import changes
 from cliquetta.serve.client import Client
+from cliquetta.serve.server import serve
+from cliquetta.serve.settings import Limits, Settings, load_models
 from cliquetta.serve.store import Store
-from tests._helpers.running import child_environment
-from tests._helpers.serve_setup import CLASSES, Alone, Load, free_port, is_up, wait_until
+from tests._helpers.serve_setup import CLASSES, MANY, Alone, Load, free_port, is_up, wait_until
 
 CLIENTS = 3  # one more than the server keeps in memory
 
 
-class Server:
-    """A server process that can be killed and started again."""
-
-    def __init__(self, zygote: Any, port: int) -> None:
-        self._zygote = zygote
-        self.address = f"http://127.0.0.1:{port}"
-
-    def start(self) -> int:
-        """Start it and wait until it answers; returns its process id."""
-        print(file=self._zygote.stdin, flush=True)
-        pid = int(self._zygote.stdout.readline())
-        wait_until(lambda: is_up(self.address))
-        return pid
-
-    def kill(self, pid: int) -> None:
-        """SIGKILL, and wait until it is gone."""
-        os.kill(pid, signal.SIGKILL)
-        assert self._zygote.stdout.readline() == "gone\n"
-
-
-@contextmanager
-def servers(model: Path, folder: Path, smallest: int) -> Iterator[Server]:
-    port = free_port()
-    words = [sys.executable, "-m", "tests._helpers.zygote", model, folder, port, smallest]
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(list(map(str, words)), env=child_environment(), **pipes) as zygote:
-        try:
-            yield Server(zygote, port)
-        finally:
-            zygote.kill()
+def run_server(model: Path, folder: Path, port: int, smallest: int) -> None:
+    """Serve until this process is killed; memories of ``smallest`` bytes are written as changes."""
+    torch.set_num_threads(1)
+    changes.SMALLEST = smallest
+    most = 2 if smallest else 8  # one that is restored is written whole
+    limits = Limits(**MANY, resident_sessions=most)
+    models = load_models({"tiny": str(model)}, create_model)
+    serve(Settings(models, limits=limits, workers=2), folder, host="127.0.0.1", port=port)
 
 
 def _check_disk(folder: Path, loads: list[Load], acknowledged: list[int]) -> None:
@@ -66,22 +42,38 @@ def _check_disk(folder: Path, loads: list[Load], acknowledged: list[int]) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("smallest", [0, changes.SMALLEST], ids=["changes", "whole"])
 def test_killed_servers_lose_nothing(tmp_path: Path, tiny_clip: CLIP, smallest: int) -> None:
-    folder, model = tmp_path / "sessions", tmp_path / "tiny.safetensors"
+    folder, model, port = tmp_path / "sessions", tmp_path / "tiny.safetensors", free_port()
+    address = f"http://127.0.0.1:{port}"
     save_model(tiny_clip, model)
-    with servers(model, folder, smallest) as server, Client(server.address) as client:
-        pid = server.start()
+    context = multiprocessing.get_context("forkserver")  # imports once; each server is a fork
+    context.set_forkserver_preload([__name__])
+
+    def start() -> ForkServerProcess:
+        server = context.Process(
+            target=run_server, args=(model, folder, port, smallest), daemon=True
+        )
+        server.start()
+        wait_until(lambda: is_up(address))
+        return server
+
+    def kill(server: ForkServerProcess) -> None:
+        server.kill()
+        server.join()
+
+    with Client(address) as client:
+        server = start()
         loads = [Load(i, client.create_session(CLASSES, method="tent")) for i in range(CLIENTS)]
         for more in (1, 2, 3, 8):  # as soon as so many answers have come, others being under way
             aim = sum(len(one.responses) for one in loads) + more
             while sum(len(one.responses) for one in loads) < aim:
                 time.sleep(0.005)
             acknowledged = [len(one.responses) for one in loads]
-            server.kill(pid)
+            kill(server)
             _check_disk(folder, loads, acknowledged)
-            pid = server.start()
+            server = start()
         for one in loads:
             one.stop()
         states = [one.session.export_state() for one in loads]
-        server.kill(pid)
+        kill(server)
     for one, state in zip(loads, states, strict=True):
         one.check(state, Alone(tiny_clip))

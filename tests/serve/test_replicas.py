@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.serve_load import replica_pids
 from cliquetta.errors import UserError
-from cliquetta.model.checkpoints.native import save_model
+from cliquetta.model.checkpoints.local import save_model
 from cliquetta.model.clip import CLIP
 from cliquetta.serve.client import Client
 from cliquetta.serve.replicas import ReplicaPlan

@@ -161,14 +161,6 @@ def test_state_travels(service: Local, tiny_clip: CLIP, alone: Alone, tmp_path: 
     assert expected != Alone(tiny_clip).predict(batch_of(7))
 
 
-def test_reset_forgets_and_goes_on_counting(service: Local, alone: Alone) -> None:
-    session = service.create()
-    service.predict(session, batch_of(0))
-    info = service.http.post(f"/v1/sessions/{session}/reset").json()
-    assert info["sequence"] == 1 and info["images"] == 4
-    assert service.check(session, batch_of(1), alone)["sequence"] == 2
-
-
 def test_sessions_expire_and_those_in_use_do_not(serve: Serve, tmp_path: Path) -> None:
     with serve() as service:
         old, used, new = (service.create() for _ in range(3))

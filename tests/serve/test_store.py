@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load
 
 from cliquetta.errors import BusyError, UserError
 from cliquetta.model.clip import CLIP
@@ -149,16 +150,21 @@ def test_any_replica_continues_bit_equally(pair: Pair, alone: Alone, tiny_clip: 
         repeat = pair[(number + 1) % 2].predict(session, images, sequence=number + 1)
         assert repeat == response
     first.check_state(session, alone)
-    assert first.http.post(f"/v1/sessions/{session}/reset").status_code == 200
-    second.check_state(session, Alone(tiny_clip))
+    path, state = f"/v1/sessions/{session}", first.state(session)
+    assert first.http.post(f"{path}/reset").status_code == 200
+    second.check_state(session, Alone(tiny_clip))  # it has forgotten, and goes on counting
+    assert second.http.put(f"{path}/state", content=state).status_code == 200
+    first.check_state(session, alone)
     for service in pair:
         info = service.info(session)
         assert service.ids() == [session] and (info["sequence"], info["images"]) == (6, 24)
-    assert second.http.delete(f"/v1/sessions/{session}").status_code == 204
+    assert second.http.delete(path).status_code == 204
     for service in pair:
         assert service.send(session, batch_of(0)).status_code == 404
-        assert service.http.get(f"/v1/sessions/{session}").status_code == 404
+        assert service.http.get(path).status_code == 404
         assert service.ids() == []
+        for id in ("..", "%2e%2e%2fetc", "a" * 31, "A" * 32, "0" * 32, "*"):  # none is a path
+            assert service.http.get(f"/v1/sessions/{id}/state").status_code == 404
 
 
 def test_a_listing_may_miss_what_changes(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,11 +193,6 @@ def test_limits_count_the_sessions_of_all_replicas(where: str, tiny_clip: CLIP) 
         second.create()
         first.create()
         assert refusal(second.post()) == (429, "too_many_sessions")
-
-
-def test_ids_of_clients_are_no_paths(pair: Pair) -> None:
-    for id in ("..", "%2e%2e%2fetc", "a" * 31, "A" * 32, "0" * 32, "*"):
-        assert pair[0].http.get(f"/v1/sessions/{id}/state").status_code == 404
 
 
 @contextmanager
@@ -340,13 +341,20 @@ def test_operators_delete_what_replicas_have_in_memory(pair: Pair, where: str, r
 
 
 def test_another_class_list_reaches_all_replicas(pair: Pair) -> None:
+    """And what comes back from disk keeps the norms and the old responses."""
     first, second = pair
     session, other = first.create(), ["zebra", "cat", "yacht"]
-    second.predict(session, batch_of(0))  # it has the session in memory with the old classes
-    path = f"/v1/sessions/{session}/classes"
-    assert first.http.put(path, json={"classes": other}).status_code == 200
-    response = second.predict(session, batch_of(1))
-    assert {one["label"] for one in response["predictions"][0]["top"]} == set(other)
+    old = second.predict(session, batch_of(0))  # it has the old classes in memory
+    norms = load(first.state(session))["memory.norms.values"]
+    request = {"classes": other, "templates": ["a {}"]}
+    response = first.http.put(f"/v1/sessions/{session}/classes", json=request)
+    assert response.status_code == 200, response.text
     for service in pair:
-        assert service.info(session)["classes"] == other
-    assert first.predict(session, batch_of(1), sequence=2) == response
+        assert load(service.state(session))["memory.norms.values"].equal(norms)
+    assert second.predict(session, batch_of(0), sequence=1) == old
+    latest = second.predict(session, batch_of(1))
+    assert {one["label"] for one in latest["predictions"][0]["top"]} == set(other)
+    for service in pair:
+        info = service.info(session)
+        assert (info["classes"], info["templates"]) == (other, ["a {}"])
+    assert first.predict(session, batch_of(1), sequence=2) == latest

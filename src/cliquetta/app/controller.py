@@ -62,7 +62,7 @@ class Controller:
     ) -> tuple[AppSession | None, Pages]:
         """Run one batch; another model or method begins a new session, other classes do not."""
 
-        def run() -> tuple[AppSession, Pages]:
+        def run() -> tuple[AppSession, str]:
             current, opening = self._session(session, form)
             batch_size = max(1, int(form.batch_size))
             if form.source == FILES:
@@ -70,7 +70,7 @@ class Controller:
             else:
                 shifted = "" if form.shift == NO_SHIFT else f"@{form.shift}:{int(form.severity)}"
                 shown = current.next_of_stream(f"bundled{shifted}", batch_size)
-            return current, self._pages(current, pages.batch_notice(current, shown, opening), kind)
+            return current, pages.batch_notice(current, shown, opening)
 
         return self._reported(session, run, kind)
 
@@ -79,14 +79,14 @@ class Controller:
     ) -> tuple[AppSession | None, Pages]:
         """Let the chosen method continue from a downloaded state."""
 
-        def run() -> tuple[AppSession, Pages]:
+        def run() -> tuple[AppSession, str]:
             most = self.settings.limits.state_bytes
             if path.stat().st_size > most:
                 raise invalid(f"a state may have {most:,} bytes")
             current, _ = self._session(session, form)
             images = current.load_state(path.read_bytes())
             words = f"{path.name} is loaded: {current.info.method} has seen {images:,} images."
-            return current, self._pages(current, pages.notice(words), kind)
+            return current, pages.notice(words)
 
         return self._reported(session, run, kind)
 
@@ -110,7 +110,9 @@ class Controller:
 
     def attention(self, session: AppSession | None, index: int, kind: str) -> str:
         """Attention maps of one image of the last batch."""
-        return pages.NOTHING_YET if session is None else pages.attention_page(session, index, kind)
+        if session is None or session.last is None or not session.last.rows:
+            return pages.NOTHING_YET
+        return pages.attention_page(session, session.last, index, kind)
 
     def forget(self, session: AppSession | None) -> None:
         """A visitor has left, or the session was replaced: delete its files."""
@@ -132,14 +134,12 @@ class Controller:
         return AppSession(self.settings, request), f"{why}: it starts over."
 
     def _reported(
-        self,
-        session: AppSession | None,
-        run: Callable[[], tuple[AppSession, Pages]],
-        kind: str,
+        self, session: AppSession | None, run: Callable[[], tuple[AppSession, str]], kind: str
     ) -> tuple[AppSession | None, Pages]:
-        """``run``, or the reason why not above what was shown before."""
+        """What ``run`` did, or the reason why not above what was shown before."""
         try:
-            current, shown = run()
+            current, message = run()
+            shown = self._pages(current, message, kind)
         except (ServiceError, ValueError, KeyError) as error:
             sentence = as_refusal(error).message
         except Exception:
@@ -149,22 +149,21 @@ class Controller:
             if current is not session:
                 self.forget(session)
             return current, shown
-        message = pages.notice(sentence, bad=True)
-        return session, Pages(message) if session is None else self._pages(session, message, kind)
+        return session, self._pages(session, pages.notice(sentence, bad=True), kind)
 
-    def _pages(self, session: AppSession, message: str, kind: str) -> Pages:
-        shown = session.last
-        rows = () if shown is None else shown.rows
-        index = next((i for i, row in enumerate(rows) if row.changed), 0)
-        pictures = [] if shown is None else [pages.enlarged(picture) for picture in shown.pictures]
-        captions = [f"{number}: {row.after}" for number, row in enumerate(rows, start=1)]
+    def _pages(self, session: AppSession | None, message: str, kind: str) -> Pages:
+        if session is None or session.last is None:
+            return Pages(message)
+        shown, method, classes = session.last, session.info.method, session.info.classes
+        index = next((i for i, row in enumerate(shown.rows) if row.changed), 0)
+        captions = [f"{number}: {row.after}" for number, row in enumerate(shown.rows, start=1)]
         return Pages(
             message,
-            pages.predictions_page(session),
-            pages.cliques_page(session),
-            list(zip(pictures, captions, strict=True)),
-            pages.attention_page(session, index, kind),
-            pages.memory_page(session),
+            pages.predictions_page(shown, method),
+            pages.cliques_page(shown, method, classes),
+            list(zip(map(pages.enlarged, shown.pictures), captions, strict=True)),
+            self.attention(session, index, kind),
+            pages.memory_page(session.tally, method, classes),
         )
 
 

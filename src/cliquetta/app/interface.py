@@ -13,7 +13,7 @@ os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 import gradio as gr
 from gradio import processing_utils
 
-from cliquetta.app.controller import FILES, NO_SHIFT, STREAM, Controller, Form
+from cliquetta.app.controller import FILES, NO_SHIFT, STREAM, Controller, Form, Pages
 from cliquetta.app.pages import CSS, NOTHING_YET, notice
 from cliquetta.app.session import AppSession
 from cliquetta.data.bundled import load_bundled
@@ -61,12 +61,10 @@ def build_app(controller: Controller) -> gr.Blocks:
         outputs = [session, message, *shown]
 
         def on_next(now: AppSession | None, kind: str, *values: Any) -> list[Any]:
-            now, pages = controller.next_batch(now, Form(*values), kind)
-            return [now, *vars(pages).values()]
+            return _flat(*controller.next_batch(now, Form(*values), kind))
 
         def on_reset(now: AppSession | None) -> list[Any]:
-            now, pages = controller.reset(now)
-            return [now, *vars(pages).values()]
+            return _flat(*controller.reset(now))
 
         run.click(on_next, [session, kind, *form], outputs, **_WORK).then(
             list, None, files, **_QUICK
@@ -163,14 +161,18 @@ def _tabs(
         return index, controller.attention(now, index, kind)
 
     def on_load(now: AppSession | None, kind: str, path: str, *values: Any) -> list[Any]:
-        now, pages = controller.load_state(now, Form(*values), Path(path), kind)
-        return [now, *vars(pages).values()]
+        return _flat(*controller.load_state(now, Form(*values), Path(path), kind))
 
     pictures.select(on_select, [session, kind], [chosen, attention], **_WORK)
     kind.change(controller.attention, [session, chosen, kind], attention, **_WORK)
     prepare.click(controller.files, [session], [files, message], **_WORK)
     upload.upload(on_load, [session, kind, upload, *form], [session, message, *shown], **_WORK)
     return kind, shown, files
+
+
+def _flat(session: AppSession | None, pages: Pages) -> list[Any]:
+    """Values of the widgets that show a batch, after the session."""
+    return [session, *vars(pages).values()]
 
 
 async def refuse_address(url: str) -> None:

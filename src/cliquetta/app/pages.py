@@ -2,7 +2,6 @@
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from cliquetta.app.session import AppSession, Row, Shown
+from cliquetta.app.session import AppSession, Row, Shown, Tally
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.building.explanation import CacheCount, VisuallyPrompted
 from cliquetta.methods.scap.evidence import describe
@@ -88,29 +87,32 @@ def batch_notice(session: AppSession, shown: Shown, opening: str = "") -> str:
     return text + notice(sentence, bad=True, items=reasons)
 
 
-def predictions_page(session: AppSession) -> str:
-    """Cards of the last batch: both predictions side by side, changed ones marked."""
-    shown = session.last
-    if shown is None:
-        return NOTHING_YET
-    cards = [
-        _card(row, thumbnail(picture), session.info.method)
-        for row, picture in zip(shown.rows, shown.pictures, strict=True)
-    ]
+def predictions_page(shown: Shown, method: str) -> str:
+    """Cards of a batch: both predictions side by side, changed ones marked."""
+    cards = []
+    for row, picture in zip(shown.rows, shown.pictures, strict=True):
+        name, file = escape(row.name), escape(row.name.rpartition("/")[2])
+        body = f"<p class='cq-name' title='{name}'>{file}</p>"
+        body += _label("zero-shot", row.before, row.before_probability, row.truth)
+        body += _label(method, row.after, row.after_probability, row.truth)
+        if row.truth is not None:
+            body += _quiet(f"truth: {row.truth}")
+        kind = "cq-changed" if row.changed else ""
+        cards.append(_card(thumbnail(picture), row.name, body + _badge(row), kind))
+    return _grid(cards)
+
+
+def _card(image: str, alt: str, body: str, kind: str) -> str:
+    picture = f"<img src='{image}' alt='{escape(alt)}'>"
+    return f"<div class='cq-card {kind}'>{picture}{body}</div>"
+
+
+def _grid(cards: Sequence[str]) -> str:
     return f"<div class='cq-grid'>{''.join(cards)}</div>"
 
 
-def _card(row: Row, image: str, method: str) -> str:
-    badge = "<span class='cq-badge'>changed</span>" if row.changed else ""
-    kind = "cq-card cq-changed" if row.changed else "cq-card"
-    truth = "" if row.truth is None else f"<p class='cq-quiet'>truth: {escape(row.truth)}</p>"
-    before = _label("zero-shot", row.before, row.before_probability, row.truth)
-    after = _label(method, row.after, row.after_probability, row.truth)
-    return (
-        f"<div class='{kind}'><img src='{image}' alt='{escape(row.name)}'>"
-        f"<p class='cq-name' title='{escape(row.name)}'>{escape(row.name.rpartition('/')[2])}</p>"
-        f"{before}{after}{truth}{badge}</div>"
-    )
+def _badge(row: Row) -> str:
+    return " <span class='cq-badge'>changed</span>" if row.changed else ""
 
 
 def _label(who: str, label: str, probability: float, truth: str | None) -> str:
@@ -120,30 +122,26 @@ def _label(who: str, label: str, probability: float, truth: str | None) -> str:
     return f"<div class='cq-line'>{line}</div><p><b>{escape(label)}</b></p>"
 
 
-def cliques_page(session: AppSession) -> str:
-    """A gallery per clique of the last batch."""
-    shown = session.last
-    if shown is None:
-        return NOTHING_YET
+def cliques_page(shown: Shown, method: str, classes: Sequence[str]) -> str:
+    """A gallery per clique of a batch."""
     if "cliques" not in shown.prediction.evidence:
-        return _quiet(f"{session.info.method} forms no cliques; scap does.")
+        return _quiet(f"{method} forms no cliques; scap does.")
     cliques = describe(shown.prediction)["cliques"]
     if not cliques:
         return _quiet("No images of this batch were similar enough to form a clique.")
     small = [thumbnail(picture, 96) for picture in shown.pictures]
-    names = session.info.classes
     members = {index for clique in cliques for index in clique["members"]}
     parts = [_quiet(f"{count(len(cliques), 'clique')} of {count(len(members), 'image')}.")]
-    parts += [_clique(clique, shown.rows, small, names) for clique in cliques[:MOST_CLIQUES]]
+    parts += [_clique(clique, shown.rows, small, classes) for clique in cliques[:MOST_CLIQUES]]
     if len(cliques) > MOST_CLIQUES:
         parts.append(_quiet(f"The first {MOST_CLIQUES} of {len(cliques)} cliques are shown."))
     return "".join(parts)
 
 
 def _clique(
-    clique: dict[str, Any], rows: Sequence[Row], small: Sequence[str], names: Sequence[str]
+    clique: dict[str, Any], rows: Sequence[Row], small: Sequence[str], classes: Sequence[str]
 ) -> str:
-    head = f"<b>{escape(names[clique['class']])}</b> · {count(clique['size'], 'image')}"
+    head = f"<b>{escape(classes[clique['class']])}</b> · {count(clique['size'], 'image')}"
     if clique["before"] is not None and clique["after"] is not None:
         before, after = clique["before"]["total"], clique["after"]["total"]
         head += f" · loss {before:.3f} → {after:.3f}"
@@ -151,54 +149,43 @@ def _clique(
     for index in clique["members"]:
         row = rows[index]
         label = f"{row.before} → {row.after}" if row.changed else row.after
-        badge = " <span class='cq-badge'>changed</span>" if row.changed else ""
-        members.append(
-            f"<div class='cq-card cq-small'><img src='{small[index]}' alt='{escape(row.name)}'>"
-            f"<p>{escape(label)}{badge}</p></div>"
-        )
-    return (
-        f"<div class='cq-clique'><p>{head}</p><div class='cq-grid'>{''.join(members)}</div></div>"
-    )
+        body = f"<p>{escape(label)}{_badge(row)}</p>"
+        members.append(_card(small[index], row.name, body, "cq-small"))
+    return f"<div class='cq-clique'><p>{head}</p>{_grid(members)}</div>"
 
 
-def attention_page(session: AppSession, index: int, kind: str) -> str:
-    """Overlays of one image of the last batch."""
-    shown = session.last
-    if shown is None or not shown.rows:
-        return NOTHING_YET
+def attention_page(session: AppSession, shown: Shown, index: int, kind: str) -> str:
+    """Overlays of one image of a batch."""
     index = min(max(index, 0), len(shown.rows) - 1)
     chosen: Any = "rollout" if kind == "rollout" else "class"
-    maps = attention_maps(session.adapter, shown.pixels, shown.prediction, index, chosen)
-    if not maps:
+    mapped = attention_maps(session.adapter, shown.pixels, shown.prediction, index, chosen)
+    if mapped is None:
         return _quiet(f"{session.info.model} has no attention to show: it is not a ViT.")
     row, picture = shown.rows[index], shown.pictures[index]
     cards = [_map_card("the image", "as the model sees it", thumbnail(picture, 192))]
-    top = max(float(entry.grid.max()) for entry in maps) or 1.0  # one scale for all
-    for entry in maps:
-        image = thumbnail(overlay(picture, entry.grid / top), 192)
-        moved = f"{100 * entry.moved:.1f}% of it moved, {100 * entry.to_prompts:.1f}% to prompts"
-        cards.append(_map_card(entry.title, moved if entry.moved else "", image))
+    titles, maps = mapped
+    grids, moved = patch_grid(maps).numpy(), difference(maps, maps[:1])
+    top = float(grids.max()) or 1.0  # one scale for all
+    for title, grid, away, to_prompts in zip(
+        titles, grids, moved.tolist(), maps[:, 0].tolist(), strict=True
+    ):
+        below = f"{100 * away:.1f}% of it moved, {100 * to_prompts:.1f}% to prompts" if away else ""
+        cards.append(_map_card(title, below, thumbnail(overlay(picture, grid / top), 192)))
     words = f"{row.name}: zero-shot says {row.before}, {session.info.method} {row.after}."
     if len(maps) == 1:
         words += " No visual prompts were in this image's prediction: plain attention only."
-    return f"<p>{escape(words)}</p><div class='cq-grid'>{''.join(cards)}</div>"
+    return f"<p>{escape(words)}</p>{_grid(cards)}"
 
 
 def _map_card(title: str, below: str, image: str) -> str:
-    return (
-        f"<div class='cq-card cq-map'><img src='{image}' alt='{escape(title)}'>"
-        f"<p><b>{escape(title)}</b></p><p class='cq-quiet'>{escape(below)}</p></div>"
-    )
+    return _card(image, title, f"<p><b>{escape(title)}</b></p>{_quiet(below)}", "cq-map")
 
 
-def memory_page(session: AppSession) -> str:
-    """Memory of the method over the batches, and the score."""
-    tally, method = session.tally, session.info.method
-    if not session.batches:
-        return NOTHING_YET
+def memory_page(tally: Tally, method: str, classes: Sequence[str]) -> str:
+    """Memory of the method over the batches of a tally, and the score."""
     parts = []
-    for cache, latest in (tally.counts[-1] if tally.counts else {}).items():
-        figure = cache_figure([counts[cache] for counts in tally.counts], session.info.classes)
+    for cache, latest in tally.counts[-1].items():
+        figure = cache_figure([counts[cache] for counts in tally.counts], classes)
         total, filled = sum(latest.held), sum(held > 0 for held in latest.held)
         parts.append(
             f"<p><b>{escape(cache)}</b>: {total} held for {filled} of {len(latest.held)} classes, "
@@ -277,26 +264,16 @@ def _png(data: bytes) -> str:
     return f"data:image/png;base64,{base64.b64encode(data).decode()}"
 
 
-@dataclass(frozen=True)
-class AttentionMap:
-    """Attention of the class token in one pass over an image."""
-
-    title: str
-    grid: npt.NDArray[np.float32]
-    """(g, g), what goes to each patch."""
-    to_prompts: float
-    """Share of the attention that goes to prompts."""
-    moved: float
-    """Share of the attention that differs from plain CLIP's."""
-
-
 def attention_maps(
     adapter: Adapter, pixels: Tensor, prediction: Prediction, row: int, kind: Kind
-) -> list[AttentionMap]:
-    """Maps of image ``row``: plain CLIP's, those of passes with prompts; none if it is no ViT."""
+) -> tuple[Sequence[str], Tensor] | None:
+    """Titles and maps (passes, 1 + T) of image ``row``; ``None`` if the model is no ViT.
+
+    The first is plain CLIP's, others are those of passes with prompts.
+    """
     tower = adapter.model.visual
     if not isinstance(tower, VisionTower):
-        return []
+        return None
     image = pixels[row].to(adapter.model.device)
     prompts = torch.zeros(0, 1, 1, 2, tower.config.width, device=tower.position.device)
     titles, chosen = ["plain CLIP"], torch.zeros(1, 0)
@@ -307,6 +284,5 @@ def attention_maps(
     if passes is not None:
         titles, prompts, blocks = titles + list(passes.titles), passes.prompts, passes.blocks
         chosen = torch.cat([torch.zeros(1, passes.used.shape[1]), passes.used.cpu()])
-    shown = prompted_maps(tower, image, prompts, blocks, chosen.bool())[kind].float().cpu()
-    columns = patch_grid(shown).numpy(), shown[:, 0].tolist(), difference(shown, shown[:1]).tolist()
-    return [AttentionMap(*values) for values in zip(titles, *columns, strict=True)]
+    maps = prompted_maps(tower, image, prompts, blocks, chosen.bool())[kind]
+    return titles, maps.float().cpu()

@@ -80,10 +80,8 @@ def delete_left_uploads() -> None:
 def _is_running(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
+    except OSError as error:
+        return isinstance(error, PermissionError)  # of another user
     return True
 
 

@@ -153,9 +153,9 @@ class AppSession:
             prediction = predict_finite(adapter, batch)
             truths = [dataset.names[label] for label in labels.tolist()]
             known = [truth if truth in self.info.classes else None for truth in truths]
-            shown = self._shown(batch, prediction, batch.keys, known)
+            shown = self._record(batch, prediction, batch.keys, known)
         self._position = end
-        return self._keep(shown)
+        return shown
 
     def next_of_files(self, files: Sequence[Path], batch_size: int) -> Shown:
         """Predict the next ``batch_size`` of these images; other images begin a new round."""
@@ -177,15 +177,15 @@ class AppSession:
             result = predict_images(self.adapter, uploads, self.limits)
             names = [uploads[index].name for index in result.positions]
             unknown = [None] * len(names)
-            shown = self._shown(result.batch, result.prediction, names, unknown, result.refused)
+            shown = self._record(result.batch, result.prediction, names, unknown, result.refused)
         self._files, self._next_file = tuple(files), start + len(part)
-        return self._keep(shown)
+        return shown
 
     def _check_count(self, images: int) -> None:
         if images > self.limits.images:
             raise too_large(f"{images} images, at most {self.limits.images} are accepted")
 
-    def _shown(
+    def _record(
         self,
         batch: Batch,
         prediction: Prediction,
@@ -193,6 +193,7 @@ class AppSession:
         truths: Sequence[str | None],
         refused: tuple[ImageProblem, ...] = (),
     ) -> Shown:
+        """Count a batch that succeeded, beside the predictions of plain CLIP."""
         plain = self.plain.predict(Batch(batch.images, batch.keys))
         columns = [part[:, 0].tolist() for one in (plain, prediction) for part in one.top()]
         classes = self.info.classes
@@ -201,15 +202,11 @@ class AppSession:
             for name, truth, p, c, q, d in zip(names, truths, *columns, strict=True)
         )
         pictures = self.adapter.model.preprocess.unnormalise(batch.images).cpu().numpy()
-        return Shown(rows, refused, batch.images, pictures, prediction)
-
-    def _keep(self, shown: Shown) -> Shown:
-        """Count a batch that succeeded."""
+        self.tally.add(rows, self.adapter.cache_counts())
         self.batches += 1
-        self.tally.add(shown.rows, self.adapter.cache_counts())
-        self.rows += [*shown.rows, *shown.refused]
-        self.last = shown
-        return shown
+        self.rows += [*rows, *refused]
+        self.last = Shown(rows, refused, batch.images, pictures, prediction)
+        return self.last
 
     @contextmanager
     def _undone_on_error(self) -> Iterator[None]:

@@ -41,13 +41,12 @@ def export(
     """
     from cliquetta.evaluation.grid import RunSpec
     from cliquetta.evaluation.sweep import build_adapter
-    from cliquetta.export import check_suffix, export_model, require_onnx
+    from cliquetta.export import check_format, export_model
     from cliquetta.inference.resumable import check_writable
     from cliquetta.methods.state import load_method, load_state, read_header
     from cliquetta.prompts.catalogue import read_prompts
 
-    if check_suffix(out) == ".onnx":
-        require_onnx()
+    check_format(out)
     check_writable(out, None, overwrite=overwrite)
     prompts = read_prompts(classes, templates or ()) if classes or state is None else None
     if state is not None and not (method or preset or settings or fitted):

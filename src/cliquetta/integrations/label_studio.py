@@ -22,7 +22,6 @@ from label_studio_sdk._extensions.label_studio_tools.core.utils.io import get_lo
 from label_studio_sdk.label_interface import LabelInterface
 from starlette.concurrency import run_in_threadpool
 
-from cliquetta.errors import UserError
 from cliquetta.serve.client import Client, RemoteSession
 from cliquetta.serve.schema import ImagePrediction
 from cliquetta.version import installed_version
@@ -43,12 +42,15 @@ class Control:
     @classmethod
     def parse(cls, config: str) -> Control:
         """Parse a labelling configuration with ``<Image>`` and ``<Choices>``."""
-        for control in LabelInterface(config).controls:
-            for target in control.objects if control.tag == "Choices" else ():
-                if target.tag == "Image":
-                    field = target.value_name
-                    return cls(control.name, target.name, field, tuple(control.labels))
-        raise UserError("the labelling configuration has no <Choices> for an <Image>")
+        try:
+            for control in LabelInterface(config).controls:
+                for target in control.objects if control.tag == "Choices" else ():
+                    if target.tag == "Image":
+                        field = target.value_name
+                        return cls(control.name, target.name, field, tuple(control.labels))
+        except Exception as error:  # the package raises what its XML parser does
+            raise HTTPException(422, f"unusable labelling configuration: {error}") from error
+        raise HTTPException(422, "the labelling configuration has no <Choices> for an <Image>")
 
     def prediction(self, predicted: ImagePrediction | None, version: str) -> dict[str, Any]:
         """An answer in Label Studio's format; none for an image that could not be read."""
@@ -88,9 +90,8 @@ class Backend:
         self.fetch = fetch or fetch_image
         self.version = f"cliquetta {installed_version()} {method}"
 
-    def predict(self, tasks: Sequence[dict[str, Any]], config: str) -> list[dict[str, Any]]:
+    def predict(self, tasks: Sequence[dict[str, Any]], control: Control) -> list[dict[str, Any]]:
         """A prediction for every task, in order."""
-        control = Control.parse(config)
         session = self.session(control.labels)
         results: list[dict[str, Any]] = []
         for start in range(0, len(tasks), BATCH):
@@ -128,14 +129,13 @@ def create_app(backend: Backend) -> FastAPI:
     @app.post("/setup")
     def setup(request: dict[str, Any]) -> dict[str, str]:
         if request.get("schema"):
-            _parse(request["schema"])
+            Control.parse(request["schema"])
         return {"model_version": backend.version}
 
     @app.post("/predict")
     async def predict(request: dict[str, Any]) -> dict[str, Any]:
-        config = str(request.get("label_config") or "")
-        _parse(config)
-        results = await run_in_threadpool(backend.predict, request.get("tasks") or [], config)
+        control = Control.parse(str(request.get("label_config") or ""))
+        results = await run_in_threadpool(backend.predict, request.get("tasks") or [], control)
         return {"results": results, "model_version": backend.version}
 
     @app.post("/webhook")
@@ -144,13 +144,6 @@ def create_app(backend: Backend) -> FastAPI:
         return {"status": "ignored"}
 
     return app
-
-
-def _parse(config: str) -> Control:
-    try:
-        return Control.parse(config)
-    except Exception as error:  # the package raises what its XML parser does
-        raise HTTPException(422, f"unusable labelling configuration: {error}") from error
 
 
 def main() -> None:

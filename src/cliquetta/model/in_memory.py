@@ -7,27 +7,29 @@ are. Any other is wrapped, and can do what its own functions can.
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
-from cliquetta.errors import UserError
+from cliquetta.errors import UserError, first_line
 from cliquetta.model.checkpoints import huggingface, open_clip, openai
 from cliquetta.model.checkpoints.open_clip_zoo import SIGLIP_PREPROCESS
 from cliquetta.model.checkpoints.openai import Conventions
 from cliquetta.model.checkpoints.state import Checkpoint, CheckpointError, build
 from cliquetta.model.clip import CLIP, MissingCapabilityError, l2_normalize, to_float32
 from cliquetta.model.config import Activation
-from cliquetta.model.other_libraries import RowTokenizer, preprocess_from
 from cliquetta.model.preprocess import Preprocess
 from cliquetta.model.tokenizer import CLIP_END, TextTokenizer, Tokenizer, is_clip_vocabulary
 
 _IMAGE = {"encode_image": None, "get_image_features": "pixel_values"}
 _TEXT = {"encode_text": None, "get_text_features": "input_ids"}
 """Functions that encode, and the name of what they take, if it is asked for by name."""
+_SAMPLES = ("a photo of a cat.", "A sketch of an old truck")
 
 
 def from_model(
@@ -244,8 +246,7 @@ class WrappedCLIP(CLIP):
         try:
             features = self.visual.watch(torch.zeros(1, 3, size, size))
         except Exception as error:  # whatever a foreign module raises on a wrong size
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            message = f"{id} does not encode an image of {size} x {size}: {reason}"
+            message = f"{id} does not encode an image of {size} x {size}: {first_line(error)}"
             raise UserError(message) from error
         if features.ndim != 2 or len(features) != 1:
             raise UserError(f"{id} gives {tuple(features.shape)} for one image, not (1, width)")
@@ -388,3 +389,109 @@ class FeaturesOnly(CLIP):
         """Raise: there is no image tower."""
         message = f"{self.id} stands for a model that is not here: it cannot encode images"
         raise MissingCapabilityError(message)
+
+
+# --- tokenizers and preprocessing of other libraries ----------------------------------------------
+
+
+class RowTokenizer(TextTokenizer):
+    """A tokenizer of another library: a callable from texts to rows of ids."""
+
+    def __init__(self, given: Any, context_length: int, vocab_size: int | None) -> None:
+        self._given, self._words = given, vocab_size
+        self.vocab_size = vocab_size or int(getattr(given, "vocab_size", 0))
+        stated = getattr(given, "context_length", None)
+        self.context_length = context_length if stated is None else min(stated, context_length)
+        self._is_transformers = hasattr(given, "pad_token_id") and hasattr(given, "padding_side")
+        empty, one = self([""])[0].tolist(), self(["a"])[0].tolist()
+        self.pad = empty[-1]
+        same = next((i for i, (x, y) in enumerate(zip(empty, one, strict=True)) if x != y), 0)
+        self.prefix = tuple(empty[:same])
+        rest = empty[same:]
+        while rest and rest[-1] == self.pad:
+            rest.pop()
+        self.suffix = tuple(rest)
+
+    def simplest(self) -> TextTokenizer:
+        """CLIP's own tokenizer if it gives the same rows, else this one."""
+        if self._words is not None and is_clip_vocabulary(self._words):
+            ours = Tokenizer(self.context_length)
+            if torch.equal(ours(_SAMPLES), self(_SAMPLES)):
+                return ours
+        return self
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of ``text`` without special tokens or padding."""
+        row = self([text])[0].tolist()[len(self.prefix) :]
+        while row and row[-1] == self.pad:
+            row.pop()
+        end = len(row) - len(self.suffix)
+        return row[:end] if tuple(row[end:]) == self.suffix else row
+
+    def __call__(self, texts: Sequence[str]) -> Tensor:
+        """Rows of ids (N, context_length), int64, as the given tokenizer makes them."""
+        texts = [texts] if isinstance(texts, str) else list(texts)
+        if self._is_transformers:
+            padding = {"padding": "max_length", "padding_side": "right"}
+            length = self.context_length
+            rows = self._given(texts, **padding, max_length=length, return_tensors="pt").input_ids
+        else:
+            rows = self._given(texts)
+        if not isinstance(rows, Tensor) or rows.ndim != 2 or len(rows) != len(texts):
+            raise UserError("the tokenizer does not turn N texts into a tensor of N rows")
+        if rows.shape[1] > self.context_length:
+            raise UserError(
+                f"a text takes {rows.shape[1]} tokens, the model's context holds "
+                f"{self.context_length}: shorten the class name or template"
+            )
+        if self._words is not None and int(rows.max()) >= self._words:
+            raise UserError(
+                f"a tokenizer of another vocabulary: it gives token {int(rows.max())}, the text "
+                f"tower has {self._words}"
+            )
+        return rows.long()
+
+
+def preprocess_from(given: Any) -> Preprocess:
+    """Our preprocessing of torchvision's transforms or of transformers' image processor."""
+    if isinstance(given, Preprocess):
+        return given
+    processor = getattr(given, "image_processor", given)
+    if hasattr(processor, "image_mean"):
+        values = processor.to_dict()
+        size, crop = values.get("size") or {}, values.get("crop_size") or {}
+        sides = [d.get(k) for d in (crop, size) for k in ("height", "shortest_edge") if d.get(k)]
+        if not sides or not isinstance(sides[0], int):
+            message = f"{type(processor).__name__} states no size: pass preprocess=Preprocess(...)"
+            raise UserError(message)
+        return huggingface.preprocess_from(sides[0], values)
+    if hasattr(given, "transforms"):
+        ours = _from_transforms(given.transforms)
+        shape = (ours.size + 37, 2 * ours.size, 3)
+        image = Image.fromarray(np.random.default_rng(0).integers(0, 256, shape, np.uint8))
+        if float((ours(image) - given(image)).abs().max()) < 1e-3:
+            return ours
+    raise UserError(
+        f"{type(given).__name__} cannot be read as preprocessing: pass "
+        "cliquetta.model.preprocess.Preprocess(size, mean, std, interpolation, resize)"
+    )
+
+
+def _from_transforms(transforms: Sequence[Any]) -> Preprocess:
+    """Preprocessing of torchvision's Resize, CenterCrop and Normalize, in that order."""
+    values: dict[str, Any] = {}
+    size = 0
+    for transform in transforms:
+        kind = type(transform).__name__
+        if kind == "Resize":
+            wanted = transform.size
+            values["resize_mode"] = "shortest" if isinstance(wanted, int) else "squash"
+            size = wanted if isinstance(wanted, int) else wanted[0]
+            values["interpolation"] = transform.interpolation.value
+        elif kind == "CenterCrop":
+            size = transform.size if isinstance(transform.size, int) else transform.size[0]
+        elif kind == "Normalize":
+            values |= {"mean": transform.mean, "std": transform.std}
+    with suppress(UserError, ValueError):
+        return open_clip.preprocess_from(size, values)
+    raise UserError("these transforms have no Resize, CenterCrop and Normalize that can be read")

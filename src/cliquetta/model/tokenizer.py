@@ -17,7 +17,7 @@ import regex
 import torch
 from torch import Tensor
 
-from cliquetta.errors import UserError
+from cliquetta.errors import UserError, first_line
 from cliquetta.model.config import TextConfig
 
 START = "<|startoftext|>"
@@ -241,8 +241,7 @@ def _read(path: Path) -> tuple[Encode, int, Callable[[int], str]]:
         message = f"{path.name} needs the package {library}: pip install 'cliquetta[siglip]'"
         raise UserError(message) from None
     except Exception as error:  # the libraries raise bare exceptions on a damaged file
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{path} is not a readable tokenizer: {first}") from None
+        raise UserError(f"{path} is not a readable tokenizer: {first_line(error)}") from None
 
 
 def _read_json(path: Path) -> tuple[Encode, int, Callable[[int], str]]:

@@ -188,33 +188,26 @@ def save_open_clip(module: Any, folder: Path, **more: Any) -> None:
     (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": config}))
 
 
-def test_hub_repository_of_transformers(hub_server: Any, tmp_path: Path) -> None:
-    tiny_transformers().save_pretrained(tmp_path / "source")
-    hub_server.files = files_of("owner/clip", tmp_path / "source")
-    model = create_model("hf:owner/clip", cache_dir=tmp_path / "cache")
-    assert model.id == "hf:owner/clip"
-    assert model.fingerprint == create_model(tmp_path / "source").fingerprint
-    offline = create_model("hf:owner/clip", cache_dir=tmp_path / "cache", offline=True)
-    assert offline.fingerprint == model.fingerprint
-
-
-def test_hub_repository_of_open_clip(hub_server: Any, tmp_path: Path) -> None:
-    save_open_clip(OpenAIModule(activation="gelu"), tmp_path / "source")
-    hub_server.files = files_of("owner/open", tmp_path / "source")
-    model = create_model("hf-hub:owner/open", cache_dir=tmp_path / "cache")
-    assert model.config.vision.activation == "gelu"
+def test_hub_repositories(hub_server: Any, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    tiny_transformers().save_pretrained(tmp_path / "clip")
+    save_open_clip(OpenAIModule(activation="gelu"), tmp_path / "open")
+    for name in ("clip", "open"):
+        hub_server.files |= files_of(f"owner/{name}", tmp_path / name)
+    for name in ("hf:owner/clip", "hf-hub:owner/open"):
+        model = create_model(name, cache_dir=cache)
+        assert model.id == name
+        local = create_model(tmp_path / name.partition("/")[2])
+        assert (model.fingerprint, model.config) == (local.fingerprint, local.config)
+        offline = create_model(name, cache_dir=cache, offline=True)
+        assert offline.fingerprint == model.fingerprint
     with pytest.raises(CheckpointError, match=r"has no config.json: try hf-hub:owner/open"):
-        create_model("hf:owner/open", cache_dir=tmp_path / "cache")
+        create_model("hf:owner/open", cache_dir=cache)
 
 
-@pytest.fixture
-def new_transformers() -> None:
-    pytest.importorskip("transformers", minversion="5")  # older ones have another SiglipConfig
-
-
-@pytest.mark.usefixtures("new_transformers")
 def test_hub_repositories_of_siglip(hub_server: Any, tmp_path: Path) -> None:
     """Tokenizer files come from the repository, or from the one that its config names."""
+    pytest.importorskip("transformers", minversion="5")  # older ones have another SiglipConfig
     theirs = tiny_siglip()
     (tmp_path / "words").mkdir()
     word_tokenizer(tmp_path / "words" / "tokenizer.json")
@@ -230,11 +223,11 @@ def test_hub_repositories_of_siglip(hub_server: Any, tmp_path: Path) -> None:
     assert offline.tokenizer(["the cat"]).equal(second.tokenizer(["the cat"]))
 
 
-@pytest.mark.usefixtures("new_transformers")
 @pytest.mark.parametrize("name", ["hf:owner/siglip", "hf-hub:owner/open"])
 def test_a_missing_extra_is_named_before_weights_are_downloaded(
     hub_server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
+    pytest.importorskip("transformers", minversion="5")
     hub_server.files = files_of("owner/siglip", save_siglip(tiny_siglip(), tmp_path / "hf"))
     folder = save_open_clip_siglip(tiny_siglip(), tmp_path / "open")
     hub_server.files |= files_of("owner/open", folder)

@@ -109,6 +109,8 @@ def test_tokens(pair: Any) -> None:
     end = theirs.config.text_config.eos_token_id
     if ours.config.sigmoid:
         assert ids == [14, 9, 1, *[0] * 61] and start == 0
+        canonical = ours.tokenizer(["A photo, of the cat!"])[0].tolist()
+        assert canonical == [4, 5, 6, 14, 9, 1, *[0] * 58]
     elif end == 1:
         assert ids == [14, 9, *[1] * 75] and start == 0
     elif end == 2:

@@ -1,36 +1,43 @@
-"""Files and folders: which family they are, and what is missing."""
+"""Files and folders: their family, what is missing; our own format, exact or in 8 bits."""
 
+import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from cliquetta.model.checkpoints.state import CheckpointError
+from cliquetta.model.checkpoints.local import save_model
+from cliquetta.model.checkpoints.state import CheckpointError, quantise_state
+from cliquetta.model.clip import CLIP
+from cliquetta.model.config import CLIPConfig
 from cliquetta.model.factory import create_model
+from cliquetta.model.preprocess import Preprocess
 from tests._helpers.openai_module import assert_same, bare_state
 from tests._helpers.transformers_models import tiny_transformers
 
-
-@pytest.mark.parametrize("name", ["./no.pt", "no.safetensors", "/no/such/folder"])
-def test_missing_paths(name: str) -> None:
-    with pytest.raises(CheckpointError, match="no such file or folder"):
-        create_model(name)
+TEXTS = ["a photo of a cat.", "truck"]
 
 
-def test_folders_without_a_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"no .safetensors or .pt file"):
-        create_model(tmp_path)
+def test_paths_without_a_checkpoint(tmp_path: Path) -> None:
     both = [tmp_path / "a.pt", tmp_path / "b.pt"]
     for path in both:
         path.touch()
-    for given, message in ((tmp_path, "2 pickled files: name one"), (both, "give one .pt file")):
+    (tmp_path / "empty").mkdir()
+    given: list[tuple[Any, str]] = [
+        *((name, "no such file or folder") for name in ("./no.pt", "no.pt", "/no/such/folder")),
+        (tmp_path / "empty", r"no .safetensors or .pt file"),
+        (tmp_path, "2 pickled files: name one"),
+        (both, "give one .pt file"),
+        ([], "no files"),
+    ]
+    for path, message in given:
         with pytest.raises(CheckpointError, match=message):
-            create_model(given)
-    with pytest.raises(CheckpointError, match="no files"):
-        create_model([])
+            create_model(path)
 
 
 def test_training_checkpoint(gelu_module: Any, pixels: Tensor, tmp_path: Path) -> None:
@@ -42,7 +49,7 @@ def test_training_checkpoint(gelu_module: Any, pixels: Tensor, tmp_path: Path) -
     assert_same(create_model(tmp_path / "e3.pt", activation="gelu"), gelu_module, pixels)
 
 
-@pytest.mark.usefixtures("no_warnings")
+@pytest.mark.filterwarnings("error::UserWarning")
 def test_header_or_name_settles_the_activation(module: Any, pixels: Tensor, tmp_path: Path) -> None:
     save_file(bare_state(module), tmp_path / "a.safetensors", metadata={"model": "OpenAI CLIP"})
     assert_same(create_model(tmp_path / "a.safetensors"), module, pixels)
@@ -55,3 +62,100 @@ def test_a_missing_config_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").unlink()
     with pytest.raises(CheckpointError, match=r"config.json beside it"):
         create_model(tmp_path)
+
+
+def test_round_trip_is_exact(tiny_clip: CLIP, tiny_images: Tensor, tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder" / "model.safetensors"
+    save_model(tiny_clip, path)
+    again = create_model(path)
+    assert again.config == tiny_clip.config and again.id == "tiny"
+    assert again.preprocess == tiny_clip.preprocess
+    assert again.fingerprint == tiny_clip.fingerprint
+    assert torch.equal(again.encode_image(tiny_images), tiny_clip.encode_image(tiny_images))
+    assert torch.equal(again.encode_text(TEXTS), tiny_clip.encode_text(TEXTS))
+    assert create_model(path).fingerprint == create_model(path.parent).fingerprint
+    assert not any(p.requires_grad for p in again.parameters())
+    assert [p.name for p in path.parent.iterdir()] == [path.name]  # no temporary file is left
+
+
+def test_eight_bits_are_close(tiny_clip: CLIP, tiny_images: Tensor, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_model(tiny_clip, path, quantise=True)
+    again = create_model(path)
+    for name, a in tiny_clip.state_dict().items():
+        b = again.state_dict()[name]
+        if a.ndim < 2 or "position" in name:
+            assert torch.equal(a, b)
+        else:
+            steps = a.flatten(1).abs().amax(dim=1) / 127
+            error = (a - b).flatten(1).abs().amax(dim=1)
+            assert (error <= 0.5001 * steps).all() and error.max() > 0
+    pair = again.encode_image(tiny_images), tiny_clip.encode_image(tiny_images)
+    assert torch.cosine_similarity(*pair).min() > 0.99
+    plain = tmp_path / "plain.safetensors"
+    save_model(tiny_clip, plain)
+    assert path.stat().st_size < 0.5 * plain.stat().st_size
+
+
+def test_image_tower_alone(tiny_clip: CLIP, tiny_images: Tensor, tmp_path: Path) -> None:
+    config = CLIPConfig(24, tiny_clip.config.vision, None)
+    alone = CLIP(config, id="eye", preprocess=Preprocess(32, resize="squash"))
+    state = {k: v for k, v in tiny_clip.state_dict().items() if not k.startswith("text.")}
+    alone.load_state_dict(state)
+    save_model(alone, tmp_path / "eye.safetensors")
+    again = create_model(tmp_path / "eye.safetensors")
+    assert again.text is None and again.preprocess == alone.preprocess
+    assert torch.equal(again.encode_image(tiny_images), tiny_clip.encode_image(tiny_images))
+    half = create_model(tmp_path / "eye.safetensors", dtype="bf16")
+    assert half.dtype == torch.bfloat16 and half.logit_scale.dtype == torch.float32
+
+
+def test_shards_of_openai_in_eight_bits(module: Any, pixels: Tensor, tmp_path: Path) -> None:
+    """Quantised image towers under OpenAI's names, in several files, projection turned."""
+    state = {k: v for k, v in bare_state(module).items() if k.startswith("visual.")}
+    state["visual.proj_t"] = state.pop("visual.proj").T
+    quantised = sorted(quantise_state(state).items())
+    header = {"model": "OpenAI CLIP"}
+    for number in (0, 1):
+        shard = {key: tensor.contiguous() for key, tensor in quantised[number::2]}
+        save_file(shard, tmp_path / f"{number}.safetensors", header)
+    model = create_model(tmp_path)
+    assert model.text is None and model.scale == pytest.approx(100)
+    tower, theirs = model.require_vit(), module.visual.transformer.resblocks[1]
+    assert (tower.block(1).qkv.weight - theirs.attn.in_proj_weight).abs().max() < 0.02
+    assert torch.equal(tower.block(1).fc.bias, theirs.mlp.c_fc.bias)
+    assert (tower.projection - module.visual.proj).abs().max() < 0.02
+    assert torch.cosine_similarity(model.encode_image(pixels), module.visual(pixels)).min() > 0.99
+    listed = create_model([tmp_path / "0.safetensors", tmp_path / "1.safetensors"])
+    assert listed.fingerprint == create_model(f"{tmp_path}/*.safetensors").fingerprint
+    save_file(load_file(tmp_path / "0.safetensors"), tmp_path / "2.safetensors")
+    with pytest.raises(CheckpointError, match="in another shard"):
+        create_model(tmp_path)
+
+
+def test_a_failed_write(tiny_clip: CLIP, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.safetensors"
+    save_model(tiny_clip, path)
+    before = path.read_bytes()
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="disk full"):
+        save_model(tiny_clip, path, quantise=True)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+def test_bad_headers(tiny_clip: CLIP, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_model(tiny_clip, path)
+    with safe_open(path, framework="pt") as file:
+        header = file.metadata()
+    state, config = load_file(path), json.loads(header["config"])
+    config["vision"]["width"] = 48
+    for text, message in (("{", "header .* damaged"), (json.dumps(config), "another shape")):
+        save_file(state, path, header | {"config": text})
+        with pytest.raises(CheckpointError, match=message):
+            create_model(path)

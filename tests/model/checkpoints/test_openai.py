@@ -12,7 +12,7 @@ from tests._helpers.openai_module import OpenAIModule, assert_same
 from tests._helpers.tolerance import FEATURE
 
 
-@pytest.mark.usefixtures("no_warnings")
+@pytest.mark.filterwarnings("error::UserWarning")
 def test_torchscript_archive(
     archive: Path, module: Any, pixels: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -28,7 +28,7 @@ def test_torchscript_archive(
     assert_same(create_model(f"openai:{archive}"), module, pixels)
 
 
-@pytest.mark.usefixtures("no_warnings")
+@pytest.mark.filterwarnings("error::UserWarning")
 def test_half_precision_becomes_float32(module: Any, pixels: Tensor, tmp_path: Path) -> None:
     class Wrapped(torch.nn.Module):
         """Only holds what is saved; nothing needs to run in half precision."""
@@ -47,7 +47,7 @@ def test_half_precision_becomes_float32(module: Any, pixels: Tensor, tmp_path: P
     torch.testing.assert_close(model.encode_image(pixels), wanted, atol=FEATURE, rtol=FEATURE)
 
 
-@pytest.mark.usefixtures("no_warnings")
+@pytest.mark.filterwarnings("error::UserWarning")
 def test_state_dict_with_settings_is_openai(module: Any, pixels: Tensor, tmp_path: Path) -> None:
     torch.save(module.state_dict(), tmp_path / "state.pt")
     assert_same(create_model(tmp_path / "state.pt"), module, pixels)

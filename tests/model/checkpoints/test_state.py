@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from cliquetta.model.checkpoints.native import save_model
+from cliquetta.model.checkpoints.local import save_model
 from cliquetta.model.checkpoints.state import CheckpointError, dequantise, quantise
 from cliquetta.model.clip import CLIP
 from cliquetta.model.factory import create_model

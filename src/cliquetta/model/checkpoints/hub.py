@@ -13,6 +13,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from cliquetta.errors import first_line
 from cliquetta.model.checkpoints.state import CheckpointError
 
 _BLOCK = 1 << 20
@@ -169,6 +170,4 @@ def _sha256(path: Path) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    reason = getattr(error, "reason", None) or error
-    lines = str(reason).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    return first_line(getattr(error, "reason", None) or error)

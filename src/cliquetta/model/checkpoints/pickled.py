@@ -17,6 +17,7 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
+from cliquetta.errors import first_line
 from cliquetta.model.checkpoints.state import CheckpointError, State
 
 _DTYPES = {
@@ -122,9 +123,9 @@ def _weigh(file: IO[bytes], size: int) -> None:
 
 def _first_sentence(error: Exception) -> str:
     """First sentence of an error, without torch's paragraphs of advice."""
-    lines = str(error).strip().splitlines()
-    detail = next((line for line in lines if "GLOBAL" in line), lines[0] if lines else "")
-    return detail.strip().split(". ")[0] or type(error).__name__
+    lines = str(error).splitlines()
+    detail = next((line for line in lines if "GLOBAL" in line), first_line(error))
+    return detail.strip().split(". ")[0]
 
 
 def _state_dict(loaded: object, path: Path) -> State:
