@@ -1,4 +1,4 @@
-"""Every published number against a transcription of where it was printed; a wrong digit fails."""
+"""Published numbers against a transcription of the paper, and those of others against a digest."""
 
 import hashlib
 import json
