@@ -11,8 +11,8 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import nullcontext, suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -170,20 +170,10 @@ class Inline:
         return (table.to_pylist()[0] for table in self.tables)
 
 
-@dataclass
-class InlineCluster:
-    """A cluster of two actors without Ray: all that is written is written by the real driver."""
-
-    ray: Any
-
-    @contextmanager
-    def connect(self) -> Iterator[RayWorkers]:
-        yield RayWorkers(self.ray, RayCluster(actors=2), actors=2, gpus=0, cores=1)
-
-
 def test_predict_on_a_cluster(
     predicting: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of two actors without Ray: all that is written is written by the real driver."""
     ray = SimpleNamespace(
         data=SimpleNamespace(from_arrow=Inline),
         exceptions=SimpleNamespace(RayError=ConnectionError),
@@ -192,19 +182,16 @@ def test_predict_on_a_cluster(
     )
     monkeypatch.setitem(sys.modules, "ray", ray)
     monkeypatch.setitem(sys.modules, "ray.data", ray.data)
-    write = predicting(state="state", workers=None, cluster=InlineCluster(ray))
-    check(write, tmp_path / "work")
+    workers = partial(RayWorkers, ray, RayCluster(actors=2), actors=2, gpus=0, cores=1)
+    cluster = SimpleNamespace(connect=lambda: nullcontext(workers()))
+    check(predicting(state="state", workers=None, cluster=cluster), tmp_path / "work")
 
 
 def test_predict_continues_a_state(predicting: Any, tmp_path: Path) -> None:
     """The state file is read at the start and replaced at the end: no image counts twice."""
     predicting(out="first.csv", state="state.safetensors")(tmp_path / "first")
-
-    def prepare(folder: Path) -> None:
-        shutil.copytree(tmp_path / "first", folder)
-
     write = predicting(out="second.csv", state="state.safetensors")
-    check(write, tmp_path / "work", prepare=prepare)
+    check(write, tmp_path / "work", prepare=partial(shutil.copytree, tmp_path / "first"))
 
 
 def test_predict_groups(photos: Path, predicting: Any, tmp_path: Path) -> None:

@@ -151,12 +151,15 @@ def test_images_of_none_of_the_labels(build: Any, tiny_clip: CLIP, tmp_path: Pat
 
 
 def test_one_image_gives_scores_and_several_a_list(build: Any) -> None:
-    classify = build("zero_shot")
+    classify = build("zero_shot", device=-1)
     expected = classify(PICTURES[0], LABELS)
     for several in ([PICTURES[0]], iter([PICTURES[0]]), np.asarray(PICTURES[0])[None]):
         assert classify(several) == [expected]
     assert classify([]) == []
     assert classify(PICTURES[0], top_k=2) == expected[:2]
+    by_one = classify(PICTURES[:3], batch_size=1, timeout=5.0)
+    for alone, together in zip(by_one, classify(PICTURES[:3]), strict=True):
+        assert [entry["label"] for entry in alone] == [entry["label"] for entry in together]
 
 
 def test_a_call_that_fails_changes_nothing(build: Any, tmp_path: Path) -> None:
@@ -277,14 +280,6 @@ def test_urls_where_they_are_allowed(build: Any, site: str) -> None:
 def test_urls_have_limits(site: str, path: str, sentence: str) -> None:
     with pytest.raises(ImageError, match=sentence):
         fetch_image(site + path, seconds=0.5, max_bytes=10**5)
-
-
-def test_arguments_of_transformers(build: Any) -> None:
-    classify = build(method="zero_shot", device=-1)
-    assert classify([], LABELS) == []
-    actual = classify(PICTURES[:3], LABELS, batch_size=1, timeout=5.0)
-    for alone, together in zip(actual, classify(PICTURES[:3], LABELS), strict=True):
-        assert [entry["label"] for entry in alone] == [entry["label"] for entry in together]
 
 
 def test_the_model_of_a_user(tiny_clip: CLIP) -> None:

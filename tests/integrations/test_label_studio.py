@@ -1,7 +1,6 @@
 """The Label Studio backend over a live service, checked by Label Studio's own SDK."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
@@ -20,20 +19,16 @@ CONFIG = f"""
 """
 
 
-def tasks_of(folder: Path, images: list[bytes]) -> list[dict[str, Any]]:
-    paths = [folder / f"{index}.png" for index in range(len(images))]
-    for path, data in zip(paths, images, strict=True):
-        path.write_bytes(data)
-    return [{"id": i, "data": {"picture": str(path)}} for i, path in enumerate(paths)]
-
-
 def test_predictions_are_valid_and_those_of_the_method(tmp_path: Path, tiny_clip: CLIP) -> None:
     from label_studio_sdk.label_interface import LabelInterface
 
     from cliquetta.integrations.label_studio import Backend, create_app
 
-    images = batch_of(1)
-    tasks = tasks_of(tmp_path, images)
+    images, tasks = batch_of(1), []
+    for index, data in enumerate(images):
+        path = tmp_path / f"{index}.png"
+        path.write_bytes(data)
+        tasks.append({"id": index, "data": {"picture": str(path)}})
     expected = Alone(tiny_clip, "zero_shot").predict(images)
     with live_service(tmp_path / "service", tiny_clip) as url, Client(url) as client:
         backend = Backend(client, method="zero_shot", fetch=str)
