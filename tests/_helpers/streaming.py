@@ -11,14 +11,14 @@ from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch, Prediction, ViewSpec
 from tests._helpers.tiny import TINY_NAMES
+from tests._helpers.trees import random_pixels
 
 
 def made_up_dataset(
     images: int = 50, side: int = 32, seed: int = 0, id: str = "made-up", labelled: bool = True
 ) -> ArrayDataset:
     """Coarse random patterns; labels in blocks, as folders would list them."""
-    generator = np.random.default_rng(seed)
-    coarse = generator.integers(0, 256, (images, 4, 4, 3), dtype=np.uint8)
+    coarse = random_pixels(images, 4, 4, 3, seed=seed)
     pictures = coarse.repeat(side // 4, axis=1).repeat(side // 4, axis=2)
     labels = (np.arange(images) * len(TINY_NAMES) // images).tolist()
     return ArrayDataset(

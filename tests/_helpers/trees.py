@@ -7,9 +7,10 @@ import pickle
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import ExifTags, Image
 from scipy.io import savemat
 
 
@@ -26,12 +27,29 @@ def pictures(folder: Path, names: Sequence[str]) -> None:
         picture(folder / name, shade)
 
 
+def random_pixels(*shape: int, seed: int = 0) -> Any:
+    """Bytes of random value, the same every time."""
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
 def noise(folder: Path, names: Sequence[str]) -> None:
-    """Pictures of random pixels, the same every time."""
-    generator = np.random.default_rng(0)
-    for name in names:
-        pixels = generator.integers(0, 256, (40, 48, 3), dtype=np.uint8)
+    """Pictures of random pixels."""
+    for name, pixels in zip(names, random_pixels(len(names), 40, 48, 3), strict=True):
         Image.fromarray(pixels).save(folder / name)
+
+
+def saved(image: Image.Image, kind: str, **options: Any) -> bytes:
+    """A picture as the bytes of a file."""
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def exif_of(orientation: int) -> Image.Exif:
+    """EXIF data that say how a picture is to be turned: 6 is by 90 degrees, clockwise."""
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    return exif
 
 
 def table_rows(path: Path) -> list[dict[str, str]]:
@@ -42,9 +60,7 @@ def table_rows(path: Path) -> list[dict[str, str]]:
 
 def encoded(shade: int) -> bytes:
     """A grey picture as the bytes of a PNG file."""
-    file = io.BytesIO()
-    Image.new("RGB", (8, 8), (shade,) * 3).save(file, "PNG")
-    return file.getvalue()
+    return saved(Image.new("RGB", (8, 8), (shade,) * 3), "PNG")
 
 
 def write(path: Path, text: str) -> None:
@@ -92,11 +108,6 @@ def trees(table: str) -> list[tuple[str, Tree]]:
     return [(id, tree(*about)) for id, *about in cells]
 
 
-def cifar_pixels(count: int) -> np.ndarray:
-    """Pictures (N, 32, 32, 3) of random values."""
-    return np.random.default_rng(0).integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
-
-
 def cifar_rows(images: np.ndarray) -> np.ndarray:
     """CIFAR's rows: all red values, then green, then blue."""
     return np.stack([np.concatenate([image[..., c].ravel() for c in range(3)]) for image in images])
@@ -110,7 +121,7 @@ def cifar(folder: str, field: str, batches: Sequence[str], pictured: str) -> Tre
         (root / folder).mkdir(parents=True)
         files = [key.partition("/")[2] for _, key in rows]
         labels = [int(number) for number, _ in rows]
-        batch = {"data": cifar_rows(cifar_pixels(2)), field: labels, "filenames": files}
+        batch = {"data": cifar_rows(random_pixels(2, 32, 32, 3)), field: labels, "filenames": files}
         for name in batches:
             (root / folder / name).write_bytes(pickle.dumps(batch, protocol=2))
         return {key: key.partition("/")[0].replace("_", " ") for _, key in rows}
@@ -121,7 +132,7 @@ def cifar(folder: str, field: str, batches: Sequence[str], pictured: str) -> Tre
 def cifar101(root: Path) -> Expected:
     home = root / "CIFAR-10.1/datasets"
     home.mkdir(parents=True)
-    np.save(home / "cifar10.1_v6_data.npy", cifar_pixels(2))
+    np.save(home / "cifar10.1_v6_data.npy", random_pixels(2, 32, 32, 3))
     np.save(home / "cifar10.1_v6_labels.npy", np.array([5, 0], np.int32))
     return {"v6/0000": "dog", "v6/0001": "airplane"}
 
@@ -132,7 +143,7 @@ def cifar_c(folder: str, labels: Sequence[int], names: Sequence[str]) -> Tree:
     def make(root: Path) -> Expected:
         home = root / folder
         home.mkdir(parents=True)
-        np.save(home / "gaussian_noise.npy", cifar_pixels(10))
+        np.save(home / "gaussian_noise.npy", random_pixels(10, 32, 32, 3))
         np.save(home / "labels.npy", np.tile(np.array(labels, np.uint8), 5))
         return {f"gaussian_noise/5/0000{n}": name for n, name in enumerate(names)}
 
@@ -141,7 +152,7 @@ def cifar_c(folder: str, labels: Sequence[int], names: Sequence[str]) -> Tree:
 
 def svhn(root: Path) -> Expected:
     (root / "SVHN").mkdir()
-    images = np.moveaxis(cifar_pixels(2), 0, 3)
+    images = np.moveaxis(random_pixels(2, 32, 32, 3), 0, 3)
     savemat(root / "SVHN/test_32x32.mat", {"X": images, "y": np.array([[10], [7]], np.uint8)})
     return {"test/00000": "0", "test/00001": "7"}
 

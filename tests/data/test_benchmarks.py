@@ -19,10 +19,10 @@ from tests._helpers.trees import (
     TREES,
     UNLABELLED,
     Tree,
-    cifar_pixels,
     cifar_rows,
     picture,
     pictures,
+    random_pixels,
     split,
     trees,
     write,
@@ -96,8 +96,8 @@ def test_severities_of_cifar_c_follow_each_other(tmp_path: Path) -> None:
     TREES["cifar10-c"](tmp_path)
     parts = [get_dataset(f"cifar10-c/gaussian_noise/{n}", tmp_path) for n in (1, 5)]
     pixels = [part.arrays([0, 1]) for part in parts]
-    assert np.array_equal(pixels[0], cifar_pixels(10)[:2])  # type: ignore[arg-type]
-    assert np.array_equal(pixels[1], cifar_pixels(10)[8:])  # type: ignore[arg-type]
+    assert np.array_equal(pixels[0], random_pixels(10, 32, 32, 3)[:2])  # type: ignore[arg-type]
+    assert np.array_equal(pixels[1], random_pixels(10, 32, 32, 3)[8:])  # type: ignore[arg-type]
     np.save(tmp_path / "CIFAR-10-C/labels.npy", np.zeros(3))
     for id, message in (("cifar10-c/fog/1", r"no fog\.npy"), ("cifar10-c", "N labels are wanted")):
         with pytest.raises(UserError, match=message):
@@ -240,7 +240,7 @@ def test_coops_split_is_preferred_to_the_official_list(tmp_path: Path) -> None:
 
 
 def test_cifar_pixels_survive_every_format(tmp_path: Path) -> None:
-    images, labels = cifar_pixels(3), [0, 7, 9]
+    images, labels = random_pixels(3, 32, 32, 3), [0, 7, 9]
     TREES["cifar10"](tmp_path / "pickle")
     home = tmp_path / "binary/cifar-10-batches-bin"
     home.mkdir(parents=True)
@@ -251,14 +251,14 @@ def test_cifar_pixels_survive_every_format(tmp_path: Path) -> None:
     pickled = get_dataset("cifar10", tmp_path / "pickle")
     assert torch.equal(torch.as_tensor(binary.labels), torch.tensor(labels))
     np.testing.assert_array_equal(binary.arrays([0, 1, 2]), images)
-    np.testing.assert_array_equal(pickled.arrays([0, 1]), cifar_pixels(2))
+    np.testing.assert_array_equal(pickled.arrays([0, 1]), random_pixels(2, 32, 32, 3))
 
 
 def test_cifar100_records_carry_the_fine_label_second(tmp_path: Path) -> None:
     home = tmp_path / "cifar-100-binary"
     home.mkdir()
     lead = np.array([[4, 30], [5, 99]], np.uint8)
-    records = np.concatenate([lead, cifar_rows(cifar_pixels(2))], axis=1)
+    records = np.concatenate([lead, cifar_rows(random_pixels(2, 32, 32, 3))], axis=1)
     (home / "test.bin").write_bytes(records.tobytes())
     dataset = get_dataset("cifar100", tmp_path)
     assert dataset.labels.tolist() == [30, 99]

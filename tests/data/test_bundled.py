@@ -15,7 +15,7 @@ NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse"
 
 @pytest.mark.parametrize(("split", "per_class"), [("test", 200), ("few-shot", 16)])
 def test_is_balanced_named_shared_and_read_only(split: str, per_class: int) -> None:
-    data = load_bundled(split)
+    data: Any = load_bundled(split)
     assert list(data.names) == NAMES
     assert data.images.shape == (10 * per_class, 32, 32, 3)
     assert data.images.dtype == np.uint8

@@ -11,10 +11,7 @@ from PIL import Image
 
 from cliquetta.data.crops import crop_image, crop_tensors, resized_crop_boxes, zoom_crop_boxes
 from tests._helpers.tolerance import FEATURE, sampling
-
-
-def picture(height: int, width: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+from tests._helpers.trees import random_pixels
 
 
 @given(st.integers(1, 80), st.integers(1, 80), st.integers(0, 1000))
@@ -43,8 +40,8 @@ def test_areas_and_ratios_are_drawn_as_defined() -> None:
 
 @pytest.mark.parametrize(("shape", "crop"), [((10, 1000), (10, 13)), ((1000, 10), (13, 10))])
 def test_hopeless_shapes_fall_back_to_the_centre(shape: Any, crop: Any) -> None:
-    boxes = resized_crop_boxes(*shape, 50, np.random.default_rng(0), scale=(0.9, 1.0))
     (height, width), (rows, columns) = shape, crop
+    boxes = resized_crop_boxes(height, width, 50, np.random.default_rng(0), scale=(0.9, 1.0))
     assert set(boxes.rows) == {rows} and set(boxes.top) == {(height - rows) // 2}
     assert set(boxes.columns) == {columns} and set(boxes.left) == {(width - columns) // 2}
 
@@ -59,7 +56,7 @@ def test_zoom_crops_reach_every_place() -> None:
 @pytest.mark.parametrize(("height", "width"), [(32, 32), (20, 45), (70, 33), (1, 1), (1, 7)])
 @pytest.mark.parametrize("kind", ["resized", "zoom"])
 def test_matrices_resample_as_pillow_does(height: int, width: int, kind: str) -> None:
-    image = picture(height, width)
+    image = random_pixels(height, width, 3)
     generator = np.random.default_rng(1)
     if kind == "resized":
         boxes = resized_crop_boxes(height, width, 30, generator)
@@ -82,7 +79,7 @@ def test_crops_let_gradients_through() -> None:
 
 
 def test_crops_are_pillows_own_within_one_level() -> None:
-    image = Image.fromarray(picture(50, 41))
+    image = Image.fromarray(random_pixels(50, 41, 3))
     boxes = resized_crop_boxes(50, 41, 40, np.random.default_rng(2))
     ours = crop_image(image, boxes, 24).astype(int)
     for view in range(40):

@@ -9,15 +9,12 @@ from PIL import Image
 
 from cliquetta.data.dataset import ArrayDataset, FileDataset
 from cliquetta.data.images import ImageError
-
-
-def pictures(count: int = 3) -> np.ndarray:
-    return np.random.default_rng(0).integers(0, 256, (count, 8, 8, 3), dtype=np.uint8)
+from tests._helpers.trees import exif_of, random_pixels
 
 
 def make(**changes: Any) -> ArrayDataset:
     settings = {"names": ("a", "b"), "keys": ("x", "y", "z"), "labels": [0, 1, 1], **changes}
-    return ArrayDataset("made-up", pictures(), **settings)
+    return ArrayDataset("made-up", random_pixels(3, 8, 8, 3), **settings)
 
 
 def test_images_come_back_as_they_are() -> None:
@@ -42,7 +39,13 @@ def test_contradictions_are_refused(changes: dict[str, Any], message: str) -> No
     with pytest.raises(ValueError, match=message):
         make(**changes)
     with pytest.raises(ValueError, match="uint8"):
-        ArrayDataset("x", pictures().astype(float), names="a", keys=("1", "2", "3"), labels=None)
+        ArrayDataset(
+            "x",
+            random_pixels(3, 8, 8, 3).astype(float),
+            names="a",
+            keys=("1", "2", "3"),
+            labels=None,
+        )
 
 
 def test_fingerprint_tells_lists_apart() -> None:
@@ -52,21 +55,18 @@ def test_fingerprint_tells_lists_apart() -> None:
 
 
 def test_files_are_read_when_asked_for(tmp_path: Path) -> None:
-    Image.fromarray(pictures()[0]).save(tmp_path / "a.png")
+    Image.fromarray(random_pixels(3, 8, 8, 3)[0]).save(tmp_path / "a.png")
     (tmp_path / "b.png").write_bytes(b"")
     paths = [tmp_path / "a.png", tmp_path / "b.png"]
     dataset = FileDataset("files", paths, names=("a",), keys=("a", "b"), labels=None)
-    assert np.array_equal(np.asarray(dataset.load(0)), pictures()[0])
+    assert np.array_equal(np.asarray(dataset.load(0)), random_pixels(3, 8, 8, 3)[0])
     assert dataset.arrays([0]) is None
     with pytest.raises(ImageError, match="empty"):
         dataset.load(1)
 
 
 def test_exif_orientation_is_the_datasets_choice(tmp_path: Path) -> None:
-    image = Image.fromarray(np.zeros((4, 6, 3), dtype=np.uint8))
-    exif = image.getexif()
-    exif[0x0112] = 6  # lies on its side
-    image.save(tmp_path / "a.jpg", exif=exif)
+    Image.new("RGB", (6, 4)).save(tmp_path / "a.jpg", exif=exif_of(6))
     sizes = [
         FileDataset("f", [tmp_path / "a.jpg"], names=("a",), labels=None, exif=exif).load(0).size
         for exif in (True, False)

@@ -16,6 +16,7 @@ from cliquetta.data.corruptions import corrupt_batch
 from cliquetta.data.distortions import elastic_transform, glass_blur
 from cliquetta.data.filters import Draws
 from tests._helpers.tolerance import rounding, sampling
+from tests._helpers.trees import saved
 
 PICTURES = load_bundled("test").images[::40]
 LARGE = load_bundled("test").images[:49].reshape(7, 7, 32, 32, 3).swapaxes(1, 2)
@@ -75,10 +76,9 @@ def test_contrast_by_formula() -> None:
 
 def test_jpeg_is_pillows() -> None:
     for image, quality in ((PICTURES[0], 58), (LARGE, 15)):
-        buffer = io.BytesIO()
-        Image.fromarray(image).save(buffer, "JPEG", quality=quality)
+        file = io.BytesIO(saved(Image.fromarray(image), "JPEG", quality=quality))
         out = corrupt(image, "jpeg_compression", 3)
-        assert np.array_equal(out, np.asarray(Image.open(buffer)))
+        assert np.array_equal(out, np.asarray(Image.open(file)))
 
 
 def test_pixelate_leaves_as_many_blocks() -> None:

@@ -12,10 +12,7 @@ import pytest
 from PIL import Image, features
 
 from cliquetta.data.images import ImageError, open_image
-
-
-def noise(height: int = 12, width: int = 20, channels: int = 3, seed: int = 0) -> Any:
-    return np.random.default_rng(seed).integers(0, 256, (height, width, channels), dtype=np.uint8)
+from tests._helpers.trees import exif_of, random_pixels, saved
 
 
 def png_of(width: int, height: int, *, data: bytes = b"") -> Any:
@@ -30,16 +27,10 @@ def png_of(width: int, height: int, *, data: bytes = b"") -> Any:
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
-def saved(image: Any, kind: str, **options: Any) -> Any:
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
-    return buffer.getvalue()
-
-
 def stored() -> dict[str, tuple[Any, Any]]:
     """Files of every kind, and the pixels that they show."""
-    rgb, rgba, la = (noise(channels=channels) for channels in (3, 4, 2))
-    grey, colours = noise(channels=1)[..., 0], noise(1, 4)[0]
+    rgb, rgba, la = (random_pixels(12, 20, channels) for channels in (3, 4, 2))
+    grey, colours = random_pixels(12, 20, 1)[..., 0], random_pixels(1, 4, 3)[0]
     black_or_white = (grey > 127) * np.uint8(255)
     rgba[..., -1] = la[..., -1] = np.arange(20) * 12  # dropped, not blended
     index = np.random.default_rng(1).integers(0, 4, (6, 7), dtype=np.uint8)
@@ -78,7 +69,7 @@ def test_a_path_and_bytes_give_the_colours_that_are_stored(
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_orientation_is_applied_unless_told_otherwise(orientation: Any) -> None:
-    upright = noise()
+    upright = random_pixels(12, 20, 3)
     # What a camera held that way stores, from the definition of the tag.
     stored = {
         1: lambda a: a,
@@ -90,15 +81,14 @@ def test_orientation_is_applied_unless_told_otherwise(orientation: Any) -> None:
         7: lambda a: a[::-1, ::-1].swapaxes(0, 1),
         8: lambda a: a[::-1].swapaxes(0, 1),
     }[orientation](upright)
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    data = saved(Image.fromarray(np.ascontiguousarray(stored)), "PNG", exif=exif)
+    image = Image.fromarray(np.ascontiguousarray(stored))
+    data = saved(image, "PNG", exif=exif_of(orientation))
     assert np.array_equal(np.asarray(open_image(data)), upright)
     assert np.array_equal(np.asarray(open_image(data, exif=False)), stored)
 
 
 def test_cmyk_by_its_formula() -> None:
-    pixels = noise(channels=4)
+    pixels = random_pixels(12, 20, 4)
     data = saved(Image.fromarray(pixels, "CMYK"), "TIFF")
     ink = pixels.astype(np.float64)
     expected = (255 - ink[..., :3]) * (255 - ink[..., 3:]) / 255
@@ -132,8 +122,11 @@ def test_integers_and_floats(values: Any, expected: Any) -> None:
 BAD_FILES = {
     "empty.jpg": (b"", "empty file"),
     "text.jpg": (b"this is not a picture\n" * 20, "not an image"),
-    "truncated.jpg": (saved(Image.fromarray(noise(200, 200)), "JPEG")[:9000], "truncated"),
-    "truncated.png": (saved(Image.fromarray(noise(99, 99)), "PNG")[:5000], "truncated"),
+    "truncated.jpg": (
+        saved(Image.fromarray(random_pixels(200, 200, 3)), "JPEG")[:9000],
+        "truncated",
+    ),
+    "truncated.png": (saved(Image.fromarray(random_pixels(99, 99, 3)), "PNG")[:5000], "truncated"),
     "header.png": (png_of(30, 30, data=b"\x00" * 9), "damaged or truncated"),
     "bomb.png": (png_of(20_000, 20_000), "too large"),
     "large.png": (png_of(10_001, 10_000), r"too large \(10001 x 10000, more than 100,000,000"),

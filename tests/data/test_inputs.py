@@ -26,6 +26,7 @@ from cliquetta.serve.schema import BatchResponse, SessionRequest
 from cliquetta.serve.settings import Settings
 from cliquetta.types import ViewSpec
 from tests._helpers.serve_setup import live_service
+from tests._helpers.trees import exif_of, noise, random_pixels
 
 NAMES = ("cat", "dog", "ship")
 ONE: dict[str, Callable[[Path, CLIP], Any]] = {
@@ -56,11 +57,8 @@ def _data_uri(path: Path) -> str:
 
 @pytest.fixture
 def paths(tmp_path: Path) -> list[Path]:
-    draw = np.random.default_rng(0)
-    made = [tmp_path / f"a{number}.png" for number in range(3)]
-    for path in made:
-        Image.fromarray(draw.integers(0, 256, (20, 24, 3), dtype=np.uint8)).save(path)
-    return made
+    noise(tmp_path, [f"a{number}.png" for number in range(3)])
+    return sorted(tmp_path.iterdir())
 
 
 def ask(way: str, images: Any, model: CLIP) -> list[float]:
@@ -170,10 +168,8 @@ def test_a_pattern_that_matches_nothing_and_a_name_with_brackets(tmp_path: Path)
 def test_an_open_photograph_is_turned_as_its_file_is(
     way: str, tmp_path: Path, tiny_clip: CLIP
 ) -> None:
-    pixels = np.random.default_rng(1).integers(0, 256, (32, 32, 3), dtype=np.uint8)
-    exif = Image.Exif()
-    exif[0x0112] = 6  # to be turned by 90 degrees, clockwise
-    Image.fromarray(pixels).save(tmp_path / "stored.png", exif=exif)
+    pixels = random_pixels(32, 32, 3)
+    Image.fromarray(pixels).save(tmp_path / "stored.png", exif=exif_of(6))
     turned = ask(way, Image.fromarray(np.rot90(pixels, -1).copy()), tiny_clip)
     assert ask(way, tmp_path / "stored.png", tiny_clip) == turned
     photograph = Image.open(tmp_path / "stored.png")

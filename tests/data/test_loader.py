@@ -34,6 +34,7 @@ from cliquetta.model.preprocess import Preprocess
 from cliquetta.types import ViewSpec
 from tests._helpers.streaming import made_up_dataset
 from tests._helpers.tiny import TINY_NAMES
+from tests._helpers.trees import exif_of
 
 PREPROCESS = Preprocess.openai(32)
 
@@ -56,9 +57,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Image.fromarray(pixels).save(folder / f"{number:03d}.{suffix}")
     for number in (7, 40, 41):
         (folder / f"{number:03d}.png").write_bytes(b"no picture")
-    turned = Image.Exif()
-    turned[0x0112] = 6
-    Image.fromarray(pixels).save(folder / "003.jpg", exif=turned)
+    Image.fromarray(pixels).save(folder / "003.jpg", exif=exif_of(6))
     return folder
 
 

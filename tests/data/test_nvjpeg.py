@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import ExifTags, Image, ImageFile, ImageOps
+from PIL import Image, ImageFile, ImageOps
 from torch import Tensor
 
 from cliquetta.data.images import ImageError, open_image
@@ -24,8 +24,10 @@ from cliquetta.inference.ray_driver import RayCluster
 from cliquetta.model.clip import CLIP
 from cliquetta.model.preprocess import Preprocess
 from tests._helpers.tiny import TINY_NAMES
+from tests._helpers.trees import exif_of, saved
 
 CPU = torch.device("cpu")
+jpeg = partial(saved, kind="JPEG", quality=95)
 LEVELS = 2  # Pillow rounds to a level between its two passes and after them
 
 
@@ -34,12 +36,6 @@ def draw(width: int, height: int, seed: int = 0) -> Image.Image:
     generator = np.random.default_rng([seed, width, height])
     coarse = generator.integers(0, 256, (5, 7, 3), dtype=np.uint8)
     return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
-
-
-def jpeg(image: Image.Image, **options: Any) -> bytes:
-    file = BytesIO()
-    image.save(file, "JPEG", quality=95, **options)
-    return file.getvalue()
 
 
 def as_tensor(image: Image.Image) -> Tensor:
@@ -82,9 +78,7 @@ def test_pictures_are_those_of_pillow(
 
 @pytest.mark.parametrize("orientation", range(10))
 def test_orientations_are_those_of_pillow(orientation: int) -> None:
-    exif = Image.Exif()
-    exif[ExifTags.Base.Orientation] = orientation
-    data = jpeg(draw(40, 30), exif=exif)
+    data = jpeg(draw(40, 30), exif=exif_of(orientation))
     assert read_jpeg(data) == (data, orientation) and read_jpeg(data, exif=False) == (data, 1)
     plain = Image.open(BytesIO(data))
     expected = as_tensor(ImageOps.exif_transpose(plain))
@@ -92,12 +86,11 @@ def test_orientations_are_those_of_pillow(orientation: int) -> None:
 
 
 def test_what_nvjpeg_would_read_otherwise_is_left_to_pillow() -> None:
-    image, file = draw(40, 30), BytesIO()
-    image.save(file, "PNG")
+    image = draw(40, 30)
     assert read_jpeg(jpeg(image)) and read_jpeg(jpeg(image.convert("L")))
     assert read_jpeg(jpeg(image, progressive=True)) and read_jpeg(jpeg(image) + bytes(9))
     for data in (
-        file.getvalue(),
+        saved(image, "PNG"),
         b"no picture",
         jpeg(image)[:-40],
         jpeg(image.convert("CMYK")),
@@ -110,10 +103,8 @@ def test_what_nvjpeg_would_read_otherwise_is_left_to_pillow() -> None:
 @pytest.fixture
 def files(tmp_path: Path) -> list[str]:
     """Photographs, one turned and one grey; a CMYK, a PNG, two broken files, one missing."""
-    exif = Image.Exif()
-    exif[ExifTags.Base.Orientation] = 6
     contents = [jpeg(draw(40 + 9 * n, 90 - 5 * n, n)) for n in range(6)]
-    contents += [jpeg(draw(70, 40), exif=exif), jpeg(draw(50, 60).convert("L"))]
+    contents += [jpeg(draw(70, 40), exif=exif_of(6)), jpeg(draw(50, 60).convert("L"))]
     contents += [jpeg(draw(50, 60).convert("CMYK")), contents[0][:-40], b"no picture"]
     for number, data in enumerate(contents):
         (tmp_path / f"{number:02d}.jpg").write_bytes(data)
@@ -152,9 +143,7 @@ def test_a_refused_batch_is_decoded_by_pillow(
     decoded: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good, preprocess = jpeg(draw(40, 30)), Preprocess(32)
-    exif = Image.Exif()
-    exif[ExifTags.Base.Orientation] = 3
-    turned, damaged = jpeg(draw(50, 40), exif=exif), bytearray(good)
+    turned, damaged = jpeg(draw(50, 40), exif=exif_of(3)), bytearray(good)
     damaged[20:400] = bytes(380)
     files = {4: Jpeg(good), 5: Jpeg(bytes(damaged)), 9: Jpeg(turned + b"refuse", 3)}
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", False)

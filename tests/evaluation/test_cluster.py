@@ -112,13 +112,13 @@ def test_all_runs_report_to_one_place(grid: Grid) -> None:
 
 
 def test_the_command_runs_its_grid_there(grid: Grid, tmp_path: Path) -> None:
-    words = ["evaluate", "--dataset", "bundled", "--method", "tda", "--model", grid.cells[0].model]
-    words += ["--limit", "40", "--device", "cpu", "--json", "--out"]
-    here = CliRunner().invoke(app, [*words, str(tmp_path / "here")])
-    there = CliRunner().invoke(app, [*words, str(tmp_path / "there"), "--ray", "local"])
-    assert here.exit_code == there.exit_code == 0
-    ours, theirs = (json.loads(result.stdout) for result in (there, here))
-    assert [run["metrics"] for run in ours] == [run["metrics"] for run in theirs]
+    cell, here = grid.cells[1], grid.serial[1].record
+    words = ["evaluate", "--dataset", cell.dataset, "--method", cell.method, "--model", cell.model]
+    words += ["--limit", "64", "--batch-size", "16", "--device", "cpu", "--json", "--ray", "local"]
+    done = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "there")])
+    assert done.exit_code == 0
+    (there,) = json.loads(done.stdout)
+    assert there["metrics"] == {n: v for n, v in here.metrics.items() if n != "per_class"}
 
 
 def test_retries_end(grid: Grid, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Every published number against a transcription of where it was printed; a wrong digit fails."""
+"""Published numbers against a transcription of the paper, and those of others against a digest."""
 
 import hashlib
 import json
@@ -106,6 +106,9 @@ def test_rows_of_other_publications_do_not_change(table: str, digest: str) -> No
     assert hashlib.sha256(rows.encode()).hexdigest()[:16] == digest
 
 
+# "the default values of alpha_r, sigma, L and K set to 1, 0.3, 6, and 3", "k = 3 in the initial
+# top-k predictions", "Adam with a learning rate of 0.003" (another alpha_r than 1 is no setting)
+STATED = {"topk": 3, "lr": 0.003, "bandwidth": 0.3, "capacity": 6, "neighbours": 3}
 SCAP_RUNS = [
     spec
     for name in ("ood", "cross-domain", "components", "combination")
@@ -126,12 +129,7 @@ def test_scap_is_run_as_the_paper_says(spec: RunSpec) -> None:
     assert spec.preset == ("paper-views" if out_of_distribution else "paper-crops")
     options = dict(spec.options)
     config = method_config("scap", spec.preset, options)
-    assert config.views == 64
-    # "the default values of alpha_r, sigma, L and K set to 1, 0.3, 6, and 3", "k = 3 in the
-    # initial top-k predictions", "Adam with a learning rate of 0.003"
-    # (another alpha_r than 1 is no setting)
-    assert [config.bandwidth, config.capacity, config.neighbours] == [0.3, 6, 3]
-    assert config.topk == 3 and config.lr == 0.003
+    assert vars(config).items() >= {**STATED, "views": 64}.items()
     # The paper prints no threshold; its ablations are on ImageNet-A, with one for all rows.
     if spec.dataset == "imagenet-a":
         assert options["threshold"] in (0.65, 2.0)  # no cosine reaches 2: nothing is learned
@@ -148,9 +146,8 @@ def test_rivals_of_the_tables_are_run_with_the_printed_views() -> None:
 @pytest.mark.parametrize(("preset", "views"), [("paper", 1), ("paper-views", 64)])
 def test_the_defaults_are_the_stated_ones(preset: str, views: int) -> None:
     """From the paper's implementation details; what it leaves open is the fact sheet's choice."""
-    stated = {"topk": 3, "lr": 3e-3, "bandwidth": 0.3, "capacity": 6, "neighbours": 3}
     chosen = {"threshold": 0.8, "text_mix": 0.5, "selection_fraction": 0.1, "steps": 1}
     chosen |= {"propagation": 0.3, "prompt_length": 1, "views": views}
     config = vars(method_config("scap", preset))
-    assert config.items() >= {**stated, **chosen, "concentration": 1.0}.items()
+    assert config.items() >= {**STATED, **chosen, "concentration": 1.0}.items()
     assert config["blocks"] == (1,)

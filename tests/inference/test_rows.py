@@ -20,7 +20,7 @@ from cliquetta.model.preprocess import Preprocess
 from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.tolerance import SUM
 from tests._helpers.transformers_models import tiny_siglip
-from tests._helpers.trees import table_rows
+from tests._helpers.trees import random_pixels, table_rows
 from tests.inference.conftest import IMAGES, NAMES, Predict
 
 
@@ -93,8 +93,7 @@ def siglip() -> tuple[CLIP, Any]:
 
 @pytest.fixture
 def images() -> list[NDArray[np.uint8]]:
-    generator = np.random.default_rng(0)
-    return [generator.integers(0, 256, (32, 32, 3), dtype=np.uint8) for _ in range(4)]
+    return list(random_pixels(4, 32, 32, 3))
 
 
 def test_probabilities_are_the_sigmoids_of_the_original(

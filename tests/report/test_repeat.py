@@ -1,12 +1,13 @@
 """The command that a report prints gives the same run again."""
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cliquetta.evaluation.grid import RunSpec
+from cliquetta.evaluation.grid import RunSpec, with_method
 from cliquetta.evaluation.record import load_record
 from cliquetta.evaluation.sweep import RunContext
 from cliquetta.model.checkpoints.local import save_model
@@ -18,28 +19,25 @@ from tests._helpers.running import Run
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("method", "changes"),
     [
-        {"method": "tent", "options": (("lr", 0.004),)},
-        {
-            "method": "scap",
-            "preset": "paper",
-            "options": (("blocks", (0, 1)), ("retention", False), ("topk", 2)),
-            "batch_size": 7,
-            "seed": 3,
-            "order": "correlated",
-        },
-        {"method": "zero_shot", "templates": ("a {}.", 'it\'s a "{}"')},
-        {"method": "zero_shot", "dataset": "bundled>bundled@fog:2", "limit": 6},
+        ("tent/lr=0.004", {}),
+        (
+            "scap:paper/blocks=0,1/retention=false/topk=2",
+            {"batch_size": 7, "seed": 3, "order": "correlated"},
+        ),
+        ("zero_shot", {"templates": ("a {}.", 'it\'s a "{}"')}),
+        ("zero_shot", {"dataset": "bundled>bundled@fog:2", "limit": 6}),
     ],
 )
 def test_the_command_repeats_the_run(
-    run: Run, changes: Any, tiny_clip: CLIP, tmp_path: Path
+    run: Run, method: str, changes: Any, tiny_clip: CLIP, tmp_path: Path
 ) -> None:
     model = tmp_path / "my model.safetensors"
     save_model(tiny_clip, model)
-    base = {"dataset": "bundled@fog:3", "model": str(model), "limit": 12, "batch_size": 6}
-    record = RunContext(tmp_path / "first", device="cpu").run(RunSpec(**base | changes))
+    base = RunSpec("bundled@fog:3", "", str(model), limit=12, batch_size=6)
+    spec = with_method(replace(base, **changes), method)
+    record = RunContext(tmp_path / "first", device="cpu").run(spec)
     command, remarks = repeat_command(record)
     assert remarks == []
     words = shlex.split(command)

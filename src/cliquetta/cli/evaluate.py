@@ -120,7 +120,7 @@ def evaluate(
     Every run is a folder with its record. An interrupted command continues where it stopped when it
     is run again; completed runs are reused.
     """
-    from cliquetta.data.samplers import get_sampler, parse_present
+    from cliquetta.data.samplers import parse_present
     from cliquetta.evaluation.grid import RunSpec, grid, packaged_grid, read_grid, shard_of
     from cliquetta.evaluation.sweep import RunContext
     from cliquetta.prompts.catalogue import read_prompts, read_templates
@@ -139,7 +139,6 @@ def evaluate(
         specs = shard_of(read_grid(file, root=str(root or ""), **changes), *read_shard(shard))
     else:
         assert dataset is not None
-        get_sampler(order)  # names the nearest where there is no such order
         base = RunSpec(
             "",
             "",

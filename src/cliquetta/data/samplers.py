@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from cliquetta.errors import UserError, look_up
+from cliquetta.errors import UserError
 
 Indices = npt.NDArray[np.int64]
 Rng = np.random.Generator
@@ -255,11 +255,6 @@ SAMPLERS: dict[str, Sampler] = {
     ),
     "mixed": Sampler("a+b: images of several datasets interleaved", mixed, interleaves=True),
 }
-
-
-def get_sampler(name: str) -> Sampler:
-    """The sampler of a name."""
-    return look_up("order", name, SAMPLERS)
 
 
 def parse_present(given: str) -> tuple[int, int]:

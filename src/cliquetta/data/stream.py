@@ -18,9 +18,9 @@ from torch import Tensor
 
 from cliquetta.data.dataset import UNKNOWN, Dataset
 from cliquetta.data.loader import ImageGroup, Loaded, Loader
-from cliquetta.data.samplers import Indices, LabelledSet, SamplerOptions, get_sampler, interleave
+from cliquetta.data.samplers import SAMPLERS, Indices, LabelledSet, SamplerOptions, interleave
 from cliquetta.data.views import check_spec
-from cliquetta.errors import UserError
+from cliquetta.errors import UserError, look_up
 from cliquetta.model.preprocess import Preprocess
 from cliquetta.types import Batch, ViewSpec
 
@@ -90,7 +90,7 @@ class Stream:
         # images of the last are unknown if there is one
         self.domains = shown if unknown is None else (*shown, unknown)
         self.preprocess, self.batch_size = preprocess, batch_size
-        self.order, self.sampler = order, get_sampler(order)
+        self.order, self.sampler = order, look_up("order", order, SAMPLERS)
         self.options = SamplerOptions(gamma, present, imbalance, length, limit, batch_size)
         self.seed, self.views, self.view_seed = seed, views, view_seed
         self.workers, self.device = workers, torch.device(device)

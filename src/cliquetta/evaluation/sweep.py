@@ -20,9 +20,9 @@ from cliquetta.data.prepared import (
     PixelStore,
     from_given_features,
 )
-from cliquetta.data.samplers import get_sampler
+from cliquetta.data.samplers import SAMPLERS
 from cliquetta.data.stream import Stream
-from cliquetta.errors import UserError
+from cliquetta.errors import UserError, look_up
 from cliquetta.evaluation.evidence_log import EvidenceLimits
 from cliquetta.evaluation.grid import BASELINE, RunSpec
 from cliquetta.evaluation.progress import Step
@@ -187,7 +187,8 @@ class RunContext:
         self, spec: RunSpec, known: Sequence[str] | None = None
     ) -> tuple[list[Dataset], Dataset | None]:
         """The datasets of a stream, and of its unknown images; ``known`` are class names."""
-        ids = spec.dataset.split("+" if get_sampler(spec.order).interleaves else ">")
+        order = look_up("order", spec.order, SAMPLERS)
+        ids = spec.dataset.split("+" if order.interleaves else ">")
         loaded = {id: self._open(id, spec.classes or known) for id in dict.fromkeys(ids)}
         names = spec.classes or loaded[ids[0]].names
         if spec.unknown is not None:  # images of no class need no class names of their own
