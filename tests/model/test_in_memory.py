@@ -47,6 +47,13 @@ def test_models_of_transformers_become_ours(build: Any, pixels: Tensor, words: A
     assert_features(logits, wanted, LOGIT)
 
 
+def test_another_vocabulary_costs_no_capability() -> None:
+    theirs = tiny_transformers()
+    theirs.text_model.embeddings.token_embedding = nn.Embedding(60_000, 64)
+    theirs.config.text_config.vocab_size = 60_000
+    assert from_model(theirs).capabilities == from_model(tiny_transformers()).capabilities
+
+
 def test_weights_are_shared_and_theirs_stay_trainable() -> None:
     theirs = tiny_transformers().train()
     theirs.text_model.eval()

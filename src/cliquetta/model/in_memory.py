@@ -126,7 +126,10 @@ def _of_transformers(model: nn.Module, name: str) -> Checkpoint | None:
     config: Any = getattr(model, "config", None)
     if not hasattr(config, "to_dict") or not hasattr(model, "get_image_features"):
         return None
-    return huggingface.from_huggingface(model.state_dict(), config.to_dict(), id=name)
+    shapes = huggingface.config_from(config.to_dict())  # with any vocabulary: text may come as ids
+    size, is_siglip = shapes.vision.image_size, shapes.sigmoid
+    preprocess = huggingface.preprocess_from(size, {}, is_siglip=is_siglip)
+    return Checkpoint(shapes, huggingface.rename(model.state_dict()), name, preprocess)
 
 
 def _of_open_clip(model: nn.Module, name: str) -> Checkpoint | None:
