@@ -1,4 +1,4 @@
-"""Types that the whole package shares: batches, predictions and views."""
+"""Types that all packages share: batches, predictions and views."""
 
 from __future__ import annotations
 

@@ -54,8 +54,8 @@ def compare(
 
     Shown are mean ± standard deviation over seeds, and a paired test. Runs with different
     preprocessing, templates, class names or images are not put into one column. ▲ and ▼ mark
-    methods that answer better or worse than the baseline (p < 0.05, exact paired test over images,
-    not corrected for the number of cells).
+    methods that predict better or worse than the baseline (p < 0.05, exact paired test over
+    images, not corrected for the number of cells).
     """
     from cliquetta.evaluation.comparison import compare as tabulate
     from cliquetta.evaluation.record import find_runs, pack_records

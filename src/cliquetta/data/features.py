@@ -123,7 +123,7 @@ def _from_frame(frame: Any) -> dict[str, Any]:
     named = find_column([str(name) for name in vectors], FEATURE_NAMES)
     if named is None and len(vectors) != 1:
         wanted = "a DataFrame of features has rows, and a column of vectors called `features`"
-        raise UserError(f"{wanted}; found {', '.join(map(str, frame.columns))}")
+        raise UserError(f"{wanted}; it has {', '.join(map(str, frame.columns))}")
     column = vectors[0] if named is None else named
     rows = [np.asarray(value) for value in frame[column]]
     others = {str(n): np.asarray(frame[n].astype(str)) for n in frame.columns if n not in vectors}

@@ -15,7 +15,7 @@ from PIL import Image
 
 from cliquetta.data.dataset import OUTSIDE, UNKNOWN, Dataset, FileDataset, UInt8Array
 from cliquetta.data.images import EXTENSIONS, natural_key
-from cliquetta.data.remote import open_location, require
+from cliquetta.data.remote import is_url, open_location, require
 from cliquetta.errors import UserError
 from cliquetta.prompts.catalogue import text_lines
 from cliquetta.prompts.classes import DEFAULT_TEMPLATE
@@ -102,6 +102,8 @@ def open_table(table: Path | str) -> Iterator[tuple[str, Iterator[Mapping[str, s
     """The column of paths of a CSV, TSV or Parquet file or URL, and its rows that have a path."""
     require(table)
     name = str(table)
+    if not is_url(table) and Path(table).is_dir():
+        raise UserError(f"{name} is a folder, expected a table of paths: write folder:{name}")
     with open_location(table) as file:
         if name.lower().endswith(PARQUET):
             columns, rows = _parquet_rows(file, name)
@@ -138,8 +140,8 @@ def path_column(columns: Sequence[str], table: str) -> str:
     """The column of paths of a table."""
     column = find_column(columns, PATH_COLUMNS)
     if column is None:
-        wanted, found = " or ".join(PATH_COLUMNS), ", ".join(columns)
-        remedy = f"name one of its columns {wanted}; found {found}"
+        wanted, present = " or ".join(PATH_COLUMNS), ", ".join(columns)
+        remedy = f"name one of its columns {wanted}; it has {present}"
         raise UserError(f"{table} has no column of paths: {remedy}")
     return column
 

@@ -170,8 +170,8 @@ def list_images(
     """List the images of folders, image files, tar shards, and tables with a path column.
 
     Each may be a URL (:mod:`cliquetta.data.remote`), a table also a DataFrame. A file that is
-    named itself is taken as an image whatever its suffix. Paths in a CSV, TSV or Parquet file count
-    from its folder; its columns are kept. ``shard-{000..012}.tar`` stands for thirteen tar files.
+    named itself counts as an image whatever its suffix. Paths in a CSV, TSV or Parquet file count
+    from its folder; its columns are copied. ``shard-{000..012}.tar`` stands for thirteen tar files.
     ``-`` is ``stdin``, a file of paths separated by line breaks or NUL characters. ``group_by``
     names the column whose values the list is sorted by (see :meth:`ImageList.fill`).
     """

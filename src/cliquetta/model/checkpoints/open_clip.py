@@ -27,7 +27,7 @@ _KEYS = {
 """Settings that change nothing at inference, or that are read here or from the weights."""
 _SIGLIP_KEYS = "timm_model_name timm_model_pretrained timm_pool timm_proj no_causal_mask proj_bias "
 _SIGLIP_KEYS += "pool_type act_kwargs tokenizer_kwargs"
-"""Those of SigLIP; that the weights are its own is known by then."""
+"""Settings of SigLIP alone, whose weights are recognised before its config is read."""
 _HARMLESS: Any = (None, False, 0, {}, "tok", "argmax", "learnable", "linear", "default")
 
 

@@ -13,7 +13,7 @@ _QUICK_TAGS = frozenset({"openai", "yfcc15m", "cc12m", "dfn2b", "dfn5b"})
 _QUICK_TAGS |= {"metaclip_400m", "metaclip_fullcc"}
 _QUICK_RELEASES = frozenset({"ViT-B-32/laion400m_e31", "ViT-B-32/laion400m_e32"})
 _QUICK_RELEASES |= {"ViT-H-14-worldwide/metaclip2_worldwide"}
-"""What was trained with QuickGELU; open_clip's default is GELU."""
+"""Tags and releases that were trained with QuickGELU; open_clip's default is GELU."""
 
 _ON_TIMM = """
 RN50 224 - 64 resnet50_clip openai yfcc15m cc12m
