@@ -11,8 +11,6 @@ Or for folders of any size:
 Names are imported when first used, so that ``import cliquetta`` is fast.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -1,7 +1,5 @@
 """Output of commands: tables and messages on stdout, progress and warnings on stderr."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -112,7 +110,7 @@ class Terminal:
             self.out.file.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
     @contextmanager
-    def bars(self) -> Iterator[Bars]:
+    def bars(self) -> "Iterator[Bars]":
         """Bars on stderr that do not get into the way of warnings; none when quiet."""
         columns = (
             TextColumn("{task.description}"),

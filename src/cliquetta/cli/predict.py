@@ -1,7 +1,5 @@
 """``cliquetta predict``: predict the classes of images."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -249,7 +247,7 @@ def predict(
 
 
 def _report(
-    run: PredictionRun, out: Path | str | None, state: Path | None, terminal: Terminal
+    run: "PredictionRun", out: Path | str | None, state: Path | None, terminal: Terminal
 ) -> None:
     from cliquetta.methods.domain_norm.health import in_words
 

@@ -1,7 +1,5 @@
 """Datasets of features instead of images: whatever an embedding API returned."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Sequence
@@ -69,7 +67,7 @@ class FeatureDataset(Dataset):
         """Unit features (n, V, E)."""
         return self.rows[np.asarray(indices, dtype=np.int64)]
 
-    def part(self, start: int, stop: int) -> FeatureDataset:
+    def part(self, start: int, stop: int) -> "FeatureDataset":
         """Consecutive rows, without their labels."""
         rows = self.rows[start:stop]
         return FeatureDataset(self.id, rows, names=self.names, keys=self.keys[start:stop])

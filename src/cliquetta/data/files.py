@@ -1,7 +1,5 @@
 """Your own files as datasets: folders of images, and tables of paths."""
 
-from __future__ import annotations
-
 import csv
 import io
 import os
@@ -256,7 +254,7 @@ class RelabelledDataset(Dataset):
         """Unit features (n, V, E) of a base that holds these."""
         return self.base.features([self.rows[index] for index in indices])
 
-    def redrawn(self, round: int) -> RelabelledDataset:
+    def redrawn(self, round: int) -> "RelabelledDataset":
         """The base as it is shown in a later round."""
         if not round:
             return self

@@ -3,8 +3,6 @@
 Labels travel beside the batches and never inside them.
 """
 
-from __future__ import annotations
-
 import copy
 import logging
 from collections.abc import Iterator, Sequence
@@ -137,7 +135,7 @@ class Stream:
         if self.sampler.needs_labels and unlabelled:
             raise UserError(f"order {self.order!r} needs labels, {unlabelled[0]} has none")
 
-    def listing(self, rows: Sequence[Indices] | None = None) -> Stream:
+    def listing(self, rows: Sequence[Indices] | None = None) -> "Stream":
         """All images of all parts, or some ``rows`` of each, as they are listed; keys as here."""
         rows = [np.arange(len(part)) for part in self.parts] if rows is None else rows
         part_of = np.repeat(np.arange(len(rows)), [len(some) for some in rows])

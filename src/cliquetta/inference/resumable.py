@@ -5,8 +5,6 @@ from there; batches, and so predictions, do not depend on where a run was stoppe
 are there they become the output file, and the folder goes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -123,7 +121,7 @@ class FileRun:
         self.database = self.parts.folder / "images.sqlite"
         self.result = PredictionRun(out=self.target)
 
-    def complete(self, cluster: RayCluster | None = None) -> PredictionRun:
+    def complete(self, cluster: "RayCluster | None" = None) -> PredictionRun:
         """Do what is left of the run."""
         self.parts.remove_finished()
         check_writable(self.target, self.state, overwrite=self.overwrite)
@@ -159,7 +157,7 @@ class FileRun:
             self.parts.finish()
         return run
 
-    def _begin_or_continue(self, workers: RayWorkers | None) -> dict[str, Any]:
+    def _begin_or_continue(self, workers: "RayWorkers | None") -> dict[str, Any]:
         """The facts of the run in the folder of parts; begun if there is none to continue.
 
         A run that was asked for something else is continued by its own command, or given up.
