@@ -108,8 +108,8 @@ def from_list(
         keys = [key for key, path in paths.items() if path in there]
         repeated = len(rows) - len(labels)
         notes = (f"{repeated} files are listed twice and counted once",) if repeated else ()
-        pictures = [labels[key] for key in keys], [paths[key] for key in keys]
-        return Listing(keys, *pictures, missing=len(labels) - len(keys), notes=notes)
+        numbers, files = [labels[key] for key in keys], [paths[key] for key in keys]
+        return Listing(keys, numbers, files, missing=len(labels) - len(keys), notes=notes)
 
     return read
 
