@@ -14,7 +14,7 @@ from typing import get_args
 import torch
 
 from cliquetta.errors import UnknownNameError, UserError, look_up
-from cliquetta.model.checkpoints import huggingface, open_clip, openai
+from cliquetta.model.checkpoints import huggingface, open_clip
 from cliquetta.model.checkpoints import open_clip_zoo as zoo
 from cliquetta.model.checkpoints.hub import DownloadError, Fetcher
 from cliquetta.model.checkpoints.local import PICKLED, from_files, read_tensors
@@ -58,12 +58,12 @@ def list_models(pattern: str = "*") -> list[ModelEntry]:
     """The known names that match a shell pattern, such as ``*B-16*``; any path or hub id loads."""
     entries = [ModelEntry(MICRO, "bundled", 32, is_vit=True, is_bundled=True)]
     hub = {}
-    for name in openai.NAMES:
-        arch = zoo.architecture(openai.architecture_name(name))
+    for name, architecture in zoo.OPENAI.items():
+        arch = zoo.architecture(architecture)
         is_vit = arch.patch_size is not None
         entries.append(ModelEntry(f"openai:{name}", "OpenAI", arch.image_size, is_vit))
-        if name in openai.HUB:
-            hub[openai.HUB[name]] = arch.image_size
+        if "hub" in arch.openai:
+            hub[arch.openai["hub"]] = arch.image_size
     for repo, size in {**hub, **huggingface.RELEASES}.items():
         entries.append(ModelEntry(f"hf:{repo}", "Hugging Face", size, is_vit=True))
     for name, arch in zoo.ARCHITECTURES.items():
@@ -147,7 +147,7 @@ def _by_name(name: str, activation: Activation | None, fetcher: Fetcher) -> Chec
         _note_micro()
         with as_file(files("cliquetta.model") / "data" / "micro.safetensors") as path:
             return from_files([path])
-    if family == "openai" or name in openai.NAMES:
+    if family == "openai" or name in zoo.OPENAI:
         return _openai(name.removeprefix("openai:"), fetcher)
     if family == "hf":
         return _hugging_face(rest, fetcher)
@@ -162,7 +162,7 @@ def _by_name(name: str, activation: Activation | None, fetcher: Fetcher) -> Chec
     if name.startswith(("/", "./", "../", "~")) or name.endswith((".safetensors", *PICKLED)):
         raise CheckpointError(f"no such file or folder: {name}")
     known = [entry.name for entry in list_models()]
-    raise UnknownNameError("model", name, [*known[:14], *openai.NAMES, "a path"])
+    raise UnknownNameError("model", name, [*known[:14], *zoo.OPENAI, "a path"])
 
 
 @cache
@@ -181,13 +181,13 @@ def _existing(name: str) -> list[Path]:
 
 def _openai(name: str, fetcher: Fetcher) -> Checkpoint:
     """One of OpenAI's models from the first source that has it, or a local file that is one."""
-    if name not in openai.NAMES:
+    if name not in zoo.OPENAI:
         if paths := _existing(name):
             return from_files(paths, activation="quick_gelu")
-        raise UnknownNameError("OpenAI model", name, [*openai.NAMES, "a path"])
-    id, (url, sha256) = f"openai:{name}", openai.address(name)
-    arch = openai.architecture_name(name)
-    copy, original = zoo.architecture(arch).tags["openai"], openai.HUB.get(name)
+        raise UnknownNameError("OpenAI model", name, [*zoo.OPENAI, "a path"])
+    id, arch, (url, sha256) = f"openai:{name}", zoo.OPENAI[name], zoo.address(name)
+    entry = zoo.architecture(arch)
+    copy, original = entry.tags["openai"], entry.openai.get("hub")
 
     def from_archive(path: Path) -> Checkpoint:
         return from_files([path], activation="quick_gelu", id=id)

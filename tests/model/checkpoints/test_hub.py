@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from cliquetta.errors import UserError
-from cliquetta.model.checkpoints import hub, open_clip_zoo, openai
+from cliquetta.model.checkpoints import hub, open_clip_zoo
 from cliquetta.model.checkpoints.hub import DownloadError, Fetcher
 from cliquetta.model.checkpoints.state import CheckpointError
 from cliquetta.model.factory import create_model
@@ -133,7 +133,7 @@ def test_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", NOWHERE)
     for proxy in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.delenv(proxy, raising=False)
-    monkeypatch.setattr(openai, "address", lambda name: (f"{NOWHERE}/ViT-B-16.pt", "0" * 64))
+    monkeypatch.setattr(open_clip_zoo, "address", lambda name: (f"{NOWHERE}/ViT-B-16.pt", "0" * 64))
     with pytest.raises(DownloadError, match="none of its sources has it") as error:
         create_model("ViT-B/16", cache_dir=tmp_path)
     one_sentence(error)
@@ -260,7 +260,7 @@ def openai_server(hub_server: Any, sources: Any, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(open_clip_zoo.ARCHITECTURES, "ViT-B-16", small)
     (data,) = sources[2][0].values()
     location = (f"{hub_server.address}/ViT-B-16.pt", hashlib.sha256(data).hexdigest())
-    monkeypatch.setattr(openai, "address", lambda name: location)
+    monkeypatch.setattr(open_clip_zoo, "address", lambda name: location)
     return hub_server
 
 

@@ -1,6 +1,7 @@
-"""The models that open_clip has released, as far as our towers can hold them: a table in JSON."""
+"""The models of OpenAI and open_clip, as far as our towers can hold them: a table in JSON."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -10,6 +11,7 @@ from cliquetta.errors import look_up
 from cliquetta.model.config import Activation
 
 _QUICK = "-quickgelu"
+_PUBLISHED = "https://openaipublic.azureedge.net/clip/models"
 _HALF = (0.5, 0.5, 0.5)
 SIGLIP_PREPROCESS: Mapping[str, Any] = {"mean": _HALF, "std": _HALF, "resize_mode": "squash"}
 
@@ -25,13 +27,22 @@ class Architecture:
     quick_gelu: Sequence[str] = ()  # tags that were trained with it; open_clip's default is GELU
     preprocess: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by tag, if unusual
     siglip: dict[str, Any] | None = None  # config of a SigLIP that its weights do not show
+    openai: Mapping[str, str] = field(default_factory=dict)  # of OpenAI's: name, hash, repository
 
 
-_TABLE = files("cliquetta.model") / "data" / "open_clip.json"
+_TABLE = files("cliquetta.model") / "data" / "releases.json"
 ARCHITECTURES = {
     name: Architecture(**entry)
     for name, entry in json.loads(_TABLE.read_text(encoding="utf-8")).items()
 }
+OPENAI = {entry.openai["name"]: name for name, entry in ARCHITECTURES.items() if entry.openai}
+"""open_clip's name of each of OpenAI's models."""
+
+
+def address(name: str) -> tuple[str, str]:
+    """Address where OpenAI published ``name``, and SHA-256 of the file (a part of the address)."""
+    sha256, file = ARCHITECTURES[OPENAI[name]].openai["sha256"], re.sub("[/@]", "-", name)
+    return f"{_PUBLISHED}/{sha256}/{file}.pt", sha256
 
 
 def siglip_config(arch: str) -> dict[str, Any]:
