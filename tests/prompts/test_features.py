@@ -22,7 +22,7 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
         np.savez(path, names=np.array(NAMES), embeddings=EMBEDDINGS)
     else:
         tensors = {"embeddings": torch.from_numpy(EMBEDDINGS)}
-        save_file(tensors, path, metadata={"names": json.dumps(NAMES)})
+        save_file(tensors, path, metadata={"names": json.dumps(NAMES), "format": "pt"})
     return path
 
 
