@@ -149,9 +149,11 @@ class Bars:
 
     def show(self, name: str, done: int, total: int | None, note: str = "") -> None:
         """Draw the bar ``name`` at ``done``."""
-        if name not in self._tasks:
-            self._tasks[name] = self._progress.add_task(name, total=total, note=note)
-        self._progress.update(self._tasks[name], completed=done, total=total, note=note)
+        now: dict[str, Any] = {"completed": done, "total": total, "note": note}
+        if name in self._tasks:
+            self._progress.update(self._tasks[name], **now)
+        else:
+            self._tasks[name] = self._progress.add_task(name, **now)
 
     def remove(self, name: str) -> None:
         """Remove a bar, if it is there."""
