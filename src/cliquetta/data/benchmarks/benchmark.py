@@ -52,7 +52,6 @@ class Layout:
     ``{split}`` in a name stands for the split, ``{domain}`` for it without ``-test``.
     """
 
-    dataset: str
     name: str  # for people: what a folder in this layout looks like
     read: Callable[[Location], Listing]
     inside: str = "."  # where the images may be in the dataset's folder
