@@ -13,7 +13,7 @@ from PIL import Image
 
 from cliquetta.data.dataset import OUTSIDE, UNKNOWN, Dataset, FileDataset, UInt8Array
 from cliquetta.data.images import EXTENSIONS, natural_key
-from cliquetta.data.remote import is_url, open_location, require
+from cliquetta.data.remote import is_url, open_location, require_exists
 from cliquetta.errors import UserError
 from cliquetta.prompts.catalogue import text_lines
 from cliquetta.prompts.classes import DEFAULT_TEMPLATE
@@ -98,7 +98,7 @@ def folder_dataset(folder: Path, names: Sequence[str] | None = None) -> FileData
 @contextmanager
 def open_table(table: Path | str) -> Iterator[tuple[str, Iterator[Mapping[str, str]]]]:
     """The column of paths of a CSV, TSV or Parquet file or URL, and its rows that have a path."""
-    require(table)
+    require_exists(table)
     name = str(table)
     if not is_url(table) and Path(table).is_dir():
         raise UserError(f"{name} is a folder, expected a table of paths: write folder:{name}")

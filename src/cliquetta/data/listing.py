@@ -26,7 +26,7 @@ from cliquetta.data.remote import (
     join_url,
     naming,
     open_location,
-    require,
+    require_exists,
     walk_urls,
 )
 from cliquetta.data.tar import expand_braces, list_members
@@ -204,7 +204,7 @@ def _expand(source: Source, unused: Counter[str], stdin: Path | None) -> Iterato
     is_folder = find_filesystem(name)[0].isdir if url else os.path.isdir
     if suffix == TAR:
         for shard in expand_braces(name):
-            require(shard)
+            require_exists(shard)
             yield from (Entry(f"{shard}/{inner}", {}, at) for inner, at in list_members(shard))
     elif suffix in TABLES and (url or not is_folder(source)):
         yield from _listed(name)
@@ -216,7 +216,7 @@ def _expand(source: Source, unused: Counter[str], stdin: Path | None) -> Iterato
         if image is None:
             raise no_images(source)
     else:
-        require(source)
+        require_exists(source)
         if suffix in _PACKED:
             remedy = "unpack it and name the folder, or make it a .tar file"
             raise UserError(f"{source} is compressed: {remedy}")
