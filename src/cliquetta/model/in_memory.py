@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from cliquetta.errors import UserError, first_line
 from cliquetta.model.checkpoints import huggingface, open_clip, openai
-from cliquetta.model.checkpoints.open_clip_zoo import SIGLIP_PREPROCESS
 from cliquetta.model.checkpoints.openai import Conventions
+from cliquetta.model.checkpoints.releases import SIGLIP_PREPROCESS
 from cliquetta.model.checkpoints.state import Checkpoint, CheckpointError, build
 from cliquetta.model.clip import CLIP, MissingCapabilityError, l2_normalize, to_float32
 from cliquetta.model.config import Activation

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from cliquetta.errors import UserError
-from cliquetta.model.checkpoints import hub, open_clip_zoo
+from cliquetta.model.checkpoints import hub, releases
 from cliquetta.model.checkpoints.hub import DownloadError, Fetcher
 from cliquetta.model.checkpoints.state import CheckpointError
 from cliquetta.model.factory import create_model
@@ -133,7 +133,7 @@ def test_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", NOWHERE)
     for proxy in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.delenv(proxy, raising=False)
-    monkeypatch.setattr(open_clip_zoo, "address", lambda name: (f"{NOWHERE}/ViT-B-16.pt", "0" * 64))
+    monkeypatch.setattr(releases, "address", lambda name: (f"{NOWHERE}/ViT-B-16.pt", "0" * 64))
     with pytest.raises(DownloadError, match="none of its sources has it") as error:
         create_model("ViT-B/16", cache_dir=tmp_path)
     one_sentence(error)
@@ -256,11 +256,11 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.fixture
 def openai_server(hub_server: Any, sources: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Hub and OpenAI's address on the local server; ``ViT-B/16`` is small, and not there yet."""
-    small = replace(open_clip_zoo.ARCHITECTURES["ViT-B-16"], width=128, patch_size=8)
-    monkeypatch.setitem(open_clip_zoo.ARCHITECTURES, "ViT-B-16", small)
+    small = replace(releases.ARCHITECTURES["ViT-B-16"], width=128, patch_size=8)
+    monkeypatch.setitem(releases.ARCHITECTURES, "ViT-B-16", small)
     (data,) = sources[2][0].values()
     location = (f"{hub_server.address}/ViT-B-16.pt", hashlib.sha256(data).hexdigest())
-    monkeypatch.setattr(open_clip_zoo, "address", lambda name: location)
+    monkeypatch.setattr(releases, "address", lambda name: location)
     return hub_server
 
 
