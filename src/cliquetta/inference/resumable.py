@@ -33,7 +33,7 @@ from cliquetta.methods.state import describe, merge_states
 if TYPE_CHECKING:
     from cliquetta.inference.ray_driver import RayCluster, RayWorkers
 
-_FORMAT = "cliquetta-predict-1"
+_FORMAT = "cliquetta-predict-2"
 _LONGEST_NAME = 200  # of a group; file systems take 255 bytes, with a suffix while it is written
 
 
