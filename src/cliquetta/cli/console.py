@@ -55,7 +55,7 @@ class Terminal:
             self.err.print(f"[yellow]{escape(sentence)}[/yellow]", soft_wrap=True)
 
     def fail(self, sentence: str) -> None:
-        """Why the command stops."""
+        """Print why the command stops."""
         self.err.print(f"[bold red]error:[/bold red] {escape(sentence)}", soft_wrap=True)
 
     def table(

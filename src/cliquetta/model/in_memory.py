@@ -385,7 +385,7 @@ class FeaturesOnly(CLIP):
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """None."""
+        """No capabilities: there are no towers."""
         return frozenset()
 
     def encode_image(self, pixels: Tensor, **options: Any) -> Tensor:

@@ -122,7 +122,7 @@ def _descend(folder: Path, steps: Sequence[str]) -> list[Path]:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One known dataset: an entry of ``facts.json`` and its layouts."""
+    """One known dataset: an entry of ``facts.json``."""
 
     id: str
     summary: str
