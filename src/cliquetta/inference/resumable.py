@@ -214,8 +214,9 @@ class FileRun:
         if not isinstance(self.images, FeatureDataset):
             given = self.images, self.database, self.stdin, self.group_by
             with closing(list_images(*given)) as listing:
-                count, groups = len(listing), listing.groups()
-            if self.group_by is not None:
+                count = len(listing)
+                groups = listing.groups() if self.group_by is not None else []  # slow if many
+            if groups:
                 ends = list(accumulate(size for _, size in groups))
                 return list(map(Lane, [0, *ends], ends, [name for name, _ in groups]))
         size = self.predictor.batch_size
