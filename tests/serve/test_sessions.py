@@ -71,6 +71,14 @@ def test_interleaved_sessions_predict_as_the_library_alone(
         assert [probabilities(one) for one in responses] == [alone.predict(part) for part in given]
 
 
+def test_responses_that_other_threads_count_are_replaced_not_changed(service: Local) -> None:
+    session = service.create()
+    resident = service.service.sessions.residents[session]
+    before = resident.responses
+    service.predict(session, batch_of(0))
+    assert (list(before), list(resident.responses)) == ([], [1])
+
+
 def test_racing_repeats_are_applied_once(service: Local, alone: Alone) -> None:
     session = service.create()
 

@@ -21,7 +21,12 @@ from cliquetta.report.curves import curve_figure
 from cliquetta.report.markup import PageFigures, cards, count, details, esc, number, table
 from cliquetta.report.repeat import repeat_command
 from cliquetta.report.runs import ReportedRun, RunGroup, shown_groups
-from cliquetta.report.stream import accuracy_so_far, reliability_figure, stream_figure
+from cliquetta.report.stream import (
+    accuracy_so_far,
+    dataset_changes,
+    reliability_figure,
+    stream_figure,
+)
 
 _MOVES = 8  # moves between classes in the table
 _CARDS = 4  # methods whose figures head a page
@@ -130,7 +135,7 @@ def _stream(group: RunGroup, figures: PageFigures, name: str) -> str:
     caption = "Share of correct predictions up to each image."
     if group.baseline is not None and group.adapted:
         caption += " Below, correct predictions more (or fewer) than zero_shot so far."
-    if len(group.runs[0].record.settings["stream"]["datasets"]) > 1:
+    if dataset_changes(group.runs[0]):
         caption += " Dotted lines: another dataset begins."
     figure = figures.add(f"stream-{name}", lambda: stream_figure(group), alt, caption)
     return f"<h3>Accuracy over the stream</h3>{figure}"
