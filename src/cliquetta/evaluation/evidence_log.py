@@ -29,7 +29,7 @@ from cliquetta.tensor_file import pack_raw
 from cliquetta.types import Batch
 
 FOLDER = "evidence"
-FORMAT = "cliquetta-evidence-1"
+FORMAT = "cliquetta-evidence-2"
 _ABOUT = "about.json"
 _COUNTS = "batches.jsonl"
 
@@ -204,7 +204,7 @@ def _read_batch(path: Path) -> BatchEvidence:
     for image in entry["maps"]:
         rows = slice(first, first + image["rows"])
         own = {kind: value[rows] for kind, value in kinds.items()}
-        maps.append(MapEvidence(image["place"], tuple(image["cliques"]), own))
+        maps.append(MapEvidence(image["index"], tuple(image["cliques"]), own))
         first = rows.stop
     names = ("keys", "labels", "before", "after")
     lists: dict[str, Any] = {name: tuple(entry[name]) for name in names}

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from cliquetta.errors import UserError
 from cliquetta.methods.building.config import Decay, MethodConfig, NonNegative, Positive
 from cliquetta.methods.building.memory import ANY, NON_NEGATIVE, Memory
 
@@ -21,6 +22,10 @@ class Adam:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.lr >= 0:  # of a plug-in; configs check theirs
+            raise UserError(f"lr must be 0 or more, got {self.lr}")
 
 
 @dataclass(frozen=True)

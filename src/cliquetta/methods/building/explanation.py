@@ -20,7 +20,7 @@ class Explanation:
     prompted: Tensor | None = None  # Unit features (n, E) with prompts, mean over the passes.
     description: dict[str, Any] | None = None  # The method's own account, as plain values.
     mapped: tuple[dict[str, Any], ...] = ()
-    """Images with attention maps: ``place``, ids of ``cliques``, and number of ``rows`` of maps."""
+    """Images with attention maps: ``index``, ids of ``cliques``, and number of ``rows`` of maps."""
     maps: dict[Kind, Tensor] | None = None  # (rows of all images, 1 + T).
 
     def tensors(self) -> dict[str, Tensor]:
@@ -56,5 +56,5 @@ class VisuallyPrompted(Protocol):
     """A method that may score images with visual prompts."""
 
     def prompted_passes(self, prediction: Prediction, index: int) -> PromptedPasses | None:
-        """The prompted passes over image ``place`` of a batch; ``None`` if there were none."""
+        """The prompted passes over image ``index`` of a batch; ``None`` if there were none."""
         ...

@@ -220,7 +220,10 @@ class SCAP(Adapter):
         cache: Cache | None,
         query: Tensor,
     ) -> Composed:
-        """Prompts that every pass is scored with, and texts, under the running mean if any."""
+        """Prompts that every pass is scored with (step 4), and texts.
+
+        Those are under the running mean, once there is one (Eq. 18 with alpha_r = 1, as printed).
+        """
         passes = plan_passes(cliques, top, self.memory["count"], self.config)
         size = self.memory["start_prompt"].numel() if "start_prompt" in self.memory else 0
         own = query.new_zeros(0, size)
@@ -239,7 +242,7 @@ class SCAP(Adapter):
             features = plain[send(composed.passes.image, plain.device)]
         else:
             features = self.visual.pass_features(hidden, plain, composed)
-        logits = self.model.scale * features @ composed.text_features.T
+        logits = self.model.scale * features @ composed.text_features.T  # Eq. 19
         return merge_passes(logits.view(-1, composed.passes.width, logits.shape[-1]))
 
     # --- for reports and the app ------------------------------------------------
