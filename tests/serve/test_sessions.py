@@ -98,7 +98,7 @@ def test_wrong_numbers_are_refused_and_change_nothing(service: Local, alone: Alo
     session = service.create()
     for number in range(1, 7):
         service.check(session, batch_of(number, 1), alone, sequence=number)
-    for sequence, code in ((8, "out_of_order"), (6, "sequence_used"), (1, "answer_gone")):
+    for sequence, code in ((8, "out_of_order"), (6, "sequence_used"), (1, "response_gone")):
         refused = service.send(session, batch_of(7, 1), sequence=sequence, top_k=5)
         assert refusal(refused) == (409, code)
     service.check(session, batch_of(7), alone, sequence=7)

@@ -36,7 +36,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""What the pages of the service may load and do: nothing but talk to the service itself."""
+"""Policy of the service's pages: they may load from, and talk to, the service itself only."""
 _SWEEP_SECONDS = 60
 _PAGES = {"/": "index.html", "/docs": "docs.html", "/docs.js": "docs.js", "/style.css": "style.css"}
 _BINARY_SCHEMA = {BINARY: {"schema": {"type": "string", "format": "binary"}}}
@@ -106,7 +106,7 @@ router = APIRouter(prefix="/v1", tags=["sessions"], responses=_ANY)
 
 @open_router.get("/healthz", responses=_UNSAVED)
 async def health(call: CallOf) -> schema.Health:
-    """Whether the server answers and can save sessions."""
+    """Whether the server responds and can save sessions."""
     problem = call.sessions.problem()
     if problem is not None:
         raise ServiceError(503, "storage", problem)
@@ -197,7 +197,7 @@ async def send_batch(request: Request, session: SessionOf, call: CallOf) -> Resp
 
     Images that cannot be read are listed under ``errors``; the others are predicted. With
     ``sequence`` (1 for the first batch, then one more each) a request may be repeated after a
-    lost answer: it is applied once, and the same answer comes back.
+    lost response: it is applied once, and the same response comes back.
     """
     call.service.pool.check_room(call.owner, session)  # before the images are read
     batch = await _read_batch(request, call.service.limits.images)

@@ -6,7 +6,7 @@ each session before or after a batch. A checksum and the session's id tell damag
 
 Replicas share a store without locks or leases: one that has read version 12 creates version 13,
 which fails if there is one, and does not count if later ones are there (those before the last
-complete one are removed). A deleted session is an empty version, kept for a day for late replicas.
+complete one are removed). A deleted session is an empty version, for a day, for late replicas.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from cliquetta.serve.schema import SessionInfo
 from cliquetta.serve.store_files import files_at
 
 _SUFFIX = ".safetensors"
-_RESPONSE = "answer."
+_RESPONSE = "response."
 _PROGRESS = ("sequence", "images")
 _TOMBSTONE_SECONDS = 86400
 _LOOKS = 4
@@ -57,7 +57,7 @@ class FencedError(Exception):
 
 @dataclass(frozen=True)
 class StoredResponse:
-    """A response that was sent, and the request that it answers."""
+    """A response that was sent, and the request that it belongs to."""
 
     digest: str  # hash of the request
     packed: bytes  # the body, compressed
@@ -157,7 +157,7 @@ class Store:
         notes: dict[str, Any] = {
             "session": {**made, "owner": session.owner},
             "progress": {**progress, "imported": session.imported},
-            "answers": {str(number): response.digest for number, response in responses.items()},
+            "responses": {str(number): response.digest for number, response in responses.items()},
             "keys": {str(number): one.key for number, one in responses.items() if one.key},
             "checksum": UNSEALED.decode(),
         }
@@ -170,7 +170,7 @@ class Store:
         if changes is None:
             data = _seal(pack_state(resident.adapter, extra=extra, notes=notes))
         else:
-            notes |= {"whole": chain.base, "after": chain.seal}
+            notes |= {"base": chain.base, "after": chain.seal}
             data = _seal(pack_changes(changes, extra, notes))
         try:
             self._write(session.info.id, data, version, version if changes is None else chain.base)
@@ -193,7 +193,7 @@ class Store:
                 saved.extra[f"{_RESPONSE}{number}"].numpy().tobytes(),
                 saved.notes["keys"].get(number, ""),
             )
-            for number, digest in saved.notes["answers"].items()
+            for number, digest in saved.notes["responses"].items()
         }
         return _parse_notes(saved.notes, id), Resident(adapter, responses, version)
 
@@ -248,7 +248,7 @@ class Store:
         """The complete file that a version is based on, and the changes after it."""
         try:
             last = _checked(self.files.read(_name(id, version)))
-            first = notes_of(last).get("whole", version)
+            first = notes_of(last).get("base", version)
             before = [self.files.read(_name(id, number)) for number in range(first, version)]
             return [*map(_checked, before), last]
         except FileNotFoundError:
