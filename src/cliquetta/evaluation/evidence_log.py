@@ -38,9 +38,9 @@ Pictures = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class EvidenceLimits:
-    """Limits on the evidence that is kept."""
+    """Limits on the evidence that is stored."""
 
-    images: int = 256  # in full, in whole batches spread over the stream; a batch is cut to this
+    images: int = 256  # in full, in batches spread over the stream; a batch is cut to this
     maps: int = 12  # images with attention maps
     pixels: int = 96  # longest side of the small pictures
 
@@ -103,7 +103,7 @@ class EvidenceLog:
         write_atomically(self.folder / f"{name}.webp", _mosaic(pictures))
         write_atomically(self.folder / f"{name}.safetensors", pack_raw(explanation.tensors()))
         text = json.dumps(entry, ensure_ascii=False)
-        write_atomically(self.folder / f"{name}.json", text.encode())  # last: the batch is whole
+        write_atomically(self.folder / f"{name}.json", text.encode())  # last: the batch is complete
 
 
 def small_pictures(

@@ -1,4 +1,4 @@
-"""Pre-labels in Label Studio: its machine-learning backend, answered by ``cliquetta serve``.
+"""Pre-labels in Label Studio: its machine-learning backend, a client of ``cliquetta serve``.
 
 Run it beside the service and add its address under *Settings, Model* of a project::
 
@@ -53,7 +53,7 @@ class Control:
         raise HTTPException(422, "the labelling configuration has no <Choices> for an <Image>")
 
     def prediction(self, predicted: ImagePrediction | None, version: str) -> dict[str, Any]:
-        """An answer in Label Studio's format; none for an image that could not be read."""
+        """A prediction in Label Studio's format; none for an image that could not be read."""
         if predicted is None:
             return {"result": [], "score": 0.0, "model_version": version}
         result = {

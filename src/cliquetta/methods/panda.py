@@ -7,7 +7,7 @@ keep the corruption but no object. With n̄ the mean of their unit features
 
     d_i = v_i - β n̄
 
-takes the place of every unit image feature v_i in the method that Panda is put around, its learning
+replaces every unit image feature v_i in the method that Panda is put around, its learning
 included; d is not normalised again. ``method`` names that method, ``options`` changes its settings.
 """
 

@@ -48,7 +48,7 @@ def results(runs: Sequence[ReportedRun]) -> str:
     if any(cell.better for cell in comparison.cells.values()):
         notes.append("▲ ▼ differs from zero_shot beyond chance (exact paired test, p < 0.05)")
     note = f'<p class="note">{esc("; ".join(notes))}.</p>' if notes else ""
-    return table(columns, rows, labels=2, caption="All runs, seeds taken together") + note
+    return table(columns, rows, labels=2, caption="All runs, seeds together") + note
 
 
 def _result_row(cell: Cell) -> list[str]:

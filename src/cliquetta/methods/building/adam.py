@@ -43,7 +43,7 @@ class AdamConfig(MethodConfig):
 
 @dataclass(frozen=True)
 class AdamWConfig(AdamConfig):
-    """The same with decay of the weights."""
+    """Base of the configs of methods that take AdamW steps: with decay of the weights."""
 
     weight_decay: NonNegative = 0.01  # Weight decay of AdamW.
 
@@ -54,7 +54,7 @@ class AdamWConfig(AdamConfig):
 
 
 class AdamState(NamedTuple):
-    """Parameters under Adam: the values, both moments and the number of steps taken."""
+    """Parameters under Adam: the values, both moments and the number of steps."""
 
     values: Tensor
     first: Tensor
@@ -69,7 +69,7 @@ class AdamState(NamedTuple):
 
     @classmethod
     def load(cls, memory: Memory, name: str) -> AdamState:
-        """As kept in a method's memory under ``name``."""
+        """The state in a method's memory under ``name``."""
         return cls(*(memory[f"{name}.{part}"] for part in cls._fields))
 
     @classmethod

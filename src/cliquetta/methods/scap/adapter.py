@@ -1,4 +1,4 @@
-"""The adapter: mines, learns, retains and infers on every batch, and owns what is kept."""
+"""The adapter: mines, learns, retains and infers on every batch, and owns the memory."""
 
 import warnings
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """Retention: a running mean of text prompts, and a cache of visual prompts per class.
 
-Pairs of key (mean feature of a clique) and value (its prompt) are kept for every class. When there
-are more than L, keys are propagated over their own graph and the closest pair is fused.
+Every class has pairs of key (mean feature of a clique) and value (its prompt). When there are more
+than L, keys are propagated over their own graph and the closest pair is fused.
 """
 
 from dataclasses import dataclass
@@ -92,9 +92,9 @@ def fuse_closest(keys: Tensor, values: Tensor, config: SCAPConfig) -> tuple[Tens
     slot = slot + (slot >= second[:, None])  # everything but the second of the pair, in order
     fused = []
     for rows in (keys, values):
-        kept = rows.gather(1, slot[:, :, None].expand(-1, -1, rows.shape[2])).clone()
-        kept[row, first] = (rows[row, first] + rows[row, second]) / 2
-        fused.append(kept)
+        rest = rows.gather(1, slot[:, :, None].expand(-1, -1, rows.shape[2])).clone()
+        rest[row, first] = (rows[row, first] + rows[row, second]) / 2
+        fused.append(rest)
     return fused[0], fused[1]
 
 

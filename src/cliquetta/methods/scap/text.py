@@ -1,7 +1,7 @@
 """Text features under a learned context, and their gradient with respect to it.
 
 At the start of every clique the context is the same, so that one forward pass serves all. Their
-gradients come from that pass by vector-Jacobian products or, on long streams, through the whole
+gradients come from that pass by vector-Jacobian products or, on long streams, through the full
 Jacobian, built once per class list: then each clique costs one row of a matrix product.
 """
 
