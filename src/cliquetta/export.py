@@ -26,8 +26,7 @@ from cliquetta.version import installed_version
 
 METADATA = "cliquetta.json"
 """Name of the metadata in a ``.pt2`` archive; in ONNX they are entries of the model."""
-LARGEST_ONNX = 2**31 - 2**24
-"""Bytes of weights that fit into one protobuf file."""
+LARGEST_ONNX = 2**31 - 2**24  # bytes of weights that fit into one protobuf file
 
 
 @dataclass(frozen=True)

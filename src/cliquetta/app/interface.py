@@ -20,12 +20,9 @@ from cliquetta.data.bundled import load_bundled
 from cliquetta.data.corruptions import CORRUPTIONS, SEVERITIES
 from cliquetta.serve.schema import DEFAULT_METHOD
 
-VISITORS = 32
-"""Sessions held in memory; the least recently used are dropped first."""
-IDLE_SECONDS = 3600
-"""After which a session and the files of a visitor are deleted."""
-WAITING = 32
-"""Clicks that may wait; batches run one at a time."""
+VISITORS = 32  # sessions held in memory; the least recently used are dropped first
+IDLE_SECONDS = 3600  # after which a session and the files of a visitor are deleted
+WAITING = 32  # clicks that may wait; batches run one at a time
 
 _WORK: dict[str, Any] = {
     "concurrency_limit": 1,

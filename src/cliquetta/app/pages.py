@@ -25,13 +25,10 @@ from cliquetta.types import Prediction
 
 Picture = npt.NDArray[np.uint8]
 
-MOST_CLIQUES = 60
-"""Galleries on one page."""
+MOST_CLIQUES = 60  # galleries on one page
 NOTHING_YET = "<p class='cq-quiet'>Run a batch first.</p>"
-_CLASSES = 40
-"""Rows of the figure of a cache; of longer class lists the fullest are shown."""
-_BATCHES = 60
-"""Columns of it: the last ones."""
+_CLASSES = 40  # rows of the figure of a cache; of longer class lists the fullest are shown
+_BATCHES = 60  # columns of it: the last ones
 
 CSS = """
 .cq-grid {display: flex; flex-wrap: wrap; gap: 10px}

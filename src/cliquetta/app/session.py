@@ -59,10 +59,8 @@ class Shown:
 
     rows: tuple[Row, ...]
     refused: tuple[ImageProblem, ...]
-    pixels: Tensor
-    """(B, 3, S, S) as the model saw them."""
-    pictures: npt.NDArray[np.uint8]
-    """Pictures (B, S, S, 3) of the pixels."""
+    pixels: Tensor  # (B, 3, S, S) as the model saw them
+    pictures: npt.NDArray[np.uint8]  # pictures (B, S, S, 3) of the pixels
     prediction: Prediction
 
 

@@ -26,8 +26,7 @@ from cliquetta.serve.client import Client, RemoteSession
 from cliquetta.serve.schema import ImagePrediction
 from cliquetta.version import installed_version
 
-BATCH = 64
-"""Images per request to the service."""
+BATCH = 64  # images per request to the service
 
 
 @dataclass(frozen=True)
