@@ -13,15 +13,8 @@ from cliquetta.methods.building.explanation import CacheCount, Explanation, Prom
 from cliquetta.methods.building.memory import Range
 from cliquetta.methods.building.views import confident_views, mean_logits
 from cliquetta.methods.registry import register
-from cliquetta.methods.scap import evidence
+from cliquetta.methods.scap import composition, evidence
 from cliquetta.methods.scap.cliques import Cliques, mine_cliques, similar_images, top_classes
-from cliquetta.methods.scap.composition import (
-    Composed,
-    PrefixedTower,
-    gather_prompts,
-    merge_passes,
-    plan_passes,
-)
 from cliquetta.methods.scap.config import PRESETS, SCAPConfig
 from cliquetta.methods.scap.learning import Learned, Learner, Task
 from cliquetta.methods.scap.retention import Cache, retain, running_mean
@@ -43,7 +36,7 @@ class SCAP(Adapter):
 
     batch_dependence = BatchDependence.JOINT
     config: SCAPConfig
-    visual: PrefixedTower | None
+    visual: composition.PrefixedTower | None
 
     def _setup(self) -> None:
         model, prompts, config = self.model, self.prompts, self.config
@@ -56,7 +49,7 @@ class SCAP(Adapter):
         self._replayed, self.visual, tower, rows = Replayed(), None, None, 1
         if isinstance(model.visual, VisionTower):
             tower, blocks, length = model.visual, config.blocks, config.prompt_length
-            self.visual = PrefixedTower(tower, blocks, length, self._replayed)
+            self.visual = composition.PrefixedTower(tower, blocks, length, self._replayed)
             rows = self.visual.rows
             if blocks[-1] >= len(tower.blocks):
                 raise UserError(f"scap.blocks {blocks}: {model.id} has {len(tower.blocks)} blocks")
@@ -219,23 +212,23 @@ class SCAP(Adapter):
         learned: Learned | None,
         cache: Cache | None,
         query: Tensor,
-    ) -> Composed:
+    ) -> composition.Composed:
         """Prompts that every pass is scored with (step 4), and texts.
 
         Those are under the running mean, once there is one (Eq. 18 with alpha_r = 1, as printed).
         """
-        passes = plan_passes(cliques, top, self.memory["count"], self.config)
+        passes = composition.plan_passes(cliques, top, self.memory["count"], self.config)
         size = self.memory["start_prompt"].numel() if "start_prompt" in self.memory else 0
         own = query.new_zeros(0, size)
         if learned is not None and learned.visual is not None:
             own = learned.visual.flatten(1)
-        prompts = gather_prompts(passes, own, cache, query, self.config)
+        prompts = composition.gather_prompts(passes, own, cache, query, self.config)
         text = self.classifier
         if self.text is not None and int(self.memory["text_seen"]) > 0:
             text = self.text.features(self.memory["text_mean"][None])[0]
-        return Composed(passes, *prompts, text)
+        return composition.Composed(passes, *prompts, text)
 
-    def _logits(self, hidden: Tensor, plain: Tensor, composed: Composed) -> Tensor:
+    def _logits(self, hidden: Tensor, plain: Tensor, composed: composition.Composed) -> Tensor:
         """Logits (b, N) of one view of every image (step 5)."""
         config = self.config
         if self.visual is None or not config.learns_visual or config.rules.discarded_prompts:
@@ -243,12 +236,12 @@ class SCAP(Adapter):
         else:
             features = self.visual.pass_features(hidden, plain, composed)
         logits = self.model.scale * features @ composed.text_features.T  # Eq. 19
-        return merge_passes(logits.view(-1, composed.passes.width, logits.shape[-1]))
+        return composition.merge_passes(logits.view(-1, composed.passes.width, logits.shape[-1]))
 
     # --- for reports and the app ------------------------------------------------
 
     def _evidence(
-        self, cliques: Cliques, learned: Learned | None, composed: Composed, top: Tensor
+        self, cliques: Cliques, learned: Learned | None, composed: composition.Composed, top: Tensor
     ) -> dict[str, Any]:
         """Tensors for :func:`cliquetta.methods.scap.evidence.describe`."""
         visual = "discarded" if self.config.rules.discarded_prompts else "composed"
