@@ -1,7 +1,6 @@
 """The adapter: mines, learns, retains and infers on every batch, and owns the memory."""
 
 import warnings
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -101,18 +100,6 @@ class SCAP(Adapter):
             self.memory.declare("text_mean", mean)
         for name in ("text_seen", "sets_learned", "batches"):
             self.memory.declare(name, torch.tensor(0))
-
-    def reset(self) -> None:
-        """Forget the stream, and let the tally of learned sets decide anew on the Jacobian."""
-        super().reset()
-        if self.text is not None:
-            self.text.jacobian = None
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from :meth:`state_dict`; its tally decides on the Jacobian."""
-        super().load_state_dict(state)
-        if self.text is not None:
-            self.text.jacobian = None
 
     @torch.no_grad()
     def _predict(self, batch: Batch) -> Prediction:
@@ -245,7 +232,7 @@ class SCAP(Adapter):
     ) -> dict[str, Any]:
         """Tensors for :func:`cliquetta.methods.scap.evidence.describe`."""
         visual = "discarded" if self.config.rules.discarded_prompts else "composed"
-        jacobian = self.text is not None and self.text.jacobian is not None
+        by_jacobian = learned and self.text is not None and self.text.jacobian is not None
         return {
             "cliques": cliques,
             "learned": learned,
@@ -254,7 +241,7 @@ class SCAP(Adapter):
             "top": top,
             "text_prompts": self._text_prompts(),
             "visual_prompts": visual if self.config.learns_visual else "none",
-            "text_gradient": "jacobian" if jacobian else "vjp",
+            "text_gradient": "jacobian" if by_jacobian else "vjp",
         }
 
     @torch.no_grad()
