@@ -80,7 +80,6 @@ def fit_cocoop(task: FitTask, config: CoCoOpConfig) -> dict[str, Tensor]:
     model, prompts = task.model, task.prompts
     start = initial_parameters(model, config, torch.Generator().manual_seed(task.seed))
     tokens = prompt_tokens(model, prompts, len(start["context"]))
-
     return learn(start, partial(cocoop_logits, model, tokens), task, config)
 
 
@@ -89,7 +88,6 @@ class CoCoOp(FeatureLevel, FewShotAdapter):
     """Learned context that a small network shifts for every image."""
 
     needs = frozenset({"text", "text-prompts"})
-
     config: CoCoOpConfig
 
     def _setup(self) -> None:

@@ -103,7 +103,6 @@ def fit_coop(task: FitTask, config: CoOpConfig) -> dict[str, Tensor]:
         start = start.repeat(len(prompts), 1, 1)
         if not config.context_init:
             start = INIT_STD * torch.randn(start.shape, generator=generator).to(model.device)
-
     return learn({"context": start}, partial(coop_logits, model, tokens), task, config)
 
 
@@ -115,7 +114,6 @@ class CoOp(FeatureLevel, FewShotAdapter):
 
     scaled_cosines = True
     needs = frozenset({"text", "text-prompts"})
-
     config: CoOpConfig
 
     def _setup(self) -> None:

@@ -100,7 +100,6 @@ def fit_maple(task: FitTask, config: MaPLeConfig) -> dict[str, Tensor]:
     model, prompts = task.model, task.prompts
     start = initial_parameters(model, config, torch.Generator().manual_seed(task.seed))
     tokens = text_tokens(model, prompts, config)
-
     return learn(start, partial(maple_logits, model, tokens), task, config)
 
 
