@@ -93,13 +93,11 @@ class VisitorMiddleware:
     """Refuses pages of other sites, guessed passwords and uploads without end."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
-        limits = settings.limits
         self._app, self._hosts = app, settings.hosts
-        self._logins = admission.guess_limiter(limits)
-        refusal = f"more than {limits.upload_bytes:,} bytes uploaded within an hour; wait"
-        self._uploads = RateLimiter(
-            limits.upload_bytes / 3600, limits.upload_bytes, refusal=refusal
-        )
+        self._logins = admission.guess_limiter(settings.limits)
+        most = settings.limits.upload_bytes
+        refusal = f"more than {most:,} bytes uploaded within an hour; wait"
+        self._uploads = RateLimiter(most / 3600, most, refusal)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""

@@ -140,9 +140,8 @@ def reliability_figure(group: RunGroup) -> Figure:
     columns = min(4, len(group.runs))
     rows = -(-len(group.runs) // columns)
     with new_figure(max(2.6 * columns, 3.4), 3.3 * rows) as figure:
-        grid = figure.subplots(
-            2 * rows, columns, squeeze=False, sharex=True, height_ratios=[3, 1] * rows
-        )
+        ratios = [3, 1] * rows
+        grid = figure.subplots(2 * rows, columns, squeeze=False, sharex=True, height_ratios=ratios)
         for turn in range(rows * columns):
             row, column = divmod(turn, columns)
             upper, lower = grid[2 * row, column], grid[2 * row + 1, column]

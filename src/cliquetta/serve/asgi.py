@@ -61,6 +61,10 @@ def _refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {code: {"model": schema.Problem, "description": _REFUSALS[code]} for code in statuses}
 
 
+def _body_of(content: dict[str, Any]) -> dict[str, Any]:
+    return {"requestBody": {"required": True, "content": content}}
+
+
 _ANY, _SESSION = _refusals(401, 403, 429, 503), _refusals(404, 409)
 _BODY = _refusals(400, 408, 413, 422)
 _UNSAVED = _refusals(503)
@@ -188,9 +192,7 @@ async def delete_session(session: SessionOf, call: CallOf) -> None:
     "/sessions/{session}/batches",
     response_model=schema.BatchResponse,
     responses={**_SESSION, **_BODY, **_refusals(415)},
-    openapi_extra={
-        "requestBody": {"required": True, "content": schema.BatchRequest.body_schemas()}
-    },
+    openapi_extra=_body_of(schema.BatchRequest.body_schemas()),
 )
 async def send_batch(request: Request, session: SessionOf, call: CallOf) -> Response:
     """Classify a batch of images and learn from it.
@@ -238,7 +240,7 @@ async def export_state(session: SessionOf, call: CallOf) -> Response:
 @router.put(
     "/sessions/{session}/state",
     responses={**_SESSION, **_BODY},
-    openapi_extra={"requestBody": {"required": True, "content": _BINARY_SCHEMA}},
+    openapi_extra=_body_of(_BINARY_SCHEMA),
 )
 async def import_state(request: Request, session: SessionOf, call: CallOf) -> schema.SessionInfo:
     """Continue from a state that an equal session exported."""

@@ -272,9 +272,8 @@ def _parse_notes(notes: Mapping[str, Any], id: str) -> StoredSession:
     owner, imported = made.pop("owner"), progress.pop("imported")
     info = SessionInfo(**made, **progress)
     if info.id != id:
-        raise changes.DamagedError(
-            f"the file of session {id} holds session {info.id}: copied or swapped"
-        )
+        message = f"the file of session {id} holds session {info.id}: copied or swapped"
+        raise changes.DamagedError(message)
     return StoredSession(info, owner, time.time(), imported)
 
 

@@ -100,9 +100,7 @@ class FewShotAdapter(Adapter):
 def refuse_fixed_text(adapter: type[Adapter], prompts: ClassPrompts) -> None:
     """A method that learns text cannot work with text features from outside."""
     if "text-prompts" in adapter.needs and prompts.features is not None:
-        raise UserError(
-            f"{adapter.name} learns the text side: give class names, not fixed text features"
-        )
+        raise UserError(f"{adapter.name} learns text: give class names, not fixed text features")
 
 
 @dataclass(frozen=True)
