@@ -55,14 +55,10 @@ class Control:
         """A prediction in Label Studio's format; none for an image that could not be read."""
         if predicted is None:
             return {"result": [], "score": 0.0, "model_version": version}
-        result = {
-            "from_name": self.from_name,
-            "to_name": self.to_name,
-            "type": "choices",
-            "value": {"choices": [predicted.label]},
-            "score": predicted.probability,
-        }
-        return {"result": [result], "score": predicted.probability, "model_version": version}
+        score = {"score": predicted.probability}
+        names = {"from_name": self.from_name, "to_name": self.to_name, "type": "choices"}
+        result = {**names, "value": {"choices": [predicted.label]}, **score}
+        return {"result": [result], **score, "model_version": version}
 
 
 class Backend:

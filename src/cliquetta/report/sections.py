@@ -137,9 +137,8 @@ def _reliability(group: RunGroup, figures: PageFigures, name: str) -> str:
         "How often predictions of a confidence are right; on the dashed line they would be "
         "calibrated. Hatched: the gap. Below, how many predictions have that confidence."
     )
-    figure = figures.add(
-        f"reliability-{name}", lambda: stream.reliability_figure(group), alt, caption
-    )
+    draw = partial(stream.reliability_figure, group)
+    figure = figures.add(f"reliability-{name}", draw, alt, caption)
     return f"<h3>Calibration</h3>{figure}"
 
 
