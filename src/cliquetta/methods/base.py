@@ -17,7 +17,7 @@ from cliquetta.atomic import write_atomically
 from cliquetta.data.inputs import Images, as_batch
 from cliquetta.errors import UserError
 from cliquetta.methods.building.config import MethodConfig
-from cliquetta.methods.building.explanation import CacheCount, Explanation
+from cliquetta.methods.building.explanation import CacheCount, Explanation, PromptedPasses
 from cliquetta.methods.building.memory import Memory, all_finite
 from cliquetta.methods.building.merging import MergeRule, merge_memories
 from cliquetta.methods.zero_shot_reference import OPTIONAL, ZeroShotReference, without_optional
@@ -328,6 +328,11 @@ class Adapter(ZeroShotReference, ABC):
             elif isinstance(value, float) or (isinstance(value, Tensor) and value.ndim == 0):
                 line[name] = round(float(value), 4)
         return line
+
+    def prompted_passes(self, prediction: Prediction, index: int) -> PromptedPasses | None:
+        """The passes with visual prompts over image ``index`` of a batch; ``None`` if none."""
+        del prediction, index
+        return None
 
     def cache_counts(self) -> dict[str, CacheCount]:
         """Occupancy, by name, of the caches that :attr:`merge_rules` declare."""
