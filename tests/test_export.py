@@ -209,7 +209,7 @@ def test_refusals_write_nothing(
     monkeypatch.setattr("cliquetta.export.LARGEST_ONNX", 1000)
     for name, file, message in (
         ("tda", "m.onnx", "tda has nothing to"),
-        ("zero_shot", "m.pth", "suffix says the format"),
+        ("zero_shot", "m.pth", "end its name in .onnx"),
         ("zero_shot", "m.onnx", "--half"),
     ):
         with pytest.raises(UserError, match=message):

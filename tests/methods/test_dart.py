@@ -75,8 +75,8 @@ def test_the_stream_equals_the_paper_in_plain_autograd(score: Any) -> None:
     expected = torch.stack([literal.next(views) for views in batch.views])
     assert_near(logits, expected, ADAPTED)
     memory = adapter.state_dict()
-    assert_near(memory["kept_context"], literal.kept_text, FEATURE)
-    assert_near(memory["kept_visual"], literal.kept_visual, FEATURE)
+    assert_near(memory["retained_context"], literal.kept_text, FEATURE)
+    assert_near(memory["retained_visual"], literal.kept_visual, FEATURE)
     assert_near(memory["visual"], literal.visual, LOGIT)
 
 

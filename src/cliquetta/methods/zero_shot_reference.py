@@ -115,7 +115,7 @@ def calibrate(logits: Tensor, sums: Tensor) -> Tensor:
 
 
 OPTIONAL = {LEFT_OUT: empty_window, CONFIDENCES: no_confidences}
-"""What the memory holds where it was asked for, and how that starts."""
+"""Tensors that the memory holds on request, by name, and how they start."""
 
 
 def without_optional(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

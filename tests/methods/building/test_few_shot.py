@@ -15,7 +15,7 @@ from cliquetta.methods.building.few_shot import (
     SGDTraining,
     TextTraining,
     epoch_batches,
-    feature_draw,
+    example_draw,
     learn,
 )
 from cliquetta.methods.fit import fit_method
@@ -111,7 +111,7 @@ def test_a_pool_is_encoded_once_and_every_image_gets_crops_of_its_own(
     rng = np.random.default_rng([7, 0xF0])
     crops = examples.crops(np.arange(6), model, rng, scale=(0.3, 1.0), count=5)
     pool = torch.stack([model.encode_image(crop, normalize=True) for crop in crops])
-    draw = feature_draw(FitTask(model, TWO, examples, seed=7), config)
+    draw = example_draw(FitTask(model, TWO, examples, seed=7), config)
     monkeypatch.setattr(model, "encode_image", lambda *_: pytest.fail("encoded again"))
     rows, generator, seen = np.array([4, 0, 3]), np.random.default_rng(0), set()
     for _ in range(40):

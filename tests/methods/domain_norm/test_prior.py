@@ -32,7 +32,7 @@ def draw(labels: Tensor, bias: Tensor | float = 0.0, *, gap: float, seed: int = 
 
 
 def no_counts() -> Counts:
-    shapes: dict[str, tuple[int, ...]] = {"moments": (4, N), "answers": (2, N)}
+    shapes: dict[str, tuple[int, ...]] = {"moments": (4, N), "predicted": (2, N)}
     shapes |= dict.fromkeys(("images", "confidence", "entropy", "agreement", "asked"), ())
     return Counts(*(torch.zeros(shapes.get(name, (N,))) for name in Counts._fields))
 

@@ -117,10 +117,10 @@ def test_the_map_with_all_prompts_has_the_retained_ones(
     assert len(shown) == len(mapped) > 0
     actual = describe(prediction)
     for image, (count, used) in zip(mapped, shown, strict=True):
-        passes = actual["images"][image["place"]]["passes"]
+        passes = actual["images"][image["index"]]["passes"]
         retained = sum(entry["retained"] is not None for entry in passes)
         assert (retained > 0) == retention
         members = [clique["members"] for clique in actual["cliques"]]
-        distinct = {frozenset(own) for own in members if image["place"] in own}
+        distinct = {frozenset(own) for own in members if image["index"] in own}
         assert count == len(distinct) + retained
         assert used[0] == 0 and used[-1] == count  # plain first, everything last
