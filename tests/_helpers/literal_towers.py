@@ -88,9 +88,9 @@ def text_features(
     w, config = dict(model.state_dict()), model.config.text
     rows = [w["text.tokens.weight"][i] for i in ids]
     if context is not None:
-        places = range(1, len(context) + 1) if positions is None else positions
-        for place, vector in zip(places, context, strict=True):
-            rows[int(place)] = vector
+        indices = range(1, len(context) + 1) if positions is None else positions
+        for index, vector in zip(indices, context, strict=True):
+            rows[int(index)] = vector
     x = torch.stack(rows) + w["text.position"][: len(rows)]
     for index in range(config.layers):
         if 0 < index <= len(deep):

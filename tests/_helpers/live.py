@@ -1,4 +1,4 @@
-"""LayerNorm adaptation as a plain training loop would do it: weights changed in place by torch."""
+"""LayerNorm adaptation as a plain training loop does it: torch changes the weights themselves."""
 
 from collections.abc import Sequence
 
@@ -17,10 +17,8 @@ def double_clip() -> CLIP:
 
 def open_norms(tower: nn.Module) -> list[nn.Parameter]:
     """All LayerNorm parameters of a tower, made learnable."""
-    found = [p for m in tower.modules() if isinstance(m, nn.LayerNorm) for p in (m.weight, m.bias)]
-    for parameter in found:
-        parameter.requires_grad_(True)
-    return found
+    norms = [module for module in tower.modules() if isinstance(module, nn.LayerNorm)]
+    return [p.requires_grad_(True) for norm in norms for p in (norm.weight, norm.bias)]
 
 
 def live_clip() -> tuple[CLIP, Tensor, list[nn.Parameter]]:
@@ -56,9 +54,15 @@ def unit_rows(x: Tensor) -> Tensor:
     return x / (x * x).sum(dim=-1, keepdim=True).sqrt()
 
 
-def literal_entropy(logits: Tensor) -> Tensor:
+def entropies(logits: Tensor) -> Tensor:
+    """Entropy of each softmax of logits (..., N), by its definition."""
     p = logits.exp() / logits.exp().sum(dim=-1, keepdim=True)
-    return -(p * p.log()).sum(dim=-1).mean()
+    return -(p * p.log()).sum(dim=-1)
+
+
+def surest(logits: Tensor, fraction: float) -> Tensor:
+    """Indices of the surest fraction of views with logits (V, N), at least of one."""
+    return entropies(logits.detach()).argsort()[: max(1, int(fraction * len(logits)))]
 
 
 def literal_transductive_loss(

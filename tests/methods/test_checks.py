@@ -1,4 +1,4 @@
-"""A method of another package that breaks the contract is found out, by public names only."""
+"""A method of another package that breaks the contract is named, with public names only."""
 
 import contextlib
 from collections.abc import Callable
@@ -13,7 +13,7 @@ import cliquetta
 
 @dataclass(frozen=True)
 class PlainConfig:
-    """What is done to the logits."""
+    """The function that spoils the logits."""
 
     spoil: Callable[["Plain", Tensor], Tensor] | None
 

@@ -1,4 +1,4 @@
-"""Domain LayerNorms: the step by autograd, the behaviour on a stream, what is kept and what not."""
+"""Domain LayerNorms: the behaviour on a stream, figures by hand, and the state."""
 
 import math
 from typing import Any
@@ -15,6 +15,7 @@ from cliquetta.methods.domain_norm.health import health, in_words, verdict
 from cliquetta.methods.domain_norm.prior import Figures, count, information
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
+from tests._helpers.building import assert_same_state
 from tests._helpers.scenes import NAMES, build_model, make_batches
 from tests._helpers.tiny_world import draw
 from tests._helpers.tolerance import FEATURE, LOGIT, SUM
@@ -54,15 +55,14 @@ def test_images_that_are_not_finite_teach_nothing_and_the_others_are_predicted()
     torch.testing.assert_close(actual.logits[:6], expected.logits)
     torch.testing.assert_close(actual.logits[6:], torch.full((2, 6), -math.log(6)))
     assert actual.evidence["non_finite"] == 2
-    for name, value in adapter.state_dict().items():
-        torch.testing.assert_close(value, clean.memory[name], atol=SUM, rtol=SUM)
+    torch.testing.assert_close(adapter.state_dict(), clean.state_dict(), atol=SUM, rtol=SUM)
     before, nothing = adapter.state_dict(), adapter._predict(Batch(broken[6:]))
     assert adapter.summarize(nothing) == {"images": 2}
-    assert all(torch.equal(value, before[name]) for name, value in adapter.state_dict().items())
+    assert_same_state(adapter, before)
 
 
 def test_every_memory_is_named_class_free_or_depends_on_the_classes() -> None:
-    """A tensor that counts classes and is kept, or one that does not and is dropped, is a slip."""
+    """Only tensors that do not depend on the classes go over to another class list."""
     few, every = (
         DomainNorm(MODEL, ClassPrompts(NAMES[:n]), DomainNormConfig(domains=1)) for n in (3, 6)
     )

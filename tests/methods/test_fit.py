@@ -1,7 +1,6 @@
 """Few-shot examples, the training loop, and files of fitted tensors."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ from tests._helpers.tiny_world import TINY
 SHORT = CoOpConfig(context_length=3, epochs=2)
 
 
-def test_equal_seeds_fit_equally_and_leave_the_world_alone() -> None:
+def test_equal_seeds_fit_equally_and_touch_nothing_else() -> None:
     before = torch.get_rng_state()
     one, two, other = (
         fit_method("coop", TINY, TWO, make_examples(2), SHORT, seed=seed).fitted["context"]
@@ -53,28 +52,25 @@ def test_a_file_of_other_weights_is_refused_but_another_dtype_is_not(tmp_path: P
     path = tmp_path / "coop.safetensors"
     adapter = fit_method("coop", TINY, TWO, make_examples(2), SHORT)
     adapter.save(path)
-    with pytest.raises(ValueError, match="fit again"):
+    with pytest.raises(ValueError, match="weights"):
         load_method(path, build_tiny_clip(seed=1), TWO)
     half = build_tiny_clip().bfloat16()
     assert half.fingerprint != TINY.fingerprint
     logits = load_method(path, half, TWO).predict(make_images(1, seed=0)[0]).logits
     assert torch.isfinite(logits).all()
     half.id = "another"
-    with pytest.raises(ValueError, match="this is another"):
+    with pytest.raises(ValueError, match="another"):
         load_method(path, half, TWO)
 
 
 def test_tensors_are_needed_where_a_method_is_fitted_and_refused_elsewhere() -> None:
     few_shot = [entry.name for entry in method_entries() if entry.fit is not None]
     assert few_shot == ["cocoop", "coop", "maple", "tip_adapter", "tip_adapter_f"]
-    refused: list[tuple[str, Any, str]] = [
-        (name, None, f"cliquetta fit --method {name}") for name in few_shot
-    ]
-    refused += [(name, {}, "lack") for name in few_shot]
-    for name, fitted, message in [*refused, ("zero_shot", {}, "without `fitted`")]:
-        with pytest.raises(UserError, match=message):
+    refused = [(name, fitted) for name in few_shot for fitted in (None, {})]
+    for name, fitted in [*refused, ("zero_shot", {})]:
+        with pytest.raises(UserError, match="fit"):
             create_method(name, TINY, TWO, fitted=fitted)
-    with pytest.raises(UserError, match="few-shot methods are cocoop, coop"):
+    with pytest.raises(UserError, match="few-shot"):
         fit_method("zero_shot", TINY, TWO, make_examples(1))
     with pytest.raises(TypeError, match="CoOpConfig"):
         fit_method("coop", TINY, TWO, make_examples(1), method_config("maple"))
@@ -84,9 +80,9 @@ def test_examples_that_do_not_fit_the_model_or_the_classes_are_refused() -> None
     images, labels = make_images(1, seed=0)
     fixed = ClassPrompts(TWO.names, features=torch.ones(2, 24))
     for prompts, few_shot, message in (
-        (TWO, FewShot(images[..., :16, :16], labels), r"model\.preprocess"),
-        (TWO, FewShot(images, labels + 1), "holds 2 names"),
-        (fixed, FewShot(images, labels), "not fixed text features"),
+        (TWO, FewShot(images[..., :16, :16], labels), "preprocess"),
+        (TWO, FewShot(images, labels + 1), "names"),
+        (fixed, FewShot(images, labels), "text features"),
     ):
         with pytest.raises(UserError, match=message):
             fit_method("coop", TINY, prompts, few_shot, SHORT)

@@ -7,7 +7,15 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.ramen import Ramen, RamenConfig
-from tests._helpers.live import double_clip, flat, live_clip, live_logits, load_norms, unit_rows
+from tests._helpers.live import (
+    double_clip,
+    entropies,
+    flat,
+    live_clip,
+    live_logits,
+    load_norms,
+    unit_rows,
+)
 from tests._helpers.tiny_world import TINY_IMAGES, TINY_PROMPTS
 
 
@@ -20,10 +28,10 @@ def literal_ramen(batches: tuple[Tensor, ...], config: RamenConfig) -> Tensor:
     for images in batches:
         for image in images:
             z = unit_rows(live.encode_image(image[None]))[0]
-            p = (live.scale * text @ z).softmax(dim=-1)
-            entropy = -(p * p.log()).sum()
+            logits = live.scale * text @ z
+            entropy = entropies(logits)
             gradient = flat(list(torch.autograd.grad(entropy, norms)))
-            memory.append((int(p.argmax()), z.detach(), gradient, float(entropy.detach())))
+            memory.append((int(logits.argmax()), z.detach(), gradient, float(entropy.detach())))
         for image, (_, z, _, _) in zip(images, memory[-len(images) :], strict=True):
             step = torch.zeros_like(start)
             for c in range(len(text)):

@@ -1,4 +1,4 @@
-"""What the released code got wrong, one check each: the list that any SCAP should pass."""
+"""Errors of the released code, one check each: the list that any SCAP should pass."""
 
 from pathlib import Path
 from typing import Any
@@ -114,9 +114,9 @@ def test_3a_without_cliques_the_logits_of_images_that_own_one_change(best_class_
 
 
 def test_3b_without_retention_the_logits_of_images_with_a_retained_prompt_change() -> None:
-    kept, dropped = (adapter_of(modalities="image", retention=on) for on in (True, False))
+    on, off = (adapter_of(modalities="image", retention=x) for x in (True, False))
     for images in BATCHES:
-        a, b = kept.predict(images), dropped.predict(images)
+        a, b = on.predict(images), off.predict(images)
         assert retained(a).any() and not retained(b).any()
         assert unlike(a, b).tolist() == retained(a).tolist()
 

@@ -3,7 +3,7 @@
 import torch
 
 from cliquetta.methods.tent import Tent, TentConfig
-from tests._helpers.live import descend, double_clip, flat, literal_entropy, live_clip, live_logits
+from tests._helpers.live import descend, double_clip, entropies, flat, live_clip, live_logits
 from tests._helpers.tiny_world import TINY_IMAGES, TINY_PROMPTS
 
 
@@ -14,6 +14,6 @@ def test_a_stream_equals_a_training_loop() -> None:
     for images in TINY_IMAGES.split([4, 3, 3]):
         prediction = tent.predict(images).logits
         logits = live_logits(live, images, text)
-        descend(optimiser, literal_entropy(logits))
+        descend(optimiser, entropies(logits).mean())
         torch.testing.assert_close(prediction, logits.detach().float())
     torch.testing.assert_close(tent.memory["norms.values"], flat(norms))

@@ -1,4 +1,4 @@
-"""What feature-level methods share: gains on clusters, groups of any size, replayed steps."""
+"""Feature-level methods: gains on clusters, groups of any size, replayed steps."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
 """Joining what several copies learned: caches exactly, parameters by averages, domains by keys."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +40,6 @@ def learn(adapter: Adapter, batches: list[Tensor], start: bytes | None = None) -
     return pack_state(adapter)
 
 
-def assert_all_near(adapter: Adapter, expected: Mapping[str, Tensor]) -> None:
-    for name, value in adapter.state_dict().items():
-        torch.testing.assert_close(value, expected[name])
-
-
 @pytest.mark.parametrize("method", ["tda", "dmn", "oga"])
 def test_caches_are_those_of_one_copy_that_saw_everything(build: Build, method: str) -> None:
     """Also where all copies started from a cache that was filled before."""
@@ -54,7 +49,7 @@ def test_caches_are_those_of_one_copy_that_saw_everything(build: Build, method: 
     joined, one = build(method), build(method)
     merge_states(joined, parts)
     learn(one, batches[:8])
-    assert_all_near(joined, one.state_dict())
+    torch.testing.assert_close(joined.state_dict(), one.state_dict())
     expected = one.predict(batches[8]).logits
     torch.testing.assert_close(joined.predict(batches[8]).logits, expected)
 
@@ -68,15 +63,16 @@ def test_layernorms_are_averaged(build: Build, tmp_path: Path) -> None:
     joined = build("tent")
     merge_states(joined, [tmp_path / "0.safetensors", tmp_path / "1.safetensors"])
     first, second = (adapter.state_dict() for adapter in copies)
-    steps = {"norms.steps": first["norms.steps"]}
-    assert_all_near(joined, {name: (first[name] + second[name]) / 2 for name in first} | steps)
+    mean = {name: (first[name] + second[name]) / 2 for name in first}
+    mean["norms.steps"] = first["norms.steps"]
+    torch.testing.assert_close(joined.state_dict(), mean)
 
 
 def test_what_cannot_be_joined_is_refused(build: Build) -> None:
     states = [learn(build("ramen"), make_batches(7, 1, 8)) for _ in range(2)]
-    with pytest.raises(UserError, match="ramen cannot join"):
+    with pytest.raises(UserError, match="ramen"):
         merge_states(build("ramen"), states)
-    with pytest.raises(StateMismatchError, match="another method"):
+    with pytest.raises(StateMismatchError):
         merge_states(build("tda"), states)
     merge_states(build("ramen"), states[:1])
 
@@ -108,7 +104,7 @@ def test_a_shared_start_is_counted_once_and_its_displacement_not_multiplied(mode
 
 
 def shifted(batches: list[Tensor]) -> list[Tensor]:
-    """The same images in another domain."""
+    """Move images to another domain."""
     return [3.0 - 2.0 * images for images in batches]
 
 

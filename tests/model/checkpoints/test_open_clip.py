@@ -48,27 +48,22 @@ def test_a_folder(gelu_module: Any, pixels: Tensor, tmp_path: Path, custom_text:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "change",
     [
-        ({"vision_cfg": {"timm_model_name": "vit_base"}}, "vision_cfg.timm_model_name"),
-        ({"text_cfg": {"hf_model_name": "roberta-base"}}, "text_cfg.hf_model_name"),
-        ({"multimodal_cfg": {"width": 8}}, "model_cfg.multimodal_cfg"),
-        ({"embed_dim": 25}, "another shape.*embed_dim = 25"),
+        {"vision_cfg": {"timm_model_name": "vit_base"}},
+        {"text_cfg": {"hf_model_name": "roberta-base"}},
+        {"multimodal_cfg": {"width": 8}},
+        {"embed_dim": 25},
     ],
+    ids=str,
 )
-def test_other_configs(gelu_module: Any, tmp_path: Path, change: Any, message: str) -> None:
+def test_other_configs_are_refused(gelu_module: Any, tmp_path: Path, change: Any) -> None:
     save_file(bare_state(gelu_module), tmp_path / "open_clip_model.safetensors")
     config = {"model_cfg": {"embed_dim": 24, "vision_cfg": {}, "text_cfg": {}} | change}
     config["model_cfg"]["vision_cfg"] |= {"width": 128}
     (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(CheckpointError):
         create_model(tmp_path)
-
-
-def test_a_named_architecture_checks_the_file(gelu_module: Any, tmp_path: Path) -> None:
-    save_file(bare_state(gelu_module), tmp_path / "w.safetensors")
-    with pytest.raises(CheckpointError, match="another shape: ViT-B-16 is 768 wide"):
-        create_model(f"open_clip:ViT-B-16/{tmp_path}/w.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -82,7 +77,7 @@ def test_a_named_architecture_checks_the_file(gelu_module: Any, tmp_path: Path) 
 )
 def test_other_families_are_named(module: Any, tmp_path: Path, key: str, what: str) -> None:
     save_file(bare_state(module) | {key: torch.zeros(1)}, tmp_path / "x.safetensors")
-    with pytest.raises(CheckpointError, match=f"not supported: .*{what}"):
+    with pytest.raises(CheckpointError, match=what):
         create_model(tmp_path / "x.safetensors", activation="gelu")
 
 
@@ -115,15 +110,15 @@ def test_an_open_clip_folder(tmp_path: Path, pixels: Tensor) -> None:
 def test_open_clip_weights_without_a_config(tmp_path: Path) -> None:
     folder = save_open_clip_siglip(wide_siglip(), tmp_path / "open")
     (folder / "open_clip_config.json").unlink()
-    with pytest.raises(CheckpointError, match=r"weights of a SigLIP: put open_clip_config.json"):
-        create_model(folder)
-    with pytest.raises(CheckpointError, match="another shape: ViT-B-16-SigLIP is 768 wide"):
-        create_model(f"open_clip:ViT-B-16-SigLIP/{folder}")
+    named = f"open_clip:ViT-B-16-SigLIP/{folder}"
+    for path, message in ((folder, "open_clip_config.json"), (named, "768")):
+        with pytest.raises(CheckpointError, match=message):
+            create_model(path)
     state = load_file(folder / "open_clip_model.safetensors")
     del state["visual.trunk.pos_embed"]
     save_file(state, folder / "open_clip_model.safetensors")
-    with pytest.raises(CheckpointError, match=r"an incomplete checkpoint: visual.trunk.pos"):
-        create_model(f"open_clip:ViT-B-16-SigLIP/{folder}")
+    with pytest.raises(CheckpointError, match="pos_embed"):
+        create_model(named)
 
 
 def test_activation_of_open_clip_releases() -> None:
