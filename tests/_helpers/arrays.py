@@ -32,7 +32,7 @@ def entropies(p: Array) -> Array:
     return np.asarray(-(p * np.log(p)).sum(axis=-1))
 
 
-def surest(p: Array, fraction: float) -> Array:
+def surest(p: Array, fraction: float) -> npt.NDArray[np.intp]:
     """Indices of the surest fraction of views with probabilities (V, N), at least of one."""
     return np.argsort(entropies(p))[: max(1, int(fraction * len(p)))]
 

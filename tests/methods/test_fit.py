@@ -66,10 +66,10 @@ def test_a_file_of_other_weights_is_refused_but_another_dtype_is_not(tmp_path: P
 def test_tensors_are_needed_where_a_method_is_fitted_and_refused_elsewhere() -> None:
     few_shot = [entry.name for entry in method_entries() if entry.fit is not None]
     assert few_shot == ["cocoop", "coop", "maple", "tip_adapter", "tip_adapter_f"]
-    refused = [(name, fitted) for name in few_shot for fitted in (None, {})]
-    for name, fitted in [*refused, ("zero_shot", {})]:
+    refused = [(name, lacking) for name in few_shot for lacking in (False, True)]
+    for name, lacking in [*refused, ("zero_shot", True)]:
         with pytest.raises(UserError, match="fit"):
-            create_method(name, TINY, TWO, fitted=fitted)
+            create_method(name, TINY, TWO, fitted={} if lacking else None)
     with pytest.raises(UserError, match="few-shot"):
         fit_method("zero_shot", TINY, TWO, make_examples(1))
     with pytest.raises(TypeError, match="CoOpConfig"):

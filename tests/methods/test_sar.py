@@ -8,7 +8,7 @@ from cliquetta.methods.building.layernorm import LayerNormTower
 from cliquetta.methods.sar import SAR, SARConfig
 from cliquetta.model.config import VisionConfig
 from cliquetta.model.vision import VisionTower
-from tests._helpers.live import double_clip, entropies, flat, live_clip, live_logits
+from tests._helpers.live import Live, double_clip, entropies, flat
 from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS
 from tests._helpers.tolerance import STEP
 
@@ -18,15 +18,15 @@ LIVELY = SARConfig(entropy_threshold=0.75, lr=0.8)
 
 def test_a_stream_equals_two_passes() -> None:
     sar = SAR(double_clip(), TINY_PROMPTS, LIVELY)
-    live, text, norms = live_clip()
-    early = norms[:-2]  # two blocks: only the final norm is late
+    live = Live()
+    early = live.norms[:-2]  # two blocks: only the final norm is late
     optimiser = torch.optim.SGD(early, lr=LIVELY.lr, momentum=0.9)
-    limit = 0.75 * math.log(len(text))
+    limit = 0.75 * math.log(len(live.text))
     average, seen = 0.0, 0
     for images in TINY_IMAGES.split([4, 3, 3]):
         sar.predict(images)
         optimiser.param_groups[0]["lr"] = LIVELY.lr * len(images) / 64
-        h = entropies(live_logits(live, images, text))
+        h = entropies(live.logits(images))
         reliable = h < limit
         seen += int(reliable.sum())
         optimiser.zero_grad()
@@ -37,7 +37,7 @@ def test_a_stream_equals_two_passes() -> None:
             for p in early:
                 p.add_(p.grad * (0.05 / size))
         optimiser.zero_grad()
-        second = entropies(live_logits(live, images, text))[reliable]
+        second = entropies(live.logits(images))[reliable]
         loss = second[second < limit].mean()
         loss.backward()
         with torch.no_grad():
@@ -47,7 +47,7 @@ def test_a_stream_equals_two_passes() -> None:
         value = float(loss.detach())
         average = 0.9 * average + 0.1 * value if average else value
     assert 0 < seen < 10
-    torch.testing.assert_close(sar.memory["norms"], flat(norms))
+    torch.testing.assert_close(sar.memory["norms"], flat(live.norms))
     assert abs(float(sar.memory["average"]) - average) < STEP
 
 

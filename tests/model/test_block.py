@@ -43,11 +43,11 @@ def test_ragged_prefixes_equal_one_at_a_time(clip: CLIP, tiny_images: Tensor) ->
 
 
 def test_bad_prompts_are_refused(tiny_clip: CLIP, tiny_images: Tensor) -> None:
-    with pytest.raises(ValueError, match=r"\(R, P, 2, D\)"):
+    with pytest.raises(ValueError, match="D"):
         Prefix(draw(2, 3, 32))
-    with pytest.raises(ValueError, match="does not fit"):
+    with pytest.raises(ValueError, match="mask"):
         Prefix(draw(2, 3, 2, 32), torch.ones(2, 4, dtype=torch.bool))
-    with pytest.raises(ValueError, match="block 2"):
+    with pytest.raises(ValueError, match="block"):
         tiny_clip.encode_image(tiny_images, prefix={2: Prefix(draw(1, 1, 2, 32))})
     frozen = Prefix(draw(1, 1, 2, 32))
     with pytest.raises(dataclasses.FrozenInstanceError):

@@ -12,7 +12,6 @@ import transformers
 from torch import Tensor
 
 from cliquetta import from_model
-from cliquetta.data.views import attach_views
 from cliquetta.errors import UserError
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.fit import fit_method
@@ -93,10 +92,7 @@ def test_methods_run(pair: Any, method: str) -> None:
     adapter = create_method(method, model, prompts)
     draw = torch.Generator().manual_seed(5)
     for _ in range(2):
-        batch = Batch(torch.randn(4, 3, 32, 32, generator=draw), tuple("abcd"))
-        if adapter.views is not None:
-            batch = attach_views(batch, adapter.views, seed=0, preprocess=model.preprocess)
-        logits = adapter.predict(batch).logits
+        logits = adapter.predict(torch.randn(4, 3, 32, 32, generator=draw)).logits
         assert logits.shape == (4, 5) and logits.isfinite().all()
 
 

@@ -123,5 +123,5 @@ def test_a_pool_is_encoded_once_and_every_image_gets_crops_of_its_own(
 
 def test_tensors_of_another_shape_or_that_are_not_finite_are_refused() -> None:
     for context in (torch.zeros(4, 31), torch.zeros(2, 4, 32), torch.full((16, 32), torch.nan)):
-        with pytest.raises(UserError, match="coop"):
+        with pytest.raises(UserError, match="fitted"):
             create_method("coop", TINY, TWO, fitted={"context": context})

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from cliquetta.methods.domain_norm.config import DomainNormConfig
 from cliquetta.methods.domain_norm.domains import (
-    arrange,
     choose_domains,
     distances,
     domain_figures,
@@ -33,15 +32,6 @@ def test_distance_is_cohens_d_squared_by_hand() -> None:
     expected = (6.0 - 1.0) ** 2 / variance - (1 / 3 + 1 / 2)
     actual = distances(key_of(batch), (key, empty)).tolist()
     assert actual == [pytest.approx(expected), math.inf]
-
-
-def test_distance_within_a_domain_is_near_zero_whatever_the_sizes() -> None:
-    generator = torch.Generator().manual_seed(0)
-    for known, size in ((64, 64), (640, 8), (2000, 64)):
-        key = key_of(torch.randn(known, 400, generator=generator))
-        same, other = torch.randn(size, 400, generator=generator), 1.0
-        assert abs(float(distances(key_of(same), (key,)))) < 0.1
-        assert float(distances(key_of(same + other), (key,))) > 0.8
 
 
 def two_domains(apart: float) -> State:
@@ -71,16 +61,6 @@ def test_a_batch_of_one_domain_is_never_split() -> None:
             actual = split(batch, state)
             assert len(actual) == 1
             assert apart < 1 or actual[0][0] == expected
-
-
-def test_the_arrangement_follows_the_images() -> None:
-    confidence = torch.rand(50, generator=torch.Generator().manual_seed(1))
-    order = torch.randperm(50, generator=torch.Generator().manual_seed(2))
-    rows = arrange(confidence)
-    assert sorted(rows.tolist()) == list(range(50))
-    torch.testing.assert_close(confidence[order][arrange(confidence[order])], confidence[rows])
-    # A stretch of it is a sample of the batch, not its confident end.
-    assert abs(float(confidence[rows[:25]].mean() - confidence.mean())) < 0.1
 
 
 def test_an_image_alone_is_nearest_by_the_variance_of_a_domain_by_hand() -> None:

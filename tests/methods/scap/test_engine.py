@@ -145,12 +145,3 @@ def test_random_worlds_agree_with_the_oracle(
     batches = make_batches(seed, 2, size)
     options = {"threshold": between_similarities(model, torch.cat(batches), quantile), **options}
     check_agreement(pair(model, options, names=NAMES[:classes], seed=seed), batches)
-
-
-def test_one_image_has_no_clique_and_is_plain_clip() -> None:
-    model, image = MODELS[0], make_batches(0, 1, 1)[0]
-    both = pair(model, {"threshold": 0.5})
-    assert check_agreement(both, [image]) == 0
-    plain = model.scale * model.encode_image(image, normalize=True) @ both.engine.classifier.T
-    actual = both.engine.predict(image).probabilities
-    assert_near(actual, plain.softmax(-1).float(), SUM)
