@@ -33,7 +33,7 @@ def counts(entry: MethodEntry) -> Iterator[Any]:
 @pytest.mark.parametrize(
     "entry", [e for e in method_entries() if e.fit is None], ids=lambda entry: entry.name
 )
-def test_settings_that_ask_for_gigabytes_are_refused_before_they_are_taken(
+def test_settings_that_need_gigabytes_are_refused_before_allocation(
     entry: MethodEntry,
 ) -> None:
     build_adapter(entry, TINY, TINY_PROMPTS)

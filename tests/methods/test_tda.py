@@ -73,7 +73,7 @@ def test_a_stream_equals_numpy_one_by_one(
 @pytest.mark.parametrize(
     "window", [(0.03, 1.0), (0.25, 0.9), (0.2, 0.2), (0.0, 0.5), (-1.0, 2.0), (1.5, 2.0)]
 )
-def test_all_classes_of_a_window_are_kept(window: tuple[float, float]) -> None:
+def test_all_classes_of_a_window_are_listed(window: tuple[float, float]) -> None:
     logits = draw(200, 60)
     for sharpness in (0.0, 1.0, 3.0, 30.0):  # from one over all classes to one class
         for N in (2, 4, 5, 33, 60):

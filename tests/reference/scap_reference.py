@@ -1,6 +1,6 @@
 """SCAP, literally: the oracle that the engine is compared with.
 
-One clique at a time, whole forward passes, plain autograd, ``torch.optim.Adam``; Python loops,
+One clique at a time, complete forward passes, plain autograd, ``torch.optim.Adam``; Python loops,
 lists and sets, in float64 if the model is. Readings where the paper is silent:
 
 * Classes ascend, rows of a set are in batch order, all ties go to the lower index.

@@ -48,7 +48,7 @@ def estimate(predictions: Tensor, batch: int = 64) -> Tensor:
     return frequencies(counts.debiased, counts.images)
 
 
-def test_a_hub_is_not_taken_for_a_class_that_occurs() -> None:
+def test_a_hub_is_not_mistaken_for_a_class_that_occurs() -> None:
     labels = torch.randint(0, N, (512,), generator=torch.Generator().manual_seed(1))
     hub = draw(labels, 5.5 * torch.eye(N)[3], gap=4.0)
     few = draw(torch.full((512,), 3), gap=5.5)
@@ -70,7 +70,7 @@ def test_bias_differs_from_frequency(batch: int) -> None:
     assert float(estimate(few, batch)[:3].sum()) > 0.8
 
 
-def test_a_stream_of_one_class_is_not_taken_for_biased() -> None:
+def test_a_stream_of_one_class_is_not_mistaken_for_biased() -> None:
     assert float(estimate(draw(torch.full((256,), 4), gap=7.0))[4]) > 0.9
     unsure = counted(draw(torch.full((64,), 4), gap=5.0), DomainNormConfig())[0]
     assert float(class_prior(unsure, DomainNormConfig()).prior[4]) > 0.9

@@ -23,9 +23,7 @@ PROMPTS = ClassPrompts(NAMES, ("a photo of a {}.", "art of the {}."))
     [{}, {"text_per_class": True, "blocks": (1, 2)}, {"modalities": "text"}, {"steps": 2}],
     ids=str,
 )
-def test_a_split_stream_equals_the_whole_to_the_bit(
-    options: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_split_stream_equals_an_unbroken_one(options: dict[str, Any], tmp_path: Path) -> None:
     config = scap_config(threshold=0.4, capacity=2, **options)
     unbroken, expected = SCAP(MODEL, PROMPTS, config), []
     for number, images in enumerate(BATCHES):
