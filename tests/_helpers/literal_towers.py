@@ -22,10 +22,6 @@ def linear(x: Tensor, w: Any, at: str) -> Tensor:
     return F.linear(x, w[f"{at}.weight"], w[f"{at}.bias"])
 
 
-def activate(x: Tensor, name: str) -> Tensor:
-    return x * torch.sigmoid(1.702 * x) if name == "quick_gelu" else F.gelu(x)
-
-
 def block(
     x: Tensor, w: Any, at: Any, config: Any, *, prefix: Any = None, causal: bool = False
 ) -> Tensor:
@@ -40,7 +36,10 @@ def block(
     attention = nn.MultiheadAttention(x.shape[1], config.heads)
     x = x + functional_call(attention, weights, (normed, keys, values), {"attn_mask": hidden})[0]
     inner = linear(norm(x, w, f"{at}.ln_2", config.eps), w, f"{at}.fc")
-    return x + linear(activate(inner, config.activation), w, f"{at}.proj")
+    quick = config.activation == "quick_gelu"
+    return x + linear(
+        inner * torch.sigmoid(1.702 * inner) if quick else F.gelu(inner), w, f"{at}.proj"
+    )
 
 
 def image_features(

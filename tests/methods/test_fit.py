@@ -1,6 +1,7 @@
 """Few-shot examples, the training loop, and files of fitted tensors."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from cliquetta.methods.state import load_method, read_header
 from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.separable import TWO, make_examples, make_images
 from tests._helpers.tiny import build_tiny_clip
-from tests._helpers.tiny_world import TINY
+from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS
 
 SHORT = CoOpConfig(context_length=3, epochs=2)
 
@@ -46,6 +47,32 @@ def test_a_file_brings_the_fitted_method_back(tmp_path: Path, name: str) -> None
         direct = create_method(name, TINY, prompts, config, fitted=tensors).predict(images).logits
         assert torch.equal(load_method(path, TINY, prompts).predict(images).logits, direct)
     assert [file.name for file in path.parent.iterdir()] == ["fitted.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("coop", {"class_specific": True, "context_init": "a photo of a", "epochs": 1, "lr": 0.1}),
+        ("tip_adapter", {}),
+    ],
+)
+def test_what_was_fitted_per_class_follows_its_class(
+    tmp_path: Path, name: str, options: dict[str, Any]
+) -> None:
+    examples = FewShot(TINY_IMAGES, torch.arange(10) // 2)
+    config = method_config(name, options=options)
+    adapter = fit_method(name, TINY, TINY_PROMPTS, examples, config)
+    adapter.save(tmp_path / "fitted")
+    some = ClassPrompts(("ship", "cat"), TINY_PROMPTS.templates)
+    full, part = (
+        load_method(tmp_path / "fitted", TINY, prompts).predict(TINY_IMAGES).logits
+        for prompts in (TINY_PROMPTS, some)
+    )
+    torch.testing.assert_close(part, full[:, [3, 1]])
+    with pytest.raises(ValueError, match="deer"):
+        load_method(tmp_path / "fitted", TINY, ClassPrompts(("ship", "deer")))
+    with pytest.raises(ValueError, match="fit"):
+        create_method(name, TINY, some, config, fitted=adapter.fitted)
 
 
 def test_a_file_of_other_weights_is_refused_but_another_dtype_is_not(tmp_path: Path) -> None:
