@@ -37,9 +37,8 @@ def block(
     x = x + functional_call(attention, weights, (normed, keys, values), {"attn_mask": hidden})[0]
     inner = linear(norm(x, w, f"{at}.ln_2", config.eps), w, f"{at}.fc")
     quick = config.activation == "quick_gelu"
-    return x + linear(
-        inner * torch.sigmoid(1.702 * inner) if quick else F.gelu(inner), w, f"{at}.proj"
-    )
+    inner = inner * torch.sigmoid(1.702 * inner) if quick else F.gelu(inner)
+    return x + linear(inner, w, f"{at}.proj")
 
 
 def image_features(

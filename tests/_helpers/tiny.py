@@ -29,11 +29,7 @@ def build_tiny_clip(seed: int = 0) -> CLIP:
             continue
         noise = torch.randn(weight.shape, generator=generator)
         if weight.ndim == 1:  # gains near one, biases near zero
-            start = (
-                torch.ones_like(weight)
-                if ".ln" in f".{name}" and name.endswith("weight")
-                else torch.zeros_like(weight)
-            )
+            start = 1.0 if name.endswith("weight") and ".ln" in f".{name}" else 0.0
             weight.data = start + 0.1 * noise
         elif name.endswith(("position", "tokens.weight")):
             weight.data = 0.5 * noise

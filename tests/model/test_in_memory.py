@@ -197,9 +197,11 @@ def test_a_wrapped_model_without_norms_or_tokenizer(pixels: Tensor) -> None:
     [
         (lambda: nn.Linear(2, 2), {}),
         (Convolutions, {}),
-        *((Convolutions, {"preprocess": one}) for one in (object(), Preprocess(4))),
+        (Convolutions, {"preprocess": object()}),
+        (Convolutions, {"preprocess": Preprocess(4)}),
         (tiny_transformers, {"preprocess": Preprocess(64)}),
-        *((tiny_siglip, {"tokenizer": one}) for one in (Tokenizer(64), lambda texts: [1])),
+        (tiny_siglip, {"tokenizer": Tokenizer(64)}),
+        (tiny_siglip, {"tokenizer": lambda texts: [1]}),
     ],
 )
 def test_what_does_not_fit_is_refused(build: Any, options: Any) -> None:

@@ -98,8 +98,9 @@ def test_value_survives_json_and_tells_itself_apart() -> None:
 
 
 def test_pixels_of_another_shape_are_refused() -> None:
-    floats = np.zeros((2, 8, 8, 3), np.float32)
-    for pixels in (floats, *(np.zeros(x, np.uint8) for x in ((2, 3, 8, 8), (8, 8, 3)))):
+    wrong: list[Any] = [np.zeros((2, 8, 8, 3), np.float32)]
+    wrong += [np.zeros(shape, np.uint8) for shape in ((2, 3, 8, 8), (8, 8, 3))]
+    for pixels in wrong:
         with pytest.raises(ValueError, match="uint8"):
             Preprocess(8).pixels(pixels)
     with pytest.raises(ValueError, match="9 x 8"):

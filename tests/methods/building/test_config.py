@@ -17,41 +17,46 @@ from cliquetta.methods.building.config import (
 )
 from cliquetta.methods.registry import get_method, method_config
 
-REFUSED: dict[str, list[tuple[str, Any]]] = {
-    "batclip": [("lr", -1), ("adapt_text", 1)],
-    "clipartt": [("steps", 0), ("template", "a photo")],
-    "cocoop": [("hidden_dim", 0), ("epochs", 0)],
-    "coop": [("crop_scale", (0.5, 0.1)), ("crop_pool", 0)],
-    "ctpt": [("dispersion_weight", -1.0)],
-    "dart": [("retained_weight", 2.0), ("block", -1)],
-    "dmn": [("memory_weight", 0.0), ("capacity", 0)],
-    "domain_norm": [
-        *(("confident_fraction", 0.0), ("evenness_floor", 0.95), ("settled_every", 1)),
-        ("warmup_images", -1),
-    ],
-    "maple": [("depth", 0), ("depth", 1.5)],
-    "mta": [("neighbour_fraction", 0.0), ("iterations", 0)],
-    "scap": [
-        *(("blocks", value) for value in ((), (2, 1), (-1,), (1.5,))),
-        *(("topk", 0), ("text_mix", 1.5), ("propagation", 1.0), ("concentration", -1.0)),
-        *(("view_zoom", 0.5), ("threshold", float("nan")), ("lr", float("inf"))),
-    ],
-    "tda": [("positive_capacity", 0), ("entropy_window", (0.5, 0.2))],
-    "tent": [("lr", 0.0), ("betas", (0.9, 1.0)), ("betas", (0.9,))],
-    "tip_adapter": [("search_beta", 0.1), ("search_steps", (0, 1))],
-    "tip_adapter_f": [("batch_size", 0), ("eps", 0.0)],
-    "tpt": [("selection_fraction", 1.5), ("text_chunk", 0)],
-    "transclip": [("gaussian_temperature", 0.0), ("neighbours", 0)],
-    "watt": [("templates", ()), ("templates", ("a",))],
-    "zero": [("selection_fraction", 0.0), ("views", 0)],
-    "zero_shot": [("temperature", 0.0), ("temperature", "hot")],
+REFUSED: dict[str, dict[str, list[Any]]] = {
+    "batclip": {"lr": [-1], "adapt_text": [1]},
+    "clipartt": {"steps": [0], "template": ["a photo"]},
+    "cocoop": {"hidden_dim": [0], "epochs": [0]},
+    "coop": {"crop_scale": [(0.5, 0.1)], "crop_pool": [0]},
+    "ctpt": {"dispersion_weight": [-1.0]},
+    "dart": {"retained_weight": [2.0], "block": [-1]},
+    "dmn": {"memory_weight": [0.0], "capacity": [0]},
+    "domain_norm": {
+        "confident_fraction": [0.0],
+        "evenness_floor": [0.95],
+        "settled_every": [1],
+        "warmup_images": [-1],
+    },
+    "maple": {"depth": [0, 1.5]},
+    "mta": {"neighbour_fraction": [0.0], "iterations": [0]},
+    "scap": {
+        "topk": [0],
+        "text_mix": [1.5],
+        "propagation": [1.0],
+        "blocks": [(), (2, 1), (-1,), (1.5,)],
+        "concentration": [-1.0],
+        "view_zoom": [0.5],
+        "threshold": [float("nan")],
+        "lr": [float("inf")],
+    },
+    "tda": {"positive_capacity": [0], "entropy_window": [(0.5, 0.2)]},
+    "tent": {"lr": [0.0], "betas": [(0.9, 1.0), (0.9,)]},
+    "tip_adapter": {"search_beta": [0.1], "search_steps": [(0, 1)]},
+    "tip_adapter_f": {"batch_size": [0], "eps": [0.0]},
+    "tpt": {"selection_fraction": [1.5], "text_chunk": [0]},
+    "transclip": {"gaussian_temperature": [0.0], "neighbours": [0]},
+    "watt": {"templates": [(), ("a",)]},
+    "zero": {"selection_fraction": [0.0], "views": [0]},
+    "zero_shot": {"temperature": [0.0, "hot"]},
 }
+CASES = [(m, field, v) for m, fields in REFUSED.items() for field, vs in fields.items() for v in vs]
 
 
-@pytest.mark.parametrize(
-    ("method", "field", "value"),
-    [(method, *case) for method, cases in REFUSED.items() for case in cases],
-)
+@pytest.mark.parametrize(("method", "field", "value"), CASES)
 def test_values_out_of_range_are_refused(method: str, field: str, value: Any) -> None:
     with pytest.raises(UserError, match=field):
         get_method(method).config(**{field: value})

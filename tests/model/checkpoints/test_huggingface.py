@@ -147,7 +147,9 @@ def test_shards_and_processor(tmp_path: Path, pixels: Tensor) -> None:
 ODD_FILES = {
     "config.json": ("[]", "{" * 10_000, "[" * 200_000),
     "preprocessor_config.json": (
-        *('{"image_mean": "grey"}', '{"image_std": [1, 2]}', '{"image_std": ["a", "b", "c"]}'),
+        '{"image_mean": "grey"}',
+        '{"image_std": [1, 2]}',
+        '{"image_std": ["a", "b", "c"]}',
         '{"resample": [3]}',
     ),
     "model.safetensors.index.json": ("{}", '{"weight_map": {"a": 3}}'),
