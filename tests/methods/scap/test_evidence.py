@@ -37,12 +37,10 @@ def test_the_description_says_what_the_oracle_used(options: dict[str, Any]) -> N
         cliques = actual["cliques"]
         assert [(c["class"], frozenset(c["members"])) for c in cliques] == expected.cliques
         assert [c["id"] for c in cliques] == list(range(len(cliques)))
-        for clique, *totals in zip(
-            cliques, expected.losses_before, expected.losses_after, strict=True
-        ):
+        for clique, own in zip(cliques, expected.learned, strict=True):
             assert clique["size"] == len(clique["members"])
-            for losses, total in zip((clique["before"], clique["after"]), totals, strict=True):
-                assert losses["total"] == pytest.approx(total, abs=SUM)
+            for losses, literal in ((clique["before"], own.before), (clique["after"], own.after)):
+                assert losses["total"] == pytest.approx(float(literal.total), abs=SUM)
                 parts = losses["entropy"] + losses["concentration"]
                 assert losses["total"] == pytest.approx(parts, abs=STEP)
         used = {

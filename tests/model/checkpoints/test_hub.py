@@ -2,7 +2,6 @@
 
 import hashlib
 import http.server
-import json
 import sys
 import threading
 import time
@@ -13,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from cliquetta.errors import UserError
 from cliquetta.model.checkpoints import hub, open_clip_zoo, openai
@@ -21,7 +19,7 @@ from cliquetta.model.checkpoints.hub import DownloadError, Fetcher
 from cliquetta.model.checkpoints.state import CheckpointError
 from cliquetta.model.factory import create_model
 from cliquetta.model.preprocess import Preprocess
-from tests._helpers.openai_module import OpenAIModule, bare_state
+from tests._helpers.openai_module import OpenAIModule, bare_state, save_open_clip
 from tests._helpers.transformers_models import (
     save_open_clip_siglip,
     save_siglip,
@@ -169,18 +167,10 @@ def files_of(repo: str, folder: Path) -> dict[str, bytes]:
     return {f"/{repo}/resolve/main/{path.name}": path.read_bytes() for path in folder.iterdir()}
 
 
-def save_open_clip(module: Any, folder: Path, **more: Any) -> None:
-    """A folder in open_clip's format."""
-    folder.mkdir()
-    save_file(bare_state(module), folder / "open_clip_model.safetensors")
-    config = {"vision_cfg": {"width": 128}, "embed_dim": 24, **more}
-    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": config}))
-
-
 def test_hub_repositories(hub_server: Any, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     tiny_transformers().save_pretrained(tmp_path / "clip")
-    save_open_clip(OpenAIModule(activation="gelu"), tmp_path / "open")
+    save_open_clip(bare_state(OpenAIModule(activation="gelu")), tmp_path / "open")
     for name in ("clip", "open"):
         hub_server.files |= files_of(f"owner/{name}", tmp_path / name)
     for name in ("hf:owner/clip", "hf-hub:owner/open"):
@@ -231,7 +221,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Files of each source of ``ViT-B/16``, by address, and the model that is in them."""
     folder = tmp_path_factory.mktemp("sources")
     timm, hub = folder / "timm", folder / "hub"
-    save_open_clip(OpenAIModule(seed=1), timm, quick_gelu=True)
+    save_open_clip(bare_state(OpenAIModule(seed=1)), timm, quick_gelu=True)
     tiny_transformers().save_pretrained(hub)
     torch.save(OpenAIModule(seed=3).state_dict(), folder / "ViT-B-16.pt")
     repos = {timm: "timm/vit_base_patch16_clip_224.openai", hub: "openai/clip-vit-base-patch16"}

@@ -1,6 +1,5 @@
 """open_clip's files: its config, its SigLIPs, its releases, and the models that ours are not."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import Tensor
 from cliquetta.model.checkpoints.open_clip_zoo import activation_of
 from cliquetta.model.checkpoints.state import CheckpointError
 from cliquetta.model.factory import create_model, list_models
-from tests._helpers.openai_module import assert_same, bare_state
+from tests._helpers.openai_module import assert_same, bare_state, save_open_clip
 from tests._helpers.transformers_models import (
     assert_features,
     save_open_clip_siglip,
@@ -29,16 +28,13 @@ def test_a_folder(gelu_module: Any, pixels: Tensor, tmp_path: Path, custom_text:
     if custom_text:
         own = ("visual.", "logit_scale")
         state = {k if k.startswith(own) else f"text.{k}": v for k, v in state.items()}
-    save_file(state, tmp_path / "open_clip_model.safetensors")
     vision = {"image_size": 32, "layers": 2, "width": 128, "patch_size": 8}
     text = {"context_length": 77, "vocab_size": 49408, "width": 64, "heads": 1}
     preprocess = {"mean": [0.5] * 3, "std": [0.2] * 3, "resize_mode": "squash"}
 
     def load(**more: Any) -> Any:
-        towers = {"embed_dim": 24, "vision_cfg": vision, "text_cfg": text, **more}
-        config = {"model_cfg": towers, "preprocess_cfg": preprocess}
-        (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
-        return create_model(tmp_path)
+        config = {"vision_cfg": vision, "text_cfg": text, **more}
+        return create_model(save_open_clip(state, tmp_path, preprocess, **config))
 
     model = load()
     assert_same(model, gelu_module, pixels)
@@ -50,7 +46,7 @@ def test_a_folder(gelu_module: Any, pixels: Tensor, tmp_path: Path, custom_text:
 @pytest.mark.parametrize(
     "change",
     [
-        {"vision_cfg": {"timm_model_name": "vit_base"}},
+        {"vision_cfg": {"width": 128, "timm_model_name": "vit_base"}},
         {"text_cfg": {"hf_model_name": "roberta-base"}},
         {"multimodal_cfg": {"width": 8}},
         {"embed_dim": 25},
@@ -58,10 +54,7 @@ def test_a_folder(gelu_module: Any, pixels: Tensor, tmp_path: Path, custom_text:
     ids=str,
 )
 def test_other_configs_are_refused(gelu_module: Any, tmp_path: Path, change: Any) -> None:
-    save_file(bare_state(gelu_module), tmp_path / "open_clip_model.safetensors")
-    config = {"model_cfg": {"embed_dim": 24, "vision_cfg": {}, "text_cfg": {}} | change}
-    config["model_cfg"]["vision_cfg"] |= {"width": 128}
-    (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
+    save_open_clip(bare_state(gelu_module), tmp_path, **change)
     with pytest.raises(CheckpointError):
         create_model(tmp_path)
 
