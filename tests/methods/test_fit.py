@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from cliquetta.errors import UserError
 from cliquetta.methods.building.support_set import FewShot
@@ -56,9 +57,7 @@ def test_a_file_brings_the_fitted_method_back(tmp_path: Path, name: str) -> None
         ("tip_adapter", {}),
     ],
 )
-def test_what_was_fitted_per_class_follows_its_class(
-    tmp_path: Path, name: str, options: dict[str, Any]
-) -> None:
+def test_tensors_of_a_class_follow_it(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
     examples = FewShot(TINY_IMAGES, torch.arange(10) // 2)
     config = method_config(name, options=options)
     adapter = fit_method(name, TINY, TINY_PROMPTS, examples, config)
@@ -93,10 +92,13 @@ def test_a_file_of_other_weights_is_refused_but_another_dtype_is_not(tmp_path: P
 def test_tensors_are_needed_where_a_method_is_fitted_and_refused_elsewhere() -> None:
     few_shot = [entry.name for entry in method_entries() if entry.fit is not None]
     assert few_shot == ["cocoop", "coop", "maple", "tip_adapter", "tip_adapter_f"]
-    refused = [(name, lacking) for name in few_shot for lacking in (False, True)]
-    for name, lacking in [*refused, ("zero_shot", True)]:
-        with pytest.raises(UserError, match="fit"):
-            create_method(name, TINY, TWO, fitted={} if lacking else None)
+    nothing: dict[str, Tensor] = {}
+    for name in few_shot:
+        for fitted in (None, nothing):
+            with pytest.raises(UserError, match="fit"):
+                create_method(name, TINY, TWO, fitted=fitted)
+    with pytest.raises(UserError, match="fit"):
+        create_method("zero_shot", TINY, TWO, fitted=nothing)
     with pytest.raises(UserError, match="few-shot"):
         fit_method("zero_shot", TINY, TWO, make_examples(1))
     with pytest.raises(TypeError, match="CoOpConfig"):
