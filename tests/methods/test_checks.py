@@ -64,7 +64,9 @@ def halve(adapter: Plain, logits: Tensor) -> Tensor:
         (halve, "logits are torch.float16"),
     ],
 )
-def test_what_breaks_the_contract_is_named(spoil: Callable[..., Tensor] | None, words: str) -> None:
+def test_breaches_of_the_contract_are_named(
+    spoil: Callable[..., Tensor] | None, words: str
+) -> None:
     model, prompts = cliquetta.create_model("micro"), cliquetta.ClassPrompts(("cat", "dog", "ship"))
     config = PlainConfig(spoil)
     with pytest.raises(AssertionError, match=words) if spoil else contextlib.nullcontext():

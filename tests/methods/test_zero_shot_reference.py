@@ -228,7 +228,7 @@ def test_reset_and_another_class_list_start_both_again() -> None:
 
 
 @pytest.mark.parametrize("method", ("zero_shot", "domain_norm"))
-def test_what_several_copies_learned_is_joined(method: str) -> None:
+def test_scores_and_confidences_of_copies_are_joined(method: str) -> None:
     copies = [both(method) for _ in range(2)]
     for index, images in enumerate(make_batches(0, 4, 6)):
         copies[index % 2].predict(images)

@@ -204,7 +204,7 @@ def test_a_wrapped_model_without_norms_or_tokenizer(pixels: Tensor) -> None:
         (tiny_siglip, {"tokenizer": lambda texts: [1]}),
     ],
 )
-def test_what_does_not_fit_is_refused(build: Any, options: Any) -> None:
+def test_models_and_options_that_do_not_fit_are_refused(build: Any, options: Any) -> None:
     with pytest.raises(UserError) as error:
         from_model(build(), **options)
     assert "\n" not in str(error.value)

@@ -19,7 +19,7 @@ def test_any_list_of_names_will_do() -> None:
 
 
 @pytest.mark.parametrize("names", ["cat", [1, 2], ["cat", None]])
-def test_what_is_no_list_of_names_is_refused(names: Any) -> None:
+def test_other_things_than_lists_of_names_are_refused(names: Any) -> None:
     with pytest.raises(UserError, match="list"):
         as_prompts(names)
 

@@ -60,7 +60,7 @@ def test_layernorms_are_averaged(tmp_path: Path) -> None:
     torch.testing.assert_close(joined.state_dict(), mean)
 
 
-def test_what_cannot_be_joined_is_refused() -> None:
+def test_states_that_cannot_be_joined_are_refused() -> None:
     states = [learn(build("ramen"), make_batches(7, 1, 8)) for _ in range(2)]
     with pytest.raises(UserError, match="ramen"):
         merge_states(build("ramen"), states)

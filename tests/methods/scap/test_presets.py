@@ -108,7 +108,7 @@ def test_a_template_without_words_is_warned_of() -> None:
 # --- models and class lists that do not fit -----------------------------------------------------
 
 
-def test_what_can_be_learned_is_and_what_cannot_is_refused() -> None:
+def test_prompts_that_cannot_be_learned_are_refused_and_others_learned() -> None:
     fixed = ClassPrompts(NAMES, features=MODEL.classifier(PROMPTS))
     bare = ClassPrompts(NAMES, ("{} texture.",))
     for prompts, config, message in (
