@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -190,10 +190,11 @@ class Stream:
 
     def read(self, parts: Sequence[range]) -> Iterator[tuple[Batch, Tensor]]:
         """Batches of any positions of the stream, read ahead while the caller is busy with one."""
-        for part, (batch, loaded) in zip(parts, self.load(parts), strict=True):
-            yield batch, self.labels([part[row] for row in loaded.positions])
+        with closing(self.load(parts)) as loading:
+            for part, (batch, loaded) in zip(parts, loading, strict=True):
+                yield batch, self.labels([part[row] for row in loaded.positions])
 
-    def load(self, parts: Sequence[range]) -> Iterator[tuple[Batch, Loaded]]:
+    def load(self, parts: Sequence[range]) -> Generator[tuple[Batch, Loaded], None, None]:
         """Batches of positions, and which of these could be read."""
         self.skipped = []
         loader = Loader(
