@@ -211,7 +211,7 @@ def test_a_missing_extra_is_named_before_weights_are_downloaded(
     folder = save_open_clip_siglip(tiny_siglip(), tmp_path / "open")
     hub_server.files |= files_of("owner/open", folder)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(UserError, match="siglip"):
+    with pytest.raises(UserError, match=r"cliquetta\[siglip\]"):
         create_model(name, cache_dir=tmp_path / "cache")
     assert not any("safetensors" in path for path, _ in hub_server.requests)
 
