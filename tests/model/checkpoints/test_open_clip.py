@@ -1,6 +1,5 @@
 """open_clip's files: its config, its SigLIPs, its releases, and the models that ours are not."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from cliquetta.model.checkpoints.state import CheckpointError
 from cliquetta.model.factory import create_model
-from tests._helpers.openai_module import assert_same, bare_state
+from tests._helpers.openai_module import assert_same, bare_state, save_open_clip
 from tests._helpers.transformers_models import (
     assert_features,
     save_open_clip_siglip,
@@ -28,16 +27,13 @@ def test_a_folder(gelu_module: Any, pixels: Tensor, tmp_path: Path, custom_text:
     if custom_text:
         own = ("visual.", "logit_scale")
         state = {k if k.startswith(own) else f"text.{k}": v for k, v in state.items()}
-    save_file(state, tmp_path / "open_clip_model.safetensors")
     vision = {"image_size": 32, "layers": 2, "width": 128, "patch_size": 8}
     text = {"context_length": 77, "vocab_size": 49408, "width": 64, "heads": 1}
     preprocess = {"mean": [0.5] * 3, "std": [0.2] * 3, "resize_mode": "squash"}
 
     def load(**more: Any) -> Any:
-        towers = {"embed_dim": 24, "vision_cfg": vision, "text_cfg": text, **more}
-        config = {"model_cfg": towers, "preprocess_cfg": preprocess}
-        (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
-        return create_model(tmp_path)
+        config = {"vision_cfg": vision, "text_cfg": text, **more}
+        return create_model(save_open_clip(state, tmp_path, preprocess, **config))
 
     model = load()
     assert_same(model, gelu_module, pixels)
@@ -47,27 +43,21 @@ def test_a_folder(gelu_module: Any, pixels: Tensor, tmp_path: Path, custom_text:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "change",
     [
-        ({"vision_cfg": {"timm_model_name": "vit_base"}}, "vision_cfg.timm_model_name"),
-        ({"text_cfg": {"hf_model_name": "roberta-base"}}, "text_cfg.hf_model_name"),
-        ({"multimodal_cfg": {"width": 8}}, "model_cfg.multimodal_cfg"),
-        ({"embed_dim": 25}, "another shape.*embed_dim = 25"),
+        {"vision_cfg": {"width": 128, "timm_model_name": "vit_base"}},
+        {"text_cfg": {"hf_model_name": "roberta-base"}},
+        {"multimodal_cfg": {"width": 8}},
+        {"embed_dim": 25},
     ],
+    ids=str,
 )
-def test_other_configs(gelu_module: Any, tmp_path: Path, change: Any, message: str) -> None:
-    save_file(bare_state(gelu_module), tmp_path / "open_clip_model.safetensors")
-    config = {"model_cfg": {"embed_dim": 24, "vision_cfg": {}, "text_cfg": {}} | change}
-    config["model_cfg"]["vision_cfg"] |= {"width": 128}
-    (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match=message):
+def test_other_configs_are_refused(gelu_module: Any, tmp_path: Path, change: Any) -> None:
+    state = bare_state(gelu_module)
+    create_model(save_open_clip(state, tmp_path))  # without the change
+    save_open_clip(state, tmp_path, **change)
+    with pytest.raises(CheckpointError):
         create_model(tmp_path)
-
-
-def test_a_named_architecture_checks_the_file(gelu_module: Any, tmp_path: Path) -> None:
-    save_file(bare_state(gelu_module), tmp_path / "w.safetensors")
-    with pytest.raises(CheckpointError, match="another shape: ViT-B-16 is 768 wide"):
-        create_model(f"open_clip:ViT-B-16/{tmp_path}/w.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -81,7 +71,7 @@ def test_a_named_architecture_checks_the_file(gelu_module: Any, tmp_path: Path) 
 )
 def test_other_families_are_named(module: Any, tmp_path: Path, key: str, what: str) -> None:
     save_file(bare_state(module) | {key: torch.zeros(1)}, tmp_path / "x.safetensors")
-    with pytest.raises(CheckpointError, match=f"not supported: .*{what}"):
+    with pytest.raises(CheckpointError, match=what):
         create_model(tmp_path / "x.safetensors", activation="gelu")
 
 
@@ -114,12 +104,12 @@ def test_an_open_clip_folder(tmp_path: Path, pixels: Tensor) -> None:
 def test_open_clip_weights_without_a_config(tmp_path: Path) -> None:
     folder = save_open_clip_siglip(wide_siglip(), tmp_path / "open")
     (folder / "open_clip_config.json").unlink()
-    with pytest.raises(CheckpointError, match=r"weights of a SigLIP: put open_clip_config.json"):
-        create_model(folder)
-    with pytest.raises(CheckpointError, match="another shape: ViT-B-16-SigLIP is 768 wide"):
-        create_model(f"open_clip:ViT-B-16-SigLIP/{folder}")
+    named = f"open_clip:ViT-B-16-SigLIP/{folder}"
+    for path, message in ((folder, "open_clip_config.json"), (named, "768")):
+        with pytest.raises(CheckpointError, match=message):
+            create_model(path)
     state = load_file(folder / "open_clip_model.safetensors")
     del state["visual.trunk.pos_embed"]
     save_file(state, folder / "open_clip_model.safetensors")
-    with pytest.raises(CheckpointError, match=r"an incomplete checkpoint: visual.trunk.pos"):
-        create_model(f"open_clip:ViT-B-16-SigLIP/{folder}")
+    with pytest.raises(CheckpointError, match="pos_embed"):
+        create_model(named)
