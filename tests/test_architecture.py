@@ -87,6 +87,11 @@ def test_every_module_has_a_test_of_its_name(name: str) -> None:
     assert any(path.exists() for path in wanted), f"no test of {name}: add {wanted[-1]}"
 
 
+def test_the_public_names_are_few_and_all_can_be_imported() -> None:
+    assert len(cliquetta.__all__) <= 25
+    assert all(getattr(cliquetta, name) for name in cliquetta.__all__)
+
+
 def test_no_circle_of_modules() -> None:
     known = modules()
     graph: dict[str, set[str]] = {}

@@ -35,7 +35,6 @@ from cliquetta.inference import parts
 from cliquetta.inference.bulk import predict
 from cliquetta.inference.ray_driver import RayCluster, RayWorkers
 from cliquetta.methods.registry import create_method
-from cliquetta.model.checkpoints.local import save_model
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.serve import changes
@@ -43,7 +42,7 @@ from cliquetta.tensor_file import pack, unpack
 from tests._helpers.serve_setup import batch_of, local_service
 from tests._helpers.stopping import KILLED, in_fork, tree
 from tests._helpers.streaming import made_up_dataset
-from tests._helpers.trees import noise
+from tests._helpers.trees import numbered_photos
 
 pytestmark = [
     pytest.mark.slow,
@@ -60,8 +59,7 @@ Tree = dict[str, bytes | None]
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("photos")
-    noise(folder, [f"{number}.png" for number in range(IMAGES)])
-    (folder / "5.png").write_bytes(b"damaged")
+    numbered_photos(folder, IMAGES, [5])
     return folder
 
 
@@ -236,13 +234,10 @@ def test_evaluate(tiny_clip: CLIP, tmp_path: Path) -> None:
     check(write, tmp_path / "work", without_clocks)
 
 
-def test_fit(tiny_clip: CLIP, tmp_path: Path) -> None:
-    model = tmp_path / "tiny.safetensors"
-    save_model(tiny_clip, model)
-
+def test_fit(tiny_file: Path, tmp_path: Path) -> None:
     def write(folder: Path) -> None:
         words = ["fit", "--method", "tip_adapter", "--dataset", "bundled-fewshot", "--shots", "1"]
-        words += ["--model", str(model), "--out", str(folder / "tip.safetensors")]
+        words += ["--model", str(tiny_file), "--out", str(folder / "tip.safetensors")]
         result = CliRunner().invoke(app, words)
         assert result.exit_code == 0, result.output
 

@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,7 +25,7 @@ from cliquetta.model.clip import CLIP
 from cliquetta.pipelines import TEMPLATE, ImageScores, LabelScores
 from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.building import assert_same_state
-from tests._helpers.serve_setup import picture as picture_file
+from tests._helpers.serve_setup import picture
 from tests._helpers.tiny import TINY_NAMES
 from tests._helpers.tolerance import FEATURE, LOGIT, SUM
 from tests._helpers.transformers_models import save_siglip, tiny_siglip, tiny_transformers
@@ -34,12 +35,7 @@ LABELS = list(TINY_NAMES)
 TASK = "zero-shot-image-classification"
 
 
-def picture(seed: int, size: tuple[int, int] = (40, 32)) -> Image.Image:
-    coarse = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8)
-    return Image.fromarray(coarse).resize(size, Image.Resampling.BILINEAR)
-
-
-PICTURES = [picture(seed) for seed in range(6)]
+PICTURES = [Image.open(BytesIO(picture(seed, size=40))) for seed in range(6)]
 
 
 @pytest.fixture
@@ -225,7 +221,7 @@ class Site(BaseHTTPRequestHandler):
     """One image, and the ways in which a server can be a nuisance."""
 
     replies: ClassVar[dict[str, tuple[int, dict[str, str], bytes]]] = {
-        "/a.png": (200, {}, picture_file(0)),
+        "/a.png": (200, {}, picture(0)),
         "/gone": (404, {}, b""),
         "/moved": (302, {"Location": "/a.png"}, b""),
         "/file": (302, {"Location": "file:///etc/passwd"}, b""),
@@ -261,7 +257,7 @@ def site() -> Iterator[str]:
 
 def test_urls_where_they_are_allowed(build: Any, site: str) -> None:
     classify = build("zero_shot", allow_urls=True)
-    expected = classify(picture_file(0), LABELS)
+    expected = classify(picture(0), LABELS)
     assert classify(f"{site}/a.png") == expected
     assert classify([f"{site}/moved"])[0] == expected
     assert "<img" in classify(f"{site}/a.png").show()._repr_html_()

@@ -32,10 +32,19 @@ def random_pixels(*shape: int, seed: int = 0) -> Any:
     return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
 
 
-def noise(folder: Path, names: Sequence[str]) -> None:
-    """Pictures of random pixels."""
-    for name, pixels in zip(names, random_pixels(len(names), 40, 48, 3), strict=True):
-        Image.fromarray(pixels).save(folder / name)
+def noise(folder: Path, names: Sequence[str], damaged: Sequence[int] = ()) -> list[Path]:
+    """Pictures of random pixels; files at the ``damaged`` indices cannot be read."""
+    paths = [folder / name for name in names]
+    for path, pixels in zip(paths, random_pixels(len(names), 40, 48, 3), strict=True):
+        Image.fromarray(pixels).save(path)
+    for index in damaged:
+        paths[index].write_bytes(b"damaged")
+    return paths
+
+
+def numbered_photos(folder: Path, count: int, damaged: Sequence[int] = ()) -> list[Path]:
+    """Such pictures named 0.png, 1.png, ..."""
+    return noise(folder, [f"{number}.png" for number in range(count)], damaged)
 
 
 def saved(image: Image.Image, kind: str, **options: Any) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,6 @@ FLAGS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
     *("--disable-background-networking", "--disable-component-update"),
 )
-COMMAND = (sys.executable, "-c", "from cliquetta.cli.main import main; main()")
 SLOW = 60_000  # ms: two batches of SCAP on a busy machine
 OpenPage = Callable[..., AbstractContextManager[Any]]
 

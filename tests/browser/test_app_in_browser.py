@@ -19,8 +19,9 @@ from cliquetta.methods.registry import create_method
 from cliquetta.methods.state import load_state
 from cliquetta.model.factory import create_model
 from cliquetta.prompts.classes import ClassPrompts
+from tests._helpers.running import COMMAND
 from tests._helpers.serve_setup import free_port, wait_until
-from tests.browser.conftest import COMMAND, SLOW, OpenPage
+from tests.browser.conftest import SLOW, OpenPage
 
 if TYPE_CHECKING:  # lives in the browser's environment only; `make test` collects this file too
     from playwright.sync_api import Locator, LocatorAssertions, Page

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.browser.conftest import COMMAND, OpenPage
+from tests._helpers.running import COMMAND
+from tests.browser.conftest import OpenPage
 
 if TYPE_CHECKING:  # lives in the browser's environment only; `make test` collects this file too
     from playwright.sync_api import Page

@@ -79,11 +79,3 @@ def test_every_extra_is_on_the_install_page() -> None:
     install = (ROOT / "docs/install.md").read_text(encoding="utf-8")
     for name in names:
         assert f"| `{name}` |" in install, name
-
-
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "docs/model/micro.md"])
-def test_paths_lead_somewhere(document: str) -> None:
-    text = (ROOT / document).read_text(encoding="utf-8")
-    for path in re.findall(r"`((?:src|tests|docs|training)/[\w./-]+)`", text):
-        if "NAME" not in path:
-            assert (ROOT / path).exists(), path

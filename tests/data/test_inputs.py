@@ -57,8 +57,7 @@ def _data_uri(path: Path) -> str:
 
 @pytest.fixture
 def paths(tmp_path: Path) -> list[Path]:
-    noise(tmp_path, [f"a{number}.png" for number in range(3)])
-    return sorted(tmp_path.iterdir())
+    return noise(tmp_path, [f"a{number}.png" for number in range(3)])
 
 
 def ask(way: str, images: Any, model: CLIP) -> list[float]:

@@ -207,10 +207,7 @@ class Watched(FileDataset):
 def paths(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """200 files; numbers 40 and 41 are no pictures."""
     folder = tmp_path_factory.mktemp("files")
-    noise(folder, [f"{i:03d}.png" for i in range(200)])
-    for number in (40, 41):
-        (folder / f"{number:03d}.png").write_bytes(b"no picture")
-    return sorted(folder.iterdir())
+    return noise(folder, [f"{i:03d}.png" for i in range(200)], [40, 41])
 
 
 def settle(data: Watched) -> int:

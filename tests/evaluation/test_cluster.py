@@ -17,9 +17,7 @@ from cliquetta.evaluation.predictions import PREDICTIONS
 from cliquetta.evaluation.progress import RunReport, Step
 from cliquetta.evaluation.record import Record, list_records
 from cliquetta.evaluation.sweep import RunContext, RunResult, sweep
-from cliquetta.model.checkpoints.local import save_model
 from tests._helpers.local_ray import local_ray
-from tests._helpers.tiny import build_tiny_clip
 
 pytestmark = pytest.mark.slow  # starts Ray
 
@@ -70,11 +68,9 @@ class Grid:
 
 
 @pytest.fixture(scope="module")
-def grid(tmp_path_factory: pytest.TempPathFactory) -> Grid:
+def grid(tiny_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Grid:
     """A grid on a cluster where one worker is killed in its run and another meets a bad disk."""
-    folder = tmp_path_factory.mktemp("grid")
-    model = str(folder / "tiny.safetensors")
-    save_model(build_tiny_clip(), Path(model))
+    folder, model = tmp_path_factory.mktemp("grid"), str(tiny_file)
     cells = [
         RunSpec("bundled", "tda", model=model, batch_size=1, limit=160),
         RunSpec("bundled", "zero_shot", model=model, batch_size=16, limit=64),

@@ -19,7 +19,7 @@ from cliquetta.methods.registry import create_method, method_config
 from cliquetta.methods.state import read_header
 from cliquetta.model.clip import CLIP
 from tests._helpers.local_ray import local_ray
-from tests._helpers.trees import noise, table_rows
+from tests._helpers.trees import numbered_photos, table_rows
 from tests.inference.conftest import NAMES, Predict
 
 pytestmark = pytest.mark.slow  # starts Ray
@@ -38,12 +38,10 @@ def cluster() -> Iterator[None]:
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A list of images of three cameras, interleaved; one cannot be read."""
     folder = tmp_path_factory.mktemp("photos")
-    names = [f"{number}.png" for number in range(IMAGES)]
-    noise(folder, names)
+    numbered_photos(folder, IMAGES, [5])
     cameras = (("north", "yard/2", "")[number % 7 % 3] for number in range(IMAGES))
-    lines = ["path,camera", *map(",".join, zip(names, cameras, strict=True))]
-    (folder / "5.png").write_bytes(b"damaged")
-    (folder / "list.csv").write_text("\n".join(lines))
+    lines = [f"{number}.png,{camera}" for number, camera in enumerate(cameras)]
+    (folder / "list.csv").write_text("\n".join(["path,camera", *lines]))
     return folder / "list.csv"
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from cliquetta.model.checkpoints.local import save_model
 from cliquetta.model.clip import CLIP
 from cliquetta.model.factory import create_model
 from cliquetta.serve import changes
@@ -41,17 +40,17 @@ def _check_disk(folder: Path, loads: list[Load], acknowledged: list[int]) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("smallest", [0, changes.SMALLEST], ids=["changes", "whole"])
-def test_killed_servers_lose_nothing(tmp_path: Path, tiny_clip: CLIP, smallest: int) -> None:
-    folder, model, port = tmp_path / "sessions", tmp_path / "tiny.safetensors", free_port()
+def test_killed_servers_lose_nothing(
+    tmp_path: Path, tiny_clip: CLIP, tiny_file: Path, smallest: int
+) -> None:
+    folder, port = tmp_path / "sessions", free_port()
     address = f"http://127.0.0.1:{port}"
-    save_model(tiny_clip, model)
     context = multiprocessing.get_context("forkserver")  # imports once; each server is a fork
     context.set_forkserver_preload([__name__])
 
     def start() -> BaseProcess:
-        server = context.Process(
-            target=run_server, args=(model, folder, port, smallest), daemon=True
-        )
+        words = tiny_file, folder, port, smallest
+        server = context.Process(target=run_server, args=words, daemon=True)
         server.start()
         wait_until(lambda: is_up(address))
         return server

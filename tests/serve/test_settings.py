@@ -2,7 +2,7 @@
 
 import pytest
 
-from cliquetta.serve.settings import Limits, name_models, served_methods
+from cliquetta.serve.settings import Limits, name_models
 
 
 def test_operators_name_models_and_limits_plainly() -> None:
@@ -13,8 +13,3 @@ def test_operators_name_models_and_limits_plainly() -> None:
     assert Limits.from_text({"images": "7", "rate": "0.5"}) == Limits(images=7, rate=0.5)
     with pytest.raises(ValueError, match="is a number"):
         Limits.from_text({"images": "many"})
-
-
-def test_methods_that_need_labelled_images_are_not_served() -> None:
-    assert "coop" not in served_methods() and "scap" in served_methods()
-    assert list(served_methods(["tent"])) == ["tent"]
