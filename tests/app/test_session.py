@@ -142,18 +142,6 @@ def test_a_failing_batch_leaves_everything_as_it_was(
     assert predicted(session.next_of_stream(*FOG)) == predicted(untroubled.next_of_stream(*FOG))
 
 
-def test_a_state_goes_on_in_another_session(make: Make, tmp_path: Path) -> None:
-    files = photos(tmp_path, range(8))
-    uninterrupted, later = make("tent"), make("tent")
-    uninterrupted.next_of_files(files[:4], 4)
-    assert later.load_state(uninterrupted.state()) == 4
-    fresh = predicted(make("tent").next_of_files(files[4:], 4))
-    continued = predicted(later.next_of_files(files[4:], 4))
-    assert continued == predicted(uninterrupted.next_of_files(files[4:], 4)) != fresh
-    with pytest.raises(ValueError, match="readable state"):
-        later.load_state(b"0123456789")
-
-
 def test_caches_are_counted_class_by_class(make: Make) -> None:
     scap, tda, tent = (make(method) for method in ("scap", "tda", "tent"))
     for session in (scap, tda, tent):

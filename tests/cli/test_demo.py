@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 import scipy.stats
-from rich.console import Console
 
-from cliquetta.cli.console import Terminal
 from cliquetta.cli.demo import (
     SIGNIFICANT,
     DemoStream,
@@ -104,18 +102,3 @@ def test_demo_of_zero_shot_alone(run: Run, tmp_path: Path) -> None:
     (entry,) = json.loads(run("demo", "--method", "zero_shot", *words, "--json").stdout)
     assert entry["change"] == [] and len(entry["runs"]) == 1
     assert read_methods("tent, zero_shot,scap") == ["tent", "scap"]
-
-
-def test_demo_table_fits_a_terminal_of_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
-    def shown(**methods: list[int]) -> list[str]:
-        columns, (row,) = tabulate([stream(zero_shot=[1] * 1231 + [0] * 769, **methods)])
-        Terminal(out=Console(width=80)).table(columns, [row], right=columns[1:])
-        lines = capsys.readouterr().out.splitlines()
-        # of the long name the end may stand on a line of its own, of numbers nothing
-        assert any(all(cell in line for cell in row[1:]) for line in lines)
-        return row
-
-    after = [0] * 1000 + [1] * 462 + [0] * 538
-    assert shown(domain_norm=after)[3:] == ["+38.45", "1000", "231"]
-    both = shown(scap=after, domain_norm=[1] * 2000)
-    assert both[2:] == ["76.50", "+38.45", "76.50", "-38.45"]

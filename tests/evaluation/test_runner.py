@@ -68,16 +68,6 @@ def test_the_method_never_sees_a_label(
     assert evaluate(drift, stream).images == 50
 
 
-def test_a_finished_run_is_not_run_again(drift: Drift, stream: Stream, tmp_path: Path) -> None:
-    first = evaluate(drift, stream, out=tmp_path)
-    steps: list[Step] = []
-    assert evaluate(drift, stream, out=tmp_path, on_step=steps.append) == first
-    assert not steps
-    evaluate(drift, stream, out=tmp_path, on_step=steps.append, again=True)
-    assert [step.number for step in steps] == list(range(1, 8))
-    assert [step.images for step in steps] == [8, 16, 24, 32, 40, 48, 50]
-
-
 @pytest.mark.parametrize("damage", ["cut", "flipped", "gone"])
 def test_damaged_predictions_are_named_and_run_again(
     drift: Drift, stream: Stream, tmp_path: Path, damage: str

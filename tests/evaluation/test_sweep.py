@@ -102,13 +102,6 @@ def test_a_grid_is_run_once(tmp_path: Path, loads: list[str]) -> None:
     assert loads == ["tiny"] * 2 and ended[:4] == ended[4:]
 
 
-def test_a_failing_cell_does_not_stop_the_others(tmp_path: Path) -> None:
-    cells = [replace(BASE, model="broken"), replace(BASE, dataset="bundlde"), BASE]
-    broken, misspelt, fine = sweep(cells, RunContext(tmp_path))
-    assert broken.error == "ValueError: no such model"
-    assert "did you mean 'bundled'" in misspelt.error and fine.record.status == "finished"
-
-
 class Fixed(ZeroShot):
     """Independent, and notes the sizes of its batches."""
 
