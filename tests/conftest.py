@@ -22,7 +22,7 @@ def tiny_clip() -> CLIP:
 
 @pytest.fixture(scope="session")
 def tiny_file(tiny_clip: CLIP, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same model as a file that ``--model`` takes."""
+    """The shared model as a file for ``--model``."""
     path = tmp_path_factory.mktemp("model") / "tiny.safetensors"
     save_model(tiny_clip, path)
     return path

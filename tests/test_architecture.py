@@ -74,7 +74,7 @@ def test_every_room_has_a_level() -> None:
 
 @pytest.mark.parametrize("name", [n for n in modules() if not n.endswith("__init__")])
 def test_every_module_has_a_test_of_its_name(name: str) -> None:
-    """Of its own name or the first words of it; a package below a room may have one for all."""
+    """Named as the module or by its first words; a package below a room may have one for all."""
     if name == "version":  # a constant
         return
     *rooms, module = name.split(".")

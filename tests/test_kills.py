@@ -112,7 +112,7 @@ def check(
 
 @pytest.fixture
 def predicting(photos: Path, tiny_clip: CLIP) -> Callable[..., Callable[[Path], object]]:
-    """What predicts into a folder; names of files are relative to it."""
+    """A builder of functions that predict into a folder; file names are relative to it."""
 
     def make(images: Any = None, out: str = "out.csv", state: str = "", **more: Any) -> Any:
         settings = {"model": tiny_clip, "batch_size": BATCH, "workers": 0, "method": "tda", **more}
@@ -171,7 +171,7 @@ class Inline:
 def test_predict_on_a_cluster(
     predicting: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two actors without Ray: all that is written is written by the real driver."""
+    """Two actors without Ray: all that is written is written by the real driver."""
     ray = SimpleNamespace(
         data=SimpleNamespace(from_arrow=Inline),
         exceptions=SimpleNamespace(RayError=ConnectionError),
@@ -300,7 +300,7 @@ def test_sessions(
         folder.mkdir()
 
     def compared(folder: Path) -> Tree:
-        """What clients know; of the service's files, what is neither a session nor its changes."""
+        """Replies that clients know, and files of the service that belong to no session."""
         files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
         hidden = [path.name for path in files if path.suffix != ".safetensors"]
         sessions = len({path.parent for path in files})

@@ -104,13 +104,13 @@ def test_other_labels_keep_what_was_learned(build: Any) -> None:
     assert classify.adapter.memory["norms.steps"] == 2  # one per call: it went on from there
     forgetful = build("tda")
     forgetful(PICTURES, LABELS)
-    with pytest.warns(UserWarning, match="tda learns about its classes only: it starts again"):
+    with pytest.warns(UserWarning, match="starts again"):
         forgetful(PICTURES[0], ["cat", "horse"])
 
 
 def test_save_load_reset(build: Any, tmp_path: Path) -> None:
     classify = build()
-    with pytest.raises(UserError, match="nothing to save"):
+    with pytest.raises(UserError, match="nothing"):
         classify.save(tmp_path / "state")
     first = classify(PICTURES[0], LABELS, "a {}")
     classify.save(tmp_path / "state")
@@ -124,7 +124,7 @@ def test_save_load_reset(build: Any, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="another method"):
         build("tda").load(tmp_path / "state")
     other.adapter.save(tmp_path / "bare")
-    with pytest.raises(UserError, match="not saved by a pipeline"):
+    with pytest.raises(UserError, match="pipeline"):
         other.load(tmp_path / "bare")
 
 
@@ -142,7 +142,7 @@ def test_images_of_none_of_the_labels(build: Any, tiny_clip: CLIP, tmp_path: Pat
     assert {True, False} == {result.rejected for result in wanted}
     page = wanted.show()._repr_html_()
     assert page.count("none of these") == sum(result.rejected for result in wanted)
-    with pytest.raises(UserError, match="above 0 and below 1"):
+    with pytest.raises(UserError, match="below 1"):
         build(reject=2)
 
 
@@ -179,16 +179,16 @@ def test_a_call_that_fails_changes_nothing(build: Any, tmp_path: Path) -> None:
 
 
 def test_bad_requests_end_early(build: Any, tiny_clip: CLIP) -> None:
-    with pytest.raises(UserError, match="did you mean 'zero-shot-image"):
+    with pytest.raises(UserError, match="zero-shot-image"):
         cliquetta.pipeline("zero-shot-classification", model=tiny_clip)
-    with pytest.raises(UserError, match="unknown method"):
+    with pytest.raises(UserError, match="method"):
         build("tents")
     with pytest.raises(UserError, match="no labels"):
         build()(PICTURES[0])
     for bad in (lambda: build(batch_size=0), lambda: build()(PICTURES, LABELS, batch_size=-1)):
-        with pytest.raises(UserError, match="at least one image"):
+        with pytest.raises(UserError, match="one image"):
             bad()
-    with pytest.raises(UserError, match="is a URL: build the pipeline with allow_urls=True"):
+    with pytest.raises(UserError, match="allow_urls=True"):
         build()("https://127.0.0.1/a.png", LABELS)
 
 
@@ -287,7 +287,7 @@ def test_the_model_of_a_user(tiny_clip: CLIP) -> None:
     assert row["prediction"] == best["label"]
     method = cliquetta.create_method("zero_shot", theirs, LABELS)
     assert LABELS[int(method.predict(PICTURES[0]).logits.argmax())] == best["label"]
-    with pytest.raises(UserError, match=r"create_model\('ViT-B/16'\)"):
+    with pytest.raises(UserError, match="create_model"):
         cliquetta.from_model("ViT-B/16")  # type: ignore[arg-type]
 
 

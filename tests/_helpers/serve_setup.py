@@ -1,4 +1,4 @@
-"""What the serving tests share: images as bytes, a service in this process, a plain reference."""
+"""Images as bytes, a service in this process and a plain reference, for the serving tests."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
 
 
 def is_up(address: str) -> bool:
-    """Whether a server answers at an address."""
+    """Whether a server responds at an address."""
     try:
         return httpx.get(f"{address}/healthz", timeout=60).status_code == 200
     except httpx.TransportError:
@@ -161,7 +161,7 @@ def local_service(
 
 @contextmanager
 def live_service(folder: Path, model: CLIP, **settings: Any) -> Iterator[str]:
-    """The same behind a real port of this machine; yields its address."""
+    """Serve likewise behind a real port of this machine; yields its address."""
     offer = make_settings(model, **settings)
     with Store.open(folder) as store:
         server = make_server(create_app(store, offer), offer.limits)
@@ -191,7 +191,7 @@ class Alone:
 
 
 def probabilities(response: dict[str, Any]) -> list[dict[str, float]]:
-    """Probability by class of every prediction of an answer, as float32 numbers."""
+    """Probability by class of every prediction of a response, as float32 numbers."""
     return [
         {entry["label"]: float(np.float32(entry["probability"])) for entry in one["top"]}
         for one in response["predictions"]
@@ -249,7 +249,7 @@ def make_older(folder: Path, session: str, days: float) -> None:
 
 
 class Load:
-    """A client that sends batch after batch in a thread and keeps every answer."""
+    """A client that sends batch after batch in a thread and collects every response."""
 
     pause = 0.0  # seconds between two batches
 

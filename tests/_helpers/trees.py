@@ -5,6 +5,7 @@ import io
 import json
 import pickle
 import re
+import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,14 @@ def numbered_photos(folder: Path, count: int, damaged: Sequence[int] = ()) -> li
     return noise(folder, [f"{number}.png" for number in range(count)], damaged)
 
 
+def camera_list(folder: Path, cameras: Sequence[str], damaged: Sequence[int] = ()) -> Path:
+    """A table of such pictures, one of each camera in the list."""
+    numbered_photos(folder, len(cameras), damaged)
+    lines = [f"{number}.png,{camera}" for number, camera in enumerate(cameras)]
+    (folder / "list.csv").write_text("\n".join(["path,camera", *lines]))
+    return folder / "list.csv"
+
+
 def saved(image: Image.Image, kind: str, **options: Any) -> bytes:
     """A picture as the bytes of a file."""
     file = io.BytesIO()
@@ -76,6 +85,17 @@ def write(path: Path, text: str) -> None:
     """A text file in a folder that may not be there yet."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
+
+
+def make_tar(path: Path, members: Mapping[str, bytes], mode: Any = "w") -> Path:
+    """A tar file of these members."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, mode) as archive:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return path
 
 
 Expected = Mapping[str, str]  # class name by key

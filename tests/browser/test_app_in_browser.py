@@ -1,14 +1,12 @@
 """A headless browser uses the web app as a visitor would."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import httpx
 import pytest
@@ -21,10 +19,7 @@ from cliquetta.model.factory import create_model
 from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.running import COMMAND
 from tests._helpers.serve_setup import free_port, wait_until
-from tests.browser.conftest import SLOW, OpenPage
-
-if TYPE_CHECKING:  # lives in the browser's environment only; `make test` collects this file too
-    from playwright.sync_api import Locator, LocatorAssertions, Page
+from tests.browser.conftest import SLOW, OpenPage, Page
 
 pytestmark = pytest.mark.browser
 
@@ -75,7 +70,7 @@ def shots(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def expect(images: Locator) -> LocatorAssertions:
+def expect(images: Any) -> Any:
     """Waits for what is asked of a part of the page."""
     from playwright.sync_api import expect
 
@@ -209,7 +204,7 @@ def test_own_images_with_a_bad_one_among_them(page: Page, tmp_path: Path) -> Non
 
 
 def press_next(page: Page, address: str, path: str) -> str:
-    """Press the button without a browser, with a path of one's own as the file; the answer."""
+    """Press the button without a browser, with a path of one's own as the file; the response."""
     config = page.request.get(f"{address}/config").json()
     (press,) = (entry for entry in config["dependencies"] if entry["api_name"] == "on_next")
     file = {"path": path, "meta": {"_type": "gradio.FileData"}}

@@ -36,7 +36,8 @@ def test_change_counts_by_hand() -> None:
     scap = {"images": 5, "changed": 3, "repaired": 1, "broken": 1, "gain": 0.0, "p": 1.0}
     tent = {"images": 5, "changed": 2, "repaired": 2, "broken": 0, "gain": 40.0, "p": 0.5}
     assert count_tests([both]) == [{"method": "scap", **scap}, {"method": "tent", **tent}]
-    assert count_tests([stream(zero_shot=[0, 1])]) == []
+    assert count_tests([stream(zero_shot=[0, 1])]) == []  # zero-shot alone
+    assert read_methods("tent, zero_shot,scap") == ["tent", "scap"]
 
 
 def test_summary_is_plain_about_what_changed() -> None:
@@ -95,10 +96,3 @@ def test_demo_states_a_gain_only_where_chance_would_not_give_it(
     assert (p < SIGNIFICANT) == (words == "a gain of")
     assert tabulate([row])[1][0][3] == (f"+{repaired - broken}.00" if p < SIGNIFICANT else "none")
     assert words in summary(count_by_method([row]), 100 - repaired)[1]
-
-
-def test_demo_of_zero_shot_alone(run: Run, tmp_path: Path) -> None:
-    words = ("--images", "6", "--singles", "0", "--shifts", "fog:3", "--out", tmp_path / "demo")
-    (entry,) = json.loads(run("demo", "--method", "zero_shot", *words, "--json").stdout)
-    assert entry["change"] == [] and len(entry["runs"]) == 1
-    assert read_methods("tent, zero_shot,scap") == ["tent", "scap"]

@@ -18,7 +18,7 @@ CLASSES = "airplane,cat,frog"
 
 @pytest.fixture
 def state(run: Run, photos: Path, tiny_file: Path, tmp_path: Path) -> Path:
-    """What ``domain_norm`` has learned from the photos."""
+    """A file of what ``domain_norm`` has learned from the photos."""
     path = tmp_path / "photos.safetensors"
     words = ("--classes", CLASSES, "--model", tiny_file, "--set", "step_every=3")
     result = run("predict", photos, *words, "--state", path, "--out", tmp_path / "learning.csv")

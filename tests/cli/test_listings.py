@@ -1,4 +1,4 @@
-"""The commands that tell what there is."""
+"""The commands that list models, datasets and methods."""
 
 import json
 from dataclasses import dataclass

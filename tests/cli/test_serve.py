@@ -21,7 +21,7 @@ TOKEN = "0123456789abcdef0123"
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What the server was started with, instead of a server."""
+    """The arguments of the server, which is not started."""
     calls: list[dict[str, Any]] = []
 
     def record(settings: Any, folder: Path, *, on_ready: Any, **where: Any) -> None:

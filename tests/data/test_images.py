@@ -55,7 +55,7 @@ def test_a_path_and_bytes_give_the_colours_that_are_stored(
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_orientation_is_applied_unless_told_otherwise(orientation: Any) -> None:
+def test_orientation_is_applied_unless_switched_off(orientation: Any) -> None:
     upright = random_pixels(12, 20, 3)
     # What a camera held that way stores, from the definition of the tag.
     stored = {
@@ -130,14 +130,14 @@ def test_bad_files_are_named_with_the_reason(tmp_path: Path, name: str) -> None:
 
 
 def test_missing_file_folder_and_limit(tmp_path: Path) -> None:
-    with pytest.raises(ImageError, match=r"nowhere\.png: no such file"):
+    with pytest.raises(ImageError, match="nowhere"):
         open_image(tmp_path / "nowhere.png")
     with pytest.raises(ImageError, match="a folder"):
         open_image(tmp_path)
     assert open_image(saved(Image.new("RGB", (1, 1), "red"), "PNG")).size == (1, 1)
     data = saved(Image.new("RGB", (10, 10)), "PNG")
     assert open_image(data, max_pixels=100).size == (10, 10)
-    with pytest.raises(ImageError, match=r"10 x 10, more than 99"):
+    with pytest.raises(ImageError, match="10 x 10"):
         open_image(data, max_pixels=99)
 
 

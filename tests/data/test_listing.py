@@ -42,7 +42,7 @@ def test_lists_of_any_length_and_any_bytes(tmp_path: Path, separator: bytes) -> 
 
 
 def test_tables_without_paths_are_refused(tmp_path: Path) -> None:
-    for text, message in (("path\n", "no images to predict"), ("name\na\n", "no column of paths")):
+    for text, message in (("path\n", "no images"), ("name\na\n", "column")):
         write(tmp_path / "list.csv", text)
         with pytest.raises(UserError, match=message):
             list_images([tmp_path / "list.csv"])

@@ -42,7 +42,7 @@ def build(method: str, model: CLIP, prompts: ClassPrompts) -> FeatureLevel:
 
 
 @pytest.mark.parametrize("method", feature_level())
-def test_methods_answer_from_features_as_from_pixels(
+def test_methods_predict_from_features_as_from_pixels(
     method: str, tiny_clip: CLIP, tiny_prompts: ClassPrompts, tmp_path: Path
 ) -> None:
     adapter = build(method, tiny_clip, tiny_prompts)

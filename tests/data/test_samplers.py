@@ -39,7 +39,7 @@ def test_every_image_is_shown_once(name: str, seed: int, sizes: list[int]) -> No
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_the_seed_and_the_options_read_decide_the_places(name: str) -> None:
+def test_the_seed_and_the_options_read_decide_the_positions(name: str) -> None:
     def same(a: Positions, b: Positions) -> bool:
         return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
 
@@ -100,7 +100,7 @@ def test_every_batch_holds_so_many_classes(
     options = SamplerOptions(present=(low, low + more), batch_size=size)
     given = [LabelledSet("a", labels)], options, np.random.default_rng(seed)
     if sum(sorted(counts)[-low - more :]) < size:
-        with pytest.raises(UserError, match="smaller batches or more classes"):
+        with pytest.raises(UserError, match="smaller"):
             SAMPLERS["keff"].draw(*given)
         return
     positions = SAMPLERS["keff"].draw(*given)
@@ -159,5 +159,5 @@ def test_a_long_stream_repeats_its_datasets_as_often_as_needed() -> None:
 def test_present_is_a_number_or_a_range() -> None:
     assert parse_present("3") == (3, 3)
     assert parse_present("1-4") == (1, 4)
-    with pytest.raises(UserError, match="a range such as 1-4"):
+    with pytest.raises(UserError, match="range"):
         parse_present("some")

@@ -18,7 +18,7 @@ from tests._helpers.tiny import build_tiny_clip
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The models loaded, in place of files on disk."""
+    """Names of the models that were loaded; they are made, not read from disk."""
     names: list[str] = []
 
     def create(name: str, **settings: Any) -> CLIP:

@@ -1,4 +1,4 @@
-"""Records: whole, alike by their settings, and found once."""
+"""Records: read back, alike by their settings, and listed once."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests._helpers.made_runs import BASE
 from tests._helpers.streaming import Drift, DriftConfig, made_up_dataset
 
 
-def test_runs_are_found_once_and_unfinished_ones_apart(made: Any, tmp_path: Path) -> None:
+def test_runs_are_listed_once_and_unfinished_ones_apart(made: Any, tmp_path: Path) -> None:
     (run,) = made(BASE)
     for path in (tmp_path, run.folder, run.folder / RECORD):
         assert [r.record.id for r in find_runs([path, run.folder])[0]] == [run.record.id]

@@ -1,4 +1,4 @@
-"""Runs: recorded whole, scored from logits, and not hurt by a kill at any moment."""
+"""Runs: recorded completely, scored from logits, and not hurt by a kill at any moment."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from cliquetta.types import Batch, Prediction
 from tests._helpers.streaming import Drift, DriftConfig, made_up_dataset
 
 
-def test_a_run_is_recorded_whole(drift: Drift, stream: Stream, tmp_path: Path) -> None:
+def test_a_record_is_complete(drift: Drift, stream: Stream, tmp_path: Path) -> None:
     record = evaluate(drift, stream, out=tmp_path, preset="paper")
     assert load_record(tmp_path / record.id) == record == list_records(tmp_path)[0]
     assert (record.status, record.method, record.dataset) == ("finished", "Drift", "made-up")
@@ -81,9 +81,9 @@ def test_damaged_predictions_are_named_and_run_again(
     else:
         path.write_bytes(complete[:-30] if damage == "cut" else complete.replace(b"5", b"6", 1))
     for read in (lambda: Run(record, path.parent).predictions, lambda: find_runs([tmp_path])):
-        with pytest.raises(DamagedRunError, match=f"{record.id} is damaged"):
+        with pytest.raises(DamagedRunError, match=record.id):
             read()
-    with pytest.warns(UserWarning, match="running it again"):
+    with pytest.warns(UserWarning, match="again"):
         again = evaluate(drift, stream, out=tmp_path)
     assert path.read_bytes() == complete
     assert (again.status, again.predictions) == ("finished", record.predictions)
@@ -98,7 +98,7 @@ def test_a_run_that_broke_off_continues_bit_equally(
         if step.number == stop:
             raise InterruptedError("at a batch")
 
-    complete, out = evaluate(drift, stream, out=tmp_path / "whole"), tmp_path / "broken"
+    complete, out = evaluate(drift, stream, out=tmp_path / "complete"), tmp_path / "broken"
     with pytest.raises(InterruptedError):
         evaluate(drift, stream, out=out, on_step=interrupt, save_every=save_every)
     broken = load_record(out / complete.id)
@@ -107,7 +107,7 @@ def test_a_run_that_broke_off_continues_bit_equally(
     assert record.resumed == (stop >= save_every)
     assert (record.metrics, record.images) == (complete.metrics, complete.images)
     name = f"{complete.id}/{PREDICTIONS}"
-    assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert (out / name).read_bytes() == (tmp_path / "complete" / name).read_bytes()
 
 
 def test_predictions_can_be_read_while_they_are_written(
@@ -127,7 +127,7 @@ def test_predictions_can_be_read_while_they_are_written(
 
 def test_two_processes_cannot_share_a_run(drift: Drift, stream: Stream, tmp_path: Path) -> None:
     record = evaluate(drift, stream, out=tmp_path)
-    with exclusive(tmp_path / record.id), pytest.raises(BusyError, match="another process"):
+    with exclusive(tmp_path / record.id), pytest.raises(BusyError):
         evaluate(drift, stream, out=tmp_path, again=True)
     assert evaluate(drift, stream, out=tmp_path) == record
 
@@ -135,9 +135,9 @@ def test_two_processes_cannot_share_a_run(drift: Drift, stream: Stream, tmp_path
 def test_a_stream_and_a_method_that_do_not_fit_are_refused(
     tiny_clip: CLIP, tiny_prompts: ClassPrompts, stream: Stream
 ) -> None:
-    with pytest.raises(ValueError, match=r"views=adapter\.views"):
+    with pytest.raises(ValueError, match="views"):
         evaluate(Drift(tiny_clip, tiny_prompts, DriftConfig(views=4)), stream)
-    with pytest.raises(ValueError, match="labels 5 classes, the method tells 2"):
+    with pytest.raises(ValueError, match="5 classes"):
         evaluate(ZeroShot(tiny_clip, ClassPrompts(("cat", "dog")), ZeroShotConfig()), stream)
 
 

@@ -25,7 +25,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(photos: Path, tiny_clip: CLIP, tmp_path: Path) -> Predict:
-    """The same command every time: two methods that remember, four images per batch."""
+    """One command for all tests: two methods that remember, four images per batch."""
 
     def call(images: object = None, **changes: object) -> PredictionRun:
         settings = {

@@ -28,11 +28,11 @@ def test_a_plan_in_the_words_of_serve() -> None:
     for present in (0.0, 4.0):  # a GPU each, if there are any
         given = ReplicaPlan().options(settings, present)["ray_actor_options"]["num_gpus"]
         assert given == min(present, 1.0)
-    with pytest.raises(UserError, match="the cluster has 0"):
+    with pytest.raises(UserError, match="has 0"):
         ReplicaPlan(gpus=1).options(settings)
     assert fixed["num_replicas"] == 3 and "autoscaling_config" not in fixed
     assert fixed["ray_actor_options"] == {"num_cpus": 2, "num_gpus": 0.5}
-    assert fixed["graceful_shutdown_timeout_s"] == 12  # what was begun is answered
+    assert fixed["graceful_shutdown_timeout_s"] == 12  # what was begun is finished
     assert fixed["max_ongoing_requests"] > 10  # else requests would wait where nobody is fair
     scaled = ReplicaPlan(1, 4, queue=6).options(settings)
     assert "num_replicas" not in scaled
@@ -50,7 +50,7 @@ class LoneLoad(Load):
         super().__init__(number, self.client.create_session(CLASSES, method=method))
 
     def finish(self, model: CLIP, method: str) -> None:
-        """Stop, and compare all answers and the state with a run that nobody disturbed."""
+        """Stop, and compare all responses and the state with a run that nobody disturbed."""
         self.stop(300)
         self.check(self.session.export_state(), Alone(model, method))
         self.client.close()
@@ -81,7 +81,7 @@ def test_replicas_come_and_go_and_lose_nothing(
     """One cluster for all that may happen, since its processes are most of the cost."""
     with cluster(tmp_path, tiny_file, "--replicas", "1:2") as (server, address):
         assert len(replica_pids(server)) == 1
-        # a small state, written whole, and a large one, written as changes
+        # a small state, written in full, and a large one, written as changes
         methods = ["tent", "domain_norm"] * 3
         loads = [LoneLoad(address, number, method) for number, method in enumerate(methods)]
         wait_until(lambda: len(replica_pids(server)) == 2, 240)  # one is added while requests wait
