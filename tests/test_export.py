@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.errors import UserError
-from cliquetta.export import METADATA, export_model
+from cliquetta.export import export_model
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.building.frozen import FrozenAdapter
 from cliquetta.methods.building.layernorm import LateBlocks, LayerNormTower
@@ -170,20 +170,6 @@ def test_half_precision_is_stored_and_leaves_the_model_as_it_is(
     actual = run_onnx(path, tiny_images)
     half = rounding(torch.float16, 2 * BLOCK_STORES, TINY_SCALE) / 2  # one side is float32
     torch.testing.assert_close(actual, adapter.frozen_model()(tiny_images), atol=half, rtol=0)
-
-
-def test_program_of_torch_export_gives_the_frozen_logits(
-    tmp_path: Path, tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
-) -> None:
-    adapter = learned("domain_norm", tiny_clip, tiny_prompts, tiny_images)
-    path = tmp_path / "model.pt2"
-    assert export_model(adapter, path).opset is None
-    extra = {METADATA: ""}
-    program = torch.export.load(path, extra_files=extra)
-    for count in (1, len(tiny_images)):
-        actual = program.module()(tiny_images[:count])
-        torch.testing.assert_close(actual, adapter.frozen_model()(tiny_images[:count]))
-    assert json.loads(extra[METADATA])["classes"] == list(tiny_prompts.names)
 
 
 def test_sigmoid_models_keep_their_bias() -> None:

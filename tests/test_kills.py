@@ -21,9 +21,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from cliquetta.cli.main import app
 from cliquetta.data.feature_cache import FeatureBlock, TableLayout, open_table
 from cliquetta.data.stream import Stream
 from cliquetta.errors import UserError
@@ -39,6 +37,8 @@ from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.serve import changes
 from cliquetta.tensor_file import pack, unpack
+from tests._helpers.running import Run
+from tests._helpers.running import run as run
 from tests._helpers.serve_setup import batch_of, local_service
 from tests._helpers.stopping import KILLED, in_fork, tree
 from tests._helpers.streaming import made_up_dataset
@@ -234,12 +234,11 @@ def test_evaluate(tiny_clip: CLIP, tmp_path: Path) -> None:
     check(write, tmp_path / "work", without_clocks)
 
 
-def test_fit(tiny_file: Path, tmp_path: Path) -> None:
+def test_fit(run: Run, tiny_file: Path, tmp_path: Path) -> None:
     def write(folder: Path) -> None:
-        words = ["fit", "--method", "tip_adapter", "--dataset", "bundled-fewshot", "--shots", "1"]
-        words += ["--model", str(tiny_file), "--out", str(folder / "tip.safetensors")]
-        result = CliRunner().invoke(app, words)
-        assert result.exit_code == 0, result.output
+        words = ("--method", "tip_adapter", "--dataset", "bundled-fewshot", "--shots", 1)
+        made = run("fit", *words, "--model", tiny_file, "--out", folder / "tip.safetensors")
+        assert made.code == 0
 
     check(write, tmp_path / "work")
 

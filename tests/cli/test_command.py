@@ -61,6 +61,7 @@ def folder(tiny_file: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
         ((*TWO, "--frozen", "--method", "tent,zero_shot"), "one method"),
         ((*EVALUATE, "--seeds", "one"), "whole numbers"),
         ((*EVALUATE, "--dataset", "pets"), "--root"),
+        ((*EVALUATE, "--order", "keff", "--present", "some"), "a range such as 1-4"),
         ((*EVALUATE, "--ray-gpus", "0.5"), "--ray-gpus is for --ray"),
         (("evaluate", "--grid", "odd"), "did you mean 'ood'"),
         ((*ABLATE, "--values", "1", "--field", "treshold"), "'threshold'"),

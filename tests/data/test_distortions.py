@@ -115,12 +115,6 @@ def test_glass_copies_one_pixel_after_the_other() -> None:
         assert np.array_equal(out[number], picture)
 
 
-def test_elastic_without_motion_is_the_picture() -> None:
-    x = PICTURES[:2].astype(np.float32) / np.float32(255)
-    out = elastic_transform(x, (0.0, 0.0, 0.0), Draws([generator(0)] * 2))
-    assert np.abs(out - x).max() < PIXELS
-
-
 def test_elastic_affine_map_takes_the_corners_along() -> None:
     """Sampling the moved corners of a coordinate picture gives the corners themselves."""
     side = 64

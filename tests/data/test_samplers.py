@@ -14,7 +14,6 @@ from cliquetta.data.samplers import (
     Positions,
     SamplerOptions,
     interleave,
-    parse_present,
 )
 from cliquetta.errors import UserError
 
@@ -154,10 +153,3 @@ def test_a_long_stream_repeats_its_datasets_as_often_as_needed() -> None:
     assert positions.domain[:40].tolist() == [0] * 30 + [1] * 10
     assert sorted(positions.image[40:70]) == list(range(30))
     assert not np.array_equal(positions.image[:30], positions.image[40:70])
-
-
-def test_present_is_a_number_or_a_range() -> None:
-    assert parse_present("3") == (3, 3)
-    assert parse_present("1-4") == (1, 4)
-    with pytest.raises(UserError, match="range"):
-        parse_present("some")

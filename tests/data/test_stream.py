@@ -216,7 +216,7 @@ def test_the_next_batches_are_read_while_the_caller_is_busy(
 
 
 def test_bad_files_count_when_their_batch_is_handed_over(
-    paths: list[Path], tiny_clip: CLIP, caplog: pytest.LogCaptureFixture
+    paths: list[Path], tiny_clip: CLIP
 ) -> None:
     data = Watched(paths)
     stream = Stream(data, tiny_clip.preprocess, 16, order="sequential", workers=2)
@@ -226,9 +226,7 @@ def test_bad_files_count_when_their_batch_is_handed_over(
         settle(data)
         assert [entry.key for entry in stream.skipped] == skipped, number
         assert len(batch) == len(labels) == 16 - len(skipped)
-    assert sum(map(len, (batch for batch, _ in batches))) == 200 - 48
-    assert len(stream.skipped) == 2
-    assert caplog.text.count("040.png") == 1
+    batches.close()  # type: ignore[attr-defined]
 
 
 def test_any_positions_can_be_read(tiny_clip: CLIP) -> None:

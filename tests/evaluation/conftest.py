@@ -1,5 +1,7 @@
 """Runs of a tiny model, made for a test, and a method that drifts."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,8 @@ import pytest
 from cliquetta.data.stream import Stream
 from cliquetta.evaluation import sweep as sweeping
 from cliquetta.evaluation.grid import RunSpec
-from cliquetta.evaluation.record import Run, find_runs
+from cliquetta.evaluation.record import Record, Run, find_runs
+from cliquetta.evaluation.runner import evaluate
 from cliquetta.evaluation.sweep import RunContext, sweep
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
@@ -49,3 +52,9 @@ def stream(tiny_clip: CLIP) -> Stream:
 @pytest.fixture
 def drift(tiny_clip: CLIP, tiny_prompts: ClassPrompts) -> Drift:
     return Drift(tiny_clip, tiny_prompts, DriftConfig())
+
+
+@pytest.fixture
+def run(drift: Drift, stream: Stream, tmp_path: Path) -> Callable[..., Record]:
+    """Evaluate the method on the stream, by default into the test's folder."""
+    return partial(evaluate, drift, stream, out=tmp_path)

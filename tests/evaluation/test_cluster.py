@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from cliquetta.cli.main import app
 from cliquetta.evaluation.cluster import RayExecutor
 from cliquetta.evaluation.grid import RunSpec
 from cliquetta.evaluation.predictions import PREDICTIONS
@@ -18,6 +16,8 @@ from cliquetta.evaluation.progress import RunReport, Step
 from cliquetta.evaluation.record import Record, list_records
 from cliquetta.evaluation.sweep import RunContext, RunResult, sweep
 from tests._helpers.local_ray import local_ray
+from tests._helpers.running import Run
+from tests._helpers.running import run as run
 
 pytestmark = pytest.mark.slow  # starts Ray
 
@@ -107,13 +107,11 @@ def test_all_runs_report_to_the_command(grid: Grid) -> None:
     assert last[grid.cells[0]][1] == 160
 
 
-def test_the_command_runs_its_grid_there(grid: Grid, tmp_path: Path) -> None:
+def test_the_command_runs_its_grid_there(run: Run, grid: Grid, tmp_path: Path) -> None:
     cell, here = grid.cells[1], grid.serial[1].record
-    words = ["evaluate", "--dataset", cell.dataset, "--method", cell.method, "--model", cell.model]
-    words += ["--limit", "64", "--batch-size", "16", "--device", "cpu", "--json", "--ray", "local"]
-    done = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "there")])
-    assert done.exit_code == 0
-    (there,) = json.loads(done.stdout)
+    words = ("evaluate", "--dataset", cell.dataset, "--method", cell.method, "--model", cell.model)
+    small = ("--limit", 64, "--batch-size", 16, "--device", "cpu", "--out", tmp_path)
+    (there,) = json.loads(run(*words, *small, "--json", "--ray", "local").stdout)
     assert there["metrics"] == {n: v for n, v in here.metrics.items() if n != "per_class"}
 
 

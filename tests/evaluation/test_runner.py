@@ -1,6 +1,7 @@
 """Runs: recorded completely, scored from logits, and not hurt by a kill at any moment."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,10 +70,8 @@ def test_the_method_never_sees_a_label(
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "gone"])
-def test_damaged_predictions_are_named_and_run_again(
-    drift: Drift, stream: Stream, tmp_path: Path, damage: str
-) -> None:
-    record = evaluate(drift, stream, out=tmp_path)
+def test_damaged_predictions_are_named_and_run_again(run: Any, tmp_path: Path, damage: str) -> None:
+    record = run()
     path = tmp_path / record.id / PREDICTIONS
     complete = path.read_bytes()
     assert record.predictions["bytes"] == len(complete)
@@ -84,7 +83,7 @@ def test_damaged_predictions_are_named_and_run_again(
         with pytest.raises(DamagedRunError, match=record.id):
             read()
     with pytest.warns(UserWarning, match="again"):
-        again = evaluate(drift, stream, out=tmp_path)
+        again = run()
     assert path.read_bytes() == complete
     assert (again.status, again.predictions) == ("finished", record.predictions)
 
@@ -92,27 +91,25 @@ def test_damaged_predictions_are_named_and_run_again(
 @pytest.mark.parametrize("save_every", [1, 2, 3])
 @pytest.mark.parametrize("stop", [1, 4, 7])
 def test_a_run_that_broke_off_continues_bit_equally(
-    drift: Drift, stream: Stream, tmp_path: Path, stop: int, save_every: int
+    run: Any, tmp_path: Path, stop: int, save_every: int
 ) -> None:
     def interrupt(step: Step) -> None:
         if step.number == stop:
             raise InterruptedError("at a batch")
 
-    complete, out = evaluate(drift, stream, out=tmp_path / "complete"), tmp_path / "broken"
+    complete, out = run(out=tmp_path / "complete"), tmp_path / "broken"
     with pytest.raises(InterruptedError):
-        evaluate(drift, stream, out=out, on_step=interrupt, save_every=save_every)
+        run(out=out, on_step=interrupt, save_every=save_every)
     broken = load_record(out / complete.id)
     assert (broken.status, broken.error) == ("failed", "InterruptedError: at a batch")
-    record = evaluate(drift, stream, out=out, save_every=save_every)
+    record = run(out=out, save_every=save_every)
     assert record.resumed == (stop >= save_every)
     assert (record.metrics, record.images) == (complete.metrics, complete.images)
     name = f"{complete.id}/{PREDICTIONS}"
     assert (out / name).read_bytes() == (tmp_path / "complete" / name).read_bytes()
 
 
-def test_predictions_can_be_read_while_they_are_written(
-    drift: Drift, stream: Stream, tmp_path: Path
-) -> None:
+def test_predictions_can_be_read_while_they_are_written(run: Any, tmp_path: Path) -> None:
     lengths = []
 
     def look(step: Step) -> None:
@@ -121,15 +118,15 @@ def test_predictions_can_be_read_while_they_are_written(
         lengths.append(len(load_predictions(folder)))
         assert load_record(folder).status == "running"
 
-    evaluate(drift, stream, out=tmp_path, on_step=look)
+    run(on_step=look)
     assert lengths == [8, 16, 24, 32, 40, 48, 50]
 
 
-def test_two_processes_cannot_share_a_run(drift: Drift, stream: Stream, tmp_path: Path) -> None:
-    record = evaluate(drift, stream, out=tmp_path)
+def test_two_processes_cannot_share_a_run(run: Any, tmp_path: Path) -> None:
+    record = run()
     with exclusive(tmp_path / record.id), pytest.raises(BusyError):
-        evaluate(drift, stream, out=tmp_path, again=True)
-    assert evaluate(drift, stream, out=tmp_path) == record
+        run(again=True)
+    assert run() == record
 
 
 def test_a_stream_and_a_method_that_do_not_fit_are_refused(

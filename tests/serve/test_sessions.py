@@ -12,7 +12,6 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from cliquetta.methods.state import load_state
 from cliquetta.methods.tent import Tent
 from cliquetta.model.clip import CLIP
 from cliquetta.serve.store import Store
@@ -141,21 +140,6 @@ def test_sessions_of_a_model_that_is_gone_say_so(serve: Serve, tmp_path: Path) -
         assert refusal(service.send(session, batch_of(0))) == (409, "not_served")
     with serve() as service:
         assert service.send(session, batch_of(0)).status_code == 200
-
-
-def test_state_travels(service: Local, tiny_clip: CLIP, alone: Alone, tmp_path: Path) -> None:
-    source, target = service.create(), service.create()
-    for number in range(2):
-        service.predict(source, batch_of(number))
-    state = service.state(source)
-    moved = service.http.put(f"/v1/sessions/{target}/state", content=state)
-    assert moved.status_code == 200
-    (tmp_path / "state.safetensors").write_bytes(state)
-    load_state(alone.adapter, tmp_path / "state.safetensors")
-    expected = alone.predict(batch_of(7))
-    for session in (source, target):
-        assert probabilities(service.predict(session, batch_of(7))) == expected
-    assert expected != Alone(tiny_clip).predict(batch_of(7))
 
 
 def test_sessions_expire_and_those_in_use_do_not(serve: Serve, tmp_path: Path) -> None:

@@ -151,6 +151,10 @@ def test_any_replica_continues_bit_equally(pair: Pair, alone: Alone, tiny_clip: 
         assert repeat == response
     first.check_state(session, alone)
     path, state = f"/v1/sessions/{session}", first.state(session)
+    copy = f"/v1/sessions/{second.create()}"  # a state travels between sessions
+    assert second.http.put(f"{copy}/state", content=state).status_code == 200
+    first.check_state(copy.rpartition("/")[2], alone)
+    assert first.http.delete(copy).status_code == 204
     assert second.http.post(f"{path}/reset").status_code == 200
     first.check_state(session, Alone(tiny_clip))  # it has forgotten, and goes on counting
     assert second.http.put(f"{path}/state", content=state).status_code == 200
