@@ -1,7 +1,5 @@
 """The plan of the package: which room may import which, and no module in a circle."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter

@@ -4,8 +4,6 @@ The files are compared byte for byte with those of a run that was never stopped.
 left out, and counts of starts: the time in a record and in a session's file.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -159,7 +157,7 @@ class Inline:
         fn_args: Sequence[Any] = (),
         fn_constructor_args: Sequence[Any] = (),
         **how: Any,
-    ) -> Inline:
+    ) -> Any:
         if isinstance(work, type):
             work = work(*fn_constructor_args)
         return Inline(work(table, *fn_args) for table in self.tables)

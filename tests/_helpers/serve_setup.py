@@ -1,7 +1,5 @@
 """Images as bytes, a service in this process and a plain reference, for the serving tests."""
 
-from __future__ import annotations
-
 import io
 import os
 import socket
@@ -85,6 +83,19 @@ def picture(seed: int, *, size: int = 32, format: str = "PNG") -> bytes:
 def batch_of(seed: int, count: int = 4) -> list[bytes]:
     """Some pictures that no other seed has."""
     return [picture(1000 * seed + i) for i in range(count)]
+
+
+class Alone:
+    """The reference: the same method without any service around it."""
+
+    def __init__(self, model: CLIP, method: str = STATEFUL, **options: Any) -> None:
+        config = method_config(method, None, options)
+        self.adapter: Adapter = create_method(method, model, ClassPrompts(CLASSES), config)  # type: ignore[arg-type]
+
+    def predict(self, images: list[bytes]) -> list[dict[str, float]]:
+        """Probability by class of every picture."""
+        rows = self.adapter.predict(images).probabilities
+        return [dict(zip(CLASSES, row.tolist(), strict=True)) for row in rows]
 
 
 class Local:
@@ -175,19 +186,6 @@ def live_service(folder: Path, model: CLIP, **settings: Any) -> Iterator[str]:
         finally:
             server.should_exit = True
             thread.join(30)
-
-
-class Alone:
-    """The reference: the same method without any service around it."""
-
-    def __init__(self, model: CLIP, method: str = STATEFUL, **options: Any) -> None:
-        config = method_config(method, None, options)
-        self.adapter: Adapter = create_method(method, model, ClassPrompts(CLASSES), config)  # type: ignore[arg-type]
-
-    def predict(self, images: list[bytes]) -> list[dict[str, float]]:
-        """Probability by class of every picture."""
-        rows = self.adapter.predict(images).probabilities
-        return [dict(zip(CLASSES, row.tolist(), strict=True)) for row in rows]
 
 
 def probabilities(response: dict[str, Any]) -> list[dict[str, float]]:

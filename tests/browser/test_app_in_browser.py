@@ -61,15 +61,6 @@ def page(open_page: OpenPage, address: str) -> Iterator[Page]:
         yield page
 
 
-@pytest.fixture(scope="module")
-def shots(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where screenshots go: a folder named in CLIQUETTA_SCREENSHOTS, or one that is thrown away."""
-    given = os.environ.get("CLIQUETTA_SCREENSHOTS")
-    folder = Path(given) if given else tmp_path_factory.mktemp("shots")
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 def expect(images: Any) -> Any:
     """Waits for what is asked of a part of the page."""
     from playwright.sync_api import expect
@@ -100,9 +91,9 @@ def images_shown(page: Page, id: str) -> int:
     return images.count()
 
 
-def test_a_stream_is_followed_and_its_state_downloaded(
-    page: Page, shots: Path, tmp_path: Path
-) -> None:
+def test_a_stream_is_followed_and_its_state_downloaded(page: Page, tmp_path: Path) -> None:
+    """It leaves its screenshots in an existing folder named in CLIQUETTA_SCREENSHOTS."""
+    shots = Path(os.environ.get("CLIQUETTA_SCREENSHOTS", tmp_path))
     assert page.locator("#method input").input_value() == "domain_norm"
     choose(page, "method", "scap")
     choose(page, "shift", "fog")

@@ -15,16 +15,13 @@ from cliquetta.cli.main import app
 from tests._helpers.running import Run
 
 
-def test_help_has_examples_and_exit_codes(run: Run) -> None:
+def test_help_has_examples_and_exit_codes_and_there_is_a_version(run: Run) -> None:
+    assert run("--version").stdout == f"cliquetta {cliquetta.__version__}\n"
     listed = run("--help").text
     for command in ("demo", "predict", "evaluate", "fit", "methods", "models", "datasets"):
         text = run(command, "--help").text
         for words in ("Examples", f"cliquetta {command}", "Exit codes", "--json", "--quiet"):
             assert words in text and command in listed
-
-
-def test_version(run: Run) -> None:
-    assert run("--version").stdout == f"cliquetta {cliquetta.__version__}\n"
 
 
 @pytest.mark.parametrize("given", [None, "ACTIVE"])

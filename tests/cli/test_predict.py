@@ -20,13 +20,9 @@ NAMES = ("airplane", "cat", "frog")
 
 
 @pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "out.csv"
-
-
-@pytest.fixture
-def predict(run: Run, tiny_file: Path, out: Path) -> Any:
+def predict(run: Run, tiny_file: Path, tmp_path: Path) -> Any:
     """``predict`` with the tiny model, three classes and zero-shot; the result and the table."""
+    out = tmp_path / "out.csv"
 
     def call(*words: str | Path, classes: str = ",".join(NAMES), input: bytes | None = None) -> Any:
         if not {"--method", "--fitted"} & set(words):

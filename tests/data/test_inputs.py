@@ -37,7 +37,7 @@ ONE: dict[str, Callable[[Path, CLIP], Any]] = {
     "uint8 tensor": lambda path, _: torch.tensor(np.asarray(Image.open(path))).movedim(-1, 0),
     "bytes": lambda path, _: path.read_bytes(),
     "file object": lambda path, _: path.open("rb"),
-    "data URI": lambda path, _: _data_uri(path),
+    "data URI": lambda path, _: f"data:image/png;base64,{b64encode(path.read_bytes()).decode()}",
     "preprocessed": lambda path, model: model.preprocess(Image.open(path)),
 }
 SEVERAL: dict[str, Callable[[list[Path], CLIP], Any]] = {
@@ -49,10 +49,6 @@ SEVERAL: dict[str, Callable[[list[Path], CLIP], Any]] = {
     "preprocessed": lambda paths, model: model.preprocess.batch([Image.open(p) for p in paths]),
     "mixed": lambda paths, _: [Image.open(paths[0]), *map(str, paths[1:])],
 }
-
-
-def _data_uri(path: Path) -> str:
-    return "data:image/png;base64," + b64encode(path.read_bytes()).decode()
 
 
 @pytest.fixture

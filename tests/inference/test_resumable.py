@@ -1,7 +1,5 @@
 """Runs into files: stopped at any moment, they end as if they never had been."""
 
-from __future__ import annotations
-
 import errno
 import signal
 from collections.abc import Callable, Iterator
@@ -46,7 +44,7 @@ class HereCluster:
     left: list[str] = field(default_factory=list)
 
     @contextmanager
-    def connect(self) -> Iterator[HereCluster]:
+    def connect(self) -> Iterator[Any]:
         yield self
         self.left = sorted(path.name for path in self.folder.iterdir())
 

@@ -66,8 +66,8 @@ def test_the_client_rejects_and_changes_classes(client: Client) -> None:
     assert session.classes == tuple(names)
 
 
+@pytest.mark.usefixtures("pauses")
 def test_a_session_is_made_once(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cliquetta.serve.client.time.sleep", lambda seconds: None)
     real, lost = client._http.request, [httpx.ReadTimeout(""), httpx.ReadError("")]
 
     def request(*words: Any, **content: Any) -> httpx.Response:

@@ -79,21 +79,20 @@ def test_misplaced_files(serve: Serve, tmp_path: Path, caplog: pytest.LogCapture
     assert "copied or swapped" in caplog.text
 
 
-def test_a_folder_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_needs_hard_links_and_has_one_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*paths: Any) -> None:
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
     with Store.open(tmp_path):
         assert not list(tmp_path.glob(".probe*"))
+        with pytest.raises(BusyError), Store.open(tmp_path):
+            pass
     monkeypatch.setattr("os.link", refuse)
     with pytest.raises(UserError, match="hard links"), Store.open(tmp_path):
         pass
     assert not list(tmp_path.iterdir())
-
-
-def test_a_folder_has_one_service(tmp_path: Path) -> None:
-    with Store.open(tmp_path), pytest.raises(BusyError), Store.open(tmp_path):
-        pass
 
 
 def test_stores_that_cannot_fence_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
