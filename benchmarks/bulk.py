@@ -139,10 +139,10 @@ class Clock:
 
 def decoding(folder: Path, count: int, workers: int, decode: Decode, model: CLIP) -> Clock:
     """Reading to bytes alone."""
-    answers = RowFormat(("none",), ("a", "b"))
+    row_format = RowFormat(("none",), ("a", "b"))
     device = model.device if decode == "gpu" else None
     reader = Reader(model.preprocess, (None,), 64, 0, workers, device, model, decode)
-    source, clock = ImageSource(list_images([folder]), answers), Clock()
+    source, clock = ImageSource(list_images([folder]), row_format), Clock()
     for read in reader.batches(source, 0, count):
         clock.add(len(read.keys))
     assert clock.done == count
@@ -188,8 +188,8 @@ def evaluating(folder: Path, adapter: Adapter, workers: int) -> Clock:
     paths = sorted(folder.iterdir())
     labels = [number % len(adapter.prompts) for number in range(len(paths))]
     data = FileDataset("photographs", paths, names=adapter.prompts.names, labels=labels)
-    place = adapter.model.device
-    stream = Stream(data, adapter.model.preprocess, workers=workers, device=place)
+    device = adapter.model.device
+    stream = Stream(data, adapter.model.preprocess, workers=workers, device=device)
     clock = Clock()
     out = folder.parent / "runs"
     evaluate(adapter, stream, out=out, again=True, on_step=lambda step: clock.add(len(step.batch)))
@@ -289,10 +289,10 @@ def main() -> None:
     names = class_names("imagenet")[: given.classes]
     adapters = {name: create_method(name, model, names) for name in given.methods.split(",")}
     cluster = RayCluster(actors=given.actors) if given.ray else None
-    place = torch.cuda.get_device_name() if device.type == "cuda" else platform.machine()
+    processor = torch.cuda.get_device_name() if device.type == "cuda" else platform.machine()
     now, load = datetime.now(timezone.utc), os.getloadavg()[0]
     say = partial(print, flush=True)
-    say(f"{now:%Y-%m-%d %H:%M} UTC, {place}, {os.cpu_count()} CPU cores, load {load:.1f}")
+    say(f"{now:%Y-%m-%d %H:%M} UTC, {processor}, {os.cpu_count()} CPU cores, load {load:.1f}")
     say(f"{vars(given)}")
     alone = {name: device_alone(adapter, 2.0) for name, adapter in adapters.items()}
     for name, rate in alone.items():

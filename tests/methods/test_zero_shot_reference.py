@@ -139,6 +139,13 @@ def test_the_temperature_of_two_classes_by_hand(logit: float, backing: float) ->
     assert float(zsr.find_temperature(sums)) == pytest.approx(by_hand, rel=GRID)
 
 
+def test_calibration_asks_the_device_for_nothing() -> None:
+    """Tensors without values refuse to be read, as a GPU does while its work is recorded."""
+    logits = torch.empty(4, 3, device="meta")
+    sums = zsr.count_confidences(zsr.no_confidences().to("meta"), logits, logits)
+    assert zsr.calibrate(logits, sums).shape == (4, 3)
+
+
 def test_a_prediction_counts_as_zero_shot_backs_it() -> None:
     """One of two predictions was changed: zero-shot gave its new class 0.2."""
     sums = counted(torch.tensor([[4.0, 0], [0, 4]]), torch.tensor([[0.9, 0.1], [0.8, 0.2]]))
