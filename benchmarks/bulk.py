@@ -299,7 +299,7 @@ def main() -> None:
         say(f"device alone, {name}: {rate:,.0f} images/s")
     own = memory_of(os.getpid()) / 2**20
     say(f"memory before any image is read: {own:,.0f} MB")
-    say(f"{'photographs decode workers images what':<57} images/s with start start cores / min")
+    say(f"{'photographs decode workers images what':<56} images/s with start start cores / min")
     for size in given.sizes.split(","):
         width, height = map(int, size.split("x"))
         decode: Decode = given.decode or ("fast" if width * height >= LARGE else "exact")
