@@ -1,11 +1,9 @@
 """Figures of one stream of images: accuracy over it, gains on the way, and calibration."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +13,17 @@ from cliquetta.evaluation.metrics import BINS
 from cliquetta.evaluation.predictions import Predictions
 from cliquetta.report.changes import net_gain
 from cliquetta.report.runs import ReportedRun, RunGroup
-from cliquetta.report.style import BASELINE_LOOK, COLOURS, FAINT, INK, PAPER, line_look, new_figure
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from cliquetta.report.style import (
+    BASELINE_LOOK,
+    COLOURS,
+    FAINT,
+    INK,
+    PAPER,
+    Axes,
+    Figure,
+    line_look,
+    new_figure,
+)
 
 _POINTS = 240  # points drawn per line; a page must stay small
 
