@@ -1,9 +1,12 @@
 """One small random CLIP and its classes, shared by all tests."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
+from cliquetta.model.checkpoints.local import save_model
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.tiny import TINY_NAMES, build_tiny_clip, make_tiny_images
@@ -15,6 +18,14 @@ torch.set_num_threads(1)
 def tiny_clip() -> CLIP:
     """The shared model; tests may not change its weights."""
     return build_tiny_clip()
+
+
+@pytest.fixture(scope="session")
+def tiny_file(tiny_clip: CLIP, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shared model as a file for ``--model``."""
+    path = tmp_path_factory.mktemp("model") / "tiny.safetensors"
+    save_model(tiny_clip, path)
+    return path
 
 
 @pytest.fixture(scope="session")

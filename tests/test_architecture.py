@@ -1,7 +1,5 @@
 """The plan of the package: which room may import which, and no module in a circle."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -74,7 +72,7 @@ def test_every_room_has_a_level() -> None:
 
 @pytest.mark.parametrize("name", [n for n in modules() if not n.endswith("__init__")])
 def test_every_module_has_a_test_of_its_name(name: str) -> None:
-    """Of its own name or the first words of it; a package below a room may have one for all."""
+    """Named as the module or by its first words; a package below a room may have one for all."""
     if name == "version":  # a constant
         return
     *rooms, module = name.split(".")
@@ -85,6 +83,11 @@ def test_every_module_has_a_test_of_its_name(name: str) -> None:
     wanted += folder.glob(f"test_{module}_*.py")
     wanted += [folder.parent / f"test_{rooms[-1]}.py"] if len(rooms) > 1 else []
     assert any(path.exists() for path in wanted), f"no test of {name}: add {wanted[-1]}"
+
+
+def test_the_public_names_are_few_and_all_can_be_imported() -> None:
+    assert len(cliquetta.__all__) <= 25
+    assert all(getattr(cliquetta, name) for name in cliquetta.__all__)
 
 
 def test_no_circle_of_modules() -> None:

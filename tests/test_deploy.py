@@ -16,6 +16,7 @@ import yaml
 from typer.main import get_command
 
 from cliquetta.cli.main import app
+from tests._helpers.running import COMMAND
 from tests._helpers.serve_setup import free_port, wait_until
 
 ROOT = Path(__file__).parents[1]
@@ -53,7 +54,7 @@ def test_command_and_health_check_work_as_written(tmp_path: Path) -> None:
     environment |= {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(paths)}
     environment |= {"WRITTEN": str(tmp_path / "written"), "CLIQUETTA_TOKEN": TOKEN}
     server = subprocess.Popen(
-        [sys.executable, "-c", "from cliquetta.cli.main import main; main()", *words],
+        [*COMMAND, *words],
         env={**environment, "OMP_NUM_THREADS": "1"},
         cwd="/",
         stderr=subprocess.PIPE,
@@ -127,3 +128,17 @@ def test_kubernetes_parts_fit_each_other_and_the_image(
     assert arguments["--port"] == str(port["containerPort"])
     assert arguments["--state-dir"].startswith(mounts["sessions"] + "/")
     assert arguments["--token-file"].startswith(mounts["tokens"] + "/")
+
+
+def test_kubernetes_restricts_the_pod_to_the_user_of_the_image(manifests: dict[str, Any]) -> None:
+    """As Kubernetes' restricted profile asks for, with a read-only root."""
+    pod = manifests["Deployment/cliquetta"]["spec"]["template"]["spec"]
+    user, group = map(int, instruction("USER").split(":"))
+    wanted: dict[str, Any] = {"runAsUser": user, "runAsGroup": group, "fsGroup": group}
+    wanted |= {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    assert user > 1000 and pod["automountServiceAccountToken"] is False
+    assert pod["securityContext"].items() >= wanted.items()
+    (container,) = pod["containers"]
+    inner = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True}
+    assert container["securityContext"] == inner | {"capabilities": {"drop": ["ALL"]}}
+    assert "memory" in container["resources"]["limits"]

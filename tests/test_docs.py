@@ -21,6 +21,7 @@ from cliquetta.methods.registry import MethodEntry, method_entries
 from docs import hooks
 from docs.hooks import DOCS, method_page, page_of
 from tests._helpers.tiny import build_tiny_clip
+from tests._helpers.trees import exif_of
 
 SHAPE = ("How to run it", "Settings", "What it costs and gains", "When to use it")
 _NAMES = ("index", "quickstart/own-images", "quickstart/research", "predict", "features")
@@ -121,13 +122,11 @@ def test_the_program_beside_onnxruntime_prepares_images_as_we_do(
     (entry,) = (entry for entry in file.metadata_props if entry.key == "preprocess")
     entry.value = json.dumps(model.preprocess.to_dict())
     onnx.save(file, str(tmp_path / "model.onnx"))
-    exif = Image.Exif()
-    exif[0x0112] = 6
     monkeypatch.chdir(tmp_path)
     (program,) = programs((DOCS / "export.md").read_text(encoding="utf-8"))
     for size in ((43, 32), (33, 50), (32, 32), (100, 75)):
         pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save("photo.jpg", exif=exif)
+        Image.fromarray(pixels).save("photo.jpg", exif=exif_of(6))
         variables: dict[str, Any] = {}
         exec(program, variables)
         expected = model.preprocess(open_image("photo.jpg")).numpy()
@@ -155,16 +154,14 @@ def test_the_walk_of_a_batch_names_files_that_exist() -> None:
         assert (DOCS.parent / "src/cliquetta" / path).exists(), path
 
 
-def test_tests_that_pages_name_exist() -> None:
-    for page in [*DOCS.rglob("*.md"), DOCS.parent / "CONTRIBUTING.md"]:
-        for path in re.findall(r"tests/[a-z_/0-9]+\.py", page.read_text(encoding="utf-8")):
-            assert (DOCS.parent / path).exists(), f"{page.name}: {path}"
-
-
-def test_links_lead_somewhere_and_every_page_is_linked() -> None:
+def test_links_and_paths_lead_somewhere_and_every_page_is_linked() -> None:
     linked = {DOCS / "index.md"}
     for page in [*DOCS.rglob("*.md"), DOCS.parent / "README.md", DOCS.parent / "CONTRIBUTING.md"]:
-        for target in re.findall(r"\]\((?!https?:)([^)\s#]+)", page.read_text(encoding="utf-8")):
+        text = page.read_text(encoding="utf-8")
+        for path in re.findall(r"(?<=[`\s])(?:src|tests|docs|training)/[\w./-]*\w", text):
+            known = (DOCS.parent / path).exists() or "NAME" in path or "FILE" in path
+            assert known, f"{page.name}: {path}"
+        for target in re.findall(r"\]\((?!https?:)([^)\s#]+)", text):
             linked_file = (page.parent / target).resolve()
             assert linked_file.exists(), f"{page}: {target}"
             linked |= {linked_file} - {page}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.errors import UserError
-from cliquetta.export import METADATA, export_model
+from cliquetta.export import export_model
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.building.frozen import FrozenAdapter
 from cliquetta.methods.building.layernorm import LateBlocks, LayerNormTower
@@ -50,33 +50,25 @@ def run_onnx(path: Path, pixels: Tensor) -> Tensor:
     return torch.from_numpy(session.run(["logits"], {"pixels": pixels.numpy()})[0])
 
 
-@pytest.mark.parametrize("name", BEFORE_STEP)
-def test_frozen_predictions_are_those_of_the_next_batch(
-    name: str, tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
-) -> None:
-    adapter = learned(name, tiny_clip, tiny_prompts, tiny_images)
-    frozen = FrozenAdapter(adapter)
-    actual = frozen.predict(Batch(tiny_images)).logits
-    expected = adapter.predict(Batch(tiny_images)).logits
-    torch.testing.assert_close(actual, expected, atol=FEATURE, rtol=0)
-    # and they stay, whatever the method has learned since
-    torch.testing.assert_close(frozen.predict(Batch(tiny_images)).logits, actual, atol=0, rtol=0)
-
-
 @pytest.mark.parametrize("entry", method_entries(), ids=lambda entry: entry.name)
 def test_every_method_is_frozen_as_a_function_of_one_image_or_refuses(
     entry: Any, tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
 ) -> None:
     adapter = build_adapter(entry, tiny_clip, tiny_prompts)
     if entry.name not in EXPORTABLE:
-        with pytest.raises(UserError, match="nothing to freeze or export"):
+        with pytest.raises(UserError, match="nothing"):
             adapter.frozen_model()
         return
     adapter = learned(entry.name, tiny_clip, tiny_prompts, tiny_images)
-    frozen = adapter.frozen_model()
-    together = frozen(tiny_images)
-    alone = torch.cat([frozen(image[None]) for image in tiny_images])
+    frozen = FrozenAdapter(adapter)
+    together = frozen.predict(Batch(tiny_images)).logits
+    alone = torch.cat([frozen.predict(Batch(image[None])).logits for image in tiny_images])
     torch.testing.assert_close(together, alone, atol=FEATURE, rtol=0)
+    following = adapter.predict(Batch(tiny_images)).logits
+    if entry.name in BEFORE_STEP:
+        torch.testing.assert_close(together, following, atol=FEATURE, rtol=0)
+    # and they stay, whatever the method has learned since
+    assert frozen.predict(Batch(tiny_images)).logits.equal(together)
 
 
 def domain_norm(**options: Any) -> tuple[DomainNorm, Tensor]:
@@ -180,20 +172,6 @@ def test_half_precision_is_stored_and_leaves_the_model_as_it_is(
     torch.testing.assert_close(actual, adapter.frozen_model()(tiny_images), atol=half, rtol=0)
 
 
-def test_program_of_torch_export_gives_the_frozen_logits(
-    tmp_path: Path, tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
-) -> None:
-    adapter = learned("domain_norm", tiny_clip, tiny_prompts, tiny_images)
-    path = tmp_path / "model.pt2"
-    assert export_model(adapter, path).opset is None
-    extra = {METADATA: ""}
-    program = torch.export.load(path, extra_files=extra)
-    for count in (1, len(tiny_images)):
-        actual = program.module()(tiny_images[:count])
-        torch.testing.assert_close(actual, adapter.frozen_model()(tiny_images[:count]))
-    assert json.loads(extra[METADATA])["classes"] == list(tiny_prompts.names)
-
-
 def test_sigmoid_models_keep_their_bias() -> None:
     model = from_model(tiny_siglip(), preprocess=Preprocess.openai(32))
     names = ("cat", "dog", "frog")
@@ -203,15 +181,10 @@ def test_sigmoid_models_keep_their_bias() -> None:
     torch.testing.assert_close(adapter.frozen_model()(pixels), expected, atol=LOGIT, rtol=0)
 
 
-def test_refusals_write_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_clip: CLIP, tiny_prompts: ClassPrompts
+def test_a_model_beyond_protobuf_is_refused_and_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_clip: CLIP
 ) -> None:
     monkeypatch.setattr("cliquetta.export.LARGEST_ONNX", 1000)
-    for name, file, message in (
-        ("tda", "m.onnx", "tda has nothing to"),
-        ("zero_shot", "m.pth", "end its name in .onnx"),
-        ("zero_shot", "m.onnx", "--half"),
-    ):
-        with pytest.raises(UserError, match=message):
-            export_model(create_method(name, tiny_clip, tiny_prompts), tmp_path / file)
+    with pytest.raises(UserError, match="--half"):
+        export_model(create_method("zero_shot", tiny_clip, NAMES), tmp_path / "m.onnx")
     assert not list(tmp_path.iterdir())

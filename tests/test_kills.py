@@ -4,8 +4,6 @@ The files are compared byte for byte with those of a run that was never stopped.
 left out, and counts of starts: the time in a record and in a session's file.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -21,9 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from cliquetta.cli.main import app
 from cliquetta.data.feature_cache import FeatureBlock, TableLayout, open_table
 from cliquetta.data.stream import Stream
 from cliquetta.errors import UserError
@@ -35,15 +31,16 @@ from cliquetta.inference import parts
 from cliquetta.inference.bulk import predict
 from cliquetta.inference.ray_driver import RayCluster, RayWorkers
 from cliquetta.methods.registry import create_method
-from cliquetta.model.checkpoints.local import save_model
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.serve import changes
 from cliquetta.tensor_file import pack, unpack
+from tests._helpers.running import Run
+from tests._helpers.running import run as run
 from tests._helpers.serve_setup import batch_of, local_service
 from tests._helpers.stopping import KILLED, in_fork, tree
 from tests._helpers.streaming import made_up_dataset
-from tests._helpers.trees import noise
+from tests._helpers.trees import numbered_photos
 
 pytestmark = [
     pytest.mark.slow,
@@ -60,8 +57,7 @@ Tree = dict[str, bytes | None]
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("photos")
-    noise(folder, [f"{number}.png" for number in range(IMAGES)])
-    (folder / "5.png").write_bytes(b"damaged")
+    numbered_photos(folder, IMAGES, [5])
     return folder
 
 
@@ -114,7 +110,7 @@ def check(
 
 @pytest.fixture
 def predicting(photos: Path, tiny_clip: CLIP) -> Callable[..., Callable[[Path], object]]:
-    """What predicts into a folder; names of files are relative to it."""
+    """A builder of functions that predict into a folder; file names are relative to it."""
 
     def make(images: Any = None, out: str = "out.csv", state: str = "", **more: Any) -> Any:
         settings = {"model": tiny_clip, "batch_size": BATCH, "workers": 0, "method": "tda", **more}
@@ -161,7 +157,7 @@ class Inline:
         fn_args: Sequence[Any] = (),
         fn_constructor_args: Sequence[Any] = (),
         **how: Any,
-    ) -> Inline:
+    ) -> Any:
         if isinstance(work, type):
             work = work(*fn_constructor_args)
         return Inline(work(table, *fn_args) for table in self.tables)
@@ -173,7 +169,7 @@ class Inline:
 def test_predict_on_a_cluster(
     predicting: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two actors without Ray: all that is written is written by the real driver."""
+    """Two actors without Ray: all that is written is written by the real driver."""
     ray = SimpleNamespace(
         data=SimpleNamespace(from_arrow=Inline),
         exceptions=SimpleNamespace(RayError=ConnectionError),
@@ -236,15 +232,11 @@ def test_evaluate(tiny_clip: CLIP, tmp_path: Path) -> None:
     check(write, tmp_path / "work", without_clocks)
 
 
-def test_fit(tiny_clip: CLIP, tmp_path: Path) -> None:
-    model = tmp_path / "tiny.safetensors"
-    save_model(tiny_clip, model)
-
+def test_fit(run: Run, tiny_file: Path, tmp_path: Path) -> None:
     def write(folder: Path) -> None:
-        words = ["fit", "--method", "tip_adapter", "--dataset", "bundled-fewshot", "--shots", "1"]
-        words += ["--model", str(model), "--out", str(folder / "tip.safetensors")]
-        result = CliRunner().invoke(app, words)
-        assert result.exit_code == 0, result.output
+        words = ("--method", "tip_adapter", "--dataset", "bundled-fewshot", "--shots", 1)
+        made = run("fit", *words, "--model", tiny_file, "--out", folder / "tip.safetensors")
+        assert made.code == 0
 
     check(write, tmp_path / "work")
 
@@ -305,7 +297,7 @@ def test_sessions(
         folder.mkdir()
 
     def compared(folder: Path) -> Tree:
-        """What clients know; of the service's files, what is neither a session nor its changes."""
+        """Replies that clients know, and files of the service that belong to no session."""
         files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
         hidden = [path.name for path in files if path.suffix != ".safetensors"]
         sessions = len({path.parent for path in files})

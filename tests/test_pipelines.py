@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,7 +25,7 @@ from cliquetta.model.clip import CLIP
 from cliquetta.pipelines import TEMPLATE, ImageScores, LabelScores
 from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.building import assert_same_state
-from tests._helpers.serve_setup import picture as picture_file
+from tests._helpers.serve_setup import picture
 from tests._helpers.tiny import TINY_NAMES
 from tests._helpers.tolerance import FEATURE, LOGIT, SUM
 from tests._helpers.transformers_models import save_siglip, tiny_siglip, tiny_transformers
@@ -34,12 +35,7 @@ LABELS = list(TINY_NAMES)
 TASK = "zero-shot-image-classification"
 
 
-def picture(seed: int, size: tuple[int, int] = (40, 32)) -> Image.Image:
-    coarse = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8)
-    return Image.fromarray(coarse).resize(size, Image.Resampling.BILINEAR)
-
-
-PICTURES = [picture(seed) for seed in range(6)]
+PICTURES = [Image.open(BytesIO(picture(seed, size=40))) for seed in range(6)]
 
 
 @pytest.fixture
@@ -108,13 +104,13 @@ def test_other_labels_keep_what_was_learned(build: Any) -> None:
     assert classify.adapter.memory["norms.steps"] == 2  # one per call: it went on from there
     forgetful = build("tda")
     forgetful(PICTURES, LABELS)
-    with pytest.warns(UserWarning, match="tda learns about its classes only: it starts again"):
+    with pytest.warns(UserWarning, match="starts again"):
         forgetful(PICTURES[0], ["cat", "horse"])
 
 
 def test_save_load_reset(build: Any, tmp_path: Path) -> None:
     classify = build()
-    with pytest.raises(UserError, match="nothing to save"):
+    with pytest.raises(UserError, match="nothing"):
         classify.save(tmp_path / "state")
     first = classify(PICTURES[0], LABELS, "a {}")
     classify.save(tmp_path / "state")
@@ -128,7 +124,7 @@ def test_save_load_reset(build: Any, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="another method"):
         build("tda").load(tmp_path / "state")
     other.adapter.save(tmp_path / "bare")
-    with pytest.raises(UserError, match="not saved by a pipeline"):
+    with pytest.raises(UserError, match="pipeline"):
         other.load(tmp_path / "bare")
 
 
@@ -146,7 +142,7 @@ def test_images_of_none_of_the_labels(build: Any, tiny_clip: CLIP, tmp_path: Pat
     assert {True, False} == {result.rejected for result in wanted}
     page = wanted.show()._repr_html_()
     assert page.count("none of these") == sum(result.rejected for result in wanted)
-    with pytest.raises(UserError, match="above 0 and below 1"):
+    with pytest.raises(UserError, match="below 1"):
         build(reject=2)
 
 
@@ -183,16 +179,16 @@ def test_a_call_that_fails_changes_nothing(build: Any, tmp_path: Path) -> None:
 
 
 def test_bad_requests_end_early(build: Any, tiny_clip: CLIP) -> None:
-    with pytest.raises(UserError, match="did you mean 'zero-shot-image"):
+    with pytest.raises(UserError, match="zero-shot-image"):
         cliquetta.pipeline("zero-shot-classification", model=tiny_clip)
-    with pytest.raises(UserError, match="unknown method"):
+    with pytest.raises(UserError, match="method"):
         build("tents")
     with pytest.raises(UserError, match="no labels"):
         build()(PICTURES[0])
     for bad in (lambda: build(batch_size=0), lambda: build()(PICTURES, LABELS, batch_size=-1)):
-        with pytest.raises(UserError, match="at least one image"):
+        with pytest.raises(UserError, match="one image"):
             bad()
-    with pytest.raises(UserError, match="is a URL: build the pipeline with allow_urls=True"):
+    with pytest.raises(UserError, match="allow_urls=True"):
         build()("https://127.0.0.1/a.png", LABELS)
 
 
@@ -225,7 +221,7 @@ class Site(BaseHTTPRequestHandler):
     """One image, and the ways in which a server can be a nuisance."""
 
     replies: ClassVar[dict[str, tuple[int, dict[str, str], bytes]]] = {
-        "/a.png": (200, {}, picture_file(0)),
+        "/a.png": (200, {}, picture(0)),
         "/gone": (404, {}, b""),
         "/moved": (302, {"Location": "/a.png"}, b""),
         "/file": (302, {"Location": "file:///etc/passwd"}, b""),
@@ -261,7 +257,7 @@ def site() -> Iterator[str]:
 
 def test_urls_where_they_are_allowed(build: Any, site: str) -> None:
     classify = build("zero_shot", allow_urls=True)
-    expected = classify(picture_file(0), LABELS)
+    expected = classify(picture(0), LABELS)
     assert classify(f"{site}/a.png") == expected
     assert classify([f"{site}/moved"])[0] == expected
     assert "<img" in classify(f"{site}/a.png").show()._repr_html_()
@@ -291,7 +287,7 @@ def test_the_model_of_a_user(tiny_clip: CLIP) -> None:
     assert row["prediction"] == best["label"]
     method = cliquetta.create_method("zero_shot", theirs, LABELS)
     assert LABELS[int(method.predict(PICTURES[0]).logits.argmax())] == best["label"]
-    with pytest.raises(UserError, match=r"create_model\('ViT-B/16'\)"):
+    with pytest.raises(UserError, match="create_model"):
         cliquetta.from_model("ViT-B/16")  # type: ignore[arg-type]
 
 

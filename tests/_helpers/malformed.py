@@ -60,13 +60,15 @@ def _random(data: bytes, name: str, generator: random.Random) -> bytes:
     return _MAGIC[name] + generator.randbytes(generator.randrange(2000))
 
 
-def _chunk(kind: bytes, data: bytes) -> bytes:
+def chunk(kind: bytes, data: bytes) -> bytes:
+    """A part of a PNG file."""
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
-def _png(width: int, height: int, *chunks: bytes) -> bytes:
-    header = _chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
-    return _MAGIC["PNG"] + header + b"".join(chunks) + _chunk(b"IEND", b"")
+def png(width: int, height: int, *chunks: bytes) -> bytes:
+    """A PNG file that claims a size, whatever is behind the claim."""
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return _MAGIC["PNG"] + header + b"".join(chunks) + chunk(b"IEND", b"")
 
 
 @cache
@@ -86,9 +88,9 @@ def bombs() -> dict[str, bytes]:
     for field in ((256, 4, 60_000), (257, 4, 60_000), (258, 3, 8), (262, 3, 1), (273, 4, 8)):
         tiff += struct.pack("<HHII", *field[:2], 1, field[2])
     return {
-        "png claims 50,000 x 50,000": _png(50_000, 50_000, _chunk(b"IDAT", zlib.compress(b"0"))),
-        "png holds 5,200 x 5,200": _png(5_200, 5_200, _chunk(b"IDAT", rows)),
-        "png with a comment of 50 MB": _png(40, 40, _chunk(b"zTXt", text)),
+        "png claims 50,000 x 50,000": png(50_000, 50_000, chunk(b"IDAT", zlib.compress(b"0"))),
+        "png holds 5,200 x 5,200": png(5_200, 5_200, chunk(b"IDAT", rows)),
+        "png with a comment of 50 MB": png(40, 40, chunk(b"zTXt", text)),
         "jpeg claims 65,500 x 65,500": bytes(jpeg),
         "jpeg of 1,000 scans": progressive[:start] + 1000 * progressive[start:end] + b"\xff\xd9",
         "gif claims 65,535 x 65,535": gif + b"\x02\x02\x4c\x01\x00;",

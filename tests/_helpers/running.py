@@ -11,6 +11,9 @@ from typer.testing import CliRunner
 
 from cliquetta.cli.main import app
 
+COMMAND = (sys.executable, "-c", "from cliquetta.cli.main import main; main()")
+"""The command as a process, whether or not it is installed."""
+
 
 @dataclass(frozen=True)
 class Result:

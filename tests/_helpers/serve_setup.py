@@ -1,6 +1,4 @@
-"""What the serving tests share: images as bytes, a service in this process, a plain reference."""
-
-from __future__ import annotations
+"""Images as bytes, a service in this process and a plain reference, for the serving tests."""
 
 import io
 import os
@@ -66,7 +64,7 @@ def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
 
 
 def is_up(address: str) -> bool:
-    """Whether a server answers at an address."""
+    """Whether a server responds at an address."""
     try:
         return httpx.get(f"{address}/healthz", timeout=60).status_code == 200
     except httpx.TransportError:
@@ -85,6 +83,19 @@ def picture(seed: int, *, size: int = 32, format: str = "PNG") -> bytes:
 def batch_of(seed: int, count: int = 4) -> list[bytes]:
     """Some pictures that no other seed has."""
     return [picture(1000 * seed + i) for i in range(count)]
+
+
+class Alone:
+    """The reference: the same method without any service around it."""
+
+    def __init__(self, model: CLIP, method: str = STATEFUL, **options: Any) -> None:
+        config = method_config(method, None, options)
+        self.adapter: Adapter = create_method(method, model, ClassPrompts(CLASSES), config)  # type: ignore[arg-type]
+
+    def predict(self, images: list[bytes]) -> list[dict[str, float]]:
+        """Probability by class of every picture."""
+        rows = self.adapter.predict(images).probabilities
+        return [dict(zip(CLASSES, row.tolist(), strict=True)) for row in rows]
 
 
 class Local:
@@ -161,7 +172,7 @@ def local_service(
 
 @contextmanager
 def live_service(folder: Path, model: CLIP, **settings: Any) -> Iterator[str]:
-    """The same behind a real port of this machine; yields its address."""
+    """Serve likewise behind a real port of this machine; yields its address."""
     offer = make_settings(model, **settings)
     with Store.open(folder) as store:
         server = make_server(create_app(store, offer), offer.limits)
@@ -177,21 +188,8 @@ def live_service(folder: Path, model: CLIP, **settings: Any) -> Iterator[str]:
             thread.join(30)
 
 
-class Alone:
-    """The reference: the same method without any service around it."""
-
-    def __init__(self, model: CLIP, method: str = STATEFUL, **options: Any) -> None:
-        config = method_config(method, None, options)
-        self.adapter: Adapter = create_method(method, model, ClassPrompts(CLASSES), config)  # type: ignore[arg-type]
-
-    def predict(self, images: list[bytes]) -> list[dict[str, float]]:
-        """Probability by class of every picture."""
-        rows = self.adapter.predict(images).probabilities
-        return [dict(zip(CLASSES, row.tolist(), strict=True)) for row in rows]
-
-
 def probabilities(response: dict[str, Any]) -> list[dict[str, float]]:
-    """Probability by class of every prediction of an answer, as float32 numbers."""
+    """Probability by class of every prediction of a response, as float32 numbers."""
     return [
         {entry["label"]: float(np.float32(entry["probability"])) for entry in one["top"]}
         for one in response["predictions"]
@@ -249,7 +247,7 @@ def make_older(folder: Path, session: str, days: float) -> None:
 
 
 class Load:
-    """A client that sends batch after batch in a thread and keeps every answer."""
+    """A client that sends batch after batch in a thread and collects every response."""
 
     pause = 0.0  # seconds between two batches
 

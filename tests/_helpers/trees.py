@@ -5,6 +5,7 @@ import io
 import json
 import pickle
 import re
+import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,10 +33,27 @@ def random_pixels(*shape: int, seed: int = 0) -> Any:
     return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
 
 
-def noise(folder: Path, names: Sequence[str]) -> None:
-    """Pictures of random pixels."""
-    for name, pixels in zip(names, random_pixels(len(names), 40, 48, 3), strict=True):
-        Image.fromarray(pixels).save(folder / name)
+def noise(folder: Path, names: Sequence[str], damaged: Sequence[int] = ()) -> list[Path]:
+    """Pictures of random pixels; files at the ``damaged`` indices cannot be read."""
+    paths = [folder / name for name in names]
+    for path, pixels in zip(paths, random_pixels(len(names), 40, 48, 3), strict=True):
+        Image.fromarray(pixels).save(path)
+    for index in damaged:
+        paths[index].write_bytes(b"damaged")
+    return paths
+
+
+def numbered_photos(folder: Path, count: int, damaged: Sequence[int] = ()) -> list[Path]:
+    """Such pictures named 0.png, 1.png, ..."""
+    return noise(folder, [f"{number}.png" for number in range(count)], damaged)
+
+
+def camera_list(folder: Path, cameras: Sequence[str], damaged: Sequence[int] = ()) -> Path:
+    """A table of such pictures, one of each camera in the list."""
+    numbered_photos(folder, len(cameras), damaged)
+    lines = [f"{number}.png,{camera}" for number, camera in enumerate(cameras)]
+    (folder / "list.csv").write_text("\n".join(["path,camera", *lines]))
+    return folder / "list.csv"
 
 
 def saved(image: Image.Image, kind: str, **options: Any) -> bytes:
@@ -67,6 +85,17 @@ def write(path: Path, text: str) -> None:
     """A text file in a folder that may not be there yet."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
+
+
+def make_tar(path: Path, members: Mapping[str, bytes], mode: Any = "w") -> Path:
+    """A tar file of these members."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, mode) as archive:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return path
 
 
 Expected = Mapping[str, str]  # class name by key

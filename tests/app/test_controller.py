@@ -84,10 +84,8 @@ def test_other_classes_keep_the_stream_and_what_was_learned(press: Press, tiny_c
     ("change", "words"),
     [
         ({"classes": ""}, "no class names"),
-        ({"classes": "cat,cat"}, "given twice"),
         ({"source": FILES}, "no images"),
         ({"classes": "cat,truck", "source": FILES}, "no images"),  # after the change
-        ({"model": "huge"}, "unknown model"),
         ({"method": "coop"}, "unknown method"),
         ({"shift": "rain"}, "unknown shift"),
         ({"batch_size": 999}, "at most 256"),
@@ -128,6 +126,9 @@ def test_files_come_and_go(controller: Controller, press: Press) -> None:
     form = replace(FORM, method="tda")
     unchanged, pages = controller.load_state(fresh, form, Path(state), "class")
     assert unchanged is fresh and "another method" in pages.notice
+    (damaged := Path(state).with_name("damaged")).write_bytes(b"0123456789")
+    unchanged, pages = controller.load_state(fresh, FORM, damaged, "class")
+    assert unchanged is fresh and "readable state" in pages.notice
     controller.forget(session)
     assert not Path(state).exists()
 

@@ -1,4 +1,4 @@
-"""What the pages show, and that no markup of a visitor is in them."""
+"""Pages of the app: what they show, and no markup of a visitor."""
 
 import re
 from dataclasses import replace

@@ -38,7 +38,7 @@ def visit(tiny_clip: CLIP) -> Visit:
     return build
 
 
-def test_only_known_hosts_and_own_pages_are_answered(visit: Visit) -> None:
+def test_only_known_hosts_and_own_pages_are_served(visit: Visit) -> None:
     http = visit()
     response = http.get("/", headers={"Origin": "http://127.0.0.1:7860"})
     assert response.status_code == 200 and response.headers["Content-Security-Policy"] == POLICY

@@ -1,29 +1,23 @@
 """A headless browser, and pages in it that may neither complain nor talk to others."""
 
-from __future__ import annotations
-
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-
-if TYPE_CHECKING:  # in the browser's environment only; `make test` collects these files too
-    from playwright.sync_api import Browser, Page
 
 FLAGS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
     *("--disable-background-networking", "--disable-component-update"),
 )
-COMMAND = (sys.executable, "-c", "from cliquetta.cli.main import main; main()")
 SLOW = 60_000  # ms: two batches of SCAP on a busy machine
-OpenPage = Callable[..., AbstractContextManager[Any]]
+Page = Any  # of Playwright, which is in the browser's environment only
+OpenPage = Callable[..., AbstractContextManager[Page]]
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def browser() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
@@ -35,7 +29,7 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def open_page(browser: Browser) -> OpenPage:
+def open_page(browser: Any) -> OpenPage:
     """``open_page(url)``: a page whose errors and requests beyond ``url`` fail the test."""
 
     @contextmanager

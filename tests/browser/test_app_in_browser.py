@@ -1,14 +1,12 @@
 """A headless browser uses the web app as a visitor would."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import httpx
 import pytest
@@ -19,11 +17,9 @@ from cliquetta.methods.registry import create_method
 from cliquetta.methods.state import load_state
 from cliquetta.model.factory import create_model
 from cliquetta.prompts.classes import ClassPrompts
+from tests._helpers.running import COMMAND
 from tests._helpers.serve_setup import free_port, wait_until
-from tests.browser.conftest import COMMAND, SLOW, OpenPage
-
-if TYPE_CHECKING:  # lives in the browser's environment only; `make test` collects this file too
-    from playwright.sync_api import Locator, LocatorAssertions, Page
+from tests.browser.conftest import SLOW, OpenPage, Page
 
 pytestmark = pytest.mark.browser
 
@@ -65,16 +61,7 @@ def page(open_page: OpenPage, address: str) -> Iterator[Page]:
         yield page
 
 
-@pytest.fixture(scope="module")
-def shots(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where screenshots go: a folder named in CLIQUETTA_SCREENSHOTS, or one that is thrown away."""
-    given = os.environ.get("CLIQUETTA_SCREENSHOTS")
-    folder = Path(given) if given else tmp_path_factory.mktemp("shots")
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def expect(images: Locator) -> LocatorAssertions:
+def expect(images: Any) -> Any:
     """Waits for what is asked of a part of the page."""
     from playwright.sync_api import expect
 
@@ -104,9 +91,9 @@ def images_shown(page: Page, id: str) -> int:
     return images.count()
 
 
-def test_a_stream_is_followed_and_its_state_downloaded(
-    page: Page, shots: Path, tmp_path: Path
-) -> None:
+def test_a_stream_is_followed_and_its_state_downloaded(page: Page, tmp_path: Path) -> None:
+    """It leaves its screenshots in an existing folder named in CLIQUETTA_SCREENSHOTS."""
+    shots = Path(os.environ.get("CLIQUETTA_SCREENSHOTS", tmp_path))
     assert page.locator("#method input").input_value() == "domain_norm"
     choose(page, "method", "scap")
     choose(page, "shift", "fog")
@@ -120,7 +107,6 @@ def test_a_stream_is_followed_and_its_state_downloaded(
     heads = page.locator("#cliques .cq-clique")
     expect(heads.first).to_contain_text(re.compile(r"\d+ images? · loss \d"))
     assert images_shown(page, "cliques") >= heads.count()
-    page.screenshot(path=shots / "app-cliques.png")
 
     open_tab(page, "Attention")
     page.locator("#pictures button img").nth(3).click()
@@ -160,7 +146,7 @@ def test_a_stream_is_followed_and_its_state_downloaded(
     expect(page.locator("#notice")).to_contain_text("has seen 32 images")
 
 
-def test_changed_predictions_are_marked(page: Page, shots: Path) -> None:
+def test_changed_predictions_are_marked(page: Page) -> None:
     choose(page, "method", "transclip")
     choose(page, "shift", "gaussian_noise")
     next_batch(page, 1)
@@ -171,7 +157,6 @@ def test_changed_predictions_are_marked(page: Page, shots: Path) -> None:
     for card in page.locator("#predictions .cq-card").all():
         before, after = card.locator("b").all_text_contents()
         assert (before != after) == ("changed" in str(card.text_content()))
-    page.screenshot(path=shots / "app-changed.png")
 
 
 def test_class_names_are_edited_while_the_stream_goes_on(page: Page) -> None:
@@ -184,7 +169,7 @@ def test_class_names_are_edited_while_the_stream_goes_on(page: Page) -> None:
     assert len(responses) == 32 and set(responses) <= {"cat", "ship", "truck"}
 
 
-def test_own_images_with_a_bad_one_among_them(page: Page, shots: Path, tmp_path: Path) -> None:
+def test_own_images_with_a_bad_one_among_them(page: Page, tmp_path: Path) -> None:
     data = load_bundled()
     good = [tmp_path / f"photo{i}.png" for i in range(6)]
     for index, path in zip(range(0, 2000, 350), good, strict=True):
@@ -202,7 +187,6 @@ def test_own_images_with_a_bad_one_among_them(page: Page, shots: Path, tmp_path:
     expect(alert).to_contain_text("broken.jpg: not an image")
     assert images_shown(page, "predictions") == 6
     assert page.locator("#predictions img[src=nowhere]").count() == 0
-    page.screenshot(path=shots / "app-bad-file.png")
     open_tab(page, "Cliques")
     expect(page.locator("#cliques")).to_contain_text("forms no cliques")
     page.locator("#classes textarea").fill("")
@@ -211,7 +195,7 @@ def test_own_images_with_a_bad_one_among_them(page: Page, shots: Path, tmp_path:
 
 
 def press_next(page: Page, address: str, path: str) -> str:
-    """Press the button without a browser, with a path of one's own as the file; the answer."""
+    """Press the button without a browser, with a path of one's own as the file; the response."""
     config = page.request.get(f"{address}/config").json()
     (press,) = (entry for entry in config["dependencies"] if entry["api_name"] == "on_next")
     file = {"path": path, "meta": {"_type": "gradio.FileData"}}
@@ -233,8 +217,3 @@ def test_neither_paths_nor_addresses_of_a_visitor_are_opened(
     assert "addresses are not fetched: https://example.com" in server_log.read_text()
     for path in (f"/gradio_api/file={secret}", f"/file={secret}"):
         assert page.request.get(address + path).status in (403, 404)
-
-
-def test_only_its_own_names_are_answered(address: str, page: Page) -> None:
-    assert page.request.get(address).ok
-    assert page.request.get(address, headers={"Host": "evil.example"}).status == 403

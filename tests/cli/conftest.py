@@ -1,23 +1,13 @@
-"""A command runner, a small model in a file and a folder of images, for the command's tests."""
+"""A command runner, a folder of images and a fitted method, for the command's tests."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from cliquetta.model.checkpoints.local import save_model
-from cliquetta.model.clip import CLIP
 from tests._helpers.running import Run
 from tests._helpers.running import run as run
 from tests._helpers.trees import noise
-
-
-@pytest.fixture(scope="session")
-def tiny_file(tiny_clip: CLIP, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model as a file that ``--model`` takes."""
-    path = tmp_path_factory.mktemp("model") / "tiny.safetensors"
-    save_model(tiny_clip, path)
-    return path
 
 
 @pytest.fixture

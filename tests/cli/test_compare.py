@@ -5,22 +5,15 @@ import io
 import json
 from pathlib import Path
 
-import pytest
-
 from tests._helpers.running import Run
 
 
-@pytest.fixture
-def runs(run: Run, tiny_file: Path, tmp_path: Path) -> Path:
-    """Zero-shot and TDA with two seeds on two shifts."""
-    folder = tmp_path / "runs"
+def test_the_same_numbers_in_every_form(run: Run, tiny_file: Path, tmp_path: Path) -> None:
+    """Runs of zero-shot and TDA with two seeds on two shifts."""
+    runs = tmp_path / "runs"
     words = ("--model", tiny_file, "--limit", "24", "--batch-size", "12", "--seeds", "0,1")
     data = ("--dataset", "bundled@fog:3,bundled@contrast:4", "--method", "tda:pets")
-    assert run("evaluate", *data, *words, "--out", folder).code == 0
-    return folder
-
-
-def test_the_same_numbers_in_every_form(run: Run, runs: Path, tiny_file: Path) -> None:
+    assert run("evaluate", *data, *words, "--out", runs).code == 0
     cells = json.loads(run("compare", runs, "--json").stdout)
     assert {(c["dataset"], c["method"]) for c in cells} == {
         (d, m) for d in ("bundled@fog:3", "bundled@contrast:4") for m in ("zero_shot", "tda:pets")

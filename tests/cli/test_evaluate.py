@@ -59,7 +59,7 @@ def test_protocols_have_words_and_metrics_of_their_own(evaluate: Any, tmp_path: 
     tail = evaluate("--order", "long-tail", "--imbalance", "20")
     assert tail.code == 0 and "macro-F1" in tail.text
     (batches,) = json.loads(evaluate("--order", "keff", "--present", "1-4", "--json").stdout)
-    assert batches["images"] == 32  # whole batches only
+    assert batches["images"] == 32  # full batches only
 
 
 def test_fitted_file_is_evaluated(run: Run, fitted: Path, tiny_file: Path, tmp_path: Path) -> None:

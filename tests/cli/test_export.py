@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from cliquetta.data.images import open_image
+from cliquetta.export import METADATA
 from cliquetta.model.clip import CLIP
 from tests._helpers.running import Run
 from tests._helpers.tolerance import FEATURE
@@ -18,7 +19,7 @@ CLASSES = "airplane,cat,frog"
 
 @pytest.fixture
 def state(run: Run, photos: Path, tiny_file: Path, tmp_path: Path) -> Path:
-    """What ``domain_norm`` has learned from the photos."""
+    """A file of what ``domain_norm`` has learned from the photos."""
     path = tmp_path / "photos.safetensors"
     words = ("--classes", CLASSES, "--model", tiny_file, "--set", "step_every=3")
     result = run("predict", photos, *words, "--state", path, "--out", tmp_path / "learning.csv")
@@ -41,7 +42,10 @@ def test_exported_and_frozen_predictions_agree(
     assert written["metadata"]["classes"] == CLASSES.split(",")
     rows = table_rows(table)
     pixels = torch.stack([tiny_clip.preprocess(open_image(row["path"])) for row in rows])
-    logits = torch.export.load(model).module()(pixels)
+    extra = {METADATA: ""}
+    program = torch.export.load(model, extra_files=extra).module()
+    assert json.loads(extra[METADATA]) == written["metadata"]
+    logits = torch.cat([program(pixels[:1]), program(pixels[1:])])  # batches of any size
     frozen = [[float(row[f"p_{name}"]) for name in CLASSES.split(",")] for row in rows]
     np.testing.assert_allclose(logits.softmax(dim=1).numpy(), frozen, atol=FEATURE)
 

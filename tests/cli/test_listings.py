@@ -1,9 +1,7 @@
-"""The commands that tell what there is."""
+"""The commands that list models, datasets and methods."""
 
 import json
-from dataclasses import dataclass
 
-from cliquetta.methods.building.config import config_fields
 from cliquetta.methods.registry import method_entries
 from tests._helpers.running import Run
 
@@ -44,24 +42,3 @@ def test_method_shows_its_options(run: Run) -> None:
     assert "never the prediction" in option["doc"]
     text = run("methods", "zero_shot").text
     assert "temperature" in text and "1.0" in text and "Radford" in text
-
-
-@dataclass(frozen=True)
-class Parent:
-    steps: int = 1
-    """How many
-    steps."""
-    rate: float = 0.5  # of each step
-
-
-@dataclass(frozen=True)
-class Child(Parent):
-    steps: int = 2
-    """More steps."""
-    plain: bool = False
-
-
-def test_field_documents_are_read_from_source() -> None:
-    fields = [(field.name, field.default, field.doc) for field in config_fields(Child)]
-    assert fields == [("steps", 2, "More steps."), ("rate", 0.5, "of each step"), ("plain", 0, "")]
-    assert config_fields(Parent)[0].doc == "How many steps."

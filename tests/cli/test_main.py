@@ -15,16 +15,13 @@ from cliquetta.cli.main import app
 from tests._helpers.running import Run
 
 
-def test_help_has_examples_and_exit_codes(run: Run) -> None:
+def test_help_has_examples_and_exit_codes_and_there_is_a_version(run: Run) -> None:
+    assert run("--version").stdout == f"cliquetta {cliquetta.__version__}\n"
     listed = run("--help").text
     for command in ("demo", "predict", "evaluate", "fit", "methods", "models", "datasets"):
         text = run(command, "--help").text
         for words in ("Examples", f"cliquetta {command}", "Exit codes", "--json", "--quiet"):
             assert words in text and command in listed
-
-
-def test_version(run: Run) -> None:
-    assert run("--version").stdout == f"cliquetta {cliquetta.__version__}\n"
 
 
 @pytest.mark.parametrize("given", [None, "ACTIVE"])
@@ -79,11 +76,3 @@ def test_every_extra_is_on_the_install_page() -> None:
     install = (ROOT / "docs/install.md").read_text(encoding="utf-8")
     for name in names:
         assert f"| `{name}` |" in install, name
-
-
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "docs/model/micro.md"])
-def test_paths_lead_somewhere(document: str) -> None:
-    text = (ROOT / document).read_text(encoding="utf-8")
-    for path in re.findall(r"`((?:src|tests|docs|training)/[\w./-]+)`", text):
-        if "NAME" not in path:
-            assert (ROOT / path).exists(), path

@@ -95,6 +95,7 @@ def test_every_way_in_gives_the_same_predictions(
     for given in (
         images.numpy(),
         images.to(torch.float64).numpy(),
+        torch.stack([images, images.roll(1, 0)], dim=1),  # the first view is the plain one
         frame,
         *(save(tmp_path / f"f{end}", images, **lists) for end in (".npy", ".npz", ".safetensors")),
     ):
@@ -156,11 +157,6 @@ def test_bad_features_are_refused_and_nothing_is_written(
             files = {"out": tmp_path / "out.csv", "state": tmp_path / "state"}
             predictions(features, texts, **files, **options)
         assert not list(tmp_path.iterdir())
-
-
-def test_the_first_view_is_the_plain_one(images: Tensor, text: Tensor) -> None:
-    views = torch.stack([images, images.roll(1, 0)], dim=1)
-    assert predictions(views, text) == predictions(images, text)
 
 
 def test_the_commands(run: Any, images: Tensor, text: Tensor, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ TOKEN = "0123456789abcdef0123"
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What the server was started with, instead of a server."""
+    """The arguments of the server, which is not started."""
     calls: list[dict[str, Any]] = []
 
     def record(settings: Any, folder: Path, *, on_ready: Any, **where: Any) -> None:
@@ -45,6 +45,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         (["--state-dir", "s3://bucket/x"], "are for --ray"),
         (["--ray", "local", "--replicas", "many"], "N or MIN:MAX"),
         (["--ray", "local", "--replicas", "4:2"], "N or MIN:MAX"),
+        (["--ray", "local", "--replicas", "0:1"], "N or MIN:MAX"),
         (["--ray", "local", "--state-dir", "ftp://x/y"], "use a mounted folder"),
         (["--ray", "local", "--host", "0.0.0.0"], "other machines"),
         (["--ray", "local", "--device", "cuda:1"], "which GPU a replica gets"),

@@ -99,7 +99,7 @@ def test_severities_of_cifar_c_follow_each_other(tmp_path: Path) -> None:
     assert np.array_equal(pixels[0], random_pixels(10, 32, 32, 3)[:2])  # type: ignore[arg-type]
     assert np.array_equal(pixels[1], random_pixels(10, 32, 32, 3)[8:])  # type: ignore[arg-type]
     np.save(tmp_path / "CIFAR-10-C/labels.npy", np.zeros(3))
-    for id, message in (("cifar10-c/fog/1", r"no fog\.npy"), ("cifar10-c", "N labels are wanted")):
+    for id, message in (("cifar10-c/fog/1", "fog.npy"), ("cifar10-c", "labels")):
         with pytest.raises(UserError, match=message):
             get_dataset(id, tmp_path)
 
@@ -110,7 +110,7 @@ def test_lists_of_domainnet_are_held_against_the_class_list(tmp_path: Path) -> N
     assert stated(get_dataset("domainnet/clipart-test", tmp_path)) == {"clipart/ant/2.jpg": "ant"}
     assert len(get_dataset("domainnet/clipart", tmp_path)) == 2
     write(tmp_path / "domainnet/clipart_test.txt", "clipart/ant/2.jpg 8\n")
-    with pytest.raises(UserError, match="contradicts our class list"):
+    with pytest.raises(UserError, match="contradicts"):
         get_dataset("domainnet/clipart-test", tmp_path)
 
 
@@ -127,7 +127,7 @@ def test_missing_data_say_where_they_were_looked_for_and_how_to_get_them(
         get_dataset(benchmark.id)
 
 
-def test_the_root_may_be_the_data_set_itself_and_names_are_taken_loosely(tmp_path: Path) -> None:
+def test_the_root_may_be_the_dataset_itself_and_names_are_matched_loosely(tmp_path: Path) -> None:
     expected = TREES["eurosat"](tmp_path)
     assert stated(get_dataset("eurosat", tmp_path / "EuroSAT")) == expected
     (tmp_path / "EuroSAT").rename(tmp_path / "Euro_SAT")
@@ -136,7 +136,7 @@ def test_the_root_may_be_the_data_set_itself_and_names_are_taken_loosely(tmp_pat
 
 def test_an_incomplete_copy_warns_with_both_counts(tmp_path: Path) -> None:
     TREES["dtd"](tmp_path)
-    with pytest.warns(UserWarning, match=r"dtd: 2 images found, a complete copy has 1,692"):
+    with pytest.warns(UserWarning, match="dtd: 2 .* 1,692"):
         dataset = get_dataset("dtd", tmp_path)
     assert len(dataset) == 2  # what is there can be used all the same
     (tmp_path / "cifar10.1").mkdir()
@@ -159,9 +159,9 @@ def test_parts_and_shifts_compose(tmp_path: Path) -> None:
     assert isinstance(clean, ArrayDataset) and clean.keys == cifar.keys
     assert not np.array_equal(cifar.arrays([0]), clean.arrays([0]))  # type: ignore[arg-type]
     for id, message in (
-        ("pacs/sketches", r"split of pacs.*did you mean 'sketch'"),
-        ("bundled/test", "bundled has no splits"),
-        ("imagenet_a", "did you mean 'imagenet-a'"),
+        ("pacs/sketches", "'sketch'"),
+        ("bundled/test", "no splits"),
+        ("imagenet_a", "'imagenet-a'"),
     ):
         with pytest.raises(UserError, match=message):
             get_dataset(id, tmp_path)
@@ -186,7 +186,7 @@ def test_parts_and_subsets_are_not_mixed_up(tmp_path: Path) -> None:
     dataset = get_dataset("imagenet-r", tmp_path)
     assert dataset.labels.tolist() == [0] and len(dataset.names) == 200
     for id, message in (
-        ("imagenet-a", r"imagenet-a: .*n01443537 is not one of the classes"),
+        ("imagenet-a", "n01443537"),
         ("imagenet-v2", "matched-frequency"),
     ):
         with pytest.raises(UserError, match=message):
@@ -196,11 +196,11 @@ def test_parts_and_subsets_are_not_mixed_up(tmp_path: Path) -> None:
 def test_a_list_that_counts_images_is_no_list_of_classes(tmp_path: Path) -> None:
     """Kaggle's val.txt counts from 1 to 50,000."""
     pictures(tmp_path / "imagenet/val", ["ILSVRC2012_val_00000001.JPEG"])
-    with pytest.raises(DataNotFoundError, match=r"is there, but not LOC_val_solution.csv or"):
+    with pytest.raises(DataNotFoundError, match="LOC_val_solution"):
         get_dataset("imagenet", tmp_path)
     lines = [f"ILSVRC2012_val_{i:08d}.JPEG {i}" for i in range(1, 1500)]
     write(tmp_path / "imagenet/val.txt", "\n".join(lines))
-    with pytest.raises(ValueError, match="numbers the images, not their classes"):
+    with pytest.raises(ValueError, match="numbers"):
         get_dataset("imagenet", tmp_path)
 
 
@@ -210,10 +210,10 @@ def test_a_list_that_counts_images_is_no_list_of_classes(tmp_path: Path) -> None
 def test_a_split_that_contradicts_the_class_list_is_refused(tmp_path: Path) -> None:
     TREES["dtd"](tmp_path)
     split(tmp_path / "dtd/split_zhou_DescribableTextures.json", [("banded/x.jpg", 1, "banded")])
-    with pytest.raises(ValueError, match="calls class 1 'banded', our list calls it 'blotchy'"):
+    with pytest.raises(ValueError, match="blotchy"):
         get_dataset("dtd", tmp_path)
     write(tmp_path / "dtd/split_zhou_DescribableTextures.json", '{"test": [["banded')
-    with pytest.raises(ValueError, match="was it downloaded completely"):
+    with pytest.raises(ValueError, match="downloaded"):
         get_dataset("dtd", tmp_path)
 
 
@@ -226,7 +226,7 @@ def test_listed_twice_counts_once_and_absent_files_are_left_out(tmp_path: Path) 
 
 def test_coops_split_is_preferred_to_the_official_list(tmp_path: Path) -> None:
     TREES["pets"](tmp_path)
-    with pytest.raises(DataNotFoundError, match="no split 'train'"):
+    with pytest.raises(DataNotFoundError, match="train"):
         get_dataset("pets/train", tmp_path)
     split_file = tmp_path / "oxford-iiit-pet/split_zhou_OxfordPets.json"
     rows = {"test": [["american_bulldog_100.jpg", 1, "american_bulldog"]],
@@ -275,5 +275,5 @@ class _Evil:
 def test_a_pickle_that_asks_for_code_is_refused(tmp_path: Path) -> None:
     TREES["cifar10"](tmp_path)
     (tmp_path / "cifar-10-batches-py/test_batch").write_bytes(pickle.dumps({"data": _Evil()}))
-    with pytest.raises(ValueError, match=r"not a batch of CIFAR \(it asks for builtins.print\)"):
+    with pytest.raises(ValueError, match="builtins"):
         get_dataset("cifar10", tmp_path)

@@ -8,7 +8,7 @@ from cliquetta.errors import UserError
 
 def test_bad_ids_are_explained() -> None:
     for id, message in (
-        ("bundled@fogg:3", "did you mean 'fog'"),
+        ("bundled@fogg:3", "'fog'"),
         ("bundled@fog:6", "1 to 5"),
         ("bundled@fog:x", "name:severity"),
     ):

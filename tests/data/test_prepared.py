@@ -22,7 +22,7 @@ from cliquetta.types import ViewSpec
 from tests._helpers.streaming import made_up_dataset
 from tests._helpers.tiny import TINY_NAMES, build_tiny_clip
 from tests._helpers.tolerance import FEATURE
-from tests._helpers.trees import noise
+from tests._helpers.trees import numbered_photos
 
 FEW_VIEWS = ViewSpec("resized-crop", 4)
 
@@ -42,7 +42,7 @@ def build(method: str, model: CLIP, prompts: ClassPrompts) -> FeatureLevel:
 
 
 @pytest.mark.parametrize("method", feature_level())
-def test_methods_answer_from_features_as_from_pixels(
+def test_methods_predict_from_features_as_from_pixels(
     method: str, tiny_clip: CLIP, tiny_prompts: ClassPrompts, tmp_path: Path
 ) -> None:
     adapter = build(method, tiny_clip, tiny_prompts)
@@ -111,11 +111,9 @@ def test_what_features_depend_on_makes_new_ones_and_nothing_else(
 @pytest.fixture
 def photos(tmp_path: Path) -> FileDataset:
     """Ten files, of which the fourth is no picture."""
-    names = [f"{i}.png" for i in range(10)]
-    noise(tmp_path, names)
-    (tmp_path / "3.png").write_bytes(b"no picture")
-    paths = [tmp_path / name for name in names]
-    return FileDataset("photos", paths, names=TINY_NAMES, keys=names, labels=[0, 1] * 5)
+    paths = numbered_photos(tmp_path, 10, [3])
+    keys = [path.name for path in paths]
+    return FileDataset("photos", paths, names=TINY_NAMES, keys=keys, labels=[0, 1] * 5)
 
 
 def test_unreadable_files_are_remembered_and_counted(

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from cliquetta.data.dataset import OUTSIDE, Dataset, FileDataset
 from cliquetta.data.files import RelabelledDataset, folder_dataset
 from cliquetta.data.stream import Stream
 from cliquetta.data.views import image_views, to_pixels
-from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.errors import UserError
 from cliquetta.model.clip import CLIP
 from cliquetta.model.preprocess import Preprocess
 from cliquetta.types import ViewSpec
@@ -29,17 +30,22 @@ def keys_of(stream: Stream, start: int = 0) -> list[str]:
     return [key for batch, _ in stream.batches(start) for key in batch.keys]
 
 
+DATASETS: dict[str, Callable[[list[Path]], Dataset]] = {
+    "arrays": lambda _: made_up_dataset(50),
+    "larger arrays": lambda _: made_up_dataset(50, side=48),
+    "shifted": lambda _: ShiftedDataset(made_up_dataset(50), Shift("contrast", 5)),
+    "files": lambda paths: FileDataset(
+        "files", paths[50:100], names=("a",), keys=[str(i) for i in range(50)], labels=[0] * 50
+    ),
+}
+
+
 @pytest.mark.parametrize("order", ["shuffled", "sequential", "correlated"])
-@pytest.mark.parametrize(
-    "dataset",
-    [
-        made_up_dataset(50),
-        made_up_dataset(50, side=48),
-        ShiftedDataset(made_up_dataset(50), Shift("contrast", 5)),
-    ],
-)
-def test_every_image_comes_once_with_its_label_and_views(order: str, dataset: Dataset) -> None:
-    spec = ViewSpec("resized-crop", 3)
+@pytest.mark.parametrize("kind", DATASETS)
+def test_every_image_comes_once_with_its_label_and_views(
+    order: str, kind: str, paths: list[Path]
+) -> None:
+    dataset, spec = DATASETS[kind](paths), ViewSpec("resized-crop", 3)
     stream = Stream(dataset, PREPROCESS, 8, order=order, seed=4, views=spec, view_seed=2)
     batches = list(stream)
     assert [len(batch) for batch, _ in batches] == [8] * 6 + [2]
@@ -53,15 +59,7 @@ def test_every_image_comes_once_with_its_label_and_views(order: str, dataset: Da
             assert torch.equal(batch.views[row], views)
 
 
-def test_the_seed_decides_the_order() -> None:
-    dataset = made_up_dataset()
-    first = keys_of(Stream(dataset, PREPROCESS, seed=1))
-    assert first == keys_of(Stream(dataset, PREPROCESS, batch_size=7, seed=1))
-    assert first != keys_of(Stream(dataset, PREPROCESS, seed=2))
-    assert keys_of(Stream(dataset, PREPROCESS, order="sequential", seed=2)) == list(dataset.keys)
-
-
-def test_data_sets_follow_one_another_or_are_mixed() -> None:
+def test_datasets_follow_one_another_or_are_mixed() -> None:
     a, b = made_up_dataset(20, id="a"), made_up_dataset(12, seed=1, id="b")
     assert Stream([a, b], PREPROCESS, limit=5).images == 10
     assert Stream(a, PREPROCESS, limit=500).images == 20
@@ -102,45 +100,35 @@ def test_bad_files_are_reported_once_and_leave_their_positions_empty(
     assert len(caplog.records) == 3
 
 
-def test_files_are_cropped_as_they_were_before_preprocessing(tmp_path: Path) -> None:
-    (tmp_path / "cat").mkdir()
-    noise(tmp_path, ["cat/a.png"])
-    spec = ViewSpec("resized-crop", 6)
-    stream = Stream(folder_dataset(tmp_path), PREPROCESS, views=spec, view_seed=3)
-    ((batch, _),) = list(stream)
-    views = image_views(Image.open(tmp_path / "cat/a.png"), "cat/a.png", spec, 3, PREPROCESS)
-    assert torch.equal(batch.views[0], to_pixels(views, PREPROCESS))
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"order": "shufled"}, "did you mean 'shuffled'"),
-        ({"order": "mixed"}, "several datasets"),
-        ({"batch_size": 0}, "batch_size must be at least 1"),
-        ({"limit": 0}, "limit must be at least 1"),
-        ({"gamma": 0.0}, "gamma must be above 0"),
-        ({"present": (4, 3)}, "a range such as 1-4"),
-        ({"order": "uneven", "present": (1, 99)}, "classes, not of 99"),
-        ({"length": 0}, "length must be at least 1"),
-        ({"seed": -1}, "seeds are 0 or more"),
-        ({"views": ViewSpec("augmixx")}, "did you mean 'augmix'"),
-        ({"workers": -1}, "workers is 0 or more"),
+        ({"order": "shufled"}, "'shuffled'"),
+        ({"order": "mixed"}, "several"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"limit": 0}, "limit"),
+        ({"gamma": 0.0}, "gamma"),
+        ({"present": (4, 3)}, "range"),
+        ({"order": "uneven", "present": (1, 99)}, "99"),
+        ({"length": 0}, "length"),
+        ({"seed": -1}, "seeds"),
+        ({"views": ViewSpec("augmixx")}, "'augmix'"),
+        ({"workers": -1}, "workers"),
     ],
 )
 def test_impossible_streams_are_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises((ValueError, UnknownNameError), match=message):
+    with pytest.raises(UserError, match=message):
         next(iter(Stream(made_up_dataset(), PREPROCESS, **changes)))
 
 
 def test_a_stream_has_one_class_list_and_labels_if_they_are_needed() -> None:
     other = made_up_dataset(id="b")
     other.names = ("x", "y")
-    with pytest.raises(ValueError, match="share one class list"):
+    with pytest.raises(ValueError, match="share"):
         Stream([made_up_dataset(), other], PREPROCESS)
-    with pytest.raises(ValueError, match="needs labels"):
+    with pytest.raises(ValueError, match="labels"):
         Stream(made_up_dataset(labelled=False), PREPROCESS, order="correlated")
-    with pytest.raises(ValueError, match="7 batches"):
+    with pytest.raises(ValueError, match="batches"):
         keys_of(Stream(made_up_dataset(50), PREPROCESS, batch_size=8), 9)
 
 
@@ -176,18 +164,10 @@ def test_unknown_images_carry_a_label_of_their_own() -> None:
     assert stream.id == f"{dataset.id} with unknown {dataset.id}"
     assert stream.settings()["unknown"] == dataset.id
     assert [d["images"] for d in stream.settings()["datasets"]] == [len(inside), len(outside)]
-    with pytest.raises(UserError, match="'keff' decides"):
+    with pytest.raises(UserError, match="keff"):
         Stream(inside, PREPROCESS, 8, order="keff", present=(1, 2), unknown=outside)
-    with pytest.raises(UserError, match="no images of classes outside"):
+    with pytest.raises(UserError, match="outside"):
         RelabelledDataset(dataset, dataset.names, "outside")
-
-
-def test_settings_name_what_the_order_depends_on() -> None:
-    dataset = made_up_dataset(40)
-    plain = Stream(dataset, PREPROCESS, gamma=9.0, present=(2, 2), length=7).settings()
-    assert plain == Stream(dataset, PREPROCESS).settings()
-    assert Stream(dataset, PREPROCESS, order="uneven").settings()["present"] == [3, 3]
-    assert Stream(dataset, PREPROCESS, order="correlated", gamma=0.5).settings()["dirichlet"] == 0.5
 
 
 class Watched(FileDataset):
@@ -207,10 +187,7 @@ class Watched(FileDataset):
 def paths(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """200 files; numbers 40 and 41 are no pictures."""
     folder = tmp_path_factory.mktemp("files")
-    noise(folder, [f"{i:03d}.png" for i in range(200)])
-    for number in (40, 41):
-        (folder / f"{number:03d}.png").write_bytes(b"no picture")
-    return sorted(folder.iterdir())
+    return noise(folder, [f"{i:03d}.png" for i in range(200)], [40, 41])
 
 
 def settle(data: Watched) -> int:
@@ -239,7 +216,7 @@ def test_the_next_batches_are_read_while_the_caller_is_busy(
 
 
 def test_bad_files_count_when_their_batch_is_handed_over(
-    paths: list[Path], tiny_clip: CLIP, caplog: pytest.LogCaptureFixture
+    paths: list[Path], tiny_clip: CLIP
 ) -> None:
     data = Watched(paths)
     stream = Stream(data, tiny_clip.preprocess, 16, order="sequential", workers=2)
@@ -249,12 +226,10 @@ def test_bad_files_count_when_their_batch_is_handed_over(
         settle(data)
         assert [entry.key for entry in stream.skipped] == skipped, number
         assert len(batch) == len(labels) == 16 - len(skipped)
-    assert sum(map(len, (batch for batch, _ in batches))) == 200 - 48
-    assert len(stream.skipped) == 2
-    assert caplog.text.count("040.png") == 1
+    batches.close()  # type: ignore[attr-defined]
 
 
-def test_any_places_can_be_read(tiny_clip: CLIP) -> None:
+def test_any_positions_can_be_read(tiny_clip: CLIP) -> None:
     stream = Stream(made_up_dataset(), tiny_clip.preprocess, 8, seed=2)
     complete = torch.cat([batch.images for batch, _ in stream])
     parts = [range(40, 50), range(3, 4), range(10, 29)]

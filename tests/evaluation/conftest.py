@@ -1,5 +1,7 @@
 """Runs of a tiny model, made for a test, and a method that drifts."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,8 @@ import pytest
 from cliquetta.data.stream import Stream
 from cliquetta.evaluation import sweep as sweeping
 from cliquetta.evaluation.grid import RunSpec
-from cliquetta.evaluation.record import Run, find_runs
+from cliquetta.evaluation.record import Record, Run, find_runs
+from cliquetta.evaluation.runner import evaluate
 from cliquetta.evaluation.sweep import RunContext, sweep
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
@@ -18,13 +21,11 @@ from tests._helpers.tiny import build_tiny_clip
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The models loaded, in place of files on disk."""
+    """Names of the models that were loaded; they are made, not read from disk."""
     names: list[str] = []
 
     def create(name: str, **settings: Any) -> CLIP:
         names.append(name)
-        if name == "broken":
-            raise ValueError("no such model")
         return build_tiny_clip(seed=len(name))
 
     monkeypatch.setattr(sweeping, "create_model", create)
@@ -51,3 +52,9 @@ def stream(tiny_clip: CLIP) -> Stream:
 @pytest.fixture
 def drift(tiny_clip: CLIP, tiny_prompts: ClassPrompts) -> Drift:
     return Drift(tiny_clip, tiny_prompts, DriftConfig())
+
+
+@pytest.fixture
+def run(drift: Drift, stream: Stream, tmp_path: Path) -> Callable[..., Record]:
+    """Evaluate the method on the stream, by default into the test's folder."""
+    return partial(evaluate, drift, stream, out=tmp_path)

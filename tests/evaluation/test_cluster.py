@@ -8,24 +8,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from cliquetta.cli.main import app
 from cliquetta.evaluation.cluster import RayExecutor
 from cliquetta.evaluation.grid import RunSpec
 from cliquetta.evaluation.predictions import PREDICTIONS
 from cliquetta.evaluation.progress import RunReport, Step
 from cliquetta.evaluation.record import Record, list_records
 from cliquetta.evaluation.sweep import RunContext, RunResult, sweep
-from cliquetta.model.checkpoints.local import save_model
 from tests._helpers.local_ray import local_ray
-from tests._helpers.tiny import build_tiny_clip
+from tests._helpers.running import Run
+from tests._helpers.running import run as run
 
 pytestmark = pytest.mark.slow  # starts Ray
 
 
 @dataclass
-class PerilousPlace(RunContext):
+class PerilousContext(RunContext):
     """Kills its own process in the middle of TDA, and loses its disk in zero-shot; once each."""
 
     perils: Path | None = None  # folder in which each is noted before it happens
@@ -60,7 +58,7 @@ def cluster() -> Iterator[None]:
 
 @dataclass
 class Grid:
-    """The same cells, run here and there."""
+    """Cells that are run in this process and on the cluster."""
 
     cells: list[RunSpec]
     folder: Path
@@ -70,11 +68,9 @@ class Grid:
 
 
 @pytest.fixture(scope="module")
-def grid(tmp_path_factory: pytest.TempPathFactory) -> Grid:
+def grid(tiny_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Grid:
     """A grid on a cluster where one worker is killed in its run and another meets a bad disk."""
-    folder = tmp_path_factory.mktemp("grid")
-    model = str(folder / "tiny.safetensors")
-    save_model(build_tiny_clip(), Path(model))
+    folder, model = tmp_path_factory.mktemp("grid"), str(tiny_file)
     cells = [
         RunSpec("bundled", "tda", model=model, batch_size=1, limit=160),
         RunSpec("bundled", "zero_shot", model=model, batch_size=16, limit=64),
@@ -82,7 +78,7 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> Grid:
         RunSpec("bundlde", "zero_shot", model=model),
     ]
     actual = Grid(cells, folder, sweep(cells, RunContext(folder / "serial", device="cpu")))
-    context = PerilousPlace(folder / "ray", device="cpu", perils=folder)
+    context = PerilousContext(folder / "ray", device="cpu", perils=folder)
     executor = RayExecutor(on_report=lambda spec, report: actual.reports.append((spec, report)))
     actual.there = sweep(cells, context, executor)
     return actual
@@ -104,32 +100,30 @@ def test_records_and_predictions_are_those_of_a_serial_grid(grid: Grid) -> None:
     assert "did you mean 'bundled'" in grid.there[3].error
 
 
-def test_all_runs_report_to_one_place(grid: Grid) -> None:
+def test_all_runs_report_to_the_command(grid: Grid) -> None:
     last = {spec: (report.number, report.batches) for spec, report in grid.reports}
     assert all(number <= batches for number, batches in last.values())
     assert set(last) <= set(grid.cells[:3])
     assert last[grid.cells[0]][1] == 160
 
 
-def test_the_command_runs_its_grid_there(grid: Grid, tmp_path: Path) -> None:
+def test_the_command_runs_its_grid_there(run: Run, grid: Grid, tmp_path: Path) -> None:
     cell, here = grid.cells[1], grid.serial[1].record
-    words = ["evaluate", "--dataset", cell.dataset, "--method", cell.method, "--model", cell.model]
-    words += ["--limit", "64", "--batch-size", "16", "--device", "cpu", "--json", "--ray", "local"]
-    done = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "there")])
-    assert done.exit_code == 0
-    (there,) = json.loads(done.stdout)
+    words = ("evaluate", "--dataset", cell.dataset, "--method", cell.method, "--model", cell.model)
+    small = ("--limit", 64, "--batch-size", 16, "--device", "cpu", "--out", tmp_path)
+    (there,) = json.loads(run(*words, *small, "--json", "--ray", "local").stdout)
     assert there["metrics"] == {n: v for n, v in here.metrics.items() if n != "per_class"}
 
 
 def test_retries_end(grid: Grid, tmp_path: Path) -> None:
-    context = PerilousPlace(tmp_path, device="cpu", perils=tmp_path / "no such folder")
+    context = PerilousContext(tmp_path, device="cpu", perils=tmp_path / "no such folder")
     (result,) = sweep(grid.cells[1:2], context, RayExecutor(retries=0))
     assert result.error.startswith("FileNotFoundError")
 
 
 def test_what_the_cluster_cannot_give_is_refused(tmp_path: Path) -> None:
     spec = RunSpec("bundled", "zero_shot")
-    with pytest.raises(ValueError, match="the cluster has 0"):
+    with pytest.raises(ValueError, match="has 0"):
         sweep([spec], RunContext(tmp_path), RayExecutor(gpus=0.5))
-    with pytest.raises(ValueError, match="--device cuda"):
+    with pytest.raises(ValueError, match="--device"):
         sweep([spec], RunContext(tmp_path, device="cuda:1"), RayExecutor())

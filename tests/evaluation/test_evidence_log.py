@@ -68,9 +68,7 @@ def test_predictions_are_those_of_a_run_without_evidence(run: Any) -> None:
     assert steps == [1, 2, 3, 4]
 
 
-def test_what_is_kept_is_what_was_predicted_and_seen(
-    run: Any, tiny_clip: CLIP, dataset: Any
-) -> None:
+def test_evidence_is_what_was_predicted_and_seen(run: Any, tiny_clip: CLIP, dataset: Any) -> None:
     folder, adapter = run()
     evidence, predictions = load_evidence(folder), load_predictions(folder)
     assert not adapter.collect_evidence and evidence.names == TINY_NAMES
@@ -81,7 +79,7 @@ def test_what_is_kept_is_what_was_predicted_and_seen(
     first = evidence.batches[0]
     order = [dataset.keys.index(key) for key in first.keys]
     difference = first.pictures.astype(int) - dataset.images[order].astype(int)
-    assert np.abs(difference).max() <= 1  # small pictures are kept without loss
+    assert np.abs(difference).max() <= 1  # small pictures are stored without loss
     plain = create_method("zero_shot", tiny_clip, dataset.prompts)
     batches = Stream(dataset, tiny_clip.preprocess, 10).batches()
     for stored, (batch, labels) in zip(evidence.batches, batches, strict=True):
@@ -168,6 +166,6 @@ def test_evidence_of_another_format_is_refused(run: Any) -> None:
     folder, _ = run()
     about = folder / "evidence" / "about.json"
     about.write_text(json.dumps(json.loads(about.read_text()) | {"format": "cliquetta-evidence-9"}))
-    with pytest.raises(ValueError, match=r"format 'cliquetta-evidence-9'.*--evidence"):
+    with pytest.raises(ValueError, match="cliquetta-evidence-9"):
         load_evidence(folder)
     assert load_evidence(folder.parent) is None

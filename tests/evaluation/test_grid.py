@@ -41,7 +41,7 @@ def test_a_grid_file_lays_shifts_over_datasets(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--root"):
         read_grid(path)
     path.write_text(json.dumps([block | {"batchsize": 3}]))
-    with pytest.raises(UnknownNameError, match="did you mean 'batch_size'"):
+    with pytest.raises(UnknownNameError):
         read_grid(path)
 
 

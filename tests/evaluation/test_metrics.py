@@ -118,7 +118,7 @@ def test_few_classes_are_scored_too(classes: int) -> None:
     result = metrics.compute()
     assert result["top1"] == result["top5"] == 100
     assert result["per_class"] == [100] * classes
-    with pytest.raises(ValueError, match="do not fit"):
+    with pytest.raises(ValueError, match="fit"):
         metrics.update(torch.zeros(2, 4), torch.zeros(2, dtype=torch.long))
 
 
@@ -156,5 +156,5 @@ def test_shuffled_labels_are_noticed_and_hard_data_are_not_taken_for_them() -> N
         assert near_chance(accuracy, classes=classes, images=1000) is None
     assert near_chance(0.0, classes=1000, images=29) is None  # a handful says nothing
     assert near_chance(0.0, classes=1, images=1000) is None
-    with pytest.raises(ValueError, match="between 0 and 1"):
+    with pytest.raises(ValueError, match="between"):
         near_chance(61.5, classes=10, images=100)

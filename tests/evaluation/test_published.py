@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -54,14 +55,11 @@ concat, concat  64.52
 
 def transcribed(text: str, columns: tuple[str, ...]) -> dict[str, dict[str, float]]:
     """Rows of a table; a last number beyond the columns is their printed average."""
-    result = {}
-    for line in text.strip().splitlines():
-        words = line.split()
-        count = sum(word.replace(".", "").isdigit() for word in words)
-        numbers = [float(word) for word in words[-count:]]
-        names = (*columns, "average")[:count]
-        result[" ".join(words[:-count])] = dict(zip(names, numbers, strict=True))
-    return result
+    rows = re.findall(r"^(.+?) +([\d. ]+)$", text, re.M)
+    return {
+        row: dict(zip((*columns, "average"), map(float, numbers.split()), strict=False))
+        for row, numbers in rows
+    }
 
 
 def recorded(table: str, *, printed: bool) -> dict[str, dict[str, float]]:

@@ -1,4 +1,4 @@
-"""Records: whole, alike by their settings, and found once."""
+"""Records: read back, alike by their settings, and listed once."""
 
 import json
 from pathlib import Path
@@ -7,14 +7,13 @@ from typing import Any
 from cliquetta.data.stream import Stream
 from cliquetta.evaluation.predictions import PREDICTIONS, load_predictions
 from cliquetta.evaluation.record import RECORD, find_runs, load_record, plan
-from cliquetta.evaluation.runner import evaluate
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.made_runs import BASE
 from tests._helpers.streaming import Drift, DriftConfig, made_up_dataset
 
 
-def test_runs_are_found_once_and_unfinished_ones_apart(made: Any, tmp_path: Path) -> None:
+def test_runs_are_listed_once_and_unfinished_ones_apart(made: Any, tmp_path: Path) -> None:
     (run,) = made(BASE)
     for path in (tmp_path, run.folder, run.folder / RECORD):
         assert [r.record.id for r in find_runs([path, run.folder])[0]] == [run.record.id]
@@ -25,8 +24,8 @@ def test_runs_are_found_once_and_unfinished_ones_apart(made: Any, tmp_path: Path
     assert finished == [] and len(unfinished) == 1
 
 
-def test_records_without_a_hash_are_read(drift: Drift, stream: Stream, tmp_path: Path) -> None:
-    folder = tmp_path / evaluate(drift, stream, out=tmp_path).id
+def test_records_without_a_hash_are_read(run: Any, tmp_path: Path) -> None:
+    folder = tmp_path / run().id
     values = json.loads((folder / "record.json").read_text())
     del values["predictions"]
     (folder / "record.json").write_text(json.dumps(values))

@@ -1,6 +1,7 @@
-"""Runs: recorded whole, scored from logits, and not hurt by a kill at any moment."""
+"""Runs: recorded completely, scored from logits, and not hurt by a kill at any moment."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from cliquetta.types import Batch, Prediction
 from tests._helpers.streaming import Drift, DriftConfig, made_up_dataset
 
 
-def test_a_run_is_recorded_whole(drift: Drift, stream: Stream, tmp_path: Path) -> None:
+def test_a_record_is_complete(drift: Drift, stream: Stream, tmp_path: Path) -> None:
     record = evaluate(drift, stream, out=tmp_path, preset="paper")
     assert load_record(tmp_path / record.id) == record == list_records(tmp_path)[0]
     assert (record.status, record.method, record.dataset) == ("finished", "Drift", "made-up")
@@ -68,21 +69,9 @@ def test_the_method_never_sees_a_label(
     assert evaluate(drift, stream).images == 50
 
 
-def test_a_finished_run_is_not_run_again(drift: Drift, stream: Stream, tmp_path: Path) -> None:
-    first = evaluate(drift, stream, out=tmp_path)
-    steps: list[Step] = []
-    assert evaluate(drift, stream, out=tmp_path, on_step=steps.append) == first
-    assert not steps
-    evaluate(drift, stream, out=tmp_path, on_step=steps.append, again=True)
-    assert [step.number for step in steps] == list(range(1, 8))
-    assert [step.images for step in steps] == [8, 16, 24, 32, 40, 48, 50]
-
-
 @pytest.mark.parametrize("damage", ["cut", "flipped", "gone"])
-def test_damaged_predictions_are_named_and_run_again(
-    drift: Drift, stream: Stream, tmp_path: Path, damage: str
-) -> None:
-    record = evaluate(drift, stream, out=tmp_path)
+def test_damaged_predictions_are_named_and_run_again(run: Any, tmp_path: Path, damage: str) -> None:
+    record = run()
     path = tmp_path / record.id / PREDICTIONS
     complete = path.read_bytes()
     assert record.predictions["bytes"] == len(complete)
@@ -91,10 +80,10 @@ def test_damaged_predictions_are_named_and_run_again(
     else:
         path.write_bytes(complete[:-30] if damage == "cut" else complete.replace(b"5", b"6", 1))
     for read in (lambda: Run(record, path.parent).predictions, lambda: find_runs([tmp_path])):
-        with pytest.raises(DamagedRunError, match=f"{record.id} is damaged"):
+        with pytest.raises(DamagedRunError, match=record.id):
             read()
-    with pytest.warns(UserWarning, match="running it again"):
-        again = evaluate(drift, stream, out=tmp_path)
+    with pytest.warns(UserWarning, match="again"):
+        again = run()
     assert path.read_bytes() == complete
     assert (again.status, again.predictions) == ("finished", record.predictions)
 
@@ -102,27 +91,25 @@ def test_damaged_predictions_are_named_and_run_again(
 @pytest.mark.parametrize("save_every", [1, 2, 3])
 @pytest.mark.parametrize("stop", [1, 4, 7])
 def test_a_run_that_broke_off_continues_bit_equally(
-    drift: Drift, stream: Stream, tmp_path: Path, stop: int, save_every: int
+    run: Any, tmp_path: Path, stop: int, save_every: int
 ) -> None:
     def interrupt(step: Step) -> None:
         if step.number == stop:
             raise InterruptedError("at a batch")
 
-    complete, out = evaluate(drift, stream, out=tmp_path / "whole"), tmp_path / "broken"
+    complete, out = run(out=tmp_path / "complete"), tmp_path / "broken"
     with pytest.raises(InterruptedError):
-        evaluate(drift, stream, out=out, on_step=interrupt, save_every=save_every)
+        run(out=out, on_step=interrupt, save_every=save_every)
     broken = load_record(out / complete.id)
     assert (broken.status, broken.error) == ("failed", "InterruptedError: at a batch")
-    record = evaluate(drift, stream, out=out, save_every=save_every)
+    record = run(out=out, save_every=save_every)
     assert record.resumed == (stop >= save_every)
     assert (record.metrics, record.images) == (complete.metrics, complete.images)
     name = f"{complete.id}/{PREDICTIONS}"
-    assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert (out / name).read_bytes() == (tmp_path / "complete" / name).read_bytes()
 
 
-def test_predictions_can_be_read_while_they_are_written(
-    drift: Drift, stream: Stream, tmp_path: Path
-) -> None:
+def test_predictions_can_be_read_while_they_are_written(run: Any, tmp_path: Path) -> None:
     lengths = []
 
     def look(step: Step) -> None:
@@ -131,23 +118,23 @@ def test_predictions_can_be_read_while_they_are_written(
         lengths.append(len(load_predictions(folder)))
         assert load_record(folder).status == "running"
 
-    evaluate(drift, stream, out=tmp_path, on_step=look)
+    run(on_step=look)
     assert lengths == [8, 16, 24, 32, 40, 48, 50]
 
 
-def test_two_processes_cannot_share_a_run(drift: Drift, stream: Stream, tmp_path: Path) -> None:
-    record = evaluate(drift, stream, out=tmp_path)
-    with exclusive(tmp_path / record.id), pytest.raises(BusyError, match="another process"):
-        evaluate(drift, stream, out=tmp_path, again=True)
-    assert evaluate(drift, stream, out=tmp_path) == record
+def test_two_processes_cannot_share_a_run(run: Any, tmp_path: Path) -> None:
+    record = run()
+    with exclusive(tmp_path / record.id), pytest.raises(BusyError):
+        run(again=True)
+    assert run() == record
 
 
 def test_a_stream_and_a_method_that_do_not_fit_are_refused(
     tiny_clip: CLIP, tiny_prompts: ClassPrompts, stream: Stream
 ) -> None:
-    with pytest.raises(ValueError, match=r"views=adapter\.views"):
+    with pytest.raises(ValueError, match="views"):
         evaluate(Drift(tiny_clip, tiny_prompts, DriftConfig(views=4)), stream)
-    with pytest.raises(ValueError, match="labels 5 classes, the method tells 2"):
+    with pytest.raises(ValueError, match="5 classes"):
         evaluate(ZeroShot(tiny_clip, ClassPrompts(("cat", "dog")), ZeroShotConfig()), stream)
 
 

@@ -8,7 +8,7 @@ import pytest
 from cliquetta.inference.bulk import predict
 from cliquetta.inference.rows import PredictionRun
 from cliquetta.model.clip import CLIP
-from tests._helpers.trees import noise
+from tests._helpers.trees import numbered_photos
 
 NAMES = ("airplane", "cat", "frog")
 IMAGES, DAMAGED = 14, 5
@@ -19,14 +19,13 @@ Predict = Callable[..., PredictionRun]
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Fourteen images, the sixth of which cannot be read."""
     folder = tmp_path_factory.mktemp("photos")
-    noise(folder, [f"{number}.png" for number in range(IMAGES)])
-    (folder / f"{DAMAGED}.png").write_bytes(b"damaged")
+    numbered_photos(folder, IMAGES, [DAMAGED])
     return folder
 
 
 @pytest.fixture
 def run(photos: Path, tiny_clip: CLIP, tmp_path: Path) -> Predict:
-    """The same command every time: two methods that remember, four images per batch."""
+    """One command for all tests: two methods that remember, four images per batch."""
 
     def call(images: object = None, **changes: object) -> PredictionRun:
         settings = {

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -20,7 +19,7 @@ def test_two_runs_on_one_state_exclude_each_other(
     state, refused = tmp_path / "tda.safetensors", []
 
     def another(*_: int) -> None:
-        with pytest.raises(BusyError, match=r"tda\.safetensors"):
+        with pytest.raises(BusyError):
             run(method="tda", state=state)
         refused.append(True)
 
@@ -58,23 +57,20 @@ def test_every_group_has_a_state_file_of_its_own(
     run(table, **once)
     assert [read_header(path)["notes"]["images"] for path in states.iterdir()] == [1, 1]
     table.write_text(f"path,camera\n{photos / '0.png'},{'x' * 300}\n")
-    with pytest.raises(UserError, match="too long for the name of a state file"):
+    with pytest.raises(UserError, match="too long"):
         run(table, **once)
 
 
-def test_images_in_memory_and_a_model_by_name(tmp_path: Path) -> None:
-    images = [Image.new("RGB", (9, 7)), np.zeros((7, 9, 3), np.uint8)]
-    run = predict(images, ["cat", "dog"], model="micro")
-    assert [row["path"] for row in run.rows] == ["0", "1"]
-    assert run.rows[0]["prediction"] == run.rows[1]["prediction"]
-    assert sum(run.classes["domain_norm"].values()) == 2
-    wrong: list[tuple[dict[str, Any], str]] = [
-        ({"classes": None}, "no class names"),
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"classes": None}, "class names"),
         ({"model": None}, "no model"),
-        ({"out": tmp_path / "x.csv"}, "needs paths"),
-        ({"decode": "quick"}, "way to decode"),
-    ]
-    for changes, message in wrong:
-        settings: dict[str, Any] = {"classes": ["cat", "dog"], "model": "micro", **changes}
-        with pytest.raises(UserError, match=message):
-            predict(images, **settings)
+        ({"out": "x.csv"}, "needs paths"),
+        ({"decode": "quick"}, "decode"),
+    ],
+)
+def test_what_cannot_be_predicted_is_refused(changes: dict[str, Any], message: str) -> None:
+    settings: dict[str, Any] = {"classes": ["cat", "dog"], "model": "micro", **changes}
+    with pytest.raises(UserError, match=message):
+        predict([Image.new("RGB", (9, 7))], **settings)

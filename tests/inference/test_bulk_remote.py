@@ -1,7 +1,5 @@
 """Images and tables behind URLs, in tar shards and in Parquet lists: the same predictions."""
 
-import io
-import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from cliquetta.errors import UserError
 from cliquetta.inference.bulk import predict
-from tests._helpers.trees import table_rows
+from tests._helpers.trees import make_tar, table_rows
 from tests.inference.conftest import DAMAGED, IMAGES, NAMES, Predict
 
 Outcomes = Callable[..., list[tuple[str, str]]]  # probability and error of every image
@@ -20,7 +18,7 @@ Outcomes = Callable[..., list[tuple[str, str]]]  # probability and error of ever
 
 @pytest.fixture
 def bucket(photos: Path) -> Iterator[str]:
-    """The same files in fsspec's memory."""
+    """A copy of the photographs in fsspec's memory."""
     store = fsspec.filesystem("memory")
     store.put(str(photos), "/bucket/photos", recursive=True)
     yield "memory://bucket"
@@ -39,13 +37,9 @@ def outcomes(run: Predict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> O
     return call
 
 
-def write_tar(path: Path, photos: Path, numbers: range) -> None:
-    with tarfile.open(path, "w") as archive:
-        for number in numbers:
-            archive.add(photos / f"{number}.png", f"{number:04d}.png")
-            label = tarfile.TarInfo(f"{number:04d}.cls")
-            label.size = 1
-            archive.addfile(label, io.BytesIO(b"1"))
+def write_shard(path: Path, photos: Path, numbers: range) -> None:
+    images = {f"{n:04d}.png": (photos / f"{n}.png").read_bytes() for n in numbers}
+    make_tar(path, images | {f"{n:04d}.cls": b"1" for n in numbers})
 
 
 def test_urls_are_predicted_as_files_are(outcomes: Outcomes, photos: Path, bucket: str) -> None:
@@ -89,20 +83,20 @@ def test_parquet_lists(outcomes: Outcomes, photos: Path, bucket: str, tmp_path: 
     hours = [row["hour"] for row in table_rows(tmp_path / "out.csv")]
     assert hours == [str(i) for i in range(IMAGES)]
     (tmp_path / "bad.parquet").write_text("no")
-    with pytest.raises(UserError, match="not a Parquet file"):
+    with pytest.raises(UserError, match="Parquet"):
         outcomes("bad.parquet")
 
 
 def test_tar_shards(outcomes: Outcomes, photos: Path, bucket: str, tmp_path: Path) -> None:
-    write_tar(tmp_path / "s-00.tar", photos, range(4))
-    write_tar(tmp_path / "s-01.tar", photos, range(4, IMAGES))
+    write_shard(tmp_path / "s-00.tar", photos, range(4))
+    write_shard(tmp_path / "s-01.tar", photos, range(4, IMAGES))
     fsspec.filesystem("memory").put(str(tmp_path / "s-01.tar"), "/bucket/s-01.tar")
     expected = outcomes(str(photos))
     assert outcomes("s-{00..01}.tar") == expected
     assert outcomes("s-00.tar", f"{bucket}/s-01.tar") == expected
     rows = predict("s-00.tar", NAMES, model="micro", method="zero_shot").rows
     assert [row["path"] for row in rows] == [f"s-00.tar/{number:04d}.png" for number in range(4)]
-    with pytest.raises(UserError, match=r"no such file or folder: s-02\.tar"):
+    with pytest.raises(UserError, match="s-02"):
         outcomes("s-{00..02}.tar")
 
 
@@ -114,7 +108,7 @@ def test_output_at_a_url(run: Predict, bucket: str, tmp_path: Path) -> None:
         wanted = (tmp_path / "local.csv").read_bytes()
         assert fsspec.filesystem("memory").cat("/bucket/new/out.csv") == wanted
         assert not list(tmp_path.glob("*.parts"))
-        with pytest.raises(UserError, match=r"out\.csv exists.*--overwrite"):
+        with pytest.raises(UserError, match="--overwrite"):
             run(out=f"{bucket}/new/out.csv")
         run(out=f"{bucket}/new/out.csv", overwrite=True)
         run(out=f"{bucket}/new/out.csv", shard=(2, 2))

@@ -13,7 +13,7 @@ from tests.inference.conftest import IMAGES, Predict
 
 
 def test_two_processes_on_one_output_exclude_each_other(run: Predict, tmp_path: Path) -> None:
-    with exclusive(tmp_path / "out.csv.parts"), pytest.raises(BusyError, match="another process"):
+    with exclusive(tmp_path / "out.csv.parts"), pytest.raises(BusyError):
         run()
     assert run().images == IMAGES
 

@@ -19,7 +19,7 @@ from cliquetta.methods.registry import create_method, method_config
 from cliquetta.methods.state import read_header
 from cliquetta.model.clip import CLIP
 from tests._helpers.local_ray import local_ray
-from tests._helpers.trees import noise, table_rows
+from tests._helpers.trees import camera_list, table_rows
 from tests.inference.conftest import NAMES, Predict
 
 pytestmark = pytest.mark.slow  # starts Ray
@@ -38,13 +38,8 @@ def cluster() -> Iterator[None]:
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A list of images of three cameras, interleaved; one cannot be read."""
     folder = tmp_path_factory.mktemp("photos")
-    names = [f"{number}.png" for number in range(IMAGES)]
-    noise(folder, names)
-    cameras = (("north", "yard/2", "")[number % 7 % 3] for number in range(IMAGES))
-    lines = ["path,camera", *map(",".join, zip(names, cameras, strict=True))]
-    (folder / "5.png").write_bytes(b"damaged")
-    (folder / "list.csv").write_text("\n".join(lines))
-    return folder / "list.csv"
+    cameras = [("north", "yard/2", "")[number % 7 % 3] for number in range(IMAGES)]
+    return camera_list(folder, cameras, [5])
 
 
 @pytest.fixture(scope="module")
@@ -165,11 +160,11 @@ def test_an_interrupted_run_continues(
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"cluster": RayCluster(actors=3)}, "need 4 CPU cores, the cluster has 3"),
-        ({"cluster": RayCluster(gpus_per_actor=0.5)}, "cluster with 0: lower"),
-        ({"group_by": "lens"}, "no column 'lens' to group by"),
-        ({"group_by": "camera", "shard": (1, 2)}, "cut groups apart"),
-        ({"cluster": RayCluster(actors=2), "method": "ramen", "state": Path("s")}, "cannot join"),
+        ({"cluster": RayCluster(actors=3)}, "4 CPU cores"),
+        ({"cluster": RayCluster(gpus_per_actor=0.5)}, "with 0"),
+        ({"group_by": "lens"}, "lens"),
+        ({"group_by": "camera", "shard": (1, 2)}, "cut groups"),
+        ({"cluster": RayCluster(actors=2), "method": "ramen", "state": Path("s")}, "join"),
     ],
 )
 def test_what_cannot_be_run_is_refused_first(
@@ -184,7 +179,7 @@ def test_bad_input_in_an_actor_ends_the_run_with_its_sentence(
     run: Predict, tiny_clip: CLIP
 ) -> None:
     adapter = create_method("tent", tiny_clip, NAMES, method_config("tent", None, {"lr": "1e30"}))
-    with pytest.raises(UserError, match="lower its learning rate"):
+    with pytest.raises(UserError, match="learning rate"):
         run("bad.csv", method=adapter, cluster=RayCluster(actors=1))
 
 

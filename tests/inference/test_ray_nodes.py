@@ -22,7 +22,7 @@ from cliquetta.model.checkpoints.local import save_model
 from cliquetta.model.factory import create_model
 from cliquetta.ray_connection import connected
 from tests._helpers.tiny import build_tiny_clip
-from tests._helpers.trees import noise, table_rows
+from tests._helpers.trees import camera_list, table_rows
 from tests.inference.conftest import NAMES
 
 pytestmark = pytest.mark.slow
@@ -51,10 +51,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model, a list of images of two cameras, and the table of a run on one machine."""
     folder = tmp_path_factory.mktemp("photos")
     save_model(build_tiny_clip(), folder / "tiny.safetensors")
-    names = [f"{number}.png" for number in range(IMAGES)]
-    noise(folder, names)
-    lines = [f"{name},{'ab'[number % 7 % 2]}" for number, name in enumerate(names)]
-    (folder / "list.csv").write_text("\n".join(["path,camera", *lines]))
+    camera_list(folder, ["ab"[number % 7 % 2] for number in range(IMAGES)])
     run(folder, folder / "expected.csv")
     return folder
 

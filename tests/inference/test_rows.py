@@ -26,7 +26,7 @@ from tests.inference.conftest import IMAGES, NAMES, Predict
 
 def test_an_unknown_suffix_is_no_csv(run: Predict, tmp_path: Path) -> None:
     for shard in ((1, 1), (1, 2)):
-        with pytest.raises(UserError, match=r"xlsx.*csv, jsonl, parquet"):
+        with pytest.raises(UserError, match="xlsx"):
             run(out=tmp_path / "out.xlsx", shard=shard)
     assert not list(tmp_path.glob("out*"))
     run(out=tmp_path / "out.xlsx", file_format="csv")
@@ -121,10 +121,10 @@ def test_probabilities_are_the_sigmoids_of_the_original(
 @pytest.mark.parametrize(
     ("method", "options", "message"),
     [
-        ("zero_shot", {"reject": 0.5}, "leave out --multi-label or those"),
-        ("zero_shot", {"calibrate": True}, "leave out --multi-label or those"),
-        ("domain_norm", {}, "weighs classes against each other"),
-        ("tda", {}, "weighs classes against each other"),
+        ("zero_shot", {"reject": 0.5}, "leave out"),
+        ("zero_shot", {"calibrate": True}, "leave out"),
+        ("domain_norm", {}, "weighs"),
+        ("tda", {}, "weighs"),
     ],
 )
 def test_several_labels_are_refused_where_classes_compete(
@@ -136,5 +136,5 @@ def test_several_labels_are_refused_where_classes_compete(
 
 
 def test_softmax_models_refuse_several_labels(run: Predict) -> None:
-    with pytest.raises(UserError, match="need a sigmoid model"):
+    with pytest.raises(UserError, match="sigmoid"):
         run(method="zero_shot", multi_label=0.5)

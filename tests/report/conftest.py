@@ -12,8 +12,6 @@ from cliquetta.evaluation.evidence_log import BatchEvidence, Evidence
 from cliquetta.evaluation.grid import RunSpec, with_method
 from cliquetta.evaluation.record import Record, load_record
 from cliquetta.evaluation.sweep import RunContext
-from cliquetta.model.checkpoints.local import save_model
-from cliquetta.model.clip import CLIP
 from cliquetta.report.page import build_page
 from cliquetta.report.runs import load_runs
 from tests._helpers.made_runs import LABELS, NAMES, make_run
@@ -41,16 +39,14 @@ def ablation(tmp_path: Path) -> Any:
 
 
 @pytest.fixture(scope="session")
-def evaluated(tiny_clip: CLIP, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def evaluated(tiny_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Zero-shot and SCAP with evidence on 40 bundled images, by the tiny model."""
     folder = tmp_path_factory.mktemp("evaluated")
-    model = folder / "tiny.safetensors"
-    save_model(tiny_clip, model)
-    context = RunContext(folder / "runs", device="cpu", evidence=True)
-    plain = RunSpec("bundled@fog:3", "zero_shot", str(model), limit=40, batch_size=20)
+    context = RunContext(folder, device="cpu", evidence=True)
+    plain = RunSpec("bundled@fog:3", "zero_shot", str(tiny_file), limit=40, batch_size=20)
     context.run(plain)
     context.run(with_method(plain, "scap/lr=0.3/threshold=0.6"))
-    return folder / "runs"
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,6 @@ import pytest
 from cliquetta.evaluation.grid import RunSpec, with_method
 from cliquetta.evaluation.record import load_record
 from cliquetta.evaluation.sweep import RunContext
-from cliquetta.model.checkpoints.local import save_model
-from cliquetta.model.clip import CLIP
 from cliquetta.prompts.catalogue import templates
 from cliquetta.report.repeat import repeat_command
 from tests._helpers.made_runs import make_run
@@ -31,11 +29,9 @@ from tests._helpers.running import Run
     ],
 )
 def test_the_command_repeats_the_run(
-    run: Run, method: str, changes: Any, tiny_clip: CLIP, tmp_path: Path
+    run: Run, method: str, changes: Any, tiny_file: Path, tmp_path: Path
 ) -> None:
-    model = tmp_path / "my model.safetensors"
-    save_model(tiny_clip, model)
-    base = RunSpec("bundled@fog:3", "", str(model), limit=12, batch_size=6)
+    base = RunSpec("bundled@fog:3", "", str(tiny_file), limit=12, batch_size=6)
     spec = with_method(replace(base, **changes), method)
     record = RunContext(tmp_path / "first", device="cpu").run(spec)
     command, remarks = repeat_command(record)
@@ -43,7 +39,7 @@ def test_the_command_repeats_the_run(
     words = shlex.split(command)
     assert words[0] == "cliquetta"
     # the record knows a file by the name that the model gives itself
-    words[words.index("--model") + 1] = str(model)
+    words[words.index("--model") + 1] = str(tiny_file)
     assert run(*words[1:], "--out", tmp_path / "again").code == 0
     (again,) = (tmp_path / "again").iterdir()
     assert again.name == record.id

@@ -10,13 +10,10 @@ from cliquetta.evaluation.comparison import compare
 from cliquetta.evaluation.grid import ROOT, grid_roles, packaged_grid, read_grid
 from cliquetta.evaluation.record import Record, find_runs, pack_records, unpack_records
 from cliquetta.report.results_pages import (
-    BEGIN,
-    END,
     GRIDS,
     ResultsPages,
     ablation_page,
     headline,
-    insert_headline,
     read_settings,
 )
 from tests._helpers.made_runs import table_cells
@@ -40,13 +37,6 @@ def test_the_headline_has_means_worst_clean_and_cost(records: list[Record]) -> N
     assert "bundled set, 2 shifts" in table and "real tower, 1 shifts" in table
     alone = headline(settings, [])
     assert table_cells(alone, "tda") == ["60.00 (+5.00)", "-5.00", "+0.0", "2 ×"]
-
-
-def test_the_table_goes_between_its_marks() -> None:
-    text = f"before\n{BEGIN}\nold\n{END}\nafter\n"
-    assert insert_headline(text, "| new |") == f"before\n{BEGIN}\n| new |\n{END}\nafter\n"
-    with pytest.raises(ValueError, match="needs a line"):
-        insert_headline("no marks", "| new |")
 
 
 def test_packed_records_are_small_and_say_the_same(records: list[Record], tmp_path: Path) -> None:

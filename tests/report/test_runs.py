@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from cliquetta.data.catalogue import get_dataset
 from cliquetta.report.runs import group_runs, load_runs, shown_groups
 from tests._helpers.made_runs import LABELS, NAMES, PLAIN, make_run
 
@@ -34,10 +35,14 @@ def test_figures_show_one_run_per_method_with_its_usual_settings(
     assert [run.record.seed for run in snow.runs] == [2]
 
 
-def test_class_names_are_numbers_where_nobody_knows_them(tmp_path: Path) -> None:
+def test_class_names_come_from_a_run_that_has_them_or_from_the_dataset(
+    tmp_path: Path, evaluated: Path
+) -> None:
+    (bundled,), _ = load_runs(list(evaluated.glob("*zero_shot*")))
+    assert bundled.names == get_dataset("bundled").names
     first = make_run(tmp_path, "dmn", LABELS, PLAIN)
     (run,), _ = load_runs([first])
-    assert run.names == tuple(f"class {label}" for label in range(4))
+    assert run.names == tuple(f"class {label}" for label in range(4))  # nobody knows them
     second = make_run(tmp_path, "scap", LABELS, PLAIN, evidence=True)
     runs, _ = load_runs([first, second])
     assert [run.names for run in runs] == [NAMES, NAMES]  # one that knows is enough

@@ -27,7 +27,7 @@ def serve(tmp_path: Path, tiny_clip: CLIP) -> Serve:
 
 @pytest.fixture
 def serve_live(tmp_path: Path, tiny_clip: CLIP) -> ServeLive:
-    """The same behind a port of this machine, ``as address``."""
+    """Such a service behind a port of this machine, ``as address``."""
     return partial(live_service, tmp_path, tiny_clip)
 
 

@@ -1,4 +1,4 @@
-"""The routes of the service: lists, health, pages, and that nothing named by a client is opened."""
+"""Lists, health and pages of the service; nothing that a client names is opened."""
 
 import pickle
 import sys
@@ -11,25 +11,15 @@ from cliquetta.model.clip import CLIP
 from tests._helpers.serve_setup import Local, batch_of, picture
 
 
-def test_sessions_are_listed_inspected_and_deleted(service: Local) -> None:
-    first = service.create("zero_shot", options={"temperature": 2.0}, seed=3)
-    second = service.create("tent", templates=["a {}.", "the {}"])
-    assert service.ids() == [first, second]
-    info = service.info(first)
-    assert (info["config"], info["seed"]) == ({"temperature": 2.0}, 3)
-    path = f"/v1/sessions/{first}"
-    asked = [service.http.request(how, path) for how in ("DELETE", "GET", "DELETE")]
-    assert [response.status_code for response in asked] == [204, 404, 404]
-    assert service.ids() == [second]
-
-
-def test_health_models_methods_and_metrics(service: Local, tiny_clip: CLIP) -> None:
+def test_health_models_methods_settings_and_metrics(service: Local, tiny_clip: CLIP) -> None:
     assert service.http.get("/healthz").json()["status"] == "ok"
     models = service.http.get("/v1/models").json()["models"]
     assert [(m["name"], m["weights"]) for m in models] == [("tiny", tiny_clip.fingerprint)]
     methods = {m["name"]: m for m in service.http.get("/v1/methods").json()["methods"]}
     assert methods["tent"]["config"]["betas"] == [0.9, 0.999]
-    session = service.create()
+    session = service.create("zero_shot", options={"temperature": 2.0}, seed=3)
+    info = service.info(session)
+    assert (info["config"], info["seed"]) == ({"temperature": 2.0}, 3)
     for _ in range(2):
         service.predict(session, [*batch_of(0), b"bad"], sequence=1)
     assert service.metric('cliquetta_images_total{result="predicted"}') == 4

@@ -85,7 +85,7 @@ def peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def test_every_malformed_image_is_answered(service: Local, tiny_clip: CLIP) -> None:
+def test_every_malformed_image_gets_a_response(service: Local, tiny_clip: CLIP) -> None:
     session, count, size = service.create("zero_shot"), 2400, 100
     service.predict(session, [picture(0, format=kind) for kind in ("JPEG", "WEBP", "TIFF")])
     files = malformed(count)  # making the bombs takes memory too

@@ -81,7 +81,7 @@ def test_a_stream_of_single_images_is_written_as_changes(
     with serve() as service:
         service.check(session, batch_of(21, 1), alone, sequence=21)
         service.check_state(session, alone)
-        assert len(version_files(tmp_path, session)) == 1  # written whole again
+        assert len(version_files(tmp_path, session)) == 1  # a full version again
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_what_a_kill_left_is_not_read(serve: Serve, written: tuple[str, list[Pat
     session, files = written
     old = {path: path.read_bytes() for path in files}
     with serve() as service:
-        service.predict(session, batch_of(9, 1))  # writes the whole file again
+        service.predict(session, batch_of(9, 1))  # writes a full version again
     for path, data in old.items():  # killed before the versions before it were removed
         path.write_bytes(data)
     left = files[0].with_name(f".{files[0].name}.tmp")

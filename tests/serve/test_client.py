@@ -46,7 +46,7 @@ def test_the_python_client(client: Client, tmp_path: Path) -> None:
     assert "zero_shot" in {method.name for method in client.methods()}
     for one in (tmp_path / "a.png", str(tmp_path / "*.png"), array, pixels):
         assert len(session.predict(one).predictions) == 1
-    with pytest.raises(RemoteError, match="unknown method"):
+    with pytest.raises(RemoteError, match="method"):
         client.create_session(CLASSES, method="nothing")
     session.delete()
     session.delete()
@@ -61,13 +61,13 @@ def test_the_client_rejects_and_changes_classes(client: Client) -> None:
     session.set_classes(names)
     assert session.classes == tuple(names)
     assert session.predict(batch_of(1)).predictions[0].label in names
-    with pytest.raises(RemoteError, match="at least three, got 2"):
+    with pytest.raises(RemoteError, match="three"):
         session.set_classes(["cat", "dog"])
     assert session.classes == tuple(names)
 
 
+@pytest.mark.usefixtures("pauses")
 def test_a_session_is_made_once(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cliquetta.serve.client.time.sleep", lambda seconds: None)
     real, lost = client._http.request, [httpx.ReadTimeout(""), httpx.ReadError("")]
 
     def request(*words: Any, **content: Any) -> httpx.Response:
@@ -82,7 +82,7 @@ def test_a_session_is_made_once(client: Client, monkeypatch: pytest.MonkeyPatch)
 
 
 def client_of(handler: Any, **options: Any) -> Client:
-    """A client whose requests are answered by a function."""
+    """A client whose requests go to a function."""
     client = Client("http://server", **options)
     transport = httpx.MockTransport(handler)
     client._http = httpx.Client(base_url="http://server", transport=transport)
@@ -91,7 +91,7 @@ def client_of(handler: Any, **options: Any) -> Client:
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What the client has waited; it takes no time."""
+    """Seconds that the client wanted to wait; none of them pass."""
     pauses: list[float] = []
     monkeypatch.setattr("cliquetta.serve.client.time.sleep", pauses.append)
     return pauses
@@ -126,7 +126,7 @@ def test_the_client_waits_for_a_server_that_restarts(
     if patience > down:
         assert client.sessions() == []
     else:
-        with pytest.raises(UnreachableError, match=r"http://server.*refused.*retry_seconds"):
+        with pytest.raises(UnreachableError, match="retry_seconds"):
             client.sessions()
         assert sum(pauses) <= patience
 
@@ -141,11 +141,11 @@ def test_the_client_says_what_is_wrong_with_an_address_and_a_token() -> None:
 
 
 def test_the_client_has_errors_of_its_own(serve_live: ServeLive, tmp_path: Path) -> None:
-    with pytest.raises(RemoteError, match="not a response of CliqueTTA"):
+    with pytest.raises(RemoteError, match="CliqueTTA"):
         client_of(lambda request: httpx.Response(200, text="<html>")).health()
     with serve_live(limits={"body_bytes": 10**6}) as address:
         session = Client(address, retry_seconds=5).create_session(CLASSES, method="tent")
-        with pytest.raises(ImageError, match="no such file"):
+        with pytest.raises(ImageError):
             session.predict([tmp_path / "gone.png"])
         with pytest.raises(RemoteError, match="413"):  # although it is refused before it is sent
             session.predict([bytes(30_000_000)])

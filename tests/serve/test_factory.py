@@ -49,7 +49,7 @@ def test_a_session_with_unknown_settings_is_refused(tiny_clip: CLIP) -> None:
     settings = Settings({"tiny": tiny_clip})
     info, _ = create_session(SessionRequest(classes=["cat", "dog"], method="tpt"), settings, "00")
     other = info.model_copy(update={"config": {"momentum": 0.9}})
-    with pytest.raises(UserError, match="does not know \\(momentum\\)"):
+    with pytest.raises(UserError, match="momentum"):
         build_adapter(other, settings)
 
 
@@ -84,7 +84,7 @@ def test_refusals_leave_the_session_as_it_was(service: Local) -> None:
 
 
 def test_changes_take_their_turn_among_batches(service: Local) -> None:
-    """Of many requests at once, every response is of one list, and the numbers have no gap."""
+    """Every response of many requests at once is of one list, and their numbers have no gap."""
     id = service.create("tent")
     with ThreadPoolExecutor(7) as clients:
         sent = [clients.submit(service.predict, id, batch_of(seed, 2)) for seed in range(4)]

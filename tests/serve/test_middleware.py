@@ -55,6 +55,6 @@ def test_rate_limit_holds_for_requests_and_for_guessed_tokens(serve: Serve) -> N
         get = service.http.get
         guesses = [get("/v1/models", headers=bearer(f"{i:020}")).status_code for i in range(12)]
         assert guesses == [401] * 10 + [429, 429]
-        # were a right token answered now, a guesser would be told apart as fast as before
+        # were a right token accepted now, guesses could be tested as fast as before
         assert get("/v1/models", headers=bearer(ALICE)).status_code == 429
         assert get("/healthz").status_code == 200

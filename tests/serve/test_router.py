@@ -36,7 +36,7 @@ from tests._helpers.serve_setup import (
 from tests.serve.conftest import traced
 
 Fault = Callable[[Forwarded], str]
-"""What goes wrong with a request: ``before`` or ``after`` it is applied, or nothing."""
+"""The moment a request is lost: ``before`` or ``after`` it is applied, or never."""
 
 
 class Routed(Local):

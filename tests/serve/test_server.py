@@ -1,4 +1,4 @@
-"""Connections are bounded before a request begins and after an answer is made."""
+"""Connections are bounded before a request begins and after a response is made."""
 
 import contextlib
 import socket
@@ -37,7 +37,7 @@ def test_a_head_that_does_not_arrive_is_not_waited_for(serve_live: ServeLive, st
             for byte in b"GET /healthz HTTP/1.1\r\n" * 100:
                 dripping.sendall(bytes([byte]))
                 time.sleep(0.05)
-            raise AssertionError("the connection was kept")
+            raise AssertionError("the connection stayed open")
         with connect(address) as second:  # also on a connection that was used before
             second.sendall(GET)
             while not second.recv(4096).endswith(b"}"):
@@ -47,7 +47,7 @@ def test_a_head_that_does_not_arrive_is_not_waited_for(serve_live: ServeLive, st
         assert httpx.get(f"{address}/healthz").status_code == 200
 
 
-def test_a_connection_is_kept_longer_than_clients_keep_it() -> None:
+def test_a_connection_stays_open_longer_than_clients_use_it() -> None:
     # else a request is lost that is sent when the server closes
     idle_seconds = make_server(FastAPI(), Limits()).config.timeout_keep_alive
     pool = httpx.HTTPTransport()._pool
@@ -64,7 +64,7 @@ def test_an_idle_connection_is_closed_in_the_end(serve_live: ServeLive) -> None:
 
 
 def test_responses_are_not_delayed(serve_live: ServeLive, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the body of an answer waits for the acknowledgement of its head: 40 ms each."""
+    """Else the body of a response waits for the acknowledgement of its head: 40 ms each."""
     options, real = [], BoundedProtocol.on_response_complete
 
     def look(self: BoundedProtocol) -> None:

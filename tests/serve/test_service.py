@@ -39,18 +39,7 @@ def held(pool: FairPool) -> Iterator[None]:
     pool.close()
 
 
-def test_a_greedy_session_waits_its_turn() -> None:
-    pool = make_pool()
-    done: list[Any] = []
-    with held(pool):
-        for name, count in (("greedy", 10), ("a", 2), ("b", 2)):
-            for i in range(count):
-                pool.submit("owner", name, partial(done.append, (name, i)))
-    assert done[:6] == [("greedy", 0), ("a", 0), ("b", 0), ("greedy", 1), ("a", 1), ("b", 1)]
-    assert done[6:] == [("greedy", i) for i in range(2, 10)]
-
-
-def test_an_owner_of_many_sessions_waits_its_turn_and_learns_how_long() -> None:
+def test_owners_and_sessions_take_turns_and_learn_how_long_they_wait() -> None:
     pool = make_pool(queued_per_owner=8)
     pool._mean = 2.0  # seconds of a job
     done: list[Any] = []
@@ -67,6 +56,7 @@ def test_an_owner_of_many_sessions_waits_its_turn_and_learns_how_long() -> None:
     assert full.value.headers["Retry-After"] == "16"  # eight jobs of two seconds
     # one turn of each owner, whatever the number of its sessions
     assert done[:4] == ["m0", "o", "m1", "o again"]
+    # and one of each session, however much it has sent
     assert done[4:] == ["m2", "m3", "m4", "m5", "m0 again", "m0 again"]
 
 
@@ -95,7 +85,7 @@ def test_errors_reach_the_one_who_waits() -> None:
         pool.submit("owner", "a", lambda: 1 // 0).result(10)
     assert pool.submit("owner", "a", lambda: 1).result(10) == 1
     pool.close()
-    with pytest.raises(ServiceError, match="shutting down"):
+    with pytest.raises(ServiceError, match="shutting"):
         pool.submit("owner", "a", lambda: 1)
 
 
@@ -107,7 +97,7 @@ def test_what_waited_too_long_is_refused_and_what_was_cancelled_is_not_done() ->
         cancelled = pool.submit("owner", "cancelled", partial(done.append, "cancelled"))
         assert cancelled.cancel()
         time.sleep(0.1)
-    with pytest.raises(ServiceError, match="waited too long"):
+    with pytest.raises(ServiceError, match="too long"):
         late.result(10)
     assert done == []
 
