@@ -110,7 +110,7 @@ def test_examples_that_do_not_fit_the_model_or_the_classes_are_refused() -> None
     fixed = ClassPrompts(TWO.names, features=torch.ones(2, 24))
     for prompts, few_shot, message in (
         (TWO, FewShot(images[..., :16, :16], labels), "preprocess"),
-        (TWO, FewShot(images, labels + 1), "names"),
+        (TWO, FewShot(images, labels + 1), "2 classes"),
         (fixed, FewShot(images, labels), "text features"),
     ):
         with pytest.raises(UserError, match=message):

@@ -62,8 +62,6 @@ def _check_examples(few_shot: FewShot, model: CLIP, prompts: ClassPrompts) -> No
         )
     highest = int(few_shot.labels.max())
     if highest >= len(prompts):
-        raise UserError(
-            f"a few-shot image has label {highest}, the class list holds {len(prompts)} names"
-        )
+        raise UserError(f"a few-shot image has label {highest}, there are {len(prompts)} classes")
     if few_shot.validation is not None:
         _check_examples(few_shot.validation, model, prompts)

@@ -124,11 +124,10 @@ class SubTTA(LayerNormAdapter):
 
     def align(self, norms: Tensor, images: Tensor) -> Tensor:
         """L_align of a batch, which enters the moving average."""
-        moved = torch.lerp(
-            covariance(self.tower(norms, images)), self.memory["covariance"], self.config.momentum
-        )
+        own, momentum = covariance(self.tower(norms, images)), self.config.momentum
+        moved = torch.lerp(own, self.memory["covariance"], momentum)
         self.memory["covariance"] = moved
         distance, gradient = chordal_distance(moved.detach(), self.basis, self.skipped)
         pulled = (moved * gradient).sum()  # has the gradient, not the value
-        size = len(self.basis) * (1 - self.config.momentum)
+        size = len(self.basis) * (1 - momentum)
         return ((distance + pulled - pulled.detach()) / size).to(norms.dtype)

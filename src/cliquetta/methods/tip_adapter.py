@@ -9,8 +9,6 @@ L their one-hot labels, W the text classifier. With a unit image feature f,
 Tip-Adapter-F goes on to train the keys by cross-entropy; W and L stay.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -110,21 +108,6 @@ class Validation:
     text_logits: Tensor
     labels: Tensor
 
-    @classmethod
-    @torch.no_grad()
-    def encode(cls, model: CLIP, few_shot: FewShot, classifier: Tensor) -> Validation:
-        """The validation split of the examples; an error says so if there is none."""
-        split = few_shot.validation
-        if split is None:
-            raise UserError(
-                "search=True chooses numbers by accuracy and needs a validation split for it: give "
-                "FewShot(validation=...), and never the test set"
-            )
-        parts = np.array_split(np.arange(len(split)), math.ceil(len(split) / VIEWS_AT_ONCE))
-        pixels = (split.pixels(rows, model) for rows in parts)
-        features = torch.cat([model.encode_image(part, normalize=True) for part in pixels])
-        return cls(features, model.scale * features @ classifier.T, split.labels.to(model.device))
-
     def accuracy(self, logits: Tensor) -> Tensor:
         """Accuracy of logits (..., n, N)."""
         return (logits.argmax(dim=-1) == self.labels).float().mean(dim=-1)
@@ -132,6 +115,21 @@ class Validation:
     def accuracy_of(self, cache: TipCache) -> float:
         """Accuracy with a cache beside the text."""
         return float(self.accuracy(cache.logits(self.features, self.text_logits)))
+
+
+@torch.no_grad()
+def encode_validation(model: CLIP, split: FewShot | None, classifier: Tensor) -> Validation:
+    """The validation split of the examples, encoded; an error says so if there is none."""
+    if split is None:
+        raise UserError(
+            "search=True chooses numbers by accuracy and needs a validation split for it: give "
+            "FewShot(validation=...), and never the test set"
+        )
+    parts = np.array_split(np.arange(len(split)), math.ceil(len(split) / VIEWS_AT_ONCE))
+    pixels = (split.pixels(rows, model) for rows in parts)
+    features = torch.cat([model.encode_image(part, normalize=True) for part in pixels])
+    text_logits = model.scale * features @ classifier.T
+    return Validation(features, text_logits, split.labels.to(model.device))
 
 
 @torch.no_grad()
@@ -159,7 +157,8 @@ def fit_tip_adapter(task: FitTask, config: TipAdapterConfig) -> dict[str, Tensor
     """``keys`` (n, E), ``labels`` (n,) and, after a search, ``alpha`` and ``beta``."""
     model, few_shot = task.model, task.few_shot
     classifier = model.classifier(task.prompts)
-    validation = Validation.encode(model, few_shot, classifier) if config.search else None
+    split = few_shot.validation
+    validation = encode_validation(model, split, classifier) if config.search else None
     generator = np.random.default_rng([task.seed, 0x71])
     labels = few_shot.labels.to(model.device)
     values = F.one_hot(labels, len(task.prompts)).float()

@@ -1,11 +1,9 @@
 """The figure of attention maps: plain CLIP, each clique's prompt, all prompts together."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,11 +12,7 @@ from PIL import Image
 
 from cliquetta.evaluation.evidence_log import Evidence
 from cliquetta.model.attention import Kind, patch_grid
-from cliquetta.report.style import DIVERGING, FAINT, SEQUENTIAL, new_figure
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from cliquetta.report.style import DIVERGING, FAINT, SEQUENTIAL, Axes, Figure, new_figure
 
 _SIDE = 96  # pixels of an overlay
 _COLUMNS = 6  # maps of one image: plain, up to four cliques, together

@@ -3,12 +3,9 @@
 Counted, in words, and as the confusion of the classes whose predictions changed.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +13,7 @@ import numpy.typing as npt
 from cliquetta.errors import UserError
 from cliquetta.evaluation.predictions import PairedTest, Predictions, paired_test
 from cliquetta.report.markup import count, number
-from cliquetta.report.style import DIVERGING, FAINT, INK, new_figure
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from cliquetta.report.style import DIVERGING, FAINT, INK, Figure, new_figure
 
 CLASSES = 12  # classes that are drawn in a confusion matrix
 

@@ -71,6 +71,5 @@ def _tile(row: Mapping[str, Any], heads: Sequence[str], index: int) -> str:
     except ImageError:  # a member of a tar file has no path of its own
         drawn = '<span class="note">no picture</span>'
     name = path.replace("\\", "/").rpartition("/")[2]
-    return (
-        f'<li class="tile c{index}" title="{esc(path)}">{drawn}{lines}<span>{esc(name)}</span></li>'
-    )
+    shown = f"{drawn}{lines}<span>{esc(name)}</span>"
+    return f'<li class="tile c{index}" title="{esc(path)}">{shown}</li>'

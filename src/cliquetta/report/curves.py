@@ -4,21 +4,15 @@ Any runs will do. A curve is drawn for a setting where runs differ in it and in 
 seed; "nothing else" is measured from the settings that most of the runs share.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cliquetta.evaluation.ablation import Curve, Point
 from cliquetta.evaluation.comparison import average, grouped, value_text, varying
 from cliquetta.evaluation.grid import BASELINE
 from cliquetta.report.runs import ReportedRun, flat_settings, most_common
-from cliquetta.report.style import BASELINE_LOOK, FAINT, line_look, new_figure
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from cliquetta.report.style import BASELINE_LOOK, FAINT, Axes, Figure, line_look, new_figure
 
 Pair = tuple[dict[str, Any], ReportedRun]  # settings, and a run with them
 COMPONENTS = frozenset({"modalities", "retention"})

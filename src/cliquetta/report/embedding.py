@@ -1,21 +1,16 @@
 """Maps of image features, plain and with attribute prompts."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.evaluation.evidence_log import Evidence
-from cliquetta.report.style import FAINT, PAPER, line_look, new_figure
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from cliquetta.report.style import FAINT, PAPER, Figure, line_look, new_figure
 
 Array = npt.NDArray[np.float64]
 How = Literal["auto", "pca", "tsne"]

@@ -1,7 +1,7 @@
 """The section of a run with evidence: cliques, attention, features, changed images."""
 
-import statistics
 from dataclasses import dataclass
+from statistics import mean
 
 from cliquetta.evaluation.evidence_log import Evidence
 from cliquetta.model.attention import Kind
@@ -49,16 +49,14 @@ def _cliques_in_words(evidence: Evidence) -> str:
     if not images:
         return ""
     sizes = ("cliques", "distinct_sets", "mean_size", "max_size")
-    cliques, sets, mean, largest = (
-        statistics.mean(float(line[key]) for line in lines) for key in sizes
-    )
+    cliques, sets, size, largest = (mean(float(line[key]) for line in lines) for key in sizes)
     inside, retained = (
         100 * sum(line[key] for line in lines) / images
         for key in ("images_with_clique", "images_with_retained")
     )
     text = (
         f"Of {count(len(lines), 'batch', 'batches')}: on average {cliques:.1f} cliques in "
-        f"{sets:.1f} different sets of images, {mean:.1f} images each, the largest {largest:.1f}. "
+        f"{sets:.1f} different sets of images, {size:.1f} images each, the largest {largest:.1f}. "
         f"{inside:.0f} % of the images were in a clique; {retained:.0f} % were scored with a "
         "retained prompt."
     )
@@ -70,8 +68,7 @@ def _domains_in_words(evidence: Evidence) -> str:
     if not lines:
         return ""
     size, believed, changed = (
-        100 * statistics.mean(float(line[key]) for line in lines)
-        for key in ("step_size", "belief", "changed")
+        100 * mean(float(line[key]) for line in lines) for key in ("step_size", "belief", "changed")
     )
     domains = len({line["domain"] for line in lines})
     text = (

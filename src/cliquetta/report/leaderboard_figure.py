@@ -79,11 +79,9 @@ def _legend(methods: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def _panel(
-    title: str, rows: Board, methods: Sequence[str], top: int, width: int
-) -> tuple[int, str]:
+def _panel(title: str, rows: Board, names: Sequence[str], top: int, width: int) -> tuple[int, str]:
     """Height and drawing of one board."""
-    shown = [rows[name] for name in methods if name in rows]
+    shown = [rows[name] for name in names if name in rows]
     means = [row.gain(kind) or 0.0 for row in shown for kind in KINDS]
     lows = [row.worst(kind)[0] for row in shown for kind in KINDS if row.measured(kind)]
     high = STEP * math.ceil(max([STEP, *means]) / STEP)
@@ -102,14 +100,14 @@ def _panel(
             f'<path d="M{LEFT} {y:g}H{width - 8}" stroke="{colour}"/>',
             f'<text x="{LEFT - 6}" y="{y + 4:g}" text-anchor="end" fill="{FAINT}">{label}</text>',
         ]
-    group = len(methods) * BAR + GAP
+    group = len(names) * BAR + GAP
     for number, kind in enumerate(KINDS):
         left = LEFT + GAP // 2 + number * group
-        middle = left + len(methods) * BAR / 2
+        middle = left + len(names) * BAR / 2
         parts.append(
             f'<text x="{middle:g}" y="{bottom + 18:g}" text-anchor="middle">{escape(kind)}</text>'
         )
-        for index, name in enumerate(methods):
+        for index, name in enumerate(names):
             row, x = rows.get(name), left + index * BAR
             gain = None if row is None else row.gain(kind)
             if row is None or gain is None:

@@ -1,17 +1,11 @@
 """Pieces of HTML, every text in them escaped."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from importlib.resources import files
-from typing import TYPE_CHECKING
 
-from cliquetta.report.style import to_svg
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from cliquetta.report.style import Figure, to_svg
 
 
 def esc(value: object) -> str:

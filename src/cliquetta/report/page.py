@@ -1,11 +1,8 @@
 """One page for any number of runs: self-contained, small enough to mail."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cliquetta.atomic import write_atomically
 from cliquetta.evaluation.record import Record, Run
@@ -17,10 +14,7 @@ from cliquetta.report.embedding import How
 from cliquetta.report.evidence_section import Amounts, evidence_section
 from cliquetta.report.markup import PageFigures, count, esc, frame
 from cliquetta.report.runs import ReportedRun, RunGroup, shown_groups
-from cliquetta.report.style import to_file
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from cliquetta.report.style import Figure, to_file
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,9 @@
 """Figures of one stream of images: accuracy over it, gains on the way, and calibration."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,13 +11,9 @@ import torch
 
 from cliquetta.evaluation.metrics import BINS
 from cliquetta.evaluation.predictions import Predictions
+from cliquetta.report import style
 from cliquetta.report.changes import net_gain
 from cliquetta.report.runs import ReportedRun, RunGroup
-from cliquetta.report.style import BASELINE_LOOK, COLOURS, FAINT, INK, PAPER, line_look, new_figure
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _POINTS = 240  # points drawn per line; a page must stay small
 
@@ -49,18 +43,18 @@ def dataset_changes(run: ReportedRun) -> list[int]:
     return [] if run.order == "mixed" else domain_starts(run.predictions.keys, ids)
 
 
-def stream_figure(group: RunGroup) -> Figure:
+def stream_figure(group: RunGroup) -> style.Figure:
     """Accuracy so far of every run, and below it the predictions gained over zero-shot."""
     base = group.baseline
     both = base is not None and bool(group.adapted)
-    with new_figure(6.8, 4.6 if both else 3.0) as figure:
+    with style.new_figure(6.8, 4.6 if both else 3.0) as figure:
         axes = figure.subplots(
             2 if both else 1, 1, sharex=True, squeeze=False, height_ratios=[3, 2][: 1 + both]
         )[:, 0]
         images = len(group.runs[0].predictions)  # evenly spread points, the last image included
         drawn = np.unique(np.linspace(0, images - 1, min(images, _POINTS)).round().astype(np.int64))
         for turn, run in enumerate(group.adapted):
-            look = line_look(turn) | {"marker": ""}
+            look = style.line_look(turn) | {"marker": ""}
             label = group.labels[run.id]
             values = accuracy_so_far(run.predictions)[drawn]
             axes[0].plot(drawn + 1, values, label=f"{label}  {values[-1]:.1f} %", **look)
@@ -70,12 +64,12 @@ def stream_figure(group: RunGroup) -> Figure:
         if base is not None:
             values = accuracy_so_far(base.predictions)[drawn]
             label = f"{group.labels[base.id]}  {values[-1]:.1f} %"
-            axes[0].plot(drawn + 1, values, label=label, **BASELINE_LOOK)
+            axes[0].plot(drawn + 1, values, label=label, **style.BASELINE_LOOK)
         _finish(axes[0], group, "right so far, %")
         _leave_the_start_out(axes[0])
         axes[0].legend(loc="best", ncols=1 if len(group.runs) < 7 else 2)
         if both:
-            axes[1].axhline(0, color=FAINT, linewidth=1)
+            axes[1].axhline(0, color=style.FAINT, linewidth=1)
             _finish(axes[1], group, "predictions gained")
             low, high = axes[1].get_ylim()
             axes[1].set_ylim(min(low, -1.3), max(high, 1.3))
@@ -84,7 +78,7 @@ def stream_figure(group: RunGroup) -> Figure:
     return figure
 
 
-def _leave_the_start_out(axes: Axes) -> None:
+def _leave_the_start_out(axes: style.Axes) -> None:
     """Scale to what comes after the first tenth: the mean of a few images jumps from 0 to 100."""
     lines = [np.asarray(line.get_ydata(), dtype=np.float64) for line in axes.get_lines()]
     heights = np.concatenate([values[len(values) // 10 :] for values in lines])
@@ -94,11 +88,11 @@ def _leave_the_start_out(axes: Axes) -> None:
         axes.set_ylim(max(-1.0, low - room), min(101.0, high + room))
 
 
-def _finish(axes: Axes, group: RunGroup, label: str) -> None:
+def _finish(axes: style.Axes, group: RunGroup, label: str) -> None:
     axes.set_ylabel(label)
     axes.margins(x=0.01)
     for start in dataset_changes(group.runs[0]):
-        axes.axvline(start + 1, color=FAINT, linewidth=1, linestyle=(0, (1, 2)))
+        axes.axvline(start + 1, color=style.FAINT, linewidth=1, linestyle=(0, (1, 2)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,11 +129,11 @@ def reliability(predictions: Predictions) -> Reliability:
     return Reliability(edges.astype(np.float64), count, mean, accuracy)
 
 
-def reliability_figure(group: RunGroup) -> Figure:
+def reliability_figure(group: RunGroup) -> style.Figure:
     """One panel per run: accuracy by confidence over a histogram of the confidences."""
     columns = min(4, len(group.runs))
     rows = -(-len(group.runs) // columns)
-    with new_figure(max(2.6 * columns, 3.4), 3.3 * rows) as figure:
+    with style.new_figure(max(2.6 * columns, 3.4), 3.3 * rows) as figure:
         ratios = [3, 1] * rows
         grid = figure.subplots(2 * rows, columns, squeeze=False, sharex=True, height_ratios=ratios)
         for turn in range(rows * columns):
@@ -157,21 +151,21 @@ def reliability_figure(group: RunGroup) -> Figure:
     return figure
 
 
-def _panel(upper: Axes, lower: Axes, run: ReportedRun, label: str) -> None:
+def _panel(upper: style.Axes, lower: style.Axes, run: ReportedRun, label: str) -> None:
     bins = reliability(run.predictions)
     width = 100 / len(bins.count)
     centres = 100 * (bins.edges[:-1] + bins.edges[1:]) / 2
     accuracy, confidence = 100 * bins.accuracy, 100 * bins.confidence
-    upper.bar(centres, accuracy, width * 0.94, color=COLOURS[0])
+    upper.bar(centres, accuracy, width * 0.94, color=style.COLOURS[0])
     gap, bottom = np.nan_to_num(confidence - accuracy), np.nan_to_num(accuracy)
-    hatched: dict[str, Any] = {"facecolor": "none", "edgecolor": COLOURS[1], "hatch": "////"}
+    hatched: dict[str, Any] = {"facecolor": "none", "edgecolor": style.COLOURS[1], "hatch": "////"}
     upper.bar(centres, gap, width * 0.94, bottom=bottom, linewidth=0.8, **hatched)
-    upper.plot([0, 100], [0, 100], color=FAINT, linewidth=1, linestyle=(0, (3, 3)))
+    upper.plot([0, 100], [0, 100], color=style.FAINT, linewidth=1, linestyle=(0, (3, 3)))
     upper.set_title(label if len(label) < 24 else label[:22] + "…")
     error = run.metric("ece") or 100 * bins.error
-    box = {"facecolor": PAPER, "edgecolor": "none", "alpha": 0.85, "pad": 1.5}
-    upper.text(4, 97, f"ECE {error:.1f} %", va="top", color=INK, bbox=box)
+    box = {"facecolor": style.PAPER, "edgecolor": "none", "alpha": 0.85, "pad": 1.5}
+    upper.text(4, 97, f"ECE {error:.1f} %", va="top", color=style.INK, bbox=box)
     upper.set(xlim=(0, 100), ylim=(0, 102), yticks=[0, 25, 50, 75, 100])
-    lower.bar(centres, 100 * bins.count / max(1, bins.count.sum()), width * 0.94, color=FAINT)
+    lower.bar(centres, 100 * bins.count / max(1, bins.count.sum()), width * 0.94, color=style.FAINT)
     lower.set(xlim=(0, 100), xticks=[0, 50, 100])
     lower.set_xlabel("confidence, %")

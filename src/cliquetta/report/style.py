@@ -3,8 +3,6 @@
 Colour never stands alone: lines differ in dash and marker as well.
 """
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Iterator
@@ -16,7 +14,10 @@ from typing import TYPE_CHECKING, Any
 from cliquetta.errors import UserError
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.axes import Axes as Axes
+    from matplotlib.figure import Figure as Figure
+else:  # matplotlib is an extra: its types are imported from here
+    Axes = Figure = object
 
 INK = "#1c2127"  # text and axes
 FAINT = "#6b7480"  # secondary text, reference lines

@@ -1,7 +1,5 @@
 """All sessions of a server: those in memory, and the requests of clients for them."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

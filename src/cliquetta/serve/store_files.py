@@ -1,7 +1,5 @@
 """Files of session versions, each created once, in a folder or a bucket."""
 
-from __future__ import annotations
-
 import errno
 import math
 import os
@@ -19,11 +17,6 @@ from cliquetta.errors import UserError
 # protocols of fsspec that can create an object only if there is none, in one step
 _BUCKETS = ("s3", "s3a", "gs", "gcs", "memory")
 _LONGEST_HEAD = 10**8  # of a safetensors file
-
-
-def files_at(where: Path | str) -> Files:
-    """The files below a folder, or below a URL of fsspec, by names ``FOLDER/FILE``."""
-    return _Bucket(str(where)) if is_url(str(where)) else _Folder(Path(where))
 
 
 class _Folder:
@@ -170,3 +163,8 @@ class _Bucket:
 
 
 Files = _Folder | _Bucket
+
+
+def files_at(where: Path | str) -> Files:
+    """The files below a folder, or below a URL of fsspec, by names ``FOLDER/FILE``."""
+    return _Bucket(str(where)) if is_url(str(where)) else _Folder(Path(where))

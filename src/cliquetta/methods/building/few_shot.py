@@ -60,9 +60,7 @@ class FewShotAdapter(Adapter):
     def tensor(self, name: str, *shape: int | None) -> Tensor:
         """The fitted tensor ``name`` after a check of its shape; ``None`` stands for any size."""
         if name not in self.fitted:
-            raise UserError(
-                f"fitted tensors of {self.name} lack {name!r}: were they made by another method?"
-            )
+            raise UserError(f"fitted tensors of {self.name} lack {name!r}: of another method?")
         value = self.fitted[name]
         pairs = zip(shape, value.shape, strict=False)
         if value.ndim != len(shape) or not all(most in (None, size) for most, size in pairs):

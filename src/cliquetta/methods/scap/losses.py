@@ -1,7 +1,5 @@
 """The loss of a clique: entropy of its mean feature, and concentration around it (Eq. 5-10)."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
