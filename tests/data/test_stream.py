@@ -50,6 +50,8 @@ def test_every_image_comes_once_with_its_label_and_views(
     batches = list(stream)
     assert [len(batch) for batch, _ in batches] == [8] * 6 + [2]
     assert sorted(keys_of(stream)) == sorted(dataset.keys)
+    other = keys_of(Stream(dataset, PREPROCESS, 8, order=order, seed=5))
+    assert (other == keys_of(stream)) == (order == "sequential")
     for batch, labels in batches:
         for row, key in enumerate(batch.keys):
             image = dataset.load(int(key))

@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("yaml")
 
 from benchmarks.authors.__main__ import BEGIN, END, main, write_table
+from benchmarks.authors.support import Row
 from benchmarks.shape_bias import cues, shares
 
 
@@ -37,6 +38,12 @@ def test_a_new_run_replaces_its_methods_alone() -> None:
     assert "| `tda` | c |" in second
     assert second.startswith("Prose.\n") and second.endswith("More.\n")
     assert second.index("`tda`") < second.index("`mta`")  # in the order of the program
+
+
+def test_equal_means_predictions_and_differences() -> None:
+    assert Row("", 4, 1e-6, 1.0, 1.0, 1e-4).equal
+    assert not Row("", 4, 1e-3, 1.0, 1.0, 1e-4).equal
+    assert not Row("", 4, 1e-6, 1.0, 0.75, 1e-4).equal
 
 
 def test_shape_and_texture_are_in_the_file_name() -> None:
