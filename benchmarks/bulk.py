@@ -8,7 +8,8 @@
 Photographs are made for the run: bundled pictures, enlarged, with noise until a JPEG of quality 90
 has as many bytes for each pixel as one of a camera; 128 of them under as many names as are asked
 for. Each row has two rates: from the first batch to the last, and with the start of the workers,
-whose seconds it gives, too. ``ViT-B/16`` and ``tiny`` (two blocks) have random weights.
+whose seconds it gives, too; then the cores that this process keeps busy, its workers not counted.
+``ViT-B/16`` and ``tiny`` (two blocks) have random weights.
 """
 
 import argparse
@@ -95,11 +96,13 @@ class Clock:
     def __init__(self) -> None:
         self.begun = time.perf_counter()
         self.times: list[float] = []
+        self.busy: list[float] = []  # CPU seconds of this process, at the same times
         self.done = self.first = 0
 
     def add(self, images: int) -> None:
         """Count a batch."""
         self.times.append(time.perf_counter())
+        self.busy.append(time.process_time())
         self.first = self.first or images
         self.done += images
 
@@ -110,7 +113,13 @@ class Clock:
     def row(self, what: str, ceiling: float | None = None) -> str:
         """A row of the table; ``ceiling`` is the rate to compare with."""
         line = f"{what:<22} {self.rate:>8,.0f} {self.overall:>10,.0f} {self.start:>5.1f}"
+        line = f"{line} {self.cores:>5.1f}"
         return line if ceiling is None else f"{line}  {self.rate / ceiling:.2f}"
+
+    @property
+    def cores(self) -> float:
+        """Cores that this process kept busy after the first batch, its workers not counted."""
+        return (self.busy[-1] - self.busy[0]) / (self.times[-1] - self.times[0])
 
     @property
     def rate(self) -> float:
@@ -130,10 +139,10 @@ class Clock:
 
 def decoding(folder: Path, count: int, workers: int, decode: Decode, model: CLIP) -> Clock:
     """Reading to bytes alone."""
-    answers = RowFormat(("none",), ("a", "b"))
+    row_format = RowFormat(("none",), ("a", "b"))
     device = model.device if decode == "gpu" else None
     reader = Reader(model.preprocess, (None,), 64, 0, workers, device, model, decode)
-    source, clock = ImageSource(list_images([folder]), answers), Clock()
+    source, clock = ImageSource(list_images([folder]), row_format), Clock()
     for read in reader.batches(source, 0, count):
         clock.add(len(read.keys))
     assert clock.done == count
@@ -179,8 +188,8 @@ def evaluating(folder: Path, adapter: Adapter, workers: int) -> Clock:
     paths = sorted(folder.iterdir())
     labels = [number % len(adapter.prompts) for number in range(len(paths))]
     data = FileDataset("photographs", paths, names=adapter.prompts.names, labels=labels)
-    place = adapter.model.device
-    stream = Stream(data, adapter.model.preprocess, workers=workers, device=place)
+    device = adapter.model.device
+    stream = Stream(data, adapter.model.preprocess, workers=workers, device=device)
     clock = Clock()
     out = folder.parent / "runs"
     evaluate(adapter, stream, out=out, again=True, on_step=lambda step: clock.add(len(step.batch)))
@@ -280,17 +289,17 @@ def main() -> None:
     names = class_names("imagenet")[: given.classes]
     adapters = {name: create_method(name, model, names) for name in given.methods.split(",")}
     cluster = RayCluster(actors=given.actors) if given.ray else None
-    place = torch.cuda.get_device_name() if device.type == "cuda" else platform.machine()
+    processor = torch.cuda.get_device_name() if device.type == "cuda" else platform.machine()
     now, load = datetime.now(timezone.utc), os.getloadavg()[0]
     say = partial(print, flush=True)
-    say(f"{now:%Y-%m-%d %H:%M} UTC, {place}, {os.cpu_count()} CPU cores, load {load:.1f}")
+    say(f"{now:%Y-%m-%d %H:%M} UTC, {processor}, {os.cpu_count()} CPU cores, load {load:.1f}")
     say(f"{vars(given)}")
     alone = {name: device_alone(adapter, 2.0) for name, adapter in adapters.items()}
     for name, rate in alone.items():
         say(f"device alone, {name}: {rate:,.0f} images/s")
     own = memory_of(os.getpid()) / 2**20
     say(f"memory before any image is read: {own:,.0f} MB")
-    say("photographs decode workers images what                   images/s with start start / min")
+    say(f"{'photographs decode workers images what':<57} images/s with start start cores / min")
     for size in given.sizes.split(","):
         width, height = map(int, size.split("x"))
         decode: Decode = given.decode or ("fast" if width * height >= LARGE else "exact")

@@ -24,7 +24,7 @@ from cliquetta.model.factory import create_model
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.prompts.features import as_text_features
 
-Answers = Mapping[str, tuple[str, float]]
+Predictions = Mapping[str, tuple[str, float]]
 
 
 def nudged(path: Path, generator: np.random.Generator) -> Image.Image:
@@ -55,7 +55,7 @@ def main() -> None:
     paths = every[:: max(1, len(every) // given.images)][: given.images]
     print(f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC, {vars(given)}", flush=True)
     for name in given.methods.split(","):
-        found: dict[str, Answers] = {}
+        predictions: dict[str, Predictions] = {}
         for way in ("exact", *given.decode.split(","), "nudged"):
             adapter = create_method(name, model, prompts)
             generator = np.random.default_rng(0)
@@ -63,10 +63,10 @@ def main() -> None:
             decode = "exact" if way == "nudged" else way
             run = predict(images, method=adapter, workers=1, decode=decode)  # type: ignore[arg-type]
             rows = zip(map(str, paths), run.rows, strict=True)
-            found[way] = {path: (row["prediction"], row["probability"]) for path, row in rows}
-            exact = found["exact"]
-            changed = [path for path in exact if exact[path][0] != found[way][path][0]]
-            moves = [abs(exact[p][1] - found[way][p][1]) for p in exact if p not in changed]
+            predictions[way] = {path: (row["prediction"], row["probability"]) for path, row in rows}
+            exact = predictions["exact"]
+            changed = [path for path in exact if exact[path][0] != predictions[way][path][0]]
+            moves = [abs(exact[p][1] - predictions[way][p][1]) for p in exact if p not in changed]
             sure = max((exact[path][1] for path in changed), default=0.0)
             print(
                 f"{name}, {way}: {len(changed)} of {len(paths)} predictions change (the surest had "

@@ -1,4 +1,4 @@
-"""What an exported model keeps: ``python -m benchmarks.exported``.
+"""Accuracy that an exported model keeps: ``python -m benchmarks.exported``.
 
 A method adapts to the first half of a stream; its frozen model and its ONNX files answer the
 second half. Prints accuracy, differences of the logits and sizes.

@@ -1,4 +1,4 @@
-"""What joining the states of several actors is worth, beside one actor on the same stream.
+"""Accuracy of joined states of several actors, beside one actor on the same stream.
 
     python -m benchmarks.merging
 

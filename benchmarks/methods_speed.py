@@ -1,4 +1,4 @@
-"""What every method costs beside plain encoding of the same images and views, in one run.
+"""Cost of every method beside plain encoding of the same images and views, in one run.
 
     python -m benchmarks.methods_speed                              # micro on the CPU, float32
     python -m benchmarks.methods_speed --device cuda --dtype bf16   # a ViT-B/16 of random weights
@@ -52,7 +52,7 @@ ROUND = 4
 
 
 def random_tensors(name: str, model: CLIP, config: Any, classes: int) -> dict[str, Tensor]:
-    """What a fit of a few-shot method would have returned, drawn at random."""
+    """Draw at random what a fit of a few-shot method would have returned."""
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape: int) -> Tensor:

@@ -72,7 +72,7 @@ def read(images: Sequence[tuple[str, Path]]) -> Images:
 
 
 def as_jpeg(images: Images) -> Images:
-    """The same images as JPEG of quality 95, a quarter of the bytes of their PNG files."""
+    """Pack images as JPEG of quality 95, a quarter of the bytes of their PNG files."""
     for name, data in images:
         file = io.BytesIO()
         Image.open(io.BytesIO(data)).convert("RGB").save(file, "JPEG", quality=95)

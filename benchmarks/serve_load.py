@@ -15,10 +15,10 @@ With ``--replicas`` the service runs on Ray Serve on this machine, and ``--kills
 are killed (SIGKILL) at even times while the clients send. Clients do not repeat a request: an error
 is one that they would see.
 
-Answers are compared with those of the same streams in this process, which nobody disturbed: on a
-CPU all of them are equal, bit by bit. On a GPU a method that learns need not be equal to itself, as
-kernels may add in any order; so the streams run here twice, and the second run
-says how many answers differ, and by how much, without any service.
+Predictions are compared with those of the same streams in this process, which nobody disturbed: on
+a CPU all of them are equal, bit by bit. On a GPU a method that learns need not be equal to itself,
+as kernels may add in any order; so the streams run here twice, and the second run says how many
+predictions differ, and by how much, without any service.
 """
 
 from __future__ import annotations
@@ -56,18 +56,18 @@ FAIREST, FASTEST = 2.0, 0.7
 """The aims: slowest by fastest session, and throughput by that of one session in process."""
 
 
-Answers = list[tuple[str, float]]
+Predictions = list[tuple[str, float]]
 """The first class of every image of a batch, and its probability."""
 
 
 @dataclass
 class RunResult:
-    """What one client saw."""
+    """Measurements of one client."""
 
     seconds: float = 0.0
     latencies: list[float] = field(default_factory=list)
-    answers: list[Answers] = field(default_factory=list)
-    """Of every batch."""
+    predictions: list[Predictions] = field(default_factory=list)
+    """First classes of every batch."""
     error: str = ""
 
 
@@ -199,7 +199,7 @@ def drive(
                     latencies.append(time.perf_counter() - sent)
                     assert len(answer.predictions) == size
                     found = [(one.label, one.probability) for one in answer.predictions]
-                    result.answers.append(found)
+                    result.predictions.append(found)
                 result.seconds = time.perf_counter() - begin
         except Exception as error:
             result.error = f"{type(error).__name__}: {error}"
@@ -227,14 +227,14 @@ class Difference:
 
     batches: int
     unequal: int
-    """Batches with an answer that is not equal to the last bit."""
+    """Batches with a prediction that is not equal to the last bit."""
     labels: int
     """Images with another class."""
     largest: float
-    """Of probabilities of the same class."""
+    """Largest difference between probabilities of the same class."""
 
     @classmethod
-    def between(cls, ones: list[Answers], others: list[Answers]) -> Difference:
+    def between(cls, ones: list[Predictions], others: list[Predictions]) -> Difference:
         """Compare what both have, as an error ends a stream early."""
         both = list(zip(ones, others, strict=False))
         images = [(x, y) for one, other in both for x, y in zip(one, other, strict=True)]
@@ -262,9 +262,9 @@ def undisturbed(
     model = create_model(source, device=options.device, dtype=options.dtype)
     size, cuda = options.batch_size, options.device == "cuda"
 
-    def stream(number: int) -> list[Answers]:
+    def stream(number: int) -> list[Predictions]:
         adapter, found = create_method(options.method, model, ClassPrompts(names)), []
-        for place in range(len(results[number].answers)):
+        for place in range(len(results[number].predictions)):
             first = (number * options.batches + place) * size % (len(files) - size)
             best, ranked = adapter.predict(files[first : first + size]).top()
             labels, values = [names[c] for c in ranked[:, 0].tolist()], best[:, 0].cpu().numpy()
@@ -272,7 +272,7 @@ def undisturbed(
         return found
 
     chosen = range(0, options.sessions, max(1, options.sessions // options.compared))
-    given = [answer for number in chosen for answer in results[number].answers]
+    given = [answer for number in chosen for answer in results[number].predictions]
     once = [answer for number in chosen for answer in stream(number)]
     again = [answer for number in chosen for answer in stream(number)] if cuda else once
     return Difference.between(given, once), Difference.between(once, again)
@@ -341,7 +341,7 @@ def report(
         ),
         ("replicas, killed meanwhile", f"{options.replicas or 'one process'}, {killed}", ""),
         ("errors", str(len(errors)), "0"),
-        ("answers unlike undisturbed ones", str(differ), "" if itself.unequal else "0"),
+        ("predictions unlike undisturbed ones", str(differ), "" if itself.unequal else "0"),
         *([("the same stream here, twice", str(itself), "")] if cuda else []),
         ("one session in process", f"{single:.0f} images/s ({alone[0]:.0f}, {alone[1]:.0f})", ""),
         (

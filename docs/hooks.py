@@ -1,4 +1,4 @@
-"""What the documentation site takes from the code, so that no page repeats it by hand.
+"""Parts of the documentation site that come from the code, so that no page repeats it by hand.
 
 The navigation lists every registered method; a method's page gets its snippet, its settings and its
 recorded figures; the API page lists ``cliquetta.__all__``.
@@ -51,7 +51,7 @@ def snippet(entry: MethodEntry) -> str:
 
 
 def command(entry: MethodEntry) -> str:
-    """The same on the command line."""
+    """The method on the command line."""
     predict = "cliquetta predict photos/ --classes cat,dog,horse --model ViT-B/16"
     if entry.fit is None:
         return f"{predict} --method {entry.name}"

@@ -58,7 +58,7 @@ COMPARISONS: dict[str, tuple[Callable[..., Iterator[Row]], tuple[str, ...]]] = {
     "ramen": (layernorms.ramen, ("baowenxuan/Ramen", OPENAI)),
     "subtta": (layernorms.subtta, ("zhichenz98/SubTTA_EMNLP26", OPENAI)),
 }
-"""What compares each method, and the repositories that it reads: the authors' own first."""
+"""Comparison of each method, and the repositories that it reads: the authors' own first."""
 BEGIN, END = "<!-- table: python -m benchmarks.authors -->", "<!-- end of table -->"
 """Between these lines of a page stands the table, and nothing else of it is rewritten."""
 HEAD = (
@@ -109,14 +109,14 @@ def table_lines(name: str, rows: Sequence[Row], commit: str, problem: str) -> li
 
 def recorded(page: str) -> dict[str, list[str]]:
     """The lines of every method in the table of a page."""
-    found: dict[str, list[str]] = {}
+    groups: dict[str, list[str]] = {}
     lines: list[str] = []
     for line in page[page.index(BEGIN) : page.index(END)].splitlines():
         if line.startswith("| `"):
-            lines = found.setdefault(line.split("`")[1], [])
+            lines = groups.setdefault(line.split("`")[1], [])
         if line.startswith(("| `", "| |")):
             lines.append(line)
-    return found
+    return groups
 
 
 def write_table(page: str, new: Mapping[str, Sequence[str]]) -> str:

@@ -68,7 +68,7 @@ def mta(repository: Repository) -> Iterator[Row]:
         ((100, 512, 20, 64), 0.3),
     ):
         data = synthetic(shape, view_noise=spread)
-        answers = [
+        predictions = [
             solve(
                 lambda v, features=True, text=data.text: (v, text, torch.tensor(100.0)),
                 *(views, settings),
@@ -76,7 +76,7 @@ def mta(repository: Repository) -> Iterator[Row]:
             for views in data.views
         ]
         ours = feature_method("mta", data, views=64).predict_features(data.views).logits
-        yield compare(f"synthetic, {shape[0]} classes", ours, torch.cat(answers))
+        yield compare(f"synthetic, {shape[0]} classes", ours, torch.cat(predictions))
     yield from _on_views(
         "mta",
         lambda views, text, scale: solve(
@@ -94,10 +94,10 @@ def zero(repository: Repository) -> Iterator[Row]:
     )
     run = run_text(text + "\n" + textwrap.dedent(method))["zero"]
 
-    def answer(views: Tensor, classes: Tensor, scale: Tensor) -> Tensor:
+    def predict(views: Tensor, classes: Tensor, scale: Tensor) -> Tensor:
         model = SimpleNamespace(get_image_features=lambda v: v, temp=1 / scale)
-        found: Tensor = run(SimpleNamespace(z_txt=classes, model=model, gamma=0.3), views)
-        return found
+        output: Tensor = run(SimpleNamespace(z_txt=classes, model=model, gamma=0.3), views)
+        return output
 
     for shape, spread in (
         ((50, 64, 200, 64), 0.7),
@@ -105,19 +105,19 @@ def zero(repository: Repository) -> Iterator[Row]:
         ((1000, 64, 100, 64), 6.0),
     ):
         data = synthetic(shape, noise=spread, view_noise=spread)
-        theirs = torch.cat([answer(v, data.text, torch.tensor(100.0)) for v in data.views])
+        theirs = torch.cat([predict(v, data.text, torch.tensor(100.0)) for v in data.views])
         ours = feature_method("zero", data, views=64).predict_features(data.views).logits
         yield compare(f"synthetic, {shape[0]} classes, decisions", *map(_decisions, (ours, theirs)))
-    for row in _on_views("zero", answer):
+    for row in _on_views("zero", predict):
         yield replace(row, case=f"{row.case}, decisions", difference=1 - row.agreement, scale=1.0)
 
 
 def _decisions(logits: Tensor) -> Tensor:
-    """One-hot answers: votes and our logits of them are on different scales."""
+    """One-hot predictions: votes and our logits of them are on different scales."""
     return F.one_hot(logits.argmax(dim=1), logits.shape[1]).float()
 
 
-def _on_views(name: str, answer: Any) -> Iterator[Row]:
+def _on_views(name: str, predict: Any) -> Iterator[Row]:
     """Both on 64 views of bundled images, encoded by our tower."""
     model = micro()
     for shift in ("gaussian_noise:3", "defocus_blur:3"):
@@ -129,7 +129,7 @@ def _on_views(name: str, answer: Any) -> Iterator[Row]:
         for batch in data.batches:
             assert batch.views is not None
             rows += [
-                answer(model.encode_image(v, normalize=True), text, scale) for v in batch.views
+                predict(model.encode_image(v, normalize=True), text, scale) for v in batch.views
             ]
         yield compare(f"bundled {shift}", predict(adapter, data), torch.cat(rows))
 
@@ -190,8 +190,10 @@ def transclip(repository: Repository) -> Iterator[Row]:
         # The number of classes is read off the labels: they must name all of them.
         labels = torch.arange(len(features)) % len(classes)
         nothing = (None, None, None, None)
-        found: Tensor = solver(*nothing, features, labels, classes.T.contiguous(), verbose=False)[0]
-        return found
+        output: Tensor = solver(*nothing, features, labels, classes.T.contiguous(), verbose=False)[
+            0
+        ]
+        return output
 
     for shape in ((20, 64, 600, 1), (50, 128, 1000, 1), (10, 256, 64, 1)):
         data: Synthetic = synthetic(shape, noise=0.8)

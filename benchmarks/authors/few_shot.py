@@ -117,8 +117,8 @@ def _coop_start(learner: Any) -> dict[str, Tensor]:
 
 def _cocoop_start(learner: Any) -> dict[str, Tensor]:
     first, second = learner.meta_net.linear1, learner.meta_net.linear2
-    found = {"down.weight": first.weight, "down.bias": first.bias}
-    return {"context": learner.ctx, **found, "up.weight": second.weight, "up.bias": second.bias}
+    result = {"down.weight": first.weight, "down.bias": first.bias}
+    return {"context": learner.ctx, **result, "up.weight": second.weight, "up.bias": second.bias}
 
 
 def _maple_start(learner: Any) -> dict[str, Tensor]:
@@ -136,7 +136,7 @@ _START: dict[str, Callable[[Any], dict[str, Tensor]]] = {
     "cocoop": _cocoop_start,
     "maple": _maple_start,
 }
-"""What the authors' learner starts from, under the names of our fitted tensors."""
+"""Start values of the authors' learner, under the names of our fitted tensors."""
 
 
 def _dassl_training(network: Any, name: str, dassl: Repository, batches: list[Any]) -> None:
@@ -260,12 +260,12 @@ def tip_adapter(repository: Repository) -> Iterator[Row]:
     hot = F.one_hot(labels).float()
     cache = ours_module.TipCache(ours_keys, hot, config.alpha, config.beta)
     alpha, beta = ours_module.search_strengths(validation, cache, config)
-    found = space["search_hp"](settings, keys, values, held, truth, data.text.T.contiguous())
+    result = space["search_hp"](settings, keys, values, held, truth, data.text.T.contiguous())
     strengths = torch.tensor([beta, alpha])
-    yield compare_values("searched beta and alpha", strengths, torch.tensor(found))
+    yield compare_values("searched beta and alpha", strengths, torch.tensor(result))
 
     theirs = 100.0 * test @ data.text.T
-    theirs = theirs + (-(found[0] - found[0] * test @ keys)).exp() @ values * found[1]
+    theirs = theirs + (-(result[0] - result[0] * test @ keys)).exp() @ values * result[1]
     model = micro(scale=100.0)
     model.embed_dim = E
     fitted = {"keys": ours_keys, "labels": labels}

@@ -39,7 +39,7 @@ SEVEN = (
 """OpenAI's seven templates, which Mint and Ramen are run with."""
 
 STUBS = ("Run", "TriggerWandbSyncHook", "threshold_otsu", "TSNE")
-"""What CLIPTTA's base class imports for logs and plots, and for open sets."""
+"""Imports of CLIPTTA's base class for logs and plots, and for open sets."""
 
 
 def cosine_logits(clip: Any, images: Tensor, texts: Tensor, scale: float) -> Tensor:
@@ -202,10 +202,10 @@ class Logits(nn.Module):
         blocks = self.visual.transformer.resblocks
         kept = [self.visual.ln_pre, *blocks[: len(blocks) - len(blocks) // 4]]
         norms = [m for part in kept for m in part.modules() if isinstance(m, nn.LayerNorm)]
-        found = [p for norm in norms for p in (norm.weight, norm.bias)]
-        for parameter in found:
+        affine = [p for norm in norms for p in (norm.weight, norm.bias)]
+        for parameter in affine:
             parameter.requires_grad_(True)
-        return found
+        return affine
 
 
 def _logits(model: CLIP, data: Inputs, openai: Repository) -> tuple[Logits, ClassPrompts]:

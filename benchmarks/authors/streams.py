@@ -73,7 +73,7 @@ def tps(repository: Repository) -> Iterator[Row]:
     identity = SimpleNamespace(scale=lambda x: x, step=lambda o: o.step(), update=lambda: None)
     for steps in (1, 3):
         data = synthetic((50, 64, 60, 64), view_noise=1.0)
-        answers = []
+        predictions = []
         for views in data.views:
             shifter = space["Shifter"](64, num_classes=50, per_label=True)
             model = SimpleNamespace(
@@ -91,9 +91,9 @@ def tps(repository: Repository) -> Iterator[Row]:
             optimizer = torch.optim.AdamW(shifter.parameters(), 5e-3)
             args = SimpleNamespace(tta_steps=steps, selection_p=0.1)
             space["test_time_tuning"](call, views, optimizer, identity, args)
-            answers.append(call(views[:1], True).detach())
+            predictions.append(call(views[:1], True).detach())
         ours = feature_method("tps", data, steps=steps).predict_features(data.views).logits
-        yield compare(f"{steps} steps, 64 views", ours, torch.cat(answers))
+        yield compare(f"{steps} steps, 64 views", ours, torch.cat(predictions))
 
 
 def dpe(repository: Repository) -> Iterator[Row]:

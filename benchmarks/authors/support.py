@@ -22,7 +22,7 @@ from cliquetta.methods.registry import method_config
 from cliquetta.types import ViewSpec
 
 TO_CPU = {".cuda()": "", ".half()": ".float()", "with torch.cuda.amp.autocast():": "if True:"}
-"""What keeps authors' code from running in float32 on a CPU, and what replaces it."""
+"""Replacements in authors' code that would not run in float32 on a CPU."""
 SHIFT = "gaussian_noise:3"
 TERMS = 1024
 """More than the terms of any sum over features, patches or hidden units here."""
@@ -30,7 +30,7 @@ TERMS = 1024
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison: what was run, how far the outputs differ, how often answers agree."""
+    """One comparison: what was run, how far the outputs differ, how often predictions agree."""
 
     case: str
     count: int
@@ -89,8 +89,8 @@ class Repository:
     def commit(self) -> str:
         """Short hash of what is checked out, or ``?`` outside of git."""
         command = ["git", "-C", str(self.folder), "rev-parse", "--short=8", "HEAD"]
-        found = subprocess.run(command, capture_output=True, text=True, check=False)
-        return found.stdout.strip() or "?"
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        return result.stdout.strip() or "?"
 
     def text(
         self,
@@ -160,8 +160,8 @@ class Recorder:
 
     def take(self) -> Tensor:
         """All logits since the last call."""
-        found, self.logits = torch.cat(self.logits), []
-        return found
+        result, self.logits = torch.cat(self.logits), []
+        return result
 
 
 def micro(*, scale: float | None = None) -> CLIP:
@@ -175,7 +175,7 @@ def micro(*, scale: float | None = None) -> CLIP:
 def openai_state(model: CLIP) -> dict[str, Tensor]:
     """The weights under OpenAI's key names."""
     state = model.state_dict()
-    found = {
+    result = {
         "visual.class_embedding": state["visual.class_token"],
         "visual.positional_embedding": state["visual.position"],
         "visual.proj": state["visual.projection"],
@@ -191,15 +191,15 @@ def openai_state(model: CLIP) -> dict[str, Tensor]:
     names |= {"ln_1": "ln_1", "ln_2": "ln_2"}
     for kind in ("weight", "bias"):
         for theirs, ours in norms.items():
-            found[f"{theirs}.{kind}"] = state[f"{ours}.{kind}"]
+            result[f"{theirs}.{kind}"] = state[f"{ours}.{kind}"]
         for tower, layers in (("visual.", model.config.vision), ("", model.config.text)):
             for at in range(layers.layers):  # type: ignore[arg-type]
                 block = f"{tower or 'text.'}blocks.{at}"
                 other = f"{tower}transformer.resblocks.{at}"
-                found[f"{other}.attn.in_proj_{kind}"] = state[f"{block}.qkv.{kind}"]
+                result[f"{other}.attn.in_proj_{kind}"] = state[f"{block}.qkv.{kind}"]
                 for short, long in names.items():
-                    found[f"{other}.{long}.{kind}"] = state[f"{block}.{short}.{kind}"]
-    return {name: value.clone() for name, value in found.items()}
+                    result[f"{other}.{long}.{kind}"] = state[f"{block}.{short}.{kind}"]
+    return {name: value.clone() for name, value in result.items()}
 
 
 def openai_clip(model: CLIP, repository: Repository, *extra: Any) -> Any:
@@ -280,9 +280,9 @@ def synthetic(
     text = F.normalize(draw(classes, width) * 0.5 + draw(1, width), dim=-1)
     labels = torch.randint(classes, (images,), generator=generator)
     centre = text[labels] + noise * draw(images, width) * 2 / width**0.5
-    found = centre[:, None] + view_noise * draw(images, views, width) * 2 / width**0.5
-    found[:, 0] = centre
-    return Synthetic(text, F.normalize(found, dim=-1), labels)
+    result = centre[:, None] + view_noise * draw(images, views, width) * 2 / width**0.5
+    result[:, 0] = centre
+    return Synthetic(text, F.normalize(result, dim=-1), labels)
 
 
 def feature_method(name: str, data: Synthetic, preset: str | None = None, **options: Any) -> Any:

@@ -5,13 +5,11 @@
 >>> method = create_method("domain_norm", model, ["cat", "dog"])
 >>> prediction = method.predict(["a.jpg", "b.jpg"])  # doctest: +SKIP
 
-Or for whole folders, of any size:
+Or for folders of any size:
 ``cliquetta.predict("photos", ["cat", "dog"], model="micro")``.
 
 Names are imported when first used, so that ``import cliquetta`` is fast.
 """
-
-from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any

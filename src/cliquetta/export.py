@@ -26,8 +26,7 @@ from cliquetta.version import installed_version
 
 METADATA = "cliquetta.json"
 """Name of the metadata in a ``.pt2`` archive; in ONNX they are entries of the model."""
-LARGEST_ONNX = 2**31 - 2**24
-"""Bytes of weights that fit into one protobuf file."""
+LARGEST_ONNX = 2**31 - 2**24  # bytes of weights that fit into one protobuf file
 
 
 @dataclass(frozen=True)
@@ -44,9 +43,7 @@ class Exported:
 def check_format(path: Path) -> str:
     """The suffix of an output file, ``.onnx`` or ``.pt2``, if what writes it is installed."""
     if path.suffix not in (".onnx", ".pt2"):
-        raise UserError(
-            f"{path.name}: the suffix says the format: .onnx for ONNX, .pt2 for torch.export"
-        )
+        raise UserError(f"{path.name}: end its name in .onnx (ONNX) or .pt2 (torch.export)")
     if path.suffix == ".onnx":
         try:
             import onnx  # noqa: F401

@@ -27,11 +27,9 @@ from cliquetta.model.in_memory import from_model
 from cliquetta.prompts.classes import ClassPrompts
 
 TASK = "zero-shot-image-classification"
-TEMPLATE = "This is a photo of {}."
-"""That of transformers."""
+TEMPLATE = "This is a photo of {}."  # that of transformers
 _THUMBNAIL = 128
-_SHOWN = 100
-"""Images that a page of predictions holds at most."""
+_SHOWN = 100  # images that a page of predictions holds at most
 
 
 def pipeline(

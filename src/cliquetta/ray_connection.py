@@ -12,7 +12,7 @@ LOCAL = "local"
 """The address that starts a cluster on this machine, for as long as the grid runs."""
 END_HUNG = "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS"
 _PASSED_ON = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", END_HUNG)
-"""How threads wait for each other (commands set it: :mod:`cliquetta.cli`), and what Serve does."""
+"""Variables passed on to workers: those of Serve, and how threads wait (:mod:`cliquetta.cli`)."""
 
 
 @contextmanager

@@ -1,6 +1,4 @@
-"""Types that the whole package shares: batches, predictions and views."""
-
-from __future__ import annotations
+"""Types that all packages share: batches, predictions and views."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -31,12 +29,12 @@ class Batch:
         keys = f", keys=({self.keys[0]!r}, ...)" if self.keys else ""
         return f"Batch(images={tuple(self.images.shape)}{views}{keys})"
 
-    def to(self, device: torch.device | str) -> Batch:
+    def to(self, device: torch.device | str) -> "Batch":
         """Move the batch to a device."""
         views = None if self.views is None else self.views.to(device, non_blocking=True)
         return Batch(self.images.to(device, non_blocking=True), self.keys, views)
 
-    def __getitem__(self, rows: slice) -> Batch:
+    def __getitem__(self, rows: slice) -> "Batch":
         """A part of the batch, in order."""
         views = None if self.views is None else self.views[rows]
         return Batch(self.images[rows], self.keys[rows], views)

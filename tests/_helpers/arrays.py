@@ -28,6 +28,22 @@ def unit(x: Array) -> Array:
     return np.asarray(x / np.linalg.norm(x, axis=-1, keepdims=True))
 
 
+def entropies(p: Array) -> Array:
+    return np.asarray(-(p * np.log(p)).sum(axis=-1))
+
+
+def surest(p: Array, fraction: float) -> npt.NDArray[np.intp]:
+    """Indices of the surest fraction of views with probabilities (V, N), at least of one."""
+    return np.argsort(entropies(p))[: max(1, int(fraction * len(p)))]
+
+
+def insert(entries: list[Any], item: tuple[Any, ...], capacity: int) -> None:
+    """Add an item to a list that holds the ``capacity`` items of the lowest first value."""
+    entries.append(item)
+    entries.sort(key=lambda entry: entry[0])
+    del entries[capacity:]
+
+
 def neighbour_graph(similarity: Array, neighbours: int) -> Array:
     """Each row's largest other entries, one row after the other."""
     B = len(similarity)

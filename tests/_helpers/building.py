@@ -1,4 +1,4 @@
-"""How the contract tests build a method: the one place to extend when a method needs more."""
+"""Methods as the contract tests build them; a method that needs more extends this."""
 
 import dataclasses
 from functools import cache
@@ -16,7 +16,7 @@ from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.tiny import build_tiny_clip, make_tiny_images
 
 _FEWER_STEPS: dict[str, dict[str, Any]] = {"watt": {"rounds": 1, "steps": 1}}
-"""WATT takes 80 steps per batch, which the contract says nothing about: eight show the same."""
+"""WATT takes 80 steps per batch, which the contract does not depend on: eight show the same."""
 
 
 def build_adapter(
@@ -30,7 +30,7 @@ def build_adapter(
 
 @cache
 def fitted_tensors(method: str, names: tuple[str, ...]) -> dict[str, Tensor]:
-    """What a few-shot method learns from the ten tiny images in one epoch."""
+    """Fit a few-shot method to the ten tiny images in one epoch."""
     config = method_config(method)
     if hasattr(config, "epochs"):
         config = dataclasses.replace(config, epochs=1)

@@ -1,7 +1,5 @@
 """Unit features whose classes lie beside their texts: what feature-level methods are for."""
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -30,17 +28,3 @@ def make_views(features: Tensor, views: int, *, noise: float = 0.7, seed: int = 
     jitter = F.normalize(torch.randn(B, views, E, generator=generator), dim=-1)
     jitter[:, 0] = 0
     return F.normalize(features[:, None] + noise * jitter, dim=-1)
-
-
-def gains_over_text(predict: Callable[[Tensor, Tensor], Tensor], seeds: int = 5) -> Tensor:
-    """Accuracy of ``predict(features, text)`` above that of the nearest text, per seed.
-
-    Several seeds, as one lucky set of clusters proves nothing.
-    """
-    gains = []
-    for seed in range(seeds):
-        features, labels, text = make_clusters(400, seed=seed)
-        right = predict(features, text).argmax(dim=-1) == labels
-        plain = (features @ text.T).argmax(dim=-1) == labels
-        gains.append(right.float().mean() - plain.float().mean())
-    return torch.stack(gains)

@@ -22,10 +22,6 @@ def linear(x: Tensor, w: Any, at: str) -> Tensor:
     return F.linear(x, w[f"{at}.weight"], w[f"{at}.bias"])
 
 
-def activate(x: Tensor, name: str) -> Tensor:
-    return x * torch.sigmoid(1.702 * x) if name == "quick_gelu" else F.gelu(x)
-
-
 def block(
     x: Tensor, w: Any, at: Any, config: Any, *, prefix: Any = None, causal: bool = False
 ) -> Tensor:
@@ -40,7 +36,9 @@ def block(
     attention = nn.MultiheadAttention(x.shape[1], config.heads)
     x = x + functional_call(attention, weights, (normed, keys, values), {"attn_mask": hidden})[0]
     inner = linear(norm(x, w, f"{at}.ln_2", config.eps), w, f"{at}.fc")
-    return x + linear(activate(inner, config.activation), w, f"{at}.proj")
+    quick = config.activation == "quick_gelu"
+    inner = inner * torch.sigmoid(1.702 * inner) if quick else F.gelu(inner)
+    return x + linear(inner, w, f"{at}.proj")
 
 
 def image_features(
@@ -88,9 +86,9 @@ def text_features(
     w, config = dict(model.state_dict()), model.config.text
     rows = [w["text.tokens.weight"][i] for i in ids]
     if context is not None:
-        places = range(1, len(context) + 1) if positions is None else positions
-        for place, vector in zip(places, context, strict=True):
-            rows[int(place)] = vector
+        indices = range(1, len(context) + 1) if positions is None else positions
+        for index, vector in zip(indices, context, strict=True):
+            rows[int(index)] = vector
     x = torch.stack(rows) + w["text.position"][: len(rows)]
     for index in range(config.layers):
         if 0 < index <= len(deep):

@@ -1,4 +1,4 @@
-"""LayerNorm adaptation as a plain training loop would do it: weights changed in place by torch."""
+"""LayerNorm adaptation as a plain training loop does it: torch changes the weights themselves."""
 
 from collections.abc import Sequence
 
@@ -15,18 +15,31 @@ def double_clip() -> CLIP:
     return build_tiny_clip().double()
 
 
-def open_norms(tower: nn.Module) -> list[nn.Parameter]:
+def open_norms(tower: nn.Module) -> list[Tensor]:
     """All LayerNorm parameters of a tower, made learnable."""
-    found = [p for m in tower.modules() if isinstance(m, nn.LayerNorm) for p in (m.weight, m.bias)]
-    for parameter in found:
-        parameter.requires_grad_(True)
-    return found
+    norms = [module for module in tower.modules() if isinstance(module, nn.LayerNorm)]
+    return [p.requires_grad_(True) for norm in norms for p in (norm.weight, norm.bias)]
 
 
-def live_clip() -> tuple[CLIP, Tensor, list[nn.Parameter]]:
-    """Such a CLIP, its class texts (N, E) and the open LayerNorms of its image tower."""
-    live = double_clip()
-    return live, live.classifier(TINY_PROMPTS), open_norms(live.visual)
+class Live:
+    """A tiny CLIP in float64, its class texts (N, E) and its image tower's open LayerNorms."""
+
+    def __init__(self) -> None:
+        self.model = double_clip()
+        self.scale, self.text = self.model.scale, self.model.classifier(TINY_PROMPTS)
+        self.norms = open_norms(self.model.visual)
+
+    def features(self, images: Tensor) -> Tensor:
+        """Unit features (B, E) under the current norms."""
+        return unit_rows(self.model.encode_image(images))
+
+    def logits(self, images: Tensor) -> Tensor:
+        """Scaled cosines (B, N) of images and class texts under the current norms."""
+        return self.scale * self.features(images) @ self.text.T
+
+    def predict(self, images: Tensor) -> Tensor:
+        """Logits as methods return them."""
+        return self.logits(images).detach().float()
 
 
 def descend(optimiser: torch.optim.Optimizer, loss: Tensor) -> None:
@@ -34,11 +47,6 @@ def descend(optimiser: torch.optim.Optimizer, loss: Tensor) -> None:
     optimiser.zero_grad()
     loss.backward()
     optimiser.step()
-
-
-def live_logits(live: CLIP, images: Tensor, text: Tensor) -> Tensor:
-    """Scaled cosines of images and class texts under the current norms."""
-    return live.scale * unit_rows(live.encode_image(images)) @ text.T
 
 
 def flat(tensors: Sequence[Tensor]) -> Tensor:
@@ -56,9 +64,15 @@ def unit_rows(x: Tensor) -> Tensor:
     return x / (x * x).sum(dim=-1, keepdim=True).sqrt()
 
 
-def literal_entropy(logits: Tensor) -> Tensor:
+def entropies(logits: Tensor) -> Tensor:
+    """Entropy of each softmax of logits (..., N), by its definition."""
     p = logits.exp() / logits.exp().sum(dim=-1, keepdim=True)
-    return -(p * p.log()).sum(dim=-1).mean()
+    return -(p * p.log()).sum(dim=-1)
+
+
+def surest(logits: Tensor, fraction: float) -> Tensor:
+    """Indices of the surest fraction of views with logits (V, N), at least of one."""
+    return entropies(logits.detach()).argsort()[: max(1, int(fraction * len(logits)))]
 
 
 def literal_transductive_loss(

@@ -102,7 +102,7 @@ def make_run(
         finished="2025-01-01T10:00:01+00:00",
     ).save(folder)
     if evidence:
-        about = {"format": "cliquetta-evidence-1", "names": list(names)}
+        about = {"format": "cliquetta-evidence-2", "names": list(names)}
         (folder / "evidence").mkdir()
         (folder / "evidence" / "about.json").write_text(json.dumps(about))
     return folder

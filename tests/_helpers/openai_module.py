@@ -1,10 +1,13 @@
 """A small CLIP with OpenAI's attribute names, built of torch's own attention: a second opinion."""
 
+import json
 from collections import OrderedDict
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from tests._helpers.tolerance import FEATURE
@@ -97,6 +100,16 @@ class OpenAIModule(nn.Module):
 def bare_state(module: Any) -> Any:
     """The weights without the settings, as open_clip has them."""
     return {k: v for k, v in module.state_dict().items() if k not in SETTINGS}
+
+
+def save_open_clip(state: Any, folder: Path, preprocess: Any = None, **config: Any) -> Path:
+    """Write weights of such a module as a folder in open_clip's format, and return the folder."""
+    folder.mkdir(exist_ok=True)
+    save_file(state, folder / "open_clip_model.safetensors")
+    towers = {"embed_dim": EMBED_DIM, "vision_cfg": {"width": WIDTH}, **config}
+    values = {"model_cfg": towers, "preprocess_cfg": preprocess or {}}
+    (folder / "open_clip_config.json").write_text(json.dumps(values))
+    return folder
 
 
 def assert_same(model: Any, module: Any, pixels: Tensor) -> None:

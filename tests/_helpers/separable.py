@@ -11,13 +11,13 @@ from tests._helpers.tiny import TINY_NAMES
 
 TWO = ClassPrompts(TINY_NAMES[:2])
 FULL_IMAGE = (1.0, 1.0)
-"""The crop scale that leaves the whole image."""
+"""The crop scale that crops nothing."""
 
 
 def make_images(per_class: int, *, seed: int) -> tuple[Tensor, Tensor]:
     """Images (n, 3, 32, 32), a smooth pattern for each class plus noise, and their labels.
 
-    They look the same in the mirror, so that with whole-image crops augmentation is idle.
+    They look the same in the mirror, so that without crops augmentation is idle.
     """
     patterns = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(3))
     labels = torch.arange(2).repeat_interleave(per_class)

@@ -49,7 +49,7 @@ class Drift(Adapter):
         super().__init__(model, prompts, config, seed=seed)
         self.classifier = model.classifier(prompts)
         self.memory.declare("mean", torch.zeros(len(prompts)))
-        self.memory.declare("noise", torch.Generator().manual_seed(seed).get_state())
+        self.memory.declare_generator("noise", seed)
 
     @property
     def views(self) -> ViewSpec | None:
@@ -60,9 +60,8 @@ class Drift(Adapter):
     def _predict(self, batch: Batch) -> Prediction:
         features = self.model.encode_image(batch.images, normalize=True)
         logits = self.model.scale * features @ self.classifier.T
-        generator = self.memory.generator("noise")
-        logits = logits + 0.1 * torch.randn(logits.shape, generator=generator)
-        self.memory.keep("noise", generator)
+        with self.memory.generator("noise") as generator:
+            logits = logits + 0.1 * torch.randn(logits.shape, generator=generator)
         mean = self.memory["mean"]
         self.memory["mean"] = mean + self.config.rate * (logits.mean(0) - mean)
         return Prediction(logits - self.memory["mean"], {"path": "drift", "mean": mean})

@@ -29,7 +29,7 @@ def build_tiny_clip(seed: int = 0) -> CLIP:
             continue
         noise = torch.randn(weight.shape, generator=generator)
         if weight.ndim == 1:  # gains near one, biases near zero
-            start = torch.ones_like(weight) if _is_gain(name) else torch.zeros_like(weight)
+            start = 1.0 if name.endswith("weight") and ".ln" in f".{name}" else 0.0
             weight.data = start + 0.1 * noise
         elif name.endswith(("position", "tokens.weight")):
             weight.data = 0.5 * noise
@@ -49,10 +49,6 @@ def _centre(model: CLIP) -> None:
     features = model.encode_text([f"a photo of a {name}." for name in TINY_NAMES])
     # the projection is wide enough to be inverted: move the bias by what maps to the mean
     text.ln_final.bias.data -= features.mean(dim=0) @ torch.linalg.pinv(text.projection)
-
-
-def _is_gain(name: str) -> bool:
-    return name.endswith("weight") and ".ln" in f".{name}"
 
 
 def make_tiny_images() -> Tensor:

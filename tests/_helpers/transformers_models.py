@@ -49,36 +49,37 @@ def noisy(model: Any, scale: float = 0.05) -> Any:
     return model.eval()
 
 
+SHAPE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
+SHAPE["num_hidden_layers"] = 3
+IMAGES = SHAPE | {"image_size": 32, "patch_size": 8}
+"""Common shape of the towers, and that of images of 32 pixels."""
+
+
 def tiny_transformers(activation: str = "quick_gelu") -> Any:
     """A random ``CLIPModel`` whose features depend on the input, with CLIP's vocabulary."""
-    shape: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}
-    shape |= {"num_attention_heads": 4, "hidden_act": activation}
-    text, vision = shape | {"layer_norm_eps": 1e-6}, shape | {"image_size": 32, "patch_size": 8}
-    how: Any = {"text_config": text, "vision_config": vision, "projection_dim": 24}
-    return randomise(transformers.CLIPModel(transformers.CLIPConfig(**how)))
+    act = {"hidden_act": activation}
+    text = SHAPE | act | {"layer_norm_eps": 1e-6}
+    towers: Any = {"text_config": text, "vision_config": IMAGES | act}
+    return randomise(transformers.CLIPModel(transformers.CLIPConfig(**towers, projection_dim=24)))
 
 
 def tiny_metaclip2(end: int = 2) -> Any:
     """A random ``MetaClip2Model`` that reads texts at token ``end``."""
-    shape: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
-    shape |= {"num_attention_heads": 4, "hidden_act": "gelu"}
     text = {"vocab_size": 64, "eos_token_id": end, "bos_token_id": None, "pad_token_id": None}
-    vision = {"image_size": 32, "patch_size": 8}
-    towers: Any = {"text_config": shape | text, "vision_config": shape | vision}
+    act = {"hidden_act": "gelu"}
+    towers: Any = {"text_config": SHAPE | act | text, "vision_config": IMAGES | act}
     config = transformers.MetaClip2Config(**towers, projection_dim=24)
     return randomise(transformers.MetaClip2Model(config))
 
 
 def tiny_siglip(*, vocab_size: int = 64, sharpness: float = 1.0) -> Any:
-    """A random ``SiglipModel``: 32 px, two blocks, text and image of different width.
+    """A random ``SiglipModel`` of 32 pixels, whose texts and images differ in width.
 
     ``sharpness`` scales queries and keys, so that a few words stand out among the padding.
     """
-    text = {"hidden_size": 48, "projection_size": 64, "vocab_size": vocab_size}
-    text |= {"intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4}
-    vision = {"hidden_size": 64, "image_size": 32, "patch_size": 8}
-    vision |= {"intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
-    config = transformers.SiglipConfig(text_config=text, vision_config=vision)
+    text = SHAPE | {"hidden_size": 48, "projection_size": 64, "intermediate_size": 80}
+    text |= {"num_hidden_layers": 2, "vocab_size": vocab_size}
+    config = transformers.SiglipConfig(text_config=text, vision_config=IMAGES)
     return randomise(transformers.SiglipModel(config), sharpness=sharpness)
 
 

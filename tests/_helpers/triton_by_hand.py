@@ -18,7 +18,7 @@ _PROGRAM: list[int] = []
 
 @dataclass(frozen=True)
 class Pointer:
-    """Places in a tensor, which share its memory."""
+    """Indices into a tensor, whose memory they share."""
 
     flat: Tensor
     at: Tensor

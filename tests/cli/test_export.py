@@ -58,7 +58,7 @@ def test_bad_input_is_one_sentence_and_writes_nothing(
     onnx, known = tmp_path / "model.onnx", tmp_path / "model.pt2"
     known.write_text("mine")
     for words, out, sentence in (
-        (("--state", state), tmp_path / "model.bin", "the suffix says the format"),
+        (("--state", state), tmp_path / "model.bin", "end its name in .onnx"),
         (("--state", state), state / "model.onnx", "cannot write"),
         (("--state", state), known, "--overwrite"),
         (("--state", half), onnx, "not a readable state file"),

@@ -78,6 +78,8 @@ def test_tables_that_contradict_themselves(tmp_path: Path) -> None:
             get_dataset(f"csv:{table}")
     with pytest.raises(ValueError, match="file"):
         get_dataset(f"csv:{tmp_path / 'gone.csv'}")
+    with pytest.raises(UserError, match="write folder:"):
+        get_dataset(f"csv:{tmp_path}")
 
 
 def test_labels_find_their_names_in_a_wider_class_list() -> None:

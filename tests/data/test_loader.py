@@ -195,7 +195,7 @@ def shared_inodes(process: int) -> set[int]:
 
 
 def left_in_memory(inodes: set[int]) -> set[int]:
-    """Those of some files in shared memory that have a name, and so outlive their processes."""
+    """Select files in shared memory that have a name, and so outlive their processes."""
     return inodes & {entry.inode() for entry in os.scandir("/dev/shm")}
 
 

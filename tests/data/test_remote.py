@@ -17,7 +17,7 @@ from cliquetta.data.remote import (
     open_named,
     read_listed,
     read_location,
-    require,
+    require_exists,
 )
 from cliquetta.errors import UserError
 from tests._helpers.trees import encoded
@@ -61,10 +61,10 @@ def test_an_image_of_a_url_or_inside_of_a_file(bucket: str) -> None:
 def test_what_is_not_there_is_named(bucket: str) -> None:
     assert expand_glob(f"{bucket}/[01].png") is None  # brackets belong to names
     assert expand_glob(f"{bucket}/*.png") == [f"memory:///bucket/{n}.png" for n in range(3)]
-    require(f"{bucket}/0.png")
-    for missing in (lambda: require(f"{bucket}/9.png"), lambda: expand_glob(f"{bucket}/*.jpg")):
+    require_exists(f"{bucket}/0.png")
+    for refuse, missing in ((require_exists, "9.png"), (expand_glob, "*.jpg")):
         with pytest.raises(UserError, match="bucket"):
-            missing()
+            refuse(f"{bucket}/{missing}")
     with pytest.raises(OSError, match=f"{bucket}/x"), naming(f"{bucket}/x"):
         raise RuntimeError("closed")
 

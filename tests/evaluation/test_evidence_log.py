@@ -22,6 +22,7 @@ from cliquetta.methods.domain_norm.health import ADVICE
 from cliquetta.methods.registry import create_method, method_config
 from cliquetta.model.attention import class_attention
 from cliquetta.model.clip import CLIP
+from cliquetta.model.preprocess import Preprocess
 from tests._helpers.tiny import TINY_NAMES
 from tests._helpers.tolerance import FEATURE, TINY_SCALE
 
@@ -157,7 +158,7 @@ def test_size_is_bounded(run: Any) -> None:
     assert batch.number == 4 and len(batch.keys) == 3
     none, _ = run(evidence=EvidenceLimits(images=0), where="none")
     assert load_evidence(none).batches == () and len(load_evidence(none).counts) == 4
-    shrunk = small_pictures(torch.zeros(2, 3, 64, 64), (0.4,) * 3, (0.25,) * 3, 24)
+    shrunk = small_pictures(torch.zeros(2, 3, 64, 64), Preprocess(64, (0.4,) * 3, (0.25,) * 3), 24)
     assert shrunk.shape == (2, 24, 24, 3) and (shrunk == 102).all()
 
 

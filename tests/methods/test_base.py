@@ -1,4 +1,4 @@
-"""What every registered method keeps to; a new method is tested here without a line of code."""
+"""The contract of every registered method; a new one is tested here without a line of code."""
 
 import dataclasses
 import inspect
@@ -42,7 +42,7 @@ SAME: dict[str, Any] = {"atol": ADAPTED, "rtol": LOGIT}
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_what_a_plug_in_is_checked_for(build: Build, batch: Batch, check: Any) -> None:
+def test_methods_pass_the_checks_of_plug_ins(build: Build, batch: Batch, check: Any) -> None:
     check(build, batch, **SAME)
 
 
@@ -54,7 +54,7 @@ def test_pixels_that_are_checked_late_teach_nothing_either(
 
 
 ADDED = {"tda": 30.0, "tip_adapter": 10.0, "tip_adapter_f": 10.0}
-"""What a cache may add to CLIP's logits, for methods that add one."""
+"""The most that a cache adds to CLIP's logits, for methods that add one."""
 UNADAPTED: dict[str, dict[str, Any]] = {
     "batclip": {},
     "clipartt": {"lr": 1e-12},
@@ -99,7 +99,7 @@ def test_logits_that_were_not_adapted_are_those_of_zero_shot_clip(
 
 
 def diverging(config: Any) -> Iterator[Any]:
-    """The config with each of its learning rates beyond all measure."""
+    """The config with each of its learning rates far too high."""
     for field in dataclasses.fields(config):
         if field.name.endswith("lr") and isinstance(getattr(config, field.name), float):
             yield dataclasses.replace(config, **{field.name: 1e30})
@@ -130,17 +130,17 @@ def test_half_precision_weights_give_float32_logits(entry: MethodEntry, batch: B
 
 
 def test_pixels_of_another_size_are_refused(adapter: Adapter) -> None:
-    with pytest.raises(ValueError, match=r"model\.preprocess"):
+    with pytest.raises(ValueError, match="preprocess"):
         adapter.predict(Batch(torch.zeros(1, 3, 40, 40), ("a",)))
 
 
 def test_missing_views_are_attached(adapter: Adapter, batch: Batch) -> None:
-    actual, whole = adapter.predict(batch).logits, batch
+    actual = adapter.predict(batch).logits
     if adapter.views is not None:
         preprocess = adapter.model.preprocess
-        whole = attach_views(batch, adapter.views, seed=0, preprocess=preprocess)
+        batch = attach_views(batch, adapter.views, seed=0, preprocess=preprocess)
     adapter.reset()
-    assert torch.equal(actual, adapter.predict(whole).logits)
+    assert torch.equal(actual, adapter.predict(batch).logits)
 
 
 def test_config_is_a_documented_frozen_dataclass_of_plain_values(entry: MethodEntry) -> None:
@@ -157,9 +157,9 @@ def test_config_is_a_documented_frozen_dataclass_of_plain_values(entry: MethodEn
 def test_an_unknown_option_names_the_nearest(entry: MethodEntry) -> None:
     fields = [field.name for field in dataclasses.fields(entry.config)]
     for name in fields:
-        with pytest.raises(UnknownNameError, match=f"did you mean '{name}'"):
+        with pytest.raises(UnknownNameError, match=f"'{name}'"):
             method_config(entry.name, options={f"{name}z": 1})
-    with pytest.raises(UnknownNameError, match=f"option of {entry.name}"):
+    with pytest.raises(UnknownNameError, match=entry.name):
         method_config(entry.name, options={"qqqq": 1})
 
 
@@ -175,7 +175,7 @@ def test_another_class_list_keeps_what_does_not_depend_on_it(
     names = adapter.prompts.names[3:0:-1]
     adapter.save(tmp_path / "state")
     if adapter.memory and not adapter.class_free & set(adapter.memory):
-        with pytest.raises(UserError, match=f"^{entry.name} learns about its classes only"):
+        with pytest.raises(UserError, match="classes"):
             adapter.with_classes(names)
         return
     other = adapter.with_classes(names)

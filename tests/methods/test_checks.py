@@ -1,4 +1,4 @@
-"""A method of another package that breaks the contract is found out, by public names only."""
+"""A method of another package that breaks the contract is named, with public names only."""
 
 import contextlib
 from collections.abc import Callable
@@ -13,7 +13,7 @@ import cliquetta
 
 @dataclass(frozen=True)
 class PlainConfig:
-    """What is done to the logits."""
+    """The function that spoils the logits."""
 
     spoil: Callable[["Plain", Tensor], Tensor] | None
 
@@ -64,7 +64,9 @@ def halve(adapter: Plain, logits: Tensor) -> Tensor:
         (halve, "logits are torch.float16"),
     ],
 )
-def test_what_breaks_the_contract_is_named(spoil: Callable[..., Tensor] | None, words: str) -> None:
+def test_breaches_of_the_contract_are_named(
+    spoil: Callable[..., Tensor] | None, words: str
+) -> None:
     model, prompts = cliquetta.create_model("micro"), cliquetta.ClassPrompts(("cat", "dog", "ship"))
     config = PlainConfig(spoil)
     with pytest.raises(AssertionError, match=words) if spoil else contextlib.nullcontext():

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.cliptta import CLIPTTA, CLIPTTAConfig
-from tests._helpers.live import descend, double_clip, flat, live_clip, live_logits, unit_rows
+from tests._helpers.live import Live, descend, double_clip, flat
 from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS
 
 
@@ -21,19 +21,19 @@ def literal_loss(v: Tensor, text: Tensor, scale: float) -> Tensor:
 def test_a_stream_equals_a_training_loop() -> None:
     config = CLIPTTAConfig(lr=1e-3, steps=3, memory_shots=1, diversity_weight=0.7)
     cliptta = CLIPTTA(double_clip(), TINY_PROMPTS, config)
-    live, text, norms = live_clip()
-    optimiser = torch.optim.Adam(norms, lr=1e-3, eps=1e-6)
+    live = Live()
+    optimiser = torch.optim.Adam(live.norms, lr=1e-3, eps=1e-6)
     remembered: dict[int, tuple[float, Tensor]] = {}
 
     def total_loss(images: Tensor) -> Tensor:
-        v = unit_rows(live.encode_image(images))
-        mean = (live.scale * v @ text.T).softmax(dim=-1).mean(dim=0)
-        return literal_loss(v, text, live.scale) + 0.7 * (mean * (mean + 1e-6).log()).sum()
+        mean = live.logits(images).softmax(dim=-1).mean(dim=0)
+        evenness = (mean * (mean + 1e-6).log()).sum()
+        return literal_loss(live.features(images), live.text, live.scale) + 0.7 * evenness
 
     for images in TINY_IMAGES.split([5, 5]):
         prediction = cliptta.predict(images).logits
         with torch.no_grad():
-            cosines = unit_rows(live.encode_image(images)) @ text.T
+            cosines = live.features(images) @ live.text.T
         for image, p in zip(images, cosines.softmax(dim=-1), strict=True):
             best, label = float(p.max()), int(p.argmax())
             if best > remembered.get(label, (0.0, image))[0]:
@@ -41,8 +41,8 @@ def test_a_stream_equals_a_training_loop() -> None:
         drawn = torch.stack([image for _, image in remembered.values()])
         for _ in range(3):  # at most one image per class: all of them are drawn
             descend(optimiser, total_loss(images) + total_loss(drawn))
-        torch.testing.assert_close(prediction, live_logits(live, images, text).detach().float())
-    torch.testing.assert_close(cliptta.memory["norms.values"], flat(norms))
+        torch.testing.assert_close(prediction, live.predict(images))
+    torch.testing.assert_close(cliptta.memory["norms.values"], flat(live.norms))
     for label, (_, image) in remembered.items():
         torch.testing.assert_close(cliptta.memory["images"][label, 0], image)
 

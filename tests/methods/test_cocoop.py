@@ -1,4 +1,4 @@
-"""CoCoOp against a literal loop over images and classes, and what it is good for."""
+"""CoCoOp against a literal loop over images and classes."""
 
 from collections.abc import Mapping
 from functools import partial

@@ -1,4 +1,4 @@
-"""C-TPT: the dispersion by hand, the loss by plain autograd, and that texts spread."""
+"""C-TPT: its gradient by plain autograd, and that without dispersion it is TPT."""
 
 import pytest
 import torch

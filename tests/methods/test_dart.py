@@ -1,4 +1,4 @@
-"""DART against a literal stream in plain autograd, finite differences, and its pitfalls."""
+"""DART against a literal stream in plain autograd."""
 
 import dataclasses
 from typing import Any
@@ -11,6 +11,7 @@ from cliquetta.methods.dart import DART, DARTConfig
 from cliquetta.model.block import Prefix
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
+from tests._helpers.live import surest
 from tests._helpers.tiny import TINY_NAMES
 from tests._helpers.tiny_world import TINY, with_views
 from tests._helpers.tolerance import ADAPTED, FEATURE, LOGIT, assert_near, sampling
@@ -19,21 +20,20 @@ CONFIG = DARTConfig(views=12, selection_fraction=0.25)
 PROMPTS = ClassPrompts(TINY_NAMES)
 
 
-def surest(logits: Tensor) -> list[int]:
-    p = logits.detach().softmax(dim=-1)
-    order = sorted(range(len(p)), key=lambda v: float(-(p[v] * p[v].log()).sum()))
-    return order[: int(CONFIG.selection_fraction * len(p))]
+def selected(logits: Tensor) -> Tensor:
+    """Logits of the confident views."""
+    return logits[surest(logits, CONFIG.selection_fraction)]
 
 
 class Literal:
-    """The stream as the paper tells it: whole forwards, one graph for both towers."""
+    """The stream of the paper: complete forward passes, one graph for both towers."""
 
     def __init__(self, model: CLIP, visual: Tensor, score: str) -> None:
         self.model, self.score = model, score
         self.start = model.context("a photo of a").repeat(len(PROMPTS), 1, 1)
-        self.kept_text = self.start.clone()
+        self.old_text = self.start.clone()
         self.visual = visual.clone()
-        self.kept_visual = visual.repeat(len(PROMPTS), 1, 1, 1)
+        self.old_visual = visual.repeat(len(PROMPTS), 1, 1, 1)
 
     def logits(self, views: Tensor, context: Tensor, visual: Tensor) -> Tensor:
         prefix = {1: Prefix(visual[None])}
@@ -43,26 +43,26 @@ class Literal:
         return self.model.scale * images @ text.T
 
     def next(self, views: Tensor) -> Tensor:
-        context = (0.1 * self.kept_text + 0.9 * self.start).requires_grad_()
+        context = (0.1 * self.old_text + 0.9 * self.start).requires_grad_()
         visual = self.visual.clone().requires_grad_()
         before = self.logits(views, context, visual)
-        mean = before[surest(before)].softmax(dim=-1).mean(dim=0)
+        mean = selected(before).softmax(dim=-1).mean(dim=0)
         optimizer = torch.optim.AdamW([context, visual], lr=5e-3)
         (-(mean * mean.log()).sum()).backward()
         optimizer.step()
         with torch.no_grad():
             after = self.logits(views, context, visual)
-            label = int(after[surest(after)].mean(dim=0).argmax())
-            self.visual = 0.1 * self.kept_visual[label] + 0.9 * visual
+            label = int(selected(after).mean(dim=0).argmax())
+            self.visual = 0.1 * self.old_visual[label] + 0.9 * visual
             final = self.logits(views[:1], context, self.visual)[0]
             if self.score == "views":
-                final = after[surest(after)].mean(dim=0)
+                final = selected(after).mean(dim=0)
             if self.score == "mixed":
-                final = 0.5 * before[surest(before)].mean(dim=0) + 0.5 * final
+                final = 0.5 * selected(before).mean(dim=0) + 0.5 * final
             label = int(final.argmax())
             beta = float(torch.exp(-final[label] / 5000))
-            self.kept_text[label] = beta * self.kept_text[label] + (1 - beta) * context[label]
-            self.kept_visual[label] = beta * self.kept_visual[label] + (1 - beta) * self.visual
+            self.old_text[label] = beta * self.old_text[label] + (1 - beta) * context[label]
+            self.old_visual[label] = beta * self.old_visual[label] + (1 - beta) * self.visual
             return final.detach()
 
 
@@ -75,8 +75,8 @@ def test_the_stream_equals_the_paper_in_plain_autograd(score: Any) -> None:
     expected = torch.stack([literal.next(views) for views in batch.views])
     assert_near(logits, expected, ADAPTED)
     memory = adapter.state_dict()
-    assert_near(memory["kept_context"], literal.kept_text, FEATURE)
-    assert_near(memory["kept_visual"], literal.kept_visual, FEATURE)
+    assert_near(memory["retained_context"], literal.old_text, FEATURE)
+    assert_near(memory["retained_visual"], literal.old_visual, FEATURE)
     assert_near(memory["visual"], literal.visual, LOGIT)
 
 
@@ -89,5 +89,5 @@ def test_the_start_of_the_visual_prompt_is_seeded_and_uniform() -> None:
 
 
 def test_a_block_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ValueError, match="blocks 0 to 1"):
+    with pytest.raises(ValueError, match="block"):
         DART(TINY, PROMPTS, dataclasses.replace(CONFIG, block=2))

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.deyo import DeYO, DeYOConfig, join_patches, shuffle_patches, split_patches
-from cliquetta.model.clip import CLIP
-from tests._helpers.live import descend, double_clip, flat, live_clip, live_logits
+from tests._helpers.live import Live, descend, double_clip, flat
 from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS
 
 LIVELY = DeYOConfig(entropy_threshold=0.75, plpd_threshold=0.0, lr=0.1)
@@ -25,16 +24,16 @@ def literal_shuffle(image: Tensor, order: Tensor, grid: int) -> Tensor:
     return shuffled
 
 
-def literal_losses(live: CLIP, text: Tensor, images: Tensor, order: Tensor) -> list[Tensor]:
+def literal_losses(live: Live, images: Tensor, order: Tensor) -> list[Tensor]:
     """Weighted entropies of the images that pass both filters."""
-    chance = math.log(len(text))
+    chance = math.log(len(live.text))
     actual = []
     for image in images:
-        p = live_logits(live, image[None], text).softmax(dim=-1)[0]
+        p = live.logits(image[None]).softmax(dim=-1)[0]
         h = -(p * p.log()).sum()
         if h < LIVELY.entropy_threshold * chance:
             other = literal_shuffle(image, order, 4)[None]
-            q = live_logits(live, other, text).softmax(dim=-1)[0]
+            q = live.logits(other).softmax(dim=-1)[0]
             drop = (p.max() - q[p.argmax()]).detach()
             if drop > LIVELY.plpd_threshold:
                 weight = (0.4 * chance - h.detach()).exp() + drop.exp()
@@ -44,22 +43,22 @@ def literal_losses(live: CLIP, text: Tensor, images: Tensor, order: Tensor) -> l
 
 def test_a_stream_equals_a_training_loop() -> None:
     deyo = DeYO(double_clip(), TINY_PROMPTS, LIVELY, seed=3)
-    live, text, norms = live_clip()
-    early = norms[:-2]  # two blocks: only the final norm is late
+    live = Live()
+    early = live.norms[:-2]  # two blocks: only the final norm is late
     optimiser = torch.optim.SGD(early, lr=LIVELY.lr, momentum=0.9)
     generator = torch.Generator().manual_seed(3)
     taught = 0
     for images in TINY_IMAGES.split([4, 3, 3]):
         prediction = deyo.predict(images)
         order = torch.randperm(16, generator=generator)
-        losses = literal_losses(live, text, images.double(), order)
+        losses = literal_losses(live, images.double(), order)
         taught += len(losses)
         assert int(prediction.evidence["teaching"].sum()) == len(losses)
         if losses:
             optimiser.param_groups[0]["lr"] = LIVELY.lr * len(images) / 64
             descend(optimiser, torch.stack(losses).mean())
     assert 0 < taught < 10  # both filters were passed by some and stopped others
-    torch.testing.assert_close(deyo.memory["norms"], flat(norms))
+    torch.testing.assert_close(deyo.memory["norms"], flat(live.norms))
 
 
 def test_nothing_is_learned_if_no_image_passes() -> None:

@@ -4,24 +4,18 @@ import numpy as np
 import pytest
 
 from cliquetta.methods.dmn import DMNConfig
-from tests._helpers.arrays import Array, assert_stream, softmax
+from tests._helpers.arrays import Array, assert_stream, entropies, insert, softmax, surest
 from tests._helpers.tolerance import FEATURE
 
 
 def numpy_dmn(stream: Array, text: Array, scale: float, config: DMNConfig) -> Array:
     """Mixed probabilities of a stream (B, V, E)."""
-    memory: list[list[tuple[float, Array]]] = [[] for _ in text]
+    memory: list[list[tuple[Array, Array]]] = [[] for _ in text]
     predictions = []
     for views in stream:
         p = softmax(scale * views @ text.T)
-        count = max(1, int(config.selection_fraction * len(views)))
-        order = np.argsort(-(p * np.log(p)).sum(axis=1))[:count]
-        mean = p[order].mean(axis=0)
-        label = int(mean.argmax())
-        f = views[0]
-        memory[label].append((float(-(mean * np.log(mean)).sum()), f))
-        memory[label].sort(key=lambda entry: entry[0])
-        del memory[label][config.capacity :]
+        mean, f = p[surest(p, config.selection_fraction)].mean(axis=0), views[0]
+        insert(memory[int(mean.argmax())], (entropies(mean), f), config.capacity)
         seen = np.zeros_like(text)
         for c, entries in enumerate(memory):
             for m in [*(m for _, m in entries), text[c]]:

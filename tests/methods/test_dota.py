@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cliquetta.methods.dota import DOTAConfig
-from tests._helpers.arrays import Array, assert_stream, softmax
+from tests._helpers.arrays import Array, assert_stream, softmax, surest
 
 HEAVY: dict[str, Any] = {"weight_per_count": 0.05}
 
@@ -19,8 +19,7 @@ def numpy_dota(images: Array, text: Array, scale: float, config: DOTAConfig) -> 
     predictions = []
     for views in images:
         p = softmax(scale * views @ text.T)
-        doubt = -(p * np.log(p)).sum(axis=1)
-        used = np.argsort(doubt)[: max(1, int(config.selection_fraction * len(views)))]
+        used = surest(p, config.selection_fraction)
         views, p = views[used], p[used]
         f = views.mean(axis=0)
         shared = (1 - config.shrinkage) * sum(sigma) / N + config.shrinkage * np.eye(d)

@@ -8,20 +8,13 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.dpe import DPEConfig
-from tests._helpers.arrays import on_features
+from tests._helpers.arrays import insert, on_features
 from tests._helpers.clusters import make_clusters, make_views
+from tests._helpers.live import entropies, surest, unit_rows
 from tests._helpers.tiny_world import TINY
 from tests._helpers.tolerance import LOGIT
 
 LIVELY = DPEConfig(lr=0.05, alpha=3.0, update_threshold=0.3)
-
-
-def rows(x: Tensor) -> Tensor:
-    return x / x.norm(dim=-1, keepdim=True)
-
-
-def doubt(p: Tensor) -> Tensor:
-    return -(p * p.clamp_min(1e-300).log()).sum(dim=-1)
 
 
 def literal_dpe(stream: Tensor, text: Tensor, scale: float, config: DPEConfig) -> Tensor:
@@ -30,16 +23,14 @@ def literal_dpe(stream: Tensor, text: Tensor, scale: float, config: DPEConfig) -
     cache: dict[int, list[tuple[float, Tensor]]] = {}
 
     def confident(views: Tensor, t: Tensor) -> Tensor:
-        order = doubt((scale * views @ t.T).softmax(dim=-1)).argsort()
-        return views[order[: max(1, int(config.selection_fraction * len(views)))]]
+        return views[surest(scale * views @ t.T, config.selection_fraction)]
 
     for views in stream:
-        selected = confident(views, rows(base))
-        z = scale * selected @ rows(base).T
+        selected = confident(views, unit_rows(base))
+        z = scale * selected @ unit_rows(base).T
         feature, entries = selected.mean(dim=0), cache.setdefault(int(z.mean(dim=0).argmax()), [])
-        entries.append((float(doubt(z.softmax(dim=-1).mean(dim=0))), feature))
-        entries.sort(key=lambda entry: entry[0])
-        del entries[config.capacity :]
+        item = float(entropies(z.softmax(dim=-1).mean(dim=0).log())), feature
+        insert(entries, item, config.capacity)
         classes = sorted(cache)
         means = [torch.stack([f for _, f in cache[c]]).mean(dim=0) for c in classes]
         prototypes = torch.stack(means)
@@ -51,18 +42,18 @@ def literal_dpe(stream: Tensor, text: Tensor, scale: float, config: DPEConfig) -
                 actual[c] = actual[c] + config.alpha * (-config.beta * (1 - f @ own)).exp()
             return torch.stack(actual)
 
-        t, v = rows(base + dt), rows(prototypes + dv)
-        loss = doubt(logits(feature, t, v).softmax(dim=-1))
+        t, v = unit_rows(base + dt), unit_rows(prototypes + dv)
+        loss = entropies(logits(feature, t, v))
         for j, _ in enumerate(classes):
             z = torch.stack([v[j] @ t[c] / 0.01 for c in classes])
             loss = loss - config.alignment_weight * z.log_softmax(dim=0)[j] / len(classes)
         loss.backward()
         torch.optim.AdamW([dt, dv], lr=config.lr, eps=1e-3, weight_decay=0.1).step()
         with torch.no_grad():
-            t, v = rows(base + dt), rows(prototypes + dv)
+            t, v = unit_rows(base + dt), unit_rows(prototypes + dv)
             scored = views[0] if config.scored == "plain" else confident(views, t).mean(dim=0)
             predictions.append(logits(scored, t, v))
-            share = float(doubt(predictions[-1].softmax(dim=-1))) / math.log2(len(text))
+            share = float(entropies(predictions[-1])) / math.log2(len(text))
             if share < config.update_threshold:
                 averaged += 1
                 base = base * (averaged / (averaged + 1)) + t / (averaged + 1)

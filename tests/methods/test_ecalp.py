@@ -1,4 +1,4 @@
-"""ECALP against a numpy version on the whole graph, texts and images in one matrix."""
+"""ECALP against a numpy version on one matrix of all texts and images."""
 
 import numpy as np
 import pytest

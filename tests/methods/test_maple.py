@@ -1,10 +1,11 @@
-"""MaPLe against literal towers, and what it is good for."""
+"""MaPLe against literal towers."""
 
 from collections.abc import Mapping
 from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from cliquetta.errors import UserError
@@ -12,13 +13,8 @@ from cliquetta.methods.fit import fit_method
 from cliquetta.methods.maple import MaPLeConfig, initial_parameters, maple_logits, text_tokens
 from cliquetta.methods.registry import method_config
 from cliquetta.model.clip import CLIP
-from tests._helpers.literal import (
-    assert_first_step,
-    assert_same_logits,
-    image_feature,
-    text_feature,
-    words,
-)
+from tests._helpers.literal import assert_first_step, assert_same_logits, text_feature, words
+from tests._helpers.literal_towers import all_features, image_features
 from tests._helpers.separable import make_examples
 from tests._helpers.tiny import build_tiny_clip
 from tests._helpers.tiny_world import TINY, TINY_PROMPTS
@@ -33,8 +29,8 @@ def literal_logits(model: CLIP, learned: Mapping[str, Tensor], pixels: Tensor) -
     for name in TINY_PROMPTS.names:
         fixed = words(model, f"a photo of a {name}.")[2:]
         text.append(text_feature(model, [*textual[0], *fixed], deep=textual[1:]))
-    images = [image_feature(model, image, visual) for image in pixels]
-    return model.scale * torch.stack(images) @ torch.stack(text).T
+    images = F.normalize(all_features(image_features, model, pixels, tokens=visual), dim=-1)
+    return model.scale * images @ torch.stack(text).T
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -67,7 +63,7 @@ def test_presets_and_depth() -> None:
 
 
 def test_more_learned_tokens_than_words_are_refused() -> None:
-    with pytest.raises(UserError, match="more words or none"):
+    with pytest.raises(UserError, match="words"):
         text_tokens(TINY, TINY_PROMPTS, MaPLeConfig(context_init="a photo", context_length=9))
     ids, indices = text_tokens(TINY, TINY_PROMPTS, MaPLeConfig(context_init="", context_length=9))
     assert indices.tolist()[0] == list(range(1, 10))

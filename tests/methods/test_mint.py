@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.mint import Mint, MintConfig
-from tests._helpers.live import double_clip, flat, load_norms, open_norms, unit_rows
+from tests._helpers.live import Live, double_clip, flat, load_norms, unit_rows
 from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS
 from tests._helpers.tolerance import SUM
 
@@ -15,9 +15,8 @@ def test_a_stream_equals_loops() -> None:
     text = mint.classifier
     seen, stepped = ([list[Tensor]() for _ in text] for _ in range(2))
     for images in TINY_IMAGES.split([4, 1, 5]):
-        live = double_clip()  # the norms start again with every batch
-        norms = open_norms(live.visual)
-        z = unit_rows(live.encode_image(images))
+        live = Live()  # the norms start again with every batch
+        z = live.features(images)
         labels = (z @ text.T).argmax(dim=-1).tolist()
         for feature, label in zip(z.detach(), labels, strict=True):
             seen[label].append(feature)
@@ -27,13 +26,13 @@ def test_a_stream_equals_loops() -> None:
             own = torch.stack(seen[label]).mean(dim=0)
             gain = ((feature - everything) ** 2).sum() - ((feature - own) ** 2).sum()
             objective = objective + gain / labels.count(label) / len(set(labels))
-        gradients.append(flat(list(torch.autograd.grad(-objective, norms))))
-        step = torch.nn.Parameter(flat(norms))
+        gradients.append(flat(list(torch.autograd.grad(-objective, live.norms))))
+        step = torch.nn.Parameter(flat(live.norms))
         step.grad = torch.stack(gradients).mean(dim=0)
         torch.optim.Adam([step], lr=config.lr).step()
         with torch.no_grad():
-            load_norms(norms, step)
-            z = unit_rows(live.encode_image(images))
+            load_norms(live.norms, step)
+            z = live.features(images)
             for feature in z:
                 stepped[int((text @ feature).argmax())].append(feature)
             count, mixed = sum(map(len, stepped)), 4 * text

@@ -60,7 +60,7 @@ def test_a_batch_equals_numpy(images: int, config: MOONConfig) -> None:
 
 
 def test_a_class_with_one_sure_image_loses_it_by_hand() -> None:
-    """What eq. (14) implies where all classes occur in unequal numbers.
+    """Eq. (14) where all classes occur in unequal numbers.
 
     Fifteen images of one class and one of another, of zero-shot margin 30, in 512 dimensions: all
     share 0.8 of a direction, 0.3 of their text and a rest of their own. The mean of the rare class

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from torch import Tensor
 from torch.nn.functional import normalize
 
 from cliquetta.methods.mta import MTA, MTAConfig, find_mode
@@ -41,14 +40,6 @@ def numpy_mta(f: Array, s: Array, config: MTAConfig) -> tuple[Array, Array, int]
     return m, y, iterations
 
 
-def scattered(images: int, views: int) -> tuple[Tensor, Tensor]:
-    """Unit features around one centre per image, some far off, and predictions for them."""
-    spread = draw(images, views, 1, seed=1).sigmoid() ** 3
-    features = draw(images, 1, 16) + 2 * spread * draw(images, views, 16, seed=2)
-    features, text = normalize(features.float(), dim=-1), normalize(draw(6, 16, seed=3), dim=-1)
-    return features, (10 * features @ text.float().T).softmax(dim=-1)
-
-
 @pytest.mark.parametrize(
     "config",
     [
@@ -58,7 +49,11 @@ def scattered(images: int, views: int) -> tuple[Tensor, Tensor]:
     ],
 )
 def test_all_images_at_once_equal_numpy_one_by_one(config: MTAConfig) -> None:
-    features, probabilities = scattered(images=6, views=24)
+    # Unit features around one centre per image, some far off, and predictions for them.
+    spread = draw(6, 24, 1, seed=1).sigmoid() ** 3
+    around = draw(6, 1, 16) + 2 * spread * draw(6, 24, 16, seed=2)
+    features, text = (normalize(x.float(), dim=-1) for x in (around, draw(6, 16, seed=3)))
+    probabilities = (10 * features @ text.T).softmax(dim=-1)
     modes, inlierness = find_mode(features, probabilities, config)
     counts = set()
     for b in range(6):

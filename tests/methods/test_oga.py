@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from cliquetta.methods.oga import OGAConfig, cache_means, ridge_covariance
-from tests._helpers.arrays import Array, assert_stream, on_features, softmax
+from tests._helpers.arrays import Array, assert_stream, entropies, insert, on_features, softmax
 from tests._helpers.clusters import make_clusters
 from tests._helpers.tiny_world import draw
 from tests._helpers.tolerance import ADAPTED, FEATURE
@@ -14,15 +14,12 @@ from tests._helpers.tolerance import ADAPTED, FEATURE
 def numpy_oga(batches: list[Array], text: Array, scale: float, config: OGAConfig) -> Array:
     """Posteriors of a stream of batches."""
     N, d = text.shape
-    cache: list[list[tuple[float, Array]]] = [[] for _ in range(N)]
+    cache: list[list[tuple[Array, Array]]] = [[] for _ in range(N)]
     predictions = []
     for batch in batches:
         prior = softmax(scale * batch @ text.T)
         for f, p in zip(batch, prior, strict=True):
-            entries = cache[int(p.argmax())]
-            entries.append((float(-(p * np.log(p)).sum()), f))
-            entries.sort(key=lambda entry: entry[0])
-            del entries[config.capacity :]
+            insert(cache[int(p.argmax())], (entropies(p), f), config.capacity)
         mu = text.copy()
         for k, entries in enumerate(cache):
             if len(entries) >= 2:

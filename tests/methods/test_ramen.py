@@ -7,33 +7,33 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.ramen import Ramen, RamenConfig
-from tests._helpers.live import double_clip, flat, live_clip, live_logits, load_norms, unit_rows
+from tests._helpers.live import Live, double_clip, entropies, flat, load_norms
 from tests._helpers.tiny_world import TINY_IMAGES, TINY_PROMPTS
 
 
 def literal_ramen(batches: tuple[Tensor, ...], config: RamenConfig) -> Tensor:
     """Logits of a stream; the norms start again for each image."""
-    live, text, norms = live_clip()
-    start = flat(norms)
+    live = Live()
+    start = flat(live.norms)
     memory: list[tuple[int, Tensor, Tensor, float]] = []
     predictions = []
     for images in batches:
         for image in images:
-            z = unit_rows(live.encode_image(image[None]))[0]
-            p = (live.scale * text @ z).softmax(dim=-1)
-            entropy = -(p * p.log()).sum()
-            gradient = flat(list(torch.autograd.grad(entropy, norms)))
-            memory.append((int(p.argmax()), z.detach(), gradient, float(entropy.detach())))
+            z = live.features(image[None])[0]
+            logits = live.scale * live.text @ z
+            entropy = entropies(logits)
+            gradient = flat(list(torch.autograd.grad(entropy, live.norms)))
+            memory.append((int(logits.argmax()), z.detach(), gradient, float(entropy.detach())))
         for image, (_, z, _, _) in zip(images, memory[-len(images) :], strict=True):
             step = torch.zeros_like(start)
-            for c in range(len(text)):
+            for c in range(len(live.text)):
                 entries = [(float((e[1] - z).norm()), *e[2:]) for e in memory if e[0] == c]
                 for distance, g, h in sorted(entries, key=lambda e: e[0])[: config.neighbours]:
                     step += g * math.exp(-h - config.distance_weight * distance)
-            load_norms(norms, start - config.lr * step.sign())
+            load_norms(live.norms, start - config.lr * step.sign())
             with torch.no_grad():
-                predictions.append(live_logits(live, image[None], text)[0])
-            load_norms(norms, start)
+                predictions.append(live.logits(image[None])[0])
+            load_norms(live.norms, start)
         del memory[: -config.capacity]
     return torch.stack(predictions).float()
 

@@ -60,7 +60,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def distribute(folder: Path, module: str, source: str) -> None:
-    """What ``pip install`` leaves behind of a package with one module and one entry point."""
+    """Install a package of one module with one entry point, as ``pip`` does."""
     (folder / f"{module}.py").write_text(source)
     info = folder / f"{module}-1.0.dist-info"
     info.mkdir()
@@ -97,19 +97,19 @@ def test_nothing_but_its_file_names_a_method() -> None:
     root = Path(cliquetta.__file__).parent
     sources = {path: path.read_text(encoding="utf-8") for path in root.rglob("*.py")}
     texts = [text for path, text in sources.items() if "methods" not in path.parts]
-    spoken = {
+    named = {
         entry.name
         for entry in method_entries()
         if any(re.search(rf"""["']{entry.name}["']""", text) for text in texts)
     }
-    assert spoken <= {"zero_shot", "scap", "domain_norm", "tda", "coop"}  # coop: templates
+    assert named <= {"zero_shot", "scap", "domain_norm", "tda", "coop"}  # coop: templates
 
 
 def test_a_broken_plug_in_is_named_and_left_out(install: Path) -> None:
     distribute(install, "broken_plug_in", "import a_module_that_is_not_there")
-    with pytest.warns(UserWarning, match="'broken_plug_in'.*a_module_that_is_not_there"):
+    with pytest.warns(UserWarning, match="broken_plug_in"):
         assert get_method("zero_shot").name == "zero_shot"
-    with pytest.raises(UnknownNameError, match="known are"):
+    with pytest.raises(UnknownNameError):
         get_method("broken_plug_in")
 
 
@@ -118,5 +118,5 @@ def test_an_adapter_without_a_config_is_refused() -> None:
         def _predict_features(self, features: Tensor) -> Prediction:
             return Prediction(features)
 
-    with pytest.raises(TypeError, match="Plain names no config"):
+    with pytest.raises(TypeError, match="config"):
         register("plain")(Plain)

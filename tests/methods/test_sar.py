@@ -3,14 +3,12 @@
 import math
 
 import torch
-from torch import Tensor
 
 from cliquetta.methods.building.layernorm import LayerNormTower
 from cliquetta.methods.sar import SAR, SARConfig
-from cliquetta.model.clip import CLIP
 from cliquetta.model.config import VisionConfig
 from cliquetta.model.vision import VisionTower
-from tests._helpers.live import double_clip, flat, live_clip, live_logits
+from tests._helpers.live import Live, double_clip, entropies, flat
 from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS
 from tests._helpers.tolerance import STEP
 
@@ -18,22 +16,17 @@ LIVELY = SARConfig(entropy_threshold=0.75, lr=0.8)
 """A threshold that lets some of the random tiny CLIP's predictions pass, and stops others."""
 
 
-def entropies(live: CLIP, images: Tensor, text: Tensor) -> Tensor:
-    p = live_logits(live, images, text).softmax(dim=-1)
-    return -(p * p.log()).sum(dim=-1)
-
-
 def test_a_stream_equals_two_passes() -> None:
     sar = SAR(double_clip(), TINY_PROMPTS, LIVELY)
-    live, text, norms = live_clip()
-    early = norms[:-2]  # two blocks: only the final norm is late
+    live = Live()
+    early = live.norms[:-2]  # two blocks: only the final norm is late
     optimiser = torch.optim.SGD(early, lr=LIVELY.lr, momentum=0.9)
-    limit = 0.75 * math.log(len(text))
+    limit = 0.75 * math.log(len(live.text))
     average, seen = 0.0, 0
     for images in TINY_IMAGES.split([4, 3, 3]):
         sar.predict(images)
         optimiser.param_groups[0]["lr"] = LIVELY.lr * len(images) / 64
-        h = entropies(live, images, text)
+        h = entropies(live.logits(images))
         reliable = h < limit
         seen += int(reliable.sum())
         optimiser.zero_grad()
@@ -44,7 +37,7 @@ def test_a_stream_equals_two_passes() -> None:
             for p in early:
                 p.add_(p.grad * (0.05 / size))
         optimiser.zero_grad()
-        second = entropies(live, images, text)[reliable]
+        second = entropies(live.logits(images))[reliable]
         loss = second[second < limit].mean()
         loss.backward()
         with torch.no_grad():
@@ -54,12 +47,12 @@ def test_a_stream_equals_two_passes() -> None:
         value = float(loss.detach())
         average = 0.9 * average + 0.1 * value if average else value
     assert 0 < seen < 10
-    torch.testing.assert_close(sar.memory["norms"], flat(norms))
+    torch.testing.assert_close(sar.memory["norms"], flat(live.norms))
     assert abs(float(sar.memory["average"]) - average) < STEP
 
 
 def test_a_collapse_resets_the_norms_alone() -> None:
-    """Every loss is below a threshold this high; as in the official code the rest is kept."""
+    """Every loss is below a threshold this high; as in the official code the rest stays."""
     high, none = (
         SAR(TINY, TINY_PROMPTS, SARConfig(entropy_threshold=0.75, reset_threshold=limit))
         for limit in (100.0, 0.0)
@@ -95,7 +88,7 @@ def test_the_rate_follows_the_batch() -> None:
 
 
 def test_the_last_quarter_of_the_blocks_is_left_out() -> None:
-    """Of eight blocks two, and the final norm; those before the first block are learned."""
+    """Two of eight blocks, and the final norm; those before the first block are learned."""
     vision = VisionConfig(image_size=32, patch_size=16, width=8, layers=8, heads=2, hidden=16)
     mask = LayerNormTower(VisionTower(vision, 8)).early().view(-1, 8)[:, 0]
     # ln_pre, eight blocks of two norms, ln_post: gain and bias of each

@@ -1,4 +1,4 @@
-"""What the released code got wrong, one check each: the list that any SCAP should pass."""
+"""Errors of the released code, one check each: the list that any SCAP should pass."""
 
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from cliquetta.methods.scap.released import Rules
 from cliquetta.methods.scap.retention import propagate
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Prediction
+from tests._helpers.literal_towers import image_features
 from tests._helpers.oracle import scap_config
 from tests._helpers.scenes import NAMES, between_similarities, build_model, make_batches
 from tests._helpers.streaming import made_up_dataset
@@ -76,28 +77,15 @@ def test_1_propagation_changes_keys_and_the_released_rule_only_scales_them() -> 
 
 
 def test_2_two_prompts_together_keep_keys_with_keys_and_values_with_values() -> None:
-    adapter, tower = adapter_of(modalities="image"), MODEL.require_vit()
+    adapter, image = adapter_of(modalities="image"), BATCHES[0][:1]
     k1, v1, k2, v2 = draw(4, 32)
     own = torch.stack([torch.cat([k1, v1]), torch.cat([k2, v2])])[None]
     seen, none = torch.ones(1, 2, dtype=torch.bool), torch.zeros(1, 0, dtype=torch.bool)
     prompts, mask = compose_prompts(own, seen, own[:, :0], none, adapter.config)
-    image = BATCHES[0][:1]
     actual = adapter.visual.encode(adapter.visual.hidden(image), prompts, mask)
-
-    # block 1 by hand: its own projections of both keys, and of both values, before the image's
-    block, x = tower.block(1), tower.run(tower.embed(image), 0, 1)
-    wq, wk, wv = block.qkv.weight.chunk(3)
-    bq, bk, bv = block.qkv.bias.chunk(3)
-    normed = block.ln_1(x)[0]
-    query = normed @ wq.T + bq
-    keys = torch.cat([torch.stack([k1, k2]), normed]) @ wk.T + bk
-    values = torch.cat([torch.stack([v1, v2]), normed]) @ wv.T + bv
-    heads = []
-    for q, k, v in zip(query.split(16, 1), keys.split(16, 1), values.split(16, 1), strict=True):
-        heads.append((q @ k.T / 4).softmax(dim=1) @ v)
-    y = x + block.out(torch.cat(heads, dim=1)[None])
-    expected = tower.pool(tower.run(block.mlp(y), 2))
-    assert_near(actual, F.normalize(expected, dim=1), DOUBLE)
+    pairs = torch.stack([torch.stack([k1, v1]), torch.stack([k2, v2])])
+    expected = image_features(MODEL, image[0], prefix={1: pairs})
+    assert_near(actual[0], F.normalize(expected, dim=0), DOUBLE)
 
 
 @pytest.mark.parametrize("best_class_only", [False, True])
@@ -114,9 +102,9 @@ def test_3a_without_cliques_the_logits_of_images_that_own_one_change(best_class_
 
 
 def test_3b_without_retention_the_logits_of_images_with_a_retained_prompt_change() -> None:
-    kept, dropped = (adapter_of(modalities="image", retention=on) for on in (True, False))
+    on, off = (adapter_of(modalities="image", retention=x) for x in (True, False))
     for images in BATCHES:
-        a, b = kept.predict(images), dropped.predict(images)
+        a, b = on.predict(images), off.predict(images)
         assert retained(a).any() and not retained(b).any()
         assert unlike(a, b).tolist() == retained(a).tolist()
 

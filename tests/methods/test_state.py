@@ -1,4 +1,4 @@
-"""State files: whole or not there, and refused by an adapter of another kind."""
+"""State files: complete or not there, and refused by an adapter of another kind."""
 
 import json
 import os
@@ -22,7 +22,6 @@ from cliquetta.methods.state import (
     read_header,
     unpack_state,
 )
-from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.tensor_file import pack_raw
 from cliquetta.types import Batch, Prediction
@@ -54,7 +53,7 @@ class Counting(Adapter):
 
 
 class Otherwise(Counting):
-    """The same under another name."""
+    """A method of another name."""
 
 
 @pytest.fixture
@@ -76,8 +75,7 @@ def test_memory_extras_and_notes_come_back(counting: Counting, path: Path) -> No
     assert_same_state(other, counting.state_dict())
     assert torch.equal(other.memory["count"], torch.ones(3, 2))
     assert saved.notes == {"batches": 1, "skipped": ["ä"]}
-    kept = {name: value.tolist() for name, value in saved.extra.items()}
-    assert kept == {"metric": [0, 1, 2, 3], "empty": []}
+    torch.testing.assert_close(dict(saved.extra), extra)
     header = read_header(path)
     assert (header["method"], header["torch"]) == ("Counting", torch.__version__)
     assert header["classes"] == counting.prompts.fingerprint
@@ -97,16 +95,13 @@ def test_adapters_of_another_kind_refuse_and_say_why(counting: Counting, path: P
     config, more = CountingConfig(), ClassPrompts((*TINY_NAMES, "dog"), TINY_PROMPTS.templates)
     retrained, renamed = build_tiny_clip(seed=1), build_tiny_clip()
     renamed.id = "renamed"
-    step = "another config .step: 1.0 there, 2.0 here"
     cases = {
-        "another method .*'Counting' there, 'Otherwise' here": Otherwise(
-            TINY, TINY_PROMPTS, config
-        ),
-        step: Counting(TINY, TINY_PROMPTS, CountingConfig(step=2.0)),
-        "another class list": Counting(TINY, more, config),
-        "other templates": Counting(TINY, ClassPrompts(TINY_NAMES), config),
-        "other weights": Counting(retrained, TINY_PROMPTS, config),
-        "another model .*'tiny' there, 'renamed' here": Counting(renamed, TINY_PROMPTS, config),
+        "method": Otherwise(TINY, TINY_PROMPTS, config),
+        "step": Counting(TINY, TINY_PROMPTS, CountingConfig(step=2.0)),
+        "class list": Counting(TINY, more, config),
+        "templates": Counting(TINY, ClassPrompts(TINY_NAMES), config),
+        "weights": Counting(retrained, TINY_PROMPTS, config),
+        "model": Counting(renamed, TINY_PROMPTS, config),
     }
     for message, adapter in cases.items():
         before = adapter.state_dict()
@@ -120,7 +115,7 @@ def test_a_few_shot_fit_belongs_to_the_state(counting: Counting, path: Path) -> 
     counting.save(path)
     load_state(counting, path)
     counting.fitted = {"context": torch.zeros(2)}
-    with pytest.raises(StateMismatchError, match="few-shot fit"):
+    with pytest.raises(StateMismatchError, match="fit"):
         load_state(counting, path)
 
 
@@ -130,10 +125,10 @@ def test_files_that_are_no_states_are_refused(counting: Counting, tmp_path: Path
     full = path.read_bytes()
     for data in (b"", b"text", full[:40], full[:-3]):
         path.write_bytes(data)
-        with pytest.raises(UserError, match="not a readable state"):
+        with pytest.raises(UserError, match="state"):
             load_state(counting, path)
     save_file({"a": torch.zeros(1)}, str(path))
-    with pytest.raises(UserError, match="not a state"):
+    with pytest.raises(UserError, match="state"):
         load_state(counting, path)
 
 
@@ -146,21 +141,19 @@ def test_a_crash_while_writing_leaves_the_old_file(
     write_atomically(path, b"old")
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", crash)
-        with pytest.raises(OSError, match="disk full"):
+        with pytest.raises(OSError, match="full"):
             write_atomically(path, b"new")
     assert path.read_bytes() == b"old" and [*path.parent.iterdir()] == [path]
     write_atomically(path, b"new")
     assert path.read_bytes() == b"new"
 
 
-def refuse_to_read(path: Path, model: CLIP, message: str) -> None:
-    """No reader takes the file as a state of Tent."""
-    for read in (
-        lambda: load_state(create_method("tent", model, TINY_NAMES), path),
-        lambda: load_method(path, model),
-    ):
-        with pytest.raises(UserError, match=message):
-            read()
+def assert_refused(path: Path, message: str) -> None:
+    """Neither reader takes the file for a state of Tent."""
+    with pytest.raises(UserError, match=message):
+        load_state(create_method("tent", TINY, TINY_NAMES), path)
+    with pytest.raises(UserError, match=message):
+        load_method(path, TINY)
 
 
 def test_damaged_files_are_refused_by_every_reader(
@@ -173,11 +166,11 @@ def test_damaged_files_are_refused_by_every_reader(
         header = file.metadata()
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     path.write_bytes(pack_raw(tensors, {**header, "notes": "[" * 100_000 + "]" * 100_000}))
-    refuse_to_read(path, TINY, "not a readable state file")
+    assert_refused(path, "readable")
     entry = {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}
     text = json.dumps({"__metadata__": header, "memory.norms.values": entry}).encode()
     with path.open("wb") as hollow:
         hollow.write(len(text).to_bytes(8, "little") + text)
         hollow.truncate(8 + len(text) + size)
     monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail("it was read"))
-    refuse_to_read(path, TINY, "6,000,")
+    assert_refused(path, "6,000,")

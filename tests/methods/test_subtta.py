@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.subtta import SubTTA, SubTTAConfig, chordal_distance, principal_directions
-from tests._helpers.live import descend, double_clip, flat, live_clip, live_logits, unit_rows
+from tests._helpers.live import Live, descend, double_clip, flat, unit_rows
 from tests._helpers.tiny_world import TINY_IMAGES, TINY_PROMPTS, draw
 
 
@@ -37,28 +37,27 @@ def literal_variance(features: Tensor, labels: list[int]) -> Tensor:
 def test_a_stream_equals_two_steps_per_batch() -> None:
     config = SubTTAConfig(momentum=0.3)
     subtta = SubTTA(double_clip(), TINY_PROMPTS, config)
-    live, text, norms = live_clip()
+    live = Live()
+    text = live.text
     basis = torch.linalg.svd(text - text.mean(0), full_matrices=False).Vh[1 : len(text) - 1]
-    optimiser = torch.optim.AdamW(norms, lr=config.lr, weight_decay=0.01)
+    optimiser = torch.optim.AdamW(live.norms, lr=config.lr, weight_decay=0.01)
     average = torch.cov(text.T)
     for images in TINY_IMAGES.split([6, 4]):
-        covariance = torch.cov(live.encode_image(images).T)
+        covariance = torch.cov(live.model.encode_image(images).T)
         average = 0.3 * average.detach() + 0.7 * covariance
         vectors = torch.linalg.eigh(average).eigenvectors  # torch's own derivative
         spanned = vectors[:, -len(basis) - 1 : -1]
         descend(optimiser, -(basis @ spanned).square().sum() / len(basis) / 0.7)
-        features = unit_rows(live.encode_image(images) @ basis.T @ basis)
+        features = unit_rows(live.model.encode_image(images) @ basis.T @ basis)
         labels = (features @ text.T).argmax(dim=-1).tolist()
         assert len(set(labels)) > 1
         descend(optimiser, -literal_variance(features, labels))
-        expected = live_logits(live, images, text).detach().float()
-        torch.testing.assert_close(subtta.predict(images).logits, expected)
-    torch.testing.assert_close(subtta.memory["norms.values"], flat(norms))
+        torch.testing.assert_close(subtta.predict(images).logits, live.predict(images))
+    torch.testing.assert_close(subtta.memory["norms.values"], flat(live.norms))
 
 
 def test_one_predicted_class_is_not_separated() -> None:
     """A single image has no covariance either: AdamW's decay alone moves the norms."""
     subtta = SubTTA(double_clip(), TINY_PROMPTS, SubTTAConfig(weight_decay=0.0))
-    live, text, _ = live_clip()
-    plain = live_logits(live, TINY_IMAGES[:1], text).detach().float()
-    torch.testing.assert_close(subtta.predict(TINY_IMAGES[:1]).logits, plain)
+    image = TINY_IMAGES[:1]
+    torch.testing.assert_close(subtta.predict(image).logits, Live().predict(image))

@@ -3,17 +3,17 @@
 import torch
 
 from cliquetta.methods.tent import Tent, TentConfig
-from tests._helpers.live import descend, double_clip, flat, literal_entropy, live_clip, live_logits
+from tests._helpers.live import Live, descend, double_clip, entropies, flat
 from tests._helpers.tiny_world import TINY_IMAGES, TINY_PROMPTS
 
 
 def test_a_stream_equals_a_training_loop() -> None:
     tent = Tent(double_clip(), TINY_PROMPTS, TentConfig())
-    live, text, norms = live_clip()
-    optimiser = torch.optim.Adam(norms, lr=1e-3, betas=(0.9, 0.999))
+    live = Live()
+    optimiser = torch.optim.Adam(live.norms, lr=1e-3, betas=(0.9, 0.999))
     for images in TINY_IMAGES.split([4, 3, 3]):
         prediction = tent.predict(images).logits
-        logits = live_logits(live, images, text)
-        descend(optimiser, literal_entropy(logits))
+        logits = live.logits(images)
+        descend(optimiser, entropies(logits).mean())
         torch.testing.assert_close(prediction, logits.detach().float())
-    torch.testing.assert_close(tent.memory["norms.values"], flat(norms))
+    torch.testing.assert_close(tent.memory["norms.values"], flat(live.norms))

@@ -7,7 +7,7 @@ from torch import Tensor
 from cliquetta.methods.tps import TPSConfig
 from tests._helpers.arrays import on_features
 from tests._helpers.clusters import make_clusters, make_views
-from tests._helpers.live import descend
+from tests._helpers.live import descend, surest, unit_rows
 from tests._helpers.tiny_world import TINY
 from tests._helpers.tolerance import LOGIT
 
@@ -17,16 +17,12 @@ def literal_tps(views: Tensor, text: Tensor, scale: float, config: TPSConfig) ->
     shift = torch.zeros_like(text, requires_grad=True)
     optimiser = torch.optim.AdamW([shift], lr=config.lr, weight_decay=config.weight_decay)
     for _ in range(config.steps):
-        moved = text + shift
-        moved = moved / moved.norm(dim=-1, keepdim=True)
-        p = (scale * views @ moved.detach().T).softmax(dim=-1)
-        order = (-(p * p.log()).sum(dim=-1)).argsort()
-        selected = views[order[: max(1, int(config.selection_fraction * len(views)))]]
+        moved = unit_rows(text + shift)
+        selected = views[surest(scale * views @ moved.T, config.selection_fraction)]
         mean = (scale * selected @ moved.T).softmax(dim=-1).mean(dim=0)
         descend(optimiser, -(mean * mean.log()).sum())
     with torch.no_grad():
-        moved = text + shift
-        return scale * moved / moved.norm(dim=-1, keepdim=True) @ views[0]
+        return scale * unit_rows(text + shift) @ views[0]
 
 
 @pytest.mark.parametrize("config", [TPSConfig(), TPSConfig(steps=3, lr=0.1, weight_decay=0.3)])

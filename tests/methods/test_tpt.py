@@ -1,4 +1,4 @@
-"""TPT against one image at a time with plain autograd, and against finite differences."""
+"""TPT against one image at a time with plain autograd."""
 
 from functools import partial
 
@@ -11,6 +11,7 @@ from cliquetta.methods.tpt import TPT, TPTConfig
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.literal import assert_gradients
+from tests._helpers.live import surest
 from tests._helpers.tiny import TINY_NAMES
 from tests._helpers.tiny_world import TINY, with_views
 from tests._helpers.tolerance import LOGIT, assert_near
@@ -34,17 +35,16 @@ def literal_logits(prompts: ClassPrompts, features: Tensor, context: Tensor) -> 
 
 
 def literal_loss(prompts: ClassPrompts, features: Tensor, context: Tensor) -> Tensor:
-    """Marginal entropy of one image's kept views (K, E), by its definition."""
+    """Marginal entropy of one image's selected views (K, E), by its definition."""
     mean = literal_logits(prompts, features, context).softmax(dim=-1).mean(dim=0)
     return -(mean * mean.log()).sum()
 
 
 def literal_tpt(prompts: ClassPrompts, views: Tensor, config: TPTConfig) -> Tensor:
-    """Logits of one image: every step as the paper tells it, AdamW by its formula."""
+    """Logits of one image: every step as in the paper, AdamW by its formula."""
     features = TINY.encode_image(views, normalize=True)
-    p = (TINY.scale * features @ TINY.classifier(prompts).T).softmax(dim=-1)
-    order = sorted(range(len(views)), key=lambda v: float(-(p[v] * p[v].log()).sum()))
-    selected = features[order[: int(config.selection_fraction * len(views))]]
+    logits = TINY.scale * features @ TINY.classifier(prompts).T
+    selected = features[surest(logits, config.selection_fraction)]
     context = TINY.context("a photo of a").requires_grad_()
     (gradient,) = torch.autograd.grad(literal_loss(prompts, selected, context), context)
     moved = context * (1 - config.lr * config.weight_decay)

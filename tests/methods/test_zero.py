@@ -48,7 +48,7 @@ def test_all_images_at_once_equal_numpy_one_by_one(
     logits, _ = elect(cosines, 10.0, config)
     expected = [numpy_zero(image.numpy(), 10.0, fraction, vote) for image in cosines]
     assert logits.argmax(dim=-1).tolist() == [label for label, _ in expected]
-    if vote == "hard":  # every way to a decision was taken, or the test has not seen ties
+    if vote == "hard":  # every way to a decision occurs, or the test has not seen ties
         ways = {way for _, way in expected}
         # of twelve views and three classes one of the rest always knows a tied class
         assert ways >= {"votes", "other view"} | ({"last resort"} if views == 6 else set())
@@ -57,7 +57,7 @@ def test_all_images_at_once_equal_numpy_one_by_one(
 def test_the_last_resort_asks_about_tied_classes_only() -> None:
     votes = torch.tensor([[0.0, 2.0, 0.0, 2.0]])
     others = torch.tensor([[[0.9, 0.1, 0.0, 0.3], [0.2, 0.1, 0.8, 0.0]]])
-    winner, top = decide(votes, others)  # both answer untied classes (0 and 2)
+    winner, top = decide(votes, others)  # both predict untied classes (0 and 2)
     assert top.tolist() == [[False, True, False, True]] and winner.tolist() == [3]
 
 

@@ -115,9 +115,9 @@ def test_joined_windows_hold_all_scores_or_evenly_spaced_ones() -> None:
 
 def test_shares_and_class_lists_that_are_refused() -> None:
     for share in (0.0, 1.0, -0.2, math.nan):
-        with pytest.raises(UserError, match="above 0 and below 1"):
+        with pytest.raises(UserError, match="above"):
             build("zero_shot", share=share)
-    with pytest.raises(UserError, match="at least three, got 2"):
+    with pytest.raises(UserError, match="three"):
         create_method("zero_shot", MODEL, NAMES[:2]).enable_rejection()
 
 
@@ -139,8 +139,15 @@ def test_the_temperature_of_two_classes_by_hand(logit: float, backing: float) ->
     assert float(zsr.find_temperature(sums)) == pytest.approx(by_hand, rel=GRID)
 
 
+def test_calibration_asks_the_device_for_nothing() -> None:
+    """Tensors without values refuse to be read, as a GPU does while its work is recorded."""
+    logits = torch.empty(4, 3, device="meta")
+    sums = zsr.count_confidences(zsr.no_confidences().to("meta"), logits, logits)
+    assert zsr.calibrate(logits, sums).shape == (4, 3)
+
+
 def test_a_prediction_counts_as_zero_shot_backs_it() -> None:
-    """Of two images one was changed: zero-shot gave its new class 0.2."""
+    """One of two predictions was changed: zero-shot gave its new class 0.2."""
     sums = counted(torch.tensor([[4.0, 0], [0, 4]]), torch.tensor([[0.9, 0.1], [0.8, 0.2]]))
     assert float(sums[0]) == pytest.approx(1.1)
     # at T both are 1 / (1 + exp(-4 / T)) = 0.55, which is beyond the last temperature
@@ -228,7 +235,7 @@ def test_reset_and_another_class_list_start_both_again() -> None:
 
 
 @pytest.mark.parametrize("method", ("zero_shot", "domain_norm"))
-def test_what_several_copies_learned_is_joined(method: str) -> None:
+def test_scores_and_confidences_of_copies_are_joined(method: str) -> None:
     copies = [both(method) for _ in range(2)]
     for index, images in enumerate(make_batches(0, 4, 6)):
         copies[index % 2].predict(images)
@@ -255,5 +262,5 @@ def test_a_frozen_method_keeps_the_limit_and_the_temperature_of_its_state(tmp_pa
         ("--reject", build("tent", share=0.5)),
         ("--calibrate", build("tent", calibrated=True)),
     ):
-        with pytest.raises(UserError, match=f"saved without {option}"):
+        with pytest.raises(UserError, match=option):
             FrozenAdapter(unlearned)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from cliquetta.model.checkpoints.state import Checkpoint, build, with_activation
 from cliquetta.model.clip import CLIP
+from cliquetta.model.factory import create_model
 from tests._helpers.openai_module import OpenAIModule
 from tests._helpers.transformers_models import tiny_transformers, word_tokenizer
 
@@ -52,6 +53,7 @@ def archive(module: Any, pixels: Tensor, tmp_path_factory: pytest.TempPathFactor
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("odd")
     tiny_transformers("gelu").save_pretrained(folder)
+    create_model(f"hf:{folder}")  # it is readable until a test spoils it
     return folder
 
 

@@ -1,6 +1,5 @@
-"""Attention maps: sums, transformers in eager mode, literal rollout, prompts one by one."""
+"""Attention maps: means, sums, literal rollout, prompts one by one."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +10,7 @@ from cliquetta.model import attention
 from cliquetta.model.attention import class_attention, difference, patch_grid, rollout
 from cliquetta.model.block import Prefix
 from cliquetta.model.clip import CLIP
-from cliquetta.model.factory import create_model
 from tests._helpers.tolerance import FEATURE, SUM
-from tests._helpers.transformers_models import tiny_transformers
 
 
 @pytest.fixture(scope="module")
@@ -28,21 +25,14 @@ def all_weights(tower: Any, pixels: Tensor, prefix: Any = None) -> list[Tensor]:
 
 
 @torch.no_grad()
-def test_plain_maps_are_those_of_transformers(tmp_path: Path, pixels: Tensor) -> None:
-    theirs = tiny_transformers()
-    theirs.save_pretrained(tmp_path)
-    theirs.vision_model.config._attn_implementation = "eager"
-    tower = create_model(tmp_path).require_vit()
-    wanted = theirs.vision_model(pixels, output_attentions=True).attentions
-    none = torch.zeros(0, 1, 1, 2, 64)
-    for image, picture in enumerate(pixels):
-        maps = attention.prompted_maps(
-            tower, picture, none, (1,), torch.zeros(1, 0, dtype=torch.bool)
-        )
-        rows = torch.stack([block[image, :, 0].mean(dim=0) for block in wanted[1:]])
-        assert rows.std() > 1e-2
-        torch.testing.assert_close(maps["class"][0, 1:], rows.mean(dim=0), atol=SUM, rtol=FEATURE)
-        assert maps["class"][0, 0] == 0
+def test_plain_maps_are_means_over_heads_and_blocks(tiny_clip: CLIP, pixels: Tensor) -> None:
+    """The attention itself is compared with that of transformers in test_huggingface.py."""
+    tower = tiny_clip.require_vit()
+    no_prompts, chosen = torch.zeros(0, 2, 1, 2, 32), torch.zeros(1, 0, dtype=torch.bool)
+    (row,) = attention.prompted_maps(tower, pixels[0], no_prompts, (0, 1), chosen)["class"]
+    wanted = torch.stack([block[0, :, 0] for block in all_weights(tower, pixels[:1])])
+    assert row[0] == 0 and wanted.std() > 1e-2
+    torch.testing.assert_close(row[1:], wanted.mean(dim=(0, 1)), atol=SUM, rtol=FEATURE)
 
 
 @torch.no_grad()

@@ -42,23 +42,12 @@ def test_ragged_prefixes_equal_one_at_a_time(clip: CLIP, tiny_images: Tensor) ->
     assert (gradient[mask].abs().amax(dim=-1) > 0).all()
 
 
-def test_attention_rows_sum_to_one_and_see_the_prefix(clip: CLIP, tiny_images: Tensor) -> None:
-    tower = clip.require_vit()
-    mask = torch.tensor([[True, True, False]]).expand(10, -1)
-    prefix = {1: Prefix(draw(10, 3, 2, 32), mask)}
-    maps = tower.attention(tiny_images, [0, 1], prefix=prefix)
-    assert maps[0].shape == (10, 2, 17, 17) and maps[1].shape == (10, 2, 17, 20)
-    for weights in maps.values():
-        torch.testing.assert_close(weights.sum(dim=-1), torch.ones(10, 2, 17))
-    assert (maps[1][..., 2] == 0).all() and (maps[1][..., :2] > 0).all()
-
-
 def test_bad_prompts_are_refused(tiny_clip: CLIP, tiny_images: Tensor) -> None:
-    with pytest.raises(ValueError, match=r"\(R, P, 2, D\)"):
+    with pytest.raises(ValueError, match="prefix tokens"):
         Prefix(draw(2, 3, 32))
-    with pytest.raises(ValueError, match="does not fit"):
+    with pytest.raises(ValueError, match="mask"):
         Prefix(draw(2, 3, 2, 32), torch.ones(2, 4, dtype=torch.bool))
-    with pytest.raises(ValueError, match="block 2"):
+    with pytest.raises(ValueError, match="block"):
         tiny_clip.encode_image(tiny_images, prefix={2: Prefix(draw(1, 1, 2, 32))})
     frozen = Prefix(draw(1, 1, 2, 32))
     with pytest.raises(dataclasses.FrozenInstanceError):

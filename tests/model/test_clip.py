@@ -59,12 +59,12 @@ def test_towers_trace_as_one_graph(tiny_clip: CLIP, tiny_images: Tensor) -> None
         torch.testing.assert_close(compiled(*given), function(*given), atol=FEATURE, rtol=FEATURE)
 
 
-def test_prompts_are_refused_by_name(tiny_images: Tensor) -> None:
+def test_prompts_without_their_tower_are_refused(tiny_images: Tensor) -> None:
     model = CLIP(CLIPConfig(24, ResNetConfig(32, 8, (1, 1, 1, 1), 4), None), id="rn-tiny")
     assert not model.capabilities
-    with pytest.raises(MissingCapabilityError, match="no ViT image tower: plain encoding only"):
+    with pytest.raises(MissingCapabilityError):
         model.encode_image(tiny_images, prefix={0: Prefix(torch.zeros(1, 1, 2, 8))})
-    with pytest.raises(MissingCapabilityError, match=r"scap needs .*prefixes, which rn-tiny"):
+    with pytest.raises(MissingCapabilityError, match="prefixes"):
         model.require(frozenset({"visual-prefix"}), by="scap")
-    with pytest.raises(MissingCapabilityError, match="no text tower"):
+    with pytest.raises(MissingCapabilityError):
         model.encode_text(["cat"])

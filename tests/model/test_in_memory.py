@@ -47,6 +47,13 @@ def test_models_of_transformers_become_ours(build: Any, pixels: Tensor, words: A
     assert_features(logits, wanted, LOGIT)
 
 
+def test_another_vocabulary_costs_no_capability() -> None:
+    theirs = tiny_transformers()
+    theirs.text_model.embeddings.token_embedding = nn.Embedding(60_000, 64)
+    theirs.config.text_config.vocab_size = 60_000
+    assert from_model(theirs).capabilities == from_model(tiny_transformers()).capabilities
+
+
 def test_weights_are_shared_and_theirs_stay_trainable() -> None:
     theirs = tiny_transformers().train()
     theirs.text_model.eval()
@@ -98,7 +105,7 @@ def test_a_model_that_computes_something_else_is_wrapped(pixels: Tensor) -> None
             return super().get_image_features(pixel_values).pooler_output.flip(1)
 
     theirs = Halved(tiny_transformers().config).eval()
-    with pytest.warns(UserWarning, match="computes other features: it is wrapped"):
+    with pytest.warns(UserWarning, match="wrapped"):
         ours = from_model(theirs, preprocess=Preprocess(32))
     assert ours.is_wrapped
     torch.testing.assert_close(ours.encode_image(pixels), theirs.get_image_features(pixels))
@@ -145,11 +152,11 @@ def test_a_wrapped_model_has_what_it_has(pixels: Tensor, words: Any) -> None:
         adapter = create_method(method, ours, PROMPTS)
         images = [np.zeros((32, 32, 3), np.uint8) + 40 * i for i in range(4)]  # type: ignore[assignment]
         assert adapter.predict(images).logits.isfinite().all()
-    with pytest.raises(MissingCapabilityError, match="block by block, which conv does not have"):
+    with pytest.raises(MissingCapabilityError):
         create_method("domain_norm", ours, PROMPTS)
-    with pytest.raises(MissingCapabilityError, match="learned context"):
+    with pytest.raises(MissingCapabilityError):
         create_method("tpt", ours, PROMPTS)
-    with pytest.raises(UserError, match="conv is wrapped: save it"):
+    with pytest.raises(UserError, match="wrapped"):
         save_model(ours, "nowhere.safetensors")
 
 
@@ -178,48 +185,47 @@ def test_tent_learns_the_layernorms_of_a_wrapped_image_tower(pixels: Tensor, wor
             value -= 1e-3 * gradient / (gradient.abs() + 1e-8)
     torch.testing.assert_close(second, logits().detach(), atol=LOGIT, rtol=LOGIT)
     assert (first - second).abs().max() > 1e-5
-    for name, value in theirs.state_dict().items():
-        assert torch.equal(value, before[name])
+    torch.testing.assert_close(theirs.state_dict(), before, rtol=0, atol=0)
 
 
 def test_a_wrapped_model_without_norms_or_tokenizer(pixels: Tensor) -> None:
     theirs = Convolutions(norm=False)
-    with pytest.warns(UserWarning, match="Convolutions was in training mode"):
+    with pytest.warns(UserWarning, match="training"):
         ours = from_model(theirs, preprocess=Preprocess(32))
     assert not theirs.training and ours.capabilities == frozenset()
-    with pytest.raises(MissingCapabilityError, match="tokenizer="):
+    with pytest.raises(MissingCapabilityError, match="tokenizer"):
         create_method("zero_shot", ours, PROMPTS)
     fixed = ClassPrompts(("x", "y"), features=torch.randn(2, 12))
     assert create_method("zero_shot", ours, fixed).predict(Batch(pixels)).logits.shape == (3, 2)
 
 
 @pytest.mark.parametrize(
-    ("build", "options", "message"),
+    ("build", "options"),
     [
-        (lambda: nn.Linear(2, 2), {}, "encodes no images"),
-        (Convolutions, {}, "does not say how its images are prepared"),
-        (Convolutions, {"preprocess": object()}, r"cannot be read.*Preprocess"),
-        (Convolutions, {"preprocess": Preprocess(4)}, "does not encode an image of 4 x 4"),
-        (tiny_transformers, {"preprocess": Preprocess(64)}, "64 pixels, CLIPModel takes 32"),
-        (tiny_siglip, {"tokenizer": Tokenizer(64)}, "it gives token 49407, the text tower has 64"),
-        (tiny_siglip, {"tokenizer": lambda texts: [1]}, "does not turn N texts into a tensor"),
+        (lambda: nn.Linear(2, 2), {}),
+        (Convolutions, {}),
+        (Convolutions, {"preprocess": object()}),
+        (Convolutions, {"preprocess": Preprocess(4)}),
+        (tiny_transformers, {"preprocess": Preprocess(64)}),
+        (tiny_siglip, {"tokenizer": Tokenizer(64)}),
+        (tiny_siglip, {"tokenizer": lambda texts: [1]}),
     ],
 )
-def test_what_does_not_fit_is_refused(build: Any, options: Any, message: str) -> None:
-    with pytest.raises(UserError, match=message) as error:
+def test_models_and_options_that_do_not_fit_are_refused(build: Any, options: Any) -> None:
+    with pytest.raises(UserError) as error:
         from_model(build(), **options)
     assert "\n" not in str(error.value)
 
 
 def test_rows_of_another_tokenizer(words: Any) -> None:
-    given = RowTokenizer(words, 64, 64)
-    assert given.encode("the cat") == [14, 9] and given.pad == 0
+    rows = RowTokenizer(words, 64, 64)
+    assert rows.encode("the cat") == [14, 9] and rows.pad == 0
     same = RowTokenizer(Tokenizer(77), 77, 49408)
     assert (same.prefix, same.suffix) == ((49406,), (49407,))
     assert same.encode("a photo") == Tokenizer(77).encode("a photo")
     assert isinstance(same.simplest(), Tokenizer)
-    with pytest.raises(UserError, match="takes 65 tokens, the model's context holds 64"):
-        given(["cat " * 65])
+    with pytest.raises(UserError, match="65 tokens"):
+        rows(["cat " * 65])
 
 
 @pytest.mark.parametrize("resample", [2, 3])

@@ -97,26 +97,22 @@ def test_value_survives_json_and_tells_itself_apart() -> None:
     assert len({one.fingerprint for one in (value, *others)}) == 3
 
 
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        (np.zeros((2, 8, 8, 3), np.float32), "uint8"),
-        (np.zeros((2, 3, 8, 8), np.uint8), "uint8"),
-        (np.zeros((8, 8, 3), np.uint8), "uint8"),
-        (np.zeros((2, 9, 8, 3), np.uint8), "9 x 8, the model takes 8 x 8"),
-    ],
-)
-def test_pixels_of_another_shape_are_refused(bad: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Preprocess(8).pixels(bad)
+def test_pixels_of_another_shape_are_refused() -> None:
+    wrong: list[Any] = [np.zeros((2, 8, 8, 3), np.float32)]
+    wrong += [np.zeros(shape, np.uint8) for shape in ((2, 3, 8, 8), (8, 8, 3))]
+    for pixels in wrong:
+        with pytest.raises(ValueError, match="uint8"):
+            Preprocess(8).pixels(pixels)
+    with pytest.raises(ValueError, match="9 x 8"):
+        Preprocess(8).pixels(np.zeros((2, 9, 8, 3), np.uint8))
 
 
 def test_bad_values_are_refused() -> None:
     for values, message in (
         ({"size": 0}, "size"),
         ({"size": 8, "std": (0.0, 1.0, 1.0)}, "std"),
-        ({"size": 8, "interpolation": "bicubik"}, "did you mean 'bicubic'"),
-        ({"size": 8, "crop_round": "floor"}, "did you mean 'crop_rounding'"),
+        ({"size": 8, "interpolation": "bicubik"}, "bicubic"),
+        ({"size": 8, "crop_round": "floor"}, "crop_rounding"),
     ):
         with pytest.raises(UserError, match=message):
             Preprocess.from_dict(values)

@@ -91,8 +91,10 @@ def test_texts_are_mended_and_unescaped(ours: Tokenizer, text: str, cleaned: str
 def test_known_ids(ours: Any) -> None:
     assert ours.encode("a photo of a") == [320, 1125, 539, 320]
     assert (ours.start, ours.end, ours.vocab_size) == (49406, 49407, 49408)
-    row = ours(["a diagram"])[0]
-    assert row.tolist() == [49406, 320, 22697, 49407] + [0] * 73
+    rows = ours(["a diagram", ""])
+    assert rows.dtype == torch.int64
+    assert rows.tolist() == [[49406, 320, 22697, 49407] + [0] * 73, [49406, 49407] + [0] * 75]
+    assert torch.equal(ours("a diagram"), rows[:1]) and ours([]).shape == (0, 77)
     assert ours.encode("") == []
     assert ours.encode("<|endoftext|>") == [49407]
 
@@ -103,21 +105,11 @@ def test_pattern_ignores_case(ours: Any) -> None:
     assert ours.encode("a!\u0345") == [*ours.encode("a"), *ours.encode("!"), *ours.encode("\u0345")]
 
 
-def test_rows_are_start_text_end_and_zeros(ours: Any) -> None:
-    lengths = {"a photo of a cat.": 8, "": 2, "dog": 3}
-    rows = ours(list(lengths))
-    assert rows.shape == (3, 77) and rows.dtype == torch.int64
-    for row, (text, length) in zip(rows.tolist(), lengths.items(), strict=True):
-        assert row == [49406, *ours.encode(text), 49407] + [0] * (77 - length)
-    assert torch.equal(ours("dog"), rows[2:])
-    assert ours([]).shape == (0, 77)
-
-
 def test_text_that_does_not_fit_is_refused_by_name(ours: Any) -> None:
     assert ours(["cat " * 75]).shape == (1, 77)
-    with pytest.raises(ValueError, match=r"'cat cat .*takes 78 tokens.* holds 77"):
+    with pytest.raises(ValueError, match="78 tokens"):
         ours(["dog", "cat " * 76])
-    with pytest.raises(ValueError, match=r"'a blue bird' takes 5 tokens.* holds 4"):
+    with pytest.raises(ValueError, match="blue bird"):
         Tokenizer(context_length=4)(["a blue bird"])
 
 

@@ -98,5 +98,5 @@ def test_another_resolution(model: Any, tmp_path: Path) -> None:
     assert again.config == model.config and again.fingerprint == model.fingerprint
     large = create_model(tmp_path / "rn.safetensors", image_size=96)
     assert large.encode_image(torch.zeros(1, 3, 96, 96)).shape == (1, 24)
-    with pytest.raises(ValueError, match="multiple of 32"):
+    with pytest.raises(ValueError, match="multiple"):
         create_model(tmp_path / "rn.safetensors", image_size=80)

@@ -79,8 +79,7 @@ def test_text_gradients_equal_autograd(clip: CLIP) -> None:
 
 def test_half_precision_survives_tiny_cotangents(clip: CLIP) -> None:
     """1e-9 is nothing in float16; the tape pulls directions and scales afterwards."""
-    half = clip.to(torch.bfloat16)
-    tower = half.require_vit()
+    tower = clip.to(torch.float16).require_vit()
     pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     hidden = tower.run(tower.embed(pixels), 0, 1)
     tape = VisualTape(tower, hidden, {1: Prefix(torch.full((1, 1, 2, 32), 0.5))})

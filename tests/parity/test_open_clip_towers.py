@@ -12,14 +12,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from cliquetta.model.checkpoints import open_clip_zoo as zoo
-from cliquetta.model.checkpoints.open_clip_zoo import ARCHITECTURES
-from cliquetta.model.checkpoints.openai import (
-    NAMES,
-    address,
-    architecture_name,
-    siglip_activation,
-)
+from cliquetta.model.checkpoints import releases
+from cliquetta.model.checkpoints.openai import siglip_activation
+from cliquetta.model.checkpoints.releases import ARCHITECTURES, OPENAI, address
 from cliquetta.model.factory import create_model
 from tests._helpers.tolerance import FEATURE, SUM
 from tests._helpers.transformers_models import XLM, noisy, word_tokenizer
@@ -130,7 +125,7 @@ def test_our_table_of_releases_is_theirs() -> None:
         vision = config["vision_cfg"]
         is_siglip = "timm_model_name" in vision
         if is_siglip:
-            ours, timm_name = zoo.siglip_config(name), vision["timm_model_name"]
+            ours, timm_name = releases.siglip_config(name), vision["timm_model_name"]
             assert ours["vision_cfg"]["timm_model_name"] == timm_name
             with torch.device("meta"):
                 tanh = "tanh" in str(timm.create_model(timm_name).blocks[0].mlp.act).lower()
@@ -146,8 +141,8 @@ def test_our_table_of_releases_is_theirs() -> None:
             assert release["hf_hub"].rstrip("/") == repo, (name, tag)
             if not is_siglip:
                 expected = "quick_gelu" if release.get("quick_gelu", False) else "gelu"
-                assert zoo.activation_of(name, tag, None) == expected, (name, tag)
-            known = zoo.preprocess_of(name, tag)
+                assert releases.activation_of(name, tag, None) == expected, (name, tag)
+            known = releases.preprocess_of(name, tag)
             openai_mean = open_clip.OPENAI_DATASET_MEAN
             assert tuple(known.get("mean", openai_mean)) == tuple(release["mean"]), (name, tag)
             mode = known.get("resize_mode", "shortest")
@@ -157,8 +152,7 @@ def test_our_table_of_releases_is_theirs() -> None:
 def test_our_addresses_are_openais() -> None:
     from open_clip.pretrained import _PRETRAINED
 
-    for name in NAMES:
-        arch = architecture_name(name)
+    for name, arch in OPENAI.items():
         release = _PRETRAINED[arch]["openai"]
         assert address(name)[0] == release["url"]
         assert ARCHITECTURES[arch].tags["openai"] == release["hf_hub"].rstrip("/")

@@ -1,4 +1,4 @@
-"""Class lists are taken in any shape but a lone string, and compared by content."""
+"""Class lists in any form but a lone string, and compared by content."""
 
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,14 @@ from cliquetta.prompts.classes import ClassPrompts, as_prompts
 def test_any_list_of_names_will_do() -> None:
     wanted = ClassPrompts(("cat", "dog"))
     kinds: list[Any] = [["cat", "dog"], ("cat", "dog"), wanted, (n for n in ("cat", "dog"))]
-    for given in kinds:
-        assert as_prompts(given) == wanted
+    for names in kinds:
+        assert as_prompts(names) == wanted
 
 
-@pytest.mark.parametrize("given", ["cat", [1, 2], ["cat", None]])
-def test_what_is_no_list_of_names_is_refused(given: Any) -> None:
-    with pytest.raises(UserError, match="class names are a list"):
-        as_prompts(given)
+@pytest.mark.parametrize("names", ["cat", [1, 2], ["cat", None]])
+def test_other_things_than_lists_of_names_are_refused(names: Any) -> None:
+    with pytest.raises(UserError, match="list"):
+        as_prompts(names)
 
 
 def test_equal_content_is_equal_and_hashes_alike() -> None:
@@ -43,13 +43,13 @@ def test_classes_of_a_file_a_list_or_a_known_list(tmp_path: Path) -> None:
 
 def test_known_list_may_hold_duplicates_but_a_typed_one_may_not() -> None:
     assert len(read_prompts("imagenet")) == 1000
-    with pytest.raises(ValueError, match="given twice: cat"):
+    with pytest.raises(ValueError, match="twice"):
         read_prompts("cat,cat")
 
 
 def test_file_of_classes_that_is_not_text(tmp_path: Path) -> None:
     (tmp_path / "names.txt").write_bytes(b"\xff\xfe\x00c")
-    with pytest.raises(ValueError, match="not UTF-8"):
+    with pytest.raises(ValueError, match="UTF-8"):
         read_prompts(str(tmp_path / "names.txt"))
 
 
@@ -58,5 +58,5 @@ def test_templates_of_text_file_or_set(tmp_path: Path) -> None:
     result = read_templates(["my {}.", str(tmp_path / "t.txt"), "openai-7"])
     assert result == ("my {}.", "art of a {}.", "a {} in the wild.", *templates("openai-7"))
     assert read_templates([]) == ("a photo of a {}.",)
-    with pytest.raises(ValueError, match=r"holds \{\} once"):
+    with pytest.raises(ValueError, match="once"):
         read_prompts("a,b", ["{} and {}"])

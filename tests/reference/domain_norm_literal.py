@@ -12,14 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.func import functional_call
 
 from cliquetta.model.clip import CLIP
-
-Array = npt.NDArray[np.float64]
+from tests._helpers.arrays import Array, softmax
 
 
 def entropy(p: Array) -> float:
@@ -32,11 +30,6 @@ def clip(x: float) -> float:
 
 def evenness(nu: Array) -> float:
     return math.exp(entropy(nu)) / len(nu)
-
-
-def softmax(x: Array) -> Array:
-    powers = np.exp(x - x.max())
-    return np.asarray(powers / powers.sum())
 
 
 @dataclass
@@ -110,12 +103,13 @@ class LiteralDomainNorm:
         blocks = len(self.tower.blocks)
         self.start = min(max(1, blocks // 6), blocks - 1)
         self.names = [
-            f"blocks.{i}.{norm}.{kind}"
+            f"tower.blocks.{i}.{norm}.{kind}"
             for i in range(self.start, blocks)
             for norm in ("ln_1", "ln_2")
             for kind in ("weight", "bias")
         ]
-        loaded = dict(self.tower.named_parameters())
+        self.late = Late(self.tower, self.start)
+        loaded = dict(self.late.named_parameters())
         self.shapes = [loaded[name].shape for name in self.names]
         self.theta = torch.cat([loaded[name].detach().flatten() for name in self.names]).numpy()
         self.W, self.warmup, self.voters, self.lr = W, warmup, voters, lr
@@ -134,7 +128,7 @@ class LiteralDomainNorm:
     def features(self, theta: Tensor, hidden: Tensor) -> Tensor:
         parts = torch.split(theta, [shape.numel() for shape in self.shapes])
         norms = {n: x.view(s) for n, x, s in zip(self.names, parts, self.shapes, strict=True)}
-        actual: Tensor = functional_call(Late(self.tower, self.start), _inside(norms), (hidden,))
+        actual: Tensor = functional_call(self.late, norms, (hidden,))
         return actual / actual.norm(dim=1, keepdim=True)
 
     def encode(self, images: Tensor) -> list[Image]:
@@ -420,10 +414,6 @@ class Late(torch.nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         actual: Tensor = self.tower.pool(self.tower.run(hidden, self.start))
         return actual
-
-
-def _inside(norms: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {f"tower.{name}": value for name, value in norms.items()}
 
 
 def key_of(images: list[Image]) -> Key:

@@ -63,8 +63,8 @@ class Losses(NamedTuple):
 class Learned(NamedTuple):
     """The prompts of one clique, ``None`` for a modality that is not learned, and its losses."""
 
-    visual: Tensor | None
-    text: Tensor | None
+    visual: Tensor | None  # (B, P, 2, D)
+    text: Tensor | None  # (M, Dt), or (N, M, Dt)
     key: Tensor
     before: Losses
     after: Losses

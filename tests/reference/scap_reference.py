@@ -1,6 +1,6 @@
 """SCAP, literally: the oracle that the engine is compared with.
 
-One clique at a time, whole forward passes, plain autograd, ``torch.optim.Adam``; Python loops,
+One clique at a time, complete forward passes, plain autograd, ``torch.optim.Adam``; Python loops,
 lists and sets, in float64 if the model is. Readings where the paper is silent:
 
 * Classes ascend, rows of a set are in batch order, all ties go to the lower index.
@@ -20,20 +20,16 @@ from torch import Tensor
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from tests.reference import scap_equations as eq
-from tests.reference.scap_equations import Clique, Entry, ReferenceSettings
+from tests.reference.scap_equations import Clique, Entry, Learned, ReferenceSettings
 
 
 @dataclass
 class ReferenceResult:
-    """Everything that one batch produced. Lists are parallel to ``cliques`` (mining order)."""
+    """Everything that one batch produced."""
 
     top: list[list[int]]
-    cliques: list[Clique]
-    visual: list[Tensor | None]  # (B, P, 2, D)
-    text: list[Tensor | None]  # (M, Dt), or (N, M, Dt)
-    keys: list[Tensor]
-    losses_before: list[float]
-    losses_after: list[float]
+    cliques: list[Clique]  # in mining order
+    learned: list[Learned]  # of each clique
     logits: Tensor = field(default_factory=lambda: torch.empty(0))  # (b, N)
     retained: dict[int, list[Entry]] = field(default_factory=dict)  # after the batch
     text_mean: Tensor | None = None
@@ -92,15 +88,7 @@ class ReferenceSCAP:
             )
             for _, members in cliques
         ]
-        result = ReferenceResult(
-            top,
-            cliques,
-            [x.visual for x in learned],
-            [x.text for x in learned],
-            [x.key for x in learned],
-            [float(x.before.total) for x in learned],
-            [float(x.after.total) for x in learned],
-        )
+        result = ReferenceResult(top, cliques, learned)
         self._retain(result)
         result.logits = self._infer(images, plain, start, result)
         result.retained = {i: list(entries) for i, entries in self.retained.items()}
@@ -117,14 +105,13 @@ class ReferenceSCAP:
 
     def _retain(self, result: ReferenceResult) -> None:
         """Step 3, clique by clique in mining order."""
-        for g, (i, _) in enumerate(result.cliques):
-            text, visual = result.text[g], result.visual[g]
-            if text is not None:
-                self.text_mean = eq.running_mean(self.text_mean, text, self.tau)
+        for (i, _), own in zip(result.cliques, result.learned, strict=True):
+            if own.text is not None:
+                self.text_mean = eq.running_mean(self.text_mean, own.text, self.tau)
                 self.tau += 1
-            if visual is not None and self.settings.retention:
+            if own.visual is not None and self.settings.retention:
                 entries = self.retained.get(i, [])
-                self.retained[i] = eq.retain(entries, result.keys[g], visual, self.settings)
+                self.retained[i] = eq.retain(entries, own.key, own.visual, self.settings)
 
     def _infer(
         self, images: Tensor, plain: Tensor, query: Tensor, result: ReferenceResult
@@ -140,7 +127,7 @@ class ReferenceSCAP:
                 entries = self.retained.get(i, [])
                 best = eq.best_match(query[j], [k for k, _ in entries]) if entries else None
                 result.used[j, i] = (tuple(own), best)
-                prompts = [visual for g in own if (visual := result.visual[g]) is not None]
+                prompts = [visual for g in own if (visual := result.learned[g].visual) is not None]
                 retained = [] if best is None else [entries[best][1]]
                 prompt = eq.compose(prompts, retained, s)
                 passes.append(self._score(images[j], plain[j], prompt, text))

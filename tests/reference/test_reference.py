@@ -90,7 +90,7 @@ def test_one_step_is_signed_by_the_slope() -> None:
 
 
 def zhou_by_iteration(A: np.ndarray, sigma: float, K: int, alpha: float) -> np.ndarray:
-    """The fixed point of F <- alpha S F + (1 - alpha) A, found by iterating."""
+    """The fixed point of F <- alpha S F + (1 - alpha) A, by iterating."""
     distance = ((A[:, None] - A[None]) ** 2).sum(-1)
     W = np.exp(-distance / (2 * sigma**2))
     np.fill_diagonal(W, 0)

@@ -24,6 +24,7 @@ def test_domains_begin_where_keys_change() -> None:
     keys = ("a/1", "a/2", "a@fog:3/1", "a/3")
     assert domain_starts(keys, ["a", "a@fog:3", "a"]) == [2, 3]
     assert domain_starts(keys[:2], ["a"]) == []
+    assert domain_starts(("a/1", "mixed-in/1", "a/2", "b/1"), ["a", "b"]) == [3]
 
 
 @settings(max_examples=100, deadline=None)

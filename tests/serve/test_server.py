@@ -105,7 +105,7 @@ def test_busy_connections_stay(serve_live: ServeLive, monkeypatch: pytest.Monkey
 
 def test_responses_that_nobody_reads_are_counted_and_dropped(serve_live: ServeLive) -> None:
     request = {"classes": CLASSES, "method": "tda", "options": {"positive_capacity": 20_000}}
-    with serve_live(limits={"answer_seconds": 1.5, "queued_bytes": 25_000_000}) as address:
+    with serve_live(limits={"response_seconds": 1.5, "queued_bytes": 25_000_000}) as address:
         session = httpx.post(f"{address}/v1/sessions", json=request).json()["id"]
         path = f"/v1/sessions/{session}/state"
 

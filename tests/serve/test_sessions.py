@@ -67,6 +67,14 @@ def test_interleaved_sessions_predict_as_the_library_alone(
         assert [probabilities(one) for one in responses] == [alone.predict(part) for part in given]
 
 
+def test_responses_that_other_threads_count_are_replaced_not_changed(service: Local) -> None:
+    session = service.create()
+    resident = service.service.sessions.residents[session]
+    before = resident.responses
+    service.predict(session, batch_of(0))
+    assert (list(before), list(resident.responses)) == ([], [1])
+
+
 def test_racing_repeats_are_applied_once(service: Local, alone: Alone) -> None:
     session = service.create()
 
@@ -86,7 +94,7 @@ def test_wrong_numbers_are_refused_and_change_nothing(service: Local, alone: Alo
     session = service.create()
     for number in range(1, 7):
         service.check(session, batch_of(number, 1), alone, sequence=number)
-    for sequence, code in ((8, "out_of_order"), (6, "sequence_used"), (1, "answer_gone")):
+    for sequence, code in ((8, "out_of_order"), (6, "sequence_used"), (1, "response_gone")):
         refused = service.send(session, batch_of(7, 1), sequence=sequence, top_k=5)
         assert refusal(refused) == (409, code)
     service.check(session, batch_of(7), alone, sequence=7)

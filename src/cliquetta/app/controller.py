@@ -136,7 +136,7 @@ class Controller:
     def _reported(
         self, session: AppSession | None, run: Callable[[], tuple[AppSession, str]], kind: str
     ) -> tuple[AppSession | None, Pages]:
-        """What ``run`` did, or the reason why not above what was shown before."""
+        """Pages after ``run``, or the reason of a refusal above those before."""
         try:
             current, message = run()
             shown = self._pages(current, message, kind)

@@ -20,20 +20,14 @@ from cliquetta.data.bundled import load_bundled
 from cliquetta.data.corruptions import CORRUPTIONS, SEVERITIES
 from cliquetta.serve.schema import DEFAULT_METHOD
 
-VISITORS = 32
-"""Sessions held in memory; the least recently used are dropped first."""
-IDLE_SECONDS = 3600
-"""After which a session and the files of a visitor are deleted."""
-WAITING = 32
-"""Clicks that may wait; batches run one at a time."""
+VISITORS = 32  # sessions held in memory; the least recently used are dropped first
+IDLE_SECONDS = 3600  # after which a session and the files of a visitor are deleted
+WAITING = 32  # clicks that may wait; batches run one at a time
 
-_WORK: dict[str, Any] = {
-    "concurrency_limit": 1,
-    "concurrency_id": "model",
-    "api_visibility": "private",
-}
-"""Options of events that compute: one at a time for all visitors, not offered as an API."""
-_QUICK: dict[str, Any] = {"queue": False, "api_visibility": "private", "show_progress": "hidden"}
+_PRIVATE: dict[str, Any] = {"api_visibility": "private"}  # not offered as an API
+# of events that compute: one at a time for all visitors
+_WORK = {**_PRIVATE, "concurrency_limit": 1, "concurrency_id": "model"}
+_QUICK = {**_PRIVATE, "queue": False, "show_progress": "hidden"}
 
 _WELCOME = "Choose images, classes and a method, then press Next batch."
 _ABOUT = (
@@ -66,9 +60,8 @@ def build_app(controller: Controller) -> gr.Blocks:
         def on_reset(now: AppSession | None) -> list[Any]:
             return _flat(*controller.reset(now))
 
-        run.click(on_next, [session, kind, *form], outputs, **_WORK).then(
-            list, None, files, **_QUICK
-        )
+        ran = run.click(on_next, [session, kind, *form], outputs, **_WORK)
+        ran.then(list, None, files, **_QUICK)
         reset.click(on_reset, [session], outputs, **_WORK)
     app.queue(max_size=WAITING, api_open=False)
     return app
@@ -81,12 +74,9 @@ def _form(controller: Controller) -> list[Any]:
     default = DEFAULT_METHOD if DEFAULT_METHOD in methods else methods[0]
     source = gr.Radio([STREAM, FILES], value=STREAM, label="Images", elem_id="source")
     with gr.Group() as bundled:
-        shift = gr.Dropdown(
-            [NO_SHIFT, *CORRUPTIONS], value=Form.shift, label="Shift", elem_id="shift"
-        )
-        severity = gr.Slider(
-            min(SEVERITIES), max(SEVERITIES), Form.severity, step=1, label="Severity"
-        )
+        shifts, ends = [NO_SHIFT, *CORRUPTIONS], (min(SEVERITIES), max(SEVERITIES))
+        shift = gr.Dropdown(shifts, value=Form.shift, label="Shift", elem_id="shift")
+        severity = gr.Slider(*ends, Form.severity, step=1, label="Severity")
     files = gr.File(
         label=f"Images, at most {controller.settings.limits.images}",
         file_count="multiple",

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cliquetta.app.session import AppSession, Row, Shown, Tally
 from cliquetta.methods.base import Adapter
-from cliquetta.methods.building.explanation import CacheCount, VisuallyPrompted
+from cliquetta.methods.building.explanation import CacheCount
 from cliquetta.methods.scap.evidence import describe
 from cliquetta.model.attention import Kind, difference, patch_grid, prompted_maps
 from cliquetta.model.vision import VisionTower
@@ -25,13 +25,10 @@ from cliquetta.types import Prediction
 
 Picture = npt.NDArray[np.uint8]
 
-MOST_CLIQUES = 60
-"""Galleries on one page."""
+MOST_CLIQUES = 60  # galleries on one page
 NOTHING_YET = "<p class='cq-quiet'>Run a batch first.</p>"
-_CLASSES = 40
-"""Rows of the figure of a cache; of longer class lists the fullest are shown."""
-_BATCHES = 60
-"""Columns of it: the last ones."""
+_CLASSES = 40  # rows of the figure of a cache; of longer class lists the fullest are shown
+_BATCHES = 60  # columns of it: the last ones
 
 CSS = """
 .cq-grid {display: flex; flex-wrap: wrap; gap: 10px}
@@ -278,9 +275,7 @@ def attention_maps(
     prompts = torch.zeros(0, 1, 1, 2, tower.config.width, device=tower.position.device)
     titles, chosen = ["plain CLIP"], torch.zeros(1, 0)
     blocks: Sequence[int] = (len(tower.blocks) - 1,)
-    passes = None
-    if isinstance(adapter, VisuallyPrompted):
-        passes = adapter.prompted_passes(prediction, row)
+    passes = adapter.prompted_passes(prediction, row)
     if passes is not None:
         titles, prompts, blocks = titles + list(passes.titles), passes.prompts, passes.blocks
         chosen = torch.cat([torch.zeros(1, passes.used.shape[1]), passes.used.cpu()])

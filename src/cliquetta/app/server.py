@@ -15,15 +15,10 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cliquetta.app.controller import Controller
+from cliquetta.serve import middleware as admission
 from cliquetta.serve.auth import Tokens, check_binding, check_origin
 from cliquetta.serve.errors import ServiceError
 from cliquetta.serve.limits import RateLimiter
-from cliquetta.serve.middleware import (
-    CSPMiddleware,
-    client_address,
-    guess_limiter,
-    problem_response,
-)
 from cliquetta.serve.server import open_port
 from cliquetta.serve.settings import Settings
 
@@ -88,7 +83,7 @@ def _is_running(pid: int) -> bool:
 def server_settings(settings: Settings) -> dict[str, Any]:
     """Settings of the web server."""
     middleware = [
-        Middleware(CSPMiddleware, policy=POLICY),
+        Middleware(admission.CSPMiddleware, policy=POLICY),
         Middleware(VisitorMiddleware, settings=settings),
     ]
     return {"middleware": middleware, "docs_url": None, "redoc_url": None, "openapi_url": None}
@@ -98,20 +93,18 @@ class VisitorMiddleware:
     """Refuses pages of other sites, guessed passwords and uploads without end."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
-        limits = settings.limits
         self._app, self._hosts = app, settings.hosts
-        self._logins = guess_limiter(limits)
-        refusal = f"more than {limits.upload_bytes:,} bytes uploaded within an hour; wait"
-        self._uploads = RateLimiter(
-            limits.upload_bytes / 3600, limits.upload_bytes, refusal=refusal
-        )
+        self._logins = admission.guess_limiter(settings.limits)
+        most = settings.limits.upload_bytes
+        refusal = f"more than {most:,} bytes uploaded within an hour; wait"
+        self._uploads = RateLimiter(most / 3600, most, refusal)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        address, path = client_address(scope), scope["path"].rstrip("/")
+        address, path = admission.client_address(scope), scope["path"].rstrip("/")
 
         async def counted() -> Message:
             message = await receive()
@@ -123,7 +116,7 @@ class VisitorMiddleware:
             if path.endswith("/login"):
                 self._logins.take(address)
         except ServiceError as error:
-            await problem_response(error)(scope, receive, send)
+            await admission.problem_response(error)(scope, receive, send)
             return
         await self._app(scope, counted if path.endswith("/upload") else receive, send)
 

@@ -6,8 +6,6 @@ Labels of the bundled stream never reach the method.
 from __future__ import annotations
 
 import copy
-import csv
-import io
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +18,7 @@ from torch import Tensor
 
 from cliquetta.data.catalogue import get_dataset
 from cliquetta.data.stream import Stream
+from cliquetta.evaluation.tables import to_csv
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.building.explanation import CacheCount
 from cliquetta.methods.registry import create_method
@@ -59,10 +58,8 @@ class Shown:
 
     rows: tuple[Row, ...]
     refused: tuple[ImageProblem, ...]
-    pixels: Tensor
-    """(B, 3, S, S) as the model saw them."""
-    pictures: npt.NDArray[np.uint8]
-    """Pictures (B, S, S, 3) of the pixels."""
+    pixels: Tensor  # (B, 3, S, S) as the model saw them
+    pictures: npt.NDArray[np.uint8]  # pictures (B, S, S, 3) of the pixels
     prediction: Prediction
 
 
@@ -219,17 +216,15 @@ class AppSession:
 
     def predictions_csv(self) -> bytes:
         """All predictions so far as a table."""
-        file = io.StringIO(newline="")
-        table = csv.writer(file)
-        table.writerow(_COLUMNS.split(","))
+        rows: list[list[object]] = []
         for row in self.rows:
             if isinstance(row, ImageProblem):
-                table.writerow(["", row.name, "", "", "", "", "", row.reason])
+                rows.append([None, row.name, *[None] * 5, row.reason])
                 continue
             before = [row.before, f"{row.before_probability:.6f}"]
             after = [row.after, f"{row.after_probability:.6f}"]
-            table.writerow([row.batch, row.name, *before, *after, row.truth or "", ""])
-        return file.getvalue().encode()
+            rows.append([row.batch, row.name, *before, *after, row.truth, None])
+        return to_csv(_COLUMNS.split(","), rows).encode()
 
     def state(self) -> bytes:
         """State file for ``cliquetta predict --state`` and the service."""

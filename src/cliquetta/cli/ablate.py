@@ -1,7 +1,5 @@
 """``cliquetta ablate``: one field of a method's config, several values, a table and a curve."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace
@@ -99,7 +97,7 @@ def split_values(given: str) -> list[str]:
     return [part.strip() for part in parts if part.strip()]
 
 
-def show_curve(curve: Curve, terminal: Terminal, *, title: str) -> None:
+def show_curve(curve: "Curve", terminal: Terminal, *, title: str) -> None:
     """The points of a curve as a table."""
     from cliquetta.evaluation.comparison import value_text
 

@@ -1,7 +1,5 @@
 """Parts of commands: options that they share, exit codes, and one sentence per error."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import warnings
@@ -79,7 +77,7 @@ class Common:
         """Configure the terminal."""
         self.terminal = Terminal(json=self.json, quiet=self.quiet)
 
-    def model(self, name: str) -> CLIP:
+    def model(self, name: str) -> "CLIP":
         """Load a model onto the chosen device, with a progress bar for downloads."""
         from cliquetta.model.factory import create_model
 
@@ -212,12 +210,12 @@ def read_settings(given: Sequence[str]) -> dict[str, str]:
 
 
 def read_cells(
-    base: RunSpec,
+    base: "RunSpec",
     method: str | None,
     fitted: Path | None,
     settings: Sequence[str],
     preset: str | None = None,
-) -> list[RunSpec]:
+) -> "list[RunSpec]":
     """One spec for every method asked for, its config checked; the default method if none is."""
     from cliquetta.evaluation.grid import with_fitted, with_method, with_options
     from cliquetta.methods.registry import DEFAULT_METHOD

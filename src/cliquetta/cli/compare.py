@@ -1,7 +1,5 @@
 """``cliquetta compare``: recorded runs in one table, for the terminal or for a paper."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -54,8 +52,8 @@ def compare(
 
     Shown are mean ± standard deviation over seeds, and a paired test. Runs with different
     preprocessing, templates, class names or images are not put into one column. ▲ and ▼ mark
-    methods that answer better or worse than the baseline (p < 0.05, exact paired test over images,
-    not corrected for the number of cells).
+    methods that predict better or worse than the baseline (p < 0.05, exact paired test over
+    images, not corrected for the number of cells).
     """
     from cliquetta.evaluation.comparison import compare as tabulate
     from cliquetta.evaluation.record import find_runs, pack_records
@@ -72,7 +70,7 @@ def compare(
     present(table, common.terminal, format)
 
 
-def present(table: Comparison, terminal: Terminal, format: Format = "terminal") -> None:
+def present(table: "Comparison", terminal: Terminal, format: Format = "terminal") -> None:
     """Write a comparison to stdout."""
     entries = [_plain(cell) for cell in table.cells.values()]
     terminal.document(entries)
@@ -101,7 +99,7 @@ def present(table: Comparison, terminal: Terminal, format: Format = "terminal") 
     terminal.out.file.write(text)
 
 
-def main_table(table: Comparison) -> TextTable:
+def main_table(table: "Comparison") -> TextTable:
     """Methods by datasets: means over seeds, with standard deviations where there are several."""
     rows = []
     for row in table.rows:
@@ -112,7 +110,7 @@ def main_table(table: Comparison) -> TextTable:
     return TextTable(("method", *table.columns), tuple(rows), title=_TITLES[table.metric])
 
 
-def overall_table(table: Comparison) -> TextTable:
+def overall_table(table: "Comparison") -> TextTable:
     """Every method over all datasets that it was run on, each dataset counted once."""
     summaries = [table.overall(row) for row in table.rows]
     tail = ("worst tenth",) if any(row.tail is not None for row in summaries) else ()
@@ -127,7 +125,7 @@ def overall_table(table: Comparison) -> TextTable:
     return TextTable(columns, tuple(rows), title="over all datasets")
 
 
-def paired_table(table: Comparison) -> TextTable:
+def paired_table(table: "Comparison") -> TextTable:
     """Every method against the baseline; predictions that became right, and that became wrong."""
     columns = ("dataset", "method", "seeds", "images", "gain", "better / worse", "p")
     rows = []
@@ -140,7 +138,7 @@ def paired_table(table: Comparison) -> TextTable:
     return TextTable(columns, tuple(rows), labels=2, title=f"against {table.baseline}")
 
 
-def footnotes(table: Comparison) -> list[str]:
+def footnotes(table: "Comparison") -> list[str]:
     """Explain the signs in the table."""
     from cliquetta.evaluation.comparison import MARKS
 
@@ -162,7 +160,7 @@ def p_value(p: float) -> str:
     return f"{p:.3f}" if p >= 0.001 else f"{p:.0e}"
 
 
-def _plain(cell: Cell) -> dict[str, Any]:
+def _plain(cell: "Cell") -> dict[str, Any]:
     """A cell as JSON types."""
     first = cell.runs[0].record
     stream, prompts = first.settings["stream"], first.settings["prompts"]

@@ -1,7 +1,5 @@
 """Output of commands: tables and messages on stdout, progress and warnings on stderr."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -57,7 +55,7 @@ class Terminal:
             self.err.print(f"[yellow]{escape(sentence)}[/yellow]", soft_wrap=True)
 
     def fail(self, sentence: str) -> None:
-        """Why the command stops."""
+        """Print why the command stops."""
         self.err.print(f"[bold red]error:[/bold red] {escape(sentence)}", soft_wrap=True)
 
     def table(
@@ -112,7 +110,7 @@ class Terminal:
             self.out.file.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
     @contextmanager
-    def bars(self) -> Iterator[Bars]:
+    def bars(self) -> "Iterator[Bars]":
         """Bars on stderr that do not get into the way of warnings; none when quiet."""
         columns = (
             TextColumn("{task.description}"),
@@ -151,9 +149,11 @@ class Bars:
 
     def show(self, name: str, done: int, total: int | None, note: str = "") -> None:
         """Draw the bar ``name`` at ``done``."""
-        if name not in self._tasks:
-            self._tasks[name] = self._progress.add_task(name, total=total, note=note)
-        self._progress.update(self._tasks[name], completed=done, total=total, note=note)
+        now: dict[str, Any] = {"completed": done, "total": total, "note": note}
+        if name in self._tasks:
+            self._progress.update(self._tasks[name], **now)
+        else:
+            self._tasks[name] = self._progress.add_task(name, **now)
 
     def remove(self, name: str) -> None:
         """Remove a bar, if it is there."""

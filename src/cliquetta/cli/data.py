@@ -1,7 +1,5 @@
 """``cliquetta data doctor``: check a directory of datasets."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -48,7 +46,7 @@ def doctor(
         raise typer.Exit(SKIPPED)
 
 
-def _show(common: Common, report: Report, *, named: bool) -> None:
+def _show(common: Common, report: "Report", *, named: bool) -> None:
     """A table of what is there, then what is wrong and what is missing."""
     terminal = common.terminal
     there = [finding for finding in report.findings if finding.state != "missing"]
@@ -71,7 +69,7 @@ def _show(common: Common, report: Report, *, named: bool) -> None:
         terminal.say(f"Unknown folders: {unknown}; use one as folder:PATH")
 
 
-def _row(finding: Finding) -> tuple[str, ...]:
+def _row(finding: "Finding") -> tuple[str, ...]:
     counts = {name: f"{s.found:,} / {s.expected:,}" for name, s in finding.splits.items()}
     others = [f"{name} {number}" for name, number in list(counts.items())[1:]]
     folder = f"{finding.folder} ({finding.layout})" if finding.folder else "–"
@@ -79,7 +77,7 @@ def _row(finding: Finding) -> tuple[str, ...]:
     return finding.id, finding.state, first, ", ".join(others) or "–", folder
 
 
-def _remarks(finding: Finding) -> list[str]:
+def _remarks(finding: "Finding") -> list[str]:
     lines = [f"to fix: {problem}" for problem in finding.problems]
     if finding.problems and finding.get:
         lines.append(finding.get)

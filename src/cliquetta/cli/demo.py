@@ -1,7 +1,5 @@
 """``cliquetta demo``: adaptation on the bundled model and images, in about a minute on a CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -40,13 +38,13 @@ class DemoStream:
     """One row of a table: zero-shot and methods on one stream, and what came out."""
 
     label: str
-    specs: Sequence[RunSpec]  # the runs, zero-shot first
-    records: Sequence[Record] = ()  # of all runs, if none has failed
-    predictions: Sequence[Predictions] = ()
+    specs: "Sequence[RunSpec]"  # the runs, zero-shot first
+    records: "Sequence[Record]" = ()  # of all runs, if none has failed
+    predictions: "Sequence[Predictions]" = ()
     batch_size: int = 0  # of the methods
 
 
-def count_by_method(streams: Sequence[DemoStream]) -> dict[str, Changes]:
+def count_by_method(streams: Sequence[DemoStream]) -> "dict[str, Changes]":
     """Changes of each method's predictions against zero-shot, over all streams."""
     from cliquetta.report.changes import count_changes
 
@@ -141,7 +139,7 @@ class LiveCurve:
         self.plain: list[float] = []
         self.drawn = 0
 
-    def __call__(self, spec: RunSpec, step: Step) -> None:
+    def __call__(self, spec: "RunSpec", step: "Step") -> None:
         """A batch is done: zero-shot is remembered, the method drawn beside it."""
         share = step.accuracy or 0.0  # the bundled images have labels
         if spec.method == PLAIN:
@@ -191,7 +189,7 @@ def _make_page(folders: Sequence[Path], out: Path) -> Path | None:
     return path
 
 
-def summary(changes: Mapping[str, Changes], plain_right: int, kind: str = "shifted") -> list[str]:
+def summary(changes: "Mapping[str, Changes]", plain_right: int, kind: str = "shifted") -> list[str]:
     """Describe the changes by the methods in words: all in one line, then each."""
     from cliquetta.report.changes import in_words
 

@@ -1,7 +1,5 @@
 """``cliquetta evaluate``: methods on labelled datasets, recorded and resumable."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -172,7 +170,7 @@ def evaluate(
     finish(results, common.terminal)
 
 
-def _report(results: Sequence[RunResult], out: Path, terminal: Terminal) -> None:
+def _report(results: "Sequence[RunResult]", out: Path, terminal: Terminal) -> None:
     done = [(result.spec, result.record) for result in results if result.record is not None]
     groups: dict[tuple[str, str], list[Record]] = {}
     for spec, record in done:
@@ -199,14 +197,14 @@ def _report(results: Sequence[RunResult], out: Path, terminal: Terminal) -> None
     terminal.document([_plain(result, out) for result in results])
 
 
-def _spread(records: Sequence[Record], metric: str) -> str:
+def _spread(records: "Sequence[Record]", metric: str) -> str:
     """Mean over seeds, with the standard deviation where there are several."""
     values = [record.metrics[metric] for record in records if metric in record.metrics]
     sd = statistics.stdev(values) if len(values) > 1 else None
     return number(statistics.mean(values) if values else None, sd=sd)
 
 
-def _difference(records: Sequence[Record], plain: Sequence[Record] | None) -> str:
+def _difference(records: "Sequence[Record]", plain: "Sequence[Record] | None") -> str:
     """Mean difference of top-1 to zero-shot, in points, over the seeds that both have."""
     if not plain or plain[0].method == records[0].method:
         return "–"
@@ -216,7 +214,7 @@ def _difference(records: Sequence[Record], plain: Sequence[Record] | None) -> st
     return number(statistics.mean(gains) if gains else None, signed=True)
 
 
-def _plain(result: RunResult, out: Path) -> dict[str, Any]:
+def _plain(result: "RunResult", out: Path) -> dict[str, Any]:
     """A result as JSON types."""
     record = result.record
     names = ("dataset", "method", "preset", "seed")

@@ -34,9 +34,9 @@ def export(
 
     Pixels in, logits out, for any batch size. The image tower with what was learned, the text
     matrix, class names and preprocessing are in the file. `predict --frozen` gives the same
-    answers.
+    predictions.
 
-    A method that answers an image only by means of the others in its batch, or from a memory that
+    A method that predicts an image only by means of the others in its batch, or from a memory that
     changes with every image, has nothing to export and says so.
     """
     from cliquetta.evaluation.grid import RunSpec

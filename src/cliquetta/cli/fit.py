@@ -1,7 +1,5 @@
 """``cliquetta fit``: train a few-shot method on labelled images."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -51,7 +49,7 @@ def fit(
     few_shot = FewShot.from_dataset(images, shots, clip.preprocess, seed, validation=held)
     with common.terminal.bars() as bars:
 
-        def show(step: FitStep) -> None:
+        def show(step: "FitStep") -> None:
             bars.show("fit", step.step, step.steps, f"loss {step.loss:.3f}")
 
         adapter = fit_method(

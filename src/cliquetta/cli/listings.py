@@ -1,7 +1,5 @@
 """``cliquetta methods``, ``models`` and ``datasets``: what is known by name."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,7 +47,7 @@ def methods(
     common.terminal.document([_summary(entry) for entry in method_entries()])
 
 
-def _summary(entry: MethodEntry) -> dict[str, Any]:
+def _summary(entry: "MethodEntry") -> dict[str, Any]:
     return {
         "name": entry.name,
         "summary": entry.summary,
@@ -62,7 +60,7 @@ def _summary(entry: MethodEntry) -> dict[str, Any]:
     }
 
 
-def _show(entry: MethodEntry, terminal: Terminal) -> None:
+def _show(entry: "MethodEntry", terminal: Terminal) -> None:
     from cliquetta.methods.building.config import config_fields
     from cliquetta.methods.state import plain_config
 

@@ -1,7 +1,5 @@
 """``cliquetta predict``: predict the classes of images."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
 Decode = Literal["exact", "fast", "gpu"]
 EXAMPLES = """
 cliquetta predict photos/ --classes cat,dog,horse --model ViT-B/16
-cliquetta predict photos/ --classes names.txt --model ViT-B/16 --top-k 3 --out answers.jsonl
+cliquetta predict photos/ --classes names.txt --model ViT-B/16 --top-k 3 --out top3.jsonl
 cliquetta predict s3://bucket/shard-{000..012}.tar --classes names.txt --model ViT-B/16 --out s3://bucket/out.parquet
 cliquetta predict list.csv more/*.jpg --classes names.txt --model ViT-B/16 --templates openai-80
 find /data -name '*.jpg' -print0 | cliquetta predict - --classes names.txt --model B.pt --shard 2/8
@@ -195,7 +193,7 @@ def predict(
     for adapter in adapters:
         adapter.enable(reject=reject, calibrate=calibrate)
     if frozen and text is not None:
-        raise UserError("--frozen takes images: answers from features are not exported")
+        raise UserError("--frozen takes images: nothing that predicts from features is exported")
     if frozen:
         adapters, state = [freeze(adapters, state)], None
     with common.terminal.bars() as bars:
@@ -249,7 +247,7 @@ def predict(
 
 
 def _report(
-    run: PredictionRun, out: Path | str | None, state: Path | None, terminal: Terminal
+    run: "PredictionRun", out: Path | str | None, state: Path | None, terminal: Terminal
 ) -> None:
     from cliquetta.methods.domain_norm.health import in_words
 
@@ -271,7 +269,7 @@ def _report(
         terminal.say(f"Not used, in the folders: {kinds}")
     if run.classes_changed:
         terminal.say(
-            f"{state} was of another class list: what was learned about the images was kept, "
+            f"{state} was of another class list: what was learned about the images stays, "
             "what is remembered per class started again."
         )
     for name, figures in run.health.items():

@@ -1,7 +1,5 @@
 """``cliquetta reproduce``: the pages of our own results, from their records."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -89,12 +87,14 @@ def reproduce(
         _write_page(page, pages, terminal, overwrite=overwrite)
 
 
-def find_recorded(path: Path, again: Sequence[str], root: str) -> Callable[[Record], Record | None]:
+def find_recorded(
+    path: Path, again: Sequence[str], root: str
+) -> "Callable[[Record], Record | None]":
     """Find runs among those recorded by their settings, wherever datasets were; not ``again``."""
     from cliquetta.evaluation.grid import ROOT
     from cliquetta.evaluation.record import unpack_records
 
-    def key(record: Record) -> str:
+    def key(record: "Record") -> str:
         return json.dumps(record.settings, sort_keys=True).replace(root, ROOT)
 
     old = unpack_records(path) if path.is_file() else []
@@ -102,7 +102,7 @@ def find_recorded(path: Path, again: Sequence[str], root: str) -> Callable[[Reco
     return lambda planned: by_settings.get(key(planned))
 
 
-def _write_page(page: str, pages: ResultsPages, terminal: Terminal, *, overwrite: bool) -> None:
+def _write_page(page: str, pages: "ResultsPages", terminal: Terminal, *, overwrite: bool) -> None:
     texts = pages.texts(page)
     now = {path: path.read_text(encoding="utf-8") if path.exists() else None for path in texts}
     if now == texts:

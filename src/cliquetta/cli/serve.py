@@ -1,7 +1,5 @@
 """``cliquetta serve``: the HTTP service."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from functools import partial
@@ -134,7 +132,7 @@ def read_offer(
     host: str,
     token_file: Path | None,
     limit: list[str] | None,
-) -> Settings:
+) -> "Settings":
     """Read what the operator offers, checked before a model is loaded.
 
     Tokens are in a file or in the environment: a command line would show them to everyone.

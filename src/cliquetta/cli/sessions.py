@@ -1,7 +1,5 @@
 """``cliquetta sessions``: what a service keeps, for its operator."""
 
-from __future__ import annotations
-
 import time
 from datetime import datetime
 from pathlib import Path
@@ -74,7 +72,7 @@ def delete(
     common.terminal.document({"sessions": chosen})
 
 
-def _scan(where: str) -> list[StoredSession]:
+def _scan(where: str) -> "list[StoredSession]":
     from cliquetta.data.remote import is_url
     from cliquetta.serve.store import Store
 

@@ -6,8 +6,6 @@ are rounded (theirs are cut off, half a level darker); frost is drawn, not photo
 picture has a stream of random numbers of its own. Of our own, severity 5 goes all the way.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -165,7 +163,7 @@ class ShiftedDataset(Dataset):
         name, severity = self.shift.name, self.shift.severity
         return corrupt_batch(pictures, name, severity, self.seed, indices=indices)
 
-    def redrawn(self, round: int) -> ShiftedDataset:
+    def redrawn(self, round: int) -> "ShiftedDataset":
         """A copy with noise of its own for another round."""
         return ShiftedDataset(self.base, self.shift, seed=self.seed + round) if round else self
 

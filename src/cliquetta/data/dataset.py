@@ -1,7 +1,5 @@
 """The contract of a dataset: named images, their labels if known, and the class list."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from abc import ABC, abstractmethod
@@ -80,7 +78,7 @@ class Dataset(ABC):
         """Unit features (n, V, E) where the dataset holds these instead of images."""
         return None
 
-    def redrawn(self, round: int) -> Dataset:
+    def redrawn(self, round: int) -> "Dataset":
         """The dataset as it is shown in a later round: what is random about it drawn anew."""
         return self
 

@@ -64,7 +64,7 @@ def _copied(
 
     ``positions`` fall, in every round of ``others`` (N, rounds, n). A copy reads what an earlier
     one of its round wrote if its source is behind it, so that values come along chains of such
-    sources; their ends are found for all positions at once, by doubling the steps.
+    sources; their ends are computed for all positions at once, by doubling the steps.
     """
     count, rounds, _ = others.shape
     everywhere = np.arange(count * size).reshape(count, size)
@@ -131,7 +131,7 @@ def fog(x: Floats, c: Constants, draws: Draws) -> Floats:
 
 
 def brightness(x: Floats, c: Constants, draws: Draws) -> Floats:
-    """Raise V of HSV: with hue and saturation kept, all channels grow by the same factor."""
+    """Raise V of HSV: hue and saturation stay if all channels grow by the same factor."""
     value = x.max(axis=3, keepdims=True)
     raised = np.clip(value + np.float32(c[0]), 0, 1)
     out: Floats = np.where(value > 0, x * (raised / np.maximum(value, 1e-6)), raised)

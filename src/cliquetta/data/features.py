@@ -1,7 +1,5 @@
 """Datasets of features instead of images: whatever an embedding API returned."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Sequence
@@ -69,7 +67,7 @@ class FeatureDataset(Dataset):
         """Unit features (n, V, E)."""
         return self.rows[np.asarray(indices, dtype=np.int64)]
 
-    def part(self, start: int, stop: int) -> FeatureDataset:
+    def part(self, start: int, stop: int) -> "FeatureDataset":
         """Consecutive rows, without their labels."""
         rows = self.rows[start:stop]
         return FeatureDataset(self.id, rows, names=self.names, keys=self.keys[start:stop])
@@ -123,7 +121,7 @@ def _from_frame(frame: Any) -> dict[str, Any]:
     named = find_column([str(name) for name in vectors], FEATURE_NAMES)
     if named is None and len(vectors) != 1:
         wanted = "a DataFrame of features has rows, and a column of vectors called `features`"
-        raise UserError(f"{wanted}; found {', '.join(map(str, frame.columns))}")
+        raise UserError(f"{wanted}; it has {', '.join(map(str, frame.columns))}")
     column = vectors[0] if named is None else named
     rows = [np.asarray(value) for value in frame[column]]
     others = {str(n): np.asarray(frame[n].astype(str)) for n in frame.columns if n not in vectors}

@@ -1,7 +1,5 @@
 """Your own files as datasets: folders of images, and tables of paths."""
 
-from __future__ import annotations
-
 import csv
 import io
 import os
@@ -15,7 +13,7 @@ from PIL import Image
 
 from cliquetta.data.dataset import OUTSIDE, UNKNOWN, Dataset, FileDataset, UInt8Array
 from cliquetta.data.images import EXTENSIONS, natural_key
-from cliquetta.data.remote import open_location, require
+from cliquetta.data.remote import is_url, open_location, require_exists
 from cliquetta.errors import UserError
 from cliquetta.prompts.catalogue import text_lines
 from cliquetta.prompts.classes import DEFAULT_TEMPLATE
@@ -100,8 +98,10 @@ def folder_dataset(folder: Path, names: Sequence[str] | None = None) -> FileData
 @contextmanager
 def open_table(table: Path | str) -> Iterator[tuple[str, Iterator[Mapping[str, str]]]]:
     """The column of paths of a CSV, TSV or Parquet file or URL, and its rows that have a path."""
-    require(table)
+    require_exists(table)
     name = str(table)
+    if not is_url(table) and Path(table).is_dir():
+        raise UserError(f"{name} is a folder, expected a table of paths: write folder:{name}")
     with open_location(table) as file:
         if name.lower().endswith(PARQUET):
             columns, rows = _parquet_rows(file, name)
@@ -138,8 +138,8 @@ def path_column(columns: Sequence[str], table: str) -> str:
     """The column of paths of a table."""
     column = find_column(columns, PATH_COLUMNS)
     if column is None:
-        wanted, found = " or ".join(PATH_COLUMNS), ", ".join(columns)
-        remedy = f"name one of its columns {wanted}; found {found}"
+        wanted, present = " or ".join(PATH_COLUMNS), ", ".join(columns)
+        remedy = f"name one of its columns {wanted}; it has {present}"
         raise UserError(f"{table} has no column of paths: {remedy}")
     return column
 
@@ -254,7 +254,7 @@ class RelabelledDataset(Dataset):
         """Unit features (n, V, E) of a base that holds these."""
         return self.base.features([self.rows[index] for index in indices])
 
-    def redrawn(self, round: int) -> RelabelledDataset:
+    def redrawn(self, round: int) -> "RelabelledDataset":
         """The base as it is shown in a later round."""
         if not round:
             return self

@@ -10,7 +10,7 @@ What is done with the kinds of picture that loaders disagree on:
 * greyscale of more than 8 bits is scaled to 8 bits, where ``convert("RGB")`` would clip it to
   white: 16-bit by its full range, 32-bit integers by the fewest bytes that hold them, and floats
   by 255 where none is above 1;
-* of an animation the first frame is taken;
+* of an animation the first frame is read;
 * HEIF (``.heic``) is read where ``pillow-heif`` is installed, AVIF where Pillow can.
 """
 

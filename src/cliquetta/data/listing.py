@@ -26,7 +26,7 @@ from cliquetta.data.remote import (
     join_url,
     naming,
     open_location,
-    require,
+    require_exists,
     walk_urls,
 )
 from cliquetta.data.tar import expand_braces, list_members
@@ -170,8 +170,8 @@ def list_images(
     """List the images of folders, image files, tar shards, and tables with a path column.
 
     Each may be a URL (:mod:`cliquetta.data.remote`), a table also a DataFrame. A file that is
-    named itself is taken as an image whatever its suffix. Paths in a CSV, TSV or Parquet file count
-    from its folder; its columns are kept. ``shard-{000..012}.tar`` stands for thirteen tar files.
+    named itself counts as an image whatever its suffix. Paths in a CSV, TSV or Parquet file count
+    from its folder; its columns are copied. ``shard-{000..012}.tar`` stands for thirteen tar files.
     ``-`` is ``stdin``, a file of paths separated by line breaks or NUL characters. ``group_by``
     names the column whose values the list is sorted by (see :meth:`ImageList.fill`).
     """
@@ -204,7 +204,7 @@ def _expand(source: Source, unused: Counter[str], stdin: Path | None) -> Iterato
     is_folder = find_filesystem(name)[0].isdir if url else os.path.isdir
     if suffix == TAR:
         for shard in expand_braces(name):
-            require(shard)
+            require_exists(shard)
             yield from (Entry(f"{shard}/{inner}", {}, at) for inner, at in list_members(shard))
     elif suffix in TABLES and (url or not is_folder(source)):
         yield from _listed(name)
@@ -216,7 +216,7 @@ def _expand(source: Source, unused: Counter[str], stdin: Path | None) -> Iterato
         if image is None:
             raise no_images(source)
     else:
-        require(source)
+        require_exists(source)
         if suffix in _PACKED:
             remedy = "unpack it and name the folder, or make it a .tar file"
             raise UserError(f"{source} is compressed: {remedy}")

@@ -110,7 +110,7 @@ class JpegDecoder:
         return torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call]
 
     def complete(self, made: Made) -> Made:
-        """What a worker made, with the files in it decoded."""
+        """Decode the files in what a worker made."""
         arrays, (numbers, unreadable, span, jpegs) = made
         if not jpegs:
             return made

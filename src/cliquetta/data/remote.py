@@ -134,7 +134,7 @@ def expand_glob(pattern: str) -> list[str] | None:
     return sorted(names, key=natural_key)
 
 
-def require(location: Path | str) -> None:
+def require_exists(location: Path | str) -> None:
     """Refuse a file or folder that does not exist."""
     if is_url(location):
         exists = find_filesystem(str(location))[0].exists(location)

@@ -4,8 +4,6 @@
 stream to :class:`Positions` and one entry there: stream, record and command line follow.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -160,7 +158,7 @@ def long_tail(domain: LabelledSet, options: SamplerOptions, rng: Rng) -> Indices
     return order[np.isin(order, np.concatenate(chosen))]
 
 
-def in_turn(order: Order) -> Draw:
+def in_turn(order: Order) -> "Draw":
     """Datasets one after the other, each in an order of its own."""
 
     def draw(domains: Sequence[LabelledSet], options: SamplerOptions, rng: Rng) -> Positions:

@@ -3,11 +3,9 @@
 Labels travel beside the batches and never inside them.
 """
 
-from __future__ import annotations
-
 import copy
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -137,7 +135,7 @@ class Stream:
         if self.sampler.needs_labels and unlabelled:
             raise UserError(f"order {self.order!r} needs labels, {unlabelled[0]} has none")
 
-    def listing(self, rows: Sequence[Indices] | None = None) -> Stream:
+    def listing(self, rows: Sequence[Indices] | None = None) -> "Stream":
         """All images of all parts, or some ``rows`` of each, as they are listed; keys as here."""
         rows = [np.arange(len(part)) for part in self.parts] if rows is None else rows
         part_of = np.repeat(np.arange(len(rows)), [len(some) for some in rows])
@@ -190,10 +188,11 @@ class Stream:
 
     def read(self, parts: Sequence[range]) -> Iterator[tuple[Batch, Tensor]]:
         """Batches of any positions of the stream, read ahead while the caller is busy with one."""
-        for part, (batch, loaded) in zip(parts, self.load(parts), strict=True):
-            yield batch, self.labels([part[row] for row in loaded.positions])
+        with closing(self.load(parts)) as loading:
+            for part, (batch, loaded) in zip(parts, loading, strict=True):
+                yield batch, self.labels([part[row] for row in loaded.positions])
 
-    def load(self, parts: Sequence[range]) -> Iterator[tuple[Batch, Loaded]]:
+    def load(self, parts: Sequence[range]) -> Generator[tuple[Batch, Loaded], None, None]:
         """Batches of positions, and which of these could be read."""
         self.skipped = []
         loader = Loader(

@@ -1,7 +1,7 @@
 """Augmented views of an image: the plain one first, then random ones.
 
 They depend on ``(seed, key, spec)`` only, so that all methods of a comparison see the same. Crops
-are taken from the image as it was before preprocessing, by :func:`attach_views` from pixels.
+are cut from the image as it was before preprocessing, by :func:`attach_views` from pixels.
 """
 
 import hashlib

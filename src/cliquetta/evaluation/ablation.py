@@ -70,7 +70,7 @@ class Point:
     value: Any
     records: tuple[Record, ...]
     gain: float | None = None  # over zero-shot with the same seeds, in points
-    clique_size: float | None = None  # mean over batches of the largest, where counts were kept
+    clique_size: float | None = None  # mean over batches of the largest, where counts were logged
 
     @property
     def top1(self) -> list[float]:

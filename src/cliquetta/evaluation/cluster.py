@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class RayExecutor:
-    """Runs cells as tasks of a Ray cluster (extra ``ray``); reports and results come to one place.
+    """Runs cells as tasks of a Ray cluster (extra ``ray``); reports and results come back.
 
     A connection that exists already is used and left open; else one is opened for the grid.
     """
@@ -150,7 +150,7 @@ def _run_there(
         os.chdir(folder)  # paths were given as seen from there
         torch.set_num_threads(threads)
         return RunResult(spec, _context(context).run(spec, report)), True
-    except Exception as error:
+    except Exception as error:  # travels as text: not every error can be sent
         final = isinstance(error, FINAL)
         return RunResult(spec, error=f"{type(error).__name__}: {error}"), final
 

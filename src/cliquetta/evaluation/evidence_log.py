@@ -6,14 +6,14 @@ Every batch leaves one line of counts; some, spread over the stream, leave every
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
+import torch.nn.functional as F
 from PIL import Image
 from safetensors.torch import load
 from torch import Tensor
@@ -25,11 +25,12 @@ from cliquetta.errors import UserError
 from cliquetta.evaluation.progress import Step
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.building.explanation import Explanation
+from cliquetta.model.preprocess import Preprocess
 from cliquetta.tensor_file import pack_raw
 from cliquetta.types import Batch
 
 FOLDER = "evidence"
-FORMAT = "cliquetta-evidence-1"
+FORMAT = "cliquetta-evidence-2"
 _ABOUT = "about.json"
 _COUNTS = "batches.jsonl"
 
@@ -38,9 +39,9 @@ Pictures = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class EvidenceLimits:
-    """Limits on the evidence that is kept."""
+    """Limits on the evidence that is stored."""
 
-    images: int = 256  # in full, in whole batches spread over the stream; a batch is cut to this
+    images: int = 256  # in full, in batches spread over the stream; a batch is cut to this
     maps: int = 12  # images with attention maps
     pixels: int = 96  # longest side of the small pictures
 
@@ -86,38 +87,29 @@ class EvidenceLog:
         batch = step.batch[: self.limits.images]
         labels, logits = step.labels[: len(batch)], step.prediction.logits[: len(batch)]
         explanation = self.adapter.explain(batch, step.prediction, maps=maps)
-        after = logits.softmax(dim=-1).max(dim=-1)
         entry = {
             "batch": step.number,
             "keys": list(batch.keys),
             "labels": labels.tolist(),
             "before": explanation.before.tolist(),
-            "after": after.indices.tolist(),
-            "confidence": [round(p, 4) for p in after.values.tolist()],
+            "after": logits.argmax(dim=-1).tolist(),
             "description": explanation.description,
             "maps": explanation.mapped,
         }
         name = f"{step.number:06d}"
-        preprocess = self.adapter.model.preprocess
-        pictures = small_pictures(batch.images, preprocess.mean, preprocess.std, self.limits.pixels)
+        model = self.adapter.model
+        pictures = small_pictures(batch.images, model.preprocess, self.limits.pixels)
         write_atomically(self.folder / f"{name}.webp", _mosaic(pictures))
         write_atomically(self.folder / f"{name}.safetensors", pack_raw(explanation.tensors()))
         text = json.dumps(entry, ensure_ascii=False)
-        write_atomically(self.folder / f"{name}.json", text.encode())  # last: the batch is whole
+        write_atomically(self.folder / f"{name}.json", text.encode())  # last: the batch is complete
 
 
-def small_pictures(
-    images: Tensor, mean: Sequence[float], std: Sequence[float], side: int
-) -> Pictures:
-    """Preprocessed images (n, 3, S, S) as the model sees them, (n, s, s, 3) with s <= ``side``."""
-    pixels = images.detach().float().cpu()
-    pixels = pixels * torch.tensor(std).view(3, 1, 1) + torch.tensor(mean).view(3, 1, 1)
-    if pixels.shape[-1] > side:
-        pixels = torch.nn.functional.interpolate(
-            pixels, size=(side, side), mode="bilinear", antialias=True, align_corners=False
-        )
-    levels = (pixels.clamp(0, 1) * 255).round().to(torch.uint8)
-    return np.asarray(levels.permute(0, 2, 3, 1).contiguous().numpy())
+def small_pictures(images: Tensor, preprocess: Preprocess, side: int) -> Pictures:
+    """Pictures (n, s, s, 3), s <= ``side``, of images (n, 3, S, S) as the model sees them."""
+    if images.shape[-1] > side:
+        images = F.interpolate(images.float(), (side, side), mode="bilinear", antialias=True)
+    return np.ascontiguousarray(preprocess.unnormalise(images).cpu().numpy())
 
 
 def _mosaic(pictures: Pictures) -> bytes:
@@ -204,7 +196,7 @@ def _read_batch(path: Path) -> BatchEvidence:
     for image in entry["maps"]:
         rows = slice(first, first + image["rows"])
         own = {kind: value[rows] for kind, value in kinds.items()}
-        maps.append(MapEvidence(image["place"], tuple(image["cliques"]), own))
+        maps.append(MapEvidence(image["index"], tuple(image["cliques"]), own))
         first = rows.stop
     names = ("keys", "labels", "before", "after")
     lists: dict[str, Any] = {name: tuple(entry[name]) for name in names}

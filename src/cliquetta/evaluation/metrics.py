@@ -164,7 +164,7 @@ class Metrics:
 
 
 def _values(state: Tensor | Sequence[Tensor]) -> Tensor:
-    """A state of torchmetrics as one tensor; some are kept batch by batch."""
+    """A state of torchmetrics as one tensor; some have an entry per batch."""
     if isinstance(state, Tensor):
         return state
     return torch.cat(list(state)) if state else torch.zeros(0)

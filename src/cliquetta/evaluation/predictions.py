@@ -68,9 +68,8 @@ class PredictionLog:
     def append(self, keys: Sequence[str], labels: Tensor, logits: Tensor) -> None:
         """Add the predictions of some images and hand them to the system."""
         best = logits.float().softmax(dim=-1).topk(min(TOP, logits.shape[-1]), dim=-1)
-        rows = zip(
-            keys, labels.tolist(), best.indices.tolist(), best.values.cpu().numpy(), strict=True
-        )
+        classes, shares = best.indices.tolist(), best.values.cpu().numpy()
+        rows = zip(keys, labels.tolist(), classes, shares, strict=True)
         lines = [
             json.dumps({"key": key, "label": label, "top": top, "p": [float(str(p)) for p in ps]})
             for key, label, top, ps in rows  # str() of a float32 is the shortest that reads back

@@ -81,7 +81,7 @@ class Record:
         return int(self.settings["seed"])
 
     def save(self, folder: Path) -> None:
-        """Write ``record.json``, whole or not at all."""
+        """Write ``record.json``, completely or not at all."""
         text = json.dumps(dataclasses.asdict(self), indent=1, ensure_ascii=False)
         write_atomically(folder / RECORD, text.encode())
 
@@ -172,7 +172,7 @@ def list_records(root: Path | str) -> list[Record]:
 
 def verify_predictions(record: Record, folder: Path) -> None:
     """Refuse predictions that were cut, changed or deleted after the run had finished."""
-    if not record.predictions:  # taken from a packed file
+    if not record.predictions:  # read from a packed file
         return
     try:
         damage = "" if fingerprint_predictions(folder) == record.predictions else "was changed"

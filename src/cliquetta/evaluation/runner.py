@@ -1,8 +1,8 @@
 """Run a method over a stream, score it, and lose nothing when the process dies.
 
 Every so often the method's memory, the scores and the length of the prediction file are saved
-together, in one file that is replaced as a whole. A run that is taken up again cuts its predictions
-back to that length and continues; what it writes is bit-equal to a run that was never stopped.
+together, in one file that is replaced atomically. A resumed run cuts its predictions back to that
+length and continues; what it writes is bit-equal to a run that was never stopped.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def evaluate(
     evidence: EvidenceLimits | None = None,
     cache: PredictionCache | None = None,
 ) -> Record:
-    """Predict the whole stream with a reset adapter and score it.
+    """Predict a stream with a reset adapter and score it.
 
     Args:
         adapter: The method.
@@ -187,7 +187,7 @@ class Execution:
         self.evidence: EvidenceLog | None = None
         self.metrics = Metrics(len(adapter.prompts))
         self.progress = RunProgress()
-        self._earlier: tuple[Skipped, ...] = ()  # files skipped before the run was taken up again
+        self._earlier: tuple[Skipped, ...] = ()  # files skipped before the run was resumed
         self._waiting: list[tuple[Sequence[str], Tensor, Tensor]] = []
         self._flushed_at = time.monotonic()
         self._first = True

@@ -9,17 +9,10 @@ from typing import Any, Protocol
 
 import torch
 
+from cliquetta.data import prepared
 from cliquetta.data.catalogue import get_dataset
 from cliquetta.data.dataset import Dataset
 from cliquetta.data.files import Keep, RelabelledDataset
-from cliquetta.data.prepared import (
-    AnyStream,
-    FeatureStream,
-    HeldStream,
-    OnPrepare,
-    PixelStore,
-    from_given_features,
-)
 from cliquetta.data.samplers import SAMPLERS
 from cliquetta.data.stream import Stream
 from cliquetta.errors import UserError, look_up
@@ -57,11 +50,11 @@ class RunContext:
     is run more than once and there is room."""
     again: bool = False
     recorded: Callable[[Record], Record | None] | None = None  # finds a run recorded elsewhere
-    on_prepare: OnPrepare | None = None  # encoding or reading proceeds; not sent elsewhere
+    on_prepare: prepared.OnPrepare | None = None  # encoding or reading proceeds; not sent elsewhere
     on_download: Callable[[int, int | None], None] | None = None  # bytes have arrived; not sent
     _model: tuple[object, CLIP] | None = field(default=None, init=False, repr=False)
     _data: dict[str, Dataset] = field(default_factory=dict, init=False, repr=False)
-    _pixels: PixelStore | None = field(default=None, init=False, repr=False)
+    _pixels: prepared.PixelStore | None = field(default=None, init=False, repr=False)
     _cached: dict[str, PredictionCache] = field(default_factory=dict, init=False, repr=False)
     _repeated: frozenset[str] = field(default=frozenset(), init=False, repr=False)
 
@@ -86,7 +79,7 @@ class RunContext:
         """The record of one cell: run now, continued, or finished before."""
         adapter, stream = self.prepare(spec)
         if self.recorded is not None:
-            shown = from_given_features(stream, adapter.model)
+            shown = prepared.from_given_features(stream, adapter.model)
             known = self.recorded(plan(adapter, shown, spec.preset))
             if known is not None:
                 return known
@@ -103,7 +96,7 @@ class RunContext:
             cache=None if spec.view_seed is None else self._cache(adapter, stream),
         )
 
-    def prepare(self, spec: RunSpec) -> tuple[Adapter, AnyStream]:
+    def prepare(self, spec: RunSpec) -> tuple[Adapter, prepared.AnyStream]:
         """The method and the stream that a spec describes."""
         text = None if spec.text_features is None else as_text_features(spec.text_features)
         domains, unknown = self._load_data(spec, None if text is None else text.names)
@@ -139,27 +132,27 @@ class RunContext:
             if self.evidence:
                 reason = "holds features, no images to show: leave out --evidence"
                 raise UserError(f"{stream.id} {reason}")
-            return adapter, from_given_features(stream, model)
+            return adapter, prepared.from_given_features(stream, model)
         if self.evidence:
             return adapter, stream
         if self.features is not None and isinstance(adapter, FeatureLevel):
-            return adapter, FeatureStream(stream, model, self.features, self.on_prepare)
+            return adapter, prepared.FeatureStream(stream, model, self.features, self.on_prepare)
         if self.hold or (self.hold is None and spec.dataset in self._repeated):
             if self._pixels is None:
                 on_gpu = model.device.type == "cuda"
                 room = torch.cuda.mem_get_info(model.device)[0] // 2 if on_gpu else HOST_ROOM
-                self._pixels = PixelStore(room)
+                self._pixels = prepared.PixelStore(room)
             if self._pixels.fits(stream, model):
-                return adapter, HeldStream(stream, model, self._pixels, self.on_prepare)
+                return adapter, prepared.HeldStream(stream, model, self._pixels, self.on_prepare)
             if self.hold:
-                need = PixelStore.bytes_of(stream, model) / 2**30
+                need = prepared.PixelStore.bytes_of(stream, model) / 2**30
                 raise UserError(f"{stream.id} needs {need:.1f} GiB to be held: leave out --hold")
         return adapter, stream
 
-    def _cache(self, adapter: Adapter, stream: AnyStream) -> PredictionCache | None:
+    def _cache(self, adapter: Adapter, stream: prepared.AnyStream) -> PredictionCache | None:
         """Predictions of an independent method on a held stream; of the last dataset."""
         independent = adapter.batch_dependence is BatchDependence.INDEPENDENT
-        if not isinstance(stream, HeldStream) or not independent:
+        if not isinstance(stream, prepared.HeldStream) or not independent:
             return None
         about = {**plan(adapter, stream).settings}
         about["stream"] = [about["stream"][name] for name in ("datasets", "views", "view_seed")]

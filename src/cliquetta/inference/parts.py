@@ -5,8 +5,6 @@ It holds the list of images (``images.sqlite``), the request (``run.json``), fin
 state is written before its part and removed after the next: the last part always has one.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 import threading
@@ -127,7 +125,7 @@ class Writer:
         self._waiting.append(job := self._thread.submit(after))
         return job
 
-    def __enter__(self) -> Writer:
+    def __enter__(self) -> "Writer":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -5,8 +5,6 @@ order. Parts are written by the process that started the run, so that they are t
 machine; an actor that dies is replaced by one that continues after the last part.
 """
 
-from __future__ import annotations
-
 import copy
 import io
 import logging
@@ -72,7 +70,7 @@ class ActorSetup:
     cutting: tuple[bool, int, float]  # the last three settings of a `PartCutter`
 
     @classmethod
-    def of(cls, work: FileRun, device: str, threads: int) -> ActorSetup:
+    def of(cls, work: FileRun, device: str, threads: int) -> "ActorSetup":
         """The setup of a run."""
         adapters = work.predictor.adapters.values()
         for one in adapters:
@@ -190,7 +188,7 @@ class RayCluster:
     retries: int = 3  # how often an actor is replaced that finished no part
 
     @contextmanager
-    def connect(self) -> Iterator[RayWorkers]:
+    def connect(self) -> "Iterator[RayWorkers]":
         """The actors, for as long as a run goes on."""
         needed = (self.actors or 1) * self.threads + 1
         with connected(self.address, max(os.cpu_count() or 1, needed)) as ray:

@@ -5,8 +5,6 @@ from there; batches, and so predictions, do not depend on where a run was stoppe
 are there they become the output file, and the folder goes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -35,7 +33,7 @@ from cliquetta.methods.state import describe, merge_states
 if TYPE_CHECKING:
     from cliquetta.inference.ray_driver import RayCluster, RayWorkers
 
-_FORMAT = "cliquetta-predict-1"
+_FORMAT = "cliquetta-predict-2"
 _LONGEST_NAME = 200  # of a group; file systems take 255 bytes, with a suffix while it is written
 
 
@@ -123,7 +121,7 @@ class FileRun:
         self.database = self.parts.folder / "images.sqlite"
         self.result = PredictionRun(out=self.target)
 
-    def complete(self, cluster: RayCluster | None = None) -> PredictionRun:
+    def complete(self, cluster: "RayCluster | None" = None) -> PredictionRun:
         """Do what is left of the run."""
         self.parts.remove_finished()
         check_writable(self.target, self.state, overwrite=self.overwrite)
@@ -159,7 +157,7 @@ class FileRun:
             self.parts.finish()
         return run
 
-    def _begin_or_continue(self, workers: RayWorkers | None) -> dict[str, Any]:
+    def _begin_or_continue(self, workers: "RayWorkers | None") -> dict[str, Any]:
         """The facts of the run in the folder of parts; begun if there is none to continue.
 
         A run that was asked for something else is continued by its own command, or given up.
@@ -216,8 +214,9 @@ class FileRun:
         if not isinstance(self.images, FeatureDataset):
             given = self.images, self.database, self.stdin, self.group_by
             with closing(list_images(*given)) as listing:
-                count, groups = len(listing), listing.groups()
-            if self.group_by is not None:
+                count = len(listing)
+                groups = listing.groups() if self.group_by is not None else []  # slow if many
+            if groups:
                 ends = list(accumulate(size for _, size in groups))
                 return list(map(Lane, [0, *ends], ends, [name for name, _ in groups]))
         size = self.predictor.batch_size

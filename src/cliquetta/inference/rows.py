@@ -165,9 +165,9 @@ class PredictionRun:
     waited: float = 0.0
     """Seconds in which the methods waited for images, added over actors."""
     classes: dict[str, Counter[str]] = field(default_factory=dict)
-    """By method: how often each class came first."""
+    """Number of images for which each class came first, by method."""
     rejected: dict[str, int] = field(default_factory=dict)
-    """By method, where asked for: images of none of the classes, which are in ``classes``, too."""
+    """Number of images of none of the classes, by method, if asked for; also in ``classes``."""
     rows: list[Row] = field(default_factory=list)
     """Path, predictions and error of every image; empty where they went to a file only.
 
@@ -181,7 +181,7 @@ class PredictionRun:
     classes_changed: bool = False
     """The state was of another class list: what does not depend on the classes stays."""
     health: dict[str, dict[str, int | float | str]] = field(default_factory=dict)
-    """By method that tells: how adaptation was doing in the last batch, with its verdict."""
+    """Figures of how adaptation did in the last batch, with a verdict, by method that has one."""
 
     def to_pandas(self) -> Any:
         """The rows as a DataFrame.

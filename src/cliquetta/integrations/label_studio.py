@@ -1,4 +1,4 @@
-"""Pre-labels in Label Studio: its machine-learning backend, answered by ``cliquetta serve``.
+"""Pre-labels in Label Studio: its machine-learning backend, a client of ``cliquetta serve``.
 
 Run it beside the service and add its address under *Settings, Model* of a project::
 
@@ -26,8 +26,7 @@ from cliquetta.serve.client import Client, RemoteSession
 from cliquetta.serve.schema import ImagePrediction
 from cliquetta.version import installed_version
 
-BATCH = 64
-"""Images per request to the service."""
+BATCH = 64  # images per request to the service
 
 
 @dataclass(frozen=True)
@@ -53,17 +52,13 @@ class Control:
         raise HTTPException(422, "the labelling configuration has no <Choices> for an <Image>")
 
     def prediction(self, predicted: ImagePrediction | None, version: str) -> dict[str, Any]:
-        """An answer in Label Studio's format; none for an image that could not be read."""
+        """A prediction in Label Studio's format; none for an image that could not be read."""
         if predicted is None:
             return {"result": [], "score": 0.0, "model_version": version}
-        result = {
-            "from_name": self.from_name,
-            "to_name": self.to_name,
-            "type": "choices",
-            "value": {"choices": [predicted.label]},
-            "score": predicted.probability,
-        }
-        return {"result": [result], "score": predicted.probability, "model_version": version}
+        score = {"score": predicted.probability}
+        names = {"from_name": self.from_name, "to_name": self.to_name, "type": "choices"}
+        result = {**names, "value": {"choices": [predicted.label]}, **score}
+        return {"result": [result], **score, "model_version": version}
 
 
 class Backend:

@@ -17,7 +17,7 @@ from cliquetta.atomic import write_atomically
 from cliquetta.data.inputs import Images, as_batch
 from cliquetta.errors import UserError
 from cliquetta.methods.building.config import MethodConfig
-from cliquetta.methods.building.explanation import CacheCount, Explanation
+from cliquetta.methods.building.explanation import CacheCount, Explanation, PromptedPasses
 from cliquetta.methods.building.memory import Memory, all_finite
 from cliquetta.methods.building.merging import MergeRule, merge_memories
 from cliquetta.methods.zero_shot_reference import OPTIONAL, ZeroShotReference, without_optional
@@ -71,7 +71,7 @@ class Adapter(ZeroShotReference, ABC):
     """
 
     name: str
-    """What the method is registered under; that of the class if it is not."""
+    """Name under which the method is registered, else that of the class."""
 
     batch_dependence: ClassVar[BatchDependence]
     needs: ClassVar[frozenset[str]] = frozenset()
@@ -81,7 +81,7 @@ class Adapter(ZeroShotReference, ABC):
     """Whether logits are the model's own: scaled cosines of an image and a text, with its bias."""
 
     fitted: Mapping[str, Tensor] | None = None
-    """What a few-shot method was built from; two adapters with others share no state."""
+    """Tensors that a few-shot method was built from; with others, adapters share no state."""
 
     class_free: frozenset[str] = frozenset()
     """Names in ``memory`` (of some configs) that stay valid when the class list changes."""
@@ -165,7 +165,7 @@ class Adapter(ZeroShotReference, ABC):
             if not all_finite([*late, prediction.logits, *self.memory.changed(before)]):
                 raise NonFiniteError(
                     f"{self.name} gave or learned numbers that are not finite: lower its "
-                    "learning rate, or start without the state; nothing of this batch was kept"
+                    "learning rate, or start without the state; nothing was learned from this batch"
                 )
         except BaseException as error:
             self.memory.restore(before)
@@ -217,7 +217,7 @@ class Adapter(ZeroShotReference, ABC):
 
     @property
     def outlives_classes(self) -> bool:
-        """Whether something of the memory is kept by another class list, or there is none."""
+        """Whether some of the memory is valid for another class list, or there is none."""
         learned = set(self.memory) - OPTIONAL.keys()
         return not learned or bool(self.class_free & learned)
 
@@ -246,7 +246,7 @@ class Adapter(ZeroShotReference, ABC):
         """Write what was learned to a file; :func:`cliquetta.load_method` continues from there.
 
         Args:
-            path: The file, by custom ``.safetensors``; it is replaced as a whole or not at all.
+            path: The file, by custom ``.safetensors``; it is replaced completely or not at all.
             extra: Tensors of your own to keep beside it.
             notes: JSON types of your own to keep in its header.
 
@@ -288,7 +288,7 @@ class Adapter(ZeroShotReference, ABC):
         """Freeze what is learned so far: a function from pixels (B, 3, S, S) to logits.
 
         Raises:
-            UserError: Answers of the method depend on the other images of a batch or stream.
+            UserError: Predictions of the method depend on the other images of a batch or stream.
 
         """
         raise UserError(
@@ -328,6 +328,11 @@ class Adapter(ZeroShotReference, ABC):
             elif isinstance(value, float) or (isinstance(value, Tensor) and value.ndim == 0):
                 line[name] = round(float(value), 4)
         return line
+
+    def prompted_passes(self, prediction: Prediction, index: int) -> PromptedPasses | None:
+        """The passes with visual prompts over image ``index`` of a batch; ``None`` if none."""
+        del prediction, index
+        return None
 
     def cache_counts(self) -> dict[str, CacheCount]:
         """Occupancy, by name, of the caches that :attr:`merge_rules` declare."""

@@ -5,7 +5,7 @@ per batch on all LayerNorms of image and text tower, down
 
     mean entropy - mean over predicted classes of m_c·t_c - sum over c ≠ d of (1 - cos(m_c, m_d))
 
-with m_c the mean image feature of the images predicted as c, taken **before** normalisation, and
+with m_c the mean image feature of the images predicted as c, **before** normalisation, and
 t_c the unit text feature. The prediction is that of the forward pass before the step, which stays.
 The authors reset at every change of corruption: call ``reset`` where a stream is known to change.
 """

@@ -31,7 +31,7 @@ def check_method(build: Build, *, images: Tensor | None = None, tolerance: Any =
     Args:
         build: Gives a fresh adapter, built equally at every call.
         images: Preprocessed pixels (10, 3, S, S); noise by default.
-        tolerance: ``atol`` and ``rtol`` where sums may be taken in another order.
+        tolerance: ``atol`` and ``rtol`` where sums may be computed in another order.
 
     Raises:
         AssertionError: It does not; the message says in what.

@@ -75,8 +75,7 @@ class CLIPTTA(LayerNormAdapter):
         AdamState.begin(self.tower.start).declare(self.memory, "norms")
         self.memory.declare("doubt", self.classifier.new_full(shape, torch.inf), NON_NEGATIVE)
         self.memory.declare("images", torch.zeros(*shape, *pixels, device=self.model.device))
-        generator = torch.Generator().manual_seed(self.seed)
-        self.memory.declare("generator", generator.get_state())
+        self.memory.declare_generator("generator", self.seed)
 
     def _predict(self, batch: Batch) -> Prediction:
         state = AdamState.load(self.memory, "norms")
@@ -103,9 +102,8 @@ class CLIPTTA(LayerNormAdapter):
         """Images drawn from the memory, equally many of every class that has as many."""
         filled = self.memory["doubt"].isfinite()
         count = max(1, self.config.memory_drawn // len(filled))
-        generator = self.memory.generator("generator")
-        order = torch.rand(filled.shape, generator=generator).to(filled.device)
-        self.memory.keep("generator", generator)
+        with self.memory.generator("generator") as generator:
+            order = torch.rand(filled.shape, generator=generator).to(filled.device)
         rank = order.masked_fill(~filled, torch.inf).argsort(dim=1).argsort(dim=1)
         return self.memory["images"][filled & (rank < count)]
 

@@ -5,7 +5,6 @@ Zhou et al., Conditional Prompt Learning for Vision-Language Models, CVPR 2022. 
 context token: V_m(x) = V_m + pi(x). Each image therefore has N texts of its own.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cliquetta.methods import coop
 from cliquetta.methods.building.config import Count
 from cliquetta.methods.building.feature_level import FeatureLevel
 from cliquetta.methods.building.few_shot import FewShotAdapter, FitTask, TextTraining, learn
-from cliquetta.methods.coop import initial_context, initial_linear, prompt_tokens
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP
 from cliquetta.types import Prediction
@@ -36,7 +35,7 @@ class CoCoOpConfig(TextTraining):
     text_chunk: Count = 2048  # Texts encoded at once when predicting. Bounds memory only.
 
 
-def image_context(learned: Mapping[str, Tensor], features: Tensor) -> Tensor:
+def image_context(learned: coop.Learned, features: Tensor) -> Tensor:
     """V + pi(x): the context (B, M, D) of each image, from unit features (B, E)."""
     hidden = F.relu(F.linear(features, learned["down.weight"], learned["down.bias"]))
     shift = F.linear(hidden, learned["up.weight"], learned["up.bias"])
@@ -44,12 +43,7 @@ def image_context(learned: Mapping[str, Tensor], features: Tensor) -> Tensor:
 
 
 def cocoop_logits(
-    model: CLIP,
-    tokens: tuple[Tensor, Tensor],
-    learned: Mapping[str, Tensor],
-    features: Tensor,
-    *,
-    chunk: int = 512,
+    model: CLIP, tokens: coop.Tokens, learned: coop.Learned, features: Tensor, *, chunk: int = 512
 ) -> Tensor:
     """Scale * cos(image, its own texts): (B, N) of unit image features (B, E)."""
     B, N = len(features), len(tokens[0])
@@ -67,9 +61,9 @@ def initial_parameters(
     """Context and network before training."""
     width = model.require_text().config.width
     hidden = config.hidden_dim or max(1, model.embed_dim // 16)
-    down = initial_linear(model.embed_dim, hidden, generator)
-    up = initial_linear(hidden, width, generator)
-    context = initial_context(model, config.context_init, config.context_length, generator)
+    down = coop.initial_linear(model.embed_dim, hidden, generator)
+    up = coop.initial_linear(hidden, width, generator)
+    context = coop.initial_context(model, config.context_init, config.context_length, generator)
     names = "context", "down.weight", "down.bias", "up.weight", "up.bias"
     values = (value.to(model.device) for value in (context, *down, *up))
     return dict(zip(names, values, strict=True))
@@ -79,8 +73,7 @@ def fit_cocoop(task: FitTask, config: CoCoOpConfig) -> dict[str, Tensor]:
     """``context`` (M, D) and the network: ``down.*`` (E -> hidden), ``up.*`` (hidden -> D)."""
     model, prompts = task.model, task.prompts
     start = initial_parameters(model, config, torch.Generator().manual_seed(task.seed))
-    tokens = prompt_tokens(model, prompts, len(start["context"]))
-
+    tokens = coop.prompt_tokens(model, prompts, len(start["context"]))
     return learn(start, partial(cocoop_logits, model, tokens), task, config)
 
 
@@ -89,7 +82,6 @@ class CoCoOp(FeatureLevel, FewShotAdapter):
     """Learned context that a small network shifts for every image."""
 
     needs = frozenset({"text", "text-prompts"})
-
     config: CoCoOpConfig
 
     def _setup(self) -> None:
@@ -102,7 +94,7 @@ class CoCoOp(FeatureLevel, FewShotAdapter):
             "up.weight": self.tensor("up.weight", width, hidden),
             "up.bias": self.tensor("up.bias", width),
         }
-        self.tokens = prompt_tokens(model, prompts, len(self.learned["context"]))
+        self.tokens = coop.prompt_tokens(model, prompts, len(self.learned["context"]))
         self.chunk: int = config.text_chunk
 
     def _predict_features(self, features: Tensor) -> Prediction:

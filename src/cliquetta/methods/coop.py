@@ -24,6 +24,8 @@ from cliquetta.types import Prediction
 
 ClassPosition = Literal["end", "middle", "front"]
 INIT_STD = 0.02
+Tokens = tuple[Tensor, Tensor]  # Ids (N, L) of class texts, positions (N, M) of learned tokens.
+Learned = Mapping[str, Tensor]  # Learned tensors by name.
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class CoOpConfig(TextTraining):
 
 def prompt_tokens(
     model: CLIP, prompts: ClassPrompts, count: int, position: ClassPosition = "end"
-) -> tuple[Tensor, Tensor]:
+) -> Tokens:
     """Token ids (N, L) with room for ``count`` context tokens, and where they stand (N, count)."""
     tokenizer = model.tokenizer
     head = {"end": count, "middle": count // 2, "front": 0}[position]
@@ -84,9 +86,7 @@ def initial_linear(inputs: int, outputs: int, generator: torch.Generator) -> tup
     return (2 * weight - 1) * bound, (2 * bias - 1) * bound
 
 
-def coop_logits(
-    model: CLIP, tokens: tuple[Tensor, Tensor], learned: Mapping[str, Tensor], features: Tensor
-) -> Tensor:
+def coop_logits(model: CLIP, tokens: Tokens, learned: Learned, features: Tensor) -> Tensor:
     """Scale * cos(image, text with context V): (B, N) of unit image features (B, E)."""
     ids, positions = tokens
     text = model.encode_text(ids, context=learned["context"], positions=positions, normalize=True)
@@ -103,7 +103,6 @@ def fit_coop(task: FitTask, config: CoOpConfig) -> dict[str, Tensor]:
         start = start.repeat(len(prompts), 1, 1)
         if not config.context_init:
             start = INIT_STD * torch.randn(start.shape, generator=generator).to(model.device)
-
     return learn({"context": start}, partial(coop_logits, model, tokens), task, config)
 
 
@@ -115,7 +114,6 @@ class CoOp(FeatureLevel, FewShotAdapter):
 
     scaled_cosines = True
     needs = frozenset({"text", "text-prompts"})
-
     config: CoOpConfig
 
     def _setup(self) -> None:

@@ -5,10 +5,10 @@ Adaptation, AAAI 2024. A context per class and a key/value prompt in one visual 
 step down TPT's loss. Retention prompts, one of each kind per class, remember what was learned for
 the images predicted as that class, and later images start near them.
 
-Per image, in order of the stream: (1) context = 0.1 kept + 0.9 start, the visual prompt goes on
-from the last image; (2) one step on both; (3) the confident views under the new prompts name a
-class, whose kept visual prompt is mixed in; (4) the plain view is scored; (5) the kept prompts of
-the predicted class move by 1 - exp(-max logit / 5000).
+Per image, in order of the stream: (1) context = 0.1 retained + 0.9 start, the visual prompt goes
+on from the last image; (2) one step on both; (3) the confident views under the new prompts name a
+class, whose retained visual prompt is mixed in; (4) the plain view is scored; (5) the retained
+prompts of the predicted class move by 1 - exp(-max logit / 5000).
 """
 
 from dataclasses import dataclass
@@ -84,8 +84,8 @@ class DART(Adapter):
         start = 2 * torch.rand(config.prompt_length, 2, D, generator=generator) - 1
         start = start.to(model.device)
         self.memory.declare("visual", start)
-        self.memory.declare("kept_visual", start.repeat(N, 1, 1, 1))
-        self.memory.declare("kept_context", self.template.start.repeat(N, 1, 1))
+        self.memory.declare("retained_visual", start.repeat(N, 1, 1, 1))
+        self.memory.declare("retained_context", self.template.start.repeat(N, 1, 1))
 
     @torch.no_grad()
     def _predict(self, batch: Batch) -> Prediction:
@@ -100,7 +100,7 @@ class DART(Adapter):
         before_prompt = [self.tower.run(part, stop=self.config.block) for part in embedded]
         hidden = torch.cat(before_prompt)  # the same whatever the prompt
         visual = self.memory["visual"]
-        context = retained * self.memory["kept_context"] + (1 - retained) * self.template.start
+        context = retained * self.memory["retained_context"] + (1 - retained) * self.template.start
         text = self.template.features(context[None])[0]
         before = self.scale * self.encode(hidden, visual) @ text.T
         sure_before = confident_views(before, self.config.selection_fraction)
@@ -110,7 +110,7 @@ class DART(Adapter):
         after = self.scale * self.encode(hidden, visual) @ text.T
         sure_after = confident_views(after, self.config.selection_fraction)
         named = mean_logits(after, sure_after).argmax()
-        visual = retained * self.memory["kept_visual"][named] + (1 - retained) * visual
+        visual = retained * self.memory["retained_visual"][named] + (1 - retained) * visual
         logits = self.scale * (self.encode(hidden[:1], visual) @ text.T)[0]
         if self.config.score == "views":
             logits = mean_logits(after, sure_after)
@@ -149,7 +149,7 @@ class DART(Adapter):
         """Move the retained prompts of the predicted class towards those of this image."""
         label = logits.argmax()
         stay = torch.exp(-logits[label] / self.config.ema_scale)
-        for name, now in (("kept_context", context[label]), ("kept_visual", visual)):
+        for name, now in (("retained_context", context[label]), ("retained_visual", visual)):
             moved = self.memory[name].clone()
             moved[label] = stay * moved[label] + (1 - stay) * now
             self.memory[name] = moved

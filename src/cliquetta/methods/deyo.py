@@ -87,14 +87,12 @@ class DeYO(MomentumAdapter):
 
     def _setup(self) -> None:
         super()._setup()
-        generator = torch.Generator().manual_seed(self.seed)
-        self.memory.declare("generator", generator.get_state())
+        self.memory.declare_generator("generator", self.seed)
 
     def _predict(self, batch: Batch) -> Prediction:
         config, memory = self.config, self.memory
-        generator = memory.generator("generator")
-        shuffled = shuffle_patches(batch.images, config.patch_grid, generator)
-        memory.keep("generator", generator)
+        with memory.generator("generator") as generator:
+            shuffled = shuffle_patches(batch.images, config.patch_grid, generator)
         with torch.enable_grad():
             values = memory["norms"].detach().requires_grad_()
             logits = self.logits(values, batch.images)

@@ -36,7 +36,7 @@ class DMNConfig(SelectiveConfig):
     """Smallest crop, as a fraction of the image's area: the authors crop half of it or more."""
     selection_fraction: Fraction = 0.1
     """ρ: fraction of the views, those of lowest entropy, that give class and entropy."""
-    capacity: Count = 50  # Images kept per class.
+    capacity: Count = 50  # Images stored per class.
     beta: NonNegative = 5.5  # β: how fast an entry's weight falls with its distance from the query.
     memory_weight: Positive = 1.0
     """β₂: weight of the memory's prediction relative to the text's; the authors search it on

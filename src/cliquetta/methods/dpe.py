@@ -47,9 +47,9 @@ class DPEConfig(SelectiveConfig):
     weight_decay: NonNegative = 0.1  # Weight decay of AdamW; idle in the one step from zero.
     alignment_weight: NonNegative = 0.5  # a: weight of the contrast between the prototypes.
     scored: Literal["plain", "confident"] = "plain"
-    """What is predicted from: the plain view, or the mean of the confident ones (ImageNet-A)."""
+    """View that is scored: the plain one, or the mean of the confident ones (ImageNet-A)."""
     update_threshold: NonNegative = 0.1
-    """Entropy over log2 of the number of classes below which text prototypes are kept."""
+    """Entropy over log2 of the number of classes below which text prototypes are remembered."""
 
 
 def alignment(visual: Tensor, text: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ of its sequence and in the same blocks, linear images of them. Tokens and linear
 cross-entropy, the towers stay frozen. Words of the start that are not learned ("of a") stay.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,9 +13,9 @@ import torch
 from torch import Tensor
 
 from cliquetta.errors import UserError
+from cliquetta.methods import coop
 from cliquetta.methods.building.config import Count, Positive
 from cliquetta.methods.building.few_shot import FewShotAdapter, FitTask, SGDTraining, learn
-from cliquetta.methods.coop import INIT_STD, initial_context, initial_linear, prompt_tokens
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP, FrozenModel, PromptedTower
 from cliquetta.model.vision import TokenPrompts
@@ -38,7 +37,7 @@ class MaPLeConfig(SGDTraining):
     Empty: ``context_length`` random tokens."""
 
 
-def visual_prompts(learned: Mapping[str, Tensor]) -> TokenPrompts:
+def visual_prompts(learned: coop.Learned) -> TokenPrompts:
     """Tokens of the image tower: linear maps of the textual ones, block by block.
 
     ``context`` (M, D_t), ``deep`` (J-1, M, D_t), ``map.weight`` (J, D_v, D_t), its bias (J, D_v).
@@ -48,10 +47,10 @@ def visual_prompts(learned: Mapping[str, Tensor]) -> TokenPrompts:
     return TokenPrompts(visual.unbind(), "end")
 
 
-def text_tokens(model: CLIP, prompts: ClassPrompts, config: MaPLeConfig) -> tuple[Tensor, Tensor]:
+def text_tokens(model: CLIP, prompts: ClassPrompts, config: MaPLeConfig) -> coop.Tokens:
     """Token ids of the class texts and the positions of the learned tokens in them."""
     if not config.context_init:
-        return prompt_tokens(model, prompts, config.context_length)
+        return coop.prompt_tokens(model, prompts, config.context_length)
     words = len(model.tokenizer.encode(config.context_init))
     if words < config.context_length:
         raise UserError(
@@ -63,18 +62,14 @@ def text_tokens(model: CLIP, prompts: ClassPrompts, config: MaPLeConfig) -> tupl
     return ids, positions.expand(len(prompts), -1)
 
 
-def text_features(
-    model: CLIP, tokens: tuple[Tensor, Tensor], learned: Mapping[str, Tensor]
-) -> Tensor:
+def text_features(model: CLIP, tokens: coop.Tokens, learned: coop.Learned) -> Tensor:
     """Unit features (N, E) of the prompted class texts."""
     ids, positions = tokens
     context, deep = learned["context"], learned["deep"].unbind()
     return model.encode_text(ids, context=context, positions=positions, deep=deep, normalize=True)
 
 
-def maple_logits(
-    model: CLIP, tokens: tuple[Tensor, Tensor], learned: Mapping[str, Tensor], pixels: Tensor
-) -> Tensor:
+def maple_logits(model: CLIP, tokens: coop.Tokens, learned: coop.Learned, pixels: Tensor) -> Tensor:
     """Scale * cos(prompted image, prompted text): (B, N)."""
     images = model.encode_image(pixels, tokens=visual_prompts(learned), normalize=True)
     return model.scale * images @ text_features(model, tokens, learned).T
@@ -87,10 +82,11 @@ def initial_parameters(
     text, image = model.require_text().config, model.require_vit().config
     depth = min(config.depth, text.layers, image.layers)
     M = config.context_length
-    context = initial_context(model, config.context_init, M, generator)[:M]
-    deep = INIT_STD * torch.randn(depth - 1, M, text.width, generator=generator)
-    maps = [initial_linear(text.width, image.width, generator) for _ in range(2)]  # the later alike
-    weight, bias = (torch.stack([a, *[b] * (depth - 1)]) for a, b in zip(*maps, strict=True))
+    context = coop.initial_context(model, config.context_init, M, generator)[:M]
+    deep = coop.INIT_STD * torch.randn(depth - 1, M, text.width, generator=generator)
+    first, other = (coop.initial_linear(text.width, image.width, generator) for _ in range(2))
+    pairs = zip(first, other, strict=True)  # the later blocks start alike
+    weight, bias = (torch.stack([a, *[b] * (depth - 1)]) for a, b in pairs)
     start = {"context": context, "deep": deep, "map.weight": weight, "map.bias": bias}
     return {name: value.to(model.device) for name, value in start.items()}
 
@@ -100,7 +96,6 @@ def fit_maple(task: FitTask, config: MaPLeConfig) -> dict[str, Tensor]:
     model, prompts = task.model, task.prompts
     start = initial_parameters(model, config, torch.Generator().manual_seed(task.seed))
     tokens = text_tokens(model, prompts, config)
-
     return learn(start, partial(maple_logits, model, tokens), task, config)
 
 

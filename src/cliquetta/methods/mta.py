@@ -3,7 +3,7 @@
 Zanella and Ben Ayed, On the Test-Time Zero-Shot Generalization of Vision-Language Models: Do We
 Really Need Prompt Learning?, CVPR 2024. Alternates between inlierness scores y of the views, a
 softmax of their density at the mode plus the agreement of their predictions, and the mode m, their
-weighted mean shift. The mode takes the place of the image feature.
+weighted mean shift. The mode replaces the image feature.
 """
 
 from dataclasses import dataclass

@@ -37,7 +37,7 @@ class OGAConfig(MethodConfig):
     capacity: Count = 8  # Images cached per class.
     likelihood_weight: NonNegative = 0.05  # τ: weight of the Gaussian log-likelihood.
     divisor: Literal["capacity", "entries"] = "capacity"
-    """What the sum of a class's entries is divided by: as the code, or as the paper."""
+    """Divisor of the sum of a class's entries: as in the code, or in the paper."""
 
 
 def cache_means(keys: Tensor, filled: Tensor, text: Tensor, config: OGAConfig) -> Tensor:

@@ -7,7 +7,7 @@ keep the corruption but no object. With n̄ the mean of their unit features
 
     d_i = v_i - β n̄
 
-takes the place of every unit image feature v_i in the method that Panda is put around, its learning
+replaces every unit image feature v_i in the method that Panda is put around, its learning
 included; d is not normalised again. ``method`` names that method, ``options`` changes its settings.
 """
 
@@ -144,8 +144,7 @@ class Panda(Adapter):
         self.memory = self.inner.memory
         if self.inner.outlives_classes:
             self.class_free = self.inner.class_free | {"panda.generator"}
-        generator = torch.Generator().manual_seed(self.seed)
-        self.memory.declare("panda.generator", generator.get_state())
+        self.memory.declare_generator("panda.generator", self.seed)
 
     @property
     def views(self) -> ViewSpec | None:
@@ -165,7 +164,6 @@ class Panda(Adapter):
         return replace(prediction, logits=logits.float())
 
     def _draw(self, images: Tensor) -> None:
-        generator = self.memory.generator("panda.generator")
         count = math.ceil(len(images) / self.config.images_per_negative)
-        self.negatives.images = make_negatives(images, count, self.grid, generator)
-        self.memory.keep("panda.generator", generator)
+        with self.memory.generator("panda.generator") as generator:
+            self.negatives.images = make_negatives(images, count, self.grid, generator)

@@ -22,7 +22,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from torch import Tensor, nn
 
-from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.errors import UserError, look_up
 from cliquetta.methods.allocation import AllocationLimit, half_of_memory
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.building.config import field_types, parse
@@ -140,9 +140,7 @@ def method_entries() -> list[MethodEntry]:
 def get_method(name: str) -> MethodEntry:
     """The entry of ``name``, or a :class:`KeyError` that names the nearest one."""
     _load_all()
-    if name not in _ENTRIES:
-        raise UnknownNameError("method", name, list(_ENTRIES))
-    return _ENTRIES[name]
+    return look_up("method", name, _ENTRIES)
 
 
 def require_features_only(adapter: type[Adapter], name: str, *, towers: bool = False) -> None:
@@ -168,14 +166,12 @@ def method_config(
     Options may be strings (as typed on a command line); they are converted to the field's type.
     """
     entry = get_method(name)
-    if preset is not None and preset not in entry.presets:
-        raise UnknownNameError(f"preset of {name}", preset, list(entry.presets))
-    config = entry.config() if preset is None else entry.presets[preset]
-    kinds = field_types(entry.config)
-    for key in options or ():
-        if key not in kinds:
-            raise UnknownNameError(f"option of {name}", key, list(kinds))
-    changes = {k: parse(f"{name}.{k}", value, kinds[k]) for k, value in (options or {}).items()}
+    presets, kinds = entry.presets, field_types(entry.config)
+    config = entry.config() if preset is None else look_up(f"preset of {name}", preset, presets)
+    changes = {
+        key: parse(f"{name}.{key}", value, look_up(f"option of {name}", key, kinds))
+        for key, value in (options or {}).items()
+    }
     return dataclasses.replace(config, **changes)
 
 

@@ -34,7 +34,7 @@ class StatAConfig(MethodConfig):
     anchor_weight: Positive = 1.0  # α: images of a class at which batch and text have equal say.
     gaussian_temperature: Positive = 50.0  # τ: divides the Gaussian log-likelihood.
     neighbours: Count = 3  # Nearest neighbours of an image by cosine, excluding itself.
-    rounds: Count = 10  # Updates of means and covariances, each before one of assignments.
+    rounds: Count = 10  # Updates of means and covariances; assignments are updated before, too.
     inner_steps: Count = 5  # Updates of the assignments each time.
 
 

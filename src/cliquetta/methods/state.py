@@ -222,7 +222,7 @@ def merge_states(
 
     Each of them saw a part of a stream: the shards of a list, or the actors of a cluster. TDA's
     and DMN's caches become those of one adapter that saw all parts; learned parameters are
-    averaged. One state alone is taken up as it is.
+    averaged. One state alone is loaded as it is.
 
     Args:
         adapter: Built like those that learned.

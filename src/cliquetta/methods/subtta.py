@@ -28,7 +28,7 @@ from cliquetta.types import Batch, Prediction
 
 SMALLEST_GAP = 1e-4  # Least gap of eigenvalues inside and outside a span, by the largest.
 NOISE = 1e-5
-"""Share of the largest gradient of (4) below which it is rounding, of which Adam would make a whole
+"""Share of the largest gradient of (4) below which it is rounding, of which Adam would make a full
 step: centred covariances do not see the bias of the final norm."""
 
 

@@ -3,7 +3,7 @@
 Shu et al., Test-Time Prompt Tuning for Zero-Shot Generalization in Vision-Language Models,
 NeurIPS 2022. For every image the context starts at the template's words, takes one AdamW step
 down the marginal entropy of the tenth of its views that CLIP is surest of, and scores the plain
-view. Nothing is kept from one image to the next.
+view. Every image starts anew.
 
 Many images are tuned at once, each with a context of its own; AdamW works coordinate by coordinate,
 so that stacked contexts step as if alone. Of several templates, which are averaged, one is learned.
@@ -53,10 +53,10 @@ class TPT(FeatureLevel):
         context, loss = self.tune(take_views(features, index))
         text = self.template.features(context)  # (B, N, E)
         logits = self.scale * torch.einsum("be,bne->bn", features[:, 0], text)
-        return Prediction(logits, {"kept_views": index, "loss": loss})
+        return Prediction(logits, {"selected_views": index, "loss": loss})
 
     def tune(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Contexts (B, M, D) learned on kept views (B, K, E), and the losses (B,) at the start."""
+        """Contexts (B, M, D) learned on selected views (B, K, E), and losses (B,) at the start."""
         B, config = len(features), self.config
         adam = Adam(config.lr, weight_decay=config.weight_decay)
         state = AdamState.begin(self.template.start.repeat(B, 1, 1))
@@ -70,7 +70,7 @@ class TPT(FeatureLevel):
         return state.values, first
 
     def loss(self, features: Tensor, text: Tensor) -> Tensor:
-        """Losses (B,) of kept views (B, K, E) under classifiers (B, N, E)."""
+        """Losses (B,) of selected views (B, K, E) under classifiers (B, N, E)."""
         return marginal_entropy(self.scale * features @ text.transpose(1, 2))
 
     def gradient(self, features: Tensor, context: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:

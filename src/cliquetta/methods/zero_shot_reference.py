@@ -13,7 +13,7 @@ finds the same classes probable: learning from its own predictions makes a metho
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import ClassVar
 
 import torch
@@ -23,6 +23,7 @@ from cliquetta.errors import UserError
 from cliquetta.methods.building.entropy import entropy
 from cliquetta.methods.building.memory import Memory
 from cliquetta.model.clip import CLIP
+from cliquetta.model.cuda import Replayed
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Prediction, Rejection
 
@@ -94,15 +95,27 @@ def find_temperature(sums: Tensor) -> Tensor:
     """The temperature () at which predictions are as sure as zero-shot CLIP backs them; or 1."""
     backing, sure = sums[0], sums[1:]
     high = (sure > backing).sum().clamp(1, len(sure) - 1)
-    fall = (sure[high - 1] - sure[high]).clamp_min(torch.finfo(sums.dtype).tiny)
-    weight = ((sure[high - 1] - backing) / fall).clamp(0, 1)
-    scale = torch.tensor(TEMPERATURES).log().to(sums)
-    temperature = scale[high - 1].lerp(scale[high], weight).exp()
+    before, after = sure.take(high - 1), sure.take(high)  # an index would wait for the device
+    fall = (before - after).clamp_min(torch.finfo(sums.dtype).tiny)
+    weight = ((before - backing) / fall).clamp(0, 1)
+    scale = _log_temperatures(sums.device).to(sums)
+    temperature = scale.take(high - 1).lerp(scale.take(high), weight).exp()
     return torch.where(sums.sum() > 0, temperature, torch.ones_like(temperature))
 
 
+@cache
+def _log_temperatures(device: torch.device) -> Tensor:
+    """Logarithms of :data:`TEMPERATURES`; they are copied to the device once."""
+    return torch.tensor(TEMPERATURES).log().to(device)
+
+
+def calibrate(logits: Tensor, sums: Tensor) -> Tensor:
+    """Logits (B, N) divided by the temperature."""
+    return logits / find_temperature(sums).to(logits)
+
+
 OPTIONAL = {LEFT_OUT: empty_window, CONFIDENCES: no_confidences}
-"""What the memory holds where it was asked for, and how that starts."""
+"""Tensors that the memory holds on request, by name, and how they start."""
 
 
 def without_optional(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -122,6 +135,11 @@ class ZeroShotReference:
     lends_zero_shot: ClassVar[bool] = False
     """Whether evidence holds plain CLIP's probabilities, ``zero_shot`` (B, N), wherever the method
     computes them: it is calibrated at no cost, and so by default."""
+
+    @cached_property
+    def _replayed(self) -> Replayed:
+        """Calls the many small operations of calibration as one."""
+        return Replayed()
 
     @cached_property
     def zero_shot_classifier(self) -> Tensor:
@@ -191,9 +209,9 @@ class ZeroShotReference:
                 prediction = replace(prediction, rejection=rejection)
         if self.calibrated:
             if plain is not None and learns:
-                sums = count_confidences(memory[CONFIDENCES], logits, plain)
-                memory[CONFIDENCES] = sums
-            logits = logits / find_temperature(memory[CONFIDENCES]).to(logits)
+                sums = memory[CONFIDENCES]
+                memory[CONFIDENCES] = self._replayed(count_confidences, sums, logits, plain)
+            logits = self._replayed(calibrate, logits, memory[CONFIDENCES])
             prediction = replace(prediction, logits=logits)
         return prediction
 

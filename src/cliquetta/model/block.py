@@ -26,8 +26,8 @@ class Prefix:
         if self.tokens.ndim != 4 or self.tokens.shape[2] != 2:
             raise UserError(f"prefix tokens are (R, P, 2, D), got {tuple(self.tokens.shape)}")
         if self.mask is not None and self.mask.shape != self.tokens.shape[:2]:
-            shapes = tuple(self.mask.shape), tuple(self.tokens.shape)
-            raise UserError("prefix mask {} does not fit tokens {}".format(*shapes))
+            mask, tokens = tuple(self.mask.shape), tuple(self.tokens.shape)
+            raise UserError(f"prefix mask {mask} does not fit tokens {tokens}")
 
 
 QUICK = 1.702  # OpenAI's QuickGELU is u * sigmoid(1.702 u)

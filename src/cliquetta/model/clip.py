@@ -121,7 +121,7 @@ class CLIP(nn.Module):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of all weights."""
+        """Hash of all weights, as loaded."""
         digest = hashlib.sha256()
         for name, tensor in sorted(self.state_dict().items()):
             digest.update(name.encode())
@@ -195,7 +195,7 @@ class CLIP(nn.Module):
 
     @torch.no_grad()
     def classifier(self, prompts: ClassPrompts) -> Tensor:
-        """Unit text classifier (N, E): templates' features normalised, averaged, normalised."""
+        """Unit text classifier (N, E): ``prompts.features``, or the mean over templates."""
         if prompts.features is not None:
             if prompts.features.shape[1] != self.embed_dim:
                 raise UserError(

@@ -14,8 +14,7 @@ from typing import get_args
 import torch
 
 from cliquetta.errors import UnknownNameError, UserError, look_up
-from cliquetta.model.checkpoints import huggingface, open_clip, openai
-from cliquetta.model.checkpoints import open_clip_zoo as zoo
+from cliquetta.model.checkpoints import huggingface, open_clip, releases
 from cliquetta.model.checkpoints.hub import DownloadError, Fetcher
 from cliquetta.model.checkpoints.local import PICKLED, from_files, read_tensors
 from cliquetta.model.checkpoints.state import (
@@ -58,15 +57,15 @@ def list_models(pattern: str = "*") -> list[ModelEntry]:
     """The known names that match a shell pattern, such as ``*B-16*``; any path or hub id loads."""
     entries = [ModelEntry(MICRO, "bundled", 32, is_vit=True, is_bundled=True)]
     hub = {}
-    for name in openai.NAMES:
-        arch = zoo.architecture(openai.architecture_name(name))
+    for name, architecture in releases.OPENAI.items():
+        arch = releases.architecture(architecture)
         is_vit = arch.patch_size is not None
         entries.append(ModelEntry(f"openai:{name}", "OpenAI", arch.image_size, is_vit))
-        if name in openai.HUB:
-            hub[openai.HUB[name]] = arch.image_size
+        if "hub" in arch.openai:
+            hub[arch.openai["hub"]] = arch.image_size
     for repo, size in {**hub, **huggingface.RELEASES}.items():
         entries.append(ModelEntry(f"hf:{repo}", "Hugging Face", size, is_vit=True))
-    for name, arch in zoo.ARCHITECTURES.items():
+    for name, arch in releases.ARCHITECTURES.items():
         for tag, repo in sorted(arch.tags.items()):
             is_vit = arch.patch_size is not None
             entries.append(ModelEntry(f"open_clip:{name}/{tag}", repo, arch.image_size, is_vit))
@@ -147,7 +146,7 @@ def _by_name(name: str, activation: Activation | None, fetcher: Fetcher) -> Chec
         _note_micro()
         with as_file(files("cliquetta.model") / "data" / "micro.safetensors") as path:
             return from_files([path])
-    if family == "openai" or name in openai.NAMES:
+    if family == "openai" or name in releases.OPENAI:
         return _openai(name.removeprefix("openai:"), fetcher)
     if family == "hf":
         return _hugging_face(rest, fetcher)
@@ -162,7 +161,7 @@ def _by_name(name: str, activation: Activation | None, fetcher: Fetcher) -> Chec
     if name.startswith(("/", "./", "../", "~")) or name.endswith((".safetensors", *PICKLED)):
         raise CheckpointError(f"no such file or folder: {name}")
     known = [entry.name for entry in list_models()]
-    raise UnknownNameError("model", name, [*known[:14], *openai.NAMES, "a path"])
+    raise UnknownNameError("model", name, [*known[:14], *releases.OPENAI, "a path"])
 
 
 @cache
@@ -181,13 +180,13 @@ def _existing(name: str) -> list[Path]:
 
 def _openai(name: str, fetcher: Fetcher) -> Checkpoint:
     """One of OpenAI's models from the first source that has it, or a local file that is one."""
-    if name not in openai.NAMES:
+    if name not in releases.OPENAI:
         if paths := _existing(name):
             return from_files(paths, activation="quick_gelu")
-        raise UnknownNameError("OpenAI model", name, [*openai.NAMES, "a path"])
-    id, (url, sha256) = f"openai:{name}", openai.address(name)
-    arch = openai.architecture_name(name)
-    copy, original = zoo.architecture(arch).tags["openai"], openai.HUB.get(name)
+        raise UnknownNameError("OpenAI model", name, [*releases.OPENAI, "a path"])
+    id, arch, (url, sha256) = f"openai:{name}", releases.OPENAI[name], releases.address(name)
+    entry = releases.architecture(arch)
+    copy, original = entry.tags["openai"], entry.openai.get("hub")
 
     def from_archive(path: Path) -> Checkpoint:
         return from_files([path], activation="quick_gelu", id=id)
@@ -244,10 +243,12 @@ def _hugging_face(name: str, fetcher: Fetcher) -> Checkpoint:
 def _open_clip(name: str, fetcher: Fetcher) -> Checkpoint:
     """``ARCHITECTURE/TAG``, or ``ARCHITECTURE/PATH`` for a local file of that architecture."""
     arch, _, rest = name.partition("/")
-    zoo.architecture(arch)
+    releases.architecture(arch)
     if rest and (paths := _existing(rest)):
         return from_files(paths, id=f"open_clip:{arch}/{paths[0].name}", arch=arch)
-    return _open_clip_repo(zoo.repository(arch, rest), f"open_clip:{name}", fetcher, arch, rest)
+    return _open_clip_repo(
+        releases.repository(arch, rest), f"open_clip:{name}", fetcher, arch, rest
+    )
 
 
 def _open_clip_repo(

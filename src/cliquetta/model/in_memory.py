@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from cliquetta.errors import UserError, first_line
 from cliquetta.model.checkpoints import huggingface, open_clip, openai
-from cliquetta.model.checkpoints.open_clip_zoo import SIGLIP_PREPROCESS
 from cliquetta.model.checkpoints.openai import Conventions
+from cliquetta.model.checkpoints.releases import SIGLIP_PREPROCESS
 from cliquetta.model.checkpoints.state import Checkpoint, CheckpointError, build
 from cliquetta.model.clip import CLIP, MissingCapabilityError, l2_normalize, to_float32
 from cliquetta.model.config import Activation
@@ -126,7 +126,10 @@ def _of_transformers(model: nn.Module, name: str) -> Checkpoint | None:
     config: Any = getattr(model, "config", None)
     if not hasattr(config, "to_dict") or not hasattr(model, "get_image_features"):
         return None
-    return huggingface.from_huggingface(model.state_dict(), config.to_dict(), id=name)
+    shapes = huggingface.config_from(config.to_dict())  # with any vocabulary: text may come as ids
+    size, is_siglip = shapes.vision.image_size, shapes.sigmoid
+    preprocess = huggingface.preprocess_from(size, {}, is_siglip=is_siglip)
+    return Checkpoint(shapes, huggingface.rename(model.state_dict()), name, preprocess)
 
 
 def _of_open_clip(model: nn.Module, name: str) -> Checkpoint | None:
@@ -382,7 +385,7 @@ class FeaturesOnly(CLIP):
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """None."""
+        """No capabilities: there are no towers."""
         return frozenset()
 
     def encode_image(self, pixels: Tensor, **options: Any) -> Tensor:

@@ -1,7 +1,5 @@
 """From a picture to the pixels a CLIP was trained on, as a value that a run record can hold."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
@@ -94,7 +92,7 @@ class Preprocess:
                 raise UnknownNameError(name, value, known)
 
     @classmethod
-    def openai(cls, size: int = 224) -> Preprocess:
+    def openai(cls, size: int = 224) -> "Preprocess":
         """OpenAI's and open_clip's rule, bit-equal to torchvision on PIL images."""
         return cls(size)
 
@@ -159,7 +157,7 @@ class Preprocess:
         return {**dataclasses.asdict(self), "mean": list(self.mean), "std": list(self.std)}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Preprocess:
+    def from_dict(cls, values: Mapping[str, Any]) -> "Preprocess":
         """The value that :meth:`to_dict` wrote."""
         known = [field.name for field in dataclasses.fields(cls)]
         if unknown := next((key for key in values if key not in known), None):

@@ -1,7 +1,5 @@
 """Text to token ids: CLIP's own BPE, equal to OpenAI's, and tokenizers of other checkpoints."""
 
-from __future__ import annotations
-
 import gzip
 import html
 import string
@@ -127,7 +125,7 @@ class Tokenizer(TextTokenizer):
         self.start, self.end = self._ids[START], self._ids[END]
         self.prefix, self.suffix = (self.start,), (self.end,)
 
-    def __reduce__(self) -> tuple[type[Tokenizer], tuple[int, int]]:
+    def __reduce__(self) -> "tuple[type[Tokenizer], tuple[int, int]]":
         """Copies and pickles carry the settings only; tables and cache are built again."""
         return Tokenizer, (self.context_length, self.merges)
 
@@ -200,7 +198,7 @@ class PretrainedTokenizer(TextTokenizer):
             )
         self.pad = next((i for i in range(8) if token(i) == "<pad>"), 0)
 
-    def __reduce__(self) -> tuple[type[PretrainedTokenizer], tuple[Path, TextConfig]]:
+    def __reduce__(self) -> "tuple[type[PretrainedTokenizer], tuple[Path, TextConfig]]":
         """Copies and pickles read the file again."""
         return PretrainedTokenizer, (self.path, self.text)
 

@@ -47,7 +47,7 @@ def wnids(list_id: str) -> tuple[str, ...]:
 
 
 def indices(list_id: str) -> tuple[int, ...]:
-    """Where the classes of an ImageNet subset stand in the list of 1000."""
+    """Positions of the classes of an ImageNet subset in the list of 1000."""
     superset = look_up("class list", list_id, _class_lists()).get("subset_of", list_id)
     position = {wnid: i for i, wnid in enumerate(wnids(superset))}
     return tuple(position[wnid] for wnid in wnids(list_id))

@@ -38,8 +38,9 @@ def read_arrays(path: Path | str) -> dict[str, npt.NDArray[Any]]:
                 return dict(file)
         with safe_open(path, framework="pt") as file:
             arrays = {name: _numpy(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
-            lists = {name: json.loads(text) for name, text in (file.metadata() or {}).items()}
-        return {name: np.asarray(value) for name, value in lists.items()} | arrays
+            header = file.metadata() or {}
+        header.pop("format", "")  # an entry of many libraries, which is no JSON
+        return {name: np.asarray(json.loads(text)) for name, text in header.items()} | arrays
     except (ValueError, EOFError, zipfile.BadZipFile, SafetensorError) as error:
         raise UserError(f"{path} is not a readable {path.suffix} file ({error})") from None
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from PIL import Image
 
 from cliquetta.evaluation.evidence_log import Evidence
-from cliquetta.model.attention import Kind
+from cliquetta.model.attention import Kind, patch_grid
 from cliquetta.report.style import DIVERGING, FAINT, SEQUENTIAL, new_figure
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def attention_figure(images: Sequence[ImageMaps]) -> Figure:
 
 def _draw(axes: Axes, top: float, image: ImageMaps) -> None:
     """One image with its two rows of maps, from ``top`` downwards."""
-    grids = grids_of(image.maps)
+    grids = patch_grid(torch.from_numpy(image.maps)).numpy()
     brightest = float(grids.max())
     titles = ["plain CLIP", *(f"{name} ×{size}" for name, size in image.cliques), "all prompts"]
     # "all prompts" stands in the last column, whatever the number of cliques.
@@ -99,13 +100,6 @@ def _show_picture(
     extent = (left, left + 1, top + 1, top)
     axes.imshow(picture, extent=extent, interpolation="none", **look)
     axes.text(left + 0.5, top - 0.05, title, ha="center", va="bottom", fontsize=8)
-
-
-def grids_of(maps: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """The patches' part (R, g, g) of maps (R, 1 + T)."""
-    patches = maps[:, 2:]
-    side = round(patches.shape[1] ** 0.5)
-    return patches.reshape(len(maps), side, side)
 
 
 def overlay(picture: npt.NDArray[np.uint8], heat: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:

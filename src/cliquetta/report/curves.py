@@ -75,9 +75,7 @@ def _points(own: Sequence[tuple[Any, ReportedRun]]) -> tuple[Point, ...]:
 def _component_points(pairs: Sequence[Pair]) -> tuple[Point, ...]:
     """Points of the component ablation: what is learned, with and without retention."""
     order, words = ("image", "text", "both"), ("image", "text", "image + text")
-    points = _points(
-        [((own["retention"], order.index(own["modalities"])), run) for own, run in pairs]
-    )
+    points = _points([((s["retention"], order.index(s["modalities"])), run) for s, run in pairs])
     return tuple(
         replace(point, value=words[point.value[1]] + (" + retention" if point.value[0] else ""))
         for point in points

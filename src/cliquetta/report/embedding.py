@@ -76,7 +76,7 @@ def cohesion(features: Array, labels: npt.NDArray[np.int64]) -> float:
 
 
 def embed(evidence: Evidence, how: How = "auto") -> Embedding | None:
-    """A map of all images shown in full; ``None`` where no prompted features were kept.
+    """A map of all images shown in full; ``None`` where no prompted features were stored.
 
     ``auto`` takes t-SNE if openTSNE is installed, else PCA.
     """

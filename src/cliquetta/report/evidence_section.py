@@ -1,4 +1,4 @@
-"""The section of a run that kept evidence: cliques, attention, features, changed images."""
+"""The section of a run with evidence: cliques, attention, features, changed images."""
 
 import statistics
 from dataclasses import dataclass

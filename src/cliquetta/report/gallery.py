@@ -16,7 +16,7 @@ from cliquetta.report.runs import ReportedRun
 
 MEMBERS = 10  # members of a clique that are shown
 _SIGNS = {"repaired": "✓ ", "broken": "✗ ", "moved": "", "same": "prediction "}
-"""What became of a prediction, in the order in which tiles are shown."""
+"""Signs of the ways in which a prediction changed, in the order in which tiles are shown."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +115,7 @@ def changed_section(run: ReportedRun, evidence: Evidence, limit: int) -> str:
     shown = sum(len(batch.keys) for batch in evidence.batches)
     return (
         f"<h3>Images whose prediction changed</h3>{_tile_list(run, tiles)}"
-        f'<p class="note">Out of {count(shown, "image")} that the run kept to show, against plain '
+        f'<p class="note">Out of {count(shown, "image")} that the run stored, against plain '
         "CLIP on the same image. ✓ and a full frame: now right; ✗ and a dashed frame: now "
         "wrong.</p>"
     )

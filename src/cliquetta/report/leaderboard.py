@@ -13,19 +13,7 @@ from cliquetta.evaluation.grid import BASELINE
 from cliquetta.evaluation.record import Record, Run
 from cliquetta.evaluation.tables import TextTable, to_markdown
 from cliquetta.methods.registry import DEFAULT_METHOD, get_method
-from cliquetta.report.results_pages import (
-    BLANK,
-    CLEAN,
-    as_item,
-    fill,
-    linked,
-    method_of,
-    read_settings,
-    short_id,
-    shown,
-    sources,
-    times,
-)
+from cliquetta.report import results_pages as pages
 
 BOARDS = {
     "leaderboard": "Bundled model",
@@ -96,8 +84,8 @@ def stream_kind(record: Record, roles: Mapping[str, str]) -> str:
     shift = parse_dataset_id(record.dataset)[1]
     if shift is not None:
         return CORRUPTIONS[shift.name].group
-    role = roles.get(record.dataset, CLEAN)
-    return role if role in {kind for kind, _ in COLUMNS.values()} else CLEAN
+    role = roles.get(record.dataset, pages.CLEAN)
+    return role if role in {kind for kind, _ in COLUMNS.values()} else pages.CLEAN
 
 
 @dataclass
@@ -116,7 +104,8 @@ class BoardRow:
 
     def worst(self, column: str) -> tuple[float, str]:
         """The lowest gain among the sets of a column, and the set."""
-        return min((cell.gain or 0.0, short_id(cell.column)) for cell in self.measured(column))
+        cells = self.measured(column)
+        return min((cell.gain or 0.0, pages.short_id(cell.column)) for cell in cells)
 
     def runs(self, column: str) -> Runs:
         """Gains by set and seed."""
@@ -145,7 +134,7 @@ def leaderboard_page(
         "not edit it. Every registered method that needs no labelled images; where text "
         "features are fixed, every one that needs no text tower."
     )
-    parts = ["# Who wins where", fill(about), "\n".join(map(as_item, READING))]
+    parts = ["# Who wins where", pages.fill(about), "\n".join(map(pages.as_item, READING))]
     for title, (records, rows) in boards.items():
         parts += [f"## {title}", *_sections(records, rows, folder)]
     return "\n\n".join(parts) + "\n"
@@ -155,8 +144,8 @@ def _sections(records: Sequence[Record], rows: Mapping[str, BoardRow], folder: P
     if not records:
         command = "`cliquetta reproduce leaderboard --run --device cuda` runs the grid"
         shares = "and writes this page; `--shard I/N` shares it out over processes."
-        return [fill(f"**Not recorded yet.** {command} {shares}")]
-    advice = [as_item(f"**{column}**: {_advice(rows, column)}") for column in COLUMNS]
+        return [pages.fill(f"**Not recorded yet.** {command} {shares}")]
+    advice = [pages.as_item(f"**{column}**: {_advice(rows, column)}") for column in COLUMNS]
     return [
         _board(rows, folder),
         "### What to take for which stream",
@@ -164,7 +153,7 @@ def _sections(records: Sequence[Record], rows: Mapping[str, BoardRow], folder: P
         f"### `{DEFAULT_METHOD}`, the default, column by column",
         _standing(rows, DEFAULT_METHOD),
         "### Sources",
-        sources(read_settings(records, {})),
+        pages.sources(pages.read_settings(records, {})),
     ]
 
 
@@ -173,7 +162,7 @@ def board_rows(records: Iterable[Record], roles: Mapping[str, str]) -> dict[str,
     kinds = grouped(records, lambda record: stream_kind(record, roles))
     rows: dict[str, BoardRow] = {}
     for column, (kind, metric) in COLUMNS.items():
-        for setting in read_settings(kinds.get(kind, []), {}):
+        for setting in pages.read_settings(kinds.get(kind, []), {}):
             for (name, _), cell in compare(setting.runs, metric=metric).cells.items():
                 if cell.mean is not None and not (column == SINGLE and for_batches(name)):
                     rows.setdefault(name, BoardRow()).cells.setdefault(column, []).append(cell)
@@ -186,18 +175,18 @@ def board_rows(records: Iterable[Record], roles: Mapping[str, str]) -> dict[str,
 
 def for_batches(label: str) -> bool:
     """Whether single images are not what a method is for."""
-    return get_method(method_of(label)).for_batches
+    return get_method(pages.method_of(label)).for_batches
 
 
 def _setting(label: str) -> str:
     """The setting of a method: a preset, or what its defaults are its authors' setting for."""
     preset = re.search(r":([\w.-]+)", label)
-    return preset[1] if preset else get_method(method_of(label)).setting or BLANK
+    return preset[1] if preset else get_method(pages.method_of(label)).setting or pages.BLANK
 
 
 def method_sentence(rows: Mapping[str, BoardRow], method: str) -> str:
     """Say where a method gains over zero-shot and loses; empty if it is not on the board."""
-    label = next((label for label in rows if method_of(label) == method), BASELINE)
+    label = next((label for label in rows if pages.method_of(label) == method), BASELINE)
     gains = {c: gain for c in COLUMNS if (gain := rows[label].gain(c)) is not None} if rows else {}
     up = sorted((c for c in gains if gains[c] > 0), key=lambda c: -gains[c])
     down = sorted((c for c in gains if gains[c] <= 0), key=lambda c: gains[c])
@@ -228,8 +217,8 @@ def _board(rows: Mapping[str, BoardRow], folder: Path) -> str:
     lines = []
     for name, row in rows.items():
         cells = [_cell(row, column, name, full[column]) for column in COLUMNS]
-        head = (linked(name, folder, "../methods/"), _setting(name))
-        lines.append((*head, *cells, times(row.cost), row.size))
+        head = (pages.linked(name, folder, "../methods/"), _setting(name))
+        lines.append((*head, *cells, pages.times(row.cost), row.size))
     columns = ("method", "setting", *COLUMNS, "cost", "sets × images")
     return to_markdown(TextTable(columns, tuple(lines))).rstrip()
 
@@ -240,7 +229,7 @@ def _cell(row: BoardRow, column: str, name: str, full: Sequence[str]) -> str:
         return "for batches"
     if gain is None:  # zero-shot may have been run on fewer images as well: the most count
         most = {cell.column: cell for cell in sorted(row.cells.get(column, ()), key=_images)}
-        return shown(average(cell.mean for cell in most.values()), ".1f")
+        return pages.shown(average(cell.mean for cell in most.values()), ".1f")
     points = _points(gain) + ("" if name in full else "°")
     points = f"**{points}**" if full[:1] == [name] and gain > 0 else points
     lowest, where = row.worst(column)
@@ -280,7 +269,7 @@ def _advice(rows: Mapping[str, BoardRow], column: str) -> str:
     ]
     cheap = [name for name in full if (rows[name].cost or CHEAP + 1) <= CHEAP and gains[name] > 0]
     cost = rows[full[0]].cost
-    paid = f"`{full[0]}` takes {times(cost)} the time of zero-shot" if cost else ""
+    paid = f"`{full[0]}` takes {pages.times(cost)} the time of zero-shot" if cost else ""
     if cheap[:1] != full[:1]:
         paid += f"; for at most {CHEAP:g} ×: {_some(gains, cheap[:1])}"
     return " ".join([*sentences, f"{paid}." if paid else ""]).rstrip()
@@ -302,7 +291,7 @@ def _standing(rows: Mapping[str, BoardRow], name: str) -> str:
             own, best = rows[name].gain(column) or 0.0, rows[full[0]].gain(column) or 0.0
             lowest, where = rows[name].worst(column)
             rank = f"{full.index(name) + 1} of {len(full)}"
-            behind = BLANK if full[0] == name else f"{_points(own - best)} (`{full[0]}`)"
+            behind = pages.BLANK if full[0] == name else f"{_points(own - best)} (`{full[0]}`)"
             lines.append((column, _points(own), f"{_points(lowest)} ({where})", rank, behind))
     head = ("column", "gain", "lowest gain", "rank", "against the best")
     return to_markdown(TextTable(head, tuple(lines))).rstrip() if lines else "Not recorded."

@@ -11,18 +11,12 @@ from cliquetta.atomic import write_atomically
 from cliquetta.evaluation.record import Record, Run
 from cliquetta.model.attention import Kind
 from cliquetta.model.factory import MICRO, MICRO_NOTE
+from cliquetta.report import sections as parts
 from cliquetta.report.curves import find_curves
 from cliquetta.report.embedding import How
 from cliquetta.report.evidence_section import Amounts, evidence_section
 from cliquetta.report.markup import PageFigures, count, esc, frame
 from cliquetta.report.runs import ReportedRun, RunGroup, shown_groups
-from cliquetta.report.sections import (
-    curves_section,
-    group_section,
-    headline,
-    repeat_section,
-    results,
-)
 from cliquetta.report.style import to_file
 
 if TYPE_CHECKING:
@@ -100,10 +94,10 @@ def _document(
     amounts: Amounts,
 ) -> str:
     """The page with so much detail."""
-    sections: list[tuple[str, str]] = [("Results", headline(runs) + results(runs))]
+    sections: list[tuple[str, str]] = [("Results", parts.headline(runs) + parts.results(runs))]
     shown = left_out = 0
     for index, group in enumerate(groups):
-        body = group_section(group, figures, draw=index < amounts.datasets)
+        body = parts.group_section(group, figures, draw=index < amounts.datasets)
         for run in group.runs:
             if run.evidence is None or not run.evidence.batches or run.plain:
                 continue
@@ -125,8 +119,8 @@ def _document(
             sections.append((group.dataset, body))
     curves = find_curves(runs)
     if curves:
-        sections.append(("Settings", curves_section(curves, figures)))
-    sections.append(("How to repeat it", repeat_section(runs)))
+        sections.append(("Settings", parts.curves_section(curves, figures)))
+    sections.append(("How to repeat it", parts.repeat_section(runs)))
     notes = unlearned_text([run.record for run in runs])
     if any(run.record.settings["model"]["id"] == MICRO for run in runs):
         notes.append(f"{MICRO_NOTE}.")

@@ -10,18 +10,11 @@ from cliquetta.evaluation.ablation import Curve
 from cliquetta.evaluation.comparison import MARKS, Cell, compare, grouped
 from cliquetta.evaluation.grid import BASELINE
 from cliquetta.evaluation.predictions import Predictions
-from cliquetta.report.changes import (
-    changed_confusion,
-    confusion_figure,
-    count_changes,
-    in_words,
-    moves,
-)
+from cliquetta.report import changes, stream
 from cliquetta.report.curves import curve_figure
 from cliquetta.report.markup import PageFigures, cards, count, details, esc, number, table
 from cliquetta.report.repeat import repeat_command
 from cliquetta.report.runs import ReportedRun, RunGroup, shown_groups
-from cliquetta.report.stream import accuracy_so_far, reliability_figure, stream_figure
 
 _MOVES = 8  # moves between classes in the table
 _CARDS = 4  # methods whose figures head a page
@@ -43,7 +36,7 @@ def results(runs: Sequence[ReportedRun]) -> str:
     if any(cell.better for cell in comparison.cells.values()):
         notes.append("▲ ▼ differs from zero_shot beyond chance (exact paired test, p < 0.05)")
     note = f'<p class="note">{esc("; ".join(notes))}.</p>' if notes else ""
-    return table(columns, rows, labels=2, caption="All runs, seeds taken together") + note
+    return table(columns, rows, labels=2, caption="All runs, seeds together") + note
 
 
 def _result_row(cell: Cell) -> list[str]:
@@ -81,14 +74,14 @@ def headline(runs: Sequence[ReportedRun]) -> str:
         return ""
     entries = [(_right([each[m] for each in streams]), f"right with {m}") for m in streams[0]]
     pairs = [[(each[plain], each[method]) for each in streams] for method in methods]
-    changes = [count_changes(pair) for pair in pairs]
-    if len(changes) > 1:
+    counts = [changes.count_changes(pair) for pair in pairs]
+    if len(counts) > 1:
         # On one stream of images its own section says the same.
-        words = map(in_words, changes, methods) if len(streams) > 1 else ()
+        words = map(changes.in_words, counts, methods) if len(streams) > 1 else ()
         return cards(entries) + "".join(f"<p>{esc(sentence)}</p>" for sentence in words)
-    test = changes[0].test
+    test = counts[0].test
     assert test is not None
-    entries.append((f"{changes[0].changed:,}", f"of {changes[0].images:,} predictions changed"))
+    entries.append((f"{counts[0].changed:,}", f"of {counts[0].images:,} predictions changed"))
     entries.append((f"{test.repaired:,}", "from wrong to right"))
     entries.append((f"{test.broken:,}", "from right to wrong"))
     return cards(entries)
@@ -106,8 +99,8 @@ def group_section(group: RunGroup, figures: PageFigures, *, draw: bool) -> str:
     base = group.baseline
     if base is not None:
         for run in group.adapted:
-            changes = count_changes([(base.predictions, run.predictions)])
-            parts.append(f"<p>{esc(in_words(changes, group.labels[run.id]))}</p>")
+            counted = changes.count_changes([(base.predictions, run.predictions)])
+            parts.append(f"<p>{esc(changes.in_words(counted, group.labels[run.id]))}</p>")
     elif group.adapted:
         reason = "No zero_shot run over these images was given, so gains are unknown."
         parts.append(f'<p class="note">{reason}</p>')
@@ -123,16 +116,16 @@ def group_section(group: RunGroup, figures: PageFigures, *, draw: bool) -> str:
 
 
 def _stream(group: RunGroup, figures: PageFigures, name: str) -> str:
-    ends = {group.labels[run.id]: accuracy_so_far(run.predictions)[-1] for run in group.runs}
+    ends = {group.labels[run.id]: stream.accuracy_so_far(run.predictions)[-1] for run in group.runs}
     alt = "Accuracy over the stream; at its end " + ", ".join(
         f"{label} {value:.1f} %" for label, value in ends.items()
     )
     caption = "Share of correct predictions up to each image."
     if group.baseline is not None and group.adapted:
         caption += " Below, correct predictions more (or fewer) than zero_shot so far."
-    if len(group.runs[0].record.settings["stream"]["datasets"]) > 1:
+    if stream.dataset_changes(group.runs[0]):
         caption += " Dotted lines: another dataset begins."
-    figure = figures.add(f"stream-{name}", lambda: stream_figure(group), alt, caption)
+    figure = figures.add(f"stream-{name}", lambda: stream.stream_figure(group), alt, caption)
     return f"<h3>Accuracy over the stream</h3>{figure}"
 
 
@@ -144,12 +137,13 @@ def _reliability(group: RunGroup, figures: PageFigures, name: str) -> str:
         "How often predictions of a confidence are right; on the dashed line they would be "
         "calibrated. Hatched: the gap. Below, how many predictions have that confidence."
     )
-    figure = figures.add(f"reliability-{name}", lambda: reliability_figure(group), alt, caption)
+    draw = partial(stream.reliability_figure, group)
+    figure = figures.add(f"reliability-{name}", draw, alt, caption)
     return f"<h3>Calibration</h3>{figure}"
 
 
 def _changed(base: ReportedRun, run: ReportedRun, label: str, figures: PageFigures) -> str:
-    most_frequent = moves(base.predictions, run.predictions)
+    most_frequent = changes.moves(base.predictions, run.predictions)
     if not most_frequent:
         return ""
     rows = [
@@ -166,14 +160,14 @@ def _changed(base: ReportedRun, run: ReportedRun, label: str, figures: PageFigur
     heading = f"<h3>Predictions that {esc(label)} changed</h3>"
     if not run.labelled:
         return heading + listed
-    matrix = changed_confusion(base.predictions, run.predictions)
+    matrix = changes.changed_confusion(base.predictions, run.predictions)
     caption = (
         "Images that a cell gained (+, violet) or lost (−, brown) against zero_shot, by label and "
         "prediction, for the classes whose predictions changed. Framed: correct predictions."
     )
     gained = int(matrix.difference.diagonal()[: len(matrix.classes)].sum())
     alt = f"Change of the confusion matrix by {label}: {gained:+d} correct predictions"
-    draw = partial(confusion_figure, matrix, run.names)
+    draw = partial(changes.confusion_figure, matrix, run.names)
     figure = figures.add(f"confusion-{run.id}", draw, alt, caption)
     return f'{heading}<div class="pair">{figure}<div>{listed}</div></div>'
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,10 +35,18 @@ def accuracy_so_far(predictions: Predictions) -> npt.NDArray[np.float64]:
 
 
 def domain_starts(keys: Sequence[str], datasets: Iterable[str]) -> list[int]:
-    """Positions in a sequence of datasets from which on images are of another one."""
+    """Positions from which on images are of another of the datasets; others count for none."""
     by_length = sorted(set(datasets), key=len, reverse=True)
-    owners = [next((id for id in by_length if key.startswith(f"{id}/")), "") for key in keys]
-    return [index for index in range(1, len(owners)) if owners[index] != owners[index - 1]]
+    owners = [next((id for id in by_length if key.startswith(f"{id}/")), None) for key in keys]
+    owned = [(index, owner) for index, owner in enumerate(owners) if owner is not None]
+    return [index for (_, before), (index, owner) in pairwise(owned) if owner != before]
+
+
+def dataset_changes(run: ReportedRun) -> list[int]:
+    """Positions in a sequence of datasets at which another one begins."""
+    stream = run.record.settings["stream"]
+    ids = {entry["id"] for entry in stream["datasets"]} - {stream.get("unknown")}  # is mixed in
+    return [] if run.order == "mixed" else domain_starts(run.predictions.keys, ids)
 
 
 def stream_figure(group: RunGroup) -> Figure:
@@ -88,9 +97,7 @@ def _leave_the_start_out(axes: Axes) -> None:
 def _finish(axes: Axes, group: RunGroup, label: str) -> None:
     axes.set_ylabel(label)
     axes.margins(x=0.01)
-    first = group.runs[0]
-    ids = [entry["id"] for entry in first.record.settings["stream"]["datasets"]]
-    for start in [] if first.order == "mixed" else domain_starts(first.predictions.keys, ids):
+    for start in dataset_changes(group.runs[0]):
         axes.axvline(start + 1, color=FAINT, linewidth=1, linestyle=(0, (1, 2)))
 
 
@@ -133,9 +140,8 @@ def reliability_figure(group: RunGroup) -> Figure:
     columns = min(4, len(group.runs))
     rows = -(-len(group.runs) // columns)
     with new_figure(max(2.6 * columns, 3.4), 3.3 * rows) as figure:
-        grid = figure.subplots(
-            2 * rows, columns, squeeze=False, sharex=True, height_ratios=[3, 1] * rows
-        )
+        ratios = [3, 1] * rows
+        grid = figure.subplots(2 * rows, columns, squeeze=False, sharex=True, height_ratios=ratios)
         for turn in range(rows * columns):
             row, column = divmod(turn, columns)
             upper, lower = grid[2 * row, column], grid[2 * row + 1, column]

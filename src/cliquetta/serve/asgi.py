@@ -36,7 +36,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""What the pages of the service may load and do: nothing but talk to the service itself."""
+"""Policy of the service's pages: they may load from, and talk to, the service itself only."""
 _SWEEP_SECONDS = 60
 _PAGES = {"/": "index.html", "/docs": "docs.html", "/docs.js": "docs.js", "/style.css": "style.css"}
 _BINARY_SCHEMA = {BINARY: {"schema": {"type": "string", "format": "binary"}}}
@@ -59,6 +59,10 @@ _REFUSALS = {
 
 def _refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {code: {"model": schema.Problem, "description": _REFUSALS[code]} for code in statuses}
+
+
+def _body_of(content: dict[str, Any]) -> dict[str, Any]:
+    return {"requestBody": {"required": True, "content": content}}
 
 
 _ANY, _SESSION = _refusals(401, 403, 429, 503), _refusals(404, 409)
@@ -106,7 +110,7 @@ router = APIRouter(prefix="/v1", tags=["sessions"], responses=_ANY)
 
 @open_router.get("/healthz", responses=_UNSAVED)
 async def health(call: CallOf) -> schema.Health:
-    """Whether the server answers and can save sessions."""
+    """Whether the server responds and can save sessions."""
     problem = call.sessions.problem()
     if problem is not None:
         raise ServiceError(503, "storage", problem)
@@ -188,16 +192,14 @@ async def delete_session(session: SessionOf, call: CallOf) -> None:
     "/sessions/{session}/batches",
     response_model=schema.BatchResponse,
     responses={**_SESSION, **_BODY, **_refusals(415)},
-    openapi_extra={
-        "requestBody": {"required": True, "content": schema.BatchRequest.body_schemas()}
-    },
+    openapi_extra=_body_of(schema.BatchRequest.body_schemas()),
 )
 async def send_batch(request: Request, session: SessionOf, call: CallOf) -> Response:
     """Classify a batch of images and learn from it.
 
     Images that cannot be read are listed under ``errors``; the others are predicted. With
     ``sequence`` (1 for the first batch, then one more each) a request may be repeated after a
-    lost answer: it is applied once, and the same answer comes back.
+    lost response: it is applied once, and the same response comes back.
     """
     call.service.pool.check_room(call.owner, session)  # before the images are read
     batch = await _read_batch(request, call.service.limits.images)
@@ -238,7 +240,7 @@ async def export_state(session: SessionOf, call: CallOf) -> Response:
 @router.put(
     "/sessions/{session}/state",
     responses={**_SESSION, **_BODY},
-    openapi_extra={"requestBody": {"required": True, "content": _BINARY_SCHEMA}},
+    openapi_extra=_body_of(_BINARY_SCHEMA),
 )
 async def import_state(request: Request, session: SessionOf, call: CallOf) -> schema.SessionInfo:
     """Continue from a state that an equal session exported."""

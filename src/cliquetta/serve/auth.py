@@ -16,7 +16,7 @@ _SHORTEST = 16
 
 
 class Tokens:
-    """Accepted tokens, ``#`` lines left out. Only hashes are kept; each session belongs to one."""
+    """Accepted tokens, ``#`` lines left out, as hashes; each session belongs to one."""
 
     def __init__(self, tokens: Iterable[str]) -> None:
         given = [token.strip() for token in tokens]
@@ -59,7 +59,11 @@ def check_binding(host: str, tokens: Tokens | None) -> None:
 
 
 def check_origin(headers: Headers, hosts: Collection[str] | None) -> None:
-    """Refuse what a web page of another site made a browser send, or sent to none of ``hosts``."""
+    """Refuse what a web page of another site made a browser send.
+
+    A server without tokens may be addressed by ``hosts`` only: a page may point a name of its own
+    at this machine.
+    """
     host = headers.get("host", "")
     if hosts is not None and (_parse(f"//{host}").hostname or "") not in hosts:
         raise ServiceError(403, "forbidden", "this server is addressed by its local name only")
@@ -68,7 +72,7 @@ def check_origin(headers: Headers, hosts: Collection[str] | None) -> None:
     foreign = headers.get("sec-fetch-site") in {"cross-site", "same-site"}
     foreign = foreign and headers.get("sec-fetch-mode") != "navigate"
     if foreign or (origin is not None and _parse(origin).netloc != host):
-        raise ServiceError(403, "forbidden", "requests of other sites' pages are not answered")
+        raise ServiceError(403, "forbidden", "requests of other sites' pages are refused")
 
 
 def _parse(url: str) -> SplitResult:

@@ -102,8 +102,8 @@ def find_repeated(
         raise conflict("out_of_order", f"the next batch is number {expected}, got {sequence}")
     stored = responses.get(sequence)
     if stored is None:
-        message = f"batch {sequence} was answered; only the last {len(responses)} answers are kept"
-        raise conflict("answer_gone", message)
+        message = f"batch {sequence} was applied; only the last {len(responses)} are stored"
+        raise conflict("response_gone", message)
     if stored.digest != digest:
         raise conflict("sequence_used", f"number {sequence} was used for another batch")
     return stored

@@ -19,7 +19,7 @@ from cliquetta.tensor_file import pack, unpack
 
 SMALLEST = 2**17  # memories of fewer bytes are written completely: that costs no more than a change
 LONGEST = 128  # changes after a complete file, at most; all are read when the session is restored
-FORMAT = "cliquetta-change-2"
+FORMAT = "cliquetta-change-3"
 _ROWS, _VALUES = "rows.", "values."
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # The field as it stands in a file: JSON inside the JSON of a safetensors header. Texts of clients
@@ -106,7 +106,7 @@ def pack_changes(
 def fold(files: Sequence[bytes]) -> bytes:
     """A complete file and the changes after it, in order, as one file without a checksum."""
     source, last = "the session's file", files[0]
-    if "whole" in notes_of(last):
+    if "base" in notes_of(last):
         raise DamagedError("the session's complete file is gone")
     if len(files) == 1:
         return last
@@ -120,7 +120,7 @@ def fold(files: Sequence[bytes]) -> bytes:
         apply_changes(memory, changes)  # in place
         last = data
     notes = {**head["notes"], "checksum": UNSEALED.decode()}
-    header["notes"] = {name: v for name, v in notes.items() if name not in ("whole", "after")}
+    header["notes"] = {name: v for name, v in notes.items() if name not in ("base", "after")}
     extra = {name: value for name, value in changes.items() if name.startswith(EXTRA)}
     return pack(tensors | extra, header)
 
@@ -132,6 +132,6 @@ def notes_of(data: bytes) -> dict[str, Any]:
 
 
 def seal_of(data: bytes) -> str:
-    """The checksum that stands in a file; empty if there is none, which no file passes."""
+    """The checksum that stands in a file; empty if there is none: such a file is refused."""
     match = SEAL.search(data, 0, 8 + int.from_bytes(data[:8], "little"))
     return "" if match is None else match[2].decode()

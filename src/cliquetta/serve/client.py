@@ -51,7 +51,7 @@ class RemoteError(RuntimeError):
 
 
 class UnreachableError(ConnectionError):
-    """No server answered within the time to retry."""
+    """No server responded within the time to retry."""
 
 
 class Client:
@@ -137,7 +137,7 @@ class Client:
         return self.ask(schema.MethodList, "GET", "/v1/methods").methods
 
     def health(self) -> schema.Health:
-        """Whether the server answers."""
+        """Whether the server responds."""
         return self.ask(schema.Health, "GET", "/healthz")
 
     def ask(self, kind: type[T], method: str, path: str, **content: Any) -> T:
@@ -154,7 +154,7 @@ class Client:
 
         Raises:
             RemoteError: The server refused it, or is still busy.
-            UnreachableError: No server answered.
+            UnreachableError: No server responded.
 
         """
         end = time.monotonic() + self._retry_seconds
@@ -170,7 +170,7 @@ class Client:
                 reason = str(error) or type(error).__name__
                 pause = growing
                 failed = UnreachableError(
-                    f"no answer from {self._http.base_url} ({reason}): is the server running? "
+                    f"no response from {self._http.base_url} ({reason}): is the server running? "
                     f"Requests are repeated for retry_seconds={self._retry_seconds:g}"
                 )
             if pause is None or time.monotonic() + pause > end:
@@ -207,7 +207,7 @@ class RemoteSession:
         Raises:
             ImageError: A file of this machine is missing or empty.
             RemoteError: The server refused the batch.
-            UnreachableError: No server answered.
+            UnreachableError: No server responded.
 
         """
         separate = enumerate(separate_images(images, None))
@@ -232,7 +232,7 @@ class RemoteSession:
     ) -> None:
         """Classify among other classes from the next batch on.
 
-        What was learned apart from the classes is kept; methods that keep nothing refuse.
+        What was learned apart from the classes stays; methods that learn nothing else refuse.
         """
         texts = None if templates is None else list(templates)
         body = {"classes": list(classes), "templates": texts}

@@ -51,7 +51,7 @@ class ByteBudget:
         """Reserve ``count`` bytes, or refuse at once."""
         with self._lock:
             if self.used + count > self._total:
-                message = "too many large requests or answers at once"
+                message = "too many large requests or responses at once"
                 raise ServiceError(503, "overloaded", message, retry_after=1)
             self.used += count
 

@@ -37,14 +37,14 @@ class ServiceMetrics:
         self.requests = counter("requests", "Requests.", ["route", "status"])
         self.refusals = counter("refusals", "Refusals by code.", ["code"])
         self.request_seconds = histogram(
-            "request_seconds", "From the head of a request to the end of its answer.", ["route"]
+            "request_seconds", "From the head of a request to the end of its response.", ["route"]
         )
         self.wait_seconds = histogram("wait_seconds", "Time in the queue.")
         self.batch_seconds = histogram(
             "batch_seconds", "Decoding, prediction and saving of a batch.", ["method"]
         )
         self.images = counter("images", "Images predicted or refused.", ["result"])
-        self.replays = counter("replays", "Batches answered from the store.")
+        self.replays = counter("replays", "Repeated batches, responses from the store.")
         self.evictions = counter("evictions", "Sessions evicted from memory.")
         self.restores = counter("restores", "Sessions read back from disk.")
         self.resent = counter("resent", "Requests sent again, their replica was lost.")

@@ -61,7 +61,8 @@ class AdmissionMiddleware:
             await self._app(scope, receive, send)
             return
         start = time.perf_counter()
-        response = _BoundedResponse(send, self._limits.answer_seconds, self._budget, self._metrics)
+        seconds = self._limits.response_seconds
+        response = _BoundedResponse(send, seconds, self._budget, self._metrics)
         with self._settings.tracing.request(Headers(scope=scope)) as span:
             try:
                 await self._pass(scope, receive, response.send)

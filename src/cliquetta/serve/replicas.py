@@ -171,7 +171,7 @@ def serve_replicas(
             handle = deploy()
             if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
 
-                def restart(*_: Any) -> None:  # one by one; requests are answered meanwhile
+                def restart(*_: Any) -> None:  # one by one; requests are served meanwhile
                     threading.Thread(target=deploy, daemon=True).start()
 
                 signal.signal(signal.SIGHUP, restart)
@@ -184,7 +184,7 @@ def serve_replicas(
 
 
 def _ask_by(handle: Any) -> Callable[[str, Forwarded], Any]:
-    """Ask through a handle of Serve; a session id decides which replica answers."""
+    """Ask through a handle of Serve; a session id decides which replica responds."""
     from ray.exceptions import RayError, RayTaskError
     from ray.serve.exceptions import RayServeException
 

@@ -27,7 +27,7 @@ _LONGEST_PAUSE = 2.0
 
 
 class LostError(Exception):
-    """A replica did not answer; whether it has done what was asked is not known."""
+    """A replica did not respond; whether it has done what was asked is unknown."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ async def run_app(app: ASGIApp, request: Forwarded) -> Reply:
 def create_router(settings: Settings, ask: Ask, watch: Watch) -> ASGIApp:
     """The application in front of replicas, with the bounds of a server without them."""
     metrics, budget = ServiceMetrics(), ByteBudget(settings.limits.queued_bytes)
-    metrics.watch("body_bytes", "Requests and answers in memory.", lambda: budget.used)
+    metrics.watch("body_bytes", "Requests and responses in memory.", lambda: budget.used)
     router = Router(settings, metrics, ask, watch)
     return AdmissionMiddleware(router, settings=settings, budget=budget, metrics=metrics)
 
@@ -108,7 +108,7 @@ class Router:
         self._waiting: dict[str, int] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, or begin and end with the server."""
+        """Respond to one request, or begin and end with the server."""
         if scope["type"] == "lifespan":
             for moment in ("startup", "shutdown"):
                 await receive()
@@ -157,7 +157,7 @@ class Router:
 
     @asynccontextmanager
     async def _turn(self, session: str) -> AsyncIterator[None]:
-        """Wait until all earlier requests of a session are answered, wherever they are."""
+        """Wait until all earlier requests of a session are done, wherever they are."""
         waiting = self._waiting.get(session, 0)
         if waiting > self._limits.queued_per_session:
             message = f"{waiting} requests of this session are waiting already"
@@ -191,7 +191,7 @@ class Router:
                 await asyncio.sleep(min(_LONGEST_PAUSE, 0.1 * 2 ** min(attempt, 10)))
                 continue
             except asyncio.TimeoutError:
-                message = "no replica has answered in time: send it again with the same sequence"
+                message = "no replica has responded in time: send it again with the same sequence"
                 raise ServiceError(503, "out_of_time", message, retry_after=5) from None
             if attempt and request.method == "DELETE" and response.status == 404:
                 return replace(response, status=204, headers=(), body=b"")  # the lost one did it

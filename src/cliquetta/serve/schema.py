@@ -211,7 +211,7 @@ class ModelList(_Model):
 
 
 class Health(_Model):
-    """The server answers."""
+    """The server responds and can save sessions."""
 
     status: str
     version: str

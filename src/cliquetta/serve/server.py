@@ -133,7 +133,7 @@ class BoundedProtocol(H11Protocol):
 
     def pause_writing(self) -> None:
         """The client does not read: give it some time."""
-        self._begin("write", self.bounds.answer_seconds)
+        self._begin("write", self.bounds.response_seconds)
         super().pause_writing()
 
     def resume_writing(self) -> None:

@@ -47,7 +47,7 @@ class Service:
             ("resident_sessions", "Sessions in memory.", lambda: len(sessions.residents)),
             ("free_bytes", "Free space on the disk of the sessions.", store.files.free_bytes),
             ("queue", "Requests waiting or running.", lambda: self.pool.count),
-            ("body_bytes", "Requests and answers in memory.", lambda: self.budget.used),
+            ("body_bytes", "Requests and responses in memory.", lambda: self.budget.used),
         ):
             self.metrics.watch(name, text, value)
 

@@ -89,9 +89,10 @@ class Sessions:
                 progress = {"sequence": last + 1, "images": entry.info.images + predicted}
                 info = entry.info.model_copy(update=progress)
                 body = render_response(info, request, result)
-                responses[info.sequence] = StoredResponse.of(digest, body, key)
-                for old in sorted(responses)[: -self._limits.replay]:
-                    del responses[old]
+                # a new dictionary: other threads count the bytes of this one
+                responses = {**responses, info.sequence: StoredResponse.of(digest, body, key)}
+                latest = sorted(responses)[-self._limits.replay :]
+                resident.responses = {number: responses[number] for number in latest}
                 self._save(replace(entry, info=info), resident)
             self._metrics.images.labels("predicted").inc(predicted)
             self._metrics.images.labels("refused").inc(refused)

@@ -23,7 +23,7 @@ class Limits:
 
     body_bytes: int = 32 * _MB  # size of one request, counted while it arrives
     body_seconds: float = 60.0  # time for a request to arrive in full
-    answer_seconds: float = 60.0  # time for a client to read a response in full
+    response_seconds: float = 60.0  # time for a client to read a response in full
     header_seconds: float = 10.0  # time for a head to arrive, from connection or first byte on
     # Time between two requests of one connection. Clients should give connections up earlier (httpx
     # after 5 s, most load balancers after 60 s): a request that meets the server's closing is lost.
@@ -41,17 +41,18 @@ class Limits:
     free_bytes: int = 64 * _MB  # free disk space below which `/healthz` reports a full disk
     resident_sessions: int = 64  # sessions in memory; the least recently used are on disk only
     resident_bytes: int = 1024 * _MB  # size of all sessions in memory; one is always held
-    batch_seconds: float = 60.0  # work on one request; then it is refused and its session as before
+    batch_seconds: float = 60.0  # work on one request; then it is refused and changes nothing
     wait_seconds: float = 60.0  # time in the queue; a request that has waited longer is refused
     queued: int = 128  # requests waiting or running, of all sessions
-    queued_per_owner: int = 64  # the same, per token; without tokens `queued` counts
+    queued_per_owner: int = 64  # the same of one token; without tokens `queued` counts
     queued_per_session: int = 8  # requests waiting, per session
     queued_bytes: int = 256 * _MB  # size of all requests and responses in memory at one time
     replay: int = 4  # responses stored with a session, for clients that repeat a batch
     rate: float = 50.0  # requests per second per token, or per address without tokens
     burst: int = 100  # requests that may come at once before `rate` counts
     upload_bytes: int = 1024 * _MB  # size of all uploads of a visitor of the web app within an hour
-    wrong_token_rate: float = 0.5  # per second per address, ten at once; then right ones fail, too
+    wrong_token_rate: float = 0.5
+    """Wrong tokens per second per address, ten at once; beyond it right ones are refused, too."""
 
     def __post_init__(self) -> None:
         for name, value in dataclasses.asdict(self).items():
@@ -89,14 +90,14 @@ class Settings:
     tokens: Tokens | None = None  # accepted tokens; `None` accepts everyone
     hosts: frozenset[str] | None = LOCAL_HOSTS  # accepted `Host` headers; `None`: any, with tokens
     limits: Limits = field(default_factory=Limits)
-    workers: int = field(default_factory=lambda: os.cpu_count() or 1)  # that compute at once
+    workers: int = field(default_factory=lambda: os.cpu_count() or 1)  # sessions at once
     threads: int = 1  # threads of one computation
     session_days: float | None = None  # delete sessions unused for so many days; `None` keeps them
     tracing: Tracing = field(default_factory=Tracing)  # where spans go; nowhere by default
 
     def __post_init__(self) -> None:
         if self.tokens is None and self.hosts is None:
-            raise UserError("a server without tokens answers to local names only: set hosts")
+            raise UserError("a server without tokens accepts local names only: set hosts")
 
 
 def name_models(given: Sequence[str]) -> dict[str, str]:

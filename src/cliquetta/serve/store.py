@@ -6,7 +6,7 @@ each session before or after a batch. A checksum and the session's id tell damag
 
 Replicas share a store without locks or leases: one that has read version 12 creates version 13,
 which fails if there is one, and does not count if later ones are there (those before the last
-complete one are removed). A deleted session is an empty version, kept for a day for late replicas.
+complete one are removed). A deleted session is an empty version, for a day, for late replicas.
 """
 
 from __future__ import annotations
@@ -26,21 +26,12 @@ import torch
 
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.state import pack_state, unpack_state
-from cliquetta.serve.changes import (
-    SEAL,
-    UNSEALED,
-    Chain,
-    DamagedError,
-    fold,
-    notes_of,
-    pack_changes,
-    seal_of,
-)
+from cliquetta.serve import changes
 from cliquetta.serve.schema import SessionInfo
 from cliquetta.serve.store_files import files_at
 
 _SUFFIX = ".safetensors"
-_RESPONSE = "answer."
+_RESPONSE = "response."
 _PROGRESS = ("sequence", "images")
 _TOMBSTONE_SECONDS = 86400
 _LOOKS = 4
@@ -57,7 +48,7 @@ class FencedError(Exception):
 
 @dataclass(frozen=True)
 class StoredResponse:
-    """A response that was sent, and the request that it answers."""
+    """A response that was sent, and the request that it belongs to."""
 
     digest: str  # hash of the request
     packed: bytes  # the body, compressed
@@ -81,7 +72,7 @@ class Resident:
     adapter: Adapter
     responses: dict[int, StoredResponse] = field(default_factory=dict)  # by batch number
     version: int = 0
-    chain: Chain = field(default_factory=Chain)
+    chain: changes.Chain = field(default_factory=changes.Chain)
 
     @property
     def bytes(self) -> int:
@@ -138,7 +129,7 @@ class Store:
                 return None
             name = _name(id, version)
             try:
-                stored = _parse_notes(notes_of(self.files.head(name)), id)
+                stored = _parse_notes(changes.notes_of(self.files.head(name)), id)
                 used = self.files.modified(name)
                 return replace(stored, used=used, bytes=size, version=version)
             except (ValueError, KeyError, TypeError, OSError) as error:
@@ -157,28 +148,28 @@ class Store:
         notes: dict[str, Any] = {
             "session": {**made, "owner": session.owner},
             "progress": {**progress, "imported": session.imported},
-            "answers": {str(number): response.digest for number, response in responses.items()},
+            "responses": {str(number): response.digest for number, response in responses.items()},
             "keys": {str(number): one.key for number, one in responses.items() if one.key},
-            "checksum": UNSEALED.decode(),
+            "checksum": changes.UNSEALED.decode(),
         }
         extra = {
             f"{_RESPONSE}{number}": torch.frombuffer(bytearray(one.packed), dtype=torch.uint8)
             for number, one in responses.items()
         }
         memory = resident.adapter.state_dict()
-        changes = chain.changes(memory)
-        if changes is None:
+        rows = chain.changes(memory)
+        if rows is None:
             data = _seal(pack_state(resident.adapter, extra=extra, notes=notes))
         else:
-            notes |= {"whole": chain.base, "after": chain.seal}
-            data = _seal(pack_changes(changes, extra, notes))
+            notes |= {"base": chain.base, "after": chain.seal}
+            data = _seal(changes.pack_changes(rows, extra, notes))
         try:
-            self._write(session.info.id, data, version, version if changes is None else chain.base)
+            self._write(session.info.id, data, version, version if rows is None else chain.base)
         except BaseException as error:
             self.failing = not isinstance(error, FencedError)
             raise
         self.failing = False
-        chain.written(memory, changes, version, data)
+        chain.written(memory, rows, version, data)
         session.version = resident.version = version
 
     def load(self, adapter: Adapter, id: str, version: int) -> tuple[StoredSession, Resident]:
@@ -186,14 +177,15 @@ class Store:
 
         :class:`FencedError` if it is another one already, :class:`DamagedError` for other files.
         """
-        saved = unpack_state(adapter, fold(self._read(id, version)), source="the session's file")
+        data = changes.fold(self._read(id, version))
+        saved = unpack_state(adapter, data, source="the session's file")
         responses = {
             int(number): StoredResponse(
                 digest,
                 saved.extra[f"{_RESPONSE}{number}"].numpy().tobytes(),
                 saved.notes["keys"].get(number, ""),
             )
-            for number, digest in saved.notes["answers"].items()
+            for number, digest in saved.notes["responses"].items()
         }
         return _parse_notes(saved.notes, id), Resident(adapter, responses, version)
 
@@ -248,12 +240,12 @@ class Store:
         """The complete file that a version is based on, and the changes after it."""
         try:
             last = _checked(self.files.read(_name(id, version)))
-            first = notes_of(last).get("whole", version)
+            first = changes.notes_of(last).get("base", version)
             before = [self.files.read(_name(id, number)) for number in range(first, version)]
             return [*map(_checked, before), last]
         except FileNotFoundError:
             if self.present(id)[0] == version:
-                raise DamagedError("a change of the session is gone") from None
+                raise changes.DamagedError("a change of the session is gone") from None
             raise FencedError from None
 
 
@@ -280,19 +272,20 @@ def _parse_notes(notes: Mapping[str, Any], id: str) -> StoredSession:
     owner, imported = made.pop("owner"), progress.pop("imported")
     info = SessionInfo(**made, **progress)
     if info.id != id:
-        raise DamagedError(f"the file of session {id} holds session {info.id}: copied or swapped")
+        message = f"the file of session {id} holds session {info.id}: copied or swapped"
+        raise changes.DamagedError(message)
     return StoredSession(info, owner, time.time(), imported)
 
 
 def _seal(data: bytes) -> bytes:
     """Put the hash of all bytes into the field that was left for it."""
     digest = hashlib.sha256(data).hexdigest().encode()
-    return SEAL.sub(lambda match: match[1] + digest + b'\\"', data, count=1)
+    return changes.SEAL.sub(lambda match: match[1] + digest + b'\\"', data, count=1)
 
 
 def _checked(data: bytes) -> bytes:
     """Return the bytes unchanged if they are those that were sealed."""
-    seal = seal_of(data).encode()
-    if hashlib.sha256(data.replace(seal, UNSEALED, 1)).hexdigest().encode() != seal:
-        raise DamagedError("the session's file is damaged: its checksum differs")
+    seal = changes.seal_of(data).encode()
+    if hashlib.sha256(data.replace(seal, changes.UNSEALED, 1)).hexdigest().encode() != seal:
+        raise changes.DamagedError("the session's file is damaged: its checksum differs")
     return data

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.building.cache import simulate_insertions, store
+from tests._helpers.arrays import insert
 
 
 def random_stream(images: int, classes: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -27,10 +28,7 @@ def test_every_moment_equals_the_lists(seed: int, classes: int, capacity: int) -
         occupancy = simulate_insertions(entropies, labels[rows], entropy[rows])
         for moment, row in enumerate(rows.tolist()):
             if entropy[row].isfinite():
-                entries = lists[int(labels[row])]
-                entries.append((float(entropy[row]), row))
-                entries.sort()
-                del entries[capacity:]
+                insert(lists[int(labels[row])], (float(entropy[row]), row), capacity)
             for label, entries in enumerate(lists):
                 old = owner[label][occupancy.old[moment, label]].tolist()
                 new = [

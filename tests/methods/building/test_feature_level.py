@@ -1,4 +1,4 @@
-"""What feature-level methods share: gains on clusters, groups of any size, replayed steps."""
+"""Feature-level methods: gains on clusters, groups of any size, replayed steps."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from cliquetta.methods.onzeta import OnZeta, OnZetaConfig
 from cliquetta.methods.tda import TDAConfig
 from tests._helpers.arrays import on_features
-from tests._helpers.clusters import gains_over_text, make_clusters, make_views
+from tests._helpers.clusters import make_clusters, make_views
 from tests._helpers.tiny_world import TINY, TINY_PROMPTS
 from tests._helpers.tolerance import LOGIT
 
@@ -29,8 +29,13 @@ from tests._helpers.tolerance import LOGIT
 def test_it_beats_zero_shot_where_classes_lie_beside_their_texts(
     name: str, least: float, mean: float
 ) -> None:
-    gains = gains_over_text(lambda f, text: on_features(name, text).predict_features(f).logits)
-    assert gains.min() > least and gains.mean() > mean
+    gains = []
+    for seed in range(5):  # one lucky set of clusters proves nothing
+        features, labels, text = make_clusters(400, seed=seed)
+        logits = on_features(name, text).predict_features(features).logits
+        right, plain = (x.argmax(dim=-1) == labels for x in (logits, features @ text.T))
+        gains.append(float(right.float().mean() - plain.float().mean()))
+    assert min(gains) > least and sum(gains) / 5 > mean
 
 
 SHARP = TDAConfig(positive_alpha=1.3, positive_beta=6.0, negative_alpha=0.9, negative_beta=2.0)

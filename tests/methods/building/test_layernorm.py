@@ -1,4 +1,4 @@
-"""LayerNorms given from outside against the same in place, and Adam against torch's."""
+"""LayerNorm parameters from outside against the same values loaded into the tower."""
 
 import pytest
 import torch

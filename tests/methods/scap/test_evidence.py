@@ -37,12 +37,10 @@ def test_the_description_says_what_the_oracle_used(options: dict[str, Any]) -> N
         cliques = actual["cliques"]
         assert [(c["class"], frozenset(c["members"])) for c in cliques] == expected.cliques
         assert [c["id"] for c in cliques] == list(range(len(cliques)))
-        for clique, *totals in zip(
-            cliques, expected.losses_before, expected.losses_after, strict=True
-        ):
+        for clique, own in zip(cliques, expected.learned, strict=True):
             assert clique["size"] == len(clique["members"])
-            for losses, total in zip((clique["before"], clique["after"]), totals, strict=True):
-                assert losses["total"] == pytest.approx(total, abs=SUM)
+            for losses, literal in ((clique["before"], own.before), (clique["after"], own.after)):
+                assert losses["total"] == pytest.approx(float(literal.total), abs=SUM)
                 parts = losses["entropy"] + losses["concentration"]
                 assert losses["total"] == pytest.approx(parts, abs=STEP)
         used = {
@@ -86,7 +84,7 @@ def test_an_empty_batch_is_described_and_evidence_of_another_method_refused() ->
     other = create_method("zero_shot", MODEL, NAMES).predict(BATCHES[0])
     for read in (describe, summary):
         for strange in (other, Prediction(torch.zeros(1, 2))):
-            with pytest.raises(UserError, match="not that of scap"):
+            with pytest.raises(UserError, match="scap"):
                 read(strange)
 
 
@@ -117,10 +115,10 @@ def test_the_map_with_all_prompts_has_the_retained_ones(
     assert len(shown) == len(mapped) > 0
     actual = describe(prediction)
     for image, (count, used) in zip(mapped, shown, strict=True):
-        passes = actual["images"][image["place"]]["passes"]
+        passes = actual["images"][image["index"]]["passes"]
         retained = sum(entry["retained"] is not None for entry in passes)
         assert (retained > 0) == retention
         members = [clique["members"] for clique in actual["cliques"]]
-        distinct = {frozenset(own) for own in members if image["place"] in own}
+        distinct = {frozenset(own) for own in members if image["index"] in own}
         assert count == len(distinct) + retained
         assert used[0] == 0 and used[-1] == count  # plain first, everything last

@@ -2,7 +2,6 @@
 
 import hashlib
 import http.server
-import json
 import sys
 import threading
 import time
@@ -13,15 +12,14 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from cliquetta.errors import UserError
-from cliquetta.model.checkpoints import hub, open_clip_zoo, openai
+from cliquetta.model.checkpoints import hub, releases
 from cliquetta.model.checkpoints.hub import DownloadError, Fetcher
 from cliquetta.model.checkpoints.state import CheckpointError
 from cliquetta.model.factory import create_model
 from cliquetta.model.preprocess import Preprocess
-from tests._helpers.openai_module import OpenAIModule, bare_state
+from tests._helpers.openai_module import OpenAIModule, bare_state, save_open_clip
 from tests._helpers.transformers_models import (
     save_open_clip_siglip,
     save_siglip,
@@ -96,7 +94,7 @@ def test_a_download_is_resumed_checked_and_cached(server: Any, tmp_path: Path) -
     seen = []
     fetcher = Fetcher(tmp_path, on_progress=lambda done, total: seen.append((done, total)))
     server.limit = 300_000
-    with pytest.raises(DownloadError, match=r"goes on where it stopped"):
+    with pytest.raises(DownloadError, match="goes on"):
         fetcher.file(url, sha256)
     server.limit = None
     path = fetcher.file(url, sha256)
@@ -110,16 +108,9 @@ def test_a_download_is_resumed_checked_and_cached(server: Any, tmp_path: Path) -
 
 def test_a_damaged_download_is_not_cached(server: Any, tmp_path: Path) -> None:
     server.files["/m.pt"] = b"other"
-    with pytest.raises(DownloadError, match="SHA-256 differs"):
+    with pytest.raises(DownloadError, match="SHA-256"):
         Fetcher(tmp_path).file(f"{server.address}/m.pt", "0" * 64)
     assert not list(tmp_path.rglob("*.pt*.part")) and not list(tmp_path.rglob("m.pt"))
-
-
-def one_sentence(error: Any) -> None:
-    """No newline, and no chain of other exceptions behind it."""
-    assert "\n" not in str(error.value)
-    assert error.value.__cause__ is None
-    assert error.value.__context__ is None or error.value.__suppress_context__
 
 
 @pytest.fixture(autouse=True)
@@ -133,18 +124,15 @@ def test_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", NOWHERE)
     for proxy in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.delenv(proxy, raising=False)
-    monkeypatch.setattr(openai, "address", lambda name: (f"{NOWHERE}/ViT-B-16.pt", "0" * 64))
-    with pytest.raises(DownloadError, match="none of its sources has it") as error:
-        create_model("ViT-B/16", cache_dir=tmp_path)
-    one_sentence(error)
-    for source in ("timm/vit_base_patch16_clip_224.openai (", "openai/clip-vit-base-patch16 ("):
-        assert source in str(error.value)
-    assert f"{NOWHERE}/ViT-B-16.pt (" in str(error.value)
-    assert "give the path of the file: openai:PATH/ViT-B-16.pt" in str(error.value)
+    monkeypatch.setattr(releases, "address", lambda name: (f"{NOWHERE}/ViT-B-16.pt", "0" * 64))
+    sources = "timm/vit_base_patch16", "openai/clip-vit-base-patch16", f"{NOWHERE}/ViT-B-16.pt"
     start = time.monotonic()
-    with pytest.raises(DownloadError, match="cannot reach the Hugging Face hub for a/b") as error:
-        create_model("hf:a/b", cache_dir=tmp_path)
-    one_sentence(error)
+    for name, mentioned in (("ViT-B/16", sources), ("hf:a/b", ("a/b",))):
+        with pytest.raises(DownloadError) as error:
+            create_model(name, cache_dir=tmp_path)
+        assert all(word in str(error.value) for word in mentioned)
+        assert "\n" not in str(error.value) and error.value.__cause__ is None
+        assert error.value.__context__ is None or error.value.__suppress_context__
     assert time.monotonic() - start < 5
 
 
@@ -157,9 +145,8 @@ def test_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, var
     monkeypatch.setattr("socket.create_connection", refuse)
     if variable is not None:
         monkeypatch.setenv(variable, "1")
-    with pytest.raises(DownloadError, match="network is switched off") as error:
+    with pytest.raises(DownloadError, match="switched off"):
         create_model(name, cache_dir=tmp_path, offline=variable is None)
-    assert "\n" not in str(error.value)
 
 
 @pytest.fixture
@@ -180,18 +167,10 @@ def files_of(repo: str, folder: Path) -> dict[str, bytes]:
     return {f"/{repo}/resolve/main/{path.name}": path.read_bytes() for path in folder.iterdir()}
 
 
-def save_open_clip(module: Any, folder: Path, **more: Any) -> None:
-    """A folder in open_clip's format."""
-    folder.mkdir()
-    save_file(bare_state(module), folder / "open_clip_model.safetensors")
-    config = {"vision_cfg": {"width": 128}, "embed_dim": 24, **more}
-    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": config}))
-
-
 def test_hub_repositories(hub_server: Any, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     tiny_transformers().save_pretrained(tmp_path / "clip")
-    save_open_clip(OpenAIModule(activation="gelu"), tmp_path / "open")
+    save_open_clip(bare_state(OpenAIModule(activation="gelu")), tmp_path / "open")
     for name in ("clip", "open"):
         hub_server.files |= files_of(f"owner/{name}", tmp_path / name)
     for name in ("hf:owner/clip", "hf-hub:owner/open"):
@@ -201,7 +180,7 @@ def test_hub_repositories(hub_server: Any, tmp_path: Path) -> None:
         assert (model.fingerprint, model.config) == (local.fingerprint, local.config)
         offline = create_model(name, cache_dir=cache, offline=True)
         assert offline.fingerprint == model.fingerprint
-    with pytest.raises(CheckpointError, match=r"has no config.json: try hf-hub:owner/open"):
+    with pytest.raises(CheckpointError, match="hf-hub:owner/open"):
         create_model("hf:owner/open", cache_dir=cache)
 
 
@@ -232,17 +211,17 @@ def test_a_missing_extra_is_named_before_weights_are_downloaded(
     folder = save_open_clip_siglip(tiny_siglip(), tmp_path / "open")
     hub_server.files |= files_of("owner/open", folder)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(UserError, match=r"pip install 'cliquetta\[siglip\]'"):
+    with pytest.raises(UserError, match=r"cliquetta\[siglip\]"):
         create_model(name, cache_dir=tmp_path / "cache")
     assert not any("safetensors" in path for path, _ in hub_server.requests)
 
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What each source of ``ViT-B/16`` serves, by address, and the model that is in it."""
+    """Files of each source of ``ViT-B/16``, by address, and the model that is in them."""
     folder = tmp_path_factory.mktemp("sources")
     timm, hub = folder / "timm", folder / "hub"
-    save_open_clip(OpenAIModule(seed=1), timm, quick_gelu=True)
+    save_open_clip(bare_state(OpenAIModule(seed=1)), timm, quick_gelu=True)
     tiny_transformers().save_pretrained(hub)
     torch.save(OpenAIModule(seed=3).state_dict(), folder / "ViT-B-16.pt")
     repos = {timm: "timm/vit_base_patch16_clip_224.openai", hub: "openai/clip-vit-base-patch16"}
@@ -256,11 +235,11 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.fixture
 def openai_server(hub_server: Any, sources: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Hub and OpenAI's address on the local server; ``ViT-B/16`` is small, and not there yet."""
-    small = replace(open_clip_zoo.ARCHITECTURES["ViT-B-16"], width=128, patch_size=8)
-    monkeypatch.setitem(open_clip_zoo.ARCHITECTURES, "ViT-B-16", small)
+    small = replace(releases.ARCHITECTURES["ViT-B-16"], width=128, patch_size=8)
+    monkeypatch.setitem(releases.ARCHITECTURES, "ViT-B-16", small)
     (data,) = sources[2][0].values()
     location = (f"{hub_server.address}/ViT-B-16.pt", hashlib.sha256(data).hexdigest())
-    monkeypatch.setattr(openai, "address", lambda name: location)
+    monkeypatch.setattr(releases, "address", lambda name: location)
     return hub_server
 
 
@@ -287,5 +266,5 @@ def test_the_cache_of_openais_package_is_used(sources: Any, home: Any, tmp_path:
     model = create_model("ViT-B/16", cache_dir=tmp_path / "cache", offline=True)
     assert model.fingerprint == wanted.fingerprint
     cached.write_bytes(files["/ViT-B-16.pt"][:-1000])  # a download that was cut off
-    with pytest.raises(DownloadError, match="not in a cache"):
+    with pytest.raises(DownloadError, match="cache"):
         create_model("ViT-B/16", cache_dir=tmp_path / "cache", offline=True)

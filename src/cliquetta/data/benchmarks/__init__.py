@@ -1,4 +1,4 @@
-"""The known datasets: facts in ``facts.json``, in the order of the paper's tables; layouts here."""
+"""The known datasets, all in ``facts.json``, in the order of the paper's tables; their readers."""
 
 import json
 from importlib.resources import files
@@ -6,7 +6,7 @@ from itertools import product
 from typing import Any
 
 from cliquetta.data.benchmarks.benchmark import Benchmark, DataNotFoundError
-from cliquetta.data.benchmarks.layouts import LAYOUTS
+from cliquetta.data.benchmarks.layouts import read_layout
 
 __all__ = ["BENCHMARKS", "Benchmark", "DataNotFoundError"]
 
@@ -19,7 +19,7 @@ def _load() -> tuple[Benchmark, ...]:
         if corruptions := facts.pop("corruptions", None):  # 5 severities each, of as many images
             pairs = product(corruptions, (5, 4, 3, 2, 1))
             lists["splits"] = {f"{name}/{n}": facts["splits"] for name, n in pairs}
-        lists["layouts"] = tuple(layout for layout in LAYOUTS if layout.dataset == id)
+        lists["layouts"] = tuple(read_layout(facts["class_list"], e) for e in facts["layouts"])
         benchmarks.append(Benchmark(id, **facts | lists))
     return tuple(benchmarks)
 

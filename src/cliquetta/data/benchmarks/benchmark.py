@@ -52,7 +52,6 @@ class Layout:
     ``{split}`` in a name stands for the split, ``{domain}`` for it without ``-test``.
     """
 
-    dataset: str
     name: str  # for people: what a folder in this layout looks like
     read: Callable[[Location], Listing]
     inside: str = "."  # where the images may be in the dataset's folder
@@ -123,7 +122,7 @@ def _descend(folder: Path, steps: Sequence[str]) -> list[Path]:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One known dataset: an entry of ``facts.json`` and its layouts."""
+    """One known dataset: an entry of ``facts.json``."""
 
     id: str
     summary: str
@@ -200,9 +199,9 @@ class Benchmark:
             raise NoClassNamesError(f"{self.id} {reason}")
         count = self.splits[split or self.default_split]
         if len(listing.keys) != count:
-            found = f"{len(listing.keys):,} images found, a complete copy has {count:,}"
+            counts = f"{len(listing.keys):,} images found, a complete copy has {count:,}"
             remedy = f"cliquetta data doctor {root} says more"
-            warnings.warn(f"{self.id}: {found}; {remedy}", stacklevel=1)
+            warnings.warn(f"{self.id}: {counts}; {remedy}", stacklevel=1)
         id = self.id if split in (None, self.default_split) else f"{self.id}/{split}"
         facts: dict[str, Any] = {
             "names": self.names or classes,
@@ -212,5 +211,5 @@ class Benchmark:
         }
         if listing.images is not None:
             return ArrayDataset(id, listing.images, **facts)
-        # published numbers were taken on pixels as stored
+        # published numbers are of pixels as stored
         return FileDataset(id, listing.paths, **facts, exif=False)

@@ -20,7 +20,7 @@ Read = Callable[[Location], Listing]
 LabelOf = Callable[[str], int | None]  # the label of a folder or class name, if it has one
 AnyArray = npt.NDArray[Any]
 Rows = Iterable[tuple[str, str]]  # key and class of the images that a list names
-RowsOf = Callable[[Location, Path], Rows]  # reads the list of a location
+RowsOf = Callable[[str, Location, Path], Rows]  # of a class list: reads the list of a location
 
 
 def by_wnid(list_id: str) -> LabelOf:
@@ -65,14 +65,14 @@ def class_folders(label_of: LabelOf, *, hint: str = "") -> Read:
     return read
 
 
-def several(folders: Mapping[str, Sequence[str]], list_id: str) -> Read:
-    """One of several sets of class folders, or all of them in a row; each may have other names."""
+def several(list_id: str, domains: Mapping[str, Sequence[str]]) -> Read:
+    """Class folders of one domain, or of all in a row; each domain may have several names."""
     read_one = class_folders(by_name(list_id))
 
     def read(location: Location) -> Listing:
         keys, labels, paths = list[str](), list[int](), list[Path]()
-        for split in folders if location.split == "all" else [location.split]:
-            candidates = (location.images / name for name in folders[split])
+        for split in domains if location.split == "all" else [location.split]:
+            candidates = (location.images / name for name in domains[split])
             path = next((path for path in candidates if path.is_dir()), None)
             if path is not None:
                 one = read_one(Location(path, split))
@@ -85,14 +85,14 @@ def several(folders: Mapping[str, Sequence[str]], list_id: str) -> Read:
 
 
 def from_list(
-    rows_of: RowsOf, label_of: LabelOf, *, hint: str = "", anywhere: bool = False
+    list_id: str, rows_of: RowsOf, label_of: LabelOf, *, hint: str, anywhere: bool
 ) -> Read:
     """Pictures on disk that a side file names, each once; below any folder if ``anywhere``."""
 
     def read(location: Location) -> Listing:
         assert location.file is not None, "layouts with a list name its file"
         labels: dict[str, int] = {}
-        rows = list(rows_of(location, location.file))
+        rows = list(rows_of(list_id, location, location.file))
         for key, stated in rows:
             label = label_of(stated)
             if label is None:
@@ -108,55 +108,47 @@ def from_list(
         keys = [key for key, path in paths.items() if path in there]
         repeated = len(rows) - len(labels)
         notes = (f"{repeated} files are listed twice and counted once",) if repeated else ()
-        found = [labels[key] for key in keys], [paths[key] for key in keys]
-        return Listing(keys, *found, missing=len(labels) - len(keys), notes=notes)
+        numbers, files = [labels[key] for key in keys], [paths[key] for key in keys]
+        return Listing(keys, numbers, files, missing=len(labels) - len(keys), notes=notes)
 
     return read
 
 
 def each_line(parse: Callable[[str], tuple[str, str]]) -> RowsOf:
     """One image per line, whose key and class ``parse`` reads from it."""
-    return lambda location, file: map(parse, text_lines(file))
+    return lambda list_id, location, file: map(parse, text_lines(file))
 
 
-def coop_rows(list_id: str) -> RowsOf:
+def coop_rows(list_id: str, location: Location, file: Path) -> Rows:
     """A split of CoOp, ``{split: [[path, label, name], ...]}``, held against our class list."""
+    try:
+        listed = json.loads(file.read_text(encoding="utf-8"))[location.split]
+        pictures = [(str(key), int(label), str(name)) for key, label, name in listed]
+    except KeyError:
+        raise UserError(f"{file} has no split {location.split!r}") from None
+    except (ValueError, TypeError):
+        raise UserError(
+            f"{file} is not a split file of CoOp (JSON of [path, label, class name]); "
+            "was it downloaded completely?"
+        ) from None
     names = class_names(list_id)
-
-    def rows(location: Location, file: Path) -> Rows:
-        try:
-            listed = json.loads(file.read_text(encoding="utf-8"))[location.split]
-            pictures = [(str(key), int(label), str(name)) for key, label, name in listed]
-        except KeyError:
-            raise UserError(f"{file} has no split {location.split!r}") from None
-        except (ValueError, TypeError):
-            raise UserError(
-                f"{file} is not a split file of CoOp (JSON of [path, label, class name]); "
-                "was it downloaded completely?"
-            ) from None
-        for key, label, name in pictures:
-            known = names[label] if 0 <= label < len(names) else "no class"
-            if squeeze(known) != squeeze(name):
-                ours = f"our list calls it {known!r}; is it the split file of another dataset?"
-                raise UserError(f"{file} calls class {label} {name!r}, {ours}")
-            yield key, name
-
-    return rows
+    for key, label, name in pictures:
+        known = names[label] if 0 <= label < len(names) else "no class"
+        if squeeze(known) != squeeze(name):
+            ours = f"our list calls it {known!r}; is it the split file of another dataset?"
+            raise UserError(f"{file} calls class {label} {name!r}, {ours}")
+        yield key, name
 
 
-def numbered_rows(list_id: str) -> RowsOf:
+def numbered_rows(list_id: str, location: Location, file: Path) -> Rows:
     """Lines ``domain/class/file label``; the folder's name must be that of the label."""
     label_of = by_name(list_id)
-
-    def rows(location: Location, file: Path) -> Rows:
-        for line in text_lines(file):
-            key, _, number = line.rpartition(" ")
-            name = Path(key).parent.name
-            if not number.isdecimal() or label_of(name) != int(number):
-                raise UserError(f"{file}: {line!r} contradicts our class list of {list_id}")
-            yield key, name
-
-    return rows
+    for line in text_lines(file):
+        key, _, number = line.rpartition(" ")
+        name = Path(key).parent.name
+        if not number.isdecimal() or label_of(name) != int(number):
+            raise UserError(f"{file}: {line!r} contradicts our class list of {list_id}")
+        yield key, name
 
 
 # --- arrays and CIFAR's formats -----------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from cliquetta.errors import UserError
 from cliquetta.methods.building.config import Decay, MethodConfig, NonNegative, Positive
 from cliquetta.methods.building.memory import ANY, NON_NEGATIVE, Memory
 
@@ -21,6 +22,10 @@ class Adam:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.lr >= 0:  # of a plug-in; configs check theirs
+            raise UserError(f"lr must be 0 or more, got {self.lr}")
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,7 @@ class AdamConfig(MethodConfig):
 
 @dataclass(frozen=True)
 class AdamWConfig(AdamConfig):
-    """The same with decay of the weights."""
+    """Base of the configs of methods that take AdamW steps: with decay of the weights."""
 
     weight_decay: NonNegative = 0.01  # Weight decay of AdamW.
 
@@ -49,7 +54,7 @@ class AdamWConfig(AdamConfig):
 
 
 class AdamState(NamedTuple):
-    """Parameters under Adam: the values, both moments and the number of steps taken."""
+    """Parameters under Adam: the values, both moments and the number of steps."""
 
     values: Tensor
     first: Tensor
@@ -64,7 +69,7 @@ class AdamState(NamedTuple):
 
     @classmethod
     def load(cls, memory: Memory, name: str) -> AdamState:
-        """As kept in a method's memory under ``name``."""
+        """The state in a method's memory under ``name``."""
         return cls(*(memory[f"{name}.{part}"] for part in cls._fields))
 
     @classmethod

@@ -73,11 +73,7 @@ def declare(
 
 
 def insert(
-    memory: Memory,
-    classes: Tensor,
-    entropy: Tensor,
-    columns: Mapping[str, Tensor],
-    prefix: str = "",
+    memory: Memory, classes: Tensor, entropy: Tensor, columns: Columns, prefix: str = ""
 ) -> CacheOccupancy:
     """Offer images of ``classes`` (B,), entropy (B,) infinite for none, and columns (B, ...)."""
     occupancy = simulate_insertions(memory[f"{prefix}entropy"], classes, entropy)

@@ -178,10 +178,8 @@ def config_fields(config: type[Any]) -> list[ConfigField]:
             docs |= _field_docs(parent)
     kinds = field_types(config)
     return [
-        ConfigField(
-            field.name, describe(kinds[field.name]), _default(field), docs.get(field.name, "")
-        )
-        for field in dataclasses.fields(config)
+        ConfigField(f.name, describe(kinds[f.name]), _default(f), docs.get(f.name, ""))
+        for f in dataclasses.fields(config)
     ]
 
 

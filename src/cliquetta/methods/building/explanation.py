@@ -1,12 +1,11 @@
 """Explanations for reports: features with and without prompts, attention, caches."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from cliquetta.model.attention import Kind
-from cliquetta.types import Prediction
 
 
 @dataclass(frozen=True)
@@ -20,7 +19,7 @@ class Explanation:
     prompted: Tensor | None = None  # Unit features (n, E) with prompts, mean over the passes.
     description: dict[str, Any] | None = None  # The method's own account, as plain values.
     mapped: tuple[dict[str, Any], ...] = ()
-    """Images with attention maps: ``place``, ids of ``cliques``, and number of ``rows`` of maps."""
+    """Images with attention maps: ``index``, ids of ``cliques``, and number of ``rows`` of maps."""
     maps: dict[Kind, Tensor] | None = None  # (rows of all images, 1 + T).
 
     def tensors(self) -> dict[str, Tensor]:
@@ -49,12 +48,3 @@ class PromptedPasses:
     prompts: Tensor  # (S, B, P, 2, D).
     used: Tensor  # (passes, S) bool: the prompts of each pass.
     blocks: tuple[int, ...]  # The B blocks that take a prompt.
-
-
-@runtime_checkable
-class VisuallyPrompted(Protocol):
-    """A method that may score images with visual prompts."""
-
-    def prompted_passes(self, prediction: Prediction, index: int) -> PromptedPasses | None:
-        """The prompted passes over image ``place`` of a batch; ``None`` if there were none."""
-        ...

@@ -1,6 +1,6 @@
 """Methods that need of an image nothing but the features of its views.
 
-They can be asked with features that were encoded once and kept
+They also predict from features that were encoded once and stored
 (:mod:`cliquetta.data.prepared`): a dataset of ImageNet's size then takes seconds.
 """
 
@@ -99,7 +99,7 @@ class ImageByImage(FixedText):
 
 
 class Transductive(FixedText):
-    """One that explains each batch as a whole; on CUDA its many small steps are replayed."""
+    """One that explains images of a batch jointly; on CUDA its many small steps are replayed."""
 
     batch_dependence = BatchDependence.JOINT
     transduce: Callable[[Tensor, Tensor, Tensor, Any], Tensor]

@@ -100,9 +100,7 @@ class FewShotAdapter(Adapter):
 def refuse_fixed_text(adapter: type[Adapter], prompts: ClassPrompts) -> None:
     """A method that learns text cannot work with text features from outside."""
     if "text-prompts" in adapter.needs and prompts.features is not None:
-        raise UserError(
-            f"{adapter.name} learns the text side: give class names, not fixed text features"
-        )
+        raise UserError(f"{adapter.name} learns text: give class names, not fixed text features")
 
 
 @dataclass(frozen=True)
@@ -196,8 +194,7 @@ def learn(
 ) -> dict[str, Tensor]:
     """The parameters after SGD down the cross-entropy of the logits of crops, or their features."""
     few_shot = task.few_shot
-    text = config if isinstance(config, TextTraining) else None
-    draw = crop_draw(task, config) if text is None else feature_draw(task, text)
+    draw = example_draw(task, config)
     learned = {name: value.detach().clone().requires_grad_() for name, value in start.items()}
     parameters, momentum, decay = list(learned.values()), config.momentum, config.weight_decay
     optimiser = torch.optim.SGD(parameters, lr=config.lr, momentum=momentum, weight_decay=decay)
@@ -221,32 +218,25 @@ def learn(
     return {name: value.detach() for name, value in learned.items()}
 
 
-def crop_draw(task: FitTask, config: SGDTraining) -> Draw:
-    """Pixels (B, 3, S, S) of a fresh crop of each image."""
+def example_draw(task: FitTask, config: SGDTraining) -> Draw:
+    """Pixels (B, 3, S, S) of a crop of each image; for texts its unit features (B, E)."""
+    few_shot, model, scale = task.few_shot, task.model, config.crop_scale
+    pool_size = config.crop_pool if isinstance(config, TextTraining) else None
+    if pool_size is not None:
+        first = np.random.default_rng([task.seed, 0xF0])
+        pool = l2_normalize(crop_features(model, few_shot, first, scale=scale, count=pool_size))
 
-    def draw(rows: Rows, generator: np.random.Generator) -> Tensor:
-        return task.few_shot.crops(rows, task.model, generator, scale=config.crop_scale)[:, 0]
+        def pooled(rows: Rows, generator: np.random.Generator) -> Tensor:
+            picks = generator.integers(pool_size, size=len(rows))
+            return pool[torch.from_numpy(rows), torch.from_numpy(picks)]
 
-    return draw
+        return pooled
 
+    def fresh(rows: Rows, generator: np.random.Generator) -> Tensor:
+        pixels = few_shot.crops(rows, model, generator, scale=scale)[:, 0]
+        if not isinstance(config, TextTraining):
+            return pixels
+        with torch.no_grad():
+            return model.encode_image(pixels, normalize=True)
 
-def feature_draw(task: FitTask, config: TextTraining) -> Draw:
-    """Unit features (B, E) of a crop of each image, fresh or out of the pool."""
-    if config.crop_pool is None:
-        pixels = crop_draw(task, config)
-
-        def fresh(rows: Rows, generator: np.random.Generator) -> Tensor:
-            with torch.no_grad():
-                return task.model.encode_image(pixels(rows, generator), normalize=True)
-
-        return fresh
-    generator = np.random.default_rng([task.seed, 0xF0])
-    scale, count = config.crop_scale, config.crop_pool
-    crops = crop_features(task.model, task.few_shot, generator, scale=scale, count=count)
-    pool = l2_normalize(crops)
-
-    def pooled(rows: Rows, generator: np.random.Generator) -> Tensor:
-        picks = generator.integers(pool.shape[1], size=len(rows))
-        return pool[torch.from_numpy(rows), torch.from_numpy(picks)]
-
-    return pooled
+    return fresh

@@ -19,13 +19,13 @@ class FrozenAdapter(Adapter):
     frozen = True
 
     def __init__(self, source: Adapter) -> None:
-        self._model = source.frozen_model()
+        self._frozen_model = source.frozen_model()
         self.name = source.name
         super().__init__(source.model, source.prompts, source.config, seed=source.seed)
         self._bias = 0.0  # the frozen model adds it
         self.scaled_cosines = source.scaled_cosines
         self.fitted = {**(source.fitted or {}), **source.state_dict()}
-        """What its predictions come from, which distinguishes two states."""
+        """Tensors that its predictions come from: they distinguish two states."""
         if source.reject_share is not None:
             self.enable_rejection(source.reject_share)
             self._take(source, LEFT_OUT, "--reject")
@@ -43,7 +43,7 @@ class FrozenAdapter(Adapter):
 
     @torch.no_grad()
     def _predict(self, batch: Batch) -> Prediction:
-        return Prediction(self._model(batch.images))
+        return Prediction(self._frozen_model(batch.images))
 
 
 def freeze(adapters: Sequence[Adapter], state: Path | None) -> FrozenAdapter:

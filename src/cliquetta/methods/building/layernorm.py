@@ -1,7 +1,7 @@
 """Adapting the LayerNorms of a tower without modifying it: Tent and the methods after it.
 
 The gains and biases of all LayerNorms of a tower are one flat vector, passed to the tower at every
-call. A method learns that vector, kept in its memory or dropped after the batch, not the model.
+call. A method learns that vector, stored in its memory or dropped after the batch, not the model.
 """
 
 import copy
@@ -119,7 +119,7 @@ class LateBlocks(nn.Module):
         self.tower, self.start = tower, start
         blocks = range(start, len(tower.blocks))
         self.layer_norms = {f"tower.blocks.{i}.{ln}" for i in blocks for ln in ("ln_1", "ln_2")}
-        """Those of the blocks; the final norm is left alone."""
+        """Norms of the blocks; the final one is left alone."""
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Features, not normalised, of states (B, T, D) at the input of block ``start``."""
@@ -148,12 +148,12 @@ class LayerNormAdapter(Adapter):
 
     @property
     def learned(self) -> Tensor | None:
-        """Flat LayerNorm parameters learned so far, where those are kept."""
+        """Flat LayerNorm parameters learned so far, where those outlive a batch."""
         name = next((name for name in ("norms.values", "norms") if name in self.memory), None)
         return None if name is None else self.memory[name]
 
     def frozen_model(self) -> FrozenModel:
-        """The tower under the norms learned so far, where those are kept."""
+        """The tower under the norms learned so far, where those outlive a batch."""
         if self.learned is None:
             return super().frozen_model()
         visual = self.tower.frozen(self.learned)

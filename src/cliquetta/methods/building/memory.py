@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -187,14 +188,16 @@ class Memory:
         """``value``, with zero for the infinity that means "empty" in this tensor."""
         return value.nan_to_num(torch.nan, 0, torch.nan) if name in self._open else value
 
-    def generator(self, name: str) -> torch.Generator:
-        """A CPU generator in the remembered state ``name``; store it back with :meth:`keep`."""
+    def declare_generator(self, name: str, seed: int) -> None:
+        """Add the state of a CPU generator that starts from ``seed``; see :meth:`generator`."""
+        self.declare(name, torch.Generator().manual_seed(seed).get_state())
+
+    @contextmanager
+    def generator(self, name: str) -> Iterator[torch.Generator]:
+        """A CPU generator that goes on from the remembered state ``name``."""
         generator = torch.Generator()
         generator.set_state(self._now[name].cpu())
-        return generator
-
-    def keep(self, name: str, generator: torch.Generator) -> None:
-        """Remember where ``generator`` stands."""
+        yield generator
         self._now[name] = generator.get_state()
 
 

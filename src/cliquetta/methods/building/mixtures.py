@@ -1,6 +1,6 @@
 """Soft clustering of a batch of features: what TransCLIP, StatA, MOON, OGA and DOTA share.
 
-A batch of unit features (B, E) is explained by one distribution per class. Assignments are kept as
+A batch of unit features (B, E) is explained by one distribution per class. Assignments are
 logarithms (B, N), so that classes of vanishing weight stay sound.
 """
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def nearest_affinity(similarity: Tensor, neighbours: int) -> Tensor:
-    """W (B, B): similarity of each row with its nearest others; 0 elsewhere."""
+    """W (B, B): similarity of each row with its nearest others; 0 elsewhere and if negative."""
     others = similarity.clone().fill_diagonal_(-float("inf"))
     nearest = others.topk(min(neighbours, len(similarity) - 1), dim=-1, sorted=False)
     return torch.zeros_like(similarity).scatter(1, nearest.indices, nearest.values.clamp_min(0))

@@ -71,9 +71,7 @@ class FewShot:
         if validation is None:
             return few_shot
         if validation.names != dataset.names:
-            raise UserError(
-                f"{validation.id} and {dataset.id} must share one class list to validate"
-            )
+            raise UserError(f"{validation.id} and {dataset.id} do not share one class list")
         split = cls(*_read(validation, _labelled(validation), preprocess))
         return replace(few_shot, validation=split)
 

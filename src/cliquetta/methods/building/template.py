@@ -55,7 +55,7 @@ class LearnableTemplate:
         self.order = self.ends.argsort(stable=True)  # short texts first
         self.weight = 1.0
         self.fixed: Tensor | None = None
-        """What the other templates add to ``weight`` times the learned feature, (N, E)."""
+        """Share of the other templates, added to ``weight`` times the learned feature, (N, E)."""
         if others and mix is not None:
             fixed = ClassPrompts(prompts.names, tuple(others), allow_duplicates=True)
             self.weight, self.fixed = 1 - mix, mix * model.classifier(fixed)

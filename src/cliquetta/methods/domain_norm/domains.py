@@ -17,7 +17,7 @@ MIXED = 4  # images that a part of a mixed batch has at least
 
 
 class Encoded(NamedTuple):
-    """Some images, in the order of :func:`arrange`; with θ instead of θ₀, p takes z's place."""
+    """Some images, in the order of :func:`arrange`; with θ instead of θ₀, p replaces z."""
 
     hidden: Tensor  # h (b, T, D), at the input of the first adapted block
     signatures: Tensor  # s (b, F)

@@ -24,7 +24,7 @@ from cliquetta.methods.domain_norm.state import (
 from cliquetta.methods.domain_norm.step import rate_decay
 from cliquetta.tensor_tree import flatten, unflatten
 
-PER_CLASS = frozenset({"counts", "voters"})  # Nothing of these is kept for another class list.
+PER_CLASS = frozenset({"counts", "voters"})  # Void for another class list.
 Members = list[tuple[int, int]]  # Domains, each by the number of its state and its own.
 
 
@@ -125,7 +125,7 @@ def _merge_domain(
     moments = [one.moments for one in every if one.classes.argmax() == top]
     counts = added.counts._replace(
         recent=torch.stack([one.recent for one in every]).mean(dim=0),
-        answers=torch.stack([one.answers for one in every]).mean(dim=0),
+        predicted=torch.stack([one.predicted for one in every]).mean(dim=0),
         moments=torch.stack([torch.zeros_like(every[0].moments), *moments]).sum(dim=0),
     )
     return added._replace(
@@ -174,7 +174,7 @@ def _merge_norms(members: list[Member], fresh: AdamState, config: DomainNormConf
     moved = shares @ torch.stack([one.values - base.values for one in norms])
 
     def moment(values: list[Tensor], beta: float) -> Tensor:
-        # a moment is as far below its mean as it has taken few steps, which Adam corrects
+        # a moment is as far below its mean as its steps are few, which Adam corrects
         means = [value / (1 - beta**n) for value, n in zip(values, steps, strict=True)]
         return (shares @ torch.stack(means)) * (1 - beta**last)
 

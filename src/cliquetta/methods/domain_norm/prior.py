@@ -96,7 +96,7 @@ def class_prior(counts: Counts, config: DomainNormConfig) -> ClassPrior:
         beta = torch.full_like(c, float(config.prior == "zero-shot"))
         prior = normalize(m.clamp_min(1e-8) ** beta, p=1, dim=0)
         weights = class_weights(m, config.frequency_power * beta)
-    agreement, collapsed = counts.agreement / counts.asked, has_collapsed(counts.answers)
+    agreement, collapsed = counts.agreement / counts.asked, has_collapsed(counts.predicted)
     figures = torch.stack([c, beta, agreement, information(counts), collapsed.to(c)])
     return ClassPrior(m, prior, weights, beta, figures)
 

@@ -57,5 +57,5 @@ class Runner:
 
 
 def _identity(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[object, ...]:
-    """A key that tells calls apart; its tensors live as long as what is kept under it."""
+    """A key that distinguishes calls; its tensors live as long as the result under it."""
     return (function.__name__, *((path, id(value)) for path, value in flatten(arguments).items()))

@@ -64,7 +64,7 @@ class Counts(NamedTuple):
     debiased: Tensor  # Σ q (N,), predictions without background
     recent: Tensor  # R (N,), the same, older images fading
     moments: Tensor  # M (4, N), of the logits of the images of the most predicted class
-    answers: Tensor  # (2, N) recent images by class of p and of z, older ones fading
+    predicted: Tensor  # (2, N) recent images by class of p and of z, older ones fading
 
 
 class Voters(NamedTuple):
@@ -125,7 +125,7 @@ def start_domain(network: Network, config: DomainNormConfig) -> Domain:
     """A domain without images."""
     theta, text, (N, E), V = network.theta, network.text, network.text.shape, config.vote_memory
     zero, many, count = theta.new_zeros(()), theta.new_zeros(N), torch.tensor(0)
-    shaped = {"moments": theta.new_zeros(4, N), "answers": theta.new_zeros(2, N)}
+    shaped = {"moments": theta.new_zeros(4, N), "predicted": theta.new_zeros(2, N)}
     single = dict.fromkeys(("images", "confidence", "entropy", "agreement", "asked"), zero)
     signature = theta.new_zeros(2 * network.tower.config.width)
     classes = torch.zeros(V, dtype=torch.long, device=theta.device)

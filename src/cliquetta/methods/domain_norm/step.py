@@ -99,7 +99,7 @@ def step_interval(domain: Domain, config: DomainNormConfig) -> int:
 def restart(domain: Domain, network: Network, config: DomainNormConfig) -> Domain:
     """Forget what a collapsed domain has learned, its voters included, Eq. 21; counts stay."""
     fresh = start_domain(network, config)
-    counts = domain.counts._replace(answers=fresh.counts.answers)
+    counts = domain.counts._replace(predicted=fresh.counts.predicted)
     domain = domain._replace(counts=counts, due=fresh.due, restarts=domain.restarts + 1)
     return domain._replace(norms=fresh.norms, voters=fresh.voters)
 
@@ -186,8 +186,8 @@ def predict(
         return domain, part.zero_shot
     p = network.logits(features).softmax(dim=1)
     new = torch.stack([count_classes(p), count_classes(part.zero_shot)])
-    answers = domain.counts.answers * 0.5 ** (len(p) / WATCHED) + new
-    domain = domain._replace(counts=domain.counts._replace(answers=answers))
+    predicted = domain.counts.predicted * 0.5 ** (len(p) / WATCHED) + new
+    domain = domain._replace(counts=domain.counts._replace(predicted=predicted))
     return domain, p.lerp(part.zero_shot, config.zero_shot_share * (1 - size))
 
 

@@ -1,7 +1,6 @@
-"""The adapter: mines, learns, retains and infers on every batch, and owns what is kept."""
+"""The adapter: mines, learns, retains and infers on every batch, and owns the memory."""
 
 import warnings
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,15 +12,8 @@ from cliquetta.methods.building.explanation import CacheCount, Explanation, Prom
 from cliquetta.methods.building.memory import Range
 from cliquetta.methods.building.views import confident_views, mean_logits
 from cliquetta.methods.registry import register
-from cliquetta.methods.scap import evidence
+from cliquetta.methods.scap import composition, evidence
 from cliquetta.methods.scap.cliques import Cliques, mine_cliques, similar_images, top_classes
-from cliquetta.methods.scap.composition import (
-    Composed,
-    PrefixedTower,
-    gather_prompts,
-    merge_passes,
-    plan_passes,
-)
 from cliquetta.methods.scap.config import PRESETS, SCAPConfig
 from cliquetta.methods.scap.learning import Learned, Learner, Task
 from cliquetta.methods.scap.retention import Cache, retain, running_mean
@@ -43,7 +35,7 @@ class SCAP(Adapter):
 
     batch_dependence = BatchDependence.JOINT
     config: SCAPConfig
-    visual: PrefixedTower | None
+    visual: composition.PrefixedTower | None
 
     def _setup(self) -> None:
         model, prompts, config = self.model, self.prompts, self.config
@@ -56,7 +48,7 @@ class SCAP(Adapter):
         self._replayed, self.visual, tower, rows = Replayed(), None, None, 1
         if isinstance(model.visual, VisionTower):
             tower, blocks, length = model.visual, config.blocks, config.prompt_length
-            self.visual = PrefixedTower(tower, blocks, length, self._replayed)
+            self.visual = composition.PrefixedTower(tower, blocks, length, self._replayed)
             rows = self.visual.rows
             if blocks[-1] >= len(tower.blocks):
                 raise UserError(f"scap.blocks {blocks}: {model.id} has {len(tower.blocks)} blocks")
@@ -108,18 +100,6 @@ class SCAP(Adapter):
             self.memory.declare("text_mean", mean)
         for name in ("text_seen", "sets_learned", "batches"):
             self.memory.declare(name, torch.tensor(0))
-
-    def reset(self) -> None:
-        """Forget the stream, and let the tally of learned sets decide anew on the Jacobian."""
-        super().reset()
-        if self.text is not None:
-            self.text.jacobian = None
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from :meth:`state_dict`; its tally decides on the Jacobian."""
-        super().load_state_dict(state)
-        if self.text is not None:
-            self.text.jacobian = None
 
     @torch.no_grad()
     def _predict(self, batch: Batch) -> Prediction:
@@ -219,37 +199,40 @@ class SCAP(Adapter):
         learned: Learned | None,
         cache: Cache | None,
         query: Tensor,
-    ) -> Composed:
-        """Prompts that every pass is scored with, and texts, under the running mean if any."""
-        passes = plan_passes(cliques, top, self.memory["count"], self.config)
+    ) -> composition.Composed:
+        """Prompts that every pass is scored with (step 4), and texts.
+
+        Those are under the running mean, once there is one (Eq. 18 with alpha_r = 1, as printed).
+        """
+        passes = composition.plan_passes(cliques, top, self.memory["count"], self.config)
         size = self.memory["start_prompt"].numel() if "start_prompt" in self.memory else 0
         own = query.new_zeros(0, size)
         if learned is not None and learned.visual is not None:
             own = learned.visual.flatten(1)
-        prompts = gather_prompts(passes, own, cache, query, self.config)
+        prompts = composition.gather_prompts(passes, own, cache, query, self.config)
         text = self.classifier
         if self.text is not None and int(self.memory["text_seen"]) > 0:
             text = self.text.features(self.memory["text_mean"][None])[0]
-        return Composed(passes, *prompts, text)
+        return composition.Composed(passes, *prompts, text)
 
-    def _logits(self, hidden: Tensor, plain: Tensor, composed: Composed) -> Tensor:
+    def _logits(self, hidden: Tensor, plain: Tensor, composed: composition.Composed) -> Tensor:
         """Logits (b, N) of one view of every image (step 5)."""
         config = self.config
         if self.visual is None or not config.learns_visual or config.rules.discarded_prompts:
             features = plain[send(composed.passes.image, plain.device)]
         else:
             features = self.visual.pass_features(hidden, plain, composed)
-        logits = self.model.scale * features @ composed.text_features.T
-        return merge_passes(logits.view(-1, composed.passes.width, logits.shape[-1]))
+        logits = self.model.scale * features @ composed.text_features.T  # Eq. 19
+        return composition.merge_passes(logits.view(-1, composed.passes.width, logits.shape[-1]))
 
     # --- for reports and the app ------------------------------------------------
 
     def _evidence(
-        self, cliques: Cliques, learned: Learned | None, composed: Composed, top: Tensor
+        self, cliques: Cliques, learned: Learned | None, composed: composition.Composed, top: Tensor
     ) -> dict[str, Any]:
         """Tensors for :func:`cliquetta.methods.scap.evidence.describe`."""
         visual = "discarded" if self.config.rules.discarded_prompts else "composed"
-        jacobian = self.text is not None and self.text.jacobian is not None
+        by_jacobian = learned and self.text is not None and self.text.jacobian is not None
         return {
             "cliques": cliques,
             "learned": learned,
@@ -258,7 +241,7 @@ class SCAP(Adapter):
             "top": top,
             "text_prompts": self._text_prompts(),
             "visual_prompts": visual if self.config.learns_visual else "none",
-            "text_gradient": "jacobian" if jacobian else "vjp",
+            "text_gradient": "jacobian" if by_jacobian else "vjp",
         }
 
     @torch.no_grad()

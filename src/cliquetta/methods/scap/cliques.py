@@ -1,7 +1,9 @@
 """Supportive cliques: which images of a batch belong together, for which class (Eq. 1-3)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -67,28 +69,22 @@ def mine_cliques(
         classes, order = torch.cat([present, classes]).sort(stable=True)
         rows = rows.index_select(0, order)
     if not repeats:
-        first = _first_occurrences(torch.cat([classes[:, None], _pack(rows)], dim=1))[0]
+        first, _ = _first_occurrences(list(zip(classes.tolist(), _packed(rows), strict=True)))
         rows, classes = rows.index_select(0, first), classes[first]
-    first, set_of = _first_occurrences(_pack(rows))
+    first, set_of = _first_occurrences(_packed(rows))
     return Cliques(classes, set_of, rows.index_select(0, first))
 
 
-def _pack(rows: Tensor) -> Tensor:
-    """Boolean rows (m, b) as 62-bit words (m, w): equal rows, equal words."""
-    m, b = rows.shape
-    words = -(-b // 62)
-    padded = torch.zeros(m, words * 62, dtype=torch.int64)
-    padded[:, :b] = rows
-    weights = 2 ** torch.arange(62, dtype=torch.int64)
-    return (padded.view(m, words, 62) * weights).sum(dim=2)
+def _packed(rows: Tensor) -> list[bytes]:
+    """Boolean rows (m, b) as bytes: equal rows, equal bytes."""
+    return [row.tobytes() for row in np.packbits(rows.numpy(), axis=1)]
 
 
-def _first_occurrences(words: Tensor) -> tuple[Tensor, Tensor]:
-    """First index of each distinct row of ``words``, ascending, and which one every row is."""
-    first: dict[tuple[int, ...], int] = {}
-    rows = [tuple(row) for row in words.tolist()]
-    for index, row in enumerate(rows):
-        first.setdefault(row, index)
-    rank = {row: number for number, row in enumerate(first)}
-    which = [rank[row] for row in rows]
+def _first_occurrences(keys: Sequence[object]) -> tuple[Tensor, Tensor]:
+    """First index of each distinct key, ascending, and which one every key is."""
+    first: dict[object, int] = {}
+    for index, key in enumerate(keys):
+        first.setdefault(key, index)
+    rank = {key: number for number, key in enumerate(first)}
+    which = [rank[key] for key in keys]
     return torch.tensor([*first.values()], dtype=torch.long), torch.tensor(which, dtype=torch.long)

@@ -101,7 +101,11 @@ def gather_prompts(
 def compose_prompts(
     own: Tensor, own_mask: Tensor, retained: Tensor, retained_mask: Tensor, config: SCAPConfig
 ) -> tuple[Tensor, Tensor]:
-    """Prompts (R, S, V) of every pass: its cliques' and a retained one; their mask (Eq. 15, 17)."""
+    """Prompts (R, S, V) of every pass, its cliques' and a retained one, and their mask.
+
+    They are concatenated, keys with keys and values with values (Eq. 15, 17), or averaged: the
+    retained prompt half and half into each that is left.
+    """
     if config.clique_combination == "mean" and own.shape[1]:
         weight = own_mask.to(own.dtype)
         total = (own * weight[:, :, None]).sum(dim=1, keepdim=True)

@@ -40,9 +40,9 @@ class SCAPConfig(MethodConfig):
     lr: Positive = 3e-3  # Step size of Adam on the prompts; as printed.
     steps: Count = 1  # Not stated in the paper; one is what the released code and its relatives do.
     retention: bool = True
-    """Keep visual prompts in R_i, a cache per class. The text running mean is always kept."""
-    capacity: Count = 6  # L, prompts kept per class.
-    neighbours: Count = 3  # K, edges kept per key of the retention graph.
+    """Keep visual prompts in R_i, a cache per class. The running mean of text always is."""
+    capacity: Count = 6  # L, prompts stored per class.
+    neighbours: Count = 3  # K, edges per key of the retention graph.
     bandwidth: Positive = 0.3  # sigma of Eq. 12, the graph's Gaussian kernel.
     propagation: Decay = 0.3  # alpha of the propagation; the released code's constant.
     clique_combination: Literal["concat", "mean"] = "concat"
@@ -54,7 +54,7 @@ class SCAPConfig(MethodConfig):
     views: Count = 1  # Views that are aggregated; 64 for figures comparable with the paper's.
     view_kind: ViewKind = "zoom-crop"  # How views are made; the released code takes zoom crops.
     view_zoom: Zoom = 410 / 224
-    """Shorter side, in input sizes, that zoom crops are taken from (410 of 224 for ImageNet-A)."""
+    """Shorter side, in input sizes, that zoom crops are cut from (410 of 224 for ImageNet-A)."""
     selection_fraction: Fraction = 0.1  # Share of most confident views, whose logits are averaged.
     variant: Literal["paper", "released"] = "paper"
     """Whose rules hold where the two differ; see ``cliquetta.methods.scap.released.Rules``."""

@@ -139,7 +139,7 @@ def explain(
         retained = prediction.evidence["retained_prompts"]
         used = learned[:0] if retained is None else _used(retained, description, index)
         own = _maps(adapter, images[index], learned, used.view(-1, *learned.shape[1:]))
-        images_shown.append({"place": index, "cliques": ids[:_CLIQUES], "rows": len(own["class"])})
+        images_shown.append({"index": index, "cliques": ids[:_CLIQUES], "rows": len(own["class"])})
         rows.append(own)
     joined = {kind: torch.cat([own[kind] for own in rows]) for kind in rows[0]} if rows else None
     prompted = _prompted_features(adapter, images, plain.features, prediction)

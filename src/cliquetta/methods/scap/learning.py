@@ -163,9 +163,7 @@ class Learner:
         """Gradients by autograd, over as many cliques at a time as fit."""
         parts = []
         for sets, own in self._parts(task):
-            leaves = {
-                name: value[sets].detach().requires_grad_() for name, value in prompts.items()
-            }
+            leaves = {k: value[sets].detach().requires_grad_() for k, value in prompts.items()}
             with torch.enable_grad():
                 total = self._losses_of(own, leaves).total.sum()
                 parts.append(torch.autograd.grad(total, list(leaves.values())))

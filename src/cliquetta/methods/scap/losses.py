@@ -78,12 +78,10 @@ def entropy_loss(logits: Tensor, clique: Tensor, count: int, rules: Rules) -> Te
     return clique_sum(each[:, None], clique, count)[:, 0] / clique_sizes(clique, count)
 
 
-def concentration_loss(
-    features: Tensor, clique: Tensor, attributes: Tensor, rules: Rules
-) -> Tensor:
+def concentration_loss(features: Tensor, clique: Tensor, means: Tensor, rules: Rules) -> Tensor:
     """Squared distances (U,) of members to their clique's mean feature (Eq. 10)."""
-    count = len(attributes)
-    squared = (features - attributes[clique]).square().sum(dim=1)
+    count = len(means)
+    squared = (features - means[clique]).square().sum(dim=1)
     total = clique_sum(squared[:, None], clique, count)[:, 0]
     return total / clique_sizes(clique, count) if rules.mean_concentration else total
 

@@ -1,7 +1,7 @@
 """Retention: a running mean of text prompts, and a cache of visual prompts per class.
 
-Pairs of key (mean feature of a clique) and value (its prompt) are kept for every class. When there
-are more than L, keys are propagated over their own graph and the closest pair is fused.
+Every class has pairs of key (mean feature of a clique) and value (its prompt). When there are more
+than L, keys are propagated over their own graph and the closest pair is fused.
 """
 
 from dataclasses import dataclass
@@ -42,7 +42,10 @@ def retention_graph(keys: Tensor, bandwidth: float, neighbours: int) -> Tensor:
 
 
 def propagate(keys: Tensor, config: SCAPConfig) -> Tensor:
-    """Keys (C, n, E) after propagation: (1 - alpha) (I - alpha S)^-1 A, S = D^-1/2 W D^-1/2."""
+    """Keys (C, n, E) after propagation over their graph (Zhou et al. 2003; no number).
+
+    (1 - alpha) (I - alpha S)^-1 A with S = D^-1/2 W D^-1/2.
+    """
     if config.rules.isolated_keys:
         return keys / (1 - config.propagation)
     weights = retention_graph(keys, config.bandwidth, config.neighbours)
@@ -53,7 +56,11 @@ def propagate(keys: Tensor, config: SCAPConfig) -> Tensor:
 
 
 def resolvent(smooth: Tensor, alpha: float) -> Tensor:
-    """(I - alpha S)^-1 of symmetric S (C, n, n), as a product: a solver would stop the device."""
+    """(I - alpha S)^-1 of symmetric S (C, n, n) with eigenvalues in [-1, 1], alpha < 1.
+
+    The product of (I + (alpha S)^(2^k)), exact once alpha^(2^k) is less than rounding: a solver
+    would stop the device to look for errors.
+    """
     power = alpha * smooth
     identity = torch.eye(smooth.shape[-1], dtype=smooth.dtype, device=smooth.device)
     total = identity + power
@@ -85,9 +92,9 @@ def fuse_closest(keys: Tensor, values: Tensor, config: SCAPConfig) -> tuple[Tens
     slot = slot + (slot >= second[:, None])  # everything but the second of the pair, in order
     fused = []
     for rows in (keys, values):
-        kept = rows.gather(1, slot[:, :, None].expand(-1, -1, rows.shape[2])).clone()
-        kept[row, first] = (rows[row, first] + rows[row, second]) / 2
-        fused.append(kept)
+        rest = rows.gather(1, slot[:, :, None].expand(-1, -1, rows.shape[2])).clone()
+        rest[row, first] = (rows[row, first] + rows[row, second]) / 2
+        fused.append(rest)
     return fused[0], fused[1]
 
 

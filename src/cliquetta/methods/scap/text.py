@@ -1,7 +1,7 @@
 """Text features under a learned context, and their gradient with respect to it.
 
 At the start of every clique the context is the same, so that one forward pass serves all. Their
-gradients come from that pass by vector-Jacobian products or, on long streams, through the whole
+gradients come from that pass by vector-Jacobian products or, on long streams, through the full
 Jacobian, built once per class list: then each clique costs one row of a matrix product.
 """
 
@@ -89,14 +89,15 @@ class PromptedText(LearnableTemplate):
         self.jacobian = self._built = jacobian
 
     def choose_gradient(self, sets_learned: int) -> None:
-        """Build the Jacobian once the products that it saves would have cost as much.
+        """Use the Jacobian once the products that it saves would have cost as much.
 
         The tally is part of the method's state: a resumed stream changes over at the same batch.
         """
+        self.jacobian = None
         size = self.start_features.numel() * self.start.numel()
         budget = MEMORY.get(self.ids.device.type, MEMORY["cpu"])
         affordable = size * self.tower.projection.element_size() <= budget
-        if sets_learned > self.start_features.shape[1] and self.jacobian is None and affordable:
+        if sets_learned > self.start_features.shape[1] and affordable:
             self.build_jacobian()
 
     def _through_mixing(self, cotangents: Tensor, classes: Tensor | None = None) -> Tensor:

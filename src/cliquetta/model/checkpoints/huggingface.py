@@ -98,8 +98,7 @@ def from_huggingface(
     """The checkpoint of one of these models, or of a ``CLIPVisionModelWithProjection``."""
     shapes, path = config_from(config), find(PREPROCESS_FILE)
     values = {} if path is None else read_json(path)
-    size = shapes.vision.image_size
-    preprocess = preprocess_from(size, values, is_siglip=config.get("model_type") == "siglip")
+    preprocess = preprocess_from(shapes.vision.image_size, values, is_siglip=shapes.sigmoid)
     checkpoint = Checkpoint(shapes, rename(state), id, preprocess)
     return with_tokenizer(checkpoint, find if has_own_vocabulary(config) else None)
 

@@ -141,7 +141,6 @@ def save_model(model: CLIP, path: str | Path, *, quantise: bool = False) -> None
     metadata = {"format": FORMAT, "id": model.id, "config": json.dumps(asdict(model.config))}
     metadata["preprocess"] = json.dumps(model.preprocess.to_dict())
     write_atomically(Path(path), pack_raw(state, metadata))
-    Path(path).chmod(0o644)  # a temporary file is private
 
 
 def from_native(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Checkpoint:

@@ -5,8 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from cliquetta.model.checkpoints import open_clip_zoo as zoo
-from cliquetta.model.checkpoints import openai
+from cliquetta.model.checkpoints import openai, releases
 from cliquetta.model.checkpoints.openai import Conventions
 from cliquetta.model.checkpoints.state import Checkpoint, CheckpointError, with_tokenizer
 from cliquetta.model.config import Activation, CLIPConfig, ResNetConfig
@@ -27,7 +26,7 @@ _KEYS = {
 """Settings that change nothing at inference, or that are read here or from the weights."""
 _SIGLIP_KEYS = "timm_model_name timm_model_pretrained timm_pool timm_proj no_causal_mask proj_bias "
 _SIGLIP_KEYS += "pool_type act_kwargs tokenizer_kwargs"
-"""Those of SigLIP; that the weights are its own is known by then."""
+"""Settings of SigLIP alone, whose weights are recognised before its config is read."""
 _HARMLESS: Any = (None, False, 0, {}, "tok", "argmax", "learnable", "linear", "default")
 
 
@@ -47,7 +46,7 @@ def from_open_clip(
     known, add what that release is known for.
     """
     if activation is None and arch is not None:
-        activation = zoo.activation_of(arch, tag, config)
+        activation = releases.activation_of(arch, tag, config)
     weights = openai.clean(state)
     refuse_other_models(weights)
     is_siglip = openai.is_siglip_state(weights)
@@ -57,16 +56,16 @@ def from_open_clip(
                 f"these are the weights of a SigLIP: put {CONFIG_FILE} beside them, or name the "
                 "architecture: open_clip:ViT-B-16-SigLIP/PATH"
             )
-        config = {"model_cfg": zoo.siglip_config(arch)}
+        config = {"model_cfg": releases.siglip_config(arch)}
     conventions = _conventions_from(config, activation, is_siglip=is_siglip)
     shapes = openai.config_from(weights, conventions)
     if arch is not None:
         _check_architecture(shapes, arch)
     if config is not None:
         _check_config(shapes, config)
-    values = dict(zoo.SIGLIP_PREPROCESS) if is_siglip else {}
+    values = dict(releases.SIGLIP_PREPROCESS) if is_siglip else {}
     if arch is not None:
-        values |= zoo.preprocess_of(arch, tag)
+        values |= releases.preprocess_of(arch, tag)
     values |= (config or {}).get("preprocess_cfg", {})
     preprocess = preprocess_from(shapes.vision.image_size, values)
     checkpoint = Checkpoint(shapes, openai.rename(weights), id, preprocess)
@@ -142,7 +141,7 @@ def _conventions_from(
 
 def _check_architecture(shapes: CLIPConfig, arch: str) -> None:
     """Refuse a file that is not of the named architecture, whatever its grid of positions."""
-    entry, vision = zoo.architecture(arch), shapes.vision
+    entry, vision = releases.architecture(arch), shapes.vision
     patch = None if isinstance(vision, ResNetConfig) else vision.patch_size
     if (vision.width, patch) != (entry.width, entry.patch_size):
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""OpenAI's checkpoints: names, addresses, key names (open_clip's, too), what their shapes tell."""
+"""OpenAI's checkpoints: key names, which are open_clip's, too, and what their shapes tell."""
 
 import math
 import re
@@ -11,27 +11,6 @@ from torch import Tensor
 
 from cliquetta.model.checkpoints.state import CheckpointError, State, finish_scalars, rename_key
 from cliquetta.model.config import Activation, CLIPConfig, ResNetConfig, TextConfig, VisionConfig
-
-_BASE = "https://openaipublic.azureedge.net/clip/models"
-_SHA256 = {
-    "RN50": "afeb0e10f9e5a86da6080e35cf09123aca3b358a0c3e3b6c78a7b63bc04b6762",
-    "RN101": "8fa8567bab74a42d41c5915025a8e4538c3bdbe8804a470a72f30b0d94fab599",
-    "RN50x4": "7e526bd135e493cef0776de27d5f42653e6b4c8bf9e0f653bb11773263205fdd",
-    "RN50x16": "52378b407f34354e150460fe41077663dd5b39c54cd0bfd2b27167a4a06ec9aa",
-    "RN50x64": "be1cfb55d75a9666199fb2206c106743da0f6468c9d327f3e0d0a543a9919d9c",
-    "ViT-B/32": "40d365715913c9da98579312b702a82c18be219cc2a73407c4526f58eba950af",
-    "ViT-B/16": "5806e77cd80f8b59890b7e101eabd078d9fb84e6937f9e85e4ecb61988df416f",
-    "ViT-L/14": "b8cca3fd41ae0c99ba7e8951adf17d267cdb84cd88be6f7c2e0eca1737a03836",
-    "ViT-L/14@336px": "3035c92b350959924f9f00213499208652fc7ea050643e8b385c2dac08641f02",
-}
-HUB = {
-    "ViT-B/32": "openai/clip-vit-base-patch32",
-    "ViT-B/16": "openai/clip-vit-base-patch16",
-    "ViT-L/14": "openai/clip-vit-large-patch14",
-    "ViT-L/14@336px": "openai/clip-vit-large-patch14-336",
-}
-"""OpenAI's own repositories on the Hugging Face hub, in the format of transformers."""
-NAMES = tuple(_SHA256)  # OpenAI's names for its models
 
 # scalars that OpenAI's archives carry beside the weights
 SETTINGS = ("input_resolution", "context_length", "vocab_size")
@@ -84,17 +63,6 @@ class Conventions:
     text_activation: Activation | None = None  # `None`: that of the image tower
     text_end: int | None = None  # the token at which a text is read; `None` is the highest
     image_size: int | None = None  # where patches do not fill the image, its stated side
-
-
-def address(name: str) -> tuple[str, str]:
-    """Address where OpenAI published ``name``, and SHA-256 of the file (a part of the address)."""
-    file = name.replace("/", "-").replace("@", "-")
-    return f"{_BASE}/{_SHA256[name]}/{file}.pt", _SHA256[name]
-
-
-def architecture_name(name: str) -> str:
-    """open_clip's name of one of OpenAI's models: ``ViT-L-14-336`` for ``ViT-L/14@336px``."""
-    return name.replace("/", "-").replace("@336px", "-336")
 
 
 def siglip_activation(timm_name: str) -> Activation:

@@ -56,8 +56,8 @@ function operation(path, method, spec, all, parent) {
     files = input(form, "file", "file");
   }
   element("button", "Send", form);
-  const answer = element("pre", "", box);
-  answer.hidden = true;
+  const output = element("pre", "", box);
+  output.hidden = true;
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     let url = path.slice(1);
@@ -82,8 +82,8 @@ function operation(path, method, spec, all, parent) {
     const kind = got.headers.get("Content-Type") || "";
     const shown = kind.includes("json") ? JSON.stringify(await got.json(), null, 2)
       : kind.startsWith("text/") ? await got.text() : `${(await got.blob()).size} bytes`;
-    answer.textContent = `${got.status} ${got.statusText}\n${shown}`;
-    answer.hidden = false;
+    output.textContent = `${got.status} ${got.statusText}\n${shown}`;
+    output.hidden = false;
   });
 }
 

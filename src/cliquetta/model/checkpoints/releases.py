@@ -1,0 +1,79 @@
+"""The models of OpenAI and open_clip, as far as our towers can hold them: a table in JSON."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any
+
+from cliquetta.errors import look_up
+from cliquetta.model.config import Activation
+
+_QUICK = "-quickgelu"
+_PUBLISHED = "https://openaipublic.azureedge.net/clip/models"
+_HALF = (0.5, 0.5, 0.5)
+SIGLIP_PREPROCESS: Mapping[str, Any] = {"mean": _HALF, "std": _HALF, "resize_mode": "squash"}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One model name of open_clip, as far as a file must be checked against it."""
+
+    image_size: int
+    patch_size: int | None  # `None` for a ResNet
+    width: int
+    tags: Mapping[str, str]  # hub repository of each pretrained tag
+    quick_gelu: Sequence[str] = ()  # tags that were trained with it; open_clip's default is GELU
+    preprocess: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by tag, if unusual
+    siglip: dict[str, Any] | None = None  # config of a SigLIP that its weights do not show
+    openai: Mapping[str, str] = field(default_factory=dict)  # of OpenAI's: name, hash, repository
+
+
+_TABLE = files("cliquetta.model") / "data" / "releases.json"
+ARCHITECTURES = {
+    name: Architecture(**entry)
+    for name, entry in json.loads(_TABLE.read_text(encoding="utf-8")).items()
+}
+OPENAI = {entry.openai["name"]: name for name, entry in ARCHITECTURES.items() if entry.openai}
+"""open_clip's name of each of OpenAI's models."""
+
+
+def address(name: str) -> tuple[str, str]:
+    """Address where OpenAI published ``name``, and SHA-256 of the file (a part of the address)."""
+    sha256, file = ARCHITECTURES[OPENAI[name]].openai["sha256"], re.sub("[/@]", "-", name)
+    return f"{_PUBLISHED}/{sha256}/{file}.pt", sha256
+
+
+def siglip_config(arch: str) -> dict[str, Any]:
+    """Fields of open_clip's config of a SigLIP that its weights do not show."""
+    known = {name: entry.siglip for name, entry in ARCHITECTURES.items() if entry.siglip}
+    return look_up("SigLIP of open_clip", arch, known)
+
+
+def architecture(arch: str) -> Architecture:
+    """The entry of an open_clip model name, with or without ``-quickgelu``."""
+    return look_up("open_clip model", arch.removesuffix(_QUICK), ARCHITECTURES)
+
+
+def repository(arch: str, tag: str) -> str:
+    """The hub repository of a release."""
+    return look_up(f"tag of open_clip:{arch}", tag, architecture(arch).tags)
+
+
+def preprocess_of(arch: str, tag: str | None) -> Mapping[str, Any]:
+    """The image preparation of a release where it is not OpenAI's, as a ``preprocess_cfg``."""
+    entry = architecture(arch)
+    return SIGLIP_PREPROCESS if entry.siglip else entry.preprocess.get(tag or "", {})
+
+
+def activation_of(
+    arch: str, tag: str | None, config: Mapping[str, Any] | None
+) -> Activation | None:
+    """QuickGELU if the name, the tag's training or the config asks for it; else GELU."""
+    entry = architecture(arch)
+    if entry.siglip:
+        return None  # its towers may differ (see `siglip_config`)
+    stated = bool((config or {}).get("model_cfg", {}).get("quick_gelu", False))
+    is_quick = stated or arch.endswith(_QUICK) or tag in entry.quick_gelu
+    return "quick_gelu" if is_quick else "gelu"

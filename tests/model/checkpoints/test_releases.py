@@ -1,0 +1,26 @@
+"""The table of releases: what they were trained with, and their names in the list of models."""
+
+from cliquetta.model.checkpoints.releases import activation_of
+from cliquetta.model.factory import list_models
+
+
+def test_activation() -> None:
+    exact = {"ViT-B-16": "laion2b_s34b_b88k", "ViT-L-14": "dfn2b_s39b"}
+    quick = {"ViT-B-16": "openai", "ViT-B-32": "laion400m_e32", "ViT-L-14": "dfn2b"}
+    quick |= {"ViT-B-16-quickgelu": "laion400m_e32"}
+    assert {activation_of(arch, tag, None) for arch, tag in exact.items()} == {"gelu"}
+    assert {activation_of(arch, tag, None) for arch, tag in quick.items()} == {"quick_gelu"}
+    assert activation_of("ViT-H-14", None, {"model_cfg": {"quick_gelu": True}}) == "quick_gelu"
+
+
+def test_the_list_of_models() -> None:
+    entries = list_models()
+    names = [entry.name for entry in entries]
+    assert names[0] == "micro" and entries[0].is_bundled
+    assert {"openai:ViT-B/16", "openai:RN50", "hf:openai/clip-vit-base-patch16"} <= set(names)
+    assert "open_clip:ViT-B-16/laion2b_s34b_b88k" in names
+    assert len(set(names)) == len(names)
+    actual = {entry.name: entry for entry in list_models("openai:*")}
+    assert len(actual) == 9
+    assert actual["openai:ViT-L/14@336px"].image_size == 336
+    assert not actual["openai:RN50x4"].is_vit and actual["openai:ViT-B/32"].is_vit
