@@ -127,9 +127,7 @@ def test_a_frozen_method_rejects_by_the_limit_that_it_learned(
     assert result.code == 0 and {row["rejected"] for row in rows} <= {"true", "false"}
 
 
-def test_the_last_lines_show_the_verdict_of_a_method_that_has_one(
-    predict: Any, photos: Path
-) -> None:
+def test_the_last_lines_show_the_verdict_of_a_method(predict: Any, photos: Path) -> None:
     result, rows = predict(photos, "--method", "domain_norm,tda", "--probabilities")
     assert {"domain_norm_prediction", "tda_probability", "tda_p_cat"} <= set(rows[0])
     assert "Verdict of domain_norm without labels: " in result.text

@@ -161,9 +161,7 @@ def test_a_pattern_that_matches_nothing_and_a_name_with_brackets(tmp_path: Path)
 
 
 @WAYS
-def test_an_open_photograph_is_turned_as_its_file_is(
-    way: str, tmp_path: Path, tiny_clip: CLIP
-) -> None:
+def test_open_photographs_are_turned_as_files(way: str, tmp_path: Path, tiny_clip: CLIP) -> None:
     pixels = random_pixels(32, 32, 3)
     Image.fromarray(pixels).save(tmp_path / "stored.png", exif=exif_of(6))
     turned = ask(way, Image.fromarray(np.rot90(pixels, -1).copy()), tiny_clip)

@@ -217,9 +217,7 @@ def test_the_next_batches_are_read_while_the_caller_is_busy(
     batches.close()  # type: ignore[attr-defined]
 
 
-def test_bad_files_count_when_their_batch_is_handed_over(
-    paths: list[Path], tiny_clip: CLIP
-) -> None:
+def test_bad_files_count_when_their_batch_comes(paths: list[Path], tiny_clip: CLIP) -> None:
     data = Watched(paths)
     stream = Stream(data, tiny_clip.preprocess, 16, order="sequential", workers=2)
     batches = stream.batches()
