@@ -105,10 +105,12 @@ def test_images_of_no_class_are_named(predict: Any, photos: Path) -> None:
     assert f"{sum(rejected)} of them look like none of the classes" in result.text
 
 
-def test_calibration_changes_probabilities_and_no_prediction(predict: Any, photos: Path) -> None:
-    words = (photos, "--method", "tda", "--probabilities")
-    (_, before), (result, after) = predict(*words), predict(*words, "--calibrate")
-    assert result.code == 0 and list(before[0]) == list(after[0])
+@pytest.mark.parametrize("method", ["tda", "domain_norm"])
+def test_calibration_changes_probabilities_alone(predict: Any, photos: Path, method: str) -> None:
+    words = (photos, "--method", method, "--probabilities")
+    (_, before), (_, after) = predict(*words, "--no-calibrate"), predict(*words, "--calibrate")
+    assert predict(*words)[1] == (after if method == "domain_norm" else before)  # by default
+    assert list(before[0]) == list(after[0])
     for one, other in zip(before, after, strict=True):
         assert one["prediction"] == other["prediction"]
         assert one["probability"] != other["probability"]

@@ -46,13 +46,10 @@ def test_equal_means_predictions_and_differences() -> None:
     assert not Row("", 4, 1e-6, 1.0, 0.75, 1e-4).equal
 
 
-def test_shape_and_texture_are_in_the_file_name() -> None:
+def test_shares_count_both_cues_of_file_names_and_the_bias_only_where_they_differ() -> None:
     assert cues("bear/bear1-clock12.png") == ("bear", "clock")
     with pytest.raises(ValueError, match="SHAPE1-TEXTURE2"):
         cues("bear/photo.png")
-
-
-def test_shares_count_both_cues_and_the_bias_only_where_they_differ() -> None:
     result = [
         ("bear", "clock", "bear"),
         ("bear", "clock", "clock"),
