@@ -95,9 +95,7 @@ def manifests() -> dict[str, dict[str, Any]]:
     return {f"{one['kind']}/{one['metadata']['name']}": one for one in documents}
 
 
-def test_kubernetes_parts_fit_each_other_and_the_image(
-    manifests: dict[str, dict[str, Any]],
-) -> None:
+def test_kubernetes_parts_fit_together_and_the_image(manifests: dict[str, dict[str, Any]]) -> None:
     """Names, ports, folders and options agree with each other, with the image and the command."""
     deployment = manifests["Deployment/cliquetta"]["spec"]
     service = manifests["Service/cliquetta"]["spec"]

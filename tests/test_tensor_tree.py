@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from cliquetta.methods.building.memory import Memory, Range
 from cliquetta.tensor_tree import flatten, map_tensors, unflatten
 
 
@@ -37,3 +38,15 @@ def test_unflattening_looks_up_paths_whatever_their_order() -> None:
     assert isinstance(actual, Root) and isinstance(actual.leaves[1], Leaf)
     assert actual.name == "constant" and actual.total == 5
     assert actual.leaves[1].right.tolist() == [1.0, 1.0]
+
+
+def test_a_memory_holds_a_tree_and_notices_what_is_replaced() -> None:
+    memory, start = Memory(), tree()
+    memory.declare_tree(start, {"total": Range(below=9)})
+    before = memory.snapshot()
+    now = unflatten(start, memory)
+    memory.store_tree(now._replace(total=now.total + 1))
+    assert [int(value) for value in memory.changed(before)] == [5]
+    assert unflatten(start, memory).total == 5
+    memory.reset()
+    assert unflatten(start, memory).total == 4

@@ -15,7 +15,6 @@ TWO = (*PREDICT, "--classes", "a,b", "--method", "zero_shot")
 MICRO = ("--classes", "a,b", "--model", "micro")
 EVALUATE = ("evaluate", "--dataset", "bundled@fog:3", "--method", "zero_shot", *TINY)
 ABLATE = ("ablate", "--dataset", "bundled", "--method", "scap", "--field", "threshold", *TINY)
-REPRODUCE = ("reproduce", "headline", "--results", ".", "--again")
 
 
 @pytest.fixture
@@ -69,7 +68,7 @@ def folder(tiny_file: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
         (("compare", "nowhere"), "no such folder"),
         (("reproduce", "headlin"), "did you mean 'headline'"),
         (("reproduce", "ood"), "evaluate --grid ood"),
-        ((*REPRODUCE, "tent"), "needs --run"),
+        (("reproduce", "headline", "--results", ".", "--again", "tent"), "needs --run"),
         (("data", "doctor", "gone"), "no folder"),
         (("export", "--method", "tda", *MICRO, "--out", "m.onnx"), "tda has nothing to freeze"),
         (("methods", "scapp"), "unknown method 'scapp'"),

@@ -14,15 +14,11 @@ ROWS = [
 ]
 
 
-def shown(width: int) -> list[str]:
-    file = io.StringIO()
-    Terminal(out=Console(file=file, width=width)).table(COLUMNS, ROWS, right=COLUMNS[1:])
-    return file.getvalue().splitlines()
-
-
 @pytest.mark.parametrize("width", [40, 80, 120, 400])
 def test_every_figure_is_in_one_line_and_no_line_too_long(width: int) -> None:
-    lines = shown(width)
+    file = io.StringIO()
+    Terminal(out=Console(file=file, width=width)).table(COLUMNS, ROWS, right=COLUMNS[1:])
+    lines = file.getvalue().splitlines()
     assert all(len(line) <= width for line in lines)
     for row in ROWS:
         for cell in row[1:]:

@@ -37,6 +37,11 @@ def test_change_counts_by_hand() -> None:
     tent = {"images": 5, "changed": 2, "repaired": 2, "broken": 0, "gain": 40.0, "p": 0.5}
     assert count_tests([both]) == [{"method": "scap", **scap}, {"method": "tent", **tent}]
     assert count_tests([stream(zero_shot=[0, 1])]) == []  # zero-shot alone
+    plain, after = [1] * 1231 + [0] * 769, [0] * 1000 + [1] * 462 + [0] * 538
+    row = tabulate([stream(zero_shot=plain, domain_norm=after)])[1][0]
+    assert row[3:] == ["+38.45", "1000", "231"]
+    row = tabulate([stream(zero_shot=plain, scap=after, domain_norm=[1] * 2000)])[1][0]
+    assert row[2:] == ["76.50", "+38.45", "76.50", "-38.45"]
     assert read_methods("tent, zero_shot,scap") == ["tent", "scap"]
 
 

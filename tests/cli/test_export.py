@@ -50,6 +50,15 @@ def test_exported_and_frozen_predictions_agree(
     np.testing.assert_allclose(logits.softmax(dim=1).numpy(), frozen, atol=FEATURE)
 
 
+def test_other_classes_and_plain_clip_are_exported(
+    run: Run, state: Path, tiny_file: Path, tmp_path: Path
+) -> None:
+    for number, source in enumerate((("--state", state), ("--method", "zero_shot"))):
+        words = ("--classes", "cat,ship", "--model", tiny_file, "--out", tmp_path / f"{number}.pt2")
+        written = json.loads(run("export", *source, *words, "--json").stdout)
+        assert written["metadata"]["classes"] == ["cat", "ship"]
+
+
 def test_bad_input_is_one_sentence_and_writes_nothing(
     run: Run, state: Path, tiny_file: Path, tmp_path: Path
 ) -> None:

@@ -1,7 +1,9 @@
 """The commands that list models, datasets and methods."""
 
 import json
+from dataclasses import dataclass
 
+from cliquetta.methods.building.config import config_fields
 from cliquetta.methods.registry import method_entries
 from tests._helpers.running import Run
 
@@ -42,3 +44,21 @@ def test_method_shows_its_options(run: Run) -> None:
     assert "never the prediction" in option["doc"]
     text = run("methods", "zero_shot").text
     assert "temperature" in text and "1.0" in text and "Radford" in text
+
+
+@dataclass(frozen=True)
+class Config:
+    steps: int = 1
+    """How many
+    steps."""
+    rate: float = 0.5  # of each step
+    plain: bool = False
+
+
+def test_field_documents_are_read_from_source() -> None:
+    fields = [(field.name, field.default, field.doc) for field in config_fields(Config)]
+    assert fields == [
+        ("steps", 1, "How many steps."),
+        ("rate", 0.5, "of each step"),
+        ("plain", 0, ""),
+    ]

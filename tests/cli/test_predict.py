@@ -105,10 +105,12 @@ def test_images_of_no_class_are_named(predict: Any, photos: Path) -> None:
     assert f"{sum(rejected)} of them look like none of the classes" in result.text
 
 
-def test_calibration_changes_probabilities_and_no_prediction(predict: Any, photos: Path) -> None:
-    words = (photos, "--method", "tda", "--probabilities")
-    (_, before), (result, after) = predict(*words), predict(*words, "--calibrate")
-    assert result.code == 0 and list(before[0]) == list(after[0])
+@pytest.mark.parametrize("method", ["tda", "domain_norm"])
+def test_calibration_changes_probabilities_alone(predict: Any, photos: Path, method: str) -> None:
+    words = (photos, "--method", method, "--probabilities")
+    (_, before), (_, after) = predict(*words, "--no-calibrate"), predict(*words, "--calibrate")
+    assert predict(*words)[1] == (after if method == "domain_norm" else before)  # by default
+    assert list(before[0]) == list(after[0])
     for one, other in zip(before, after, strict=True):
         assert one["prediction"] == other["prediction"]
         assert one["probability"] != other["probability"]
@@ -127,9 +129,7 @@ def test_a_frozen_method_rejects_by_the_limit_that_it_learned(
     assert result.code == 0 and {row["rejected"] for row in rows} <= {"true", "false"}
 
 
-def test_the_last_lines_show_the_verdict_of_a_method_that_has_one(
-    predict: Any, photos: Path
-) -> None:
+def test_the_last_lines_show_the_verdict_of_a_method(predict: Any, photos: Path) -> None:
     result, rows = predict(photos, "--method", "domain_norm,tda", "--probabilities")
     assert {"domain_norm_prediction", "tda_probability", "tda_p_cat"} <= set(rows[0])
     assert "Verdict of domain_norm without labels: " in result.text

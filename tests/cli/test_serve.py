@@ -116,9 +116,7 @@ def test_a_port_in_use_is_refused_before_any_address(run: Run, tmp_path: Path) -
     assert result.refuses(f"port {port} is in use") and "http://" not in result.text
 
 
-def test_photographs_fit_and_every_limit_can_be_set(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_photographs_fit_and_limits_can_be_set(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Limits] = []
     monkeypatch.setitem(sys.modules, "cliquetta.app.interface", ModuleType("interface"))
     monkeypatch.setattr(app_server, "serve", lambda given, **_: started.append(given.limits))

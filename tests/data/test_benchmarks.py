@@ -167,7 +167,7 @@ def test_parts_and_shifts_compose(tmp_path: Path) -> None:
             get_dataset(id, tmp_path)
 
 
-def test_benchmarks_take_pixels_as_stored_and_coops_template(tmp_path: Path) -> None:
+def test_benchmarks_use_pixels_as_stored_and_coops_template(tmp_path: Path) -> None:
     TREES["pets"](tmp_path)
     dataset = get_dataset("pets", tmp_path)
     assert isinstance(dataset, FileDataset) and not dataset.exif

@@ -115,7 +115,7 @@ def test_glass_copies_one_pixel_after_the_other() -> None:
         assert np.array_equal(out[number], picture)
 
 
-def test_elastic_affine_map_takes_the_corners_along() -> None:
+def test_elastic_affine_map_moves_the_corners() -> None:
     """Sampling the moved corners of a coordinate picture gives the corners themselves."""
     side = 64
     y, x = np.mgrid[:side, :side].astype(np.float32)

@@ -54,7 +54,7 @@ def test_a_table_of_paths_and_names(tmp_path: Path) -> None:
     assert dataset.load(1).getpixel((0, 0)) == (1, 1, 1)
 
 
-def test_a_table_with_numbers_takes_names_and_templates_from_beside_it(tmp_path: Path) -> None:
+def test_a_table_with_numbers_has_names_and_templates_beside_it(tmp_path: Path) -> None:
     pictures(tmp_path, ["a.png", "b.png"])
     write(tmp_path / "classnames.txt", "zebra\nant\n")
     write(tmp_path / "templates.txt", "a sketch of a {}.\n")

@@ -131,7 +131,7 @@ def test_unreadable_files_are_remembered_and_counted(
     assert caplog.text.count("3.png") == 1
 
 
-def test_a_repaired_file_is_read_again(
+def test_repaired_files_are_read_again(
     photos: FileDataset, tiny_clip: CLIP, tmp_path: Path
 ) -> None:
     stream = Stream(photos, tiny_clip.preprocess, 10)

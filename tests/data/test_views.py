@@ -9,9 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from cliquetta.data import views as made
 from cliquetta.data.crops import crop_image, zoom_crop_boxes
-from cliquetta.data.views import VIEW_KINDS, attach_views, check_spec, to_pixels
+from cliquetta.data.views import VIEW_KINDS, attach_views, check_spec, image_views, to_pixels
 from cliquetta.errors import UserError
 from cliquetta.model.preprocess import Preprocess
 from cliquetta.types import Batch, ViewSpec
@@ -22,18 +21,12 @@ ONE_LEVEL = 1 / 255 / min(PREPROCESS.std)  # one grey level on the scale of norm
 
 
 def array_views(
-    images: np.ndarray, keys: Sequence[str], spec: ViewSpec, seed: int, preprocess: Preprocess
+    images: np.ndarray, keys: Sequence[str], spec: ViewSpec, seed: int = 0
 ) -> torch.Tensor:
     """Pixels of the views of several pictures."""
     pairs = zip(map(Image.fromarray, images), keys, strict=True)
-    return torch.stack([image_views(*pair, spec, seed, preprocess) for pair in pairs])
-
-
-def image_views(
-    image: Image.Image, key: str, spec: ViewSpec, seed: int, preprocess: Preprocess
-) -> torch.Tensor:
-    """Pixels of views."""
-    return to_pixels(made.image_views(image, key, spec, seed, preprocess), preprocess)
+    views = (image_views(*pair, spec, seed, PREPROCESS) for pair in pairs)
+    return torch.stack([to_pixels(one, PREPROCESS) for one in views])
 
 
 def pictures(height: int = 32, width: int = 32) -> np.ndarray:
@@ -89,12 +82,12 @@ def test_crops_of_a_long_picture_are_those_of_the_resized_one(zoom: float) -> No
 @pytest.mark.parametrize("kind", VIEW_KINDS)
 def test_views_depend_on_seed_key_and_spec_only(kind: str) -> None:
     images, spec = pictures(), ViewSpec(kind, 6)
-    views = array_views(images, KEYS, spec, 0, PREPROCESS)
-    again = array_views(images[[2, 0]], (KEYS[2], KEYS[0]), spec, 0, PREPROCESS)
+    views = array_views(images, KEYS, spec)
+    again = array_views(images[[2, 0]], (KEYS[2], KEYS[0]), spec)
     assert torch.equal(again, views[[2, 0]])
     for other in (
-        array_views(images, KEYS, spec, 1, PREPROCESS),
-        array_views(images, ("four", "five", "six"), spec, 0, PREPROCESS),
+        array_views(images, KEYS, spec, 1),
+        array_views(images, ("four", "five", "six"), spec),
     ):
         assert torch.equal(other[:, 0], views[:, 0])
         assert all((other[:, v] != views[:, v]).any() for v in range(1, 6))
@@ -105,14 +98,14 @@ def test_attached_views_are_those_of_the_preprocessed_picture(kind: str) -> None
     images, spec = pictures(), ViewSpec(kind, 8)  # already of the model's size
     batch = Batch(PREPROCESS.pixels(images), KEYS)
     attached = attach_views(batch, spec, seed=5, preprocess=PREPROCESS)
-    expected = array_views(images, KEYS, spec, 5, PREPROCESS)
+    expected = array_views(images, KEYS, spec, 5)
     assert torch.equal(attached.views[:, 0], batch.images)
     torch.testing.assert_close(attached.views, expected, atol=1.6 * ONE_LEVEL, rtol=0)
     assert attached.keys == KEYS
 
 
 def test_a_zoom_of_one_moves_nothing_but_mirrors() -> None:
-    views = array_views(pictures(), KEYS, ViewSpec("zoom-crop", 10, zoom=1.0), 0, PREPROCESS)
+    views = array_views(pictures(), KEYS, ViewSpec("zoom-crop", 10, zoom=1.0))
     plain = views[:, :1]
     same = (views == plain).flatten(2).all(2)
     mirrored = (views == plain.flip(-1)).flatten(2).all(2)
@@ -124,7 +117,7 @@ def test_views_of_half_precision_of_one_view_and_of_nothing(kind: str) -> None:
     batch = Batch(PREPROCESS.pixels(pictures()).to(torch.bfloat16), KEYS)
     attached = attach_views(batch, ViewSpec(kind, 3), seed=0, preprocess=PREPROCESS)
     assert attached.views.dtype == torch.bfloat16
-    one = array_views(pictures(), KEYS, ViewSpec(kind, 1), 0, PREPROCESS)
+    one = array_views(pictures(), KEYS, ViewSpec(kind, 1))
     assert torch.equal(one[:, 0], PREPROCESS.pixels(pictures()))
     empty = attach_views(Batch(torch.zeros(0, 3, 32, 32)), ViewSpec(kind, 4), seed=0)
     assert empty.views.shape == (0, 4, 3, 32, 32)
@@ -151,7 +144,7 @@ def test_crops_are_not_smaller_than_asked(min_area: float) -> None:
     """A crop of area a and aspect at most 4/3 shows at least sqrt(3a/4) of the range of a ramp."""
     ramp = np.broadcast_to(np.arange(256, dtype=np.uint8)[None, :, None], (256, 256, 3))
     spec = ViewSpec("resized-crop", 65, 1.0, min_area)
-    views = image_views(Image.fromarray(ramp), "ramp", spec, 0, PREPROCESS)
+    (views,) = array_views(ramp[None], ("ramp",), spec)
     shown = PREPROCESS.unnormalise(views[1:]).float()
     spans = (shown.amax(dim=(1, 2, 3)) - shown.amin(dim=(1, 2, 3))) / 255
     least = (0.75 * min_area) ** 0.5

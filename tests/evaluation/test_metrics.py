@@ -147,7 +147,7 @@ def test_a_broken_torchvision_does_not_take_the_scores_down(tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr.decode()
 
 
-def test_shuffled_labels_are_noticed_and_hard_data_are_not_taken_for_them() -> None:
+def test_shuffled_labels_are_noticed_and_hard_data_are_not_mistaken_for_them() -> None:
     for accuracy, classes in ((0.005, 200), (0.001, 1000), (0.1, 10), (0.5, 2), (0.04, 101)):
         message = near_chance(accuracy, classes=classes, images=30)
         assert "near chance" in message and "data doctor" in message

@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("yaml")
 
 from benchmarks.authors.__main__ import BEGIN, END, main, write_table
+from benchmarks.authors.support import Row
 from benchmarks.shape_bias import cues, shares
 
 
@@ -39,13 +40,16 @@ def test_a_new_run_replaces_its_methods_alone() -> None:
     assert second.index("`tda`") < second.index("`mta`")  # in the order of the program
 
 
-def test_shape_and_texture_are_in_the_file_name() -> None:
+def test_equal_means_predictions_and_differences() -> None:
+    assert Row("", 4, 1e-6, 1.0, 1.0, 1e-4).equal
+    assert not Row("", 4, 1e-3, 1.0, 1.0, 1e-4).equal
+    assert not Row("", 4, 1e-6, 1.0, 0.75, 1e-4).equal
+
+
+def test_shares_count_both_cues_of_file_names_and_the_bias_only_where_they_differ() -> None:
     assert cues("bear/bear1-clock12.png") == ("bear", "clock")
     with pytest.raises(ValueError, match="SHAPE1-TEXTURE2"):
         cues("bear/photo.png")
-
-
-def test_shares_count_both_cues_and_the_bias_only_where_they_differ() -> None:
     result = [
         ("bear", "clock", "bear"),
         ("bear", "clock", "clock"),

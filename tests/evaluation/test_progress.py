@@ -6,7 +6,7 @@ import sys
 from cliquetta.evaluation.progress import ProgressBoard, RunReport
 
 
-def test_a_board_keeps_the_latest_report_until_it_is_taken() -> None:
+def test_a_board_holds_the_latest_report_until_it_is_read() -> None:
     board = ProgressBoard()
     board.post(0, RunReport(1, 9, 4, None))
     board.post(0, RunReport(2, 9, 8, 50.0))

@@ -118,8 +118,9 @@ def test_predictions_can_be_read_while_they_are_written(run: Any, tmp_path: Path
         lengths.append(len(load_predictions(folder)))
         assert load_record(folder).status == "running"
 
-    run(on_step=look)
-    assert lengths == [8, 16, 24, 32, 40, 48, 50]
+    for again, times in ((False, 1), (False, 1), (True, 2)):  # only then it is run again
+        run(on_step=look, again=again)
+        assert lengths == times * [8, 16, 24, 32, 40, 48, 50]
 
 
 def test_two_processes_cannot_share_a_run(run: Any, tmp_path: Path) -> None:

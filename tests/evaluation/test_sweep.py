@@ -54,9 +54,7 @@ def test_held_pixels_change_no_prediction(changes: dict[str, Any], tmp_path: Pat
         assert np.allclose(a.probabilities, b.probabilities, atol=FEATURE)
 
 
-def test_datasets_of_several_runs_are_held_where_there_is_room(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_datasets_of_several_runs_are_held_where_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     def pixels(*cells: RunSpec, **settings: Any) -> list[str]:
         results = sweep(cells, RunContext(None, **settings))
         return [r.error or r.record.environment["pixels"] for r in results]

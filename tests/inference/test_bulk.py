@@ -48,9 +48,7 @@ def test_groups_share_nothing(photos: Path, run: Predict, tmp_path: Path) -> Non
         assert one.read_bytes() == (tmp_path / f"{group}.safetensors").read_bytes()
 
 
-def test_every_group_has_a_state_file_of_its_own(
-    photos: Path, run: Predict, tmp_path: Path
-) -> None:
+def test_every_group_has_its_own_state_file(photos: Path, run: Predict, tmp_path: Path) -> None:
     table, states = tmp_path / "table.csv", tmp_path / "states"
     once = {"method": "tda", "group_by": "camera", "state": states, "overwrite": True}
     table.write_text(f"path,camera\n{photos / '0.png'},_\n{photos / '1.png'},\n")

@@ -175,9 +175,7 @@ def test_what_cannot_be_run_is_refused_first(
     assert not (tmp_path / "out.csv.parts").exists()
 
 
-def test_bad_input_in_an_actor_ends_the_run_with_its_sentence(
-    run: Predict, tiny_clip: CLIP
-) -> None:
+def test_bad_input_in_an_actor_ends_the_run_with_its_error(run: Predict, tiny_clip: CLIP) -> None:
     adapter = create_method("tent", tiny_clip, NAMES, method_config("tent", None, {"lr": "1e30"}))
     with pytest.raises(UserError, match="learning rate"):
         run("bad.csv", method=adapter, cluster=RayCluster(actors=1))

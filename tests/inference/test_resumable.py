@@ -4,8 +4,8 @@ import errno
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,6 @@ from cliquetta.errors import UserError
 from cliquetta.inference import parts
 from cliquetta.inference.parts import Parts
 from cliquetta.inference.predictor import Predictor, Reader
-from cliquetta.inference.resumable import FileRun
 from cliquetta.methods.state import read_header
 from tests._helpers.stopping import KILLED, in_fork
 from tests.inference.conftest import IMAGES, Predict
@@ -35,29 +34,19 @@ def short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "PART_ROWS", 4)
 
 
-@dataclass
-class HereCluster:
-    """One worker, this process; it notes what is left when it is disconnected from."""
-
-    folder: Path
-    actors: int = 1
-    left: list[str] = field(default_factory=list)
-
-    @contextmanager
-    def connect(self) -> Iterator[Any]:
-        yield self
-        self.left = sorted(path.name for path in self.folder.iterdir())
-
-    def do(self, work: FileRun) -> None:
-        work.do()
-
-
 def test_a_run_is_over_before_it_leaves_its_cluster(
     run: Predict, complete: bytes, tmp_path: Path
 ) -> None:
-    cluster = HereCluster(tmp_path)  # which is left in seconds, in which a command may be killed
-    run(cluster=cluster)
-    assert cluster.left == ["complete.csv", "out.csv"]
+    left: list[str] = []
+
+    @contextmanager
+    def connect() -> Iterator[Any]:
+        yield SimpleNamespace(actors=1, do=lambda work: work.do())  # one worker, this process
+        # a cluster takes seconds to leave, in which a command may be killed
+        left.extend(sorted(path.name for path in tmp_path.iterdir()))
+
+    run(cluster=SimpleNamespace(connect=connect))
+    assert left == ["complete.csv", "out.csv"]
     assert (tmp_path / "out.csv").read_bytes() == complete
 
 

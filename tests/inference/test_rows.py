@@ -96,9 +96,7 @@ def images() -> list[NDArray[np.uint8]]:
     return list(random_pixels(4, 32, 32, 3))
 
 
-def test_probabilities_are_the_sigmoids_of_the_original(
-    siglip: tuple[CLIP, Any], images: Any
-) -> None:
+def test_probabilities_are_sigmoids_of_the_original(siglip: tuple[CLIP, Any], images: Any) -> None:
     model, original = siglip
     ids = torch.tensor([[5, 6, 7, 1], [8, 9, 10, 1], [11, 12, 4, 1]])
     pixels = model.preprocess.pixels(np.stack(images))

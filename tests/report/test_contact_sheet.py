@@ -17,10 +17,12 @@ def test_rows_beyond_the_limit_are_counted_and_damaged_ones_listed(
     best = {"one_prediction": "cat", "one_probability": 0.756, "error": ""}
     best |= {"two_prediction": "dog & co", "two_probability": "0.5"}
     rows = [best | {"path": str(tmp_path / "a.png")} for _ in range(3)]
+    rows[1]["path"] = "shard.tar/c.png"  # inside of a tar file
     rows.append({"path": "b.png", "error": "no <image>"})
     monkeypatch.setattr(contact_sheet, "MOST", 2)
     page = Reader(contact_sheet.contact_sheet(rows, ["one", "two"]))
-    assert len(page.all("img")) == 2 and len(page.all("input")) == 2  # all, and the class cat
+    assert len(page.all("img")) == 1 and len(page.all("input")) == 2  # all, and the class cat
+    assert "no picture" in page.text and "c.png" in page.text
     assert "The first 2 of 3 images are shown." in page.text
     assert "4 images, 1 of them unreadable." in page.text
     assert "one: cat 76 %" in page.text and "two: dog & co 50 %" in page.text

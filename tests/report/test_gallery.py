@@ -6,9 +6,7 @@ from cliquetta.evaluation.evidence_log import Evidence
 from cliquetta.report.gallery import changed_tiles, clique_cards
 
 
-def test_gallery_shows_unlike_cliques_and_changed_images_most_changed_first(
-    evidence: Evidence,
-) -> None:
+def test_gallery_shows_unlike_cliques_and_the_most_changed_images(evidence: Evidence) -> None:
     cards = clique_cards(evidence, 3)
     shown = [(card.clique["class"], card.clique["size"]) for card in cards]
     assert shown == [(1, 3), (3, 2), (1, 2)]

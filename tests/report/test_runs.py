@@ -21,9 +21,7 @@ def test_groups_hold_runs_over_the_same_images(ablation: Any, tmp_path: Path) ->
     assert "scap" in labels[large.adapted[0].id] and "threshold" in labels[large.adapted[0].id]
 
 
-def test_figures_show_one_run_per_method_with_its_usual_settings(
-    ablation: Any, tmp_path: Path
-) -> None:
+def test_figures_show_one_run_per_method_with_usual_settings(ablation: Any, tmp_path: Path) -> None:
     make_run(tmp_path / "more", "scap", LABELS, PLAIN, dataset="toy@snow:1", seed=2)
     make_run(tmp_path / "more", "tent", LABELS[::-1], PLAIN[::-1], seed=5)
     make_run(tmp_path / "more", "tent", LABELS, PLAIN, seed=4)
