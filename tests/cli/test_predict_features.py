@@ -17,7 +17,7 @@ from cliquetta.inference.bulk import predict
 from cliquetta.methods.building.feature_level import FeatureLevel
 from cliquetta.methods.registry import method_config, method_entries
 from cliquetta.model.clip import CLIP
-from cliquetta.model.in_memory import FeaturesOnly
+from cliquetta.model.wrapped import FeaturesOnly
 from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.tiny import TINY_NAMES
 from tests._helpers.tolerance import LOGIT

@@ -21,7 +21,7 @@ from cliquetta.model.checkpoints.local import save_model
 from cliquetta.model.checkpoints.state import CheckpointError
 from cliquetta.model.clip import CAPABILITIES
 from cliquetta.model.factory import create_model
-from cliquetta.model.in_memory import preprocess_from
+from cliquetta.model.processors import preprocess_from
 from cliquetta.model.tokenizer import PretrainedTokenizer
 from cliquetta.model.vision import TokenPrompts
 from cliquetta.prompts.classes import ClassPrompts

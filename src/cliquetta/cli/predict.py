@@ -146,7 +146,7 @@ def predict(
     from cliquetta.inference.resumable import check_writable, parts_folder, shard_path
     from cliquetta.methods.building.frozen import freeze
     from cliquetta.model.factory import NO_MODEL
-    from cliquetta.model.in_memory import FeaturesOnly
+    from cliquetta.model.wrapped import FeaturesOnly
     from cliquetta.prompts.catalogue import read_prompts
     from cliquetta.prompts.features import as_text_features
 

@@ -27,7 +27,7 @@ from cliquetta.methods.registry import create_method, method_config
 from cliquetta.methods.state import load_method
 from cliquetta.model.clip import CLIP
 from cliquetta.model.factory import create_model, pick_device
-from cliquetta.model.in_memory import FeaturesOnly
+from cliquetta.model.wrapped import FeaturesOnly
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.prompts.features import as_text_features
 

@@ -28,7 +28,8 @@ from cliquetta.methods.base import Adapter
 from cliquetta.methods.building.config import field_types, parse
 from cliquetta.methods.building.feature_level import FeatureLevel
 from cliquetta.model.clip import CLIP, MissingCapabilityError
-from cliquetta.model.in_memory import FeaturesOnly, from_model
+from cliquetta.model.in_memory import from_model
+from cliquetta.model.wrapped import FeaturesOnly
 from cliquetta.prompts.classes import ClassPrompts, as_prompts
 
 DEFAULT_METHOD = "domain_norm"  # The method wherever naming one is optional.
