@@ -1,15 +1,17 @@
 """Processes that end at a chosen file operation, as if they had been killed there."""
 
+import faulthandler
 import itertools
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 
 KILLED = 137
-_SECONDS = 300  # after which a fork that hangs is ended, with SIGALRM
+_SECONDS = 120  # after which a fork that hangs says where, and is ended with SIGALRM
 _OPERATIONS = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.truncate"}
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
@@ -30,10 +32,12 @@ def in_fork(
         that of SIGALRM if it hangs.
 
     """
+    _wait_for_threads()
     child = os.fork()
     if child == 0:
         code = 1
-        signal.alarm(_SECONDS)  # a lock that some thread held at the fork is never given back
+        signal.alarm(_SECONDS)
+        faulthandler.dump_traceback_later(_SECONDS - 5)
         try:
             _stop_at(stop_at, str(folder), name)
             action()
@@ -44,6 +48,21 @@ def in_fork(
             sys.stderr.flush()
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+_steady = 0  # threads of this process while nothing runs: pools of libraries, and this one
+
+
+def _wait_for_threads() -> None:
+    """Wait until no thread is on its way out.
+
+    One that was joined still clears up below Python, and a fork has the locks that it holds then.
+    """
+    global _steady
+    tasks, end = Path("/proc/self/task"), time.monotonic() + 0.5
+    while len(list(tasks.iterdir())) > _steady and time.monotonic() < end:
+        time.sleep(0.001)
+    _steady = len(list(tasks.iterdir()))
 
 
 def _stop_at(number: int | None, folder: str, part: str) -> None:
