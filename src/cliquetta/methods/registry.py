@@ -69,11 +69,26 @@ def register(
     setting: str = "",
     for_batches: bool = False,
 ) -> Callable[[A], A]:
-    """Class decorator that enters an adapter under ``name``; for the rest see :class:`MethodEntry`.
+    """Class decorator that enters an adapter under ``name``.
 
-    By default ``config`` is what the class annotates as its ``config``, ``summary`` the first line
-    of its docstring and ``paper`` the citation, up to the year, that begins the second paragraph of
-    its module's. ``tuned`` are presets whose constants the authors chose per dataset.
+    Args:
+        name: The word for commands and :func:`cliquetta.create_method`.
+        config: The class of its settings; by default what the class annotates as ``config``.
+        summary: One line for lists; by default the first line of the class's docstring.
+        paper: The citation; by default what begins the second paragraph of the module's docstring,
+            up to the year.
+        presets: Settings by name.
+        tuned: Presets whose constants the authors chose per dataset.
+        fit: What a few-shot method learns from labelled images; see :class:`FewShot`.
+        setting: Data that the defaults are its authors' setting for, such as ``ImageNet``.
+        for_batches: Whether it is made for batches of several images.
+
+    Returns:
+        The decorator, which returns the class as it is.
+
+    Raises:
+        UserError: When it is used: the name is taken.
+
     """
 
     def enter(adapter: A) -> A:

@@ -54,7 +54,12 @@ class ModelEntry:
 
 
 def list_models(pattern: str = "*") -> list[ModelEntry]:
-    """The known names that match a shell pattern, such as ``*B-16*``; any path or hub id loads."""
+    """The known names that match a shell pattern, such as ``*B-16*``; any path or hub id loads.
+
+    Returns:
+        An entry with ``name``, ``source``, ``image_size`` and more for each, the bundled one first.
+
+    """
     entries = [ModelEntry(MICRO, "bundled", 32, is_vit=True, is_bundled=True)]
     hub = {}
     for name, architecture in releases.OPENAI.items():
@@ -92,16 +97,30 @@ def create_model(
 ) -> CLIP:
     """Load a frozen CLIP.
 
-    ``name`` is ``micro``; an OpenAI name (``ViT-B/16`` or ``openai:ViT-B/16``);
-    ``open_clip:ARCHITECTURE/TAG``; ``hf:OWNER/NAME[@REVISION]``; ``hf-hub:OWNER/NAME`` for a hub
-    repository in open_clip's format; or a path: a ``.safetensors`` or ``.pt`` file, a folder, a
-    pattern or a list of the shards of one checkpoint. A path may stand behind ``openai:``, ``hf:``
-    or ``open_clip:ARCHITECTURE/`` to say which family it belongs to.
+    >>> create_model("micro").image_size
+    32
 
-    ``device`` may be ``auto``; ``dtype`` a torch dtype or ``fp32``, ``bf16``, ``fp16``.
-    ``image_size`` loads at another resolution, its positions interpolated. ``activation``
-    overrules the guess from the checkpoint, which a bare state dict leaves open (see
-    ``checkpoints.local.guess_activation``). ``on_progress`` sees the bytes of a download.
+    Args:
+        name: ``micro``; an OpenAI name (``ViT-B/16`` or ``openai:ViT-B/16``);
+            ``open_clip:ARCHITECTURE/TAG``; ``hf:OWNER/NAME[@REVISION]``; ``hf-hub:OWNER/NAME`` for
+            a hub repository in open_clip's format; or a path: a ``.safetensors`` or ``.pt`` file, a
+            folder, a pattern or a list of the shards of one checkpoint. A path may stand behind
+            ``openai:``, ``hf:`` or ``open_clip:ARCHITECTURE/`` to say which family it belongs to.
+        device: A torch device or its name; ``auto`` takes a GPU if there is one.
+        dtype: A torch dtype, or ``fp32``, ``bf16`` or ``fp16``.
+        image_size: Another resolution; the positions are interpolated.
+        activation: Overrules the guess from the checkpoint, which a bare state dict leaves open
+            (see ``checkpoints.local.guess_activation``).
+        cache_dir: Folder of downloads; by default that of the Hugging Face hub.
+        offline: Whether to use only what has been downloaded before.
+        on_progress: Called with the bytes of a download, and with their total if it is known.
+
+    Returns:
+        The model, in evaluation mode.
+
+    Raises:
+        UserError: No such name or file, a checkpoint that is no CLIP, or a download that failed.
+
     """
     target, kind = pick_device(device), pick_dtype(dtype)
     if target.type == "cpu" and not computes_in(kind):
