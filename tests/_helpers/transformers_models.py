@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from safetensors.torch import save_file
@@ -65,6 +66,7 @@ def tiny_transformers(activation: str = "quick_gelu") -> Any:
 
 def tiny_metaclip2(end: int = 2) -> Any:
     """A random ``MetaClip2Model`` that reads texts at token ``end``."""
+    pytest.importorskip("transformers", minversion="5")
     text = {"vocab_size": 64, "eos_token_id": end, "bos_token_id": None, "pad_token_id": None}
     act = {"hidden_act": "gelu"}
     towers: Any = {"text_config": SHAPE | act | text, "vision_config": IMAGES | act}
@@ -77,6 +79,7 @@ def tiny_siglip(*, vocab_size: int = 64, sharpness: float = 1.0) -> Any:
 
     ``sharpness`` scales queries and keys, so that a few words stand out among the padding.
     """
+    pytest.importorskip("transformers", minversion="5")  # older ones have another SiglipConfig
     text = SHAPE | {"hidden_size": 48, "projection_size": 64, "intermediate_size": 80}
     text |= {"num_hidden_layers": 2, "vocab_size": vocab_size}
     config = transformers.SiglipConfig(text_config=text, vision_config=IMAGES)
