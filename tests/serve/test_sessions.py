@@ -181,6 +181,7 @@ def test_sweeps_go_on(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Store, "collect", failing)
     with serve(session_days=7) as service:
         wait_until(lambda: service.ids() == [])
+    assert not errors
 
 
 def test_health_shows_a_full_disk(service: Local, monkeypatch: pytest.MonkeyPatch) -> None:
