@@ -13,7 +13,7 @@ ROOT = Path(cliquetta.__path__[0])
 TESTS = Path(__file__).parent
 ROOMS = (
     ("types", "errors", "version"),
-    ("atomic", "ray_connection", "tensor_file", "tensor_tree"),
+    ("atomic", "ray_connection", "significance", "tensor_file", "tensor_tree"),
     ("prompts",),
     ("model",),
     ("data",),

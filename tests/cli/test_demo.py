@@ -15,9 +15,9 @@ from cliquetta.cli.demo import (
     summary,
     tabulate,
 )
-from cliquetta.evaluation.predictions import PairedTest
 from cliquetta.evaluation.record import Record
 from cliquetta.report.changes import Changes
+from cliquetta.significance import PairedTest
 from tests._helpers.made_runs import predictions
 from tests._helpers.running import Run
 from tests._helpers.tolerance import LOGIT

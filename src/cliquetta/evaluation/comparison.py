@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.evaluation.grid import BASELINE
-from cliquetta.evaluation.predictions import PairedTest, paired_test, sign_flip_p
+from cliquetta.evaluation.predictions import paired_test
 from cliquetta.evaluation.record import Run
 from cliquetta.methods.registry import get_method, method_config
 from cliquetta.methods.state import plain_config
+from cliquetta.significance import PairedTest, sign_flip_p
 
 Item = TypeVar("Item")
 Key = TypeVar("Key")
