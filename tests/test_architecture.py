@@ -12,7 +12,8 @@ import cliquetta
 ROOT = Path(cliquetta.__path__[0])
 TESTS = Path(__file__).parent
 ROOMS = (
-    ("types", "errors", "version"),
+    ("errors", "version"),
+    ("types",),
     ("atomic", "ray_connection", "significance", "tensor_file", "tensor_tree"),
     ("prompts",),
     ("model",),

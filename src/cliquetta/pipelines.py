@@ -250,7 +250,7 @@ class ZeroShotImageClassification:
         names = adapter.prompts.names
         prediction = adapter.predict([picture for _, picture in batch])
         independent = bool(self.model.bias) and self.method == "zero_shot"
-        best, ranked = prediction.top(top_k or len(names), independent=independent)
+        best, ranked = prediction.topk(top_k or len(names), independent=independent)
         rejections: Iterable[tuple[Any, Any]] = [(None, None)] * len(batch)
         if prediction.rejection is not None:
             rejections = zip(*(part.tolist() for part in prediction.rejection), strict=True)

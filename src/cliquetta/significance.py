@@ -1,4 +1,4 @@
-"""An exact paired test: is one method better on the same images, or is it luck?"""
+"""An exact paired test: whether one method is better on the same images, or lucky."""
 
 import math
 from dataclasses import dataclass

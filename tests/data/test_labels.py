@@ -43,7 +43,7 @@ def test_the_deepest_folder_that_names_a_class_counts() -> None:
 
 
 def test_labels_of_which_none_is_a_class_are_refused() -> None:
-    with pytest.raises(UserError, match="'dog'.*the classes are cat, polar bear"):
+    with pytest.raises(UserError, match=r"'dog'.*the classes are cat, polar bear"):
         check_labels(Counter({"dog": 3}), Counter(), NAMES)
     check_labels(Counter({"dog": 3, "cat": 1}), Counter({"cat": 1}), NAMES)
 

@@ -89,5 +89,7 @@ def test_folders_are_those_below_what_was_named(
     assert listing.labels() == {"": 2, "Dog": 1}
     by_folder = list_images(["in"], labels="folder")
     assert [entry.label for entry in by_folder.entries(0, 2)] == ["", "cat/old"]
-    with pytest.raises(UserError, match="no column 'class' of labels in the input: it has path, kind"):
+    with pytest.raises(
+        UserError, match="no column 'class' of labels in the input: it has path, kind"
+    ):
         list_images(["list.csv"], labels="class")

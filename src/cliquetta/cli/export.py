@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-from cliquetta.cli.command import Common, Fitted, Preset, Settings, Templates, read_cells
+from cliquetta.cli.command import Common, Fitted, Preset, Settings, Templates, read_methods
 from cliquetta.errors import UserError
 
 EXAMPLES = """
@@ -39,8 +39,6 @@ def export(
     A method that predicts an image only by means of the others in its batch, or from a memory that
     changes with every image, has nothing to export and says so.
     """
-    from cliquetta.evaluation.grid import RunSpec
-    from cliquetta.evaluation.sweep import build_adapter
     from cliquetta.export import check_format, export_model
     from cliquetta.inference.resumable import check_writable
     from cliquetta.methods.state import load_method, load_state, read_header
@@ -55,8 +53,8 @@ def export(
     else:
         if prompts is None:
             raise UserError("--method, --preset, --set and --fitted need --classes")
-        spec = read_cells(RunSpec("", "", ""), method, fitted, settings or (), preset)[0]
-        adapter = build_adapter(spec, common.model(model or "micro"), prompts)
+        spec, *_ = read_methods(method, fitted, settings or (), preset)
+        adapter = spec.build(common.model(model or "micro"), prompts)
         if state is not None:
             load_state(adapter, state)
     terminal = common.terminal

@@ -152,7 +152,8 @@ class PredictionCache:
                     self.logits.clear()
             self.logits.update(zip(keys, logits, strict=True))
         logits = torch.stack([self.logits[key] for key in batch.keys])
-        return Prediction(logits, self.evidence), len(batch) - len(rows)
+        known = Prediction(logits, self.evidence, names=adapter.prompts.names)
+        return known, len(batch) - len(rows)
 
 
 def _now() -> str:

@@ -20,12 +20,20 @@ from typing import Any, TypeVar
 
 from cliquetta.atomic import exclusive, write_atomically
 from cliquetta.inference.predictor import Predictor, States
-from cliquetta.inference.rows import Row
+from cliquetta.inference.tables import Row
 
 PART_SECONDS = 20.0  # how much work a run that is stopped may lose
 PART_ROWS = 4096
 _START = "start"
-_OURS = ("images.sqlite*", ".images.sqlite*", "*-*.jsonl", "*.safetensors", ".*.tmp", "table")
+_OURS = (
+    "images.sqlite*",
+    ".images.sqlite*",
+    "sorted.sqlite*",
+    "*-*.jsonl",
+    "*.safetensors",
+    ".*.tmp",
+    "table",
+)
 _WAITING = 4  # batches whose rows are not made yet, at most
 
 T = TypeVar("T")

@@ -28,7 +28,7 @@ from cliquetta.inference import parts as limits
 from cliquetta.inference.parts import Lane, Part, PartCutter
 from cliquetta.inference.predictor import Health, Predictor, ReadBatch, Reader, Segment, States
 from cliquetta.inference.resumable import FileRun
-from cliquetta.inference.rows import Row
+from cliquetta.inference.tables import Row
 from cliquetta.methods.registry import create_method, get_method
 from cliquetta.model.clip import CLIP
 from cliquetta.ray_connection import LOCAL, connected
@@ -77,7 +77,7 @@ class ActorSetup:
             if get_method(one.name).adapter is not type(one):
                 remedy = "run it without --ray, in parts (--shard) on several machines"
                 raise UserError(f"{one.name} cannot be built again in an actor: {remedy}")
-        predictor = replace(work.predictor, adapters={})
+        predictor = replace(work.predictor, adapters={})  # which opens no model
         methods = [(one.name, one.prompts, one.config, one.seed, one.fitted) for one in adapters]
         model = copy.deepcopy(next(iter(adapters)).model).cpu()
         cutting = work.state is not None, limits.PART_ROWS, limits.PART_SECONDS
@@ -241,7 +241,7 @@ class RayWorkers:
     errors: list[BaseException] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def do(self, work: FileRun) -> None:
+    def predict(self, work: FileRun) -> None:
         """Predict what is in no part yet: lanes shared out among the actors, a thread for each."""
         device = "cuda" if self.gpus else "cpu"
         setup = self.ray.put(pickle.dumps(ActorSetup.of(work, device, self.settings.threads)))
@@ -285,7 +285,7 @@ class RayWorkers:
 
     def _tasks(self, work: FileRun, lanes: Sequence[Lane]) -> Iterator[BatchTask]:
         """The next batches of the lanes."""
-        size = work.predictor.batch_size
+        size = work.options.batch_size
         batches = (
             (lane, begin, first)
             for lane, begin in work.left(lanes)
@@ -301,7 +301,8 @@ class RayWorkers:
         """Let batches flow through readers and an actor, and add the parts that come out."""
         from ray.data import from_arrow
 
-        reader = replace(work.predictor.reader, workers=0, device=None, model=None)
+        options = replace(work.options, workers=0)
+        reader = replace(work.predictor.reader, options=options, device=None, model=None)
         batches = from_arrow([to_table(task) for task in self._tasks(work, lanes)])
         batches.context.execution_options.preserve_order = True
         batches.context.enable_progress_bars = False
@@ -310,14 +311,18 @@ class RayWorkers:
         read = batches.map_batches(read_there, fn_args=(reader, str(Path.cwd())), num_cpus=1, **one)
         # batches one after the other; a batch that is lost with its actor ends the stream. Without
         # restarts Ray Data waits for ever for an actor that was idle; a new one lacks the states
-        options = {"max_restarts": -1, "max_task_retries": 0, "allow_out_of_order_execution": False}
+        actor_options = {
+            "max_restarts": -1,
+            "max_task_retries": 0,
+            "allow_out_of_order_execution": False,
+        }
         reports = read.map_batches(
             PredictActor,
             fn_constructor_args=(setup,),
             concurrency=1,
             num_cpus=self.cores,
             num_gpus=self.gpus,
-            ray_remote_args_fn=lambda: options,
+            ray_remote_args_fn=lambda: actor_options,
             **one,
         )
         # closed here: what Ray Data left running would end this process when Ray is shut down
