@@ -49,7 +49,8 @@ class TorchImages(Sequence[ImageLike]):
     ) -> None:
         self.preprocess = preprocess
         self.channel_order = channel_order
-        self._data: Any = data.dataset if isinstance(data, DataLoader) else data
+        data_behind: Any = data.dataset if isinstance(data, DataLoader) else data
+        self._data = data_behind
         self._kept: list[tuple[ImageLike, Any]] | None = None
         self.id = f"torch:{type(self._data).__name__}"
         indices: Sequence[int] | None = None
