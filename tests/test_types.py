@@ -1,7 +1,9 @@
 """Batches and predictions."""
 
+import pytest
 import torch
 
+from cliquetta.errors import UserError
 from cliquetta.types import Batch, Prediction
 
 
@@ -24,3 +26,14 @@ def test_the_best_classes_by_hand() -> None:
     sigmoid, _ = prediction.topk(9, independent=True)  # three classes are all
     assert sigmoid.shape == (2, 3)
     torch.testing.assert_close(sigmoid[0, 0], torch.tensor(1 / (1 + e**-2)))
+
+
+def test_predictions_name_their_classes() -> None:
+    logits = torch.tensor([[0.0, 2.0, 1.0], [torch.nan] * 3])
+    prediction = Prediction(logits, names=("cat", "dog", "ship"), errors={1: "an empty file"})
+    assert prediction.labels == ["dog", None]
+    first, second = prediction.top(2)
+    assert [name for name, _ in first] == ["dog", "ship"] and second == []
+    assert first[0][1] == prediction.probabilities[0, 1]
+    with pytest.raises(UserError, match="names="):
+        _ = Prediction(logits).labels

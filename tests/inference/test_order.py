@@ -59,7 +59,7 @@ def check_rows(rows: list[dict[str, Any]], expected: dict[str, tuple[str, float]
 def test_images_are_predicted_in_a_seeded_order_and_listed_as_they_were(
     run: Predict, class_folders: Path, tiny_clip: CLIP, tmp_path: Path, out: str | None
 ) -> None:
-    target = out and tmp_path / out
+    target = tmp_path / out if out else None
     with pytest.warns(UserWarning, match="--order listed") as said:
         done = run(class_folders, method="tda", seed=5, out=target, keep_rows=True)
     assert [str(warning.message) for warning in said] == [SHUFFLED]

@@ -3,6 +3,7 @@
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyarrow import parquet
@@ -11,7 +12,7 @@ from cliquetta.errors import UserError
 from cliquetta.inference.tables import pick_format
 
 COLUMNS = {"path": str, "probability": float, "rejected": bool}
-ROWS = [
+ROWS: list[dict[str, Any]] = [
     {"path": "=a.png", "probability": 0.5, "rejected": True},
     {"path": "b.png", "probability": None},
 ]

@@ -9,7 +9,13 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from torch.utils.data import Dataset as TorchDataset
 
 from cliquetta.data.dataset import UNKNOWN, Dataset
-from cliquetta.data.inputs import ChannelOrder, ImageLike, separate_images, to_picture
+from cliquetta.data.inputs import (
+    ChannelOrder,
+    ImageLike,
+    is_single,
+    separate_images,
+    to_picture,
+)
 from cliquetta.data.labels import LabelReader
 from cliquetta.errors import UserError
 from cliquetta.model.preprocess import Preprocess
@@ -111,11 +117,10 @@ class TorchImages(Sequence[ImageLike]):
         return picture
 
     def _read_all(self, data: Any) -> Iterator[tuple[ImageLike, Any]]:
-        """Read all items of a loader's batches, or of a dataset that can only be iterated."""
-        batched = isinstance(data, DataLoader) and data.batch_size is not None
+        """Read all items, or all that are in batches."""
         for item in data:
             images, labels = split_item(item)
-            if not batched and not isinstance(data, DataLoader):
+            if is_single(images):
                 yield self._read(images), labels
                 continue
             if labels is None:
