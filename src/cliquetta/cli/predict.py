@@ -219,7 +219,7 @@ def predict(
             _say_how_to_continue(options, common.terminal)
             raise
     if page is not None:
-        _write_page(page, run, adapters, prompts, common.terminal)
+        _write_page(page, run, adapters, common.terminal)
     if not to_stdout:
         _report(run, options, common.terminal)
     if run.skipped:
@@ -332,14 +332,13 @@ def _write_page(
     page: Path,
     run: "PredictionRun",
     adapters: "Sequence[Adapter]",
-    prompts: "ClassPrompts",
     terminal: Terminal,
 ) -> None:
     """Write the page of thumbnails."""
     from cliquetta.report.contact_sheet import contact_sheet
 
     several = [adapter.name for adapter in adapters] if len(adapters) > 1 else [""]
-    write_atomically(page, contact_sheet(run.rows, several).encode())
+    write_atomically(page, contact_sheet(run, several).encode())
     terminal.say(f"Page: {page}")
 
 
