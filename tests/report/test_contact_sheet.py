@@ -13,7 +13,8 @@ import pytest
 from PIL import Image
 
 from cliquetta.inference.options import PredictOptions
-from cliquetta.inference.rows import PredictionRun, Row, RowFormat
+from cliquetta.inference.rows import PredictionRun, RowFormat
+from cliquetta.inference.tables import Row
 from cliquetta.report import contact_sheet
 from tests._helpers.html_reader import Reader
 

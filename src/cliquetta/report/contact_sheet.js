@@ -97,11 +97,11 @@ function tile(image) {
     const sign = label < 0 ? "" : data.predictions[number][image] === label ? "✓ " : "✗ ";
     const words = (who ? who + ": " : "") + name(data.predictions[number][image]);
     const percent = Math.round(100 * data.probabilities[number][image]);
-    item.append(line(sign + words + " " + percent + " %", "prediction"));
+    item.append(line(sign + words + " " + percent + "\u00a0%", "prediction"));
   });
   if (data.zero_shot) {
     const percent = Math.round(100 * data.zero_shot_probabilities[image]);
-    item.append(line("zero-shot: " + name(data.zero_shot[image]) + " " + percent + " %"));
+    item.append(line("zero-shot: " + name(data.zero_shot[image]) + " " + percent + "\u00a0%"));
   }
   if (data.labels) item.append(line(label < 0 ? "no label" : "is " + name(label), "truth"));
   item.append(line(data.paths[image].split("/").pop(), "note"));

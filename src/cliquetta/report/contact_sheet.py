@@ -158,11 +158,24 @@ def _gallery(rows: Rows, methods: Sequence[str]) -> str:
         '<div class="turn"><button type="button" id="previous">Previous</button>'
         '<button type="button" id="next">Next</button>'
         '<span id="status" role="status"></span></div>'
+        f'<p class="note">{_legend(labelled=labelled, compared=compared)}</p>'
         '<ul class="tiles" id="tiles"></ul>'
         "<noscript><p>A browser that runs scripts shows the images here.</p></noscript>"
         f'<script type="application/json" id="images">{_json(data)}</script>'
         f"{_picture_blocks(rows)}"
     )
+
+
+def _legend(*, labelled: bool, compared: bool) -> str:
+    """Say what signs and frames of a picture mean."""
+    parts = []
+    if labelled:
+        parts.append("✓ right, ✗ wrong")
+    if compared and labelled:
+        parts.append("green frame: adapting repaired it; dashed: adapting broke it")
+    if compared:
+        parts.append("dotted: adapting changed it otherwise")
+    return "; ".join(parts)
 
 
 def _most_frequent(rows: Rows, columns: Sequence[str]) -> list[str]:
