@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 from cliquetta.cli.predict import scores_in_words
-from cliquetta.inference.scores import LabelScores
+from cliquetta.inference.scores import MethodScores
 from cliquetta.methods.domain_norm.health import ADVICE
 from cliquetta.methods.state import read_header
 from cliquetta.methods.zero_shot import ZeroShot
@@ -111,7 +111,7 @@ def test_labels_give_accuracy_and_say_whether_adapting_helped(predict: Any, tmp_
 
 
 def test_a_significant_difference_is_called_help_or_harm() -> None:
-    scores = LabelScores()
+    scores = MethodScores()
     for _ in range(9):
         scores.add(label="cat", predicted="cat", zero_shot="dog")
     words = scores_in_words("tda", scores)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from cliquetta.inference.scores import LabelScores
+from cliquetta.inference.scores import MethodScores
 from tests._helpers.tolerance import DOUBLE
 
 NAMES = np.array(["cat", "dog", "ship"])
@@ -13,7 +13,7 @@ NAMES = np.array(["cat", "dog", "ship"])
 def test_scores_are_those_of_arrays() -> None:
     rng = np.random.default_rng(0)
     labels, predicted, plain = NAMES[rng.integers(0, 3, (3, 200))]
-    scores = LabelScores()
+    scores = MethodScores()
     for label, after, before in zip(labels, predicted, plain, strict=True):
         scores.add(label=label, predicted=after, zero_shot=before)
     right = predicted == labels
@@ -37,7 +37,7 @@ def test_scores_are_those_of_arrays() -> None:
 
 
 def test_without_zero_shot_there_is_no_test() -> None:
-    scores = LabelScores()
+    scores = MethodScores()
     assert scores.accuracy is None and scores.per_class == {}
     scores.add(label="cat", predicted="dog", zero_shot=None)
     assert scores.versus_zero_shot is None and scores.zero_shot_accuracy is None

@@ -27,7 +27,7 @@ from cliquetta.errors import UserError
 if TYPE_CHECKING:
     from cliquetta.inference.options import PredictOptions
     from cliquetta.inference.rows import PredictionRun
-    from cliquetta.inference.scores import LabelScores
+    from cliquetta.inference.scores import MethodScores
     from cliquetta.methods.base import Adapter
     from cliquetta.methods.spec import MethodSpec
     from cliquetta.model.clip import CLIP
@@ -395,7 +395,7 @@ def _show_classes(run: "PredictionRun", predicted: int, terminal: Terminal) -> N
             terminal.say(f"{none} (column `rejected`).")
 
 
-def _show_scores(name: str, scores: "LabelScores", terminal: Terminal) -> None:
+def _show_scores(name: str, scores: "MethodScores", terminal: Terminal) -> None:
     """Show accuracy, what was confused, and whether adapting helped."""
     if not scores.images:
         return
@@ -415,7 +415,7 @@ def _show_scores(name: str, scores: "LabelScores", terminal: Terminal) -> None:
     terminal.say(scores_in_words(name, scores))
 
 
-def scores_in_words(name: str, scores: "LabelScores") -> str:
+def scores_in_words(name: str, scores: "MethodScores") -> str:
     """Return accuracy and the paired test against plain CLIP as sentences."""
     words = (
         f"Accuracy of {name}: {number(scores.accuracy, 1)} % of {count(scores.images, 'image')} "

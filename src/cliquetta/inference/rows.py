@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cliquetta.errors import UserError
 from cliquetta.inference.options import PredictOptions
-from cliquetta.inference.scores import LabelScores
+from cliquetta.inference.scores import MethodScores
 from cliquetta.inference.tables import Row
 from cliquetta.types import Prediction
 
@@ -156,7 +156,7 @@ class PredictionRun:
     """Number of images for which each class came first, by method."""
     rejected: dict[str, int] = field(default_factory=dict)
     """Number of images of none of the classes, by method, if asked for; also in ``classes``."""
-    scores: dict[str, LabelScores] = field(default_factory=dict)
+    scores: dict[str, MethodScores] = field(default_factory=dict)
     """Agreement with labels, by method, if they are known."""
     unlabelled: int = 0
     """Images that were predicted and have no label, if labels are known."""
@@ -211,7 +211,7 @@ class PredictionRun:
         self.unlabelled += not label
         column = row_format.zero_shot_column
         for method in row_format.methods:
-            scores = self.scores.setdefault(method, LabelScores())
+            scores = self.scores.setdefault(method, MethodScores())
             predicted = row[f"{row_format.prefix(method)}prediction"]
             zero_shot = None if column is None or method == ZERO_SHOT else row[column]
             if label:

@@ -24,10 +24,10 @@ class ClassScore:
 
 
 @dataclass
-class LabelScores:
+class MethodScores:
     """How the predictions of one method agree with known labels.
 
-    >>> scores = LabelScores()
+    >>> scores = MethodScores()
     >>> scores.add(label="cat", predicted="cat", zero_shot="dog")
     >>> scores.add(label="dog", predicted="dog", zero_shot="dog")
     >>> scores.accuracy, scores.zero_shot_accuracy, scores.versus_zero_shot.repaired

@@ -15,7 +15,7 @@ from cliquetta.data.images import ImageError
 from cliquetta.data.remote import open_listed
 from cliquetta.data.workers import usable_cores
 from cliquetta.inference.rows import LABEL, ZERO_SHOT, PredictionRun
-from cliquetta.inference.scores import LabelScores
+from cliquetta.inference.scores import MethodScores
 from cliquetta.report.markup import cards, count, details, esc, frame, number, table
 
 MOST = 20_000  # thumbnails on a page
@@ -73,7 +73,7 @@ def _resource(name: str) -> str:
 # --- figures --------------------------------------------------------------------------------------
 
 
-def _accuracy(scores: LabelScores) -> str:
+def _accuracy(scores: MethodScores) -> str:
     """Return figures against labels, and tables of classes and of what was confused."""
     figures = [(f"{number(scores.accuracy, 1)} %", f"of {count(scores.images, 'image')} right")]
     test = scores.versus_zero_shot
