@@ -94,6 +94,15 @@ def test_labels_zero_shot_and_folders_are_there_to_choose_by(picture: Path, tmp_
     assert names == ["sort", "predicted"]
 
 
+def test_plain_clip_among_the_methods_is_what_others_are_compared_with(picture: Path) -> None:
+    both = {"zero_shot_prediction": "dog & co", "zero_shot_probability": 0.6}
+    both |= {"tda_prediction": "cat", "tda_probability": 0.7}
+    html = page_of([{"path": str(picture), **both, "error": ""}], ("zero_shot", "tda"))
+    data = data_of(html)
+    assert data["methods"] == [""] and data["probabilities"] == [[0.7]]
+    assert data["zero_shot_probabilities"] == [0.6]
+
+
 def test_rows_beyond_the_limit_are_counted_and_damaged_ones_listed(
     picture: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

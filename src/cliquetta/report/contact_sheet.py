@@ -108,9 +108,11 @@ def _list_damaged(rows: Rows) -> str:
 
 def _gallery(rows: Rows, methods: Sequence[str]) -> str:
     """Return controls, an empty list of tiles, and what the script fills it with."""
-    prefixes = [f"{name}_" if name else "" for name in methods]
     labelled = bool(rows) and LABEL in rows[0]
     compared = bool(rows) and f"{ZERO_SHOT}_prediction" in rows[0]
+    if compared:  # plain CLIP has a line of its own
+        methods = [name for name in methods if name != ZERO_SHOT]
+    prefixes = [f"{name}_" if name else "" for name in methods]
     columns = [f"{prefix}prediction" for prefix in prefixes]
     if compared:
         columns.append(f"{ZERO_SHOT}_prediction")
@@ -122,7 +124,7 @@ def _gallery(rows: Rows, methods: Sequence[str]) -> str:
     data: dict[str, Any] = {
         "block": BLOCK,
         "classes": classes,
-        "methods": list(methods),
+        "methods": list(methods) if len(methods) > 1 else [""],
         "paths": [str(row["path"]) for row in rows],
         "predictions": [_numbers(rows, f"{prefix}prediction", classes) for prefix in prefixes],
         "probabilities": [
