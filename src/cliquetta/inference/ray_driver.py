@@ -77,7 +77,8 @@ class ActorSetup:
             if get_method(one.name).adapter is not type(one):
                 remedy = "run it without --ray, in parts (--shard) on several machines"
                 raise UserError(f"{one.name} cannot be built again in an actor: {remedy}")
-        predictor = replace(work.predictor, adapters={})  # which opens no model
+        options = replace(work.options, cluster=None)  # actors need not know of each other
+        predictor = replace(work.predictor, adapters={}, options=options)
         methods = [(one.name, one.prompts, one.config, one.seed, one.fitted) for one in adapters]
         model = copy.deepcopy(next(iter(adapters)).model).cpu()
         cutting = work.state is not None, limits.PART_ROWS, limits.PART_SECONDS
@@ -301,7 +302,7 @@ class RayWorkers:
         """Let batches flow through readers and an actor, and add the parts that come out."""
         from ray.data import from_arrow
 
-        options = replace(work.options, workers=0)
+        options = replace(work.options, workers=0, cluster=None)
         reader = replace(work.predictor.reader, options=options, device=None, model=None)
         batches = from_arrow([to_table(task) for task in self._tasks(work, lanes)])
         batches.context.execution_options.preserve_order = True
