@@ -97,6 +97,7 @@ class TextFeatures:
         """The rows (N, E) of some classes, in their order."""
         rows = list(range(len(self.features)))
         if self.names is not None:
+            # a name that is there twice has one feature
             row_of = {name: row for row, name in enumerate(self.names)}
             rows = [look_up(f"class of {self.source}", name, row_of) for name in names]
         elif len(rows) != len(names):
@@ -131,12 +132,26 @@ def as_text_features(given: Any) -> TextFeatures:
         source, arrays = "text_features", {}
         features = check_features(as_array(given, source), source)
     names = tuple(str(name) for name in arrays["names"]) if "names" in arrays else None
-    if features.ndim != 2 or (names is not None and len(set(names)) != len(features)):
-        raise UserError(f"{source} must hold one text feature per name, each name once")
+    if features.ndim != 2 or (names is not None and len(names) != len(features)):
+        raise UserError(f"{source} must hold one text feature per name")
+    if names is not None:
+        _check_repeated_names(names, features, source)
     scale = float(arrays["scale"]) if "scale" in arrays else 100.0
     if not 0 < scale < float("inf"):
         raise UserError(f"the scale of cosines is a number above 0, got {scale}")
     return TextFeatures(features, names, scale, source)
+
+
+def _check_repeated_names(names: Sequence[str], features: FloatArray, source: str) -> None:
+    """Refuse a name with two different features; ImageNet's list has two names twice."""
+    first_row: dict[str, int] = {}
+    for row, name in enumerate(names):
+        first = first_row.setdefault(name, row)
+        if not np.array_equal(features[first], features[row]):
+            raise UserError(
+                f"{source} holds two different text features of {name!r} (rows {first} and "
+                f"{row}): keep one of them, or give the classes different names"
+            )
 
 
 def as_array(given: Any, source: str) -> npt.NDArray[Any]:

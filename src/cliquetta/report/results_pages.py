@@ -17,7 +17,7 @@ GRIDS = {
     "headline": ("bundled", "real"),
     "methods": ("bundled", "methods", "real", "streams", "streams-real"),
     "ablation": ("ablation", "ablation-real"),
-    "leaderboard": ("leaderboard", "leaderboard-real"),
+    "leaderboard": ("leaderboard", "leaderboard-real", "leaderboard-imagenet"),
 }
 """Pages of our own results, and the grids whose records they are written from."""
 BEGIN, END = "<!-- headline: cliquetta reproduce headline -->", "<!-- /headline -->"
