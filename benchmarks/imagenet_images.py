@@ -8,7 +8,7 @@ Images 0, 2 and 4 of a class are for development; 1 and 3 are for reports.
 
 ``benchmarks.real_data --imagenet`` makes the parts and, from them, the folders of tar files that
 the grid ``leaderboard-imagenet`` reads: ``imagenet`` (all images, shorter side 224, centre crop),
-``imagenet-report`` (its report images), and ``imagenet-256`` (all images, shorter side 256, not
+``imagenet-report`` (its report images), and ``imagenet-report-256`` (these, shorter side 256, not
 cropped) for methods that look at many views of an image.
 """
 
@@ -150,21 +150,21 @@ def read_part(path: Path) -> PackedImages:
         )
 
 
-def pack(clone: Path, out: Path, *, size: int, crop: bool, suffix: str, processes: int) -> None:
-    """Write ``imagenet-dev{suffix}.npz`` and ``imagenet-report{suffix}.npz`` under ``out``."""
-    source = list_source(clone)
-    for part, places in PARTS.items():
-        images = [image for image in source if image.index in places]
-        encoded = encode_all(images, clone, size=size, crop=crop, processes=processes)
-        path = out / f"imagenet-{part}{suffix}.npz"
-        write_part(path, images, list(encoded))
-        print(f"{path}: {len(images)} images, {path.stat().st_size / 1e6:.1f} MB", flush=True)
+def pack(clone: Path, path: Path, part: str, *, size: int, crop: bool, processes: int) -> None:
+    """Write the images of one part to ``path``."""
+    images = [image for image in list_source(clone) if image.index in PARTS[part]]
+    encoded = encode_all(images, clone, size=size, crop=crop, processes=processes)
+    write_part(path, images, list(encoded))
+    print(f"{path}: {len(images)} images, {path.stat().st_size / 1e6:.1f} MB", flush=True)
 
 
 def pack_all(clone: Path, out: Path, *, processes: int) -> None:
-    """Write the parts of both sizes."""
-    pack(clone, out, size=224, crop=True, suffix="", processes=processes)
-    pack(clone, out, size=256, crop=False, suffix="-256", processes=processes)
+    """Write both parts, and the report images once more for methods with views."""
+    for part in PARTS:
+        path = out / f"imagenet-{part}.npz"
+        pack(clone, path, part, size=224, crop=True, processes=processes)
+    path = out / "imagenet-report-256.npz"
+    pack(clone, path, "report", size=256, crop=False, processes=processes)
 
 
 def named_files(parts: Sequence[PackedImages]) -> Images:
@@ -180,12 +180,12 @@ def named_files(parts: Sequence[PackedImages]) -> Images:
 
 def write_folders(parts: Path, out: Path) -> None:
     """Write the folders of tar files under ``out / "tar"`` from the parts in a folder."""
-    small = {part: read_part(parts / f"imagenet-{part}.npz") for part in PARTS}
-    large = {part: read_part(parts / f"imagenet-{part}-256.npz") for part in PARTS}
+    development = read_part(parts / "imagenet-dev.npz")
+    report = read_part(parts / "imagenet-report.npz")
     folders = {
-        "imagenet": [small["dev"], small["report"]],
-        "imagenet-report": [small["report"]],
-        "imagenet-256": [large["dev"], large["report"]],
+        "imagenet": [development, report],
+        "imagenet-report": [report],
+        "imagenet-report-256": [read_part(parts / "imagenet-report-256.npz")],
     }
     for name, packed in folders.items():
         folder = out / "tar" / name

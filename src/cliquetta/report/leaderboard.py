@@ -18,6 +18,7 @@ from cliquetta.report import results_pages as pages
 BOARDS = {
     "leaderboard": "Bundled model",
     "leaderboard-real": "Real ViT-B/16 image tower, fixed text features",
+    "leaderboard-imagenet": "ImageNet, 1,000 classes: the same tower, fixed text features",
 }
 """Titles of the boards, by the grid that each is recorded from."""
 COLUMNS = {
@@ -34,6 +35,8 @@ COLUMNS = {
     "open set": ("open set", "top1"),
     "open set (AUROC)": ("open set", "auroc"),
     "mixed": ("mixed", "top1"),
+    "there and back": ("there and back", "top1"),
+    "batch 8": ("batch 8", "top1"),
     "batch 1": ("batch 1", "top1"),
 }
 """Columns of the board: a kind of stream, as :func:`stream_kind` tells it, and a metric."""
@@ -46,7 +49,9 @@ ORDERS = {
     "separate": "bursts",
     "long-tail": "long tail",
     "mixed": "mixed",
+    "recurring": "there and back",
 }
+SMALL_BATCHES = {1: "batch 1", 8: "batch 8"}
 CHEAP = 1.5  # times the cost of zero-shot up to which a method is called cheap
 NAMED = 3  # methods that a sentence names; of others it tells the number
 READING = (
@@ -79,8 +84,8 @@ def stream_kind(record: Record, roles: Mapping[str, str]) -> str:
         return "open set"
     if order in ORDERS:
         return ORDERS[order]
-    if stream["batch_size"] == 1:
-        return "batch 1"
+    if stream["batch_size"] in SMALL_BATCHES:
+        return SMALL_BATCHES[stream["batch_size"]]
     shift = parse_dataset_id(record.dataset)[1]
     if shift is not None:
         return CORRUPTIONS[shift.name].group
