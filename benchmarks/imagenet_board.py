@@ -1,4 +1,4 @@
-"""Run the grid ``leaderboard-imagenet`` with many processes that share one GPU.
+"""Run the grids of ImageNet with many processes that share one GPU.
 
     python -m benchmarks.imagenet_board run --root ROOT --out RUNS --features KEPT --processes 10
     python -m benchmarks.imagenet_board pack --root ROOT --out RUNS --to FOLDER
@@ -8,8 +8,9 @@
 file, so that what comes first there is recorded first and no process waits for another. With
 ``--seconds`` it starts no run after that time. A second ``run`` over the same folder goes on.
 ``pack`` writes the finished records as ``leaderboard-imagenet.json``, which belongs into
-``docs/results``, and ``predictions.npz``: of every run the predicted classes of its images by
-their sorted names, which paired differences are computed from. ``benchmarks.real_data`` makes ROOT.
+``docs/results``, and ``leaderboard-imagenet.npz``: of every run the predicted classes of its images
+by their sorted names, which paired differences are computed from. ``--grid`` names another grid,
+such as ``published-imagenet``. ``benchmarks.real_data`` makes ROOT.
 """
 
 import argparse
@@ -118,18 +119,18 @@ def run(plan: Plan, processes: int) -> None:
     print(f"{time.monotonic() - began:.0f} s in all")
 
 
-def pack(root: Path, out: Path, to: Path) -> None:
+def pack(grid: str, root: Path, out: Path, to: Path) -> None:
     """Write finished records and predicted classes."""
     to.mkdir(parents=True, exist_ok=True)
     records = [record for record in list_records(out) if record.status == "finished"]
     packed = pack_records(records).replace(json.dumps(str(root))[1:-1], ROOT)
-    (to / f"{GRID}.json").write_text(packed, encoding="utf-8")
+    (to / f"{grid}.json").write_text(packed, encoding="utf-8")
     classes = {}
     for record in records:
         predictions = load_predictions(out / record.id)
         order = np.argsort(predictions.keys)
         classes[record.id] = predictions.classes[order, 0].astype(np.uint16)
-    np.savez_compressed(to / "predictions.npz", **classes)
+    np.savez_compressed(to / f"{grid}.npz", **classes)
     print(f"{len(records)} records in {to}")
 
 
@@ -149,7 +150,7 @@ def main() -> None:
     parser.add_argument("--only", default="")
     options = parser.parse_args()
     if options.command == "pack":
-        pack(options.root, options.out, options.to)
+        pack(options.grid, options.root, options.out, options.to)
         return
     plan = Plan(
         grid=options.grid,
