@@ -10,8 +10,8 @@ file, so that what comes first there is recorded first and no process waits for 
 ``pack`` writes the finished records as ``leaderboard-imagenet.json``, which belongs into
 ``docs/results``, and ``leaderboard-imagenet.npz``: of every run the predicted classes of its images
 by their sorted names. Records get the numbers of images ``repaired`` and ``broken`` against
-zero-shot on the same stream, of which the error of a gain is computed. ``--grid`` names another grid,
-such as ``published-imagenet``. ``benchmarks.real_data`` makes ROOT.
+zero-shot on the same stream, of which the error of a gain is computed. ``--grid`` names another
+grid, such as ``published-imagenet``. ``benchmarks.real_data`` makes ROOT.
 """
 
 import argparse
@@ -135,7 +135,9 @@ def pack(grid: str, root: Path, out: Path, to: Path) -> None:
         counted.append(record)
     packed = pack_records(counted).replace(json.dumps(str(root))[1:-1], ROOT)
     (to / f"{grid}.json").write_text(packed, encoding="utf-8")
-    classes = {name: own.classes[:, 0].astype(np.uint16) for name, own in predictions.items()}
+    classes: dict[str, Any] = {
+        name: own.classes[:, 0].astype(np.uint16) for name, own in predictions.items()
+    }
     np.savez_compressed(to / f"{grid}.npz", **classes)
     print(f"{len(records)} records in {to}")
 

@@ -31,11 +31,13 @@ KINDS = {
     "few shots": "*A few labelled images of each class* (few shots).",
 }
 READING = (
-    "*Gain*: points over zero-shot on exactly the same images, ± standard deviation over datasets; "
-    "*p* is a paired two-sided sign-flip test over datasets, given from six on. Settings of "
+    "*Gain*: points over zero-shot on exactly the same images, ± half of the 95 % interval over "
+    "datasets (Student's t); *p* is a paired two-sided sign-flip test over datasets. Both are "
+    "given from six datasets on. Settings of "
     "methods may be chosen on datasets marked *dev*; *gain, not dev* leaves them out.",
-    "*Accuracy*: mean over shifted datasets ± standard deviation over seeds, in percent. Rows "
-    "with another number of datasets or images are comparable by their gain only.",
+    "*Accuracy*: mean over shifted datasets ± standard deviation over seeds, in percent. Rows are "
+    "ranked over the same data only: those over other images, or over *n of m* datasets, follow "
+    "behind the others and are in no ranking.",
     "*Worst*: the lowest gain and where. *ECE*: calibration error in percent. *Cost*: time per "
     "image as a multiple of zero-shot's, among many runs that shared a GPU; the speed of methods "
     "alone is in the [results](../results/README.md).",
@@ -71,8 +73,9 @@ class Setting:
         return sorted(rows, key=_rank)
 
 
-def _rank(row: Overall) -> tuple[bool, float]:
-    return row.row != BASELINE, -(row.gain or 0.0)
+def _rank(row: Overall) -> tuple[bool, bool, float]:
+    """Order zero-shot first, then by gain; behind them rows that lack datasets."""
+    return row.row != BASELINE, not row.complete, -(row.gain or 0.0)
 
 
 def read_settings(records: Iterable[Record], roles: Mapping[str, str]) -> list[Setting]:
@@ -190,20 +193,27 @@ def sources(settings: Iterable[Setting]) -> str:
 
 
 def _every_method(settings: Sequence[Setting], folder: Path) -> str:
-    """One row per method, wherever it was run; slow ones may have a setting of their own."""
+    """One row per method, wherever it was run; slow ones may have a setting of their own.
+
+    Only rows over all datasets and images of the first setting are ranked, the others follow.
+    """
     head = ("method", "images of a batch", "accuracy", "gain", "gain, not dev", "worst", "ECE")
     first: dict[str, tuple[Setting, Overall]] = {}
     for setting in settings:
         for row in setting.rows:
             first.setdefault(row.row, (setting, row))
     rows = []
-    for setting, row in sorted(first.values(), key=lambda pair: _rank(pair[1])):
+
+    def rank(pair: tuple[Setting, Overall]) -> tuple[bool, tuple[bool, bool, float]]:
+        return pair[0] is not settings[0], _rank(pair[1])
+
+    for setting, row in sorted(first.values(), key=rank):
         untouched = setting.table.overall(row.row, setting.columns(REPORT)).gain
         kind = _kind(get_method(method_of(row.row)))
         accuracy = shown(row.mean, ".2f") + ("" if row.sd is None else f" ± {row.sd:.2f}")
         worst = BLANK if row.worst is None else f"{row.worst[0]:+.2f} ({short_id(row.worst[1])})"
         gains = (_gain(row), shown(untouched, "+.2f"), worst)
-        size = f"{len(row.columns)} × {row.images:,}"
+        size = f"{row.datasets} × {row.images:,}"
         costs = (shown(row.ece, ".1f"), times(row.cost), size)
         rows.append((linked(row.row, folder), kind, accuracy, *gains, *costs))
     table = TextTable((*head, "cost", "datasets × images"), tuple(rows), labels=2)
@@ -236,8 +246,9 @@ def _ranking(settings: Sequence[Setting], kind: str) -> str:
     """The methods of a kind with their gains."""
     names = {e.name for e in method_entries() if _kind(e) == kind and e.name != BASELINE}
     gains: dict[str, float] = {}
-    for row in (row for setting in settings for row in setting.rows):
-        if row.gain is not None and method_of(row.row) in names:
+    # Means over other datasets or images are not ranked among these.
+    for row in settings[0].rows if settings else ():
+        if row.complete and row.gain is not None and method_of(row.row) in names:
             gains.setdefault(row.row, row.gain)
     ordered = sorted(gains.items(), key=lambda item: -item[1])
     return ", ".join(f"`{name}` {gain:+.2f}" for name, gain in ordered) or "Nothing is recorded."
@@ -246,7 +257,7 @@ def _ranking(settings: Sequence[Setting], kind: str) -> str:
 def _gain(row: Overall) -> str:
     if row.gain is None:
         return BLANK
-    spread = "" if row.gain_sd is None else f" ± {row.gain_sd:.2f}"
+    spread = "" if row.half_width is None else f" ± {row.half_width:.2f}"
     return f"{row.gain:+.2f}{spread}" + ("" if row.p is None else f" (p {row.p:.2g})")
 
 
