@@ -151,3 +151,16 @@ def test_gains_have_an_interval_over_images(made: Any) -> None:
     assert cell.test is not None and cell.half_width == cell.test.half_width
     (row,) = paired_table(table).rows
     assert row[4] == f"{cell.gain:+.2f} ± {cell.half_width:.2f}"
+
+
+def test_runs_from_kept_features_have_no_cost(made: Any) -> None:
+    runs = made(spec(), spec("tda"))
+    assert compare(runs).cells["tda", "bundled"].cost is not None
+    kept = [
+        replace(
+            run,
+            record=replace(run.record, environment={**run.record.environment, "features": "kept"}),
+        )
+        for run in runs
+    ]
+    assert compare(kept).cells["tda", "bundled"].cost is None

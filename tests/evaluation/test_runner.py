@@ -154,11 +154,11 @@ class SlowStart(ZeroShot):
 
     batches_seen = 0
 
-    def predict(self, batch: Batch) -> Prediction:
+    def _predict(self, batch: Batch) -> Prediction:
         self.batches_seen += 1
         if self.batches_seen <= WARM_UP:
             time.sleep(0.1)
-        return super().predict(batch)
+        return super()._predict(batch)
 
 
 def test_the_rate_leaves_the_warm_up_out(

@@ -317,12 +317,16 @@ def worst_tenth(values: Sequence[float], *, lowest: bool = True) -> float | None
 
 
 def _cost(pairs: Sequence[tuple[Run, Run]]) -> float | None:
-    """Median over ``(zero-shot, run)`` of how much longer an image took on the same device."""
-    rates = [
-        [run.record.throughput["images_per_second"] for run in pair]
-        for pair in pairs
-        if len({run.record.environment.get("device_name") for run in pair}) == 1
-    ]
+    """Median over ``(zero-shot, run)`` of how much longer an image took on the same device.
+
+    Runs from features that were encoded earlier tell nothing of what an image costs.
+    """
+    rates = []
+    for pair in pairs:
+        about = [run.record.environment for run in pair]
+        alike = about[0].get("device_name") == about[1].get("device_name")
+        if alike and all(one.get("features") != "kept" for one in about):
+            rates.append([run.record.throughput["images_per_second"] for run in pair])
     return average((plain / own for plain, own in rates if plain and own), statistics.median)
 
 

@@ -146,7 +146,8 @@ def methods_page(
         ),
         "## How to read and choose",
         "\n".join(map(as_item, READING)),
-        "What your images allow decides first; within that, by gain on the bundled set:",
+        "What your images allow decides first; within that, by gain on the shifts of the bundled "
+        "set that all of the ranked methods were run on:",
         "\n".join(as_item(f"{text} {_ranking(bundled, kind)}") for kind, text in KINDS.items()),
     ]
     for title, settings in (("Bundled set", bundled), ("Real ViT-B/16 image tower", real)):
@@ -243,15 +244,31 @@ def _cell(cell: Cell | None) -> str:
 
 
 def _ranking(settings: Sequence[Setting], kind: str) -> str:
-    """The methods of a kind with their gains."""
+    """The methods of a kind by gain over the datasets that all of them have; then the others."""
     names = {e.name for e in method_entries() if _kind(e) == kind and e.name != BASELINE}
-    gains: dict[str, float] = {}
-    # Means over other datasets or images are not ranked among these.
-    for row in settings[0].rows if settings else ():
-        if row.complete and row.gain is not None and method_of(row.row) in names:
-            gains.setdefault(row.row, row.gain)
-    ordered = sorted(gains.items(), key=lambda item: -item[1])
-    return ", ".join(f"`{name}` {gain:+.2f}" for name, gain in ordered) or "Nothing is recorded."
+    ranked = _shared_gains(settings)
+    ordered = sorted(ranked.items(), key=lambda item: -item[1])
+    shown = [f"`{name}` {gain:+.2f}" for name, gain in ordered if method_of(name) in names]
+    rows = dict.fromkeys(row.row for setting in settings for row in setting.rows)
+    others = [f"`{row}`" for row in rows if row not in ranked and method_of(row) in names]
+    text = ", ".join(shown)
+    if others:
+        text += f"{'; o' if shown else 'O'}n other images, not ranked: {', '.join(others)}"
+    return text or "Nothing is recorded."
+
+
+def _shared_gains(settings: Sequence[Setting]) -> dict[str, float]:
+    """Gains over the same datasets, in the setting that most methods were run in."""
+    alike = grouped(settings, lambda setting: setting.title).values()
+    tables = []
+    for some in alike:
+        joined = compare([run for setting in some for run in setting.runs])
+        shifted = [c for c in joined.columns if some[0].roles.get(c, REPORT) != CLEAN]
+        shared = [c for c in shifted if all((row, c) in joined.cells for row in joined.rows)]
+        if shared:
+            tables.append([joined.overall(row, shared) for row in joined.rows])
+    rows = max(tables, key=len, default=[])
+    return {row.row: row.gain for row in rows if row.gain is not None}
 
 
 def _gain(row: Overall) -> str:
