@@ -18,6 +18,7 @@ GRIDS = {
     "methods": ("bundled", "methods", "real", "streams", "streams-real"),
     "ablation": ("ablation", "ablation-real"),
     "leaderboard": ("leaderboard", "leaderboard-real", "leaderboard-imagenet"),
+    "published": ("published-imagenet",),
 }
 """Pages of our own results, and the grids whose records they are written from."""
 BEGIN, END = "<!-- headline: cliquetta reproduce headline -->", "<!-- /headline -->"
@@ -341,6 +342,8 @@ class ResultsPages:
             grid: unpack_records(self.records(grid)) if self.records(grid).exists() else []
             for grid in GRIDS[page]
         }
+        if page == "published":
+            return self._published(records["published-imagenet"])
         roles = {grid: grid_roles(packaged_grid(grid)) for grid in records}
         if page == "leaderboard":
             boards = {BOARDS[g]: (some, board_rows(some, roles[g])) for g, some in records.items()}
@@ -367,3 +370,12 @@ class ResultsPages:
         bundled = [*recorded["bundled"], *recorded["methods"]]
         text = methods_page(bundled, recorded["real"], streams, self.methods.parent)
         return {self.methods: text}
+
+    def _published(self, records: Sequence[Record]) -> dict[Path, str]:
+        """The page of published numbers, with our own on ImageNet."""
+        from cliquetta.report import printed_page
+
+        path = self.results / "published.md"
+        printed = printed_page.read_printed(self.results / printed_page.PRINTED)
+        section = printed_page.printed_section(printed, records)
+        return {path: printed_page.insert_section(path.read_text(encoding="utf-8"), section)}
