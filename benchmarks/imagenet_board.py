@@ -18,7 +18,7 @@ import argparse
 import json
 import multiprocessing
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,10 @@ import numpy as np
 import torch
 
 from cliquetta.evaluation.comparison import grouped
-from cliquetta.evaluation.grid import BASELINE, ROOT, RunSpec, packaged_grid, read_grid
-from cliquetta.evaluation.predictions import Predictions, load_predictions
-from cliquetta.evaluation.record import Record, list_records, pack_records
+from cliquetta.evaluation.grid import ROOT, RunSpec, packaged_grid, read_grid
+from cliquetta.evaluation.pairing import add_changes
+from cliquetta.evaluation.predictions import load_predictions
+from cliquetta.evaluation.record import list_records, pack_records
 from cliquetta.evaluation.sweep import RunContext
 
 GRID = "leaderboard-imagenet"
@@ -124,52 +125,15 @@ def pack(grid: str, root: Path, out: Path, to: Path) -> None:
     """Write finished records and predicted classes."""
     to.mkdir(parents=True, exist_ok=True)
     records = [record for record in list_records(out) if record.status == "finished"]
-    predictions = {record.id: sorted_predictions(out / record.id) for record in records}
-    baselines = {stream_key(record): record for record in records if record.method == BASELINE}
-    counted = []
-    for record in records:
-        baseline = baselines.get(stream_key(record))
-        if baseline is not None and record.method != BASELINE:
-            changes = count_changes(predictions[baseline.id], predictions[record.id])
-            record = replace(record, metrics={**record.metrics, **changes})
-        counted.append(record)
-    packed = pack_records(counted).replace(json.dumps(str(root))[1:-1], ROOT)
+    packed = pack_records(add_changes(records, out)).replace(json.dumps(str(root))[1:-1], ROOT)
     (to / f"{grid}.json").write_text(packed, encoding="utf-8")
-    classes: dict[str, Any] = {
-        name: own.classes[:, 0].astype(np.uint16) for name, own in predictions.items()
-    }
+    classes: dict[str, Any] = {}
+    for record in records:
+        predictions = load_predictions(out / record.id)
+        order = np.argsort(predictions.keys)
+        classes[record.id] = predictions.classes[order, 0].astype(np.uint16)
     np.savez_compressed(to / f"{grid}.npz", **classes)
     print(f"{len(records)} records in {to}")
-
-
-def sorted_predictions(folder: Path) -> Predictions:
-    """Read the predictions of a run in the order of the images' names."""
-    read = load_predictions(folder)
-    order = np.argsort(read.keys)
-    return Predictions(
-        keys=tuple(read.keys[row] for row in order),
-        labels=read.labels[order],
-        classes=read.classes[order],
-        probabilities=read.probabilities[order],
-    )
-
-
-def stream_key(record: Record) -> str:
-    """Describe the images, their order and the texts of a run: equal for runs to be paired."""
-    settings = record.settings
-    stream = dict(settings["stream"])
-    del stream["views"], stream["view_seed"]
-    return json.dumps([stream, settings["prompts"], record.seed], sort_keys=True)
-
-
-def count_changes(before: Predictions, after: Predictions) -> dict[str, int]:
-    """Count images that a method repairs and breaks, against zero-shot."""
-    if before.keys != after.keys:
-        raise ValueError("runs to be paired must show the same images")
-    return {
-        "repaired": int((after.correct & ~before.correct).sum()),
-        "broken": int((before.correct & ~after.correct).sum()),
-    }
 
 
 def main() -> None:
