@@ -13,7 +13,7 @@ from cliquetta.report.printed_page import (
     DESCRIPTIONS,
     SINGLE,
     Printed,
-    insert_section,
+    insert_between,
     match,
     measure,
     printed_section,
@@ -90,9 +90,9 @@ def test_the_section_replaces_what_was_between_its_marks() -> None:
     page = (
         "before\n<!-- imagenet: cliquetta reproduce published -->\nold\n<!-- /imagenet -->\nafter"
     )
-    assert insert_section(page, "new") == page.replace("old", "new")
+    assert insert_between(page, "imagenet", "published", "new") == page.replace("old", "new")
     with pytest.raises(ValueError, match="needs a line"):
-        insert_section("no marks", "new")
+        insert_between("no marks", "imagenet", "published", "new")
 
 
 def test_every_printed_figure_has_a_source_and_a_run_in_the_grid() -> None:

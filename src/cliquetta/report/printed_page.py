@@ -15,8 +15,6 @@ from cliquetta.evaluation.record import Record
 from cliquetta.evaluation.tables import TextTable, to_markdown
 from cliquetta.report import results_pages as pages
 
-BEGIN = "<!-- imagenet: cliquetta reproduce published -->"
-END = "<!-- /imagenet -->"
 PRINTED = "printed-imagenet.json"
 SINGLE = "single"
 DESCRIPTIONS = "descriptions"
@@ -189,10 +187,12 @@ def _sentence(entry: Printed) -> str:
     return f"{source}. {entry.why}".strip()
 
 
-def insert_section(page: str, section: str) -> str:
-    """Put the section between its two marks."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"the page needs a line {BEGIN!r} and a line {END!r}")
-    return f"{before}{BEGIN}\n{section}\n{END}{after}"
+def insert_between(page: str, name: str, command: str, text: str) -> str:
+    """Put a text between the two marks of its name on a page."""
+    begin = f"<!-- {name}: cliquetta reproduce {command} -->"
+    end = f"<!-- /{name} -->"
+    before, found_begin, rest = page.partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not found_begin or not found_end:
+        raise ValueError(f"the page needs a line {begin!r} and a line {end!r}")
+    return f"{before}{begin}\n{text}\n{end}{after}"

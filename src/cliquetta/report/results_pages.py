@@ -335,6 +335,7 @@ class ResultsPages:
     def texts(self, page: str) -> dict[Path, str]:
         """The texts of a page's files, as its records say."""
         # which are made of this module
+        from cliquetta.report.imagenet_page import imagenet_page
         from cliquetta.report.leaderboard import BOARDS, board_rows, leaderboard_page
         from cliquetta.report.leaderboard_figure import leaderboard_figure
 
@@ -348,8 +349,12 @@ class ResultsPages:
         if page == "leaderboard":
             boards = {BOARDS[g]: (some, board_rows(some, roles[g])) for g, some in records.items()}
             figure = leaderboard_figure({title: rows for title, (_, rows) in boards.items()})
+            imagenet = self.results / "imagenet.md"
             return {
                 self.results / "leaderboard.md": leaderboard_page(boards, self.methods.parent),
+                imagenet: imagenet_page(
+                    imagenet.read_text(encoding="utf-8"), records["leaderboard-imagenet"]
+                ),
                 self.results.parent / "images/leaderboard.svg": figure,
             }
         recorded = {grid: read_settings(some, roles[grid]) for grid, some in records.items()}
@@ -378,4 +383,5 @@ class ResultsPages:
         path = self.results / "published.md"
         printed = printed_page.read_printed(self.results / printed_page.PRINTED)
         section = printed_page.printed_section(printed, records)
-        return {path: printed_page.insert_section(path.read_text(encoding="utf-8"), section)}
+        before = path.read_text(encoding="utf-8")
+        return {path: printed_page.insert_between(before, "imagenet", "published", section)}
