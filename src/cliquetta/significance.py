@@ -1,7 +1,10 @@
-"""An exact paired test: whether one method is better on the same images, or lucky."""
+"""An exact paired test and 95 % intervals: whether one method is better on the same images."""
 
 import math
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +21,7 @@ class PairedTest:
     repaired: int  # wrong in the baseline, right in the other; counted once per seed
     broken: int  # right in the baseline, wrong in the other
     p: float  # chance of a difference at least as large if both were equally good
+    half_width: float = 0.0  # of the 95 % interval of the gain, in points
 
     @classmethod
     def of_counts(cls, *, images: int, repaired: int, broken: int) -> "PairedTest":
@@ -28,8 +32,13 @@ class PairedTest:
         0.0391
         """
         differences = np.repeat([1, -1], [repaired, broken])
-        p = sign_flip_p(differences)
-        return cls(images=images, repaired=repaired, broken=broken, p=p)
+        return cls(
+            images=images,
+            repaired=repaired,
+            broken=broken,
+            p=sign_flip_p(differences),
+            half_width=share_half_width(repaired, broken, images) if images else 0.0,
+        )
 
 
 def sign_flip_p(differences: npt.ArrayLike) -> float:
@@ -62,3 +71,50 @@ def _fair_binomial(n: int) -> npt.NDArray[np.float64]:
         log_factorial[n] - log_factorial[k] - log_factorial[n - k] - n * math.log(2)
     )
     return chances
+
+
+# --- half-widths of 95 % intervals of a mean ------------------------------------------------------
+
+NORMAL = NormalDist().inv_cdf(0.975)
+
+
+def student_quantile(freedom: int) -> float:
+    """Return the 97.5 % quantile of Student's t with some degrees of freedom, five or more.
+
+    The Cornish-Fisher series in one over ``freedom``, right to 0.003 there (Abramowitz and Stegun,
+    26.7.5).
+    """
+    z = NORMAL
+    terms = (
+        z,
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return math.fsum(term / float(freedom) ** power for power, term in enumerate(terms))
+
+
+def mean_half_width(values: Sequence[float]) -> float:
+    """Return the half-width for the mean of a few independent values, six or more."""
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    return student_quantile(len(values) - 1) * error
+
+
+def share_half_width(repaired: int, broken: int, images: int) -> float:
+    """Return the half-width, in points, of a paired difference of two accuracies.
+
+    Args:
+        repaired: Images that only the second method has right.
+        broken: Images that only the first has right.
+        images: All images.
+
+    """
+    mean = (repaired - broken) / images
+    mean_square = (repaired + broken) / images
+    return difference_half_width(mean, mean_square, images)
+
+
+def difference_half_width(mean: float, mean_square: float, images: int) -> float:
+    """Return the half-width, in points, of a mean of differences per image."""
+    variance = max(0.0, mean_square - mean**2)
+    return 100 * NORMAL * math.sqrt(variance / images)

@@ -49,6 +49,7 @@ cliquetta predict photos/ --classes names.txt --model ViT-B/16 --method zero_sho
 cliquetta predict photos/ --classes names.txt --model ViT-B/16 --reject 0.9
 cliquetta predict labelled/ --classes names.txt --model ViT-B/16 --labels folder --page page.html
 cliquetta predict --features photos.npz --text-features classes.npz --method tda
+cliquetta predict photos/ --model tower.safetensors --text-features classes.npz
 cliquetta predict list.csv --classes names.txt --model ViT-B/16 --group-by camera --ray auto
 """
 
@@ -68,7 +69,9 @@ def predict(
         "that need no more.",
     ] = None,
     text_features: Annotated[
-        Path | None, "With --features: those of the class names; no model is loaded."
+        Path | None,
+        "Features of the class names (names and vectors), beside an image tower or with "
+        "--features: text stays fixed.",
     ] = None,
     classes: Annotated[
         str | None, "File with one name per line, a,b,c, or a known list (imagenet)."
@@ -169,13 +172,11 @@ def predict(
         raise UserError("--json prints the predictions itself: leave out --out -")
     if (features is None) == (not paths):
         raise UserError("name images (folders, files or tables), or a file with --features")
-    if text_features is not None and features is None:
-        raise UserError("--text-features go with --features, the features of images")
     if page is not None and (to_stdout or features is not None):
         raise UserError("--page shows images, and their table: leave out --features and --out -")
     if features is not None and (ray is not None or group_by is not None):
         raise UserError("--ray and --group-by are for images, not for --features")
-    if frozen and text_features is not None:
+    if frozen and features is not None:
         raise UserError("--frozen takes images: nothing that predicts from features is exported")
     if out is None and not (common.json and ray is None and group_by is None):
         out = "predictions.csv"
@@ -204,7 +205,8 @@ def predict(
     specs = read_methods(method, fitted, settings or (), preset)
     prompts = _read_prompts(classes, templates or (), text_features)
     _check_output(options, state)
-    clip, prompts = _load(common, model, prompts, text_features, workers)
+    from_features = features is not None
+    clip, prompts = _load(common, model, prompts, text_features, workers, from_features)
     adapters = _build(specs, clip, prompts, options, state if frozen else None, frozen=frozen)
     images = _read_images(paths or (), features, prompts)
     with common.terminal.bars() as bars:
@@ -268,8 +270,9 @@ def _load(
     prompts: "ClassPrompts | None",
     text_features: Path | None,
     workers: int | None,
+    from_features: bool,
 ) -> "tuple[CLIP, ClassPrompts]":
-    """Return the model, or what stands for it beside features, and the class list."""
+    """Return the model, or what stands for it where images are features, and the class list."""
     from cliquetta.data.loader import expect_images
     from cliquetta.model.factory import NO_MODEL
     from cliquetta.model.wrapped import FeaturesOnly
@@ -277,8 +280,10 @@ def _load(
 
     if text_features is not None:
         text = as_text_features(text_features)
-        clip = FeaturesOnly(text.width, scale=text.scale, device=common.checked_device())
-        return clip, text.prompts(prompts)
+        prompts = text.prompts(prompts)
+        if from_features and model is None:
+            clip = FeaturesOnly(text.width, scale=text.scale, device=common.checked_device())
+            return clip, prompts
     if model is None:
         raise UserError(NO_MODEL)
     assert prompts is not None

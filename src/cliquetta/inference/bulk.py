@@ -88,9 +88,9 @@ def predict(
             (see :class:`cliquetta.data.torch_data.TorchImages`); or features of images, as
             :func:`cliquetta.data.features.feature_dataset` takes them.
         classes: Class names, or prompts with templates; not needed with an :class:`Adapter`.
-        text_features: Features of the class names, from the model that made ``images``, which
-            are features then: an array or tensor (N, E), or a file (see
-            :func:`cliquetta.prompts.features.as_text_features`). No model is loaded.
+        text_features: Features of the class names: an array or tensor (N, E), or a file (see
+            :func:`cliquetta.prompts.features.as_text_features`). Beside a ``model`` they replace
+            its text tower. Without one ``images`` are features from the model that made them.
         method: Name of a method, an adapter, or several of them; the predictions of
             several stand side by side.
         model: Name or path of a model, a loaded one, or a module that
@@ -174,8 +174,9 @@ def predict(
     if text_features is not None:
         text = as_text_features(text_features)
         classes = text.prompts(classes)
-        model = FeaturesOnly(text.width, scale=text.scale, device=pick_device(device))
-        images = feature_dataset(images, classes.names, labelled=False)
+        if model is None:
+            model = FeaturesOnly(text.width, scale=text.scale, device=pick_device(device))
+            images = feature_dataset(images, classes.names, labelled=False)
     adapters = _build_adapters(method, model, classes, device, seed)
     return predict_with(adapters, images, options, on_progress=on_progress)
 
