@@ -9,8 +9,9 @@ file, so that what comes first there is recorded first and no process waits for 
 ``--seconds`` it starts no run after that time. A second ``run`` over the same folder goes on.
 ``pack`` writes the finished records as ``leaderboard-imagenet.json``, which belongs into
 ``docs/results``, and ``leaderboard-imagenet.npz``: of every run the predicted classes of its images
-by their sorted names, which paired differences are computed from. ``--grid`` names another grid,
-such as ``published-imagenet``. ``benchmarks.real_data`` makes ROOT.
+by their sorted names. Records get the numbers of images ``repaired`` and ``broken`` against
+zero-shot on the same stream, of which the error of a gain is computed. ``--grid`` names another
+grid, such as ``published-imagenet``. ``benchmarks.real_data`` makes ROOT.
 """
 
 import argparse
@@ -26,6 +27,7 @@ import torch
 
 from cliquetta.evaluation.comparison import grouped
 from cliquetta.evaluation.grid import ROOT, RunSpec, packaged_grid, read_grid
+from cliquetta.evaluation.pairing import add_changes
 from cliquetta.evaluation.predictions import load_predictions
 from cliquetta.evaluation.record import list_records, pack_records
 from cliquetta.evaluation.sweep import RunContext
@@ -123,9 +125,9 @@ def pack(grid: str, root: Path, out: Path, to: Path) -> None:
     """Write finished records and predicted classes."""
     to.mkdir(parents=True, exist_ok=True)
     records = [record for record in list_records(out) if record.status == "finished"]
-    packed = pack_records(records).replace(json.dumps(str(root))[1:-1], ROOT)
+    packed = pack_records(add_changes(records, out)).replace(json.dumps(str(root))[1:-1], ROOT)
     (to / f"{grid}.json").write_text(packed, encoding="utf-8")
-    classes = {}
+    classes: dict[str, Any] = {}
     for record in records:
         predictions = load_predictions(out / record.id)
         order = np.argsort(predictions.keys)

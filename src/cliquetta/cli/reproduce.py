@@ -56,6 +56,7 @@ def reproduce(
     --grid ood --root DATA`.
     """
     from cliquetta.evaluation.grid import ROOT, packaged_grid, read_grid, shard_of
+    from cliquetta.evaluation.pairing import add_changes
     from cliquetta.evaluation.record import pack_records
     from cliquetta.evaluation.sweep import RunContext
     from cliquetta.methods.registry import get_method
@@ -98,7 +99,9 @@ def reproduce(
         if shards > 1:
             terminal.say(f"{count(len(records), 'run')} in {out}")
             continue
-        packed = pack_records(records).replace(str(root), ROOT) if root else pack_records(records)
+        packed = pack_records(add_changes(records, out))
+        if root:
+            packed = packed.replace(str(root), ROOT)
         write_atomically(pages.records(name), packed.encode())
         terminal.say(f"{count(len(records), 'record')} in {pages.records(name)}")
     if shards == 1:

@@ -150,7 +150,8 @@ def _sections(records: Sequence[Record], rows: Mapping[str, BoardRow], folder: P
         command = "`cliquetta reproduce leaderboard --run --device cuda` runs the grid"
         shares = "and writes this page; `--shard I/N` shares it out over processes."
         return [pages.fill(f"**Not recorded yet.** {command} {shares}")]
-    advice = [pages.as_item(f"**{column}**: {_advice(rows, column)}") for column in COLUMNS]
+    columns = recorded_columns(rows)
+    advice = [pages.as_item(f"**{column}**: {_advice(rows, column)}") for column in columns]
     return [
         _board(rows, folder),
         "### What to take for which stream",
@@ -176,6 +177,11 @@ def board_rows(records: Iterable[Record], roles: Mapping[str, str]) -> dict[str,
         return name != BASELINE, -(average(map(rows[name].gain, COLUMNS)) or 0.0)
 
     return {name: rows[name] for name in sorted(rows, key=rank)}
+
+
+def recorded_columns(rows: Mapping[str, BoardRow]) -> list[str]:
+    """The columns of which anything is recorded."""
+    return [c for c in COLUMNS if any(row.cells.get(c) for row in rows.values())]
 
 
 def for_batches(label: str) -> bool:
@@ -218,13 +224,14 @@ def _in_full(rows: Mapping[str, BoardRow], column: str) -> list[str]:
 
 
 def _board(rows: Mapping[str, BoardRow], folder: Path) -> str:
-    full = {column: _in_full(rows, column) for column in COLUMNS}
+    recorded = recorded_columns(rows)
+    full = {column: _in_full(rows, column) for column in recorded}
     lines = []
     for name, row in rows.items():
-        cells = [_cell(row, column, name, full[column]) for column in COLUMNS]
+        cells = [_cell(row, column, name, full[column]) for column in recorded]
         head = (pages.linked(name, folder, "../methods/"), _setting(name))
         lines.append((*head, *cells, pages.times(row.cost), row.size))
-    columns = ("method", "setting", *COLUMNS, "cost", "sets × images")
+    columns = ("method", "setting", *recorded, "cost", "sets × images")
     return to_markdown(TextTable(columns, tuple(lines))).rstrip()
 
 
