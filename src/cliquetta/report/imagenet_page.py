@@ -59,10 +59,9 @@ def imagenet_page(page: str, records: Sequence[Record]) -> str:
 
 def corruption_table(records: Sequence[Record]) -> str:
     """Methods by corruptions: accuracy, mean and gain."""
-    table = compare(_on_all_images(records))
-    columns = {_shift(column): column for column in table.columns}
+    table, columns = on_all_images(records)
     shifts = [name for name in OFFICIAL if name in columns]
-    rows = [table.overall(row, [columns[name] for name in shifts]) for row in _own_rows(table)]
+    rows = [table.overall(row, corruption_columns(columns)) for row in own_rows(table)]
     ordered = sorted(rows, key=_rank)
     head = ("method", "gain", "mean", CLEAN, *(name.replace("_", " ") for name in shifts))
     lines = []
@@ -77,7 +76,18 @@ def corruption_table(records: Sequence[Record]) -> str:
     return to_markdown(TextTable(head, tuple(lines))).rstrip()
 
 
-def _on_all_images(records: Sequence[Record]) -> list[Run]:
+def on_all_images(records: Sequence[Record]) -> tuple[Comparison, dict[str, str]]:
+    """Compare methods on all images, clean or under a corruption; also columns by shift."""
+    table = compare(_runs_on_all_images(records))
+    return table, {_shift(column): column for column in table.columns}
+
+
+def corruption_columns(columns: Mapping[str, str]) -> list[str]:
+    """The columns of the 15 corruptions, as far as they are there."""
+    return [columns[name] for name in OFFICIAL if name in columns]
+
+
+def _runs_on_all_images(records: Sequence[Record]) -> list[Run]:
     """Runs over all images of one corruption, or the clean ones, in random order."""
     runs = []
     for record in records:
@@ -89,7 +99,7 @@ def _on_all_images(records: Sequence[Record]) -> list[Run]:
     return runs
 
 
-def _own_rows(table: Comparison) -> list[str]:
+def own_rows(table: Comparison) -> list[str]:
     """Rows of the table, zero-shot once: its batch size changes nothing."""
     rows = list(table.rows)
     plain = [row for row in rows if pages.method_of(row) == BASELINE]
@@ -187,7 +197,7 @@ def _mean(values: Sequence[float]) -> float:
 
 def scap_single_view(records: Sequence[Record]) -> str:
     """Say what SCAP as printed, with one view, changes over all images."""
-    runs = [run for run in _on_all_images(records) if run.record.method == "scap"]
+    runs = [run for run in _runs_on_all_images(records) if run.record.method == "scap"]
     if not runs:
         return ""
     counts = [run.record.metrics for run in runs if "repaired" in run.record.metrics]
