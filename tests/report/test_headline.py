@@ -54,7 +54,7 @@ def test_a_row_has_every_kind_of_images_the_lowest_gain_and_the_cost_alone(table
 def test_the_best_rivals_are_shown_in_order_and_scap_wherever_it_stands(table: str) -> None:
     order = [line.split("`")[1] for line in table.splitlines() if "`" in line]
     assert order[0] == "zero_shot"
-    assert [name for name in order[1:]] == ["tent", "tda", "scap"], "oga is no best rival"
+    assert order[1:] == ["tent", "tda", "scap"], "oga is no best rival"
 
 
 def test_costs_are_those_of_methods_alone() -> None:
