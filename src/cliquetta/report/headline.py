@@ -24,42 +24,81 @@ def headline_table(
 ) -> str:
     """Write the table: zero-shot, the default, the best rivals on ImageNet-C, and SCAP."""
     table, columns = on_all_images(imagenet)
-    shifts = corruption_columns(columns)
-    clean = columns[CLEAN]
-    setting = real[0] if real else None
+    corruptions = corruption_columns(columns)
+    tower = real[0] if real else None
+
+    # One line per method, ordered by its mean over the corruptions.
+    overall = [table.overall(name, corruptions) for name in own_rows(table)]
     lines = []
-    for row in chosen_rows([table.overall(name, shifts) for name in own_rows(table)]):
-        method = pages.method_of(row.row)
-        on_clean = table.overall(row.row, [clean])
-        other = _on_real(setting, method)
-        worst = [one.worst[0] for one in (row, other) if one is not None and one.worst is not None]
-        cost = 1.0 if method == BASELINE else costs.get(method)
-        lines.append(
-            (
-                f"`{method}`",
-                _accuracy(on_clean),
-                _accuracy(row),
-                pages.BLANK if other is None else _accuracy(other),
-                pages.shown(min(worst, default=None), "+.1f"),
-                pages.BLANK if cost is None else f"{cost:.1f} ×",
-            )
-        )
-    count = 0 if setting is None else len(setting.columns(pages.REPORT))
-    shifts_of_tower = f"{count} shifts of the same tower"
-    head = ("method", "ImageNet", "ImageNet-C, mean", shifts_of_tower, "worst", "cost alone")
+    for row in chosen_rows(overall):
+        clean = table.overall(row.row, [columns[CLEAN]])
+        on_tower = _on_tower(tower, pages.method_of(row.row))
+        lines.append(_line(clean, row, on_tower, costs))
+
+    shifts = 0
+    if tower is not None:
+        shifts = len(tower.columns(pages.REPORT))
+    head = (
+        "method",
+        "ImageNet",
+        "ImageNet-C, mean",
+        f"{shifts} shifts of the same tower",
+        "worst",
+        "cost alone",
+    )
     return to_markdown(TextTable(head, tuple(lines))).rstrip()
 
 
+def _line(
+    clean: Overall,
+    corrupted: Overall,
+    on_tower: Overall | None,
+    costs: Mapping[str, float],
+) -> tuple[str, ...]:
+    """Write the cells of one method."""
+    method = pages.method_of(corrupted.row)
+    lowest = []
+    if corrupted.worst is not None:
+        lowest.append(corrupted.worst[0])
+    if on_tower is not None and on_tower.worst is not None:
+        lowest.append(on_tower.worst[0])
+    cost = costs.get(method)
+    if method == BASELINE:
+        cost = 1.0
+    return (
+        f"`{method}`",
+        _accuracy(clean),
+        _accuracy(corrupted),
+        _accuracy(on_tower),
+        pages.shown(min(lowest, default=None), "+.1f"),
+        pages.BLANK if cost is None else f"{cost:.1f} ×",
+    )
+
+
 def chosen_rows(rows: Sequence[Overall]) -> list[Overall]:
-    """Choose the rows of the table, by their mean."""
-    complete = [row for row in rows if row.complete]
-    by_method = {pages.method_of(row.row): row for row in complete}
-    ranked = sorted(by_method, key=lambda name: -(by_method[name].mean or 0.0))
-    fixed = (BASELINE, DEFAULT_METHOD, *SHOWN)
-    best = [name for name in ranked if name not in fixed][:RIVALS]
-    wanted = {*fixed, *best}
-    ordered = [name for name in ranked if name in wanted and name != BASELINE]
-    return [by_method[name] for name in (BASELINE, *ordered) if name in by_method]
+    """Choose the rows of the table: zero-shot, then by mean."""
+    by_method = {}
+    for row in rows:
+        if row.complete:
+            by_method[pages.method_of(row.row)] = row
+    ranked = sorted(
+        by_method,
+        key=lambda name: by_method[name].mean or 0.0,
+        reverse=True,
+    )
+
+    # The best rivals join those that are always shown.
+    fixed = (DEFAULT_METHOD, *SHOWN)
+    rivals = [name for name in ranked if name not in (BASELINE, *fixed)]
+    wanted = {*fixed, *rivals[:RIVALS]}
+
+    chosen = []
+    if BASELINE in by_method:
+        chosen.append(by_method[BASELINE])
+    for name in ranked:
+        if name in wanted:
+            chosen.append(by_method[name])
+    return chosen
 
 
 def read_costs(results: Path) -> dict[str, float]:
@@ -68,15 +107,21 @@ def read_costs(results: Path) -> dict[str, float]:
     return {str(row["method"]): float(row["x encoding"]) for row in rows}
 
 
-def _on_real(setting: pages.Setting | None, method: str) -> Overall | None:
+def _on_tower(setting: pages.Setting | None, method: str) -> Overall | None:
     """A method over the shifts of the real tower's grid on which nothing was chosen."""
     if setting is None:
         return None
-    labels = [row for row in setting.table.rows if pages.method_of(row) == method]
-    return setting.table.overall(labels[0], setting.columns(pages.REPORT)) if labels else None
+    for row in setting.table.rows:
+        if pages.method_of(row) == method:
+            return setting.table.overall(row, setting.columns(pages.REPORT))
+    return None
 
 
-def _accuracy(row: Overall) -> str:
+def _accuracy(row: Overall | None) -> str:
     """Accuracy, with its gain over zero-shot."""
+    if row is None:
+        return pages.BLANK
     text = pages.shown(row.mean, ".1f")
-    return text if row.gain is None else f"{text} ({row.gain:+.1f})"
+    if row.gain is None:
+        return text
+    return f"{text} ({row.gain:+.1f})"
