@@ -58,7 +58,8 @@ READING = (
     "A cell is the gain over zero-shot in points, mean over the sets of its column and over "
     "seeds, on exactly the same images; in brackets the set with the lowest gain. ▼ marks a loss, "
     "bold the highest gain of a column. The row of zero-shot holds its own figures. Rows are "
-    "ordered by their mean over columns.",
+    "ordered by their mean over columns; those that lack columns, or saw less of one, stand behind "
+    "the others, because their means are of other data.",
     "*Hub class*: all classes occur alike, but the shift makes most images look like one of them. "
     "*Long tail* is macro-F1, *open set* accuracy on images of the class list, *AUROC* how well "
     "the highest probability tells them from the others; all else is top-1 accuracy.",
@@ -173,10 +174,24 @@ def board_rows(records: Iterable[Record], roles: Mapping[str, str]) -> dict[str,
                 if cell.mean is not None and not (column == SINGLE and for_batches(name)):
                     rows.setdefault(name, BoardRow()).cells.setdefault(column, []).append(cell)
 
-    def rank(name: str) -> tuple[bool, float]:
-        return name != BASELINE, -(average(map(rows[name].gain, COLUMNS)) or 0.0)
+    whole = _everywhere(rows)
+
+    def rank(name: str) -> tuple[bool, bool, float]:
+        mean = average(map(rows[name].gain, COLUMNS)) or 0.0
+        return name != BASELINE, name not in whole, -mean
 
     return {name: rows[name] for name in sorted(rows, key=rank)}
+
+
+def _everywhere(rows: Mapping[str, BoardRow]) -> set[str]:
+    """Methods that saw of every column as much as any: their means are of the same data."""
+    names = set(rows)
+    for column in recorded_columns(rows):
+        full = set(_in_full(rows, column))
+        if column == SINGLE:
+            full |= {name for name in rows if for_batches(name)}
+        names &= full
+    return names
 
 
 def recorded_columns(rows: Mapping[str, BoardRow]) -> list[str]:

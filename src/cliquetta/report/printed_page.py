@@ -132,7 +132,7 @@ def _runs_of(entry: Printed, records: Sequence[Record]) -> dict[str, Record]:
         if record.method == entry.method and text_of(record) == entry.text:
             runs.append(record)
     whole = [run for run in runs if run.settings["stream"]["limit"] is None]
-    by_dataset = {}
+    by_dataset: dict[str, Record] = {}
     for run in whole or runs:
         # Zero-shot was run beside every block of the grid.
         by_dataset.setdefault(run.dataset, run)
