@@ -3,6 +3,7 @@
 import math
 import re
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -229,12 +230,16 @@ def _images(cell: Cell) -> int:
 
 
 def _in_full(rows: Mapping[str, BoardRow], column: str) -> list[str]:
-    """Methods that saw of a column as much as any, best first."""
-    sizes = {
-        name: sum({cell.column: _images(cell) for cell in row.measured(column)}.values())
-        for name, row in rows.items()
-    }
-    full = [name for name, size in sizes.items() if size and size == max(sizes.values())]
+    """Methods that saw of a column at least as much as most did, best first."""
+    sizes: dict[str, int] = {}
+    for name, row in rows.items():
+        by_set = {cell.column: _images(cell) for cell in row.measured(column)}
+        if by_set:
+            sizes[name] = sum(by_set.values())
+    # What most methods saw; a few may have been shown other images as well.
+    count = Counter(sizes.values())
+    usual = max(count, key=lambda size: (count[size], size), default=0)
+    full = [name for name, size in sizes.items() if size >= usual]
     return sorted(full, key=lambda name: -(rows[name].gain(column) or 0.0))
 
 
