@@ -3,7 +3,6 @@
 import math
 import re
 import statistics
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -230,15 +229,17 @@ def _images(cell: Cell) -> int:
 
 
 def _in_full(rows: Mapping[str, BoardRow], column: str) -> list[str]:
-    """Methods that saw of a column at least as much as most did, best first."""
+    """Methods that saw of a column as much as the default method, or as any, best first."""
     sizes: dict[str, int] = {}
     for name, row in rows.items():
         by_set = {cell.column: _images(cell) for cell in row.measured(column)}
         if by_set:
             sizes[name] = sum(by_set.values())
-    # What most methods saw; a few may have been shown other images as well.
-    count = Counter(sizes.values())
-    usual = max(count, key=lambda size: (count[size], size), default=0)
+    # The default method is run on all of a column; some may have been shown other images as well.
+    usual = max(sizes.values(), default=0)
+    for name, size in sizes.items():
+        if pages.method_of(name) == DEFAULT_METHOD:
+            usual = size
     full = [name for name, size in sizes.items() if size >= usual]
     return sorted(full, key=lambda name: -(rows[name].gain(column) or 0.0))
 
