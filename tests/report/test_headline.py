@@ -3,12 +3,14 @@
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree.ElementTree import fromstring
 
 import pytest
 
 from cliquetta.evaluation.record import Record, load_record
 from cliquetta.report import headline
 from cliquetta.report.headline import headline_table, read_costs
+from cliquetta.report.headline_figure import Bars, headline_figure
 from cliquetta.report.results_pages import read_settings
 from tests._helpers.made_runs import LABELS, PLAIN, make_run, table_cells
 
@@ -60,3 +62,24 @@ def test_the_best_rivals_are_shown_in_order_and_scap_wherever_it_stands(table: s
 def test_costs_are_those_of_methods_alone() -> None:
     costs: dict[str, Any] = read_costs(Path(__file__).parents[2] / "docs/results")
     assert 1 < costs["tda"] < costs["tent"] < costs["scap"]
+
+
+def test_the_picture_has_a_bar_for_every_gain_and_says_what_was_not_run() -> None:
+    rows = [Bars("tda", (1.0, -2.0, 6.0)), Bars("tent", (0.5, 1.5, None))]
+    drawn = fromstring(headline_figure(("clean", "corrupted", "shifts"), rows))
+    space = "{http://www.w3.org/2000/svg}"
+    texts = [element.text for element in drawn.iter(f"{space}text")]
+    shown = ["tda", "+1.0", "-2.0", "+6.0", "tent", "+0.5", "+1.5", "not run"]
+    assert texts == ["Points over zero-shot, ViT-B/16", "clean", "corrupted", "shifts", *shown]
+    bars = [rect.attrib for rect in drawn.iter(f"{space}rect")][4:]
+    widths = [float(bar["width"]) for bar in bars]
+    ratios = [width / widths[0] for width in widths]
+    assert ratios == pytest.approx([1, 2, 6, 0.5, 1.5], abs=0.01)
+    lost, gained = float(bars[1]["x"]), float(bars[0]["x"])
+    assert lost + widths[1] == pytest.approx(gained, abs=0.2), "both end at zero"
+
+
+def test_labels_can_be_read_where_a_phone_shows_360_pixels() -> None:
+    drawn = fromstring(headline_figure(("clean",), [Bars("tda", (1.0,))]))
+    shrunk = 360 / float(drawn.attrib["width"])
+    assert float(drawn.attrib["font-size"]) * shrunk >= 12

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from cliquetta.evaluation.comparison import Overall
@@ -10,6 +11,7 @@ from cliquetta.evaluation.record import Record
 from cliquetta.evaluation.tables import TextTable, to_markdown
 from cliquetta.methods.registry import DEFAULT_METHOD
 from cliquetta.report import results_pages as pages
+from cliquetta.report.headline_figure import Bars, headline_figure
 from cliquetta.report.imagenet_page import CLEAN, corruption_columns, on_all_images, own_rows
 
 COSTS = "speed-h200-methods_speed.json"
@@ -23,30 +25,57 @@ def headline_table(
     imagenet: Sequence[Record], real: Sequence[pages.Setting], costs: Mapping[str, float]
 ) -> str:
     """Write the table: zero-shot, the default, the best rivals on ImageNet-C, and SCAP."""
+    lines = []
+    for row in headline_rows(imagenet, real):
+        lines.append(_line(row.clean, row.corrupted, row.on_tower, costs))
+    head = ("method", *kinds_of_images(real), "worst", "cost alone")
+    return to_markdown(TextTable(head, tuple(lines))).rstrip()
+
+
+def headline_picture(imagenet: Sequence[Record], real: Sequence[pages.Setting]) -> str:
+    """Draw the gains of the table's methods."""
+    bars = []
+    for row in headline_rows(imagenet, real):
+        gains = (row.clean.gain, row.corrupted.gain, row.on_tower and row.on_tower.gain)
+        if row.method != BASELINE:
+            bars.append(Bars(method=row.method, gains=gains))
+    return headline_figure(kinds_of_images(real), bars)
+
+
+@dataclass(frozen=True)
+class HeadlineRow:
+    """One method on the three kinds of images."""
+
+    method: str
+    clean: Overall
+    corrupted: Overall
+    on_tower: Overall | None
+
+
+def headline_rows(imagenet: Sequence[Record], real: Sequence[pages.Setting]) -> list[HeadlineRow]:
+    """The methods of the headline, zero-shot first, then by mean over the corruptions."""
     table, columns = on_all_images(imagenet)
     corruptions = corruption_columns(columns)
     tower = real[0] if real else None
-
-    # One line per method, ordered by its mean over the corruptions.
     overall = [table.overall(name, corruptions) for name in own_rows(table)]
-    lines = []
+    rows = []
     for row in chosen_rows(overall):
-        clean = table.overall(row.row, [columns[CLEAN]])
-        on_tower = _on_tower(tower, pages.method_of(row.row))
-        lines.append(_line(clean, row, on_tower, costs))
+        method = pages.method_of(row.row)
+        rows.append(
+            HeadlineRow(
+                method=method,
+                clean=table.overall(row.row, [columns[CLEAN]]),
+                corrupted=row,
+                on_tower=_on_tower(tower, method),
+            )
+        )
+    return rows
 
-    shifts = 0
-    if tower is not None:
-        shifts = len(tower.columns(pages.REPORT))
-    head = (
-        "method",
-        "ImageNet",
-        "ImageNet-C, mean",
-        f"{shifts} shifts of the same tower",
-        "worst",
-        "cost alone",
-    )
-    return to_markdown(TextTable(head, tuple(lines))).rstrip()
+
+def kinds_of_images(real: Sequence[pages.Setting]) -> tuple[str, ...]:
+    """Name the kinds of images."""
+    shifts = len(real[0].columns(pages.REPORT)) if real else 0
+    return "ImageNet", "ImageNet-C, mean", f"{shifts} shifts, few classes"
 
 
 def _line(
