@@ -36,7 +36,8 @@ def headline_picture(imagenet: Sequence[Record], real: Sequence[pages.Setting]) 
     """Draw the gains of the table's methods."""
     bars = []
     for row in headline_rows(imagenet, real):
-        gains = (row.clean.gain, row.corrupted.gain, row.on_tower and row.on_tower.gain)
+        on_tower = None if row.on_tower is None else row.on_tower.gain
+        gains = (row.clean.gain, row.corrupted.gain, on_tower)
         if row.method != BASELINE:
             bars.append(Bars(method=row.method, gains=gains))
     return headline_figure(kinds_of_images(real), bars)
