@@ -35,6 +35,7 @@ import numpy as np
 import torch
 
 from cliquetta.atomic import write_atomically
+from cliquetta.evaluation.comparison import ENOUGH
 from cliquetta.evaluation.grid import BASELINE, ROOT, RunSpec, packaged_grid, read_grid
 from cliquetta.evaluation.intervals import mean_half_width
 from cliquetta.evaluation.pairing import add_changes
@@ -230,7 +231,9 @@ def log_table(path: Path) -> str:
     for method, mean, gains in rows:
         gain = "–"
         if method != BASELINE:
-            gain = f"{statistics.mean(gains):+.2f} ± {mean_half_width(gains):.2f}"
+            gain = f"{statistics.mean(gains):+.2f}"
+            if len(gains) >= ENOUGH:
+                gain += f" ± {mean_half_width(gains):.2f}"
         cells = [f"{found[method][shift]:.1f}" for shift in (CLEAN, *shifts)]
         lines.append((f"`{method}`", gain, f"{mean:.2f}", *cells))
     head = ("method", "gain", "mean", CLEAN, *(name.replace("_", " ") for name in shifts))
@@ -258,7 +261,7 @@ def main() -> None:
             parser.error("table: name the file that run printed")
         print(log_table(options.log))
         return
-    packer = Packer(grid=options.grid, root=options.root, out=options.out, to=options.to)
+    packer = Packer(grid=Path(options.grid).stem, root=options.root, out=options.out, to=options.to)
     if options.command == "pack":
         packer.update()
         return
