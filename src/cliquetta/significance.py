@@ -85,19 +85,23 @@ def student_quantile(freedom: int) -> float:
     26.7.5).
     """
     z = NORMAL
-    terms = (
-        z,
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-    )
-    return math.fsum(term / float(freedom) ** power for power, term in enumerate(terms))
+    inverse = 1 / freedom
+    first = (z**3 + z) / 4
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+
+    # Horner's scheme in one over the degrees of freedom
+    quantile = third * inverse + second
+    quantile = quantile * inverse + first
+    return quantile * inverse + z
 
 
 def mean_half_width(values: Sequence[float]) -> float:
     """Return the half-width for the mean of a few independent values, six or more."""
-    error = statistics.stdev(values) / math.sqrt(len(values))
-    return student_quantile(len(values) - 1) * error
+    count = len(values)
+    deviation = statistics.stdev(values)
+    standard_error = deviation / math.sqrt(count)
+    return student_quantile(count - 1) * standard_error
 
 
 def share_half_width(repaired: int, broken: int, images: int) -> float:
@@ -117,4 +121,5 @@ def share_half_width(repaired: int, broken: int, images: int) -> float:
 def difference_half_width(mean: float, mean_square: float, images: int) -> float:
     """Return the half-width, in points, of a mean of differences per image."""
     variance = max(0.0, mean_square - mean**2)
-    return 100 * NORMAL * math.sqrt(variance / images)
+    standard_error = math.sqrt(variance / images)
+    return 100 * NORMAL * standard_error
