@@ -26,6 +26,7 @@ import re
 import statistics
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -219,25 +220,34 @@ def log_table(path: Path) -> str:
     counts = Counter(shift for by_shift in found.values() for shift in by_shift)
     most = MOST * len(found)
     shifts = [name for name in OFFICIAL if counts[name] >= most]
-    plain = found[BASELINE]
-    rows = []
+    needed = {CLEAN, *shifts}
+
+    means = {}
     for method, by_shift in found.items():
-        if all(shift in by_shift for shift in (*shifts, CLEAN)):
-            mean = statistics.mean(by_shift[shift] for shift in shifts)
-            gains = [by_shift[shift] - plain[shift] for shift in shifts]
-            rows.append((method, mean, gains))
-    rows.sort(key=lambda row: (row[0] != BASELINE, -row[1]))
+        if needed <= by_shift.keys():
+            means[method] = statistics.mean(by_shift[shift] for shift in shifts)
+    # Zero-shot first, then by the mean over the corruptions.
+    methods = sorted(means, key=lambda method: (method != BASELINE, -means[method]))
+
     lines = []
-    for method, mean, gains in rows:
+    for method in methods:
+        own = found[method]
         gain = "–"
         if method != BASELINE:
-            gain = f"{statistics.mean(gains):+.2f}"
-            if len(gains) >= ENOUGH:
-                gain += f" ± {mean_half_width(gains):.2f}"
-        cells = [f"{found[method][shift]:.1f}" for shift in (CLEAN, *shifts)]
-        lines.append((f"`{method}`", gain, f"{mean:.2f}", *cells))
-    head = ("method", "gain", "mean", CLEAN, *(name.replace("_", " ") for name in shifts))
+            gain = _mean_gain([own[shift] - found[BASELINE][shift] for shift in shifts])
+        cells = [f"{own[shift]:.1f}" for shift in (CLEAN, *shifts)]
+        lines.append((f"`{method}`", gain, f"{means[method]:.2f}", *cells))
+    columns = [shift.replace("_", " ") for shift in shifts]
+    head = ("method", "gain", "mean", CLEAN, *columns)
     return to_markdown(TextTable(head, tuple(lines)))
+
+
+def _mean_gain(gains: Sequence[float]) -> str:
+    """Write a mean with the half-width of its interval, where there are enough."""
+    text = f"{statistics.mean(gains):+.2f}"
+    if len(gains) >= ENOUGH:
+        text += f" ± {mean_half_width(gains):.2f}"
+    return text
 
 
 def main() -> None:
