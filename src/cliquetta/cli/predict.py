@@ -385,9 +385,13 @@ def _show_classes(run: "PredictionRun", predicted: int, terminal: Terminal) -> N
     """Show how often every class came first."""
     for name, classes in run.classes.items():
         shown = classes.most_common(SHOWN_CLASSES)
-        rows = [(label, f"{n:,}", number(100 * n / predicted, 1)) for label, n in shown]
+        rows = []
+        for label, images in shown:
+            share = number(100 * images / predicted, 1)
+            rows.append((label, f"{images:,}", share))
         title = "Predicted classes" if len(shown) == len(classes) else "Most frequent classes"
-        title += f", {name}" if len(run.classes) > 1 else ""
+        if len(run.classes) > 1:
+            title += f", {name}"
         if not terminal.quiet:
             terminal.table(("class", "images", "%"), rows, title=title, right=("images", "%"))
         if name in run.rejected:
@@ -399,13 +403,14 @@ def _show_scores(name: str, scores: "MethodScores", terminal: Terminal) -> None:
     """Show accuracy, what was confused, and whether adapting helped."""
     if not scores.images:
         return
-    worst = sorted(scores.per_class.items(), key=lambda item: item[1].accuracy)[:SHOWN_CLASSES]
+    per_class = scores.per_class
+    worst = sorted(per_class, key=lambda label: per_class[label].accuracy)[:SHOWN_CLASSES]
     rows = []
-    for label, score in worst:
-        mistakes = (f"{to} {n:,}" for own, to, n in scores.mistakes if own == label)
-        rows.append(
-            (label, f"{score.images:,}", number(score.accuracy, 1), ", ".join(list(mistakes)[:3]))
-        )
+    for label in worst:
+        score = per_class[label]
+        mistakes = [f"{to} {n:,}" for own, to, n in scores.mistakes if own == label]
+        accuracy = number(score.accuracy, 1)
+        rows.append((label, f"{score.images:,}", accuracy, ", ".join(mistakes[:3])))
     title = f"Accuracy of {name} by class"
     if len(worst) < len(scores.per_class):
         title += f", the {len(worst)} worst of {len(scores.per_class)}"

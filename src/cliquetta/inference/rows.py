@@ -126,9 +126,12 @@ class RowFormat:
         """Append the best classes of every image, with their probabilities."""
         independent = self.options.multi_label is not None
         best, ranked = prediction.topk(count, independent=independent)
-        for row, values, indices in zip(cells, best.tolist(), ranked.tolist(), strict=True):
+        probabilities = best.tolist()
+        classes = ranked.tolist()
+        for row, values, indices in zip(cells, probabilities, classes, strict=True):
             for index, value in zip(indices, values, strict=True):
-                row += [self.classes[index], round(value, 6)]
+                row.append(self.classes[index])
+                row.append(round(value, 6))
 
     def _reached(self, probabilities: Tensor, least: float) -> list[str]:
         """Return the classes that are at least so probable, the best first."""
