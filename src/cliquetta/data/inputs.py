@@ -147,8 +147,10 @@ def _in_words(value: Any) -> str:
         return f"{tuple(value.shape)} {value.dtype}"
     kind = type(value).__name__
     if isinstance(value, list | tuple):
-        kinds = ", ".join(type(part).__name__ for part in value[:3])
-        return f"a {kind} of {len(value)} ({kinds}{', ...' if len(value) > 3 else ''})"
+        kinds = [type(part).__name__ for part in value[:3]]
+        if len(value) > 3:
+            kinds.append("...")
+        return f"a {kind} of {len(value)} ({', '.join(kinds)})"
     return " ".join(repr(value).split())[:80]
 
 
