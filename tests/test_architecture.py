@@ -13,7 +13,7 @@ ROOT = Path(cliquetta.__path__[0])
 TESTS = Path(__file__).parent
 ROOMS = (
     ("errors", "version"),
-    ("types",),
+    ("types", "intervals"),
     ("atomic", "ray_connection", "significance", "tensor_file", "tensor_tree"),
     ("prompts",),
     ("model",),

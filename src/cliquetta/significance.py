@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from cliquetta.intervals import share_half_width
+
 EXACT = 20_000  # up to this sum of weights p is exact; above, normal: right to a few percent
 STEPS = 8_000  # differences that are no whole numbers are rounded to this share of their sum
 
@@ -18,6 +20,12 @@ class PairedTest:
     repaired: int  # wrong in the baseline, right in the other; counted once per seed
     broken: int  # right in the baseline, wrong in the other
     p: float  # chance of a difference at least as large if both were equally good
+    half_width: float = 0.0  # of the 95 % interval of the gain, in points
+
+    @property
+    def gain(self) -> float:
+        """Difference of the two accuracies of runs with one seed, in points."""
+        return 100 * (self.repaired - self.broken) / max(1, self.images)
 
     @classmethod
     def of_counts(cls, *, images: int, repaired: int, broken: int) -> "PairedTest":
@@ -28,8 +36,13 @@ class PairedTest:
         0.0391
         """
         differences = np.repeat([1, -1], [repaired, broken])
-        p = sign_flip_p(differences)
-        return cls(images=images, repaired=repaired, broken=broken, p=p)
+        return cls(
+            images=images,
+            repaired=repaired,
+            broken=broken,
+            p=sign_flip_p(differences),
+            half_width=share_half_width(repaired, broken, images),
+        )
 
 
 def sign_flip_p(differences: npt.ArrayLike) -> float:

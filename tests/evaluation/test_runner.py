@@ -1,5 +1,6 @@
 """Runs: recorded completely, scored from logits, and not hurt by a kill at any moment."""
 
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from cliquetta.errors import BusyError
 from cliquetta.evaluation.predictions import PREDICTIONS, DamagedRunError, load_predictions
 from cliquetta.evaluation.progress import Step
 from cliquetta.evaluation.record import STATE, Run, find_runs, list_records, load_record
-from cliquetta.evaluation.runner import evaluate
+from cliquetta.evaluation.runner import WARM_UP, evaluate
 from cliquetta.methods.state import read_header
 from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
 from cliquetta.model.clip import CLIP
@@ -163,3 +164,25 @@ def test_a_stream_that_is_sorted_by_class_is_warned_of(
         evaluate(drift, Stream(made_up_dataset(), preprocess, batch_size=16))
         evaluate(drift, Stream(unlabelled, preprocess, batch_size=16, order="sequential"))
         evaluate(ZeroShot(tiny_clip, tiny_prompts, ZeroShotConfig()), listed)
+
+
+class SlowStart(ZeroShot):
+    """Zero-shot whose first batches take a tenth of a second longer."""
+
+    batches_seen = 0
+
+    def _predict(self, batch: Batch) -> Prediction:
+        self.batches_seen += 1
+        if self.batches_seen <= WARM_UP:
+            time.sleep(0.1)
+        return super()._predict(batch)
+
+
+def test_the_rate_leaves_the_warm_up_out(
+    tiny_clip: CLIP, tiny_prompts: ClassPrompts, stream: Stream
+) -> None:
+    assert len(stream) > WARM_UP
+    record = evaluate(SlowStart(tiny_clip, tiny_prompts, ZeroShotConfig()), stream)
+    with_warm_up = record.images / record.throughput["seconds"]
+    assert record.throughput["seconds"] > 0.1 * WARM_UP
+    assert record.throughput["images_per_second"] > 2 * with_warm_up

@@ -429,7 +429,8 @@ def scores_in_words(name: str, scores: "MethodScores") -> str:
     test = scores.versus_zero_shot
     if test is None:
         return f"{words}."
-    words += f", zero-shot {number(scores.zero_shot_accuracy, 1)} %."
+    gain = f"{number(test.gain, 1, signed=True)} ± {number(test.half_width, 1)} points"
+    words += f", zero-shot {number(scores.zero_shot_accuracy, 1)} %: {gain}."
     counts = f"{test.repaired:,} repaired and {test.broken:,} broken, p = {test.p:.2g}"
     if test.p >= SIGNIFICANT:
         return f"{words} Adapting made no difference beyond chance ({counts})."

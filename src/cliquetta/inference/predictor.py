@@ -275,7 +275,8 @@ class ImageSource:
 
 
 States = Mapping[str, bytes]  # the packed state of every method, by name
-Health = dict[str, dict[str, int | float | str]]  # by method: how adaptation is doing, a verdict
+Health = dict[str, dict[str, int | float | str]]  # by method: how adaptation is doing
+HEALTH = "confidence"  # the figure that a method's evidence has if it tells how adaptation is doing
 
 
 def predict_batch(adapter: Adapter, batch: AnyBatch) -> Prediction:
@@ -294,7 +295,7 @@ class Predictor:
     options: PredictOptions
     busy: float = 0.0  # seconds in which the methods worked
     classes_changed: bool = False  # whether `load` found a state of another class list
-    last: dict[str, Prediction] = field(default_factory=dict)  # of methods with a verdict
+    last: dict[str, Prediction] = field(default_factory=dict)  # of methods with health figures
 
     def __post_init__(self) -> None:
         for adapter in self.adapters.values():
@@ -385,7 +386,7 @@ class Predictor:
             prediction = predict_batch(adapter, batch)
         except NonFiniteError as error:
             raise NonFiniteError(f"{name}, batch from {batch.keys[0]!r} on: {error}") from error
-        if "verdict" in prediction.evidence:
+        if HEALTH in prediction.evidence:
             self.last[name] = prediction
         return prediction
 

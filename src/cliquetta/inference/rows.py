@@ -184,7 +184,7 @@ class PredictionRun:
     classes_changed: bool = False
     """The state was of another class list: what does not depend on the classes stays."""
     health: dict[str, dict[str, int | float | str]] = field(default_factory=dict)
-    """Figures of how adaptation did in the last batch, with a verdict, by method that has one."""
+    """Figures of how adaptation did in the last batch, by method that has them."""
 
     def to_pandas(self) -> Any:
         """Return the rows as a DataFrame.
