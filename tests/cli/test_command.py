@@ -108,7 +108,7 @@ def test_json_says_the_error_too_and_debug_where(run: Run, tmp_path: Path) -> No
     document = json.loads(result.stdout)
     assert document["exit_code"] == 2 and "no such file" in document["error"]
     result = run("predict", tmp_path / "gone", *MICRO, "--debug")
-    assert result.code == 2 and "Traceback" in result.text and "_expand" in result.text
+    assert result.code == 2 and "Traceback" in result.text and "check_sources" in result.text
 
 
 @pytest.mark.parametrize("kind", [MemoryError, RuntimeError])

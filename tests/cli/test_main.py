@@ -59,6 +59,25 @@ def test_commands_of_the_documents_exist_with_their_options(run: Run, line: str)
         assert option in text or option == "--help", f"{option} of {line!r}"
 
 
+def whole_commands() -> list[str]:
+    """Commands of documents and of --help, continued lines joined."""
+    examples = [command.epilog or "" for command in app.registered_commands]
+    pages = [p.read_text(encoding="utf-8") for p in sorted(ROOT.glob("docs/**/*.md"))]
+    text = "\n".join([README, *pages, *examples]).replace("\\\n", " ")
+    return re.findall(r"^(?:[^`\n]*\| )?cliquetta .*$", text, re.M)
+
+
+@pytest.mark.parametrize("line", sorted(set(whole_commands())))
+def test_documented_commands_name_a_model_for_data_that_are_not_bundled(line: str) -> None:
+    words = line.partition("cliquetta ")[2].split("  #")[0].split()
+    named = "--model" in words or "--text-features" in words or "--state" in words
+    if named or words[0] not in ("predict", "evaluate", "fit", "ablate", "export", "serve", "app"):
+        return
+    options = dict(zip(words, words[1:], strict=False))
+    dataset = options.get("--dataset", "").strip("'")
+    assert dataset.startswith("bundled") or "--grid" in words, line
+
+
 def test_every_command_is_in_the_readme_and_the_changes() -> None:
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     for name in [command.name for command in app.registered_commands]:

@@ -31,7 +31,8 @@ def test_runs_that_are_recorded_are_not_run_again(
     block = {"datasets": ["bundled"], "methods": ["tda", "tent"], "model": str(tiny_file)}
     path, results = tmp_path / "tiny.json", tmp_path / "results"
     path.write_text(json.dumps([{**block, "limit": 20, "batch_size": 10}]))
-    monkeypatch.setattr("cliquetta.evaluation.grid.packaged_grid", lambda _: path)
+    for module in ("evaluation.grid", "cli.reproduce"):
+        monkeypatch.setattr(f"cliquetta.{module}.packaged_grid", lambda _: path)
     results.mkdir()
 
     def record(out: str, *words: str) -> list[str]:

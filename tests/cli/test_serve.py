@@ -54,7 +54,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def test_refusals_come_before_anything_is_started(
     run: Run, started: list[dict[str, Any]], arguments: list[str], words: str
 ) -> None:
-    assert run("serve", *arguments).refuses(words) and started == []
+    assert run("serve", "--model", "micro", *arguments).refuses(words) and started == []
 
 
 def test_every_line_of_a_json_log_is_json(
@@ -112,7 +112,9 @@ def test_a_token_of_the_environment(
 def test_a_port_in_use_is_refused_before_any_address(run: Run, tmp_path: Path) -> None:
     with server.open_port("127.0.0.1", 0) as occupied:
         port = occupied.getsockname()[1]
-        result = run("serve", "--port", port, "--state-dir", tmp_path, "--device", "cpu")
+        result = run(
+            "serve", "--model", "micro", "--port", port, "--state-dir", tmp_path, "--device", "cpu"
+        )
     assert result.refuses(f"port {port} is in use") and "http://" not in result.text
 
 
@@ -120,13 +122,14 @@ def test_photographs_fit_and_limits_can_be_set(run: Run, monkeypatch: pytest.Mon
     started: list[Limits] = []
     monkeypatch.setitem(sys.modules, "cliquetta.app.interface", ModuleType("interface"))
     monkeypatch.setattr(app_server, "serve", lambda given, **_: started.append(given.limits))
-    assert run("app", "--device", "cpu").code == 0
-    assert run("app", "--device", "cpu", "--limit", "body_bytes=7").code == 0
+    assert run("app", "--model", "micro", "--device", "cpu").code == 0
+    words = ("app", "--model", "micro", "--device", "cpu")
+    assert run(*words, "--limit", "body_bytes=7").code == 0
     assert started[0].body_bytes > Limits().body_bytes and started[1].body_bytes == 7
-    assert run("app", "--limit", "image=3").refuses("did you mean 'images'")
+    assert run(*words, "--limit", "image=3").refuses("did you mean 'images'")
 
 
 def test_the_app_needs_its_extra(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "cliquetta.app.interface", raising=False)
     monkeypatch.setitem(sys.modules, "gradio", None)
-    assert run("app").refuses("cliquetta[app]")
+    assert run("app", "--model", "micro").refuses("cliquetta[app]")

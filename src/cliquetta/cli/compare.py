@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from cliquetta.atomic import write_atomically
+from cliquetta.cli.checks import check_runs
 from cliquetta.cli.command import Common
 from cliquetta.cli.console import Terminal, count, number
-from cliquetta.errors import UserError
+from cliquetta.errors import UserError, look_up
 from cliquetta.evaluation.tables import TextTable, to_csv, to_latex, to_markdown
 
 if TYPE_CHECKING:
@@ -55,6 +56,9 @@ def compare(
     methods that predict better or worse than the baseline (p < 0.05, exact paired test over
     images, not corrected for the number of cells).
     """
+    check_runs(runs)
+    look_up("metric", metric, _TITLES)
+
     from cliquetta.evaluation.comparison import compare as tabulate
     from cliquetta.evaluation.record import find_runs, pack_records
 

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from cliquetta.cli.checks import check_datasets, check_methods
 from cliquetta.cli.command import BatchSize, Bounds, Common, split_list
 from cliquetta.cli.console import Terminal, count, number
 from cliquetta.cli.executing import finish, run_grid
@@ -76,11 +77,15 @@ def demo(
     and SCAP as its paper prints it. Every difference is tested; one that may be chance is called
     no change. The report is about the streams in batches.
     """
+    wanted = split_list(shifts, "shifts")
+    check_methods(method)
+    check_datasets([f"bundled@{shift}" for shift in wanted if shift != CLEAN], None)
+
     from cliquetta.evaluation.grid import RunSpec, grid, with_method
     from cliquetta.evaluation.predictions import load_predictions
     from cliquetta.evaluation.sweep import RunContext
 
-    methods, wanted = read_methods(method), split_list(shifts, "shifts")
+    methods = read_methods(method)
     base = RunSpec("", PLAIN, batch_size=batch_size, limit=images, dtype=common.dtype)
 
     def stream(shift: str, limit: int, names: Sequence[str], size: int = batch_size) -> DemoStream:

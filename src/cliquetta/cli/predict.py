@@ -6,6 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from cliquetta.atomic import write_atomically
+from cliquetta.cli.checks import (
+    check_classes,
+    check_file,
+    check_methods,
+    check_model,
+    check_sources,
+)
 from cliquetta.cli.command import (
     BAD_INPUT,
     SKIPPED,
@@ -22,6 +29,7 @@ from cliquetta.cli.command import (
 )
 from cliquetta.cli.console import Terminal, count, number
 from cliquetta.errors import UserError
+from cliquetta.model.names import NO_MODEL
 
 if TYPE_CHECKING:
     from cliquetta.inference.rows import PredictionRun
@@ -138,6 +146,18 @@ def predict(
     If the command is interrupted, run it again: it continues, and every image is predicted once.
     An image that cannot be read is skipped and named in the column `error`.
     """
+    check_sources(paths or ())
+    check_methods(method, preset=preset, settings=settings or ())
+    check_file(fitted, "--fitted")
+    check_file(features, "--features")
+    check_file(text_features, "--text-features")
+    if classes is not None:
+        check_classes(classes, templates)
+    if model is None and text_features is None:
+        raise UserError(NO_MODEL)
+    if model is not None:
+        check_model(model)
+
     from cliquetta.data.features import feature_dataset
     from cliquetta.data.loader import expect_images
     from cliquetta.evaluation.grid import RunSpec
@@ -145,7 +165,6 @@ def predict(
     from cliquetta.inference.bulk import predict as predict_images
     from cliquetta.inference.resumable import check_writable, parts_folder, shard_path
     from cliquetta.methods.building.frozen import freeze
-    from cliquetta.model.factory import NO_MODEL
     from cliquetta.model.wrapped import FeaturesOnly
     from cliquetta.prompts.catalogue import read_prompts
     from cliquetta.prompts.features import as_text_features
@@ -164,8 +183,6 @@ def predict(
     text = None if text_features is None else as_text_features(text_features)
     named = classes is None and text is not None and text.names is not None
     prompts = None if named else read_prompts(classes, templates or ())
-    if model is None and text is None:
-        raise UserError(NO_MODEL)
     base = RunSpec("", "", model or "", seed=seed)
     specs = read_cells(base, method, fitted, settings or (), preset)
     part = read_shard(shard)

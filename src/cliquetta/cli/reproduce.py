@@ -12,11 +12,13 @@ from cliquetta.cli.command import FAILED, RUNS, Common, Out, Workers, read_shard
 from cliquetta.cli.console import Terminal, count
 from cliquetta.cli.executing import run_grid
 from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.evaluation.grid_files import packaged_grid
 
 if TYPE_CHECKING:
     from cliquetta.evaluation.record import Record
     from cliquetta.report.results_pages import ResultsPages
 
+PAGES = ("headline", "methods", "ablation", "leaderboard")
 EXAMPLES = """
 cliquetta reproduce headline
 cliquetta reproduce methods --overwrite
@@ -48,17 +50,15 @@ def reproduce(
     one records them beside the known ones. The paper's tables are grids for `cliquetta evaluate
     --grid ood --root DATA`.
     """
-    from cliquetta.evaluation.grid import ROOT, packaged_grid, read_grid, shard_of
+    check_page(page)
+
+    from cliquetta.evaluation.grid import ROOT, read_grid, shard_of
     from cliquetta.evaluation.record import pack_records
     from cliquetta.evaluation.sweep import RunContext
     from cliquetta.methods.registry import get_method
     from cliquetta.report.results_pages import GRIDS, ResultsPages
 
     terminal = common.terminal
-    if packaged_grid(page).exists() and page not in GRIDS:
-        raise UserError(f"{page} is a grid: cliquetta evaluate --grid {page} --root DATA")
-    if page not in GRIDS:
-        raise UnknownNameError("page", page, GRIDS)
     pages = ResultsPages(results, Path("README.md"), results.parent / "methods" / "README.md")
     if again and not run:
         raise UserError("--again needs --run")
@@ -85,6 +85,15 @@ def reproduce(
         terminal.say(f"{count(len(records), 'record')} in {pages.records(grid)}")
     if shards == 1:
         _write_page(page, pages, terminal, overwrite=overwrite)
+
+
+def check_page(page: str) -> None:
+    """Raise a :class:`UserError` unless a page is ours; a grid is run by another command."""
+    if page in PAGES:
+        return
+    if packaged_grid(page).exists():
+        raise UserError(f"{page} is a grid: cliquetta evaluate --grid {page} --root DATA")
+    raise UnknownNameError("page", page, PAGES)
 
 
 def find_recorded(
