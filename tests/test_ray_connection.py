@@ -1,6 +1,7 @@
 """The connection to a Ray cluster."""
 
 import os
+import warnings
 from typing import Any
 
 import pytest
@@ -29,3 +30,19 @@ def test_workers_have_the_priority_and_wait_policy_of_the_command(
     else:
         assert niceness is None
         assert given["runtime_env"] == {"env_vars": {"OMP_WAIT_POLICY": "PASSIVE"}}
+
+
+def test_what_ray_says_when_all_is_well_is_not_shown(
+    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    import ray
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda *_, **__: None)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.delenv("RAY_BACKEND_LOG_LEVEL", raising=False)
+    with connected("local"):
+        warnings.warn("`x` is deprecated and will be removed in Ray 2.64.", stacklevel=1)
+        warnings.warn("something else", stacklevel=1)
+        assert os.environ["RAY_BACKEND_LOG_LEVEL"] == "fatal"
+    assert [str(warning.message) for warning in recwarn] == ["something else"]

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,7 +24,11 @@ def connected(address: str, cores: int | None = None, *, extra: str = "ray") -> 
     """
     try:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to anybody
+        # Ray's own lines about what goes well, or was deprecated in the versions that we allow
+        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
         import ray
+
+        warnings.filterwarnings("ignore", message=r".*is deprecated and will be removed in Ray")
     except ImportError:
         raise UserError(f"--ray needs an extra: pip install 'cliquetta[{extra}]'") from None
     if ray.is_initialized():

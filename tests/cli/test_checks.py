@@ -40,6 +40,8 @@ def folder(photos: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ((*PHOTOS, "--method", "tda", "--set", "positve_alpha=2"), "'positive_alpha'"),
         ((*PHOTOS, "--method", "tda", "--preset", "pet"), "did you mean 'pets'"),
         ((*PHOTOS, "--fitted", "none.safetensors"), "no such file"),
+        ((*PHOTOS, "--state", "."), "--state . is a folder"),
+        ((*PHOTOS, "--page", "no/page.html"), "there is no folder no"),
         ((*PHOTOS, "--device", "gpu"), "no device 'gpu'"),
         ((*PHOTOS, "--dtype", "fp8"), "unknown dtype"),
         ((*PHOTOS, "--plugin", "none.py"), "no plug-in none.py"),

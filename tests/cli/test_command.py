@@ -130,3 +130,10 @@ def test_settings_are_pairs_and_lists_lose_repeats_and_blanks() -> None:
     assert split_list("a, b,,a", "things") == ["a", "b"]
     with pytest.raises(ValueError, match="things"):
         split_list(" ,", "things")
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that nobody can write")
+@pytest.mark.usefixtures("folder")
+def test_an_output_that_cannot_be_written_is_named_and_no_temporary_file(run: Run) -> None:
+    result = run(*TWO, "--out", "/proc/x.csv")
+    assert result.refuses("cannot write /proc/x.csv: ") and result.text.count("/proc") == 1

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cliquetta.app import server as app_server
+from cliquetta.model import factory
 from cliquetta.model.clip import CLIP
 from cliquetta.serve import server
 from cliquetta.serve.errors import ServiceError
@@ -72,6 +73,20 @@ def test_every_line_of_a_json_log_is_json(
     assert result.code == 0
     (line,) = map(json.loads, (result.stdout + result.stderr).splitlines())
     assert "press Ctrl-C to stop" in line["message"]
+
+
+def test_notes_and_errors_of_a_json_log_are_json_as_well(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    factory._note_micro.cache_clear()
+    monkeypatch.delenv("CLIQUETTA_TOKEN", raising=False)
+    words = ("serve", "--model", "micro", "--device", "cpu", "--log-format", "json")
+    with server.open_port("127.0.0.1", 0) as occupied:
+        result = run(*words, "--port", occupied.getsockname()[1])
+    lines = [json.loads(line) for line in result.stderr.splitlines()]
+    assert result.code == 2 and result.stdout == ""
+    assert "small model for demonstration" in lines[0]["message"]
+    assert lines[-1]["level"] == "error" and "is in use" in lines[-1]["message"]
 
 
 def test_what_is_served(

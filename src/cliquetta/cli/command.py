@@ -5,7 +5,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -136,6 +136,8 @@ def add_command(
     @functools.wraps(function)
     def run(**values: Any) -> None:
         common = Common(**{option.name: values.pop(option.name) for option in shared})
+        if values.get("log_format") == "json":
+            common.terminal = replace(common.terminal, json_log=True)
         terminal = common.terminal
         with _errors(common), terminal.logging(debug=common.debug), _warnings(terminal):
             common.check()
@@ -178,7 +180,7 @@ def _errors(common: Common) -> Iterator[None]:
     except Exception as error:
         sentence, code = _explain(error), BAD_INPUT if isinstance(error, UserError) else FAILED
         if common.debug:
-            common.terminal.err.print_exception()
+            common.terminal.trace()
         common.terminal.fail(sentence)
         common.terminal.document({"error": sentence, "exit_code": code})
         raise typer.Exit(code) from error

@@ -10,7 +10,7 @@ from cliquetta.cli.checks import check_runs
 from cliquetta.cli.command import Common
 from cliquetta.cli.console import Terminal, count, number
 from cliquetta.errors import UserError, look_up
-from cliquetta.evaluation.tables import TextTable, to_csv, to_latex, to_markdown
+from cliquetta.evaluation.tables import TextTable, signed, to_csv, to_latex, to_markdown
 
 if TYPE_CHECKING:
     from cliquetta.evaluation.comparison import Cell, Comparison
@@ -111,19 +111,33 @@ def main_table(table: "Comparison") -> TextTable:
         shown = ["–" if c is None else f"{number(c.mean, sd=c.sd)}{c.better}" for c in cells]
         marks = "".join(dict.fromkeys(m for cell in cells if cell for m in cell.marks))
         rows.append((f"{row} {marks}".strip(), *shown))
-    return TextTable(("method", *table.columns), tuple(rows), title=_TITLES[table.metric])
+    best = frozenset(
+        (number, place)
+        for number, row in enumerate(table.rows)
+        for place, column in enumerate(table.columns, start=1)
+        if table.best(column) == row
+    )
+    columns = ("method", *table.columns)
+    return TextTable(columns, tuple(rows), title=_TITLES[table.metric], best=best)
 
 
 def overall_table(table: "Comparison") -> TextTable:
     """Every method over all datasets that it was run on, each dataset counted once."""
     summaries = [table.overall(row) for row in table.rows]
     tail = ("worst tenth",) if any(row.tail is not None for row in summaries) else ()
-    columns = ("method", "datasets", "average", *tail, "gain", "worst", "p", "ECE %", "cost")
+    several = any(len(row.columns) > 1 for row in summaries)
+    lowest = ("worst",) if several else ()
+    columns = ("method", "datasets", "average", *tail, "gain", *lowest, "p", "ECE %", "cost")
     rows = []
     for row in summaries:
         means = (number(row.mean), *(number(row.tail) for _ in tail))
-        worst = "–" if row.worst is None else f"{row.worst[0]:+.2f} ({row.worst[1]})"
-        gains = (number(row.gain, signed=True), worst, "–" if row.p is None else p_value(row.p))
+        worst = "–"
+        if row.worst is not None:
+            worst = f"{signed(row.worst[0])} ({row.worst[1]})"
+        gains = [number(row.gain, signed=True)]
+        if several:
+            gains.append(worst)
+        gains.append("–" if row.p is None else p_value(row.p))
         cost = "–" if row.cost is None else f"{row.cost:.3g} ×"
         rows.append((row.row, str(len(row.columns)), *means, *gains, number(row.ece), cost))
     return TextTable(columns, tuple(rows), title="over all datasets")
@@ -137,7 +151,7 @@ def paired_table(table: "Comparison") -> TextTable:
         if cell.test is not None and cell.gain is not None:
             seeds, images = str(len(cell.runs)), str(cell.test.images)
             changes = f"{cell.test.repaired} / {cell.test.broken}"
-            figures = (f"{cell.gain:+.2f}", changes, p_value(cell.test.p))
+            figures = (signed(cell.gain), changes, p_value(cell.test.p))
             rows.append((cell.column, cell.row, seeds, images, *figures))
     return TextTable(columns, tuple(rows), labels=2, title=f"against {table.baseline}")
 

@@ -242,7 +242,10 @@ def tabulate(table: Sequence[DemoStream]) -> tuple[list[str], list[list[str]]]:
         counts = count_tests([stream])
         row = [stream.label, plain]
         for top1, change in zip(adapted, counts, strict=True):
-            row += [top1, f"{change['gain']:+.2f}" if change["p"] < SIGNIFICANT else NO_GAIN]
+            row += [
+                top1,
+                number(change["gain"], signed=True) if change["p"] < SIGNIFICANT else NO_GAIN,
+            ]
         if len(counts) == 1:
             row += [str(counts[0]["repaired"]), str(counts[0]["broken"])]
         rows.append(row)

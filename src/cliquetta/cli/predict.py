@@ -149,6 +149,12 @@ def predict(
     check_sources(paths or ())
     check_methods(method, preset=preset, settings=settings or ())
     check_file(fitted, "--fitted")
+    if state is not None and state.is_dir() and group_by is None:
+        raise UserError(
+            f"--state {state} is a folder: name a file in it (--group-by takes a folder)"
+        )
+    if page is not None and not page.parent.is_dir():
+        raise UserError(f"--page {page}: there is no folder {page.parent}, make it first")
     check_file(features, "--features")
     check_file(text_features, "--text-features")
     if classes is not None:

@@ -110,9 +110,9 @@ def read_grid(path: Path | str, *, root: str = "", **changes: Any) -> list[RunSp
     ``*`` stands for all that need no fitting (with ``text_features``: and no text tower) and are
     not named beside it; ``limits`` has the most images per dataset of slow methods, by name, where
     0 leaves a method out. ``shifts`` and ``severities`` lay every such shift over every dataset;
-    ``role`` is for reports. ``classes`` may name a class list, ``templates`` a set, or a method
-    whose authors chose one per dataset. ``{root}`` in a value stands for a folder. ``changes``
-    overrule the fields of all blocks.
+    ``role`` is for reports, ``note`` for readers. ``classes`` may name a class list, ``templates``
+    a set, or a method whose authors chose one per dataset. ``{root}`` in a value stands for a
+    folder. ``changes`` overrule the fields of all blocks.
     """
     known = sorted(f.name for f in fields(RunSpec))
     specs: list[RunSpec] = []
@@ -124,6 +124,7 @@ def read_grid(path: Path | str, *, root: str = "", **changes: Any) -> list[RunSp
         if not (is_features and "text_features" in block):
             block["model"] = choose_model(block.get("model"), [*datasets, *unknown])
         limits, texts = block.pop("limits", {}), block.get("templates")
+        block.pop("note", None)
         if isinstance(block.get("classes"), str):
             block["classes"] = class_names(block["classes"])
         if isinstance(texts, str):
