@@ -2,6 +2,8 @@
 
 import logging
 import os
+import sys
+import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +19,28 @@ _PASSED_ON = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", END_HUNG)
 
 
 @contextmanager
+def quiet_stderr() -> Iterator[None]:
+    """Hold back what native code writes to standard error; it is shown if the block fails.
+
+    Ray's core writes to the file descriptor, past Python's loggers.
+    """
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as held:
+        before = os.dup(2)
+        os.dup2(held.fileno(), 2)
+        failed = True
+        try:
+            yield
+            failed = False
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+            if failed:
+                held.seek(0)
+                os.write(2, held.read())
+
+
+@contextmanager
 def connected(address: str, cores: int | None = None, *, extra: str = "ray") -> Iterator[Any]:
     """Ray, connected; a cluster of this machine has ``cores`` (all, if not given).
 
@@ -24,7 +48,7 @@ def connected(address: str, cores: int | None = None, *, extra: str = "ray") -> 
     """
     try:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to anybody
-        # Ray's own lines about what goes well, or was deprecated in the versions that we allow
+        # hides Ray's own lines about what goes well, or was deprecated in versions that we allow
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
         import ray
 
@@ -40,7 +64,8 @@ def connected(address: str, cores: int | None = None, *, extra: str = "ray") -> 
     else:
         known = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         options = {"runtime_env": {"env_vars": known}} if known else {}
-    ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
+    with quiet_stderr():
+        ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
     try:
         yield ray
     finally:
