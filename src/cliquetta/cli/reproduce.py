@@ -112,15 +112,22 @@ def find_recorded(
 
 
 def _write_page(page: str, pages: "ResultsPages", terminal: Terminal, *, overwrite: bool) -> None:
+    from cliquetta.methods.building.index import INDEX_FILE
+    from cliquetta.report.method_pages import method_files
+
     texts = pages.texts(page)
+    if page == "methods":
+        texts |= method_files(pages.methods.parent, INDEX_FILE)
     now = {path: path.read_text(encoding="utf-8") if path.exists() else None for path in texts}
     if now == texts:
-        terminal.say(f"{', '.join(map(str, texts))}: what the records say")
+        files = str(next(iter(texts))) if len(texts) == 1 else f"{len(texts)} files"
+        terminal.say(f"{files}: what the records say")
         return
     if not overwrite and any(now[path] not in (None, text) for path, text in texts.items()):
         terminal.fail("pages are not what the records say: pass --overwrite to rewrite them")
         raise typer.Exit(FAILED)
-    for path, text in texts.items():
+    changed = {path: text for path, text in texts.items() if now[path] != text}
+    for path, text in changed.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text.encode())
         terminal.say(f"written: {path}")
