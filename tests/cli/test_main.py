@@ -12,6 +12,7 @@ import pytest
 
 import cliquetta
 from cliquetta.cli.main import app
+from cliquetta.version import REPOSITORY
 from tests._helpers.running import Run
 
 
@@ -77,13 +78,29 @@ def test_documented_commands_name_a_model_for_data_that_are_not_bundled(line: st
     assert dataset.startswith("bundled") or "--grid" in words, line
 
 
-def test_every_command_is_in_the_readme_and_the_changes() -> None:
+def test_every_command_is_on_the_page_of_commands_and_in_the_changes() -> None:
+    page = (ROOT / "docs/commands.md").read_text(encoding="utf-8")
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     for name in [command.name for command in app.registered_commands]:
         assert f"`{name}`" in changes, name
-        assert any(f"{start}{name}" in README for start in ("cliquetta ", "`", "make ")), (
-            f"name `cliquetta {name}` in README.md"
-        )
+        assert f"`{name}" in page, f"name `{name}` in docs/commands.md"
+
+
+def test_the_first_result_fits_one_screen() -> None:
+    """A picture of 20 lines counts; a screen has about 50."""
+    first = README.partition("## What is measured")[0]
+    assert len(first.splitlines()) + 20 <= 55
+    notes = README.partition("<!-- /headline -->")[2].partition("\n## ")[0]
+    assert len(re.findall(r"\.(?:\s|$)", notes)) <= 3, "notes under the table: three sentences"
+
+
+def test_the_readme_clones_what_pyproject_names() -> None:
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    (address,) = re.findall(r'^Repository = "(.*)"$', project, re.M)
+    assert address == REPOSITORY
+    for page in ("README.md", "docs/install.md"):
+        (cloned,) = re.findall(r"^git clone (\S+)", (ROOT / page).read_text("utf-8"), re.M)
+        assert cloned == address, page
 
 
 def test_every_extra_is_on_the_install_page() -> None:
