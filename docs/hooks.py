@@ -8,6 +8,7 @@ and settings stand in the file, see ``cliquetta.report.method_pages``); the API 
 import re
 from collections.abc import Sequence
 from functools import cache
+from html import escape, unescape
 from pathlib import Path
 from typing import Any
 
@@ -135,9 +136,46 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     entries = [e for e in method_entries() if page_of(e.name) == page.file.src_uri]
     if entries:
         markdown = method_page(markdown, entries)
+    columns = [line.count("|") - 1 for line in re.findall(r"^\|(?:[ :-]+\|)+$", markdown, re.M)]
+    if max(columns, default=0) >= LOOKS[-1][0]:
+        page.meta["hide"] = ["toc"]  # wide tables take the room of the contents
     return _without_outside_links(markdown, DOCS / page.file.src_uri)
 
 
+LOOKS = ((12, "cards"), (8, "small"))
+"""Looks of tables (see site.css) by the number of columns from which they have them."""
+
+
+def label_cells(html: str) -> str:
+    """Name the column of every cell of a table, which phones show instead of a row of headings."""
+
+    def label_table(match: re.Match[str]) -> str:
+        table = match[0]
+        names = [_text(head) for head in re.findall(r"<th[^>]*>(.*?)</th>", table, re.S)]
+
+        def label_row(row: re.Match[str]) -> str:
+            columns = iter(names)
+            return re.sub(
+                r"<td([^>]*)>",
+                lambda cell: f'<td{cell[1]} data-label="{escape(next(columns, ""))}">',
+                row[0],
+            )
+
+        labelled = re.sub(r"<tr>.*?</tr>", label_row, table, flags=re.S)
+        look = next((look for most, look in LOOKS if len(names) >= most), None)
+        return (
+            labelled if look is None else labelled.replace("<table", f'<table data-look="{look}"')
+        )
+
+    return re.sub(r"<table>.*?</table>", label_table, html, flags=re.S)
+
+
+def _text(html: str) -> str:
+    """The words of a piece of HTML."""
+    return unescape(re.sub(r"<[^>]+>", "", html)).strip()
+
+
 def on_page_content(html: str, **_: Any) -> str:
-    """Roles of reStructuredText in docstrings leave only what they name."""
+    """Cells get labels; roles of reStructuredText in docstrings leave only what they name."""
+    html = label_cells(html)
     return re.sub(r":(?:class|meth|func|data|attr|mod):(?=<code>)", "", html)

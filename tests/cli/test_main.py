@@ -46,7 +46,8 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 def commands() -> list[str]:
     texts = [README, *(p.read_text(encoding="utf-8") for p in sorted(ROOT.glob("docs/**/*.md")))]
-    lines = [line for text in texts for line in re.findall(r"^cliquetta .*$", text, re.M)]
+    joined = [text.replace("\\\n", " ") for text in texts]
+    lines = [line for text in joined for line in re.findall(r"^cliquetta .*$", text, re.M)]
     return sorted({line.split("  #")[0].strip() for line in lines})
 
 
