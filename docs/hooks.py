@@ -156,9 +156,13 @@ def label_cells(html: str) -> str:
         def label_row(row: re.Match[str]) -> str:
             columns = iter(names)
             return re.sub(
-                r"<td([^>]*)>",
-                lambda cell: f'<td{cell[1]} data-label="{escape(next(columns, ""))}">',
+                r"<td([^>]*)>(.*?)</td>",
+                lambda cell: (
+                    f'<td{cell[1]} data-label="{escape(next(columns, ""))}">'
+                    f"<div>{cell[2]}</div></td>"
+                ),
                 row[0],
+                flags=re.S,
             )
 
         labelled = re.sub(r"<tr>.*?</tr>", label_row, table, flags=re.S)

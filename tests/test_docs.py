@@ -185,5 +185,5 @@ def test_cells_of_tables_carry_the_name_of_their_column() -> None:
     html = "<table><thead><tr><th>a <b>b</b></th><th>x &lt; 1</th></tr></thead><tbody>"
     html += '<tr><td>1</td><td style="text-align: right;">2</td></tr></tbody></table>'
     labelled = hooks.label_cells(html)
-    assert '<td data-label="a b">1</td>' in labelled
-    assert '<td style="text-align: right;" data-label="x &lt; 1">2</td>' in labelled
+    assert '<td data-label="a b"><div>1</div></td>' in labelled
+    assert '<td style="text-align: right;" data-label="x &lt; 1"><div>2</div></td>' in labelled
