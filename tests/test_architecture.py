@@ -12,7 +12,7 @@ import cliquetta
 ROOT = Path(cliquetta.__path__[0])
 TESTS = Path(__file__).parent
 ROOMS = (
-    ("types", "errors", "version"),
+    ("types", "errors", "version", "deprecation"),
     ("atomic", "ray_connection", "tensor_file", "tensor_tree"),
     ("prompts",),
     ("model",),

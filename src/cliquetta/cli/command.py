@@ -210,7 +210,8 @@ def _warnings(terminal: Terminal) -> Iterator[None]:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        warnings.filterwarnings("once", category=UserWarning, module=r"cliquetta(\.|$)")
+        for category in (UserWarning, FutureWarning):  # the latter: what is deprecated
+            warnings.filterwarnings("once", category=category, module=r"cliquetta(\.|$)")
         warnings.showwarning = show  # type: ignore[assignment]
         yield
 
