@@ -92,10 +92,8 @@ def build(label: str, model: CLIP, prompts: ClassPrompts, batch: int, views: int
             planted.text.build_jacobian()
         return planted
     if name == "domain_norm":
-        # Random weights make nothing of random images, where the method would abstain.
-        config = dataclasses.replace(config, warmup_images=0, abstain_below=0.0)
-        if label == "domain_norm":
-            config = dataclasses.replace(config, settled_steps=1)
+        young = label == "domain_norm:young"
+        config = dataclasses.replace(config, settled_steps=10**6 if young else 1)
     fitted: Mapping[str, Tensor] | None = None
     if get_method(name).fit is not None:
         fitted = random_tensors(name, model, config, len(prompts))

@@ -1,7 +1,13 @@
 """Pack the images, weights and text features that the grids of the real image tower read.
 
+    python -m benchmarks.real_data --imagenet CLONE --weights DIR --text DIR --out ROOT
     python -m benchmarks.real_data --pacs PACS --stimuli texture-vs-shape/stimuli --cifar DIR \
         --caltech 101_ObjectCategories --weights DIR --text clip-vit-b16-text-bank.npz --out ROOT
+
+The first command is for ``leaderboard-imagenet``: a clone of
+``ndb796/Small-ImageNet-Validation-Dataset-1000-Classes`` and the folder of ``imagenet1k-*.npz``;
+``--parts DIR`` in place of ``--imagenet`` takes parts that it packed earlier
+(:mod:`benchmarks.imagenet_images`). The second is for the other grids of the real tower.
 
 The images may not be redistributed, so they are not in this repository: PACS (Li et al., 2017) and
 Caltech101 as folders of classes, ``stimuli`` of rgeirhos/texture-vs-shape, CIFAR-10 as PNG files
@@ -47,6 +53,8 @@ STIMULI = {
     "silhouettes": "filled-silhouettes",
     "cue-conflict": "style-transfer-preprocessed-512",
 }
+SOURCES = ("pacs", "stimuli", "cifar", "caltech")
+"""Folders of images that the sets of the other grids are drawn from."""
 PACS_IMAGES, CIFAR_IMAGES, CALTECH_IMAGES = 640, 2000, 32
 """Images per domain, per set, and per class."""
 SEED = 0
@@ -112,12 +120,21 @@ def write_text(bank: Path, out: Path) -> None:
         np.savez(out / "text.npz", names=file["names"][rows], features=file["emb"][rows])
 
 
-def main() -> None:
-    """Write everything under ``--out``."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name in ("pacs", "stimuli", "cifar", "caltech", "weights", "text", "out"):
-        parser.add_argument(f"--{name}", type=Path, required=True)
-    options = parser.parse_args()
+def pack_imagenet(options: argparse.Namespace) -> None:
+    """Write what the grid of ImageNet reads under ``--out``."""
+    # That module imports this one for the way shards are written.
+    from benchmarks import imagenet_images
+
+    parts = options.parts
+    if parts is None:
+        parts = options.out / "parts"
+        imagenet_images.pack_all(options.imagenet, parts, processes=options.processes)
+    imagenet_images.write_folders(parts, options.out)
+    imagenet_images.write_text_features(options.text, options.out)
+
+
+def pack_sets(options: argparse.Namespace) -> None:
+    """Write the sets of the other grids under ``--out``."""
     sets: dict[str, Images] = {}
     for name, folder in STIMULI.items():
         root = options.stimuli / folder
@@ -140,6 +157,25 @@ def main() -> None:
     for name, packed in sets.items():
         print(f"{name}: {write_shard(options.out / 'tar' / name, packed)} images")
     write_text(options.text, options.out)
+
+
+def main() -> None:
+    """Write everything under ``--out``."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for name in ("weights", "text", "out"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    for name in ("imagenet", "parts", *SOURCES):
+        parser.add_argument(f"--{name}", type=Path)
+    parser.add_argument("--processes", type=int, default=2)
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    if options.imagenet is not None or options.parts is not None:
+        pack_imagenet(options)
+    else:
+        missing = [f"--{name}" for name in SOURCES if getattr(options, name) is None]
+        if missing:
+            parser.error(f"give --imagenet, or also {', '.join(missing)}")
+        pack_sets(options)
     (options.out / "weights").mkdir(exist_ok=True)
     for path in sorted(options.weights.glob("*.safetensors")):
         shutil.copy(path, options.out / "weights")

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cliquetta.cli.compare import footnotes, overall_table, paired_table
 from cliquetta.errors import UnknownNameError
 from cliquetta.evaluation.comparison import (
     SEVERAL_SETTINGS,
@@ -130,3 +131,36 @@ def test_hashes_of_records_decide(made: Any, section: str, key: str, aspect: str
     record = replace(other.record, settings={**other.record.settings, **changed})
     with pytest.raises(IncomparableError, match=aspect):
         compare([first, Run(record, other.folder)])
+
+
+def test_rows_that_lack_datasets_are_not_ranked_among_the_others(made: Any) -> None:
+    """Tda is run on one of two datasets: its mean stands behind those over both."""
+    runs = made(
+        *(spec(m, dataset=d) for m in ("zero_shot", "tent") for d in ("bundled", "bundled@fog:2")),
+        spec("tda"),
+    )
+    table = compare(runs)
+    rows = overall_table(table).rows
+    assert [row[:2] for row in rows] == [("zero_shot", "2"), ("tent", "2"), ("tda", "1 of 2")]
+    assert any(line.startswith("n of m: ") for line in footnotes(table))
+
+
+def test_gains_have_an_interval_over_images(made: Any) -> None:
+    table = compare(made(spec(), spec("tda")))
+    cell = table.cells["tda", "bundled"]
+    assert cell.test is not None and cell.half_width == cell.test.half_width
+    (row,) = paired_table(table).rows
+    assert row[4] == f"{cell.gain:+.2f} ± {cell.half_width:.2f}"
+
+
+def test_runs_from_kept_features_have_no_cost(made: Any) -> None:
+    runs = made(spec(), spec("tda"))
+    assert compare(runs).cells["tda", "bundled"].cost is not None
+    kept = [
+        replace(
+            run,
+            record=replace(run.record, environment={**run.record.environment, "features": "kept"}),
+        )
+        for run in runs
+    ]
+    assert compare(kept).cells["tda", "bundled"].cost is None

@@ -1,5 +1,6 @@
 """Runs: recorded completely, scored from logits, and not hurt by a kill at any moment."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from cliquetta.errors import BusyError
 from cliquetta.evaluation.predictions import PREDICTIONS, DamagedRunError, load_predictions
 from cliquetta.evaluation.progress import Step
 from cliquetta.evaluation.record import STATE, Run, find_runs, list_records, load_record
-from cliquetta.evaluation.runner import evaluate
+from cliquetta.evaluation.runner import WARM_UP, evaluate
 from cliquetta.methods.state import read_header
 from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
 from cliquetta.model.clip import CLIP
@@ -146,3 +147,25 @@ def test_an_unlabelled_stream_is_predicted_without_scores(
     record = evaluate(drift, stream, out=tmp_path)
     assert record.metrics == {"labelled": 0}
     assert (load_predictions(tmp_path / record.id).labels == -1).all()
+
+
+class SlowStart(ZeroShot):
+    """Zero-shot whose first batches take a tenth of a second longer."""
+
+    batches_seen = 0
+
+    def _predict(self, batch: Batch) -> Prediction:
+        self.batches_seen += 1
+        if self.batches_seen <= WARM_UP:
+            time.sleep(0.1)
+        return super()._predict(batch)
+
+
+def test_the_rate_leaves_the_warm_up_out(
+    tiny_clip: CLIP, tiny_prompts: ClassPrompts, stream: Stream
+) -> None:
+    assert len(stream) > WARM_UP
+    record = evaluate(SlowStart(tiny_clip, tiny_prompts, ZeroShotConfig()), stream)
+    with_warm_up = record.images / record.throughput["seconds"]
+    assert record.throughput["seconds"] > 0.1 * WARM_UP
+    assert record.throughput["images_per_second"] > 2 * with_warm_up

@@ -122,8 +122,20 @@ def main_table(table: "Comparison") -> TextTable:
 
 
 def overall_table(table: "Comparison") -> TextTable:
-    """Every method over all datasets that it was run on, each dataset counted once."""
+    """Every method over all datasets, each counted once.
+
+    The baseline comes first, then methods by gain. A method that lacks a dataset is behind them,
+    and says how many it has: its means are over other images.
+    """
+    from cliquetta.evaluation.comparison import LOWER_IS_BETTER
+
     summaries = [table.overall(row) for row in table.rows]
+    first = summaries[:1]
+    ranked = [row for row in summaries[1:] if row.complete]
+    unranked = [row for row in summaries[1:] if not row.complete]
+    sign = -1 if table.metric in LOWER_IS_BETTER else 1
+    ranked.sort(key=lambda row: -sign * (row.gain or 0.0))
+    summaries = [*first, *ranked, *unranked]
     tail = ("worst tenth",) if any(row.tail is not None for row in summaries) else ()
     several = any(len(row.columns) > 1 for row in summaries)
     lowest = ("worst",) if several else ()
@@ -131,15 +143,15 @@ def overall_table(table: "Comparison") -> TextTable:
     rows = []
     for row in summaries:
         means = (number(row.mean), *(number(row.tail) for _ in tail))
+        gain = with_interval(row.gain, row.half_width)
         worst = "–"
         if row.worst is not None:
             worst = f"{signed(row.worst[0])} ({row.worst[1]})"
-        gains = [number(row.gain, signed=True)]
-        if several:
-            gains.append(worst)
-        gains.append("–" if row.p is None else p_value(row.p))
+        lowest_gain = (worst,) if several else ()
+        p = "–" if row.p is None else p_value(row.p)
         cost = "–" if row.cost is None else f"{row.cost:.3g} ×"
-        rows.append((row.row, str(len(row.columns)), *means, *gains, number(row.ece), cost))
+        figures = (gain, *lowest_gain, p, number(row.ece), cost)
+        rows.append((row.row, row.datasets, *means, *figures))
     return TextTable(columns, tuple(rows), title="over all datasets")
 
 
@@ -151,9 +163,16 @@ def paired_table(table: "Comparison") -> TextTable:
         if cell.test is not None and cell.gain is not None:
             seeds, images = str(len(cell.runs)), str(cell.test.images)
             changes = f"{cell.test.repaired} / {cell.test.broken}"
-            figures = (signed(cell.gain), changes, p_value(cell.test.p))
-            rows.append((cell.column, cell.row, seeds, images, *figures))
+            gain = with_interval(cell.gain, cell.half_width)
+            p = p_value(cell.test.p)
+            rows.append((cell.column, cell.row, seeds, images, gain, changes, p))
     return TextTable(columns, tuple(rows), labels=2, title=f"against {table.baseline}")
+
+
+def with_interval(gain: float | None, half_width: float | None) -> str:
+    """Write a gain with the half-width of its 95 % interval, where that is known."""
+    text = number(gain, signed=True)
+    return text if gain is None or half_width is None else f"{text} ± {half_width:.2f}"
 
 
 def footnotes(table: "Comparison") -> list[str]:
@@ -166,6 +185,11 @@ def footnotes(table: "Comparison") -> list[str]:
         lines.append(f"▲ ▼ predicts better or worse than {against}, p < 0.05 (paired, exact)")
     if any(cell.tail is not None for cell in cells):
         lines.append("worst tenth: mean over the worst tenth of the seeds, ten seeds or more")
+    summaries = [table.overall(row) for row in table.rows]
+    if any(cell.half_width is not None for cell in cells):
+        lines.append("±: half of the 95 % interval of a gain, over images or datasets")
+    if not all(row.complete for row in summaries):
+        lines.append("n of m: means over n of the m datasets, not ranked among the others")
     if any(cell.cost for cell in cells):
         lines.append("cost: time per image as a multiple of zero_shot's on the same images")
     if not any(cell.gain is not None for cell in cells):
@@ -199,6 +223,7 @@ def _plain(cell: "Cell") -> dict[str, Any]:
         "sd": cell.sd,
         "tail": cell.tail,
         "gain": cell.gain,
+        "half_width": cell.half_width,
         **{name: getattr(test, name) if test else None for name in ("repaired", "broken", "p")},
         "ece": cell.ece,
         "cost": cell.cost,

@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from cliquetta.evaluation.record import Record
     from cliquetta.report.results_pages import ResultsPages
 
-PAGES = ("headline", "methods", "ablation", "leaderboard")
+PAGES = ("headline", "methods", "ablation", "leaderboard", "published")
 EXAMPLES = """
 cliquetta reproduce headline
 cliquetta reproduce methods --overwrite
 cliquetta reproduce leaderboard --run --shard 2/8 --device cuda
+cliquetta reproduce leaderboard --run --grid leaderboard-imagenet --root DIR --features kept
 """
 
 
@@ -35,6 +36,12 @@ def reproduce(
     shard: Annotated[
         str, "With --run: only shard I of N of the streams (I/N); records nothing."
     ] = "1/1",
+    grid: Annotated[
+        str, "With --run: only this grid of the page's, by the name of its file of records."
+    ] = "",
+    features: Annotated[
+        Path | None, "With --run: where features that several methods share are kept."
+    ] = None,
     again: Annotated[
         str, "With --run: run these methods again, though recorded, as NAME,NAME."
     ] = "",
@@ -53,6 +60,7 @@ def reproduce(
     check_page(page)
 
     from cliquetta.evaluation.grid import ROOT, read_grid, shard_of
+    from cliquetta.evaluation.pairing import add_changes
     from cliquetta.evaluation.record import pack_records
     from cliquetta.evaluation.sweep import RunContext
     from cliquetta.methods.registry import get_method
@@ -63,26 +71,39 @@ def reproduce(
     if again and not run:
         raise UserError("--again needs --run")
     number, shards = read_shard(shard)
-    for grid in GRIDS[page] if run else ():
+    if (grid or features is not None) and not run:
+        raise UserError("--grid and --features need --run")
+    if grid and grid not in GRIDS[page]:
+        raise UnknownNameError("grid", grid, GRIDS[page])
+    wanted = (grid,) if grid else GRIDS[page]
+    for name in wanted if run else ():
         repeated = split_list(again, "methods") if again else []
-        for name in repeated:
-            get_method(name)  # a misspelt one would run nothing again
-        if root is None and ROOT in packaged_grid(grid).read_text(encoding="utf-8"):
-            terminal.warn(f"{grid} is left as it is: its images need --root")
+        for method in repeated:
+            get_method(method)  # a misspelt one would run nothing again
+        if root is None and ROOT in packaged_grid(name).read_text(encoding="utf-8"):
+            terminal.warn(f"{name} is left as it is: its images need --root")
             continue
-        specs = shard_of(read_grid(packaged_grid(grid), root=str(root or "")), number, shards)
-        recorded = find_recorded(pages.records(grid), repeated, str(root or ROOT))
-        context = RunContext(out, None, common.checked_device(), workers, recorded=recorded)
+        specs = shard_of(read_grid(packaged_grid(name), root=str(root or "")), number, shards)
+        recorded = find_recorded(pages.records(name), repeated, str(root or ROOT))
+        context = RunContext(
+            out=out,
+            device=common.checked_device(),
+            workers=workers,
+            features=features,
+            recorded=recorded,
+        )
         done = run_grid(specs, context, terminal)
         records = [result.record for result in done if result.record is not None]
         if len(records) < len(specs):
-            raise UserError(f"{len(specs) - len(records)} runs of {grid} failed: nothing recorded")
+            raise UserError(f"{len(specs) - len(records)} runs of {name} failed: nothing recorded")
         if shards > 1:
             terminal.say(f"{count(len(records), 'run')} in {out}")
             continue
-        packed = pack_records(records).replace(str(root), ROOT) if root else pack_records(records)
-        write_atomically(pages.records(grid), packed.encode())
-        terminal.say(f"{count(len(records), 'record')} in {pages.records(grid)}")
+        packed = pack_records(add_changes(records, out))
+        if root:
+            packed = packed.replace(str(root), ROOT)
+        write_atomically(pages.records(name), packed.encode())
+        terminal.say(f"{count(len(records), 'record')} in {pages.records(name)}")
     if shards == 1:
         _write_page(page, pages, terminal, overwrite=overwrite)
 

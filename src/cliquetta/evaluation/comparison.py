@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.evaluation.grid import BASELINE
+from cliquetta.evaluation.intervals import mean_half_width, share_half_width
 from cliquetta.evaluation.predictions import PairedTest, paired_test, sign_flip_p
 from cliquetta.evaluation.record import Run
 from cliquetta.methods.registry import get_method, method_config
@@ -57,6 +58,20 @@ class Cell:
         return average(self.gains.values())
 
     @property
+    def half_width(self) -> float | None:
+        """Half-width of the 95 % interval of the gain, in points; ``None`` where it is unknown.
+
+        Of predictions, or of what the record of a single run says of them.
+        """
+        if self.test is not None:
+            return self.test.half_width
+        metrics = self.runs[0].record.metrics
+        if self.metric != "top1" or len(self.runs) > 1 or "repaired" not in metrics:
+            return None
+        images = self.runs[0].record.images
+        return share_half_width(metrics["repaired"], metrics["broken"], images)
+
+    @property
     def ece(self) -> float | None:
         """Calibration error in percent, over seeds."""
         return average(run.record.metrics.get("ece") for run in self.runs)
@@ -75,16 +90,28 @@ class Overall:
 
     row: str
     columns: tuple[str, ...]
+    asked: int  # columns that were asked for; a row that lacks some is not ranked among others
     mean: float | None
     sd: float | None  # of the mean over datasets, from seed to seed
     tail: float | None  # mean over datasets of :attr:`Cell.tail`
     gain: float | None
     gain_sd: float | None  # from dataset to dataset
+    half_width: float | None  # of the gain's 95 % interval over datasets; ``None`` as ``p``
     worst: tuple[float, str] | None  # the least favourable gain, and on which dataset
     p: float | None  # of the gains, paired by dataset; ``None`` below :data:`ENOUGH` of them
     ece: float | None
     cost: float | None  # median over datasets
     images: int  # per dataset, on average
+
+    @property
+    def complete(self) -> bool:
+        """Whether the row has all datasets, so that its means may be ranked among others."""
+        return len(self.columns) == self.asked
+
+    @property
+    def datasets(self) -> str:
+        """On how many datasets the row's means are."""
+        return str(self.asked) if self.complete else f"{len(self.columns)} of {self.asked}"
 
 
 @dataclass(frozen=True)
@@ -108,19 +135,22 @@ class Comparison:
         scored = [(r.seed, r.metrics[self.metric]) for r in records if self.metric in r.metrics]
         by_seed = grouped(scored, lambda pair: pair[0]).values()
         seeds = [statistics.mean(v for _, v in own) for own in by_seed if len(own) == len(cells)]
+        enough = len(gains) >= ENOUGH
         return Overall(
-            row,
-            tuple(cell.column for cell in cells),
-            average(cell.mean for cell in cells),
-            statistics.stdev(seeds) if len(seeds) > 1 else None,
-            average(cell.tail for cell in cells),
-            average(gains.values()),
-            statistics.stdev(gains.values()) if len(gains) > 1 else None,
-            None if worst is None else (gains[worst], worst),
-            sign_flip_p(list(gains.values())) if len(gains) >= ENOUGH else None,
-            average(cell.ece for cell in cells),
-            average((cell.cost for cell in cells), statistics.median),
-            round(average(record.images for record in records) or 0),
+            row=row,
+            columns=tuple(cell.column for cell in cells),
+            asked=len(wanted),
+            mean=average(cell.mean for cell in cells),
+            sd=statistics.stdev(seeds) if len(seeds) > 1 else None,
+            tail=average(cell.tail for cell in cells),
+            gain=average(gains.values()),
+            gain_sd=statistics.stdev(gains.values()) if len(gains) > 1 else None,
+            half_width=mean_half_width(list(gains.values())) if enough else None,
+            worst=None if worst is None else (gains[worst], worst),
+            p=sign_flip_p(list(gains.values())) if enough else None,
+            ece=average(cell.ece for cell in cells),
+            cost=average((cell.cost for cell in cells), statistics.median),
+            images=round(average(record.images for record in records) or 0),
         )
 
     def best(self, column: str) -> str | None:
@@ -296,12 +326,16 @@ def worst_tenth(values: Sequence[float], *, lowest: bool = True) -> float | None
 
 
 def _cost(pairs: Sequence[tuple[Run, Run]]) -> float | None:
-    """Median over ``(zero-shot, run)`` of how much longer an image took on the same device."""
-    rates = [
-        [run.record.throughput["images_per_second"] for run in pair]
-        for pair in pairs
-        if len({run.record.environment.get("device_name") for run in pair}) == 1
-    ]
+    """Median over ``(zero-shot, run)`` of how much longer an image took on the same device.
+
+    Runs from features that were encoded earlier tell nothing of what an image costs.
+    """
+    rates = []
+    for pair in pairs:
+        about = [run.record.environment for run in pair]
+        alike = about[0].get("device_name") == about[1].get("device_name")
+        if alike and all(one.get("features") != "kept" for one in about):
+            rates.append([run.record.throughput["images_per_second"] for run in pair])
     return average((plain / own for plain, own in rates if plain and own), statistics.median)
 
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from cliquetta.errors import UserError
+from cliquetta.evaluation.intervals import difference_half_width
 
 PREDICTIONS = "predictions.jsonl"
 
@@ -114,6 +115,7 @@ class PairedTest:
     repaired: int  # wrong in the baseline, right in the other; counted once per seed
     broken: int  # right in the baseline, wrong in the other
     p: float  # chance of a difference at least as large if both were equally good
+    half_width: float = 0.0  # of the 95 % interval of the gain, in points
 
 
 def paired_test(pairs: Sequence[tuple[Predictions, Predictions]]) -> PairedTest:
@@ -136,7 +138,20 @@ def paired_test(pairs: Sequence[tuple[Predictions, Predictions]]) -> PairedTest:
             repaired += max(0, change)
             broken += max(0, -change)
     values = np.array(list(totals.values()), dtype=np.int64)
-    return PairedTest(len(totals), repaired, broken, sign_flip_p(values))
+    # The unit is the image: its mean over seeds.
+    means = values / max(1, len(pairs))
+    half_width = 0.0
+    if len(means):
+        half_width = difference_half_width(
+            float(means.mean()), float((means**2).mean()), len(means)
+        )
+    return PairedTest(
+        images=len(totals),
+        repaired=repaired,
+        broken=broken,
+        p=sign_flip_p(values),
+        half_width=half_width,
+    )
 
 
 def _right_by_key(predictions: Predictions) -> dict[str, int]:

@@ -55,6 +55,9 @@ from cliquetta.methods.registry import require_features_only
 from cliquetta.methods.state import unpack_state
 from cliquetta.types import Batch, Prediction
 
+WARM_UP = 3
+"""Batches of a process's part of a run that its rate leaves out: kernels are loaded and recorded
+in them, which the first method would pay for the others."""
 SCORE_SECONDS = 0.2  # batches wait this long, at most, to be scored and written together
 
 
@@ -166,7 +169,7 @@ class RunProgress:
     batches: int = 0
     images: int = 0
     seconds: float = 0.0
-    timed: tuple[int, float] = (0, 0.0)  # images, seconds: without a process's first, slow batch
+    timed: tuple[int, float] = (0, 0.0)  # images, seconds: without a process's warm-up
     recalled: int = 0  # images that the prediction cache knew
     written: int = 0  # length of the prediction file in bytes
     resumed: int = 0
@@ -190,7 +193,7 @@ class Execution:
         self._earlier: tuple[Skipped, ...] = ()  # files skipped before the run was resumed
         self._waiting: list[tuple[Sequence[str], Tensor, Tensor]] = []
         self._flushed_at = time.monotonic()
-        self._first = True
+        self._done_here = 0  # batches that this process has predicted
         self._device = adapter.model.device
 
     @contextmanager
@@ -254,7 +257,9 @@ class Execution:
         """The method's prediction, timed; only the batch goes in, never a label."""
         start, recalled = time.perf_counter(), 0
         if self.cache is not None and isinstance(batch, Batch) and len(batch):
-            prediction, recalled = self.cache.predict(self.adapter, batch, first=self._first)
+            prediction, recalled = self.cache.predict(
+                self.adapter, batch, first=self._done_here == 0
+            )
         else:
             prediction = predict_batch(self.adapter, batch)
         if self._device.type == "cuda":
@@ -262,10 +267,10 @@ class Execution:
         took, progress = time.perf_counter() - start, self.progress
         progress.seconds += took
         progress.recalled += recalled
-        if not self._first and not recalled:
+        if self._done_here >= WARM_UP and not recalled:
             images, seconds = progress.timed
             progress.timed = (images + len(batch), seconds + took)
-        self._first = False
+        self._done_here += 1
         plain = {k: v for k, v in prediction.evidence.items() if isinstance(v, int | float | str)}
         progress.evidence = plain or progress.evidence
         return prediction

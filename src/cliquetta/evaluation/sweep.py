@@ -135,7 +135,12 @@ class RunContext:
             return adapter, prepared.from_given_features(stream, model)
         if self.evidence:
             return adapter, stream
-        if self.features is not None and isinstance(adapter, FeatureLevel):
+        # A table of features holds all images of its dataset: worth it where most are shown.
+        held = prepared.held_rows(stream)
+        mostly_shown = all(
+            len(rows) == len(part) for rows, part in zip(held, stream.parts, strict=True)
+        )
+        if self.features is not None and isinstance(adapter, FeatureLevel) and mostly_shown:
             return adapter, prepared.FeatureStream(stream, model, self.features, self.on_prepare)
         if self.hold or (self.hold is None and spec.dataset in self._repeated):
             if self._pixels is None:

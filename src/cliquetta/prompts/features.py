@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import zipfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,26 +98,45 @@ class TextFeatures:
         return int(self.features.shape[1])
 
     def select(self, names: Sequence[str]) -> Tensor:
-        """The rows (N, E) of some classes, in their order."""
+        """The rows (N, E) of some classes, in their order.
+
+        The class list of the rows may hold a name twice, as ImageNet's does, if it is asked for
+        as a whole.
+        """
         import torch
 
         rows = list(range(len(self.features)))
-        if self.names is not None:
+        if self.names is not None and tuple(names) != self.names:
             row_of = {name: row for row, name in enumerate(self.names)}
             rows = [look_up(f"class of {self.source}", name, row_of) for name in names]
-        elif len(rows) != len(names):
+            self._refuse_repeated(names)
+        elif self.names is None and len(rows) != len(names):
             raise UserError(
                 f"{self.source} holds {len(rows)} text features without names for {len(names)} "
                 "class names: give one for each, in their order"
             )
         return torch.from_numpy(self.features[rows])
 
+    def _refuse_repeated(self, names: Sequence[str]) -> None:
+        """Refuse names that stand for several rows."""
+        assert self.names is not None
+        count = Counter(self.names)
+        repeated = [name for name in names if count[name] > 1]
+        if repeated:
+            raise UserError(
+                f"{self.source} holds {count[repeated[0]]} text features of {repeated[0]!r}: ask "
+                "for all of its classes in the order of its rows, or give each name once"
+            )
+
     def prompts(self, classes: ClassPrompts | Sequence[str] | None) -> ClassPrompts:
         """The class list with these features; all names that the features have by default."""
         if classes is None and self.names is None:
             message = f"{self.source} holds no class names: give them in the order of its rows"
             raise UserError(message)
-        given = as_prompts(classes if classes is not None else self.names or ())
+        if classes is None:
+            given = ClassPrompts(self.names or (), allow_duplicates=True)
+        else:
+            given = as_prompts(classes)
         features = self.select(given.names)
         return ClassPrompts(given.names, given.templates, features, given.allow_duplicates)
 
@@ -136,8 +156,8 @@ def as_text_features(given: Any) -> TextFeatures:
         source, arrays = "text_features", {}
         features = check_features(as_array(given, source), source)
     names = tuple(str(name) for name in arrays["names"]) if "names" in arrays else None
-    if features.ndim != 2 or (names is not None and len(set(names)) != len(features)):
-        raise UserError(f"{source} must hold one text feature per name, each name once")
+    if features.ndim != 2 or (names is not None and len(names) != len(features)):
+        raise UserError(f"{source} must hold one text feature per name")
     scale = float(arrays["scale"]) if "scale" in arrays else 100.0
     if not 0 < scale < float("inf"):
         raise UserError(f"the scale of cosines is a number above 0, got {scale}")

@@ -18,6 +18,7 @@ from cliquetta.report import results_pages as pages
 BOARDS = {
     "leaderboard": "Bundled model",
     "leaderboard-real": "Real ViT-B/16 image tower, fixed text features",
+    "leaderboard-imagenet": "ImageNet, 1,000 classes: the same tower, fixed text features",
 }
 """Titles of the boards, by the grid that each is recorded from."""
 COLUMNS = {
@@ -34,6 +35,8 @@ COLUMNS = {
     "open set": ("open set", "top1"),
     "open set (AUROC)": ("open set", "auroc"),
     "mixed": ("mixed", "top1"),
+    "there and back": ("there and back", "top1"),
+    "batch 8": ("batch 8", "top1"),
     "batch 1": ("batch 1", "top1"),
 }
 """Columns of the board: a kind of stream, as :func:`stream_kind` tells it, and a metric."""
@@ -46,7 +49,9 @@ ORDERS = {
     "separate": "bursts",
     "long-tail": "long tail",
     "mixed": "mixed",
+    "recurring": "there and back",
 }
+SMALL_BATCHES = {1: "batch 1", 8: "batch 8"}
 CHEAP = 1.5  # times the cost of zero-shot up to which a method is called cheap
 NAMED = 3  # methods that a sentence names; of others it tells the number
 READING = (
@@ -79,8 +84,8 @@ def stream_kind(record: Record, roles: Mapping[str, str]) -> str:
         return "open set"
     if order in ORDERS:
         return ORDERS[order]
-    if stream["batch_size"] == 1:
-        return "batch 1"
+    if stream["batch_size"] in SMALL_BATCHES:
+        return SMALL_BATCHES[stream["batch_size"]]
     shift = parse_dataset_id(record.dataset)[1]
     if shift is not None:
         return CORRUPTIONS[shift.name].group
@@ -145,7 +150,8 @@ def _sections(records: Sequence[Record], rows: Mapping[str, BoardRow], folder: P
         command = "`cliquetta reproduce leaderboard --run --device cuda` runs the grid"
         shares = "and writes this page; `--shard I/N` shares it out over processes."
         return [pages.fill(f"**Not recorded yet.** {command} {shares}")]
-    advice = [pages.as_item(f"**{column}**: {_advice(rows, column)}") for column in COLUMNS]
+    columns = recorded_columns(rows)
+    advice = [pages.as_item(f"**{column}**: {_advice(rows, column)}") for column in columns]
     return [
         _board(rows, folder),
         "### What to take for which stream",
@@ -171,6 +177,11 @@ def board_rows(records: Iterable[Record], roles: Mapping[str, str]) -> dict[str,
         return name != BASELINE, -(average(map(rows[name].gain, COLUMNS)) or 0.0)
 
     return {name: rows[name] for name in sorted(rows, key=rank)}
+
+
+def recorded_columns(rows: Mapping[str, BoardRow]) -> list[str]:
+    """The columns of which anything is recorded."""
+    return [c for c in COLUMNS if any(row.cells.get(c) for row in rows.values())]
 
 
 def for_batches(label: str) -> bool:
@@ -213,13 +224,14 @@ def _in_full(rows: Mapping[str, BoardRow], column: str) -> list[str]:
 
 
 def _board(rows: Mapping[str, BoardRow], folder: Path) -> str:
-    full = {column: _in_full(rows, column) for column in COLUMNS}
+    recorded = recorded_columns(rows)
+    full = {column: _in_full(rows, column) for column in recorded}
     lines = []
     for name, row in rows.items():
-        cells = [_cell(row, column, name, full[column]) for column in COLUMNS]
+        cells = [_cell(row, column, name, full[column]) for column in recorded]
         head = (pages.linked(name, folder, "../methods/"), _setting(name))
         lines.append((*head, *cells, pages.times(row.cost), row.size))
-    columns = ("method", "setting", *COLUMNS, "cost", "sets × images")
+    columns = ("method", "setting", *recorded, "cost", "sets × images")
     return to_markdown(TextTable(columns, tuple(lines))).rstrip()
 
 

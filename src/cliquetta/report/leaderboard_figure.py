@@ -10,7 +10,7 @@ from html import escape
 
 from cliquetta.evaluation.grid import BASELINE
 from cliquetta.methods.registry import DEFAULT_METHOD
-from cliquetta.report.leaderboard import COLUMNS, BoardRow
+from cliquetta.report.leaderboard import COLUMNS, BoardRow, recorded_columns
 from cliquetta.report.results_pages import method_of
 from cliquetta.report.style import COLOURS, FAINT, GRID, INK, PAPER
 
@@ -32,10 +32,13 @@ def leaderboard_figure(boards: Mapping[str, Board]) -> str:
     }
     methods = [DEFAULT_METHOD, *best_rivals(list(named.values()))]
     group = len(methods) * BAR + GAP
-    width = LEFT + len(KINDS) * group + 8
+    kinds = {
+        title: [c for c in recorded_columns(board) if c in KINDS] for title, board in boards.items()
+    }
+    width = LEFT + max(map(len, kinds.values()), default=0) * group + 8
     parts, top = [_legend(methods)], TOP
     for title, rows in named.items():
-        height, panel = _panel(title, rows, methods, top, width)
+        height, panel = _panel(title, rows, methods, kinds[title], top, width)
         parts.append(panel)
         top += height + BETWEEN
     body = "\n".join(parts)
@@ -79,11 +82,18 @@ def _legend(methods: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def _panel(title: str, rows: Board, names: Sequence[str], top: int, width: int) -> tuple[int, str]:
+def _panel(
+    title: str,
+    rows: Board,
+    names: Sequence[str],
+    kinds: Sequence[str],
+    top: int,
+    width: int,
+) -> tuple[int, str]:
     """Height and drawing of one board."""
     shown = [rows[name] for name in names if name in rows]
-    means = [row.gain(kind) or 0.0 for row in shown for kind in KINDS]
-    lows = [row.worst(kind)[0] for row in shown for kind in KINDS if row.measured(kind)]
+    means = [row.gain(kind) or 0.0 for row in shown for kind in kinds]
+    lows = [row.worst(kind)[0] for row in shown for kind in kinds if row.measured(kind)]
     high = STEP * math.ceil(max([STEP, *means]) / STEP)
     low = STEP * math.floor(min([-STEP, *lows]) / STEP)
     zero = top + 20 + high * POINT
@@ -101,7 +111,7 @@ def _panel(title: str, rows: Board, names: Sequence[str], top: int, width: int) 
             f'<text x="{LEFT - 6}" y="{y + 4:g}" text-anchor="end" fill="{FAINT}">{label}</text>',
         ]
     group = len(names) * BAR + GAP
-    for number, kind in enumerate(KINDS):
+    for number, kind in enumerate(kinds):
         left = LEFT + GAP // 2 + number * group
         middle = left + len(names) * BAR / 2
         parts.append(

@@ -17,7 +17,8 @@ GRIDS = {
     "headline": ("bundled", "real"),
     "methods": ("bundled", "methods", "real", "streams", "streams-real"),
     "ablation": ("ablation", "ablation-real"),
-    "leaderboard": ("leaderboard", "leaderboard-real"),
+    "leaderboard": ("leaderboard", "leaderboard-real", "leaderboard-imagenet"),
+    "published": ("published-imagenet",),
 }
 """Pages of our own results, and the grids whose records they are written from."""
 BEGIN, END = "<!-- headline: cliquetta reproduce headline -->", "<!-- /headline -->"
@@ -31,11 +32,13 @@ KINDS = {
     "few shots": "*A few labelled images of each class* (few shots).",
 }
 READING = (
-    "*Gain*: points over zero-shot on exactly the same images, ± standard deviation over datasets; "
-    "*p* is a paired two-sided sign-flip test over datasets, given from six on. Settings of "
+    "*Gain*: points over zero-shot on exactly the same images, ± half of the 95 % interval over "
+    "datasets (Student's t); *p* is a paired two-sided sign-flip test over datasets. Both are "
+    "given from six datasets on. Settings of "
     "methods may be chosen on datasets marked *dev*; *gain, not dev* leaves them out.",
-    "*Accuracy*: mean over shifted datasets ± standard deviation over seeds, in percent. Rows "
-    "with another number of datasets or images are comparable by their gain only.",
+    "*Accuracy*: mean over shifted datasets ± standard deviation over seeds, in percent. Rows are "
+    "ranked over the same data only: those over other images, or over *n of m* datasets, follow "
+    "behind the others and are in no ranking.",
     "*Worst*: the lowest gain and where. *ECE*: calibration error in percent. *Cost*: time per "
     "image as a multiple of zero-shot's, among many runs that shared a GPU; the speed of methods "
     "alone is in the [results](../results/README.md).",
@@ -71,8 +74,9 @@ class Setting:
         return sorted(rows, key=_rank)
 
 
-def _rank(row: Overall) -> tuple[bool, float]:
-    return row.row != BASELINE, -(row.gain or 0.0)
+def _rank(row: Overall) -> tuple[bool, bool, float]:
+    """Order zero-shot first, then by gain; behind them rows that lack datasets."""
+    return row.row != BASELINE, not row.complete, -(row.gain or 0.0)
 
 
 def read_settings(records: Iterable[Record], roles: Mapping[str, str]) -> list[Setting]:
@@ -147,7 +151,8 @@ def methods_page(
         ),
         "## How to read and choose",
         "\n".join(map(as_item, READING)),
-        "What your images allow decides first; within that, by gain on the bundled set:",
+        "What your images allow decides first; within that, by gain on the shifts of the bundled "
+        "set that all of the ranked methods were run on:",
         "\n".join(as_item(f"{text} {_ranking(bundled, kind)}") for kind, text in KINDS.items()),
     ]
     for title, settings in (("Bundled set", bundled), ("Real ViT-B/16 image tower", real)):
@@ -194,20 +199,27 @@ def sources(settings: Iterable[Setting]) -> str:
 
 
 def _every_method(settings: Sequence[Setting], folder: Path) -> str:
-    """One row per method, wherever it was run; slow ones may have a setting of their own."""
+    """One row per method, wherever it was run; slow ones may have a setting of their own.
+
+    Only rows over all datasets and images of the first setting are ranked, the others follow.
+    """
     head = ("method", "images of a batch", "accuracy", "gain", "gain, not dev", "worst", "ECE")
     first: dict[str, tuple[Setting, Overall]] = {}
     for setting in settings:
         for row in setting.rows:
             first.setdefault(row.row, (setting, row))
     rows = []
-    for setting, row in sorted(first.values(), key=lambda pair: _rank(pair[1])):
+
+    def rank(pair: tuple[Setting, Overall]) -> tuple[bool, tuple[bool, bool, float]]:
+        return pair[0] is not settings[0], _rank(pair[1])
+
+    for setting, row in sorted(first.values(), key=rank):
         untouched = setting.table.overall(row.row, setting.columns(REPORT)).gain
         kind = _kind(get_method(method_of(row.row)))
         accuracy = shown(row.mean, ".2f") + ("" if row.sd is None else f" ± {row.sd:.2f}")
         worst = BLANK if row.worst is None else f"{signed(row.worst[0])} ({short_id(row.worst[1])})"
         gains = (_gain(row), shown(untouched, "+.2f"), worst)
-        size = f"{len(row.columns)} × {row.images:,}"
+        size = f"{row.datasets} × {row.images:,}"
         costs = (shown(row.ece, ".1f"), times(row.cost), size)
         rows.append((linked(row.row, folder), kind, accuracy, *gains, *costs))
     table = TextTable((*head, "cost", "datasets × images"), tuple(rows), labels=2)
@@ -237,20 +249,37 @@ def _cell(cell: Cell | None) -> str:
 
 
 def _ranking(settings: Sequence[Setting], kind: str) -> str:
-    """The methods of a kind with their gains."""
+    """The methods of a kind by gain over the datasets that all of them have; then the others."""
     names = {e.name for e in method_entries() if _kind(e) == kind and e.name != BASELINE}
-    gains: dict[str, float] = {}
-    for row in (row for setting in settings for row in setting.rows):
-        if row.gain is not None and method_of(row.row) in names:
-            gains.setdefault(row.row, row.gain)
-    ordered = sorted(gains.items(), key=lambda item: -item[1])
-    return ", ".join(f"`{name}` {signed(gain)}" for name, gain in ordered) or "Nothing is recorded."
+    ranked = _shared_gains(settings)
+    ordered = sorted(ranked.items(), key=lambda item: -item[1])
+    shown = [f"`{name}` {signed(gain)}" for name, gain in ordered if method_of(name) in names]
+    rows = dict.fromkeys(row.row for setting in settings for row in setting.rows)
+    others = [f"`{row}`" for row in rows if row not in ranked and method_of(row) in names]
+    text = ", ".join(shown)
+    if others:
+        text += f"{'; o' if shown else 'O'}n other images, not ranked: {', '.join(others)}"
+    return text or "Nothing is recorded."
+
+
+def _shared_gains(settings: Sequence[Setting]) -> dict[str, float]:
+    """Gains over the same datasets, in the setting that most methods were run in."""
+    alike = grouped(settings, lambda setting: setting.title).values()
+    tables = []
+    for some in alike:
+        joined = compare([run for setting in some for run in setting.runs])
+        shifted = [c for c in joined.columns if some[0].roles.get(c, REPORT) != CLEAN]
+        shared = [c for c in shifted if all((row, c) in joined.cells for row in joined.rows)]
+        if shared:
+            tables.append([joined.overall(row, shared) for row in joined.rows])
+    rows = max(tables, key=len, default=[])
+    return {row.row: row.gain for row in rows if row.gain is not None}
 
 
 def _gain(row: Overall) -> str:
     if row.gain is None:
         return BLANK
-    spread = "" if row.gain_sd is None else f" ± {row.gain_sd:.2f}"
+    spread = "" if row.half_width is None else f" ± {row.half_width:.2f}"
     return f"{signed(row.gain)}{spread}" + ("" if row.p is None else f" (p {row.p:.2g})")
 
 
@@ -310,6 +339,7 @@ class ResultsPages:
     def texts(self, page: str) -> dict[Path, str]:
         """The texts of a page's files, as its records say."""
         # which are made of this module
+        from cliquetta.report.imagenet_page import imagenet_page
         from cliquetta.report.leaderboard import BOARDS, board_rows, leaderboard_page
         from cliquetta.report.leaderboard_figure import leaderboard_figure
 
@@ -317,12 +347,18 @@ class ResultsPages:
             grid: unpack_records(self.records(grid)) if self.records(grid).exists() else []
             for grid in GRIDS[page]
         }
+        if page == "published":
+            return self._published(records["published-imagenet"])
         roles = {grid: grid_roles(packaged_grid(grid)) for grid in records}
         if page == "leaderboard":
             boards = {BOARDS[g]: (some, board_rows(some, roles[g])) for g, some in records.items()}
             figure = leaderboard_figure({title: rows for title, (_, rows) in boards.items()})
+            imagenet = self.results / "imagenet.md"
             return {
                 self.results / "leaderboard.md": leaderboard_page(boards, self.methods.parent),
+                imagenet: imagenet_page(
+                    imagenet.read_text(encoding="utf-8"), records["leaderboard-imagenet"]
+                ),
                 self.results.parent / "images/leaderboard.svg": figure,
             }
         recorded = {grid: read_settings(some, roles[grid]) for grid, some in records.items()}
@@ -343,3 +379,13 @@ class ResultsPages:
         bundled = [*recorded["bundled"], *recorded["methods"]]
         text = methods_page(bundled, recorded["real"], streams, self.methods.parent)
         return {self.methods: text}
+
+    def _published(self, records: Sequence[Record]) -> dict[Path, str]:
+        """The page of published numbers, with our own on ImageNet."""
+        from cliquetta.report import printed_page
+
+        path = self.results / "published.md"
+        printed = printed_page.read_printed(self.results / printed_page.PRINTED)
+        section = printed_page.printed_section(printed, records)
+        before = path.read_text(encoding="utf-8")
+        return {path: printed_page.insert_between(before, "imagenet", "published", section)}

@@ -1,4 +1,4 @@
-"""Domain keys by hand; which images of a batch belong to which domain."""
+"""Domain keys by hand; which domain a batch belongs to."""
 
 import math
 from typing import Any
@@ -9,75 +9,90 @@ from torch import Tensor
 
 from cliquetta.methods.domain_norm.config import DomainNormConfig
 from cliquetta.methods.domain_norm.domains import (
-    choose_domains,
-    distances,
-    domain_figures,
+    choose_domain,
+    judged_signatures,
+    key_distances,
     key_of,
     merge_keys,
 )
-from cliquetta.methods.domain_norm.run import Runner, Setup
-from cliquetta.methods.domain_norm.state import Domain, Group, Key, State
-
-
-def no_images(channels: int) -> Key:
-    return Key(torch.tensor(0.0), torch.zeros(channels), torch.zeros(channels))
+from cliquetta.methods.domain_norm.state import Domain, Key, State
 
 
 def test_distance_is_cohens_d_squared_by_hand() -> None:
-    known, batch = torch.tensor([[0.0], [2.0]]), torch.tensor([[5.0], [7.0], [6.0]])
-    empty = no_images(1)
+    known = torch.tensor([[0.0], [2.0]])
+    batch = torch.tensor([[5.0], [7.0], [6.0]])
+    empty = Key(images=torch.tensor(0.0), mean=torch.zeros(1), scatter=torch.zeros(1))
     key = merge_keys(empty, key_of(known))
     assert (float(key.images), float(key.mean), float(key.scatter)) == (2.0, 1.0, 2.0)
     variance = (2.0 + 2.0) / (2 + 3 - 2)
     expected = (6.0 - 1.0) ** 2 / variance - (1 / 3 + 1 / 2)
-    actual = distances(key_of(batch), (key, empty)).tolist()
+    actual = key_distances(key_of(batch), (key, empty)).tolist()
     assert actual == [pytest.approx(expected), math.inf]
 
 
-def two_domains(apart: float) -> State:
-    """Two domains of 400 channels whose means differ by ``apart`` deviations; the rest is void."""
-    generator = torch.Generator().manual_seed(0)
+def test_keys_of_two_parts_are_merged_to_the_key_of_all() -> None:
+    rows = torch.randn(30, 4, generator=torch.Generator().manual_seed(0)).double()
+    merged = merge_keys(key_of(rows[:7]), key_of(rows[7:]))
+    torch.testing.assert_close(merged, key_of(rows))
+
+
+def two_domains(seen: int = 200) -> State:
+    """Two domains of which the first is in use; all that does not tell them apart is void."""
     void: Any = torch.empty(0)
-    domains = tuple(
-        Domain(void, key_of(rows), void, void, *[torch.tensor(200)] * 6)
-        for rows in (torch.randn(200, 400, generator=generator) + shift for shift in (0.0, apart))
+    domain = Domain(
+        norms=void,
+        temperature=void,
+        key=void,
+        counts=void,
+        images=torch.tensor(seen),
+        due=void,
+        last_used=void,
     )
-    return State(torch.tensor(0), domains, void, Group(torch.zeros(16, 400), torch.tensor(0)))
+    return State(current=torch.tensor(0), domains=(domain, domain), window=void, group=void)
 
 
-def split(batch: Tensor, state: State) -> list[tuple[int | None, Tensor]]:
-    """The parts of a batch."""
-    network: Any = None
-    setup = Setup(network, DomainNormConfig(domain_threshold=0.6), Runner())
-    return choose_domains(state, batch, setup)
-
-
-def test_a_batch_of_one_domain_is_never_split() -> None:
-    generator = torch.Generator().manual_seed(2)
-    for apart in (0.3, 2.0):  # domains that are nearly one, and domains far apart
-        state = two_domains(apart)
-        for shift, expected in ((0.0, 0), (apart, 1)):
-            batch = torch.randn(32, 400, generator=generator) + shift
-            actual = split(batch, state)
-            assert len(actual) == 1
-            assert apart < 1 or actual[0][0] == expected
-
-
-def test_an_image_alone_is_nearest_by_the_variance_of_a_domain_by_hand() -> None:
-    """Up to 4.5, the domain of mean 0 and variance 9 is nearer than that of 6 and 1."""
-    wide = Key(torch.tensor(101.0), torch.tensor([0.0]), torch.tensor([900.0]))
-    narrow = Key(torch.tensor(3.0), torch.tensor([6.0]), torch.tensor([2.0]))
-    one = Key(torch.tensor(1.0), torch.tensor([4.0]), torch.tensor([0.0]))  # has no variance
-    figures = domain_figures(torch.tensor([[4.0], [4.6]]), (wide, narrow, one))
-    assert figures[:2].tolist() == [0, 1]
-
-
-@pytest.mark.parametrize(("size", "smallest"), [(16, 4), (32, 4), (64, 8)])
-def test_a_part_has_an_eighth_of_the_batch_and_at_least_four_images(
-    size: int, smallest: int
+@pytest.mark.parametrize(
+    ("images", "distances", "expected"),
+    [
+        (64, [0.1, 0.5], 0),
+        (64, [0.5, 0.1], 1),
+        (64, [0.62, 0.9], 0),  # 0.6 (1 + 3/64) is 0.628
+        (64, [0.64, 0.9], None),
+        (4, [0.70, 0.9], 0),  # judged by 16 images: 0.6 (1 + 3/16) is 0.7125
+        (4, [0.72, 0.9], None),
+    ],
+)
+def test_a_batch_belongs_to_the_nearest_domain_within_reach(
+    images: int, distances: list[float], expected: int | None
 ) -> None:
-    generator = torch.Generator().manual_seed(4)
-    for others, parts in ((smallest, [0, 1]), (smallest - 1, [0])):
-        batch = torch.randn(size, 400, generator=generator)
-        batch[:others] += 2.0
-        assert [number for number, _ in split(batch, two_domains(2.0))] == parts
+    config = DomainNormConfig(domain_threshold=0.6)
+    assert choose_domain(two_domains(), images, distances, config) == expected
+
+
+def test_a_domain_of_fewer_than_32_images_takes_every_batch() -> None:
+    far = [5.0, 0.1]
+    assert choose_domain(two_domains(seen=31), 64, far, DomainNormConfig()) == 0
+    assert choose_domain(two_domains(seen=32), 64, far, DomainNormConfig()) == 1
+
+
+def test_small_batches_are_judged_by_the_last_16_images() -> None:
+    group = torch.arange(16.0)[:, None]
+    small = torch.tensor([[20.0], [21.0]])
+    large = torch.zeros(16, 1)
+    expected = torch.cat([group[2:], small])
+    assert torch.equal(judged_signatures(group, small), expected)
+    assert judged_signatures(group, large) is large
+
+
+def test_batches_of_one_domain_stay_in_it_and_those_of_another_leave() -> None:
+    generator = torch.Generator().manual_seed(2)
+
+    def rows(count: int, shift: float) -> Tensor:
+        return torch.randn(count, 400, generator=generator) + shift
+
+    for apart, expected in ((0.3, [0, 0]), (2.0, [0, 1])):
+        keys = (key_of(rows(200, 0.0)), key_of(rows(200, apart)))
+        for shift, number in zip((0.0, apart), expected, strict=True):
+            distances = key_distances(key_of(rows(32, shift)), keys).tolist()
+            actual = choose_domain(two_domains(), 32, distances, DomainNormConfig())
+            assert actual == number or apart < 1

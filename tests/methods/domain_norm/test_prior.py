@@ -1,5 +1,7 @@
 """Which classes occur and how often: by hand, by a literal loop and on drawn streams."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -7,12 +9,13 @@ from torch import Tensor
 
 from cliquetta.methods.domain_norm.config import DomainNormConfig
 from cliquetta.methods.domain_norm.prior import (
-    belief,
+    ClassPrior,
     class_prior,
     count,
     evenness,
+    evenness_limit,
+    expected_evenness,
     frequencies,
-    weigh_recent,
 )
 from cliquetta.methods.domain_norm.state import Counts
 from tests.reference.domain_norm_literal import Domain, Image, LiteralDomainNorm
@@ -28,18 +31,29 @@ def draw(labels: Tensor, bias: Tensor | float = 0.0, *, gap: float, seed: int = 
     return logits.softmax(dim=1)
 
 
-def no_counts() -> Counts:
-    shapes: dict[str, tuple[int, ...]] = {"moments": (4, N), "predicted": (2, N)}
-    shapes |= dict.fromkeys(("images", "confidence", "entropy", "agreement", "asked"), ())
-    return Counts(*(torch.zeros(shapes.get(name, (N,))) for name in Counts._fields))
+def no_counts(classes: int = N) -> Counts:
+    zero = torch.zeros((), dtype=torch.float64)
+    per_class = torch.zeros(classes, dtype=torch.float64)
+    return Counts(
+        images=zero,
+        confidence=zero,
+        marginal=per_class,
+        absence=per_class,
+        absent_logits=per_class,
+        debiased=per_class,
+        concentration=zero,
+        recent=per_class,
+    )
 
 
 def counted(predictions: Tensor, config: DomainNormConfig, batch: int = 64) -> list[Counts]:
     """The counts of a domain after each batch of predictions."""
-    counts = [no_counts()]
+    counts = no_counts(predictions.shape[1])
+    after = []
     for part in predictions.split(batch):
-        counts.append(count(counts[-1], part, config))
-    return counts[1:]
+        counts = count(counts, part, config)
+        after.append(counts)
+    return after
 
 
 def estimate(predictions: Tensor, batch: int = 64) -> Tensor:
@@ -48,13 +62,107 @@ def estimate(predictions: Tensor, batch: int = 64) -> Tensor:
     return frequencies(counts.debiased, counts.images)
 
 
-def test_a_hub_is_not_mistaken_for_a_class_that_occurs() -> None:
-    labels = torch.randint(0, N, (512,), generator=torch.Generator().manual_seed(1))
-    hub = draw(labels, 5.5 * torch.eye(N)[3], gap=4.0)
-    few = draw(torch.full((512,), 3), gap=5.5)
-    for predictions, occurs in ((hub, False), (few, True), (few[:64], True)):
-        counts = counted(predictions, DomainNormConfig())[-1]
-        assert (class_prior(counts, DomainNormConfig()).prior[3] > 0.5) == occurs
+def prior_of(labels: Tensor, classes: int, *, batch: int, sure: float = 1.0) -> list[ClassPrior]:
+    """The class prior after each batch of a stream whose predictions are right.
+
+    ``sure`` is the probability of the predicted class; the others share the rest.
+    """
+    config = DomainNormConfig()
+    rest = (1 - sure) / (classes - 1)
+    counts = no_counts(classes)
+    priors = []
+    for part in labels.split(batch):
+        q = torch.full((len(part), classes), rest, dtype=torch.float64)
+        q[torch.arange(len(part)), part] = sure
+        recent = counts.recent * 0.5 ** (len(part) / config.recent_images)
+        counts = counts._replace(
+            images=counts.images + len(part),
+            confidence=counts.confidence + sure * len(part),
+            marginal=counts.marginal + q.sum(dim=0),
+            debiased=counts.debiased + q.sum(dim=0),
+            concentration=counts.concentration + q.square().sum(),
+            recent=recent + q.sum(dim=0),
+        )
+        priors.append(class_prior(counts, config))
+    return priors
+
+
+# --- how even few images of many classes are ----------------------------------------------------
+
+
+@pytest.mark.parametrize("classes", [5, 10, 80, 1000, 20000])
+@pytest.mark.parametrize("ratio", [0.1, 1.0, 3.0, 10.0])
+def test_expected_evenness_is_that_of_draws(classes: int, ratio: float) -> None:
+    """Certain predictions of images whose classes are drawn evenly, by simulation."""
+    images = max(5, int(ratio * classes))
+    generator = torch.Generator().manual_seed(classes)
+    draws = max(3, 4000 // classes)
+    actual = []
+    for _ in range(draws):
+        labels = torch.randint(0, classes, (images,), generator=generator)
+        mass = labels.bincount(minlength=classes).float()
+        actual.append(float(evenness(frequencies(mass, torch.tensor(float(images))))))
+    weight = torch.tensor(1 - 1 / classes)
+    expected = float(expected_evenness(torch.tensor(float(images)), weight, classes))
+    standard_error = float(torch.tensor(actual).std()) / math.sqrt(draws)
+    # A Poisson number of draws has 1/N more spread than so many draws of N classes.
+    assert sum(actual) / draws == pytest.approx(expected, abs=4 * standard_error + 0.1 / classes)
+
+
+@pytest.mark.parametrize("gap", [3.0, 6.0])
+def test_expected_evenness_of_unsure_predictions_is_never_above_that_of_draws(gap: float) -> None:
+    """Soft predictions: equal for many images per class, lower where they are few."""
+    classes = 50
+    generator = torch.Generator().manual_seed(0)
+    for images, slack in ((10, 0.2), (50, 0.06), (500, 0.01)):
+        actual = []
+        expected = []
+        for _ in range(20):
+            labels = torch.randint(0, classes, (images,), generator=generator)
+            logits = 1.5 * torch.randn(images, classes, generator=generator)
+            logits[torch.arange(images), labels] += gap
+            q = logits.softmax(dim=1)
+            n = torch.tensor(float(images))
+            actual.append(float(evenness(frequencies(q.sum(dim=0), n))))
+            weight = q.square().sum() / n - 1 / classes
+            expected.append(float(expected_evenness(n, weight, classes)))
+        mean = sum(expected) / 20
+        assert mean - 0.01 <= sum(actual) / 20 <= mean + slack
+
+
+@pytest.mark.parametrize("classes", [5, 20, 100, 1000, 20000])
+@pytest.mark.parametrize("sure", [1.0, 0.6])
+def test_streams_of_equally_frequent_classes_are_never_believed(classes: int, sure: float) -> None:
+    """From the first images on, up to ten per class; for the longest list up to 20,000."""
+    images = min(10 * classes, 20000)
+    batch = max(1, images // 40)
+    for seed in range(3 if classes > 1000 else 10):
+        generator = torch.Generator().manual_seed(seed)
+        labels = torch.randint(0, classes, (images,), generator=generator)
+        priors = prior_of(labels, classes, batch=batch, sure=sure)
+        assert max(float(prior.belief) for prior in priors) == 0
+
+
+@pytest.mark.parametrize(("classes", "present"), [(10, 3), (80, 3), (80, 16), (1000, 50)])
+def test_few_classes_are_believed_from_the_first_batch_on(classes: int, present: int) -> None:
+    labels = torch.randint(0, present, (256,), generator=torch.Generator().manual_seed(0))
+    priors = prior_of(labels, classes, batch=64, sure=0.9)
+    believed = [float(prior.belief) for prior in priors]
+    # 64 images of 50 of 1,000 classes look like 64 images of 1,000; 256 images do not.
+    first = 0 if present < 50 else 3
+    assert min(believed[first:]) == 1
+    assert float(priors[-1].prior[:present].sum()) > 0.5
+
+
+def test_the_limit_of_evenness_rises_with_confidence() -> None:
+    config = DomainNormConfig(evenness_limits=(0.4, 0.8))
+    cases = [(0.1, 0.4), (0.5, 0.4), (0.6, 0.5), (0.7, 0.6), (0.9, 0.8), (1.0, 0.8)]
+    for confidence, expected in cases:
+        actual = evenness_limit(torch.tensor(confidence), config)
+        assert float(actual) == pytest.approx(expected)
+
+
+# --- bias and frequency -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("batch", [1, 8, 64])
@@ -70,84 +178,73 @@ def test_bias_differs_from_frequency(batch: int) -> None:
     assert float(estimate(few, batch)[:3].sum()) > 0.8
 
 
+def test_a_hub_is_not_mistaken_for_a_class_that_occurs() -> None:
+    labels = torch.randint(0, N, (512,), generator=torch.Generator().manual_seed(1))
+    hub = draw(labels, 5.5 * torch.eye(N)[3], gap=4.0)
+    few = draw(torch.full((512,), 3), gap=5.5)
+    for predictions, occurs in ((hub, False), (few, True)):
+        counts = counted(predictions, DomainNormConfig())[-1]
+        assert (class_prior(counts, DomainNormConfig()).prior[3] > 0.5) == occurs
+
+
 def test_a_stream_of_one_class_is_not_mistaken_for_biased() -> None:
     assert float(estimate(draw(torch.full((256,), 4), gap=7.0))[4]) > 0.9
-    unsure = counted(draw(torch.full((64,), 4), gap=5.0), DomainNormConfig())[0]
-    assert float(class_prior(unsure, DomainNormConfig()).prior[4]) > 0.9
-
-
-def test_uneven_frequencies_are_believed_if_predictions_are_confident_enough() -> None:
-    config = DomainNormConfig(evenness_floor=0.4, evenness_cap=0.8, evenness_slope=2.0)
-    # Seven of ten against a limit of 0.4, of 0.4 + 2 * 0.16 = 0.72, and of 0.8 at most.
-    cases = [(2, 0.3, 1), (2, 0.9, 1), (10, 0.3, 0), (10, 0.9, 0)]
-    for classes, sure, expected in (*cases, (7, 0.3, 0), (7, 0.66, 0.7), (7, 0.95, 1)):
-        assert believed(classes, N, sure, config) == pytest.approx(expected, abs=1e-3)
-
-
-def believed(classes: int, plain: int, confidence: float, config: DomainNormConfig) -> float:
-    """Belief where so many classes are equally frequent by unbiased and by plain predictions."""
-    images = torch.tensor(1e6)
-    debiased, predicted = ((torch.arange(N) < few) * images / few for few in (classes, plain))
-    counts = no_counts()._replace(images=images, confidence=confidence * images)
-    counts = counts._replace(debiased=debiased, classes=predicted, recent=debiased)
-    return float(class_prior(counts, config).belief)
 
 
 def test_streams_of_every_kind_have_the_prior_of_the_page() -> None:
     """Few classes and many, sure and unsure, biased or not: also where belief is partial."""
     literal = LiteralDomainNorm.__new__(LiteralDomainNorm)
-    literal.N, config, partial = N, DomainNormConfig(), {"belief": 0, "few": 0}
+    literal.N = N
+    config = DomainNormConfig()
     generator = torch.Generator().manual_seed(0)
+    partial = {"belief": 0, "burst": 0}
     for seed in range(40):
-        present, gap, bias = seed % N + 1, 1.0 + seed % 7, (0.0, 1.5, 3.0)[seed % 3]
+        present = seed % N + 1
+        gap = 1.0 + seed % 7
+        bias = (0.0, 1.5, 3.0)[seed % 3]
         labels = torch.randint(0, present, (64,), generator=generator)
         pull = bias * torch.randn(N, generator=generator)
-        counts, domain = no_counts(), Domain(np.zeros(1), N, 1, 1)
+        counts = no_counts()
+        domain = Domain(np.zeros(1), N, 1)
+        nothing = np.zeros(0)
         for part in draw(labels, pull, gap=gap, seed=seed).double().split(8):
             counts = count(counts, part, config)
-            actual, nothing = class_prior(counts, config), np.zeros(0)
+            actual = class_prior(counts, config)
             images = [Image(0, part, nothing, nothing, z) for z in part.numpy()]
-            pi, m, beta, w, *_ = literal.count(domain, images)
-            for ours, theirs in zip(actual[:4], (m, pi, w, beta), strict=True):
-                np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-9, atol=1e-12)
-            nu = frequencies(counts.debiased, counts.images)
-            plain = belief(nu, counts.confidence / counts.images, config)
-            partial["belief"] += 0.05 < float(plain) < 0.95
-            partial["few"] += 0.05 < (beta - float(plain)) / (1 - float(plain) + 1e-9) < 0.95
+            expected = literal.count(domain, images)
+            np.testing.assert_allclose(actual.marginal, expected.m, rtol=1e-9, atol=1e-12)
+            np.testing.assert_allclose(actual.prior, expected.pi, rtol=1e-9, atol=1e-12)
+            assert float(actual.belief) == pytest.approx(expected.beta, abs=1e-9)
+            assert float(actual.burst) == pytest.approx(expected.r, abs=1e-9)
+            weights = actual.log_weights.softmax(dim=0).numpy()
+            np.testing.assert_allclose(
+                weights, expected.weights / expected.weights.sum(), rtol=1e-8, atol=1e-12
+            )
+            partial["belief"] += 0.05 < expected.beta < 0.95
+            partial["burst"] += 0.05 < expected.r < 0.95
     assert min(partial.values()) > 5, partial
 
 
-def test_the_prior_can_be_fixed() -> None:
+def test_all_classes_are_equally_frequent_if_that_is_said() -> None:
     predictions = draw(torch.tensor([3] * 40 + [5] * 24), gap=4.0)
-    uniform, believed = (
-        class_prior(counted(predictions, config)[0], config)
-        for config in (DomainNormConfig(prior="uniform"), DomainNormConfig(prior="zero-shot"))
-    )
-    torch.testing.assert_close(uniform.prior, torch.full((N,), 1 / N))
-    torch.testing.assert_close(uniform.weights, torch.ones(N))
-    m = predictions.mean(dim=0)
-    torch.testing.assert_close(believed.prior, m)
-    torch.testing.assert_close(believed.weights, (m / m.max()) ** (1 / 3))
+    config = DomainNormConfig(prior="uniform")
+    actual = class_prior(counted(predictions, config)[0], config)
+    torch.testing.assert_close(actual.prior, torch.full((N,), 1 / N).double())
+    torch.testing.assert_close(actual.log_weights, torch.zeros(N).double())
 
 
-def burst(mass: Tensor, nu: Tensor) -> float:
-    """r of Eq. 13, by the weight of the class that recent images show least."""
-    config = DomainNormConfig(frequency_power=0.0)
-    weights = weigh_recent(torch.ones_like(nu), mass, nu, torch.tensor(0.5), config)
-    recent = frequencies(mass, mass.sum())
-    return float(weights.min().log() / (recent.min() / recent.max()).log())
+# --- bursts -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("classes", [8, 100, 1000])
-@pytest.mark.parametrize("images", [16, 64])
-def test_few_images_of_many_classes_are_no_burst(classes: int, images: int) -> None:
-    generator, domain = torch.Generator().manual_seed(0), torch.full((classes,), 1 / classes)
-    for present, low, high in ((classes, 0.0, 0.4), (2, 0.99, 1.0)):
-        actual = []
-        for _ in range(50):
-            labels = torch.randint(0, present, (images,), generator=generator)
-            actual.append(burst(labels.bincount(minlength=classes).float(), domain))
-        assert low <= sum(actual) / 50 <= high
+@pytest.mark.parametrize("batch", [16, 64])
+def test_few_images_of_many_classes_are_no_burst(classes: int, batch: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    even = torch.randint(0, classes, (1024,), generator=generator)
+    priors = prior_of(even, classes, batch=batch, sure=0.9)
+    assert sum(float(prior.burst) for prior in priors[4:]) / len(priors[4:]) < 0.15
+    burst = torch.cat([even, even[:64] % 2])
+    assert float(prior_of(burst, classes, batch=batch, sure=0.9)[-1].burst) > 0.95
 
 
 @pytest.mark.parametrize("batch", [1, 8, 64])
@@ -159,9 +256,10 @@ def test_recent_frequencies_help_in_bursts_and_change_nothing_without(batch: int
         predictions = draw(labels, gap=2.0)
         for recent in (0.0, 16.0):
             config = DomainNormConfig(recent_images=recent)
-            weights = (class_prior(c, config).weights for c in counted(predictions, config, batch))
-            parts = zip(predictions.split(batch), weights, strict=True)
-            actual = torch.cat([part * weight for part, weight in parts]).argmax(dim=1) == labels
+            priors = [class_prior(one, config) for one in counted(predictions, config, batch)]
+            parts = zip(predictions.split(batch), priors, strict=True)
+            weighed = [part.log() + prior.log_weights for part, prior in parts]
+            actual = torch.cat(weighed).argmax(dim=1) == labels
             right[name, recent] = float(actual.float().mean())
     assert right["bursts", 16.0] > right["bursts", 0.0] + 0.1
     assert abs(right["shuffled", 16.0] - right["shuffled", 0.0]) < 0.02

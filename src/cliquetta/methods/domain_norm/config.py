@@ -6,11 +6,8 @@ from typing import Literal
 from cliquetta.errors import UserError
 from cliquetta.methods.building.config import (
     Count,
-    Fraction,
     MethodConfig,
     NonNegative,
-    NonNegativeCount,
-    Positive,
     Weight,
 )
 
@@ -19,83 +16,47 @@ from cliquetta.methods.building.config import (
 class DomainNormConfig(MethodConfig):
     """Settings of the domain LayerNorms."""
 
-    # --- LayerNorms and optimiser
-    shared_depth: Weight = 1 / 6
-    """Share of the blocks, rounded down but at least one, whose LayerNorms stay as they are. They
-    are computed once for the plain and the adapted pass, and the backward pass stops there."""
+    # --- learning
     lr: NonNegative = 0.012
-    """Learning rate of Adam's first step; see ``uncertainty_scale``. It falls with the square root
-    of the number of steps ..."""
-    lr_floor: Weight = 0.25  # ... to this share of it.
-    step_every: Count = 64
-    """Images of a domain per Adam step, whatever the batch size; also the number of recent images
-    that are remembered and learned from."""
-    settled_steps: Count = 32  # Steps after which a domain has settled ...
+    """Learning rate of Adam's first step; it falls with the square root of the number of steps."""
+    lr_floor: Weight = 0.25
+    """Share of the first learning rate below which it does not fall."""
+    window: Count = 64
+    """Images that a step learns from, the last ones of the stream, and images of a domain per
+    step, whatever the batch size. While a domain has seen fewer than four times as many images,
+    a batch is predicted after its step; later the pass of the step is the prediction."""
+    settled_steps: Count = 32
+    """Steps after which a domain has settled."""
     settled_every: Count = 256
-    """... and images per step from then on. Images that come earlier than ``step_every`` before a
-    step are predicted without their zero-shot prediction, which saves most of the cost."""
-    warmup_images: NonNegativeCount = 256
-    """While a domain has seen fewer images than this, a batch is predicted after its step. Later
-    the learning pass itself is the prediction, which saves a forward pass."""
-
-    # --- loss
-    confident_fraction: Fraction = 0.7
-    """Share of the recent images, the most certain, whose entropy is minimised. Where the zero-shot
-    marginal is believed, all of them."""
+    """Images of a settled domain per step. Images that come earlier than ``window`` before a step
+    are predicted by one pass, without their zero-shot prediction."""
     diversity: NonNegative = 1.0
-    """Weight of the KL divergence of the marginal from its target; 0 leaves the marginal free."""
-    uncertainty_scale: NonNegative = 0.3
-    """Zero-shot uncertainty (1 - mean confidence) from which steps are full; below, they shrink in
-    proportion. 0 takes full steps always."""
+    """Weight of the KL divergence of the mean prediction from its target; at 0 predictions may
+    collapse to few classes."""
 
     # --- which classes occur
-    prior: Literal["estimated", "uniform", "zero-shot"] = "estimated"
-    """Class prior: estimated, and believed as far as it is uneven; all classes equally frequent; or
-    the zero-shot marginal."""
-    background_images: Positive = 1.0
-    """Images that the mean background of all classes counts for in the background of each class,
-    which is learned from the images that are not of the class."""
-    evenness_floor: Weight = 0.72
-    """Evenness of the estimated frequencies (effective share of the classes) below which they are
-    believed, up to a mean confidence of ``evenness_knee`` ..."""
-    evenness_knee: Weight = 0.5  # ... the confidence from which that limit rises ...
-    evenness_slope: NonNegative = 0.5
-    """... its rise with confidence: the more confident, the less uneven they need to be ..."""
-    evenness_cap: Weight = 0.92  # ... and the most that it rises to.
-    evenness_band: Positive = 0.1  # Width, centred on the limit, over which belief falls to 0.
-    frequency_power: Weight = 1 / 3
-    """Power of the estimated frequencies that weights predictions where they are believed."""
+    prior: Literal["estimated", "uniform"] = "estimated"
+    """Class prior: estimated from the stream, and believed as far as it is uneven; or all classes
+    equally frequent, if that is known."""
+    evenness_limits: tuple[Weight, Weight] = (0.72, 0.92)
+    """Relative evenness of the estimated frequencies below which they are believed: at a mean
+    confidence of 0.5 or less and of 0.9 or more, on a straight line between."""
     recent_images: NonNegative = 16.0
-    """Images after which one counts half in the recent frequencies, which weight predictions
-    in bursts of classes; 0 leaves bursts alone."""
-
-    # --- predictions
-    zero_shot_share: Weight = 0.5
-    """Share of the zero-shot prediction where CLIP has no uncertainty; none from
-    ``uncertainty_scale`` on."""
-    vote_share: Weight = 0.4  # Share of its neighbours' votes in an image's prediction; 0 is none.
-    neighbours: Count = 10  # Most similar recent images that vote.
-    vote_memory: Count = 256  # Recent images of a domain that can vote.
-
-    abstain_below: Weight = 0.1
-    """Information of the zero-shot predictions (the share of their entropy that the images explain)
-    below which a domain is left to zero-shot CLIP: near 0 its predictions are those for noise,
-    and nothing can be learned from them. 0 never abstains."""
+    """Images after which one counts half in the frequencies that recognise bursts of classes; 0
+    leaves bursts alone."""
 
     # --- domains
-    domains: Count = 4  # Domains that are remembered; the least recently used one goes.
+    domains: Count = 4
+    """Domains that are remembered; the least recently used one is replaced."""
     domain_threshold: NonNegative = 0.6
-    """Distance of a batch from all known domains from which it opens a new one."""
+    """Distance of a batch from all known domains beyond which it opens a new one."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.settled_every < self.step_every:
+        if self.settled_every < self.window:
             raise UserError(
-                f"settled_every ({self.settled_every}) must not be below step_every "
-                f"({self.step_every})"
+                f"settled_every ({self.settled_every}) must not be below window ({self.window})"
             )
-        if self.evenness_floor > self.evenness_cap:
-            raise UserError(
-                f"evenness_floor ({self.evenness_floor}) must not be above evenness_cap "
-                f"({self.evenness_cap})"
-            )
+        low, high = self.evenness_limits
+        if low > high:
+            raise UserError(f"evenness_limits rise with confidence: got {low} before {high}")

@@ -1,4 +1,4 @@
-"""Encoding images, and assigning them to domains by their early features (Eq. 1 to 6)."""
+"""Encoding images, and assigning a batch to a domain by their early features (Eq. 1 to 4)."""
 
 from __future__ import annotations
 
@@ -8,55 +8,66 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cliquetta.methods.building.ring import write
-from cliquetta.methods.domain_norm.run import Setup
+from cliquetta.methods.domain_norm.config import DomainNormConfig
 from cliquetta.methods.domain_norm.state import GROUP, Key, Network, State, start_domain
 
-YOUNG = 32  # images that a domain must have before others are distinguished from it
-MIXED = 4  # images that a part of a mixed batch has at least
+YOUNG = 32
+"""Images that the domain in use must have before others are distinguished from it."""
 
 
 class Encoded(NamedTuple):
-    """Some images, in the order of :func:`arrange`; with θ instead of θ₀, p replaces z."""
+    """Some images, in the order of :func:`arrange`."""
 
-    hidden: Tensor  # h (b, T, D), at the input of the first adapted block
+    hidden: Tensor  # h (b, T, D)
     signatures: Tensor  # s (b, F)
-    features: Tensor  # f(h; θ₀) (b, E)
-    zero_shot: Tensor  # z (b, N)
+    features: Tensor  # f (b, E)
+    probabilities: Tensor  # (b, N): z with θ₀, p with another θ
     rows: Tensor  # (b,) of each image in its batch
 
     def take(self, rows: Tensor) -> Encoded:
         """Select some of the images, and arrange these."""
-        order = rows[arrange(self.zero_shot.amax(dim=1)[rows])]
-        return Encoded(*(value.index_select(0, order) for value in self))
+        confidence = self.probabilities.amax(dim=1)
+        order = rows[arrange(confidence[rows])]
+        return Encoded._make(value.index_select(0, order) for value in self)
 
-    def split(self, size: int) -> list[Encoded]:
-        """Divide the images into stretches of at most ``size``; one of them is this itself."""
+    def stretches(self, size: int) -> list[Encoded]:
+        """Divide the images into stretches of at most ``size``."""
         if len(self.rows) <= size:
             return [self]
-        return [Encoded(*p) for p in zip(*(torch.split(v, size) for v in self), strict=True)]
+        columns = [torch.split(value, size) for value in self]
+        return [Encoded._make(parts) for parts in zip(*columns, strict=True)]
 
 
-def encode(images: Tensor, theta: Tensor | None, network: Network) -> Encoded:
-    """Encode images (b, 3, S, S), without ``theta`` by plain CLIP: Eq. 1, 2 and 3."""
-    early = network.tower.run(network.tower.embed(images), 0, 1)
-    hidden = network.tower.run(early, 1, network.start)
-    signatures = signature(early, network.tower.config.class_tokens).to(network.theta.dtype)
+def encode(
+    images: Tensor, theta: Tensor | None, temperature: Tensor | None, network: Network
+) -> Encoded:
+    """Encode images (b, 3, S, S) by plain CLIP, or with LayerNorms θ at a temperature, Eq. 1, 2."""
+    hidden = network.hidden(images)
     features = network.features(hidden, theta)
+    logits = network.logits(features)
+    if temperature is not None:
+        logits = logits / temperature
     rows = torch.arange(len(images), device=images.device)
-    batch = Encoded(hidden, signatures, features, network.logits(features).softmax(dim=1), rows)
+    batch = Encoded(
+        hidden=hidden,
+        signatures=signature(hidden, network.tower.config.class_tokens).to(network.theta.dtype),
+        features=features,
+        probabilities=logits.softmax(dim=1),
+        rows=rows,
+    )
     return batch.take(rows)
 
 
-def signature(early: Tensor, class_tokens: int = 1) -> Tensor:
-    """Mean and deviation over patches (b, 2 D) of hidden states (b, T, D) after block 1, Eq. 2."""
-    patches = early[:, class_tokens:].float()
+def signature(hidden: Tensor, class_tokens: int = 1) -> Tensor:
+    """Compute mean and deviation over patches, s (b, 2 D), of hidden states (b, T, D), Eq. 2."""
+    patches = hidden[:, class_tokens:].float()
     return torch.cat([patches.mean(dim=1), patches.std(dim=1)], dim=1)
 
 
 def arrange(confidence: Tensor) -> Tensor:
-    """Order images by their confidence (b,), so that any stretch is a fair sample, Eq. 3."""
-    return confidence.argsort().index_select(0, _permutation(len(confidence), confidence.device))
+    """Order images by their confidence (b,) and permute, so that any stretch is a fair sample."""
+    permutation = _permutation(len(confidence), confidence.device)
+    return confidence.argsort().index_select(0, permutation)
 
 
 @cache
@@ -65,81 +76,77 @@ def _permutation(count: int, device: torch.device) -> Tensor:
     return torch.randperm(count, generator=torch.Generator().manual_seed(0)).to(device)
 
 
-def assign_domain(state: State, s: Tensor, setup: Setup) -> tuple[State, list[tuple[int, Tensor]]]:
-    """Assign signatures s (b, F) to domains, known or new, Eq. 4 and 6; number and rows by part."""
-    group, _ = write(state.group, signatures=s[:GROUP])
-    state, parts = state._replace(group=group), []
-    for known, rows in choose_domains(state, s, setup):
-        used = [int(domain.last_used) for domain in state.domains]
-        number = used.index(min(used)) if known is None else known
-        domain, window = state.domains[number], state.window
-        if known is None:
-            domain = start_domain(setup.network, setup.config)
-            numbers = window.domain.masked_fill(window.domain == number, -1)
-            state = state._replace(window=window._replace(domain=numbers))
-        key = merge_keys(domain.key, key_of(s if len(rows) == len(s) else s[rows]))
-        domain = domain._replace(key=key, last_used=torch.tensor(max(used) + 1))
-        state = state.with_domain(number, domain)
-        parts.append((number, rows))
-    largest = max(parts, key=lambda part: len(part[1]))[0]
-    return state._replace(current=torch.tensor(largest)), parts
+def judged_signatures(group: Tensor, signatures: Tensor) -> Tensor:
+    """Choose the signatures that decide on the domain: the batch, or the last 16 if it is small."""
+    if len(signatures) >= GROUP:
+        return signatures
+    return torch.cat([group, signatures])[-GROUP:]
 
 
-def choose_domains(state: State, s: Tensor, setup: Setup) -> list[tuple[int | None, Tensor]]:
-    """Domain and rows of each part of a batch, Eq. 6; ``None`` for a domain that is new."""
-    _, config, run = setup
-    current, b, limit = int(state.current), len(s), config.domain_threshold
-    rows = torch.arange(b, device=s.device)
-    if config.domains == 1 or state.domains[current].images < YOUNG:
-        return [(current, rows)]
-    keys = tuple(domain.key for domain in state.domains)
-    size, nearest = b, list[int]()
-    if b < GROUP:
-        group = state.group.signatures[: min(int(state.group.next), GROUP)]
-        size, distance = len(group), run.read(distances(key_of(group), keys))
-    else:
-        figures = run.read(run(domain_figures, s, keys))
-        nearest, distance = [int(domain) for domain in figures[:b]], figures[b:]
-    numbers = [n for n in sorted(set(nearest)) if nearest.count(n) >= max(MIXED, b / 8)]
-    if len(numbers) > 1:
-        chosen = torch.tensor([n if n in numbers else -1 for n in nearest]).to(rows)
-        near = {n: distances(key_of(s[chosen == n]), keys).tolist() for n in numbers}
-        if all([m for m in numbers if near[n][m] <= limit] == [n] for n in numbers):
-            chosen = chosen.masked_fill(chosen == -1, max(numbers, key=nearest.count))
-            return [(n, rows[chosen == n]) for n in numbers]
-    least = min(distance)
-    return [(distance.index(least) if least <= limit * (1 + 3 / size) else None, rows)]
+def assign_domain(
+    state: State, batch: Encoded, distances: list[float], network: Network, config: DomainNormConfig
+) -> State:
+    """Assign a batch to a known domain or a new one, and update the domain's key, Eq. 3 and 4."""
+    signatures = batch.signatures
+    number = choose_domain(state, len(signatures), distances, config)
+    last_used = [int(domain.last_used) for domain in state.domains]
+    if number is None:
+        # The least recently used domain makes room, and its images leave the window.
+        number = last_used.index(min(last_used))
+        window = state.window
+        left = window.domain.masked_fill(window.domain == number, -1)
+        state = state._replace(window=window._replace(domain=left))
+        state = state.with_domain(number, start_domain(network))
+    domain = state.domains[number]
+    domain = domain._replace(
+        key=merge_keys(domain.key, key_of(signatures)),
+        last_used=torch.tensor(max(last_used) + 1),
+    )
+    group = torch.cat([state.group, signatures[:GROUP]])[-GROUP:]
+    state = state._replace(current=torch.tensor(number), group=group)
+    return state.with_domain(number, domain)
 
 
-def domain_figures(signatures: Tensor, keys: tuple[Key, ...]) -> Tensor:
-    """The domain nearest to each image alone, and the batch's distances, (b + K,)."""
-    known = Key(*map(torch.stack, zip(*keys, strict=True)))
-    variance = known.scatter / (known.images[:, None] - 1).clamp_min(1)
-    squared = (signatures[:, None] - known.mean).square() / variance.clamp_min(1e-6)
-    nearest = squared.mean(dim=2).masked_fill(known.images < 2, torch.inf).argmin(dim=1)
-    distance = distances(key_of(signatures), keys)
-    return torch.cat([nearest.to(distance.dtype), distance])
+def choose_domain(
+    state: State, images: int, distances: list[float], config: DomainNormConfig
+) -> int | None:
+    """Choose the number of a batch's domain by its distances, ``None`` for a new one, Eq. 4."""
+    if config.domains == 1 or state.in_use().images < YOUNG:
+        return int(state.current)
+    nearest = min(distances)
+    limit = config.domain_threshold * (1 + 3 / max(images, GROUP))
+    return distances.index(nearest) if nearest <= limit else None
 
 
-def distances(one: Key, keys: tuple[Key, ...]) -> Tensor:
-    """Distance (K,) of a key from each of K others, Eq. 5; infinite from one without images."""
-    others = Key(*map(torch.stack, zip(*keys, strict=True)))
-    n, m = one.images, others.images[:, None]
+def key_distances(one: Key, keys: tuple[Key, ...]) -> Tensor:
+    """Compute the distance d (K,) of a key from each of K others, Eq. 3; infinite if empty."""
+    others = Key._make(torch.stack(values) for values in zip(*keys, strict=True))
+    n = one.images
+    m = others.images[:, None]
     variance = (others.scatter + one.scatter) / (m + n - 2).clamp_min(1)
     squared = (one.mean - others.mean).square() / variance.clamp_min(1e-6)
-    excess = squared - (1 / n + 1 / m.clamp_min(1))
-    return excess.mean(dim=1).masked_fill(others.images == 0, torch.inf)
+    by_chance = 1 / n + 1 / m.clamp_min(1)
+    distance = (squared - by_chance).mean(dim=1)
+    return distance.masked_fill(others.images == 0, torch.inf)
 
 
 def key_of(signatures: Tensor) -> Key:
-    """The key of images with signatures (b, F)."""
+    """Compute the key of images with signatures (b, F)."""
     mean = signatures.mean(dim=0)
-    scatter = (signatures - mean).square().sum(dim=0)
-    return Key(signatures.new_full((), len(signatures)), mean, scatter)  # no copy from the host
+    return Key(
+        images=signatures.new_full((), len(signatures)),  # no copy from the host
+        mean=mean,
+        scatter=(signatures - mean).square().sum(dim=0),
+    )
 
 
 def merge_keys(one: Key, other: Key) -> Key:
-    """The key of the images of both, Eq. 4."""
-    n, m, step = one.images, other.images, other.mean - one.mean
-    mean = one.mean + step * (m / (n + m))
-    return Key(n + m, mean, one.scatter + other.scatter + step.square() * (n * m / (n + m)))
+    """Compute the key of the images of both."""
+    images = one.images + other.images
+    step = other.mean - one.mean
+    between = step.square() * (one.images * other.images / images)
+    return Key(
+        images=images,
+        mean=one.mean + step * (other.images / images),
+        scatter=one.scatter + other.scatter + between,
+    )

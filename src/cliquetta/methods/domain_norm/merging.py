@@ -10,33 +10,36 @@ from cliquetta.methods.building.adam import Adam, AdamState
 from cliquetta.methods.building.memory import NON_NEGATIVE, UNIT, Range
 from cliquetta.methods.building.ring import newest, write
 from cliquetta.methods.domain_norm.config import DomainNormConfig
-from cliquetta.methods.domain_norm.domains import distances, merge_keys
+from cliquetta.methods.domain_norm.domains import key_distances, merge_keys
 from cliquetta.methods.domain_norm.state import (
     Counts,
     Domain,
     Key,
     Network,
     State,
-    Voters,
     Window,
     start_state,
 )
-from cliquetta.methods.domain_norm.step import rate_decay
+from cliquetta.methods.domain_norm.step import COLDEST, HOTTEST, rate_decay
 from cliquetta.tensor_tree import flatten, unflatten
 
-PER_CLASS = frozenset({"counts", "voters"})  # Void for another class list.
-Members = list[tuple[int, int]]  # Domains, each by the number of its state and its own.
+PER_CLASS = frozenset({"counts"})
+"""Parts of a domain that mean nothing for another class list."""
+Members = list[tuple[int, int]]
+"""Domains, each by the number of its state and its own."""
 
 
-def ranges(domains: int, classes: int) -> dict[str, Range]:
-    """Ranges of the tensors of a state, by the endings of their paths."""
-    sums = (f"counts.{name}" for name in Counts._fields if name not in ("absent_logits", "moments"))
-    positive = *sums, "norms.second", "voters.predictions", "key.images", "key.scatter"
+def ranges(domains: int) -> dict[str, Range]:
+    """List the ranges of the tensors of a state, by the endings of their paths."""
+    signed = {"absent_logits"}
+    sums = [f"counts.{name}" for name in Counts._fields if name not in signed]
+    positive = (*sums, "norms.second", "key.images", "key.scatter")
     return {
         **dict.fromkeys(positive, NON_NEGATIVE),
-        **dict.fromkeys(("voters.features", "window.features"), UNIT),
-        **dict.fromkeys(("current", "window.domain"), Range(below=domains)),
-        "voters.zero_shot": Range(below=classes),
+        "window.features": UNIT,
+        "temperature": Range(least=COLDEST / 2, below=2 * HOTTEST),
+        "current": Range(below=domains),
+        "window.domain": Range(below=domains),
     }
 
 
@@ -48,7 +51,7 @@ class Member(NamedTuple):
 
     @property
     def new_images(self) -> int:
-        """Images since the start."""
+        """Count the images since the start."""
         before = 0 if self.before is None else int(self.before.images)
         return int(self.now.images) - before
 
@@ -56,7 +59,7 @@ class Member(NamedTuple):
 def merge_states(
     states: Sequence[State], start: State | None, network: Network, config: DomainNormConfig
 ) -> State:
-    """One state from several that began with ``start``, or with nothing.
+    """Join several states that began with ``start``, or with nothing.
 
     Counts are those of the start and what each copy added. LayerNorms move by the mean
     displacement, carried on as far as one copy would have come. Each keeps its newest images.
@@ -65,32 +68,41 @@ def merge_states(
     start_of_all = start_state(network, config)
     domains = list(start_of_all.domains)
     last_used = [[int(domain.last_used) for domain in state.domains] for state in states]
+    number_of: dict[tuple[int, int], int] = {}
     for number, members in enumerate(matched):
         joined = [_member(states[i].domains[k], start, k, config) for i, k in members]
-        age = max(last_used[i][k] / max(last_used[i]) for i, k in members)  # 1 for the last one
+        # The domain that a state used last has the age 1.
+        age = max(last_used[i][k] / max(last_used[i]) for i, k in members)
         domains[number] = _merge_domain(joined, age, domains[number], config)
-    number_of = {member: number for number, members in enumerate(matched) for member in members}
+        number_of |= dict.fromkeys(members, number)
     last = states[-1]
     current = number_of.get((len(states) - 1, int(last.current)), 0)
     windows = [state.window for state in states]
-    window = _merge_windows(windows, number_of, start_of_all.window)
-    return State(torch.tensor(current), tuple(domains), window, last.group)
+    return State(
+        current=torch.tensor(current),
+        domains=tuple(domains),
+        window=_merge_windows(windows, number_of, start_of_all.window),
+        group=last.group,
+    )
 
 
 def match_domains(states: Sequence[State], threshold: float, most: int) -> list[Members]:
-    """Match domains across states: each, the largest first, joins the nearest in ``threshold``."""
+    """Match domains across states: each, the largest first, joins the nearest within reach."""
     known = [
         (i, k, domain.key)
         for i, state in enumerate(states)
         for k, domain in enumerate(state.domains)
         if domain.key.images > 0
     ]
+    known.sort(key=lambda one: -float(one[2].images))
     groups: list[tuple[Key, Members]] = []
-    for i, k, key in sorted(known, key=lambda one: -float(one[2].images)):
-        far = distances(key, tuple(other for other, _ in groups)).tolist() if groups else []
-        if far and min(far) <= threshold:
-            joined, members = groups[far.index(min(far))]
-            groups[far.index(min(far))] = (merge_keys(joined, key), [*members, (i, k)])
+    for i, k, key in known:
+        keys = tuple(other for other, _ in groups)
+        distances = key_distances(key, keys).tolist() if groups else []
+        if distances and min(distances) <= threshold:
+            nearest = distances.index(min(distances))
+            joined, members = groups[nearest]
+            groups[nearest] = (merge_keys(joined, key), [*members, (i, k)])
         else:
             groups.append((key, [(i, k)]))
     groups.sort(key=lambda group: -float(group[0].images))
@@ -98,52 +110,62 @@ def match_domains(states: Sequence[State], threshold: float, most: int) -> list[
 
 
 def _member(now: Domain, start: State | None, number: int, config: DomainNormConfig) -> Member:
-    """A domain with its start, unless it was another domain then."""
-    before = None if start is None else start.domains[number]
-    if before is not None and (
-        before.key.images == 0
-        or before.key.images > now.key.images
-        or float(distances(before.key, (now.key,))) > config.domain_threshold
-    ):
-        before = None
-    return Member(now, before)
+    """Pair a domain with its start, unless it was another domain then."""
+    if start is None:
+        return Member(now, None)
+    before = start.domains[number]
+    empty = bool(before.key.images == 0)
+    larger = bool(before.key.images > now.key.images)
+    if empty or larger:
+        return Member(now, None)
+    distance = float(key_distances(before.key, (now.key,)))
+    return Member(now, before if distance <= config.domain_threshold else None)
 
 
 def _merge_domain(
     members: list[Member], age: float, fresh: Domain, config: DomainNormConfig
 ) -> Domain:
-    starts = list({id(m.before): m.before for m in members if m.before is not None}.values())
-    key, *keys = [
-        *(one.key for one in starts),
-        *(now.key if was is None else _key_since(now.key, was.key) for now, was in members),
-    ]
-    for other in keys:
+    """Join the same domain of several states."""
+    starts = _distinct_starts(members)
+    keys = [one.key for one in starts]
+    for member in members:
+        before = member.before
+        keys.append(member.now.key if before is None else _key_since(member.now.key, before.key))
+    key = keys[0]
+    for other in keys[1:]:
         key = merge_keys(key, other)
     added = _added(members, starts)
-    every = [member.now.counts for member in members]
-    top = added.counts.classes.argmax()  # moments are of the most predicted class
-    moments = [one.moments for one in every if one.classes.argmax() == top]
-    counts = added.counts._replace(
-        recent=torch.stack([one.recent for one in every]).mean(dim=0),
-        predicted=torch.stack([one.predicted for one in every]).mean(dim=0),
-        moments=torch.stack([torch.zeros_like(every[0].moments), *moments]).sum(dim=0),
-    )
+    recent = torch.stack([member.now.counts.recent for member in members])
+    temperatures = torch.stack([member.now.temperature for member in members])
     return added._replace(
         norms=_merge_norms(members, fresh.norms, config),
+        temperature=temperatures.log().mean().exp(),
         key=key,
-        counts=counts,
-        voters=_merge_voters(members, starts, fresh.voters),
+        counts=added.counts._replace(recent=recent.mean(dim=0)),
         due=torch.stack([member.now.due for member in members]).amax(dim=0),
         last_used=torch.tensor(1 + int(1000 * age)),
     )
 
 
+def _distinct_starts(members: list[Member]) -> list[Domain]:
+    """List what members began with, each start once."""
+    starts: list[Domain] = []
+    for member in members:
+        before = member.before
+        if before is not None and all(before is not known for known in starts):
+            starts.append(before)
+    return starts
+
+
 def _added(members: list[Member], starts: list[Domain]) -> Domain:
-    """Sums of the starts and of what each member added to its own, which is of use for counts."""
-    signed = [(1, flatten(one)) for one in (*starts, *(member.now for member in members))]
-    signed += [(-1, flatten(member.before)) for member in members if member.before is not None]
-    paths = signed[0][1]
-    sums = {path: torch.stack([n * values[path] for n, values in signed]).sum(0) for path in paths}
+    """Sum the starts and what each member added to its own, which is of use for counts."""
+    positive = [flatten(one) for one in (*starts, *(member.now for member in members))]
+    negative = [flatten(member.before) for member in members if member.before is not None]
+    sums = {}
+    for path in positive[0]:
+        plus = torch.stack([values[path] for values in positive]).sum(dim=0)
+        minus = sum((values[path] for values in negative), start=torch.zeros_like(plus))
+        sums[path] = plus - minus
     return unflatten(members[0].now, sums)
 
 
@@ -157,7 +179,7 @@ def _key_since(now: Key, before: Key) -> Key:
 
 def _merge_norms(members: list[Member], fresh: AdamState, config: DomainNormConfig) -> AdamState:
     """LayerNorms and moments of members that took steps, from the start that all share."""
-    begun = [was.norms if was and was.restarts == now.restarts else fresh for now, was in members]
+    begun = [fresh if was is None else was.norms for _, was in members]
     base = begun[0] if all(one is begun[0] for one in begun) else fresh
     learned = [member for member in members if member.now.norms.steps > base.steps]
     if not learned:
@@ -190,21 +212,6 @@ def _merge_norms(members: list[Member], fresh: AdamState, config: DomainNormConf
 def path_length(first: int, last: int, config: DomainNormConfig) -> float:
     """Length of a straight path from step ``first`` to ``last``, in units of the first step."""
     return sum(rate_decay(step, config.lr_floor) for step in range(first + 1, last + 1))
-
-
-def _merge_voters(members: list[Member], starts: list[Domain], empty: Voters) -> Voters:
-    """The newest voters of every member of a domain, as many of each, after those of the start."""
-    size = len(empty.zero_shot)
-    parts = []
-    for member in members:
-        most = min(size // len(members), member.new_images)
-        parts.append((member.now.voters, newest(member.now.voters.next, size)[:most]))
-    room = size - sum(len(slots) for _, slots in parts)
-    for one in starts:
-        parts.insert(0, (one.voters, newest(one.voters.next, size)[: room // len(starts)]))
-    chosen = [[column[slots[::-1]] for column in voters[:3]] for voters, slots in parts]
-    columns = map(torch.cat, zip(*chosen, strict=True))
-    return write(empty, **dict(zip(Voters._fields, columns, strict=False)))[0]
 
 
 def _merge_windows(

@@ -1,4 +1,6 @@
-"""One batch: predict it and learn from it (Algorithm 1; Eq. 15 to 19)."""
+"""One batch: predict it and learn from it (Algorithm 1; Eq. 10 to 12)."""
+
+from __future__ import annotations
 
 from typing import NamedTuple
 
@@ -10,144 +12,238 @@ from cliquetta.methods.building.adam import Adam, AdamState, adam_step
 from cliquetta.methods.building.entropy import log_prob_entropy
 from cliquetta.methods.building.ring import write
 from cliquetta.methods.domain_norm.config import DomainNormConfig
-from cliquetta.methods.domain_norm.domains import Encoded, assign_domain, encode
-from cliquetta.methods.domain_norm.prior import (
-    WATCHED,
-    ClassPrior,
-    Figures,
-    class_prior,
-    count,
-    count_classes,
-    count_recent,
-    step_size,
+from cliquetta.methods.domain_norm.domains import (
+    Encoded,
+    assign_domain,
+    encode,
+    judged_signatures,
+    key_distances,
+    key_of,
 )
-from cliquetta.methods.domain_norm.run import Setup
-from cliquetta.methods.domain_norm.state import Domain, Network, State, Window, start_domain
-from cliquetta.model.cuda import send
+from cliquetta.methods.domain_norm.prior import ClassPrior, class_prior, count, count_recent
+from cliquetta.methods.domain_norm.state import Counts, Domain, Key, Network, State, Window
+from cliquetta.model.cuda import Replayed, send
+
+YOUNG_WINDOWS = 4
+"""Windows of images before which a domain's batches are predicted after their step."""
+COLDEST, HOTTEST = 0.2, 8.0  # temperatures between which Eq. 12 is solved ...
+HALVINGS = 14  # ... by so many halvings of their logarithm
+
+
+class Setup(NamedTuple):
+    """What a step depends on beside the state."""
+
+    network: Network
+    config: DomainNormConfig
+    run: Replayed  # calls pure functions; on a GPU it replays recordings of them
 
 
 class Output(NamedTuple):
     """The predictions of a batch, and what they rest on."""
 
     log_probabilities: Tensor  # (b, N)
-    figures: Figures | None = None  # of the domain in use; none if no image could be encoded
-    parts: int = 0  # domains in the batch
-    changed: Tensor | None = None  # share of images whose class is not the zero-shot one
-    zero_shot: Tensor | None = None  # (b, N) probabilities of plain CLIP, where all are computed
+    prior: ClassPrior | None = None  # of the domain; none if no image could be encoded
+    zero_shot: Tensor | None = None  # z (b, N), where all of them were computed
     not_finite: int = 0  # images without a finite feature: all classes alike, not remembered
 
 
-def step(state: State, images: Tensor, setup: Setup, *, full: bool = False) -> tuple[State, Output]:
-    """Predict images (b, 3, S, S) and learn from them: Algorithm 1; ``full``: without line 0."""
+def step(state: State, images: Tensor, setup: Setup) -> tuple[State, Output]:
+    """Predict images (b, 3, S, S) and learn from them: Algorithm 1."""
+    if between_steps(state, len(images), setup.config):
+        after = step_between(state, images, setup)
+        if after is not None:
+            return after
     network, config, run = setup
-    settled, current = not full and between_steps(state, len(images), config), int(state.current)
-    batch = run(encode, images, state.domains[current].norms.values if settled else None, network)
-    broken = len(images) - int(run.read(run(count_finite, batch.features))[0])
-    predictions = torch.full_like(batch.zero_shot, 1 / len(network.text))
-    if broken and settled:
-        return step(state, images, setup, full=True)
+    batch, distances, finite = look(state, images, None, setup)
+    uniform = torch.full_like(batch.probabilities, 1 / len(network.text)).log()
+    broken = len(images) - finite
     if broken == len(images):
-        return state, Output(predictions.log(), not_finite=broken)
+        return state, Output(uniform, not_finite=broken)
     if broken:
-        batch = batch.take(batch.features.isfinite().all(dim=1).nonzero()[:, 0])
-    after, parts = assign_domain(state, batch.signatures, setup)
-    if settled and [number for number, _ in parts] != [current]:
-        return step(state, images, setup, full=True)
-    figures = {}
-    for number, rows in parts:
-        part = batch if len(parts) == 1 else batch.take(rows)
-        domain, b = after.domains[number], len(rows)
-        counts = run(count_recent if settled else count, domain.counts, part.zero_shot, config)
-        prior = run(class_prior, counts, config)
-        domain, own = domain._replace(counts=counts), Figures(*run.read(prior.figures))
-        if settled:
-            features, p = part.features, part.zero_shot
-            domain = domain._replace(images=domain.images + b, due=domain.due + b)
-        else:
-            domain = restart(domain, network, config) if own.collapsed else domain
-            size = step_size(own.confidence, config)
-            after = after.with_domain(number, domain)
-            after, features = learn(after, number, part, prior, size, setup)
-            domain, p = predict(after.domains[number], part, features, size, setup)
-        domain, p = vote(domain, part, features, p, config)
-        p, abstains = p * prior.weights, own.information < config.abstain_below
-        if abstains:
-            p, domain = part.zero_shot, domain._replace(abstained=domain.abstained + b)
-        domain = domain._replace(abstains=torch.tensor(int(abstains)))
-        predictions[part.rows] = p / p.sum(dim=1, keepdim=True)
-        figures[number], after = own, after.with_domain(number, domain)
-    changed = predictions[batch.rows].argmax(dim=1) != batch.zero_shot.argmax(dim=1)
-    share = None if settled else changed.float().mean()
-    logits, own = predictions.clamp_min(1e-12).log(), figures[int(after.current)]
-    plain = None if settled or broken else batch.zero_shot[batch.rows.argsort()]
-    return after, Output(logits, own, len(parts), share, plain, broken)
+        kept = batch.features.isfinite().all(dim=1).nonzero()[:, 0]
+        batch = batch.take(kept)
+        distances = measure(state, batch.signatures).tolist()
+
+    state = assign_domain(state, batch, distances, network, config)
+    domain = state.in_use()
+    counts, prior = run(count_batch, domain.counts, batch.probabilities, config)
+    state = state.with_domain(int(state.current), domain._replace(counts=counts))
+
+    state, features = learn(state, batch, prior, setup)
+    log_p = log_predictions(features, state.in_use().temperature, prior, network)
+    predictions = uniform.index_copy(0, batch.rows, log_p)
+    zero_shot = None if broken else batch.probabilities[batch.rows.argsort()]
+    return state, Output(predictions, prior, zero_shot, broken)
+
+
+def step_between(state: State, images: Tensor, setup: Setup) -> tuple[State, Output] | None:
+    """Predict images by one pass with the LayerNorms in use; none if they are of another domain."""
+    network, config, run = setup
+    domain = state.in_use()
+    batch, distances, finite = look(state, images, domain, setup)
+    if finite < len(images):
+        return None
+    assigned = assign_domain(state, batch, distances, network, config)
+    if int(assigned.current) != int(state.current):
+        return None
+    domain = assigned.in_use()
+    counts, prior = run(count_between, domain.counts, batch.probabilities, config)
+    domain = domain._replace(
+        counts=counts,
+        images=domain.images + len(images),
+        due=domain.due + len(images),
+    )
+    log_p = weigh(batch.probabilities.log(), prior)
+    predictions = torch.empty_like(log_p).index_copy(0, batch.rows, log_p)
+    return assigned.with_domain(int(state.current), domain), Output(predictions, prior)
 
 
 def between_steps(state: State, images: int, config: DomainNormConfig) -> bool:
-    """Whether so many images of a settled domain come before those that its next step needs."""
-    domain = state.domains[int(state.current)]
-    early = step_interval(domain, config) - config.step_every
-    return int(domain.due) + images <= early and not domain.abstains
+    """Tell whether so many images come early enough before the next step of a settled domain."""
+    domain = state.in_use()
+    early = step_interval(domain, config) - config.window
+    return int(domain.due) + images <= early
 
 
 def step_interval(domain: Domain, config: DomainNormConfig) -> int:
-    """Images of a domain per step at its age: the schedule of Eq. 17."""
+    """Look up the images of a domain per step at its age."""
     settled = int(domain.norms.steps) >= config.settled_steps
-    return config.settled_every if settled else config.step_every
+    return config.settled_every if settled else config.window
 
 
-def restart(domain: Domain, network: Network, config: DomainNormConfig) -> Domain:
-    """Forget what a collapsed domain has learned, its voters included, Eq. 21; counts stay."""
-    fresh = start_domain(network, config)
-    counts = domain.counts._replace(predicted=fresh.counts.predicted)
-    domain = domain._replace(counts=counts, due=fresh.due, restarts=domain.restarts + 1)
-    return domain._replace(norms=fresh.norms, voters=fresh.voters)
+# --- looking at a batch -------------------------------------------------------------------------
 
 
-def learn(
-    state: State, number: int, part: Encoded, prior: ClassPrior, size: float, setup: Setup
-) -> tuple[State, Tensor]:
-    """Remember images of a domain and take the steps that fall due; features for Eq. 18."""
-    (network, config, run), domain, window = setup, state.domains[number], state.window
-    young, learned = int(domain.images) < config.warmup_images, {}
-    stretches = part.split(config.step_every)
-    for i, images in enumerate(stretches):
-        b, interval = len(images.rows), step_interval(domain, config)
-        new = {"hidden": images.hidden, "features": images.features}
-        window, slots = write(window, **new, domain=torch.full((b,), number))
-        domain = domain._replace(images=domain.images + b, due=domain.due + b)
-        if domain.due >= interval:
-            members = (window.domain == number).nonzero()[:, 0]
-            norms, features = take_step(domain.norms, window, members, prior, size, setup)
-            domain = domain._replace(norms=norms, due=domain.due - interval)
-            if not young:  # predicted by the pass that was learned from, which saves one
-                learned[i] = features[send(torch.searchsorted(members, slots), features.device)]
-    state = state.with_domain(number, domain)._replace(window=window)
+def look(
+    state: State, images: Tensor, domain: Domain | None, setup: Setup
+) -> tuple[Encoded, list[float], int]:
+    """Encode a batch, by the LayerNorms of a domain if given; what the host has to know of it.
+
+    Returns:
+        The encoded images, the distance of the batch from every domain, and the number of images
+        with finite features. Reading these is the only wait for a GPU in a step.
+
+    """
+    theta = None if domain is None else domain.norms.values
+    temperature = None if domain is None else domain.temperature
+    keys = tuple(one.key for one in state.domains)
+    batch, numbers = setup.run(
+        encode_and_measure, images, theta, temperature, keys, state.group, setup.network
+    )
+    *distances, finite = numbers.tolist()
+    return batch, distances, int(finite)
+
+
+def encode_and_measure(
+    images: Tensor,
+    theta: Tensor | None,
+    temperature: Tensor | None,
+    keys: tuple[Key, ...],
+    group: Tensor,
+    network: Network,
+) -> tuple[Encoded, Tensor]:
+    """Encode a batch; its distances from K domains and number of finite images, (K + 1,)."""
+    batch = encode(images, theta, temperature, network)
+    judged = judged_signatures(group, batch.signatures)
+    distances = key_distances(key_of(judged), keys)
+    finite = batch.features.isfinite().all(dim=1).sum(dim=0, keepdim=True)
+    return batch, torch.cat([distances, finite.to(distances)])
+
+
+def measure(state: State, signatures: Tensor) -> Tensor:
+    """Compute the distance (K,) of signatures (b, F) from every domain."""
+    judged = judged_signatures(state.group, signatures)
+    return key_distances(key_of(judged), tuple(domain.key for domain in state.domains))
+
+
+def count_batch(
+    counts: Counts, zero_shot: Tensor, config: DomainNormConfig
+) -> tuple[Counts, ClassPrior]:
+    """Count the zero-shot predictions (b, N) of a batch, and estimate the class prior."""
+    counts = count(counts, zero_shot, config)
+    return counts, class_prior(counts, config)
+
+
+def count_between(counts: Counts, p: Tensor, config: DomainNormConfig) -> tuple[Counts, ClassPrior]:
+    """Count predictions (b, N) between steps as recent ones, and estimate the class prior."""
+    counts = count_recent(counts, p, config)
+    return counts, class_prior(counts, config)
+
+
+# --- learning -----------------------------------------------------------------------------------
+
+
+def learn(state: State, batch: Encoded, prior: ClassPrior, setup: Setup) -> tuple[State, Tensor]:
+    """Remember images and take the steps that fall due; features (b, E) to predict them by."""
+    network, config, run = setup
+    number = int(state.current)
+    young = int(state.in_use().images) < YOUNG_WINDOWS * config.window
+    stretches = batch.stretches(config.window)
+    learned: list[Tensor | None] = []
+    for stretch in stretches:
+        state, slots = remember(state, stretch)
+        domain = state.in_use()
+        interval = step_interval(domain, config)
+        features = None
+        if int(domain.due) >= interval:
+            members = (state.window.domain == number).nonzero()[:, 0]
+            domain, by_member = take_step(domain, state.window, members, prior, setup)
+            state = state.with_domain(number, domain._replace(due=domain.due - interval))
+            if not young:
+                # The pass that was learned from is the prediction, which saves one.
+                places = torch.searchsorted(members, slots)
+                features = by_member[send(places, by_member.device)]
+        learned.append(features)
+
+    domain = state.in_use()
     if domain.norms.steps == 0:
-        return state, part.features
-    if len(learned) < len(stretches):
-        after = run(network.features, part.hidden, domain.norms.values)
-        learned = dict(enumerate(torch.split(after, config.step_every))) | learned
-    return state, torch.cat([learned[i] for i in range(len(stretches))])
+        return state, batch.features
+    if any(features is None for features in learned):
+        after = run(network.features, batch.hidden, domain.norms.values)
+        later = torch.split(after, config.window)
+        learned = [later[i] if one is None else one for i, one in enumerate(learned)]
+    return state, torch.cat([one for one in learned if one is not None])
+
+
+def remember(state: State, images: Encoded) -> tuple[State, Tensor]:
+    """Write images of the domain in use over the oldest of the window; their slots."""
+    number = int(state.current)
+    count = len(images.rows)
+    window, slots = write(
+        state.window,
+        hidden=images.hidden,
+        features=images.features,
+        domain=torch.full((count,), number),
+    )
+    domain = state.domains[number]
+    domain = domain._replace(images=domain.images + count, due=domain.due + count)
+    return state._replace(window=window).with_domain(number, domain), slots
 
 
 def take_step(
-    norms: AdamState, window: Window, members: Tensor, prior: ClassPrior, size: float, setup: Setup
-) -> tuple[AdamState, Tensor]:
-    """Take a step on the images of a domain in the window, Eq. 17; their features before it."""
+    domain: Domain, window: Window, members: Tensor, prior: ClassPrior, setup: Setup
+) -> tuple[Domain, Tensor]:
+    """Take a step on the images of a domain in the window, Eq. 11; their features before it."""
     network, config, run = setup
-    hidden, plain = window.hidden, window.features
+    hidden = window.hidden
+    plain = window.features
     if len(members) < len(hidden):
         rows = send(members, hidden.device)
-        hidden, plain = hidden[rows], plain[rows]
-    features, gradient = run(loss_gradient, hidden, plain, norms.values, prior, network, config)
-    rate = config.lr * rate_decay(int(norms.steps) + 1, config.lr_floor) * size
-    gradient = gradient.where(gradient.isfinite().all(), 0.0)  # it may overflow in half precision
-    return adam_step(norms, gradient, Adam(rate * len(members) / config.step_every)), features
+        hidden = hidden[rows]
+        plain = plain[rows]
+    features, gradient, temperature = run(
+        loss_gradient, hidden, plain, domain.norms.values, prior, network, config
+    )
+    # It may overflow in half precision: then nothing is learned.
+    gradient = gradient.where(gradient.isfinite().all(), 0.0)
+    decay = rate_decay(int(domain.norms.steps) + 1, config.lr_floor)
+    rate = config.lr * decay * len(members) / config.window
+    norms: AdamState = adam_step(domain.norms, gradient, Adam(rate))
+    return domain._replace(norms=norms, temperature=temperature), features
 
 
 def rate_decay(step: int, floor: float) -> float:
-    """Learning rate of a step, 1 for the first, as a share of that of the first, Eq. 17."""
+    """Compute the learning rate of a step, 1 for the first, as a share of the first, Eq. 11."""
     return max(floor, float(step**-0.5))
 
 
@@ -158,58 +254,62 @@ def loss_gradient(
     prior: ClassPrior,
     network: Network,
     config: DomainNormConfig,
-) -> tuple[Tensor, Tensor]:
-    """Features f(h; θ) (k, E) of images, f(h; θ₀) given; gradient (P,) of the loss, Eq. 15, 16."""
-    k, fraction = len(hidden), config.confident_fraction
-    most = ((fraction + (1 - fraction) * prior.belief.double()) * k).floor().clamp_min(1)
-    certain = (torch.arange(k, device=most.device) < most).to(most) / most  # by rank
-    z = network.logits(plain).softmax(dim=1).mean(dim=0)
-    target = normalize(z * prior.prior / prior.marginal.clamp_min(1e-8), p=1, dim=0)
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute what a step on k images needs, Eq. 10 and 12.
+
+    Args:
+        hidden: h (k, T, D).
+        plain: f(h; θ₀) (k, E).
+        theta: θ (P,).
+        prior: Class prior of the domain.
+        network: The tower.
+        config: Settings.
+
+    Returns:
+        Features f(h; θ) (k, E), the gradient (P,) of the loss, and the temperature ().
+
+    """
+    z = network.logits(plain).softmax(dim=1)
+    # The mean prediction that is asked for: what zero-shot over-predicts is divided out, Eq. 10.
+    over_predicted = prior.marginal.clamp_min(1e-8) / prior.prior
+    target = normalize(z.mean(dim=0) / over_predicted, p=1, dim=0)
     with torch.enable_grad():
         leaf = theta.detach().requires_grad_()
         features = network.features(hidden, leaf)
-        log_p = network.logits(features).log_softmax(dim=-1)
-        entropies = log_prob_entropy(log_p).sort().values
-        marginal = log_p.exp().mean(dim=0)
-        log_ratio = marginal.clamp_min(1e-8).log() - target.clamp_min(1e-8).log()
-        loss = (entropies * certain.to(target)).sum()
-        loss = loss + config.diversity * (marginal * log_ratio).sum()
-    return features.detach(), torch.autograd.grad(loss, leaf)[0]
+        logits = network.logits(features)
+        log_p = logits.log_softmax(dim=1)
+        entropy = log_prob_entropy(log_p).mean()
+        mean = log_p.exp().mean(dim=0)
+        log_ratio = mean.clamp_min(1e-8).log() - target.clamp_min(1e-8).log()
+        loss = entropy + config.diversity * (mean * log_ratio).sum()
+    (gradient,) = torch.autograd.grad(loss, leaf)
+    temperature = match_confidence(logits.detach(), z.amax(dim=1).mean())
+    return features.detach(), gradient, temperature
 
 
-def predict(
-    domain: Domain, part: Encoded, features: Tensor, size: float, setup: Setup
-) -> tuple[Domain, Tensor]:
-    """Predictions (b, N) by features of a domain, Eq. 18, which are watched for a collapse."""
-    network, config, _ = setup
-    if domain.norms.steps == 0:
-        return domain, part.zero_shot
-    p = network.logits(features).softmax(dim=1)
-    new = torch.stack([count_classes(p), count_classes(part.zero_shot)])
-    predicted = domain.counts.predicted * 0.5 ** (len(p) / WATCHED) + new
-    domain = domain._replace(counts=domain.counts._replace(predicted=predicted))
-    return domain, p.lerp(part.zero_shot, config.zero_shot_share * (1 - size))
+def match_confidence(logits: Tensor, confidence: Tensor) -> Tensor:
+    """Find the temperature () at which logits (k, N) are as sure on average as given, Eq. 12."""
+    low = torch.full_like(confidence, COLDEST).log()
+    high = torch.full_like(confidence, HOTTEST).log()
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        sure = (logits / middle.exp()).softmax(dim=1).amax(dim=1).mean()
+        too_sure = sure > confidence
+        low = torch.where(too_sure, middle, low)
+        high = torch.where(too_sure, high, middle)
+    return ((low + high) / 2).exp()
 
 
-def vote(
-    domain: Domain, part: Encoded, features: Tensor, p: Tensor, config: DomainNormConfig
-) -> tuple[Domain, Tensor]:
-    """Predictions (b, N) with the votes of recent images, which these join, Eq. 19."""
-    voters, V, b, share = domain.voters, config.vote_memory, len(p), config.vote_share
-    held = min(int(voters.next), V)
-    similarity = features @ torch.cat([features, voters.features[:held]]).T
-    similarity[:, :b].fill_diagonal_(-2.0)
-    nearest = similarity.topk(min(config.neighbours, b + held - 1), dim=1).indices  # (b, k)
-    classes = torch.cat([part.zero_shot.argmax(dim=1), voters.zero_shot[:held]])
-    votes = torch.cat([p, voters.predictions[:held]])[nearest].mean(dim=1)
-    voted = (1 - share) * p + share * votes if nearest.shape[1] else p
-    same, counts = classes[nearest] == classes[:b, None], domain.counts
-    agreement = counts.agreement + same.sum() / max(1, same.shape[1])
-    counts = counts._replace(agreement=agreement, asked=counts.asked + b)
-    new = {"features": features[:V], "predictions": p[:V], "zero_shot": classes[: min(b, V)]}
-    return domain._replace(counts=counts, voters=write(voters, **new)[0]), voted
+# --- predicting ---------------------------------------------------------------------------------
 
 
-def count_finite(features: Tensor) -> Tensor:
-    """Number (1,) of images whose features (b, E) are finite."""
-    return features.isfinite().all(dim=1).sum(dim=0, keepdim=True)
+def log_predictions(
+    features: Tensor, temperature: Tensor, prior: ClassPrior, network: Network
+) -> Tensor:
+    """Compute log-probabilities (b, N) of features (b, E), Eq. 12."""
+    return weigh(network.logits(features) / temperature, prior)
+
+
+def weigh(logits: Tensor, prior: ClassPrior) -> Tensor:
+    """Weigh predictions (b, N) by the classes that occur, Eq. 12."""
+    return (logits + prior.log_weights).log_softmax(dim=1)

@@ -163,12 +163,13 @@ class PrefixedTower:
         if after == len(self.tower.blocks):
             hidden = self.tower.run(hidden, self.blocks[0], prefix=prefix)
             return l2_normalize(self.tower.pool(hidden))
-
-        def finish(hidden: Tensor) -> tuple[Tensor]:
-            return (l2_normalize(self.tower.pool(self.tower.run(hidden, after))),)
-
         hidden = self.tower.run(hidden, self.blocks[0], after, prefix=prefix)
-        return self.replayed.by_rows(finish, hidden)[0]
+        return self.replayed.by_rows(self._finish, hidden)[0]
+
+    def _finish(self, hidden: Tensor) -> tuple[Tensor]:
+        """Compute unit features (R, E) of states behind the last prompted block."""
+        after = self.blocks[-1] + 1
+        return (l2_normalize(self.tower.pool(self.tower.run(hidden, after))),)
 
     def pass_features(self, hidden: Tensor, plain: Tensor, composed: Composed) -> Tensor:
         """Unit features (R, E) of all passes from the images' states (b, T, D) and ``plain``."""

@@ -4,7 +4,9 @@ Every class has pairs of key (mean feature of a clique) and value (its prompt). 
 than L, keys are propagated over their own graph and the closest pair is fused.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -110,11 +112,8 @@ def retain(
 
     The r-th cliques of all classes enter together, and full classes are fused in one batched solve.
     """
-
-    def fuse(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        return fuse_closest(keys, values, config)
-
     replayed = replayed or Replayed(shapes=0)
+    fuse = _fusion(config)
     device = cache.keys.device
     new_keys, new_values, count = cache.keys.clone(), cache.values.clone(), cache.count.clone()
     plan: list[Tensor] = []
@@ -133,6 +132,12 @@ def retain(
             new_keys[full, : config.capacity] = fused_keys
             new_values[full, : config.capacity] = fused_values
     return Cache(new_keys, new_values, count)
+
+
+@cache
+def _fusion(config: SCAPConfig) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Make the function that fuses under some settings: one object, as replaying needs."""
+    return partial(fuse_closest, config=config)
 
 
 def rounds(classes: Tensor) -> list[Tensor]:
