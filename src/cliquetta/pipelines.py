@@ -22,8 +22,9 @@ from cliquetta.methods.base import Adapter
 from cliquetta.methods.registry import DEFAULT_METHOD, create_method, method_config
 from cliquetta.methods.state import load_state, read_header
 from cliquetta.model.clip import CLIP
-from cliquetta.model.factory import NO_MODEL, create_model
+from cliquetta.model.factory import create_model
 from cliquetta.model.in_memory import from_model
+from cliquetta.model.names import NO_MODEL
 from cliquetta.prompts.classes import ClassPrompts
 
 TASK = "zero-shot-image-classification"

@@ -7,6 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from cliquetta.atomic import write_atomically
+from cliquetta.cli.checks import (
+    check_classes,
+    check_file,
+    check_methods,
+    check_model,
+    check_sources,
+)
 from cliquetta.cli.command import (
     BAD_INPUT,
     SKIPPED,
@@ -23,6 +30,7 @@ from cliquetta.cli.command import (
 )
 from cliquetta.cli.console import Terminal, count, number
 from cliquetta.errors import UserError
+from cliquetta.model.names import NO_MODEL
 
 if TYPE_CHECKING:
     from cliquetta.inference.options import PredictOptions
@@ -161,6 +169,24 @@ def predict(
     If the command is interrupted, run it again: it continues, and every image is predicted once.
     An image that cannot be read is skipped and named in the column `error`.
     """
+    check_sources(paths or ())
+    check_methods(method, preset=preset, settings=settings or ())
+    check_file(fitted, "--fitted")
+    if state is not None and state.is_dir() and group_by is None:
+        raise UserError(
+            f"--state {state} is a folder: name a file in it (--group-by takes a folder)"
+        )
+    if page is not None and not page.parent.is_dir():
+        raise UserError(f"--page {page}: there is no folder {page.parent}, make it first")
+    check_file(features, "--features")
+    check_file(text_features, "--text-features")
+    if classes is not None:
+        check_classes(classes, templates)
+    if model is None and text_features is None:
+        raise UserError(NO_MODEL)
+    if model is not None:
+        check_model(model)
+
     from cliquetta.inference.bulk import predict_with
     from cliquetta.inference.options import PredictOptions
 
@@ -271,7 +297,6 @@ def _load(
 ) -> "tuple[CLIP, ClassPrompts]":
     """Return the model, or what stands for it beside features, and the class list."""
     from cliquetta.data.loader import expect_images
-    from cliquetta.model.factory import NO_MODEL
     from cliquetta.model.wrapped import FeaturesOnly
     from cliquetta.prompts.features import as_text_features
 

@@ -76,7 +76,7 @@ def check_writable(target: Path | str, state: Path | None, *, overwrite: bool = 
             with tempfile.TemporaryFile(dir=path.parent):
                 pass
         except OSError as error:
-            raise UserError(f"cannot write {path}: {error.strerror} ({error.filename})") from None
+            raise UserError(f"cannot write {path}: {error.strerror}") from None
 
 
 def shard_range(count: int, shard: tuple[int, int], batch_size: int) -> tuple[int, int]:

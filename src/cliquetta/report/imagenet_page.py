@@ -7,7 +7,7 @@ from cliquetta.data.corruptions import CORRUPTIONS, parse_dataset_id
 from cliquetta.evaluation.comparison import Comparison, Overall, compare
 from cliquetta.evaluation.grid import BASELINE
 from cliquetta.evaluation.record import Record, Run
-from cliquetta.evaluation.tables import TextTable, to_markdown
+from cliquetta.evaluation.tables import TextTable, signed, to_markdown
 from cliquetta.report import results_pages as pages
 from cliquetta.report.printed_page import insert_between, recorded_line
 
@@ -105,7 +105,7 @@ def _gain(row: Overall) -> str:
     if row.gain is None:
         return pages.BLANK
     spread = "" if row.half_width is None else f" ± {row.half_width:.2f}"
-    return f"{row.gain:+.2f}{spread}"
+    return f"{signed(row.gain)}{spread}"
 
 
 def _folder(dataset: str) -> str:
@@ -175,9 +175,9 @@ def _change(own: float | None, plain: float, above: float | None, *, in_turn: bo
     """A gain over zero-shot, and the change from the row above where that is a smaller method."""
     if own is None:
         return pages.BLANK
-    text = f"{own - plain:+.1f}"
+    text = f"{signed(own - plain, 1)}"
     if in_turn and above is not None and above != plain:
-        text += f" ({own - above:+.1f})"
+        text += f" ({signed(own - above, 1)})"
     return text
 
 
@@ -197,5 +197,5 @@ def scap_single_view(records: Sequence[Record]) -> str:
     return pages.fill(
         f"Preset `paper` with one view, over {images:,} images ({len(runs)} streams): {repaired:,} "
         f"predictions become right and {broken:,} wrong, "
-        f"{100 * (repaired - broken) / images:+.2f} points."
+        f"{signed(100 * (repaired - broken) / images)} points."
     )
