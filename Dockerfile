@@ -44,5 +44,6 @@ HEALTHCHECK --interval=30s --timeout=5s --start-period=60s --retries=3 \
   CMD ["python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:8765/healthz', timeout=4)"]
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["cliquetta"]
-# Without a token (CLIQUETTA_TOKEN or --token-file) it does not start: the port is open to others.
-CMD ["serve", "--host", "0.0.0.0", "--port", "8765", "--state-dir", "/sessions", "--log-format", "json"]
+# Without a token (CLIQUETTA_TOKEN or --token-file) it does not start: the port is open to others. micro
+# is the bundled toy: name the model of your images instead.
+CMD ["serve", "--model", "micro", "--host", "0.0.0.0", "--port", "8765", "--state-dir", "/sessions", "--log-format", "json"]

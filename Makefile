@@ -7,7 +7,7 @@ UV_VERSION := 0.13.7
 export OMP_NUM_THREADS ?= 2
 
 .PHONY: help demo test tests lint types docs lock test-slow slow-kills slow-others test-cpus cpu-avx2 cpu-default \
-  test-parity test-lowest test-browser browser-tests bench clean
+  test-parity test-lowest test-wheel test-browser browser-tests bench clean
 
 help:
 	@echo "make demo         adapt the bundled CLIP to a shifted stream, on this machine's CPU"
@@ -17,6 +17,7 @@ help:
 	@echo "make test-cpus    the numeric tests as CPUs without AVX-512 and without AVX compute them"
 	@echo "make test-parity  comparison with open_clip and torchvision"
 	@echo "make test-lowest  the tests with the lowest versions that pyproject.toml allows"
+	@echo "make test-wheel   the demo of the packed wheel, in an environment of its own"
 	@echo "make test-browser the web app and the report in a headless browser"
 	@echo "make bench        the speed programs in benchmarks/"
 	@echo "make lock         renew the locked versions in constraints/"
@@ -36,12 +37,15 @@ PIP = $(1)/bin/python -m pip install --quiet --disable-pip-version-check
 LOCKED = $(PIP) --require-hashes --no-deps -r constraints
 NEEDS_CUDA := from importlib.metadata import requires; \
   exit("nvidia" not in str(requires("torch")) or __import__("sys").platform != "linux")
-define setup
+define packages
 	@test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
 	@echo "setting up $(1) for $(2) (once; some minutes)"; date +%s > $@.begun
 	@$(LOCKED)/torch-cpu.txt 2>/dev/null || $(LOCKED)/torch.txt
 	@if $(1)/bin/python -c '$(NEEDS_CUDA)'; then $(LOCKED)/cuda.txt; fi
 	@$(LOCKED)/$(2).txt
+endef
+define setup
+	$(call packages,$(1),$(2))
 	@$(PIP) --no-deps --no-build-isolation -e .
 	@echo "set-up for $(2): $$(( $$(date +%s) - $$(cat $@.begun) )) s"; rm $@.begun; touch $@
 endef
@@ -52,6 +56,14 @@ endef
 # Gradio wants an older Pillow than everything else, so the app has an environment of its own.
 .venv-%/.installed: $(LOCKS) constraints/%.txt
 	$(call setup,.venv-$*,$*)
+
+# The wheel alone, without this folder: what it forgets to pack, or to depend on, fails here.
+.venv-wheel/.installed: $(LOCKS) constraints/demo.txt
+	$(call packages,.venv-wheel,demo)
+	@rm $@.begun; touch $@
+
+test-wheel: .venv-wheel/.installed
+	$(call timed,wheel,.ci/wheel .venv-wheel/bin/python)
 
 demo: .venv/.demo
 	$(call timed,demo,$(BIN)/cliquetta demo)

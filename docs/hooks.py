@@ -1,83 +1,28 @@
 """Parts of the documentation site that come from the code, so that no page repeats it by hand.
 
-The navigation lists every registered method; a method's page gets its snippet, its settings and its
-recorded figures; the API page lists ``cliquetta.__all__``.
+The navigation lists every registered method; a method's page gets its recorded figures (its program
+and settings stand in the file, see ``cliquetta.report.method_pages``); the API page lists
+``cliquetta.__all__``.
 """
 
 import re
 from collections.abc import Sequence
 from functools import cache
+from html import escape, unescape
 from pathlib import Path
 from typing import Any
 
 import cliquetta
-from cliquetta.methods.building.config import config_fields
 from cliquetta.methods.registry import MethodEntry, method_entries
+from cliquetta.report import method_pages
 
 DOCS = Path(__file__).parent
-_PLAIN = """\
-from cliquetta import create_method, create_model
-
-model = create_model("micro")  # comes with the package; or "ViT-B/16", "hf:...", a path
-method = create_method("{name}", model, ["cat", "dog", "horse"])
-prediction = method.predict(["photos/1.jpg", "photos/2.jpg", "photos/3.jpg"])
-print(prediction.logits.argmax(dim=1))
-"""
-_FITTED = """\
-from cliquetta import FewShot, create_model, fit_method, get_dataset, load_method
-
-model = create_model("micro")
-dataset = get_dataset("bundled-fewshot")  # labelled images, 16 per class
-few_shot = FewShot.from_dataset(dataset, 16, model.preprocess)
-method = fit_method("{name}", model, dataset.prompts, few_shot)
-method.save("{name}.safetensors")  # load_method("{name}.safetensors", model) builds it again
-print(method.predict(["photos/1.jpg", "photos/2.jpg"]).logits.argmax(dim=1))
-"""
 
 
 def page_of(name: str) -> str | None:
     """The page of a method, relative to docs/: its own, or the one whose heading names it."""
-    if (DOCS / "methods" / f"{name}.md").exists():
-        return f"methods/{name}.md"
-    for path in sorted((DOCS / "methods").glob("*.md")):
-        if f"`{name}`" in path.read_text(encoding="utf-8").splitlines()[0]:
-            return f"methods/{path.name}"
-    return None
-
-
-def snippet(entry: MethodEntry) -> str:
-    """A program that runs a method on three photos; a test runs it."""
-    return (_FITTED if entry.fit else _PLAIN).format(name=entry.name)
-
-
-def command(entry: MethodEntry) -> str:
-    """The method on the command line."""
-    predict = "cliquetta predict photos/ --classes cat,dog,horse --model ViT-B/16"
-    if entry.fit is None:
-        return f"{predict} --method {entry.name}"
-    return (
-        f"cliquetta fit --method {entry.name} --shots 16 --dataset bundled-fewshot "
-        f"--out {entry.name}.safetensors\n"
-        f"cliquetta evaluate --dataset bundled@fog:3 --fitted {entry.name}.safetensors"
-    )
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
-
-
-def settings(entry: MethodEntry) -> str:
-    """The table of a config's fields, and the names of its presets."""
-    rows = ["| setting | type | default | meaning |", "|---|---|---|---|"]
-    for field in config_fields(entry.config):
-        default = f"`{_cell(str(field.default))}`" if field.default != "" else "–"
-        rows.append(f"| `{field.name}` | {_cell(field.type)} | {default} | {_cell(field.doc)} |")
-    presets = ", ".join(
-        f"`{name}`{' (tuned by the authors)' if name in entry.tuned_by_authors else ''}"
-        for name in entry.presets
-    )
-    table = "\n".join(rows) if len(rows) > 2 else "None."
-    return table + (f"\n\nPresets: {presets}." if presets else "")
+    page = method_pages.page_of(name, DOCS / "methods")
+    return None if page is None else page.relative_to(DOCS).as_posix()
 
 
 def recorded(entry: MethodEntry) -> str:
@@ -136,26 +81,15 @@ def _names(row: str, name: str) -> bool:
 
 
 def method_page(text: str, entries: Sequence[MethodEntry]) -> str:
-    """A page with its generated parts; a snippet of the page's own replaces the usual one."""
-    usual = [f"```python\n{snippet(e)}```\n\n```\n{command(e)}\n```" for e in entries]
-    tables = [f"`{e.name}`:\n\n{settings(e)}" for e in entries]
-    text = _fill(text, "How to run it", usual, unless="```python")
-    text = _fill(text, "Settings", tables if len(entries) > 1 else [settings(entries[0])])
+    """A page with what was recorded of its methods at the head of a section."""
     gains = [part for e in entries for part in (recorded(e), board_sentences(e)) if part]
-    return _fill(text, "What it costs and gains", gains)
-
-
-def _fill(text: str, title: str, generated: Sequence[str], unless: str = "\0") -> str:
-    """Put generated blocks at the head of a section, which is added where a page has none."""
-    heading = f"\n## {title}\n"
+    heading = "\n## What it costs and gains\n"
     if heading not in text:
         place = text.find("\n## Reference\n")
         place = len(text) if place < 0 else place
         text = f"{text[:place].rstrip()}\n{heading}\n{text[place:]}"
     before, own = text.split(heading, 1)
-    section = own.split("\n## ", 1)[0]
-    blocks = [] if unless in section else generated
-    return before + heading + "\n" + "\n\n".join([*blocks, own.lstrip("\n")])
+    return before + heading + "\n" + "\n\n".join([*gains, own.lstrip("\n")])
 
 
 def _without_outside_links(text: str, page: Path) -> str:
@@ -202,9 +136,50 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     entries = [e for e in method_entries() if page_of(e.name) == page.file.src_uri]
     if entries:
         markdown = method_page(markdown, entries)
+    columns = [line.count("|") - 1 for line in re.findall(r"^\|(?:[ :-]+\|)+$", markdown, re.M)]
+    if max(columns, default=0) >= LOOKS[-1][0]:
+        page.meta["hide"] = ["toc"]  # wide tables take the room of the contents
     return _without_outside_links(markdown, DOCS / page.file.src_uri)
 
 
+LOOKS = ((12, "cards"), (8, "small"))
+"""Looks of tables (see site.css) by the number of columns from which they have them."""
+
+
+def label_cells(html: str) -> str:
+    """Name the column of every cell of a table, which phones show instead of a row of headings."""
+
+    def label_table(match: re.Match[str]) -> str:
+        table = match[0]
+        names = [_text(head) for head in re.findall(r"<th[^>]*>(.*?)</th>", table, re.S)]
+
+        def label_row(row: re.Match[str]) -> str:
+            columns = iter(names)
+            return re.sub(
+                r"<td([^>]*)>(.*?)</td>",
+                lambda cell: (
+                    f'<td{cell[1]} data-label="{escape(next(columns, ""))}">'
+                    f"<div>{cell[2]}</div></td>"
+                ),
+                row[0],
+                flags=re.S,
+            )
+
+        labelled = re.sub(r"<tr>.*?</tr>", label_row, table, flags=re.S)
+        look = next((look for most, look in LOOKS if len(names) >= most), None)
+        return (
+            labelled if look is None else labelled.replace("<table", f'<table data-look="{look}"')
+        )
+
+    return re.sub(r"<table>.*?</table>", label_table, html, flags=re.S)
+
+
+def _text(html: str) -> str:
+    """The words of a piece of HTML."""
+    return unescape(re.sub(r"<[^>]+>", "", html)).strip()
+
+
 def on_page_content(html: str, **_: Any) -> str:
-    """Roles of reStructuredText in docstrings leave only what they name."""
+    """Cells get labels; roles of reStructuredText in docstrings leave only what they name."""
+    html = label_cells(html)
     return re.sub(r":(?:class|meth|func|data|attr|mod):(?=<code>)", "", html)

@@ -12,8 +12,8 @@ import cliquetta
 ROOT = Path(cliquetta.__path__[0])
 TESTS = Path(__file__).parent
 ROOMS = (
-    ("errors", "version"),
-    ("types",),
+    ("errors", "version", "deprecation"),
+    ("types", "intervals"),
     ("atomic", "ray_connection", "significance", "tensor_file", "tensor_tree"),
     ("prompts",),
     ("model",),
@@ -28,6 +28,7 @@ ROOMS = (
     ("integrations",),
     ("__init__",),
     ("cli",),
+    ("__main__",),
 )
 """From the ground up: a room imports from rooms before it only."""
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from cliquetta.methods.state import load_method as load_method
     from cliquetta.model.clip import CLIP as CLIP
     from cliquetta.model.factory import create_model as create_model
-    from cliquetta.model.factory import list_models as list_models
     from cliquetta.model.in_memory import from_model as from_model
+    from cliquetta.model.names import list_models as list_models
     from cliquetta.pipelines import pipeline as pipeline
     from cliquetta.prompts.classes import ClassPrompts as ClassPrompts
     from cliquetta.types import Batch as Batch
@@ -57,8 +57,9 @@ _EXPORTS = {
     "methods.registry": ("create_method", "list_methods", "register"),
     "methods.state": ("load_method",),
     "model.clip": ("CLIP",),
-    "model.factory": ("create_model", "list_models"),
+    "model.factory": ("create_model",),
     "model.in_memory": ("from_model",),
+    "model.names": ("list_models",),
     "pipelines": ("pipeline",),
     "prompts.classes": ("ClassPrompts",),
     "types": ("Batch", "Prediction"),

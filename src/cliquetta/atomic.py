@@ -42,7 +42,10 @@ def create_atomically(path: Path, data: bytes) -> None:
 @contextlib.contextmanager
 def _written_beside(path: Path, data: bytes, mode: int) -> Iterator[Path]:
     """A temporary file with ``data`` on disk, removed at the end if it is still there."""
-    handle, name = _open_temporary(path, mode)
+    try:
+        handle, name = _open_temporary(path, mode)
+    except OSError as error:  # name the file that was asked for
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from None
     with os.fdopen(handle, "wb") as file:  # its lock is held until it is renamed
         try:
             file.write(data)

@@ -22,8 +22,9 @@ from cliquetta.methods.base import Adapter
 from cliquetta.methods.registry import DEFAULT_METHOD, create_method, method_config
 from cliquetta.methods.state import load_state, read_header
 from cliquetta.model.clip import CLIP
-from cliquetta.model.factory import NO_MODEL, create_model
+from cliquetta.model.factory import create_model
 from cliquetta.model.in_memory import from_model
+from cliquetta.model.names import NO_MODEL
 from cliquetta.prompts.classes import ClassPrompts
 
 TASK = "zero-shot-image-classification"
@@ -151,13 +152,17 @@ class PredictionsPage:
         return f"<table>{rows}</table>{rest}"
 
     def _row(self, scores: LabelScores) -> str:
-        picture = f"<td>{_thumbnail(scores.image)}</td>" if self.images else ""
-        name = scores.image if isinstance(scores.image, str | os.PathLike) else ""
-        best = scores[: self.top_k]
-        labels = "<br>".join(f"{one['score']:.3f} {escape(str(one['label']))}" for one in best)
-        labels = "none of these<br>" * bool(scores.rejected) + labels
+        named = isinstance(scores.image, str | os.PathLike)
+        name = escape(str(scores.image)) if named else ""
+        lines = ["none of these"] if scores.rejected else []
+        for entry in scores[: self.top_k]:
+            lines.append(f"{entry['score']:.3f} {escape(str(entry['label']))}")
+        labels = "<br>".join(lines)
         align = ' style="text-align:left"'
-        return f"<tr>{picture}<td{align}>{escape(str(name))}</td><td{align}>{labels}</td></tr>"
+        cells = f"<td{align}>{name}</td><td{align}>{labels}</td>"
+        if self.images:
+            cells = f"<td>{_thumbnail(scores.image)}</td>{cells}"
+        return f"<tr>{cells}</tr>"
 
 
 def _thumbnail(image: ImageLike) -> str:

@@ -1,6 +1,8 @@
-"""Versions of installed packages, our own first."""
+"""Versions of installed packages, our own first, and where ours is developed."""
 
 from importlib.metadata import PackageNotFoundError, version
+
+REPOSITORY = "https://github.com/cliquetta/cliquetta"
 
 
 def installed_version(package: str = "cliquetta") -> str:

@@ -108,7 +108,7 @@ def test_json_says_the_error_too_and_debug_where(run: Run, tmp_path: Path) -> No
     document = json.loads(result.stdout)
     assert document["exit_code"] == 2 and "no such file" in document["error"]
     result = run("predict", tmp_path / "gone", *MICRO, "--debug")
-    assert result.code == 2 and "Traceback" in result.text and "_expand" in result.text
+    assert result.code == 2 and "Traceback" in result.text and "check_sources" in result.text
 
 
 @pytest.mark.parametrize("kind", [MemoryError, RuntimeError])
@@ -130,3 +130,10 @@ def test_settings_are_pairs_and_lists_lose_repeats_and_blanks() -> None:
     assert split_list("a, b,,a", "things") == ["a", "b"]
     with pytest.raises(ValueError, match="things"):
         split_list(" ,", "things")
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that nobody can write")
+@pytest.mark.usefixtures("folder")
+def test_an_output_that_cannot_be_written_is_named_and_no_temporary_file(run: Run) -> None:
+    result = run(*TWO, "--out", "/proc/x.csv")
+    assert result.refuses("cannot write /proc/x.csv: ") and result.text.count("/proc") == 1

@@ -5,6 +5,8 @@ import io
 import json
 from pathlib import Path
 
+import pytest
+
 from tests._helpers.running import Run
 
 
@@ -35,3 +37,36 @@ def test_the_same_numbers_in_every_form(run: Run, tiny_file: Path, tmp_path: Pat
     assert run("compare", runs).refuses("different images do not belong in one column")
     wide = run("compare", runs, "--split", "--format", "markdown").text  # a terminal breaks lines
     assert "bundled@fog:3 #2" in wide
+
+
+@pytest.fixture
+def one_dataset(run: Run, tiny_file: Path, tmp_path: Path) -> Path:
+    """Runs of three methods on one dataset, given in an order that is not alphabetical."""
+    words = ("--model", tiny_file, "--limit", "16", "--batch-size", "8")
+    data = ("--dataset", "bundled@fog:3", "--method", "transclip,dmn,bca")
+    assert run("evaluate", *data, *words, "--out", tmp_path / "runs").code == 0
+    return tmp_path / "runs"
+
+
+def test_rows_keep_the_order_in_which_methods_were_given(run: Run, one_dataset: Path) -> None:
+    rows = run("compare", one_dataset, "--format", "csv").stdout.splitlines()[1:]
+    assert [row.split(",")[1] for row in rows] == ["zero_shot", "transclip", "dmn", "bca"]
+
+
+def test_the_worst_dataset_is_named_where_there_are_several(
+    run: Run, one_dataset: Path, tiny_file: Path
+) -> None:
+    assert "worst" not in run("compare", one_dataset).text
+    words = ("--dataset", "bundled@frost:3", "--limit", "16", "--batch-size", "8")
+    made = run("evaluate", *words, "--method", "dmn", "--model", tiny_file, "--out", one_dataset)
+    assert made.code == 0
+    assert "worst" in run("compare", one_dataset, "--split").text
+
+
+def test_latex_has_no_raw_signs_and_the_best_in_bold(run: Run, one_dataset: Path) -> None:
+    latex = run("compare", one_dataset, "--format", "latex").stdout
+    cells = json.loads(run("compare", one_dataset, "--json").stdout)
+    best = max(cell["mean"] for cell in cells)
+    main = latex.partition(r"\end{tabular}")[0]
+    assert main.count(r"\textbf{") == 1 and rf"\textbf{{{best:.2f}" in main
+    assert latex.replace("▲", "").isascii(), sorted({c for c in latex if ord(c) > 127})

@@ -1,6 +1,8 @@
 """Tables lose no figure, however narrow the terminal; progress without a terminal."""
 
 import io
+import json
+import logging
 
 import pytest
 from rich.console import Console
@@ -47,3 +49,20 @@ def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(
             bars.show("predict", 100 * done, 700)
     lines = [line for line in text.getvalue().splitlines() if "━" not in line]
     assert lines == ["predict 100/700", "predict 400/700"]
+
+
+def test_every_line_of_a_json_log_is_an_object(caplog: pytest.LogCaptureFixture) -> None:
+    text = io.StringIO()
+    terminal = Terminal(json_log=True, err=Console(file=text))
+    with terminal.logging(), terminal.bars() as bars:
+        bars.show("download", 1, 2)
+        logging.getLogger("cliquetta.model").warning("a note, longer than a line " * 5)
+        terminal.warn("a warning\nof two lines")
+        terminal.fail("an error")
+        try:
+            raise ValueError("a defect")
+        except ValueError:
+            terminal.trace()
+    lines = [json.loads(line) for line in text.getvalue().splitlines()]
+    assert [line["level"] for line in lines] == ["warning", "warning", "error", "error"]
+    assert "ValueError: a defect" in lines[-1]["trace"]

@@ -81,14 +81,19 @@ def test_summary_is_plain_about_what_changed() -> None:
 def test_demo_compares_and_records(run: Run, tmp_path: Path) -> None:
     """Shifted, clean and single images, then SCAP as printed; each in a table of its own."""
     words = ["--images", "12", "--batch-size", "6", "--shifts", "fog:3,clean"]
-    words += ["--method", "tent,domain_norm", "--singles", "3", "--scap", "6"]
+    words += ["--method", "tent,domain_norm", "--singles", "3", "--scap", "16"]
     result = run("demo", "--out", tmp_path / "demo", *words)
     assert result.code == 0
-    for images in ("12 shifted", "12 clean", "3 shifted", "6 shifted"):
+    for images in ("12 shifted", "12 clean", "3 shifted"):
         assert result.text.count(f"Of {images} images, zero_shot gets") == 1
     curve = result.stdout.split("Accuracy over the stream\n")[1].splitlines()[1:3]
     assert [line.split()[0] for line in curve] == ["6", "12"]
     assert "tent changed" in result.text and "domain_norm changed" in result.text
+    last = result.text.partition("SCAP as printed, on frost:3")[2]
+    for words_of_scap in ("scap found", "move", "retained prompt", "Accuracy: zero_shot", "Expect"):
+        assert words_of_scap in last, words_of_scap
+    page = (tmp_path / "demo/report.html").read_text(encoding="utf-8")
+    assert "Inside scap" in page and "<h3>Cliques</h3>" in page and "<h3>Attention</h3>" in page
     written = {path: path.stat().st_mtime_ns for path in tmp_path.glob("demo/*/record.json")}
     assert len(written) == 6 + 2 + 2  # singly with one method, SCAP with zero-shot beside it
     assert f"Records: 10 runs in {tmp_path / 'demo'}" in result.text
@@ -98,9 +103,10 @@ def test_demo_compares_and_records(run: Run, tmp_path: Path) -> None:
     both = ["zero_shot", "tent", "domain_norm"]
     assert rows == [
         *(("fog:3", 6, both), ("clean", 6, both), ("fog:3, singly", 1, both[:2])),
-        ("fog:3", 6, ["zero_shot", "scap"]),
+        ("frost:3", 6, ["zero_shot", "scap"]),
     ]
-    assert [entry["change"][0]["images"] for entry in shown] == [12, 12, 3, 6]
+    assert [entry["change"][0]["images"] for entry in shown] == [12, 12, 3, 16]
+    assert shown[-1]["scap"]["cliques"] > 0 and shown[0]["scap"] is None
     for entry in shown:
         plain, *adapted = entry["runs"]
         for run_, change in zip(adapted, entry["change"], strict=True):

@@ -12,6 +12,7 @@ import pytest
 
 import cliquetta
 from cliquetta.cli.main import app
+from cliquetta.version import REPOSITORY
 from tests._helpers.running import Run
 
 
@@ -45,7 +46,8 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 def commands() -> list[str]:
     texts = [README, *(p.read_text(encoding="utf-8") for p in sorted(ROOT.glob("docs/**/*.md")))]
-    lines = [line for text in texts for line in re.findall(r"^cliquetta .*$", text, re.M)]
+    joined = [text.replace("\\\n", " ") for text in texts]
+    lines = [line for text in joined for line in re.findall(r"^cliquetta .*$", text, re.M)]
     return sorted({line.split("  #")[0].strip() for line in lines})
 
 
@@ -59,13 +61,47 @@ def test_commands_of_the_documents_exist_with_their_options(run: Run, line: str)
         assert option in text or option == "--help", f"{option} of {line!r}"
 
 
-def test_every_command_is_in_the_readme_and_the_changes() -> None:
+def whole_commands() -> list[str]:
+    """Commands of documents and of --help, continued lines joined."""
+    examples = [command.epilog or "" for command in app.registered_commands]
+    pages = [p.read_text(encoding="utf-8") for p in sorted(ROOT.glob("docs/**/*.md"))]
+    text = "\n".join([README, *pages, *examples]).replace("\\\n", " ")
+    return re.findall(r"^(?:[^`\n]*\| )?cliquetta .*$", text, re.M)
+
+
+@pytest.mark.parametrize("line", sorted(set(whole_commands())))
+def test_documented_commands_name_a_model_for_data_that_are_not_bundled(line: str) -> None:
+    words = line.partition("cliquetta ")[2].split("  #")[0].split()
+    named = "--model" in words or "--text-features" in words or "--state" in words
+    if named or words[0] not in ("predict", "evaluate", "fit", "ablate", "export", "serve", "app"):
+        return
+    dataset = line.partition("--dataset ")[2].strip("'")
+    assert dataset.startswith("bundled") or "--grid" in words, line
+
+
+def test_every_command_is_on_the_page_of_commands_and_in_the_changes() -> None:
+    page = (ROOT / "docs/commands.md").read_text(encoding="utf-8")
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     for name in [command.name for command in app.registered_commands]:
         assert f"`{name}`" in changes, name
-        assert any(f"{start}{name}" in README for start in ("cliquetta ", "`", "make ")), (
-            f"name `cliquetta {name}` in README.md"
-        )
+        assert f"`{name}" in page, f"name `{name}` in docs/commands.md"
+
+
+def test_the_first_result_fits_one_screen() -> None:
+    """A picture of 20 lines counts; a screen has about 50."""
+    first = README.partition("## What is measured")[0]
+    assert len(first.splitlines()) + 20 <= 55
+    notes = README.partition("<!-- /headline -->")[2].partition("\n## ")[0]
+    assert len(re.findall(r"\.(?:\s|$)", notes)) <= 3, "notes under the table: three sentences"
+
+
+def test_the_readme_clones_what_pyproject_names() -> None:
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    (address,) = re.findall(r'^Repository = "(.*)"$', project, re.M)
+    assert address == REPOSITORY
+    for page in ("README.md", "docs/install.md"):
+        (cloned,) = re.findall(r"^git clone (\S+)", (ROOT / page).read_text("utf-8"), re.M)
+        assert cloned == address, page
 
 
 def test_every_extra_is_on_the_install_page() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from cliquetta.cli.reproduce import PAGES
 from cliquetta.evaluation.record import load_record, unpack_records
 from cliquetta.report.results_pages import GRIDS, ResultsPages
 from tests._helpers.running import Run
@@ -31,7 +32,8 @@ def test_runs_that_are_recorded_are_not_run_again(
     block = {"datasets": ["bundled"], "methods": ["tda", "tent"], "model": str(tiny_file)}
     path, results = tmp_path / "tiny.json", tmp_path / "results"
     path.write_text(json.dumps([{**block, "limit": 20, "batch_size": 10}]))
-    monkeypatch.setattr("cliquetta.evaluation.grid.packaged_grid", lambda _: path)
+    for module in ("evaluation.grid", "cli.reproduce"):
+        monkeypatch.setattr(f"cliquetta.{module}.packaged_grid", lambda _: path)
     results.mkdir()
 
     def record(out: str, *words: str) -> list[str]:
@@ -46,3 +48,7 @@ def test_runs_that_are_recorded_are_not_run_again(
     assert record("second") == [] and (results / "tiny.json").read_text() == before
     assert record("third", "--again", "tent") == ["tent"]
     assert len(unpack_records(results / "tiny.json")) == 3
+
+
+def test_pages_are_known_before_they_can_be_written() -> None:
+    assert tuple(GRIDS) == PAGES

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cliquetta.app import server as app_server
+from cliquetta.model import factory
 from cliquetta.model.clip import CLIP
 from cliquetta.serve import server
 from cliquetta.serve.errors import ServiceError
@@ -54,7 +55,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def test_refusals_come_before_anything_is_started(
     run: Run, started: list[dict[str, Any]], arguments: list[str], words: str
 ) -> None:
-    assert run("serve", *arguments).refuses(words) and started == []
+    assert run("serve", "--model", "micro", *arguments).refuses(words) and started == []
 
 
 def test_every_line_of_a_json_log_is_json(
@@ -72,6 +73,20 @@ def test_every_line_of_a_json_log_is_json(
     assert result.code == 0
     (line,) = map(json.loads, (result.stdout + result.stderr).splitlines())
     assert "press Ctrl-C to stop" in line["message"]
+
+
+def test_notes_and_errors_of_a_json_log_are_json_as_well(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    factory._note_micro.cache_clear()
+    monkeypatch.delenv("CLIQUETTA_TOKEN", raising=False)
+    words = ("serve", "--model", "micro", "--device", "cpu", "--log-format", "json")
+    with server.open_port("127.0.0.1", 0) as occupied:
+        result = run(*words, "--port", occupied.getsockname()[1])
+    lines = [json.loads(line) for line in result.stderr.splitlines()]
+    assert result.code == 2 and result.stdout == ""
+    assert "small model for demonstration" in lines[0]["message"]
+    assert lines[-1]["level"] == "error" and "is in use" in lines[-1]["message"]
 
 
 def test_what_is_served(
@@ -112,7 +127,9 @@ def test_a_token_of_the_environment(
 def test_a_port_in_use_is_refused_before_any_address(run: Run, tmp_path: Path) -> None:
     with server.open_port("127.0.0.1", 0) as occupied:
         port = occupied.getsockname()[1]
-        result = run("serve", "--port", port, "--state-dir", tmp_path, "--device", "cpu")
+        result = run(
+            "serve", "--model", "micro", "--port", port, "--state-dir", tmp_path, "--device", "cpu"
+        )
     assert result.refuses(f"port {port} is in use") and "http://" not in result.text
 
 
@@ -120,13 +137,14 @@ def test_photographs_fit_and_limits_can_be_set(run: Run, monkeypatch: pytest.Mon
     started: list[Limits] = []
     monkeypatch.setitem(sys.modules, "cliquetta.app.interface", ModuleType("interface"))
     monkeypatch.setattr(app_server, "serve", lambda given, **_: started.append(given.limits))
-    assert run("app", "--device", "cpu").code == 0
-    assert run("app", "--device", "cpu", "--limit", "body_bytes=7").code == 0
+    assert run("app", "--model", "micro", "--device", "cpu").code == 0
+    words = ("app", "--model", "micro", "--device", "cpu")
+    assert run(*words, "--limit", "body_bytes=7").code == 0
     assert started[0].body_bytes > Limits().body_bytes and started[1].body_bytes == 7
-    assert run("app", "--limit", "image=3").refuses("did you mean 'images'")
+    assert run(*words, "--limit", "image=3").refuses("did you mean 'images'")
 
 
 def test_the_app_needs_its_extra(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "cliquetta.app.interface", raising=False)
     monkeypatch.setitem(sys.modules, "gradio", None)
-    assert run("app").refuses("cliquetta[app]")
+    assert run("app", "--model", "micro").refuses("cliquetta[app]")

@@ -122,6 +122,12 @@ def test_a_dataset_of_ours_is_evaluated_too() -> None:
     assert cliquetta.evaluate(method, dataset).metrics["labelled"] == 12
 
 
+def to_tensor(picture: Image.Image) -> torch.Tensor:
+    """As torchvision's ToTensor after a resize to the model's size."""
+    array = np.array(picture.resize((32, 32)))
+    return torch.from_numpy(array).permute(2, 0, 1) / 255
+
+
 class Broken(Photos):
     """Labels that are of no class."""
 
@@ -135,6 +141,9 @@ class Broken(Photos):
         (lambda m: cliquetta.predict(list(zip(PICTURES, LABELS, strict=True)), method=m), "pairs"),
         (lambda m: cliquetta.predict([torch.zeros(3, 9, 9)], method=m), r"\(3, 9, 9\)"),
         (lambda m: cliquetta.predict([[torch.zeros(8, 3, 9, 9), 1]], method=m), "a list of 2"),
+        (lambda m: cliquetta.predict(Photos(to_tensor), method=m), "ToTensor"),
+        (lambda m: cliquetta.evaluate(m, DataLoader(Photos(to_tensor))), "ToTensor"),
+        (lambda m: m.predict(torch.stack([to_tensor(p) for p in PICTURES])), "ToTensor"),
         (lambda m: cliquetta.predict(Photos(), method=m, labels="kind"), "labels='label'"),
         (lambda m: cliquetta.predict(Photos(), method=m, order="shuffled"), "as they come"),
         (lambda m: cliquetta.evaluate(m, cast(Any, PICTURES)), "got list"),

@@ -31,6 +31,7 @@ def test_a_grid_file_lays_shifts_over_datasets(tmp_path: Path) -> None:
     block = {"datasets": ["bundled"], "shifts": ["fog", "frost"], "severities": [3, 5]}
     block |= {"methods": ["tda", "scap/topk=2"], "seeds": [0, 1], "limit": 9, "templates": ["a {}"]}
     plain = {"datasets": ["tar:{root}/x"], "methods": ["tda"], "baseline": False}
+    plain["model"] = "ViT-B/16"
     path.write_text(json.dumps([block, plain]))
     specs = read_grid(path, root="/data", batch_size=5)
     assert len(specs) == 4 * 3 * 2 + 1

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scipy.stats import binomtest
 from torch import Tensor
 
-from cliquetta.evaluation.metrics import Metrics, auroc, fpr95, near_chance
+from cliquetta.evaluation.metrics import Metrics, auroc, chance_p_value, fpr95, near_chance
 from tests._helpers.tolerance import SUM
 
 
@@ -158,3 +159,9 @@ def test_shuffled_labels_are_noticed_and_hard_data_are_not_mistaken_for_them() -
     assert near_chance(0.0, classes=1, images=1000) is None
     with pytest.raises(ValueError, match="between"):
         near_chance(61.5, classes=10, images=100)
+
+
+@pytest.mark.parametrize(("right", "images", "classes"), [(0, 9, 3), (61, 300, 10), (300, 300, 2)])
+def test_chance_is_an_exact_binomial_test(right: int, images: int, classes: int) -> None:
+    expected = binomtest(right, images, 1 / classes, alternative="greater").pvalue
+    assert chance_p_value(right, images, classes=classes) == pytest.approx(expected, rel=1e-9)

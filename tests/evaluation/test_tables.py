@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from cliquetta.evaluation.tables import TextTable, to_csv, to_latex, to_markdown
+from cliquetta.evaluation.tables import TextTable, decimal, to_csv, to_latex, to_markdown
 
 TABLE = TextTable(("method", "a|b"), (("zero_shot", "83.5 ± 0.4▲"),), title="top-1 %")
 
@@ -27,3 +27,13 @@ def test_csv_reads_back_and_every_row_has_all_cells() -> None:
     assert rows == [["a", "b", "c"], ["x,y", "", "1.5"]]
     with pytest.raises(ValueError, match="2 columns"):
         TextTable(("a", "b"), (("x",),))
+
+
+def test_figures_that_round_to_zero_have_no_minus_sign() -> None:
+    assert [decimal(-0.004), decimal(-0.04, 1, signed=True)] == ["0.00", "+0.0"]
+    assert [decimal(-0.006), decimal(2.345, signed=True)] == ["-0.01", "+2.35"]
+
+
+def test_latex_prints_the_best_in_bold_and_knows_our_signs() -> None:
+    table = TextTable(("a", "b"), (("x", "4 ×"), ("y", "5")), best=frozenset({(0, 1)}))
+    assert r"x & \textbf{4 $\times$} \\" in to_latex(table) and r"y & 5 \\" in to_latex(table)

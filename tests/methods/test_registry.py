@@ -22,9 +22,9 @@ from cliquetta.methods.registry import (
     method_entries,
     register,
 )
+from cliquetta.report import method_pages
 from cliquetta.report.results_pages import GRIDS, methods_page
 from cliquetta.types import Prediction
-from docs import hooks
 from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS
 from tests._helpers.tolerance import LOGIT
 
@@ -87,8 +87,8 @@ def test_one_file_enters_a_method_everywhere(install: Path) -> None:
     for grid in GRIDS["leaderboard"]:
         assert "made_up" in {spec.method for spec in read_grid(packaged_grid(grid), root="/data")}
     assert "`made_up`" in methods_page([], [], [], install).partition("not run")[2]
-    assert "`factor`" in hooks.settings(get_method("made_up"))
-    assert "--method made_up" in hooks.command(get_method("made_up"))
+    assert "`factor`" in method_pages.settings_table(get_method("made_up"))
+    assert "--method made_up" in method_pages.command(get_method("made_up"))
     assert get_method("made_up") in method_entries()
 
 

@@ -15,13 +15,14 @@ from cliquetta.model import factory
 from cliquetta.model.checkpoints.local import save_model
 from cliquetta.model.clip import CLIP
 from cliquetta.model.factory import create_model, pick_device, pick_dtype
+from cliquetta.model.names import MICRO_NOTE
 
 
 def test_the_bundled_model_says_once_what_it_is_for(caplog: pytest.LogCaptureFixture) -> None:
     factory._note_micro.cache_clear()
     for _ in range(2):
         create_model("micro")
-    assert [record.getMessage() for record in caplog.records] == [factory.MICRO_NOTE]
+    assert [record.getMessage() for record in caplog.records] == [MICRO_NOTE]
 
 
 def test_micro_is_bundled_and_works() -> None:

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from cliquetta.model.factory import MICRO_NOTE
+from cliquetta.model.names import MICRO_NOTE
 from cliquetta.report.page import build_page
 from cliquetta.report.runs import load_runs
 from cliquetta.report.sections import headline

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cliquetta.atomic import write_atomically
+from cliquetta.cli.checks import check_datasets, check_methods, check_model
 from cliquetta.cli.command import (
     BatchSize,
     Common,
@@ -23,6 +24,7 @@ from cliquetta.cli.command import (
 )
 from cliquetta.cli.console import Terminal, number
 from cliquetta.cli.executing import finish, run_grid
+from cliquetta.model.names import choose_model
 
 if TYPE_CHECKING:
     from cliquetta.evaluation.ablation import Curve
@@ -42,7 +44,7 @@ def ablate(
     values: Annotated[str, "Values, comma-separated; by ; where values contain commas."],
     dataset: Annotated[str, "Dataset ids, comma-separated; a curve for each."],
     method: Annotated[str | None, "NAME or NAME:PRESET. (default: domain_norm)"] = None,
-    model: Model = "micro",
+    model: Model = None,
     seeds: Seeds = "0",
     out: Out = Path("ablations"),
     settings: Settings = None,
@@ -56,6 +58,13 @@ def ablate(
     Every value is a recorded run: completed runs are reused, and `cliquetta compare` reads them.
     The curve is saved as a PNG in the output directory where matplotlib is installed.
     """
+    datasets = split_list(dataset, "datasets")
+    varied = [] if field == "batch_size" else [f"{field}="]
+    check_methods(method, settings=[*(settings or ()), *varied])
+    check_datasets(datasets, root)
+    model = choose_model(model, datasets)
+    check_model(model)
+
     from cliquetta.evaluation.ablation import ablation, curve
     from cliquetta.evaluation.grid import RunSpec, with_method, with_options
     from cliquetta.evaluation.sweep import RunContext
@@ -66,7 +75,7 @@ def ablate(
     method = method or DEFAULT_METHOD
     base = RunSpec("", "", model, batch_size=batch_size, limit=limit, dtype=common.dtype)
     base = with_options(with_method(base, method), read_settings(settings or ()))
-    bases = [replace(base, dataset=id) for id in split_list(dataset, "datasets")]
+    bases = [replace(base, dataset=id) for id in datasets]
     chosen, own_seeds = split_values(values), read_seeds(seeds)
     ablations = [ablation(each, field, chosen, own_seeds) for each in bases]
     context = RunContext(out, root, common.checked_device(), workers)

@@ -5,7 +5,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 from typer.models import OptionInfo
 
+from cliquetta.cli.checks import check_device, check_dtype
 from cliquetta.cli.console import Terminal
 from cliquetta.errors import BusyError, UserError
+from cliquetta.methods.building.index import name_plug_in_files
 
 if TYPE_CHECKING:  # what loads torch is imported when it is needed: `--help` does without
     from cliquetta.evaluation.grid import RunSpec
@@ -41,7 +43,10 @@ class Bounds:
     most: float | None = None
 
 
-Model = Annotated[str, "Model name (see `cliquetta models`) or path."]
+Model = Annotated[
+    str | None,
+    "Model name (see `cliquetta models`) or path; for bundled data micro by default.",
+]
 Preset = Annotated[str | None, "Preset of the method's config."]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", help="Override a config field: KEY=VALUE (repeatable).")
@@ -73,10 +78,20 @@ class Common:
     device: Annotated[str, "Device: auto, cpu, cuda, cuda:N or mps."] = "auto"
     dtype: Annotated[str, "Precision of the weights: fp32, bf16 or fp16."] = "fp32"
     threads: Annotated[int | None, Bounds(1), "CPU threads. (default: all cores)"] = None
+    plugin: Annotated[
+        list[str] | None, "File of Python that registers methods of yours (repeatable)."
+    ] = None
 
     def __post_init__(self) -> None:
         """Configure the terminal."""
         self.terminal = Terminal(json=self.json, quiet=self.quiet)
+
+    def check(self) -> None:
+        """Refuse what is misspelt, and name plug-ins to the registry, before torch is imported."""
+        check_device(self.device)
+        check_dtype(self.dtype)
+        if self.plugin:
+            name_plug_in_files(self.plugin)
 
     def model(self, name: str) -> "CLIP":
         """Load a model onto the chosen device, with a progress bar for downloads."""
@@ -88,15 +103,14 @@ class Common:
             return create_model(name, device=device, dtype=self.dtype, on_progress=downloaded)
 
     def checked_device(self) -> str:
-        """The device that was asked for, if it can be used."""
+        """The device that was asked for, if it can be used; threads are limited from here on."""
+        import torch
+
         from cliquetta.model.factory import pick_device
 
-        try:
-            return str(pick_device(self.device))
-        except RuntimeError:
-            raise UserError(
-                f"no device {self.device!r}: use auto, cpu, mps, cuda or cuda:N"
-            ) from None
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        return str(pick_device(self.device))
 
 
 def add_command(
@@ -106,25 +120,28 @@ def add_command(
     examples: str,
     *,
     compute: bool = True,
+    plugins: bool = False,
 ) -> None:
     """Register ``function``, whose first parameter is a :class:`Common`, as a command of ``app``.
 
     ``examples`` holds one per line. Options that concern computation are left out for a command
-    that loads no model (``compute=False``).
+    that loads no model (``compute=False``), ``--plugin`` unless it names methods (``plugins``).
     """
     own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
     common_options = inspect.signature(Common, eval_str=True).parameters.values()
-    shared = [option for option in common_options if compute or option.name not in _COMPUTE]
+    absent = [] if compute else list(_COMPUTE)
+    if not (compute or plugins):
+        absent.append("plugin")
+    shared = [option for option in common_options if option.name not in absent]
 
     @functools.wraps(function)
     def run(**values: Any) -> None:
         common = Common(**{option.name: values.pop(option.name) for option in shared})
+        if values.get("log_format") == "json":
+            common.terminal = replace(common.terminal, json_log=True)
         terminal = common.terminal
         with _errors(common), terminal.logging(debug=common.debug), _warnings(terminal):
-            if common.threads is not None:
-                import torch
-
-                torch.set_num_threads(common.threads)
+            common.check()
             function(common, **values)
 
     del run.__wrapped__  # typer would look through to the undecorated signature
@@ -164,7 +181,7 @@ def _errors(common: Common) -> Iterator[None]:
     except Exception as error:
         sentence, code = _explain(error), BAD_INPUT if isinstance(error, UserError) else FAILED
         if common.debug:
-            common.terminal.err.print_exception()
+            common.terminal.trace()
         common.terminal.fail(sentence)
         common.terminal.document({"error": sentence, "exit_code": code})
         raise typer.Exit(code) from error
@@ -194,7 +211,8 @@ def _warnings(terminal: Terminal) -> Iterator[None]:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        warnings.filterwarnings("once", category=UserWarning, module=r"cliquetta(\.|$)")
+        for category in (UserWarning, FutureWarning):  # the latter: what is deprecated
+            warnings.filterwarnings("once", category=category, module=r"cliquetta(\.|$)")
         warnings.showwarning = show  # type: ignore[assignment]
         yield
 

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from cliquetta.atomic import write_atomically
+from cliquetta.cli.checks import check_runs
 from cliquetta.cli.command import Common
 from cliquetta.cli.console import Terminal, count, number
-from cliquetta.errors import UserError
-from cliquetta.evaluation.tables import TextTable, to_csv, to_latex, to_markdown
+from cliquetta.errors import UserError, look_up
+from cliquetta.evaluation.tables import TextTable, signed, to_csv, to_latex, to_markdown
 
 if TYPE_CHECKING:
     from cliquetta.evaluation.comparison import Cell, Comparison
@@ -55,6 +56,9 @@ def compare(
     methods that predict better or worse than the baseline (p < 0.05, exact paired test over
     images, not corrected for the number of cells).
     """
+    check_runs(runs)
+    look_up("metric", metric, _TITLES)
+
     from cliquetta.evaluation.comparison import compare as tabulate
     from cliquetta.evaluation.record import find_runs, pack_records
 
@@ -107,7 +111,14 @@ def main_table(table: "Comparison") -> TextTable:
         shown = ["–" if c is None else f"{number(c.mean, sd=c.sd)}{c.better}" for c in cells]
         marks = "".join(dict.fromkeys(m for cell in cells if cell for m in cell.marks))
         rows.append((f"{row} {marks}".strip(), *shown))
-    return TextTable(("method", *table.columns), tuple(rows), title=_TITLES[table.metric])
+    best = frozenset(
+        (number, place)
+        for number, row in enumerate(table.rows)
+        for place, column in enumerate(table.columns, start=1)
+        if table.best(column) == row
+    )
+    columns = ("method", *table.columns)
+    return TextTable(columns, tuple(rows), title=_TITLES[table.metric], best=best)
 
 
 def overall_table(table: "Comparison") -> TextTable:
@@ -126,15 +137,21 @@ def overall_table(table: "Comparison") -> TextTable:
     ranked.sort(key=lambda row: -sign * (row.gain or 0.0))
     summaries = [*first, *ranked, *unranked]
     tail = ("worst tenth",) if any(row.tail is not None for row in summaries) else ()
-    columns = ("method", "datasets", "average", *tail, "gain", "worst", "p", "ECE %", "cost")
+    several = any(len(row.columns) > 1 for row in summaries)
+    lowest = ("worst",) if several else ()
+    columns = ("method", "datasets", "average", *tail, "gain", *lowest, "p", "ECE %", "cost")
     rows = []
     for row in summaries:
         means = (number(row.mean), *(number(row.tail) for _ in tail))
-        worst = "–" if row.worst is None else f"{row.worst[0]:+.2f} ({row.worst[1]})"
         gain = with_interval(row.gain, row.half_width)
+        worst = "–"
+        if row.worst is not None:
+            worst = f"{signed(row.worst[0])} ({row.worst[1]})"
+        lowest_gain = (worst,) if several else ()
         p = "–" if row.p is None else p_value(row.p)
         cost = "–" if row.cost is None else f"{row.cost:.3g} ×"
-        rows.append((row.row, row.datasets, *means, gain, worst, p, number(row.ece), cost))
+        figures = (gain, *lowest_gain, p, number(row.ece), cost)
+        rows.append((row.row, row.datasets, *means, *figures))
     return TextTable(columns, tuple(rows), title="over all datasets")
 
 

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +24,9 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from cliquetta.evaluation.tables import decimal
 from cliquetta.report.markup import count as count
+from cliquetta.serve.logs import JSONFormatter
 
 LINE_SECONDS = 30.0  # how often progress is reported where there is no terminal to draw bars on
 
@@ -41,6 +44,8 @@ class Terminal:
 
     json: bool = False
     quiet: bool = False
+    json_log: bool = False
+    """Whether every line of stderr is a JSON object, as a service's log is."""
     out: Console = field(default_factory=_standard_output)
     err: Console = field(default_factory=lambda: Console(stderr=True, highlight=False))
 
@@ -51,12 +56,34 @@ class Terminal:
 
     def warn(self, sentence: str) -> None:
         """A warning; left out with ``quiet``."""
-        if not self.quiet:
+        if self.json_log:
+            self._log(logging.WARNING, sentence)
+        elif not self.quiet:
             self.err.print(f"[yellow]{escape(sentence)}[/yellow]", soft_wrap=True)
 
     def fail(self, sentence: str) -> None:
         """Print why the command stops."""
+        if self.json_log:
+            self._log(logging.ERROR, sentence)
+            return
         self.err.print(f"[bold red]error:[/bold red] {escape(sentence)}", soft_wrap=True)
+
+    def trace(self) -> None:
+        """Print where the error that is being handled was raised."""
+        if self.json_log:
+            self._log(logging.ERROR, "trace", exc_info=sys.exc_info())
+        else:
+            self.err.print_exception()
+
+    def _log(self, level: int, message: str, **more: Any) -> None:
+        """Write a line of JSON to stderr."""
+        about = {
+            "name": "cliquetta.cli",
+            "levelno": level,
+            "levelname": logging.getLevelName(level),
+        }
+        record = logging.makeLogRecord({**about, "msg": message, **more})
+        self.err.file.write(JSONFormatter().format(record) + "\n")
 
     def table(
         self,
@@ -120,13 +147,20 @@ class Terminal:
             TimeRemainingColumn(compact=True),
         )
         kind = Progress if self.err.is_terminal else _Lines
-        with kind(*columns, console=self.err, disable=self.quiet) as progress:
+        with kind(*columns, console=self.err, disable=self.quiet or self.json_log) as progress:
             yield Bars(progress)
 
     @contextmanager
     def logging(self, *, debug: bool = False) -> Iterator[None]:
         """Show the package's warnings (a skipped image) above the bars while the command runs."""
-        handler = RichHandler(console=self.err, show_time=False, show_path=False, show_level=False)
+        handler: logging.Handler
+        if self.json_log:
+            handler = logging.StreamHandler(self.err.file)
+            handler.setFormatter(JSONFormatter())
+        else:
+            handler = RichHandler(
+                console=self.err, show_time=False, show_path=False, show_level=False
+            )
         shown = logging.ERROR if self.quiet else logging.WARNING
         handler.setLevel(logging.DEBUG if debug else shown)
         logger = logging.getLogger("cliquetta")
@@ -188,5 +222,5 @@ def number(
     value: float | None, digits: int = 2, *, sd: float | None = None, signed: bool = False
 ) -> str:
     """A figure of a table, with its standard deviation; a dash where there is none."""
-    shown = "–" if value is None else f"{value:{'+' if signed else ''}.{digits}f}"
+    shown = "–" if value is None else decimal(value, digits, signed=signed)
     return shown if sd is None else f"{shown} ± {sd:.{digits}f}"

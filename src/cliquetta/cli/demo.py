@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from cliquetta.cli.checks import check_datasets, check_methods
 from cliquetta.cli.command import BatchSize, Bounds, Common, split_list
 from cliquetta.cli.console import Terminal, count, number
 from cliquetta.cli.executing import finish, run_grid
@@ -16,13 +17,16 @@ if TYPE_CHECKING:
     from cliquetta.evaluation.progress import Step
     from cliquetta.evaluation.record import Record
     from cliquetta.report.changes import Changes
+    from cliquetta.report.scap_findings import ScapFindings
 
 PLAIN = "zero_shot"
 CLEAN = "clean"  # the name of no shift at all
 SHIFTS = ("contrast:5", "gaussian_noise:5", "defocus_blur:5", "jpeg_compression:5", CLEAN)
 """The development shifts at full severity, and images as they are. That contrast comes first, and
 the numbers of images, were chosen after looking at gains and p values here: a show, no evidence."""
-FEW_CLIQUES = "defocus_blur:5"  # few of its images are alike: SCAP learns few prompts
+CLIQUES = ("fog:3", "frost:3")
+"""Nearly all of their images have others like them: cliques are many. One that is no stream already
+is shown, so that the report keeps both."""
 SIGNIFICANT = 0.01  # a difference that chance makes more often is stated as none
 NO_GAIN = "none"  # what a table says of a smaller difference
 _BAR = 20  # columns of a bar of 100 %
@@ -63,7 +67,9 @@ def demo(
     singles: Annotated[
         int, Bounds(0, 2000), "Images of the first shift that also come singly; 0 for none."
     ] = 320,
-    scap: Annotated[int, Bounds(0, 2000), "Images for SCAP as printed; 0 for none."] = 64,
+    scap: Annotated[
+        int, Bounds(0, 2000), "Images in fog to show SCAP's cliques on; 0 for none."
+    ] = 64,
     batch_size: BatchSize = 64,
     seed: Annotated[int, "Seed of the order and of the method."] = 0,
     out: Annotated[Path, "Output directory."] = Path("demo"),
@@ -72,15 +78,20 @@ def demo(
 
     Model and images are bundled: a small CLIP trained on CIFAR images, and a slice of CIFAR-10's
     test set that it never saw, with corruptions that it never saw either. The first shift is drawn
-    batch by batch; the other shifts follow, then the first one with images that come one at a time,
-    and SCAP as its paper prints it. Every difference is tested; one that may be chance is called
-    no change. The report is about the streams in batches.
+    batch by batch; the other shifts follow, then the first one with images that come one at a time.
+    Last, SCAP as its paper prints it: the cliques that it finds, what their prompts do to
+    attention, what it retains. Every difference is tested; one that may be chance is called no
+    change. The report is about the streams in batches, with pictures of the cliques.
     """
+    wanted = split_list(shifts, "shifts")
+    check_methods(method)
+    check_datasets([f"bundled@{shift}" for shift in wanted if shift != CLEAN], None)
+
     from cliquetta.evaluation.grid import RunSpec, grid, with_method
     from cliquetta.evaluation.predictions import load_predictions
     from cliquetta.evaluation.sweep import RunContext
 
-    methods, wanted = read_methods(method), split_list(shifts, "shifts")
+    methods = read_methods(method)
     base = RunSpec("", PLAIN, batch_size=batch_size, limit=images, dtype=common.dtype)
 
     def stream(shift: str, limit: int, names: Sequence[str], size: int = batch_size) -> DemoStream:
@@ -99,28 +110,40 @@ def demo(
     if singles and methods:
         single = stream(first, singles, methods[:1], 1)
         tables.append([replace(single, label=f"{first}, singly")])
+    shown_by_scap = None
     if scap and methods and "scap" not in methods:
-        shift = FEW_CLIQUES if FEW_CLIQUES in wanted else first
-        tables.append([stream(shift, scap, ["scap"])])
+        unused = [shift for shift in CLIQUES if shift not in wanted]
+        shift = unused[0] if unused else CLIQUES[0]
+        shown_by_scap = stream(shift, scap, ["scap"])
+        tables.append([shown_by_scap])
     rows = [row for table in tables for row in table]
     context = RunContext(out, device=common.checked_device(), evidence=True)
     context.check([spec for row in rows for spec in row.specs])
     results = []
     for table in filter(None, tables):
+        is_scap = shown_by_scap is not None and table[0] is shown_by_scap
+        context.evidence = table is tables[0] or is_scap  # pictures of few streams are enough
         curve = LiveCurve(common.terminal) if table is tables[0] and methods else None
         specs = [spec for row in table for spec in row.specs]
         results += run_grid(specs, context, common.terminal, watch=curve)
-        context.evidence = False  # pictures of one stream are enough for the report
         records = {result.spec: result.record for result in results if result.record is not None}
         for row in (row for row in table if records.keys() >= set(row.specs)):
             row.records = [records[spec] for spec in row.specs]
             row.predictions = [load_predictions(out / record.id) for record in row.records]
         if curve is not None and table[0].records:
             curve.draw(table[0])
-        if all(row.records for row in table):
+        if not all(row.records for row in table):
+            continue
+        if is_scap:
+            common.terminal.say("\n".join(describe_scap(table[0], out)))
+        else:
             _show(table, common.terminal)
     if all(result.record is not None for result in results):
-        shown = [row for row in rows if row.batch_size == batch_size and row.label in wanted]
+        shown = [
+            row
+            for row in rows
+            if row is shown_by_scap or (row.batch_size == batch_size and row.label in wanted)
+        ]
         page = _make_page([out / r.id for row in shown for r in row.records], out)
         runs = {record.id for row in rows for record in row.records}
         common.terminal.say(f"Records: {count(len(runs), 'run')} in {out}, each with record.json")
@@ -129,6 +152,37 @@ def demo(
         report = None if page is None else str(page)
         common.terminal.document([_plain(row, out) | {"report": report} for row in rows])
     finish(results, common.terminal)
+
+
+def describe_scap(stream: DemoStream, out: Path) -> list[str]:
+    """Say what SCAP found, did and changed on a stream, and what to expect of its accuracy.
+
+    Args:
+        stream: Zero-shot and SCAP, with their records.
+        out: The folder of the runs.
+
+    """
+    from cliquetta.report.changes import in_words
+    from cliquetta.report.scap_findings import EXPECTATION
+
+    findings = find_scap(stream, out)
+    lines = [f"SCAP as printed, on {stream.label}"]
+    if findings is not None:
+        lines += findings.sentences()
+    change = count_by_method([stream])["scap"]
+    plain, adapted = (number(record.metrics["top1"]) for record in stream.records)
+    accuracy = f"Accuracy: zero_shot {plain} %, scap {adapted} %."
+    return [*lines, f"{in_words(change, 'scap')} {accuracy} {EXPECTATION}"]
+
+
+def find_scap(stream: DemoStream, out: Path) -> "ScapFindings | None":
+    """Read what SCAP left to look at on a stream; ``None`` where it left nothing."""
+    from cliquetta.evaluation.evidence_log import load_evidence
+    from cliquetta.report.scap_findings import find
+
+    runs = [record for record in stream.records if record.method == "scap"]
+    evidence = load_evidence(out / runs[0].id) if runs else None
+    return None if evidence is None else find(evidence)
 
 
 class LiveCurve:
@@ -237,7 +291,10 @@ def tabulate(table: Sequence[DemoStream]) -> tuple[list[str], list[list[str]]]:
         counts = count_tests([stream])
         row = [stream.label, plain]
         for top1, change in zip(adapted, counts, strict=True):
-            row += [top1, f"{change['gain']:+.2f}" if change["p"] < SIGNIFICANT else NO_GAIN]
+            row += [
+                top1,
+                number(change["gain"], signed=True) if change["p"] < SIGNIFICANT else NO_GAIN,
+            ]
         if len(counts) == 1:
             row += [str(counts[0]["repaired"]), str(counts[0]["broken"])]
         rows.append(row)
@@ -256,10 +313,12 @@ def count_tests(streams: Sequence[DemoStream]) -> list[dict[str, Any]]:
 
 def _plain(stream: DemoStream, out: Path) -> dict[str, Any]:
     """A stream as JSON types: ``change`` has one entry per method, ``runs`` zero-shot too."""
+    findings = find_scap(stream, out)
     return {
         "shift": stream.label,
         "batch_size": stream.batch_size,
         "change": count_tests([stream]),
+        "scap": None if findings is None else findings.plain(),
         "runs": [
             {
                 "method": record.method,

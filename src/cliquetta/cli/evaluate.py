@@ -7,6 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cliquetta.cli.checks import (
+    check_classes,
+    check_datasets,
+    check_file,
+    check_methods,
+    check_model,
+)
 from cliquetta.cli.command import (
     RUNS,
     BatchSize,
@@ -28,7 +35,9 @@ from cliquetta.cli.command import (
 )
 from cliquetta.cli.console import Terminal, count, number
 from cliquetta.cli.executing import finish, run_grid
-from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.errors import UserError
+from cliquetta.evaluation.grid_files import find_grid
+from cliquetta.model.names import choose_model
 
 if TYPE_CHECKING:
     from cliquetta.evaluation.record import Record
@@ -43,10 +52,10 @@ cliquetta evaluate --dataset bundled@fog:3 --order long-tail --imbalance 20
 cliquetta evaluate --dataset bundled --classes cat,dog,frog,ship --unknown bundled
 cliquetta evaluate --dataset bundled --method domain_norm,domain_norm/vote_share=0 --seeds 0,1,2
 cliquetta evaluate --dataset folder:photos --method scap:paper-views --model ViT-B/16 --device cuda
-cliquetta evaluate --dataset pets,dtd --root ~/data --method zero_shot --templates openai-80
-cliquetta evaluate --dataset imagenet --root ~/data --method tda,dmn --features ~/features
+cliquetta evaluate --dataset pets,dtd --root ~/data --model ViT-B/16 --templates openai-80
+cliquetta evaluate --dataset imagenet --root ~/data --model ViT-B/16 --features ~/features
 cliquetta evaluate --dataset features:photos.npz --text-features classes.npz --method tda,moon
-cliquetta evaluate --dataset pets,dtd,cars --method scap --seeds 0,1,2 --ray auto --ray-gpus 0.5
+cliquetta evaluate --dataset pets,dtd --root ~/data --model ViT-B/16 --ray auto --ray-gpus 0.5
 """
 
 
@@ -63,7 +72,7 @@ def evaluate(
         ),
     ] = None,
     shard: Annotated[str, "With --grid: shard I of N of the streams, written I/N."] = "1/1",
-    model: Model = "micro",
+    model: Model = None,
     seeds: Seeds = "0",
     out: Out = RUNS,
     settings: Settings = None,
@@ -118,29 +127,42 @@ def evaluate(
     Every run is a folder with its record. An interrupted command continues where it stopped when it
     is run again; completed runs are reused.
     """
+    if (grid_file is None) == (dataset is None):
+        raise UserError("give either --dataset, or --grid with a file that names datasets")
+    if grid_file is not None:
+        find_grid(grid_file)
+    check_methods(method, settings=settings or ())
+    check_file(fitted, "--fitted")
+    check_file(text_features, "--text-features")
+    check_classes(classes, templates)
+    if dataset is not None:
+        ids = split_list(dataset, "datasets")
+        check_datasets(ids, root, order=order)
+        check_datasets([] if unknown is None else [unknown], root)
+        features_only = text_features is not None and dataset.startswith("features:")
+        if not features_only:
+            model = choose_model(model, [*ids, *([] if unknown is None else [unknown])])
+    if model is not None:
+        check_model(model)
+
     from cliquetta.data.samplers import parse_present
-    from cliquetta.evaluation.grid import RunSpec, grid, packaged_grid, read_grid, shard_of
+    from cliquetta.evaluation.grid import RunSpec, grid, read_grid, shard_of
     from cliquetta.evaluation.sweep import RunContext
     from cliquetta.prompts.catalogue import read_prompts, read_templates
 
-    if (grid_file is None) == (dataset is None):
-        raise UserError("give either --dataset, or --grid with a file that names datasets")
     if grid_file is not None:
         if method or fitted or settings:
             raise UserError("--grid names the methods: leave out --method, --fitted and --set")
         changes = {} if limit is None else {"limit": limit}
-        known = packaged_grid(grid_file.name)
-        file = grid_file if grid_file.exists() else known
-        if not file.exists():
-            grids = [path.stem for path in known.parent.glob("*.json")]
-            raise UnknownNameError("grid, and no file", str(grid_file), grids)
-        specs = shard_of(read_grid(file, root=str(root or ""), **changes), *read_shard(shard))
+        specs = shard_of(
+            read_grid(find_grid(grid_file), root=str(root or ""), **changes), *read_shard(shard)
+        )
     else:
         assert dataset is not None
         base = RunSpec(
             "",
             "",
-            model,
+            model or "",
             batch_size=batch_size,
             order=order,
             gamma=gamma,
@@ -157,7 +179,7 @@ def evaluate(
         )
         specs = grid(
             read_cells(base, method, fitted, settings or ()),
-            datasets=split_list(dataset, "datasets"),
+            datasets=ids,
             seeds=read_seeds(seeds),
             baseline=baseline,
         )

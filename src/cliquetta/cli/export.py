@@ -3,14 +3,16 @@
 from pathlib import Path
 from typing import Annotated
 
+from cliquetta.cli.checks import check_classes, check_file, check_methods, check_model
 from cliquetta.cli.command import Common, Fitted, Preset, Settings, Templates, read_methods
 from cliquetta.errors import UserError
+from cliquetta.model.names import NO_MODEL
 
 EXAMPLES = """
 cliquetta export --state photos.safetensors --out model.onnx
 cliquetta export --state photos.safetensors --out small.onnx --half
 cliquetta export --method zero_shot --classes names.txt --model ViT-B/16 --out model.pt2
-cliquetta export --fitted tip.safetensors --classes names.txt --out model.onnx
+cliquetta export --fitted tip.safetensors --classes names.txt --model ViT-B/16 --out model.onnx
 """
 
 
@@ -25,7 +27,7 @@ def export(
     preset: Preset = None,
     settings: Settings = None,
     fitted: Fitted = None,
-    model: Annotated[str | None, "Model name or path. Default: that of --state, or micro."] = None,
+    model: Annotated[str | None, "Model name or path. Default: that of --state."] = None,
     templates: Templates = None,
     half: Annotated[bool, "Image tower in float16."] = False,
     overwrite: Annotated[bool, "Replace an existing output file."] = False,
@@ -39,6 +41,16 @@ def export(
     A method that predicts an image only by means of the others in its batch, or from a memory that
     changes with every image, has nothing to export and says so.
     """
+    check_methods(method, preset=preset, settings=settings or ())
+    check_file(state, "--state")
+    check_file(fitted, "--fitted")
+    if classes is not None:
+        check_classes(classes, templates)
+    if model is None and state is None:
+        raise UserError(NO_MODEL)
+    if model is not None:
+        check_model(model)
+
     from cliquetta.export import check_format, export_model
     from cliquetta.inference.resumable import check_writable
     from cliquetta.methods.state import load_method, load_state, read_header
@@ -54,7 +66,9 @@ def export(
         if prompts is None:
             raise UserError("--method, --preset, --set and --fitted need --classes")
         spec, *_ = read_methods(method, fitted, settings or (), preset)
-        adapter = spec.build(common.model(model or "micro"), prompts)
+        if model is None and state is not None:
+            model = read_header(state)["model"]
+        adapter = spec.build(common.model(str(model)), prompts)
         if state is not None:
             load_state(adapter, state)
     terminal = common.terminal

@@ -3,8 +3,10 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from cliquetta.cli.checks import check_datasets, check_methods, check_model
 from cliquetta.cli.command import Bounds, Common, Model, Preset, Root, Settings, read_settings
 from cliquetta.cli.console import count
+from cliquetta.model.names import choose_model
 
 if TYPE_CHECKING:
     from cliquetta.methods.building.few_shot import FitStep
@@ -12,7 +14,7 @@ if TYPE_CHECKING:
 NOISE_SEED = 1  # else image i of a shifted set would be fitted with the noise of test image i
 EXAMPLES = """
 cliquetta fit --method coop --dataset bundled-fewshot --shots 16 --out coop.safetensors
-cliquetta fit --method tip_adapter --dataset folder:flowers --shots 4 --out tip.safetensors
+cliquetta fit --method tip_adapter --dataset folder:flowers --model ViT-B/16 --out tip.safetensors
 cliquetta predict photos/ --classes names.txt --model ViT-B/16 --fitted coop.safetensors
 """
 
@@ -28,7 +30,7 @@ def fit(
     ] = None,
     preset: Preset = None,
     settings: Settings = None,
-    model: Model = "micro",
+    model: Model = None,
     root: Root = None,
     seed: Annotated[int, "Seed of the choice of images and of training."] = 0,
 ) -> None:
@@ -37,6 +39,12 @@ def fit(
     Pass the file to `predict` and `evaluate` with --fitted. The class list may then differ from
     that of fitting, where the method allows it.
     """
+    check_methods(method, preset=preset, settings=settings or ())
+    datasets = [dataset] if validation is None else [dataset, validation]
+    check_datasets(datasets, root)
+    model = choose_model(model, datasets)
+    check_model(model)
+
     from cliquetta.data.catalogue import get_dataset
     from cliquetta.methods.building.support_set import FewShot
     from cliquetta.methods.fit import fit_method

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cliquetta.cli.checks import check_methods
 from cliquetta.cli.command import Common
 from cliquetta.cli.console import Terminal
 from cliquetta.errors import UserError
@@ -31,6 +32,8 @@ def methods(
     name: Annotated[str | None, typer.Argument(help="Show the config of this method.")] = None,
 ) -> None:
     """List the methods, or show config, presets and paper of one."""
+    check_methods(name)
+
     from cliquetta.methods.registry import get_method, method_entries
 
     if name is not None:
@@ -101,7 +104,7 @@ def models(
     pattern: Annotated[str, typer.Argument(help="Only names that match (wildcard *).")] = "*",
 ) -> None:
     """List the models that load by name."""
-    from cliquetta.model.factory import list_models
+    from cliquetta.model.names import list_models
 
     entries = list_models(pattern)
     if not entries:

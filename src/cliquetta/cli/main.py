@@ -49,8 +49,15 @@ for _name, _function, _examples in (
     ("serve", serve.serve, serve.SERVE),
     ("app", serve.show, serve.APP),
 ):
-    add_command(app, _name, _function, _examples, compute=_name not in _WITHOUT_MODEL)
-add_command(data_app, "doctor", data.doctor, data.EXAMPLES, compute=False)
+    add_command(
+        app,
+        _name,
+        _function,
+        _examples,
+        compute=_name not in _WITHOUT_MODEL,
+        plugins=_name == "methods",
+    )
+add_command(data_app, "doctor", data.doctor, data.EXAMPLES)
 add_command(sessions_app, "list", sessions.list_all, sessions.LIST_EXAMPLES, compute=False)
 add_command(sessions_app, "delete", sessions.delete, sessions.DELETE_EXAMPLES, compute=False)
 app.add_typer(data_app, name="data")

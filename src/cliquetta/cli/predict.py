@@ -7,6 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from cliquetta.atomic import write_atomically
+from cliquetta.cli.checks import (
+    check_classes,
+    check_file,
+    check_methods,
+    check_model,
+    check_sources,
+)
 from cliquetta.cli.command import (
     BAD_INPUT,
     SKIPPED,
@@ -23,6 +30,7 @@ from cliquetta.cli.command import (
 )
 from cliquetta.cli.console import Terminal, count, number
 from cliquetta.errors import UserError
+from cliquetta.model.names import NO_MODEL
 
 if TYPE_CHECKING:
     from cliquetta.inference.options import PredictOptions
@@ -164,6 +172,24 @@ def predict(
     If the command is interrupted, run it again: it continues, and every image is predicted once.
     An image that cannot be read is skipped and named in the column `error`.
     """
+    check_sources(paths or ())
+    check_methods(method, preset=preset, settings=settings or ())
+    check_file(fitted, "--fitted")
+    if state is not None and state.is_dir() and group_by is None:
+        raise UserError(
+            f"--state {state} is a folder: name a file in it (--group-by takes a folder)"
+        )
+    if page is not None and not page.parent.is_dir():
+        raise UserError(f"--page {page}: there is no folder {page.parent}, make it first")
+    check_file(features, "--features")
+    check_file(text_features, "--text-features")
+    if classes is not None:
+        check_classes(classes, templates)
+    if model is None and text_features is None:
+        raise UserError(NO_MODEL)
+    if model is not None:
+        check_model(model)
+
     from cliquetta.inference.bulk import predict_with
     from cliquetta.inference.options import PredictOptions
 
@@ -274,7 +300,6 @@ def _load(
 ) -> "tuple[CLIP, ClassPrompts]":
     """Return the model, or what stands for it where images are features, and the class list."""
     from cliquetta.data.loader import expect_images
-    from cliquetta.model.factory import NO_MODEL
     from cliquetta.model.wrapped import FeaturesOnly
     from cliquetta.prompts.features import as_text_features
 
@@ -390,9 +415,13 @@ def _show_classes(run: "PredictionRun", predicted: int, terminal: Terminal) -> N
     """Show how often every class came first."""
     for name, classes in run.classes.items():
         shown = classes.most_common(SHOWN_CLASSES)
-        rows = [(label, f"{n:,}", number(100 * n / predicted, 1)) for label, n in shown]
+        rows = []
+        for label, images in shown:
+            share = number(100 * images / predicted, 1)
+            rows.append((label, f"{images:,}", share))
         title = "Predicted classes" if len(shown) == len(classes) else "Most frequent classes"
-        title += f", {name}" if len(run.classes) > 1 else ""
+        if len(run.classes) > 1:
+            title += f", {name}"
         if not terminal.quiet:
             terminal.table(("class", "images", "%"), rows, title=title, right=("images", "%"))
         if name in run.rejected:
@@ -404,13 +433,14 @@ def _show_scores(name: str, scores: "MethodScores", terminal: Terminal) -> None:
     """Show accuracy, what was confused, and whether adapting helped."""
     if not scores.images:
         return
-    worst = sorted(scores.per_class.items(), key=lambda item: item[1].accuracy)[:SHOWN_CLASSES]
+    per_class = scores.per_class
+    worst = sorted(per_class, key=lambda label: per_class[label].accuracy)[:SHOWN_CLASSES]
     rows = []
-    for label, score in worst:
-        mistakes = (f"{to} {n:,}" for own, to, n in scores.mistakes if own == label)
-        rows.append(
-            (label, f"{score.images:,}", number(score.accuracy, 1), ", ".join(list(mistakes)[:3]))
-        )
+    for label in worst:
+        score = per_class[label]
+        mistakes = [f"{to} {n:,}" for own, to, n in scores.mistakes if own == label]
+        accuracy = number(score.accuracy, 1)
+        rows.append((label, f"{score.images:,}", accuracy, ", ".join(mistakes[:3])))
     title = f"Accuracy of {name} by class"
     if len(worst) < len(scores.per_class):
         title += f", the {len(worst)} worst of {len(scores.per_class)}"
@@ -429,7 +459,8 @@ def scores_in_words(name: str, scores: "MethodScores") -> str:
     test = scores.versus_zero_shot
     if test is None:
         return f"{words}."
-    words += f", zero-shot {number(scores.zero_shot_accuracy, 1)} %."
+    gain = f"{number(test.gain, 1, signed=True)} ± {number(test.half_width, 1)} points"
+    words += f", zero-shot {number(scores.zero_shot_accuracy, 1)} %: {gain}."
     counts = f"{test.repaired:,} repaired and {test.broken:,} broken, p = {test.p:.2g}"
     if test.p >= SIGNIFICANT:
         return f"{words} Adapting made no difference beyond chance ({counts})."

@@ -1,13 +1,17 @@
 """``cliquetta report``: one HTML page about recorded runs."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
+from cliquetta.cli.checks import check_runs
 from cliquetta.cli.command import Common, Root
 from cliquetta.cli.console import count
+from cliquetta.errors import UnknownNameError
 
+ATTENTION: tuple[Literal["class", "rollout"], ...] = ("class", "rollout")
+MAPS: tuple[Literal["auto", "pca", "tsne"], ...] = ("auto", "pca", "tsne")
 EXAMPLES = """
 cliquetta report runs --out report.html
 cliquetta report runs/RUN-A runs/RUN-B --out two.html --figures figures
@@ -34,16 +38,15 @@ def report(
     It holds tables, figures, galleries, and the commands that repeat the runs. Cliques, attention
     and features are shown for runs made with `evaluate --evidence`.
     """
-    from cliquetta.errors import UnknownNameError
-    from cliquetta.model.attention import KINDS
-    from cliquetta.report.embedding import MAPS
+    check_runs(runs)
+    if attention not in ATTENTION:
+        raise UnknownNameError("kind of attention", attention, ATTENTION)
+    if map not in MAPS:
+        raise UnknownNameError("map", map, MAPS)
+
     from cliquetta.report.page import Choices, build_page, write_figures, write_page
     from cliquetta.report.runs import load_runs
 
-    if attention not in KINDS:
-        raise UnknownNameError("kind of attention", attention, KINDS)
-    if map not in MAPS:
-        raise UnknownNameError("map", map, MAPS)
     finished, unfinished = load_runs(runs, root)
     if unfinished:
         common.terminal.warn(f"{count(len(unfinished), 'unfinished run')} left out")

@@ -12,11 +12,13 @@ from cliquetta.cli.command import FAILED, RUNS, Common, Out, Workers, read_shard
 from cliquetta.cli.console import Terminal, count
 from cliquetta.cli.executing import run_grid
 from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.evaluation.grid_files import packaged_grid
 
 if TYPE_CHECKING:
     from cliquetta.evaluation.record import Record
     from cliquetta.report.results_pages import ResultsPages
 
+PAGES = ("headline", "methods", "ablation", "leaderboard", "published")
 EXAMPLES = """
 cliquetta reproduce headline
 cliquetta reproduce methods --overwrite
@@ -55,7 +57,9 @@ def reproduce(
     one records them beside the known ones. The paper's tables are grids for `cliquetta evaluate
     --grid ood --root DATA`.
     """
-    from cliquetta.evaluation.grid import ROOT, packaged_grid, read_grid, shard_of
+    check_page(page)
+
+    from cliquetta.evaluation.grid import ROOT, read_grid, shard_of
     from cliquetta.evaluation.pairing import add_changes
     from cliquetta.evaluation.record import pack_records
     from cliquetta.evaluation.sweep import RunContext
@@ -63,10 +67,6 @@ def reproduce(
     from cliquetta.report.results_pages import GRIDS, ResultsPages
 
     terminal = common.terminal
-    if packaged_grid(page).exists() and page not in GRIDS:
-        raise UserError(f"{page} is a grid: cliquetta evaluate --grid {page} --root DATA")
-    if page not in GRIDS:
-        raise UnknownNameError("page", page, GRIDS)
     pages = ResultsPages(results, Path("README.md"), results.parent / "methods" / "README.md")
     if again and not run:
         raise UserError("--again needs --run")
@@ -108,6 +108,15 @@ def reproduce(
         _write_page(page, pages, terminal, overwrite=overwrite)
 
 
+def check_page(page: str) -> None:
+    """Raise a :class:`UserError` unless a page is ours; a grid is run by another command."""
+    if page in PAGES:
+        return
+    if packaged_grid(page).exists():
+        raise UserError(f"{page} is a grid: cliquetta evaluate --grid {page} --root DATA")
+    raise UnknownNameError("page", page, PAGES)
+
+
 def find_recorded(
     path: Path, again: Sequence[str], root: str
 ) -> "Callable[[Record], Record | None]":
@@ -124,15 +133,22 @@ def find_recorded(
 
 
 def _write_page(page: str, pages: "ResultsPages", terminal: Terminal, *, overwrite: bool) -> None:
+    from cliquetta.methods.building.index import INDEX_FILE
+    from cliquetta.report.method_pages import method_files
+
     texts = pages.texts(page)
+    if page == "methods":
+        texts |= method_files(pages.methods.parent, INDEX_FILE)
     now = {path: path.read_text(encoding="utf-8") if path.exists() else None for path in texts}
     if now == texts:
-        terminal.say(f"{', '.join(map(str, texts))}: what the records say")
+        files = str(next(iter(texts))) if len(texts) == 1 else f"{len(texts)} files"
+        terminal.say(f"{files}: what the records say")
         return
     if not overwrite and any(now[path] not in (None, text) for path, text in texts.items()):
         terminal.fail("pages are not what the records say: pass --overwrite to rewrite them")
         raise typer.Exit(FAILED)
-    for path, text in texts.items():
+    changed = {path: text for path, text in texts.items() if now[path] != text}
+    for path, text in changed.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text.encode())
         terminal.say(f"written: {path}")

@@ -9,8 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cliquetta.cli.checks import check_file, check_methods, check_model
 from cliquetta.cli.command import Bounds, Common, read_settings
+from cliquetta.data.remote import is_url
 from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.model.names import NO_MODEL
+from cliquetta.serve.logs import FORMATS
 
 if TYPE_CHECKING:
     from cliquetta.serve.settings import Settings
@@ -19,9 +23,7 @@ TOKEN_VARIABLE = "CLIQUETTA_TOKEN"
 
 Models = Annotated[
     list[str] | None,
-    typer.Option(
-        "--model", help="Model to offer: NAME or NAME=PATH (repeatable). (default: micro)"
-    ),
+    typer.Option("--model", help="Model to offer: NAME or NAME=PATH (repeatable)."),
 ]
 Methods = Annotated[
     list[str] | None, typer.Option("--method", help="Method to offer (repeatable). (default: all)")
@@ -37,15 +39,15 @@ LimitPairs = Annotated[
 ]
 
 SERVE = """
-cliquetta serve
+cliquetta serve --model ViT-B/16
 cliquetta serve --model micro --model b16=/models/ViT-B-16.pt --state-dir sessions
-cliquetta serve --host 0.0.0.0 --token-file tokens.txt --limit images=64 --limit rate=10
-cliquetta serve --ray auto --replicas 2:8 --state-dir s3://bucket/sessions
+cliquetta serve --model micro --host 0.0.0.0 --token-file tokens.txt --limit images=64
+cliquetta serve --model ViT-B/16 --ray auto --replicas 2:8 --state-dir s3://bucket/sessions
 """
 APP = """
-cliquetta app
+cliquetta app --model micro
 cliquetta app --model micro --model b16=/models/ViT-B-16.pt --open
-cliquetta app --host 0.0.0.0 --token-file tokens.txt --limit images=64
+cliquetta app --model micro --host 0.0.0.0 --token-file tokens.txt --limit images=64
 """
 _APP_BODY_BYTES = 128 * 2**20  # several photographs per batch; the service's default fits fewer
 
@@ -82,20 +84,19 @@ def serve(
     limit: LimitPairs = None,
 ) -> None:
     """Serve predictions that adapt to each client, over HTTP."""
+    check_offer(model, method, token_file)
+    if log_format not in FORMATS:
+        raise UnknownNameError("log format", log_format, FORMATS)
+    if ray is None and (ray_gpus is not None or replicas != "2" or is_url(state_dir)):
+        raise UserError("--replicas, --ray-gpus and a URL as --state-dir are for --ray")
     try:
         from cliquetta.serve import server
     except ImportError as error:
         raise UserError(f"no {error.name}: pip install 'cliquetta[serve]'") from error
 
-    from cliquetta.data.remote import is_url
-    from cliquetta.serve.logs import FORMATS
     from cliquetta.serve.settings import load_models, name_models
     from cliquetta.serve.tracing import Tracing
 
-    if log_format not in FORMATS:
-        raise UnknownNameError("log format", log_format, FORMATS)
-    if ray is None and (ray_gpus is not None or replicas != "2" or is_url(state_dir)):
-        raise UserError("--replicas, --ray-gpus and a URL as --state-dir are for --ray")
     settings = read_offer(common, method, host, token_file, limit)
     workers = workers or (1 if ray else os.cpu_count()) or 1
     settings = replace(settings, workers=workers, session_days=session_days)
@@ -103,7 +104,7 @@ def serve(
     say = common.terminal.say if log_format == "text" else getLogger("cliquetta.serve").info
     ready = partial(say, f"http://{host}:{port}, sessions in {state_dir}; press Ctrl-C to stop")
     where: Any = {"host": host, "port": port, "log_format": log_format, "on_ready": ready}
-    sources = name_models(model or ["micro"])
+    sources = name_models(model or ())
     if ray is None:
         models = load_models(sources, common.model)
         settings = replace(settings, models=models, tracing=Tracing.open(traces))
@@ -124,6 +125,20 @@ def serve(
     plain = replace(settings, tokens=None, hosts=frozenset())  # tokens stay with the router
     build = partial(build_settings, plain, sources, common.device, common.dtype, traces)
     serve_replicas(replace(settings, tracing=Tracing.open(traces)), build, state_dir, plan, **where)
+
+
+def check_offer(model: list[str] | None, method: list[str] | None, token_file: Path | None) -> None:
+    """Raise a :class:`UserError` for misspelt names, or where no model is named."""
+    if not model:
+        raise UserError(NO_MODEL)
+    for offered in model:
+        name, equals, source = offered.partition("=")
+        if not name or (equals and not source):
+            raise UserError(f"a model is NAME or NAME=PATH, got {offered!r}")
+        check_model(source or name)
+    for name in method or ():
+        check_methods(name)
+    check_file(token_file, "--token-file")
 
 
 def read_offer(
@@ -166,6 +181,7 @@ def show(
     limit: LimitPairs = None,
 ) -> None:
     """Try methods in a browser, on bundled or on your own images."""
+    check_offer(model, method, token_file)
     try:
         from cliquetta.app import interface, server
     except ImportError as error:
@@ -175,7 +191,7 @@ def show(
 
     limits = [f"body_bytes={_APP_BODY_BYTES}", *(limit or [])]
     settings = read_offer(common, method, host, token_file, limits)
-    models = load_models(name_models(model or ["micro"]), common.model)
+    models = load_models(name_models(model or ()), common.model)
     settings = replace(settings, models=models)
     ready = partial(common.terminal.say, f"http://{host}:{port}; press Ctrl-C to stop")
     server.serve(settings, host=host, port=port, open_browser=open_browser, on_ready=ready)

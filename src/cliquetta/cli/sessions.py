@@ -74,8 +74,10 @@ def delete(
 
 def _scan(where: str) -> "list[StoredSession]":
     from cliquetta.data.remote import is_url
-    from cliquetta.serve.store import Store
 
     if not is_url(where) and not Path(where).is_dir():
         raise UserError(f"no directory {where}: pass --state-dir as for `cliquetta serve`")
+
+    from cliquetta.serve.store import Store
+
     return Store(where).scan()

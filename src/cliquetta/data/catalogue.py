@@ -11,6 +11,7 @@ from cliquetta.data.dataset import Dataset
 from cliquetta.data.features import feature_dataset
 from cliquetta.data.files import NoClassNamesError, folder_dataset, table_dataset
 from cliquetta.data.huggingface import hugging_face_dataset
+from cliquetta.data.remote import require_exists
 from cliquetta.data.tar import tar_dataset
 from cliquetta.errors import UnknownNameError, UserError
 
@@ -54,13 +55,17 @@ class DatasetEntry:
 
 def _bundled(id: str, which: BundledSplit, images: int, summary: str) -> DatasetEntry:
     def build(root: Path | None, split: str | None, classes: Names) -> Dataset:
-        if split is not None:
-            raise UserError(f"{id} has no splits, got {split!r}")
+        _refuse_split(id, split)
         return load_bundled(which)
 
     summary = f"{images:,} {summary}; comes with the package"
     source = "CIFAR-10 (Krizhevsky, 2009); see cliquetta/data/bundled/README.md"
     return DatasetEntry(id, summary, build, 10, {"images": images}, source, needs_root=False)
+
+
+def _refuse_split(id: str, split: str | None) -> None:
+    if split is not None:
+        raise UserError(f"{id} has no splits, got {split!r}")
 
 
 def _entry(known: Benchmark) -> DatasetEntry:
@@ -115,6 +120,39 @@ def get_dataset(
     return dataset if shift is None else ShiftedDataset(dataset, shift, seed=noise_seed)
 
 
+def check_dataset(id: str, root: Path | str | None = None) -> None:
+    """Check that an id is known and that its files are there, without reading them.
+
+    Args:
+        id: As for :func:`get_dataset`.
+        root: Folder of your copies of known datasets.
+
+    Raises:
+        UserError: No such dataset, split or shift, or nothing where its files should be.
+
+    """
+    base, _ = parse_dataset_id(id)
+    prefix, colon, rest = base.partition(":")
+    if colon and f"{prefix}:" in YOURS:
+        is_local = prefix != "hf" and "{" not in rest  # shard-{000..012}.tar
+        if is_local:
+            require_exists(Path(rest).expanduser())
+        return
+    name, slash, written_split = base.partition("/")
+    split = written_split if slash else None
+    benchmark = next((known for known in BENCHMARKS if known.id == name), None)
+    if benchmark is not None:
+        benchmark.require(None if root is None else Path(root).expanduser(), split)
+        return
+    if name not in {entry.id for entry in _ENTRIES}:
+        raise _unknown(id)
+    _refuse_split(name, split)
+
+
+def _unknown(id: str) -> UnknownNameError:
+    return UnknownNameError("dataset", id, [*(entry.id for entry in _ENTRIES), f"{FOLDER}PATH"])
+
+
 def _plain_dataset(id: str, root: Path | None, classes: Names) -> Dataset:
     prefix, colon, rest = id.partition(":")
     if colon and f"{prefix}:" in YOURS:
@@ -122,5 +160,5 @@ def _plain_dataset(id: str, root: Path | None, classes: Names) -> Dataset:
     name, slash, split = id.partition("/")
     entries = {entry.id: entry for entry in _ENTRIES}
     if name not in entries:
-        raise UnknownNameError("dataset", id, [*entries, f"{FOLDER}PATH"])
+        raise _unknown(id)
     return entries[name].build(root, split if slash else None, classes)

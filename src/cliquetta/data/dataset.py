@@ -1,22 +1,26 @@
 """The contract of a dataset: named images, their labels if known, and the class list."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from PIL import Image
-from torch import Tensor
 
 from cliquetta.data.remote import Member, open_named, read_listed
 from cliquetta.errors import UserError
 from cliquetta.prompts.classes import DEFAULT_TEMPLATE, ClassPrompts
 from cliquetta.prompts.features import FloatArray
+
+if TYPE_CHECKING:  # arguments are checked before torch is imported
+    from torch import Tensor
 
 UInt8Array = npt.NDArray[np.uint8]
 
@@ -39,6 +43,8 @@ class Dataset(ABC):
         labels: Sequence[int] | Tensor | None,
         templates: Sequence[str] = (DEFAULT_TEMPLATE,),
     ) -> None:
+        import torch
+
         self.id = id
         self.names = tuple(names)
         self.keys = tuple(keys)
@@ -78,7 +84,7 @@ class Dataset(ABC):
         """Unit features (n, V, E) where the dataset holds these instead of images."""
         return None
 
-    def redrawn(self, round: int) -> "Dataset":
+    def redrawn(self, round: int) -> Dataset:
         """The dataset as it is shown in a later round: what is random about it drawn anew."""
         return self
 

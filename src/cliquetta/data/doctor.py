@@ -11,7 +11,6 @@ from typing import Literal
 from cliquetta.data.benchmarks import BENCHMARKS, Benchmark, DataNotFoundError
 from cliquetta.data.benchmarks.benchmark import Listing, alternatives, candidate_folders, squeeze
 from cliquetta.data.images import ImageError, open_image, read_image
-from cliquetta.data.workers import map_ahead
 from cliquetta.errors import UserError, look_up
 
 State = Literal["complete", "incomplete", "broken", "missing"]
@@ -141,6 +140,8 @@ def _problems(
 
 def _open_all(id: str, listing: Listing, workers: int, on_image: OnImage | None) -> Opened | None:
     """Open every file; ``None`` for data that come as arrays, which are read already."""
+    from cliquetta.data.workers import map_ahead
+
     if listing.images is not None:
         return None
     unreadable: dict[str, str] = {}

@@ -1,14 +1,15 @@
 """Datasets of features instead of images: whatever an embedding API returned."""
 
+from __future__ import annotations
+
 import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
-from torch import Tensor
 
 from cliquetta.data.dataset import Dataset
 from cliquetta.data.files import LABEL_COLUMNS, PATH_COLUMNS, find_column, number_labels
@@ -22,6 +23,9 @@ from cliquetta.prompts.features import (
     pick_features,
     read_arrays,
 )
+
+if TYPE_CHECKING:  # arguments are checked before torch is imported
+    from torch import Tensor
 
 _KEYS = ("keys", "paths", *PATH_COLUMNS, "key", "id")
 _LABELS = ("labels", *LABEL_COLUMNS)
@@ -67,7 +71,7 @@ class FeatureDataset(Dataset):
         """Unit features (n, V, E)."""
         return self.rows[np.asarray(indices, dtype=np.int64)]
 
-    def part(self, start: int, stop: int) -> "FeatureDataset":
+    def part(self, start: int, stop: int) -> FeatureDataset:
         """Consecutive rows, without their labels."""
         rows = self.rows[start:stop]
         return FeatureDataset(self.id, rows, names=self.names, keys=self.keys[start:stop])

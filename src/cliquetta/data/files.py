@@ -199,19 +199,19 @@ def number_labels(
     names = tuple(sorted(set(known), key=natural_key)) if names is None else tuple(names)
     if not known:
         return names, None
-    number = {plain_name(name): label for label, name in enumerate(names)}
+    number = {same_name(name): label for label, name in enumerate(names)}
     if numbers:
         number = {str(label): label for label in range(len(names))}
         stated = [None if value is None else str(int(value)) for value in stated]
     for value in stated:
-        if value is not None and plain_name(value) not in number:
+        if value is not None and same_name(value) not in number:
             listed = f"the class list of {len(names)} names"
             raise UserError(f"{source}: class {value!r} is not in {listed}")
-    return names, [UNKNOWN if value is None else number[plain_name(value)] for value in stated]
+    return names, [UNKNOWN if value is None else number[same_name(value)] for value in stated]
 
 
-def plain_name(name: str) -> str:
-    """Return a class name as it is compared: case and underscores do not count."""
+def same_name(name: str) -> str:
+    """Return a class name as names are compared: without case, underscores and outer blanks."""
     return name.strip().replace("_", " ").lower()
 
 
@@ -231,8 +231,8 @@ class RelabelledDataset(Dataset):
             stated = [base.names[n] if n >= 0 else None for n in base.labels.tolist()]
         self.rows = list(range(len(base)))
         if keep != "all":
-            listed = set(map(plain_name, names))
-            inside = [name is not None and plain_name(name) in listed for name in stated]
+            listed = set(map(same_name, names))
+            inside = [name is not None and same_name(name) in listed for name in stated]
             self.rows = [row for row in self.rows if inside[row] == (keep == "inside")]
         if not self.rows:
             raise UserError(f"{base.id} has no images of classes {keep} the class list")

@@ -29,6 +29,7 @@ tensor (3, H, W) of uint8."""
 ChannelOrder = Literal["rgb", "bgr"]
 """Order of the channels of arrays and uint8 tensors: OpenCV reads images as ``bgr``."""
 _DATA_URI = "data:image/"
+_FEW_LEVELS = 8  # a plain image has no more levels of brightness: nothing can be told from it
 
 
 def is_single(images: Any) -> bool:
@@ -70,6 +71,7 @@ def separate_images(
                 raise not_an_image(image)
             if channel_order != "rgb":
                 raise UserError("preprocessed pixels are RGB: leave out channel_order")
+            refuse_unnormalised(image, preprocess)
             yield preprocess.unnormalise(image).cpu().numpy()  # exact where it came from 8 bits
         elif image is None:
             raise not_an_image(image)
@@ -88,6 +90,24 @@ def _as_rgb(image: ImageLike, channel_order: ChannelOrder) -> ImageLike:
         return image  # refused where it is opened
     alpha = [3] if channels == 4 else []
     return np.ascontiguousarray(image[:, :, [2, 1, 0, *alpha]])
+
+
+def refuse_unnormalised(pixels: Tensor, preprocess: Preprocess) -> None:
+    """Refuse pixels of one image (3, S, S) that are bytes divided by 255, as ``ToTensor`` makes.
+
+    Normalised pixels are no such fractions, and reach beyond 0 and 1 but for plain grey.
+    """
+    low, high = pixels.aminmax()
+    as_they_are = not any(preprocess.mean) and set(preprocess.std) == {1.0}
+    if low < 0 or high > 1 or as_they_are:
+        return
+    levels = pixels.detach().float().cpu() * 255
+    are_bytes = bool((levels - levels.round()).abs().max() < 1e-3)
+    if are_bytes and len(np.unique(levels.numpy())) > _FEW_LEVELS:
+        raise UserError(
+            "pixels lie between 0 and 1, as torchvision's ToTensor makes them: preprocess images "
+            "with model.preprocess, or give PIL images or uint8 arrays"
+        )
 
 
 def is_table(images: Any) -> bool:
@@ -147,8 +167,10 @@ def _in_words(value: Any) -> str:
         return f"{tuple(value.shape)} {value.dtype}"
     kind = type(value).__name__
     if isinstance(value, list | tuple):
-        kinds = ", ".join(type(part).__name__ for part in value[:3])
-        return f"a {kind} of {len(value)} ({kinds}{', ...' if len(value) > 3 else ''})"
+        kinds = [type(part).__name__ for part in value[:3]]
+        if len(value) > 3:
+            kinds.append("...")
+        return f"a {kind} of {len(value)} ({', '.join(kinds)})"
     return " ".join(repr(value).split())[:80]
 
 
@@ -192,6 +214,8 @@ def as_batch(
     """
     if isinstance(images, Tensor) and images.is_floating_point():
         images = Batch(images if images.ndim > 3 else images[None])
+        if len(images) and images.images.device.type == "cpu":  # elsewhere it would wait
+            refuse_unnormalised(images.images[0], preprocess)
     if isinstance(images, Batch):
         if channel_order != "rgb":
             raise UserError("preprocessed pixels are RGB: leave out channel_order")

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from cliquetta.data.files import plain_name
+from cliquetta.data.files import same_name
 from cliquetta.errors import UserError
 
 FOLDER = "folder"
@@ -28,15 +28,15 @@ class LabelReader:
 
     def __init__(self, names: Sequence[str], stated: Iterable[str]) -> None:
         known = [text.strip() for text in stated if text.strip()]
-        by_name = {plain_name(name): name for name in names}
+        self._by_name = {same_name(name): name for name in names}
         numbered = bool(known) and all(text.isdecimal() for text in known)
-        if numbered and not any(text in by_name for text in known):
-            by_name = {str(number): name for number, name in enumerate(names)}
-        self._by_name = by_name
+        called_so = any(text in self._by_name for text in known)
+        if numbered and not called_so:
+            self._by_name = {str(number): name for number, name in enumerate(names)}
 
     def read(self, stated: str) -> str:
         """Return the class that a label names, or an empty text if it names none."""
-        return self._by_name.get(plain_name(stated), "")
+        return self._by_name.get(same_name(stated), "")
 
     def read_folder(self, folder: str) -> str:
         """Return the class that the deepest folder of a path names, or an empty text."""

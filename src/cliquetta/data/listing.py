@@ -350,11 +350,20 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
 
 def digest(sources: Sequence[Source], stdin: Path | None) -> str:
     """Hash of the sources and of the content of lists; the content of folders does not count."""
-    names = [s.to_csv() if is_table(s) else os.fspath(s) for s in sources]
+    names = []
+    read: list[Any] = []
+    for source in sources:
+        if is_table(source):
+            names.append(source.to_csv())
+            continue
+        names.append(os.fspath(source))
+        is_list = str(source).lower().endswith(TABLES)
+        if is_list and (is_url(source) or Path(source).is_file()):
+            read.append(source)
+    if stdin is not None:
+        read.append(stdin)
     total = hashlib.sha256(json.dumps(names).encode())
-    tables = [s for s in sources if not is_table(s) and str(s).lower().endswith(TABLES)]
-    files = [s for s in tables if is_url(s) or Path(s).is_file()]
-    for path in [*files, *([stdin] if stdin else [])]:
+    for path in read:
         with naming(path), open_location(path) as file:
             while block := file.read(_BLOCK):
                 total.update(block)

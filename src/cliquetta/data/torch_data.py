@@ -99,12 +99,24 @@ class TorchImages(Sequence[ImageLike]):
         They come from ``targets`` or ``labels`` of the dataset, else from its items, which are
         then read once more.
         """
-        if self._kept is None:
-            for name in _LABEL_ATTRIBUTES:
-                stated = getattr(self._data, name, None)
-                if isinstance(stated, Sequence | torch.Tensor) and len(stated) == len(self._data):
-                    return [_plain_label(stated[index]) for index in self.indices]
-        return [_plain_label(self._item(number)[1]) for number in range(len(self))]
+        stated = self._stated_labels()
+        if stated is not None:
+            return [_plain_label(stated[index]) for index in self.indices]
+        labels = []
+        for number in range(len(self)):
+            _, label = self._item(number)
+            labels.append(_plain_label(label))
+        return labels
+
+    def _stated_labels(self) -> Any:
+        """Return the labels that a dataset lists, ``None`` if it lists none."""
+        if self._kept is not None:
+            return None
+        for name in _LABEL_ATTRIBUTES:
+            stated = getattr(self._data, name, None)
+            if isinstance(stated, Sequence | torch.Tensor) and len(stated) == len(self._data):
+                return stated
+        return None
 
     def _item(self, number: int) -> tuple[ImageLike, Any]:
         if self._kept is not None:

@@ -158,6 +158,14 @@ class Comparison:
             images=round(average(record.images for record in records) or 0),
         )
 
+    def best(self, column: str) -> str | None:
+        """Return the row with the best mean of a column; ``None`` where there is no choice."""
+        means = {row: cell.mean for (row, of), cell in self.cells.items() if of == column}
+        known = {row: mean for row, mean in means.items() if mean is not None}
+        if len(known) < 2:
+            return None
+        return (min if self.metric in LOWER_IS_BETTER else max)(known, key=lambda row: known[row])
+
     @property
     def marks(self) -> str:
         """The marks in use."""
@@ -177,7 +185,8 @@ def compare(
         raise UnknownNameError("metric", metric, METRICS)
     columns = _columns(runs, split=split)
     labels = _row_labels(runs)
-    ordered = sorted(labels, key=lambda key: (labels[key].split()[0] != baseline, labels[key]))
+    # The baseline leads; the others keep the order in which they were given.
+    ordered = sorted(labels, key=lambda key: labels[key].split()[0] != baseline)
     cells: dict[tuple[str, str], Cell] = {}
     for column, members in columns.items():
         by_row = grouped(members, lambda run: run.row)

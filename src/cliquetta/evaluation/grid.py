@@ -4,14 +4,15 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from importlib.resources import files
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from cliquetta.errors import UnknownNameError, UserError
+from cliquetta.evaluation.grid_files import packaged_grid as packaged_grid
 from cliquetta.methods.registry import method_entries
 from cliquetta.methods.spec import MethodSpec
+from cliquetta.model.names import choose_model
 from cliquetta.prompts.catalogue import class_names, list_templates, template_choice, templates
 
 BASELINE = "zero_shot"
@@ -112,16 +113,21 @@ def read_grid(path: Path | str, *, root: str = "", **changes: Any) -> list[RunSp
     ``*`` stands for all that need no fitting (with ``text_features``: and no text tower) and are
     not named beside it; ``limits`` has the most images per dataset of slow methods, by name, where
     0 leaves a method out. ``shifts`` and ``severities`` lay every such shift over every dataset;
-    ``role`` is for reports. ``classes`` may name a class list, ``templates`` a set, or a method
-    whose authors chose one per dataset. ``{root}`` in a value stands for a folder. ``changes``
-    overrule the fields of all blocks.
+    ``role`` is for reports, ``note`` for readers. ``classes`` may name a class list, ``templates``
+    a set, or a method whose authors chose one per dataset. ``{root}`` in a value stands for a
+    folder. ``changes`` overrule the fields of all blocks.
     """
     known = sorted(f.name for f in fields(RunSpec))
     specs: list[RunSpec] = []
     for _, datasets, block in _blocks(path, root):
         methods = _expand(block.pop("methods"), text="text_features" not in block)
         seeds, baseline = block.pop("seeds", [0]), block.pop("baseline", True)
+        unknown = [block["unknown"]] if "unknown" in block else []
+        is_features = all(dataset.startswith("features:") for dataset in datasets)
+        if not (is_features and "text_features" in block):
+            block["model"] = choose_model(block.get("model"), [*datasets, *unknown])
         limits, texts = block.pop("limits", {}), block.get("templates")
+        block.pop("note", None)
         if isinstance(block.get("classes"), str):
             block["classes"] = class_names(block["classes"])
         if isinstance(texts, str):
@@ -148,11 +154,6 @@ def read_grid(path: Path | str, *, root: str = "", **changes: Any) -> list[RunSp
                 made = [replace(spec, templates=templates(name)) for spec, name in names.items()]
             specs += made
     return list(dict.fromkeys(specs))
-
-
-def packaged_grid(name: str) -> Path:
-    """A grid file that comes with the package."""
-    return Path(str(files("cliquetta.evaluation").joinpath(f"data/grids/{name}.json")))
 
 
 def _expand(methods: Sequence[str], *, text: bool) -> list[str]:

@@ -3,6 +3,7 @@
 import importlib
 import importlib.metadata
 import logging
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -186,6 +187,29 @@ def fpr95(known: Tensor, outside: Tensor) -> float:
 
 
 FEW_IMAGES = 30  # below this many images chance itself swings too far to say anything
+
+
+def chance_p_value(right: int, images: int, *, classes: int) -> float:
+    """Return how often guessing would be right on as many images or more.
+
+    >>> round(chance_p_value(2, 2, classes=4), 4)
+    0.0625
+
+    Args:
+        right: Images that were predicted correctly.
+        images: How many there are.
+        classes: Names that are guessed among, all alike.
+
+    """
+    if classes < 2:
+        return 1.0
+    log_right = -math.log(classes)
+    log_wrong = math.log1p(-1 / classes)
+    tail = 0.0
+    for count in range(right, images + 1):
+        ways = math.lgamma(images + 1) - math.lgamma(count + 1) - math.lgamma(images - count + 1)
+        tail += math.exp(ways + count * log_right + (images - count) * log_wrong)
+    return min(tail, 1.0)
 
 
 def near_chance(accuracy: float, *, classes: int, images: int) -> str | None:

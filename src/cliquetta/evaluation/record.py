@@ -311,7 +311,10 @@ class Run:
 
 
 def find_runs(paths: Iterable[Path | str]) -> tuple[list[Run], list[Run]]:
-    """The finished and the unfinished runs in folders of runs, folders of one, or files."""
+    """The finished and the unfinished runs in folders of runs, folders of one, or files.
+
+    They keep the order of ``paths``; those of one folder come in the order of their start.
+    """
     by_id: dict[str, Run] = {}
     for path in map(Path, paths):
         folder = path.parent if path.name == RECORD else path
@@ -320,7 +323,8 @@ def find_runs(paths: Iterable[Path | str]) -> tuple[list[Run], list[Run]]:
         elif (folder / RECORD).exists():
             runs = [Run(load_record(folder), folder)]
         elif folder.is_dir():
-            runs = [Run(record, folder / record.id) for record in list_records(folder)]
+            in_order = sorted(list_records(folder), key=lambda record: record.started)
+            runs = [Run(record, folder / record.id) for record in in_order]
         else:
             raise UserError(f"no such folder: {path}")
         if not runs:

@@ -16,6 +16,8 @@ class TextTable:
     rows: tuple[tuple[str, ...], ...]
     labels: int = 1
     title: str = ""
+    best: frozenset[tuple[int, int]] = frozenset()
+    """Row and column of the cells that LaTeX prints in bold."""
 
     def __post_init__(self) -> None:
         """Every row has a cell for every column."""
@@ -50,6 +52,7 @@ _LATEX = str.maketrans(
     | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}"}
     | {"<": r"\textless{}", ">": r"\textgreater{}", "±": r"$\pm$", "−": "$-$", "–": "--"}
     | {"▲": r"$\blacktriangle$", "▼": r"$\blacktriangledown$", "→": r"$\to$"}
+    | {"×": r"$\times$", "φ": r"$\varphi$", "κ": r"$\kappa$", "°": r"$^\circ$"}
     | {"λ": r"$\lambda$", "†": r"$\dagger$", "‡": r"$\ddagger$"}
 )
 
@@ -62,12 +65,36 @@ def to_latex(table: TextTable) -> str:
         r"\toprule",
         _ampersands(table.columns),
         r"\midrule",
-        *map(_ampersands, table.rows),
+        *(_latex_row(table, number) for number in range(len(table.rows))),
         r"\bottomrule",
         r"\end{tabular}",
     ]
     heading = [f"% {table.title}"] if table.title else []
     return "\n".join([*heading, *lines]) + "\n"
+
+
+def _latex_row(table: TextTable, number: int) -> str:
+    """Write a row, its best cells in bold."""
+    cells = []
+    for column, cell in enumerate(table.rows[number]):
+        text = cell.translate(_LATEX)
+        cells.append(rf"\textbf{{{text}}}" if (number, column) in table.best else text)
+    return " & ".join(cells) + r" \\"
+
+
+def decimal(value: float, digits: int = 2, *, signed: bool = False) -> str:
+    """Write a figure; one that rounds to zero has no minus sign.
+
+    >>> decimal(-0.001), decimal(-0.001, signed=True), decimal(1.5, 1, signed=True)
+    ('0.00', '+0.00', '+1.5')
+    """
+    rounded = round(value, digits) + 0.0  # which turns -0.0 into 0.0
+    return f"{rounded:{'+' if signed else ''}.{digits}f}"
+
+
+def signed(value: float, digits: int = 2) -> str:
+    """Write a difference with its sign."""
+    return decimal(value, digits, signed=True)
 
 
 def _ampersands(cells: Sequence[str]) -> str:

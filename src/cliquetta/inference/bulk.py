@@ -32,8 +32,9 @@ from cliquetta.inference.tables import Row
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.registry import DEFAULT_METHOD, create_method
 from cliquetta.model.clip import CLIP
-from cliquetta.model.factory import NO_MODEL, create_model, pick_device
+from cliquetta.model.factory import create_model, pick_device
 from cliquetta.model.in_memory import from_model
+from cliquetta.model.names import NO_MODEL
 from cliquetta.model.wrapped import FeaturesOnly
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.prompts.features import as_text_features

@@ -46,13 +46,14 @@ def depends_on_order(adapters: Iterable[Adapter]) -> bool:
 def names_classes(listing: ImageList, names: Sequence[str]) -> bool:
     """Whether folders are called as classes and their images come class by class."""
     reader = LabelReader(names, stated=())
-    known: dict[str, str] = {}
+    class_of: dict[str, str] = {}
     for folder in listing.folders():
-        if folder not in known:
-            known[folder] = reader.read_folder(folder)
-    if len(set(known.values()) - {""}) < 2:
+        if folder not in class_of:
+            class_of[folder] = reader.read_folder(folder)
+    named = set(class_of.values()) - {""}
+    if len(named) < 2:
         return False
-    return comes_class_by_class(known[folder] for folder in listing.folders())
+    return comes_class_by_class(class_of[folder] for folder in listing.folders())
 
 
 def say_shuffled(*, asked: bool) -> None:

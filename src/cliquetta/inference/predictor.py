@@ -137,10 +137,17 @@ class Reader:
         keys = [image.path for image in segment.images]
         batches = loaded.batches(keys, self.views)
         by_views: dict[ViewSpec | None, AnyBatch] = dict(zip(self.views, batches, strict=True))
-        unreadable = {keys[at]: reason for at, reason in loaded.unreadable}
-        for key, reason in unreadable.items():
+        unreadable = {}
+        for position, reason in loaded.unreadable:
+            key = keys[position]
+            unreadable[key] = reason
             _log.warning("skipped %s: %s", key, reason)
-        return ReadBatch(keys, segment.columns, by_views, unreadable)
+        return ReadBatch(
+            keys=keys,
+            columns=segment.columns,
+            by_views=by_views,
+            unreadable=unreadable,
+        )
 
     def _features(self, dataset: FeatureDataset) -> Iterator[ReadBatch]:
         streams = [self.stream(dataset, views).batches() for views in self.views]
@@ -229,9 +236,12 @@ class ImageSource:
             entries = self.images.entries(start, stop)
         else:
             entries = self._in_memory(start, stop)
-        columns = [self._columns_of(entry) for entry in entries]
-        # workers need the images, not what tables say about them
-        images = [entry._replace(columns={}, folder="", label="") for entry in entries]
+        images = []
+        columns = []
+        for entry in entries:
+            columns.append(self._columns_of(entry))
+            # workers need the image, not what tables say about it
+            images.append(entry._replace(columns={}, folder="", label=""))
         return Segment(images, columns)
 
     def _in_memory(self, start: int, stop: int) -> list[Entry]:
@@ -265,7 +275,8 @@ class ImageSource:
 
 
 States = Mapping[str, bytes]  # the packed state of every method, by name
-Health = dict[str, dict[str, int | float | str]]  # by method: how adaptation is doing, a verdict
+Health = dict[str, dict[str, int | float | str]]  # by method: how adaptation is doing
+HEALTH = "confidence"  # the figure that a method's evidence has if it tells how adaptation is doing
 
 
 def predict_batch(adapter: Adapter, batch: AnyBatch) -> Prediction:
@@ -284,7 +295,7 @@ class Predictor:
     options: PredictOptions
     busy: float = 0.0  # seconds in which the methods worked
     classes_changed: bool = False  # whether `load` found a state of another class list
-    last: dict[str, Prediction] = field(default_factory=dict)  # of methods with a verdict
+    last: dict[str, Prediction] = field(default_factory=dict)  # of methods with health figures
 
     def __post_init__(self) -> None:
         for adapter in self.adapters.values():
@@ -342,8 +353,6 @@ class Predictor:
         if self.plain is not None:
             zero_shot = predict_batch(self.plain, first_batch)
         keys = first_batch.keys
-        unreadable = read.unreadable
-        listed = list(zip(read.keys, read.columns, strict=True))
         # on a GPU rows wait for the predictions alone, not for the next batch
         logits = next(iter(predictions.values())).logits
         side = side_stream(logits.device) if logits.is_cuda else None
@@ -353,25 +362,31 @@ class Predictor:
             with nullcontext() if side is None else torch.cuda.stream(side):
                 if side is not None and predicted is not None:
                     side.wait_event(predicted)
-                cells_of = self.row_format.rows(predictions, zero_shot)
-            made = dict(zip(keys, cells_of, strict=True))
-            none: Row = dict.fromkeys(self.row_format.columns())
-            rows: list[Row] = []
-            for key, columns in listed:
-                path = os.fsencode(key).decode("utf-8", "backslashreplace")  # if it is not UTF-8
-                cells = made.get(key, none)
-                rows.append({"path": path, **columns, **cells, "error": unreadable.get(key, "")})
-            return rows
+                cells = self.row_format.rows(predictions, zero_shot)
+            return self._complete_rows(read, dict(zip(keys, cells, strict=True)))
 
         self.busy += time.perf_counter() - begun
         return make_rows
+
+    def _complete_rows(self, read: ReadBatch, made: Mapping[str, Row]) -> list[Row]:
+        """Return a row for every image of a batch: what is given, predicted, or went wrong."""
+        none: Row = dict.fromkeys(self.row_format.columns())
+        rows: list[Row] = []
+        for key, columns in zip(read.keys, read.columns, strict=True):
+            # a path need not be UTF-8
+            row: Row = {"path": os.fsencode(key).decode("utf-8", "backslashreplace")}
+            row |= columns
+            row |= made.get(key, none)
+            row["error"] = read.unreadable.get(key, "")
+            rows.append(row)
+        return rows
 
     def _predict(self, name: str, adapter: Adapter, batch: AnyBatch) -> Prediction:
         try:
             prediction = predict_batch(adapter, batch)
         except NonFiniteError as error:
             raise NonFiniteError(f"{name}, batch from {batch.keys[0]!r} on: {error}") from error
-        if "verdict" in prediction.evidence:
+        if HEALTH in prediction.evidence:
             self.last[name] = prediction
         return prediction
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, closing
 from dataclasses import astuple, dataclass, field, replace
-from itertools import accumulate, chain
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -76,7 +76,7 @@ def check_writable(target: Path | str, state: Path | None, *, overwrite: bool = 
             with tempfile.TemporaryFile(dir=path.parent):
                 pass
         except OSError as error:
-            raise UserError(f"cannot write {path}: {error.strerror} ({error.filename})") from None
+            raise UserError(f"cannot write {path}: {error.strerror}") from None
 
 
 def shard_range(count: int, shard: tuple[int, int], batch_size: int) -> tuple[int, int]:
@@ -86,6 +86,16 @@ def shard_range(count: int, shard: tuple[int, int], batch_size: int) -> tuple[in
     first = batches * (number - 1) // shards
     last = batches * number // shards
     return min(first * batch_size, count), min(last * batch_size, count)
+
+
+def _group_lanes(groups: Sequence[tuple[str, int]]) -> list[Lane]:
+    """Return a lane for every group, by name and number of images."""
+    lanes = []
+    start = 0
+    for name, images in groups:
+        lanes.append(Lane(start, start + images, name))
+        start += images
+    return lanes
 
 
 Progress = Callable[[int, int, int], None]  # images that are done, of how many, and those skipped
@@ -170,13 +180,15 @@ class FileRun:
         """
         asked = self._request(workers)
         facts = self.parts.read()
-        differing = [key for key in asked if facts and facts["asked"].get(key) != asked[key]]
-        if differing and not self.options.overwrite:
+        if not facts:
+            return self._begin(asked, workers)
+        differing = [key for key in asked if facts["asked"].get(key) != asked[key]]
+        if not differing:
+            return facts
+        if not self.options.overwrite:
             remedy = "repeat its command to continue it, or pass --overwrite to start again"
             unfinished = f"an unfinished run with another {differing[0]}"
             raise UserError(f"{self.parts.folder} holds {unfinished}: {remedy}")
-        if facts and not differing:
-            return facts
         return self._begin(asked, workers)
 
     def _request(self, workers: "RayWorkers | None") -> dict[str, Any]:
@@ -247,11 +259,7 @@ class FileRun:
         with closing(listing):
             ImageSource(listing, self.predictor.row_format)  # labels are refused before images
             if self.options.group_by is not None:
-                groups = listing.groups()
-                ends = list(accumulate(size for _, size in groups))
-                starts = [0, *ends]
-                names = [name for name, _ in groups]
-                lanes = list(map(Lane, starts, ends, names))
+                lanes = _group_lanes(listing.groups())
                 sections = [(lane.start, lane.stop) for lane in lanes]
             else:
                 lanes = self._equal_lanes(len(listing), actors)
@@ -397,10 +405,13 @@ class FileRun:
         predictor = self.predictor
         if self.options.group_by is None:
             (adapter,) = predictor.adapters.values()
-            ends = [state for lane in self.lanes for state in self.parts.states(lane).values()]
-            (start,) = self.parts.states(Lane(0, 0)).values()  # before the first image
+            before_first_image = Lane(0, 0)
+            (start,) = self.parts.states(before_first_image).values()
+            ends: list[bytes] = []
+            for lane in self.lanes:
+                ends += self.parts.states(lane).values()
             merge_states(adapter, ends, start)
-            predictor.save(file, seen[""] + sum(predicted.values()))
+            predictor.save(file, seen[""] + predicted.total())
             return
         for lane in self.lanes:
             own_file = self.state_file(lane)

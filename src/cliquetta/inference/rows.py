@@ -13,9 +13,10 @@ from cliquetta.errors import UserError
 from cliquetta.inference.options import PredictOptions
 from cliquetta.inference.scores import MethodScores
 from cliquetta.inference.tables import Row
-from cliquetta.types import Prediction
+from cliquetta.types import Prediction, Rejection
 
 LABEL = "label"  # the column of the class that an image is known to show
+DIGITS = 6  # of probabilities
 ZERO_SHOT = "zero_shot"  # the method of plain CLIP, and the prefix of its columns
 
 
@@ -95,40 +96,48 @@ class RowFormat:
 
         """
         columns = list(self.columns())
-        images = len(next(iter(predictions.values())).logits)
-        cells: list[list[Any]] = [[] for _ in range(images)]
+        first = predictions[self.methods[0]]
+        # the cells of every image, in the order of the columns
+        cells: list[list[Any]] = [[] for _ in range(len(first.logits))]
         for method in self.methods:
             self._fill(cells, predictions[method])
         if zero_shot is not None:
-            self._fill_best(cells, zero_shot, 1)
+            self._fill_best(cells, zero_shot, count=1)
         return [dict(zip(columns, row, strict=True)) for row in cells]
 
     def _fill(self, cells: list[list[Any]], prediction: Prediction) -> None:
         """Append the cells of one method to every row."""
-        self._fill_best(cells, prediction, self.top_k)
+        self._fill_best(cells, prediction, count=self.top_k)
         least = self.options.multi_label
-        logits = prediction.logits
-        scores = prediction.probabilities if least is None else logits.sigmoid()
+        scores = prediction.probabilities
         if least is not None:
+            scores = prediction.logits.sigmoid()
             for row, every in zip(cells, scores, strict=True):
                 row.append(";".join(self._reached(every, least)))
         if self.options.reject is not None and prediction.rejection is not None:
-            rejection = prediction.rejection
-            rejected = rejection.rejected.tolist()
-            unsure = rejection.score.tolist()
-            for row, none_of_these, score in zip(cells, rejected, unsure, strict=True):
-                row += [none_of_these, round(score, 6)]
+            self._fill_rejection(cells, prediction.rejection)
         if self.options.all_probabilities:
             for row, every in zip(cells, scores.tolist(), strict=True):
-                row += [round(value, 6) for value in every]
+                row += [round(value, DIGITS) for value in every]
 
-    def _fill_best(self, cells: list[list[Any]], prediction: Prediction, count: int) -> None:
+    def _fill_rejection(self, cells: list[list[Any]], rejection: Rejection) -> None:
+        """Append whether every image is of none of the classes, and how unsure it is."""
+        rejected = rejection.rejected.tolist()
+        scores = rejection.score.tolist()
+        for row, none_of_these, score in zip(cells, rejected, scores, strict=True):
+            row.append(none_of_these)
+            row.append(round(score, DIGITS))
+
+    def _fill_best(self, cells: list[list[Any]], prediction: Prediction, *, count: int) -> None:
         """Append the best classes of every image, with their probabilities."""
         independent = self.options.multi_label is not None
         best, ranked = prediction.topk(count, independent=independent)
-        for row, values, indices in zip(cells, best.tolist(), ranked.tolist(), strict=True):
+        probabilities = best.tolist()
+        classes = ranked.tolist()
+        for row, values, indices in zip(cells, probabilities, classes, strict=True):
             for index, value in zip(indices, values, strict=True):
-                row += [self.classes[index], round(value, 6)]
+                row.append(self.classes[index])
+                row.append(round(value, DIGITS))
 
     def _reached(self, probabilities: Tensor, least: float) -> list[str]:
         """Return the classes that are at least so probable, the best first."""
@@ -175,7 +184,7 @@ class PredictionRun:
     classes_changed: bool = False
     """The state was of another class list: what does not depend on the classes stays."""
     health: dict[str, dict[str, int | float | str]] = field(default_factory=dict)
-    """Figures of how adaptation did in the last batch, with a verdict, by method that has one."""
+    """Figures of how adaptation did in the last batch, by method that has them."""
 
     def to_pandas(self) -> Any:
         """Return the rows as a DataFrame.
@@ -198,10 +207,11 @@ class PredictionRun:
             prefix = row_format.prefix(method)
             predicted = row[f"{prefix}prediction"]
             if predicted is not None:
-                self.classes.setdefault(method, Counter())[predicted] += 1
+                counts = self.classes.setdefault(method, Counter())
+                counts[predicted] += 1
             if row_format.options.reject is not None:
-                rejected = bool(row[f"{prefix}rejected"])
-                self.rejected[method] = self.rejected.get(method, 0) + rejected
+                self.rejected.setdefault(method, 0)
+                self.rejected[method] += bool(row[f"{prefix}rejected"])
         if row_format.labelled and not row["error"]:
             self._score(row_format, row)
 
@@ -212,7 +222,10 @@ class PredictionRun:
         column = row_format.zero_shot_column
         for method in row_format.methods:
             scores = self.scores.setdefault(method, MethodScores())
+            if not label:
+                continue
+            zero_shot = None
+            if column is not None and method != ZERO_SHOT:
+                zero_shot = row[column]
             predicted = row[f"{row_format.prefix(method)}prediction"]
-            zero_shot = None if column is None or method == ZERO_SHOT else row[column]
-            if label:
-                scores.add(label=label, predicted=predicted, zero_shot=zero_shot)
+            scores.add(label=label, predicted=predicted, zero_shot=zero_shot)

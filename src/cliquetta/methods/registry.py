@@ -6,13 +6,17 @@ A package of yours adds methods, too: its ``pyproject.toml`` names the module th
 
     [project.entry-points."cliquetta.methods"]
     my_method = "my_package.my_method"
+
+A file of yours adds methods without a package: ``--plugin my_method.py`` on the command line, or
+import it before you name the method.
 """
 
 import dataclasses
-import importlib
+import importlib.util
 import inspect
 import pkgutil
 import re
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +31,7 @@ from cliquetta.methods.allocation import AllocationLimit, half_of_memory
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.building.config import field_types, parse
 from cliquetta.methods.building.feature_level import FeatureLevel
+from cliquetta.methods.building.index import PLUG_INS, plug_in_files
 from cliquetta.model.clip import CLIP, MissingCapabilityError
 from cliquetta.model.in_memory import from_model
 from cliquetta.model.wrapped import FeaturesOnly
@@ -54,7 +59,6 @@ class MethodEntry:
 
 
 _ENTRIES: dict[str, MethodEntry] = {}
-PLUG_INS = "cliquetta.methods"  # Entry points of other packages: modules that register methods.
 
 
 def register(
@@ -142,9 +146,28 @@ def _load_all() -> None:
             )
 
 
+def _load_files() -> None:
+    """Import the files of methods that the environment names, each once."""
+    for file in plug_in_files():
+        name = f"cliquetta_plugin_{file.stem}"
+        if name in sys.modules:
+            continue
+        spec = importlib.util.spec_from_file_location(name, file)
+        if spec is None or spec.loader is None:
+            raise UserError(f"{file} is no Python file")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module  # dataclasses and pickle look a class's module up there
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            del sys.modules[name]
+            raise UserError(f"plug-in {file}: {type(error).__name__}: {error}") from error
+
+
 def list_methods() -> list[str]:
     """Names of all methods."""
     _load_all()
+    _load_files()
     return sorted(_ENTRIES)
 
 
@@ -156,6 +179,7 @@ def method_entries() -> list[MethodEntry]:
 def get_method(name: str) -> MethodEntry:
     """The entry of ``name``, or a :class:`KeyError` that names the nearest one."""
     _load_all()
+    _load_files()
     return look_up("method", name, _ENTRIES)
 
 

@@ -1,11 +1,9 @@
 """Models by name or by path: where each kind of name leads."""
 
-import fnmatch
-import glob
 import logging
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -16,7 +14,7 @@ import torch
 from cliquetta.errors import UnknownNameError, UserError, look_up
 from cliquetta.model.checkpoints import huggingface, open_clip, releases
 from cliquetta.model.checkpoints.hub import DownloadError, Fetcher
-from cliquetta.model.checkpoints.local import PICKLED, from_files, read_tensors
+from cliquetta.model.checkpoints.local import from_files, read_tensors
 from cliquetta.model.checkpoints.state import (
     Checkpoint,
     CheckpointError,
@@ -28,60 +26,14 @@ from cliquetta.model.checkpoints.state import (
 )
 from cliquetta.model.clip import CLIP
 from cliquetta.model.config import Activation
+from cliquetta.model.names import MICRO_NOTE, ModelName, existing_paths, resolve_name
 from cliquetta.model.preprocess import Preprocess
 from cliquetta.model.tokenizer import Find, require_tokenizers
 
-MICRO = "micro"
-MICRO_NOTE = (
-    "micro is a small model for demonstration; for photographs use a full CLIP, such as "
-    "openai:ViT-B/16"
-)
 _log = logging.getLogger(__name__)
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _DTYPES |= {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-@dataclass(frozen=True)
-class ModelEntry:
-    """One name that :func:`create_model` knows without being given a path."""
-
-    name: str
-    source: str  # who released it, and where it comes from
-    image_size: int
-    is_vit: bool  # whether it takes visual prompts; ResNets only encode
-    is_bundled: bool = False
-
-
-def list_models(pattern: str = "*") -> list[ModelEntry]:
-    """The known names that match a shell pattern, such as ``*B-16*``; any path or hub id loads.
-
-    Returns:
-        An entry with ``name``, ``source``, ``image_size`` and more for each, the bundled one first.
-
-    """
-    entries = [ModelEntry(MICRO, "bundled", 32, is_vit=True, is_bundled=True)]
-    hub = {}
-    for name, architecture in releases.OPENAI.items():
-        arch = releases.architecture(architecture)
-        is_vit = arch.patch_size is not None
-        entries.append(ModelEntry(f"openai:{name}", "OpenAI", arch.image_size, is_vit))
-        if "hub" in arch.openai:
-            hub[arch.openai["hub"]] = arch.image_size
-    for repo, size in {**hub, **huggingface.RELEASES}.items():
-        entries.append(ModelEntry(f"hf:{repo}", "Hugging Face", size, is_vit=True))
-    for name, arch in releases.ARCHITECTURES.items():
-        for tag, repo in sorted(arch.tags.items()):
-            is_vit = arch.patch_size is not None
-            entries.append(ModelEntry(f"open_clip:{name}/{tag}", repo, arch.image_size, is_vit))
-    return [entry for entry in entries if fnmatch.fnmatchcase(entry.name, pattern)]
-
-
-NO_MODEL = (
-    "no model: name one, such as ViT-B/16 for photographs; micro, which comes with the package, is "
-    "a toy for images of 32 pixels"
-)
-"""The error where a model is needed and none was named: there is no default to predict with."""
 
 
 def create_model(
@@ -160,27 +112,21 @@ def pick_dtype(dtype: torch.dtype | str) -> torch.dtype:
 
 
 def _by_name(name: str, activation: Activation | None, fetcher: Fetcher) -> Checkpoint:
-    family, _, rest = name.partition(":")
-    if name == MICRO:
+    """Read the checkpoint that a name leads to."""
+    found = resolve_name(name)
+    if found.family == "micro":
         _note_micro()
         with as_file(files("cliquetta.model") / "data" / "micro.safetensors") as path:
             return from_files([path])
-    if family == "openai" or name in releases.OPENAI:
-        return _openai(name.removeprefix("openai:"), fetcher)
-    if family == "hf":
-        return _hugging_face(rest, fetcher)
-    if family == "hf-hub":
-        return _open_clip_repo(rest, name, fetcher)
-    if family == "open_clip":
-        return _open_clip(rest, fetcher)
-    if family == "local-dir":
-        return from_files([Path(rest)], activation=activation)
-    if paths := _existing(name):
-        return from_files(paths, activation=activation)
-    if name.startswith(("/", "./", "../", "~")) or name.endswith((".safetensors", *PICKLED)):
-        raise CheckpointError(f"no such file or folder: {name}")
-    known = [entry.name for entry in list_models()]
-    raise UnknownNameError("model", name, [*known[:14], *releases.OPENAI, "a path"])
+    if found.family == "openai":
+        return _openai(found, fetcher)
+    if found.family == "hf":
+        return _hugging_face(found.name, fetcher)
+    if found.family == "hf-hub":
+        return _open_clip_repo(found.name, f"hf-hub:{found.name}", fetcher)
+    if found.family == "open_clip":
+        return _open_clip(found, fetcher)
+    return from_files(found.paths, activation=activation)
 
 
 @cache
@@ -189,20 +135,11 @@ def _note_micro() -> None:
     _log.warning(MICRO_NOTE)
 
 
-def _existing(name: str) -> list[Path]:
-    """The files or the folder at a path or shell pattern; nothing if there are none."""
-    path = Path(name).expanduser()
-    if path.exists():
-        return [path]
-    return [Path(match) for match in sorted(glob.glob(str(path)))]  # noqa: PTH207  (absolute too)
-
-
-def _openai(name: str, fetcher: Fetcher) -> Checkpoint:
+def _openai(found: ModelName, fetcher: Fetcher) -> Checkpoint:
     """One of OpenAI's models from the first source that has it, or a local file that is one."""
-    if name not in releases.OPENAI:
-        if paths := _existing(name):
-            return from_files(paths, activation="quick_gelu")
-        raise UnknownNameError("OpenAI model", name, [*releases.OPENAI, "a path"])
+    if found.paths:
+        return from_files(found.paths, activation="quick_gelu")
+    name = found.name
     id, arch, (url, sha256) = f"openai:{name}", releases.OPENAI[name], releases.address(name)
     entry = releases.architecture(arch)
     copy, original = entry.tags["openai"], entry.openai.get("hub")
@@ -239,7 +176,7 @@ def _openai(name: str, fetcher: Fetcher) -> Checkpoint:
 
 def _hugging_face(name: str, fetcher: Fetcher) -> Checkpoint:
     """A ``CLIPModel`` on the hub, or a local folder of one."""
-    if paths := _existing(name):
+    if paths := existing_paths(name):
         return from_files(paths)
     repo, _, revision = name.partition("@")
     find = partial(fetcher.hub_file, repo, revision=revision or None)
@@ -259,15 +196,15 @@ def _hugging_face(name: str, fetcher: Fetcher) -> Checkpoint:
     return huggingface.from_huggingface(state, config, id=f"hf:{name}", find=find)
 
 
-def _open_clip(name: str, fetcher: Fetcher) -> Checkpoint:
+def _open_clip(found: ModelName, fetcher: Fetcher) -> Checkpoint:
     """``ARCHITECTURE/TAG``, or ``ARCHITECTURE/PATH`` for a local file of that architecture."""
-    arch, _, rest = name.partition("/")
-    releases.architecture(arch)
-    if rest and (paths := _existing(rest)):
-        return from_files(paths, id=f"open_clip:{arch}/{paths[0].name}", arch=arch)
-    return _open_clip_repo(
-        releases.repository(arch, rest), f"open_clip:{name}", fetcher, arch, rest
-    )
+    arch, _, tag = found.name.partition("/")
+    id = f"open_clip:{found.name}"
+    if found.paths:
+        id = f"open_clip:{arch}/{found.paths[0].name}"
+        return from_files(found.paths, id=id, arch=arch)
+    repository = releases.repository(arch, tag)
+    return _open_clip_repo(repository, id, fetcher, arch, tag)
 
 
 def _open_clip_repo(

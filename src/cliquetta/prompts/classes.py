@@ -1,14 +1,18 @@
 """A class list with the templates that turn it into text."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from cliquetta.errors import UserError
+
+if TYPE_CHECKING:  # arguments are checked before torch is imported
+    from torch import Tensor
 
 DEFAULT_TEMPLATE = "a photo of a {}."
 

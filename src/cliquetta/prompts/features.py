@@ -1,5 +1,7 @@
 """Features that were encoded elsewhere: arrays and files of them, and those of class names."""
 
+from __future__ import annotations
+
 import json
 import os
 import zipfile
@@ -7,16 +9,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from cliquetta.errors import UserError, look_up
 from cliquetta.prompts.classes import ClassPrompts, as_prompts
+
+if TYPE_CHECKING:  # arguments are checked before torch is imported
+    from torch import Tensor
 
 FEATURE_FILES = (".npy", ".npz", ".safetensors")
 FEATURE_NAMES = ("features", "embeddings", "feature", "embedding")
@@ -100,6 +103,8 @@ class TextFeatures:
         The class list of the rows may hold a name twice, as ImageNet's does, if it is asked for
         as a whole.
         """
+        import torch
+
         rows = list(range(len(self.features)))
         if self.names is not None and tuple(names) != self.names:
             row_of = {name: row for row, name in enumerate(self.names)}
@@ -161,6 +166,8 @@ def as_text_features(given: Any) -> TextFeatures:
 
 def as_array(given: Any, source: str) -> npt.NDArray[Any]:
     """An array of numbers from an array, a tensor or a list of vectors."""
+    from torch import Tensor
+
     if isinstance(given, Tensor):
         return _numpy(given)
     try:
@@ -170,5 +177,7 @@ def as_array(given: Any, source: str) -> npt.NDArray[Any]:
 
 
 def _numpy(tensor: Tensor) -> npt.NDArray[Any]:
+    import torch
+
     plain = tensor.detach().cpu()
     return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()

@@ -84,15 +84,20 @@ def _accuracy(scores: MethodScores) -> str:
             (f"{test.broken:,}", "broken by adapting"),
             (f"{test.p:.2g}", "p of the paired test"),
         ]
-    by_class = sorted(scores.per_class.items(), key=lambda item: item[1].accuracy)
-    rows = [[label, f"{score.images:,}", number(score.accuracy, 1)] for label, score in by_class]
-    classes = table(("class", "images", "accuracy %"), rows)
-    html = cards(figures) + details(f"{count(len(rows), 'class', 'classes')}, worst first", classes)
-    confused = [[label, predicted, f"{images:,}"] for label, predicted, images in scores.mistakes]
+    html = cards(figures)
+    per_class = scores.per_class
+    rows = []
+    for label in sorted(per_class, key=lambda label: per_class[label].accuracy):
+        score = per_class[label]
+        rows.append([label, f"{score.images:,}", number(score.accuracy, 1)])
+    title = f"{count(len(rows), 'class', 'classes')}, worst first"
+    html += details(title, table(("class", "images", "accuracy %"), rows))
+    confused = []
+    for label, predicted, images in scores.mistakes[:_CONFUSED]:
+        confused.append([label, predicted, f"{images:,}"])
     if confused:
         columns = ("is", "predicted as", "images")
-        mistakes = table(columns, confused[:_CONFUSED], labels=2)
-        html += details("Confused most often", mistakes)
+        html += details("Confused most often", table(columns, confused, labels=2))
     return html
 
 

@@ -10,6 +10,7 @@ from cliquetta.report.embedding import How, embed, embedding_figure
 from cliquetta.report.gallery import changed_section, cliques_section
 from cliquetta.report.markup import PageFigures, count, esc
 from cliquetta.report.runs import ReportedRun
+from cliquetta.report.scap_findings import find
 
 
 @dataclass(frozen=True)
@@ -44,23 +45,10 @@ def evidence_section(
 
 
 def _cliques_in_words(evidence: Evidence) -> str:
-    lines = [line for line in evidence.counts if "cliques" in line]
-    images = sum(line["images"] for line in lines)
-    if not images:
+    findings = find(evidence)
+    if findings is None:
         return ""
-    sizes = ("cliques", "distinct_sets", "mean_size", "max_size")
-    cliques, sets, size, largest = (mean(float(line[key]) for line in lines) for key in sizes)
-    inside, retained = (
-        100 * sum(line[key] for line in lines) / images
-        for key in ("images_with_clique", "images_with_retained")
-    )
-    text = (
-        f"Of {count(len(lines), 'batch', 'batches')}: on average {cliques:.1f} cliques in "
-        f"{sets:.1f} different sets of images, {size:.1f} images each, the largest {largest:.1f}. "
-        f"{inside:.0f} % of the images were in a clique; {retained:.0f} % were scored with a "
-        "retained prompt."
-    )
-    return f"<p>{esc(text)}</p>"
+    return f"<p>{esc(' '.join(findings.sentences()))}</p>"
 
 
 def _domains_in_words(evidence: Evidence) -> str:

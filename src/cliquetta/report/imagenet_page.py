@@ -7,7 +7,7 @@ from cliquetta.data.corruptions import CORRUPTIONS, parse_dataset_id
 from cliquetta.evaluation.comparison import Comparison, Overall, compare
 from cliquetta.evaluation.grid import BASELINE
 from cliquetta.evaluation.record import Record, Run
-from cliquetta.evaluation.tables import TextTable, to_markdown
+from cliquetta.evaluation.tables import TextTable, signed, to_markdown
 from cliquetta.report import results_pages as pages
 from cliquetta.report.printed_page import insert_between, recorded_line
 
@@ -153,7 +153,7 @@ def _gain(row: Overall) -> str:
     if row.gain is None:
         return pages.BLANK
     spread = "" if row.half_width is None else f" ± {row.half_width:.2f}"
-    return f"{row.gain:+.2f}{spread}"
+    return f"{signed(row.gain)}{spread}"
 
 
 def _folder(dataset: str) -> str:
@@ -239,10 +239,10 @@ def _change(own: float | None, plain: float, change: float | None) -> str:
     """Write a gain over zero-shot, and the change from the row above where it is given."""
     if own is None:
         return pages.BLANK
-    text = f"{own - plain:+.1f}"
+    text = signed(own - plain, 1)
     if change is None:
         return text
-    return f"{text} ({change:+.1f})"
+    return f"{text} ({signed(change, 1)})"
 
 
 def scap_single_view(records: Sequence[Record]) -> str:
@@ -263,5 +263,5 @@ def scap_single_view(records: Sequence[Record]) -> str:
     gain = 100 * (repaired - broken) / images
     return pages.fill(
         f"Preset `paper` with one view, over {images:,} images ({streams} streams): "
-        f"{repaired:,} predictions become right and {broken:,} wrong, {gain:+.2f} points."
+        f"{repaired:,} predictions become right and {broken:,} wrong, {signed(gain)} points."
     )

@@ -11,7 +11,7 @@ from cliquetta.data.corruptions import CORRUPTIONS, parse_dataset_id
 from cliquetta.evaluation.comparison import Cell, average, compare, grouped
 from cliquetta.evaluation.grid import BASELINE
 from cliquetta.evaluation.record import Record, Run
-from cliquetta.evaluation.tables import TextTable, to_markdown
+from cliquetta.evaluation.tables import TextTable, signed, to_markdown
 from cliquetta.methods.registry import DEFAULT_METHOD, get_method
 from cliquetta.report import results_pages as pages
 
@@ -309,7 +309,7 @@ def _advice(rows: Mapping[str, BoardRow], column: str) -> str:
 
 
 def _some(gains: Mapping[str, float], names: Sequence[str]) -> str:
-    first = ", ".join(f"`{name}` ({gains[name]:+.1f})" for name in names[:NAMED])
+    first = ", ".join(f"`{name}` ({signed(gains[name], 1)})" for name in names[:NAMED])
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return f"{first}{more}" if names else "none"
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from html import escape
 from importlib.resources import files
 
+from cliquetta.evaluation.tables import decimal
 from cliquetta.report.style import Figure, to_svg
 
 
@@ -19,7 +20,7 @@ def number(value: float | None, digits: int = 2, *, signed: bool = False) -> str
     """A figure of a table; a dash where there is none."""
     if value is None or value != value:
         return "–"
-    return f"{value:{'+' if signed else ''}.{digits}f}".replace("-", "−")
+    return decimal(value, digits, signed=signed).replace("-", "−")
 
 
 def count(amount: int, noun: str, plural: str = "") -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from cliquetta.atomic import write_atomically
 from cliquetta.evaluation.record import Record, Run
 from cliquetta.model.attention import Kind
-from cliquetta.model.factory import MICRO, MICRO_NOTE
+from cliquetta.model.names import MICRO, MICRO_NOTE
 from cliquetta.report import sections as parts
 from cliquetta.report.curves import find_curves
 from cliquetta.report.embedding import How

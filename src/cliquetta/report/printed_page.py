@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cliquetta.evaluation.grid import BASELINE
 from cliquetta.evaluation.record import Record
-from cliquetta.evaluation.tables import TextTable, to_markdown
+from cliquetta.evaluation.tables import TextTable, signed, to_markdown
 from cliquetta.report import results_pages as pages
 
 PRINTED = "printed-imagenet.json"
@@ -213,14 +213,14 @@ def recorded_line(records: Sequence[Record]) -> str:
 def _with_error(value: float | None, error: float | None) -> str:
     if value is None or error is None:
         return pages.BLANK
-    return f"{value:+.2f} ± {error:.2f}"
+    return f"{signed(value)} ± {error:.2f}"
 
 
 def _far(distance: float | None) -> str:
     """Write a distance in standard errors, bold where it has to be explained."""
     if distance is None:
         return pages.BLANK
-    text = f"{distance:+.1f}"
+    text = signed(distance, 1)
     if abs(distance) > FAR:
         return f"**{text}**"
     return text

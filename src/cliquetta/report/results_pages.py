@@ -10,7 +10,7 @@ from cliquetta.errors import UserError
 from cliquetta.evaluation.comparison import Cell, Comparison, Overall, compare, grouped
 from cliquetta.evaluation.grid import BASELINE, grid_roles, packaged_grid
 from cliquetta.evaluation.record import Record, Run, unpack_records
-from cliquetta.evaluation.tables import TextTable, to_markdown
+from cliquetta.evaluation.tables import TextTable, signed, to_markdown
 from cliquetta.methods.registry import MethodEntry, get_method, method_entries
 
 GRIDS = {
@@ -123,7 +123,11 @@ def _headline_cells(setting: Setting, columns: Sequence[str], method: str) -> li
     if row.gain is None or row.worst is None:
         return [f"{row.mean:.2f}", BLANK, shown(clean.mean, ".1f")]
     left = None if clean.gain is None else round(clean.gain, 1) + 0.0
-    return [f"{row.mean:.2f} ({row.gain:+.2f})", f"{row.worst[0]:+.2f}", shown(left, "+.1f")]
+    return [
+        f"{row.mean:.2f} ({signed(row.gain)})",
+        signed(row.worst[0]),
+        shown(left, "+.1f"),
+    ]
 
 
 def insert_headline(text: str, table: str) -> str:
@@ -213,7 +217,7 @@ def _every_method(settings: Sequence[Setting], folder: Path) -> str:
         untouched = setting.table.overall(row.row, setting.columns(REPORT)).gain
         kind = _kind(get_method(method_of(row.row)))
         accuracy = shown(row.mean, ".2f") + ("" if row.sd is None else f" ± {row.sd:.2f}")
-        worst = BLANK if row.worst is None else f"{row.worst[0]:+.2f} ({short_id(row.worst[1])})"
+        worst = BLANK if row.worst is None else f"{signed(row.worst[0])} ({short_id(row.worst[1])})"
         gains = (_gain(row), shown(untouched, "+.2f"), worst)
         size = f"{row.datasets} × {row.images:,}"
         costs = (shown(row.ece, ".1f"), times(row.cost), size)
@@ -241,7 +245,7 @@ def _by_dataset(setting: Setting, *, overall: bool = False) -> list[str]:
 def _cell(cell: Cell | None) -> str:
     if cell is None or cell.mean is None:
         return BLANK
-    return f"{cell.mean:.1f}" + ("" if cell.gain is None else f" ({cell.gain:+.1f})")
+    return f"{cell.mean:.1f}" + ("" if cell.gain is None else f" ({signed(cell.gain, 1)})")
 
 
 def _ranking(settings: Sequence[Setting], kind: str) -> str:
@@ -249,7 +253,7 @@ def _ranking(settings: Sequence[Setting], kind: str) -> str:
     names = {e.name for e in method_entries() if _kind(e) == kind and e.name != BASELINE}
     ranked = _shared_gains(settings)
     ordered = sorted(ranked.items(), key=lambda item: -item[1])
-    shown = [f"`{name}` {gain:+.2f}" for name, gain in ordered if method_of(name) in names]
+    shown = [f"`{name}` {signed(gain)}" for name, gain in ordered if method_of(name) in names]
     rows = dict.fromkeys(row.row for setting in settings for row in setting.rows)
     others = [f"`{row}`" for row in rows if row not in ranked and method_of(row) in names]
     text = ", ".join(shown)
@@ -276,7 +280,7 @@ def _gain(row: Overall) -> str:
     if row.gain is None:
         return BLANK
     spread = "" if row.half_width is None else f" ± {row.half_width:.2f}"
-    return f"{row.gain:+.2f}{spread}" + ("" if row.p is None else f" (p {row.p:.2g})")
+    return f"{signed(row.gain)}{spread}" + ("" if row.p is None else f" (p {row.p:.2g})")
 
 
 def _kind(entry: MethodEntry) -> str:
@@ -301,7 +305,7 @@ def short_id(dataset: str) -> str:
 
 def shown(value: float | None, form: str) -> str:
     """A figure of a table; a dash where there is none."""
-    return BLANK if value is None else format(value, form)
+    return BLANK if value is None else format(round(value, int(form[-2])) + 0.0, form)
 
 
 def times(cost: float | None) -> str:

@@ -10,6 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from cliquetta.errors import UserError
 from cliquetta.model.checkpoints.local import save_model
 from cliquetta.model.checkpoints.state import CheckpointError, quantise_state
 from cliquetta.model.clip import CLIP
@@ -29,7 +30,7 @@ def test_paths_without_a_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     paths: list[Any] = ["./no.pt", "no.pt", "/no/such/folder", tmp_path / "empty", tmp_path]
     for path in (*paths, both, []):
-        with pytest.raises(CheckpointError):
+        with pytest.raises(UserError):
             create_model(path)
 
 

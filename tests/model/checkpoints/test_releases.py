@@ -1,7 +1,7 @@
 """The table of releases: what they were trained with, and their names in the list of models."""
 
 from cliquetta.model.checkpoints.releases import activation_of
-from cliquetta.model.factory import list_models
+from cliquetta.model.names import list_models
 
 
 def test_activation() -> None:

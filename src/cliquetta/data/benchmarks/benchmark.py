@@ -176,6 +176,14 @@ class Benchmark:
         )
         raise DataNotFoundError(message, list(lacks))
 
+    def require(self, root: Path | None, split: str | None = None) -> Path:
+        """Return the root if ``split`` is under it, in any layout; else say how to get it."""
+        if root is None:
+            reason = "is not part of the package: name its root directory with --root"
+            raise UserError(f"{self.id} {reason}. {self.get}")
+        self.find(root, split)
+        return root
+
     def read(self, root: Path, split: str | None = None) -> Listing:
         """The images of ``split`` with their labels."""
         layout, location = self.find(root, split)
@@ -190,10 +198,7 @@ class Benchmark:
 
     def build(self, root: Path | None, split: str | None, classes: Sequence[str] | None) -> Dataset:
         """The dataset; warns if it is incomplete. ``classes`` are for images without a list."""
-        if root is None:
-            reason = "is not part of the package: name its root directory with --root"
-            raise UserError(f"{self.id} {reason}. {self.get}")
-        listing = self.read(root, split)
+        listing = self.read(self.require(root, split), split)
         if not self.class_list and classes is None:
             reason = "has no classes of its own: it is for unknown images (--unknown)"
             raise NoClassNamesError(f"{self.id} {reason}")

@@ -26,23 +26,6 @@ PREPROCESS_FILE = "preprocessor_config.json"
 INDEX_FILE = "model.safetensors.index.json"
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 
-_SIGLIP_SIZES = {"base-patch16": (224, 256, 384, 512), "large-patch16": (256, 384)}
-_SIGLIP_SIZES |= {"so400m-patch14": (224, 384)}
-_SIGLIP_2_SIZES = {"base-patch32": (256,), "base-patch16": (224, 256, 384, 512)}
-_SIGLIP_2_SIZES |= {"large-patch16": (256, 384, 512), "so400m-patch14": (224, 384)}
-_SIGLIP_2_SIZES |= {"so400m-patch16": (256, 384, 512), "giant-opt-patch16": (256, 384)}
-_META = "facebook/metaclip-2-worldwide"
-RELEASES: Mapping[str, int] = {
-    **{f"google/siglip-{k}-{s}": s for k, sizes in _SIGLIP_SIZES.items() for s in sizes},
-    "google/siglip-base-patch16-256-multilingual": 256,
-    **{f"google/siglip2-{k}-{s}": s for k, sizes in _SIGLIP_2_SIZES.items() for s in sizes},
-    **{f"{_META}-{k}": 224 for k in ("s16", "m16", "b32", "b16", "l14", "huge-quickgelu", "giant")},
-    **{f"{_META}-{k}-384": 384 for k in ("b32", "b16")},
-    **{f"{_META}-{k}-378": 378 for k in ("huge", "giant")},
-    **{f"facebook/metaclip-2-mt5-worldwide-{k}": 224 for k in ("s16", "m16", "b32")},
-}
-"""Repositories of SigLIP, SigLIP 2 and MetaCLIP 2, with the side of the images that each takes."""
-
 _ACTIVATIONS: Mapping[str, Activation] = {
     "quick_gelu": "quick_gelu",
     "gelu": "gelu",

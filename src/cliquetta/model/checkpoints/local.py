@@ -27,11 +27,11 @@ from cliquetta.model.checkpoints.state import (
 )
 from cliquetta.model.clip import CLIP
 from cliquetta.model.config import Activation, CLIPConfig, ResNetConfig, TextConfig, VisionConfig
+from cliquetta.model.names import PICKLED
 from cliquetta.model.preprocess import Preprocess
 from cliquetta.tensor_file import pack_raw
 
 FORMAT = "cliquetta-clip"
-PICKLED = (".pt", ".pth", ".bin", ".ckpt")
 
 
 def from_files(

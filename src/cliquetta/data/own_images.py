@@ -1,0 +1,214 @@
+"""Check a folder, table or tar file of one's own images before anything is predicted."""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cliquetta.data.catalogue import FOLDER, get_dataset
+from cliquetta.data.dataset import Dataset, FileDataset
+from cliquetta.data.files import NoClassNamesError, same_name, walk_images
+from cliquetta.data.images import ImageError, open_image
+from cliquetta.data.remote import read_listed
+
+USUAL_SIDE = 224
+"""Side of the images that most CLIPs take."""
+_AHEAD = 64
+_PLACEHOLDER = ("image",)  # the class list of images whose classes nobody named
+
+OnImage = Callable[[int, int], None]  # how many images are opened, of how many
+
+
+@dataclass(frozen=True)
+class OwnImages:
+    """Findings on images of one's own."""
+
+    id: str
+    images: int
+    classes: Mapping[str, int]  # images per class, of labelled images; empty without labels
+    unused: Mapping[str, int] = field(default_factory=dict)  # other files in the folder, by kind
+    unreadable: Mapping[str, str] = field(default_factory=dict)  # name and reason
+    duplicates: tuple[tuple[str, str], ...] = ()  # pairs of files with the same content
+    contradictions: tuple[tuple[str, str], ...] = ()  # those of them in different classes
+    side: int = USUAL_SIDE  # the model's, which sizes are compared with
+    shortest: int = 0  # pixels of the shorter side: the smallest image
+    median: int = 0
+    smaller: tuple[str, ...] = ()  # images whose shorter side is below the model's
+    unlisted: tuple[str, ...] = ()  # classes of the images that the class list lacks
+    empty: tuple[str, ...] = ()  # names of the class list without an image
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What is wrong, one sentence each, with the remedy."""
+        return tuple(_problems(self))
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """What reading one image showed."""
+
+    digest: str = ""
+    side: int = 0
+    reason: str = ""  # why it cannot be read
+
+
+def examine_own(
+    id: str,
+    *,
+    classes: Sequence[str] | None = None,
+    side: int = USUAL_SIDE,
+    workers: int = 4,
+    on_image: OnImage | None = None,
+) -> OwnImages:
+    """Open every image of a folder, table or tar file, and compare its classes with a list.
+
+    Args:
+        id: ``folder:PATH``, ``csv:PATH`` or ``tar:PATH``.
+        classes: The class list that is to be predicted with, if it is known.
+        side: Side of the images that the model takes.
+        workers: Threads that open images.
+        on_image: Called after every image.
+
+    Returns:
+        The findings.
+
+    Raises:
+        UserError: There is no such data, or its layout cannot be read at all.
+
+    """
+    from cliquetta.data.workers import map_ahead
+
+    dataset = _open_dataset(id, classes)
+    results = map_ahead(_Reader(dataset), range(len(dataset)), workers=workers, ahead=_AHEAD)
+    opened: list[_Opened] = []
+    for result in results:
+        opened.append(result)
+        if on_image is not None:
+            on_image(len(opened), len(dataset))
+    pairs = list(_equal_pairs(opened))
+    keys = dataset.keys
+    stated = _stated_classes(dataset)
+    counts = Counter(name for name in stated if name is not None)
+    sides = [one.side for one in opened if not one.reason]
+    listed = {same_name(name) for name in classes or ()}
+    found = {same_name(name) for name in counts}
+    return OwnImages(
+        id=id,
+        images=len(dataset),
+        classes=dict(counts),
+        unused=_unused_files(id),
+        unreadable={keys[row]: one.reason for row, one in enumerate(opened) if one.reason},
+        duplicates=tuple((keys[first], keys[second]) for first, second in pairs),
+        contradictions=tuple(
+            (keys[first], keys[second])
+            for first, second in pairs
+            if stated[first] != stated[second]
+        ),
+        side=side,
+        shortest=min(sides, default=0),
+        median=int(statistics.median(sides)) if sides else 0,
+        smaller=tuple(keys[row] for row, one in enumerate(opened) if 0 < one.side < side),
+        unlisted=tuple(name for name in counts if listed and same_name(name) not in listed),
+        empty=tuple(name for name in classes or () if counts and same_name(name) not in found),
+    )
+
+
+def _open_dataset(id: str, classes: Sequence[str] | None) -> Dataset:
+    """Open the images with the classes that they state; without these with the list's."""
+    try:
+        return get_dataset(id)
+    except NoClassNamesError:
+        return get_dataset(id, classes=tuple(classes or _PLACEHOLDER))
+
+
+def _stated_classes(dataset: Dataset) -> list[str | None]:
+    """Return the class of every image; ``None`` where nothing is stated."""
+    if dataset.labels is None or dataset.names == _PLACEHOLDER:
+        return [None] * len(dataset)
+    return [dataset.names[label] if label >= 0 else None for label in dataset.labels.tolist()]
+
+
+def _unused_files(id: str) -> dict[str, int]:
+    """Count the files of a folder that are no images, by kind."""
+    unused: Counter[str] = Counter()
+    if id.startswith(FOLDER):
+        folder = Path(id.removeprefix(FOLDER)).expanduser()
+        for _ in walk_images(folder, unused):
+            pass
+    return dict(unused)
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reads image after image of a dataset, as threads ask for them."""
+
+    dataset: Dataset
+
+    def __call__(self, row: int) -> _Opened:
+        try:
+            if isinstance(self.dataset, FileDataset):
+                data = read_listed(self.dataset.paths[row], self.dataset.members[row])
+                image = open_image(data)
+            else:
+                image = self.dataset.load(row)
+                data = image.tobytes()
+        except ImageError as error:
+            return _Opened(reason=error.reason)
+        return _Opened(hashlib.sha256(data).hexdigest(), min(image.size))
+
+
+def _equal_pairs(opened: Sequence[_Opened]) -> Iterator[tuple[int, int]]:
+    """Yield the first of each set of equal files with every other one."""
+    rows_by_digest: dict[str, list[int]] = defaultdict(list)
+    for row, one in enumerate(opened):
+        if not one.reason:
+            rows_by_digest[one.digest].append(row)
+    for first, *others in rows_by_digest.values():
+        for other in others:
+            yield first, other
+
+
+def _problems(found: OwnImages) -> Iterator[str]:
+    """Describe what should be mended before anything is measured on these images."""
+    if found.unreadable:
+        name, reason = next(iter(found.unreadable.items()))
+        count = len(found.unreadable)
+        yield f"{count:,} of {found.images:,} cannot be read, such as {name}: {reason}"
+    if found.contradictions:
+        first, second = found.contradictions[0]
+        yield (
+            f"{len(found.contradictions):,} images are in two classes, such as {first} and "
+            f"{second}: keep one of each"
+        )
+    repeated = len(found.duplicates) - len(found.contradictions)
+    if repeated:
+        same = set(found.duplicates) - set(found.contradictions)
+        first, second = min(same)
+        yield f"{repeated:,} files repeat another one, such as {first} and {second}: delete these"
+    if found.smaller:
+        yield (
+            f"{len(found.smaller):,} of {found.images:,} have a shorter side below the model's "
+            f"{found.side} pixels, such as {found.smaller[0]}: they are enlarged, and predicted "
+            "less well"
+        )
+    if found.unlisted:
+        names = ", ".join(repr(name) for name in found.unlisted[:5])
+        yield (
+            f"classes that the list lacks: {names}; rename the folders or give these names with "
+            "--classes"
+        )
+    if found.empty:
+        names = ", ".join(repr(name) for name in found.empty[:5])
+        yield f"names of the list without an image: {names}; say whether they may occur"
+    if found.classes:
+        rarest = min(found.classes, key=lambda name: found.classes[name])
+        commonest = max(found.classes, key=lambda name: found.classes[name])
+        if found.classes[commonest] >= 10 * found.classes[rarest]:
+            yield (
+                f"{commonest!r} has {found.classes[commonest]:,} images and {rarest!r} "
+                f"{found.classes[rarest]:,}: read the accuracy per class, not only the mean"
+            )

@@ -1,0 +1,30 @@
+"""Grid files that come with the package, found without importing torch."""
+
+from importlib.resources import files
+from pathlib import Path
+
+from cliquetta.errors import UnknownNameError
+
+
+def packaged_grid(name: str) -> Path:
+    """Return the path of a grid file of the package, whether or not there is one of that name."""
+    return Path(str(files("cliquetta.evaluation").joinpath(f"data/grids/{name}.json")))
+
+
+def find_grid(given: Path) -> Path:
+    """Return the file of a grid.
+
+    Args:
+        given: A path, or the name of a grid that comes with the package.
+
+    Raises:
+        UnknownNameError: It is neither.
+
+    """
+    if given.exists():
+        return given
+    packaged = packaged_grid(given.name)
+    if not packaged.exists():
+        known = [path.stem for path in packaged.parent.glob("*.json")]
+        raise UnknownNameError("grid, and no file", str(given), known)
+    return packaged
