@@ -45,7 +45,7 @@ def pipeline(
     seed: int = 0,
     batch_size: int = 64,
     reject: float | None = None,
-    calibrate: bool | None = None,
+    calibrate: bool = False,
     allow_urls: bool = False,
     url_seconds: float = 10.0,
     url_bytes: int = 2**25,
@@ -71,8 +71,7 @@ def pipeline(
         batch_size: Images that are predicted, and learned from, at once.
         reject: Name images of none of the labels: how many of them to look for, such as 0.9.
             Results then have ``rejected`` and ``rejection_score``.
-        calibrate: Scale scores by a temperature that the images set without labels; by default
-            for methods where that costs nothing (``domain_norm``).
+        calibrate: Scale scores by a temperature that the images set without labels.
         allow_urls: Fetch images that are named by an ``http(s)`` URL.
         url_seconds: Time that one of these may take.
         url_bytes: Size that one of these may have.
@@ -184,7 +183,7 @@ class ZeroShotImageClassification:
     batch_size: int
     url_limits: Mapping[str, Any] | None
     reject: float | None
-    calibrate: bool | None
+    calibrate: bool
     adapter: Adapter | None = field(default=None, init=False)
     """The method with its class list; ``None`` before the first call."""
     images_seen: int = field(default=0, init=False)

@@ -132,13 +132,11 @@ def predict(
         "look for, between 0 and 1, such as 0.9.",
     ] = None,
     calibrate: Annotated[
-        bool | None,
+        bool,
         typer.Option(
-            help="Scale probabilities by a temperature that needs no labels. (default: for "
-            "domain_norm, where it costs nothing; not with --frozen)",
-            show_default=False,
+            "--calibrate", help="Scale probabilities by a temperature that needs no labels."
         ),
-    ] = None,
+    ] = False,
     state: Annotated[
         Path | None, "File of the adapted state: continued from if it exists, then saved."
     ] = None,
@@ -216,7 +214,7 @@ def predict(
         all_probabilities=probabilities,
         multi_label=multi_label,
         reject=reject,
-        calibrate=bool(calibrate) if frozen else calibrate,
+        calibrate=calibrate,
         workers=workers,
         decode=decode,
         state=None if frozen else state,

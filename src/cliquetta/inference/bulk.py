@@ -60,7 +60,7 @@ def predict(
     all_probabilities: bool = False,
     multi_label: float | None = None,
     reject: float | None = None,
-    calibrate: bool | None = None,
+    calibrate: bool = False,
     channel_order: ChannelOrder = "rgb",
     workers: int | None = None,
     decode: Decode = "exact",
@@ -118,8 +118,7 @@ def predict(
             0.9 is a good start. The limit comes from the images themselves, without labels, and
             is a part of ``state``.
         calibrate: Scale probabilities by a temperature that the stream sets without labels; it is
-            a part of ``state``, too. By default for methods where it costs nothing
-            (``domain_norm``), so that one threshold serves first and later images.
+            a part of ``state``, too, and costs a plain pass per image.
         channel_order: Of arrays and uint8 tensors: ``bgr`` for images that OpenCV has read.
         workers: Processes that decode files; threads for images in memory, for fewer than a
             thousand files, and where no process can be started. 0 decodes in this thread; by

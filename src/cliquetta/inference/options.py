@@ -36,7 +36,7 @@ class PredictOptions:
     all_probabilities: bool = False
     multi_label: float | None = None
     reject: float | None = None
-    calibrate: bool | None = None
+    calibrate: bool = False
     channel_order: ChannelOrder = "rgb"
     workers: int | None = None
     decode: Decode = "exact"
@@ -115,9 +115,9 @@ class PredictOptions:
         return None if self.state is None else Path(self.state)
 
     @property
-    def calibration(self) -> bool | None:
+    def calibration(self) -> bool:
         """Whether probabilities are calibrated; those of several labels never are."""
-        return self.calibrate if self.multi_label is None else False
+        return self.calibrate and self.multi_label is None
 
     @property
     def label_source(self) -> str | None:
