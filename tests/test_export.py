@@ -111,7 +111,6 @@ def test_frozen_domain_weighs_as_written() -> None:
         torch.testing.assert_close(logits, expected, atol=FEATURE, rtol=0)
 
 
-
 def test_fresh_domain_is_zero_shot() -> None:
     model, images = build_model(0), make_batches(4, 1, 8)[0]
     plain, fresh = (

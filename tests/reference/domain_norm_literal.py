@@ -90,7 +90,7 @@ class Domain:
         self.steps = self.images = self.due = self.last_used = 0
         self.T = 1.0
         self.key = Key(0, np.zeros(F), np.zeros(F))
-        self.n, self.confidence, self.squares = 0, 0.0, 0.0
+        self.n, self.confidence, self.squares, self.recent_squares = 0, 0.0, 0.0, 0.0
         self.mass, self.debiased, self.recent, self.plain = (np.zeros(N) for _ in range(4))
         self.hub = -1
         self.hub_logits: list[tuple[float, Array]] = []
@@ -201,8 +201,10 @@ class LiteralDomainNorm:
             return None
         self.assign(batch)
         domain.recent = domain.recent * 0.5 ** (len(batch) / 16)
+        domain.recent_squares *= 0.5 ** (len(batch) / 16)
         for image in batch:
             domain.recent = domain.recent + image.z
+            domain.recent_squares += (image.z**2).sum()
         domain.images += len(batch)
         domain.due += len(batch)
         prior = self.prior(domain)
@@ -249,6 +251,7 @@ class LiteralDomainNorm:
             domain.B = domain.B + (1 - x) ** 4 * y
         q = self.debiased(a, domain.A, domain.B)
         domain.recent = domain.recent * 0.5 ** (len(batch) / 16)
+        domain.recent_squares *= 0.5 ** (len(batch) / 16)
         for image, x in zip(batch, q, strict=True):
             domain.n += 1
             domain.mass = domain.mass + image.z
@@ -256,6 +259,7 @@ class LiteralDomainNorm:
             domain.debiased = domain.debiased + x
             domain.squares += (x**2).sum()
             domain.recent = domain.recent + x
+            domain.recent_squares += (x**2).sum()
             domain.plain[image.z.argmax()] += 1
         hub = int(domain.plain.argmax())
         if hub != domain.hub:
@@ -277,7 +281,10 @@ class LiteralDomainNorm:
         n_r = domain.recent.sum()
         nu_r = frequencies(domain.recent, n_r)
         K = N * min(e, 1.0)
-        r = clip((1 - evenness(nu_r) / (expected_evenness(n_r, w, K) * K / N)) / 0.3)  # Eq. 10
+        w_r = max(domain.recent_squares / n_r - 1 / N, 1e-4)
+        fewer = 1 - evenness(nu_r) / (expected_evenness(n_r, w_r, K) * K / N)  # Eq. 10
+        more = evenness(nu_r) / evenness(frequencies(n_r * pi, n_r)) - 1
+        r = clip(max(fewer, more) / 0.3)
         return Prior(m, pi, beta + (1 - beta) * rho, r, pi ** (1 - r) * nu_r**r)
 
     def chance(self, n: float, w: float) -> float:

@@ -45,6 +45,7 @@ def no_counts(classes: int = N) -> Counts:
         debiased=per_class,
         concentration=zero,
         recent=per_class,
+        recent_concentration=zero,
     )
 
 
@@ -76,7 +77,7 @@ def prior_of(labels: Tensor, classes: int, *, batch: int, sure: float = 1.0) -> 
     for part in labels.split(batch):
         q = torch.full((len(part), classes), rest, dtype=torch.float64)
         q[torch.arange(len(part)), part] = sure
-        recent = counts.recent * 0.5 ** (len(part) / config.recent_images)
+        kept = 0.5 ** (len(part) / config.recent_images)
         counts = counts._replace(
             images=counts.images + len(part),
             confidence=counts.confidence + sure * len(part),
@@ -84,7 +85,8 @@ def prior_of(labels: Tensor, classes: int, *, batch: int, sure: float = 1.0) -> 
             classes=counts.classes + part.bincount(minlength=classes),
             debiased=counts.debiased + q.sum(dim=0),
             concentration=counts.concentration + q.square().sum(),
-            recent=recent + q.sum(dim=0),
+            recent=kept * counts.recent + q.sum(dim=0),
+            recent_concentration=kept * counts.recent_concentration + q.square().sum(),
         )
         priors.append(class_prior(counts, config))
     return priors

@@ -137,6 +137,7 @@ def _merge_domain(
     added = _added(members, starts)
     every = [member.now.counts for member in members]
     recent = torch.stack([one.recent for one in every])
+    squares = torch.stack([one.recent_concentration for one in every])
     # Moments are of the most predicted class: those of another class are void.
     top = added.counts.classes.argmax()
     alike = [one.moments for one in every if one.classes.argmax() == top]
@@ -146,7 +147,11 @@ def _merge_domain(
         norms=_merge_norms(members, fresh.norms, config),
         temperature=temperatures.log().mean().exp(),
         key=key,
-        counts=added.counts._replace(recent=recent.mean(dim=0), moments=moments),
+        counts=added.counts._replace(
+            recent=recent.mean(dim=0),
+            recent_concentration=squares.mean(dim=0),
+            moments=moments,
+        ),
         due=torch.stack([member.now.due for member in members]).amax(dim=0),
         last_used=torch.tensor(1 + int(1000 * age)),
     )

@@ -58,7 +58,7 @@ def count(counts: Counts, zero_shot: Tensor, config: DomainNormConfig) -> Counts
     powers = torch.stack([torch.ones_like(a), a, a.square(), a.pow(3)])  # (4, b, N)
     moments = (zero_shot.index_select(1, top) * powers).sum(dim=1)
 
-    return counts._replace(
+    return count_recent(counts, q, config)._replace(
         images=counts.images + len(q),
         confidence=counts.confidence + zero_shot.amax(dim=1).sum(),
         marginal=counts.marginal + zero_shot.sum(dim=0),
@@ -68,26 +68,23 @@ def count(counts: Counts, zero_shot: Tensor, config: DomainNormConfig) -> Counts
         absent_logits=absent_logits,
         debiased=counts.debiased + q.sum(dim=0),
         concentration=counts.concentration + q.square().sum(),
-        recent=fade(counts.recent, q, config),
     )
 
 
-def count_recent(counts: Counts, p: Tensor, config: DomainNormConfig) -> Counts:
-    """Add predictions (b, N) of images that are not learned from to the recent ones alone."""
-    return counts._replace(recent=fade(counts.recent, p, config))
+def count_recent(counts: Counts, q: Tensor, config: DomainNormConfig) -> Counts:
+    """Add predictions q (b, N) to the recent ones, which fade, Eq. 10."""
+    kept = 0.0
+    if config.recent_images > 0:
+        kept = 0.5 ** (len(q) / config.recent_images)
+    return counts._replace(
+        recent=kept * counts.recent + q.sum(dim=0),
+        recent_concentration=kept * counts.recent_concentration + q.square().sum(),
+    )
 
 
 def count_classes(p: Tensor) -> Tensor:
     """Count images (N,) by predicted class; unlike ``bincount`` it does not wait for a GPU."""
     return torch.zeros_like(p[0]).scatter_add(0, p.argmax(dim=1), torch.ones_like(p[:, 0]))
-
-
-def fade(recent: Tensor, q: Tensor, config: DomainNormConfig) -> Tensor:
-    """Let the recent sum R (N,) fade by a batch of predictions (b, N), and add these."""
-    if config.recent_images == 0:
-        return q.sum(dim=0)
-    kept: float = 0.5 ** (len(q) / config.recent_images)
-    return recent * kept + q.sum(dim=0)
 
 
 def remove_background(a: Tensor, absence: Tensor, absent_logits: Tensor) -> Tensor:
@@ -109,7 +106,7 @@ def class_prior(counts: Counts, config: DomainNormConfig) -> ClassPrior:
 
     # The debiased frequencies, as far as they are more uneven than bias leaves them.
     confidence = counts.confidence / n
-    weight = (counts.concentration / n - 1 / classes).clamp_min(1e-4)  # w of a draw
+    weight = draw_weight(counts.concentration / n, classes)
     nu = frequencies(counts.debiased, counts.images)
     relative, chance = relative_evenness(nu, n, weight)
     belief = ramp(evenness_limit(confidence, config) - relative * chance, BAND)
@@ -126,6 +123,7 @@ def class_prior(counts: Counts, config: DomainNormConfig) -> ClassPrior:
     present = classes * relative.clamp_max(1.0)
     recent_images = counts.recent.sum()
     recent = frequencies(counts.recent, recent_images)
+    weight = draw_weight(counts.recent_concentration / recent_images.clamp_min(1e-6), classes)
     expected = expected_evenness(recent_images, weight, present) * present / classes
     of_domain = evenness(frequencies(recent_images * log_prior.exp(), recent_images))
     fewer = 1 - evenness(recent) / expected
@@ -172,6 +170,11 @@ def relative_evenness(nu: Tensor, images: Tensor, weight: Tensor) -> tuple[Tenso
     ratio = evenness(nu) / expected_evenness(images, weight, classes)
     deviation = weight * ((classes - 1) / 2) ** 0.5 / images
     return ratio, (CHANCE * deviation).exp()
+
+
+def draw_weight(concentration: Tensor, classes: int) -> Tensor:
+    """Compute the weight w () of a draw from the mean of |q|², Eq. 7."""
+    return (concentration - 1 / classes).clamp_min(1e-4)
 
 
 def frequencies(mass: Tensor, images: Tensor) -> Tensor:

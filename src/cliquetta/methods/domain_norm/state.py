@@ -69,6 +69,7 @@ class Counts(NamedTuple):
     debiased: Tensor  # C = Σ q (N,), predictions without background
     concentration: Tensor  # Σ |q|², 1 per image if predictions were certain
     recent: Tensor  # R (N,), sum of q that fades with every image
+    recent_concentration: Tensor  # sum of |q|² that fades alike
 
 
 class Domain(NamedTuple):
@@ -127,6 +128,7 @@ def start_domain(network: Network) -> Domain:
         debiased=per_class,
         concentration=zero,
         recent=per_class,
+        recent_concentration=zero,
     )
     norms = AdamState(
         values=network.theta,
