@@ -18,7 +18,6 @@ from cliquetta.evaluation.evidence_log import (
 )
 from cliquetta.evaluation.predictions import load_predictions
 from cliquetta.evaluation.runner import evaluate
-from cliquetta.methods.domain_norm.health import ADVICE
 from cliquetta.methods.registry import create_method, method_config
 from cliquetta.model.attention import class_attention
 from cliquetta.model.clip import CLIP
@@ -114,11 +113,9 @@ def test_domain_prompts_leave_a_line_about_every_batch(run: Any) -> None:
     evidence = load_evidence(run("domain_norm")[0])
     for line, batch in zip(evidence.counts, evidence.batches, strict=True):
         assert line["images"] == len(batch.keys) == 10 and line["domain"] in range(4)
-        assert 0 <= line["belief"] <= 1 and 0 < line["step_size"] <= 1
-        assert line["verdict"] in ADVICE and line["abstained"] == 0
-    options = {"prior": "zero-shot", "uncertainty_scale": 0.0}
-    believing = load_evidence(run("domain_norm", options)[0])
-    assert {(line["belief"], line["step_size"]) for line in believing.counts} == {(1.0, 1.0)}
+        assert 0 <= line["belief"] <= 1 and 0 <= line["changed"] <= 1
+    uniform = load_evidence(run("domain_norm", {"prior": "uniform"})[0])
+    assert {(line["belief"], line["burst"]) for line in uniform.counts} == {(0.0, 0.0)}
 
 
 def test_maps_begin_with_plain_attention_and_end_with_all_prompts(

@@ -91,7 +91,9 @@ class Domain:
         self.T = 1.0
         self.key = Key(0, np.zeros(F), np.zeros(F))
         self.n, self.confidence, self.squares = 0, 0.0, 0.0
-        self.mass, self.debiased, self.recent = (np.zeros(N) for _ in range(3))
+        self.mass, self.debiased, self.recent, self.plain = (np.zeros(N) for _ in range(4))
+        self.hub = -1
+        self.hub_logits: list[tuple[float, Array]] = []
         self.A, self.B = np.zeros(N), np.zeros(N)
 
 
@@ -184,7 +186,7 @@ class LiteralDomainNorm:
         prior = self.count(domain, batch)
         self.learn(domain, batch, prior)
         output = np.zeros((len(images), self.N))
-        for image in batch:  # Eq. 12
+        for image in batch:  # Eq. 13
             p = softmax(self.tau * self.T @ image.adapted / domain.T)
             output[image.row] = p * prior.weights / (p * prior.weights).sum()
         return np.log(output)
@@ -254,22 +256,52 @@ class LiteralDomainNorm:
             domain.debiased = domain.debiased + x
             domain.squares += (x**2).sum()
             domain.recent = domain.recent + x
+            domain.plain[image.z.argmax()] += 1
+        hub = int(domain.plain.argmax())
+        if hub != domain.hub:
+            domain.hub, domain.hub_logits = hub, []
+        domain.hub_logits += [(image.z[hub], y) for image, y in zip(batch, a, strict=True)]
         return self.prior(domain)
 
     def prior(self, domain: Domain) -> Prior:
         n, N, c, m = domain.n, self.N, domain.confidence / domain.n, domain.mass / domain.n
         nu = frequencies(domain.debiased, n)  # Eq. 6
         w = max(domain.squares / n - 1 / N, 1e-4)
-        e = evenness(nu) / expected_evenness(n, w, N)
-        chance = math.exp(4 * w * math.sqrt((N - 1) / 2) / n)
+        e = evenness(nu) / expected_evenness(n, w, N)  # Eq. 7
         limit = 0.72 + 0.2 * clip((c - 0.5) / 0.4)  # Eq. 8
-        beta = clip((limit - e * chance) / 0.1 + 0.5)
-        pi = nu**beta / (nu**beta).sum()
+        beta = clip((limit - e * self.chance(n, w)) / 0.1 + 0.5)
+        rho = self.few(domain, c)
+        plain = frequencies(domain.plain, n)
+        pi = nu ** (beta * (1 - rho)) * plain**rho
+        pi = pi / pi.sum()
         n_r = domain.recent.sum()
         nu_r = frequencies(domain.recent, n_r)
         K = N * min(e, 1.0)
-        r = clip((1 - evenness(nu_r) / (expected_evenness(n_r, w, K) * K / N)) / 0.3)  # Eq. 9
-        return Prior(m, pi, beta, r, pi ** (1 - r) * nu_r**r)
+        r = clip((1 - evenness(nu_r) / (expected_evenness(n_r, w, K) * K / N)) / 0.3)  # Eq. 10
+        return Prior(m, pi, beta + (1 - beta) * rho, r, pi ** (1 - r) * nu_r**r)
+
+    def chance(self, n: float, w: float) -> float:
+        return math.exp(4 * w * math.sqrt((self.N - 1) / 2) / n)
+
+    def few(self, domain: Domain, c: float) -> float:  # Eq. 9
+        n, w = domain.n, 1 - 1 / self.N
+        plain = frequencies(domain.plain, n)
+        e = evenness(plain) / expected_evenness(n, w, self.N)
+        few = clip((0.3 - e * self.chance(n, w)) / 0.1 + 0.5)
+        hub = clip((self.skewness(domain) - 0.6) / 0.2 + 0.5)
+        return clip((c - 0.6) / 0.1 + 0.5) * few * (1 - hub)
+
+    def skewness(self, domain: Domain) -> float:
+        weights = np.array([weight for weight, _ in domain.hub_logits])
+        logits = np.stack([y for _, y in domain.hub_logits])
+        actual = []
+        for n in range(self.N):
+            if n != domain.hub:
+                mean = np.average(logits[:, n], weights=weights)
+                variance = np.average((logits[:, n] - mean) ** 2, weights=weights)
+                third = np.average((logits[:, n] - mean) ** 3, weights=weights)
+                actual.append(third / max(variance, 1e-6) ** 1.5)
+        return float(np.mean(actual))
 
     def learn(self, domain: Domain, batch: list[Image], prior: Prior) -> None:
         young, waiting = domain.images < 4 * self.W, []
@@ -298,7 +330,7 @@ class LiteralDomainNorm:
 
     def descend(self, domain: Domain, images: list[Image], prior: Prior) -> dict[int, Array]:
         k = len(images)
-        t = np.mean([image.z for image in images], axis=0) * prior.pi / prior.m  # Eq. 10
+        t = np.mean([image.z for image in images], axis=0) * prior.pi / prior.m  # Eq. 11
         t = t / t.sum()
         theta = torch.from_numpy(domain.theta).requires_grad_()
         features = self.features(theta, torch.stack([image.hidden for image in images]))
@@ -309,7 +341,7 @@ class LiteralDomainNorm:
         g = torch.autograd.grad(loss, theta)[0].numpy()
         domain.steps += 1
         i = domain.steps
-        rate = self.lr * max(i**-0.5, 0.25) * k / self.W  # Eq. 11
+        rate = self.lr * max(i**-0.5, 0.25) * k / self.W  # Eq. 12
         domain.first = 0.9 * domain.first + 0.1 * g
         domain.second = 0.999 * domain.second + 0.001 * g**2
         first, second = domain.first / (1 - 0.9**i), domain.second / (1 - 0.999**i)
@@ -318,7 +350,7 @@ class LiteralDomainNorm:
         domain.T = self.temperature(actual, float(np.mean([x.z.max() for x in images])))
         return {id(x): f for x, f in zip(images, actual, strict=True)}
 
-    def temperature(self, features: Array, confidence: float) -> float:  # Eq. 12
+    def temperature(self, features: Array, confidence: float) -> float:  # Eq. 13
         low, high = math.log(0.2), math.log(8.0)
         for _ in range(14):
             middle = (low + high) / 2
@@ -342,7 +374,7 @@ class Late(torch.nn.Module):
         return actual
 
 
-def arranged(images: list[Image]) -> list[Image]:  # Eq. 3
+def arranged(images: list[Image]) -> list[Image]:
     ranked = sorted(images, key=lambda image: image.z.max())
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     return [ranked[position] for position in order.tolist()]

@@ -55,18 +55,15 @@ def _domains_in_words(evidence: Evidence) -> str:
     lines = [line for line in evidence.counts if "domain" in line]
     if not lines:
         return ""
-    size, believed, changed = (
-        100 * mean(float(line[key]) for line in lines) for key in ("step_size", "belief", "changed")
-    )
+    # Between the steps of a settled domain nothing is compared with zero-shot predictions.
+    compared = [float(line["changed"]) for line in lines if "changed" in line]
+    belief = mean(float(line["belief"]) for line in lines)
     domains = len({line["domain"] for line in lines})
     text = (
         f"{count(len(lines), 'batch', 'batches')} with the LayerNorms of "
-        f"{count(domains, 'domain')}. On average, plain "
-        f"CLIP's uncertainty allowed {size:.0f} % of a full step of learning, its shares of the "
-        f"classes were believed to {believed:.0f} %; the rest was attributed to bias. "
-        f"{changed:.0f} % of its predictions were changed. Collapsed LayerNorms restarted: "
-        f"{lines[-1]['restarts']}. Images left to zero-shot CLIP (abstained): "
-        f"{lines[-1].get('abstained', 0)}. Verdict without labels: {lines[-1]['verdict']}."
+        f"{count(domains, 'domain')}. Weight of the class prior, on average: "
+        f"{100 * belief:.0f} %. Predictions that differ from zero-shot CLIP's: "
+        f"{100 * mean(compared):.0f} %."
     )
     return f"<p>{esc(text)}</p>"
 

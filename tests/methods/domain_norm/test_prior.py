@@ -38,6 +38,8 @@ def no_counts(classes: int = N) -> Counts:
         images=zero,
         confidence=zero,
         marginal=per_class,
+        classes=per_class,
+        moments=torch.zeros(4, classes, dtype=torch.float64),
         absence=per_class,
         absent_logits=per_class,
         debiased=per_class,
@@ -79,6 +81,7 @@ def prior_of(labels: Tensor, classes: int, *, batch: int, sure: float = 1.0) -> 
             images=counts.images + len(part),
             confidence=counts.confidence + sure * len(part),
             marginal=counts.marginal + q.sum(dim=0),
+            classes=counts.classes + part.bincount(minlength=classes),
             debiased=counts.debiased + q.sum(dim=0),
             concentration=counts.concentration + q.square().sum(),
             recent=recent + q.sum(dim=0),
@@ -182,13 +185,23 @@ def test_a_hub_is_not_mistaken_for_a_class_that_occurs() -> None:
     labels = torch.randint(0, N, (512,), generator=torch.Generator().manual_seed(1))
     hub = draw(labels, 5.5 * torch.eye(N)[3], gap=4.0)
     few = draw(torch.full((512,), 3), gap=5.5)
-    for predictions, occurs in ((hub, False), (few, True)):
+    for predictions, occurs in ((hub, False), (few, True), (few[:64], True)):
         counts = counted(predictions, DomainNormConfig())[-1]
         assert (class_prior(counts, DomainNormConfig()).prior[3] > 0.5) == occurs
 
 
 def test_a_stream_of_one_class_is_not_mistaken_for_biased() -> None:
     assert float(estimate(draw(torch.full((256,), 4), gap=7.0))[4]) > 0.9
+
+
+def test_few_classes_of_a_long_stream_are_believed_where_predictions_are_sure() -> None:
+    """With every image the background of a class that is always there looks more like bias."""
+    config = DomainNormConfig()
+    counts = counted(draw(torch.full((512,), 4), gap=4.0), config)[-1]
+    assert float(counts.confidence / counts.images) > 0.75
+    assert float(class_prior(counts, config).prior[4]) > 0.9
+    unsure = counts._replace(confidence=0.5 * counts.images)
+    assert float(class_prior(unsure, config).prior[4]) < 0.3
 
 
 def test_streams_of_every_kind_have_the_prior_of_the_page() -> None:

@@ -31,7 +31,7 @@ Members = list[tuple[int, int]]
 
 def ranges(domains: int) -> dict[str, Range]:
     """List the ranges of the tensors of a state, by the endings of their paths."""
-    signed = {"absent_logits"}
+    signed = {"absent_logits", "moments"}
     sums = [f"counts.{name}" for name in Counts._fields if name not in signed]
     positive = (*sums, "norms.second", "key.images", "key.scatter")
     return {
@@ -135,13 +135,18 @@ def _merge_domain(
     for other in keys[1:]:
         key = merge_keys(key, other)
     added = _added(members, starts)
-    recent = torch.stack([member.now.counts.recent for member in members])
+    every = [member.now.counts for member in members]
+    recent = torch.stack([one.recent for one in every])
+    # Moments are of the most predicted class: those of another class are void.
+    top = added.counts.classes.argmax()
+    alike = [one.moments for one in every if one.classes.argmax() == top]
+    moments = sum(alike, start=torch.zeros_like(every[0].moments))
     temperatures = torch.stack([member.now.temperature for member in members])
     return added._replace(
         norms=_merge_norms(members, fresh.norms, config),
         temperature=temperatures.log().mean().exp(),
         key=key,
-        counts=added.counts._replace(recent=recent.mean(dim=0)),
+        counts=added.counts._replace(recent=recent.mean(dim=0), moments=moments),
         due=torch.stack([member.now.due for member in members]).amax(dim=0),
         last_used=torch.tensor(1 + int(1000 * age)),
     )

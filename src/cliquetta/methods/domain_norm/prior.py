@@ -1,4 +1,4 @@
-"""Which classes occur in a domain, and how far that is believed (Eq. 5 to 9).
+"""Which classes occur in a domain, and how far that is believed (Eq. 5 to 10).
 
 Bias, too, makes predictions bunch on few classes. It raises a class's background, the logit that
 it gets where it is absent; frequency does not. And few images of many classes look uneven by
@@ -18,10 +18,14 @@ SHARPNESS = 2.0  # of the debiased predictions, Eq. 5
 FOCUS = 4  # power of absence, Eq. 5
 DRAWS = 256  # terms of the sum in Eq. 7 ...
 MOST_DRAWS = 100.0  # ... and draws per class beyond which their number no longer matters
-CHANCE = 4.0  # standard deviations by which evenness may fall short by chance, Eq. 8
-BAND = 0.1  # width over which belief rises, Eq. 8
+CHANCE = 4.0  # standard deviations by which evenness may fall short by chance, Eq. 7
+BAND = 0.1  # width over which belief rises, Eq. 8 and 9
 UNSURE, SURE = 0.5, 0.9  # mean confidences at the two limits of evenness, Eq. 8
-BURST = 0.3  # share of the expected evenness that a full burst lacks, Eq. 9
+CONFIDENT = 0.6  # mean confidence from which few predicted classes are believed, Eq. 9
+FEW = 0.3  # relative evenness of predicted classes that are few, Eq. 9
+HUB = 0.6  # skewness of a hub, Eq. 9 ...
+HUB_BAND = 0.2  # ... and the width over which it becomes one
+BURST = 0.3  # share of the expected evenness that a full burst lacks, Eq. 10
 
 
 class ClassPrior(NamedTuple):
@@ -29,13 +33,13 @@ class ClassPrior(NamedTuple):
 
     marginal: Tensor  # m (N,), mean zero-shot prediction
     prior: Tensor  # π (N,)
-    log_weights: Tensor  # (N,), logarithms of the weights of predictions, Eq. 9
-    belief: Tensor  # β, 0 to 1
+    log_weights: Tensor  # (N,), logarithms of the weights of predictions, Eq. 10
+    belief: Tensor  # how far frequencies are believed, β + (1 - β) ρ
     burst: Tensor  # r, 0 to 1
 
 
 def count(counts: Counts, zero_shot: Tensor, config: DomainNormConfig) -> Counts:
-    """Add the zero-shot predictions z (b, N) of a batch, Eq. 5."""
+    """Add the zero-shot predictions z (b, N) of a batch, Eq. 5 and 9."""
     tiny = torch.finfo(zero_shot.dtype).tiny
     logits = zero_shot.clamp_min(tiny).log()
     a = logits - logits.mean(dim=1, keepdim=True)
@@ -47,10 +51,19 @@ def count(counts: Counts, zero_shot: Tensor, config: DomainNormConfig) -> Counts
     absent_logits = counts.absent_logits + (absent * a).sum(dim=0)
     q = remove_background(a, absence, absent_logits)
 
+    # Moments of the logits start again when another class becomes the most predicted one.
+    classes = counts.classes + count_classes(zero_shot)
+    top = classes.argmax(dim=0, keepdim=True)
+    same = top == counts.classes.argmax(dim=0, keepdim=True)
+    powers = torch.stack([torch.ones_like(a), a, a.square(), a.pow(3)])  # (4, b, N)
+    moments = (zero_shot.index_select(1, top) * powers).sum(dim=1)
+
     return counts._replace(
         images=counts.images + len(q),
         confidence=counts.confidence + zero_shot.amax(dim=1).sum(),
         marginal=counts.marginal + zero_shot.sum(dim=0),
+        classes=classes,
+        moments=counts.moments * same + moments,
         absence=absence,
         absent_logits=absent_logits,
         debiased=counts.debiased + q.sum(dim=0),
@@ -62,6 +75,11 @@ def count(counts: Counts, zero_shot: Tensor, config: DomainNormConfig) -> Counts
 def count_recent(counts: Counts, p: Tensor, config: DomainNormConfig) -> Counts:
     """Add predictions (b, N) of images that are not learned from to the recent ones alone."""
     return counts._replace(recent=fade(counts.recent, p, config))
+
+
+def count_classes(p: Tensor) -> Tensor:
+    """Count images (N,) by predicted class; unlike ``bincount`` it does not wait for a GPU."""
+    return torch.zeros_like(p[0]).scatter_add(0, p.argmax(dim=1), torch.ones_like(p[:, 0]))
 
 
 def fade(recent: Tensor, q: Tensor, config: DomainNormConfig) -> Tensor:
@@ -80,7 +98,7 @@ def remove_background(a: Tensor, absence: Tensor, absent_logits: Tensor) -> Tens
 
 
 def class_prior(counts: Counts, config: DomainNormConfig) -> ClassPrior:
-    """Estimate the class prior of a domain from its counts, Eq. 6 to 9."""
+    """Estimate the class prior of a domain from its counts, Eq. 6 to 10."""
     n = counts.images.clamp_min(1)
     marginal = counts.marginal / n
     classes = len(marginal)
@@ -89,15 +107,16 @@ def class_prior(counts: Counts, config: DomainNormConfig) -> ClassPrior:
         zero = torch.zeros_like(n)
         return ClassPrior(marginal, uniform, torch.zeros_like(marginal), zero, zero)
 
-    # How even the frequencies are, relative to as many images of equally frequent classes.
-    nu = frequencies(counts.debiased, counts.images)
+    # The debiased frequencies, as far as they are more uneven than bias leaves them.
+    confidence = counts.confidence / n
     weight = (counts.concentration / n - 1 / classes).clamp_min(1e-4)  # w of a draw
-    relative = evenness(nu) / expected_evenness(n, weight, classes)
-    chance = CHANCE * weight * ((classes - 1) / 2) ** 0.5 / n
-    limit = evenness_limit(counts.confidence / n, config)
-    belief = ramp(limit - relative * chance.exp(), BAND)
-
-    log_prior = (belief * nu.log()).log_softmax(dim=0)
+    nu = frequencies(counts.debiased, counts.images)
+    relative, chance = relative_evenness(nu, n, weight)
+    belief = ramp(evenness_limit(confidence, config) - relative * chance, BAND)
+    few = predicts_few(counts, confidence)
+    plain = frequencies(counts.classes, counts.images)
+    log_prior = ((1 - few) * belief * nu.log() + few * plain.log()).log_softmax(dim=0)
+    belief = belief + (1 - belief) * few
     if config.recent_images == 0:
         burst = torch.zeros_like(n)
         return ClassPrior(marginal, log_prior.exp(), log_prior, belief, burst)
@@ -110,6 +129,44 @@ def class_prior(counts: Counts, config: DomainNormConfig) -> ClassPrior:
     burst = ((1 - evenness(recent) / expected) / BURST).clamp(0, 1)
     log_weights = (1 - burst) * log_prior + burst * recent.log()
     return ClassPrior(marginal, log_prior.exp(), log_weights, belief, burst)
+
+
+def predicts_few(counts: Counts, confidence: Tensor) -> Tensor:
+    """Tell how far predicted classes are believed as they are, ρ () of Eq. 9.
+
+    A class of nearly every image leaves none to see its background by. Where CLIP is confident
+    and predicts few classes, these occur, unless one of them is a hub that all images look like.
+    """
+    n = counts.images.clamp_min(1)
+    plain = frequencies(counts.classes, counts.images)
+    relative, chance = relative_evenness(plain, n, torch.ones_like(n) - 1 / len(plain))
+    sure = ramp(confidence - CONFIDENT, BAND)
+    few = ramp(FEW - relative * chance, BAND)
+    hub = ramp(skewness(counts) - HUB, HUB_BAND)
+    return sure * few * (1 - hub)
+
+
+def skewness(counts: Counts) -> Tensor:
+    """Compute the mean skewness () of the logits of all classes but the most predicted, Eq. 9."""
+    mean, square, cube = counts.moments[1:] / counts.moments[0].clamp_min(1e-6)
+    variance = (square - mean.square()).clamp_min(1e-6)
+    third = cube - 3 * mean * square + 2 * mean.pow(3)
+    by_class = third / variance.pow(1.5)
+    top = counts.classes.argmax(dim=0, keepdim=True)
+    return by_class.scatter(0, top, 0.0).sum() / max(1, len(by_class) - 1)
+
+
+def relative_evenness(nu: Tensor, images: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Compare the evenness of frequencies (N,) with that of equally frequent classes, Eq. 7.
+
+    Returns:
+        Their ratio, and the factor by which chance may make it smaller.
+
+    """
+    classes = len(nu)
+    ratio = evenness(nu) / expected_evenness(images, weight, classes)
+    deviation = weight * ((classes - 1) / 2) ** 0.5 / images
+    return ratio, (CHANCE * deviation).exp()
 
 
 def frequencies(mass: Tensor, images: Tensor) -> Tensor:

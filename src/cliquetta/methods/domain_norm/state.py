@@ -62,6 +62,8 @@ class Counts(NamedTuple):
     images: Tensor  # n
     confidence: Tensor  # Σ max z
     marginal: Tensor  # Σ z (N,)
+    classes: Tensor  # (N,) images by predicted class
+    moments: Tensor  # (4, N), of the logits of images of the most predicted class
     absence: Tensor  # A (N,), weights of the images in each class's background
     absent_logits: Tensor  # B (N,), sum of their logits by these weights
     debiased: Tensor  # C = Σ q (N,), predictions without background
@@ -118,6 +120,8 @@ def start_domain(network: Network) -> Domain:
         images=zero,
         confidence=zero,
         marginal=per_class,
+        classes=per_class,
+        moments=network.theta.new_zeros(4, len(network.text)),
         absence=per_class,
         absent_logits=per_class,
         debiased=per_class,

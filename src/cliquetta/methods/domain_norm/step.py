@@ -1,4 +1,4 @@
-"""One batch: predict it and learn from it (Algorithm 1; Eq. 10 to 12)."""
+"""One batch: predict it and learn from it (Algorithm 1; Eq. 11 to 13)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from cliquetta.model.cuda import Replayed, send
 
 YOUNG_WINDOWS = 4
 """Windows of images before which a domain's batches are predicted after their step."""
-COLDEST, HOTTEST = 0.2, 8.0  # temperatures between which Eq. 12 is solved ...
+COLDEST, HOTTEST = 0.2, 8.0  # temperatures between which Eq. 13 is solved ...
 HALVINGS = 14  # ... by so many halvings of their logarithm
 
 
@@ -223,7 +223,7 @@ def remember(state: State, images: Encoded) -> tuple[State, Tensor]:
 def take_step(
     domain: Domain, window: Window, members: Tensor, prior: ClassPrior, setup: Setup
 ) -> tuple[Domain, Tensor]:
-    """Take a step on the images of a domain in the window, Eq. 11; their features before it."""
+    """Take a step on the images of a domain in the window, Eq. 12; their features before it."""
     network, config, run = setup
     hidden = window.hidden
     plain = window.features
@@ -243,7 +243,7 @@ def take_step(
 
 
 def rate_decay(step: int, floor: float) -> float:
-    """Compute the learning rate of a step, 1 for the first, as a share of the first, Eq. 11."""
+    """Compute the learning rate of a step, 1 for the first, as a share of the first, Eq. 12."""
     return max(floor, float(step**-0.5))
 
 
@@ -255,7 +255,7 @@ def loss_gradient(
     network: Network,
     config: DomainNormConfig,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute what a step on k images needs, Eq. 10 and 12.
+    """Compute what a step on k images needs, Eq. 11 and 13.
 
     Args:
         hidden: h (k, T, D).
@@ -270,7 +270,7 @@ def loss_gradient(
 
     """
     z = network.logits(plain).softmax(dim=1)
-    # The mean prediction that is asked for: what zero-shot over-predicts is divided out, Eq. 10.
+    # The mean prediction that is asked for: what zero-shot over-predicts is divided out, Eq. 11.
     over_predicted = prior.marginal.clamp_min(1e-8) / prior.prior
     target = normalize(z.mean(dim=0) / over_predicted, p=1, dim=0)
     with torch.enable_grad():
@@ -288,7 +288,7 @@ def loss_gradient(
 
 
 def match_confidence(logits: Tensor, confidence: Tensor) -> Tensor:
-    """Find the temperature () at which logits (k, N) are as sure on average as given, Eq. 12."""
+    """Find the temperature () at which logits (k, N) are as sure on average as given, Eq. 13."""
     low = torch.full_like(confidence, COLDEST).log()
     high = torch.full_like(confidence, HOTTEST).log()
     for _ in range(HALVINGS):
@@ -306,10 +306,10 @@ def match_confidence(logits: Tensor, confidence: Tensor) -> Tensor:
 def log_predictions(
     features: Tensor, temperature: Tensor, prior: ClassPrior, network: Network
 ) -> Tensor:
-    """Compute log-probabilities (b, N) of features (b, E), Eq. 12."""
+    """Compute log-probabilities (b, N) of features (b, E), Eq. 13."""
     return weigh(network.logits(features) / temperature, prior)
 
 
 def weigh(logits: Tensor, prior: ClassPrior) -> Tensor:
-    """Weigh predictions (b, N) by the classes that occur, Eq. 12."""
+    """Weigh predictions (b, N) by the classes that occur, Eq. 13."""
     return (logits + prior.log_weights).log_softmax(dim=1)
