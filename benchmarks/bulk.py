@@ -37,6 +37,7 @@ from cliquetta.data.stream import Stream
 from cliquetta.data.workers import usable_cores
 from cliquetta.evaluation.runner import evaluate
 from cliquetta.inference.bulk import predict
+from cliquetta.inference.options import PredictOptions
 from cliquetta.inference.predictor import ImageSource, Reader
 from cliquetta.inference.ray_driver import RayCluster
 from cliquetta.inference.rows import RowFormat
@@ -139,9 +140,10 @@ class Clock:
 
 def decoding(folder: Path, count: int, workers: int, decode: Decode, model: CLIP) -> Clock:
     """Reading to bytes alone."""
-    row_format = RowFormat(("none",), ("a", "b"))
+    options = PredictOptions(workers=workers, decode=decode)
+    row_format = RowFormat(("none",), ("a", "b"), options)
     device = model.device if decode == "gpu" else None
-    reader = Reader(model.preprocess, (None,), 64, 0, workers, device, model, decode)
+    reader = Reader(model.preprocess, (None,), options, device=device, model=model)
     source, clock = ImageSource(list_images([folder]), row_format), Clock()
     for read in reader.batches(source, 0, count):
         clock.add(len(read.keys))

@@ -1,38 +1,57 @@
 """Run the grids of ImageNet with many processes that share one GPU.
 
-    python -m benchmarks.imagenet_board run --root ROOT --out RUNS --features KEPT --processes 10
+    python -m benchmarks.imagenet_board run --root ROOT --out RUNS --features KEPT --to FOLDER
     python -m benchmarks.imagenet_board pack --root ROOT --out RUNS --to FOLDER
+    python -m benchmarks.imagenet_board table LOG
 
 ``run`` does what ``cliquetta reproduce leaderboard --run --grid leaderboard-imagenet`` does with
 ``--shard``, but a process that has finished a stream takes the next one, in the order of the grid
 file, so that what comes first there is recorded first and no process waits for another. With
-``--seconds`` it starts no run after that time. A second ``run`` over the same folder goes on.
-``pack`` writes the finished records as ``leaderboard-imagenet.json``, which belongs into
-``docs/results``, and ``leaderboard-imagenet.npz``: of every run the predicted classes of its images
-by their sorted names. Records get the numbers of images ``repaired`` and ``broken`` against
-zero-shot on the same stream, of which the error of a gain is computed. ``--grid`` names another
-grid, such as ``published-imagenet``. ``benchmarks.real_data`` makes ROOT.
+``--seconds`` it starts no run after that time and ends processes half a minute later. A second
+``run`` over the same folder goes on.
+
+Every minute, and at the end, finished records are packed (``pack`` does it alone) as
+``leaderboard-imagenet.json``, which belongs into ``docs/results``, and as
+``leaderboard-imagenet.npz``: of every run the predicted classes of its images by their sorted
+names. ``--grid`` names another grid, such as ``published-imagenet``. ``table`` makes a table of
+what ``run`` printed, where no more than that is left of a call. ``benchmarks.real_data`` makes
+ROOT.
 """
 
 import argparse
+import io
 import json
 import multiprocessing
+import re
+import statistics
 import time
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from cliquetta.evaluation.comparison import grouped
-from cliquetta.evaluation.grid import ROOT, RunSpec, packaged_grid, read_grid
+from cliquetta.atomic import write_atomically
+from cliquetta.evaluation.comparison import ENOUGH
+from cliquetta.evaluation.grid import BASELINE, ROOT, RunSpec, packaged_grid, read_grid
 from cliquetta.evaluation.pairing import add_changes
 from cliquetta.evaluation.predictions import load_predictions
-from cliquetta.evaluation.record import list_records, pack_records
+from cliquetta.evaluation.record import Record, list_records, pack_records
 from cliquetta.evaluation.sweep import RunContext
+from cliquetta.evaluation.tables import TextTable, to_markdown
+from cliquetta.report.imagenet_page import CLEAN, OFFICIAL
+from cliquetta.significance import mean_half_width
 
 GRID = "leaderboard-imagenet"
+PACK_SECONDS = 60
+MOST = 0.8
+"""Share of the methods that have a corruption of a log's table."""
+GRACE_SECONDS = 30
+"""Time that runs have after the deadline."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +69,18 @@ class Plan:
 
 
 def read_streams(plan: Plan) -> list[list[RunSpec]]:
-    """List the runs of the grid by stream, in the order of the grid file."""
+    """List the runs of the grid in its order, those of a stream that follow one another together.
+
+    A stream comes again where a later block of the grid file has it, too: slow methods.
+    """
     path = Path(plan.grid) if plan.grid.endswith(".json") else packaged_grid(plan.grid)
     specs = read_grid(path, root=str(plan.root))
     chosen = [spec for spec in specs if plan.only in describe(spec, plan)]
-    streams = grouped(chosen, lambda spec: (spec.dataset, spec.order, spec.batch_size, spec.limit))
-    return list(streams.values())
+
+    def stream(spec: RunSpec) -> tuple[str, str, int, int | None]:
+        return spec.dataset, spec.order, spec.batch_size, spec.limit
+
+    return [list(runs) for _, runs in groupby(chosen, key=stream)]
 
 
 def describe(spec: RunSpec, plan: Plan) -> str:
@@ -106,42 +131,132 @@ def run_one(context: RunContext, spec: RunSpec) -> str:
     return f"{time.monotonic() - began:6.1f} s {outcome}"
 
 
-def run(plan: Plan, processes: int) -> None:
-    """Run the grid with some processes."""
+def run(plan: Plan, processes: int, packer: "Packer") -> None:
+    """Run the grid with some processes, and pack what is finished every minute."""
     began = time.monotonic()
     context = multiprocessing.get_context("spawn")
     taken = context.Value("i", 0)
-    workers = [
-        context.Process(target=work, args=(plan, number, taken)) for number in range(processes)
-    ]
+    workers = []
+    for number in range(processes):
+        workers.append(context.Process(target=work, args=(plan, number, taken)))
     for worker in workers:
         worker.start()
+
+    packed = time.monotonic()
+    while any(worker.is_alive() for worker in workers):
+        time.sleep(1)
+        if time.monotonic() - packed > PACK_SECONDS:
+            packer.update()
+            packed = time.monotonic()
+        if time.time() > plan.deadline + GRACE_SECONDS:
+            for worker in workers:
+                worker.terminate()
+            break
     for worker in workers:
         worker.join()
-    print(f"{time.monotonic() - began:.0f} s in all")
+    packer.update()
+    print(f"{time.monotonic() - began:.0f} s in all", flush=True)
 
 
-def pack(grid: str, root: Path, out: Path, to: Path) -> None:
-    """Write finished records and predicted classes."""
-    to.mkdir(parents=True, exist_ok=True)
-    records = [record for record in list_records(out) if record.status == "finished"]
-    packed = pack_records(add_changes(records, out)).replace(json.dumps(str(root))[1:-1], ROOT)
-    (to / f"{grid}.json").write_text(packed, encoding="utf-8")
-    classes: dict[str, Any] = {}
-    for record in records:
-        predictions = load_predictions(out / record.id)
-        order = np.argsort(predictions.keys)
-        classes[record.id] = predictions.classes[order, 0].astype(np.uint16)
-    np.savez_compressed(to / f"{grid}.npz", **classes)
-    print(f"{len(records)} records in {to}")
+@dataclass
+class Packer:
+    """Finished records of a folder of runs, in files that may be taken at any time."""
+
+    grid: str
+    root: Path
+    out: Path
+    to: Path
+    records: dict[str, Record] = field(default_factory=dict)
+    classes: dict[str, Any] = field(default_factory=dict)
+
+    def update(self) -> None:
+        """Add the runs that were finished since the last time, and write both files."""
+        new = []
+        for record in list_records(self.out):
+            if record.status == "finished" and record.id not in self.records:
+                new.append(record)
+        plain = [record for record in self.records.values() if record.method == BASELINE]
+        for record in add_changes([*plain, *new], self.out):
+            self.records[record.id] = record
+        for record in new:
+            predictions = load_predictions(self.out / record.id)
+            order = np.argsort(predictions.keys)
+            best = predictions.classes[order, 0]
+            self.classes[record.id] = best.astype(np.uint16)
+
+        self.to.mkdir(parents=True, exist_ok=True)
+        packed = pack_records(self.records.values())
+        packed = packed.replace(json.dumps(str(self.root))[1:-1], ROOT)
+        write_atomically(self.to / f"{self.grid}.json", packed.encode())
+        file = io.BytesIO()
+        np.savez_compressed(file, **self.classes)
+        write_atomically(self.to / f"{self.grid}.npz", file.getvalue())
+        print(f"{len(self.records)} records in {self.to}", flush=True)
+
+
+LINE = re.compile(
+    r"\s*\d+\s+[\d.]+ s top-1 (?P<top1>[\d.]+) shuffled batch (?P<batch>\d+) "
+    r"imagenet(?:@(?P<shift>\w+):5)? (?P<method>\w+)\S* seed 0"
+)
+"""A line that ``run`` prints of a run over all images."""
+
+
+def read_log(path: Path) -> dict[str, dict[str, float]]:
+    """Read top-1 accuracies by method and shift from what ``run`` printed."""
+    found: dict[str, dict[str, float]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        matched = LINE.match(line)
+        if matched is not None:
+            shift = matched["shift"] or CLEAN
+            by_shift = found.setdefault(matched["method"], {})
+            # Zero-shot is run beside every size of batches: once is enough.
+            by_shift.setdefault(shift, float(matched["top1"]))
+    return found
+
+
+def log_table(path: Path) -> str:
+    """Write methods by shifts: those that have all corruptions that most methods have."""
+    found = read_log(path)
+    counts = Counter(shift for by_shift in found.values() for shift in by_shift)
+    most = MOST * len(found)
+    shifts = [name for name in OFFICIAL if counts[name] >= most]
+    needed = {CLEAN, *shifts}
+
+    means = {}
+    for method, by_shift in found.items():
+        if needed <= by_shift.keys():
+            means[method] = statistics.mean(by_shift[shift] for shift in shifts)
+    # Zero-shot first, then by the mean over the corruptions.
+    methods = sorted(means, key=lambda method: (method != BASELINE, -means[method]))
+
+    lines = []
+    for method in methods:
+        own = found[method]
+        gain = "–"
+        if method != BASELINE:
+            gain = _mean_gain([own[shift] - found[BASELINE][shift] for shift in shifts])
+        cells = [f"{own[shift]:.1f}" for shift in (CLEAN, *shifts)]
+        lines.append((f"`{method}`", gain, f"{means[method]:.2f}", *cells))
+    columns = [shift.replace("_", " ") for shift in shifts]
+    head = ("method", "gain", "mean", CLEAN, *columns)
+    return to_markdown(TextTable(head, tuple(lines)))
+
+
+def _mean_gain(gains: Sequence[float]) -> str:
+    """Write a mean with the half-width of its interval, where there are enough."""
+    text = f"{statistics.mean(gains):+.2f}"
+    if len(gains) >= ENOUGH:
+        text += f" ± {mean_half_width(gains):.2f}"
+    return text
 
 
 def main() -> None:
     """Run the grid, or pack what was run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("command", choices=["run", "pack"])
-    parser.add_argument("--root", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("command", choices=["run", "pack", "table"])
+    parser.add_argument("log", type=Path, nargs="?")
+    parser.add_argument("--root", type=Path, default=Path("root"))
+    parser.add_argument("--out", type=Path, default=Path("runs"))
     parser.add_argument("--to", type=Path, default=Path("build"))
     parser.add_argument("--grid", default=GRID)
     parser.add_argument("--features", type=Path)
@@ -151,8 +266,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--only", default="")
     options = parser.parse_args()
+    if options.command == "table":
+        if options.log is None:
+            parser.error("table: name the file that run printed")
+        print(log_table(options.log))
+        return
+    packer = Packer(grid=Path(options.grid).stem, root=options.root, out=options.out, to=options.to)
     if options.command == "pack":
-        pack(options.grid, options.root, options.out, options.to)
+        packer.update()
         return
     plan = Plan(
         grid=options.grid,
@@ -164,7 +285,7 @@ def main() -> None:
         deadline=time.time() + options.seconds,
         only=options.only,
     )
-    run(plan, options.processes)
+    run(plan, options.processes, packer)
 
 
 if __name__ == "__main__":

@@ -266,7 +266,7 @@ def undisturbed(
         adapter, found = create_method(options.method, model, ClassPrompts(names)), []
         for place in range(len(results[number].predictions)):
             first = (number * options.batches + place) * size % (len(files) - size)
-            best, ranked = adapter.predict(files[first : first + size]).top()
+            best, ranked = adapter.predict(files[first : first + size]).topk()
             labels, values = [names[c] for c in ranked[:, 0].tolist()], best[:, 0].cpu().numpy()
             found.append([(n, float(str(p))) for n, p in zip(labels, values, strict=True)])
         return found

@@ -12,8 +12,9 @@ import cliquetta
 ROOT = Path(cliquetta.__path__[0])
 TESTS = Path(__file__).parent
 ROOMS = (
-    ("types", "errors", "version", "deprecation"),
-    ("atomic", "ray_connection", "tensor_file", "tensor_tree"),
+    ("errors", "version", "deprecation"),
+    ("types", "intervals"),
+    ("atomic", "ray_connection", "significance", "tensor_file", "tensor_tree"),
     ("prompts",),
     ("model",),
     ("data",),

@@ -25,7 +25,7 @@ from tests._helpers.trees import exif_of
 
 SHAPE = ("How to run it", "Settings", "What it costs and gains", "When to use it")
 _NAMES = ("index", "quickstart/own-images", "quickstart/research", "predict", "features")
-PAGES = [DOCS / f"{name}.md" for name in (*_NAMES, "pipeline", "write-a-method")]
+PAGES = [DOCS / f"{name}.md" for name in (*_NAMES, "pipeline", "write-a-method", "embed")]
 
 
 @pytest.fixture(autouse=True)

@@ -39,7 +39,7 @@ def learned(name: str, model: CLIP, prompts: ClassPrompts, images: Tensor) -> Ad
     """A method that has seen some batches."""
     adapter = build_adapter(get_method(name), model, prompts)
     if name == "domain_norm":  # defaults would wait for 64 images
-        adapter = DomainNorm(model, prompts, DomainNormConfig(step_every=5, neighbours=3))
+        adapter = DomainNorm(model, prompts, DomainNormConfig(window=5))
     for rows in (slice(0, 5), slice(5, 10)):
         adapter.predict(Batch(images[rows]))
     return adapter
@@ -73,7 +73,7 @@ def test_every_method_is_frozen_as_a_function_of_one_image_or_refuses(
 
 def domain_norm(**options: Any) -> tuple[DomainNorm, Tensor]:
     """``domain_norm`` after some batches, and images that it has not seen."""
-    config = replace(DomainNormConfig(step_every=8, neighbours=3), **options)
+    config = replace(DomainNormConfig(window=8), **options)
     adapter = DomainNorm(build_model(0), ClassPrompts(NAMES), config)
     *batches, fresh = make_batches(4, 5, 8)
     for batch in batches:
@@ -83,41 +83,33 @@ def domain_norm(**options: Any) -> tuple[DomainNorm, Tensor]:
 
 
 def test_frozen_domain_is_the_next_single_image_of_the_method() -> None:
-    # without the three terms whose constants count the image itself
-    options = {"frequency_power": 0.0, "recent_images": 0.0, "zero_shot_share": 0.0}
-    adapter, fresh = domain_norm(**options, domains=1)
-    frozen, state = adapter.frozen_model(), adapter.state_dict()
+    # with all classes equally frequent, since counting the image itself moves their frequencies
+    adapter, fresh = domain_norm(prior="uniform", domains=1)
+    frozen = adapter.frozen_model()
+    state = adapter.state_dict()
     for image in fresh:
         adapter.load_state_dict(state)
         expected = adapter.predict(Batch(image[None])).logits
         torch.testing.assert_close(frozen(image[None]).float(), expected, atol=FEATURE, rtol=0)
 
 
-def test_frozen_domain_mixes_votes_and_weighs_as_written() -> None:
-    adapter, fresh = domain_norm(uncertainty_scale=0.9)
-    model, network, domain = adapter.model, adapter.network, adapter.state.domains[0]
-    mass = domain.counts.debiased.numpy()
-    confidence = float(domain.counts.confidence / domain.counts.images)
-    believed = float(class_prior(domain.counts, adapter.config).belief)
-    shares = mass + 1 / len(mass)
-    weight = (shares / shares.max()) ** (believed / 3)
-    share = 0.5 * (1 - min(1.0, (1 - confidence) / 0.9))
+def test_frozen_domain_weighs_as_written() -> None:
+    """Eq. 13 without a burst: the softmax at the domain's temperature, times the class prior."""
+    adapter, fresh = domain_norm()
+    network = adapter.network
+    domain = adapter.state.in_use()
+    assert float(domain.temperature) != 1
+    prior = class_prior(domain.counts, replace(adapter.config, recent_images=0.0)).prior
     tower = LayerNormTower(LateBlocks(network.tower, network.start), precise=False)
-    stored = int(domain.voters.next)
-    voters, votes = domain.voters.features[:stored], domain.voters.predictions[:stored]
-    for image, actual in zip(fresh, adapter.frozen_model()(fresh), strict=True):
-        plain = model.encode_image(image[None], normalize=True)[0]
+    actual = adapter.frozen_model()(fresh)
+    for image, logits in zip(fresh, actual, strict=True):
         hidden = network.tower.run(network.tower.embed(image[None]), 0, network.start)
-        adapted = l2_normalize(tower(domain.norms.values, hidden))[0]
-        zero_shot, p = (
-            (model.scale * network.text @ f).softmax(0).numpy() for f in (plain, adapted)
-        )
-        p = (1 - share) * p + share * zero_shot
-        similarity = (voters @ adapted).numpy()
-        nearest = np.argsort(-similarity)[:3]
-        p = 0.6 * p + 0.4 * votes.numpy()[nearest].mean(axis=0)
-        p = p * weight / (p * weight).sum()
-        np.testing.assert_allclose(actual.numpy(), np.log(p), atol=FEATURE)
+        feature = l2_normalize(tower(domain.norms.values, hidden))[0]
+        scaled = network.scale * network.text @ feature / domain.temperature
+        weighed = scaled.softmax(dim=0) * prior
+        expected = (weighed / weighed.sum()).log()
+        torch.testing.assert_close(logits, expected, atol=FEATURE, rtol=0)
+
 
 
 def test_fresh_domain_is_zero_shot() -> None:

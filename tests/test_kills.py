@@ -40,7 +40,7 @@ from tests._helpers.running import run as run
 from tests._helpers.serve_setup import batch_of, local_service
 from tests._helpers.stopping import KILLED, in_fork, tree
 from tests._helpers.streaming import made_up_dataset
-from tests._helpers.trees import numbered_photos
+from tests._helpers.trees import noise, numbered_photos, table_rows
 
 pytestmark = [
     pytest.mark.slow,
@@ -142,6 +142,22 @@ def test_predict(kind: str, state: str | None, name: str, predicting: Any, tmp_p
     check(predicting(out=f"out.{kind}", **method), tmp_path / "work", name=name)
 
 
+@pytest.fixture
+def class_folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two images in each of three folders named after the classes, one damaged."""
+    folder = tmp_path_factory.mktemp("labelled")
+    for name in NAMES:
+        (folder / name).mkdir()
+    noise(folder, [f"{name}/{number}.png" for name in NAMES for number in range(2)], [5])
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore:sub-folders are named after classes")
+def test_predict_shuffled_with_labels(class_folders: Path, predicting: Any, tmp_path: Path) -> None:
+    write = predicting([class_folders], state="state.safetensors", labels="folder")
+    check(write, tmp_path / "work")
+
+
 class Inline:
     """Ray Data as the driver uses it, in this process: tables flow through functions and actors."""
 
@@ -166,9 +182,8 @@ class Inline:
         return (table.to_pylist()[0] for table in self.tables)
 
 
-def test_predict_on_a_cluster(
-    predicting: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def inline_cluster(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Two actors without Ray: all that is written is written by the real driver."""
     ray = SimpleNamespace(
         data=SimpleNamespace(from_arrow=Inline),
@@ -179,8 +194,26 @@ def test_predict_on_a_cluster(
     monkeypatch.setitem(sys.modules, "ray", ray)
     monkeypatch.setitem(sys.modules, "ray.data", ray.data)
     workers = partial(RayWorkers, ray, RayCluster(actors=2), actors=2, gpus=0, cores=1)
-    cluster = SimpleNamespace(connect=lambda: nullcontext(workers()))
-    check(predicting(state="state", workers=None, cluster=cluster), tmp_path / "work")
+    return SimpleNamespace(connect=lambda: nullcontext(workers()))
+
+
+def test_predict_on_a_cluster(predicting: Any, inline_cluster: Any, tmp_path: Path) -> None:
+    write = predicting(state="state", workers=None, cluster=inline_cluster)
+    check(write, tmp_path / "work")
+
+
+@pytest.mark.filterwarnings("ignore:sub-folders are named after classes")
+def test_predict_shuffled_on_a_cluster(
+    class_folders: Path, predicting: Any, inline_cluster: Any, tmp_path: Path
+) -> None:
+    """Its rows are in the order of the list, whichever actor predicted them."""
+    folder = tmp_path / "work"
+    write = predicting(
+        [class_folders], state="state", labels="folder", workers=None, cluster=inline_cluster
+    )
+    check(write, folder)
+    listed = [f"{class_folders}/{name}/{number}.png" for name in NAMES for number in range(2)]
+    assert [row["path"] for row in table_rows(folder / "out.csv")] == listed
 
 
 def test_predict_continues_a_state(predicting: Any, tmp_path: Path) -> None:

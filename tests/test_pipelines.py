@@ -307,3 +307,10 @@ def test_sigmoid_models_score_labels_alone(tmp_path: Path) -> None:
     )
     adapting = cliquetta.pipeline(TASK, model=model, method="tent")(PICTURES[0], LABELS)
     assert sum(entry["score"] for entry in adapting) == pytest.approx(1)
+
+
+def test_arrays_of_opencv_are_turned(build: Any) -> None:
+    arrays = [np.asarray(image)[:, :, ::-1] for image in PICTURES]
+    expected = build()(PICTURES, LABELS)
+    assert build()(arrays, LABELS, channel_order="bgr") == expected
+    assert build()(arrays, LABELS) != expected

@@ -1,7 +1,9 @@
 """Batches and predictions."""
 
+import pytest
 import torch
 
+from cliquetta.errors import UserError
 from cliquetta.types import Batch, Prediction
 
 
@@ -17,10 +19,21 @@ def test_parts_of_a_batch_keep_names_and_views_together() -> None:
 
 def test_the_best_classes_by_hand() -> None:
     prediction = Prediction(torch.tensor([[0.0, 2.0, 1.0], [3.0, 0.0, 0.0]]))
-    probabilities, classes = prediction.top(2)
+    probabilities, classes = prediction.topk(2)
     assert classes[0].tolist() == [1, 2] and classes[1, 0] == 0
     e = torch.e
     torch.testing.assert_close(probabilities[0, 0], torch.tensor(e**2 / (1 + e + e**2)))
-    sigmoid, _ = prediction.top(9, independent=True)  # three classes are all
+    sigmoid, _ = prediction.topk(9, independent=True)  # three classes are all
     assert sigmoid.shape == (2, 3)
     torch.testing.assert_close(sigmoid[0, 0], torch.tensor(1 / (1 + e**-2)))
+
+
+def test_predictions_name_their_classes() -> None:
+    logits = torch.tensor([[0.0, 2.0, 1.0], [torch.nan] * 3])
+    prediction = Prediction(logits, names=("cat", "dog", "ship"), errors={1: "an empty file"})
+    assert prediction.labels == ["dog", None]
+    first, second = prediction.top(2)
+    assert [name for name, _ in first] == ["dog", "ship"] and second == []
+    assert first[0][1] == prediction.probabilities[0, 1]
+    with pytest.raises(UserError, match="names="):
+        _ = Prediction(logits).labels

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from cliquetta.data.inputs import ImageLike, is_single, separate_images, to_picture
+from cliquetta.data.inputs import ChannelOrder, ImageLike, is_single, separate_images, to_picture
 from cliquetta.data.remote import fetch_image, is_url
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.methods.base import Adapter
@@ -45,7 +45,7 @@ def pipeline(
     seed: int = 0,
     batch_size: int = 64,
     reject: float | None = None,
-    calibrate: bool | None = None,
+    calibrate: bool = False,
     allow_urls: bool = False,
     url_seconds: float = 10.0,
     url_bytes: int = 2**25,
@@ -71,8 +71,7 @@ def pipeline(
         batch_size: Images that are predicted, and learned from, at once.
         reject: Name images of none of the labels: how many of them to look for, such as 0.9.
             Results then have ``rejected`` and ``rejection_score``.
-        calibrate: Scale scores by a temperature that the images set without labels; by default
-            for methods where that costs nothing (``domain_norm``).
+        calibrate: Scale scores by a temperature that the images set without labels.
         allow_urls: Fetch images that are named by an ``http(s)`` URL.
         url_seconds: Time that one of these may take.
         url_bytes: Size that one of these may have.
@@ -93,8 +92,16 @@ def pipeline(
         model = from_model(model)
     config = method_config(method, preset, options)
     limits = {"seconds": url_seconds, "max_bytes": url_bytes} if allow_urls else None
-    settings = (model, method, config, seed, batch_size, limits, reject, calibrate)
-    return ZeroShotImageClassification(*settings)
+    return ZeroShotImageClassification(
+        model=model,
+        method=method,
+        config=config,
+        seed=seed,
+        batch_size=batch_size,
+        url_limits=limits,
+        reject=reject,
+        calibrate=calibrate,
+    )
 
 
 class LabelScores(list[dict[str, Any]]):
@@ -144,13 +151,17 @@ class PredictionsPage:
         return f"<table>{rows}</table>{rest}"
 
     def _row(self, scores: LabelScores) -> str:
-        picture = f"<td>{_thumbnail(scores.image)}</td>" if self.images else ""
-        name = scores.image if isinstance(scores.image, str | os.PathLike) else ""
-        best = scores[: self.top_k]
-        labels = "<br>".join(f"{one['score']:.3f} {escape(str(one['label']))}" for one in best)
-        labels = "none of these<br>" * bool(scores.rejected) + labels
+        named = isinstance(scores.image, str | os.PathLike)
+        name = escape(str(scores.image)) if named else ""
+        lines = ["none of these"] if scores.rejected else []
+        for entry in scores[: self.top_k]:
+            lines.append(f"{entry['score']:.3f} {escape(str(entry['label']))}")
+        labels = "<br>".join(lines)
         align = ' style="text-align:left"'
-        return f"<tr>{picture}<td{align}>{escape(str(name))}</td><td{align}>{labels}</td></tr>"
+        cells = f"<td{align}>{name}</td><td{align}>{labels}</td>"
+        if self.images:
+            cells = f"<td>{_thumbnail(scores.image)}</td>{cells}"
+        return f"<tr>{cells}</tr>"
 
 
 def _thumbnail(image: ImageLike) -> str:
@@ -172,7 +183,7 @@ class ZeroShotImageClassification:
     batch_size: int
     url_limits: Mapping[str, Any] | None
     reject: float | None
-    calibrate: bool | None
+    calibrate: bool
     adapter: Adapter | None = field(default=None, init=False)
     """The method with its class list; ``None`` before the first call."""
     images_seen: int = field(default=0, init=False)
@@ -194,6 +205,7 @@ class ZeroShotImageClassification:
         batch_size: int | None = None,
         timeout: float | None = None,
         progress: bool | None = None,
+        channel_order: ChannelOrder = "rgb",
     ) -> Any:
         """Classify one image or several, and learn from them.
 
@@ -211,6 +223,7 @@ class ZeroShotImageClassification:
             timeout: Seconds that a URL of this call may take; by default those of the pipeline.
             progress: Show a progress bar; by default where somebody watches and there are several
                 batches.
+            channel_order: Of arrays: ``bgr`` for images that OpenCV has read.
 
         Returns:
             :class:`LabelScores` of one image, ``[{"score": ..., "label": ...}, ...]``, best first;
@@ -224,47 +237,53 @@ class ZeroShotImageClassification:
 
         """
         is_one = is_single(images)
-        sized = isinstance(images, Sized) and not isinstance(images, str)
-        total = 1 if is_one else len(images) if sized else None
         size = _check_batch_size(batch_size or self.batch_size)
         limits = {} if timeout is None else {"seconds": timeout}
-        given, results = separate_images(images, self.model.preprocess), ImageScores()
-        before, seen = self.adapter, self.images_seen
+        given = separate_images(images, self.model.preprocess, channel_order=channel_order)
+        results = ImageScores()
+        # what a call that fails goes back to
+        adapter_before = self.adapter
+        seen_before = self.images_seen
         adapter = self._prepare(candidate_labels, hypothesis_template)
         memory = adapter.state_dict()
         try:
-            with _bar(total, size, progress) as bar:
+            with _bar(_count(images), size, progress) as bar:
                 while batch := [self._open(image, limits) for image in islice(given, size)]:
                     results += self._scores(adapter, batch, top_k)
                     self.images_seen += len(batch)
                     bar.update(len(batch))
         except BaseException:
             adapter.load_state_dict(memory)
-            self.adapter, self.images_seen = before, seen
+            self.adapter = adapter_before
+            self.images_seen = seen_before
             raise
         return results[0] if is_one else results
 
     def _scores(
         self, adapter: Adapter, batch: Sequence[tuple[ImageLike, ImageLike]], top_k: int | None
     ) -> Iterator[LabelScores]:
-        """The scores of a batch, which the method learns from."""
+        """Yield the scores of a batch, which the method learns from."""
         names = adapter.prompts.names
         prediction = adapter.predict([picture for _, picture in batch])
         independent = bool(self.model.bias) and self.method == "zero_shot"
-        best, ranked = prediction.top(top_k or len(names), independent=independent)
+        best, ranked = prediction.topk(top_k or len(names), independent=independent)
         rejections: Iterable[tuple[Any, Any]] = [(None, None)] * len(batch)
         if prediction.rejection is not None:
             rejections = zip(*(part.tolist() for part in prediction.rejection), strict=True)
         for (shown, _), scores, indices, (unsure, rejected) in zip(
             batch, best.tolist(), ranked.tolist(), rejections, strict=True
         ):
-            pairs = zip(scores, indices, strict=True)
-            scored = LabelScores(({"score": p, "label": names[index]} for p, index in pairs), shown)
-            scored.rejection_score, scored.rejected = unsure, rejected
+            entries = [
+                {"score": score, "label": names[index]}
+                for score, index in zip(scores, indices, strict=True)
+            ]
+            scored = LabelScores(entries, shown)
+            scored.rejection_score = unsure
+            scored.rejected = rejected
             yield scored
 
     def _open(self, image: ImageLike, limits: Mapping[str, Any]) -> tuple[ImageLike, ImageLike]:
-        """An image as results show it later, and as a method reads it."""
+        """Return an image as results show it later, and as a method reads it."""
         if isinstance(image, str) and is_url(image):
             if self.url_limits is None:
                 raise UserError(f"{image!r} is a URL: build the pipeline with allow_urls=True")
@@ -275,7 +294,7 @@ class ZeroShotImageClassification:
         return image, image
 
     def _prepare(self, labels: Sequence[str] | None, template: Any) -> Adapter:
-        """The adapter for these labels, with what was learned under others."""
+        """Return the adapter for these labels, with what was learned under others."""
         templates = (template,) if isinstance(template, str) else tuple(template or ())
         old = self.adapter
         if labels is not None:
@@ -349,8 +368,15 @@ def _check_batch_size(batch_size: int) -> int:
     return batch_size
 
 
+def _count(images: Any) -> int | None:
+    """Return how many images were given, if that can be known before they are read."""
+    if is_single(images):
+        return 1
+    return len(images) if isinstance(images, Sized) and not isinstance(images, str) else None
+
+
 def _bar(total: int | None, batch_size: int, wanted: bool | None) -> Any:
-    """A progress bar as the terminal or the notebook can show it."""
+    """Make a progress bar as the terminal or the notebook can show it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of tqdm, that a notebook lacks widgets: text will do
         from tqdm.auto import tqdm

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from cliquetta.errors import UserError
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -57,12 +59,21 @@ class Prediction:
     return cosines times CLIP's scale; those that average or mix probabilities return their
     logarithms. ``evidence`` explains a prediction to a report (cliques, prompts used, losses);
     nothing that is scored may be computed from it. ``rejection`` says which images are of none of
-    the classes, where a method was asked to (:meth:`Adapter.enable_rejection`).
+    the classes, where a method was asked to (:meth:`Adapter.enable_rejection`). ``names`` is the
+    class list. ``errors`` says why images could not be read, by their place in the batch, where a
+    method was asked for rows of these (``errors="row"`` of :meth:`Adapter.predict`): their logits
+    are NaN, and evidence is about the other images.
+
+    >>> prediction = Prediction(torch.tensor([[0.0, 2.0, 1.0]]), names=("cat", "dog", "ship"))
+    >>> prediction.labels
+    ['dog']
     """
 
     logits: Tensor
     evidence: Mapping[str, Any] = field(default_factory=dict)
     rejection: Rejection | None = None
+    names: tuple[str, ...] = ()
+    errors: Mapping[int, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         evidence = f", evidence={sorted(self.evidence)}" if self.evidence else ""
@@ -73,10 +84,45 @@ class Prediction:
         """Softmax of the logits, (B, N)."""
         return self.logits.softmax(dim=-1)
 
-    def top(self, k: int = 1, *, independent: bool = False) -> tuple[Tensor, Tensor]:
-        """Rank the classes of every image.
+    @property
+    def labels(self) -> list[str | None]:
+        """The best class of every image by name; ``None`` where it could not be read."""
+        names = self._known_names()
+        best = self.logits.argmax(dim=-1).tolist()
+        return [None if row in self.errors else names[index] for row, index in enumerate(best)]
 
-        >>> probabilities, classes = Prediction(torch.tensor([[0.0, 2.0, 1.0]])).top(2)
+    def top(self, k: int = 1, *, independent: bool = False) -> list[list[tuple[str, float]]]:
+        """Name the best classes of every image, with their probabilities.
+
+        >>> prediction = Prediction(torch.tensor([[0.0, 2.0, 1.0]]), names=("cat", "dog", "ship"))
+        >>> [name for name, probability in prediction.top(2)[0]]
+        ['dog', 'ship']
+
+        Args:
+            k: Classes per image; all where there are fewer.
+            independent: See :meth:`topk`.
+
+        Returns:
+            ``(name, probability)`` pairs of every image, the best first; none of an image that
+            could not be read.
+
+        Raises:
+            UserError: The prediction does not know the class names.
+
+        """
+        names = self._known_names()
+        probabilities, classes = self.topk(k, independent=independent)
+        ranked: list[list[tuple[str, float]]] = []
+        for row, indices in enumerate(classes.tolist()):
+            values = probabilities[row].tolist()
+            pairs = [(names[index], p) for index, p in zip(indices, values, strict=True)]
+            ranked.append([] if row in self.errors else pairs)
+        return ranked
+
+    def topk(self, k: int = 1, *, independent: bool = False) -> tuple[Tensor, Tensor]:
+        """Rank the classes of every image, as tensors.
+
+        >>> probabilities, classes = Prediction(torch.tensor([[0.0, 2.0, 1.0]])).topk(2)
         >>> classes
         tensor([[1, 2]])
 
@@ -92,6 +138,14 @@ class Prediction:
         probabilities = self.logits.sigmoid() if independent else self.probabilities
         best = probabilities.topk(min(k, self.logits.shape[-1]), dim=-1)
         return best.values, best.indices
+
+    def _known_names(self) -> tuple[str, ...]:
+        if len(self.names) != self.logits.shape[-1]:
+            raise UserError(
+                "this prediction does not know its classes: those of method.predict(...) do; "
+                "otherwise give Prediction(..., names=...)"
+            )
+        return self.names
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ CLASSES = "airplane,cat,frog"
 def state(run: Run, photos: Path, tiny_file: Path, tmp_path: Path) -> Path:
     """A file of what ``domain_norm`` has learned from the photos."""
     path = tmp_path / "photos.safetensors"
-    words = ("--classes", CLASSES, "--model", tiny_file, "--set", "step_every=3")
+    words = ("--classes", CLASSES, "--model", tiny_file, "--set", "window=3")
     result = run("predict", photos, *words, "--state", path, "--out", tmp_path / "learning.csv")
     assert result.code == 0, result.text
     return path
@@ -32,7 +32,7 @@ def test_exported_and_frozen_predictions_agree(
 ) -> None:
     before = state.read_bytes()
     table, model = tmp_path / "frozen.csv", tmp_path / "model.pt2"
-    words = ("--classes", CLASSES, "--model", tiny_file, "--set", "step_every=3", "--frozen")
+    words = ("--classes", CLASSES, "--model", tiny_file, "--set", "window=3", "--frozen")
     result = run("predict", photos, *words, "--state", state, "--probabilities", "--out", table)
     assert result.code == 0, result.text
     assert state.read_bytes() == before  # nothing was learned

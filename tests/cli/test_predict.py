@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from cliquetta.methods.domain_norm.health import ADVICE
+from cliquetta.cli.predict import scores_in_words
+from cliquetta.inference.scores import MethodScores
 from cliquetta.methods.state import read_header
 from cliquetta.methods.zero_shot import ZeroShot
 from tests._helpers.running import Run
 from tests._helpers.tolerance import SUM
-from tests._helpers.trees import table_rows
+from tests._helpers.trees import noise, table_rows
 
 NAMES = ("airplane", "cat", "frog")
 
@@ -70,20 +71,55 @@ def test_json_is_all_of_stdout_and_writes_no_table_that_was_not_asked_for(
 def test_a_page_shows_every_image_with_its_prediction(
     predict: Any, photos: Path, tmp_path: Path
 ) -> None:
-    page, odd = tmp_path / "page.html", "<b>&.png"
-    (photos / "image0.png").rename(photos / odd)
+    page = tmp_path / "page.html"
     (photos / "damaged.png").write_bytes(b"no picture")
-    result, rows = predict(photos, "--page", page, classes="<i>cat,dog,frog")
+    result, rows = predict(photos, "--page", page, "--method", "tda")
     assert result.code == 3 and f"Page: {page}" in result.text
-    html, rows = page.read_text(), [row for row in rows if not row["error"]]
-    assert html.count('<img src="data:image/webp;base64,') == len(rows) == 6
-    for row in rows:
-        assert escape(f"{row['prediction']} {100 * float(row['probability']):.0f} %") in html
-        assert f'alt="{escape(row["path"])}"' in html
-        assert html.count(f"> {escape(row['prediction'])} (") == 1  # a choice for every class
+    html = page.read_text()
+    text = html.split('id="images">')[1].split("</script>")[0]
+    data = json.loads(text)
+    rows = [row for row in rows if not row["error"]]
+    classes = data["classes"]
+    assert data["paths"] == [row["path"] for row in rows]
+    assert [classes[n] for n in data["predictions"][0]] == [row["prediction"] for row in rows]
+    plain = [row["zero_shot_prediction"] for row in rows]
+    assert [classes[number] for number in data["zero_shot"]] == plain
     assert f"{escape((photos / 'damaged.png').as_posix())}: not an image" in html
-    assert escape(odd) in html and odd not in html and "<i>" not in html
-    assert "<script" not in html and "default-src 'none'" in html
+
+
+def test_labels_give_accuracy_and_say_whether_adapting_helped(predict: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "labelled"
+    for name in (*NAMES, "other"):
+        (folder / name).mkdir(parents=True)
+    noise(folder, [f"{name}/{n}.png" for name in (*NAMES, "other") for n in range(4)])
+    words = (folder, "--method", "tda,tent", "--labels", "folder", "--batch-size", "4")
+    result, rows = predict(*words)
+    assert "shuffled order" in result.text
+    assert [row["label"] for row in rows] == [n for n in NAMES for _ in range(4)] + [""] * 4
+    for method in ("tda", "tent"):
+        right = sum(row[f"{method}_prediction"] == row["label"] for row in rows[:12])
+        assert f"Accuracy of {method}: {100 * right / 12:.1f} % of 12 images with a label" in (
+            result.text
+        )
+    assert "Adapting made no difference beyond chance" in result.text
+    assert "4 images with no label of the class list: not scored" in result.text
+    document = json.loads(predict(*words, "--json")[0].stdout)
+    assert document["scores"]["tda"]["labelled"] == 12 and document["unlabelled"] == 4
+    assert document["shuffled"] is True
+    assert predict(*words[:-4], "--labels", "kind")[0].refuses("no column 'kind' of labels")
+
+
+def test_a_significant_difference_is_called_help_or_harm() -> None:
+    scores = MethodScores()
+    for _ in range(9):
+        scores.add(label="cat", predicted="cat", zero_shot="dog")
+    words = scores_in_words("tda", scores)
+    assert words.startswith("Accuracy of tda: 100.0 % of 9 images with a label, zero-shot 0.0 %:")
+    assert "0.0 %: +100.0 ± 0.0 points." in words
+    assert "Adapting helped (9 repaired and 0 broken, p = 0.0039)." in words
+    for _ in range(30):
+        scores.add(label="cat", predicted="dog", zero_shot="cat")
+    assert "Adapting hurt (9 repaired and 30 broken" in scores_in_words("tda", scores)
 
 
 @pytest.mark.parametrize("name", ["photo.jpg", "list.csv", "shard.tar"])
@@ -129,15 +165,14 @@ def test_a_frozen_method_rejects_by_the_limit_that_it_learned(
     assert result.code == 0 and {row["rejected"] for row in rows} <= {"true", "false"}
 
 
-def test_the_last_lines_show_the_verdict_of_a_method(predict: Any, photos: Path) -> None:
+def test_the_last_lines_show_the_figures_of_a_method(predict: Any, photos: Path) -> None:
     result, rows = predict(photos, "--method", "domain_norm,tda", "--probabilities")
     assert {"domain_norm_prediction", "tda_probability", "tda_p_cat"} <= set(rows[0])
-    assert "Verdict of domain_norm without labels: " in result.text
-    assert "50 labelled images" in result.text and "Verdict of tda" not in result.text
+    assert "domain_norm without labels: 1 domain" in result.text
+    assert "only labels can tell" in result.text and "tda without labels" not in result.text
     result, _ = predict(photos, "--method", "domain_norm,tda", "--json")
     ((name, figures),) = json.loads(result.stdout)["health"].items()
-    assert name == "domain_norm" and figures["verdict"] in ADVICE
-    assert 0 < figures["confidence"] <= 1
+    assert name == "domain_norm" and 0 < figures["confidence"] <= 1
 
 
 def test_domains_of_a_state_go_on_with_other_classes_and_caches_do_not(

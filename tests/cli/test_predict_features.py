@@ -183,3 +183,40 @@ def test_the_commands(run: Any, images: Tensor, text: Tensor, tmp_path: Path) ->
     ):
         assert run(*words, "--out", tmp_path / "refused").refuses(sentence)
     assert not (tmp_path / "refused").exists()
+
+
+def test_text_features_beside_an_image_tower_replace_its_texts(
+    run: Any, photos: Path, tiny_file: Path, text: Tensor, tmp_path: Path
+) -> None:
+    """Its own features change nothing; with the rows of two classes swapped, so are answers."""
+    names = list(TINY_NAMES)
+    same = save(tmp_path / "same.npz", text, names=names)
+    swapped = save(tmp_path / "swapped.npz", text, names=[names[1], names[0], *names[2:]])
+
+    def predicted(*words: Any) -> list[tuple[str, float]]:
+        out = tmp_path / "out.csv"
+        ask = ("predict", photos, "--model", tiny_file, "--method", "tda", "--overwrite")
+        assert run(*ask, "--out", out, *words).code == 0
+        return written(out)
+
+    by_tower = predicted("--classes", ",".join(names))
+    by_file = predicted("--text-features", same)
+    assert [name for name, _ in by_file] == [name for name, _ in by_tower]
+    assert [p for _, p in by_file] == pytest.approx([p for _, p in by_tower], abs=1e-5)
+    other = {names[0]: names[1], names[1]: names[0]}
+    expected = [other.get(name, name) for name, _ in by_tower]
+    assert [name for name, _ in predicted("--text-features", swapped)] == expected
+    some = predicted("--text-features", same, "--classes", ",".join(names[:2]))
+    assert {name for name, _ in some} <= set(names[:2])
+    python = predict([photos], text_features=same, model=str(tiny_file), method="tda")
+    assert [row["prediction"] for row in python.rows] == [name for name, _ in by_file]
+
+
+def test_text_features_that_do_not_fit_the_tower_are_refused(
+    run: Any, photos: Path, tiny_file: Path, text: Tensor, tmp_path: Path
+) -> None:
+    narrow = save(tmp_path / "narrow.npz", text[:, :3], names=list(TINY_NAMES))
+    ask = ("predict", photos, "--out", tmp_path / "out.csv", "--text-features", narrow)
+    assert run(*ask, "--model", tiny_file).refuses("text features are 3 wide")
+    assert run(*ask).refuses("no model: name one")
+    assert not (tmp_path / "out.csv").exists()

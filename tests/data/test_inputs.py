@@ -2,6 +2,7 @@
 
 from base64 import b64encode
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +18,7 @@ import cliquetta
 from cliquetta import UserError, create_method, pipeline
 from cliquetta.app.session import AppSession
 from cliquetta.data.images import ImageError
-from cliquetta.data.inputs import as_batch, is_single, separate_images
+from cliquetta.data.inputs import as_batch, is_single, refuse_unnormalised, separate_images
 from cliquetta.data.views import image_views, to_pixels
 from cliquetta.model.clip import CLIP
 from cliquetta.model.preprocess import Preprocess
@@ -196,3 +197,15 @@ def test_nothing_unreadable_files_and_pixels_of_another_size(tmp_path: Path) -> 
         as_batch([tmp_path / "gone.png"], PREPROCESS)
     with pytest.raises(UserError, match="16, 16"):
         as_batch(torch.zeros(1, 3, 8, 8), PREPROCESS)
+
+
+def test_normalised_pixels_are_never_taken_for_unnormalised_ones() -> None:
+    """Grey, dark, bright and noisy pictures, also in low contrast."""
+    rng = np.random.default_rng(0)
+    for low, high in [(0, 256), (120, 192), (150, 160), (128, 129), (0, 2), (254, 256)]:
+        pixels = rng.integers(low, high, (40, 40, 3), dtype=np.uint8)
+        for rule in (Preprocess.openai(32), replace(Preprocess.openai(32), mean=(0.5,) * 3)):
+            refuse_unnormalised(rule(Image.fromarray(pixels)), rule)
+    refuse_unnormalised(torch.zeros(3, 32, 32), Preprocess.openai(32))
+    plain = Preprocess(32, mean=(0, 0, 0), std=(1, 1, 1))
+    refuse_unnormalised(plain(Image.fromarray(random_pixels(40, 40, 3))), plain)

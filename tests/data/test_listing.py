@@ -57,3 +57,39 @@ def test_digest_sees_tables_and_lists_but_not_folders(tmp_path: Path) -> None:
     write(tmp_path / "list.csv", "path\nb.png\n")
     assert digest(sources, None) != first
     assert digest(["-"], tmp_path / "list.csv") != digest(["-"], tmp_path / "in/a.png")
+
+
+def test_a_shuffled_list_has_every_image_once_and_knows_its_numbers(tmp_path: Path) -> None:
+    pictures(tmp_path, [f"in/{number:02}.png" for number in range(12)])
+    listing = list_images([tmp_path / "in"], tmp_path / "list.sqlite")
+    listed = names(listing, tmp_path)
+    listing.shuffle([(0, 5), (5, 12)], seed=3)
+    shown = names(listing, tmp_path)
+    assert sorted(shown[:5]) == listed[:5] and sorted(shown[5:]) == listed[5:]
+    assert shown != listed
+    assert [listed[number] for number in listing.numbers(0, 12)] == shown
+    listing.close()
+    again = ImageList(tmp_path / "list.sqlite")
+    assert again.shuffled and names(again, tmp_path) == shown
+    other = list_images([tmp_path / "in"])
+    other.shuffle([(0, 5), (5, 12)], seed=4)
+    assert names(other, tmp_path) != shown
+
+
+def test_folders_are_those_below_what_was_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pictures(tmp_path, ["in/cat/old/1.png", "in/2.png", "dog/3.png"])
+    write(tmp_path / "list.csv", "path,kind\ndog/3.png,Dog\n")
+    monkeypatch.chdir(tmp_path)
+    listing = list_images(["./in", "list.csv"], labels="kind")
+    entries = listing.entries(0, 3)
+    assert [entry.folder for entry in entries] == ["", "cat/old", "dog"]
+    assert [entry.label for entry in entries] == ["", "", "Dog"]
+    assert listing.labels() == {"": 2, "Dog": 1}
+    by_folder = list_images(["in"], labels="folder")
+    assert [entry.label for entry in by_folder.entries(0, 2)] == ["", "cat/old"]
+    with pytest.raises(
+        UserError, match="no column 'class' of labels in the input: it has path, kind"
+    ):
+        list_images(["list.csv"], labels="class")

@@ -27,6 +27,7 @@ from cliquetta.data.files import folder_dataset
 from cliquetta.data.stream import Stream
 from cliquetta.data.workers import WorkerError, usable_cores
 from cliquetta.inference.bulk import predict
+from cliquetta.inference.options import PredictOptions
 from cliquetta.inference.predictor import Reader
 from cliquetta.inference.resumable import parts_folder
 from cliquetta.model.clip import CLIP
@@ -294,7 +295,7 @@ def modules_after(code: str) -> set[str]:
 
 
 def test_a_forked_worker_has_nothing_to_import(tiny_clip: CLIP, tmp_path: Path) -> None:
-    reader = Reader(tiny_clip.preprocess, (None,), 64, 0)
+    reader = Reader(tiny_clip.preprocess, (None,), PredictOptions(workers=0))
     sent = tmp_path / "sent.pickle"
     sent.write_bytes(pickle.dumps(reader._loader(local=False).read))
     served = "".join(f"import {name}\n" for name in (workers.__name__, *workers._PRELOAD))

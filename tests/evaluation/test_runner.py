@@ -1,6 +1,7 @@
 """Runs: recorded completely, scored from logits, and not hurt by a kill at any moment."""
 
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,22 @@ def test_an_unlabelled_stream_is_predicted_without_scores(
     record = evaluate(drift, stream, out=tmp_path)
     assert record.metrics == {"labelled": 0}
     assert (load_predictions(tmp_path / record.id).labels == -1).all()
+
+
+def test_a_stream_that_is_sorted_by_class_is_warned_of(
+    drift: Drift, tiny_clip: CLIP, tiny_prompts: ClassPrompts
+) -> None:
+    """Where order tells something: not shuffled, not without memory, not without labels."""
+    preprocess = tiny_clip.preprocess
+    listed = Stream(made_up_dataset(), preprocess, batch_size=16, order="sequential")
+    with pytest.warns(UserWarning, match="class by class"):
+        evaluate(drift, listed)
+    unlabelled = made_up_dataset(labelled=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        evaluate(drift, Stream(made_up_dataset(), preprocess, batch_size=16))
+        evaluate(drift, Stream(unlabelled, preprocess, batch_size=16, order="sequential"))
+        evaluate(ZeroShot(tiny_clip, tiny_prompts, ZeroShotConfig()), listed)
 
 
 class SlowStart(ZeroShot):

@@ -12,11 +12,12 @@ import torch
 
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.evaluation import sweep as sweeping
-from cliquetta.evaluation.grid import RunSpec, grid, with_fitted, with_method
+from cliquetta.evaluation.grid import RunSpec, grid, with_method
 from cliquetta.evaluation.predictions import load_predictions
 from cliquetta.evaluation.record import list_records
 from cliquetta.evaluation.sweep import RunContext, RunResult, sweep
 from cliquetta.methods import registry
+from cliquetta.methods.spec import MethodSpec
 from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
 from cliquetta.types import Batch, Prediction
 from tests._helpers.made_runs import BASE
@@ -34,7 +35,7 @@ def test_every_method_and_dataset_is_built_before_the_first_run(tmp_path: Path) 
     with pytest.raises(UnknownNameError):
         RunContext(tmp_path).check(grid(good, datasets=["bundled", "bundlde"]))
     with pytest.raises(UserError, match="nowhere"):
-        with_fitted(BASE, tmp_path / "nowhere.safetensors")
+        MethodSpec.from_fitted(tmp_path / "nowhere.safetensors")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from cliquetta.inference.bulk import predict
 from cliquetta.inference.rows import PredictionRun
 from cliquetta.model.clip import CLIP
-from tests._helpers.trees import numbered_photos
+from tests._helpers.trees import noise, numbered_photos
 
 NAMES = ("airplane", "cat", "frog")
 IMAGES, DAMAGED = 14, 5
@@ -39,3 +39,14 @@ def run(photos: Path, tiny_clip: CLIP, tmp_path: Path) -> Predict:
         return predict([photos] if images is None else images, NAMES, **settings)  # type: ignore[arg-type]
 
     return call
+
+
+@pytest.fixture(scope="session")
+def class_folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eight images in each of three folders named after the classes, one of them damaged."""
+    folder = tmp_path_factory.mktemp("labelled")
+    for name in NAMES:
+        (folder / name).mkdir()
+    paths = [f"{name}/{number}.png" for name in NAMES for number in range(8)]
+    noise(folder, paths, damaged=[11])  # cat/3.png
+    return folder

@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -186,3 +187,24 @@ def test_lanes_are_shared_out_by_size() -> None:
     first, second = [Lane(0, 50), Lane(100, 101)], [Lane(60, 100), Lane(50, 60)]
     assert share_out(sizes, 2) == [first, second]
     assert share_out({Lane(0, 5): 5}, 3) == [[Lane(0, 5)]]
+
+
+@pytest.mark.filterwarnings("ignore:sub-folders are named after classes")
+def test_folders_of_classes_are_shuffled_over_the_actors(
+    run: Predict, tiny_clip: CLIP, class_folders: Path, tmp_path: Path
+) -> None:
+    """One actor predicts as this process does; two give every row its place in the list."""
+    settings: dict[str, Any] = {"model": tiny_clip, "method": "tda", "batch_size": 4}
+    settings |= {"labels": "folder", "workers": 0}
+    here = predict([class_folders], NAMES, out=tmp_path / "here.csv", **settings)
+    one = RayCluster(actors=1)
+    there = predict([class_folders], NAMES, out=tmp_path / "there.csv", cluster=one, **settings)
+    assert (tmp_path / "there.csv").read_bytes() == (tmp_path / "here.csv").read_bytes()
+    assert there.scores == here.scores and there.shuffled
+    two = RayCluster(actors=2)
+    predict([class_folders], NAMES, out=tmp_path / "two.csv", cluster=two, **settings)
+    listed = [row["path"] for row in table_rows(tmp_path / "here.csv")]
+    rows = table_rows(tmp_path / "two.csv")
+    assert [row["path"] for row in rows] == listed
+    plain = [row["zero_shot_prediction"] for row in table_rows(tmp_path / "here.csv")]
+    assert [row["zero_shot_prediction"] for row in rows] == plain

@@ -41,7 +41,9 @@ def test_a_run_is_over_before_it_leaves_its_cluster(
 
     @contextmanager
     def connect() -> Iterator[Any]:
-        yield SimpleNamespace(actors=1, do=lambda work: work.do())  # one worker, this process
+        yield SimpleNamespace(
+            actors=1, predict=lambda work: work.predict_here()
+        )  # one worker, this process
         # a cluster takes seconds to leave, in which a command may be killed
         left.extend(sorted(path.name for path in tmp_path.iterdir()))
 
@@ -55,7 +57,7 @@ def test_an_interrupt_loses_nothing_that_was_done(
     run: Predict, complete: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: bool
 ) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
-    owner, name = (Reader, "batches") if later else (Predictor, "ask")
+    owner, name = (Reader, "batches") if later else (Predictor, "predict_deferred")
     original, calls = getattr(owner, name), []
 
     def ask(self: Predictor, read: Any) -> Any:

@@ -165,7 +165,8 @@ def test_an_unknown_option_names_the_nearest(entry: MethodEntry) -> None:
 
 def test_a_batch_cannot_hold_labels(entry: MethodEntry) -> None:
     assert {field.name for field in dataclasses.fields(Batch)} == {"images", "keys", "views"}
-    assert list(inspect.signature(entry.adapter.predict).parameters) == ["self", "images"]
+    taken = list(inspect.signature(entry.adapter.predict).parameters)
+    assert taken == ["self", "images", "errors", "channel_order"]
 
 
 def test_another_class_list_keeps_what_does_not_depend_on_it(

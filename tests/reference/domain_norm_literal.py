@@ -341,7 +341,8 @@ class LiteralDomainNorm:
         g = torch.autograd.grad(loss, theta)[0].numpy()
         domain.steps += 1
         i = domain.steps
-        rate = self.lr * max(i**-0.5, 0.25) * k / self.W  # Eq. 12
+        share = min(1.0, max(0.0, float(loss)) / 0.3)
+        rate = self.lr * max(i**-0.5, 0.25) * k / self.W * share  # Eq. 12
         domain.first = 0.9 * domain.first + 0.1 * g
         domain.second = 0.999 * domain.second + 0.001 * g**2
         first, second = domain.first / (1 - 0.9**i), domain.second / (1 - 0.999**i)

@@ -143,3 +143,14 @@ def test_noise_is_estimated_from_paired_runs() -> None:
     assert within_noise(runs(3, 4, 5), runs(1, 6, 4))  # differences 2, -2, 1: 0.33 ± 1.2
     assert not within_noise(runs(3, 4, 5), runs(1, 1.9, 3.1))  # 2, 2.1, 1.9: 2.0 ± 0.06
     assert not within_noise(runs(3), runs(2.9))  # one run says nothing of noise
+
+
+def test_methods_that_lack_a_column_stand_behind_the_others(records: list[Record]) -> None:
+    """Tent gains most, on clean images alone; Tda is on all columns."""
+    few = [on_stream(r, order="keff", present=[1, 4]) for r in records if r.method != "tent"]
+    raised = [
+        replace(r, metrics={**r.metrics, "top1": 99.0}) if r.method == "tent" else r
+        for r in records
+    ]
+    assert list(leaderboard.board_rows(raised, {})) == ["zero_shot", "tent", "tda"]
+    assert list(leaderboard.board_rows([*raised, *few], {})) == ["zero_shot", "tda", "tent"]

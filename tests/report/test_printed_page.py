@@ -83,7 +83,7 @@ def test_a_difference_beyond_two_errors_is_bold_and_has_its_sentence() -> None:
     cells = "| TDA | single | 1 | 69.50 | +3.00 | 5,000 | 68.00 ± 0.66 | +2.00 ± 0.45 | **-2.2** |"
     assert cells in section
     assert "- TDA: a paper, table 1. Other texts." in section
-    assert "Recorded 2026-11-19 on a GPU, torch 2.11: 1 runs, seed 0." in section
+    assert "Recorded 2026-11-19 on a GPU, torch 2.11: 1 runs." in section
 
 
 def test_the_section_replaces_what_was_between_its_marks() -> None:

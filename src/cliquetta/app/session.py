@@ -192,7 +192,7 @@ class AppSession:
     ) -> Shown:
         """Count a batch that succeeded, beside the predictions of plain CLIP."""
         plain = self.plain.predict(Batch(batch.images, batch.keys))
-        columns = [part[:, 0].tolist() for one in (plain, prediction) for part in one.top()]
+        columns = [part[:, 0].tolist() for one in (plain, prediction) for part in one.topk()]
         classes = self.info.classes
         rows = tuple(
             Row(self.batches + 1, name, classes[c], p, classes[d], q, truth)

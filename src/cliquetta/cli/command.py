@@ -20,6 +20,7 @@ from cliquetta.methods.building.index import name_plug_in_files
 
 if TYPE_CHECKING:  # what loads torch is imported when it is needed: `--help` does without
     from cliquetta.evaluation.grid import RunSpec
+    from cliquetta.methods.spec import MethodSpec
     from cliquetta.model.clip import CLIP
 
 FAILED = 1
@@ -227,6 +228,34 @@ def read_settings(given: Sequence[str]) -> dict[str, str]:
     return pairs
 
 
+def read_methods(
+    method: str | None,
+    fitted: Path | None,
+    settings: Sequence[str],
+    preset: str | None = None,
+) -> "list[MethodSpec]":
+    """Read the methods that were asked for, their configs checked; the default if none was."""
+    from cliquetta.methods.registry import DEFAULT_METHOD
+    from cliquetta.methods.spec import MethodSpec
+
+    names = [] if method is None else split_list(method, "methods")
+    if len(names) > 1 and (settings or fitted or preset):
+        raise UserError(f"--set, --preset and --fitted are for one method, got {', '.join(names)}")
+    if fitted is not None:
+        spec = MethodSpec.from_fitted(fitted)
+        if settings or preset or ":" in "".join(names):
+            raise UserError(f"{fitted} was fitted with its settings: leave out presets and --set")
+        if names not in ([], [spec.method]):
+            raise UserError(f"{fitted} was fitted for {spec.method}: leave out --method {names[0]}")
+        return [spec]
+    suffix = f":{preset}" if preset else ""
+    specs = [MethodSpec.parse(f"{name}{suffix}") for name in names or [DEFAULT_METHOD]]
+    if settings:
+        options = dict(specs[0].options) | read_settings(settings)
+        specs = [specs[0].with_options(options)]
+    return specs
+
+
 def read_cells(
     base: "RunSpec",
     method: str | None,
@@ -234,26 +263,10 @@ def read_cells(
     settings: Sequence[str],
     preset: str | None = None,
 ) -> "list[RunSpec]":
-    """One spec for every method asked for, its config checked; the default method if none is."""
-    from cliquetta.evaluation.grid import with_fitted, with_method, with_options
-    from cliquetta.methods.registry import DEFAULT_METHOD
+    """Return a cell of a grid for every method that was asked for."""
+    from cliquetta.evaluation.grid import with_spec
 
-    names = [] if method is None else split_list(method, "methods")
-    if len(names) > 1 and (settings or fitted or preset):
-        raise UserError(f"--set, --preset and --fitted are for one method, got {', '.join(names)}")
-    if fitted is not None:
-        cell = with_fitted(base, fitted)
-        if settings or preset or ":" in "".join(names):
-            raise UserError(f"{fitted} was fitted with its settings: leave out presets and --set")
-        if names not in ([], [cell.method]):
-            raise UserError(f"{fitted} was fitted for {cell.method}: leave out --method {names[0]}")
-        return [cell]
-    suffix = f":{preset}" if preset else ""
-    cells = [with_method(base, f"{name}{suffix}") for name in names or [DEFAULT_METHOD]]
-    if settings:
-        own = dict(cells[0].options) | read_settings(settings)
-        cells = [with_options(cells[0], own)]
-    return cells
+    return [with_spec(base, spec) for spec in read_methods(method, fitted, settings, preset)]
 
 
 def read_seeds(given: str) -> list[int]:

@@ -50,7 +50,7 @@ cliquetta evaluate --dataset bundled@fog:3 --method domain_norm --order uneven -
 cliquetta evaluate --dataset bundled@fog:3 --order keff --present 1-4 --seeds 0,1,2
 cliquetta evaluate --dataset bundled@fog:3 --order long-tail --imbalance 20
 cliquetta evaluate --dataset bundled --classes cat,dog,frog,ship --unknown bundled
-cliquetta evaluate --dataset bundled --method domain_norm,domain_norm/vote_share=0 --seeds 0,1,2
+cliquetta evaluate --dataset bundled --method domain_norm,domain_norm/domains=1 --seeds 0,1,2
 cliquetta evaluate --dataset folder:photos --method scap:paper-views --model ViT-B/16 --device cuda
 cliquetta evaluate --dataset pets,dtd --root ~/data --model ViT-B/16 --templates openai-80
 cliquetta evaluate --dataset imagenet --root ~/data --model ViT-B/16 --features ~/features

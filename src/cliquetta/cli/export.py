@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 from cliquetta.cli.checks import check_classes, check_file, check_methods, check_model
-from cliquetta.cli.command import Common, Fitted, Preset, Settings, Templates, read_cells
+from cliquetta.cli.command import Common, Fitted, Preset, Settings, Templates, read_methods
 from cliquetta.errors import UserError
 from cliquetta.model.names import NO_MODEL
 
@@ -51,8 +51,6 @@ def export(
     if model is not None:
         check_model(model)
 
-    from cliquetta.evaluation.grid import RunSpec
-    from cliquetta.evaluation.sweep import build_adapter
     from cliquetta.export import check_format, export_model
     from cliquetta.inference.resumable import check_writable
     from cliquetta.methods.state import load_method, load_state, read_header
@@ -67,10 +65,10 @@ def export(
     else:
         if prompts is None:
             raise UserError("--method, --preset, --set and --fitted need --classes")
-        spec = read_cells(RunSpec("", "", ""), method, fitted, settings or (), preset)[0]
+        spec, *_ = read_methods(method, fitted, settings or (), preset)
         if model is None and state is not None:
             model = read_header(state)["model"]
-        adapter = build_adapter(spec, common.model(str(model)), prompts)
+        adapter = spec.build(common.model(str(model)), prompts)
         if state is not None:
             load_state(adapter, state)
     terminal = common.terminal

@@ -1,7 +1,8 @@
 """``cliquetta predict``: predict the classes of images."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -24,7 +25,7 @@ from cliquetta.cli.command import (
     Settings,
     Templates,
     Workers,
-    read_cells,
+    read_methods,
     read_shard,
 )
 from cliquetta.cli.console import Terminal, count, number
@@ -32,10 +33,18 @@ from cliquetta.errors import UserError
 from cliquetta.model.names import NO_MODEL
 
 if TYPE_CHECKING:
+    from cliquetta.inference.options import PredictOptions
     from cliquetta.inference.rows import PredictionRun
+    from cliquetta.inference.scores import MethodScores
+    from cliquetta.methods.base import Adapter
+    from cliquetta.methods.spec import MethodSpec
     from cliquetta.model.clip import CLIP
+    from cliquetta.prompts.classes import ClassPrompts
 
 Decode = Literal["exact", "fast", "gpu"]
+Order = Literal["auto", "listed", "shuffled"]
+SHOWN_CLASSES = 10  # rows of a table in the terminal
+SIGNIFICANT = 0.05  # below this p a difference is called one
 EXAMPLES = """
 cliquetta predict photos/ --classes cat,dog,horse --model ViT-B/16
 cliquetta predict photos/ --classes names.txt --model ViT-B/16 --top-k 3 --out top3.jsonl
@@ -46,7 +55,9 @@ cliquetta predict monday/ --classes names.txt --model ViT-B/16 --state camera.sa
 cliquetta predict tuesday/ --classes names.txt --model ViT-B/16 --state camera.safetensors --frozen
 cliquetta predict photos/ --classes names.txt --model ViT-B/16 --method zero_shot,domain_norm,tda
 cliquetta predict photos/ --classes names.txt --model ViT-B/16 --reject 0.9
+cliquetta predict labelled/ --classes names.txt --model ViT-B/16 --labels folder --page page.html
 cliquetta predict --features photos.npz --text-features classes.npz --method tda
+cliquetta predict photos/ --model tower.safetensors --text-features classes.npz
 cliquetta predict list.csv --classes names.txt --model ViT-B/16 --group-by camera --ray auto
 """
 
@@ -66,7 +77,9 @@ def predict(
         "that need no more.",
     ] = None,
     text_features: Annotated[
-        Path | None, "With --features: those of the class names; no model is loaded."
+        Path | None,
+        "Features of the class names (names and vectors), beside an image tower or with "
+        "--features: text stays fixed.",
     ] = None,
     classes: Annotated[
         str | None, "File with one name per line, a,b,c, or a known list (imagenet)."
@@ -93,6 +106,19 @@ def predict(
     page: Annotated[
         Path | None, "Also write an HTML page of thumbnails with their predictions."
     ] = None,
+    labels: Annotated[
+        str | None,
+        "Known classes, for accuracy and a test whether adapting helped: `folder` (sub-folders "
+        "named after classes) or a column of the input table. No method sees them.",
+    ] = None,
+    zero_shot: Annotated[
+        bool, "Add plain CLIP's predictions (always with --labels and --page)."
+    ] = False,
+    order: Annotated[
+        Order,
+        "Order of prediction; rows are always in that of the list. auto shuffles sub-folders named "
+        "after classes, which would tell a method what they show.",
+    ] = "auto",
     top_k: Annotated[int, Bounds(1), "Predictions per image."] = 1,
     probabilities: Annotated[bool, "Write the probability of every class, too."] = False,
     multi_label: Annotated[
@@ -106,13 +132,11 @@ def predict(
         "look for, between 0 and 1, such as 0.9.",
     ] = None,
     calibrate: Annotated[
-        bool | None,
+        bool,
         typer.Option(
-            help="Scale probabilities by a temperature that needs no labels. (default: for "
-            "domain_norm, where it costs nothing; not with --frozen)",
-            show_default=False,
+            "--calibrate", help="Scale probabilities by a temperature that needs no labels."
         ),
-    ] = None,
+    ] = False,
     state: Annotated[
         Path | None, "File of the adapted state: continued from if it exists, then saved."
     ] = None,
@@ -164,61 +188,51 @@ def predict(
     if model is not None:
         check_model(model)
 
-    from cliquetta.data.features import feature_dataset
-    from cliquetta.data.loader import expect_images
-    from cliquetta.evaluation.grid import RunSpec
-    from cliquetta.evaluation.sweep import build_adapter
-    from cliquetta.inference.bulk import predict as predict_images
-    from cliquetta.inference.resumable import check_writable, parts_folder, shard_path
-    from cliquetta.methods.building.frozen import freeze
-    from cliquetta.model.wrapped import FeaturesOnly
-    from cliquetta.prompts.catalogue import read_prompts
-    from cliquetta.prompts.features import as_text_features
+    from cliquetta.inference.bulk import predict_with
+    from cliquetta.inference.options import PredictOptions
 
     to_stdout = out == "-"
     if to_stdout and common.json:
         raise UserError("--json prints the predictions itself: leave out --out -")
-    if out is None and not (common.json and ray is None and group_by is None):
-        out = "predictions.csv"
     if (features is None) == (not paths):
         raise UserError("name images (folders, files or tables), or a file with --features")
-    if text_features is not None and features is None:
-        raise UserError("--text-features go with --features, the features of images")
     if page is not None and (to_stdout or features is not None):
         raise UserError("--page shows images, and their table: leave out --features and --out -")
-    text = None if text_features is None else as_text_features(text_features)
-    named = classes is None and text is not None and text.names is not None
-    prompts = None if named else read_prompts(classes, templates or ())
-    base = RunSpec("", "", model or "", seed=seed)
-    specs = read_cells(base, method, fitted, settings or (), preset)
-    part = read_shard(shard)
-    target = None if out is None else shard_path(out, part)
-    check_writable(target or "-", state, overwrite=overwrite or to_stdout or out is None)
-    cluster = None
     if features is not None and (ray is not None or group_by is not None):
         raise UserError("--ray and --group-by are for images, not for --features")
-    if ray is not None:
-        from cliquetta.inference.ray_driver import RayCluster
-
-        cluster = RayCluster(ray, actors, gpus_per_actor, common.threads or 1)
-        common.device = "cpu"  # actors move the model to theirs
-    elif actors is not None or gpus_per_actor is not None:
-        raise UserError("--actors and --gpus-per-actor are for --ray")
-    if text is not None:
-        prompts = text.prompts(prompts)
-        clip: CLIP = FeaturesOnly(text.width, scale=text.scale, device=common.checked_device())
-    else:
-        expect_images(common.checked_device(), workers)
-        clip = common.model(base.model)
-    assert prompts is not None
-    adapters = [build_adapter(spec, clip, prompts) for spec in specs]
-    calibrate = bool(calibrate) if frozen else calibrate
-    for adapter in adapters:
-        adapter.enable(reject=reject, calibrate=calibrate)
-    if frozen and text is not None:
+    if frozen and features is not None:
         raise UserError("--frozen takes images: nothing that predicts from features is exported")
-    if frozen:
-        adapters, state = [freeze(adapters, state)], None
+    if out is None and not (common.json and ray is None and group_by is None):
+        out = "predictions.csv"
+    options = PredictOptions(
+        batch_size=batch_size,
+        seed=seed,
+        order=order,
+        labels=labels,
+        zero_shot=zero_shot or page is not None,
+        top_k=top_k,
+        all_probabilities=probabilities,
+        multi_label=multi_label,
+        reject=reject,
+        calibrate=calibrate,
+        workers=workers,
+        decode=decode,
+        state=None if frozen else state,
+        out=out,
+        file_format=format,
+        shard=read_shard(shard),
+        overwrite=overwrite,
+        keep_rows=common.json or page is not None,
+        group_by=group_by,
+        cluster=_read_cluster(common, ray, actors, gpus_per_actor),
+    )
+    specs = read_methods(method, fitted, settings or (), preset)
+    prompts = _read_prompts(classes, templates or (), text_features)
+    _check_output(options, state)
+    from_features = features is not None
+    clip, prompts = _load(common, model, prompts, text_features, workers, from_features)
+    adapters = _build(specs, clip, prompts, options, state if frozen else None, frozen=frozen)
+    images = _read_images(paths or (), features, prompts)
     with common.terminal.bars() as bars:
         bars.show("predict", 0, None)
 
@@ -226,65 +240,150 @@ def predict(
             bars.show("predict", done, total, f"{skipped} skipped" if skipped else "")
 
         try:
-            run = predict_images(
-                paths
-                if features is None
-                else feature_dataset(features, prompts.names, labelled=False),
-                method=adapters,
-                seed=seed,
-                batch_size=batch_size,
-                top_k=top_k,
-                all_probabilities=probabilities,
-                multi_label=multi_label,
-                reject=reject,
-                calibrate=calibrate,
-                workers=workers,
-                decode=decode,
-                state=state,
-                out=out,
-                file_format=format,
-                shard=part,
-                overwrite=overwrite,
-                keep_rows=common.json or page is not None,
-                on_progress=show,
-                group_by=group_by,
-                cluster=cluster,
-            )
+            run = predict_with(adapters, images, options, on_progress=show)
         except (KeyboardInterrupt, OSError):
-            if target is not None and any(parts_folder(target).glob("*.jsonl")):
-                common.terminal.warn(
-                    f"stopped; finished parts are in {parts_folder(target)}: run the same command "
-                    "again to continue"
-                )
+            _say_how_to_continue(options, common.terminal)
             raise
     if page is not None:
-        from cliquetta.report.contact_sheet import contact_sheet
-
-        several = [adapter.name for adapter in adapters] if len(adapters) > 1 else [""]
-        write_atomically(page, contact_sheet(run.rows, several).encode())
-        common.terminal.say(f"Page: {page}")
+        _write_page(page, run, adapters, common.terminal)
     if not to_stdout:
-        _report(run, target, state, common.terminal)
+        _report(run, options, common.terminal)
     if run.skipped:
         raise typer.Exit(SKIPPED if run.skipped < run.images else BAD_INPUT)
 
 
-def _report(
-    run: "PredictionRun", out: Path | str | None, state: Path | None, terminal: Terminal
+def _read_cluster(
+    common: Common, ray: str | None, actors: int | None, gpus_per_actor: float | None
+) -> Any:
+    """Return the cluster to run on, if one is asked for."""
+    if ray is None:
+        if actors is not None or gpus_per_actor is not None:
+            raise UserError("--actors and --gpus-per-actor are for --ray")
+        return None
+    from cliquetta.inference.ray_driver import RayCluster
+
+    common.device = "cpu"  # actors move the model to theirs
+    return RayCluster(ray, actors, gpus_per_actor, common.threads or 1)
+
+
+def _read_prompts(
+    classes: str | None, templates: Sequence[str], text_features: Path | None
+) -> "ClassPrompts | None":
+    """Return the class list; ``None`` where a file of text features may name the classes."""
+    from cliquetta.prompts.catalogue import read_prompts
+    from cliquetta.prompts.features import as_text_features
+
+    names_classes = text_features is not None and as_text_features(text_features).names is not None
+    if classes is None and names_classes:
+        return None
+    return read_prompts(classes, templates)
+
+
+def _check_output(options: "PredictOptions", state: Path | None) -> None:
+    """Refuse files that cannot be written, before a model is loaded."""
+    from cliquetta.inference.resumable import check_writable
+
+    target = options.target
+    overwrite = options.overwrite or target is None
+    check_writable("-" if target is None else target, state, overwrite=overwrite)
+
+
+def _load(
+    common: Common,
+    model: str | None,
+    prompts: "ClassPrompts | None",
+    text_features: Path | None,
+    workers: int | None,
+    from_features: bool,
+) -> "tuple[CLIP, ClassPrompts]":
+    """Return the model, or what stands for it where images are features, and the class list."""
+    from cliquetta.data.loader import expect_images
+    from cliquetta.model.wrapped import FeaturesOnly
+    from cliquetta.prompts.features import as_text_features
+
+    if text_features is not None:
+        text = as_text_features(text_features)
+        prompts = text.prompts(prompts)
+        if from_features and model is None:
+            clip = FeaturesOnly(text.width, scale=text.scale, device=common.checked_device())
+            return clip, prompts
+    if model is None:
+        raise UserError(NO_MODEL)
+    assert prompts is not None
+    expect_images(common.checked_device(), workers)
+    return common.model(model), prompts
+
+
+def _build(
+    specs: "Sequence[MethodSpec]",
+    clip: "CLIP",
+    prompts: "ClassPrompts",
+    options: "PredictOptions",
+    state: Path | None,
+    *,
+    frozen: bool,
+) -> "list[Adapter]":
+    """Build the methods; a frozen one continues from the state and learns nothing."""
+    from cliquetta.methods.building.frozen import freeze
+
+    adapters = [spec.build(clip, prompts, seed=options.seed) for spec in specs]
+    if not frozen:
+        return adapters
+    for adapter in adapters:
+        adapter.enable(reject=options.reject, calibrate=options.calibration)
+    return [freeze(adapters, state)]
+
+
+def _read_images(paths: Sequence[str], features: Path | None, prompts: "ClassPrompts") -> Any:
+    """Return paths, or features from a file."""
+    from cliquetta.data.features import feature_dataset
+
+    if features is None:
+        return list(paths)
+    return feature_dataset(features, prompts.names, labelled=False)
+
+
+def _say_how_to_continue(options: "PredictOptions", terminal: Terminal) -> None:
+    """Name what an interrupted run has finished."""
+    from cliquetta.inference.resumable import parts_folder
+
+    if options.target is None:
+        return
+    parts = parts_folder(options.target)
+    if any(parts.glob("*.jsonl")):
+        terminal.warn(
+            f"stopped; finished parts are in {parts}: run the same command again to continue"
+        )
+
+
+def _write_page(
+    page: Path,
+    run: "PredictionRun",
+    adapters: "Sequence[Adapter]",
+    terminal: Terminal,
 ) -> None:
+    """Write the page of thumbnails."""
+    from cliquetta.report.contact_sheet import contact_sheet
+
+    several = [adapter.name for adapter in adapters] if len(adapters) > 1 else [""]
+    write_atomically(page, contact_sheet(run, several).encode())
+    terminal.say(f"Page: {page}")
+
+
+def _report(run: "PredictionRun", options: "PredictOptions", terminal: Terminal) -> None:
+    """Say what was predicted, and what there is to know about the run."""
     from cliquetta.methods.domain_norm.health import in_words
 
+    out = options.target
+    state = options.state
     predicted = run.images - run.skipped
-    for name, classes in run.classes.items():
-        shown = classes.most_common(10)
-        rows = [(label, f"{n:,}", number(100 * n / predicted, 1)) for label, n in shown]
-        title = "Predicted classes" if len(shown) == len(classes) else "Most frequent classes"
-        title += f", {name}" if len(run.classes) > 1 else ""
-        if not terminal.quiet:
-            terminal.table(("class", "images", "%"), rows, title=title, right=("images", "%"))
-        if name in run.rejected:
-            none = f"{run.rejected[name]:,} of them look like none of the classes"
-            terminal.say(f"{none} (column `rejected`).")
+    _show_classes(run, predicted, terminal)
+    for name, scores in run.scores.items():
+        _show_scores(name, scores, terminal)
+    if run.unlabelled:
+        terminal.warn(
+            f"{count(run.unlabelled, 'image')} with no label of the class list: not scored"
+        )
     if run.repeated:
         terminal.warn(f"{count(run.repeated, 'path')} named twice: predicted once")
     if run.unused:
@@ -307,22 +406,89 @@ def _report(
     rate = (run.images - run.before) / run.seconds if run.seconds else 0.0
     resumed = f", {run.before:,} of them before it was continued" if run.before else ""
     terminal.say(f"{count(run.images, 'image')} in {out}, each once{resumed} ({rate:.0f} images/s)")
+    terminal.document(_document(run, options))
+
+
+def _show_classes(run: "PredictionRun", predicted: int, terminal: Terminal) -> None:
+    """Show how often every class came first."""
+    for name, classes in run.classes.items():
+        shown = classes.most_common(SHOWN_CLASSES)
+        rows = []
+        for label, images in shown:
+            share = number(100 * images / predicted, 1)
+            rows.append((label, f"{images:,}", share))
+        title = "Predicted classes" if len(shown) == len(classes) else "Most frequent classes"
+        if len(run.classes) > 1:
+            title += f", {name}"
+        if not terminal.quiet:
+            terminal.table(("class", "images", "%"), rows, title=title, right=("images", "%"))
+        if name in run.rejected:
+            none = f"{run.rejected[name]:,} of them look like none of the classes"
+            terminal.say(f"{none} (column `rejected`).")
+
+
+def _show_scores(name: str, scores: "MethodScores", terminal: Terminal) -> None:
+    """Show accuracy, what was confused, and whether adapting helped."""
+    if not scores.images:
+        return
+    per_class = scores.per_class
+    worst = sorted(per_class, key=lambda label: per_class[label].accuracy)[:SHOWN_CLASSES]
+    rows = []
+    for label in worst:
+        score = per_class[label]
+        mistakes = [f"{to} {n:,}" for own, to, n in scores.mistakes if own == label]
+        accuracy = number(score.accuracy, 1)
+        rows.append((label, f"{score.images:,}", accuracy, ", ".join(mistakes[:3])))
+    title = f"Accuracy of {name} by class"
+    if len(worst) < len(scores.per_class):
+        title += f", the {len(worst)} worst of {len(scores.per_class)}"
+    columns = ("class", "images", "accuracy", "predicted instead")
+    if not terminal.quiet:
+        terminal.table(columns, rows, title=title, right=("images", "accuracy"))
+    terminal.say(scores_in_words(name, scores))
+
+
+def scores_in_words(name: str, scores: "MethodScores") -> str:
+    """Return accuracy and the paired test against plain CLIP as sentences."""
+    words = (
+        f"Accuracy of {name}: {number(scores.accuracy, 1)} % of {count(scores.images, 'image')} "
+        "with a label"
+    )
+    test = scores.versus_zero_shot
+    if test is None:
+        return f"{words}."
+    gain = f"{number(test.gain, 1, signed=True)} ± {number(test.half_width, 1)} points"
+    words += f", zero-shot {number(scores.zero_shot_accuracy, 1)} %: {gain}."
+    counts = f"{test.repaired:,} repaired and {test.broken:,} broken, p = {test.p:.2g}"
+    if test.p >= SIGNIFICANT:
+        return f"{words} Adapting made no difference beyond chance ({counts})."
+    effect = "helped" if test.repaired > test.broken else "hurt"
+    return f"{words} Adapting {effect} ({counts})."
+
+
+def _document(run: "PredictionRun", options: "PredictOptions") -> dict[str, Any]:
+    """Return everything about a run as JSON types."""
     damaged = [{"path": row["path"], "reason": row["error"]} for row in run.rows if row["error"]]
     counts = {name: dict(classes.most_common()) for name, classes in run.classes.items()}
-    terminal.document(
-        {
-            "out": None if out is None else str(out),
-            "images": predicted,
-            "skipped": damaged,
-            "before": run.before,
-            "predicted": counts,
-            **({"rejected": run.rejected} if run.rejected else {}),
-            "predictions": run.rows,
-            "repeated": run.repeated,
-            "unused": dict(run.unused),
-            "seconds": run.seconds,
-            "state": None if state is None else str(state),
-            "classes_changed": run.classes_changed,
-            "health": run.health,
-        }
-    )
+    document: dict[str, Any] = {
+        "out": None if options.target is None else str(options.target),
+        "images": run.images - run.skipped,
+        "skipped": damaged,
+        "before": run.before,
+        "predicted": counts,
+    }
+    if run.rejected:
+        document["rejected"] = run.rejected
+    if options.labels is not None:
+        document["scores"] = {name: scores.to_dict() for name, scores in run.scores.items()}
+        document["unlabelled"] = run.unlabelled
+    return document | {
+        "predictions": run.rows,
+        "shuffled": run.shuffled,
+        "repeated": run.repeated,
+        "unused": dict(run.unused),
+        "seconds": run.seconds,
+        "state": None if options.state is None else str(options.state),
+        "classes_changed": run.classes_changed,
+        "health": run.health,
+    }

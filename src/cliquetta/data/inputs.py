@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,10 @@ from cliquetta.types import Batch, ViewSpec
 ImageLike = str | os.PathLike[str] | bytes | Image.Image | npt.NDArray[np.uint8] | Tensor
 """A path or URL, the bytes of a file, a PIL image, an array (H, W), (H, W, 3) or (H, W, 4), or a
 tensor (3, H, W) of uint8."""
+ChannelOrder = Literal["rgb", "bgr"]
+"""Order of the channels of arrays and uint8 tensors: OpenCV reads images as ``bgr``."""
 _DATA_URI = "data:image/"
+_FEW_LEVELS = 8  # a plain image has no more levels of brightness: nothing can be told from it
 
 
 def is_single(images: Any) -> bool:
@@ -38,7 +41,9 @@ def is_single(images: Any) -> bool:
     return isinstance(images, os.PathLike | bytes | bytearray | Image.Image) or _is_file(images)
 
 
-def separate_images(images: Any, preprocess: Preprocess | None) -> Iterator[ImageLike]:
+def separate_images(
+    images: Any, preprocess: Preprocess | None, *, channel_order: ChannelOrder = "rgb"
+) -> Iterator[ImageLike]:
     """Yield the images of whatever a user has, one by one.
 
     Args:
@@ -47,6 +52,7 @@ def separate_images(images: Any, preprocess: Preprocess | None) -> Iterator[Imag
             or a DataFrame with a column of paths.
         preprocess: The rule that made preprocessed pixels, which become pictures again; without it
             they are refused.
+        channel_order: Of arrays and uint8 tensors; files and PIL images know theirs.
 
     """
     if is_table(images):
@@ -63,11 +69,45 @@ def separate_images(images: Any, preprocess: Preprocess | None) -> Iterator[Imag
         elif isinstance(image, Tensor) and image.is_floating_point():
             if preprocess is None or image.shape != (3, preprocess.size, preprocess.size):
                 raise not_an_image(image)
+            if channel_order != "rgb":
+                raise UserError("preprocessed pixels are RGB: leave out channel_order")
+            refuse_unnormalised(image, preprocess)
             yield preprocess.unnormalise(image).cpu().numpy()  # exact where it came from 8 bits
         elif image is None:
             raise not_an_image(image)
         else:
-            yield image.read() if _is_file(image) else image
+            yield image.read() if _is_file(image) else _as_rgb(image, channel_order)
+
+
+def _as_rgb(image: ImageLike, channel_order: ChannelOrder) -> ImageLike:
+    """Bring the channels of an array or tensor into the order red, green, blue."""
+    if channel_order == "rgb" or not isinstance(image, np.ndarray | Tensor) or image.ndim != 3:
+        return image
+    if isinstance(image, Tensor):
+        return image.flip(0) if len(image) == 3 else image
+    channels = image.shape[2]
+    if channels not in (3, 4):
+        return image  # refused where it is opened
+    alpha = [3] if channels == 4 else []
+    return np.ascontiguousarray(image[:, :, [2, 1, 0, *alpha]])
+
+
+def refuse_unnormalised(pixels: Tensor, preprocess: Preprocess) -> None:
+    """Refuse pixels of one image (3, S, S) that are bytes divided by 255, as ``ToTensor`` makes.
+
+    Normalised pixels are no such fractions, and reach beyond 0 and 1 but for plain grey.
+    """
+    low, high = pixels.aminmax()
+    as_they_are = not any(preprocess.mean) and set(preprocess.std) == {1.0}
+    if low < 0 or high > 1 or as_they_are:
+        return
+    levels = pixels.detach().float().cpu() * 255
+    are_bytes = bool((levels - levels.round()).abs().max() < 1e-3)
+    if are_bytes and len(np.unique(levels.numpy())) > _FEW_LEVELS:
+        raise UserError(
+            "pixels lie between 0 and 1, as torchvision's ToTensor makes them: preprocess images "
+            "with model.preprocess, or give PIL images or uint8 arrays"
+        )
 
 
 def is_table(images: Any) -> bool:
@@ -111,12 +151,27 @@ def to_picture(
 
 
 def not_an_image(image: Any) -> UserError:
-    """An error that says what an image may be."""
-    what = f"{tuple(image.shape)} {image.dtype}" if hasattr(image, "dtype") else repr(image)[:80]
-    return UserError(
-        f"not an image: {what}; give paths, PIL images, uint8 arrays (H, W, 3), or a tensor of "
-        "pixels (B, 3, S, S) preprocessed with model.preprocess"
+    """Return an error that says what an image may be."""
+    message = (
+        f"not an image: {_in_words(image)}; give paths, PIL images, uint8 arrays (H, W, 3), or a "
+        "tensor of pixels (B, 3, S, S) preprocessed with model.preprocess"
     )
+    if isinstance(image, list | tuple | Mapping):
+        message += "; (image, label) pairs come from a torch Dataset or DataLoader"
+    return UserError(message)
+
+
+def _in_words(value: Any) -> str:
+    """Describe a value in a few words, however much it holds."""
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"{tuple(value.shape)} {value.dtype}"
+    kind = type(value).__name__
+    if isinstance(value, list | tuple):
+        kinds = [type(part).__name__ for part in value[:3]]
+        if len(value) > 3:
+            kinds.append("...")
+        return f"a {kind} of {len(value)} ({', '.join(kinds)})"
+    return " ".join(repr(value).split())[:80]
 
 
 def _hash(data: bytes | memoryview) -> str:
@@ -146,11 +201,12 @@ def as_batch(
     *,
     views: ViewSpec | None = None,
     seed: int = 0,
+    channel_order: ChannelOrder = "rgb",
     max_pixels: int = MAX_PIXELS,
     untrusted: bool = False,
     on_error: Callable[[int, ImageError], None] | None = None,
 ) -> Batch:
-    """The batch of some images, with the views that a method wants.
+    """Make the batch of some images, with the views that a method wants.
 
     Keys are paths as they stand, or hashes, so that views do not depend on the batch. Tensors of
     floats are preprocessed already. ``on_error`` gets the numbers of unreadable images, which are
@@ -158,11 +214,16 @@ def as_batch(
     """
     if isinstance(images, Tensor) and images.is_floating_point():
         images = Batch(images if images.ndim > 3 else images[None])
+        if len(images) and images.images.device.type == "cpu":  # elsewhere it would wait
+            refuse_unnormalised(images.images[0], preprocess)
     if isinstance(images, Batch):
+        if channel_order != "rgb":
+            raise UserError("preprocessed pixels are RGB: leave out channel_order")
         return _checked(images, preprocess, views, seed)
     keys: list[str] = []
     made: list[Tensor] = []
-    for number, image in enumerate(separate_images(images, preprocess)):
+    separated = separate_images(images, preprocess, channel_order=channel_order)
+    for number, image in enumerate(separated):
         try:
             key, picture = to_picture(image, max_pixels=max_pixels, untrusted=untrusted)
         except ImageError as error:

@@ -18,6 +18,7 @@ from PIL import Image
 from cliquetta.data.dataset import Dataset, FileDataset
 from cliquetta.data.files import PARQUET, no_images, open_table, path_column, walk_images
 from cliquetta.data.inputs import ImageLike, is_table, to_picture
+from cliquetta.data.labels import FOLDER, last_folder
 from cliquetta.data.loader import ImageGroup
 from cliquetta.data.remote import (
     Member,
@@ -46,6 +47,8 @@ class Entry(NamedTuple):
     columns: Mapping[str, str]
     member: Member | None = None
     image: ImageLike | None = None  # one in memory, which ``path`` names
+    folder: str = ""  # below the folder or in the tar file that was named; else the last one
+    label: str = ""  # as it is stated, where labels were asked for
 
 
 class _Pictures(Dataset):
@@ -81,28 +84,85 @@ class ImageList:
         self._rows.executescript(
             "CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT);"
             "CREATE TABLE IF NOT EXISTS images (number INTEGER PRIMARY KEY, path BLOB UNIQUE, "
-            "columns TEXT, section TEXT, member TEXT)"
+            "columns TEXT, section TEXT, member TEXT, folder TEXT, label TEXT);"
+            # where the order is not that of the list: whose turn it is, counted from 1
+            "CREATE TABLE IF NOT EXISTS turns (turn INTEGER PRIMARY KEY, number INTEGER)"
         )
         facts = dict(self._rows.execute("SELECT name, value FROM facts"))
         self.columns: list[str] = json.loads(facts.get("columns", "[]"))  # of input tables
         # files in folders that are no images, counted by kind
         self.unused: Counter[str] = Counter(json.loads(facts.get("unused", "{}")))
         self.repeated = int(facts.get("repeated", 0))  # how many paths were named again
+        self.shuffled = self._rows.execute("SELECT 1 FROM turns LIMIT 1").fetchone() is not None
 
     def __len__(self) -> int:
         return int(self._rows.execute("SELECT COUNT(*) FROM images").fetchone()[0])
 
     def entries(self, start: int, stop: int) -> list[Entry]:
-        """The images with numbers from ``start`` up to ``stop``, counted from 0."""
+        """The images whose turns are from ``start`` up to ``stop``, counted from 0."""
+        source = "images"
+        turn = "number"
+        if self.shuffled:
+            source = "turns JOIN images USING (number)"
+            turn = "turn"
         rows = self._rows.execute(
-            "SELECT path, columns, member FROM images WHERE number BETWEEN ? AND ? ORDER BY number",
+            f"SELECT path, columns, member, folder, label FROM {source} "
+            f"WHERE {turn} BETWEEN ? AND ? ORDER BY {turn}",
             (start + 1, stop),
         )
         entries = []
-        for path, columns, stored in rows:
-            member = Member(*json.loads(stored)) if stored else None
-            entries.append(Entry(os.fsdecode(path), json.loads(columns), member))
+        for path, columns, stored, folder, label in rows:
+            entry = Entry(
+                path=os.fsdecode(path),
+                columns=json.loads(columns),
+                member=Member(*json.loads(stored)) if stored else None,
+                folder=folder,
+                label=label,
+            )
+            entries.append(entry)
         return entries
+
+    def numbers(self, start: int, stop: int) -> Iterator[int]:
+        """Numbers in the list of the images whose turns are from ``start`` up to ``stop``."""
+        if not self.shuffled:
+            yield from range(start, stop)
+            return
+        rows = self._rows.execute(
+            "SELECT number FROM turns WHERE turn BETWEEN ? AND ? ORDER BY turn", (start + 1, stop)
+        )
+        for (number,) in rows:
+            yield number - 1
+
+    def folders(self) -> Iterator[str]:
+        """Folders of all images, in the order of the list."""
+        for (folder,) in self._rows.execute("SELECT folder FROM images ORDER BY number"):
+            yield folder
+
+    def labels(self) -> Counter[str]:
+        """How often every label is stated."""
+        counts = self._rows.execute("SELECT label, COUNT(*) FROM images GROUP BY label")
+        return Counter(dict(counts))
+
+    def shuffle(self, sections: Sequence[tuple[int, int]], seed: int) -> None:
+        """Give the images of every section their turns in a random order.
+
+        Sections are ranges of numbers that cover the part of the list which is read. An
+        image's place depends on the seed and its number; nothing is held in memory.
+        """
+
+        def draw(number: int) -> bytes:
+            return hashlib.blake2b(f"{seed} {number}".encode(), digest_size=8).digest()
+
+        self._rows.create_function("draw", 1, draw, deterministic=True)
+        for start, stop in sections:
+            self._rows.execute(
+                "INSERT INTO turns (turn, number) "
+                "SELECT ? + ROW_NUMBER() OVER (ORDER BY draw(number), number), number "
+                "FROM images WHERE number BETWEEN ? AND ?",
+                (start, start + 1, stop),
+            )
+        self._rows.commit()
+        self.shuffled = True
 
     @property
     def in_memory(self) -> bool:
@@ -119,36 +179,51 @@ class ImageList:
         ).fetchall()
 
     def fill(
-        self, entries: Iterator[Entry], unused: Counter[str], group_by: str | None = None
+        self,
+        entries: Iterator[Entry],
+        unused: Counter[str],
+        group_by: str | None = None,
+        labels: str | None = None,
     ) -> None:
         """Store all entries, each path once; ``unused`` is counted while they are read.
 
         With ``group_by``, the name of a column, images with the same value there follow one
-        another, groups in order of their first image.
+        another, groups in order of their first image. ``labels`` is the column that states
+        labels, or ``folder``.
         """
         columns: dict[str, None] = {}
-        insert = "INSERT OR IGNORE INTO images (path, columns, section, member) VALUES (?, ?, ?, ?)"
-        for path, row, member, _ in entries:
+        insert = (
+            "INSERT OR IGNORE INTO images (path, columns, section, member, folder, label) "
+            "VALUES (?, ?, ?, ?, ?, ?)"
+        )
+        for entry in entries:
+            row = entry.columns
             columns |= dict.fromkeys(row)
-            section, stored = row.get(group_by or "", ""), json.dumps(member) if member else None
-            values = os.fsencode(path), json.dumps(dict(row)), section, stored
+            values = (
+                os.fsencode(entry.path),
+                json.dumps(dict(row)),
+                row.get(group_by or "", ""),
+                json.dumps(entry.member) if entry.member else None,
+                entry.folder,
+                entry.folder if labels == FOLDER else row.get(labels or "", ""),
+            )
             self.repeated += self._rows.execute(insert, values).rowcount == 0
+        if labels is not None and labels != FOLDER:
+            _require_column(labels, "of labels", list(columns))
         if group_by is not None:
-            self._sort_groups(group_by, list(columns))
+            _require_column(group_by, "to group by", list(columns))
+            self._sort_groups()
         self.columns, self.unused = list(columns), unused
         facts = {"columns": self.columns, "unused": unused, "repeated": self.repeated}
         stated = ((name, json.dumps(value)) for name, value in facts.items())
         self._rows.executemany("INSERT INTO facts VALUES (?, ?)", stated)
         self._rows.commit()
 
-    def _sort_groups(self, column: str, known: Sequence[str]) -> None:
-        if column not in known:
-            reason = f"it has {', '.join(known)}" if known else "only tables have columns"
-            raise UserError(f"no column {column!r} to group by in the input: {reason}")
+    def _sort_groups(self) -> None:
+        kept = "path, columns, section, member, folder, label"
         self._rows.executescript(
             "CREATE TEMP TABLE unsorted AS SELECT * FROM images; DELETE FROM images;"
-            "INSERT INTO images (path, columns, section, member) "
-            "SELECT path, columns, section, member FROM "
+            f"INSERT INTO images ({kept}) SELECT {kept} FROM "
             "(SELECT *, MIN(number) OVER (PARTITION BY section) AS first FROM unsorted) "
             "ORDER BY first, number; DROP TABLE unsorted;"
         )
@@ -156,6 +231,14 @@ class ImageList:
     def close(self) -> None:
         """Close the file."""
         self._rows.close()
+
+
+def _require_column(column: str, purpose: str, known: Sequence[str]) -> None:
+    """Refuse a column that no input table has."""
+    if column in known:
+        return
+    reason = f"it has {', '.join(known)}" if known else "only tables have columns"
+    raise UserError(f"no column {column!r} {purpose} in the input: {reason}")
 
 
 Source = Any  # a path or URL of images or of a table, or a DataFrame
@@ -166,6 +249,7 @@ def list_images(
     database: Path | str = ":memory:",
     stdin: Path | None = None,
     group_by: str | None = None,
+    labels: str | None = None,
 ) -> ImageList:
     """List the images of folders, image files, tar shards, and tables with a path column.
 
@@ -173,7 +257,8 @@ def list_images(
     named itself counts as an image whatever its suffix. Paths in a CSV, TSV or Parquet file count
     from its folder; its columns are copied. ``shard-{000..012}.tar`` stands for thirteen tar files.
     ``-`` is ``stdin``, a file of paths separated by line breaks or NUL characters. ``group_by``
-    names the column whose values the list is sorted by (see :meth:`ImageList.fill`).
+    names the column whose values the list is sorted by, ``labels`` the one that states labels
+    (see :meth:`ImageList.fill`).
     """
     listing = ImageList(database)
     unused: Counter[str] = Counter()
@@ -183,7 +268,7 @@ def list_images(
             with naming(source):
                 yield from _expand(source, unused, stdin)
 
-    listing.fill(entries(), unused, group_by)
+    listing.fill(entries(), unused, group_by, labels)
     if not len(listing):
         raise UserError("no images to predict")
     return listing
@@ -193,11 +278,15 @@ def _expand(source: Source, unused: Counter[str], stdin: Path | None) -> Iterato
     if is_table(source):
         rows: list[dict[str, str]] = source.fillna("").astype(str).to_dict("records")
         column = path_column([str(name) for name in source.columns], "the DataFrame")
-        yield from (Entry(row[column], row) for row in rows if row[column].strip())
+        for row in rows:
+            if path := row[column].strip():
+                yield Entry(row[column], row, folder=last_folder(path))
         return
     if str(source) == STDIN and stdin is not None:
         with stdin.open("rb") as file:
-            yield from (Entry(os.fsdecode(line), {}) for line in _lines(file))
+            for line in _lines(file):
+                path = os.fsdecode(line)
+                yield Entry(path, {}, folder=last_folder(path))
         return
     url, name = is_url(source), str(source)
     suffix = posixpath.splitext(name)[1].lower()
@@ -205,14 +294,15 @@ def _expand(source: Source, unused: Counter[str], stdin: Path | None) -> Iterato
     if suffix == TAR:
         for shard in expand_braces(name):
             require_exists(shard)
-            yield from (Entry(f"{shard}/{inner}", {}, at) for inner, at in list_members(shard))
+            for inner, at in list_members(shard):
+                yield Entry(f"{shard}/{inner}", {}, at, folder=posixpath.dirname(inner))
     elif suffix in TABLES and (url or not is_folder(source)):
         yield from _listed(name)
     elif is_folder(source):
         images = walk_urls(name, unused) if url else map(str, walk_images(Path(source), unused))
         image = None
         for image in images:
-            yield Entry(image, {})
+            yield Entry(image, {}, folder=_folder_below(name, image))
         if image is None:
             raise no_images(source)
     else:
@@ -220,7 +310,17 @@ def _expand(source: Source, unused: Counter[str], stdin: Path | None) -> Iterato
         if suffix in _PACKED:
             remedy = "unpack it and name the folder, or make it a .tar file"
             raise UserError(f"{source} is compressed: {remedy}")
-        yield Entry(name, {})
+        yield Entry(name, {}, folder=last_folder(name))
+
+
+def _folder_below(root: str, path: str) -> str:
+    """Return the folder of an image below the folder that was named."""
+    if not is_url(root):
+        folder = Path(path).parent.relative_to(Path(root)).as_posix()
+        return "" if folder == "." else folder
+    if not path.startswith(root):  # a file system may spell a URL differently
+        return last_folder(path)
+    return posixpath.dirname(path.removeprefix(root).lstrip("/"))
 
 
 def _listed(table: str) -> Iterator[Entry]:
@@ -233,7 +333,8 @@ def _listed(table: str) -> Iterator[Entry]:
                 path = join_url(folder, path)
             elif not is_url(path):
                 path = os.fspath(Path(folder) / path)
-            yield Entry(path, {name.strip(): value or "" for name, value in row.items() if name})
+            columns = {name.strip(): value or "" for name, value in row.items() if name}
+            yield Entry(path, columns, folder=last_folder(path))
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
@@ -249,11 +350,20 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
 
 def digest(sources: Sequence[Source], stdin: Path | None) -> str:
     """Hash of the sources and of the content of lists; the content of folders does not count."""
-    names = [s.to_csv() if is_table(s) else os.fspath(s) for s in sources]
+    names = []
+    read: list[Any] = []
+    for source in sources:
+        if is_table(source):
+            names.append(source.to_csv())
+            continue
+        names.append(os.fspath(source))
+        is_list = str(source).lower().endswith(TABLES)
+        if is_list and (is_url(source) or Path(source).is_file()):
+            read.append(source)
+    if stdin is not None:
+        read.append(stdin)
     total = hashlib.sha256(json.dumps(names).encode())
-    tables = [s for s in sources if not is_table(s) and str(s).lower().endswith(TABLES)]
-    files = [s for s in tables if is_url(s) or Path(s).is_file()]
-    for path in [*files, *([stdin] if stdin else [])]:
+    for path in read:
         with naming(path), open_location(path) as file:
             while block := file.read(_BLOCK):
                 total.update(block)

@@ -9,11 +9,16 @@ from typing import Any, TypeVar
 
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.evaluation.grid import BASELINE
-from cliquetta.evaluation.intervals import mean_half_width, share_half_width
-from cliquetta.evaluation.predictions import PairedTest, paired_test, sign_flip_p
+from cliquetta.evaluation.predictions import paired_test
 from cliquetta.evaluation.record import Run
 from cliquetta.methods.registry import get_method, method_config
 from cliquetta.methods.state import plain_config
+from cliquetta.significance import (
+    PairedTest,
+    mean_half_width,
+    share_half_width,
+    sign_flip_p,
+)
 
 Item = TypeVar("Item")
 Key = TypeVar("Key")

@@ -10,8 +10,8 @@ from typing import Any
 
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.evaluation.grid_files import packaged_grid as packaged_grid
-from cliquetta.methods.registry import method_config, method_entries
-from cliquetta.methods.state import read_fitted_method
+from cliquetta.methods.registry import method_entries
+from cliquetta.methods.spec import MethodSpec
 from cliquetta.model.names import choose_model
 from cliquetta.prompts.catalogue import class_names, list_templates, template_choice, templates
 
@@ -55,30 +55,33 @@ class RunSpec:
     @property
     def label(self) -> str:
         """The method as it is written: ``NAME[:PRESET][/FIELD=VALUE]...``."""
-        preset = f":{self.preset}" if self.preset else ""
-        options = "".join(f"/{name}={value}" for name, value in self.options)
-        return f"{self.method}{preset}{options}"
+        return str(self.method_spec)
+
+    @property
+    def method_spec(self) -> MethodSpec:
+        """The method of the cell."""
+        return MethodSpec(self.method, self.preset, self.options, self.fitted)
+
+
+def with_spec(base: RunSpec, spec: MethodSpec) -> RunSpec:
+    """Return ``base`` with another method."""
+    return replace(
+        base,
+        method=spec.method,
+        preset=spec.preset,
+        options=spec.options,
+        fitted=spec.fitted,
+    )
 
 
 def with_method(base: RunSpec, written: str) -> RunSpec:
-    """``base`` with a method written ``NAME[:PRESET][/FIELD=VALUE]...``, checked and converted."""
-    head, *pairs = written.split("/")
-    name, _, preset = head.partition(":")
-    options = dict(pair.partition("=")[::2] for pair in pairs)
-    return with_options(replace(base, method=name, preset=preset or None), options)
+    """Return ``base`` with a method written ``NAME[:PRESET][/FIELD=VALUE]...``."""
+    return with_spec(base, MethodSpec.parse(written))
 
 
 def with_options(base: RunSpec, options: Mapping[str, Any]) -> RunSpec:
-    """``base`` with these fields of its method's config, converted to their types."""
-    usual = method_config(base.method, base.preset)
-    config = method_config(base.method, base.preset, options)
-    values = [(f.name, getattr(config, f.name)) for f in fields(config)]
-    return replace(base, options=tuple((n, v) for n, v in values if v != getattr(usual, n)))
-
-
-def with_fitted(base: RunSpec, path: Path | str) -> RunSpec:
-    """``base`` with the few-shot method that a file was fitted for."""
-    return replace(base, method=read_fitted_method(path), preset=None, options=(), fitted=str(path))
+    """Return ``base`` with these fields of its method's config, converted to their types."""
+    return with_spec(base, base.method_spec.with_options(options))
 
 
 def grid(

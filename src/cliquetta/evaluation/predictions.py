@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from cliquetta.errors import UserError
-from cliquetta.evaluation.intervals import difference_half_width
+from cliquetta.significance import PairedTest, difference_half_width, sign_flip_p
 
 PREDICTIONS = "predictions.jsonl"
 
@@ -101,23 +100,6 @@ def load_predictions(folder: Path | str) -> Predictions:
     )
 
 
-# --- an exact paired test: is one method better on the same images, or is it luck? ---------------
-
-EXACT = 20_000  # up to this sum of weights p is exact; above, normal: right to a few percent
-STEPS = 8_000  # differences that are no whole numbers are rounded to this share of their sum
-
-
-@dataclass(frozen=True)
-class PairedTest:
-    """Differences between the predictions of two runs on the images that both saw."""
-
-    images: int
-    repaired: int  # wrong in the baseline, right in the other; counted once per seed
-    broken: int  # right in the baseline, wrong in the other
-    p: float  # chance of a difference at least as large if both were equally good
-    half_width: float = 0.0  # of the 95 % interval of the gain, in points
-
-
 def paired_test(pairs: Sequence[tuple[Predictions, Predictions]]) -> PairedTest:
     """Compare ``(baseline, other)`` runs, one pair per seed, image by image.
 
@@ -162,35 +144,3 @@ def _right_by_key(predictions: Predictions) -> dict[str, int]:
         if labelled:
             right_by_key[key] = right_by_key.get(key, 0) + int(right)
     return right_by_key
-
-
-def sign_flip_p(differences: npt.ArrayLike) -> float:
-    """Share of sign patterns of ``differences`` (n,) whose sum is at least as far from zero."""
-    values = np.asarray(differences)
-    if values.dtype.kind == "f":
-        values = np.rint(values * (STEPS / max(float(np.abs(values).sum()), 1e-9)))
-    values = values.astype(np.int64)
-    weights = np.abs(values[values != 0])
-    seen, reach = abs(int(values.sum())), int(weights.sum())
-    if seen == 0:
-        return 1.0
-    if reach > EXACT:
-        variance = float((weights.astype(float) ** 2).sum())
-        return math.erfc((seen - 1) / math.sqrt(2 * variance))  # sums go in steps of 2: half of one
-    distribution = np.ones(1)
-    for weight, count in zip(*np.unique(weights, return_counts=True), strict=True):
-        spread = np.zeros(2 * weight * count + 1)  # sums -weight*count ... weight*count
-        spread[:: 2 * weight] = _fair_binomial(int(count))
-        distribution = np.convolve(distribution, spread)
-    sums = np.abs(np.arange(-reach, reach + 1))
-    return min(1.0, float(distribution[sums >= seen].sum()))
-
-
-def _fair_binomial(n: int) -> npt.NDArray[np.float64]:
-    """Chances (n + 1,) of 0 ... n heads in n throws."""
-    k = np.arange(n + 1)
-    log_factorial = np.array([math.lgamma(i + 1) for i in range(n + 1)])
-    chances: npt.NDArray[np.float64] = np.exp(
-        log_factorial[n] - log_factorial[k] - log_factorial[n - k] - n * math.log(2)
-    )
-    return chances

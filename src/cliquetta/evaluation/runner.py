@@ -19,8 +19,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
 
 from cliquetta.atomic import exclusive
+from cliquetta.data.dataset import Dataset
+from cliquetta.data.labels import comes_class_by_class
 from cliquetta.data.prepared import (
     AnyBatch,
     AnyStream,
@@ -29,6 +33,7 @@ from cliquetta.data.prepared import (
     from_given_features,
 )
 from cliquetta.data.stream import Skipped, Stream
+from cliquetta.data.torch_data import LabelledTorchImages, TorchImages, is_torch_data
 from cliquetta.errors import UserError
 from cliquetta.evaluation.evidence_log import FOLDER, EvidenceLimits, EvidenceLog, has_evidence
 from cliquetta.evaluation.metrics import Metrics
@@ -50,7 +55,7 @@ from cliquetta.evaluation.record import (
     verify_predictions,
 )
 from cliquetta.inference.predictor import predict_batch
-from cliquetta.methods.base import Adapter
+from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.methods.registry import require_features_only
 from cliquetta.methods.state import unpack_state
 from cliquetta.types import Batch, Prediction
@@ -63,7 +68,7 @@ SCORE_SECONDS = 0.2  # batches wait this long, at most, to be scored and written
 
 def evaluate(
     adapter: Adapter,
-    stream: AnyStream,
+    stream: AnyStream | Dataset | TorchDataset[Any] | DataLoader[Any],
     *,
     out: Path | str | None = None,
     preset: str | None = None,
@@ -78,7 +83,10 @@ def evaluate(
 
     Args:
         adapter: The method.
-        stream: Images with labels, with the views that the method wants.
+        stream: Images with labels, with the views that the method wants. A dataset, also your own
+            torch ``Dataset`` of (image, label), is shown in an order shuffled by the method's
+            seed, 64 images per batch; a ``DataLoader`` in its own order and batches. Labels are
+            names of the method's classes or their numbers.
         out: Folder of runs; this one lives in ``out/<id>``. A finished one is returned at once, a
             broken-off one is continued. ``None`` writes nothing.
         preset: Name of the settings that the adapter's config was made from, for the record.
@@ -97,7 +105,9 @@ def evaluate(
         UserError: If method and stream do not fit together.
 
     """
-    stream = from_given_features(stream, adapter.model)
+    shown = as_stream(stream, adapter)
+    warn_of_sorted_classes(shown, adapter)
+    stream = from_given_features(shown, adapter.model)
     if isinstance(stream, FeatureStream):
         require_features_only(type(adapter), adapter.name, towers=True)
     if stream.views != adapter.views:
@@ -124,6 +134,60 @@ def evaluate(
             if on_step is not None:
                 on_step(step)
     return run.write_record("finished")
+
+
+def as_stream(given: Any, adapter: Adapter) -> AnyStream:
+    """Return a stream of whatever a user wants to have scored.
+
+    Raises:
+        UserError: It is neither a stream nor a dataset.
+
+    """
+    if not isinstance(adapter, Adapter):
+        raise UserError(
+            f"evaluate takes a method first, got {type(adapter).__name__}: build it with "
+            "create_method(name, model, classes)"
+        )
+    if isinstance(given, Stream | FeatureStream | HeldStream):
+        return given
+    order = "shuffled"
+    batch_size = 64
+    if is_torch_data(given):
+        if isinstance(given, DataLoader):
+            order = "sequential"
+            batch_size = given.batch_size or batch_size
+        images = TorchImages(given, adapter.model.preprocess)
+        given = LabelledTorchImages(images, adapter.prompts.names)
+    if not isinstance(given, Dataset):
+        raise UserError(
+            "evaluate takes a Stream, a dataset (get_dataset, or torch's, of (image, label) "
+            f"pairs) or a DataLoader, got {type(given).__name__}"
+        )
+    return Stream(
+        given,
+        adapter.model.preprocess,
+        batch_size,
+        order=order,
+        seed=adapter.seed,
+        views=adapter.views,
+        view_seed=adapter.seed,
+        device=adapter.model.device,
+    )
+
+
+def warn_of_sorted_classes(stream: AnyStream, adapter: Adapter) -> None:
+    """Warn where a method that adapts is shown one class after the other, as listed."""
+    plain = stream if isinstance(stream, Stream) else stream.stream
+    if adapter.batch_dependence is BatchDependence.INDEPENDENT or plain.order != "sequential":
+        return
+    labels = plain.labels(range(plain.images)).tolist()
+    if comes_class_by_class(labels):
+        warnings.warn(
+            f"{stream.id} lists its images class by class, and order sequential shows them so: "
+            f"{adapter.name} may learn the classes from the order, and its accuracy say nothing "
+            "about mixed images; use order shuffled unless your images come like that",
+            stacklevel=3,
+        )
 
 
 class PredictionCache:
@@ -155,7 +219,8 @@ class PredictionCache:
                     self.logits.clear()
             self.logits.update(zip(keys, logits, strict=True))
         logits = torch.stack([self.logits[key] for key in batch.keys])
-        return Prediction(logits, self.evidence), len(batch) - len(rows)
+        known = Prediction(logits, self.evidence, names=adapter.prompts.names)
+        return known, len(batch) - len(rows)
 
 
 def _now() -> str:

@@ -23,8 +23,6 @@ from cliquetta.evaluation.record import Record, digest, plan
 from cliquetta.evaluation.runner import PredictionCache, evaluate
 from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.methods.building.feature_level import FeatureLevel
-from cliquetta.methods.registry import create_method, method_config
-from cliquetta.methods.state import load_method
 from cliquetta.model.clip import CLIP
 from cliquetta.model.factory import create_model, pick_device
 from cliquetta.model.wrapped import FeaturesOnly
@@ -110,7 +108,7 @@ class RunContext:
         templates = usual if spec.templates is None else spec.templates
         features = None if text is None else text.select(names)
         prompts = ClassPrompts(names, templates, features, allow_duplicates=True)
-        adapter = build_adapter(spec, model, prompts)
+        adapter = spec.method_spec.build(model, prompts, seed=spec.seed)
         stream = Stream(
             domains,
             model.preprocess,
@@ -202,14 +200,6 @@ class RunContext:
 
     def _open(self, id: str, classes: Sequence[str] | None) -> Dataset:
         return self._data.get(id) or get_dataset(id, self.root, classes=classes)
-
-
-def build_adapter(spec: RunSpec, model: CLIP, prompts: ClassPrompts) -> Adapter:
-    """The method of a spec."""
-    if spec.fitted is not None:
-        return load_method(spec.fitted, model, prompts, seed=spec.seed)
-    config = method_config(spec.method, spec.preset, dict(spec.options))
-    return create_method(spec.method, model, prompts, config, seed=spec.seed)
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,20 @@ from typing import Any, TypeVar
 
 from cliquetta.atomic import exclusive, write_atomically
 from cliquetta.inference.predictor import Predictor, States
-from cliquetta.inference.rows import Row
+from cliquetta.inference.tables import Row
 
 PART_SECONDS = 20.0  # how much work a run that is stopped may lose
 PART_ROWS = 4096
 _START = "start"
-_OURS = ("images.sqlite*", ".images.sqlite*", "*-*.jsonl", "*.safetensors", ".*.tmp", "table")
+_OURS = (
+    "images.sqlite*",
+    ".images.sqlite*",
+    "sorted.sqlite*",
+    "*-*.jsonl",
+    "*.safetensors",
+    ".*.tmp",
+    "table",
+)
 _WAITING = 4  # batches whose rows are not made yet, at most
 
 T = TypeVar("T")
@@ -67,21 +75,30 @@ class PartCutter:
         self._begun = time.monotonic()
 
     def add(self, images: int, *, due: bool = False) -> Part | None:
-        """The part that ends with these images, if it is time, the lane is done, or it is due."""
+        """Return the part that these images end, if it is time, full, due, or the lane's last."""
         self.next += images
         late = time.monotonic() - self._begun > self.seconds
+        full = self.next - self.first >= self.most_rows
         complete = self.next == self.lane.stop
-        if not (due or late or complete or self.next - self.first >= self.most_rows):
+        if not (due or late or full or complete):
             return None
-        states = self.predictor.states() if self.keep_state or not complete else {}
-        part = Part(self.lane, self.first, self.next, (), states)
-        self.first, self._begun = self.next, time.monotonic()
+        # at the end of a lane nothing continues from the states
+        needed = self.keep_state or not complete
+        part = Part(
+            lane=self.lane,
+            first=self.first,
+            last=self.next,
+            rows=(),
+            states=self.predictor.states() if needed else {},
+        )
+        self.first = self.next
+        self._begun = time.monotonic()
         return part
 
 
 @contextmanager
 def interrupted_after() -> Iterator[None]:
-    """Let Ctrl-C wait for the end of the block; pressed twice it does not."""
+    """Let Ctrl-C wait for the end of the block; a second one stops at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -112,8 +129,8 @@ class Writer:
         self._waiting: deque[Future[Any]] = deque()
 
     def submit(self, function: Callable[..., T], *given: Any) -> Future[T]:
-        """Have something done; raises what went wrong before. A few things wait at most."""
-        while len(self._waiting) > _WAITING or (self._waiting and self._waiting[0].done()):
+        """Have something done later; raise what went wrong before. A few things wait at most."""
+        while self._waiting and (len(self._waiting) > _WAITING or self._waiting[0].done()):
             self._waiting.popleft().result()
         before = self._waiting[-1] if self._waiting else None
 
@@ -191,11 +208,14 @@ class Parts:
     @cached_property
     def _ends(self) -> dict[int, int]:
         """The end of every part, by its first image."""
-        names = (path.stem.split("-") for path in self.folder.glob("*-*.jsonl"))
-        return {int(first): int(last) for first, last in names}
+        ends = {}
+        for path in self.folder.glob("*-*.jsonl"):
+            first, last = path.stem.split("-")
+            ends[int(first)] = int(last)
+        return ends
 
     def _spans(self, lane: Lane) -> Iterator[tuple[int, int]]:
-        """First and last image of a lane's parts, in order without a gap."""
+        """Yield first and last image of a lane's parts, in order without a gap."""
         first = lane.start
         while first < lane.stop and first in self._ends:
             last = self._ends[first]
@@ -203,26 +223,29 @@ class Parts:
             first = last
 
     def finished(self, lane: Lane) -> list[Path]:
-        """The files of a lane's parts, in order."""
+        """Return the files of a lane's parts, in order."""
         return [self._part(*span) for span in self._spans(lane)]
 
     def done(self, lane: Lane) -> int:
-        """The first image of a lane that is in no part."""
+        """Return the first image of a lane that is in no part."""
         return max((last for _, last in self._spans(lane)), default=lane.start)
 
     def add(self, part: Part) -> None:
         """Add a part; its rows are complete or absent."""
+        # the state first: a part without one could not be continued
         for name, state in part.states.items():
             write_atomically(self._state(part.lane, part.last, name), state)
-        data = "".join(json.dumps(row) + "\n" for row in part.rows).encode()
+        lines = [json.dumps(row) + "\n" for row in part.rows]
+        data = "".join(lines).encode()
         write_atomically(self._part(part.first, part.last), data)
         self._ends[part.first] = part.last
+        # the state before this part has served
         if part.first > part.lane.start:
             for name in self.methods:
                 self._state(part.lane, part.first, name).unlink(missing_ok=True)
 
     def states(self, lane: Lane) -> States:
-        """The methods' state after the last part of a lane; that of the start if there is none."""
+        """Return the states after the last part of a lane; those of the start if there is none."""
         done = self.done(lane)
         return {name: self._state(lane, done, name).read_bytes() for name in self.methods}
 

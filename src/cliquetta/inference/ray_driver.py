@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +24,15 @@ from torch import Tensor
 
 from cliquetta.errors import UserError
 from cliquetta.inference import parts as limits
+from cliquetta.inference.options import PredictOptions
 from cliquetta.inference.parts import Lane, Part, PartCutter
 from cliquetta.inference.predictor import Health, Predictor, ReadBatch, Reader, Segment, States
 from cliquetta.inference.resumable import FileRun
-from cliquetta.inference.rows import Row
+from cliquetta.inference.tables import Row
+from cliquetta.methods.base import Adapter
 from cliquetta.methods.registry import create_method, get_method
 from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.ray_connection import LOCAL, connected
 
 
@@ -47,7 +49,7 @@ class BatchTask:
 
 @dataclass(frozen=True)
 class BatchReport:
-    """The report of an actor after a batch."""
+    """What an actor reports after a batch."""
 
     images: int = 0
     skipped: int = 0
@@ -59,29 +61,66 @@ class BatchReport:
 
 
 @dataclass(frozen=True)
+class MethodParts:
+    """What a method is built from, apart from the model."""
+
+    name: str
+    prompts: ClassPrompts
+    config: Any
+    seed: int
+    fitted: Mapping[str, Tensor] | None
+
+    @classmethod
+    def of(cls, adapter: Adapter) -> "MethodParts":
+        """Take a method apart; refuse one that the registry does not build."""
+        if get_method(adapter.name).adapter is not type(adapter):
+            raise UserError(
+                f"{adapter.name} cannot be built again in an actor: run it without --ray, in "
+                "parts (--shard) on several machines"
+            )
+        return cls(
+            name=adapter.name,
+            prompts=adapter.prompts,
+            config=adapter.config,
+            seed=adapter.seed,
+            fitted=adapter.fitted,
+        )
+
+    def build(self, model: CLIP) -> Adapter:
+        """Build the method for a model."""
+        return create_method(
+            self.name, model, self.prompts, self.config, seed=self.seed, fitted=self.fitted
+        )
+
+
+@dataclass(frozen=True)
 class ActorSetup:
     """The parts that an actor builds its methods from; the model is on the CPU."""
 
-    predictor: Predictor  # without methods
+    options: PredictOptions
     model: CLIP
-    methods: Sequence[tuple[Any, ...]]  # name, prompts, config, seed and fitted tensors of each
+    methods: Sequence[MethodParts]
     device: str
     threads: int
-    cutting: tuple[bool, int, float]  # the last three settings of a `PartCutter`
+    keep_state: bool
+    part_rows: int
+    part_seconds: float
 
     @classmethod
     def of(cls, work: FileRun, device: str, threads: int) -> "ActorSetup":
-        """The setup of a run."""
-        adapters = work.predictor.adapters.values()
-        for one in adapters:
-            if get_method(one.name).adapter is not type(one):
-                remedy = "run it without --ray, in parts (--shard) on several machines"
-                raise UserError(f"{one.name} cannot be built again in an actor: {remedy}")
-        predictor = replace(work.predictor, adapters={})
-        methods = [(one.name, one.prompts, one.config, one.seed, one.fitted) for one in adapters]
-        model = copy.deepcopy(next(iter(adapters)).model).cpu()
-        cutting = work.state is not None, limits.PART_ROWS, limits.PART_SECONDS
-        return cls(predictor, model, methods, device, threads, cutting)
+        """Take a run apart."""
+        adapters = list(work.predictor.adapters.values())
+        methods = [MethodParts.of(adapter) for adapter in adapters]
+        return cls(
+            options=replace(work.options, cluster=None),  # actors know nothing of each other
+            model=copy.deepcopy(adapters[0].model).cpu(),
+            methods=methods,
+            device=device,
+            threads=threads,
+            keep_state=work.state is not None,
+            part_rows=limits.PART_ROWS,
+            part_seconds=limits.PART_SECONDS,
+        )
 
 
 class PredictActor:
@@ -93,18 +132,15 @@ class PredictActor:
         self.setup: ActorSetup = pickle.loads(ray.get(setup))
         torch.set_num_threads(self.setup.threads)
         model = self.setup.model.to(self.setup.device)
-        adapters = {
-            name: create_method(name, model, prompts, config, seed=seed, fitted=fitted)
-            for name, prompts, config, seed, fitted in self.setup.methods
-        }
-        self.predictor = replace(self.setup.predictor, adapters=adapters)
+        adapters = {parts.name: parts.build(model) for parts in self.setup.methods}
+        self.predictor = Predictor(adapters, self.setup.options)
         self.cutter: PartCutter | None = None
         self.rows: list[Row] = []  # of the part that is not finished
         self.refusal = ""
         self.free = math.nan  # since when it waits
 
     def __call__(self, table: Any) -> Any:
-        """The report about a batch."""
+        """Predict a batch and report about it."""
         begun = time.perf_counter()
         waited = 0.0 if math.isnan(self.free) else begun - self.free
         report = None
@@ -119,21 +155,39 @@ class PredictActor:
 
     def _predict(self, task: BatchTask, waited: float) -> BatchReport:
         if self.cutter is None or self.cutter.lane != task.lane:
-            assert task.states is not None, "the lane began in another actor"
-            self.predictor.restore(task.states)
-            self.rows = []
-            cutting = self.setup.cutting
-            self.cutter = PartCutter(self.predictor, task.lane, task.first, *cutting)
+            self.cutter = self._begin(task)
         assert task.first == self.cutter.next, f"image {task.first} for {self.cutter.next}"
         assert isinstance(task.images, ReadBatch)
         read = self.predictor.reader.develop(task.images, torch.device(self.setup.device))
         rows = self.predictor.rows(read)
         self.rows += rows
         part = self.cutter.add(len(rows), due=task.due)
+        health: Health = {}
         if part is not None:
-            part, self.rows = replace(part, rows=self.rows), []
-        health = {} if part is None else self.predictor.health
-        return BatchReport(len(rows), len(task.images.unreadable), 0.0, waited, part, health)
+            part = replace(part, rows=self.rows)
+            health = self.predictor.health
+            self.rows = []
+        return BatchReport(
+            images=len(rows),
+            skipped=len(task.images.unreadable),
+            waited=waited,
+            part=part,
+            health=health,
+        )
+
+    def _begin(self, task: BatchTask) -> PartCutter:
+        """Continue from the states that a lane's first batch brings."""
+        assert task.states is not None, "the lane began in another actor"
+        self.predictor.restore(task.states)
+        self.rows = []
+        return PartCutter(
+            self.predictor,
+            task.lane,
+            task.first,
+            keep_state=self.setup.keep_state,
+            most_rows=self.setup.part_rows,
+            seconds=self.setup.part_seconds,
+        )
 
 
 class _Pickler(pickle.Pickler):
@@ -146,7 +200,7 @@ class _Pickler(pickle.Pickler):
 
 
 def to_table(value: object) -> Any:
-    """A block of Ray Data with one row: a Python object in bytes."""
+    """Make a block of Ray Data with one row: a Python object in bytes."""
     import pyarrow
 
     data = io.BytesIO()
@@ -155,7 +209,7 @@ def to_table(value: object) -> Any:
 
 
 def from_table(table: Any) -> Any:
-    """The object in a block."""
+    """Return the object in a block."""
     return pickle.loads(table["data"][0].as_buffer())
 
 
@@ -189,39 +243,56 @@ class RayCluster:
 
     @contextmanager
     def connect(self) -> "Iterator[RayWorkers]":
-        """The actors, for as long as a run goes on."""
+        """Hold the actors for as long as a run goes on."""
         needed = (self.actors or 1) * self.threads + 1
         with connected(self.address, max(os.cpu_count() or 1, needed)) as ray:
             try:
                 import ray.data
             except ImportError:
                 raise UserError("--ray needs an extra: pip install 'cliquetta[ray]'") from None
-            has = {"CPU": 0.0, "GPU": 0.0, **ray.cluster_resources()}
-            gpus = self.gpus_per_actor
-            if gpus is None:
-                gpus = 1.0 if has["GPU"] else 0.0
-            actors = self.actors or max(1, int(has["GPU"] / gpus) if gpus else 1)
-            cores = 0 if gpus else self.threads
-            if gpus * actors > has["GPU"]:
-                there = f"a cluster with {has['GPU']:.0f}: lower --actors or --gpus-per-actor"
-                raise UserError(f"{actors} actors with {gpus} GPUs each are too many for {there}")
-            if cores * actors + 1 > has["CPU"]:
-                there = f"CPU cores, the cluster has {has['CPU']:.0f}: lower --actors"
-                raise UserError(f"{actors} actors and a reader need {cores * actors + 1} {there}")
+            workers = self._share(ray)
             logger = logging.getLogger("ray.data")
             level = logger.level
             logger.setLevel(logging.CRITICAL)  # what goes wrong is reported here, once
             try:
-                yield RayWorkers(ray, self, actors, gpus, cores)
+                yield workers
             finally:
                 logger.setLevel(level)
 
+    def _share(self, ray: Any) -> "RayWorkers":
+        """Decide how many actors there are and what each gets of the cluster."""
+        resources = ray.cluster_resources()
+        all_gpus = resources.get("GPU", 0.0)
+        all_cores = resources.get("CPU", 0.0)
+        gpus = self.gpus_per_actor
+        if gpus is None:
+            gpus = 1.0 if all_gpus else 0.0
+        actors = self.actors
+        if actors is None:
+            actors = max(1, int(all_gpus / gpus)) if gpus else 1
+        cores = 0 if gpus else self.threads
+        if gpus * actors > all_gpus:
+            there = f"a cluster with {all_gpus:.0f}: lower --actors or --gpus-per-actor"
+            raise UserError(f"{actors} actors with {gpus} GPUs each are too many for {there}")
+        needed = cores * actors + 1
+        if needed > all_cores:
+            there = f"CPU cores, the cluster has {all_cores:.0f}: lower --actors"
+            raise UserError(f"{actors} actors and a reader need {needed} {there}")
+        return RayWorkers(ray, self, actors=actors, gpus=gpus, cores=cores)
+
 
 def share_out(sizes: Mapping[Lane, int], tracks: int) -> list[list[Lane]]:
-    """Lanes for each track, of about the same sizes in sum: the largest first, to the emptiest."""
+    """Give lanes to tracks so that all have about as many images.
+
+    The largest lane goes first, each to the track that is emptiest then.
+    """
     shares: list[list[Lane]] = [[] for _ in range(min(tracks, len(sizes)))]
     filled = [0] * len(shares)
-    for lane in sorted(sizes, key=lambda lane: (-sizes[lane], lane.start)):
+
+    def largest_first(lane: Lane) -> tuple[int, int]:
+        return -sizes[lane], lane.start
+
+    for lane in sorted(sizes, key=largest_first):
         emptiest = filled.index(min(filled))
         shares[emptiest].append(lane)
         filled[emptiest] += sizes[lane]
@@ -241,17 +312,18 @@ class RayWorkers:
     errors: list[BaseException] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def do(self, work: FileRun) -> None:
+    def predict(self, work: FileRun) -> None:
         """Predict what is in no part yet: lanes shared out among the actors, a thread for each."""
         device = "cuda" if self.gpus else "cpu"
-        setup = self.ray.put(pickle.dumps(ActorSetup.of(work, device, self.settings.threads)))
+        setup = ActorSetup.of(work, device, self.settings.threads)
+        sent = self.ray.put(pickle.dumps(setup))
         sizes = {lane: lane.stop - first for lane, first in work.left(work.lanes)}
-        threads = [
-            threading.Thread(target=self._follow, args=(work, lanes, setup), daemon=True)
-            for lanes in share_out(sizes, self.actors)
-        ]
-        for thread in threads:
+        threads = []
+        for lanes in share_out(sizes, self.actors):
+            arguments = (work, lanes, sent)
+            thread = threading.Thread(target=self._follow, args=arguments, daemon=True)
             thread.start()
+            threads.append(thread)
         try:
             for thread in threads:
                 while thread.is_alive():
@@ -284,24 +356,25 @@ class RayWorkers:
             self.over.set()
 
     def _tasks(self, work: FileRun, lanes: Sequence[Lane]) -> Iterator[BatchTask]:
-        """The next batches of the lanes."""
-        size = work.predictor.batch_size
-        batches = (
-            (lane, begin, first)
-            for lane, begin in work.left(lanes)
-            for first in range(begin, lane.stop, size)
-        )
-        for number, (lane, begin, first) in enumerate(islice(batches, WINDOW), start=1):
-            with self.lock:
-                segment = work.source.segment(first, min(first + size, lane.stop))
-                states = work.states(lane) if first == begin else None
-            yield BatchTask(lane, first, segment, states, due=number == WINDOW)
+        """Yield the next batches of the lanes."""
+        size = work.options.batch_size
+        number = 0
+        for lane, begin in work.left(lanes):
+            for first in range(begin, lane.stop, size):
+                number += 1
+                with self.lock:
+                    segment = work.source.segment(first, min(first + size, lane.stop))
+                    states = work.states(lane) if first == begin else None
+                yield BatchTask(lane, first, segment, states, due=number == WINDOW)
+                if number == WINDOW:
+                    return
 
     def _stream(self, work: FileRun, lanes: Sequence[Lane], setup: Any) -> None:
         """Let batches flow through readers and an actor, and add the parts that come out."""
         from ray.data import from_arrow
 
-        reader = replace(work.predictor.reader, workers=0, device=None, model=None)
+        options = replace(work.options, workers=0, cluster=None)
+        reader = replace(work.predictor.reader, options=options, device=None, model=None)
         batches = from_arrow([to_table(task) for task in self._tasks(work, lanes)])
         batches.context.execution_options.preserve_order = True
         batches.context.enable_progress_bars = False
@@ -310,14 +383,18 @@ class RayWorkers:
         read = batches.map_batches(read_there, fn_args=(reader, str(Path.cwd())), num_cpus=1, **one)
         # batches one after the other; a batch that is lost with its actor ends the stream. Without
         # restarts Ray Data waits for ever for an actor that was idle; a new one lacks the states
-        options = {"max_restarts": -1, "max_task_retries": 0, "allow_out_of_order_execution": False}
+        actor_options = {
+            "max_restarts": -1,
+            "max_task_retries": 0,
+            "allow_out_of_order_execution": False,
+        }
         reports = read.map_batches(
             PredictActor,
             fn_constructor_args=(setup,),
             concurrency=1,
             num_cpus=self.cores,
             num_gpus=self.gpus,
-            ray_remote_args_fn=lambda: options,
+            ray_remote_args_fn=lambda: actor_options,
             **one,
         )
         # closed here: what Ray Data left running would end this process when Ray is shut down
@@ -326,13 +403,16 @@ class RayWorkers:
             for row in rows:
                 if self.over.is_set():
                     return
-                report: BatchReport = pickle.loads(row["data"])
-                if report.refusal:
-                    raise UserError(report.refusal)
-                with self.lock:
-                    if report.part is not None:
-                        work.parts.add(report.part)
-                        work.result.health |= report.health
-                    work.result.busy += report.busy
-                    work.result.waited += report.waited
-                    work.advance(report.images, report.skipped)
+                self._take(work, pickle.loads(row["data"]))
+
+    def _take(self, work: FileRun, report: BatchReport) -> None:
+        """Add what an actor reports to the run."""
+        if report.refusal:
+            raise UserError(report.refusal)
+        with self.lock:
+            if report.part is not None:
+                work.parts.add(report.part)
+                work.result.health |= report.health
+            work.result.busy += report.busy
+            work.result.waited += report.waited
+            work.advance(report.images, report.skipped)

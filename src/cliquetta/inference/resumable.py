@@ -8,6 +8,7 @@ are there they become the output file, and the folder goes.
 import hashlib
 import json
 import os
+import sqlite3
 import tempfile
 import time
 from collections import Counter
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, closing
 from dataclasses import astuple, dataclass, field, replace
-from itertools import accumulate
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -25,31 +26,24 @@ from cliquetta.data.features import FeatureDataset
 from cliquetta.data.listing import STDIN, ImageList, Source, digest, list_images
 from cliquetta.data.remote import find_filesystem, is_url
 from cliquetta.errors import UserError
+from cliquetta.inference.options import PredictOptions
+from cliquetta.inference.order import arrange, say_shuffled
 from cliquetta.inference.parts import Lane, Part, PartCutter, Parts, Writer, interrupted_after
 from cliquetta.inference.predictor import ImageSource, Predictor, States
-from cliquetta.inference.rows import PredictionRun, Row, WriteTable
+from cliquetta.inference.rows import PredictionRun
+from cliquetta.inference.tables import Row
 from cliquetta.methods.state import describe, merge_states
 
 if TYPE_CHECKING:
-    from cliquetta.inference.ray_driver import RayCluster, RayWorkers
+    from cliquetta.inference.ray_driver import RayWorkers
 
-_FORMAT = "cliquetta-predict-2"
+_FORMAT = "cliquetta-predict-3"
+SORTED = "sorted.sqlite"  # rows on their way from the order of prediction to that of the list
 _LONGEST_NAME = 200  # of a group; file systems take 255 bytes, with a suffix while it is written
 
 
-def shard_path(out: Path | str, shard: tuple[int, int]) -> Path | str:
-    """The output file of one shard: ``predictions.2-of-8.csv``; a URL stays one."""
-    i, n = shard
-    if not 1 <= i <= n:
-        raise UserError(f"a shard is i/n with i from 1 to n, such as 2/8, got {i}/{n}")
-    folder, slash, name = str(out).rpartition("/") if is_url(out) else ("", "", str(out))
-    path = Path(name)
-    path = path if n == 1 else path.with_name(f"{path.stem}.{i}-of-{n}{path.suffix}")
-    return f"{folder}{slash}{path}" if is_url(out) else path
-
-
 def parts_folder(target: Path | str) -> Path:
-    """The folder of a run's parts: beside its output, for a URL in the current folder."""
+    """Return the folder of a run's parts: beside its output, for a URL in the current folder."""
     path = Path(str(target).rpartition("/")[2]) if is_url(target) else Path(target)
     return path.with_name(f"{path.name}.parts")
 
@@ -86,10 +80,22 @@ def check_writable(target: Path | str, state: Path | None, *, overwrite: bool = 
 
 
 def shard_range(count: int, shard: tuple[int, int], batch_size: int) -> tuple[int, int]:
-    """First and last image of a shard, in full batches of the list."""
-    (i, n), batches = shard, -(-count // batch_size)
-    ends = (batches * (i - 1) // n, batches * i // n)
-    return min(ends[0] * batch_size, count), min(ends[1] * batch_size, count)
+    """Return the first and last image of a shard, in full batches of the list."""
+    number, shards = shard
+    batches = -(-count // batch_size)
+    first = batches * (number - 1) // shards
+    last = batches * number // shards
+    return min(first * batch_size, count), min(last * batch_size, count)
+
+
+def _group_lanes(groups: Sequence[tuple[str, int]]) -> list[Lane]:
+    """Return a lane for every group, by name and number of images."""
+    lanes = []
+    start = 0
+    for name, images in groups:
+        lanes.append(Lane(start, start + images, name))
+        start += images
+    return lanes
 
 
 Progress = Callable[[int, int, int], None]  # images that are done, of how many, and those skipped
@@ -101,14 +107,8 @@ class FileRun:
 
     predictor: Predictor
     images: Sequence[Source] | FeatureDataset
-    target: Path | str  # a file, or a URL
-    write_table: WriteTable
-    shard: tuple[int, int] = (1, 1)
-    group_by: str | None = None
-    state: Path | None = None  # a file; with `group_by` a folder with a file per group
+    options: PredictOptions
     stdin: Path | None = None
-    overwrite: bool = False
-    keep_rows: bool = False
     on_progress: Progress | None = None
     source: ImageSource = field(init=False)
     lanes: list[Lane] = field(init=False)
@@ -117,34 +117,37 @@ class FileRun:
     skipped: int = 0  # of those predicted since the start
 
     def __post_init__(self) -> None:
-        self.parts = Parts(parts_folder(self.target), tuple(self.predictor.adapters))
+        target = self.options.target
+        assert target is not None, "a run into a file needs one"
+        self.target = target
+        self.state = self.options.state_path
+        self.parts = Parts(parts_folder(target), tuple(self.predictor.adapters))
         self.database = self.parts.folder / "images.sqlite"
-        self.result = PredictionRun(out=self.target)
+        self.result = PredictionRun(out=target)
 
-    def complete(self, cluster: "RayCluster | None" = None) -> PredictionRun:
+    def complete(self) -> PredictionRun:
         """Do what is left of the run."""
+        cluster = self.options.cluster
+        overwrite = self.options.overwrite
+        run = self.result
         self.parts.remove_finished()
-        check_writable(self.target, self.state, overwrite=self.overwrite)
-        if self.group_by is not None and self.shard[1] > 1:
-            raise UserError("a shard would cut groups apart: leave out --shard or --group-by")
+        check_writable(self.target, self.state, overwrite=overwrite)
         # the folder goes before a cluster is left, which takes seconds
         with ExitStack() as connection, self.parts.held(), ExitStack() as stack:
             # once more: a run of the same command may have ended just before the lock was ours
-            check_writable(self.target, self.state, overwrite=self.overwrite)
+            check_writable(self.target, self.state, overwrite=overwrite)
             workers = None if cluster is None else connection.enter_context(cluster.connect())
             facts = self._begin_or_continue(workers)
             self.lanes = [Lane(*lane) for lane in facts["lanes"]]
             self.total = sum(lane.stop - lane.start for lane in self.lanes)
-            row_format, run = self.predictor.row_format, self.result
-            if isinstance(self.images, FeatureDataset):
-                self.source = ImageSource(self.images, row_format)
-            else:
-                listing = stack.enter_context(closing(ImageList(self.database)))
-                self.source = ImageSource(listing, row_format)
-                run.repeated, run.unused = listing.repeated, listing.unused
-            self.seen = run.before = sum(self.parts.done(lane) - lane.start for lane in self.lanes)
+            self.source = self._open_source(stack)
+            self.seen = sum(self.parts.done(lane) - lane.start for lane in self.lanes)
+            run.before = self.seen
             begun = time.perf_counter()
-            self.do() if workers is None else workers.do(self)
+            if workers is None:
+                self.predict_here()
+            else:
+                workers.predict(self)
             run.seconds = time.perf_counter() - begun
             run.classes_changed = facts["classes changed"]
             run.health |= self.predictor.health
@@ -157,76 +160,127 @@ class FileRun:
             self.parts.finish()
         return run
 
+    def _open_source(self, stack: ExitStack) -> ImageSource:
+        """Open the images that the run was begun with."""
+        row_format = self.predictor.row_format
+        if isinstance(self.images, FeatureDataset):
+            return ImageSource(self.images, row_format)
+        listing = stack.enter_context(closing(ImageList(self.database)))
+        self.result.repeated = listing.repeated
+        self.result.unused = listing.unused
+        self.result.shuffled = listing.shuffled
+        if listing.shuffled:
+            say_shuffled(asked=self.options.order == "shuffled")
+        return ImageSource(listing, row_format)
+
     def _begin_or_continue(self, workers: "RayWorkers | None") -> dict[str, Any]:
-        """The facts of the run in the folder of parts; begun if there is none to continue.
+        """Return the facts of the run in the folder of parts; begin it if there is none.
 
         A run that was asked for something else is continued by its own command, or given up.
         """
-        predictor, parts, row_format = self.predictor, self.parts, self.predictor.row_format
-        groups = self.group_by is not None
+        asked = self._request(workers)
+        facts = self.parts.read()
+        if not facts:
+            return self._begin(asked, workers)
+        differing = [key for key in asked if facts["asked"].get(key) != asked[key]]
+        if not differing:
+            return facts
+        if not self.options.overwrite:
+            remedy = "repeat its command to continue it, or pass --overwrite to start again"
+            unfinished = f"an unfinished run with another {differing[0]}"
+            raise UserError(f"{self.parts.folder} holds {unfinished}: {remedy}")
+        return self._begin(asked, workers)
+
+    def _request(self, workers: "RayWorkers | None") -> dict[str, Any]:
+        """Return everything that two runs of one output have to agree in, by its name."""
+        options = self.options
+        grouped = options.group_by is not None
         if isinstance(self.images, FeatureDataset):
             listed = hashlib.sha256(self.images.rows.tobytes()).hexdigest()
         else:
             listed = digest(self.images, self.stdin)
-        asked = {
+        methods = {name: describe(one) for name, one in self.predictor.adapters.items()}
+        return {
             "format": _FORMAT,
             "list of images": listed,
             "output": str(self.target),
-            "column to group by": self.group_by,
-            "number of actors": None if groups or workers is None else workers.actors,
-            "shard": list(self.shard),
-            "batch size": predictor.batch_size,
-            "decoding": predictor.decode,
-            "seed": predictor.seed,
-            "top k": row_format.top_k,
-            "all probabilities": row_format.all_probabilities,
-            "multi label": row_format.multi_label,
-            "share to reject": row_format.reject,
-            "calibration": row_format.calibrate,
+            "column to group by": options.group_by,
+            "number of actors": None if grouped or workers is None else workers.actors,
+            "shard": list(options.shard),
+            "batch size": options.batch_size,
+            "decoding": options.decode,
+            "seed": options.seed,
+            "order": options.order,
+            "labels": options.label_source,
+            "zero-shot column": self.predictor.row_format.adds_zero_shot,
+            "top k": self.predictor.row_format.top_k,
+            "all probabilities": options.all_probabilities,
+            "multi label": options.multi_label,
+            "share to reject": options.reject,
+            "calibration": options.calibration,
             "state": None if self.state is None else str(self.state),
-            "method": {name: describe(adapter) for name, adapter in predictor.adapters.items()},
+            "method": methods,
         }
-        facts = parts.read()
-        differing = [key for key in asked if facts and facts["asked"].get(key) != asked[key]]
-        if differing and not self.overwrite:
-            remedy = "repeat its command to continue it, or pass --overwrite to start again"
-            unfinished = f"an unfinished run with another {differing[0]}"
-            raise UserError(f"{parts.folder} holds {unfinished}: {remedy}")
-        if facts and not differing:
-            return facts
-        parts.clear()
+
+    def _begin(self, asked: dict[str, Any], workers: "RayWorkers | None") -> dict[str, Any]:
+        """Begin the run in an empty folder of parts, and return its facts."""
+        predictor = self.predictor
+        grouped = self.options.group_by is not None
+        self.parts.clear()
         states = predictor.states()
-        if self.state is not None and workers is not None and not groups:
+        if self.state is not None and workers is not None and not grouped:
             (adapter,) = predictor.adapters.values()
             adapter.merge([adapter.state_dict()])  # refused before the first image, if at all
         lanes = self._list_lanes(1 if workers is None else workers.actors)
-        files = {lane.group: self.state_file(lane) for lane in lanes}
-        files = files if groups else {"": self.state}  # a shard may be empty
+        files: dict[str, Path | None] = {"": self.state}  # a shard may be empty
+        if grouped:
+            files = {lane.group: self.state_file(lane) for lane in lanes}
         seen = {group: predictor.load(file) for group, file in files.items()}
-        facts = {"asked": asked, "lanes": [astuple(lane) for lane in lanes], "seen": seen}
-        facts["classes changed"] = predictor.classes_changed
-        parts.begin(facts, states if groups else predictor.states())
+        facts = {
+            "asked": asked,
+            "lanes": [astuple(lane) for lane in lanes],
+            "seen": seen,
+            "classes changed": predictor.classes_changed,
+        }
+        self.parts.begin(facts, states if grouped else predictor.states())
         return facts
 
     def _list_lanes(self, actors: int) -> list[Lane]:
-        """One lane per group; else equal parts, in full batches, for each of the actors."""
-        count = len(self.images)
-        if not isinstance(self.images, FeatureDataset):
-            given = self.images, self.database, self.stdin, self.group_by
-            with closing(list_images(*given)) as listing:
-                count = len(listing)
-                groups = listing.groups() if self.group_by is not None else []  # slow if many
-            if groups:
-                ends = list(accumulate(size for _, size in groups))
-                return list(map(Lane, [0, *ends], ends, [name for name, _ in groups]))
-        size = self.predictor.batch_size
-        start, stop = shard_range(count, self.shard, size)
-        ranges = [shard_range(stop - start, (i, actors), size) for i in range(1, actors + 1)]
-        return [Lane(start + first, start + last) for first, last in ranges if first < last]
+        """List the images; return a lane per group, else equal parts for each of the actors."""
+        if isinstance(self.images, FeatureDataset):
+            return self._equal_lanes(len(self.images), actors)
+        listing = list_images(
+            self.images,
+            self.database,
+            stdin=self.stdin,
+            group_by=self.options.group_by,
+            labels=self.options.label_source,
+        )
+        with closing(listing):
+            ImageSource(listing, self.predictor.row_format)  # labels are refused before images
+            if self.options.group_by is not None:
+                lanes = _group_lanes(listing.groups())
+                sections = [(lane.start, lane.stop) for lane in lanes]
+            else:
+                lanes = self._equal_lanes(len(listing), actors)
+                sections = [(lanes[0].start, lanes[-1].stop)] if lanes else []
+            arrange(listing, self.predictor, sections)
+        return lanes
+
+    def _equal_lanes(self, count: int, actors: int) -> list[Lane]:
+        """Return lanes of full batches over the shard, one for each of the actors."""
+        size = self.options.batch_size
+        start, stop = shard_range(count, self.options.shard, size)
+        lanes = []
+        for number in range(1, actors + 1):
+            first, last = shard_range(stop - start, (number, actors), size)
+            if first < last:
+                lanes.append(Lane(start + first, start + last))
+        return lanes
 
     def state_file(self, lane: Lane) -> Path | None:
-        """The file that holds the state of a lane after the run."""
-        if self.state is None or self.group_by is None:
+        """Return the file that holds the state of a lane after the run."""
+        if self.state is None or self.options.group_by is None:
             return self.state
         name = quote(lane.group, safe=" ") or "(empty)"  # quoted names have no brackets
         if len(name) > _LONGEST_NAME:
@@ -237,71 +291,106 @@ class FileRun:
         return self.state / f"{name}.safetensors"
 
     def left(self, lanes: Sequence[Lane]) -> list[tuple[Lane, int]]:
-        """Lanes with images that are in no part, and the first of these."""
+        """Return lanes with images that are in no part, and the first of these."""
         firsts = [(lane, self.parts.done(lane)) for lane in lanes]
         return [(lane, first) for lane, first in firsts if first < lane.stop]
 
     def states(self, lane: Lane) -> States:
-        """The states that a lane continues from."""
+        """Return the states that a lane continues from."""
         file = self.state_file(lane)
-        if self.group_by and self.parts.done(lane) == lane.start and file and file.exists():
+        untouched = self.parts.done(lane) == lane.start
+        if self.options.group_by and untouched and file is not None and file.exists():
             self.predictor.load(file)
             return self.predictor.states()
         return self.parts.states(lane)
 
     def advance(self, images: int, skipped: int) -> None:
         """Report that images were predicted."""
-        self.seen, self.skipped = self.seen + images, self.skipped + skipped
+        self.seen += images
+        self.skipped += skipped
         if self.on_progress is not None:
             self.on_progress(self.seen, self.total, self.skipped)
 
-    def do(self) -> None:
-        """Predict here what is in no part yet, one lane after the other."""
+    def predict_here(self) -> None:
+        """Predict in this process what is in no part yet, one lane after the other."""
         begun = time.perf_counter()
         with Writer() as writer:
             for lane, first in self.left(self.lanes):
                 self.predictor.restore(self.states(lane))
-                cutter = PartCutter(self.predictor, lane, first, self.state is not None)
-                rows: list[Future[list[Row]]] = []
-                consistent = True  # rows and states are of the same images
-                try:
-                    for read in self.predictor.reader.batches(self.source, first, lane.stop):
-                        with interrupted_after():
-                            consistent = False
-                            rows.append(writer.submit(self.predictor.ask(read)))
-                            if part := cutter.add(len(read.keys)):
-                                writer.submit(self._write, part, rows)
-                                rows = []
-                            consistent = True
-                        self.advance(len(read.keys), len(read.unreadable))
-                except KeyboardInterrupt:
-                    if consistent and rows and (part := cutter.add(0, due=True)):
-                        writer.submit(self._write, part, rows)
-                    raise
+                self._predict_lane(lane, first, writer)
         self.result.busy = self.predictor.busy
         self.result.waited = time.perf_counter() - begun - self.predictor.busy
 
+    def _predict_lane(self, lane: Lane, first: int, writer: Writer) -> None:
+        cutter = PartCutter(self.predictor, lane, first, self.state is not None)
+        rows: list[Future[list[Row]]] = []
+        consistent = True  # rows and states are of the same images
+        try:
+            for read in self.predictor.reader.batches(self.source, first, lane.stop):
+                with interrupted_after():
+                    consistent = False
+                    rows.append(writer.submit(self.predictor.predict_deferred(read)))
+                    if part := cutter.add(len(read.keys)):
+                        writer.submit(self._write, part, rows)
+                        rows = []
+                    consistent = True
+                self.advance(len(read.keys), len(read.unreadable))
+        except KeyboardInterrupt:
+            if consistent and rows and (part := cutter.add(0, due=True)):
+                writer.submit(self._write, part, rows)
+            raise
+
     def _write(self, part: Part, rows: Sequence[Future[list[Row]]]) -> None:
-        self.parts.add(replace(part, rows=[row for some in rows for row in some.result()]))
+        made = [row for some in rows for row in some.result()]
+        self.parts.add(replace(part, rows=made))
 
     def _rows(self, predicted: Counter[Lane]) -> Iterator[Row]:
-        """All rows of the parts, counted on the way; ``predicted`` counts those without error."""
+        """Yield all rows in the order of the list, counted on the way.
+
+        ``predicted`` counts those without error.
+        """
+        rows = self._rows_as_predicted(predicted)
+        if self.result.shuffled:
+            rows = self._in_list_order(rows)
+        for row in rows:
+            self.result.count(self.predictor.row_format, row)
+            if self.options.keep_rows:
+                self.result.rows.append(row)
+            yield row
+
+    def _rows_as_predicted(self, predicted: Counter[Lane]) -> Iterator[Row]:
+        """Yield the rows of the parts in the order of prediction."""
         for lane in self.lanes:
             for path in self.parts.finished(lane):
                 with path.open(encoding="utf-8") as file:
                     for line in file:
                         row: Row = json.loads(line)
-                        self.result.count(self.predictor.row_format, row)
                         predicted[lane] += not row["error"]
-                        if self.keep_rows:
-                            self.result.rows.append(row)
                         yield row
+
+    def _in_list_order(self, rows: Iterator[Row]) -> Iterator[Row]:
+        """Sort rows into the order of the list, on disk."""
+        assert isinstance(self.source.images, ImageList)
+        listing = self.source.images
+        turns = (listing.numbers(lane.start, lane.stop) for lane in self.lanes)
+        numbers = chain.from_iterable(turns)
+        lines = (json.dumps(row) for row in rows)
+        path = self.parts.folder / SORTED
+        path.unlink(missing_ok=True)  # of a run that was killed while it sorted
+        with closing(sqlite3.connect(path)) as table:
+            table.execute("PRAGMA journal_mode = OFF")
+            table.execute("CREATE TABLE rows (number INTEGER PRIMARY KEY, line TEXT)")
+            numbered = zip(numbers, lines, strict=True)
+            table.executemany("INSERT INTO rows VALUES (?, ?)", numbered)
+            for (line,) in table.execute("SELECT line FROM rows ORDER BY number"):
+                row: Row = json.loads(line)
+                yield row
 
     def _assemble_table(self, rows: Iterator[Row]) -> None:
         """Make the output file of the rows; it appears complete or not at all."""
         path = self.parts.folder / "table"
         with path.open("wb") as file:
-            self.write_table(rows, self.source.table_columns(), file)
+            self.options.write_table(rows, self.source.table_columns(), file)
             file.flush()
             os.fsync(file.fileno())
         if is_url(self.target):
@@ -314,12 +403,15 @@ class FileRun:
     def _save_states(self, file: Path, seen: dict[str, int], predicted: Counter[Lane]) -> None:
         """Write the state of the one lane, one per group, or the joint one of several lanes."""
         predictor = self.predictor
-        if self.group_by is None:
+        if self.options.group_by is None:
             (adapter,) = predictor.adapters.values()
-            ends = [state for lane in self.lanes for state in self.parts.states(lane).values()]
-            (start,) = self.parts.states(Lane(0, 0)).values()  # before the first image
+            before_first_image = Lane(0, 0)
+            (start,) = self.parts.states(before_first_image).values()
+            ends: list[bytes] = []
+            for lane in self.lanes:
+                ends += self.parts.states(lane).values()
             merge_states(adapter, ends, start)
-            predictor.save(file, seen[""] + sum(predicted.values()))
+            predictor.save(file, seen[""] + predicted.total())
             return
         for lane in self.lanes:
             own_file = self.state_file(lane)

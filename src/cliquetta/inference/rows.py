@@ -1,100 +1,58 @@
-"""Rows of predictions: their columns, the counts of a run, and files that hold them."""
+"""Rows of predictions: their columns, how predictions fill them, and the counts of a run."""
 
-import csv
-import importlib.util
-import io
-import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import islice
+from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from cliquetta.errors import UserError, look_up
-from cliquetta.types import Prediction
+from torch import Tensor
 
-Row = dict[str, Any]  # text, numbers or nothing, by column
-Columns = Mapping[str, type]  # `str`, `float` or `bool`, by column
-WriteTable = Callable[[Iterable[Row], Columns, BinaryIO], None]  # what a row lacks is left empty
+from cliquetta.errors import UserError
+from cliquetta.inference.options import PredictOptions
+from cliquetta.inference.scores import MethodScores
+from cliquetta.inference.tables import Row
+from cliquetta.types import Prediction, Rejection
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-_ROW_GROUP = 10_000
-
-
-def write_csv(rows: Iterable[Row], columns: Columns, file: BinaryIO) -> None:
-    """Comma-separated values in UTF-8 that a spreadsheet does not take for formulas."""
-    text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
-    try:
-        lines = csv.writer(text)
-        lines.writerow([_cell(name) for name in columns])
-        lines.writerows([_cell(row.get(name)) for name in columns] for row in rows)
-    finally:
-        text.detach()
-
-
-def write_json_lines(rows: Iterable[Row], columns: Columns, file: BinaryIO) -> None:
-    """One JSON object per line; empty cells are null."""
-    for row in rows:
-        values = {
-            name: (row.get(name) or None) if kind is str else row.get(name)
-            for name, kind in columns.items()
-        }
-        file.write(json.dumps(values, ensure_ascii=False).encode() + b"\n")
-
-
-def write_parquet(rows: Iterable[Row], columns: Columns, file: BinaryIO) -> None:
-    """Apache Parquet (extra ``parquet``), a group of rows at a time."""
-    import pyarrow
-    import pyarrow.parquet
-
-    kinds = {str: pyarrow.string(), float: pyarrow.float64(), bool: pyarrow.bool_()}
-    schema = pyarrow.schema([(name, kinds[kind]) for name, kind in columns.items()])
-    remaining = iter(rows)
-    with pyarrow.parquet.ParquetWriter(file, schema) as writer:
-        while group := list(islice(remaining, _ROW_GROUP)):
-            filled = [{name: row.get(name) for name in columns} for row in group]
-            writer.write_table(pyarrow.Table.from_pylist(filled, schema))
-
-
-_FORMATS = {"csv": write_csv, "jsonl": write_json_lines, "parquet": write_parquet}
-
-
-def pick_format(path: Path, name: str | None = None) -> WriteTable:
-    """The writer of a named format, or else of a file's suffix; CSV without a suffix."""
-    name = name or path.suffix.lower().removeprefix(".") or "csv"
-    write_table = look_up("file format", name, _FORMATS)
-    if name == "parquet" and importlib.util.find_spec("pyarrow") is None:
-        raise UserError("Parquet files need an extra: pip install 'cliquetta[parquet]'")
-    return write_table
-
-
-def _cell(value: str | float | bool | None) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        return f"{value:.6f}"
-    if value.startswith(_FORMULA):
-        try:
-            float(value)
-        except ValueError:
-            return f"'{value}"
-    return value
+LABEL = "label"  # the column of the class that an image is known to show
+DIGITS = 6  # of probabilities
+ZERO_SHOT = "zero_shot"  # the method of plain CLIP, and the prefix of its columns
 
 
 @dataclass(frozen=True)
 class RowFormat:
-    """The output columns of some methods, and how predictions become rows."""
+    """The output columns of some methods, and how predictions become rows.
+
+    Plain CLIP stands beside the methods if ``zero_shot`` is asked for or labels are known, unless
+    it is one of them.
+    """
 
     methods: tuple[str, ...]
     classes: tuple[str, ...]
-    top_k: int = 1
-    all_probabilities: bool = False
-    multi_label: float | None = None  # classes have sigmoids, and all that reach it are listed
-    reject: float | None = None  # share of images of none of the classes to look for
-    calibrate: bool | None = None  # probabilities of calibrated logits; `None`: where that is free
+    options: PredictOptions = field(default_factory=PredictOptions)
+
+    @cached_property
+    def top_k(self) -> int:
+        """Classes that are listed per image."""
+        return min(self.options.top_k, len(self.classes))
+
+    @property
+    def labelled(self) -> bool:
+        """Whether there is a column of labels."""
+        return self.options.labels is not None
+
+    @property
+    def adds_zero_shot(self) -> bool:
+        """Whether plain CLIP predicts beside the methods."""
+        wanted = self.options.zero_shot or self.labelled
+        return wanted and ZERO_SHOT not in self.methods
+
+    @property
+    def zero_shot_column(self) -> str | None:
+        """The column of plain CLIP's predictions to compare a method with, if there is one."""
+        beside_others = ZERO_SHOT in self.methods and len(self.methods) > 1
+        return f"{ZERO_SHOT}_prediction" if self.adds_zero_shot or beside_others else None
 
     def prefix(self, method: str) -> str:
         """Prefix of the names of a method's columns."""
@@ -103,50 +61,89 @@ class RowFormat:
     def columns(self) -> dict[str, type]:
         """Names and types of the columns of all methods."""
         columns: dict[str, type] = {}
-        for prefix in map(self.prefix, self.methods):
-            for rank in range(1, self.top_k + 1):
-                suffix = "" if rank == 1 else f"_{rank}"
-                columns[f"{prefix}prediction{suffix}"] = str
-                columns[f"{prefix}probability{suffix}"] = float
-            if self.multi_label is not None:
-                columns[f"{prefix}labels"] = str
-            if self.reject is not None:
-                columns |= {f"{prefix}rejected": bool, f"{prefix}rejection_score": float}
-            if self.all_probabilities:
-                columns |= {f"{prefix}p_{name}": float for name in self.classes}
+        for method in self.methods:
+            columns |= self._columns_of(method)
+        if self.adds_zero_shot:
+            columns[f"{ZERO_SHOT}_prediction"] = str
+            columns[f"{ZERO_SHOT}_probability"] = float
         return columns
 
-    def rows(self, predictions: Mapping[str, Prediction]) -> list[Row]:
-        """One row per image of the predictions of every method."""
-        columns = list(self.columns())
-        rows: list[list[Any]] = [[] for _ in next(iter(predictions.values())).logits]
-        for method in self.methods:
-            prediction, least = predictions[method], self.multi_label
-            independent = least is not None
-            best, ranked = prediction.top(self.top_k, independent=independent)
-            scores = prediction.logits.sigmoid() if independent else prediction.probabilities
-            rejections = self._rejections(prediction)
-            for row, values, indices, every, rejection in zip(
-                rows, best.tolist(), ranked.tolist(), scores, rejections, strict=True
-            ):
-                for index, value in zip(indices, values, strict=True):
-                    row += [self.classes[index], round(value, 6)]
-                if least is not None:
-                    reached = (every >= least).nonzero()[:, 0]
-                    order = reached[every[reached].argsort(descending=True)].tolist()
-                    row.append(";".join(self.classes[index] for index in order))
-                row += rejection
-                if self.all_probabilities:
-                    row += [round(value, 6) for value in every.tolist()]
-        return [dict(zip(columns, row, strict=True)) for row in rows]
+    def _columns_of(self, method: str) -> dict[str, type]:
+        prefix = self.prefix(method)
+        columns: dict[str, type] = {}
+        for rank in range(1, self.top_k + 1):
+            suffix = "" if rank == 1 else f"_{rank}"
+            columns[f"{prefix}prediction{suffix}"] = str
+            columns[f"{prefix}probability{suffix}"] = float
+        if self.options.multi_label is not None:
+            columns[f"{prefix}labels"] = str
+        if self.options.reject is not None:
+            columns[f"{prefix}rejected"] = bool
+            columns[f"{prefix}rejection_score"] = float
+        if self.options.all_probabilities:
+            for name in self.classes:
+                columns[f"{prefix}p_{name}"] = float
+        return columns
 
-    def _rejections(self, prediction: Prediction) -> list[tuple[Any, ...]]:
-        """Cells of each image: none where rejection was not asked for."""
-        rejection = prediction.rejection
-        if self.reject is None or rejection is None:
-            return [()] * len(prediction.logits)
-        scores = [round(score, 6) for score in rejection.score.tolist()]
-        return list(zip(rejection.rejected.tolist(), scores, strict=True))
+    def rows(
+        self, predictions: Mapping[str, Prediction], zero_shot: Prediction | None = None
+    ) -> list[Row]:
+        """Return one row per image.
+
+        Args:
+            predictions: Those of every method, by name.
+            zero_shot: That of plain CLIP, where it stands beside the methods.
+
+        """
+        columns = list(self.columns())
+        first = predictions[self.methods[0]]
+        # the cells of every image, in the order of the columns
+        cells: list[list[Any]] = [[] for _ in range(len(first.logits))]
+        for method in self.methods:
+            self._fill(cells, predictions[method])
+        if zero_shot is not None:
+            self._fill_best(cells, zero_shot, count=1)
+        return [dict(zip(columns, row, strict=True)) for row in cells]
+
+    def _fill(self, cells: list[list[Any]], prediction: Prediction) -> None:
+        """Append the cells of one method to every row."""
+        self._fill_best(cells, prediction, count=self.top_k)
+        least = self.options.multi_label
+        scores = prediction.probabilities
+        if least is not None:
+            scores = prediction.logits.sigmoid()
+            for row, every in zip(cells, scores, strict=True):
+                row.append(";".join(self._reached(every, least)))
+        if self.options.reject is not None and prediction.rejection is not None:
+            self._fill_rejection(cells, prediction.rejection)
+        if self.options.all_probabilities:
+            for row, every in zip(cells, scores.tolist(), strict=True):
+                row += [round(value, DIGITS) for value in every]
+
+    def _fill_rejection(self, cells: list[list[Any]], rejection: Rejection) -> None:
+        """Append whether every image is of none of the classes, and how unsure it is."""
+        rejected = rejection.rejected.tolist()
+        scores = rejection.score.tolist()
+        for row, none_of_these, score in zip(cells, rejected, scores, strict=True):
+            row.append(none_of_these)
+            row.append(round(score, DIGITS))
+
+    def _fill_best(self, cells: list[list[Any]], prediction: Prediction, *, count: int) -> None:
+        """Append the best classes of every image, with their probabilities."""
+        independent = self.options.multi_label is not None
+        best, ranked = prediction.topk(count, independent=independent)
+        probabilities = best.tolist()
+        classes = ranked.tolist()
+        for row, values, indices in zip(cells, probabilities, classes, strict=True):
+            for index, value in zip(indices, values, strict=True):
+                row.append(self.classes[index])
+                row.append(round(value, DIGITS))
+
+    def _reached(self, probabilities: Tensor, least: float) -> list[str]:
+        """Return the classes that are at least so probable, the best first."""
+        reached = (probabilities >= least).nonzero()[:, 0]
+        order = probabilities[reached].argsort(descending=True)
+        return [self.classes[index] for index in reached[order].tolist()]
 
 
 @dataclass
@@ -168,11 +165,17 @@ class PredictionRun:
     """Number of images for which each class came first, by method."""
     rejected: dict[str, int] = field(default_factory=dict)
     """Number of images of none of the classes, by method, if asked for; also in ``classes``."""
+    scores: dict[str, MethodScores] = field(default_factory=dict)
+    """Agreement with labels, by method, if they are known."""
+    unlabelled: int = 0
+    """Images that were predicted and have no label, if labels are known."""
     rows: list[Row] = field(default_factory=list)
     """Path, predictions and error of every image; empty where they went to a file only.
 
     Predictions of an image that could not be read are ``None``.
     """
+    shuffled: bool = False
+    """Whether images were predicted in a random order; rows are in the order of the list."""
     repeated: int = 0
     """Paths that were named again."""
     unused: Counter[str] = field(default_factory=Counter)
@@ -181,10 +184,10 @@ class PredictionRun:
     classes_changed: bool = False
     """The state was of another class list: what does not depend on the classes stays."""
     health: dict[str, dict[str, int | float | str]] = field(default_factory=dict)
-    """Figures of how adaptation did in the last batch, with a verdict, by method that has one."""
+    """Figures of how adaptation did in the last batch, by method that has them."""
 
     def to_pandas(self) -> Any:
-        """The rows as a DataFrame.
+        """Return the rows as a DataFrame.
 
         Raises:
             UserError: pandas is not installed.
@@ -201,9 +204,28 @@ class PredictionRun:
         self.images += 1
         self.skipped += bool(row["error"])
         for method in row_format.methods:
-            predicted = row[f"{row_format.prefix(method)}prediction"]
+            prefix = row_format.prefix(method)
+            predicted = row[f"{prefix}prediction"]
             if predicted is not None:
-                self.classes.setdefault(method, Counter())[predicted] += 1
-            if row_format.reject is not None:
-                rejected = bool(row[f"{row_format.prefix(method)}rejected"])
-                self.rejected[method] = self.rejected.get(method, 0) + rejected
+                counts = self.classes.setdefault(method, Counter())
+                counts[predicted] += 1
+            if row_format.options.reject is not None:
+                self.rejected.setdefault(method, 0)
+                self.rejected[method] += bool(row[f"{prefix}rejected"])
+        if row_format.labelled and not row["error"]:
+            self._score(row_format, row)
+
+    def _score(self, row_format: RowFormat, row: Row) -> None:
+        """Compare the predictions of an image with its label."""
+        label = row[LABEL]
+        self.unlabelled += not label
+        column = row_format.zero_shot_column
+        for method in row_format.methods:
+            scores = self.scores.setdefault(method, MethodScores())
+            if not label:
+                continue
+            zero_shot = None
+            if column is not None and method != ZERO_SHOT:
+                zero_shot = row[column]
+            predicted = row[f"{row_format.prefix(method)}prediction"]
+            scores.add(label=label, predicted=predicted, zero_shot=zero_shot)

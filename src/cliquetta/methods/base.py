@@ -8,14 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from cliquetta.atomic import write_atomically
-from cliquetta.data.inputs import Images, as_batch
-from cliquetta.errors import UserError
+from cliquetta.data.images import ImageError
+from cliquetta.data.inputs import ChannelOrder, Images, as_batch
+from cliquetta.errors import UserError, look_up
 from cliquetta.methods.building.config import MethodConfig
 from cliquetta.methods.building.explanation import CacheCount, Explanation, PromptedPasses
 from cliquetta.methods.building.memory import Memory, all_finite
@@ -23,7 +24,7 @@ from cliquetta.methods.building.merging import MergeRule, merge_memories
 from cliquetta.methods.zero_shot_reference import OPTIONAL, ZeroShotReference, without_optional
 from cliquetta.model.clip import CLIP, FrozenModel
 from cliquetta.prompts.classes import ClassPrompts, as_prompts
-from cliquetta.types import Batch, Prediction, ViewSpec
+from cliquetta.types import Batch, Prediction, Rejection, ViewSpec
 
 A = TypeVar("A", bound="Adapter")
 
@@ -60,6 +61,31 @@ def refuse_non_finite(images: Tensor, keys: Sequence[str] = ()) -> None:
             f"the first is number {bad[0]}{name}: leave them out; nothing of this batch was "
             "predicted"
         )
+
+
+def with_rows_of_errors(prediction: Prediction, unreadable: Mapping[int, str]) -> Prediction:
+    """Return a prediction with a row of NaN for every image that could not be read.
+
+    Args:
+        prediction: That of the other images, in order.
+        unreadable: Reasons by the image's place among all.
+
+    """
+    if not unreadable:
+        return prediction
+    logits = prediction.logits
+    images = len(logits) + len(unreadable)
+    read = [row for row in range(images) if row not in unreadable]
+    full = logits.new_full((images, logits.shape[1]), torch.nan)
+    full[read] = logits
+    rejection = prediction.rejection
+    if rejection is not None:
+        score = rejection.score.new_full((images,), torch.nan)
+        score[read] = rejection.score
+        rejected = rejection.rejected.new_zeros((images,))
+        rejected[read] = rejection.rejected
+        rejection = Rejection(score, rejected)
+    return replace(prediction, logits=full, rejection=rejection, errors=dict(unreadable))
 
 
 class Adapter(ZeroShotReference, ABC):
@@ -118,12 +144,22 @@ class Adapter(ZeroShotReference, ABC):
         spec = self.config.spec if isinstance(self.config, MethodConfig) else None
         return None if spec is None or spec.count == 1 else spec
 
-    def predict(self, images: Images) -> Prediction:
+    def predict(
+        self,
+        images: Images,
+        *,
+        errors: Literal["raise", "row"] = "raise",
+        channel_order: ChannelOrder = "rgb",
+    ) -> Prediction:
         """Predict a batch; the method may learn from it.
 
         Args:
             images: A :class:`Batch`, paths, PIL images, bytes of files, uint8 arrays (H, W, 3), or
                 preprocessed pixels (B, 3, S, S); views are added where the method wants them.
+            errors: ``raise`` an error about an image that cannot be read, or give it a ``row``:
+                the others are predicted without it, its logits are NaN, and
+                :attr:`Prediction.errors` says why.
+            channel_order: Of arrays and uint8 tensors: ``bgr`` for images that OpenCV has read.
 
         Returns:
             Logits of every image, in order.
@@ -133,16 +169,32 @@ class Adapter(ZeroShotReference, ABC):
             UserError: Something is not an image, or cannot be read.
 
         """
-        batch = as_batch(images, self.model.preprocess, views=self.views, seed=self.seed)
-        if len(batch) == 0:
-            return Prediction(torch.zeros(0, len(self.prompts), device=self.model.device))
-        batch = batch.to(self.model.device)
-        return self._predict_safely(
-            batch.images if batch.views is None else batch.views,
-            batch.keys,
-            lambda: self._predict(batch),
-            lambda: self.model.encode_image(batch.images, normalize=True),
+        look_up("way to treat errors", errors, {"raise": None, "row": None})
+        unreadable: dict[int, str] = {}
+
+        def note(number: int, error: ImageError) -> None:
+            unreadable[number] = error.reason
+
+        batch = as_batch(
+            images,
+            self.model.preprocess,
+            views=self.views,
+            seed=self.seed,
+            channel_order=channel_order,
+            on_error=note if errors == "row" else None,
         )
+        if len(batch) == 0:
+            nothing = torch.zeros(0, len(self.prompts), device=self.model.device)
+            prediction = Prediction(nothing, names=self.prompts.names)
+        else:
+            batch = batch.to(self.model.device)
+            prediction = self._predict_safely(
+                batch.images if batch.views is None else batch.views,
+                batch.keys,
+                lambda: self._predict(batch),
+                lambda: self.model.encode_image(batch.images, normalize=True),
+            )
+        return with_rows_of_errors(prediction, unreadable)
 
     def _predict_safely(
         self,
@@ -172,7 +224,7 @@ class Adapter(ZeroShotReference, ABC):
             if late and isinstance(error, Exception):
                 refuse_non_finite(inputs, keys)
             raise
-        return prediction
+        return replace(prediction, names=self.prompts.names)
 
     def _on_model_scale(self, prediction: Prediction) -> Prediction:
         """Add the bias of a sigmoid model (SigLIP), which no softmax inside a method needs."""

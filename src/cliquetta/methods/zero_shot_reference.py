@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -132,9 +131,6 @@ class ZeroShotReference:
     frozen: bool = False  # Whether nothing is learned from the stream any more.
     reject_share: float | None = None  # See :meth:`enable_rejection`.
     calibrated: bool = False  # See :meth:`enable_calibration`.
-    lends_zero_shot: ClassVar[bool] = False
-    """Whether evidence holds plain CLIP's probabilities, ``zero_shot`` (B, N), wherever the method
-    computes them: it is calibrated at no cost, and so by default."""
 
     @cached_property
     def _replayed(self) -> Replayed:
@@ -146,11 +142,11 @@ class ZeroShotReference:
         """Unit class features (N, E) of plain CLIP."""
         return self.model.classifier(self.prompts)
 
-    def enable(self, *, reject: float | None, calibrate: bool | None) -> None:
-        """Turn on rejection, and calibration; by default where a method lends zero-shot."""
+    def enable(self, *, reject: float | None, calibrate: bool) -> None:
+        """Turn on rejection and calibration as far as they are asked for."""
         if reject is not None:
             self.enable_rejection(reject)
-        if self.lends_zero_shot if calibrate is None else calibrate:
+        if calibrate:
             self.enable_calibration()
 
     def enable_rejection(self, share: float = SHARE) -> None:
@@ -183,7 +179,7 @@ class ZeroShotReference:
         """Divide logits by a temperature from now on, so that probabilities can be trusted more.
 
         Predictions become on average as sure as zero-shot CLIP finds them probable; the best class
-        stays the best. Every image costs a plain pass, except in methods that lend zero-shot.
+        stays the best. Every image costs a plain pass.
         """
         self._remember_optional(CONFIDENCES)
         self.calibrated = True
@@ -197,18 +193,17 @@ class ZeroShotReference:
         """The prediction with rejections and another temperature, by what plain CLIP encodes."""
         if self.reject_share is None and not self.calibrated:
             return prediction
-        logits, plain = prediction.logits, prediction.evidence.get("zero_shot")
+        logits = prediction.logits
         memory, learns = self.memory, not self.frozen
-        if self.reject_share is not None or not self.lends_zero_shot:
-            zero_shot = self.model.scale * encode() @ self.zero_shot_classifier.T
-            plain = zero_shot.softmax(dim=1)
-            if self.reject_share is not None:
-                window, share = memory[LEFT_OUT], self.reject_share
-                rejection, window = reject(logits, zero_shot, window, share, learn=learns)
-                memory[LEFT_OUT] = window
-                prediction = replace(prediction, rejection=rejection)
+        zero_shot = self.model.scale * encode() @ self.zero_shot_classifier.T
+        if self.reject_share is not None:
+            window, share = memory[LEFT_OUT], self.reject_share
+            rejection, window = reject(logits, zero_shot, window, share, learn=learns)
+            memory[LEFT_OUT] = window
+            prediction = replace(prediction, rejection=rejection)
         if self.calibrated:
-            if plain is not None and learns:
+            if learns:
+                plain = zero_shot.softmax(dim=1)
                 sums = memory[CONFIDENCES]
                 memory[CONFIDENCES] = self._replayed(count_confidences, sums, logits, plain)
             logits = self._replayed(calibrate, logits, memory[CONFIDENCES])

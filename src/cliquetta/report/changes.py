@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from cliquetta.errors import UserError
-from cliquetta.evaluation.predictions import PairedTest, Predictions, paired_test
+from cliquetta.evaluation.predictions import Predictions, paired_test
 from cliquetta.report.markup import count, number
 from cliquetta.report.style import DIVERGING, FAINT, INK, Figure, new_figure
+from cliquetta.significance import PairedTest
 
 CLASSES = 12  # classes that are drawn in a confusion matrix
 

@@ -1,75 +1,262 @@
-"""Predictions to look at: a page of thumbnails, with class and probability."""
+"""Predictions to look at: thumbnails with class and probability, to be filtered and sorted."""
 
+import base64
+import io
+import json
+import os
+import posixpath
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.resources import files
 from typing import Any
-
-import numpy as np
 
 from cliquetta.data.images import ImageError
 from cliquetta.data.remote import open_listed
-from cliquetta.report.gallery import data_uri
-from cliquetta.report.markup import count, esc, frame
+from cliquetta.data.workers import usable_cores
+from cliquetta.inference.rows import LABEL, ZERO_SHOT, PredictionRun
+from cliquetta.inference.scores import MethodScores
+from cliquetta.report.markup import cards, count, details, esc, frame, number, table
 
-MOST = 1000  # thumbnails on a page
+MOST = 20_000  # thumbnails on a page
+MANY = 2_000  # from here on thumbnails are smaller
+BLOCK = 200  # thumbnails that the page reads at a time
+LISTED = 1_000  # unreadable images that are listed
 _SIDE = 128
+_SMALL_SIDE = 96
+_NO_PICTURE = "-"
+_CONFUSED = 20  # rows of the table of what was confused
+
+Rows = Sequence[Mapping[str, Any]]
 
 
-def contact_sheet(rows: Sequence[Mapping[str, Any]], methods: Sequence[str] = ("",)) -> str:
-    """A page of the images of :attr:`PredictionRun.rows`, to be filtered by class.
+def contact_sheet(run: PredictionRun, methods: Sequence[str] = ("",)) -> str:
+    """Make a page of the images of a run, by class, folder, confidence and what changed.
 
     Args:
-        rows: Path, predictions and error of every image. The first :data:`MOST` that could be read
-            are shown; all others are listed.
-        methods: Names of the methods where there are several; the first one's classes are filtered.
+        run: A run that kept its rows. The first :data:`MOST` images that could be read are shown.
+        methods: Names of the methods where there are several.
 
     Returns:
-        HTML in one file that fetches nothing and runs no script.
+        HTML in one file that fetches nothing; the browser runs no script but the one in it.
 
     """
-    heads = [f"{name}_" if name else "" for name in methods]
-    read = [row for row in rows if not row["error"]]
-    shown, classes = read[:MOST], Counter(row[f"{heads[0]}prediction"] for row in read[:MOST])
-    indices = {name: index for index, (name, _) in enumerate(classes.most_common())}
-    tiles = "".join(_tile(row, heads, indices[row[f"{heads[0]}prediction"]]) for row in shown)
-    choices = {"all": f"all ({len(shown):,})"}
-    choices |= {str(index): f"{name} ({classes[name]:,})" for name, index in indices.items()}
-    buttons = "".join(
-        f'<label><input type="radio" name="class" id="show-{id}"{" checked" * (id == "all")}> '
-        f"{esc(words)}</label>"
-        for id, words in choices.items()
-    )
-    # the choice is made by style rules, one per class: the page needs no script
-    rules = "".join(
-        f"body:has(#show-{index}:checked) .tile:not(.c{index}){{display:none}}\n"
-        for index in indices.values()
-    )
-    sections = [("Predictions", f'<p class="choices">{buttons}</p><ul class="tiles">{tiles}</ul>')]
+    read = [row for row in run.rows if not row["error"]]
+    damaged = [row for row in run.rows if row["error"]]
+    shown = read[:MOST]
+    sections = []
+    for name, scores in run.scores.items():
+        title = f"Accuracy of {name}" if len(run.scores) > 1 else "Accuracy"
+        if scores.images:
+            sections.append((title, _accuracy(scores)))
+    sections.append(("Predictions", _gallery(shown, methods)))
     notes = []
     if len(shown) < len(read):
         notes.append(f"The first {len(shown):,} of {len(read):,} images are shown.")
-    damaged = [row for row in rows if row["error"]]
     if damaged:
-        items = "".join(f"<li>{esc(row['path'])}: {esc(row['error'])}</li>" for row in damaged)
-        sections.append(("Images that could not be read", f"<ul>{items}</ul>"))
-    lead = f"{count(len(rows), 'image')}, {len(damaged):,} of them unreadable."
-    maker = "cliquetta predict --page"
-    return frame("Predictions", lead, sections, notes, style=rules, maker=maker)
+        sections.append(("Images that could not be read", _list_damaged(damaged)))
+    return frame(
+        "Predictions",
+        f"{count(len(run.rows), 'image')}, {len(damaged):,} of them unreadable.",
+        sections,
+        notes,
+        style=_resource("contact_sheet.css"),
+        script=_resource("contact_sheet.js"),
+        maker="cliquetta predict --page",
+    )
 
 
-def _tile(row: Mapping[str, Any], heads: Sequence[str], index: int) -> str:
-    lines = ""
-    for head in heads:
-        who = f"{head[:-1]}: " if head else ""
-        prediction, percent = row[f"{head}prediction"], 100 * float(row[f"{head}probability"])
-        lines += f'<span class="prediction">{esc(f"{who}{prediction} {percent:.0f} %")}</span>'
-    path = str(row["path"])
+def _resource(name: str) -> str:
+    return files("cliquetta.report").joinpath(name).read_text(encoding="utf-8")
+
+
+# --- figures --------------------------------------------------------------------------------------
+
+
+def _accuracy(scores: MethodScores) -> str:
+    """Return figures against labels, and tables of classes and of what was confused."""
+    figures = [(f"{number(scores.accuracy, 1)} %", f"of {count(scores.images, 'image')} right")]
+    test = scores.versus_zero_shot
+    if test is not None:
+        figures += [
+            (f"{number(scores.zero_shot_accuracy, 1)} %", "zero-shot"),
+            (f"{test.repaired:,}", "repaired by adapting"),
+            (f"{test.broken:,}", "broken by adapting"),
+            (f"{test.p:.2g}", "p of the paired test"),
+        ]
+    html = cards(figures)
+    per_class = scores.per_class
+    rows = []
+    for label in sorted(per_class, key=lambda label: per_class[label].accuracy):
+        score = per_class[label]
+        rows.append([label, f"{score.images:,}", number(score.accuracy, 1)])
+    title = f"{count(len(rows), 'class', 'classes')}, worst first"
+    html += details(title, table(("class", "images", "accuracy %"), rows))
+    confused = []
+    for label, predicted, images in scores.mistakes[:_CONFUSED]:
+        confused.append([label, predicted, f"{images:,}"])
+    if confused:
+        columns = ("is", "predicted as", "images")
+        html += details("Confused most often", table(columns, confused, labels=2))
+    return html
+
+
+def _list_damaged(rows: Rows) -> str:
+    items = [f"<li>{esc(row['path'])}: {esc(row['error'])}</li>" for row in rows[:LISTED]]
+    if len(rows) > LISTED:
+        items.append(f"<li>and {len(rows) - LISTED:,} more</li>")
+    return f"<ul>{''.join(items)}</ul>"
+
+
+# --- images ---------------------------------------------------------------------------------------
+
+
+def _gallery(rows: Rows, methods: Sequence[str]) -> str:
+    """Return controls, an empty list of tiles, and what the script fills it with."""
+    labelled = bool(rows) and LABEL in rows[0]
+    compared = bool(rows) and f"{ZERO_SHOT}_prediction" in rows[0]
+    if compared:  # plain CLIP has a line of its own
+        methods = [name for name in methods if name != ZERO_SHOT]
+    prefixes = [f"{name}_" if name else "" for name in methods]
+    columns = [f"{prefix}prediction" for prefix in prefixes]
+    if compared:
+        columns.append(f"{ZERO_SHOT}_prediction")
+    if labelled:
+        columns.append(LABEL)
+    classes = _most_frequent(rows, columns)
+    folders = _folders([str(row["path"]) for row in rows])
+    folder_names = sorted(set(folders))
+    data: dict[str, Any] = {
+        "block": BLOCK,
+        "classes": classes,
+        "methods": list(methods) if len(methods) > 1 else [""],
+        "paths": [str(row["path"]) for row in rows],
+        "predictions": [_numbers(rows, f"{prefix}prediction", classes) for prefix in prefixes],
+        "probabilities": [
+            [float(row[f"{prefix}probability"]) for row in rows] for prefix in prefixes
+        ],
+    }
+    choices = [("sort", "Sort by", {"": "list", "most": "most certain", "least": "least certain"})]
+    if len(methods) > 1:
+        choices.insert(0, ("method", "Method", _numbered(methods)))
+    counted = Counter(row[columns[0]] for row in rows)
+    named = {f"{name} ({counted[name]:,})": index for index, name in enumerate(classes)}
+    choices.append(("predicted", "Predicted", _all_or(named)))
+    if len(folder_names) > 1:
+        number = {name: index for index, name in enumerate(folder_names)}
+        data["folders"] = [number[folder] for folder in folders]
+        named = {name or "(top)": index for index, name in enumerate(folder_names)}
+        choices.append(("folder", "Sub-folder", _all_or(named)))
+    if labelled:
+        data["labels"] = _numbers(rows, LABEL, classes)
+        named = {name: index for index, name in enumerate(classes)}
+        choices.append(("label", "Label", _all_or(named)))
+        choices.append(("truth", "Right or wrong", {"": "all", "right": "right", "wrong": "wrong"}))
+    if compared:
+        data["zero_shot"] = _numbers(rows, f"{ZERO_SHOT}_prediction", classes)
+        data["zero_shot_probabilities"] = [float(row[f"{ZERO_SHOT}_probability"]) for row in rows]
+        kinds = {"": "all", "changed": "only what adapting changed"}
+        if labelled:
+            kinds |= {"repaired": "repaired", "broken": "broken"}
+        choices.append(("changed", "Adapting", kinds))
+    controls = "".join(_select(*choice) for choice in choices)
+    return (
+        f'<form id="controls">{controls}</form>'
+        '<div class="turn"><button type="button" id="previous">Previous</button>'
+        '<button type="button" id="next">Next</button>'
+        '<span id="status" role="status"></span></div>'
+        f'<p class="note">{_legend(labelled=labelled, compared=compared)}</p>'
+        '<ul class="tiles" id="tiles"></ul>'
+        "<noscript><p>A browser that runs scripts shows the images here.</p></noscript>"
+        f'<script type="application/json" id="images">{_json(data)}</script>'
+        f"{_picture_blocks(rows)}"
+    )
+
+
+def _legend(*, labelled: bool, compared: bool) -> str:
+    """Say what signs and frames of a picture mean."""
+    parts = []
+    if labelled:
+        parts.append("✓ right, ✗ wrong")
+    if compared and labelled:
+        parts.append("green frame: adapting repaired it; dashed: adapting broke it")
+    if compared:
+        parts.append("dotted: adapting changed it otherwise")
+    return "; ".join(parts)
+
+
+def _most_frequent(rows: Rows, columns: Sequence[str]) -> list[str]:
+    """Return all class names of some columns, the most frequent of the first column first."""
+    names: Counter[str] = Counter()
+    for column in columns:
+        weight = 1 if column == columns[0] else 0
+        for row in rows:
+            if name := row[column]:
+                names[name] += weight
+    return [name for name, _ in names.most_common()]
+
+
+def _numbers(rows: Rows, column: str, classes: Sequence[str]) -> list[int]:
+    """Return the number of each row's class, -1 where there is none."""
+    index = {name: number for number, name in enumerate(classes)}
+    return [index.get(row[column], -1) for row in rows]
+
+
+def _folders(paths: Sequence[str]) -> list[str]:
+    """Return the folder of each path below the folder that all of them share."""
+    folders = [posixpath.dirname(path.replace("\\", "/")) for path in paths]
     try:
-        picture = open_listed(path, shorter=_SIDE)
-        picture.thumbnail((_SIDE, _SIDE))
-        drawn = f'<img src="{data_uri(np.asarray(picture))}" alt="{esc(path)}">'
-    except ImageError:  # a member of a tar file has no path of its own
-        drawn = '<span class="note">no picture</span>'
-    name = path.replace("\\", "/").rpartition("/")[2]
-    shown = f"{drawn}{lines}<span>{esc(name)}</span>"
-    return f'<li class="tile c{index}" title="{esc(path)}">{shown}</li>'
+        shared = posixpath.commonpath(folders) if folders else ""
+    except ValueError:  # some paths are absolute, some are not
+        shared = ""
+    return [folder.removeprefix(shared).lstrip("/") for folder in folders]
+
+
+def _numbered(names: Sequence[str]) -> dict[str, str]:
+    return {str(index): name for index, name in enumerate(names)}
+
+
+def _all_or(named: Mapping[str, int]) -> dict[str, str]:
+    return {"": "all"} | {str(index): words for words, index in named.items()}
+
+
+def _select(name: str, title: str, options: Mapping[str, str]) -> str:
+    body = "".join(
+        f'<option value="{esc(value)}">{esc(words)}</option>' for value, words in options.items()
+    )
+    return f'<label>{esc(title)}<select name="{esc(name)}">{body}</select></label>'
+
+
+def _json(data: Any) -> str:
+    """Return JSON that cannot end the element that holds it."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c")
+
+
+def _picture_blocks(rows: Rows) -> str:
+    """Return all thumbnails as lines of base64 in blocks that no browser shows or runs."""
+    side = _SIDE if len(rows) <= MANY else _SMALL_SIDE
+
+    def draw(row: Mapping[str, Any]) -> str:
+        return _thumbnail(str(row["path"]), side)
+
+    with ThreadPoolExecutor(usable_cores(), "cliquetta-page") as threads:
+        pictures = list(threads.map(draw, rows))
+    blocks = []
+    for first in range(0, len(pictures), BLOCK):
+        lines = "\n".join(pictures[first : first + BLOCK])
+        name = f"pictures-{first // BLOCK}"
+        blocks.append(f'<script type="text/plain" id="{name}">{lines}</script>')
+    return "".join(blocks)
+
+
+def _thumbnail(path: str, side: int) -> str:
+    """Return a small picture as base64 of WebP; of a member of a tar file there is none."""
+    try:
+        picture = open_listed(os.fspath(path), shorter=side)
+    except ImageError:
+        return _NO_PICTURE
+    picture.thumbnail((side, side))
+    file = io.BytesIO()
+    picture.save(file, "WEBP", quality=75, method=4)
+    return base64.b64encode(file.getvalue()).decode()

@@ -16,33 +16,51 @@ OFFICIAL = [name for name, one in CORRUPTIONS.items() if one.group not in ("rend
 NOTHING = "**Not recorded yet.**"
 ALL_IMAGES = "imagenet"
 CLEAN = "clean"
+MEAN = "mean of corruptions"
+BATCH_SIZES = (20, 64)
+"""Batches of the board's streams over all images: Mint's, and the others'."""
+SCAP_IMAGES = 512
+"""Images of a stream that SCAP saw with 64 views."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One setting of SCAP, as the page names it: the fields of a run's config that tell it."""
+    """One setting of SCAP, as the page names it, and what in a run's config tells it."""
 
     name: str
     preset: str
     config: Mapping[str, object]
+    wide: bool = False  # crops of the zoom for ImageNet-V2 instead of ImageNet-A
+    starts: bool = False  # the first of the rows that are built up
+    adds: bool = False  # whether it adds something to the row above
 
 
-WIDE = {"view_zoom": 1.142857}
 PARTS = (
-    Part("64 views, no clique (*none*)", "paper-views", {**WIDE, "threshold": 2.0}),
+    Part(
+        "64 views, no clique (*none*)",
+        preset="paper-views",
+        config={"threshold": 2.0},
+        wide=True,
+        starts=True,
+    ),
     Part(
         "and cliques (*image*)",
-        "paper-views",
-        {**WIDE, "threshold": 0.8, "retention": False},
+        preset="paper-views",
+        config={"threshold": 0.8, "retention": False},
+        wide=True,
+        adds=True,
     ),
     Part(
         "and retention (*image + retention*)",
-        "paper-views",
-        {**WIDE, "threshold": 0.8, "retention": True},
+        preset="paper-views",
+        config={"threshold": 0.8, "retention": True},
+        wide=True,
+        adds=True,
     ),
-    Part("`paper-views` (crops of ImageNet-A's zoom)", "paper-views", {"retention": True}),
-    Part("`released`", "released", {}),
+    Part("`paper-views`", preset="paper-views", config={"retention": True}),
+    Part("`released`", preset="released", config={}),
 )
+WIDE_ZOOM = 256 / 224
 
 
 def imagenet_page(page: str, records: Sequence[Record]) -> str:
@@ -58,43 +76,73 @@ def imagenet_page(page: str, records: Sequence[Record]) -> str:
 
 
 def corruption_table(records: Sequence[Record]) -> str:
-    """Methods by corruptions: accuracy, mean and gain."""
-    table = compare(_on_all_images(records))
-    columns = {_shift(column): column for column in table.columns}
-    shifts = [name for name in OFFICIAL if name in columns]
-    rows = [table.overall(row, [columns[name] for name in shifts]) for row in _own_rows(table)]
-    ordered = sorted(rows, key=_rank)
-    head = ("method", "gain", "mean", CLEAN, *(name.replace("_", " ") for name in shifts))
+    """Write methods by corruptions: gain, mean, and the accuracy on each."""
+    table, columns = on_all_images(records)
+    corrupted = corruption_columns(columns)
+    shown = [name for name in (CLEAN, *OFFICIAL) if name in columns]
+    rows = [table.overall(name, corrupted) for name in own_rows(table)]
+    rows.sort(key=_rank)
+
     lines = []
-    for row in ordered:
-        names = [CLEAN, *shifts]
-        cells = [table.cells.get((row.row, columns.get(name, ""))) for name in names]
-        shown = [pages.BLANK if c is None else pages.shown(c.mean, ".1f") for c in cells]
+    for row in rows:
         mean = pages.shown(row.mean, ".2f")
         if not row.complete:
             mean += f" ({row.datasets})"
-        lines.append((f"`{pages.method_of(row.row)}`", _gain(row), mean, *shown))
+        cells = []
+        for name in shown:
+            cell = table.cells.get((row.row, columns[name]))
+            accuracy = None if cell is None else cell.mean
+            cells.append(pages.shown(accuracy, ".1f"))
+        label = f"`{pages.method_of(row.row)}`"
+        lines.append((label, _gain(row), mean, *cells))
+    head = ("method", "gain", "mean", *map(_in_words, shown))
     return to_markdown(TextTable(head, tuple(lines))).rstrip()
 
 
-def _on_all_images(records: Sequence[Record]) -> list[Run]:
+def _in_words(shift: str) -> str:
+    return shift.replace("_", " ")
+
+
+def on_all_images(records: Sequence[Record]) -> tuple[Comparison, dict[str, str]]:
+    """Compare methods on all images, clean or under a corruption; also columns by shift."""
+    table = compare(_runs_on_all_images(records))
+    return table, {_shift(column): column for column in table.columns}
+
+
+def corruption_columns(columns: Mapping[str, str]) -> list[str]:
+    """The columns of the 15 corruptions, as far as they are there."""
+    return [columns[name] for name in OFFICIAL if name in columns]
+
+
+def _runs_on_all_images(records: Sequence[Record]) -> list[Run]:
     """Runs over all images of one corruption, or the clean ones, in random order."""
     runs = []
     for record in records:
         stream = record.settings["stream"]
-        usual = stream["order"] == "shuffled" and stream["batch_size"] in (20, 64)
+        usual_order = stream["order"] == "shuffled"
+        usual_batch = stream["batch_size"] in BATCH_SIZES
         whole = stream["limit"] is None and _folder(record.dataset) == ALL_IMAGES
-        if usual and whole and stream["views"] is None:
+        if usual_order and usual_batch and whole and stream["views"] is None:
             runs.append(Run(record, None))
     return runs
 
 
-def _own_rows(table: Comparison) -> list[str]:
+def own_rows(table: Comparison) -> list[str]:
     """Rows of the table, zero-shot once: its batch size changes nothing."""
-    rows = list(table.rows)
-    plain = [row for row in rows if pages.method_of(row) == BASELINE]
-    most = max(plain, key=lambda row: sum((row, c) in table.cells for c in table.columns))
-    return [row for row in rows if row not in plain or row == most]
+    rows = []
+    plain = []
+    for row in table.rows:
+        if pages.method_of(row) == BASELINE:
+            plain.append(row)
+        else:
+            rows.append(row)
+    if not plain:
+        return rows
+
+    def columns_of(row: str) -> int:
+        return sum((row, column) in table.cells for column in table.columns)
+
+    return [max(plain, key=columns_of), *rows]
 
 
 def _rank(row: Overall) -> tuple[bool, bool, float]:
@@ -120,42 +168,57 @@ def _shift(dataset: str) -> str:
 
 
 def scap_table(records: Sequence[Record]) -> str:
-    """SCAP's parts by shifts, each with its change from the row above."""
-    plain: dict[str, float] = {}
-    found: dict[str, dict[str, float]] = {part.name: {} for part in PARTS}
-    for record in records:
-        stream = record.settings["stream"]
-        if stream["limit"] != 512 or not _folder(record.dataset).startswith("imagenet-report"):
-            continue
-        top1 = float(record.metrics["top1"])
-        if record.method == BASELINE:
-            plain[_shift(record.dataset)] = top1
-        part = scap_part(record)
-        if part is not None:
-            found[part.name][_shift(record.dataset)] = top1
+    """Write SCAP's parts by shifts, each with its change from the row above."""
+    plain, found = _scap_accuracies(records)
     shifts = [name for name in (CLEAN, *OFFICIAL) if name in plain]
-    head = ("", *(name.replace("_", " ") for name in shifts), "mean of corruptions")
-    means = [plain[name] for name in shifts if name != CLEAN]
-    first = ("zero-shot, one view", *(f"{plain[s]:.1f}" for s in shifts), f"{_mean(means):.1f}")
-    lines = [first]
-    above: dict[str, float] = plain
+    corruptions = [name for name in shifts if name != CLEAN]
+    if not corruptions:
+        return NOTHING
+    _add_mean(plain, corruptions)
+    columns = [*shifts, MEAN]
+    lines = [("zero-shot, one view", *(f"{plain[name]:.1f}" for name in columns))]
+    above: dict[str, float] = {}
     for part in PARTS:
-        own = found[part.name]
-        by_parts = part.name.startswith(("64 views", "and "))
-        cells = [_change(own.get(s), plain[s], above.get(s), in_turn=by_parts) for s in shifts]
-        corrupted = [s for s in shifts if s != CLEAN and s in own]
-        average = pages.BLANK
-        if corrupted:
-            average = _change(
-                _mean([own[s] for s in corrupted]),
-                _mean([plain[s] for s in corrupted]),
-                _mean([above.get(s, plain[s]) for s in corrupted]),
-                in_turn=by_parts,
-            )
-        lines.append((part.name, *cells, average))
-        if by_parts:
+        own = found.get(part.name, {})
+        _add_mean(own, corruptions)
+        cells = []
+        for name in columns:
+            change = None
+            if part.adds and name in own and name in above:
+                change = own[name] - above[name]
+            cells.append(_change(own.get(name), plain[name], change))
+        lines.append((part.name, *cells))
+        if part.starts or part.adds:
             above = own
+    head = ("", *map(_in_words, columns))
     return to_markdown(TextTable(head, tuple(lines))).rstrip()
+
+
+def _scap_accuracies(
+    records: Sequence[Record],
+) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
+    """Accuracies by shift: of zero-shot on SCAP's images, and of SCAP's parts by name."""
+    plain: dict[str, float] = {}
+    found: dict[str, dict[str, float]] = {}
+    for record in records:
+        limited = record.settings["stream"]["limit"] == SCAP_IMAGES
+        if not limited or not _folder(record.dataset).startswith("imagenet-report"):
+            continue
+        shift = _shift(record.dataset)
+        top1 = float(record.metrics["top1"])
+        part = scap_part(record)
+        if record.method == BASELINE:
+            plain[shift] = top1
+        elif part is not None:
+            found.setdefault(part.name, {})[shift] = top1
+    return plain, found
+
+
+def _add_mean(accuracies: dict[str, float], corruptions: Sequence[str]) -> None:
+    """Add the mean over the corruptions, where all of them are there."""
+    if all(name in accuracies for name in corruptions):
+        total = sum(accuracies[name] for name in corruptions)
+        accuracies[MEAN] = total / len(corruptions)
 
 
 def scap_part(record: Record) -> Part | None:
@@ -163,39 +226,42 @@ def scap_part(record: Record) -> Part | None:
     if record.method != "scap":
         return None
     config = record.settings["config"]
-    wide = abs(float(config["view_zoom"]) - WIDE["view_zoom"]) < 1e-3
+    wide = abs(float(config["view_zoom"]) - WIDE_ZOOM) < 1e-3
     for part in PARTS:
-        same = all(config[name] == value for name, value in part.config.items())
-        if record.preset == part.preset and same and wide == ("view_zoom" in part.config):
+        same_config = all(config[name] == value for name, value in part.config.items())
+        same_views = part.preset == record.preset and part.wide == wide
+        if same_config and same_views:
             return part
     return None
 
 
-def _change(own: float | None, plain: float, above: float | None, *, in_turn: bool) -> str:
-    """A gain over zero-shot, and the change from the row above where that is a smaller method."""
+def _change(own: float | None, plain: float, change: float | None) -> str:
+    """Write a gain over zero-shot, and the change from the row above where it is given."""
     if own is None:
         return pages.BLANK
-    text = f"{signed(own - plain, 1)}"
-    if in_turn and above is not None and above != plain:
-        text += f" ({signed(own - above, 1)})"
-    return text
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+    text = signed(own - plain, 1)
+    if change is None:
+        return text
+    return f"{text} ({signed(change, 1)})"
 
 
 def scap_single_view(records: Sequence[Record]) -> str:
     """Say what SCAP as printed, with one view, changes over all images."""
-    runs = [run for run in _on_all_images(records) if run.record.method == "scap"]
-    if not runs:
+    streams = 0
+    images = 0
+    repaired = 0
+    broken = 0
+    for run in _runs_on_all_images(records):
+        metrics = run.record.metrics
+        if run.record.method == "scap" and "repaired" in metrics:
+            streams += 1
+            images += run.record.images
+            repaired += int(metrics["repaired"])
+            broken += int(metrics["broken"])
+    if not streams:
         return ""
-    counts = [run.record.metrics for run in runs if "repaired" in run.record.metrics]
-    repaired = sum(int(metrics["repaired"]) for metrics in counts)
-    broken = sum(int(metrics["broken"]) for metrics in counts)
-    images = sum(run.record.images for run in runs)
+    gain = 100 * (repaired - broken) / images
     return pages.fill(
-        f"Preset `paper` with one view, over {images:,} images ({len(runs)} streams): {repaired:,} "
-        f"predictions become right and {broken:,} wrong, "
-        f"{signed(100 * (repaired - broken) / images)} points."
+        f"Preset `paper` with one view, over {images:,} images ({streams} streams): "
+        f"{repaired:,} predictions become right and {broken:,} wrong, {signed(gain)} points."
     )

@@ -58,7 +58,8 @@ READING = (
     "A cell is the gain over zero-shot in points, mean over the sets of its column and over "
     "seeds, on exactly the same images; in brackets the set with the lowest gain. ▼ marks a loss, "
     "bold the highest gain of a column. The row of zero-shot holds its own figures. Rows are "
-    "ordered by their mean over columns.",
+    "ordered by their mean over columns; those that lack columns, or saw less of one, stand behind "
+    "the others, because their means are of other data.",
     "*Hub class*: all classes occur alike, but the shift makes most images look like one of them. "
     "*Long tail* is macro-F1, *open set* accuracy on images of the class list, *AUROC* how well "
     "the highest probability tells them from the others; all else is top-1 accuracy.",
@@ -173,10 +174,24 @@ def board_rows(records: Iterable[Record], roles: Mapping[str, str]) -> dict[str,
                 if cell.mean is not None and not (column == SINGLE and for_batches(name)):
                     rows.setdefault(name, BoardRow()).cells.setdefault(column, []).append(cell)
 
-    def rank(name: str) -> tuple[bool, float]:
-        return name != BASELINE, -(average(map(rows[name].gain, COLUMNS)) or 0.0)
+    whole = _everywhere(rows)
+
+    def rank(name: str) -> tuple[bool, bool, float]:
+        mean = average(map(rows[name].gain, COLUMNS)) or 0.0
+        return name != BASELINE, name not in whole, -mean
 
     return {name: rows[name] for name in sorted(rows, key=rank)}
+
+
+def _everywhere(rows: Mapping[str, BoardRow]) -> set[str]:
+    """Methods that saw of every column as much as any: their means are of the same data."""
+    names = set(rows)
+    for column in recorded_columns(rows):
+        full = set(_in_full(rows, column))
+        if column == SINGLE:
+            full |= {name for name in rows if for_batches(name)}
+        names &= full
+    return names
 
 
 def recorded_columns(rows: Mapping[str, BoardRow]) -> list[str]:
@@ -214,12 +229,18 @@ def _images(cell: Cell) -> int:
 
 
 def _in_full(rows: Mapping[str, BoardRow], column: str) -> list[str]:
-    """Methods that saw of a column as much as any, best first."""
-    sizes = {
-        name: sum({cell.column: _images(cell) for cell in row.measured(column)}.values())
-        for name, row in rows.items()
-    }
-    full = [name for name, size in sizes.items() if size and size == max(sizes.values())]
+    """Methods that saw of a column as much as the default method, or as any, best first."""
+    sizes: dict[str, int] = {}
+    for name, row in rows.items():
+        by_set = {cell.column: _images(cell) for cell in row.measured(column)}
+        if by_set:
+            sizes[name] = sum(by_set.values())
+    # The default method is run on all of a column; some may have been shown other images as well.
+    usual = max(sizes.values(), default=0)
+    for name, size in sizes.items():
+        if pages.method_of(name) == DEFAULT_METHOD:
+            usual = size
+    full = [name for name, size in sizes.items() if size >= usual]
     return sorted(full, key=lambda name: -(rows[name].gain(column) or 0.0))
 
 

@@ -1,5 +1,7 @@
 """Pieces of HTML, every text in them escaped."""
 
+import base64
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -67,9 +69,13 @@ def frame(
     notes: Sequence[str],
     *,
     style: str = "",
+    script: str = "",
     maker: str = "cliquetta report",
 ) -> str:
-    """A page of sections of HTML, with further rules of ``style``; other texts are plain."""
+    """Make a page of sections of HTML; other texts are plain.
+
+    ``style`` adds rules. ``script`` is the one script that browsers may run, by its hash.
+    """
     css = files("cliquetta.report").joinpath("page.css").read_text(encoding="utf-8")
     links = "".join(
         f'<li><a href="#part-{index}">{esc(name)}</a></li>'
@@ -83,6 +89,11 @@ def frame(
     remarks = "".join(f'<p class="note">{esc(note)}</p>' for note in notes)
     # The policy forbids the page to fetch anything: what is not in the file is not shown.
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+    code = ""
+    if script:
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        policy += f"; script-src 'sha256-{digest}'"
+        code = f"<script>{script}</script>\n"
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -99,7 +110,7 @@ def frame(
 <nav aria-label="Contents"><ul>{links}</ul></nav></header>
 <main>{body}</main>
 <footer><p>Made by <code>{maker}</code>; everything shown is in this one file.</p></footer>
-</body>
+{code}</body>
 </html>
 """
 

@@ -68,12 +68,13 @@ class Row:
 
         The error is ours alone: papers average over 50,000 images.
         """
-        printed, own = self.printed, self.own
-        if printed.gain is not None and own.gain is not None and own.gain_error:
-            return (own.gain - printed.gain) / own.gain_error
+        printed = self.printed
+        own = self.own
         if printed.method == BASELINE and printed.printed is not None:
             return (own.accuracy - printed.printed) / own.accuracy_error
-        return None
+        if printed.gain is None or own.gain is None or not own.gain_error:
+            return None
+        return (own.gain - printed.gain) / own.gain_error
 
 
 def read_printed(path: Path) -> list[Printed]:
@@ -93,18 +94,24 @@ def measure(record: Record) -> Own:
     accuracy = float(record.metrics["top1"])
     share = accuracy / 100
     accuracy_error = 100 * math.sqrt(share * (1 - share) / images)
-    if "repaired" not in record.metrics:
-        return Own(images, accuracy, accuracy_error, gain=None, gain_error=None)
-    repaired = int(record.metrics["repaired"])
-    broken = int(record.metrics["broken"])
-    mean = (repaired - broken) / images
-    variance = (repaired + broken) / images - mean**2
+
+    # The gain is a mean of differences: 1 where an image is repaired, -1 where it is broken.
+    gain = None
+    gain_error = None
+    if "repaired" in record.metrics:
+        repaired = int(record.metrics["repaired"])
+        broken = int(record.metrics["broken"])
+        mean = (repaired - broken) / images
+        mean_square = (repaired + broken) / images
+        variance = mean_square - mean**2
+        gain = 100 * mean
+        gain_error = 100 * math.sqrt(variance / images)
     return Own(
         images=images,
         accuracy=accuracy,
         accuracy_error=accuracy_error,
-        gain=100 * mean,
-        gain_error=100 * math.sqrt(variance / images),
+        gain=gain,
+        gain_error=gain_error,
     )
 
 
@@ -113,59 +120,94 @@ def match(printed: Sequence[Printed], records: Iterable[Record]) -> list[Row]:
     known = list(records)
     rows = []
     for entry in printed:
-        runs = [r for r in known if r.method == entry.method and text_of(r) == entry.text]
-        # zero-shot is run beside every block of the grid
-        by_dataset = {run.dataset: run for run in reversed(runs) if not _limited(run)}
-        if not by_dataset:
-            by_dataset = {run.dataset: run for run in runs}
-        if entry.method == BASELINE:
-            by_dataset = dict(sorted(by_dataset.items(), key=lambda item: -item[1].images)[:1])
-        rows += [Row(entry, dataset, measure(run)) for dataset, run in by_dataset.items()]
+        for dataset, run in _runs_of(entry, known).items():
+            rows.append(Row(entry, dataset, measure(run)))
     return rows
 
 
-def _limited(run: Record) -> bool:
-    return run.settings["stream"]["limit"] is not None
+def _runs_of(entry: Printed, records: Sequence[Record]) -> dict[str, Record]:
+    """Our runs by dataset: those over all images, where there are such."""
+    runs = []
+    for record in records:
+        if record.method == entry.method and text_of(record) == entry.text:
+            runs.append(record)
+    whole = [run for run in runs if run.settings["stream"]["limit"] is None]
+    by_dataset: dict[str, Record] = {}
+    for run in whole or runs:
+        # Zero-shot was run beside every block of the grid.
+        by_dataset.setdefault(run.dataset, run)
+    if entry.method != BASELINE:
+        return by_dataset
+    most = max(by_dataset.values(), key=lambda run: run.images, default=None)
+    return {} if most is None else {most.dataset: most}
 
 
 def printed_section(printed: Sequence[Printed], records: Sequence[Record]) -> str:
-    """Write the section: the table, then a sentence for every difference."""
+    """Write the section: the table, then a sentence for every method."""
     rows = match(printed, records)
-    head = ("method", "texts", "views", "printed", "its gain", "images", "ours", "our gain", "off")
-    lines = []
-    for row in rows:
-        entry, own = row.printed, row.own
-        small = " (256 px)" if "-256" in row.dataset else ""
-        lines.append(
-            (
-                entry.name,
-                entry.text,
-                entry.views,
-                pages.shown(entry.printed, ".2f"),
-                pages.shown(entry.gain, "+.2f"),
-                f"{own.images:,}{small}",
-                f"{own.accuracy:.2f} ± {own.accuracy_error:.2f}",
-                _with_error(own.gain, own.gain_error),
-                _far(row.distance),
-            )
-        )
-    if not lines:
+    if not rows:
         return "**Not recorded yet**: `cliquetta reproduce published --run --root DIR`."
-    parts = [to_markdown(TextTable(head, tuple(lines), labels=2)).rstrip()]
-    notes = [pages.as_item(f"{e.name}: {_sentence(e)}") for e in printed]
-    parts += ["Sources, and what differs:", "\n".join(notes)]
-    parts += [recorded_line(records)]
+    head = (
+        "method",
+        "texts",
+        "views",
+        "printed",
+        "its gain",
+        "images",
+        "ours",
+        "our gain",
+        "off",
+    )
+    lines = tuple(_line(row) for row in rows)
+    table = to_markdown(TextTable(head, lines, labels=2)).rstrip()
+    notes = []
+    for entry in printed:
+        notes.append(pages.as_item(f"{entry.name}: {_sentence(entry)}"))
+    parts = [
+        table,
+        "Sources, and what differs:",
+        "\n".join(notes),
+        recorded_line(records),
+    ]
     return "\n\n".join(parts)
+
+
+def _line(row: Row) -> tuple[str, ...]:
+    """Write the cells of one row."""
+    entry = row.printed
+    own = row.own
+    images = f"{own.images:,}"
+    if "-256" in row.dataset:
+        images += " (256 px)"
+    return (
+        entry.name,
+        entry.text,
+        entry.views,
+        pages.shown(entry.printed, ".2f"),
+        pages.shown(entry.gain, "+.2f"),
+        images,
+        f"{own.accuracy:.2f} ± {own.accuracy_error:.2f}",
+        _with_error(own.gain, own.gain_error),
+        _far(row.distance),
+    )
 
 
 def recorded_line(records: Sequence[Record]) -> str:
     """Say when and on what our figures were recorded."""
-    days = sorted({record.finished[:10] for record in records})
-    machines = sorted({str(record.environment["device_name"]) for record in records})
-    versions = sorted({str(record.environment["versions"]["torch"]) for record in records})
-    period = " to ".join(dict.fromkeys([days[0], days[-1]]))
-    where = f"{', '.join(machines)}, torch {', '.join(versions)}"
-    return pages.fill(f"Recorded {period} on {where}: {len(records)} runs, seed 0.")
+    days = set()
+    machines = set()
+    versions = set()
+    for record in records:
+        days.add(record.finished[:10])
+        machines.add(str(record.environment["device_name"]))
+        versions.add(str(record.environment["versions"]["torch"]))
+    period = min(days)
+    if len(days) > 1:
+        period += f" to {max(days)}"
+    where = ", ".join(sorted(machines))
+    torch = ", ".join(sorted(versions))
+    text = f"Recorded {period} on {where}, torch {torch}: {len(records)} runs."
+    return pages.fill(text)
 
 
 def _with_error(value: float | None, error: float | None) -> str:
@@ -175,11 +217,13 @@ def _with_error(value: float | None, error: float | None) -> str:
 
 
 def _far(distance: float | None) -> str:
-    """A distance in standard errors, bold where it has to be explained."""
+    """Write a distance in standard errors, bold where it has to be explained."""
     if distance is None:
         return pages.BLANK
-    text = f"{signed(distance, 1)}"
-    return f"**{text}**" if abs(distance) > FAR else text
+    text = signed(distance, 1)
+    if abs(distance) > FAR:
+        return f"**{text}**"
+    return text
 
 
 def _sentence(entry: Printed) -> str:

@@ -14,7 +14,7 @@ from cliquetta.evaluation.tables import TextTable, signed, to_markdown
 from cliquetta.methods.registry import MethodEntry, get_method, method_entries
 
 GRIDS = {
-    "headline": ("bundled", "real"),
+    "headline": ("bundled", "real", "leaderboard-imagenet"),
     "methods": ("bundled", "methods", "real", "streams", "streams-real"),
     "ablation": ("ablation", "ablation-real"),
     "leaderboard": ("leaderboard", "leaderboard-real", "leaderboard-imagenet"),
@@ -339,6 +339,7 @@ class ResultsPages:
     def texts(self, page: str) -> dict[Path, str]:
         """The texts of a page's files, as its records say."""
         # which are made of this module
+        from cliquetta.report.headline import headline_picture, headline_table, read_costs
         from cliquetta.report.imagenet_page import imagenet_page
         from cliquetta.report.leaderboard import BOARDS, board_rows, leaderboard_page
         from cliquetta.report.leaderboard_figure import leaderboard_figure
@@ -369,9 +370,17 @@ class ResultsPages:
                 "them; start it in a clone of the repository"
             )
         if page == "headline":
-            table = headline(recorded["bundled"], recorded["real"])
+            if records["leaderboard-imagenet"]:
+                costs = read_costs(self.results)
+                table = headline_table(records["leaderboard-imagenet"], recorded["real"], costs)
+            else:
+                table = headline(recorded["bundled"], recorded["real"])
             readme = self.readme.read_text(encoding="utf-8")
-            return {self.readme: insert_headline(readme, table)}
+            texts = {self.readme: insert_headline(readme, table)}
+            if records["leaderboard-imagenet"]:
+                picture = self.results.parent / "images/headline.svg"
+                texts[picture] = headline_picture(records["leaderboard-imagenet"], recorded["real"])
+            return texts
         if page == "ablation":
             text = ablation_page([s for settings in recorded.values() for s in settings])
             return {self.results / "ablation.md": text}

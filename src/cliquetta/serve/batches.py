@@ -115,7 +115,7 @@ def render_response(
 ) -> bytes:
     """The response of a session, after the batch, as JSON."""
     prediction = result.prediction
-    best, ranked = prediction.top(request.top_k)
+    best, ranked = prediction.topk(request.top_k)
     rejections: list[dict[str, Any]] = [{} for _ in result.positions]
     if prediction.rejection is not None:
         scores, rejected = prediction.rejection

@@ -26,10 +26,9 @@ REFUSED: dict[str, dict[str, list[Any]]] = {
     "dart": {"retained_weight": [2.0], "block": [-1]},
     "dmn": {"memory_weight": [0.0], "capacity": [0]},
     "domain_norm": {
-        "confident_fraction": [0.0],
-        "evenness_floor": [0.95],
+        "evenness_limits": [(0.9, 0.7), (0.5, 1.5)],
         "settled_every": [1],
-        "warmup_images": [-1],
+        "window": [0],
     },
     "maple": {"depth": [0, 1.5]},
     "mta": {"neighbour_fraction": [0.0], "iterations": [0]},

@@ -37,7 +37,8 @@ class FeatureLevel(Adapter):
                 f"features must be (B, V, {E}) for {self.model.id}, got {tuple(features.shape)}"
             )
         if len(features) == 0:
-            return Prediction(torch.zeros(0, len(self.prompts), device=self.model.device))
+            nothing = torch.zeros(0, len(self.prompts), device=self.model.device)
+            return Prediction(nothing, names=self.prompts.names)
         with torch.no_grad():
             features = features.to(self.model.device, non_blocking=True)
             return self._predict_safely(

@@ -55,8 +55,6 @@ class DomainNorm(Adapter):
         evidence = describe(state, output, self.network)
         if output.not_finite:
             evidence["non_finite"] = output.not_finite
-        if output.zero_shot is not None:
-            evidence["zero_shot"] = output.zero_shot
         return Prediction(output.log_probabilities.float(), evidence)
 
     def summarize(self, prediction: Prediction) -> dict[str, int | float | str]:

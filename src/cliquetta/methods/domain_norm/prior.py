@@ -121,12 +121,16 @@ def class_prior(counts: Counts, config: DomainNormConfig) -> ClassPrior:
         burst = torch.zeros_like(n)
         return ClassPrior(marginal, log_prior.exp(), log_prior, belief, burst)
 
-    # A burst: recent images show fewer classes than so many images of the domain would.
+    # A burst: recent images show fewer classes than so many images of the domain would. After one
+    # they show more than its frequencies.
     present = classes * relative.clamp_max(1.0)
     recent_images = counts.recent.sum()
     recent = frequencies(counts.recent, recent_images)
     expected = expected_evenness(recent_images, weight, present) * present / classes
-    burst = ((1 - evenness(recent) / expected) / BURST).clamp(0, 1)
+    of_domain = evenness(frequencies(recent_images * log_prior.exp(), recent_images))
+    fewer = 1 - evenness(recent) / expected
+    more = evenness(recent) / of_domain - 1
+    burst = (torch.maximum(fewer, more) / BURST).clamp(0, 1)
     log_weights = (1 - burst) * log_prior + burst * recent.log()
     return ClassPrior(marginal, log_prior.exp(), log_weights, belief, burst)
 
@@ -153,7 +157,8 @@ def skewness(counts: Counts) -> Tensor:
     third = cube - 3 * mean * square + 2 * mean.pow(3)
     by_class = third / variance.pow(1.5)
     top = counts.classes.argmax(dim=0, keepdim=True)
-    return by_class.scatter(0, top, 0.0).sum() / max(1, len(by_class) - 1)
+    others: Tensor = by_class.scatter(0, top, 0.0)
+    return others.sum() / max(1, len(by_class) - 1)
 
 
 def relative_evenness(nu: Tensor, images: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -26,6 +26,8 @@ from cliquetta.model.cuda import Replayed, send
 
 YOUNG_WINDOWS = 4
 """Windows of images before which a domain's batches are predicted after their step."""
+FULL_LOSS = 0.3
+"""Loss in nats from which steps are taken in full, Eq. 12."""
 COLDEST, HOTTEST = 0.2, 8.0  # temperatures between which Eq. 13 is solved ...
 HALVINGS = 14  # ... by so many halvings of their logarithm
 
@@ -231,14 +233,18 @@ def take_step(
         rows = send(members, hidden.device)
         hidden = hidden[rows]
         plain = plain[rows]
-    features, gradient, temperature = run(
-        loss_gradient, hidden, plain, domain.norms.values, prior, network, config
+    before = domain.norms.values
+    features, loss, gradient, temperature = run(
+        loss_gradient, hidden, plain, before, prior, network, config
     )
     # It may overflow in half precision: then nothing is learned.
     gradient = gradient.where(gradient.isfinite().all(), 0.0)
     decay = rate_decay(int(domain.norms.steps) + 1, config.lr_floor)
     rate = config.lr * decay * len(members) / config.window
     norms: AdamState = adam_step(domain.norms, gradient, Adam(rate))
+    # Adam's steps are as long for a loss of nearly nothing: they shrink with it.
+    share = (loss / FULL_LOSS).clamp(0, 1)
+    norms = norms._replace(values=torch.lerp(before, norms.values, share))
     return domain._replace(norms=norms, temperature=temperature), features
 
 
@@ -254,7 +260,7 @@ def loss_gradient(
     prior: ClassPrior,
     network: Network,
     config: DomainNormConfig,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Compute what a step on k images needs, Eq. 11 and 13.
 
     Args:
@@ -266,7 +272,7 @@ def loss_gradient(
         config: Settings.
 
     Returns:
-        Features f(h; θ) (k, E), the gradient (P,) of the loss, and the temperature ().
+        Features f(h; θ) (k, E), the loss (), its gradient (P,), and the temperature ().
 
     """
     z = network.logits(plain).softmax(dim=1)
@@ -284,7 +290,7 @@ def loss_gradient(
         loss = entropy + config.diversity * (mean * log_ratio).sum()
     (gradient,) = torch.autograd.grad(loss, leaf)
     temperature = match_confidence(logits.detach(), z.amax(dim=1).mean())
-    return features.detach(), gradient, temperature
+    return features.detach(), loss.detach(), gradient, temperature
 
 
 def match_confidence(logits: Tensor, confidence: Tensor) -> Tensor:

@@ -1,0 +1,72 @@
+"""A method as it is asked for: its name, preset, settings that differ, and a fitted file."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from cliquetta.methods.base import Adapter
+from cliquetta.methods.registry import create_method, method_config
+from cliquetta.methods.state import load_method, read_fitted_method
+from cliquetta.model.clip import CLIP
+from cliquetta.prompts.classes import ClassPrompts
+
+
+@dataclass(frozen=True)
+class MethodSpec:
+    """A method in plain values that can be written, compared and sent to another machine.
+
+    >>> str(MethodSpec.parse("scap:paper-views/lr=0.1"))
+    'scap:paper-views/lr=0.1'
+    """
+
+    method: str
+    preset: str | None = None
+    options: tuple[tuple[str, Any], ...] = ()
+    """Config fields that differ from the preset."""
+    fitted: str | None = None
+    """File of a few-shot method; it carries its own config."""
+
+    @classmethod
+    def parse(cls, written: str) -> "MethodSpec":
+        """Read ``NAME[:PRESET][/FIELD=VALUE]...``; values are checked and converted.
+
+        Raises:
+            UserError: A name is unknown, or a value is none of its field's.
+
+        """
+        head, *pairs = written.split("/")
+        name, _, preset = head.partition(":")
+        options = {}
+        for pair in pairs:
+            field, _, value = pair.partition("=")
+            options[field] = value
+        return cls(name, preset or None).with_options(options)
+
+    @classmethod
+    def from_fitted(cls, path: Path | str) -> "MethodSpec":
+        """Return the few-shot method that a file was fitted for."""
+        return cls(read_fitted_method(path), fitted=str(path))
+
+    def with_options(self, options: Mapping[str, Any]) -> "MethodSpec":
+        """Return this method with config fields set, converted to their types."""
+        usual = method_config(self.method, self.preset)
+        config = method_config(self.method, self.preset, options)
+        differing = []
+        for field in fields(config):
+            value = getattr(config, field.name)
+            if value != getattr(usual, field.name):
+                differing.append((field.name, value))
+        return replace(self, options=tuple(differing))
+
+    def build(self, model: CLIP, prompts: ClassPrompts, *, seed: int = 0) -> Adapter:
+        """Build the method for a model and a class list."""
+        if self.fitted is not None:
+            return load_method(self.fitted, model, prompts, seed=seed)
+        config = method_config(self.method, self.preset, dict(self.options))
+        return create_method(self.method, model, prompts, config, seed=seed)
+
+    def __str__(self) -> str:
+        preset = f":{self.preset}" if self.preset else ""
+        options = "".join(f"/{name}={value}" for name, value in self.options)
+        return f"{self.method}{preset}{options}"

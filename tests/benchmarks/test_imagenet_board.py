@@ -1,0 +1,107 @@
+"""The program that runs ImageNet's grids: what it packs, its order, and tables of its log."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.imagenet_board import Packer, Plan, log_table, read_log, read_streams, run
+from cliquetta.evaluation.record import unpack_records
+from tests._helpers.made_runs import ADAPTED, LABELS, PLAIN, make_run, table_cells
+
+
+@pytest.fixture
+def plan(tiny_file: Path, tmp_path: Path) -> Plan:
+    """Three blocks over bundled images with a tiny model; the last has a stream again."""
+    shared = {"model": str(tiny_file), "limit": 20, "batch_size": 10}
+    blocks = [
+        {**shared, "methods": ["tda"]},
+        {"datasets": ["bundled", "bundled@fog:5"]},
+        {"datasets": ["bundled"], "methods": ["oga"]},
+    ]
+    (tmp_path / "grid.json").write_text(json.dumps(blocks))
+    return Plan(
+        grid=str(tmp_path / "grid.json"),
+        root=tmp_path,
+        out=tmp_path / "runs",
+        features=None,
+        device="cpu",
+        workers=0,
+        deadline=float("inf"),
+        only="",
+    )
+
+
+def test_a_later_block_is_run_later_though_its_stream_came_before(plan: Plan) -> None:
+    streams = [[(spec.dataset, spec.method) for spec in runs] for runs in read_streams(plan)]
+    assert streams == [
+        [("bundled", "zero_shot"), ("bundled", "tda")],
+        [("bundled@fog:5", "zero_shot"), ("bundled@fog:5", "tda")],
+        [("bundled", "oga")],
+    ]
+
+
+@pytest.mark.slow
+def test_processes_share_the_streams_and_what_is_finished_is_packed(
+    plan: Plan, tmp_path: Path
+) -> None:
+    packer = Packer("grid", plan.root, plan.out, tmp_path / "packed")
+    run(plan, 2, packer)
+    records = unpack_records(tmp_path / "packed/grid.json")
+    assert sorted(record.method for record in records) == [
+        "oga",
+        "tda",
+        "tda",
+        "zero_shot",
+        "zero_shot",
+    ]
+    assert all("repaired" in record.metrics for record in records if record.method != "zero_shot")
+
+
+def test_records_are_packed_as_they_come(tmp_path: Path) -> None:
+    """The second time finds a run more, and counts it against the zero-shot of the first."""
+    runs = tmp_path / "runs"
+    packer = Packer("grid", tmp_path, runs, tmp_path / "packed")
+    make_run(runs, "zero_shot", LABELS, PLAIN)
+    make_run(runs, "oga", LABELS, PLAIN, status="running")
+    packer.update()
+    make_run(runs, "tda", LABELS, ADAPTED)
+    packer.update()
+    plain, tda = unpack_records(tmp_path / "packed/grid.json")
+    assert (plain.method, tda.method) == ("zero_shot", "tda")
+    assert (tda.metrics["repaired"], tda.metrics["broken"]) == (1, 2)
+    with np.load(tmp_path / "packed/grid.npz") as classes:
+        assert classes[tda.id].tolist() == ADAPTED, "in the order of the images' names"
+
+
+LOG = """\
+ 0    5.0 s top-1 66.00 shuffled batch 64 imagenet zero_shot seed 0
+ 0    5.0 s top-1 67.50 shuffled batch 64 imagenet tda seed 0
+ 1    5.0 s top-1 30.00 shuffled batch 64 imagenet@snow:5 zero_shot seed 0
+ 1    5.0 s top-1 35.00 shuffled batch 64 imagenet@snow:5 tda seed 0
+ 1    5.0 s top-1 33.00 shuffled batch 64 imagenet@snow:5 ramen:imagenet-c/capacity=5000 seed 0
+ 2    5.0 s top-1 31.00 shuffled batch 20 imagenet@snow:5 zero_shot seed 0
+ 2    5.0 s FAILED ValueError: no shuffled batch 64 imagenet@fog:5 tda seed 0
+ 2    5.0 s top-1 50.00 correlated batch 64 imagenet@fog:5 tda seed 0
+"""
+
+
+def test_a_table_is_made_of_what_a_call_printed(tmp_path: Path) -> None:
+    path = tmp_path / "board.log"
+    path.write_text(LOG)
+    assert read_log(path) == {
+        "zero_shot": {"clean": 66.0, "snow": 30.0},
+        "tda": {"clean": 67.5, "snow": 35.0},
+        "ramen": {"snow": 33.0},
+    }
+    table = log_table(path)
+    assert table_cells(table, "zero_shot") == ["–", "30.00", "66.0", "30.0"]
+    assert table_cells(table, "tda") == ["+5.00", "35.00", "67.5", "35.0"]
+    assert "ramen" not in table, "it lacks the clean images"
+
+
+def test_the_recorded_log_gives_the_table_of_the_page() -> None:
+    results = Path(__file__).parents[2] / "docs/results"
+    table = log_table(results / "imagenet-c-2026-11-19.txt").strip()
+    assert table in (results / "imagenet.md").read_text(encoding="utf-8")

@@ -1,0 +1,85 @@
+"""README's headline table from runs made by hand."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree.ElementTree import fromstring
+
+import pytest
+
+from cliquetta.evaluation.record import Record, load_record
+from cliquetta.report import headline
+from cliquetta.report.headline import headline_table, read_costs
+from cliquetta.report.headline_figure import Bars, headline_figure
+from cliquetta.report.results_pages import read_settings
+from tests._helpers.made_runs import LABELS, PLAIN, make_run, table_cells
+
+CLEAN = "tar:{root}/tar/imagenet"
+
+
+def made(root: Path, method: str, dataset: str, top1: float) -> Record:
+    record = load_record(make_run(root, method, LABELS, PLAIN, dataset=dataset, batch_size=64))
+    return replace(record, metrics={"top1": top1})
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Tda gains 1 on clean images, 4 and -2 on corruptions, 6 on the tower's one shift."""
+    monkeypatch.setattr(headline, "DEFAULT_METHOD", "tda")
+    monkeypatch.setattr(headline, "RIVALS", 1)
+    accuracies: dict[str, list[float]] = {
+        "zero_shot": [66.0, 40.0, 30.0],
+        "tda": [67.0, 44.0, 28.0],
+        "tent": [60.0, 42.0, 31.0],
+        "oga": [66.0, 41.0, 31.0],
+        "scap": [66.1, 40.0, 30.0],
+    }
+    shifts = ("", "@fog:5", "@snow:5")
+    imagenet = [
+        made(tmp_path, method, f"{CLEAN}{shift}", top1)
+        for method, values in accuracies.items()
+        for shift, top1 in zip(shifts, values, strict=True)
+    ]
+    tower = [made(tmp_path, "zero_shot", "toy", 50.0), made(tmp_path, "tda", "toy", 56.0)]
+    real = read_settings(tower, {"toy": "report"})
+    return headline_table(imagenet, real, {"tda": 1.14, "scap": 14.2})
+
+
+def test_a_row_has_every_kind_of_images_the_lowest_gain_and_the_cost_alone(table: str) -> None:
+    assert table_cells(table, "zero_shot") == ["66.0", "35.0", "50.0", "–", "1.0 ×"]
+    tda = ["67.0 (+1.0)", "36.0 (+1.0)", "56.0 (+6.0)", "-2.0", "1.1 ×"]
+    assert table_cells(table, "tda") == tda
+    assert table_cells(table, "scap") == ["66.1 (+0.1)", "35.0 (+0.0)", "–", "+0.0", "14.2 ×"]
+    assert table_cells(table, "tent") == ["60.0 (-6.0)", "36.5 (+1.5)", "–", "+1.0", "–"]
+
+
+def test_the_best_rivals_are_shown_in_order_and_scap_wherever_it_stands(table: str) -> None:
+    order = [line.split("`")[1] for line in table.splitlines() if "`" in line]
+    assert order[0] == "zero_shot"
+    assert order[1:] == ["tent", "tda", "scap"], "oga is no best rival"
+
+
+def test_costs_are_those_of_methods_alone() -> None:
+    costs: dict[str, Any] = read_costs(Path(__file__).parents[2] / "docs/results")
+    assert 1 < costs["tda"] < costs["tent"] < costs["scap"]
+
+
+def test_the_picture_has_a_bar_for_every_gain_and_says_what_was_not_run() -> None:
+    rows = [Bars("tda", (1.0, -2.0, 6.0)), Bars("tent", (0.5, 1.5, None))]
+    drawn = fromstring(headline_figure(("clean", "corrupted", "shifts"), rows))
+    space = "{http://www.w3.org/2000/svg}"
+    texts = [element.text for element in drawn.iter(f"{space}text")]
+    shown = ["tda", "+1.0", "-2.0", "+6.0", "tent", "+0.5", "+1.5", "not run"]
+    assert texts == ["Points over zero-shot, ViT-B/16", "clean", "corrupted", "shifts", *shown]
+    bars = [rect.attrib for rect in drawn.iter(f"{space}rect")][4:]
+    widths = [float(bar["width"]) for bar in bars]
+    ratios = [width / widths[0] for width in widths]
+    assert ratios == pytest.approx([1, 2, 6, 0.5, 1.5], abs=0.01)
+    lost, gained = float(bars[1]["x"]), float(bars[0]["x"])
+    assert lost + widths[1] == pytest.approx(gained, abs=0.2), "both end at zero"
+
+
+def test_labels_can_be_read_where_a_phone_shows_360_pixels() -> None:
+    drawn = fromstring(headline_figure(("clean",), [Bars("tda", (1.0,))]))
+    shrunk = 360 / float(drawn.attrib["width"])
+    assert float(drawn.attrib["font-size"]) * shrunk >= 12
