@@ -169,7 +169,7 @@ def test_links_and_paths_lead_somewhere_and_every_page_is_linked() -> None:
 
 
 NARROW = 80
-WIDE_LINES = {"domain_norm.md": 113, "predict.md": 114, "serving.md": 108, "pipeline.md": 100}
+WIDE_LINES = {"domain_norm.md": 82, "predict.md": 114, "serving.md": 108, "pipeline.md": 100}
 """Pages that others were changing on 2026-11-19; to be removed one by one."""
 
 

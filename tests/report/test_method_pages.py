@@ -75,4 +75,4 @@ def test_lines_of_programs_fit_eighty_columns() -> None:
 
 
 def test_defaults_are_short() -> None:
-    assert "`0.166667`" in settings_table(get_method("domain_norm"))
+    assert "`1.83036`" in settings_table(get_method("scap"))
