@@ -348,7 +348,7 @@ class LiteralDomainNorm:
         g = torch.autograd.grad(loss, theta)[0].numpy()
         domain.steps += 1
         i = domain.steps
-        share = min(1.0, max(0.0, float(loss)) / 0.3)
+        share = min(1.0, max(0.0, float(loss.detach())) / 0.3)
         rate = self.lr * max(i**-0.5, 0.25) * k / self.W * share  # Eq. 12
         domain.first = 0.9 * domain.first + 0.1 * g
         domain.second = 0.999 * domain.second + 0.001 * g**2
