@@ -303,7 +303,7 @@ class SessionStore:
             "imported": stored.imported,
             "digests": {str(one.sequence): one.digest for one in kept},
         }
-        saved, _ = SavedMemory.of(id, memory)
+        saved, _ = SavedMemory.of(id, _named(tensors, _MEMORY))
         checksum = _checksum_of_file(session, saved, kept)
         return pack(tensors, {"format": FORMAT, "session": session, "checksum": checksum})
 
@@ -317,27 +317,21 @@ class SessionStore:
         tensors, header = unpack(data, source=source, kind="exported session")
         if header.get("format") != FORMAT:
             raise UserError(f"{source} was not written by `cliquetta sessions export`")
-        session = header["session"]
-        info = SessionInfo(**session["info"])
-        stored = StoredSession(
-            info=info,
-            owner=session["owner"],
-            adapter=session["adapter"],
-            imported=session["imported"],
-        )
-        saved, changed = SavedMemory.of(info.id, _named(tensors, _MEMORY))
-        packed = _named(tensors, _RESPONSE)
-        kept = [
-            StoredResponse(int(number), digest, packed[number].numpy().tobytes())
-            for number, digest in session["digests"].items()
-        ]
-        if _checksum_of_file(session, saved, kept) != header["checksum"]:
-            raise DamagedError(f"{source} is damaged: its checksum differs")
+        damaged = DamagedError(f"{source} is damaged: its checksum differs")
+        try:
+            session, checksum = header["session"], header["checksum"]
+            stored, kept = _parse_export(session, _named(tensors, _RESPONSE))
+        except (KeyError, TypeError, ValueError) as error:
+            raise damaged from error
+        id = stored.info.id
+        saved, changed = SavedMemory.of(id, _named(tensors, _MEMORY))
+        if _checksum_of_file(session, saved, kept) != checksum:
+            raise damaged
         try:
             return self.insert(stored, saved, changed, kept=kept)
         except ExistsError:
             raise UserError(
-                f"session {info.id} is in {self.database.name} already: delete it there first"
+                f"session {id} is in {self.database.name} already: delete it there first"
             ) from None
 
 
@@ -453,6 +447,23 @@ def _parse_response(row: Row[Any]) -> StoredResponse:
     return response
 
 
+def _parse_export(
+    session: Mapping[str, Any], packed: Mapping[str, Tensor]
+) -> tuple[StoredSession, list[StoredResponse]]:
+    """The session in the header of an exported file, and its responses."""
+    stored = StoredSession(
+        info=SessionInfo(**session["info"]),
+        owner=session["owner"],
+        adapter=session["adapter"],
+        imported=session["imported"],
+    )
+    kept = [
+        StoredResponse(int(number), digest, packed[number].numpy().tobytes())
+        for number, digest in session["digests"].items()
+    ]
+    return stored, kept
+
+
 def _checksum_of_file(
     session: Mapping[str, Any], saved: SavedMemory, kept: Sequence[StoredResponse]
 ) -> str:
@@ -465,5 +476,6 @@ def _checksum_of_file(
 
 
 def _named(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors whose names begin with a prefix, without it."""
-    return {name[len(prefix) :]: v for name, v in tensors.items() if name.startswith(prefix)}
+    """The tensors whose names begin with a prefix, without it, by name."""
+    names = sorted(name for name in tensors if name.startswith(prefix))
+    return {name.removeprefix(prefix): tensors[name] for name in names}
