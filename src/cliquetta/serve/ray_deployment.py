@@ -13,7 +13,8 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -36,6 +37,10 @@ from cliquetta.serve.tracing import Tracing
 
 EXTRA = "ray-serve"
 APPLICATION = "cliquetta"
+STOPPING_SECONDS = 3.0
+"""Time for replicas to finish what they have begun when the service stops."""
+_LEAVING_SECONDS = 7.0  # after which what is left of Ray is killed
+_FORCED_SECONDS = 8.0  # the same where the service was still being started
 _ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
 
 
@@ -117,11 +122,6 @@ class ReplicaBuild:
         return create_app(SessionStore(Database(self.sessions)), settings)
 
 
-STOPPING_SECONDS = 4.0
-"""Time for replicas to finish what they have begun when the service stops."""
-_DISCONNECT_SECONDS = 3.0
-
-
 def serve_replicas(
     build: ReplicaBuild,
     plan: ReplicaPlan,
@@ -144,34 +144,125 @@ def serve_replicas(
 
     """
     check_binding(host, build.settings.tokens)
-    build = replace(build, sessions=_shared(build.sessions, plan.address))
+    build = replace(build, sessions=_shared_sessions(build.sessions, plan.address))
     Database(build.sessions, create=True).close()
-    open_port(host, port).close()  # else the proxy's log alone would say that it is in use
-    os.environ.setdefault(END_HUNG, "1")
+    open_port(host, port).close()  # else only the log of Serve's proxy would say that it is in use
+    os.environ.setdefault(END_HUNG, "1")  # one that hangs is ended at once
+    # one more, as a process that hangs may keep its share when it is replaced
     cores = max(os.cpu_count() or 1, math.ceil((plan.most + 1) * plan.cpus))
-    stopped = _stop_signals()
-    with (
-        logging_as(build.log_format),
-        connected(plan.address, cores, extra=EXTRA) as ray,
-    ):
+    with logging_as(build.log_format), connected(plan.address, cores, extra=EXTRA) as ray:
         try:
             from ray import serve
         except ImportError as error:
             raise UserError(f"no {error.name}: pip install 'cliquetta[{EXTRA}]'") from error
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         present = ray.cluster_resources().get("GPU", 0)
-        replica = serve.deployment(**plan.options(build.settings, present))
-        application = replica(serve.ingress(build.create_app)()).bind()
+        deployment = serve.deployment(**plan.options(build.settings, present))
 
-        def deploy(*_: object) -> None:
+        def create_replica() -> Any:  # Serve takes plain functions only
+            return build.create_app()
+
+        application = deployment(serve.ingress(create_replica)()).bind()
+
+        def deploy() -> None:
             serve.run(application, name=APPLICATION, route_prefix="/")
 
-        serve.start(
-            proxy_location="HeadOnly",
-            http_options={"host": host, "port": port},
-            logging_config={"log_level": "WARNING", "enable_access_log": False},
+        is_local = plan.address == LOCAL
+        stopped = _on_signals(deploy, is_local=is_local)
+        try:
+            serve.start(
+                proxy_location="HeadOnly",
+                http_options={"host": host, "port": port},
+                logging_config={"log_level": "WARNING", "enable_access_log": False},
+            )
+            deploy()
+            on_ready()
+            stopped.wait()
+        finally:
+            _stop(serve, ray, is_local=is_local)
+
+
+def _shared_sessions(sessions: str, address: str) -> str:
+    """Where all replicas find the sessions: a folder suits those of one machine only."""
+    if is_url(sessions):
+        return sessions
+    if address != LOCAL:
+        raise UserError(
+            "replicas on several machines need PostgreSQL: --sessions postgresql+psycopg://..."
         )
-        deploy()
-        on_ready()
-        stopped.wait()
-        _stop(serve, plan.address)
+    return str(Path(sessions).resolve())
+
+
+def _on_signals(deploy: Callable[[], None], *, is_local: bool) -> threading.Event:
+    """Set the event at SIGTERM and Ctrl-C, and call ``deploy`` in a thread at SIGHUP."""
+    stopped = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        return stopped
+
+    def stop(*_: object) -> None:
+        if not stopped.is_set():
+            stopped.set()
+            children = _own_processes() if is_local else []
+            _in_thread(partial(_end, children, after=_FORCED_SECONDS))
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    if hasattr(signal, "SIGHUP"):  # requests are served meanwhile
+        signal.signal(signal.SIGHUP, lambda *_: _in_thread(deploy))
+    return stopped
+
+
+def _stop(serve: Any, ray: Any, *, is_local: bool) -> None:
+    """Stop the service and, with a cluster of its own, all processes of it.
+
+    A signal to the process group has reached those, too: then Ray does not respond any more, and
+    what is left of it is killed. Until it is saved no batch counts, so that nothing is lost.
+    """
+    children = _own_processes() if is_local else []
+
+    def leave() -> None:
+        if is_local:
+            serve.shutdown()
+        else:
+            serve.delete(APPLICATION)
+        ray.shutdown()
+
+    leaving = _in_thread(leave)
+    end = time.monotonic() + _LEAVING_SECONDS
+    while leaving.is_alive() and time.monotonic() < end:
+        leaving.join(0.2)
+        if any(map(_has_ended, children)):
+            break  # the signal has reached Ray's processes, and its calls would wait for them
+    if leaving.is_alive():
+        _end(children)
+
+
+def _own_processes() -> list[Any]:
+    """The processes of a cluster of this process."""
+    import psutil  # comes with Ray
+
+    return list(psutil.Process().children(recursive=True))
+
+
+def _has_ended(process: Any) -> bool:
+    import psutil
+
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _end(children: Sequence[Any], *, after: float = 0.0) -> None:
+    """Kill processes that do not end, and end this one."""
+    time.sleep(after)
+    for child in children:
+        with suppress(Exception):  # it has ended by itself
+            child.kill()
+    os._exit(0)
+
+
+def _in_thread(work: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
