@@ -150,7 +150,7 @@ def replica_pids(server: int) -> list[int]:
             pid = int(status.parent.name)
             parents[pid] = int(fields["PPid"])
             title = (status.parent / "cmdline").read_bytes()
-            if title.startswith(b"ray::ServeReplica:cliquetta-"):
+            if title.startswith(b"ray::ServeReplica:cliquetta"):
                 found.append(pid)
 
     def below(pid: int) -> bool:

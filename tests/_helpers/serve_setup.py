@@ -31,8 +31,8 @@ from cliquetta.serve.auth import Tokens
 from cliquetta.serve.client import RemoteSession
 from cliquetta.serve.server import make_server, open_port
 from cliquetta.serve.service import Service
-from cliquetta.serve.settings import Limits, Settings
 from cliquetta.serve.session_store import SessionStore
+from cliquetta.serve.settings import Limits, Settings
 from cliquetta.types import Batch, Prediction
 
 CLASSES = ["airplane", "cat", "frog", "ship", "truck"]

@@ -86,7 +86,12 @@ def test_what_is_served(
     assert run("serve", *models, *where, *more).code == 0
     (call,) = started
     settings = call.pop("settings")
-    assert call == {"sessions": str(tmp_path), "host": "0.0.0.0", "port": 9999, "log_format": "text"}
+    assert call == {
+        "sessions": str(tmp_path),
+        "host": "0.0.0.0",
+        "port": 9999,
+        "log_format": "text",
+    }
     assert list(settings.models) == ["mine", "again"]
     assert settings.models["mine"] is settings.models["again"]
     assert settings.models["mine"].fingerprint == tiny_clip.fingerprint

@@ -25,8 +25,8 @@ from cliquetta.serve.errors import ServiceError, incident, invalid, invalid_fiel
 from cliquetta.serve.metrics import CONTENT_TYPE
 from cliquetta.serve.middleware import AdmissionMiddleware, CSPMiddleware, problem_response
 from cliquetta.serve.service import Service
-from cliquetta.serve.settings import Settings
 from cliquetta.serve.session_store import SessionStore
+from cliquetta.serve.settings import Settings
 
 P = ParamSpec("P")
 T = TypeVar("T")

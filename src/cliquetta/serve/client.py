@@ -244,9 +244,7 @@ class RemoteSession:
         texts = None if templates is None else list(templates)
         body = {"classes": list(classes), "templates": texts}
         path = f"{self._path}/classes"
-        info = self._client.ask(
-            schema.SessionInfo, "PUT", path, json=body, headers=self._headers
-        )
+        info = self._client.ask(schema.SessionInfo, "PUT", path, json=body, headers=self._headers)
         self.classes = tuple(info.classes)
 
     def export_state(self) -> bytes:
@@ -276,7 +274,8 @@ def _pause(response: httpx.Response, growing: float) -> float | None:
         return max(_SHORTEST_PAUSE, parsedate_to_datetime(asked).timestamp() - time.time())
     except ValueError:
         # a proxy lost the server or its response: as after a broken connection
-        return growing if response.status_code in (502, 504) else None
+        is_ours = RemoteError.of(response).code != "unknown"
+        return growing if response.status_code >= 500 and not is_ours else None
 
 
 def _file(index: int, image: ImageLike) -> tuple[str, bytes]:

@@ -341,9 +341,7 @@ def _check_folder(folder: Path, *, create: bool) -> None:
     file = folder / FILE
     if not create:
         if not file.exists():
-            raise UserError(
-                f"no sessions in {folder}: pass --sessions as for `cliquetta serve`"
-            )
+            raise UserError(f"no sessions in {folder}: pass --sessions as for `cliquetta serve`")
         return
     folder.mkdir(parents=True, exist_ok=True)
     # class names and responses are the clients' own

@@ -158,8 +158,7 @@ class SavedMemory:
     def layout_text(self) -> str:
         """The layout as JSON."""
         rows = {
-            name: [one.dtype, list(one.shape), one.piece_bytes]
-            for name, one in self.layout.items()
+            name: [one.dtype, list(one.shape), one.piece_bytes] for name, one in self.layout.items()
         }
         return json.dumps(rows)
 

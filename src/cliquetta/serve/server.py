@@ -22,8 +22,8 @@ from cliquetta.errors import UserError
 from cliquetta.serve.asgi import create_app
 from cliquetta.serve.auth import check_binding
 from cliquetta.serve.logs import logging_as
-from cliquetta.serve.settings import Limits, Settings
 from cliquetta.serve.session_store import SessionStore
+from cliquetta.serve.settings import Limits, Settings
 
 STOPPING_SECONDS = 6
 """Time for requests that have begun to be answered when the server is stopped."""

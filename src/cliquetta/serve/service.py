@@ -18,9 +18,9 @@ from cliquetta.errors import UserError
 from cliquetta.serve.errors import ServiceError
 from cliquetta.serve.limits import ByteBudget
 from cliquetta.serve.metrics import ServiceMetrics
+from cliquetta.serve.session_store import OvertakenError, SessionStore
 from cliquetta.serve.sessions import Sessions
 from cliquetta.serve.settings import Limits, Settings
-from cliquetta.serve.session_store import OvertakenError, SessionStore
 
 T = TypeVar("T")
 _ATTEMPTS = 5

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import sqlalchemy
 import torch
 from sqlalchemy import Connection, Row, func, select
 from sqlalchemy.dialects.postgresql import insert as insert_postgresql
@@ -178,9 +177,7 @@ class SessionStore:
 
     def response(self, id: str, sequence: int) -> StoredResponse | None:
         """The stored response to a batch, or :class:`DamagedError`."""
-        query = select(responses).where(
-            responses.c.session == id, responses.c.sequence == sequence
-        )
+        query = select(responses).where(responses.c.session == id, responses.c.sequence == sequence)
         with self.database.reading() as connection:
             row = connection.execute(query).one_or_none()
         return None if row is None else _parse_response(row)

@@ -157,9 +157,7 @@ class Sessions:
         info = resident.stored.info
         images = len(request.images)
         try:
-            with self._tracing.span(
-                "predict", session=info.id, method=info.method, images=images
-            ):
+            with self._tracing.span("predict", session=info.id, method=info.method, images=images):
                 return predict_images(resident.adapter, request.images, self._limits)
         except Exception as error:
             if isinstance(error, ServiceError) or not resident.stored.imported:
@@ -320,9 +318,7 @@ class Sessions:
             self._forget(id)
             raise
 
-    def _save(
-        self, resident: Resident, stored: StoredSession, *, response: StoredResponse
-    ) -> None:
+    def _save(self, resident: Resident, stored: StoredSession, *, response: StoredResponse) -> None:
         """Write what a batch changed; it counts when this returns."""
         changed = resident.saved.update(resident.adapter.memory)
         with self._writing(stored.info.id):
@@ -356,9 +352,7 @@ class Sessions:
         except UnavailableError as error:
             self._metrics.store_errors.inc()
             message = f"{error.sentence}: send the request again with the same sequence"
-            raise ServiceError(
-                503, "storage", message, retry_after=error.retry_after
-            ) from error
+            raise ServiceError(503, "storage", message, retry_after=error.retry_after) from error
         except DamagedError as error:
             _log.error("a session is damaged: %s", error)
             message = f"{error}; delete the session, or ask the operator for a backup"
