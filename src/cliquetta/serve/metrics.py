@@ -47,6 +47,7 @@ class ServiceMetrics:
         self.replays = counter("replays", "Repeated batches, responses from the store.")
         self.evictions = counter("evictions", "Sessions evicted from memory.")
         self.restores = counter("restores", "Sessions read back from disk.")
+        self.written_bytes = counter("written_bytes", "Memory and responses written by batches.")
         self.store_errors = counter("store_errors", "Errors of the database.")
         self._confidence = histogram(
             "confidence", "Mean top probability of a batch.", ["method"], buckets=_SHARES

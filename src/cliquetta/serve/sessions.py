@@ -325,6 +325,8 @@ class Sessions:
             resident.stored = self._store.update(
                 stored, resident.saved, changed, response=response, replay=self._limits.replay
             )
+        written = sum(len(piece.data) for piece in changed) + len(response.packed)
+        self._metrics.written_bytes.inc(written)
 
     def _save_completely(self, resident: Resident, stored: StoredSession) -> None:
         """Write all of a session's memory instead of what was stored."""
