@@ -45,4 +45,4 @@ HEALTHCHECK --interval=30s --timeout=5s --start-period=60s --retries=3 \
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["cliquetta"]
 # Without a token (CLIQUETTA_TOKEN or --token-file) it does not start: the port is open to others.
-CMD ["serve", "--host", "0.0.0.0", "--port", "8765", "--state-dir", "/sessions", "--log-format", "json"]
+CMD ["serve", "--host", "0.0.0.0", "--port", "8765", "--sessions", "/sessions", "--log-format", "json"]

@@ -79,7 +79,7 @@ class PostgreSQL:
     def execute(self, statement: str, database: str = "postgres") -> None:
         """Execute a statement outside of a transaction."""
         with psycopg.connect(self.url(database, driver=""), autocommit=True) as connection:
-            connection.execute(statement)  # type: ignore[call-overload]
+            connection.execute(statement.encode())
 
     def log(self) -> str:
         """The log of the server."""

@@ -173,12 +173,14 @@ def local_service(
 
 
 @contextmanager
-def live_service(where: Path | str, model: CLIP, **settings: Any) -> Iterator[str]:
+def live_service(
+    where: Path | str, model: CLIP, *, port: int = 0, **settings: Any
+) -> Iterator[str]:
     """Serve likewise behind a real port of this machine; yields its address."""
     offer = make_settings(model, **settings)
     with SessionStore.open(where) as store:
         server = make_server(create_app(store, offer), offer.limits)
-        opened = open_port("127.0.0.1", 0)
+        opened = open_port("127.0.0.1", port)
         thread = threading.Thread(target=server.run, args=([opened],), daemon=True)
         thread.start()
         wait_until(lambda: server.started)

@@ -57,11 +57,10 @@ class ServiceMetrics:
         text = "Scalars of the last batch's evidence."
         self._evidence = Gauge("evidence", text, ["method", "name"], **ours)
         self._gauge: Callable[..., Gauge] = partial(Gauge, **ours)
-        self._sessions = self._gauge("sessions", "Sessions in the database.")
-        self._database_bytes = self._gauge("database_bytes", "Size of the database on disk.")
-        self._largest = self._gauge(
-            "largest_session_bytes", "Stored memory of the largest sessions.", ["rank"]
-        )
+        self._sessions = Gauge("sessions", "Sessions in the database.", **ours)
+        self._database_bytes = Gauge("database_bytes", "Size of the database on disk.", **ours)
+        text = "Stored memory of the largest sessions."
+        self._largest = Gauge("largest_session_bytes", text, ["rank"], **ours)
 
     def watch(self, name: str, text: str, value: Callable[[], float]) -> None:
         """Add a number that is read when the metrics are."""

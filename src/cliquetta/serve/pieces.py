@@ -6,9 +6,10 @@ be. Pieces of zeros, which is most of a new memory, are not stored until somethi
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import prod
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -37,6 +38,13 @@ _DTYPES = {
         torch.float64,
     )
 }
+
+
+class Tensors(Protocol):
+    """Tensors by name: a dictionary, or the memory of a method."""
+
+    def __iter__(self) -> Iterator[str]: ...
+    def __getitem__(self, name: str, /) -> Tensor: ...
 
 
 class DamagedError(UserError):
@@ -112,7 +120,7 @@ class SavedMemory:
     checksums: dict[str, list[bytes]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, session: str, memory: Mapping[str, Tensor]) -> tuple["SavedMemory", list[Piece]]:
+    def of(cls, session: str, memory: Tensors) -> tuple["SavedMemory", list[Piece]]:
         """A memory that is written completely, and its pieces: those that are not zero."""
         layout = {name: TensorLayout.of(memory[name]) for name in memory}
         saved = cls(
@@ -137,7 +145,7 @@ class SavedMemory:
         tensors = {name: one.build(buffers[name]) for name, one in layout.items()}
         return cls(session, layout, tensors, checksums)
 
-    def update(self, memory: Mapping[str, Tensor]) -> list[Piece]:
+    def update(self, memory: Tensors) -> list[Piece]:
         """Take over a memory; returns the pieces that are others than before."""
         changed = []
         for name, layout in self.layout.items():
@@ -150,7 +158,7 @@ class SavedMemory:
             self.tensors[name] = now
         return changed
 
-    def hold(self, memory: Mapping[str, Tensor]) -> None:
+    def hold(self, memory: Tensors) -> None:
         """Hold the tensors of a memory that was loaded from this one, instead of copies."""
         self.tensors = {name: memory[name] for name in self.layout}
 
