@@ -146,25 +146,34 @@ def start_server(
 
 
 @dataclass(frozen=True)
-class Written:
-    """Bytes that a server has written since it started."""
+class Spent:
+    """What a server has written and computed since it started."""
 
     stored: float
-    """To its database."""
+    """Bytes to its database."""
     on_disk: float
-    """By its process, with logs and pages; of PostgreSQL nothing."""
+    """Bytes by its process, with logs and pages; of PostgreSQL nothing."""
+    cpu_seconds: float
+    """Time of its process on all cores, which other programs disturb less than a clock."""
 
     @classmethod
-    def of(cls, server: int, address: str) -> Written:
-        """What a server has written so far."""
-        fields = dict(
-            line.split(": ", 1) for line in Path(f"/proc/{server}/io").read_text().splitlines()
+    def of(cls, server: int, address: str) -> Spent:
+        """What a server has spent so far."""
+        lines = Path(f"/proc/{server}/io").read_text().splitlines()
+        fields = dict(line.split(": ", 1) for line in lines)
+        times = Path(f"/proc/{server}/stat").read_text().rpartition(")")[2].split()[11:13]
+        return cls(
+            stored=read_metric(address, "cliquetta_written_bytes_total "),
+            on_disk=float(fields["write_bytes"]),
+            cpu_seconds=sum(map(int, times)) / os.sysconf("SC_CLK_TCK"),
         )
-        stored = read_metric(address, "cliquetta_written_bytes_total ")
-        return cls(stored, float(fields["write_bytes"]))
 
-    def __sub__(self, before: Written) -> Written:
-        return Written(self.stored - before.stored, self.on_disk - before.on_disk)
+    def __sub__(self, before: Spent) -> Spent:
+        return Spent(
+            stored=self.stored - before.stored,
+            on_disk=self.on_disk - before.on_disk,
+            cpu_seconds=self.cpu_seconds - before.cpu_seconds,
+        )
 
 
 def read_metric(address: str, name: str) -> float:
@@ -211,7 +220,7 @@ def drive(
     files: list[bytes],
     names: tuple[str, ...],
     options: argparse.Namespace,
-) -> tuple[list[RunResult], float, int, Written]:
+) -> tuple[list[RunResult], float, int, Spent]:
     """All clients at once; their results, the seconds from first to last, kills, bytes written."""
     results = [RunResult() for _ in range(options.sessions)]
     barrier = threading.Barrier(options.sessions + 1)
@@ -243,7 +252,7 @@ def drive(
     for thread in threads:
         thread.start()
     barrier.wait(900)
-    written = Written.of(server, address)
+    spent = Spent.of(server, address)
     start = time.perf_counter()
     total = options.sessions * options.batches
 
@@ -254,7 +263,7 @@ def drive(
     for thread in threads:
         thread.join()
     wall = time.perf_counter() - start
-    return results, wall, killed, Written.of(server, address) - written
+    return results, wall, killed, Spent.of(server, address) - spent
 
 
 @dataclass(frozen=True)
@@ -341,14 +350,14 @@ def main() -> None:
         before = in_process(source, files, names, options)
         server, address = start_server(source, Path(folder) / "sessions", options)
         try:
-            results, wall, killed, written = drive(server.pid, address, files, names, options)
+            results, wall, killed, spent = drive(server.pid, address, files, names, options)
             size = read_metric(address, "cliquetta_database_bytes ")
         finally:
             server.terminate()
             server.wait(120)
         after = in_process(source, files, names, options)
         apart = undisturbed(source, files, names, options, results)
-    raise SystemExit(report(options, results, wall, (before, after), killed, apart, written, size))
+    raise SystemExit(report(options, results, wall, (before, after), killed, apart, spent, size))
 
 
 def report(
@@ -358,7 +367,7 @@ def report(
     alone: tuple[float, float],
     killed: int,
     apart: tuple[Difference, Difference],
-    written: Written,
+    spent: Spent,
     size: float,
 ) -> int:
     """Print the table; 1 if ``--check`` finds an aim missed."""
@@ -393,8 +402,9 @@ def report(
         ),
         ("slowest / fastest session", f"{fairness:.2f}", f"<= {FAIREST:g}"),
         ("latency, p50, p95 and worst", ", ".join(f"{1e3 * s:.1f} ms" for s in spread), ""),
-        ("bytes per batch to the database", f"{written.stored / batches:,.0f}", ""),
-        ("bytes per batch to the disk", f"{written.on_disk / batches:,.0f}", ""),
+        ("processor time per batch", f"{1e3 * spent.cpu_seconds / batches:.1f} ms", ""),
+        ("bytes per batch to the database", f"{spent.stored / batches:,.0f}", ""),
+        ("bytes per batch to the disk", f"{spent.on_disk / batches:,.0f}", ""),
         ("database at the end", f"{size:,.0f} bytes", ""),
     ]
     for name, value, aim in rows:
