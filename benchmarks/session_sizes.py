@@ -31,7 +31,9 @@ def main() -> None:
     parser.add_argument("--classes", type=int, default=10)
     options = parser.parse_args()
     bundled = load_bundled().names
-    names = tuple(f"{bundled[i % 10]} {i}" if i >= 10 else bundled[i] for i in range(options.classes))
+    names = tuple(
+        f"{bundled[i % 10]} {i}" if i >= 10 else bundled[i] for i in range(options.classes)
+    )
     models = {"micro": create_model("micro"), "ViT-B/16": vit_b16()}
     print(f"KiB of a session with {options.classes} classes: new, full")
     for method in served_methods():

@@ -1,7 +1,7 @@
 """Everything that writes, stopped at every file operation and started again: the same files.
 
 The files are compared byte for byte with those of a run that was never stopped. Only clocks are
-left out, and counts of starts: the time in a record. Of sessions the replies and states are compared.
+left out, and counts of starts: the time in a record. Of sessions replies and states are compared.
 """
 
 import json

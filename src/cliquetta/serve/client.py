@@ -113,9 +113,17 @@ class Client:
         calibrate: bool = False,
     ) -> RemoteSession:
         """Create a session; the arguments are those of ``POST /v1/sessions``."""
-        body: dict[str, Any] = {"classes": list(classes), "templates": list(templates)}
-        body |= {"model": model, "method": method, "preset": preset, "options": dict(options or {})}
-        body |= {"seed": seed, "reject": reject, "calibrate": calibrate}
+        body = {
+            "classes": list(classes),
+            "templates": list(templates),
+            "model": model,
+            "method": method,
+            "preset": preset,
+            "options": dict(options or {}),
+            "seed": seed,
+            "reject": reject,
+            "calibrate": calibrate,
+        }
         headers = {schema.CREATION_KEY: secrets.token_hex(16)}
         info = self.ask(schema.SessionInfo, "POST", "/v1/sessions", json=body, headers=headers)
         return RemoteSession(self, info)
@@ -274,8 +282,8 @@ def _pause(response: httpx.Response, growing: float) -> float | None:
         return max(_SHORTEST_PAUSE, parsedate_to_datetime(asked).timestamp() - time.time())
     except ValueError:
         # a proxy lost the server or its response: as after a broken connection
-        is_ours = RemoteError.of(response).code != "unknown"
-        return growing if response.status_code >= 500 and not is_ours else None
+        is_lost = not asked and RemoteError.of(response).code == "unknown"
+        return growing if is_lost and response.status_code >= 500 else None
 
 
 def _file(index: int, image: ImageLike) -> tuple[str, bytes]:

@@ -68,10 +68,14 @@ class ServiceMetrics:
 
     def observe_size(self, size: StoreSize | None) -> None:
         """Set the sizes of the database; without them they are unknown."""
-        self._sessions.set(math.nan if size is None else size.sessions)
-        self._database_bytes.set(math.nan if size is None else size.bytes)
         self._largest.clear()
-        for rank, number in enumerate(() if size is None else size.largest, start=1):
+        if size is None:
+            self._sessions.set(math.nan)
+            self._database_bytes.set(math.nan)
+            return
+        self._sessions.set(size.sessions)
+        self._database_bytes.set(size.bytes)
+        for rank, number in enumerate(size.largest, start=1):
             self._largest.labels(str(rank)).set(number)
 
     def observe_health(self, method: str, prediction: Prediction) -> None:
@@ -79,16 +83,20 @@ class ServiceMetrics:
         if not len(prediction.logits):
             return
         probabilities = prediction.probabilities.detach()
-        self._confidence.labels(method).observe(float(probabilities.amax(dim=-1).mean()))
-        mean, classes = probabilities.mean(dim=0), probabilities.shape[1]
+        confidence = probabilities.amax(dim=-1).mean()
+        self._confidence.labels(method).observe(float(confidence))
+        classes = probabilities.shape[1]
         if classes > 1:
-            entropy = float(torch.special.entr(mean).sum())
-            self._evenness.labels(method).observe(entropy / math.log(classes))
+            mean = probabilities.mean(dim=0)
+            entropy = torch.special.entr(mean).sum()
+            evenness = float(entropy) / math.log(classes)
+            self._evenness.labels(method).observe(evenness)
         for name, value in _scalars(prediction.evidence).items():
+            shown = (method, name)
             with self._lock:
-                if len(self._scalars | {(method, name)}) > _SCALARS:
+                if len(self._scalars | {shown}) > _SCALARS:
                     continue
-                self._scalars.add((method, name))
+                self._scalars.add(shown)
             self._evidence.labels(method, name).set(value)
 
     def render(self) -> bytes:
@@ -100,8 +108,20 @@ def _scalars(evidence: Mapping[str, Any]) -> dict[str, float]:
     """The numbers among evidence, and the means of what has one per image."""
     numbers = {}
     for name, value in evidence.items():
-        if isinstance(value, Tensor) and value.is_floating_point() and value.ndim <= 1:
-            numbers[name] = float(value.mean()) if value.numel() else math.nan
-        elif isinstance(value, Real) or (isinstance(value, Tensor) and value.ndim == 0):
-            numbers[name] = float(value)
-    return {name: value for name, value in numbers.items() if math.isfinite(value)}
+        number = _as_number(value)
+        if math.isfinite(number):
+            numbers[name] = number
+    return numbers
+
+
+def _as_number(value: Any) -> float:
+    """A number, or the mean of a list of them; NaN for anything else."""
+    if isinstance(value, Real):
+        return float(value)
+    if not isinstance(value, Tensor):
+        return math.nan
+    if value.ndim == 0:
+        return float(value)
+    if value.ndim > 1 or not value.is_floating_point():
+        return math.nan
+    return float(value.mean())  # NaN of an empty one

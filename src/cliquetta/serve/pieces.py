@@ -7,7 +7,7 @@ be. Pieces of zeros, which is most of a new memory, are not stored until somethi
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from math import prod
 from typing import Protocol
 
@@ -23,21 +23,6 @@ SHORTEST_ROWS = 2**10
 _ABSENT = bytes(32)
 """Stands for the checksum of a piece that is not stored, because it is zero."""
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        torch.bool,
-        torch.uint8,
-        torch.int8,
-        torch.int16,
-        torch.int32,
-        torch.int64,
-        torch.float16,
-        torch.bfloat16,
-        torch.float32,
-        torch.float64,
-    )
-}
 
 
 class Tensors(Protocol):
@@ -82,17 +67,27 @@ class TensorLayout:
     @classmethod
     def of(cls, value: Tensor) -> "TensorLayout":
         """Choose the pieces of a tensor."""
+        row = value.nbytes
+        if value.ndim > 1:
+            row = value.shape[-1] * value.element_size()
+        piece_bytes = LONGEST_PIECE
+        if 0 < row <= LONGEST_PIECE:
+            rows = max(1, SHORTEST_ROWS // row)
+            piece_bytes = row * rows
         dtype = str(value.dtype).removeprefix("torch.")
-        row = value.nbytes if value.ndim < 2 else value.shape[-1] * value.element_size()
-        if row == 0 or row > LONGEST_PIECE:
-            return cls(dtype, tuple(value.shape), LONGEST_PIECE)
-        rows = max(1, SHORTEST_ROWS // row)
-        return cls(dtype, tuple(value.shape), row * rows)
+        return cls(dtype, tuple(value.shape), piece_bytes)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The type as torch has it."""
+        dtype = getattr(torch, self.dtype)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
 
     @property
     def nbytes(self) -> int:
         """Size of the tensor."""
-        return prod(self.shape) * _DTYPES[self.dtype].itemsize
+        return prod(self.shape) * self.torch_dtype.itemsize
 
     @property
     def count(self) -> int:
@@ -102,8 +97,9 @@ class TensorLayout:
     def build(self, data: bytearray) -> Tensor:
         """The tensor with these bytes."""
         if not data:
-            return torch.zeros(self.shape, dtype=_DTYPES[self.dtype])
-        return torch.frombuffer(data, dtype=_DTYPES[self.dtype]).reshape(self.shape)
+            return torch.zeros(self.shape, dtype=self.torch_dtype)
+        numbers = torch.frombuffer(data, dtype=self.torch_dtype)
+        return numbers.reshape(self.shape)
 
 
 @dataclass
@@ -122,28 +118,34 @@ class SavedMemory:
     @classmethod
     def of(cls, session: str, memory: Tensors) -> tuple["SavedMemory", list[Piece]]:
         """A memory that is written completely, and its pieces: those that are not zero."""
-        layout = {name: TensorLayout.of(memory[name]) for name in memory}
-        saved = cls(
-            session=session,
-            layout=layout,
-            tensors={name: _zeros_like(memory[name]) for name in memory},
-            checksums={name: [_ABSENT] * one.count for name, one in layout.items()},
-        )
+        saved = cls(session)
+        for name in memory:
+            saved._add(name, TensorLayout.of(memory[name]), _zeros_like(memory[name]))
         return saved, saved.update(memory)
 
     @classmethod
     def read(cls, session: str, layout_text: str, pieces: Iterable[Piece]) -> "SavedMemory":
         """Put stored pieces together, or raise :class:`DamagedError`."""
-        layout = _parse_layout(layout_text)
-        checksums = {name: [_ABSENT] * one.count for name, one in layout.items()}
-        buffers = {name: bytearray(one.nbytes) for name, one in layout.items()}
+        saved = cls(session)
+        buffers = {}
+        for name, (dtype, shape, piece_bytes) in json.loads(layout_text).items():
+            layout = TensorLayout(dtype, tuple(shape), piece_bytes)
+            buffers[name] = bytearray(layout.nbytes)
+            saved._add(name, layout, layout.build(buffers[name]))
+        # the tensors are views of the buffers
         for piece in pieces:
             piece.check(session)
-            checksums[piece.tensor][piece.number] = piece.checksum
-            first = piece.number * layout[piece.tensor].piece_bytes
-            buffers[piece.tensor][first : first + len(piece.data)] = piece.data
-        tensors = {name: one.build(buffers[name]) for name, one in layout.items()}
-        return cls(session, layout, tensors, checksums)
+            saved.checksums[piece.tensor][piece.number] = piece.checksum
+            first = piece.number * saved.layout[piece.tensor].piece_bytes
+            last = first + len(piece.data)
+            buffers[piece.tensor][first:last] = piece.data
+        return saved
+
+    def _add(self, name: str, layout: TensorLayout, value: Tensor) -> None:
+        """Add a tensor of which nothing is stored."""
+        self.layout[name] = layout
+        self.tensors[name] = value
+        self.checksums[name] = [_ABSENT] * layout.count
 
     def update(self, memory: Tensors) -> list[Piece]:
         """Take over a memory; returns the pieces that are others than before."""
@@ -165,9 +167,7 @@ class SavedMemory:
     @property
     def layout_text(self) -> str:
         """The layout as JSON."""
-        rows = {
-            name: [one.dtype, list(one.shape), one.piece_bytes] for name, one in self.layout.items()
-        }
+        rows = {name: astuple(layout) for name, layout in self.layout.items()}
         return json.dumps(rows)
 
     @property
@@ -183,10 +183,10 @@ class SavedMemory:
     def stored_bytes(self) -> int:
         """Size of the pieces that are stored."""
         total = 0
-        for name, checksums in self.checksums.items():
-            layout = self.layout[name]
-            stored = sum(checksum != _ABSENT for checksum in checksums)
-            total += min(stored * layout.piece_bytes, layout.nbytes)
+        for name, layout in self.layout.items():
+            absent = self.checksums[name].count(_ABSENT)
+            stored = (layout.count - absent) * layout.piece_bytes
+            total += min(stored, layout.nbytes)
         return total
 
 
@@ -199,18 +199,19 @@ def _changed_pieces(
     # whole pieces as rows, and a shorter one at the end
     width = layout.piece_bytes // now.element_size()
     whole = len(bits) // width
-    rows = bits[: whole * width].reshape(whole, width)
-    changed = differs[: whole * width].reshape(whole, width).any(dim=1).nonzero()[:, 0]
+    end = whole * width
+    rows = bits[:end].reshape(whole, width)
+    has_changed = differs[:end].reshape(whole, width).any(dim=1)
     # one transfer from a GPU, of what changed
-    contents = [row.tobytes() for row in rows[changed].cpu().numpy()]
-    numbers = changed.tolist()
-    if bool(differs[whole * width :].any()):
-        numbers.append(whole)
-        contents.append(bits[whole * width :].cpu().numpy().tobytes())
-    return [
-        Piece.of(session, name, number, content)
-        for number, content in zip(numbers, contents, strict=True)
-    ]
+    changed = has_changed.nonzero()[:, 0]
+    contents = rows[changed].cpu().numpy()
+    pieces = []
+    for number, content in zip(changed.tolist(), contents, strict=True):
+        pieces.append(Piece.of(session, name, number, content.tobytes()))
+    if bool(differs[end:].any()):
+        rest = bits[end:].cpu().numpy()
+        pieces.append(Piece.of(session, name, whole, rest.tobytes()))
+    return pieces
 
 
 def _as_bits(value: Tensor) -> Tensor:
@@ -221,14 +222,6 @@ def _as_bits(value: Tensor) -> Tensor:
 def _zeros_like(value: Tensor) -> Tensor:
     """A tensor of zeros that takes the memory of one number."""
     return torch.zeros((), dtype=value.dtype, device=value.device).expand(value.shape)
-
-
-def _parse_layout(text: str) -> dict[str, TensorLayout]:
-    """The layout that was stored as JSON."""
-    return {
-        name: TensorLayout(dtype, tuple(shape), piece_bytes)
-        for name, (dtype, shape, piece_bytes) in json.loads(text).items()
-    }
 
 
 def _checksum(session: str, tensor: str, number: int, data: bytes) -> bytes:

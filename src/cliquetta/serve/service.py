@@ -157,16 +157,20 @@ class FairPool:
         """Refuse if a job of ``session`` would be beyond the limits now."""
         if self._closed:
             raise _closing()
+        limits = self._limits
         waiting = len(self._jobs.get(session, ()))
-        if waiting >= self._limits.queued_per_session:
+        if waiting >= limits.queued_per_session:
             message = f"{waiting} requests of this session are waiting already"
-            raise ServiceError(429, "session_busy", message, retry_after=self._mean * waiting)
-        if self.count >= self._limits.queued:
-            after = self._mean * self.count / len(self._threads)
+            after = self._mean * waiting
+            raise ServiceError(429, "session_busy", message, retry_after=after)
+        seconds_of_job = self._mean / len(self._threads)
+        if self.count >= limits.queued:
+            after = seconds_of_job * self.count
             raise ServiceError(503, "overloaded", "the server is busy", retry_after=after)
-        if self._owned[owner] >= self._limits.queued_per_owner:
-            message = f"{self._owned[owner]} requests of your sessions are waiting already"
-            after = self._mean * self._owned[owner] / len(self._threads)
+        owned = self._owned[owner]
+        if owned >= limits.queued_per_owner:
+            message = f"{owned} requests of your sessions are waiting already"
+            after = seconds_of_job * owned
             raise ServiceError(429, "owner_busy", message, retry_after=after)
 
     def close(self, seconds: float = 60.0) -> None:

@@ -126,17 +126,19 @@ class Sessions:
                 return self._repeat(id, request.sequence or 0, digest), True
             # An adapter that raises has rolled itself back: the session stays in memory.
             result = self._run(resident, request)
-            predicted, refused = len(result.positions), len(result.refused)
             info = resident.stored.info
-            progress = {"sequence": last + 1, "images": info.images + predicted}
+            progress = {
+                "sequence": last + 1,
+                "images": info.images + len(result.positions),
+            }
             with self._dropped_on_error(id):
                 info = info.model_copy(update=progress)
                 body = render_response(info, request, result)
                 response = StoredResponse.of(info.sequence, digest, body)
                 self._save(resident, replace(resident.stored, info=info), response=response)
         elapsed = time.perf_counter() - start
-        self._metrics.images.labels("predicted").inc(predicted)
-        self._metrics.images.labels("refused").inc(refused)
+        self._metrics.images.labels("predicted").inc(len(result.positions))
+        self._metrics.images.labels("refused").inc(len(result.refused))
         self._metrics.batch_seconds.labels(info.method).observe(elapsed)
         self._metrics.observe_health(info.method, result.prediction)
         return body, False
@@ -178,10 +180,12 @@ class Sessions:
         with self._using(id) as resident, self._dropped_on_error(id):
             before = resident.stored.info
             info, adapter = change_classes(request, before, resident.adapter, self._settings)
-            if info is not before:
-                resident.adapter = adapter
-                changed = replace(resident.stored, info=info, adapter=_description(adapter))
-                self._save_completely(resident, changed)
+            if info is before:
+                return info
+            resident.adapter = adapter
+            description = _description(adapter)
+            changed = replace(resident.stored, info=info, adapter=description)
+            self._save_completely(resident, changed)
             return info
 
     def export_state(self, id: str) -> bytes:
@@ -300,13 +304,17 @@ class Sessions:
 
     def _evict(self) -> None:
         """Evict idle sessions, least recently used first, until the limits hold."""
+        limits = self._limits
         total = sum(resident.bytes for resident in self.residents.values())
-        for id in [id for id in self.residents if id not in self._busy]:
+        idle = [id for id in self.residents if id not in self._busy]
+        for id in idle:
             count = len(self.residents)
-            is_small = total <= self._limits.resident_bytes
-            if count == 1 or (is_small and count <= self._limits.resident_sessions):
+            if count == 1:
                 return
-            total -= self.residents.pop(id).bytes
+            if total <= limits.resident_bytes and count <= limits.resident_sessions:
+                return
+            evicted = self.residents.pop(id)
+            total -= evicted.bytes
             self._metrics.evictions.inc()
 
     @contextmanager
