@@ -43,7 +43,7 @@ def test_a_database_of_another_version_is_refused(where: str, run: Run) -> None:
     with SessionStore.open(where):
         pass
     change_row(where, "UPDATE schema_version SET version = 99")
-    with pytest.raises(UserError, match=f"version 99.*reads version {SCHEMA}"):
+    with pytest.raises(UserError, match=rf"version 99.*reads version {SCHEMA}"):
         Database(where, create=True)
     assert run("sessions", "list", "--sessions", where).refuses("version 99")
 
@@ -53,7 +53,7 @@ def test_sessions_of_the_old_form_are_refused_with_the_way_to_export_them(
 ) -> None:
     (tmp_path / ("a" * 32)).mkdir()
     (tmp_path / ("a" * 32) / "0000000000000001.safetensors").write_bytes(b"x")
-    with pytest.raises(UserError, match="75069cc0.*/state"):
+    with pytest.raises(UserError, match=r"75069cc0.*/state"):
         Database(tmp_path, create=True)
     assert not (tmp_path / FILE).exists()
     assert run("serve", "--sessions", "s3://bucket/sessions").refuses("75069cc0")

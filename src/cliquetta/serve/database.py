@@ -388,7 +388,7 @@ def _connect_postgresql(url: URL) -> Engine:
         engine = sqlalchemy.create_engine(
             url,
             connect_args={"connect_timeout": _CONNECT_SECONDS, "tcp_user_timeout": 10_000},
-            pool_pre_ping=True,  # after a restart of the database no request meets a dead connection
+            pool_pre_ping=True,  # no request meets a connection that died with the database
             **_pool_options(),
         )
     except (ImportError, NoSuchModuleError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import signal
 import socket
 import threading
@@ -61,8 +62,15 @@ def serve(
         ending_at_sigterm(),
     ):
         on_ready()
+        app = create_app(store, settings)
         try:
-            make_server(create_app(store, settings), settings.limits).run(sockets=[opened])
+            make_server(app, settings.limits).run(sockets=[opened])
+        except (SystemExit, KeyboardInterrupt):
+            if app.state.service.pool.count:
+                # work that does not end has changed nothing, and Python would wait for it
+                settings.tracing.close()
+                os._exit(0)
+            raise
         finally:
             settings.tracing.close()
 
