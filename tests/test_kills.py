@@ -283,7 +283,7 @@ def test_sessions(method: str, torn: bool, tiny_clip: CLIP, tmp_path: Path) -> N
             known = local.http.get("/v1/sessions").json()["sessions"]
             id = known[0]["id"] if known else local.create(method)
             done = known[0]["sequence"] if known else 0
-            for number in range(max(1, done), 5):
+            for number in range(max(1, done), 4):
                 reply = local.predict(id, batch_of(number, 2), sequence=number)
                 note, text = replies / f"{number}.json", json.dumps(reply["predictions"])
                 assert not note.exists() or note.read_text() == text

@@ -75,7 +75,7 @@ def stop_sqlite_at(number: int | None, *, torn: bool = False) -> Callable[[], in
 
     Args:
         number: The operation; ``None`` only counts.
-        torn: Whether half of what it writes is written.
+        torn: Count writes only, and write the first half of the chosen one.
 
     Returns:
         A function that returns how many there were.
@@ -91,14 +91,13 @@ def stop_sqlite_at(number: int | None, *, torn: bool = False) -> Callable[[], in
 
     def replace(name: str, kind: Any) -> None:
         address = system.contents.xGetSystemCall(system, name.encode())
-        if not address:
+        if not address or (torn and "write" not in name):
             return
         real = kind(address)
-        writes = "write" in name
 
         def call(*given: Any) -> int:
             if is_chosen():
-                if torn and writes:
+                if torn:
                     place, data, size, *offset = given
                     real(place, data, size // 2, *offset)
                 os._exit(KILLED)

@@ -91,7 +91,9 @@ def micro() -> CLIP:
     return create_model("micro")
 
 
-@pytest.mark.parametrize("method", ["tent", "tda", "domain_norm", "scap"])
+@pytest.mark.parametrize(
+    "method", ["tent", "tda", "domain_norm", pytest.param("scap", marks=pytest.mark.slow)]
+)
 def test_a_batch_writes_little_more_than_it_changed(method: str, micro: CLIP) -> None:
     """At most 1.2 times the bytes of the numbers that differ."""
     images, names = load_bundled().images, load_bundled().names

@@ -156,7 +156,7 @@ def serve_a_batch_that_never_ends(model: Path, folder: Path, port: int) -> None:
             numbers = numbers * 1.0
         raise AssertionError
 
-    Tent._predict = work  # type: ignore[method-assign]
+    Tent._predict = work  # type: ignore[method-assign, assignment]
     models = load_models({"tiny": str(model)}, create_model)
     limits = Limits(batch_seconds=300)
     serve(Settings(models, limits=limits, workers=1), folder, host="127.0.0.1", port=port)
