@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass, field
+from functools import cached_property
 from math import prod
 from typing import Protocol
 
@@ -164,9 +165,9 @@ class SavedMemory:
         """Hold the tensors of a memory that was loaded from this one, instead of copies."""
         self.tensors = {name: memory[name] for name in self.layout}
 
-    @property
+    @cached_property
     def layout_text(self) -> str:
-        """The layout as JSON."""
+        """The layout, which does not change, as JSON."""
         rows = {name: astuple(layout) for name, layout in self.layout.items()}
         return json.dumps(rows)
 
