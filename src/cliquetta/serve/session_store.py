@@ -211,12 +211,13 @@ class SessionStore:
         new = _touched(stored, saved, version=time.time_ns() // 1000)
         try:
             with self.database.writing() as connection:
+                # whoever makes another session waits here, so that all are counted
                 made = schema_version.c.sessions_made + 1
                 connection.execute(schema_version.update().values(sessions_made=made))
-                owned = sessions.c.owner == stored.owner
-                counts = select(func.count(), func.count().filter(owned)).select_from(sessions)
-                check_room(*connection.execute(counts).one())
-                connection.execute(sessions.insert().values(_as_row(new, saved)))
+                everybody, owned = _count(connection, stored.owner)
+                check_room(everybody, owned)
+                row = _as_row(new, saved)
+                connection.execute(sessions.insert().values(row))
                 _write_pieces(connection, new.info.id, changed)
                 _write_responses(connection, new.info.id, kept)
         except IntegrityError as error:
@@ -257,8 +258,9 @@ class SessionStore:
         if not complete:  # these are not written again with every batch
             for name in ("id", "owner", "info", "adapter", "layout"):
                 del values[name]
+        statement = sessions.update().where(unchanged).values(values)
         with self.database.writing() as connection:
-            if connection.execute(sessions.update().where(unchanged).values(values)).rowcount == 0:
+            if connection.execute(statement).rowcount == 0:
                 raise OvertakenError
             if complete:
                 connection.execute(pieces.delete().where(pieces.c.session == id))
@@ -330,6 +332,14 @@ class SessionStore:
             raise UserError(
                 f"session {id} is in {self.database.name} already: delete it there first"
             ) from None
+
+
+def _count(connection: Connection, owner: str) -> tuple[int, int]:
+    """Number of sessions, in all and of an owner."""
+    owned = func.count().filter(sessions.c.owner == owner)
+    query = select(func.count(), owned).select_from(sessions)
+    everybody, of_owner = connection.execute(query).one()
+    return everybody, of_owner
 
 
 def _read_row(connection: Connection, id: str) -> Row[Any] | None:

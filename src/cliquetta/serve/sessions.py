@@ -331,7 +331,11 @@ class Sessions:
         changed = resident.saved.update(resident.adapter.memory)
         with self._writing(stored.info.id):
             resident.stored = self._store.update(
-                stored, resident.saved, changed, response=response, replay=self._limits.replay
+                stored,
+                resident.saved,
+                changed,
+                response=response,
+                replay=self._limits.replay,
             )
         written = sum(len(piece.data) for piece in changed) + len(response.packed)
         self._metrics.written_bytes.inc(written)
