@@ -46,4 +46,4 @@ STOPSIGNAL SIGTERM
 ENTRYPOINT ["cliquetta"]
 # Without a token (CLIQUETTA_TOKEN or --token-file) it does not start: the port is open to others. micro
 # is the bundled toy: name the model of your images instead.
-CMD ["serve", "--model", "micro", "--host", "0.0.0.0", "--port", "8765", "--state-dir", "/sessions", "--log-format", "json"]
+CMD ["serve", "--model", "micro", "--host", "0.0.0.0", "--port", "8765", "--sessions", "/sessions", "--log-format", "json"]

@@ -12,8 +12,11 @@ sessions send their batches to it, each waiting for its answer. Both take the sa
 clients run on them too. ``--check`` fails where an aim is missed.
 
 With ``--replicas`` the service runs on Ray Serve on this machine, and ``--kills`` of its replicas
-are killed (SIGKILL) at even times while the clients send. Clients do not repeat a request: an error
-is one that they would see.
+are killed (SIGKILL) at even times while the clients send. Where nothing is killed clients do not
+repeat a request: an error is one that they would see.
+
+Bytes per batch are those of the batches without the first of each session: what the service handed
+to its database (its metric), and what reached the disk of this process by the kernel's count.
 
 Predictions are compared with those of the same streams in this process, which nobody disturbed: on
 a CPU all of them are equal, bit by bit. On a GPU a method that learns need not be equal to itself,
@@ -120,7 +123,8 @@ def start_server(
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     code = "from cliquetta.cli.main import main; main()"
-    where = ["--port", str(port), "--state-dir", str(folder), "--model", f"m={source}"]
+    where = ["--port", str(port), "--model", f"m={source}"]
+    where += ["--sessions", options.database or str(folder)]
     how = ["--device", options.device, "--dtype", options.dtype]
     if options.replicas:
         how += ["--ray", "local", "--replicas", str(options.replicas)]
@@ -141,6 +145,43 @@ def start_server(
     raise SystemExit("the server did not start")
 
 
+@dataclass(frozen=True)
+class Spent:
+    """What a server has written and computed since it started."""
+
+    stored: float
+    """Bytes to its database."""
+    on_disk: float
+    """Bytes by its process, with logs and pages; of PostgreSQL nothing."""
+    cpu_seconds: float
+    """Time of its process on all cores, which other programs disturb less than a clock."""
+
+    @classmethod
+    def of(cls, server: int, address: str) -> Spent:
+        """What a server has spent so far."""
+        lines = Path(f"/proc/{server}/io").read_text().splitlines()
+        fields = dict(line.split(": ", 1) for line in lines)
+        times = Path(f"/proc/{server}/stat").read_text().rpartition(")")[2].split()[11:13]
+        return cls(
+            stored=read_metric(address, "cliquetta_written_bytes_total "),
+            on_disk=float(fields["write_bytes"]),
+            cpu_seconds=sum(map(int, times)) / os.sysconf("SC_CLK_TCK"),
+        )
+
+    def __sub__(self, before: Spent) -> Spent:
+        return Spent(
+            stored=self.stored - before.stored,
+            on_disk=self.on_disk - before.on_disk,
+            cpu_seconds=self.cpu_seconds - before.cpu_seconds,
+        )
+
+
+def read_metric(address: str, name: str) -> float:
+    """A number of the server's metrics."""
+    text = httpx.get(f"{address}/metrics", timeout=60).text
+    return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
+
+
 def replica_pids(server: int) -> list[int]:
     """Processes of the replicas below a server."""
     parents, found = {}, []
@@ -150,7 +191,7 @@ def replica_pids(server: int) -> list[int]:
             pid = int(status.parent.name)
             parents[pid] = int(fields["PPid"])
             title = (status.parent / "cmdline").read_bytes()
-            if title.startswith(b"ray::ServeReplica:cliquetta-"):
+            if title.startswith(b"ray::ServeReplica:cliquetta"):
                 found.append(pid)
 
     def below(pid: int) -> bool:
@@ -179,8 +220,8 @@ def drive(
     files: list[bytes],
     names: tuple[str, ...],
     options: argparse.Namespace,
-) -> tuple[list[RunResult], float, int]:
-    """All clients at once; their results and the seconds from first to last."""
+) -> tuple[list[RunResult], float, int, Spent]:
+    """All clients at once; their results, the seconds from first to last, kills, bytes written."""
     results = [RunResult() for _ in range(options.sessions)]
     barrier = threading.Barrier(options.sessions + 1)
     size = options.batch_size
@@ -188,8 +229,10 @@ def drive(
     def run(number: int, result: RunResult) -> None:
         latencies = result.latencies
         try:
-            with Client(address, retry_seconds=0, timeout=1800) as client:
+            retry_seconds = 120 if options.kills else 0
+            with Client(address, retry_seconds=retry_seconds, timeout=1800) as client:
                 session = client.create_session(names, method=options.method)
+                session.predict(files[:size])  # the first fills an empty memory
                 barrier.wait(900)
                 begin = time.perf_counter()
                 for place in range(options.batches):
@@ -209,6 +252,7 @@ def drive(
     for thread in threads:
         thread.start()
     barrier.wait(900)
+    spent = Spent.of(server, address)
     start = time.perf_counter()
     total = options.sessions * options.batches
 
@@ -218,7 +262,8 @@ def drive(
     killed = kill_replicas(server, options.kills, share_done, threads)
     for thread in threads:
         thread.join()
-    return results, time.perf_counter() - start, killed
+    wall = time.perf_counter() - start
+    return results, wall, killed, Spent.of(server, address) - spent
 
 
 @dataclass(frozen=True)
@@ -264,6 +309,7 @@ def undisturbed(
 
     def stream(number: int) -> list[Predictions]:
         adapter, found = create_method(options.method, model, ClassPrompts(names)), []
+        adapter.predict(files[:size])
         for place in range(len(results[number].predictions)):
             first = (number * options.batches + place) * size % (len(files) - size)
             best, ranked = adapter.predict(files[first : first + size]).topk()
@@ -287,6 +333,7 @@ def main() -> None:
     parser.add_argument("--model", default="micro", help="or ViT-B/16, with random weights")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="fp32")
+    parser.add_argument("--database", help="URL of PostgreSQL instead of SQLite in a new folder")
     parser.add_argument("--replicas", type=int, default=0, help="on Ray Serve; 0: one process")
     parser.add_argument("--kills", type=int, default=0, help="of replicas, while clients send")
     parser.add_argument("--compared", type=int, default=8, help="sessions that are computed again")
@@ -303,13 +350,14 @@ def main() -> None:
         before = in_process(source, files, names, options)
         server, address = start_server(source, Path(folder) / "sessions", options)
         try:
-            results, wall, killed = drive(server.pid, address, files, names, options)
+            results, wall, killed, spent = drive(server.pid, address, files, names, options)
+            size = read_metric(address, "cliquetta_database_bytes ")
         finally:
             server.terminate()
             server.wait(120)
         after = in_process(source, files, names, options)
         apart = undisturbed(source, files, names, options, results)
-    raise SystemExit(report(options, results, wall, (before, after), killed, apart))
+    raise SystemExit(report(options, results, wall, (before, after), killed, apart, spent, size))
 
 
 def report(
@@ -319,6 +367,8 @@ def report(
     alone: tuple[float, float],
     killed: int,
     apart: tuple[Difference, Difference],
+    spent: Spent,
+    size: float,
 ) -> int:
     """Print the table; 1 if ``--check`` finds an aim missed."""
     errors = [result.error for result in results if result.error]
@@ -331,7 +381,8 @@ def report(
     cuda, (differ, itself) = options.device == "cuda", apart
     where = torch.cuda.get_device_name() if cuda else f"{options.cores} cores"
     where = f"{where}, {options.dtype}"
-    spread = (*np.percentile(latencies, (50, 99)), latencies.max())
+    spread = (*np.percentile(latencies, (50, 95)), latencies.max())
+    batches = max(1, len(latencies))
     rows = [
         (
             "sessions x batches x images",
@@ -350,7 +401,11 @@ def report(
             f">= {100 * FASTEST:.0f} %",
         ),
         ("slowest / fastest session", f"{fairness:.2f}", f"<= {FAIREST:g}"),
-        ("latency, p50, p99 and worst", ", ".join(f"{one:.3f} s" for one in spread), ""),
+        ("latency, p50, p95 and worst", ", ".join(f"{1e3 * s:.1f} ms" for s in spread), ""),
+        ("processor time per batch", f"{1e3 * spent.cpu_seconds / batches:.1f} ms", ""),
+        ("bytes per batch to the database", f"{spent.stored / batches:,.0f}", ""),
+        ("bytes per batch to the disk", f"{spent.on_disk / batches:,.0f}", ""),
+        ("database at the end", f"{size:,.0f} bytes", ""),
     ]
     for name, value, aim in rows:
         print(f"{name:32} {value:48} {aim}")

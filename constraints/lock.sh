@@ -26,7 +26,7 @@ torch==$TORCH+cpu \\
 END
 lean test.txt pyproject.toml constraints/build.in --extra dev --extra ray-serve
 lean demo.txt pyproject.toml constraints/build.in --extra report -c constraints/test.txt
-lean serve.txt pyproject.toml constraints/build.in --extra serve --extra otel \
+lean serve.txt pyproject.toml constraints/build.in --extra postgres --extra otel \
   -c constraints/test.txt
 lean docs.txt pyproject.toml constraints/build.in --extra docs -c constraints/test.txt
 lean app.txt pyproject.toml constraints/build.in constraints/app.in --extra app

@@ -1,15 +1,16 @@
 """Everything that writes, stopped at every file operation and started again: the same files.
 
 The files are compared byte for byte with those of a run that was never stopped. Only clocks are
-left out, and counts of starts: the time in a record and in a session's file.
+left out, and counts of starts: the time in a record. Of sessions replies and states are compared.
 """
 
 import json
 import os
 import shutil
+import sqlite3
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -33,11 +34,12 @@ from cliquetta.inference.ray_driver import RayCluster, RayWorkers
 from cliquetta.methods.registry import create_method
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.serve import changes
+from cliquetta.serve.database import FILE
 from cliquetta.tensor_file import pack, unpack
 from tests._helpers.running import Run
 from tests._helpers.running import run as run
 from tests._helpers.serve_setup import batch_of, local_service
+from tests._helpers.sqlite_stops import can_stop, stop_sqlite_at
 from tests._helpers.stopping import KILLED, in_fork, tree
 from tests._helpers.streaming import made_up_dataset
 from tests._helpers.trees import noise, numbered_photos, table_rows
@@ -298,24 +300,23 @@ def test_feature_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check(write, tmp_path / "work")
 
 
-@pytest.mark.parametrize(
-    ("smallest", "method"),
-    [(0, "domain_norm"), (changes.SMALLEST, "tda")],
-    ids=["changes", "complete"],
-)
-def test_sessions(
-    smallest: int, method: str, tiny_clip: CLIP, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every reply that a client got is that of a service that nobody stopped, and the state is."""
-    monkeypatch.setattr(changes, "SMALLEST", smallest)
-    replies = tmp_path / "replies"  # what clients know, which outlives every service
+@pytest.mark.skipif(not can_stop(), reason="SQLite is linked into this Python")
+@pytest.mark.parametrize("torn", [False, True], ids=["between", "within"])
+@pytest.mark.parametrize("method", ["domain_norm", "tda"])
+def test_sessions(method: str, torn: bool, tiny_clip: CLIP, tmp_path: Path) -> None:
+    """Every reply that a client got is that of a service that nobody stopped, and the state is.
 
-    def write(folder: Path) -> None:
-        with local_service(folder / "sessions", tiny_clip) as local:
+    SQLite is stopped between any two of its file operations, or in the middle of what it writes.
+    """
+    folder, replies = tmp_path / "sessions", tmp_path / "replies"
+
+    def serve() -> None:
+        """Go on where the last service was stopped; ``replies`` are what clients know."""
+        with local_service(folder, tiny_clip) as local:
             known = local.http.get("/v1/sessions").json()["sessions"]
             id = known[0]["id"] if known else local.create(method)
             done = known[0]["sequence"] if known else 0
-            for number in range(max(1, done), 6):
+            for number in range(max(1, done), 4):
                 reply = local.predict(id, batch_of(number, 2), sequence=number)
                 note, text = replies / f"{number}.json", json.dumps(reply["predictions"])
                 assert not note.exists() or note.read_text() == text
@@ -324,16 +325,28 @@ def test_sessions(
             assert state.status_code == 200
             (replies / "state").write_bytes(state.content)
 
-    def prepare(folder: Path) -> None:
-        shutil.rmtree(replies, ignore_errors=True)
-        replies.mkdir()
-        folder.mkdir()
+    def begin() -> None:
+        for path in (folder, replies):
+            shutil.rmtree(path, ignore_errors=True)
+            path.mkdir()
 
-    def compared(folder: Path) -> Tree:
-        """Replies that clients know, and files of the service that belong to no session."""
-        files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
-        hidden = [path.name for path in files if path.suffix != ".safetensors"]
-        sessions = len({path.parent for path in files})
-        return {**tree(replies), "left": repr((sessions, hidden)).encode()}
+    def serve_until(number: int) -> None:
+        stop_sqlite_at(number, torn=torn)
+        serve()
 
-    check(write, tmp_path / "work", compared, prepare)
+    begin()
+    serve()
+    wanted = tree(replies)
+    for number in count():
+        begin()
+        code = in_fork(partial(serve_until, number), folder)
+        if code == 0:
+            break
+        assert code == KILLED
+        serve()
+        assert tree(replies) == wanted, f"stopped at operation {number}"
+        with closing(sqlite3.connect(folder / FILE)) as database:
+            assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+            assert database.execute("SELECT count(*) FROM sessions").fetchone() == (1,)
+    print(f"{number} operations of SQLite")
+    assert number > 40

@@ -1,18 +1,20 @@
 """Images as bytes, a service in this process and a plain reference, for the serving tests."""
 
 import io
-import os
 import socket
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
+import psycopg
 import pytest
+import sqlalchemy
 import torch
 from PIL import Image
 from safetensors.torch import load
@@ -29,8 +31,8 @@ from cliquetta.serve.auth import Tokens
 from cliquetta.serve.client import RemoteSession
 from cliquetta.serve.server import make_server, open_port
 from cliquetta.serve.service import Service
+from cliquetta.serve.session_store import SessionStore
 from cliquetta.serve.settings import Limits, Settings
-from cliquetta.serve.store import Store
 from cliquetta.types import Batch, Prediction
 
 CLASSES = ["airplane", "cat", "frog", "ship", "truck"]
@@ -161,22 +163,24 @@ def make_settings(
 
 @contextmanager
 def local_service(
-    folder: Path | Store, model: CLIP, *, host: str = "127.0.0.1", **settings: Any
+    where: Path | str, model: CLIP, *, host: str = "127.0.0.1", **settings: Any
 ) -> Iterator[Local]:
-    """Serve ``folder`` with such settings until the block ends."""
-    with nullcontext(folder) if isinstance(folder, Store) else Store.open(folder) as store:
+    """Serve the sessions in a folder or database with such settings until the block ends."""
+    with SessionStore.open(where) as store:
         app = create_app(store, make_settings(model, **settings))
         with TestClient(app, base_url=f"http://{host}", raise_server_exceptions=False) as http:
             yield Local(http, app.state.service)
 
 
 @contextmanager
-def live_service(folder: Path, model: CLIP, **settings: Any) -> Iterator[str]:
+def live_service(
+    where: Path | str, model: CLIP, *, port: int = 0, **settings: Any
+) -> Iterator[str]:
     """Serve likewise behind a real port of this machine; yields its address."""
     offer = make_settings(model, **settings)
-    with Store.open(folder) as store:
+    with SessionStore.open(where) as store:
         server = make_server(create_app(store, offer), offer.limits)
-        opened = open_port("127.0.0.1", 0)
+        opened = open_port("127.0.0.1", port)
         thread = threading.Thread(target=server.run, args=([opened],), daemon=True)
         thread.start()
         wait_until(lambda: server.started)
@@ -206,14 +210,17 @@ def check_equal(state: bytes, other: bytes) -> None:
 
 
 @contextmanager
-def full_disk() -> Iterator[None]:
-    """Nothing can be saved inside the block."""
+def full_disk(service: Local) -> Iterator[None]:
+    """Nothing can be committed inside the block, as databases say it of a full disk."""
+    dialect = service.service.sessions._store.database._engine.dialect
 
-    def fail(path: Path, data: bytes) -> None:
-        raise OSError(28, "No space left on secret", str(path))
+    def fail(_: object) -> None:
+        if dialect.name == "sqlite":
+            raise sqlite3.OperationalError("database or disk is full")
+        raise psycopg.errors.DiskFull("No space left on secret")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cliquetta.serve.store_files.create_atomically", fail)
+        patch.setattr(dialect, "do_commit", fail)
         yield
 
 
@@ -235,15 +242,16 @@ class Gate:
         self._opened.set()
 
 
-def last_file(folder: Path, session: str) -> Path:
-    """The file of a session's present version."""
-    return max((folder / session).glob("*.safetensors"))
-
-
-def make_older(folder: Path, session: str, days: float) -> None:
+def make_older(where: Path | str, session: str, days: float) -> None:
     """Let a session be unused for so many days."""
     then = time.time() - 86400 * days
-    os.utime(last_file(folder, session), (then, then))
+    change_row(where, "UPDATE sessions SET used = :then WHERE id = :id", then=then, id=session)
+
+
+def change_row(where: Path | str, statement: str, **values: Any) -> None:
+    """Change the database behind the service's back."""
+    with SessionStore.open(where) as store, store.database.writing() as connection:
+        assert connection.execute(sqlalchemy.text(statement), values).rowcount == 1
 
 
 class Load:

@@ -25,9 +25,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The arguments of the server, which is not started."""
     calls: list[dict[str, Any]] = []
 
-    def record(settings: Any, folder: Path, *, on_ready: Any, **where: Any) -> None:
+    def record(settings: Any, sessions: str, *, on_ready: Any, **where: Any) -> None:
         on_ready()
-        calls.append({"settings": settings, "folder": folder, **where})
+        calls.append({"settings": settings, "sessions": sessions, **where})
 
     monkeypatch.setattr(server, "serve", record)
     monkeypatch.delenv("CLIQUETTA_TOKEN", raising=False)
@@ -43,11 +43,12 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         (["--method", "coop"], "unknown method that can be served"),
         (["--model", "a=", "--method", "tent"], "NAME=PATH"),
         (["--replicas", "3"], "are for --ray"),
-        (["--state-dir", "s3://bucket/x"], "are for --ray"),
+        (["--sessions", "gs://bucket/x"], "bucket can be exported by commit 75069cc0"),
         (["--ray", "local", "--replicas", "many"], "N or MIN:MAX"),
         (["--ray", "local", "--replicas", "4:2"], "N or MIN:MAX"),
         (["--ray", "local", "--replicas", "0:1"], "N or MIN:MAX"),
-        (["--ray", "local", "--state-dir", "ftp://x/y"], "use a mounted folder"),
+        (["--ray", "local", "--sessions", "ftp://x/y"], "postgresql+psycopg://"),
+        (["--ray", "ray://10.0.0.1:10001"], "need PostgreSQL"),
         (["--ray", "local", "--host", "0.0.0.0"], "other machines"),
         (["--ray", "local", "--device", "cuda:1"], "which GPU a replica gets"),
     ],
@@ -68,7 +69,7 @@ def test_every_line_of_a_json_log_is_json(
     monkeypatch.setattr(server, "make_server", lambda *_: Ended())
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    words = ("--model", f"m={tiny_file}", "--port", port, "--state-dir", tmp_path)
+    words = ("--model", f"m={tiny_file}", "--port", port, "--sessions", tmp_path)
     result = run("serve", *words, "--log-format", "json")
     assert result.code == 0
     (line,) = map(json.loads, (result.stdout + result.stderr).splitlines())
@@ -95,12 +96,17 @@ def test_what_is_served(
     tokens = tmp_path / "tokens.txt"
     tokens.write_text(f"# alice, {TOKEN[:-1]}\n{TOKEN}\n\n  # bob\nanother-{TOKEN}\n")
     models = ("--model", f"mine={tiny_file}", "--model", f"again={tiny_file}", "--method", "tent")
-    where = ("--host", "0.0.0.0", "--port", 9999, "--state-dir", tmp_path, "--device", "cpu")
+    where = ("--host", "0.0.0.0", "--port", 9999, "--sessions", tmp_path, "--device", "cpu")
     more = ("--token-file", tokens, "--limit", "images=7", "--workers", 3)
     assert run("serve", *models, *where, *more).code == 0
     (call,) = started
     settings = call.pop("settings")
-    assert call == {"folder": tmp_path, "host": "0.0.0.0", "port": 9999, "log_format": "text"}
+    assert call == {
+        "sessions": str(tmp_path),
+        "host": "0.0.0.0",
+        "port": 9999,
+        "log_format": "text",
+    }
     assert list(settings.models) == ["mine", "again"]
     assert settings.models["mine"] is settings.models["again"]
     assert settings.models["mine"].fingerprint == tiny_clip.fingerprint
@@ -128,7 +134,7 @@ def test_a_port_in_use_is_refused_before_any_address(run: Run, tmp_path: Path) -
     with server.open_port("127.0.0.1", 0) as occupied:
         port = occupied.getsockname()[1]
         result = run(
-            "serve", "--model", "micro", "--port", port, "--state-dir", tmp_path, "--device", "cpu"
+            "serve", "--model", "micro", "--port", port, "--sessions", tmp_path, "--device", "cpu"
         )
     assert result.refuses(f"port {port} is in use") and "http://" not in result.text
 

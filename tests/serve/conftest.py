@@ -12,6 +12,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter
 
 from cliquetta.model.clip import CLIP
 from cliquetta.serve.tracing import Tracing
+from tests._helpers.postgres import PostgreSQL
+from tests._helpers.postgres import postgresql as postgresql
 from tests._helpers.running import run as run
 from tests._helpers.serve_setup import Alone, Local, live_service, local_service
 
@@ -19,15 +21,24 @@ Serve = Callable[..., AbstractContextManager[Local]]
 ServeLive = Callable[..., AbstractContextManager[str]]
 
 
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty database of either kind, for the sessions of the test."""
+    if request.param == "sqlite":
+        return str(tmp_path / "sessions")
+    server: PostgreSQL = request.getfixturevalue("postgresql")
+    return server.create_database()
+
+
 @pytest.fixture
-def serve(tmp_path: Path, tiny_clip: CLIP) -> Serve:
-    """``with serve(**settings) as service``: serves the test's folder; again, after a restart."""
-    return partial(local_service, tmp_path, tiny_clip)
+def serve(where: str, tiny_clip: CLIP) -> Serve:
+    """``with serve(**settings) as service``: serves the test's sessions; again, after a restart."""
+    return partial(local_service, where, tiny_clip)
 
 
 @pytest.fixture
 def serve_live(tmp_path: Path, tiny_clip: CLIP) -> ServeLive:
-    """Such a service behind a port of this machine, ``as address``."""
+    """Such a service with SQLite behind a port of this machine, ``as address``."""
     return partial(live_service, tmp_path, tiny_clip)
 
 

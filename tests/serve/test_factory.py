@@ -77,7 +77,7 @@ def test_refusals_leave_the_session_as_it_was(service: Local) -> None:
         response = put(service, session, classes)
         assert response.status_code == status and sentence in response.json()["message"]
     check_equal(service.state(id), before)
-    with full_disk():
+    with full_disk(service):
         assert put(service, domain, OTHERS).status_code == 503
     assert service.info(domain)["classes"] == CLASSES
     assert labels(service.predict(domain, batch_of(1))) == set(CLASSES)

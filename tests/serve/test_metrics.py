@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from cliquetta.serve.metrics import Board, ServiceMetrics
+from cliquetta.serve.database import UnavailableError
+from cliquetta.serve.metrics import ServiceMetrics
+from cliquetta.serve.session_store import SessionStore
 from cliquetta.types import Prediction
 from tests._helpers.serve_setup import Local, batch_of
 from tests._helpers.tolerance import LOGIT
@@ -65,10 +67,26 @@ def test_health_of_adaptation() -> None:
     assert len(re.findall("cliquetta_evidence{", metrics.render().decode())) <= 64
 
 
-def test_metrics_of_replicas_that_are_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    board = Board()
-    for now, posting, known in ((100.0, "a", {"a"}), (110.0, "b", {"a", "b"}), (125.0, "", {"b"})):
-        monkeypatch.setattr("cliquetta.serve.metrics.time.monotonic", lambda now=now: now)
-        if posting:
-            board.post(posting, [])
-        assert set(board.read()) == known
+def test_sizes_of_the_database_and_of_its_largest_sessions(service: Local) -> None:
+    small, large = service.create("zero_shot"), service.create("tent")
+    for session in (small, large):
+        service.predict(session, batch_of(0))
+    text = service.http.get("/metrics").text
+    largest = re.findall(r'^cliquetta_largest_session_bytes{rank="(\d)"} (\S+)$', text, re.M)
+    stored = service.service.sessions._store.find(large)
+    assert stored is not None and stored.bytes > 4_000
+    assert [(rank, float(number)) for rank, number in largest] == [("1", stored.bytes), ("2", 0)]
+    assert service.metric("cliquetta_sessions ") == 2
+    assert service.metric("cliquetta_database_bytes ") > stored.bytes
+
+
+def test_metrics_without_a_database_that_responds(
+    service: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(store: SessionStore) -> None:
+        raise UnavailableError("the database cannot be reached", "start it")
+
+    monkeypatch.setattr(SessionStore, "size", fail)
+    response = service.http.get("/metrics")
+    assert response.status_code == 200
+    assert "cliquetta_database_bytes NaN" in response.text

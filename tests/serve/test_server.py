@@ -1,19 +1,34 @@
 """Connections are bounded before a request begins and after a response is made."""
 
 import contextlib
+import multiprocessing
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpcore
 import httpx
 import pytest
+import torch
 from fastapi import FastAPI
 
-from cliquetta.serve.client import Client
-from cliquetta.serve.server import BoundedProtocol, make_server
-from cliquetta.serve.settings import Limits
-from tests._helpers.serve_setup import CLASSES, Gate, batch_of, refusal, wait_until
+from cliquetta.methods.tent import Tent
+from cliquetta.model.factory import create_model
+from cliquetta.serve.client import Client, RemoteError, UnreachableError
+from cliquetta.serve.server import BoundedProtocol, make_server, serve
+from cliquetta.serve.session_store import SessionStore
+from cliquetta.serve.settings import Limits, Settings, load_models
+from cliquetta.types import Batch, Prediction
+from tests._helpers.serve_setup import (
+    CLASSES,
+    Gate,
+    batch_of,
+    free_port,
+    is_up,
+    refusal,
+    wait_until,
+)
 from tests.serve.conftest import ServeLive, connect
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
@@ -128,3 +143,51 @@ def test_responses_that_nobody_reads_are_counted_and_dropped(serve_live: ServeLi
         assert again.status_code == 200 and len(again.content) == len(state.content)
         for reader in readers:
             reader.close()
+
+
+def serve_a_batch_that_never_ends(model: Path, folder: Path, port: int) -> None:
+    """Serve in this process; Tent works for minutes on every batch."""
+
+    def work(method: Tent, batch: Batch) -> Prediction:
+        del method, batch
+        end = time.monotonic() + 300
+        numbers = torch.ones(100)
+        while time.monotonic() < end:
+            numbers = numbers * 1.0
+        raise AssertionError
+
+    Tent._predict = work  # type: ignore[method-assign, assignment]
+    models = load_models({"tiny": str(model)}, create_model)
+    limits = Limits(batch_seconds=300)
+    serve(Settings(models, limits=limits, workers=1), folder, host="127.0.0.1", port=port)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("busy", [False, True])
+def test_sigterm_ends_a_server_within_ten_seconds(
+    tmp_path: Path, tiny_file: Path, busy: bool
+) -> None:
+    """Also one whose work does not end: it has changed nothing, and the client may repeat it."""
+    port, folder = free_port(), tmp_path / "sessions"
+    words = (tiny_file, folder, port)
+    context = multiprocessing.get_context("spawn")
+    server = context.Process(target=serve_a_batch_that_never_ends, args=words, daemon=True)
+    server.start()
+    address = f"http://127.0.0.1:{port}"
+    wait_until(lambda: is_up(address))
+    with Client(address, retry_seconds=0) as client, ThreadPoolExecutor(2) as clients:
+        session = client.create_session(CLASSES, method="tent")
+        if busy:
+            waiting = [clients.submit(session.predict, batch_of(0)) for _ in range(2)]
+            time.sleep(1)
+        start = time.monotonic()
+        server.terminate()
+        server.join(30)
+        assert time.monotonic() - start < 10
+        assert server.exitcode == 0
+        if busy:
+            for one in waiting:
+                assert isinstance(one.exception(30), RemoteError | UnreachableError)
+    with SessionStore.open(folder) as store:
+        (stored,) = store.find_all()
+    assert stored.info.sequence == 0

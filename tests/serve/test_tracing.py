@@ -66,14 +66,14 @@ def test_a_refusal_ends_wait_and_span(serve: Serve, monkeypatch: pytest.MonkeyPa
     with serve(tracing=traced(exporter)) as service:
         session = service.create()
         exporter.clear()
-        with full_disk():
+        with full_disk(service):
             assert service.send(session, batch_of(0)).status_code == 503
         monkeypatch.setattr(service.service.pool, "_limits", Limits(wait_seconds=1e-9))
         assert service.send(session, batch_of(0)).status_code == 503
     spans = exporter.get_finished_spans()
     (write,) = (span for span in spans if span.name == "store.write")
     assert write.status.status_code == StatusCode.ERROR and not write.events
-    assert write.attributes["error.type"] == "OSError" and "secret" not in write.to_json()
+    assert write.attributes["error.type"] == "UnavailableError" and "secret" not in write.to_json()
     requests = [span for span in spans if span.name == BATCHES]
     assert {span.status.status_code for span in requests} == {StatusCode.ERROR}
     assert [span.name for span in spans].count("queue") == 2  # also of one that waited too long

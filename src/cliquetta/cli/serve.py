@@ -5,13 +5,12 @@ from dataclasses import replace
 from functools import partial
 from logging import getLogger
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cliquetta.cli.checks import check_file, check_methods, check_model
 from cliquetta.cli.command import Bounds, Common, read_settings
-from cliquetta.data.remote import is_url
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.model.names import NO_MODEL
 from cliquetta.serve.logs import FORMATS
@@ -40,9 +39,11 @@ LimitPairs = Annotated[
 
 SERVE = """
 cliquetta serve --model ViT-B/16
-cliquetta serve --model micro --model b16=/models/ViT-B-16.pt --state-dir sessions
+cliquetta serve --model micro --model b16=/models/ViT-B-16.pt --sessions /var/lib/cliquetta
 cliquetta serve --model micro --host 0.0.0.0 --token-file tokens.txt --limit images=64
-cliquetta serve --model ViT-B/16 --ray auto --replicas 2:8 --state-dir s3://bucket/sessions
+cliquetta serve --model ViT-B/16 --sessions postgresql+psycopg://user@host/cliquetta
+cliquetta serve --model ViT-B/16 --ray auto --replicas 2:8 \
+    --sessions postgresql+psycopg://user@host/cliquetta
 """
 APP = """
 cliquetta app --model micro
@@ -54,8 +55,12 @@ _APP_BODY_BYTES = 128 * 2**20  # several photographs per batch; the service's de
 
 def serve(
     common: Common,
-    state_dir: Annotated[
-        str, "Directory of the sessions; with --ray also s3:// or gs://."
+    sessions: Annotated[
+        str,
+        typer.Option(
+            envvar="CLIQUETTA_SESSIONS",
+            help="Folder of the sessions (SQLite), or URL of a PostgreSQL database.",
+        ),
     ] = "sessions",
     model: Models = None,
     method: Methods = None,
@@ -87,13 +92,14 @@ def serve(
     check_offer(model, method, token_file)
     if log_format not in FORMATS:
         raise UnknownNameError("log format", log_format, FORMATS)
-    if ray is None and (ray_gpus is not None or replicas != "2" or is_url(state_dir)):
-        raise UserError("--replicas, --ray-gpus and a URL as --state-dir are for --ray")
+    if ray is None and (ray_gpus is not None or replicas != "2"):
+        raise UserError("--replicas and --ray-gpus are for --ray")
     try:
         from cliquetta.serve import server
     except ImportError as error:
         raise UserError(f"no {error.name}: pip install 'cliquetta[serve]'") from error
 
+    from cliquetta.serve.database import shown_name
     from cliquetta.serve.settings import load_models, name_models
     from cliquetta.serve.tracing import Tracing
 
@@ -102,29 +108,52 @@ def serve(
     settings = replace(settings, workers=workers, session_days=session_days)
     # a line of the log, which standard output may be part of, is JSON as well
     say = common.terminal.say if log_format == "text" else getLogger("cliquetta.serve").info
-    ready = partial(say, f"http://{host}:{port}, sessions in {state_dir}; press Ctrl-C to stop")
-    where: Any = {"host": host, "port": port, "log_format": log_format, "on_ready": ready}
+    name = shown_name(sessions)
+    ready = partial(say, f"http://{host}:{port}, sessions in {name}; press Ctrl-C to stop")
     sources = name_models(model or ())
     if ray is None:
         models = load_models(sources, common.model)
-        settings = replace(settings, models=models, tracing=Tracing.open(traces))
-        server.serve(settings, Path(state_dir), **where)
+        server.serve(
+            replace(settings, models=models, tracing=Tracing.open(traces)),
+            sessions,
+            host=host,
+            port=port,
+            log_format=log_format,
+            on_ready=ready,
+        )
         return
 
-    from cliquetta.serve.replicas import ReplicaPlan, build_settings, serve_replicas
+    from cliquetta.serve.ray_deployment import ReplicaBuild, ReplicaPlan, serve_replicas
 
-    least, _, most = replicas.partition(":")
-    if not (least.isdecimal() and (most or least).isdecimal()):
-        raise UserError(f"--replicas is N or MIN:MAX, got {replicas!r}")
     if ":" in common.device:
         remedy = f"write --device cuda, not {common.device}"
         raise UserError(f"the cluster chooses which GPU a replica gets: {remedy}")
-    cores = settings.workers * settings.threads
-    gpus = 0.0 if common.device == "cpu" else ray_gpus
-    plan = ReplicaPlan(int(least), int(most or least), cpus=cores, gpus=gpus, address=ray)
-    plain = replace(settings, tokens=None, hosts=frozenset())  # tokens stay with the router
-    build = partial(build_settings, plain, sources, common.device, common.dtype, traces)
-    serve_replicas(replace(settings, tracing=Tracing.open(traces)), build, state_dir, plan, **where)
+    build = ReplicaBuild(
+        settings=settings,
+        sources=sources,
+        sessions=sessions,
+        device=common.device,
+        dtype=common.dtype,
+        traces=traces,
+        log_format=log_format,
+    )
+    least, most = _read_replicas(replicas)
+    plan = ReplicaPlan(
+        least=least,
+        most=most,
+        cpus=settings.workers * settings.threads,
+        gpus=0.0 if common.device == "cpu" else ray_gpus,
+        address=ray,
+    )
+    serve_replicas(build, plan, host=host, port=port, on_ready=ready)
+
+
+def _read_replicas(given: str) -> tuple[int, int]:
+    """The least and the largest number of replicas."""
+    least, _, most = given.partition(":")
+    if not (least.isdecimal() and (most or least).isdecimal()):
+        raise UserError(f"--replicas is N or MIN:MAX, got {given!r}")
+    return int(least), int(most or least)
 
 
 def check_offer(model: list[str] | None, method: list[str] | None, token_file: Path | None) -> None:

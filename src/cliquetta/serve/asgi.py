@@ -25,8 +25,8 @@ from cliquetta.serve.errors import ServiceError, incident, invalid, invalid_fiel
 from cliquetta.serve.metrics import CONTENT_TYPE
 from cliquetta.serve.middleware import AdmissionMiddleware, CSPMiddleware, problem_response
 from cliquetta.serve.service import Service
+from cliquetta.serve.session_store import SessionStore
 from cliquetta.serve.settings import Settings
-from cliquetta.serve.store import Store
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -37,6 +37,8 @@ POLICY = (
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 """Policy of the service's pages: they may load from, and talk to, the service itself only."""
+CLOSING_SECONDS = 2.0
+"""Time for work that goes on when the server has stopped."""
 _SWEEP_SECONDS = 60
 _PAGES = {"/": "index.html", "/docs": "docs.html", "/docs.js": "docs.js", "/style.css": "style.css"}
 _BINARY_SCHEMA = {BINARY: {"schema": {"type": "string", "format": "binary"}}}
@@ -78,7 +80,6 @@ class Call:
         self.service: Service = request.app.state.service
         self.sessions = self.service.sessions
         self.owner: str = request.state.owner
-        self.key: str = getattr(request.state, "key", "")  # a router's name for the request
 
     async def run(
         self,
@@ -98,7 +99,7 @@ async def _session(
     call: CallOf, session: Annotated[str, Path(description="Id of a session", examples=["0f3a"])]
 ) -> str:
     """The id of a session that exists and belongs to the asking client."""
-    await asyncio.to_thread(call.sessions.info, call.owner, session)
+    await asyncio.to_thread(call.sessions.check_owner, call.owner, session)
     return session
 
 
@@ -111,9 +112,7 @@ router = APIRouter(prefix="/v1", tags=["sessions"], responses=_ANY)
 @open_router.get("/healthz", responses=_UNSAVED)
 async def health(call: CallOf) -> schema.Health:
     """Whether the server responds and can save sessions."""
-    problem = call.sessions.problem()
-    if problem is not None:
-        raise ServiceError(503, "storage", problem)
+    await asyncio.to_thread(call.sessions.check_health)
     return schema.Health(status="ok", version=__version__)
 
 
@@ -124,7 +123,8 @@ async def health(call: CallOf) -> schema.Health:
 )
 async def metrics(call: CallOf) -> Response:
     """Numbers for Prometheus."""
-    return Response(call.service.metrics.render(), media_type=CONTENT_TYPE)
+    text = await asyncio.to_thread(call.service.render_metrics)
+    return Response(text, media_type=CONTENT_TYPE)
 
 
 @router.get("/models", tags=["server"])
@@ -164,7 +164,7 @@ async def create_session(
 
     A request may be repeated with the same ``Idempotency-Key``: one session is made.
     """
-    id = call.key or secrets.token_hex(16)
+    id = secrets.token_hex(16)
     if repeat is not None:  # hashed with its owner: nobody chooses the id of another's session
         id = hashlib.sha256(f"{call.owner} {repeat}".encode()).hexdigest()[:32]
     return await call.run(id, call.sessions.create, call.owner, body)
@@ -203,7 +203,7 @@ async def send_batch(request: Request, session: SessionOf, call: CallOf) -> Resp
     """
     call.service.pool.check_room(call.owner, session)  # before the images are read
     batch = await _read_batch(request, call.service.limits.images)
-    body, replayed = await call.run(session, call.sessions.predict, batch, call.key)
+    body, replayed = await call.run(session, call.sessions.predict, batch)
     headers = {REPLAYED: "true"} if replayed else None
     return Response(body, media_type="application/json", headers=headers)
 
@@ -247,12 +247,8 @@ async def import_state(request: Request, session: SessionOf, call: CallOf) -> sc
     return await call.run(session, call.sessions.import_state, await request.body())
 
 
-def create_app(store: Store, settings: Settings, *, admitted: bool = False) -> FastAPI:
-    """The ASGI application over an open store; its workers stop with its lifespan.
-
-    Requests that were ``admitted`` by a router are not checked once more; the router puts the
-    owner, and a key of the request, into the state of their scope.
-    """
+def create_app(store: SessionStore, settings: Settings) -> FastAPI:
+    """The ASGI application over an open database; its workers stop with its lifespan."""
     service = Service(store, settings)
 
     @asynccontextmanager
@@ -260,7 +256,7 @@ def create_app(store: Store, settings: Settings, *, admitted: bool = False) -> F
         sweeping = asyncio.create_task(_sweep(service))
         yield
         sweeping.cancel()
-        await asyncio.to_thread(service.pool.close)
+        await asyncio.to_thread(service.pool.close, CLOSING_SECONDS)
 
     app = FastAPI(
         title="CliqueTTA",
@@ -277,10 +273,9 @@ def create_app(store: Store, settings: Settings, *, admitted: bool = False) -> F
     for path, name in _PAGES.items():
         app.add_route(path, partial(_page, name), include_in_schema=False)
     app.add_middleware(CSPMiddleware, policy=POLICY)
-    if not admitted:
-        app.add_middleware(
-            AdmissionMiddleware, settings=settings, budget=service.budget, metrics=service.metrics
-        )
+    app.add_middleware(
+        AdmissionMiddleware, settings=settings, budget=service.budget, metrics=service.metrics
+    )
     for kind in (HTTPException, RequestValidationError, ClientDisconnect, Exception):
         app.add_exception_handler(kind, _refuse)
     return app

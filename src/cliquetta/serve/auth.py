@@ -19,14 +19,18 @@ class Tokens:
     """Accepted tokens, ``#`` lines left out, as hashes; each session belongs to one."""
 
     def __init__(self, tokens: Iterable[str]) -> None:
-        given = [token.strip() for token in tokens]
-        given = [token for token in given if token and not token.startswith("#")]
-        if not given:
+        digests = set()
+        for line in tokens:
+            token = line.strip()
+            if not token or token.startswith("#"):
+                continue
+            if len(token) < _SHORTEST or not token.isascii():
+                remedy = "`openssl rand -hex 24`"
+                raise UserError(f"a token has at least {_SHORTEST} ASCII characters: {remedy}")
+            digests.add(_digest(token))
+        if not digests:
             raise UserError("no tokens given: write one per line, made with `openssl rand -hex 24`")
-        if any(len(token) < _SHORTEST or not token.isascii() for token in given):
-            message = f"a token has at least {_SHORTEST} ASCII characters: `openssl rand -hex 24`"
-            raise UserError(message)
-        self._digests = sorted({_digest(token) for token in given})
+        self._digests = sorted(digests)
 
     def owner(self, authorization: str | None) -> str:
         """The owner that an ``Authorization`` header stands for, or a refusal with 401."""

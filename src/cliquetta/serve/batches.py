@@ -17,7 +17,6 @@ from cliquetta.serve import schema
 from cliquetta.serve.errors import conflict, invalid, too_large
 from cliquetta.serve.limits import bounded
 from cliquetta.serve.settings import Limits
-from cliquetta.serve.store import StoredResponse
 from cliquetta.types import Batch, Prediction
 
 CHEAPER = "send fewer images or choose a cheaper method"
@@ -88,25 +87,14 @@ def check_views(adapter: Adapter, images: int, limits: Limits) -> None:
         )
 
 
-def find_repeated(
-    last: int, responses: Mapping[int, StoredResponse], sequence: int | None, digest: str, key: str
-) -> StoredResponse | None:
-    """The stored response to a repeated request; ``None`` for a new one after batch ``last``."""
-    for response in responses.values():
-        if key and response.key == key:
-            return response
+def is_new(last: int, sequence: int | None) -> bool:
+    """Whether a request is for the batch after ``last``, and not a repeat of an earlier one."""
     expected = last + 1
     if sequence is None or sequence == expected:
-        return None
+        return True
     if sequence > expected:
         raise conflict("out_of_order", f"the next batch is number {expected}, got {sequence}")
-    stored = responses.get(sequence)
-    if stored is None:
-        message = f"batch {sequence} was applied; only the last {len(responses)} are stored"
-        raise conflict("response_gone", message)
-    if stored.digest != digest:
-        raise conflict("sequence_used", f"number {sequence} was used for another batch")
-    return stored
+    return False
 
 
 @torch.no_grad()

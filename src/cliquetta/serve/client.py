@@ -113,9 +113,17 @@ class Client:
         calibrate: bool = False,
     ) -> RemoteSession:
         """Create a session; the arguments are those of ``POST /v1/sessions``."""
-        body: dict[str, Any] = {"classes": list(classes), "templates": list(templates)}
-        body |= {"model": model, "method": method, "preset": preset, "options": dict(options or {})}
-        body |= {"seed": seed, "reject": reject, "calibrate": calibrate}
+        body = {
+            "classes": list(classes),
+            "templates": list(templates),
+            "model": model,
+            "method": method,
+            "preset": preset,
+            "options": dict(options or {}),
+            "seed": seed,
+            "reject": reject,
+            "calibrate": calibrate,
+        }
         headers = {schema.CREATION_KEY: secrets.token_hex(16)}
         info = self.ask(schema.SessionInfo, "POST", "/v1/sessions", json=body, headers=headers)
         return RemoteSession(self, info)
@@ -184,6 +192,8 @@ class RemoteSession:
 
     def __init__(self, client: Client, info: schema.SessionInfo) -> None:
         self._client, self._path = client, f"/v1/sessions/{info.id}"
+        # where there are replicas, balancers send the same id to the same one: that is faster
+        self._headers = {schema.SESSION_HEADER: info.id}
         self.id = info.id
         self.classes = tuple(info.classes)
         self.sequence = info.sequence  # number of the last batch that was predicted
@@ -214,18 +224,23 @@ class RemoteSession:
         files = [("images", _file(index, image)) for index, image in separate]
         fields = {"sequence": self.sequence + 1, "top_k": top_k, "evidence": evidence}
         response = self._client.ask(
-            schema.BatchResponse, "POST", f"{self._path}/batches", files=files, data=fields
+            schema.BatchResponse,
+            "POST",
+            f"{self._path}/batches",
+            files=files,
+            data=fields,
+            headers=self._headers,
         )
         self.sequence = response.sequence
         return response
 
     def info(self) -> schema.SessionInfo:
         """The session's state on the server."""
-        return self._client.ask(schema.SessionInfo, "GET", self._path)
+        return self._client.ask(schema.SessionInfo, "GET", self._path, headers=self._headers)
 
     def reset(self) -> None:
         """Forget what was learned; batch numbers continue."""
-        self._client.send("POST", f"{self._path}/reset")
+        self._client.send("POST", f"{self._path}/reset", headers=self._headers)
 
     def set_classes(
         self, classes: Sequence[str], *, templates: Sequence[str] | None = None
@@ -236,16 +251,17 @@ class RemoteSession:
         """
         texts = None if templates is None else list(templates)
         body = {"classes": list(classes), "templates": texts}
-        info = self._client.ask(schema.SessionInfo, "PUT", f"{self._path}/classes", json=body)
+        path = f"{self._path}/classes"
+        info = self._client.ask(schema.SessionInfo, "PUT", path, json=body, headers=self._headers)
         self.classes = tuple(info.classes)
 
     def export_state(self) -> bytes:
         """A state file of what was learned; other sessions read it, too."""
-        return self._client.send("GET", f"{self._path}/state").content
+        return self._client.send("GET", f"{self._path}/state", headers=self._headers).content
 
     def import_state(self, state: bytes) -> None:
         """Continue from a state that an equal session exported."""
-        headers = {"Content-Type": "application/octet-stream"}
+        headers = {**self._headers, "Content-Type": "application/octet-stream"}
         self._client.send("PUT", f"{self._path}/state", content=state, headers=headers)
 
     def delete(self) -> None:
@@ -266,7 +282,8 @@ def _pause(response: httpx.Response, growing: float) -> float | None:
         return max(_SHORTEST_PAUSE, parsedate_to_datetime(asked).timestamp() - time.time())
     except ValueError:
         # a proxy lost the server or its response: as after a broken connection
-        return growing if response.status_code in (502, 504) else None
+        is_lost = not asked and RemoteError.of(response).code == "unknown"
+        return growing if is_lost and response.status_code >= 500 else None
 
 
 def _file(index: int, image: ImageLike) -> tuple[str, bytes]:

@@ -13,7 +13,7 @@ from cliquetta.methods.allocation import AllocationLimit, StateTooLargeError
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.registry import MethodEntry, create_method, method_config
 from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.serve.errors import as_refusal, conflict, too_large
+from cliquetta.serve.errors import ServiceError, as_refusal, conflict, too_large
 from cliquetta.serve.limits import bounded
 from cliquetta.serve.schema import ClassesRequest, Option, SessionInfo, SessionRequest
 from cliquetta.serve.settings import Limits, Settings
@@ -58,24 +58,34 @@ def _bounded_build(limits: Limits) -> Iterator[None]:
 
 
 def _check_lists(classes: Sequence[str], templates: Sequence[str], limits: Limits) -> None:
-    for what, values, most in (
-        ("class names", classes, limits.classes),
-        ("templates", templates, limits.templates),
-    ):
-        if len(values) > most:
-            raise too_large(f"{len(values)} {what}, at most {most} are allowed")
-        if any(len(value) > limits.class_length for value in values):
-            raise too_large(f"{what} may have {limits.class_length} characters each")
+    _check_list("class names", classes, limits.classes, limits)
+    _check_list("templates", templates, limits.templates, limits)
+
+
+def _check_list(what: str, values: Sequence[str], most: int, limits: Limits) -> None:
+    if len(values) > most:
+        raise too_large(f"{len(values)} {what}, at most {most} are allowed")
+    longest = max(map(len, values), default=0)
+    if longest > limits.class_length:
+        raise too_large(f"{what} may have {limits.class_length} characters each")
 
 
 def _specify(request: SessionRequest, settings: Settings, id: str) -> SessionInfo:
-    model = next(iter(settings.models)) if request.model is None else request.model
+    model = request.model
+    if model is None:
+        model = next(iter(settings.models))
     look_up("model of this server", model, settings.models)
     method = look_up("method of this server", request.method, settings.methods)
-    values = request.model_dump(exclude={"options"})
-    values |= {"model": model, "config": resolve_config(method, request.preset, request.options)}
-    created = datetime.now(timezone.utc).isoformat()
-    return SessionInfo(id=id, created=created, sequence=0, images=0, **values)
+    given = request.model_dump(exclude={"options", "model"})
+    return SessionInfo(
+        id=id,
+        created=datetime.now(timezone.utc).isoformat(),
+        sequence=0,
+        images=0,
+        model=model,
+        config=resolve_config(method, request.preset, request.options),
+        **given,
+    )
 
 
 def resolve_config(
@@ -91,15 +101,21 @@ def resolve_config(
     return dict(adapter.dump_python(config, mode="json"))
 
 
+def _not_offered(kind: str, name: str) -> ServiceError:
+    message = f"this session uses the {kind} {name!r}, which the server no longer offers"
+    return conflict("not_served", message)
+
+
 def build_adapter(info: SessionInfo, settings: Settings) -> Adapter:
     """A fresh adapter of a session; the same session gives the same adapter at any time."""
-    models, methods = settings.models, settings.methods
-    for kind, name, known in (("model", info.model, models), ("method", info.method, methods)):
-        if name not in known:
-            message = f"this session uses the {kind} {name!r}, which the server no longer offers"
-            raise conflict("not_served", message)
-    entry = methods[info.method]
-    unknown = sorted(info.config.keys() - entry.config.__dataclass_fields__.keys())
+    models = settings.models
+    if info.model not in models:
+        raise _not_offered("model", info.model)
+    if info.method not in settings.methods:
+        raise _not_offered("method", info.method)
+    entry = settings.methods[info.method]
+    known = entry.config.__dataclass_fields__
+    unknown = sorted(info.config.keys() - known.keys())
     if unknown:
         raise UserError(
             f"this session has settings that this version does not know ({', '.join(unknown)}): it "

@@ -26,12 +26,15 @@ class RateLimiter:
     def take(self, client: str, cost: float = 1.0) -> None:
         """Count a request, or refuse it while the bucket holds less than 1 or its ``cost``."""
         now = time.monotonic()
+        full = float(self._burst)
+        needed = max(cost, 1.0)
         with self._lock:
-            level, then = self._buckets.pop(client, (float(self._burst), now))
-            level = min(float(self._burst), level + (now - then) * self._rate)
-            needed = max(cost, 1.0)
+            level, then = self._buckets.pop(client, (full, now))
+            refilled = level + (now - then) * self._rate
+            level = min(full, refilled)
             allowed = level >= needed
-            self._buckets[client] = (level - cost if allowed else level, now)
+            left = level - cost if allowed else level
+            self._buckets[client] = (left, now)
             if len(self._buckets) > _CLIENTS:
                 self._buckets.popitem(last=False)
         if not allowed:

@@ -18,10 +18,15 @@ class JSONFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """A record as a line."""
         moment = datetime.fromtimestamp(record.created, timezone.utc)
-        line: dict[str, Any] = {"time": moment.isoformat(timespec="milliseconds")}
-        line |= {"level": record.levelname.lower(), "logger": record.name}
-        line["message"] = record.getMessage()
-        line |= {k: v for k, v in vars(record).items() if k not in _STANDARD}
+        line: dict[str, Any] = {
+            "time": moment.isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        for name, value in vars(record).items():
+            if name not in _STANDARD:
+                line[name] = value
         if record.exc_info:
             line["trace"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)
@@ -32,9 +37,15 @@ class LineFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """A record as a line, and the trace of an error below it."""
-        text = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in record.getMessage())
-        trace = f"\n{self.formatException(record.exc_info)}" if record.exc_info else ""
-        return f"{record.levelname.lower()}: {text}{trace}"
+        text = "".join(map(_printable, record.getMessage()))
+        line = f"{record.levelname.lower()}: {text}"
+        if record.exc_info:
+            line += f"\n{self.formatException(record.exc_info)}"
+        return line
+
+
+def _printable(character: str) -> str:
+    return character if character.isprintable() else f"\\x{ord(character):02x}"
 
 
 @contextmanager

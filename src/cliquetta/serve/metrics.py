@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import math
 import threading
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
+import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
+from torch import Tensor
 
-if TYPE_CHECKING:  # the actor that holds a board does without torch
-    from cliquetta.types import Prediction
+from cliquetta.types import Prediction
+
+if TYPE_CHECKING:
+    from cliquetta.serve.session_store import StoreSize
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-POST_SECONDS = 5.0
 _SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 _SCALARS = 64  # scalars of evidence that are shown; more would be a method gone wrong
 
@@ -47,8 +47,8 @@ class ServiceMetrics:
         self.replays = counter("replays", "Repeated batches, responses from the store.")
         self.evictions = counter("evictions", "Sessions evicted from memory.")
         self.restores = counter("restores", "Sessions read back from disk.")
-        self.resent = counter("resent", "Requests sent again, their replica was lost.")
-        self.store_errors = counter("store_errors", "Disk errors.")
+        self.written_bytes = counter("written_bytes", "Memory and responses written by batches.")
+        self.store_errors = counter("store_errors", "Errors of the database.")
         self._confidence = histogram(
             "confidence", "Mean top probability of a batch.", ["method"], buckets=_SHARES
         )
@@ -57,83 +57,71 @@ class ServiceMetrics:
         text = "Scalars of the last batch's evidence."
         self._evidence = Gauge("evidence", text, ["method", "name"], **ours)
         self._gauge: Callable[..., Gauge] = partial(Gauge, **ours)
+        self._sessions = Gauge("sessions", "Sessions in the database.", **ours)
+        self._database_bytes = Gauge("database_bytes", "Size of the database on disk.", **ours)
+        text = "Stored memory of the largest sessions."
+        self._largest = Gauge("largest_session_bytes", text, ["rank"], **ours)
 
     def watch(self, name: str, text: str, value: Callable[[], float]) -> None:
         """Add a number that is read when the metrics are."""
         self._gauge(name, text).set_function(value)
 
+    def observe_size(self, size: StoreSize | None) -> None:
+        """Set the sizes of the database; without them they are unknown."""
+        self._largest.clear()
+        if size is None:
+            self._sessions.set(math.nan)
+            self._database_bytes.set(math.nan)
+            return
+        self._sessions.set(size.sessions)
+        self._database_bytes.set(size.bytes)
+        for rank, number in enumerate(size.largest, start=1):
+            self._largest.labels(str(rank)).set(number)
+
     def observe_health(self, method: str, prediction: Prediction) -> None:
         """Observe the health of adaptation: confidence, evenness, the method's own figures."""
         if not len(prediction.logits):
             return
-        import torch
-
         probabilities = prediction.probabilities.detach()
-        self._confidence.labels(method).observe(float(probabilities.amax(dim=-1).mean()))
-        mean, classes = probabilities.mean(dim=0), probabilities.shape[1]
+        confidence = probabilities.amax(dim=-1).mean()
+        self._confidence.labels(method).observe(float(confidence))
+        classes = probabilities.shape[1]
         if classes > 1:
-            entropy = float(torch.special.entr(mean).sum())
-            self._evenness.labels(method).observe(entropy / math.log(classes))
+            mean = probabilities.mean(dim=0)
+            entropy = torch.special.entr(mean).sum()
+            evenness = float(entropy) / math.log(classes)
+            self._evenness.labels(method).observe(evenness)
         for name, value in _scalars(prediction.evidence).items():
+            shown = (method, name)
             with self._lock:
-                if len(self._scalars | {(method, name)}) > _SCALARS:
+                if len(self._scalars | {shown}) > _SCALARS:
                     continue
-                self._scalars.add((method, name))
+                self._scalars.add(shown)
             self._evidence.labels(method, name).set(value)
 
-    def collect(self) -> list[Metric]:
-        """All metrics, with the values that they have now."""
-        return list(self._registry.collect())
-
-    def render(self, replicas: Mapping[str, list[Metric]] | None = None) -> bytes:
-        """All metrics as text; those of ``replicas`` with them, each under its name."""
-        if replicas is None:
-            return generate_latest(self._registry)
-        return generate_latest(_Merged({"": self.collect(), **replicas}))
-
-
-class Board:
-    """The latest metrics of every replica; lives in an actor."""
-
-    def __init__(self) -> None:
-        self._posted: dict[str, tuple[float, list[Metric]]] = {}
-
-    def post(self, replica: str, metrics: list[Metric]) -> None:
-        """Replace the metrics of a replica."""
-        self._posted[replica] = time.monotonic(), metrics
-
-    def read(self) -> dict[str, list[Metric]]:
-        """Metrics of the replicas that live."""
-        oldest = time.monotonic() - 4 * POST_SECONDS
-        return {name: metrics for name, (when, metrics) in self._posted.items() if when > oldest}
-
-
-class _Merged(Collector):
-    """Metrics of several processes under one head each, distinguished by a label."""
-
-    def __init__(self, parts: Mapping[str, list[Metric]]) -> None:
-        self._parts = parts
-
-    def collect(self) -> Iterable[Metric]:
-        families: dict[str, Metric] = {}
-        for replica, metrics in self._parts.items():
-            for metric in metrics:
-                head = (metric.name, metric.documentation, metric.type)
-                families.setdefault(metric.name, Metric(*head)).samples += [
-                    sample._replace(labels={**sample.labels, "replica": replica})
-                    for sample in metric.samples
-                ]
-        return families.values()
+    def render(self) -> bytes:
+        """All metrics as text."""
+        return generate_latest(self._registry)
 
 
 def _scalars(evidence: Mapping[str, Any]) -> dict[str, float]:
     """The numbers among evidence, and the means of what has one per image."""
-    from torch import Tensor
-
     numbers = {}
     for name, value in evidence.items():
-        if isinstance(value, Tensor) and value.is_floating_point() and value.ndim <= 1:
-            numbers[name] = float(value.mean()) if value.numel() else math.nan
-        elif isinstance(value, Real) or (isinstance(value, Tensor) and value.ndim == 0):
-            numbers[name] = float(value)
-    return {name: value for name, value in numbers.items() if math.isfinite(value)}
+        number = _as_number(value)
+        if math.isfinite(number):
+            numbers[name] = number
+    return numbers
+
+
+def _as_number(value: Any) -> float:
+    """A number, or the mean of a list of them; NaN for anything else."""
+    if isinstance(value, Real):
+        return float(value)
+    if not isinstance(value, Tensor):
+        return math.nan
+    if value.ndim == 0:
+        return float(value)
+    if value.ndim > 1 or not value.is_floating_point():
+        return math.nan
+    return float(value.mean())  # NaN of an empty one

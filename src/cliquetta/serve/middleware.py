@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
@@ -50,10 +51,13 @@ class AdmissionMiddleware:
     def __init__(
         self, app: ASGIApp, *, settings: Settings, budget: ByteBudget, metrics: ServiceMetrics
     ) -> None:
-        self._app, self._settings, self._limits = app, settings, settings.limits
+        self._app = app
+        self._settings = settings
+        self._limits = settings.limits
         self._limiter = RateLimiter(self._limits.rate, self._limits.burst)
         self._guesses = guess_limiter(self._limits)
-        self._budget, self._metrics = budget, metrics
+        self._budget = budget
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass one request on, or refuse it here."""
@@ -69,18 +73,32 @@ class AdmissionMiddleware:
             finally:
                 self._budget.give_back(response.count)
                 seconds = time.perf_counter() - start
-                method = scope["method"] if scope["method"] in _METHODS else "other"
-                route = getattr(scope.get("route"), "path", "none")
-                self._metrics.requests.labels(route, str(response.status)).inc()
-                self._metrics.request_seconds.labels(route).observe(seconds)
-                event = {"method": method, "route": route, "status": response.status}
-                event |= {"seconds": round(seconds, 6), "bytes": response.count}
-                event["owner"] = scope.get("state", {}).get("owner")
-                _log.info("request", extra=event)
-                span["name"] = f"{method} {route}"
-                span["session"] = scope.get("path_params", {}).get("session")
-                span |= {"http.request.method": method, "http.route": route}
-                span["http.response.status_code"] = response.status
+                span |= self._observe(scope, response, seconds)
+
+    def _observe(
+        self, scope: Scope, response: "_BoundedResponse", seconds: float
+    ) -> dict[str, Any]:
+        """Count and log a request; returns what its span says."""
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        route = getattr(scope.get("route"), "path", "none")
+        self._metrics.requests.labels(route, str(response.status)).inc()
+        self._metrics.request_seconds.labels(route).observe(seconds)
+        event = {
+            "method": method,
+            "route": route,
+            "status": response.status,
+            "seconds": round(seconds, 6),
+            "bytes": response.count,
+            "owner": scope.get("state", {}).get("owner"),
+        }
+        _log.info("request", extra=event)
+        return {
+            "name": f"{method} {route}",
+            "session": scope.get("path_params", {}).get("session"),
+            "http.request.method": method,
+            "http.route": route,
+            "http.response.status_code": response.status,
+        }
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
@@ -190,14 +208,21 @@ class _BoundedResponse:
             self._dropped = True  # incomplete: the connection is closed
 
     async def _send_parts(self, message: Message, body: bytes) -> None:
-        if self._head is not None:
+        head = self._head
+        if head is not None:
+            self._head = None
             self._end = time.monotonic() + self._seconds
-            head, self._head = self._head, None
             await self._target(head)
+        follows = message.get("more_body", False)
         for first in range(0, max(len(body), 1), _PART):
-            part = {**message, "body": body[first : first + _PART]}
-            part["more_body"] = message.get("more_body", False) or first + _PART < len(body)
-            await asyncio.wait_for(self._target(part), max(self._end - time.monotonic(), 0.0))
+            last = first + _PART
+            part = {
+                **message,
+                "body": body[first:last],
+                "more_body": follows or last < len(body),
+            }
+            left = max(self._end - time.monotonic(), 0.0)
+            await asyncio.wait_for(self._target(part), left)
 
 
 def _closing(status: int, code: str, message: str) -> ServiceError:

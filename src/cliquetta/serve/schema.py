@@ -12,6 +12,8 @@ from cliquetta.prompts.classes import DEFAULT_TEMPLATE
 Option = bool | int | float | str | None | list[int | float | str]
 
 CREATION_KEY = "Idempotency-Key"  # header: creations with the same key give the same session
+SESSION_HEADER = "X-Session-Id"
+"""Header by which balancers may keep a session on one replica; no server reads it."""
 _LONGEST_NAME = 255
 _NAMES = ["cat", "dog", "ship"]
 EXAMPLE_SESSION: dict[str, Any] = {"classes": _NAMES, "method": "zero_shot", "seed": 0}

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
+import signal
 import socket
+import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
@@ -19,35 +23,73 @@ from cliquetta.errors import UserError
 from cliquetta.serve.asgi import create_app
 from cliquetta.serve.auth import check_binding
 from cliquetta.serve.logs import logging_as
+from cliquetta.serve.session_store import SessionStore
 from cliquetta.serve.settings import Limits, Settings
-from cliquetta.serve.store import Store
 
+STOPPING_SECONDS = 6
+"""Time for requests that have begun to be answered when the server is stopped."""
 _BACKLOG = 128  # connections accepted at once, each a file descriptor before it can be refused
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 5\r\n\r\n"
 
 
 def serve(
     settings: Settings,
-    folder: Path | str,
+    where: Path | str,
     *,
     host: str,
     port: int,
     log_format: str = "text",
     on_ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serve until the process is stopped; every acknowledged response is in ``folder``.
+    """Serve until the process is stopped; every acknowledged response is on disk.
 
-    ``log_format`` is ``text`` or ``json``; ``on_ready`` is called once the port is open.
+    Args:
+        settings: What to serve.
+        where: Folder or URL of the database of the sessions.
+        host: Address to listen on.
+        port: Port to listen on.
+        log_format: ``text`` or ``json``.
+        on_ready: Called once the port is open.
+
     """
     check_binding(host, settings.tokens)
     # Python remembers every different warning, and a client's file can make any number of them.
     warnings.filterwarnings("ignore", module=r"PIL\.")
-    with logging_as(log_format), Store.open(folder) as store, open_port(host, port) as opened:
+    with (
+        logging_as(log_format),
+        SessionStore.open(where) as store,
+        open_port(host, port) as opened,
+        ending_at_sigterm(),
+    ):
         on_ready()
+        app = create_app(store, settings)
         try:
-            make_server(create_app(store, settings), settings.limits).run(sockets=[opened])
+            make_server(app, settings.limits).run(sockets=[opened])
+        except (SystemExit, KeyboardInterrupt):
+            if app.state.service.pool.count:
+                # work that does not end has changed nothing, and Python would wait for it
+                settings.tracing.close()
+                os._exit(0)
+            raise
         finally:
             settings.tracing.close()
+
+
+@contextmanager
+def ending_at_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the process as Ctrl-C does, with its clean-up, and with success."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: object) -> None:
+        raise SystemExit(0)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def open_port(host: str, port: int) -> socket.socket:
@@ -78,7 +120,7 @@ def make_server(app: ASGIApp, limits: Limits) -> uvicorn.Server:
         server_header=False,
         log_config=None,  # ours: see logs.py
         timeout_keep_alive=limits.idle_seconds,  # type: ignore[arg-type]  # a delay of asyncio's
-        timeout_graceful_shutdown=30,
+        timeout_graceful_shutdown=STOPPING_SECONDS,
     )
     return uvicorn.Server(config)
 

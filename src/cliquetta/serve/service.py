@@ -18,38 +18,47 @@ from cliquetta.errors import UserError
 from cliquetta.serve.errors import ServiceError
 from cliquetta.serve.limits import ByteBudget
 from cliquetta.serve.metrics import ServiceMetrics
+from cliquetta.serve.session_store import OvertakenError, SessionStore
 from cliquetta.serve.sessions import Sessions
 from cliquetta.serve.settings import Limits, Settings
-from cliquetta.serve.store import FencedError, Store
 
 T = TypeVar("T")
-_ATTEMPTS = 3
+_ATTEMPTS = 5
 
 
 class Service:
     """Everything behind the routes."""
 
-    def __init__(self, store: Store, settings: Settings) -> None:
+    def __init__(self, store: SessionStore, settings: Settings) -> None:
         if not settings.models:
             raise UserError("no models to serve: name at least one, such as micro")
         self.settings = settings
-        self.limits = limits = settings.limits
+        self.limits = settings.limits
         self.metrics = ServiceMetrics()
-        self.budget = ByteBudget(limits.queued_bytes)
+        self.budget = ByteBudget(self.limits.queued_bytes)
         self.sessions = Sessions(settings, store, self.metrics)
+        limits = self.limits
         if settings.tokens is None:  # all clients are one owner
             limits = replace(limits, queued_per_owner=limits.queued)
-        on_wait = self.metrics.wait_seconds.observe
-        self.pool = FairPool(settings.workers, limits, threads=settings.threads, on_wait=on_wait)
-        sessions = self.sessions
-        for name, text, value in (
-            ("sessions", "Sessions on disk.", lambda: len(sessions.entries)),
-            ("resident_sessions", "Sessions in memory.", lambda: len(sessions.residents)),
-            ("free_bytes", "Free space on the disk of the sessions.", store.files.free_bytes),
-            ("queue", "Requests waiting or running.", lambda: self.pool.count),
-            ("body_bytes", "Requests and responses in memory.", lambda: self.budget.used),
-        ):
-            self.metrics.watch(name, text, value)
+        self.pool = FairPool(
+            settings.workers,
+            limits,
+            threads=settings.threads,
+            on_wait=self.metrics.wait_seconds.observe,
+        )
+        watch = self.metrics.watch
+        watch("resident_sessions", "Sessions in memory.", lambda: len(self.sessions.residents))
+        watch("free_bytes", "Free space on the disk of SQLite.", store.database.free_bytes)
+        watch("queue", "Requests waiting or running.", lambda: self.pool.count)
+        watch("body_bytes", "Requests and responses in memory.", lambda: self.budget.used)
+
+    def render_metrics(self) -> bytes:
+        """All metrics as text; without those of the database where it does not respond."""
+        try:
+            self.metrics.observe_size(self.sessions.size())
+        except ServiceError:
+            self.metrics.observe_size(None)
+        return self.metrics.render()
 
     async def run(self, owner: str, session: str, work: Callable[[], T]) -> T:
         """The result of ``work`` when it is the session's turn; others are served meanwhile."""
@@ -66,18 +75,16 @@ class Service:
             tracing.end(waiting)
 
     def attempt(self, work: Callable[[], T]) -> T:
-        """The result of ``work``, repeated if another replica has written its session meanwhile."""
+        """The result of ``work``, repeated if another replica was first to change its session."""
         for _ in range(_ATTEMPTS):
-            try:
+            with suppress(OvertakenError):
                 return work()
-            except FencedError as error:
-                if error.ahead >= self.limits.replay:
-                    break  # it may have been applied, and its response is gone
-        message = "another replica works on this session: look at its sequence, then try again"
+        message = "another replica works on this session: nothing was changed, try again"
         raise ServiceError(503, "session_moved", message, retry_after=1)
 
     def sweep(self) -> None:
-        """Delete sessions that are due, each when it is its turn."""
+        """Delete sessions that are due, each when it is its turn; then give disk space back."""
+        self.sessions.shrink()
         for owner, session in self.sessions.due():
             with suppress(ServiceError):  # busy: the next sweep will
                 self.pool.submit(owner, session, partial(self.sessions.delete_due, session))
@@ -149,26 +156,40 @@ class FairPool:
     def check_room(self, owner: str, session: str) -> None:
         """Refuse if a job of ``session`` would be beyond the limits now."""
         if self._closed:
-            raise ServiceError(503, "closing", "the server is shutting down", retry_after=5)
+            raise _closing()
+        limits = self._limits
         waiting = len(self._jobs.get(session, ()))
-        if waiting >= self._limits.queued_per_session:
+        if waiting >= limits.queued_per_session:
             message = f"{waiting} requests of this session are waiting already"
-            raise ServiceError(429, "session_busy", message, retry_after=self._mean * waiting)
-        if self.count >= self._limits.queued:
-            after = self._mean * self.count / len(self._threads)
+            after = self._mean * waiting
+            raise ServiceError(429, "session_busy", message, retry_after=after)
+        seconds_of_job = self._mean / len(self._threads)
+        if self.count >= limits.queued:
+            after = seconds_of_job * self.count
             raise ServiceError(503, "overloaded", "the server is busy", retry_after=after)
-        if self._owned[owner] >= self._limits.queued_per_owner:
-            message = f"{self._owned[owner]} requests of your sessions are waiting already"
-            after = self._mean * self._owned[owner] / len(self._threads)
+        owned = self._owned[owner]
+        if owned >= limits.queued_per_owner:
+            message = f"{owned} requests of your sessions are waiting already"
+            after = seconds_of_job * owned
             raise ServiceError(429, "owner_busy", message, retry_after=after)
 
-    def close(self) -> None:
-        """Take no more jobs, finish those that wait, stop the threads."""
+    def close(self, seconds: float = 60.0) -> None:
+        """Take no more jobs, finish those that wait, stop the threads.
+
+        After so many ``seconds`` those that wait are refused, and those that run are left alone:
+        until they are saved they have changed nothing.
+        """
+        end = time.monotonic() + seconds
         with self._change:
             self._closed = True
             self._change.notify_all()
+            self._change.wait_for(lambda: not self.count, timeout=seconds)
+            waiting = [job for jobs in self._jobs.values() for job in jobs]
+        for job in waiting:
+            if job.future.set_running_or_notify_cancel():
+                job.future.set_exception(_closing())
         for thread in self._threads:
-            thread.join()
+            thread.join(max(0.0, end - time.monotonic()))
 
     def _serve(self, threads: int) -> None:
         torch.set_num_threads(threads)
@@ -211,3 +232,7 @@ class FairPool:
         else:
             job.future.set_result(result)
         self._mean += 0.1 * (time.monotonic() - start - self._mean)
+
+
+def _closing() -> ServiceError:
+    return ServiceError(503, "closing", "the server is shutting down", retry_after=5)

@@ -115,10 +115,12 @@ def name_models(given: Sequence[str]) -> dict[str, str]:
 
 def load_models(sources: Mapping[str, str], load: Callable[[str], CLIP]) -> dict[str, CLIP]:
     """``load`` every model once, whatever the number of names it has, to be shared by threads."""
-    models = {source: load(source) for source in dict.fromkeys(sources.values())}
-    for model in models.values():
+    models = {}
+    for source in dict.fromkeys(sources.values()):
+        model = load(source)
         model.requires_grad_(False).eval()
         _ = model.fingerprint  # cached now, before several threads compute it at once
         if model.text is not None:
             _ = model.tokenizer
+        models[source] = model
     return {name: models[source] for name, source in sources.items()}

@@ -63,15 +63,6 @@ class Tracing:
                     span.set_status(StatusCode.ERROR)
                 span.set_attributes(_attributes(known))
 
-    def headers(self) -> dict[str, str]:
-        """Headers that name the present span to another process (``traceparent``)."""
-        carrier: dict[str, str] = {}
-        if self._tracer is not None:
-            from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-            TraceContextTextMapPropagator().inject(carrier)
-        return carrier
-
     @contextmanager
     def span(self, name: str, **known: Any) -> Iterator[None]:
         """A span below the present one; ``session`` is hashed, the rest are attributes."""
