@@ -2,7 +2,7 @@
 
 Run it beside the service and add its address under *Settings, Model* of a project::
 
-    cliquetta serve --port 8765
+    cliquetta serve --model ViT-B/16 --port 8765
     python -m cliquetta.integrations.label_studio --service http://127.0.0.1:8765 --port 9090
 
 The classes are those of the project's ``<Choices>``. Every project has a session of the service,
