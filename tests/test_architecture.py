@@ -12,8 +12,8 @@ import cliquetta
 ROOT = Path(cliquetta.__path__[0])
 TESTS = Path(__file__).parent
 ROOMS = (
-    ("errors", "version", "deprecation"),
-    ("types", "intervals"),
+    ("decimals", "errors", "version", "deprecation"),
+    ("types",),
     ("atomic", "ray_connection", "significance", "tensor_file", "tensor_tree"),
     ("prompts",),
     ("model",),

@@ -141,9 +141,8 @@ def test_images_of_no_class_are_named(predict: Any, photos: Path) -> None:
     assert f"{sum(rejected)} of them look like none of the classes" in result.text
 
 
-@pytest.mark.parametrize("method", ["tda", "domain_norm"])
-def test_calibration_changes_probabilities_alone(predict: Any, photos: Path, method: str) -> None:
-    words = (photos, "--method", method, "--probabilities")
+def test_calibration_changes_probabilities_alone(predict: Any, photos: Path) -> None:
+    words = (photos, "--method", "tda", "--probabilities")
     _, before = predict(*words)
     _, after = predict(*words, "--calibrate")
     assert list(before[0]) == list(after[0])

@@ -5,7 +5,8 @@ import io
 
 import pytest
 
-from cliquetta.evaluation.tables import TextTable, decimal, to_csv, to_latex, to_markdown
+from cliquetta.decimals import decimal
+from cliquetta.evaluation.tables import TextTable, to_csv, to_latex, to_markdown
 
 TABLE = TextTable(("method", "a|b"), (("zero_shot", "83.5 ± 0.4▲"),), title="top-1 %")
 

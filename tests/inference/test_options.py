@@ -46,7 +46,7 @@ def test_values_that_cannot_be_used_are_refused(values: dict[str, Any], message:
 
 def test_several_labels_are_never_calibrated() -> None:
     assert PredictOptions(multi_label=0.5).calibration is False
-    assert PredictOptions().calibration is None
+    assert PredictOptions(calibrate=True).calibration is True
 
 
 def test_every_shard_has_a_file_of_its_own() -> None:

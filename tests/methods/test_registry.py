@@ -84,7 +84,8 @@ def test_one_file_enters_a_method_everywhere(install: Path) -> None:
     distribute(install, "another_plug_in", MODULE)
     shown = CliRunner().invoke(app, ["methods", "--json"])
     assert "made_up" in [method["name"] for method in json.loads(shown.stdout)]
-    for grid in GRIDS["leaderboard"]:
+    # ImageNet's grid names its methods, each with settings of its own.
+    for grid in set(GRIDS["leaderboard"]) - {"leaderboard-imagenet"}:
         assert "made_up" in {spec.method for spec in read_grid(packaged_grid(grid), root="/data")}
     assert "`made_up`" in methods_page([], [], [], install).partition("not run")[2]
     assert "`factor`" in method_pages.settings_table(get_method("made_up"))

@@ -54,7 +54,9 @@ def test_sessions_of_the_old_form_are_refused_with_the_way_to_export_them(
     with pytest.raises(UserError, match=r"75069cc0.*/state"):
         Database(tmp_path, create=True)
     assert not (tmp_path / FILE).exists()
-    assert run("serve", "--sessions", "s3://bucket/sessions").refuses("75069cc0")
+    assert run("serve", "--model", "micro", "--sessions", "s3://bucket/sessions").refuses(
+        "75069cc0"
+    )
 
 
 @pytest.mark.parametrize(
@@ -68,7 +70,7 @@ def test_sessions_of_the_old_form_are_refused_with_the_way_to_export_them(
 def test_urls_of_no_database_that_is_known(url: str, words: str, run: Run) -> None:
     if url == "postgresql://":
         url = "postgresql+psycopg://nobody:hidden@127.0.0.1:1/x"
-    result = run("serve", "--sessions", url, "--device", "cpu")
+    result = run("serve", "--model", "micro", "--sessions", url, "--device", "cpu")
     assert result.refuses(words) and "hidden" not in result.text
 
 
@@ -168,7 +170,7 @@ def test_a_backup_by_sqlite_itself_beside_a_running_server(
 @pytest.mark.slow
 def test_a_wrong_password_and_an_unknown_database(postgresql: PostgreSQL, run: Run) -> None:
     wrong = postgresql.url("postgres", password="wrong-and-secret")
-    result = run("serve", "--sessions", wrong, "--device", "cpu")
+    result = run("serve", "--model", "micro", "--sessions", wrong, "--device", "cpu")
     assert result.refuses("refuses the service's user or password")
     assert "wrong-and-secret" not in result.text
     assert run("sessions", "list", "--sessions", postgresql.url("none")).refuses("does not exist")

@@ -437,7 +437,7 @@ def test_operators_delete_what_replicas_have_in_memory(pair: Pair, where: str, r
 def test_another_class_list_reaches_all_replicas(pair: Pair) -> None:
     """And what comes back from disk keeps the norms and the old responses."""
     first, second = pair
-    session = first.create("domain_norm", options={"step_every": 4})
+    session = first.create("domain_norm", options={"window": 4})
     other, name = ["zebra", "cat", "yacht"], "memory.domains.0.norms.values"
     old = second.predict(session, batch_of(0))
     norms = load(second.state(session))[name]

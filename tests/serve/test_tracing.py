@@ -115,6 +115,6 @@ def test_without_the_extra(service: Local, run: Run, monkeypatch: pytest.MonkeyP
     assert service.create()  # the default service has no tracer
     for name in ("opentelemetry.exporter.otlp.proto.http.trace_exporter", "opentelemetry.sdk"):
         monkeypatch.setitem(sys.modules, name, None)
-    assert run("serve", "--traces").refuses("cliquetta[otel]")
+    assert run("serve", "--model", "micro", "--traces").refuses("cliquetta[otel]")
     ours = [module for name, module in sys.modules.items() if name.startswith("cliquetta")]
     assert ours and not any("opentelemetry" in vars(module) for module in ours)

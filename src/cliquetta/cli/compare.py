@@ -9,8 +9,9 @@ from cliquetta.atomic import write_atomically
 from cliquetta.cli.checks import check_runs
 from cliquetta.cli.command import Common
 from cliquetta.cli.console import Terminal, count, number
+from cliquetta.decimals import signed
 from cliquetta.errors import UserError, look_up
-from cliquetta.evaluation.tables import TextTable, signed, to_csv, to_latex, to_markdown
+from cliquetta.evaluation.tables import TextTable, to_csv, to_latex, to_markdown
 
 if TYPE_CHECKING:
     from cliquetta.evaluation.comparison import Cell, Comparison

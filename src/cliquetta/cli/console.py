@@ -24,7 +24,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from cliquetta.evaluation.tables import decimal
+from cliquetta.decimals import decimal
 from cliquetta.report.markup import count as count
 from cliquetta.serve.logs import JSONFormatter
 

@@ -133,12 +133,7 @@ class RunContext:
             return adapter, prepared.from_given_features(stream, model)
         if self.evidence:
             return adapter, stream
-        # A table of features holds all images of its dataset: worth it where most are shown.
-        held = prepared.held_rows(stream)
-        mostly_shown = all(
-            len(rows) == len(part) for rows, part in zip(held, stream.parts, strict=True)
-        )
-        if self.features is not None and isinstance(adapter, FeatureLevel) and mostly_shown:
+        if self.features is not None and isinstance(adapter, FeatureLevel):
             return adapter, prepared.FeatureStream(stream, model, self.features, self.on_prepare)
         if self.hold or (self.hold is None and spec.dataset in self._repeated):
             if self._pixels is None:

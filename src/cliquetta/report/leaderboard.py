@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cliquetta.data.corruptions import CORRUPTIONS, parse_dataset_id
+from cliquetta.decimals import signed
 from cliquetta.evaluation.comparison import Cell, average, compare, grouped
 from cliquetta.evaluation.grid import BASELINE
 from cliquetta.evaluation.record import Record, Run
-from cliquetta.evaluation.tables import TextTable, signed, to_markdown
+from cliquetta.evaluation.tables import TextTable, to_markdown
 from cliquetta.methods.registry import DEFAULT_METHOD, get_method
 from cliquetta.report import results_pages as pages
 

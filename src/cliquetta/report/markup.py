@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from html import escape
 from importlib.resources import files
 
-from cliquetta.evaluation.tables import decimal
+from cliquetta.decimals import decimal
 from cliquetta.report.style import Figure, to_svg
 
 

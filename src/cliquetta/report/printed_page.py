@@ -10,9 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cliquetta.decimals import signed
 from cliquetta.evaluation.grid import BASELINE
 from cliquetta.evaluation.record import Record
-from cliquetta.evaluation.tables import TextTable, signed, to_markdown
+from cliquetta.evaluation.tables import TextTable, to_markdown
 from cliquetta.report import results_pages as pages
 
 PRINTED = "printed-imagenet.json"

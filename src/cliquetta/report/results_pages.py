@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from cliquetta.decimals import signed
 from cliquetta.errors import UserError
 from cliquetta.evaluation.comparison import Cell, Comparison, Overall, compare, grouped
 from cliquetta.evaluation.grid import BASELINE, grid_roles, packaged_grid
 from cliquetta.evaluation.record import Record, Run, unpack_records
-from cliquetta.evaluation.tables import TextTable, signed, to_markdown
+from cliquetta.evaluation.tables import TextTable, to_markdown
 from cliquetta.methods.registry import MethodEntry, get_method, method_entries
 
 GRIDS = {

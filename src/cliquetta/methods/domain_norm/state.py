@@ -160,7 +160,7 @@ def start_state(network: Network, config: DomainNormConfig) -> State:
     )
     return State(
         current=torch.tensor(0),
-        domains=tuple(start_domain(network) for _ in range(config.domains)),
+        domains=(start_domain(network),) * config.domains,
         window=window,
         group=network.theta.new_zeros(GROUP, 2 * tower.width),
     )
