@@ -605,7 +605,7 @@ def test_defaults_are_the_transcribed_ones(method: str) -> None:
         for field, value in settings.items()
         if actual.get(field) != value
     ]
-    assert wrong == []
+    assert not wrong, f"{method}: {'; '.join(wrong)}"
     unpinned = set(actual) - set(transcribed(method))
     assert unpinned == set(), "an option whose default nothing here tells"
 
