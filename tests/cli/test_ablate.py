@@ -22,7 +22,9 @@ def test_ablations_do_not_get_among_the_runs_that_are_compared(
     assert run("evaluate", "--method", "zero_shot", *shared).code == 0
     assert run("ablate", "--method", "tda", *varied, *shared).code == 0
     kept = {folder: find_runs([Path(folder)])[0] for folder in ("runs", "ablations")}
-    methods = {folder: {run.settings["method"] for run in runs} for folder, runs in kept.items()}
+    methods = {
+        folder: {entry.record.settings["method"] for entry in runs} for folder, runs in kept.items()
+    }
     assert methods == {"runs": {"zero_shot"}, "ablations": {"zero_shot", "tda"}}
 
 

@@ -68,7 +68,8 @@ def test_every_memory_is_named_class_free_or_depends_on_the_classes() -> None:
     per_class = {name for name in names if few.memory[name].shape != every.memory[name].shape}
     assert per_class and not per_class & every.class_free
     # Sums that belong to per-class sums start again with them.
-    beside = {f"domains.0.counts.{x}" for x in ("images", "confidence", "concentration")}
+    sums = ("images", "confidence", "concentration", "recent_concentration")
+    beside = {f"domains.0.counts.{x}" for x in sums}
     assert per_class | beside | every.class_free == names
 
 
