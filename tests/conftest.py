@@ -1,6 +1,10 @@
-"""One small random CLIP and its classes, shared by all tests."""
+"""One small random CLIP and its classes, shared by all tests; names of their parameters."""
 
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
+from types import FunctionType
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +16,40 @@ from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.tiny import TINY_NAMES, build_tiny_clip, make_tiny_images
 
 torch.set_num_threads(1)
+
+LONGEST_ID = 60
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Name a parameter by what it holds where pytest would number it, such as ``options5``."""
+    if isinstance(val, Mapping):
+        words = [f"{key}={plain(value)}" for key, value in val.items()] or ["empty"]
+    elif isinstance(val, tuple | list):
+        words = [plain(value) for value in val] or ["empty"]
+    elif isinstance(val, FunctionType) and "<locals>" in val.__qualname__:
+        words = [val.__qualname__.partition(".")[0]]  # of the function that made it
+    else:
+        words = changed_fields(val)
+    return ",".join(words)[:LONGEST_ID].encode("unicode_escape").decode("ascii") or None
+
+
+def changed_fields(value: Any) -> list[str]:
+    """List the fields of a config that are not at their defaults; none of anything else."""
+    if not is_dataclass(value) or isinstance(value, type):
+        return []
+    of_config = {field.name: getattr(value, field.name) for field in fields(value)}
+    defaults = {field.name: field.default for field in fields(value)}
+    changed = [name for name in of_config if plain(of_config[name]) != plain(defaults[name])]
+    return [f"{name}={plain(of_config[name])}" for name in changed] or ["defaults"]
+
+
+def plain(value: object) -> str:
+    """Write a value in a few words that are the same in every process."""
+    if isinstance(value, tuple | list):
+        return "(" + ",".join(plain(part) for part in value) + ")"
+    if isinstance(value, str | int | float | Path | None):
+        return str(value)
+    return getattr(value, "__name__", type(value).__name__)
 
 
 @pytest.fixture(scope="session")

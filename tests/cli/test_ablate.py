@@ -2,21 +2,30 @@
 
 import json
 from functools import partial
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cliquetta.cli.ablate import ablate as run_ablate
 from cliquetta.cli.ablate import split_values
-from cliquetta.cli.evaluate import evaluate
+from cliquetta.evaluation.record import find_runs
 from tests._helpers.running import Run
 
 
-def test_ablations_do_not_get_among_the_runs_that_are_compared() -> None:
-    defaults = {f.__name__: signature(f).parameters["out"].default for f in (run_ablate, evaluate)}
-    assert defaults == {"ablate": Path("ablations"), "evaluate": Path("runs")}
+def test_ablations_do_not_get_among_the_runs_that_are_compared(
+    run: Run, tiny_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both commands write where they do by default; the folder of runs holds no ablation."""
+    monkeypatch.chdir(tmp_path)
+    shared = ("--model", tiny_file, "--dataset", "bundled", "--limit", "10")
+    varied = ("--field", "positive_alpha", "--values", "1")
+    assert run("evaluate", "--method", "zero_shot", *shared).code == 0
+    assert run("ablate", "--method", "tda", *varied, *shared).code == 0
+    kept = {folder: find_runs([Path(folder)])[0] for folder in ("runs", "ablations")}
+    methods = {
+        folder: {entry.record.settings["method"] for entry in runs} for folder, runs in kept.items()
+    }
+    assert methods == {"runs": {"zero_shot"}, "ablations": {"zero_shot", "tda"}}
 
 
 @pytest.fixture

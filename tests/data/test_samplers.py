@@ -1,5 +1,7 @@
 """Samplers: which images a stream shows, and when."""
 
+from dataclasses import asdict
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cliquetta.cli.evaluate import evaluate
 from cliquetta.data.samplers import (
     SAMPLERS,
     Indices,
@@ -14,6 +17,7 @@ from cliquetta.data.samplers import (
     Positions,
     SamplerOptions,
     interleave,
+    parse_present,
 )
 from cliquetta.errors import UserError
 
@@ -153,3 +157,23 @@ def test_a_long_stream_repeats_its_datasets_as_often_as_needed() -> None:
     assert positions.domain[:40].tolist() == [0] * 30 + [1] * 10
     assert sorted(positions.image[40:70]) == list(range(30))
     assert not np.array_equal(positions.image[:30], positions.image[40:70])
+
+
+DEFAULTS = {
+    "gamma": 0.1,  # the Dirichlet streams of StatA and MOON: 0.1, 0.01, 0.001; the mildest
+    "present": (3, 3),  # docs/reproduce.md: `--present 3`
+    "imbalance": 10.0,  # the long tails of L-TTA: 10, 20, 50; the mildest
+    "length": 10_000,  # help of `cliquetta evaluate --length`
+    "limit": None,
+    "batch_size": 64,  # the SCAP paper, "for all experiments"
+}
+
+
+def test_defaults_of_the_options_are_the_documented_ones() -> None:
+    assert asdict(SamplerOptions()) == DEFAULTS
+
+
+def test_the_command_offers_the_same_defaults() -> None:
+    offered = {name: p.default for name, p in signature(evaluate).parameters.items()}
+    shared = {name: offered[name] for name in DEFAULTS}
+    assert shared | {"present": parse_present(shared["present"])} == DEFAULTS

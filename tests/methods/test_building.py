@@ -1,5 +1,6 @@
 """The small parts that methods share: Adam, views, templates, explanations, frozen adapters."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -77,11 +78,15 @@ def test_cotangents_are_scaled_by_powers_of_two() -> None:
 
 def test_texts_that_cannot_be_learned_are_refused() -> None:
     fixed = ClassPrompts(TINY_NAMES, features=torch.ones(5, 24))
-    with pytest.raises(UserError, match="text"):
+    with pytest.raises(UserError, match=r"tpt learns text, but .* fixed text features; give names"):
         create_method("tpt", TINY, fixed)
-    for template in ("{} texture.", "semi{}."):
-        with pytest.raises(UserError, match="template"):
-            create_method("tpt", TINY, ClassPrompts(TINY_NAMES, (template,)))
+
+
+@pytest.mark.parametrize("template", ["{} texture.", "semi{}."])
+def test_a_template_without_words_before_the_class_name_is_refused(template: str) -> None:
+    sentence = f"words before the class name, of which {template!r} has none that stand alone"
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        create_method("tpt", TINY, ClassPrompts(TINY_NAMES, (template,)))
 
 
 def test_features_are_stored_in_half_precision_and_maps_in_full() -> None:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.cliptta import CLIPTTA, CLIPTTAConfig
+from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.live import Live, descend, double_clip, flat
 from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS
 
@@ -58,3 +59,14 @@ def test_every_class_is_drawn_equally_often() -> None:
     drawn = [sorted(cliptta._recall()[:, 0, 0, 0].tolist()) for _ in range(20)]
     assert all(len(set(actual)) == 3 and actual[2] == 9 for actual in drawn)
     assert {value for actual in drawn for value in actual} == {0.0, 1.0, 2.0, 3.0, 9.0}
+
+
+def test_one_image_of_every_class_is_drawn_if_there_are_more_classes_than_images_to_draw() -> None:
+    """Of 50 classes, 40 / 50 of an image each would be none."""
+    classes = ClassPrompts(tuple(f"thing {number}" for number in range(50)))
+    cliptta = CLIPTTA(TINY, classes, CLIPTTAConfig(memory_shots=2, memory_drawn=40))
+    remembered = [0, 17, 49]
+    for number in remembered:
+        cliptta.memory["doubt"][number] = 0.5
+        cliptta.memory["images"][number] = float(number)
+    assert cliptta._recall()[:, 0, 0, 0].tolist() == remembered
