@@ -112,3 +112,15 @@ def test_two_processes_share_one_table(tmp_path: Path) -> None:
     for process in both:
         process.join()
     assert replies == [(0, True), (7, True)]
+
+
+def test_features_are_on_disk_before_the_list_that_counts_them(
+    tmp_path: Path, disk_events: list[tuple[str, str]]
+) -> None:
+    open_table(tmp_path, LAYOUT, Squares())
+    assert disk_events == [
+        ("flush", FEATURES),
+        ("flush", f".{TABLE}.tmp"),
+        ("rename", TABLE),
+        ("flush", LAYOUT.name),  # the folder
+    ]
