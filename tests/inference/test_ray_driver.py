@@ -66,6 +66,18 @@ def test_times_of_actors_fit_into_the_run(run: Predict) -> None:
     assert done.busy + done.waited < 2 * passed
 
 
+def test_progress_is_images_done_then_all_then_skipped(run: Predict) -> None:
+    """Of 46 images in batches of four, the sixth of which cannot be read."""
+    calls: list[tuple[int, int, int]] = []
+    run(
+        "progress.csv",
+        cluster=RayCluster(actors=1),
+        on_progress=lambda done, total, skipped: calls.append((done, total, skipped)),
+    )
+    assert calls[:3] == [(4, 46, 0), (8, 46, 1), (12, 46, 1)]
+    assert calls[-1] == (46, 46, 1)
+
+
 @pytest.fixture(scope="module")
 def two_actors(
     run: Predict, tmp_path_factory: pytest.TempPathFactory

@@ -66,7 +66,8 @@ def test_a_setting_that_ours_do_not_have_is_refused_unless_it_is_off(
     gelu_module: Any, tmp_path: Path, value: Any
 ) -> None:
     state = bare_state(gelu_module)
-    for off in (None, False, 0, {}):
+    values_of_off: list[Any] = [None, False, 0, {}]
+    for off in values_of_off:
         create_model(save_open_clip(state, tmp_path, vision_cfg={"width": 128, "new": off}))
     save_open_clip(state, tmp_path, vision_cfg={"width": 128, "new": value})
     with pytest.raises(CheckpointError, match=f"not supported: vision_cfg.new = {value!r} in"):
