@@ -1,5 +1,6 @@
 """One small random CLIP and its classes, shared by all tests; names of their parameters."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -50,6 +51,29 @@ def plain(value: object) -> str:
     if isinstance(value, str | int | float | Path | None):
         return str(value)
     return getattr(value, "__name__", type(value).__name__)
+
+
+@pytest.fixture
+def disk_events(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Flushes of files and folders to disk, by name, and renames, by the new name, in order."""
+    if not Path("/proc/self/fd").exists():
+        pytest.skip("open files have names in /proc only")
+    events: list[tuple[str, str]] = []
+    flush = os.fsync
+    rename = Path.replace
+
+    def note_flush(handle: int) -> None:
+        flush(handle)
+        events.append(("flush", Path(f"/proc/self/fd/{handle}").readlink().name))
+
+    def note_rename(path: Path, target: str | Path) -> Path:
+        renamed = rename(path, target)
+        events.append(("rename", Path(target).name))
+        return renamed
+
+    monkeypatch.setattr(os, "fsync", note_flush)
+    monkeypatch.setattr(Path, "replace", note_rename)
+    return events
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """Every known dataset, read from a small folder in its official layout."""
 
 import json
+import os
 import pickle
 import warnings
 from pathlib import Path
@@ -277,3 +278,29 @@ def test_a_pickle_that_asks_for_code_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cifar-10-batches-py/test_batch").write_bytes(pickle.dumps({"data": _Evil()}))
     with pytest.raises(ValueError, match="builtins"):
         get_dataset("cifar10", tmp_path)
+
+
+class _MakesFolder:
+    """An object whose unpickling makes a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (str(self.folder),)
+
+
+@pytest.mark.parametrize("name", ["cifar10.1_v6_data.npy", "cifar10.1_v6_labels.npy"])
+def test_an_array_file_that_asks_for_code_is_refused_and_runs_nothing(
+    tmp_path: Path, name: str
+) -> None:
+    TREES["cifar10.1"](tmp_path)
+    harm = tmp_path / "harm"
+    crafted = np.array([_MakesFolder(harm)], dtype=object)
+    (path,) = tmp_path.rglob(name)
+    np.save(path, crafted, allow_pickle=True)
+    with pytest.raises(UserError, match="no array file"):
+        get_dataset("cifar10.1", tmp_path)
+    assert not harm.exists()
+    np.load(path, allow_pickle=True)  # what the file would have done
+    assert harm.exists()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from cliquetta.data.bundled import load_bundled
+from cliquetta.errors import UnknownNameError
 from training import cifar
 
 NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
@@ -27,6 +28,12 @@ def test_is_balanced_named_shared_and_read_only(split: str, per_class: int) -> N
     assert load_bundled(split) is data
     with pytest.raises(ValueError, match="read-only"):
         data.images[0] = 0
+
+
+def test_a_split_that_is_not_bundled_is_refused_by_name() -> None:
+    split: Any = "tests"
+    with pytest.raises(UnknownNameError, match=r"unknown bundled split 'tests'.*'test'"):
+        load_bundled(split)
 
 
 # Begin of the SHA-256 of 3,072 bytes, of PNG files of the original set read without this package.

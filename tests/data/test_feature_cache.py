@@ -114,3 +114,15 @@ def test_two_processes_share_one_table(tmp_path: Path) -> None:
         process.join()
     # Whoever got the lock first encoded all blocks; the other one asked for none and read them.
     assert replies == [(0, True), (BLOCKS, True)]
+
+
+def test_features_are_on_disk_before_the_list_that_counts_them(
+    tmp_path: Path, disk_events: list[tuple[str, str]]
+) -> None:
+    open_table(tmp_path, LAYOUT, Squares())
+    assert disk_events == [
+        ("flush", FEATURES),
+        ("flush", f".{TABLE}.tmp"),
+        ("rename", TABLE),
+        ("flush", LAYOUT.name),  # the folder
+    ]

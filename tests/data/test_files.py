@@ -64,6 +64,20 @@ def test_a_table_with_numbers_has_names_and_templates_beside_it(tmp_path: Path) 
     assert dataset.templates == ("a sketch of a {}.",)
 
 
+def test_the_format_of_a_table_is_told_by_its_suffix_in_any_case(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    pictures(tmp_path, ["a.png", "b.png"])
+    columns = {"path": ["b.png", "a.png"], "class": ["dog", "cat"]}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "LIST.PARQUET")
+    for name in ("LIST.TSV", "LIST.Tab"):
+        write(tmp_path / name, "path\tclass\nb.png\tdog\na.png\tcat\n")
+    for name in ("LIST.PARQUET", "LIST.TSV", "LIST.Tab"):
+        dataset = get_dataset(f"csv:{tmp_path / name}")
+        assert dataset.keys == ("b.png", "a.png"), name
+        assert dataset.names == ("cat", "dog"), name
+
+
 def test_tables_that_contradict_themselves(tmp_path: Path) -> None:
     table = tmp_path / "list.csv"
     write(table, "path,class\na.png,cat\na.png,cat\n")

@@ -133,10 +133,15 @@ def test_what_cannot_be_made_is_refused() -> None:
         with pytest.raises(UserError, match=message):
             check_spec(spec)
     images = torch.zeros(2, 3, 32, 32)
-    with pytest.raises(ValueError, match="keys"):
-        attach_views(Batch(images), ViewSpec("resized-crop", 2), seed=0)
-    with pytest.raises(ValueError, match="preprocess"):
+    with pytest.raises(UserError, match=r"attach_views\(..., preprocess=model.preprocess\)"):
         attach_views(Batch(images, ("a", "b")), ViewSpec("augmix", 2), seed=0)
+
+
+@pytest.mark.parametrize("keys", [(), ("a",), ("a", "b", "c")], ids=str)
+def test_views_of_images_without_a_key_for_each_are_refused(keys: tuple[str, ...]) -> None:
+    batch = Batch(torch.zeros(2, 3, 32, 32), keys)
+    with pytest.raises(UserError, match=f"2 images and {len(keys)} keys; make it with Batch"):
+        attach_views(batch, ViewSpec("resized-crop", 2), seed=0)
 
 
 @pytest.mark.parametrize("min_area", [0.08, 0.5])

@@ -1,10 +1,12 @@
 """Predictions of a run on disk, and the exact test between two runs."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from cliquetta.evaluation.predictions import Predictions, paired_test
+from cliquetta.evaluation.predictions import PREDICTIONS, Predictions, paired_test
+from cliquetta.evaluation.record import STATE, Record
 from tests._helpers.made_runs import predictions
 
 
@@ -23,3 +25,13 @@ def test_predictions_are_paired_by_image_not_by_order() -> None:
     assert (twice.images, twice.repaired) == (3, 2)
     with pytest.raises(ValueError, match="same"):
         paired_test([(before, images(a=0, b=1))])
+
+
+def test_predictions_are_on_disk_before_the_state_that_counts_them(
+    run: Callable[..., Record], disk_events: list[tuple[str, str]]
+) -> None:
+    run()
+    names = [name for _, name in disk_events]
+    counted = disk_events.index(("rename", STATE))
+    assert ("flush", PREDICTIONS) in disk_events[:counted]
+    assert names.index(PREDICTIONS) < names.index(f".{STATE}.tmp") < counted

@@ -115,3 +115,11 @@ def test_output_at_a_url(run: Predict, bucket: str, tmp_path: Path) -> None:
         assert fsspec.filesystem("memory").exists("/bucket/new/out.2-of-2.csv")
         with pytest.raises(UserError, match="nowhere"):
             run(out="nowhere://x/out.csv")
+
+
+def test_nothing_but_the_output_is_left_at_a_url(
+    run: Predict, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run(out=f"{bucket}/new/out.csv")
+    assert fsspec.filesystem("memory").find("/bucket/new") == ["/bucket/new/out.csv"]

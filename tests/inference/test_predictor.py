@@ -15,6 +15,7 @@ from cliquetta.inference import parts
 from cliquetta.inference.bulk import predict
 from cliquetta.methods.base import NonFiniteError
 from cliquetta.methods.registry import create_method
+from cliquetta.methods.state import read_header
 from cliquetta.methods.zero_shot import ZeroShot
 from cliquetta.model.clip import CLIP
 from cliquetta.types import Batch, Prediction
@@ -53,6 +54,32 @@ def test_rows_hold_what_the_method_predicts(photos: Path, tiny_clip: CLIP) -> No
     )
     assert [row["rejected"] for row in rows] == rejected
     assert [row["rejection_score"] for row in rows] == pytest.approx(scores, abs=SUM)
+
+
+@pytest.mark.parametrize("out", [None, "out.csv"])
+def test_a_state_of_another_class_list_is_warned_of_and_counted_on(
+    photos: Path, tiny_clip: CLIP, tmp_path: Path, out: str | None
+) -> None:
+    state = tmp_path / "state.safetensors"
+    settings: Any = {"model": tiny_clip, "method": "domain_norm", "batch_size": 4, "state": state}
+    if out is not None:
+        settings |= {"out": tmp_path / out, "overwrite": True}
+    first = predict([photos], ["airplane", "cat", "frog"], **settings)
+    assert not first.classes_changed
+    with pytest.warns(UserWarning, match="state.safetensors was saved with another class list"):
+        other = predict([photos / "0.png"], ["cat", "frog"], **settings)
+    assert other.classes_changed
+    assert read_header(state)["notes"] == {"images": 13 + 1}  # one of fourteen is damaged
+
+
+def test_images_are_counted_from_none_after_a_state_without_a_count(
+    photos: Path, tiny_clip: CLIP, tmp_path: Path
+) -> None:
+    state = tmp_path / "state.safetensors"
+    create_method("tda", tiny_clip, NAMES).save(state)
+    two = [photos / "0.png", photos / "1.png"]
+    predict(two, NAMES, model=tiny_clip, method="tda", state=state)
+    assert read_header(state)["notes"] == {"images": 2}
 
 
 def test_nothing_that_is_not_finite_is_written(

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,28 @@ def run(table: Path, tiny_clip: CLIP, tmp_path_factory: pytest.TempPathFactory) 
         return predict([table], NAMES, **settings)  # type: ignore[arg-type]
 
     return call
+
+
+def test_times_of_actors_fit_into_the_run(run: Predict) -> None:
+    """Each of two actors works or waits, one after the other, for as long as the run at most."""
+    begun = time.perf_counter()
+    done = run("times.csv", cluster=RayCluster(actors=2))
+    passed = time.perf_counter() - begun
+    assert done.busy > 0
+    assert done.waited >= 0
+    assert done.busy + done.waited < 2 * passed
+
+
+def test_progress_is_images_done_then_all_then_skipped(run: Predict) -> None:
+    """Of 46 images in batches of four, the sixth of which cannot be read."""
+    calls: list[tuple[int, int, int]] = []
+    run(
+        "progress.csv",
+        cluster=RayCluster(actors=1),
+        on_progress=lambda done, total, skipped: calls.append((done, total, skipped)),
+    )
+    assert calls[:3] == [(4, 46, 0), (8, 46, 1), (12, 46, 1)]
+    assert calls[-1] == (46, 46, 1)
 
 
 @pytest.fixture(scope="module")

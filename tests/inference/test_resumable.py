@@ -52,6 +52,26 @@ def test_a_run_is_over_before_it_leaves_its_cluster(
     assert (tmp_path / "out.csv").read_bytes() == complete
 
 
+@pytest.mark.parametrize("out", [None, "out.csv"])
+def test_progress_is_images_done_then_all_then_skipped(
+    run: Predict, tmp_path: Path, out: str | None
+) -> None:
+    """Of fourteen images in batches of four, the sixth of which cannot be read."""
+    calls: list[tuple[int, int, int]] = []
+    target = None if out is None else tmp_path / out
+    run(out=target, on_progress=lambda done, total, skipped: calls.append((done, total, skipped)))
+    assert calls == [(4, 14, 0), (8, 14, 1), (12, 14, 1), (14, 14, 1)]
+
+
+def test_a_table_is_on_disk_before_it_gets_its_name(
+    run: Predict, tmp_path: Path, disk_events: list[tuple[str, str]]
+) -> None:
+    run()
+    named = disk_events.index(("rename", "out.csv"))
+    assert disk_events[named - 1] == ("flush", "table")  # as it is called among the parts
+    assert disk_events[named + 1] == ("flush", tmp_path.name)
+
+
 @pytest.mark.parametrize("later", [False, True], ids=["while adapting", "while reading"])
 def test_an_interrupt_loses_nothing_that_was_done(
     run: Predict, complete: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: bool

@@ -98,6 +98,27 @@ def test_gathering_more_evidence_changes_no_logit() -> None:
         assert describe(b)["cliques"][0]["after"] is not None
 
 
+def test_titles_of_passes_say_where_their_prompts_came_from() -> None:
+    """The first image of the second batch is in one clique of its best class, in two of its third.
+
+    All three classes have retained prompts from the first batch.
+    """
+    titles = {}
+    for retention in (True, False):
+        adapter = adapter_of(retention=retention)
+        adapter.collect_evidence = True
+        adapter.predict(BATCHES[0])
+        passes = adapter.prompted_passes(adapter.predict(BATCHES[1]), 0)
+        assert passes is not None
+        titles[retention] = passes.titles
+    assert titles[True] == (
+        "as big red car: 1 clique + 1 retained prompt",
+        "as old truck: 1 retained prompt",
+        "as ship: 2 cliques + 1 retained prompt",
+    )
+    assert titles[False] == ("as big red car: 1 clique", "as ship: 2 cliques")
+
+
 @pytest.mark.parametrize("retention", [True, False])
 def test_the_map_with_all_prompts_has_the_retained_ones(
     monkeypatch: pytest.MonkeyPatch, retention: bool

@@ -1,4 +1,4 @@
-"""Learning in parts that fit in memory against learning all cliques at once."""
+"""Learning against the reference, and in parts that fit in memory against all at once."""
 
 from typing import Any
 
@@ -10,7 +10,9 @@ from cliquetta.methods.scap.learning import Learner, Task
 from cliquetta.methods.scap.text import PromptedText
 from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.scenes import NAMES, build_model, make_batches
-from tests._helpers.tolerance import DOUBLE, STEP, assert_near
+from tests._helpers.tolerance import DOUBLE, STEP, SUM, assert_near
+from tests.reference.scap_equations import ReferenceSettings, learn
+from tests.reference.scap_reference import ReferenceSCAP
 
 MODEL = build_model(0)
 PROMPTS = ClassPrompts(NAMES)
@@ -45,6 +47,23 @@ def test_parts_that_fit_in_memory_learn_the_same(options: dict[str, Any], rows: 
     assert_near(parts.text, full.text, STEP)
     assert_near(parts.after.total, full.after.total, STEP)
     assert_near(parts.attributes, full.attributes, DOUBLE)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4])
+def test_every_step_is_that_of_the_reference(steps: int) -> None:
+    """Each clique alone, by plain autograd and torch's own Adam."""
+    config, settings = SCAPConfig(steps=steps), ReferenceSettings(steps=steps)
+    start = 2 * torch.rand(1, 1, 2, 32, generator=torch.Generator().manual_seed(0)).double() - 1
+    context = MODEL.context(PROMPTS.templates[0].split("{}")[0].strip())
+    learned = make_learner(config, 10_000).learn(make_task(config), start, explain=True)
+    text_of = ReferenceSCAP(MODEL, PROMPTS, settings, start, context).text_of
+    for clique, members in enumerate(SETS):
+        images = IMAGES[list(members)]
+        expected = learn(MODEL, images, start, context, text_of, settings)
+        assert_near(learned.visual[clique], expected.visual, SUM)
+        assert_near(learned.text[clique], expected.text, SUM)
+        assert_near(learned.before.total[clique], expected.before.total, SUM)
+        assert_near(learned.after.total[clique], expected.after.total, SUM)
 
 
 @pytest.mark.parametrize(("rows", "count"), [(1, 4), (6, 4), (9, 4), (12, 4), (18, 2), (1000, 1)])

@@ -138,6 +138,25 @@ def test_a_resnet_learns_text_alone() -> None:
     assert int(adapter.memory["text_seen"]) == 2 * len(first.evidence["cliques"]) > 0
 
 
+def test_parts_that_a_model_lacks_are_named_all_at_once() -> None:
+    """Beside the missing part, the method that needs it."""
+    text = TextConfig(24, 512 + 256 + 2, width=24, layers=2, heads=2, hidden=48, merges=256)
+    resnet = ResNetConfig(32, 8, (1, 1, 1, 1), 4)
+    vit = MODEL.config.vision
+    context = "a text tower that takes learned context"
+    prefix = "a ViT image tower that takes key/value prefixes"
+    both, text_alone = SCAPConfig(), SCAPConfig(modalities="text")
+    for vision, own_text, config, missing in (
+        (resnet, text, both, prefix),
+        (vit, None, both, context),
+        (vit, None, text_alone, context),
+        (resnet, None, both, f"{context} and {prefix}"),
+    ):
+        model = CLIP(CLIPConfig(16, vision, own_text), id="part")
+        with pytest.raises(MissingCapabilityError, match=f"scap needs {missing}, which part does"):
+            SCAP(model, PROMPTS, config)
+
+
 def test_the_start_is_uniform_between_minus_one_and_one() -> None:
     """Section 4.1: "initialized using a uniform distribution in the range (-1, 1)"."""
     adapters = [SCAP(MODEL, PROMPTS, SCAPConfig(), seed=seed) for seed in range(8)]

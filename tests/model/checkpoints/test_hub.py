@@ -106,6 +106,28 @@ def test_a_download_is_resumed_checked_and_cached(server: Any, tmp_path: Path) -
     assert Fetcher(tmp_path, offline=True).file(f"{NOWHERE}/m.pt", sha256) == path
 
 
+def test_of_two_that_want_one_checkpoint_one_downloads_and_the_other_waits(
+    server: Any, tmp_path: Path
+) -> None:
+    """The second begins while the first is in the middle of the file."""
+    data = bytes(range(256)) * 8192  # two blocks of a mebibyte
+    server.files["/m.pt"] = data
+    url, sha256 = f"{server.address}/m.pt", hashlib.sha256(data).hexdigest()
+    late = threading.Thread(target=Fetcher(tmp_path).file, args=(url, sha256), daemon=True)
+
+    def begin_the_other(done: int, total: int | None) -> None:
+        if late.ident is None:
+            late.start()
+            late.join(timeout=0.5)  # enough to download it all
+            assert late.is_alive(), "the second did not wait for the first"
+
+    path = Fetcher(tmp_path, on_progress=begin_the_other).file(url, sha256)
+    late.join(timeout=30)
+    assert not late.is_alive()
+    assert server.requests == [("/m.pt", None)]
+    assert path.read_bytes() == data
+
+
 def test_a_damaged_download_is_not_cached(server: Any, tmp_path: Path) -> None:
     server.files["/m.pt"] = b"other"
     with pytest.raises(DownloadError, match="SHA-256"):

@@ -1,5 +1,6 @@
 """open_clip's files: its config, its SigLIPs, its releases, and the models that ours are not."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,34 @@ def test_other_configs_are_refused(gelu_module: Any, tmp_path: Path, change: Any
     create_model(save_open_clip(state, tmp_path))  # without the change
     save_open_clip(state, tmp_path, **change)
     with pytest.raises(CheckpointError):
+        create_model(tmp_path)
+
+
+@pytest.mark.parametrize("value", [True, 1, "attentional"])
+def test_a_setting_that_ours_do_not_have_is_refused_unless_it_is_off(
+    gelu_module: Any, tmp_path: Path, value: Any
+) -> None:
+    state = bare_state(gelu_module)
+    values_of_off: list[Any] = [None, False, 0, {}]
+    for off in values_of_off:
+        create_model(save_open_clip(state, tmp_path, vision_cfg={"width": 128, "new": off}))
+    save_open_clip(state, tmp_path, vision_cfg={"width": 128, "new": value})
+    with pytest.raises(CheckpointError, match=f"not supported: vision_cfg.new = {value!r} in"):
+        create_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{}, {"model_cfg": None}, {"model_cfg": {}}, {"model_cfg": {"text_cfg": {"width": 64}}}],
+    ids=str,
+)
+def test_a_config_without_parts_is_refused_in_a_sentence(
+    gelu_module: Any, tmp_path: Path, config: Any
+) -> None:
+    save_open_clip(bare_state(gelu_module), tmp_path)
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
+    message = "open_clip_config.json has no model_cfg with a vision_cfg"
+    with pytest.raises(CheckpointError, match=message):
         create_model(tmp_path)
 
 
