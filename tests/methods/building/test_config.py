@@ -26,6 +26,7 @@ REFUSED: dict[str, dict[str, list[Any]]] = {
     "dart": {"retained_weight": [2.0], "block": [-1]},
     "dmn": {"memory_weight": [0.0], "capacity": [0]},
     "domain_norm": {
+        "domains": [1001],
         "evenness_limits": [(0.9, 0.7), (0.5, 1.5)],
         "settled_every": [1],
         "window": [0],

@@ -11,6 +11,9 @@ from cliquetta.methods.building.config import (
     Weight,
 )
 
+MOST_DOMAINS = 1000
+"""Domains beyond which comparing a batch with all of them would take longer than predicting it."""
+
 
 @dataclass(frozen=True)
 class DomainNormConfig(MethodConfig):
@@ -57,6 +60,8 @@ class DomainNormConfig(MethodConfig):
             raise UserError(
                 f"settled_every ({self.settled_every}) must not be below window ({self.window})"
             )
+        if self.domains > MOST_DOMAINS:
+            raise UserError(f"domains is at most {MOST_DOMAINS}, got {self.domains}")
         low, high = self.evenness_limits
         if low > high:
             raise UserError(f"evenness_limits rise with confidence: got {low} before {high}")
