@@ -6,7 +6,7 @@ LOCKS := pyproject.toml constraints/torch.txt constraints/torch-cpu.txt constrai
 UV_VERSION := 0.13.7
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: help demo test tests lint types docs lock test-slow slow-kills slow-others test-cpus cpu-avx2 cpu-default \
+.PHONY: help demo test tests lint types docs lock test-slow slow-kills slow-others test-gpu gpu-tests test-cpus cpu-avx2 cpu-default \
   test-parity test-lowest test-wheel test-browser browser-tests bench clean
 
 help:
@@ -15,6 +15,7 @@ help:
 	@echo "make docs         build the documentation into build/site"
 	@echo "make test-slow    the tests marked slow, and only those"
 	@echo "make test-cpus    the numeric tests as CPUs without AVX-512 and without AVX compute them"
+	@echo "make test-gpu     what needs CUDA, on a machine with a GPU; says what it skips"
 	@echo "make test-parity  comparison with open_clip and torchvision"
 	@echo "make test-lowest  the tests with the lowest versions that pyproject.toml allows"
 	@echo "make test-wheel   the demo of the packed wheel, in an environment of its own"
@@ -92,6 +93,20 @@ slow-kills: .venv/.test
 slow-others: .venv/.test
 	$(call timed,other slow tests,$(PYTEST) --dist loadscope --ignore tests/test_kills.py \
 	  -m "slow and not browser and not parity")
+
+# tests/test_project.py holds that the list names every file whose tests ask for CUDA. The tests that a
+# GPU does not change run along: kernels by hand, nvJPEG played by Pillow. -rs says what was skipped.
+GPU_TESTS := tests/model/test_cuda.py tests/model/test_fused.py tests/methods/test_base_cuda.py \
+  tests/data/test_nvjpeg.py tests/data/test_loader.py
+HAS_GPU := import torch; exit(not torch.cuda.is_available())
+
+test-gpu: .venv/.test
+	@if $(BIN)/python -c '$(HAS_GPU)'; then $(MAKE) --no-print-directory gpu-tests; else \
+	  echo "test-gpu: SKIPPED, torch finds no GPU here: nothing below was run"; echo "$(GPU_TESTS)"; fi
+
+gpu-tests:
+	@$(BIN)/python -c 'import torch; print(torch.__version__, torch.cuda.get_device_name())'
+	$(call timed,GPU tests,OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -rs $(GPU_TESTS))
 
 # Both at the same time, one core each.
 test-cpus: .venv/.test

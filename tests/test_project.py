@@ -31,6 +31,18 @@ def test_every_stage_of_ci_is_a_target_that_contributing_names() -> None:
         assert f"make {stage} " in read("CONTRIBUTING.md"), stage
 
 
+def test_the_gpu_suite_has_every_file_whose_tests_ask_for_cuda() -> None:
+    """Tests that a GPU would only stand in the way of are skipped where there is one."""
+    asks = re.compile(r"skipif\(not torch\.cuda\.is_available|DEVICE = .*cuda\.is_available")
+    files = [path for path in (ROOT / "tests").rglob("test_*.py") if path != Path(__file__)]
+    needed = {str(path.relative_to(ROOT)) for path in files if asks.search(path.read_text("utf-8"))}
+    listed = re.search(r"^GPU_TESTS := ((?:.*\\\n)*.*)$", read("Makefile"), re.M)
+    assert listed
+    named = set(listed[1].replace("\\", " ").split())
+    assert len(needed) >= 3 and needed <= named
+    assert all((ROOT / name).exists() for name in named)
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")))
 def test_issue_templates_can_be_read(path: Path) -> None:
     template = yaml.safe_load(path.read_text(encoding="utf-8"))

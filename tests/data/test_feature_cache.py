@@ -2,6 +2,7 @@
 
 import multiprocessing
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,14 @@ import numpy as np
 import pytest
 
 from cliquetta.data import feature_cache
-from cliquetta.data.feature_cache import FEATURES, TABLE, FeatureBlock, TableLayout, open_table
+from cliquetta.data.feature_cache import (
+    FEATURES,
+    TABLE,
+    FeatureBlock,
+    FeatureTable,
+    TableLayout,
+    open_table,
+)
 
 LAYOUT = TableLayout({"of": "squares"}, (50, 1, 4), rows=8)
 BLOCKS = 7  # of 50 rows: six of 8 and a last one of 2
@@ -97,22 +105,50 @@ def test_an_interrupted_build_continues(tmp_path: Path, monkeypatch: pytest.Monk
     assert progress[-1] == (50, 50)
 
 
-def build_and_count(folder: Path, asked: multiprocessing.Queue) -> None:  # type: ignore[type-arg]
+class WaitingSquares(Squares):
+    """Squares that are made only once another process wants them, too."""
+
+    def __init__(self, begun: Any, wanted: Any) -> None:
+        super().__init__()
+        self.begun = begun
+        self.wanted = wanted
+
+    def __call__(self, blocks: Sequence[range]) -> Iterator[FeatureBlock]:
+        self.begun.set()
+        assert self.wanted.wait(timeout=20)
+        time.sleep(0.3)  # the other process has time to see that blocks are missing
+        yield from super().__call__(blocks)
+
+
+def report(table: FeatureTable, encode: Squares, replies: Any) -> None:
+    """Say how many blocks this process encoded, and whether its table is right."""
+    replies.put((len(encode.asked), bool((table.features == squares()).all())))
+
+
+def build_first(folder: Path, begun: Any, wanted: Any, replies: Any) -> None:
+    encode = WaitingSquares(begun, wanted)
+    report(open_table(folder, LAYOUT, encode), encode, replies)
+
+
+def build_second(folder: Path, begun: Any, wanted: Any, replies: Any) -> None:
     encode = Squares()
-    table = open_table(folder, LAYOUT, encode)
-    asked.put((len(encode.asked), bool((table.features == squares()).all())))
+    assert begun.wait(timeout=20)
+    wanted.set()
+    report(open_table(folder, LAYOUT, encode), encode, replies)
 
 
 def test_two_processes_share_one_table(tmp_path: Path) -> None:
+    """The second one opens the table while the first encodes it, and waits for its blocks."""
     context = multiprocessing.get_context("fork")
-    asked = context.Queue()
-    both = [context.Process(target=build_and_count, args=(tmp_path, asked)) for _ in range(2)]
+    begun, wanted = context.Event(), context.Event()
+    queue = context.Queue()
+    shared = (tmp_path, begun, wanted, queue)
+    both = [context.Process(target=build, args=shared) for build in (build_first, build_second)]
     for process in both:
         process.start()
-    replies = sorted(asked.get(timeout=20) for _ in both)
+    replies = sorted(queue.get(timeout=30) for _ in both)
     for process in both:
         process.join()
-    # Whoever got the lock first encoded all blocks; the other one asked for none and read them.
     assert replies == [(0, True), (BLOCKS, True)]
 
 
