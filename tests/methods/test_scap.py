@@ -97,10 +97,12 @@ def test_3a_without_cliques_the_logits_of_images_that_own_one_change(best_class_
     assert unlike(with_cliques, without).tolist() == own.tolist()
 
 
-def candidates_of_taught_classes(classifier: Tensor, threshold: float) -> list[list[bool]]:
-    """Say of each image whether one of its three likeliest classes had a clique by then.
+def candidates_of_taught_classes(
+    classifier: Tensor, threshold: float, topk: int
+) -> list[list[bool]]:
+    """Say of each image whether one of its likeliest classes had a clique by then.
 
-    By hand: a class has a clique once two images that both have it among their three likeliest
+    By hand: a class has a clique once two images that both have it among their likeliest
     are more alike than the threshold. Prompts are retained per class, before a batch is predicted.
     """
     taught: set[int] = set()
@@ -108,7 +110,7 @@ def candidates_of_taught_classes(classifier: Tensor, threshold: float) -> list[l
     for images in BATCHES:
         features = MODEL.encode_image(images, normalize=True)
         cosines = (features @ features.T).tolist()
-        likeliest = (features @ classifier.T).topk(3).indices.tolist()
+        likeliest = (features @ classifier.T).topk(topk).indices.tolist()
         for i, j in combinations(range(len(images)), 2):
             if cosines[i][j] > threshold:
                 taught |= set(likeliest[i]) & set(likeliest[j])
@@ -116,12 +118,18 @@ def candidates_of_taught_classes(classifier: Tensor, threshold: float) -> list[l
     return reached
 
 
-def test_3b_without_retention_the_logits_of_images_with_a_retained_prompt_change() -> None:
-    """So few cliques that the first batch has none and two images of later ones meet none."""
-    threshold = between_similarities(MODEL, BATCHES[0], 0.87)
-    on, off = (adapter_of(threshold, modalities="image", retention=x) for x in (True, False))
-    expected = candidates_of_taught_classes(on.classifier, threshold)
-    assert [sum(batch) for batch in expected] == [0, 7, 7]
+@pytest.mark.parametrize(("topk", "quantile", "moved"), [(3, 0.87, [0, 7, 7]), (1, 0.8, [6, 6, 5])])
+def test_3b_without_retention_the_logits_of_images_with_a_retained_prompt_change(
+    topk: int, quantile: float, moved: list[int]
+) -> None:
+    """In both cases there are images of whose likeliest classes none had a clique by then."""
+    threshold = between_similarities(MODEL, BATCHES[0], quantile)
+    on, off = (
+        adapter_of(threshold, topk=topk, modalities="image", retention=retention)
+        for retention in (True, False)
+    )
+    expected = candidates_of_taught_classes(on.classifier, threshold, topk)
+    assert [sum(batch) for batch in expected] == moved
     changed = [unlike(on.predict(images), off.predict(images)).tolist() for images in BATCHES]
     assert changed == expected
 
