@@ -68,7 +68,7 @@ def folder(photos: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (("methods", "scapp"), "did you mean 'scap'"),
         (("models", "none*"), "no model matches"),
         (("data", "doctor", "gone"), "gone"),
-        (("sessions", "list", "--sessions", "gone"), "no directory gone"),
+        (("sessions", "list", "--sessions", "gone"), "no sessions in gone"),
     ],
 )
 def test_wrong_arguments_are_answered_without_torch(words: tuple[str, ...], sentence: str) -> None:

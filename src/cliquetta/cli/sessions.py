@@ -132,7 +132,7 @@ def import_files(
 def _open(where: str) -> "AbstractContextManager[SessionStore]":
     """Open the database of a service, checked before anything large is imported."""
     if "://" not in where and not Path(where).is_dir():
-        raise UserError(f"no directory {where}: pass --sessions as for `cliquetta serve`")
+        raise UserError(f"no sessions in {where}: pass --sessions as for `cliquetta serve`")
     try:
         from cliquetta.serve.session_store import SessionStore
     except ImportError as error:
