@@ -95,7 +95,8 @@ def step_between(state: State, images: Tensor, setup: Setup) -> tuple[State, Out
         images=domain.images + len(images),
         due=domain.due + len(images),
     )
-    log_p = weigh(batch.probabilities.log(), prior)
+    tiny = torch.finfo(batch.probabilities.dtype).tiny  # some may have underflowed to 0
+    log_p = weigh(batch.probabilities.clamp_min(tiny).log(), prior)
     predictions = torch.empty_like(log_p).index_copy(0, batch.rows, log_p)
     return assigned.with_domain(int(state.current), domain), Output(predictions, prior)
 
