@@ -12,7 +12,6 @@ from typing import Any
 
 import httpx
 import numpy as np
-import psycopg
 import pytest
 import sqlalchemy
 import torch
@@ -217,6 +216,8 @@ def full_disk(service: Local) -> Iterator[None]:
     def fail(_: object) -> None:
         if dialect.name == "sqlite":
             raise sqlite3.OperationalError("database or disk is full")
+        import psycopg  # which the environment of the web app does not have
+
         raise psycopg.errors.DiskFull("No space left on secret")
 
     with pytest.MonkeyPatch.context() as patch:

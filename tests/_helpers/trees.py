@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from PIL import ExifTags, Image
-from scipy.io import savemat
 
 
 def picture(path: Path, shade: int = 0, size: tuple[int, int] = (6, 4)) -> Path:
@@ -182,6 +181,8 @@ def cifar_c(folder: str, labels: Sequence[int], names: Sequence[str]) -> Tree:
 def svhn(root: Path) -> Expected:
     (root / "SVHN").mkdir()
     images = np.moveaxis(random_pixels(2, 32, 32, 3), 0, 3)
+    from scipy.io import savemat  # which the environment of the web app does not have
+
     savemat(root / "SVHN/test_32x32.mat", {"X": images, "y": np.array([[10], [7]], np.uint8)})
     return {"test/00000": "0", "test/00001": "7"}
 

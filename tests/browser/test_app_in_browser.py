@@ -33,7 +33,8 @@ def server_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def address(server_log: Path) -> Iterator[str]:
     """The app as a user starts it."""
     port = free_port()
-    command = [*COMMAND, "app", "--port", str(port), "--device", "cpu", "--threads", "1"]
+    command = [*COMMAND, "app", "--model", "micro", "--port", str(port)]
+    command += ["--device", "cpu", "--threads", "1"]
     environment = {**os.environ, "TMPDIR": str(server_log.parent)}
     with server_log.open("w") as log:
         server = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
