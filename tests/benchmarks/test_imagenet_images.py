@@ -72,11 +72,13 @@ def test_the_folders_are_datasets_with_imagenets_classes(clone: Path, tmp_path: 
         ("report", "imagenet-report-256", False),
     ):
         pack(clone, tmp_path / f"{name}.npz", part, size=32, crop=crop, processes=1)
-    write_folders(tmp_path, tmp_path / "root")
-    dataset = get_dataset(f"tar:{tmp_path}/root/tar/imagenet")
+    folders = tmp_path / "packed"
+    write_folders(tmp_path, folders)
+    dataset = get_dataset(f"tar:{folders / 'tar' / 'imagenet'}")
     assert len(dataset.names) == 1000 and len(dataset) == 15
     assert dataset.labels is not None
     assert dataset.labels.tolist() == [0] * 5 + [3] * 5 + [10] * 5
     assert dataset.keys[5:7] == ("3/3-0", "3/3-1")
     assert np.asarray(dataset.load(9)).mean(axis=(0, 1)) == pytest.approx([60, 200, 0], abs=3)
-    assert len(get_dataset(f"tar:{tmp_path}/root/tar/imagenet-report")) == 6
+    report = get_dataset(f"tar:{folders / 'tar' / 'imagenet-report'}")
+    assert len(report) == 6
