@@ -182,7 +182,7 @@ def fetch_image(url: str, *, seconds: float = 10.0, max_bytes: int = 2**25) -> b
     try:
         response = opener.open(request, timeout=seconds)
         if response is None:
-            raise ImageError(url, "leads away from the web")
+            raise ImageError(url, "redirects to something that is not HTTP")
         with closing(response):
             if int(response.headers.get("Content-Length") or 0) > max_bytes:
                 raise too_large

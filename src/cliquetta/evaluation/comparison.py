@@ -279,7 +279,7 @@ def _pairs(own: Sequence[Run], column: Sequence[Run], baseline: str) -> list[tup
     for run in own:
         wanted = (run.record.seed, run.record.settings["model"])
         partners = [p for p in plain if (p.record.seed, p.record.settings["model"]) == wanted]
-        if partners:  # batch size and order may differ: take the likest
+        if partners:  # batch size and order may differ: use the closest conditions
             alike = [partner for partner in partners if partner.conditions == run.conditions]
             pairs.append(((alike or partners)[0], run))
     return pairs

@@ -88,7 +88,7 @@ def evaluate(
             seed, 64 images per batch; a ``DataLoader`` in its own order and batches. Labels are
             names of the method's classes or their numbers.
         out: Folder of runs; this one lives in ``out/<id>``. A finished one is returned at once, a
-            broken-off one is continued. ``None`` writes nothing.
+            interrupted one is continued. ``None`` writes nothing.
         preset: Name of the settings that the adapter's config was made from, for the record.
         on_step: Is called after every batch.
         save_every: Batches after which state is saved, or
