@@ -270,7 +270,7 @@ def test_urls_where_they_are_allowed(build: Any, site: str) -> None:
         ("/large", "too large"),
         ("/claims", "too large"),
         ("/slow", "within 0.5 seconds"),
-        ("/file", "not allowed|leads away|cannot be fetched|unknown url"),
+        ("/file", "not allowed|redirects to|cannot be fetched|unknown url"),
     ],
 )
 def test_urls_have_limits(site: str, path: str, sentence: str) -> None:

@@ -53,7 +53,8 @@ def sign_flip_p(differences: npt.ArrayLike) -> float:
         values = np.rint(values * (STEPS / max(float(np.abs(values).sum()), 1e-9)))
     values = values.astype(np.int64)
     weights = np.abs(values[values != 0])
-    seen, reach = abs(int(values.sum())), int(weights.sum())
+    seen = abs(int(values.sum()))
+    reach = int(weights.sum())
     if seen == 0:
         return 1.0
     if reach > EXACT:

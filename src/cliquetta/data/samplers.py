@@ -199,7 +199,7 @@ def long(domains: Sequence[LabelledSet], options: SamplerOptions, rng: Rng) -> P
 
 
 def interleave(positions: Positions, domain: LabelledSet, number: int, rng: Rng) -> Positions:
-    """``positions`` in order, images of dataset ``number`` interleaved with them, at most as many."""
+    """Interleave ``positions``, in order, with at most as many images of dataset ``number``."""
     size = len(positions.image)
     extra = rng.permutation(len(domain.labels))[:size]
     others = Positions(np.full_like(extra, number), extra, np.zeros_like(extra))

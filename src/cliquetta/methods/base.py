@@ -298,7 +298,7 @@ class Adapter(ZeroShotReference, ABC):
         """Write what was learned to a file; :func:`cliquetta.load_method` continues from there.
 
         Args:
-            path: The file, conventionally ``.safetensors``; it is replaced completely or not at all.
+            path: The file, conventionally ``.safetensors``; replaced completely or not at all.
             extra: Tensors of your own to keep beside it.
             notes: JSON types of your own to keep in its header.
 

@@ -194,11 +194,13 @@ class ZeroShotReference:
         if self.reject_share is None and not self.calibrated:
             return prediction
         logits = prediction.logits
-        memory, learns = self.memory, not self.frozen
+        memory = self.memory
+        learns = not self.frozen
         zero_shot = self.model.scale * encode() @ self.zero_shot_classifier.T
         if self.reject_share is not None:
-            window, share = memory[LEFT_OUT], self.reject_share
-            rejection, window = reject(logits, zero_shot, window, share, learn=learns)
+            rejection, window = reject(
+                logits, zero_shot, memory[LEFT_OUT], self.reject_share, learn=learns
+            )
             memory[LEFT_OUT] = window
             prediction = replace(prediction, rejection=rejection)
         if self.calibrated:

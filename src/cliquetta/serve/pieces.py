@@ -152,7 +152,8 @@ class SavedMemory:
         """Take over a memory; returns the pieces that are others than before."""
         changed = []
         for name, layout in self.layout.items():
-            before, now = self.tensors[name], memory[name]
+            before = self.tensors[name]
+            now = memory[name]
             if now is before:
                 continue
             for piece in _changed_pieces(self.session, name, layout, before, now):

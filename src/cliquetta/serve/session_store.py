@@ -318,7 +318,8 @@ class SessionStore:
             raise UserError(f"{source} was not written by `cliquetta sessions export`")
         damaged = DamagedError(f"{source} is damaged: its checksum differs")
         try:
-            session, checksum = header["session"], header["checksum"]
+            session = header["session"]
+            checksum = header["checksum"]
             stored, kept = _parse_export(session, _named(tensors, _RESPONSE))
         except (KeyError, TypeError, ValueError) as error:
             raise damaged from error

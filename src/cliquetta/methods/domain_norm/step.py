@@ -28,7 +28,8 @@ YOUNG_WINDOWS = 4
 """Windows of images before which a domain's batches are predicted after their step."""
 FULL_LOSS = 0.3
 """Loss in nats from which steps are taken in full, Eq. 12."""
-COLDEST, HOTTEST = 0.2, 8.0  # temperatures between which Eq. 13 is solved ...
+COLDEST = 0.2  # temperatures between which Eq. 13 is solved ...
+HOTTEST = 8.0
 HALVINGS = 14  # ... by so many halvings of their logarithm
 
 
