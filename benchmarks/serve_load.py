@@ -305,22 +305,30 @@ def undisturbed(
     """Some sessions beside the same streams in this process, and these beside themselves."""
     torch.set_num_threads(1)
     model = create_model(source, device=options.device, dtype=options.dtype)
-    size, cuda = options.batch_size, options.device == "cuda"
+    size = options.batch_size
 
     def stream(number: int) -> list[Predictions]:
-        adapter, found = create_method(options.method, model, ClassPrompts(names)), []
+        adapter = create_method(options.method, model, ClassPrompts(names))
         adapter.predict(files[:size])
+        found = []
         for place in range(len(results[number].predictions)):
-            first = (number * options.batches + place) * size % (len(files) - size)
+            batch = number * options.batches + place
+            first = batch * size % (len(files) - size)
             best, ranked = adapter.predict(files[first : first + size]).topk()
-            labels, values = [names[c] for c in ranked[:, 0].tolist()], best[:, 0].cpu().numpy()
-            found.append([(n, float(str(p))) for n, p in zip(labels, values, strict=True)])
+            predictions = []
+            for label, value in zip(ranked[:, 0].tolist(), best[:, 0].cpu().numpy(), strict=True):
+                # Rounded as JSON writes it.
+                predictions.append((names[label], float(str(value))))
+            found.append(predictions)
         return found
 
-    chosen = range(0, options.sessions, max(1, options.sessions // options.compared))
+    apart = max(1, options.sessions // options.compared)
+    chosen = range(0, options.sessions, apart)
     given = [answer for number in chosen for answer in results[number].predictions]
     once = [answer for number in chosen for answer in stream(number)]
-    again = [answer for number in chosen for answer in stream(number)] if cuda else once
+    again = once
+    if options.device == "cuda":
+        again = [answer for number in chosen for answer in stream(number)]
     return Difference.between(given, once), Difference.between(once, again)
 
 

@@ -154,9 +154,9 @@ def evaluate(
         if method or fitted or settings:
             raise UserError("--grid names the methods: leave out --method, --fitted and --set")
         changes = {} if limit is None else {"limit": limit}
-        specs = shard_of(
-            read_grid(find_grid(grid_file), root=str(root or ""), **changes), *read_shard(shard)
-        )
+        listed = read_grid(find_grid(grid_file), root=str(root or ""), **changes)
+        number, shards = read_shard(shard)
+        specs = shard_of(listed, number, shards)
     else:
         assert dataset is not None
         base = RunSpec(

@@ -27,12 +27,14 @@ class LabelReader:
     """
 
     def __init__(self, names: Sequence[str], stated: Iterable[str]) -> None:
-        known = [text.strip() for text in stated if text.strip()]
-        self._by_name = {same_name(name): name for name in names}
+        stripped = [text.strip() for text in stated]
+        known = [text for text in stripped if text]
+        by_name = {same_name(name): name for name in names}
         numbered = bool(known) and all(text.isdecimal() for text in known)
-        called_so = any(text in self._by_name for text in known)
+        called_so = any(text in by_name for text in known)
         if numbered and not called_so:
-            self._by_name = {str(number): name for number, name in enumerate(names)}
+            by_name = {str(number): name for number, name in enumerate(names)}
+        self._by_name = by_name
 
     def read(self, stated: str) -> str:
         """Return the class that a label names, or an empty text if it names none."""

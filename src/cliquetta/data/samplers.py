@@ -203,10 +203,19 @@ def interleave(positions: Positions, domain: LabelledSet, number: int, rng: Rng)
     size = len(positions.image)
     extra = rng.permutation(len(domain.labels))[:size]
     others = Positions(np.full_like(extra, number), extra, np.zeros_like(extra))
-    is_extra = rng.permutation(np.repeat([False, True], [size, len(extra)]))
-    order = np.empty(size + len(extra), dtype=np.int64)
-    order[~is_extra], order[is_extra] = np.arange(size), np.arange(size, len(order))
-    return Positions(*(np.concatenate(pair)[order] for pair in zip(positions, others, strict=True)))
+
+    # Which places of the new order are of the other dataset.
+    both = np.repeat([False, True], [size, len(extra)])
+    is_extra = rng.permutation(both)
+    order = np.empty(len(both), dtype=np.int64)
+    order[~is_extra] = np.arange(size)
+    order[is_extra] = np.arange(size, len(both))
+
+    columns = []
+    for first, second in zip(positions, others, strict=True):
+        joined = np.concatenate([first, second])
+        columns.append(joined[order])
+    return Positions(*columns)
 
 
 def _concatenate(orders: Sequence[Indices]) -> Positions:

@@ -120,14 +120,20 @@ def choose_domain(
 
 def key_distances(one: Key, keys: tuple[Key, ...]) -> Tensor:
     """Compute the distance d (K,) of a key from each of K others, Eq. 3; infinite if empty."""
-    others = Key._make(torch.stack(values) for values in zip(*keys, strict=True))
     n = one.images
-    m = others.images[:, None]
-    variance = (others.scatter + one.scatter) / (m + n - 2).clamp_min(1)
-    squared = (one.mean - others.mean).square() / variance.clamp_min(1e-6)
+    images = torch.stack([key.images for key in keys])
+    mean = torch.stack([key.mean for key in keys])
+    scatter = torch.stack([key.scatter for key in keys])
+    m = images[:, None]
+
+    # Cohen's d squared per channel, less what two samples of one domain differ by.
+    freedom = (m + n - 2).clamp_min(1)
+    variance = (scatter + one.scatter) / freedom
+    difference = one.mean - mean
+    squared = difference.square() / variance.clamp_min(1e-6)
     by_chance = 1 / n + 1 / m.clamp_min(1)
     distance = (squared - by_chance).mean(dim=1)
-    return distance.masked_fill(others.images == 0, torch.inf)
+    return distance.masked_fill(images == 0, torch.inf)
 
 
 def key_of(signatures: Tensor) -> Key:

@@ -169,22 +169,29 @@ def _distinct_starts(members: list[Member]) -> list[Domain]:
 
 def _added(members: list[Member], starts: list[Domain]) -> Domain:
     """Sum the starts and what each member added to its own, which is of use for counts."""
-    positive = [flatten(one) for one in (*starts, *(member.now for member in members))]
-    negative = [flatten(member.before) for member in members if member.before is not None]
+    positive = [flatten(one) for one in starts]
+    negative = []
+    for member in members:
+        positive.append(flatten(member.now))
+        if member.before is not None:
+            negative.append(flatten(member.before))
     sums = {}
     for path in positive[0]:
-        plus = torch.stack([values[path] for values in positive]).sum(dim=0)
-        minus = sum((values[path] for values in negative), start=torch.zeros_like(plus))
-        sums[path] = plus - minus
+        total = torch.stack([values[path] for values in positive]).sum(dim=0)
+        for values in negative:
+            total = total - values[path]
+        sums[path] = total
     return unflatten(members[0].now, sums)
 
 
 def _key_since(now: Key, before: Key) -> Key:
     """The key of the images after ``before``: :func:`merge_keys` solved for one of the two."""
-    n, m = before.images, now.images - before.images
+    n = before.images
+    m = now.images - n
     mean = (now.images * now.mean - n * before.mean) / m.clamp_min(1)
     between = (mean - before.mean).square() * (n * m / now.images)
-    return Key(m, mean, (now.scatter - before.scatter - between).clamp_min(0))
+    scatter = now.scatter - before.scatter - between
+    return Key(images=m, mean=mean, scatter=scatter.clamp_min(0))
 
 
 def _merge_norms(members: list[Member], fresh: AdamState, config: DomainNormConfig) -> AdamState:
@@ -197,25 +204,28 @@ def _merge_norms(members: list[Member], fresh: AdamState, config: DomainNormConf
     norms = [member.now.norms for member in learned]
     images = torch.tensor([max(1, member.new_images) for member in learned])
     shares = (images / images.sum()).to(base.values)
-    first, steps = int(base.steps), [int(one.steps) for one in norms]
-    walked = sum(
-        float(w) * path_length(first, n, config) for w, n in zip(shares, steps, strict=True)
-    )
-    last = first + sum(n - first for n in steps)
+
+    # The mean displacement, carried on as far as one copy would have come in all steps.
+    first = int(base.steps)
+    steps = [int(one.steps) for one in norms]
+    last = first + sum(own - first for own in steps)
+    lengths = [path_length(first, own, config) for own in steps]
+    walked = sum(float(share) * own for share, own in zip(shares, lengths, strict=True))
     farther = path_length(first, last, config) / walked
     moved = shares @ torch.stack([one.values - base.values for one in norms])
 
     def moment(values: list[Tensor], beta: float) -> Tensor:
-        # a moment is as far below its mean as its steps are few, which Adam corrects
-        means = [value / (1 - beta**n) for value, n in zip(values, steps, strict=True)]
-        return (shares @ torch.stack(means)) * (1 - beta**last)
+        # A moment is as far below its mean as its steps are few, which Adam corrects.
+        means = [value / (1 - beta**own) for value, own in zip(values, steps, strict=True)]
+        mean = shares @ torch.stack(means)
+        return mean * (1 - beta**last)
 
     beta1, beta2 = Adam(config.lr).betas
     return AdamState(
-        base.values + farther * moved,
-        moment([one.first for one in norms], beta1),
-        moment([one.second for one in norms], beta2),
-        torch.tensor(last),
+        values=base.values + farther * moved,
+        first=moment([one.first for one in norms], beta1),
+        second=moment([one.second for one in norms], beta2),
+        steps=torch.tensor(last),
     )
 
 

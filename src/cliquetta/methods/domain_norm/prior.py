@@ -142,7 +142,10 @@ def predicts_few(counts: Counts, confidence: Tensor) -> Tensor:
     """
     n = counts.images.clamp_min(1)
     plain = frequencies(counts.classes, counts.images)
-    relative, chance = relative_evenness(plain, n, torch.ones_like(n) - 1 / len(plain))
+    certain = torch.ones_like(n)
+    weight = certain - 1 / len(plain)
+    relative, chance = relative_evenness(plain, n, weight)
+
     sure = ramp(confidence - CONFIDENT, BAND)
     few = ramp(FEW - relative * chance, BAND)
     hub = ramp(skewness(counts) - HUB, HUB_BAND)
@@ -151,13 +154,19 @@ def predicts_few(counts: Counts, confidence: Tensor) -> Tensor:
 
 def skewness(counts: Counts) -> Tensor:
     """Compute the mean skewness () of the logits of all classes but the most predicted, Eq. 9."""
-    mean, square, cube = counts.moments[1:] / counts.moments[0].clamp_min(1e-6)
+    weights = counts.moments[0].clamp_min(1e-6)
+    mean, square, cube = counts.moments[1:] / weights  # each (N,)
+
+    # Central moments from those around zero.
     variance = (square - mean.square()).clamp_min(1e-6)
     third = cube - 3 * mean * square + 2 * mean.pow(3)
     by_class = third / variance.pow(1.5)
+
+    # The most predicted class itself does not count.
     top = counts.classes.argmax(dim=0, keepdim=True)
     others: Tensor = by_class.scatter(0, top, 0.0)
-    return others.sum() / max(1, len(by_class) - 1)
+    count = max(1, len(by_class) - 1)
+    return others.sum() / count
 
 
 def relative_evenness(nu: Tensor, images: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -194,13 +203,21 @@ def expected_evenness(images: Tensor, weight: Tensor, classes: Tensor | float) -
     The sum of a class's predictions is that of a Poisson number of draws of one weight each, which
     has their mean and variance. ``classes`` need not be a whole number.
     """
-    total = (images / weight).clamp_max(MOST_DRAWS * classes)  # draws
-    weight = images / total
-    rate = total / classes  # draws per class
+    most = MOST_DRAWS * classes
+    draws = (images / weight).clamp_max(most)
+    weight = images / draws
+    per_class = draws / classes
+
+    # Chances of k = 0, 1, ... draws of a class.
     k = torch.arange(DRAWS, device=images.device, dtype=images.dtype)
-    probability = (k * rate.log() - rate - torch.lgamma(k + 1)).exp()
+    log_factorial = torch.lgamma(k + 1)
+    log_chance = k * per_class.log() - per_class - log_factorial
+    chance = log_chance.exp()
+
+    # Frequency of a class with k draws, as in Eq. 6, and the entropy of all classes.
     nu = (weight * k + 1 / classes) / (images + 1)
-    entropy = -classes * (probability * nu * nu.log()).sum()
+    by_draws = chance * nu * nu.log()
+    entropy = -classes * by_draws.sum()
     return entropy.exp() / classes
 
 
