@@ -53,9 +53,14 @@ def test_differences_need_not_be_whole_numbers() -> None:
     assert sign_flip_p([1.0, 2.0, 3.0]) == pytest.approx(2 / 8)
     assert sign_flip_p([3.0, -1.0, 1.0]) == pytest.approx(6 / 8)  # of |±3±1±1| two are 1
     assert sign_flip_p([0.0, 0.0]) == 1.0
+
+    # All 2^12 patterns of signs, one by one.
     values = np.random.default_rng(0).normal(0.4, 1.0, 12)
-    flips = 1 - 2 * ((np.arange(2**12)[:, None] >> np.arange(12)) & 1)
-    exact = np.mean(np.abs(flips @ values) >= abs(values.sum()) - 1e-12)
+    patterns = np.arange(2**12)[:, None]
+    negative = (patterns >> np.arange(12)) & 1
+    signs = 1 - 2 * negative
+    sums = np.abs(signs @ values)
+    exact = np.mean(sums >= abs(values.sum()) - 1e-12)
     assert sign_flip_p(values) == pytest.approx(exact, rel=0.02)
 
 

@@ -20,12 +20,16 @@ def test_parts_of_a_batch_keep_names_and_views_together() -> None:
 def test_the_best_classes_by_hand() -> None:
     prediction = Prediction(torch.tensor([[0.0, 2.0, 1.0], [3.0, 0.0, 0.0]]))
     probabilities, classes = prediction.topk(2)
-    assert classes[0].tolist() == [1, 2] and classes[1, 0] == 0
+    assert classes[0].tolist() == [1, 2]
+    assert classes[1, 0] == 0
     e = torch.e
-    torch.testing.assert_close(probabilities[0, 0], torch.tensor(e**2 / (1 + e + e**2)))
+    softmax_of_2 = e**2 / (1 + e + e**2)
+    torch.testing.assert_close(probabilities[0, 0], torch.tensor(softmax_of_2))
+
     sigmoid, _ = prediction.topk(9, independent=True)  # three classes are all
     assert sigmoid.shape == (2, 3)
-    torch.testing.assert_close(sigmoid[0, 0], torch.tensor(1 / (1 + e**-2)))
+    sigmoid_of_2 = 1 / (1 + e**-2)
+    torch.testing.assert_close(sigmoid[0, 0], torch.tensor(sigmoid_of_2))
 
 
 def test_predictions_name_their_classes() -> None:

@@ -112,10 +112,15 @@ def test_prompted_features_are_those_that_were_scored(run: Any, tiny_clip: CLIP)
 def test_domain_prompts_leave_a_line_about_every_batch(run: Any) -> None:
     evidence = load_evidence(run("domain_norm")[0])
     for line, batch in zip(evidence.counts, evidence.batches, strict=True):
-        assert line["images"] == len(batch.keys) == 10 and line["domain"] in range(4)
-        assert 0 <= line["belief"] <= 1 and 0 <= line["changed"] <= 1
-    uniform = load_evidence(run("domain_norm", {"prior": "uniform"})[0])
-    assert {(line["belief"], line["burst"]) for line in uniform.counts} == {(0.0, 0.0)}
+        assert line["images"] == 10
+        assert len(batch.keys) == 10
+        assert line["domain"] in range(4)
+        assert 0 <= line["belief"] <= 1
+        assert 0 <= line["changed"] <= 1
+    folder, _ = run("domain_norm", {"prior": "uniform"})
+    for line in load_evidence(folder).counts:
+        assert line["belief"] == 0
+        assert line["burst"] == 0
 
 
 def test_maps_begin_with_plain_attention_and_end_with_all_prompts(

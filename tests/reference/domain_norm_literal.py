@@ -86,15 +86,27 @@ class Key:
 
 class Domain:
     def __init__(self, theta: Array, N: int, F: int) -> None:
-        self.theta, self.first, self.second = theta.copy(), 0 * theta, 0 * theta
-        self.steps = self.images = self.due = self.last_used = 0
+        self.theta = theta.copy()
+        self.first = 0 * theta
+        self.second = 0 * theta
+        self.steps = 0
+        self.images = 0
+        self.due = 0
+        self.last_used = 0
         self.T = 1.0
         self.key = Key(0, np.zeros(F), np.zeros(F))
-        self.n, self.confidence, self.squares, self.recent_squares = 0, 0.0, 0.0, 0.0
-        self.mass, self.debiased, self.recent, self.plain = (np.zeros(N) for _ in range(4))
+        self.n = 0
+        self.confidence = 0.0
+        self.squares = 0.0
+        self.recent_squares = 0.0
+        self.mass = np.zeros(N)
+        self.debiased = np.zeros(N)
+        self.recent = np.zeros(N)
+        self.plain = np.zeros(N)
         self.hub = -1
         self.hub_logits: list[tuple[float, Array]] = []
-        self.A, self.B = np.zeros(N), np.zeros(N)
+        self.A = np.zeros(N)
+        self.B = np.zeros(N)
 
 
 @dataclass
@@ -291,12 +303,14 @@ class LiteralDomainNorm:
         return math.exp(4 * w * math.sqrt((self.N - 1) / 2) / n)
 
     def few(self, domain: Domain, c: float) -> float:  # Eq. 9
-        n, w = domain.n, 1 - 1 / self.N
+        n = domain.n
+        w = 1 - 1 / self.N
         plain = frequencies(domain.plain, n)
         e = evenness(plain) / expected_evenness(n, w, self.N)
         few = clip((0.3 - e * self.chance(n, w)) / 0.1 + 0.5)
         hub = clip((self.skewness(domain) - 0.6) / 0.2 + 0.5)
-        return clip((c - 0.6) / 0.1 + 0.5) * few * (1 - hub)
+        sure = clip((c - 0.6) / 0.1 + 0.5)
+        return sure * few * (1 - hub)
 
     def skewness(self, domain: Domain) -> float:
         weights = np.array([weight for weight, _ in domain.hub_logits])
@@ -337,14 +351,16 @@ class LiteralDomainNorm:
 
     def descend(self, domain: Domain, images: list[Image], prior: Prior) -> dict[int, Array]:
         k = len(images)
-        t = np.mean([image.z for image in images], axis=0) * prior.pi / prior.m  # Eq. 11
+        z = np.mean([image.z for image in images], axis=0)
+        t = z * prior.pi / prior.m  # Eq. 11
         t = t / t.sum()
         theta = torch.from_numpy(domain.theta).requires_grad_()
         features = self.features(theta, torch.stack([image.hidden for image in images]))
         p = (self.tau * features @ self.text.T).softmax(dim=1)
         mean = p.mean(dim=0)
-        loss = sum(-(row * row.log()).sum() for row in p) / k
-        loss = loss + (mean * (mean / torch.from_numpy(t)).log()).sum()
+        uncertainty = sum(-(row * row.log()).sum() for row in p) / k
+        ratio = mean / torch.from_numpy(t)
+        loss = uncertainty + (mean * ratio.log()).sum()
         g = torch.autograd.grad(loss, theta)[0].numpy()
         domain.steps += 1
         i = domain.steps
@@ -352,10 +368,12 @@ class LiteralDomainNorm:
         rate = self.lr * max(i**-0.5, 0.25) * k / self.W * share  # Eq. 12
         domain.first = 0.9 * domain.first + 0.1 * g
         domain.second = 0.999 * domain.second + 0.001 * g**2
-        first, second = domain.first / (1 - 0.9**i), domain.second / (1 - 0.999**i)
+        first = domain.first / (1 - 0.9**i)
+        second = domain.second / (1 - 0.999**i)
         domain.theta = domain.theta - rate * first / (np.sqrt(second) + 1e-8)
         actual = features.detach().numpy()
-        domain.T = self.temperature(actual, float(np.mean([x.z.max() for x in images])))
+        confidence = float(np.mean([image.z.max() for image in images]))
+        domain.T = self.temperature(actual, confidence)
         return {id(x): f for x, f in zip(images, actual, strict=True)}
 
     def temperature(self, features: Array, confidence: float) -> float:  # Eq. 13
