@@ -78,7 +78,8 @@ def make_photographs(folder: Path, width: int, height: int) -> int:
     folder.mkdir()
     with ThreadPoolExecutor(usable_cores()) as pool:
         sizes = pool.map(
-            lambda n: make_photograph(folder / f"{n:03d}.jpg", n, width, height), range(DISTINCT)
+            lambda n: make_photograph(folder / f"{n:03d}.jpg", n, width, height),
+            range(DISTINCT),
         )
         return sum(sizes) // DISTINCT
 
@@ -87,7 +88,9 @@ def more_names(folder: Path, photographs: Path, count: int) -> Path:
     """A folder of ``count`` links to the photographs."""
     folder.mkdir()
     for number in range(count):
-        os.link(photographs / f"{number % DISTINCT:03d}.jpg", folder / f"{number:06d}.jpg")
+        os.link(
+            photographs / f"{number % DISTINCT:03d}.jpg", folder / f"{number:06d}.jpg"
+        )
     return folder
 
 
@@ -113,7 +116,9 @@ class Clock:
 
     def row(self, what: str, ceiling: float | None = None) -> str:
         """A row of the table; ``ceiling`` is the rate to compare with."""
-        line = f"{what:<22} {self.rate:>8,.0f} {self.overall:>10,.0f} {self.start:>5.1f}"
+        line = (
+            f"{what:<22} {self.rate:>8,.0f} {self.overall:>10,.0f} {self.start:>5.1f}"
+        )
         line = f"{line} {self.cores:>5.1f}"
         return line if ceiling is None else f"{line}  {self.rate / ceiling:.2f}"
 
@@ -138,7 +143,9 @@ class Clock:
         return self.times[0] - self.begun
 
 
-def decoding(folder: Path, count: int, workers: int, decode: Decode, model: CLIP) -> Clock:
+def decoding(
+    folder: Path, count: int, workers: int, decode: Decode, model: CLIP
+) -> Clock:
     """Reading to bytes alone."""
     options = PredictOptions(workers=workers, decode=decode)
     row_format = RowFormat(("none",), ("a", "b"), options)
@@ -166,7 +173,11 @@ def device_alone(adapter: Adapter, seconds: float) -> float:
 
 
 def predicting(
-    folder: Path, adapter: Adapter, workers: int, decode: Decode, cluster: RayCluster | None
+    folder: Path,
+    adapter: Adapter,
+    workers: int,
+    decode: Decode,
+    cluster: RayCluster | None,
 ) -> Clock:
     """A run into a table."""
     adapter.reset()
@@ -194,7 +205,13 @@ def evaluating(folder: Path, adapter: Adapter, workers: int) -> Clock:
     stream = Stream(data, adapter.model.preprocess, workers=workers, device=device)
     clock = Clock()
     out = folder.parent / "runs"
-    evaluate(adapter, stream, out=out, again=True, on_step=lambda step: clock.add(len(step.batch)))
+    evaluate(
+        adapter,
+        stream,
+        out=out,
+        again=True,
+        on_step=lambda step: clock.add(len(step.batch)),
+    )
     return clock
 
 
@@ -249,12 +266,16 @@ class MemoryWatch(threading.Thread):
         for fifth in range(5):
             low, high = images * fifth // 5, images * (fifth + 1) // 5
             seen = [
-                (own + rest, own, rest) for done, own, rest in self.samples if low < done <= high
+                (own + rest, own, rest)
+                for done, own, rest in self.samples
+                if low < done <= high
             ]
             if seen:
                 whole, own, rest = (size / 2**20 for size in max(seen))
                 line = f"  up to {high:>9,} images: {whole:8,.0f} MB"
-                lines.append(f"{line} ({own:,.0f} this process, {rest:,.0f} its workers)")
+                lines.append(
+                    f"{line} ({own:,.0f} this process, {rest:,.0f} its workers)"
+                )
         return lines
 
 
@@ -279,9 +300,15 @@ def main() -> None:
     parser.add_argument("--dtype", default="fp32")
     parser.add_argument("--classes", type=int, default=10)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--decode", default="", help="exact, fast or gpu (default: fast if large)")
-    parser.add_argument("--evaluate", default="", help="method by which to time evaluate, too")
-    parser.add_argument("--memory", type=int, default=0, help="images to watch memory over")
+    parser.add_argument(
+        "--decode", default="", help="exact, fast or gpu (default: fast if large)"
+    )
+    parser.add_argument(
+        "--evaluate", default="", help="method by which to time evaluate, too"
+    )
+    parser.add_argument(
+        "--memory", type=int, default=0, help="images to watch memory over"
+    )
     parser.add_argument("--ray", action="store_true")
     parser.add_argument("--actors", type=int, default=1)
     given = parser.parse_args()
@@ -289,26 +316,38 @@ def main() -> None:
     device = pick_device(given.device)
     model = load_model(given.model, device, given.dtype)
     names = class_names("imagenet")[: given.classes]
-    adapters = {name: create_method(name, model, names) for name in given.methods.split(",")}
+    adapters = {
+        name: create_method(name, model, names) for name in given.methods.split(",")
+    }
     cluster = RayCluster(actors=given.actors) if given.ray else None
-    processor = torch.cuda.get_device_name() if device.type == "cuda" else platform.machine()
+    processor = (
+        torch.cuda.get_device_name() if device.type == "cuda" else platform.machine()
+    )
     now, load = datetime.now(timezone.utc), os.getloadavg()[0]
     say = partial(print, flush=True)
-    say(f"{now:%Y-%m-%d %H:%M} UTC, {processor}, {os.cpu_count()} CPU cores, load {load:.1f}")
+    say(
+        f"{now:%Y-%m-%d %H:%M} UTC, {processor}, {os.cpu_count()} CPU cores, load {load:.1f}"
+    )
     say(f"{vars(given)}")
     alone = {name: device_alone(adapter, 2.0) for name, adapter in adapters.items()}
     for name, rate in alone.items():
         say(f"device alone, {name}: {rate:,.0f} images/s")
     own = memory_of(os.getpid()) / 2**20
     say(f"memory before any image is read: {own:,.0f} MB")
-    say(f"{'photographs decode workers images what':<56} images/s with start start cores / min")
+    say(
+        f"{'photographs decode workers images what':<56} images/s with start start cores / min"
+    )
     for size in given.sizes.split(","):
         width, height = map(int, size.split("x"))
-        decode: Decode = given.decode or ("fast" if width * height >= LARGE else "exact")
+        decode: Decode = given.decode or (
+            "fast" if width * height >= LARGE else "exact"
+        )
         with tempfile.TemporaryDirectory() as home:
             photographs = Path(home) / "photographs"
             weight = make_photographs(photographs, width, height)
-            say(f"{size}: {weight / 1000:.0f} kB each, {weight / width / height:.2f} for a pixel")
+            say(
+                f"{size}: {weight / 1000:.0f} kB each, {weight / width / height:.2f} for a pixel"
+            )
             for workers in map(int, given.workers.split(",")):
                 count = given.images * max(1, workers)
                 folder = more_names(Path(home) / f"names-{workers}", photographs, count)
@@ -329,7 +368,13 @@ def main() -> None:
                 name, adapter = next(iter(adapters.items()))
                 out = Path(home) / "long.csv"
                 most = max(map(int, given.workers.split(",")))
-                predict([folder], method=adapter, workers=most, out=out, on_progress=watch.note)
+                predict(
+                    [folder],
+                    method=adapter,
+                    workers=most,
+                    out=out,
+                    on_progress=watch.note,
+                )
                 watch.over.set()
                 watch.join()
                 say(f"memory of all processes, {name}, {most} workers, {size}:")

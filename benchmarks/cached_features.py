@@ -46,13 +46,17 @@ class Nowhere(Dataset):
         )
 
     def load(self, index: int) -> Image.Image:
-        raise AssertionError(f"image {index} was opened, its features should have been read")
+        raise AssertionError(
+            f"image {index} was opened, its features should have been read"
+        )
 
 
 class MadeUpFeatures(FeatureStream):
     """Features that are drawn where others would be encoded."""
 
-    def __init__(self, stream: Stream, model: CLIP, root: Path, centres: np.ndarray) -> None:
+    def __init__(
+        self, stream: Stream, model: CLIP, root: Path, centres: np.ndarray
+    ) -> None:
         super().__init__(stream, model, root)
         self.centres = centres
 
@@ -65,7 +69,11 @@ class MadeUpFeatures(FeatureStream):
             own = self.centres[labels[rows.start : rows.stop].numpy()][:, None]
             # As with CLIP: images are far from their class's text, views near one another.
             image = own + 6.0 * generator.standard_normal(own.shape) / np.sqrt(WIDTH)
-            noise = 2.0 * generator.standard_normal((len(rows), views, WIDTH)) / np.sqrt(WIDTH)
+            noise = (
+                2.0
+                * generator.standard_normal((len(rows), views, WIDTH))
+                / np.sqrt(WIDTH)
+            )
             features = image + noise
             features /= np.linalg.norm(features, axis=-1, keepdims=True)
             yield FeatureBlock(features.astype(np.float32))
@@ -73,7 +81,9 @@ class MadeUpFeatures(FeatureStream):
 
 def build_model() -> CLIP:
     """A CLIP whose towers are never used; its logit scale is that of the releases."""
-    vision = VisionConfig(image_size=32, patch_size=16, width=32, layers=1, heads=2, hidden=32)
+    vision = VisionConfig(
+        image_size=32, patch_size=16, width=32, layers=1, heads=2, hidden=32
+    )
     model = initialise(CLIP(CLIPConfig(WIDTH, vision, None), id="made-up"), 0)
     model.logit_scale.data.fill_(float(np.log(100.0)))
     return model
@@ -119,7 +129,9 @@ def main() -> None:
     parser.add_argument("--method", default="tda")
     parser.add_argument("--images", type=int, default=50_000)
     parser.add_argument("--classes", type=int, default=1000)
-    parser.add_argument("--views", type=int, help="views per image, where the method has them")
+    parser.add_argument(
+        "--views", type=int, help="views per image, where the method has them"
+    )
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()

@@ -59,14 +59,26 @@ def main() -> None:
         for way in ("exact", *given.decode.split(","), "nudged"):
             adapter = create_method(name, model, prompts)
             generator = np.random.default_rng(0)
-            images = [nudged(path, generator) for path in paths] if way == "nudged" else paths
+            images = (
+                [nudged(path, generator) for path in paths]
+                if way == "nudged"
+                else paths
+            )
             decode = "exact" if way == "nudged" else way
             run = predict(images, method=adapter, workers=1, decode=decode)  # type: ignore[arg-type]
             rows = zip(map(str, paths), run.rows, strict=True)
-            predictions[way] = {path: (row["prediction"], row["probability"]) for path, row in rows}
+            predictions[way] = {
+                path: (row["prediction"], row["probability"]) for path, row in rows
+            }
             exact = predictions["exact"]
-            changed = [path for path in exact if exact[path][0] != predictions[way][path][0]]
-            moves = [abs(exact[p][1] - predictions[way][p][1]) for p in exact if p not in changed]
+            changed = [
+                path for path in exact if exact[path][0] != predictions[way][path][0]
+            ]
+            moves = [
+                abs(exact[p][1] - predictions[way][p][1])
+                for p in exact
+                if p not in changed
+            ]
             sure = max((exact[path][1] for path in changed), default=0.0)
             print(
                 f"{name}, {way}: {len(changed)} of {len(paths)} predictions change (the surest had "

@@ -45,7 +45,9 @@ def main() -> None:
         with torch.no_grad():
             answers = frozen(pixels)
         adapter.load_state_dict(state)
-        online = torch.cat([adapter.predict(images).logits for images, _ in batches[half:]])
+        online = torch.cat(
+            [adapter.predict(images).logits for images, _ in batches[half:]]
+        )
         adapter.load_state_dict(state)
         scores = " | ".join(
             f"{100 * float((logits.argmax(1) == labels).float().mean()):.2f}"
@@ -56,9 +58,13 @@ def main() -> None:
                 path = Path(folder) / "model.onnx"
                 size = export_model(adapter, path, half=is_half).bytes / 1e6
                 options = onnxruntime.SessionOptions()
-                options.log_severity_level = 3  # it tells of every float16 product that it casts
+                options.log_severity_level = (
+                    3  # it tells of every float16 product that it casts
+                )
                 session = onnxruntime.InferenceSession(path, options)
-                found = torch.from_numpy(session.run(["logits"], {"pixels": pixels.numpy()})[0])
+                found = torch.from_numpy(
+                    session.run(["logits"], {"pixels": pixels.numpy()})[0]
+                )
                 apart = (found - answers).abs().max()
                 shifted = (found.softmax(1) - answers.softmax(1)).abs().max()
                 other = 100 * (found.argmax(1) != answers.argmax(1)).float().mean()

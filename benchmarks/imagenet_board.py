@@ -117,7 +117,10 @@ def work(plan: Plan, number: int, taken: Any) -> None:
         for spec in streams[index]:
             if time.time() > plan.deadline:
                 return
-            print(f"{number:2d} {run_one(context, spec)} {describe(spec, plan)}", flush=True)
+            print(
+                f"{number:2d} {run_one(context, spec)} {describe(spec, plan)}",
+                flush=True,
+            )
 
 
 def run_one(context: RunContext, spec: RunSpec) -> str:
@@ -175,7 +178,9 @@ class Packer:
         for record in list_records(self.out):
             if record.status == "finished" and record.id not in self.records:
                 new.append(record)
-        plain = [record for record in self.records.values() if record.method == BASELINE]
+        plain = [
+            record for record in self.records.values() if record.method == BASELINE
+        ]
         for record in add_changes([*plain, *new], self.out):
             self.records[record.id] = record
         for record in new:
@@ -271,7 +276,9 @@ def main() -> None:
             parser.error("table: name the file that run printed")
         print(log_table(options.log))
         return
-    packer = Packer(grid=Path(options.grid).stem, root=options.root, out=options.out, to=options.to)
+    packer = Packer(
+        grid=Path(options.grid).stem, root=options.root, out=options.out, to=options.to
+    )
     if options.command == "pack":
         packer.update()
         return

@@ -129,7 +129,9 @@ def encode_all(
         yield from pool.map(encode_one, blobs, chunksize=16)
 
 
-def write_part(path: Path, images: Sequence[SourceImage], files: Sequence[bytes]) -> None:
+def write_part(
+    path: Path, images: Sequence[SourceImage], files: Sequence[bytes]
+) -> None:
     """Write one part; equal inputs give equal files."""
     lengths = [0] + [len(file) for file in files]
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -150,12 +152,16 @@ def read_part(path: Path) -> PackedImages:
         )
 
 
-def pack(clone: Path, path: Path, part: str, *, size: int, crop: bool, processes: int) -> None:
+def pack(
+    clone: Path, path: Path, part: str, *, size: int, crop: bool, processes: int
+) -> None:
     """Write the images of one part to ``path``."""
     images = [image for image in list_source(clone) if image.index in PARTS[part]]
     encoded = encode_all(images, clone, size=size, crop=crop, processes=processes)
     write_part(path, images, list(encoded))
-    print(f"{path}: {len(images)} images, {path.stat().st_size / 1e6:.1f} MB", flush=True)
+    print(
+        f"{path}: {len(images)} images, {path.stat().st_size / 1e6:.1f} MB", flush=True
+    )
 
 
 def pack_all(clone: Path, out: Path, *, processes: int) -> None:

@@ -28,19 +28,26 @@ Labelled = tuple[Batch, torch.Tensor]
 
 def accuracy(adapter: Adapter, batches: list[Labelled]) -> float:
     """Percent right while the adapter goes on to learn."""
-    right = [adapter.predict(batch).logits.argmax(dim=1) == labels for batch, labels in batches]
+    right = [
+        adapter.predict(batch).logits.argmax(dim=1) == labels
+        for batch, labels in batches
+    ]
     return 100 * float(torch.cat(right).float().mean())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--methods", nargs="+", default=["zero_shot", "domain_norm", "tent", "tda"])
+    parser.add_argument(
+        "--methods", nargs="+", default=["zero_shot", "domain_norm", "tent", "tda"]
+    )
     parser.add_argument("--severity", type=int, default=5)
     parser.add_argument("--actors", type=int, default=2)
     given = parser.parse_args()
     torch.set_num_threads(1)
     model = create_model("micro", device="cpu")
-    print(f"{datetime.now(timezone.utc):%Y-%m-%d} micro on the CPU, {vars(given)}, {IMAGES} images")
+    print(
+        f"{datetime.now(timezone.utc):%Y-%m-%d} micro on the CPU, {vars(given)}, {IMAGES} images"
+    )
     print("method shift nothing-learned half-each one-actor joined")
     for method in given.methods:
         for shift in SHIFTS:
@@ -48,7 +55,10 @@ def main() -> None:
             stream = Stream(dataset, model.preprocess, BATCH, seed=0)
             batches = list(islice(stream, (IMAGES + HELD) // BATCH))
             learned, held = batches[: IMAGES // BATCH], batches[IMAGES // BATCH :]
-            figures, states = [accuracy(create_method(method, model, dataset.prompts), held)], []
+            figures, states = (
+                [accuracy(create_method(method, model, dataset.prompts), held)],
+                [],
+            )
             share = len(learned) // given.actors
             alone = []
             for actor in range(given.actors):

@@ -32,7 +32,12 @@ from torch import Tensor
 from benchmarks.scap_speed import Clock, Planted, plant, vit_b16
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.maple import initial_parameters
-from cliquetta.methods.registry import create_method, get_method, method_config, method_entries
+from cliquetta.methods.registry import (
+    create_method,
+    get_method,
+    method_config,
+    method_entries,
+)
 from cliquetta.model.clip import CLIP, encode_views, l2_normalize
 from cliquetta.model.factory import create_model, pick_dtype
 from cliquetta.prompts.catalogue import class_names
@@ -51,7 +56,9 @@ ROUND = 4
 """Batches of a round."""
 
 
-def random_tensors(name: str, model: CLIP, config: Any, classes: int) -> dict[str, Tensor]:
+def random_tensors(
+    name: str, model: CLIP, config: Any, classes: int
+) -> dict[str, Tensor]:
     """Draw at random what a fit of a few-shot method would have returned."""
     generator = torch.Generator().manual_seed(0)
 
@@ -77,7 +84,9 @@ def random_tensors(name: str, model: CLIP, config: Any, classes: int) -> dict[st
     return initial_parameters(model, config, generator)
 
 
-def build(label: str, model: CLIP, prompts: ClassPrompts, batch: int, views: int) -> Adapter:
+def build(
+    label: str, model: CLIP, prompts: ClassPrompts, batch: int, views: int
+) -> Adapter:
     """The adapter of ``NAME[:PRESET]``, ready for the middle of a stream."""
     name, _, preset = label.partition(":")
     if label == "domain_norm:young":
@@ -108,7 +117,9 @@ class Pixels:
         S, real = model.image_size, model.dtype
 
         def draw(*shape: int) -> Tensor:
-            return torch.randn(*shape, generator=generator, device=model.device).to(real)
+            return torch.randn(*shape, generator=generator, device=model.device).to(
+                real
+            )
 
         self.images = draw(images, 3, S, S)
         self.views = draw(view_images, views, 3, S, S)
@@ -122,10 +133,14 @@ class Pixels:
 
 def per_batch(values: Sequence[float]) -> float:
     """Mean over the positions in a round of the median at each."""
-    return statistics.fmean(statistics.median(values[i::ROUND] or values) for i in range(ROUND))
+    return statistics.fmean(
+        statistics.median(values[i::ROUND] or values) for i in range(ROUND)
+    )
 
 
-def measure(label: str, model: CLIP, prompts: ClassPrompts, pixels: Pixels, most: float) -> Any:
+def measure(
+    label: str, model: CLIP, prompts: ClassPrompts, pixels: Pixels, most: float
+) -> Any:
     """One row: a method beside the encoding of what it looks at; about ``most`` seconds."""
     wants = get_method(label.partition(":")[0]).adapter
     count, views = len(pixels.images), pixels.views.shape[1]
@@ -196,7 +211,9 @@ def verdicts(rows: list[dict[str, Any]], classes: int) -> list[str]:
     return found
 
 
-def write(folder: Path | None, about: str, rows: list[dict[str, Any]], classes: int) -> str:
+def write(
+    folder: Path | None, about: str, rows: list[dict[str, Any]], classes: int
+) -> str:
     """The report; written after each row, so that a killed run keeps what it has."""
     aims = verdicts(rows, classes) if torch.cuda.is_available() else []
     text = "\n".join([about, "", table(rows), "", *aims, ""])
@@ -217,7 +234,9 @@ def main() -> int:
         model.logit_scale.data = torch.tensor(100.0, device=options.device).log()
     else:
         model = create_model("micro", device=options.device, dtype=options.dtype)
-    prompts = ClassPrompts(class_names("imagenet")[: options.classes], allow_duplicates=True)
+    prompts = ClassPrompts(
+        class_names("imagenet")[: options.classes], allow_duplicates=True
+    )
     pixels = Pixels(model, options.batch, options.view_batch, options.views)
     machine = torch.cuda.get_device_name() if cuda else f"{platform.machine()} CPU"
     about = (
@@ -257,15 +276,25 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), default="fp32")
     parser.add_argument(
-        "--model", choices=("micro", "ViT-B/16"), help="random ViT-B/16, or micro on a CPU"
+        "--model",
+        choices=("micro", "ViT-B/16"),
+        help="random ViT-B/16, or micro on a CPU",
     )
     parser.add_argument("--classes", type=int, default=200)
-    parser.add_argument("--batch", type=int, help="images per batch; 64, or 16 on a CPU")
-    parser.add_argument("--view-batch", type=int, help="of view methods; 8, or 2 on a CPU")
+    parser.add_argument(
+        "--batch", type=int, help="images per batch; 64, or 16 on a CPU"
+    )
+    parser.add_argument(
+        "--view-batch", type=int, help="of view methods; 8, or 2 on a CPU"
+    )
     parser.add_argument("--views", type=int, help="64, or 8 on a CPU")
     parser.add_argument("--methods", nargs="*", help="NAME[:PRESET]; all if not given")
-    parser.add_argument("--seconds", type=float, default=3.0, help="for each method, about")
-    parser.add_argument("--deadline", type=float, default=90.0, help="no method is begun later")
+    parser.add_argument(
+        "--seconds", type=float, default=3.0, help="for each method, about"
+    )
+    parser.add_argument(
+        "--deadline", type=float, default=90.0, help="no method is begun later"
+    )
     parser.add_argument("--out", type=Path, help="folder of methods_speed.md and .json")
     options = parser.parse_args()
     cuda = options.device.startswith("cuda")

@@ -60,7 +60,9 @@ def pictures(size: int) -> list[Picture]:
 
 
 @contextmanager
-def fed(generator: np.random.Generator, name: str, reach: int, places: int) -> Iterator[None]:
+def fed(
+    generator: np.random.Generator, name: str, reach: int, places: int
+) -> Iterator[None]:
     """numpy.random, as their programs call it, from a generator of ours."""
     late: list[Any] = []
 
@@ -68,14 +70,25 @@ def fed(generator: np.random.Generator, name: str, reach: int, places: int) -> I
         return loc + scale * generator.standard_normal(size, np.float32).astype(float)
 
     def uniform(low: float, high: float, size: Any = None) -> Any:
-        if name == "elastic_transform" and size is not None and len(size) == 2 and size[1] > 2:
+        if (
+            name == "elastic_transform"
+            and size is not None
+            and len(size) == 2
+            and size[1] > 2
+        ):
             # Ours draws the vertical field first, theirs the horizontal one.
-            late[:] = late or list(generator.random((2, *size), np.float32).astype(float))
+            late[:] = late or list(
+                generator.random((2, *size), np.float32).astype(float)
+            )
             return low + (high - low) * late.pop()
         drawn = generator.random(() if size is None else size, np.float32)
         return low + (high - low) * np.float64(drawn)
 
-    moves = iter(generator.integers(-reach, reach, (2, places)).T[:, ::-1]) if places else iter(())
+    moves = (
+        iter(generator.integers(-reach, reach, (2, places)).T[:, ::-1])
+        if places
+        else iter(())
+    )
     patches: dict[str, Any] = {
         "normal": normal,
         "uniform": uniform,
@@ -95,13 +108,21 @@ def theirs(name: str, picture: Picture, severity: int, seed: int) -> Picture:
         name in ONLY_224 and size != 224
     )  # imagenet-c has no photographs
     package = "imagecorruptions" if any_size else "imagenet_c"
-    function: Callable[..., Any] = getattr(import_module(f"{package}.corruptions"), name)
+    function: Callable[..., Any] = getattr(
+        import_module(f"{package}.corruptions"), name
+    )
     _, reach, rounds = (*CORRUPTIONS[name].large[severity - 1], 0, 0, 0)[:3]
-    places = round(rounds) * (size - 2 * round(reach)) ** 2 if name == "glass_blur" else 0
+    places = (
+        round(rounds) * (size - 2 * round(reach)) ** 2 if name == "glass_blur" else 0
+    )
     gaussian = import_module("skimage.filters").gaussian
 
-    def renamed(image: Any, sigma: Any, multichannel: bool = False, **options: Any) -> Any:
-        return gaussian(image, sigma, channel_axis=-1 if multichannel else None, **options)
+    def renamed(
+        image: Any, sigma: Any, multichannel: bool = False, **options: Any
+    ) -> Any:
+        return gaussian(
+            image, sigma, channel_axis=-1 if multichannel else None, **options
+        )
 
     feed = fed(np.random.default_rng(seed), name, round(reach), places)
     with feed, mock.patch(f"{package}.corruptions.gaussian", renamed):
@@ -112,7 +133,9 @@ def ours(name: str, picture: Picture, severity: int, seed: int) -> Picture:
     """Ours with the constants of ImageNet-C, whatever the size, in 0..255."""
     draws = Draws([np.random.default_rng(seed)])
     scaled = picture[None].astype(np.float32) / np.float32(255)
-    changed = CORRUPTIONS[name].apply(scaled, CORRUPTIONS[name].large[severity - 1], draws)
+    changed = CORRUPTIONS[name].apply(
+        scaled, CORRUPTIONS[name].large[severity - 1], draws
+    )
     return np.clip(changed[0], 0, 1).astype(float) * 255
 
 
@@ -131,7 +154,9 @@ def compare(name: str, size: int) -> str:
     if name in BY_DISTRIBUTION:
         again = [np.rint(theirs(name, p, s, n + 100)) for p, s, n in samples]
         between = np.mean([quantile_distance(x, y) for x, y in zip(a, b, strict=True)])
-        within = np.mean([quantile_distance(x, y) for x, y in zip(again, b, strict=True)])
+        within = np.mean(
+            [quantile_distance(x, y) for x, y in zip(again, b, strict=True)]
+        )
         return f"{between:.1f} apart; two of theirs {within:.1f}"
     steps = np.concatenate([np.abs(x - y).ravel() for x, y in zip(a, b, strict=True)])
     if steps.max() == 0:
@@ -144,7 +169,13 @@ def main() -> None:
     """Write the page."""
     versions = ", ".join(
         f"{name} {import_module('importlib.metadata').version(name)}"
-        for name in ("imagenet-c", "imagecorruptions", "scikit-image", "opencv-python", "numpy")
+        for name in (
+            "imagenet-c",
+            "imagecorruptions",
+            "scikit-image",
+            "opencv-python",
+            "numpy",
+        )
     )
     rows = []
     for name in list(CORRUPTIONS)[:15]:  # those of the paper

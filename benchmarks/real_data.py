@@ -28,7 +28,18 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-CIFAR = ("airplane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "boat", "truck")
+CIFAR = (
+    "airplane",
+    "car",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "boat",
+    "truck",
+)
 """CIFAR-10's classes by number, by their names among COCO's; deer and frog have none there."""
 CALTECH = {
     "airplanes": "airplane",
@@ -89,7 +100,10 @@ def as_jpeg(images: Images) -> Images:
 
 def cifar(root: Path, split: str) -> list[tuple[str, bytes]]:
     """PNG images of the eight classes that have a text feature, from the first batch of a split."""
-    batch, labels = {"test": ("test_batch", "test"), "train": ("data_batch_1", "train")}[split]
+    batch, labels = {
+        "test": ("test_batch", "test"),
+        "train": ("data_batch_1", "train"),
+    }[split]
     rows = np.asarray(Image.open(root / f"{batch}.png")).reshape(-1, 32, 32, 3)
     numbers = json.loads((root / f"{labels}_lables.json").read_text())
     kept = [i for i in range(len(rows)) if CIFAR[numbers[i]] not in {"deer", "frog"}]
@@ -105,7 +119,9 @@ def write_shard(folder: Path, images: Images) -> int:
     """Write ``images.tar``, with nothing in it that differs between two runs."""
     folder.mkdir(parents=True, exist_ok=True)
     count = 0
-    with tarfile.open(folder / "images.tar", "w", format=tarfile.USTAR_FORMAT) as archive:
+    with tarfile.open(
+        folder / "images.tar", "w", format=tarfile.USTAR_FORMAT
+    ) as archive:
         for count, (name, data) in enumerate(images, start=1):  # noqa: B007
             member = tarfile.TarInfo(name)
             member.size = len(data)
@@ -116,8 +132,12 @@ def write_shard(folder: Path, images: Images) -> int:
 def write_text(bank: Path, out: Path) -> None:
     """Write the ensemble features of COCO-Stuff's names as ``text.npz``."""
     with np.load(bank) as file:
-        rows = (file["template"] == "ensemble") & np.char.startswith(file["source"], "coco")
-        np.savez(out / "text.npz", names=file["names"][rows], features=file["emb"][rows])
+        rows = (file["template"] == "ensemble") & np.char.startswith(
+            file["source"], "coco"
+        )
+        np.savez(
+            out / "text.npz", names=file["names"][rows], features=file["emb"][rows]
+        )
 
 
 def pack_imagenet(options: argparse.Namespace) -> None:
@@ -142,7 +162,9 @@ def pack_sets(options: argparse.Namespace) -> None:
         sets[name] = as_jpeg(read(images)) if name == "cue-conflict" else read(images)
     pacs = {name: name for name in ("dog", "elephant", "giraffe", "horse", "person")}
     for domain in ("art_painting", "cartoon", "photo", "sketch"):
-        chosen = random.Random(SEED).sample(class_folders(options.pacs / domain, pacs), PACS_IMAGES)
+        chosen = random.Random(SEED).sample(
+            class_folders(options.pacs / domain, pacs), PACS_IMAGES
+        )
         sets[f"pacs-{domain}"] = read(sorted(chosen))
     sets["cifar10-8"] = cifar(options.cifar, "test")
     sets["cifar10-8-train"] = cifar(options.cifar, "train")
@@ -151,7 +173,9 @@ def pack_sets(options: argparse.Namespace) -> None:
         [
             image
             for name in CALTECH.values()
-            for image in [image for image in caltech if image[0] == name][:CALTECH_IMAGES]
+            for image in [image for image in caltech if image[0] == name][
+                :CALTECH_IMAGES
+            ]
         ]
     )
     for name, packed in sets.items():

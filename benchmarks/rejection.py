@@ -34,10 +34,28 @@ from cliquetta.methods.zero_shot_reference import (
 from cliquetta.types import Batch, Rejection
 
 SHIFTS = ("gaussian_noise", "defocus_blur", "contrast", "jpeg_compression")
-BUNDLED = ("bundled", *(f"bundled@{shift}:{severity}" for shift in SHIFTS for severity in (3, 5)))
-DEVELOPMENT = ("imagenet-54", "caltech-18", "tiny-27", "cifar100-21", "edges", "cue-conflict")
-REPORT = ("silhouettes", "pacs-art_painting", "pacs-cartoon", "pacs-sketch", "cifar10-8")
-WEIGHTS = ",".join(f"weights/clip-vit-b16-visual-int8-{i}of2.safetensors" for i in (1, 2))
+BUNDLED = (
+    "bundled",
+    *(f"bundled@{shift}:{severity}" for shift in SHIFTS for severity in (3, 5)),
+)
+DEVELOPMENT = (
+    "imagenet-54",
+    "caltech-18",
+    "tiny-27",
+    "cifar100-21",
+    "edges",
+    "cue-conflict",
+)
+REPORT = (
+    "silhouettes",
+    "pacs-art_painting",
+    "pacs-cartoon",
+    "pacs-sketch",
+    "cifar10-8",
+)
+WEIGHTS = ",".join(
+    f"weights/clip-vit-b16-visual-int8-{i}of2.safetensors" for i in (1, 2)
+)
 
 
 @dataclass(frozen=True)
@@ -64,7 +82,9 @@ def cases(root: Path | None, images: int, dtype: str) -> Iterator[Case]:
         spec = replace(spec, limit=images)
         yield Case(f"{name} closed", role, spec)
         kept = get_dataset(spec.dataset).names[::2]
-        yield Case(f"{name} open", role, replace(spec, classes=kept, unknown=spec.dataset))
+        yield Case(
+            f"{name} open", role, replace(spec, classes=kept, unknown=spec.dataset)
+        )
 
 
 @torch.no_grad()
@@ -110,13 +130,17 @@ def decide(logits: Tensor, zero_shot: Tensor, batch: int = 64) -> Rejection:
     for part, plain in zip(logits.split(batch), zero_shot.split(batch), strict=True):
         one, window = reject(part, plain, window, SHARE)
         found.append(one)
-    return Rejection(torch.cat([f.score for f in found]), torch.cat([f.rejected for f in found]))
+    return Rejection(
+        torch.cat([f.score for f in found]), torch.cat([f.rejected for f in found])
+    )
 
 
 def best_balance(known: Tensor, outside: Tensor) -> float:
     """Mean of the shares told right by the best limit there is, which labels would find."""
     limits = torch.cat([known, outside]).unique()
-    right = [(known <= t).double().mean() + (outside > t).double().mean() for t in limits]
+    right = [
+        (known <= t).double().mean() + (outside > t).double().mean() for t in limits
+    ]
     return float(max(right)) / 2
 
 
@@ -137,7 +161,15 @@ def title(case: Case) -> str:
 def tell(found: dict[Case, dict[str, Tensor]], methods: list[str]) -> None:
     """Print the tables."""
     print("\n## Images of classes that are not in the list\n")
-    heads = ["stream", "method", "top-1", "AUROC", "FPR95", "AUROC of max p", "FPR95 of max p"]
+    heads = [
+        "stream",
+        "method",
+        "top-1",
+        "AUROC",
+        "FPR95",
+        "AUROC of max p",
+        "FPR95 of max p",
+    ]
     heads += ["rejected of no class", "rejected of a class", "balanced", "best limit"]
     print(f"| {' | '.join(heads)} |\n|---|---{'|--:' * (len(heads) - 2)}|")
     for case, kept in found.items():
@@ -163,7 +195,11 @@ def tell(found: dict[Case, dict[str, Tensor]], methods: list[str]) -> None:
             print(f"| {title(case)} | {method} | {' | '.join(cells)} |")
     print("\n## ECE where all images are of the list, as it is and calibrated\n")
     adapted = [method for method in methods if method != "zero_shot"]
-    heads = ["stream", "zero_shot", *(f"{m}{c}" for m in adapted for c in ("", ", calibrated"))]
+    heads = [
+        "stream",
+        "zero_shot",
+        *(f"{m}{c}" for m in adapted for c in ("", ", calibrated")),
+    ]
     print(f"| {' | '.join(heads)} |\n|---{'|--:' * (len(heads) - 1)}|")
     for case, kept in found.items():
         if case.name.endswith("closed"):
@@ -178,16 +214,24 @@ def tell(found: dict[Case, dict[str, Tensor]], methods: list[str]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--logits", type=Path, required=True, help="folder of logits")
-    parser.add_argument("--root", type=Path, help="folder with weights/, text.npz and tar/")
-    parser.add_argument("--methods", nargs="+", default=["zero_shot", "domain_norm", "tent", "tda"])
-    parser.add_argument("--images", type=int, default=512, help="per stream, and as many unknown")
+    parser.add_argument(
+        "--root", type=Path, help="folder with weights/, text.npz and tar/"
+    )
+    parser.add_argument(
+        "--methods", nargs="+", default=["zero_shot", "domain_norm", "tent", "tda"]
+    )
+    parser.add_argument(
+        "--images", type=int, default=512, help="per stream, and as many unknown"
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32", help="of the real tower")
     given = parser.parse_args()
     given.logits.mkdir(parents=True, exist_ok=True)
     found = collect(given)
     place = torch.cuda.get_device_name() if given.device == "cuda" else "CPU"
-    print(f"{datetime.now(timezone.utc):%Y-%m-%d}, {place}, at most {given.images} images, seed 0")
+    print(
+        f"{datetime.now(timezone.utc):%Y-%m-%d}, {place}, at most {given.images} images, seed 0"
+    )
     tell(found, given.methods)
 
 

@@ -42,12 +42,16 @@ def vit_b16() -> CLIP:
     return initialise(CLIP(CLIPConfig(512, vision, text), id="random ViT-B/16"))
 
 
-def plant(batch: int, memberships: int, classes: int, seed: int) -> tuple[Tensor, Cliques]:
+def plant(
+    batch: int, memberships: int, classes: int, seed: int
+) -> tuple[Tensor, Cliques]:
     """Top-3 classes and about ``memberships / 3`` distinct cliques of 2 to 4 images."""
     generator = torch.Generator().manual_seed(seed)
     pool = min(classes, max(3, batch // 3))
     some = torch.randperm(classes, generator=generator)[:pool]
-    top = torch.stack([some[torch.randperm(pool, generator=generator)[:3]] for _ in range(batch)])
+    top = torch.stack(
+        [some[torch.randperm(pool, generator=generator)[:3]] for _ in range(batch)]
+    )
     labels: list[int] = []
     rows: list[Tensor] = []
     seen: set[tuple[int, ...]] = set()
@@ -59,7 +63,11 @@ def plant(batch: int, memberships: int, classes: int, seed: int) -> tuple[Tensor
         size = 2 + int(torch.randint(3, (), generator=generator))
         if len(members) < size:
             continue
-        chosen = members[torch.randperm(len(members), generator=generator)[:size]].sort().values
+        chosen = (
+            members[torch.randperm(len(members), generator=generator)[:size]]
+            .sort()
+            .values
+        )
         if tuple(chosen.tolist()) in seen:
             continue
         seen.add(tuple(chosen.tolist()))
@@ -103,7 +111,9 @@ class Clock:
         return result
 
     def wrap(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args, **kwargs: self.time(name, lambda: function(*args, **kwargs))
+        return lambda *args, **kwargs: self.time(
+            name, lambda: function(*args, **kwargs)
+        )
 
     def median(self, name: str) -> float:
         return statistics.median(self.times[name]) if self.times[name] else 0.0
@@ -126,11 +136,19 @@ def image_flops(model: CLIP) -> float:
     vision = model.require_vit().config
     tokens, width = vision.patches + 1, vision.width
     block = tokens * (4 * width**2 + 2 * width * vision.hidden) + 2 * tokens**2 * width
-    return 2.0 * (vision.layers * block + vision.patches * width * 3 * vision.patch_size**2)
+    return 2.0 * (
+        vision.layers * block + vision.patches * width * 3 * vision.patch_size**2
+    )
 
 
 def measure(
-    model: CLIP, batch: int, memberships: int, classes: int, *, jacobian: bool, repeats: int
+    model: CLIP,
+    batch: int,
+    memberships: int,
+    classes: int,
+    *,
+    jacobian: bool,
+    repeats: int,
 ) -> dict[str, Any]:
     """One row of the table: engine, whole and in pieces."""
     device = model.device
@@ -143,7 +161,9 @@ def measure(
         else:
             adapter.text.build_jacobian = lambda: None  # type: ignore[method-assign]
     size = model.image_size
-    images = torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(0))
+    images = torch.randn(
+        batch, 3, size, size, generator=torch.Generator().manual_seed(0)
+    )
     images = images.to(device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -188,22 +208,31 @@ def measure(
     return row
 
 
-def measure_domain(model: CLIP, batch: int, classes: int, repeats: int) -> dict[str, Any]:
+def measure_domain(
+    model: CLIP, batch: int, classes: int, repeats: int
+) -> dict[str, Any]:
     """``domain_norm`` on a batch of the same size."""
     prompts = ClassPrompts(class_names("imagenet")[:classes], allow_duplicates=True)
     adapter = DomainNorm(model, prompts, DomainNormConfig(), seed=0)
     size = model.image_size
-    images = torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(0))
+    images = torch.randn(
+        batch, 3, size, size, generator=torch.Generator().manual_seed(0)
+    )
     images = images.to(model.device)
     clock = Clock(model.device)
     for _ in range(2):
         adapter.predict(Batch(images))
     for _ in range(repeats):
         clock.time("total", lambda: adapter.predict(Batch(images)))
-    return {"ms": 1000 * clock.median("total"), "images/s": batch / clock.median("total")}
+    return {
+        "ms": 1000 * clock.median("total"),
+        "images/s": batch / clock.median("total"),
+    }
 
 
-def measure_reference(model: CLIP, batch: int, memberships: int, classes: int) -> dict[str, Any]:
+def measure_reference(
+    model: CLIP, batch: int, memberships: int, classes: int
+) -> dict[str, Any]:
     """The literal loop of tests/reference on the same planted batch."""
     from tests.reference import scap_equations
     from tests.reference.scap_reference import ReferenceSCAP
@@ -221,11 +250,16 @@ def measure_reference(model: CLIP, batch: int, memberships: int, classes: int) -
     start = adapter.memory["start_prompt"], adapter.text.start
     oracle = ReferenceSCAP(model, prompts, scap_equations.ReferenceSettings(), *start)
     size = model.image_size
-    images = torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(0))
+    images = torch.randn(
+        batch, 3, size, size, generator=torch.Generator().manual_seed(0)
+    )
     images = images.to(model.device, model.dtype)
     clock = Clock(model.device)
     clock.time("total", lambda: oracle.predict(images))
-    return {"ms": 1000 * clock.median("total"), "images/s": batch / clock.median("total")}
+    return {
+        "ms": 1000 * clock.median("total"),
+        "images/s": batch / clock.median("total"),
+    }
 
 
 def show(rows: list[dict[str, Any]]) -> None:
@@ -233,7 +267,9 @@ def show(rows: list[dict[str, Any]]) -> None:
     names = list(rows[0])
     cells = [
         [
-            f"{row.get(n, ''):.4g}" if isinstance(row.get(n), float) else str(row.get(n, ""))
+            f"{row.get(n, ''):.4g}"
+            if isinstance(row.get(n), float)
+            else str(row.get(n, ""))
             for n in names
         ]
         for row in rows
@@ -249,8 +285,12 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=sorted(DTYPES), default="f32")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--full", action="store_true", help="the whole grid on the CPU, too")
-    parser.add_argument("--short", action="store_true", help="two rows, no literal loop")
+    parser.add_argument(
+        "--full", action="store_true", help="the whole grid on the CPU, too"
+    )
+    parser.add_argument(
+        "--short", action="store_true", help="two rows, no literal loop"
+    )
     parser.add_argument("--out", type=Path, help="write the rows as JSON")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -284,9 +324,13 @@ def main() -> None:
             (64, 500, 200, True),
         ]
     if not cuda:
-        cases = [(b, m, min(n, 100), j) for b, m, n, j in cases if options.full or n <= 200]
+        cases = [
+            (b, m, min(n, 100), j) for b, m, n, j in cases if options.full or n <= 200
+        ]
     repeats = 8 if cuda else 4
-    rows = [measure(model, b, m, n, jacobian=j, repeats=repeats) for b, m, n, j in cases]
+    rows = [
+        measure(model, b, m, n, jacobian=j, repeats=repeats) for b, m, n, j in cases
+    ]
     for row in rows:
         row["of matmul"] = row["TFLOP/s"] / rate
     show(rows)

@@ -132,7 +132,9 @@ def start_server(
         how += ["--workers", str(options.cores)]
     # clients are patient here: a slow machine is not an error of the service
     patient = {"rate": 100000, "burst": 100000, "wait_seconds": 900, "queued": 1000}
-    limits = [word for name in patient for word in ("--limit", f"{name}={patient[name]}")]
+    limits = [
+        word for name in patient for word in ("--limit", f"{name}={patient[name]}")
+    ]
     command = [sys.executable, "-c", code, "serve", *where, *how, *limits]
     server = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
     address, end = f"http://127.0.0.1:{port}", time.monotonic() + 600
@@ -161,7 +163,9 @@ class Spent:
         """What a server has spent so far."""
         lines = Path(f"/proc/{server}/io").read_text().splitlines()
         fields = dict(line.split(": ", 1) for line in lines)
-        times = Path(f"/proc/{server}/stat").read_text().rpartition(")")[2].split()[11:13]
+        times = (
+            Path(f"/proc/{server}/stat").read_text().rpartition(")")[2].split()[11:13]
+        )
         return cls(
             stored=read_metric(address, "cliquetta_written_bytes_total "),
             on_disk=float(fields["write_bytes"]),
@@ -179,7 +183,9 @@ class Spent:
 def read_metric(address: str, name: str) -> float:
     """A number of the server's metrics."""
     text = httpx.get(f"{address}/metrics", timeout=60).text
-    return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
+    return sum(
+        float(line.split()[-1]) for line in text.splitlines() if line.startswith(name)
+    )
 
 
 def replica_pids(server: int) -> list[int]:
@@ -187,7 +193,9 @@ def replica_pids(server: int) -> list[int]:
     parents, found = {}, []
     for status in Path("/proc").glob("[0-9]*/status"):
         with suppress(OSError):  # it has ended
-            fields = dict(line.split(":\t", 1) for line in status.read_text().splitlines()[:7])
+            fields = dict(
+                line.split(":\t", 1) for line in status.read_text().splitlines()[:7]
+            )
             pid = int(status.parent.name)
             parents[pid] = int(fields["PPid"])
             title = (status.parent / "cmdline").read_bytes()
@@ -236,7 +244,9 @@ def drive(
                 barrier.wait(900)
                 begin = time.perf_counter()
                 for place in range(options.batches):
-                    first = (number * options.batches + place) * size % (len(files) - size)
+                    first = (
+                        (number * options.batches + place) * size % (len(files) - size)
+                    )
                     sent = time.perf_counter()
                     answer = session.predict(files[first : first + size])
                     latencies.append(time.perf_counter() - sent)
@@ -248,7 +258,10 @@ def drive(
             result.error = f"{type(error).__name__}: {error}"
             barrier.abort()
 
-    threads = [threading.Thread(target=run, args=(i, result)) for i, result in enumerate(results)]
+    threads = [
+        threading.Thread(target=run, args=(i, result))
+        for i, result in enumerate(results)
+    ]
     for thread in threads:
         thread.start()
     barrier.wait(900)
@@ -282,7 +295,9 @@ class Difference:
     def between(cls, ones: list[Predictions], others: list[Predictions]) -> Difference:
         """Compare what both have, as an error ends a stream early."""
         both = list(zip(ones, others, strict=False))
-        images = [(x, y) for one, other in both for x, y in zip(one, other, strict=True)]
+        images = [
+            (x, y) for one, other in both for x, y in zip(one, other, strict=True)
+        ]
         return cls(
             len(both),
             sum(one != other for one, other in both),
@@ -292,7 +307,11 @@ class Difference:
 
     def __str__(self) -> str:
         text = f"{self.unequal} of {self.batches}"
-        return f"{text}, {self.labels} labels, by {self.largest:.2g}" if self.unequal else text
+        return (
+            f"{text}, {self.labels} labels, by {self.largest:.2g}"
+            if self.unequal
+            else text
+        )
 
 
 def undisturbed(
@@ -316,7 +335,9 @@ def undisturbed(
             first = batch * size % (len(files) - size)
             best, ranked = adapter.predict(files[first : first + size]).topk()
             predictions = []
-            for label, value in zip(ranked[:, 0].tolist(), best[:, 0].cpu().numpy(), strict=True):
+            for label, value in zip(
+                ranked[:, 0].tolist(), best[:, 0].cpu().numpy(), strict=True
+            ):
                 # Rounded as JSON writes it.
                 predictions.append((names[label], float(str(value))))
             found.append(predictions)
@@ -333,21 +354,37 @@ def undisturbed(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0] if __doc__ else None
+    )
     parser.add_argument("--sessions", type=int, default=50)
     parser.add_argument("--batches", type=int, default=6, help="of each session")
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--method", default="zero_shot")
-    parser.add_argument("--model", default="micro", help="or ViT-B/16, with random weights")
+    parser.add_argument(
+        "--model", default="micro", help="or ViT-B/16, with random weights"
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="fp32")
-    parser.add_argument("--database", help="URL of PostgreSQL instead of SQLite in a new folder")
-    parser.add_argument("--replicas", type=int, default=0, help="on Ray Serve; 0: one process")
-    parser.add_argument("--kills", type=int, default=0, help="of replicas, while clients send")
-    parser.add_argument("--compared", type=int, default=8, help="sessions that are computed again")
+    parser.add_argument(
+        "--database", help="URL of PostgreSQL instead of SQLite in a new folder"
+    )
+    parser.add_argument(
+        "--replicas", type=int, default=0, help="on Ray Serve; 0: one process"
+    )
+    parser.add_argument(
+        "--kills", type=int, default=0, help="of replicas, while clients send"
+    )
+    parser.add_argument(
+        "--compared", type=int, default=8, help="sessions that are computed again"
+    )
     parser.add_argument("--cores", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each run in process")
-    parser.add_argument("--check", action="store_true", help="fail where an aim is missed")
+    parser.add_argument(
+        "--seconds", type=float, default=5.0, help="of each run in process"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="fail where an aim is missed"
+    )
     options = parser.parse_args()
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores])
@@ -358,14 +395,18 @@ def main() -> None:
         before = in_process(source, files, names, options)
         server, address = start_server(source, Path(folder) / "sessions", options)
         try:
-            results, wall, killed, spent = drive(server.pid, address, files, names, options)
+            results, wall, killed, spent = drive(
+                server.pid, address, files, names, options
+            )
             size = read_metric(address, "cliquetta_database_bytes ")
         finally:
             server.terminate()
             server.wait(120)
         after = in_process(source, files, names, options)
         apart = undisturbed(source, files, names, options, results)
-    raise SystemExit(report(options, results, wall, (before, after), killed, apart, spent, size))
+    raise SystemExit(
+        report(options, results, wall, (before, after), killed, apart, spent, size)
+    )
 
 
 def report(
@@ -398,18 +439,34 @@ def report(
             f"{options.batch_size}, {options.method} on {options.model}, {where}",
             "",
         ),
-        ("replicas, killed meanwhile", f"{options.replicas or 'one process'}, {killed}", ""),
+        (
+            "replicas, killed meanwhile",
+            f"{options.replicas or 'one process'}, {killed}",
+            "",
+        ),
         ("errors", str(len(errors)), "0"),
-        ("predictions unlike undisturbed ones", str(differ), "" if itself.unequal else "0"),
+        (
+            "predictions unlike undisturbed ones",
+            str(differ),
+            "" if itself.unequal else "0",
+        ),
         *([("the same stream here, twice", str(itself), "")] if cuda else []),
-        ("one session in process", f"{single:.0f} images/s ({alone[0]:.0f}, {alone[1]:.0f})", ""),
+        (
+            "one session in process",
+            f"{single:.0f} images/s ({alone[0]:.0f}, {alone[1]:.0f})",
+            "",
+        ),
         (
             "service",
             f"{rate:.0f} images/s, {share:.0f} %",
             f">= {100 * FASTEST:.0f} %",
         ),
         ("slowest / fastest session", f"{fairness:.2f}", f"<= {FAIREST:g}"),
-        ("latency, p50, p95 and worst", ", ".join(f"{1e3 * s:.1f} ms" for s in spread), ""),
+        (
+            "latency, p50, p95 and worst",
+            ", ".join(f"{1e3 * s:.1f} ms" for s in spread),
+            "",
+        ),
         ("processor time per batch", f"{1e3 * spent.cpu_seconds / batches:.1f} ms", ""),
         ("bytes per batch to the database", f"{spent.stored / batches:,.0f}", ""),
         ("bytes per batch to the disk", f"{spent.on_disk / batches:,.0f}", ""),

@@ -27,18 +27,23 @@ def measure(method: str, model: CLIP, names: tuple[str, ...]) -> tuple[int, int]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0] if __doc__ else None
+    )
     parser.add_argument("--classes", type=int, default=10)
     options = parser.parse_args()
     bundled = load_bundled().names
     names = tuple(
-        f"{bundled[i % 10]} {i}" if i >= 10 else bundled[i] for i in range(options.classes)
+        f"{bundled[i % 10]} {i}" if i >= 10 else bundled[i]
+        for i in range(options.classes)
     )
     models = {"micro": create_model("micro"), "ViT-B/16": vit_b16()}
     print(f"KiB of a session with {options.classes} classes: new, full")
     for method in served_methods():
         cells = [measure(method, model, names) for model in models.values()]
-        shown = "".join(f"{new / 1024:12,.0f} {full / 1024:12,.0f}" for new, full in cells)
+        shown = "".join(
+            f"{new / 1024:12,.0f} {full / 1024:12,.0f}" for new, full in cells
+        )
         print(f"{method:12}{shown}")
 
 

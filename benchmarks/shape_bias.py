@@ -27,7 +27,9 @@ def cues(key: str) -> tuple[str, str]:
     """Shape and texture of an image, from its file name."""
     found = CUES.search(key)
     if found is None:
-        raise ValueError(f"{key}: not named as a cue-conflict image (SHAPE1-TEXTURE2.png)")
+        raise ValueError(
+            f"{key}: not named as a cue-conflict image (SHAPE1-TEXTURE2.png)"
+        )
     return found[1], found[2]
 
 
@@ -39,7 +41,10 @@ def answers(context: RunContext, spec: RunSpec) -> list[tuple[str, str, str]]:
     for batch, _ in stream:
         assert isinstance(batch, Batch)
         best = adapter.predict(batch).logits.argmax(dim=1).tolist()
-        found += [(*cues(key), names[n]) for key, n in zip(batch.keys or (), best, strict=True)]
+        found += [
+            (*cues(key), names[n])
+            for key, n in zip(batch.keys or (), best, strict=True)
+        ]
     return found
 
 
@@ -50,7 +55,10 @@ def shares(found: list[tuple[str, str, str]]) -> tuple[float, ...]:
     either = sum(answer in (shape, texture) for shape, texture, answer in found)
     told = [(s, t, a) for s, t, a in found if s != t and a in (s, t)]
     bias = sum(answer == shape for shape, _, answer in told) / max(1, len(told))
-    return (*(100 * count / len(found) for count in (shape, texture, either)), 100 * bias)
+    return (
+        *(100 * count / len(found) for count in (shape, texture, either)),
+        100 * bias,
+    )
 
 
 def main() -> None:
@@ -69,14 +77,18 @@ def main() -> None:
     id = f"folder:{given.images}"
     print(f"{datetime.now(timezone.utc):%Y-%m-%d}, {given.device}, {given.dtype}, at most "
           f"{given.limit} of {len(get_dataset(id))} images\n")  # fmt: skip
-    print("| method | seed | shape | texture | either | shape bias |\n|---|--:|--:|--:|--:|--:|")
+    print(
+        "| method | seed | shape | texture | either | shape bias |\n|---|--:|--:|--:|--:|--:|"
+    )
     for method in given.methods:
         for seed in given.seeds:
             spec = RunSpec(
                 id, method, given.model, text_features=given.text_features, seed=seed,
                 limit=given.limit, dtype=given.dtype,
             )  # fmt: skip
-            cells = " | ".join(f"{share:.1f}" for share in shares(answers(context, spec)))
+            cells = " | ".join(
+                f"{share:.1f}" for share in shares(answers(context, spec))
+            )
             print(f"| {method} | {seed} | {cells} |", flush=True)
 
 

@@ -62,12 +62,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu", help="cpu, cuda, mps or auto")
     parser.add_argument("--dtype", default="fp32", help="fp32, bf16 or fp16")
-    parser.add_argument("--shape", choices=SHAPES, help="ViT-B/32 on the CPU, else ViT-B/16")
+    parser.add_argument(
+        "--shape", choices=SHAPES, help="ViT-B/32 on the CPU, else ViT-B/16"
+    )
     parser.add_argument("--batches", type=int, nargs="+", help="images at once")
-    parser.add_argument("--classes", type=int, help="ImageNet classes to encode, evenly spread")
+    parser.add_argument(
+        "--classes", type=int, help="ImageNet classes to encode, evenly spread"
+    )
     parser.add_argument("--rounds", type=int, help="turns of each side")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--check", action="store_true", help="exit 1 if an aim is missed")
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON instead of a table"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="exit 1 if an aim is missed"
+    )
     options = parser.parse_args()
     device, dtype = pick_device(options.device), pick_dtype(options.dtype)
     on_cpu = device.type == "cpu"
@@ -88,14 +96,22 @@ def main() -> int:
         "transformers": transformers.__version__,
     }
     if options.json:
-        print(json.dumps({**setting, "rows": [asdict(r) | {"ratio": r.ratio} for r in rows]}))
+        print(
+            json.dumps(
+                {**setting, "rows": [asdict(r) | {"ratio": r.ratio} for r in rows]}
+            )
+        )
     else:
         print_table(setting, rows)
     return int(options.check and any(row.ratio < row.aim for row in rows))
 
 
 def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else platform.machine()
+    )
 
 
 def build_pair(
@@ -129,19 +145,28 @@ def build_pair(
     return ours, theirs.to(device, dtype)
 
 
-def image_row(ours: CLIP, theirs: transformers.CLIPModel, batch: int, rounds: int) -> Row:
+def image_row(
+    ours: CLIP, theirs: transformers.CLIPModel, batch: int, rounds: int
+) -> Row:
     generator = torch.Generator().manual_seed(1)
-    pixels = torch.randn(batch, 3, 224, 224, generator=generator).to(ours.device, ours.dtype)
+    pixels = torch.randn(batch, 3, 224, 224, generator=generator).to(
+        ours.device, ours.dtype
+    )
     return compare(
         f"{batch} images",
         ("ours", lambda: ours.encode_image(pixels)),
-        ("transformers", lambda: features(theirs.get_image_features(pixel_values=pixels))),
+        (
+            "transformers",
+            lambda: features(theirs.get_image_features(pixel_values=pixels)),
+        ),
         rounds,
         aim=1.0,
     )
 
 
-def text_rows(ours: CLIP, theirs: transformers.CLIPModel, classes: int, rounds: int) -> list[Row]:
+def text_rows(
+    ours: CLIP, theirs: transformers.CLIPModel, classes: int, rounds: int
+) -> list[Row]:
     """Both at the length of the longest text, both at 77, and ours cut against ours at 77."""
     names = class_names("imagenet")
     spread = [names[i * len(names) // classes] for i in range(classes)]
@@ -170,10 +195,18 @@ def text_rows(ours: CLIP, theirs: transformers.CLIPModel, classes: int, rounds: 
             aim=1.0,
         ),
         compare(
-            f"{classes} texts of 77 tokens", ("ours", plain), ("transformers", at(77)), rounds, 1.0
+            f"{classes} texts of 77 tokens",
+            ("ours", plain),
+            ("transformers", at(77)),
+            rounds,
+            1.0,
         ),
         compare(
-            f"{classes} classes", ("ours, cut", plain), ("ours, 77 tokens", uncut), rounds, aim=3.0
+            f"{classes} classes",
+            ("ours, cut", plain),
+            ("ours, 77 tokens", uncut),
+            rounds,
+            aim=3.0,
         ),
     ]
 
@@ -188,7 +221,9 @@ def compare(
     work: str, fast: tuple[str, Run], slow: tuple[str, Run], rounds: int, aim: float
 ) -> Row:
     """Time two ways of the same work in turns, after a warm-up that checks that they agree."""
-    a, b = (torch.nn.functional.normalize(run().float(), dim=-1) for _, run in (fast, slow))
+    a, b = (
+        torch.nn.functional.normalize(run().float(), dim=-1) for _, run in (fast, slow)
+    )
     for _ in range(3 if a.is_cuda else 0):
         fast[1](), slow[1]()
     times: tuple[list[float], list[float]] = ([], [])
@@ -227,7 +262,9 @@ def milliseconds(run: Run, device: torch.device) -> float:
 
 def print_table(setting: dict[str, Any], rows: list[Row]) -> None:
     print(", ".join(f"{key} {value}" for key, value in setting.items()))
-    print(f"{'work':28}{'':17}{'ms':>10}  {'':17}{'ms':>10}{'ratio':>8}{'aim':>6}{'differ':>10}")
+    print(
+        f"{'work':28}{'':17}{'ms':>10}  {'':17}{'ms':>10}{'ratio':>8}{'aim':>6}{'differ':>10}"
+    )
     for row in rows:
         print(
             f"{row.work:28}{row.fast:17}{row.fast_ms:10.2f}  {row.slow:17}{row.slow_ms:10.2f}"

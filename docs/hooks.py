@@ -70,9 +70,7 @@ def board_sentences(entry: MethodEntry) -> str:
         for title, rows in _boards().items()
         if entry.name != "zero_shot" and (sentence := method_sentence(rows, entry.name))
     ]
-    head = (
-        "On [the board of streams](../results/leaderboard.md), in points, mean over sets and seeds:"
-    )
+    head = "On [the board of streams](../results/leaderboard.md), in points, mean over sets and seeds:"
     return "\n\n".join([head, *found]) if found else ""
 
 
@@ -82,7 +80,9 @@ def _names(row: str, name: str) -> bool:
 
 def method_page(text: str, entries: Sequence[MethodEntry]) -> str:
     """A page with what was recorded of its methods at the head of a section."""
-    gains = [part for e in entries for part in (recorded(e), board_sentences(e)) if part]
+    gains = [
+        part for e in entries for part in (recorded(e), board_sentences(e)) if part
+    ]
     heading = "\n## What it costs and gains\n"
     if heading not in text:
         place = text.find("\n## Reference\n")
@@ -98,7 +98,10 @@ def _without_outside_links(text: str, page: Path) -> str:
     def keep(match: re.Match[str]) -> str:
         target = (page.parent / match[2].split("#")[0]).resolve()
         pages = target.suffix in {".md", ".png", ".svg"} and target.is_relative_to(DOCS)
-        excluded = target.is_relative_to(DOCS / "results") and target.parent != DOCS / "results"
+        excluded = (
+            target.is_relative_to(DOCS / "results")
+            and target.parent != DOCS / "results"
+        )
         return match[0] if pages and not excluded else match[1]
 
     return re.sub(r"(?<!!)\[([^\]]*)\]\((?!https?:|#)([^)\s]+)\)", keep, text)
@@ -114,7 +117,10 @@ def api_page() -> str:
 def on_config(config: Any) -> Any:
     """Fill the navigation with the pages of methods."""
     pages = {page_of(entry.name) for entry in method_entries()} - {None}
-    listed = [{"The methods compared": "methods/README.md"}, *sorted(str(p) for p in pages)]
+    listed = [
+        {"The methods compared": "methods/README.md"},
+        *sorted(str(p) for p in pages),
+    ]
     for part in config.nav:
         if "Methods" in part:
             part["Methods"] = listed
@@ -136,7 +142,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     entries = [e for e in method_entries() if page_of(e.name) == page.file.src_uri]
     if entries:
         markdown = method_page(markdown, entries)
-    columns = [line.count("|") - 1 for line in re.findall(r"^\|(?:[ :-]+\|)+$", markdown, re.M)]
+    columns = [
+        line.count("|") - 1 for line in re.findall(r"^\|(?:[ :-]+\|)+$", markdown, re.M)
+    ]
     if max(columns, default=0) >= LOOKS[-1][0]:
         page.meta["hide"] = ["toc"]  # wide tables take the room of the contents
     return _without_outside_links(markdown, DOCS / page.file.src_uri)
@@ -151,7 +159,9 @@ def label_cells(html: str) -> str:
 
     def label_table(match: re.Match[str]) -> str:
         table = match[0]
-        names = [_text(head) for head in re.findall(r"<th[^>]*>(.*?)</th>", table, re.S)]
+        names = [
+            _text(head) for head in re.findall(r"<th[^>]*>(.*?)</th>", table, re.S)
+        ]
 
         def label_row(row: re.Match[str]) -> str:
             columns = iter(names)
@@ -168,7 +178,9 @@ def label_cells(html: str) -> str:
         labelled = re.sub(r"<tr>.*?</tr>", label_row, table, flags=re.S)
         look = next((look for most, look in LOOKS if len(names) >= most), None)
         return (
-            labelled if look is None else labelled.replace("<table", f'<table data-look="{look}"')
+            labelled
+            if look is None
+            else labelled.replace("<table", f'<table data-look="{look}"')
         )
 
     return re.sub(r"<table>.*?</table>", label_table, html, flags=re.S)

@@ -40,7 +40,9 @@ def changed_fields(value: Any) -> list[str]:
         return []
     of_config = {field.name: getattr(value, field.name) for field in fields(value)}
     defaults = {field.name: field.default for field in fields(value)}
-    changed = [name for name in of_config if plain(of_config[name]) != plain(defaults[name])]
+    changed = [
+        name for name in of_config if plain(of_config[name]) != plain(defaults[name])
+    ]
     return [f"{name}={plain(of_config[name])}" for name in changed] or ["defaults"]
 
 

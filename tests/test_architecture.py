@@ -37,7 +37,9 @@ LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
 def modules() -> dict[str, Path]:
     """Dotted names of all modules below the package, packages as ``name.__init__``."""
     paths = sorted(ROOT.rglob("*.py"))
-    return {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in paths}
+    return {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in paths
+    }
 
 
 def imports(path: Path, *, at_import_time: bool) -> Iterator[str]:
@@ -50,12 +52,16 @@ def imports(path: Path, *, at_import_time: bool) -> Iterator[str]:
         if at_import_time and (guard or inside):
             continue
         nodes.extend(ast.iter_child_nodes(node))  # type: ignore[arg-type]
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("cliquetta"):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
+            "cliquetta"
+        ):
             assert node.module is not None
             base = node.module.removeprefix("cliquetta").removeprefix(".")
             yield from (f"{base}.{name.name}".removeprefix(".") for name in node.names)
         if isinstance(node, ast.Import):
-            names = [name.name for name in node.names if name.name.startswith("cliquetta.")]
+            names = [
+                name.name for name in node.names if name.name.startswith("cliquetta.")
+            ]
             yield from (name.removeprefix("cliquetta.") for name in names)
 
 
@@ -99,7 +105,9 @@ def test_no_circle_of_modules() -> None:
         imported_modules = set()
         for imported in imports(path, at_import_time=True):
             candidates = (imported, imported.rpartition(".")[0], f"{imported}.__init__")
-            imported_modules |= {candidate for candidate in candidates if candidate in known}
+            imported_modules |= {
+                candidate for candidate in candidates if candidate in known
+            }
         graph[name] = imported_modules - {name}
     circle: list[str] = []
     try:

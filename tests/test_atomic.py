@@ -49,7 +49,9 @@ def test_a_lock_is_held_by_one_and_leaves_nothing(tmp_path: Path) -> None:
     assert lock.exists()
 
 
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that nobody can write")
+@pytest.mark.skipif(
+    not Path("/proc/self").exists(), reason="needs a folder that nobody can write"
+)
 def test_errors_name_the_file_that_was_asked_for() -> None:
     with pytest.raises(OSError) as raised:
         write_atomically(Path("/proc/x.csv"), b"")

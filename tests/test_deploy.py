@@ -81,17 +81,26 @@ def test_command_and_health_check_work_as_written(tmp_path: Path) -> None:
 
         assert not is_healthy()  # nobody there yet
         wait_until(is_healthy, 120)
-        address, headers = f"http://127.0.0.1:{port}", {"Authorization": f"Bearer {TOKEN}"}
+        address, headers = (
+            f"http://127.0.0.1:{port}",
+            {"Authorization": f"Bearer {TOKEN}"},
+        )
         assert httpx.get(f"{address}/v1/models").status_code == 401
         request = {"classes": ["cat", "dog"], "method": "zero_shot"}
-        made = httpx.post(f"{address}/v1/sessions", json=request, headers=headers, timeout=60)
+        made = httpx.post(
+            f"{address}/v1/sessions", json=request, headers=headers, timeout=60
+        )
         assert made.status_code == 201
         stopping = time.monotonic()
         server.send_signal(getattr(signal, instruction("STOPSIGNAL")))
         assert server.wait(60) == 0
         assert time.monotonic() - stopping < 10
         lines = server.stderr.read().splitlines()
-        assert any(json.loads(line).get("route") == "/v1/sessions" for line in lines if "{" in line)
+        assert any(
+            json.loads(line).get("route") == "/v1/sessions"
+            for line in lines
+            if "{" in line
+        )
     finally:
         server.kill()
         server.wait(30)
@@ -189,7 +198,9 @@ def test_nginx_keeps_sessions_on_replicas_and_goes_on_without_one(
     sessions, ports = tmp_path / "sessions", [free_port() for _ in range(3)]
     text = (ROOT / "deploy/nginx.conf").read_text()
     for old, new in zip(("8765", "8766", "listen 8080"), ports, strict=True):
-        text = text.replace(f":{old}" if "listen" not in old else old, _renamed(old, new))
+        text = text.replace(
+            f":{old}" if "listen" not in old else old, _renamed(old, new)
+        )
     (tmp_path / "site.conf").write_text(text)
     paths = "".join(
         f"{name}_temp_path {tmp_path}/{name};"
@@ -199,7 +210,13 @@ def test_nginx_keeps_sessions_on_replicas_and_goes_on_without_one(
         f"pid {tmp_path}/pid; error_log {tmp_path}/error.log; events {{}} "
         f"http {{ access_log off; {paths} include {tmp_path}/site.conf; }}"
     )
-    words = [program, "-e", str(tmp_path / "error.log"), "-c", str(tmp_path / "nginx.conf")]
+    words = [
+        program,
+        "-e",
+        str(tmp_path / "error.log"),
+        "-c",
+        str(tmp_path / "nginx.conf"),
+    ]
     proxy = subprocess.Popen([*words, "-g", "daemon off;"])
     first = live_service(sessions, tiny_clip, port=ports[0], tokens=[TOKEN])
     second = live_service(sessions, tiny_clip, port=ports[1], tokens=[TOKEN])
@@ -208,7 +225,9 @@ def test_nginx_keeps_sessions_on_replicas_and_goes_on_without_one(
         with second as other, Client(address, token=TOKEN, retry_seconds=60) as client:
             with first as one:
                 wait_until(lambda: is_up(address))
-                created = [client.create_session(CLASSES, method="tent") for _ in range(6)]
+                created = [
+                    client.create_session(CLASSES, method="tent") for _ in range(6)
+                ]
                 alone = [Alone(tiny_clip) for _ in created]
                 for number in range(4):
                     for session, reference in zip(created, alone, strict=True):
@@ -216,10 +235,14 @@ def test_nginx_keeps_sessions_on_replicas_and_goes_on_without_one(
                         expected = reference.predict(batch_of(number))
                         assert probabilities(response.model_dump()) == expected
                 restored = [_restores(replica) for replica in (one, other)]
-                assert sum(restored) <= len(created)  # each moved once at most, to stay there
+                assert sum(restored) <= len(
+                    created
+                )  # each moved once at most, to stay there
             for session, reference in zip(created, alone, strict=True):
                 response = session.predict(batch_of(9), top_k=len(CLASSES))
-                assert probabilities(response.model_dump()) == reference.predict(batch_of(9))
+                assert probabilities(response.model_dump()) == reference.predict(
+                    batch_of(9)
+                )
     finally:
         proxy.terminate()
         proxy.wait(30)

@@ -22,7 +22,9 @@ def test_a_deprecated_function_works_and_says_what_to_use_once_per_place() -> No
     assert warning.category is FutureWarning and warning.filename == __file__
     words = "is deprecated: use cliquetta.predict; it goes in version 0.4"
     assert str(warning.message).endswith(f"classify {words}")
-    assert classify.__name__ == "classify" and str(classify.__doc__).startswith("Name an image.")
+    assert classify.__name__ == "classify" and str(classify.__doc__).startswith(
+        "Name an image."
+    )
 
 
 def test_nothing_is_deprecated_beyond_its_time() -> None:
@@ -30,5 +32,9 @@ def test_nothing_is_deprecated_beyond_its_time() -> None:
     for path in Path(cliquetta.__path__[0]).rglob("*.py"):
         if path.name == "deprecation.py":
             continue
-        for until in re.findall(r"@deprecated\([^)]*until=\"([\d.]+)\"", path.read_text("utf-8")):
-            assert [int(part) for part in until.split(".")[:2]] > now, f"remove it: {path}"
+        for until in re.findall(
+            r"@deprecated\([^)]*until=\"([\d.]+)\"", path.read_text("utf-8")
+        ):
+            assert [int(part) for part in until.split(".")[:2]] > now, (
+                f"remove it: {path}"
+            )

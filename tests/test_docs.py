@@ -24,8 +24,16 @@ from tests._helpers.tiny import build_tiny_clip
 from tests._helpers.trees import exif_of
 
 SHAPE = ("How to run it", "Settings", "What it costs and gains", "When to use it")
-_NAMES = ("index", "quickstart/own-images", "quickstart/research", "predict", "features")
-PAGES = [DOCS / f"{name}.md" for name in (*_NAMES, "pipeline", "write-a-method", "embed")]
+_NAMES = (
+    "index",
+    "quickstart/own-images",
+    "quickstart/research",
+    "predict",
+    "features",
+)
+PAGES = [
+    DOCS / f"{name}.md" for name in (*_NAMES, "pipeline", "write-a-method", "embed")
+]
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +80,9 @@ def test_pages_of_methods_have_one_shape(entry: MethodEntry) -> None:
 @pytest.mark.usefixtures("photos")
 @pytest.mark.parametrize("entry", method_entries(), ids=lambda entry: entry.name)
 def test_snippets_of_methods_run(
-    entry: MethodEntry, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    entry: MethodEntry,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """On a tiny model, and few-shot methods with one image per class: some fit for minutes."""
     monkeypatch.setattr(cliquetta, "create_model", lambda name: build_tiny_clip())
@@ -83,7 +93,9 @@ def test_snippets_of_methods_run(
     assert "photos" not in program or "tensor(" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("page", [DOCS.parent / "README.md", DOCS / "quickstart/own-images.md"])
+@pytest.mark.parametrize(
+    "page", [DOCS.parent / "README.md", DOCS / "quickstart/own-images.md"]
+)
 def test_a_damaged_photo_stops_no_first_program(
     page: Path, photos: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -95,7 +107,9 @@ def test_a_damaged_photo_stops_no_first_program(
 @pytest.mark.usefixtures("photos")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_programs_of_pages_run(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))  # one page registers another
+    monkeypatch.setattr(
+        registry, "_ENTRIES", dict(registry._ENTRIES)
+    )  # one page registers another
     snippets = programs(page.read_text(encoding="utf-8"))
     assert snippets
     for program in snippets:
@@ -107,13 +121,18 @@ def test_programs_of_pages_run(page: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Plain CLIP as an ONNX file."""
     path = tmp_path_factory.mktemp("exported") / "model.onnx"
-    export_model(create_method("zero_shot", build_tiny_clip(), ["cat", "dog", "ship"]), path)
+    export_model(
+        create_method("zero_shot", build_tiny_clip(), ["cat", "dog", "ship"]), path
+    )
     return path
 
 
 @pytest.mark.parametrize("rule", [{}, {"crop_rounding": "floor"}, {"resize": "squash"}])
 def test_the_program_beside_onnxruntime_prepares_images_as_we_do(
-    rule: dict[str, Any], exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rule: dict[str, Any],
+    exported: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = build_tiny_clip()
     model.preprocess = replace(model.preprocess, **rule)
@@ -135,19 +154,34 @@ def test_the_program_beside_onnxruntime_prepares_images_as_we_do(
             variables["pixels"].transpose(2, 0, 1), expected, rtol=0, atol=2**-20
         )
         best = int(method.predict("photo.jpg").logits.argmax())
-        assert variables["names"][int(variables["logits"].argmax())] == method.prompts.names[best]
+        assert (
+            variables["names"][int(variables["logits"].argmax())]
+            == method.prompts.names[best]
+        )
 
 
 def test_photos_are_sorted_into_folders(photos: Path) -> None:
     (photos / "4.jpg").write_bytes(b"no picture")
-    (program,) = [p for p in programs((DOCS / "predict.md").read_text()) if "sorted" in p]
+    (program,) = [
+        p for p in programs((DOCS / "predict.md").read_text()) if "sorted" in p
+    ]
     exec(program, {})
-    assert sorted(path.name for path in Path("sorted").glob("*/*")) == ["1.jpg", "2.jpg", "3.jpg"]
+    assert sorted(path.name for path in Path("sorted").glob("*/*")) == [
+        "1.jpg",
+        "2.jpg",
+        "3.jpg",
+    ]
 
 
 def test_the_walk_of_a_batch_names_files_that_exist() -> None:
-    text = (DOCS / "concepts.md").read_text(encoding="utf-8").split("## One batch, file by file")[1]
-    rows = [line.split("|")[2:-1] for line in text.splitlines() if re.match(r"\| \d", line)]
+    text = (
+        (DOCS / "concepts.md")
+        .read_text(encoding="utf-8")
+        .split("## One batch, file by file")[1]
+    )
+    rows = [
+        line.split("|")[2:-1] for line in text.splitlines() if re.match(r"\| \d", line)
+    ]
     for column, most in enumerate((8, 6, 9)):
         assert 0 < sum(bool(row[column].strip()) for row in rows) <= most
     for path in re.findall(r"`([\w/]+\.py)`", text):
@@ -156,9 +190,15 @@ def test_the_walk_of_a_batch_names_files_that_exist() -> None:
 
 def test_links_and_paths_lead_somewhere_and_every_page_is_linked() -> None:
     linked = {DOCS / "index.md"}
-    for page in [*DOCS.rglob("*.md"), DOCS.parent / "README.md", DOCS.parent / "CONTRIBUTING.md"]:
+    for page in [
+        *DOCS.rglob("*.md"),
+        DOCS.parent / "README.md",
+        DOCS.parent / "CONTRIBUTING.md",
+    ]:
         text = page.read_text(encoding="utf-8")
-        for path in re.findall(r"(?<=[`\s])(?:src|tests|docs|training)/[\w./-]*\w", text):
+        for path in re.findall(
+            r"(?<=[`\s])(?:src|tests|docs|training)/[\w./-]*\w", text
+        ):
             known = (DOCS.parent / path).exists() or "NAME" in path or "FILE" in path
             assert known, f"{page.name}: {path}"
         for target in re.findall(r"\]\((?!https?:)([^)\s#]+)", text):
@@ -169,11 +209,18 @@ def test_links_and_paths_lead_somewhere_and_every_page_is_linked() -> None:
 
 
 NARROW = 80
-WIDE_LINES = {"domain_norm.md": 82, "predict.md": 114, "serving.md": 108, "pipeline.md": 100}
+WIDE_LINES = {
+    "domain_norm.md": 82,
+    "predict.md": 114,
+    "serving.md": 108,
+    "pipeline.md": 100,
+}
 """Pages that others were changing on 2026-11-19; to be removed one by one."""
 
 
-@pytest.mark.parametrize("page", [*sorted(DOCS.rglob("*.md")), DOCS.parent / "README.md"])
+@pytest.mark.parametrize(
+    "page", [*sorted(DOCS.rglob("*.md")), DOCS.parent / "README.md"]
+)
 def test_lines_of_code_fit_a_page(page: Path) -> None:
     most = WIDE_LINES.get(page.name, NARROW)
     blocks = re.findall(r"^```.*?^```", page.read_text(encoding="utf-8"), re.S | re.M)
@@ -186,4 +233,7 @@ def test_cells_of_tables_carry_the_name_of_their_column() -> None:
     html += '<tr><td>1</td><td style="text-align: right;">2</td></tr></tbody></table>'
     labelled = hooks.label_cells(html)
     assert '<td data-label="a b"><div>1</div></td>' in labelled
-    assert '<td style="text-align: right;" data-label="x &lt; 1"><div>2</div></td>' in labelled
+    assert (
+        '<td style="text-align: right;" data-label="x &lt; 1"><div>2</div></td>'
+        in labelled
+    )

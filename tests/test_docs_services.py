@@ -43,11 +43,18 @@ def test_the_fastapi_program_answers_row_by_row(tmp_path: Path) -> None:
     exec(compile(block("embed.md", "python", "FastAPI()"), "app.py", "exec"), variables)
     paths = save_images(tmp_path, range(3))
     (tmp_path / "broken.jpg").write_bytes(b"no picture")
-    sent = [("images", (p.name, p.read_bytes())) for p in [*paths, tmp_path / "broken.jpg"]]
+    sent = [
+        ("images", (p.name, p.read_bytes())) for p in [*paths, tmp_path / "broken.jpg"]
+    ]
     answers = TestClient(variables["app"]).post("/predict", files=sent).json()
-    method = create_method("domain_norm", create_model("micro"), ["cat", "dog", "horse"])
+    method = create_method(
+        "domain_norm", create_model("micro"), ["cat", "dog", "horse"]
+    )
     expected = method.predict([path.read_bytes() for path in paths])
-    assert [answer["name"] for answer in answers] == [*(p.name for p in paths), "broken.jpg"]
+    assert [answer["name"] for answer in answers] == [
+        *(p.name for p in paths),
+        "broken.jpg",
+    ]
     assert [answer["best"][0][0] for answer in answers[:3]] == expected.labels
     assert answers[3]["best"] == [] and "not an image" in answers[3]["error"]
 
@@ -89,7 +96,9 @@ def night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Night:
 
 
 @pytest.mark.slow
-def test_the_job_of_a_night_keeps_the_last_good_state(night: Night, tmp_path: Path) -> None:
+def test_the_job_of_a_night_keeps_the_last_good_state(
+    night: Night, tmp_path: Path
+) -> None:
     """A good night, one with a broken image, one whose check fails, and wrong input."""
     good = tmp_path / "states/good.safetensors"
     save_images(tmp_path / "photos/monday", range(20, 30))

@@ -10,7 +10,10 @@ def test_an_unknown_name_is_bad_input_that_names_the_nearest() -> None:
     assert look_up("method", "tda", entries) == 2
     with pytest.raises(UnknownNameError) as caught:
         look_up("method", "tant", entries)
-    assert str(caught.value) == "unknown method 'tant': did you mean 'tent'? known are tda, tent"
+    assert (
+        str(caught.value)
+        == "unknown method 'tant': did you mean 'tent'? known are tda, tent"
+    )
     assert isinstance(caught.value, UserError) and isinstance(caught.value, KeyError)
     assert "did you mean" not in str(UnknownNameError("method", "xyz", entries))
 

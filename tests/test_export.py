@@ -27,10 +27,26 @@ from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.building import build_adapter
 from tests._helpers.scenes import NAMES, build_model, make_batches
-from tests._helpers.tolerance import BLOCK_STORES, FEATURE, LOGIT, SUM, TINY_SCALE, rounding
+from tests._helpers.tolerance import (
+    BLOCK_STORES,
+    FEATURE,
+    LOGIT,
+    SUM,
+    TINY_SCALE,
+    rounding,
+)
 from tests._helpers.transformers_models import tiny_siglip
 
-BEFORE_STEP = ("zero_shot", "tent", "deyo", "sar", "batclip", "coop", "maple", "tip_adapter")
+BEFORE_STEP = (
+    "zero_shot",
+    "tent",
+    "deyo",
+    "sar",
+    "batclip",
+    "coop",
+    "maple",
+    "tip_adapter",
+)
 """Methods that predict with what they learned from earlier batches."""
 EXPORTABLE = (*BEFORE_STEP, "tip_adapter_f", "cliptta", "subtta", "domain_norm")
 
@@ -62,7 +78,9 @@ def test_every_method_is_frozen_as_a_function_of_one_image_or_refuses(
     adapter = learned(entry.name, tiny_clip, tiny_prompts, tiny_images)
     frozen = FrozenAdapter(adapter)
     together = frozen.predict(Batch(tiny_images)).logits
-    alone = torch.cat([frozen.predict(Batch(image[None])).logits for image in tiny_images])
+    alone = torch.cat(
+        [frozen.predict(Batch(image[None])).logits for image in tiny_images]
+    )
     torch.testing.assert_close(together, alone, atol=FEATURE, rtol=0)
     following = adapter.predict(Batch(tiny_images)).logits
     if entry.name in BEFORE_STEP:
@@ -90,7 +108,9 @@ def test_frozen_domain_is_the_next_single_image_of_the_method() -> None:
     for image in fresh:
         adapter.load_state_dict(state)
         expected = adapter.predict(Batch(image[None])).logits
-        torch.testing.assert_close(frozen(image[None]).float(), expected, atol=FEATURE, rtol=0)
+        torch.testing.assert_close(
+            frozen(image[None]).float(), expected, atol=FEATURE, rtol=0
+        )
 
 
 def test_frozen_domain_weighs_as_written() -> None:
@@ -124,11 +144,18 @@ def test_fresh_domain_is_zero_shot() -> None:
     "name",
     [
         "domain_norm",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("tent", "maple", "tip_adapter")),
+        *(
+            pytest.param(n, marks=pytest.mark.slow)
+            for n in ("tent", "maple", "tip_adapter")
+        ),
     ],
 )
 def test_onnxruntime_gives_the_frozen_logits(
-    name: str, tmp_path: Path, tiny_clip: CLIP, tiny_prompts: ClassPrompts, tiny_images: Tensor
+    name: str,
+    tmp_path: Path,
+    tiny_clip: CLIP,
+    tiny_prompts: ClassPrompts,
+    tiny_images: Tensor,
 ) -> None:
     adapter = learned(name, tiny_clip, tiny_prompts, tiny_images)
     path = tmp_path / "model.onnx"
@@ -143,8 +170,14 @@ def test_onnxruntime_gives_the_frozen_logits(
     assert json.loads(facts["classes"]) == list(tiny_prompts.names)
     assert json.loads(facts["preprocess"]) == tiny_clip.preprocess.to_dict()
     assert facts["method"] == name and facts["precision"] == "float32"
-    assert written.opset == model.opset_import[0].version and written.bytes == path.stat().st_size
-    text = {entry.name: onnx.numpy_helper.to_array(entry) for entry in model.graph.initializer}
+    assert (
+        written.opset == model.opset_import[0].version
+        and written.bytes == path.stat().st_size
+    )
+    text = {
+        entry.name: onnx.numpy_helper.to_array(entry)
+        for entry in model.graph.initializer
+    }
     np.testing.assert_array_equal(text["text"], adapter.frozen_model().text.numpy())
 
 
@@ -155,21 +188,31 @@ def test_half_precision_is_stored_and_leaves_the_model_as_it_is(
     adapter = learned("domain_norm", tiny_clip, tiny_prompts, tiny_images)
     path = tmp_path / "model.onnx"
     assert export_model(adapter, path, half=True).bytes == path.stat().st_size
-    weights = sorted(onnx.load(path).graph.initializer, key=lambda entry: np.prod(entry.dims))
+    weights = sorted(
+        onnx.load(path).graph.initializer, key=lambda entry: np.prod(entry.dims)
+    )
     assert {entry.data_type for entry in weights[-4:]} == {onnx.TensorProto.FLOAT16}
     assert adapter.model.dtype == torch.float32  # the tower was copied, not changed
     actual = run_onnx(path, tiny_images)
-    half = rounding(torch.float16, 2 * BLOCK_STORES, TINY_SCALE) / 2  # one side is float32
-    torch.testing.assert_close(actual, adapter.frozen_model()(tiny_images), atol=half, rtol=0)
+    half = (
+        rounding(torch.float16, 2 * BLOCK_STORES, TINY_SCALE) / 2
+    )  # one side is float32
+    torch.testing.assert_close(
+        actual, adapter.frozen_model()(tiny_images), atol=half, rtol=0
+    )
 
 
 def test_sigmoid_models_keep_their_bias() -> None:
     model = from_model(tiny_siglip(), preprocess=Preprocess.openai(32))
     names = ("cat", "dog", "frog")
-    adapter = create_method("zero_shot", model, ClassPrompts(names, features=torch.eye(3, 64)))
+    adapter = create_method(
+        "zero_shot", model, ClassPrompts(names, features=torch.eye(3, 64))
+    )
     pixels = torch.randn(2, 3, model.image_size, model.image_size)
     expected = adapter.predict(Batch(pixels)).logits
-    torch.testing.assert_close(adapter.frozen_model()(pixels), expected, atol=LOGIT, rtol=0)
+    torch.testing.assert_close(
+        adapter.frozen_model()(pixels), expected, atol=LOGIT, rtol=0
+    )
 
 
 def test_a_model_beyond_protobuf_is_refused_and_nothing_is_written(

@@ -67,7 +67,9 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tmp_path() -> Iterator[Path]:
     """In memory where that is possible: hundreds of runs wait for a disk longer than they work."""
     memory = Path("/dev/shm")
-    with TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as folder:
+    with TemporaryDirectory(
+        dir=memory if os.access(memory, os.W_OK) else None
+    ) as folder:
         yield Path(folder)
 
 
@@ -111,11 +113,21 @@ def check(
 
 
 @pytest.fixture
-def predicting(photos: Path, tiny_clip: CLIP) -> Callable[..., Callable[[Path], object]]:
+def predicting(
+    photos: Path, tiny_clip: CLIP
+) -> Callable[..., Callable[[Path], object]]:
     """A builder of functions that predict into a folder; file names are relative to it."""
 
-    def make(images: Any = None, out: str = "out.csv", state: str = "", **more: Any) -> Any:
-        settings = {"model": tiny_clip, "batch_size": BATCH, "workers": 0, "method": "tda", **more}
+    def make(
+        images: Any = None, out: str = "out.csv", state: str = "", **more: Any
+    ) -> Any:
+        settings = {
+            "model": tiny_clip,
+            "batch_size": BATCH,
+            "workers": 0,
+            "method": "tda",
+            **more,
+        }
 
         def write(folder: Path) -> None:
             saved = folder / state if state else None
@@ -137,7 +149,9 @@ def predicting(photos: Path, tiny_clip: CLIP) -> Callable[..., Callable[[Path], 
         ("parquet", "tda", "table"),
     ],
 )
-def test_predict(kind: str, state: str | None, name: str, predicting: Any, tmp_path: Path) -> None:
+def test_predict(
+    kind: str, state: str | None, name: str, predicting: Any, tmp_path: Path
+) -> None:
     method: Any = {"method": ["tda", "tent"]}
     if state is not None:
         method = {"method": state, "state": "state.safetensors"}
@@ -150,12 +164,16 @@ def class_folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("labelled")
     for name in NAMES:
         (folder / name).mkdir()
-    noise(folder, [f"{name}/{number}.png" for name in NAMES for number in range(2)], [5])
+    noise(
+        folder, [f"{name}/{number}.png" for name in NAMES for number in range(2)], [5]
+    )
     return folder
 
 
 @pytest.mark.filterwarnings("ignore:sub-folders are named after classes")
-def test_predict_shuffled_with_labels(class_folders: Path, predicting: Any, tmp_path: Path) -> None:
+def test_predict_shuffled_with_labels(
+    class_folders: Path, predicting: Any, tmp_path: Path
+) -> None:
     write = predicting([class_folders], state="state.safetensors", labels="folder")
     check(write, tmp_path / "work")
 
@@ -199,7 +217,9 @@ def inline_cluster(monkeypatch: pytest.MonkeyPatch) -> Any:
     return SimpleNamespace(connect=lambda: nullcontext(workers()))
 
 
-def test_predict_on_a_cluster(predicting: Any, inline_cluster: Any, tmp_path: Path) -> None:
+def test_predict_on_a_cluster(
+    predicting: Any, inline_cluster: Any, tmp_path: Path
+) -> None:
     write = predicting(state="state", workers=None, cluster=inline_cluster)
     check(write, tmp_path / "work")
 
@@ -211,10 +231,16 @@ def test_predict_shuffled_on_a_cluster(
     """Its rows are in the order of the list, whichever actor predicted them."""
     folder = tmp_path / "work"
     write = predicting(
-        [class_folders], state="state", labels="folder", workers=None, cluster=inline_cluster
+        [class_folders],
+        state="state",
+        labels="folder",
+        workers=None,
+        cluster=inline_cluster,
     )
     check(write, folder)
-    listed = [f"{class_folders}/{name}/{number}.png" for name in NAMES for number in range(2)]
+    listed = [
+        f"{class_folders}/{name}/{number}.png" for name in NAMES for number in range(2)
+    ]
     assert [row["path"] for row in table_rows(folder / "out.csv")] == listed
 
 
@@ -222,12 +248,16 @@ def test_predict_continues_a_state(predicting: Any, tmp_path: Path) -> None:
     """The state file is read at the start and replaced at the end: no image counts twice."""
     predicting(out="first.csv", state="state.safetensors")(tmp_path / "first")
     write = predicting(out="second.csv", state="state.safetensors")
-    check(write, tmp_path / "work", prepare=partial(shutil.copytree, tmp_path / "first"))
+    check(
+        write, tmp_path / "work", prepare=partial(shutil.copytree, tmp_path / "first")
+    )
 
 
 def test_predict_groups(photos: Path, predicting: Any, tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
-    rows = [f"{photos / f'{number}.png'},{'ab'[number % 2]}" for number in range(IMAGES)]
+    rows = [
+        f"{photos / f'{number}.png'},{'ab'[number % 2]}" for number in range(IMAGES)
+    ]
     table.write_text("\n".join(["path,camera", *rows]))
     check(predicting([table], state="states", group_by="camera"), tmp_path / "work")
 
@@ -238,7 +268,15 @@ def test_predict_features(predicting: Any, tiny_clip: CLIP, tmp_path: Path) -> N
     check(predicting(images, state="state.safetensors"), tmp_path / "work")
 
 
-CLOCKS = ("seconds", "timed", "started", "finished", "resumed", "throughput", "peak_memory")
+CLOCKS = (
+    "seconds",
+    "timed",
+    "started",
+    "finished",
+    "resumed",
+    "throughput",
+    "peak_memory",
+)
 
 
 def without_clocks(folder: Path) -> Tree:
@@ -247,10 +285,14 @@ def without_clocks(folder: Path) -> Tree:
     for name, data in files.items():
         if name.endswith(RECORD) and data is not None:
             record = json.loads(data)
-            files[name] = json.dumps({k: v for k, v in record.items() if k not in CLOCKS}).encode()
+            files[name] = json.dumps(
+                {k: v for k, v in record.items() if k not in CLOCKS}
+            ).encode()
         if name.endswith(STATE) and data is not None:
             tensors, header = unpack(data, source=name, kind="state")
-            header["notes"] = {k: v for k, v in header["notes"].items() if k not in CLOCKS}
+            header["notes"] = {
+                k: v for k, v in header["notes"].items() if k not in CLOCKS
+            }
             files[name] = pack(tensors, header)
     return files
 
@@ -259,7 +301,10 @@ def test_evaluate(tiny_clip: CLIP, tmp_path: Path) -> None:
     def write(folder: Path) -> None:
         adapter = create_method("domain_norm", tiny_clip, made_up_dataset().prompts)
         stream = Stream(
-            made_up_dataset(14), tiny_clip.preprocess, batch_size=BATCH, views=adapter.views
+            made_up_dataset(14),
+            tiny_clip.preprocess,
+            batch_size=BATCH,
+            views=adapter.views,
         )
         limits = EvidenceLimits(images=8, maps=2)
         evaluate(adapter, stream, out=folder, save_every=2, evidence=limits)
@@ -269,8 +314,17 @@ def test_evaluate(tiny_clip: CLIP, tmp_path: Path) -> None:
 
 def test_fit(run: Run, tiny_file: Path, tmp_path: Path) -> None:
     def write(folder: Path) -> None:
-        words = ("--method", "tip_adapter", "--dataset", "bundled-fewshot", "--shots", 1)
-        made = run("fit", *words, "--model", tiny_file, "--out", folder / "tip.safetensors")
+        words = (
+            "--method",
+            "tip_adapter",
+            "--dataset",
+            "bundled-fewshot",
+            "--shots",
+            1,
+        )
+        made = run(
+            "fit", *words, "--model", tiny_file, "--out", folder / "tip.safetensors"
+        )
         assert made.code == 0
 
     check(write, tmp_path / "work")
@@ -318,7 +372,10 @@ def test_sessions(method: str, torn: bool, tiny_clip: CLIP, tmp_path: Path) -> N
             done = known[0]["sequence"] if known else 0
             for number in range(max(1, done), 4):
                 reply = local.predict(id, batch_of(number, 2), sequence=number)
-                note, text = replies / f"{number}.json", json.dumps(reply["predictions"])
+                note, text = (
+                    replies / f"{number}.json",
+                    json.dumps(reply["predictions"]),
+                )
                 assert not note.exists() or note.read_text() == text
                 note.write_text(text)
             state = local.http.get(f"/v1/sessions/{id}/state")

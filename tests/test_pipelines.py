@@ -28,7 +28,11 @@ from tests._helpers.building import assert_same_state
 from tests._helpers.serve_setup import picture
 from tests._helpers.tiny import TINY_NAMES
 from tests._helpers.tolerance import FEATURE, LOGIT, SUM
-from tests._helpers.transformers_models import save_siglip, tiny_siglip, tiny_transformers
+from tests._helpers.transformers_models import (
+    save_siglip,
+    tiny_siglip,
+    tiny_transformers,
+)
 from tests.model.test_tokenizer import their_tokenizer
 
 LABELS = list(TINY_NAMES)
@@ -76,10 +80,16 @@ def test_zero_shot_gives_what_transformers_gives(tmp_path: Path) -> None:
         if not isinstance(given, list):
             ours, expected = [ours], [expected]
         for mine, other in zip(ours, expected, strict=True):
-            assert [sorted(entry) for entry in mine] == [sorted(entry) for entry in other]
-            assert [entry["label"] for entry in mine] == [entry["label"] for entry in other]
+            assert [sorted(entry) for entry in mine] == [
+                sorted(entry) for entry in other
+            ]
+            assert [entry["label"] for entry in mine] == [
+                entry["label"] for entry in other
+            ]
             scores = [entry["score"] for entry in other]
-            assert [entry["score"] for entry in mine] == pytest.approx(scores, abs=LOGIT)
+            assert [entry["score"] for entry in mine] == pytest.approx(
+                scores, abs=LOGIT
+            )
 
 
 def test_state_lasts_between_calls(build: Any, tiny_clip: CLIP) -> None:
@@ -90,7 +100,9 @@ def test_state_lasts_between_calls(build: Any, tiny_clip: CLIP) -> None:
     expected = torch.cat([method.predict(batch).probabilities for batch in batches])
     for result, row in zip(actual, expected, strict=True):
         by_label = {entry["label"]: entry["score"] for entry in result}
-        assert [by_label[label] for label in LABELS] == pytest.approx(row.tolist(), abs=SUM)
+        assert [by_label[label] for label in LABELS] == pytest.approx(
+            row.tolist(), abs=SUM
+        )
     assert classify.images_seen == 4
 
 
@@ -98,10 +110,14 @@ def test_other_labels_keep_what_was_learned(build: Any) -> None:
     classify = build()
     classify(PICTURES, LABELS)
     norms = classify.adapter.memory["norms.values"].clone()
-    assert not torch.equal(norms, build()._build(ClassPrompts(("a", "b"))).memory["norms.values"])
+    assert not torch.equal(
+        norms, build()._build(ClassPrompts(("a", "b"))).memory["norms.values"]
+    )
     result = classify(PICTURES[0], ["cat", "horse"])
     assert {entry["label"] for entry in result} == {"cat", "horse"}
-    assert classify.adapter.memory["norms.steps"] == 2  # one per call: it went on from there
+    assert (
+        classify.adapter.memory["norms.steps"] == 2
+    )  # one per call: it went on from there
     forgetful = build("tda")
     forgetful(PICTURES, LABELS)
     with pytest.warns(UserWarning, match="starts again"):
@@ -128,7 +144,9 @@ def test_save_load_reset(build: Any, tmp_path: Path) -> None:
         other.load(tmp_path / "bare")
 
 
-def test_images_of_none_of_the_labels(build: Any, tiny_clip: CLIP, tmp_path: Path) -> None:
+def test_images_of_none_of_the_labels(
+    build: Any, tiny_clip: CLIP, tmp_path: Path
+) -> None:
     plain = build()(PICTURES, candidate_labels=LABELS)
     assert [result.rejected for result in plain] == [None] * len(PICTURES)
     complete, first, second = (build(reject=0.5, batch_size=2) for _ in range(3))
@@ -155,7 +173,9 @@ def test_one_image_gives_scores_and_several_a_list(build: Any) -> None:
     assert classify(PICTURES[0], top_k=2) == expected[:2]
     by_one = classify(PICTURES[:3], batch_size=1, timeout=5.0)
     for alone, together in zip(by_one, classify(PICTURES[:3]), strict=True):
-        assert [entry["label"] for entry in alone] == [entry["label"] for entry in together]
+        assert [entry["label"] for entry in alone] == [
+            entry["label"] for entry in together
+        ]
 
 
 def test_a_call_that_fails_changes_nothing(build: Any, tmp_path: Path) -> None:
@@ -185,7 +205,10 @@ def test_bad_requests_end_early(build: Any, tiny_clip: CLIP) -> None:
         build("tents")
     with pytest.raises(UserError, match="no labels"):
         build()(PICTURES[0])
-    for bad in (lambda: build(batch_size=0), lambda: build()(PICTURES, LABELS, batch_size=-1)):
+    for bad in (
+        lambda: build(batch_size=0),
+        lambda: build()(PICTURES, LABELS, batch_size=-1),
+    ):
         with pytest.raises(UserError, match="one image"):
             bad()
     with pytest.raises(UserError, match="allow_urls=True"):
@@ -207,7 +230,9 @@ def test_notebooks_show_scores(build: Any) -> None:
     assert repr(results[0]) == repr(list(results[0]))
 
 
-def test_a_progress_bar_on_request(build: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_progress_bar_on_request(
+    build: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     classify = build("zero_shot", batch_size=2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -283,7 +308,9 @@ def test_the_model_of_a_user(tiny_clip: CLIP) -> None:
     classify = cliquetta.pipeline(TASK, model=theirs, method="zero_shot")
     best = classify(PICTURES[0], LABELS, "a photo of a {}.")[0]
     assert classify.model is not tiny_clip and best["label"] in LABELS
-    (row,) = cliquetta.predict(PICTURES[0], LABELS, model=theirs, method="zero_shot").rows
+    (row,) = cliquetta.predict(
+        PICTURES[0], LABELS, model=theirs, method="zero_shot"
+    ).rows
     assert row["prediction"] == best["label"]
     method = cliquetta.create_method("zero_shot", theirs, LABELS)
     assert LABELS[int(method.predict(PICTURES[0]).logits.argmax())] == best["label"]
@@ -295,12 +322,16 @@ def test_sigmoid_models_score_labels_alone(tmp_path: Path) -> None:
     pytest.importorskip("transformers", minversion="5")  # SigLIP with a projection
     theirs = tiny_siglip()
     save_siglip(theirs, tmp_path)
-    classify = cliquetta.pipeline(TASK, model=f"hf:{tmp_path}", method="zero_shot", device="cpu")
+    classify = cliquetta.pipeline(
+        TASK, model=f"hf:{tmp_path}", method="zero_shot", device="cpu"
+    )
     result = classify(PICTURES[0], LABELS)
     model, texts = classify.model, [TEMPLATE.format(label) for label in LABELS]
     with torch.no_grad():
         pixels = model.preprocess.batch([PICTURES[0]])
-        logits = theirs(pixel_values=pixels, input_ids=model.tokenizer(texts)).logits_per_image[0]
+        logits = theirs(
+            pixel_values=pixels, input_ids=model.tokenizer(texts)
+        ).logits_per_image[0]
     expected = dict(zip(LABELS, logits.sigmoid().tolist(), strict=True))
     assert {entry["label"]: entry["score"] for entry in result} == pytest.approx(
         expected, abs=FEATURE

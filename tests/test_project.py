@@ -19,7 +19,9 @@ def read(name: str) -> str:
 
 def test_pull_requests_run_what_contributors_run() -> None:
     workflow: dict[str, Any] = yaml.safe_load(read(".github/workflows/ci.yml"))
-    steps = [step.get("run") for job in workflow["jobs"].values() for step in job["steps"]]
+    steps = [
+        step.get("run") for job in workflow["jobs"].values() for step in job["steps"]
+    ]
     assert ".ci/run" in steps and (ROOT / ".ci/run").stat().st_mode & 0o111
 
 
@@ -33,9 +35,17 @@ def test_every_stage_of_ci_is_a_target_that_contributing_names() -> None:
 
 def test_the_gpu_suite_has_every_file_whose_tests_ask_for_cuda() -> None:
     """Tests that a GPU would only stand in the way of are skipped where there is one."""
-    asks = re.compile(r"skipif\(not torch\.cuda\.is_available|DEVICE = .*cuda\.is_available")
-    files = [path for path in (ROOT / "tests").rglob("test_*.py") if path != Path(__file__)]
-    needed = {str(path.relative_to(ROOT)) for path in files if asks.search(path.read_text("utf-8"))}
+    asks = re.compile(
+        r"skipif\(not torch\.cuda\.is_available|DEVICE = .*cuda\.is_available"
+    )
+    files = [
+        path for path in (ROOT / "tests").rglob("test_*.py") if path != Path(__file__)
+    ]
+    needed = {
+        str(path.relative_to(ROOT))
+        for path in files
+        if asks.search(path.read_text("utf-8"))
+    }
     listed = re.search(r"^GPU_TESTS := ((?:.*\\\n)*.*)$", read("Makefile"), re.M)
     assert listed
     named = set(listed[1].replace("\\", " ").split())
@@ -43,7 +53,9 @@ def test_the_gpu_suite_has_every_file_whose_tests_ask_for_cuda() -> None:
     assert all((ROOT / name).exists() for name in named)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")))
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"))
+)
 def test_issue_templates_can_be_read(path: Path) -> None:
     template = yaml.safe_load(path.read_text(encoding="utf-8"))
     if path.name != "config.yml":

@@ -46,7 +46,9 @@ def test_what_ray_says_when_all_is_well_is_not_shown(
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     monkeypatch.delenv("RAY_BACKEND_LOG_LEVEL", raising=False)
     with connected("local"):
-        warnings.warn("`x` is deprecated and will be removed in Ray 2.64.", stacklevel=1)
+        warnings.warn(
+            "`x` is deprecated and will be removed in Ray 2.64.", stacklevel=1
+        )
         warnings.warn("something else", stacklevel=1)
         assert os.environ["RAY_BACKEND_LOG_LEVEL"] == "fatal"
     assert [str(warning.message) for warning in recwarn] == ["something else"]
@@ -65,9 +67,20 @@ def test_native_lines_are_held_back_and_shown_where_connecting_fails(
 
 
 @pytest.mark.slow
-def test_a_run_on_ray_writes_nothing_of_its_own_to_stderr(tmp_path: Path, tiny_file: Path) -> None:
+def test_a_run_on_ray_writes_nothing_of_its_own_to_stderr(
+    tmp_path: Path, tiny_file: Path
+) -> None:
     noise(tmp_path, [f"{number}.png" for number in range(9)])
-    words = ("predict", ".", "--classes", "a,b,c", "--model", tiny_file, "--ray", "local")
+    words = (
+        "predict",
+        ".",
+        "--classes",
+        "a,b,c",
+        "--model",
+        tiny_file,
+        "--ray",
+        "local",
+    )
     run = subprocess.run(
         [*COMMAND, *map(str, words)],
         cwd=tmp_path,

@@ -26,7 +26,9 @@ from tests._helpers.tolerance import DOUBLE
 @given(st.integers(0, 60), st.integers(0, 60))
 def test_one_seed_is_mcnemars_exact_test(repaired: int, broken: int) -> None:
     differences = np.array([1] * repaired + [-1] * broken + [0] * 5)
-    expected = binomtest(repaired, repaired + broken).pvalue if repaired + broken else 1.0
+    expected = (
+        binomtest(repaired, repaired + broken).pvalue if repaired + broken else 1.0
+    )
     assert sign_flip_p(differences) == pytest.approx(expected, rel=DOUBLE)
 
 
@@ -51,7 +53,9 @@ def test_many_images_are_approximated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_differences_need_not_be_whole_numbers() -> None:
     assert sign_flip_p([1.0, 2.0, 3.0]) == pytest.approx(2 / 8)
-    assert sign_flip_p([3.0, -1.0, 1.0]) == pytest.approx(6 / 8)  # of |±3±1±1| two are 1
+    assert sign_flip_p([3.0, -1.0, 1.0]) == pytest.approx(
+        6 / 8
+    )  # of |±3±1±1| two are 1
     assert sign_flip_p([0.0, 0.0]) == 1.0
 
     # All 2^12 patterns of signs, one by one.
@@ -72,7 +76,9 @@ def test_a_test_of_counts_is_mcnemars() -> None:
 
 @pytest.mark.parametrize("freedom", [5, 6, 7, 10, 20, 100])
 def test_students_quantiles_are_scipys(freedom: int) -> None:
-    assert student_quantile(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), abs=3e-3)
+    assert student_quantile(freedom) == pytest.approx(
+        stats.t.ppf(0.975, freedom), abs=3e-3
+    )
 
 
 def test_the_interval_of_a_few_gains_is_students() -> None:

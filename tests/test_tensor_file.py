@@ -19,13 +19,18 @@ def test_a_file_comes_back_and_equal_content_gives_equal_bytes(tmp_path: Path) -
     again, facts = unpack(data, source="x", kind="state")
     assert facts == header and again.keys() == tensors.keys()
     assert all(torch.equal(again[name], tensors[name]) for name in tensors)
-    assert load(data)["b"].tolist() == [[0, 3], [1, 4], [2, 5]]  # any safetensors reader can
+    assert load(data)["b"].tolist() == [
+        [0, 3],
+        [1, 4],
+        [2, 5],
+    ]  # any safetensors reader can
     (tmp_path / "x").write_bytes(data)
     assert read_header(tmp_path / "x", kind="state") == header
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\xff" * 64, pickle.dumps({"a": 1}), pack({"a": torch.ones(3)}, {})[:-1]]
+    "data",
+    [b"", b"\xff" * 64, pickle.dumps({"a": 1}), pack({"a": torch.ones(3)}, {})[:-1]],
 )
 def test_other_bytes_are_refused_by_name(data: bytes, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="readable"):

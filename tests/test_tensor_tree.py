@@ -27,13 +27,17 @@ def tree() -> Root:
 
 def test_every_tensor_has_the_path_of_its_fields() -> None:
     actual = flatten(tree())
-    leaves = [f"leaves.{number}.{side}" for number in (0, 1) for side in ("left", "right")]
+    leaves = [
+        f"leaves.{number}.{side}" for number in (0, 1) for side in ("left", "right")
+    ]
     assert list(actual) == [*leaves, "total"]
     assert actual["leaves.1.left"].tolist() == [1.0] * 3 and actual["total"] == 4
 
 
 def test_unflattening_looks_up_paths_whatever_their_order() -> None:
-    values = dict(reversed(flatten(map_tensors(lambda value: value + 1, tree())).items()))
+    values = dict(
+        reversed(flatten(map_tensors(lambda value: value + 1, tree())).items())
+    )
     actual = unflatten(tree(), values)
     assert isinstance(actual, Root) and isinstance(actual.leaves[1], Leaf)
     assert actual.name == "constant" and actual.total == 5

@@ -34,7 +34,9 @@ def test_the_best_classes_by_hand() -> None:
 
 def test_predictions_name_their_classes() -> None:
     logits = torch.tensor([[0.0, 2.0, 1.0], [torch.nan] * 3])
-    prediction = Prediction(logits, names=("cat", "dog", "ship"), errors={1: "an empty file"})
+    prediction = Prediction(
+        logits, names=("cat", "dog", "ship"), errors={1: "an empty file"}
+    )
     assert prediction.labels == ["dog", None]
     first, second = prediction.top(2)
     assert [name for name, _ in first] == ["dog", "ship"] and second == []

@@ -38,7 +38,10 @@ COMPARISONS: dict[str, tuple[Callable[..., Iterator[Row]], tuple[str, ...]]] = {
     "tent": (layernorms.tent, ("DequanWang/tent", "sarthaxxxxx/BATCLIP", OPENAI)),
     "tip_adapter": (few_shot.tip_adapter, ("gaopengcuhk/Tip-Adapter",)),
     "coop": (few_shot.coop, ("KaiyangZhou/CoOp", OPENAI, "KaiyangZhou/Dassl.pytorch")),
-    "cocoop": (few_shot.cocoop, ("KaiyangZhou/CoOp", OPENAI, "KaiyangZhou/Dassl.pytorch")),
+    "cocoop": (
+        few_shot.cocoop,
+        ("KaiyangZhou/CoOp", OPENAI, "KaiyangZhou/Dassl.pytorch"),
+    ),
     "maple": (
         few_shot.maple,
         ("muzairkhattak/multimodal-prompt-learning", "KaiyangZhou/Dassl.pytorch"),
@@ -72,7 +75,11 @@ def run(name: str, folder: Path) -> tuple[list[Row], str, str]:
     """Rows, commit and, where it did not run to its end, why."""
     comparison, names = COMPARISONS[name]
     trees = [Repository(folder / known.replace("/", "+")) for known in names]
-    missing = [known for known, tree in zip(names, trees, strict=True) if not tree.folder.is_dir()]
+    missing = [
+        known
+        for known, tree in zip(names, trees, strict=True)
+        if not tree.folder.is_dir()
+    ]
     if missing:
         clone = "; ".join(
             f"git clone https://github.com/{known} {folder / known.replace('/', '+')}"
@@ -104,7 +111,9 @@ def table_lines(name: str, rows: Sequence[Row], commit: str, problem: str) -> li
             f"{title}| {row.case}; {row.count:,} | {gap} | {row.agreement:.2%} | {reason} |"
         )
         title = "| | "
-    return lines + ([f"{title}| not run to its end | – | – | {problem} |"] if problem else [])
+    return lines + (
+        [f"{title}| not run to its end | – | – | {problem} |"] if problem else []
+    )
 
 
 def recorded(page: str) -> dict[str, list[str]]:
@@ -129,19 +138,35 @@ def write_table(page: str, new: Mapping[str, Sequence[str]]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what was asked for; exit 1 unless all is equal, or differs for a known reason."""
-    parser = argparse.ArgumentParser(description="Our methods beside their authors' code.")
-    parser.add_argument("folder", type=Path, help="directory of work trees named owner+name")
-    parser.add_argument("--methods", default=",".join(COMPARISONS), help="comma-separated names")
-    parser.add_argument("--out", type=Path, help="replace these methods in the table of this page")
+    parser = argparse.ArgumentParser(
+        description="Our methods beside their authors' code."
+    )
+    parser.add_argument(
+        "folder", type=Path, help="directory of work trees named owner+name"
+    )
+    parser.add_argument(
+        "--methods", default=",".join(COMPARISONS), help="comma-separated names"
+    )
+    parser.add_argument(
+        "--out", type=Path, help="replace these methods in the table of this page"
+    )
     options = parser.parse_args(arguments)
     names = options.methods.split(",")
     if unknown := sorted(set(names) - COMPARISONS.keys()):
-        parser.error(f"no comparison of {', '.join(unknown)}; there are {', '.join(COMPARISONS)}")
+        parser.error(
+            f"no comparison of {', '.join(unknown)}; there are {', '.join(COMPARISONS)}"
+        )
     if not options.folder.is_dir():
-        parser.error(f"{options.folder} is no directory: clone authors' repositories into it")
-    page = options.out.read_text(encoding="utf-8") if options.out else f"{BEGIN}\n{END}\n"
+        parser.error(
+            f"{options.folder} is no directory: clone authors' repositories into it"
+        )
+    page = (
+        options.out.read_text(encoding="utf-8") if options.out else f"{BEGIN}\n{END}\n"
+    )
     if BEGIN not in page or END not in page:
-        parser.error(f"{options.out} has no lines {BEGIN!r} and {END!r} to write a table between")
+        parser.error(
+            f"{options.out} has no lines {BEGIN!r} and {END!r} to write a table between"
+        )
     torch.set_num_threads(1)
     sys.dont_write_bytecode = True
     complete, lines = True, {}

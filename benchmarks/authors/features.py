@@ -43,7 +43,8 @@ def tda(repository: Repository) -> Iterator[Row]:
         for shape in ((50, 64, 600, 1), (8, 32, 300, 1), (50, 64, 120, 64)):
             data = synthetic(shape)
             loader: list[Any] = [
-                (list(v[:, None]), y[None]) for v, y in zip(data.views, data.labels, strict=True)
+                (list(v[:, None]), y[None])
+                for v, y in zip(data.views, data.labels, strict=True)
             ]
             if shape[3] == 1:
                 loader = [(view[0], label) for view, label in loader]
@@ -96,7 +97,9 @@ def zero(repository: Repository) -> Iterator[Row]:
 
     def predict(views: Tensor, classes: Tensor, scale: Tensor) -> Tensor:
         model = SimpleNamespace(get_image_features=lambda v: v, temp=1 / scale)
-        output: Tensor = run(SimpleNamespace(z_txt=classes, model=model, gamma=0.3), views)
+        output: Tensor = run(
+            SimpleNamespace(z_txt=classes, model=model, gamma=0.3), views
+        )
         return output
 
     for shape, spread in (
@@ -105,11 +108,20 @@ def zero(repository: Repository) -> Iterator[Row]:
         ((1000, 64, 100, 64), 6.0),
     ):
         data = synthetic(shape, noise=spread, view_noise=spread)
-        theirs = torch.cat([predict(v, data.text, torch.tensor(100.0)) for v in data.views])
-        ours = feature_method("zero", data, views=64).predict_features(data.views).logits
-        yield compare(f"synthetic, {shape[0]} classes, decisions", *map(_decisions, (ours, theirs)))
+        theirs = torch.cat(
+            [predict(v, data.text, torch.tensor(100.0)) for v in data.views]
+        )
+        ours = (
+            feature_method("zero", data, views=64).predict_features(data.views).logits
+        )
+        yield compare(
+            f"synthetic, {shape[0]} classes, decisions",
+            *map(_decisions, (ours, theirs)),
+        )
     for row in _on_views("zero", predict):
-        yield replace(row, case=f"{row.case}, decisions", difference=1 - row.agreement, scale=1.0)
+        yield replace(
+            row, case=f"{row.case}, decisions", difference=1 - row.agreement, scale=1.0
+        )
 
 
 def _decisions(logits: Tensor) -> Tensor:
@@ -123,22 +135,29 @@ def _on_views(name: str, predict: Any) -> Iterator[Row]:
     for shift in ("gaussian_noise:3", "defocus_blur:3"):
         data = inputs(1, 16, shift=shift, views=ViewSpec("resized-crop", 64))
         prompts = ClassPrompts(data.names)
-        adapter = create_method(name, model, prompts, method_config(name, options={"views": 64}))
+        adapter = create_method(
+            name, model, prompts, method_config(name, options={"views": 64})
+        )
         text, scale = model.classifier(prompts), torch.tensor(model.scale)
         rows = []
         for batch in data.batches:
             assert batch.views is not None
             rows += [
-                predict(model.encode_image(v, normalize=True), text, scale) for v in batch.views
+                predict(model.encode_image(v, normalize=True), text, scale)
+                for v in batch.views
             ]
         yield compare(f"bundled {shift}", predict(adapter, data), torch.cat(rows))
 
 
 def dmn(repository: Repository) -> Iterator[Row]:
     """The memory of ``DualMem`` and its prediction beside the text's."""
-    text = repository.text("dmn_main.py", "def select_confident_samples", "def get_searched_param")
+    text = repository.text(
+        "dmn_main.py", "def select_confident_samples", "def get_searched_param"
+    )
     space = run_text(text)
-    options = SimpleNamespace(indice=None, shared_param=False, mapping="bias", position="all")
+    options = SimpleNamespace(
+        indice=None, shared_param=False, mapping="bias", position="all"
+    )
     for shape, capacity in (
         ((20, 64, 200, 32), 50),
         ((20, 64, 200, 32), 5),
@@ -162,14 +181,20 @@ def dmn(repository: Repository) -> Iterator[Row]:
             for views in data.views:
                 model.image_features_global = views
                 shares = net.get_text_prediction(model)
-                sure = space["select_confident_samples"](shares, 0.1)[0] if V > 1 else shares
+                sure = (
+                    space["select_confident_samples"](shares, 0.1)[0]
+                    if V > 1
+                    else shares
+                )
                 net.init_pred = sure.mean(0, keepdim=True)
                 net.update_memory_bank(model, None)
                 plain.append(shares[:1])
                 remembered.append(net.get_image_pred(model))
         for weight in (1.0, 0.3, 10.0):
             theirs = (torch.cat(plain) + weight * torch.cat(remembered)) / (1 + weight)
-            adapter = feature_method("dmn", data, views=V, capacity=capacity, memory_weight=weight)
+            adapter = feature_method(
+                "dmn", data, views=V, capacity=capacity, memory_weight=weight
+            )
             parts = torch.split(data.views, 33)
             ours = torch.cat([adapter.predict_features(part).logits for part in parts])
             case = f"{N} classes, {V} views, capacity {capacity}, weight {weight}"
@@ -190,21 +215,29 @@ def transclip(repository: Repository) -> Iterator[Row]:
         # The number of classes is read off the labels: they must name all of them.
         labels = torch.arange(len(features)) % len(classes)
         nothing = (None, None, None, None)
-        output: Tensor = solver(*nothing, features, labels, classes.T.contiguous(), verbose=False)[
-            0
-        ]
+        output: Tensor = solver(
+            *nothing, features, labels, classes.T.contiguous(), verbose=False
+        )[0]
         return output
 
     for shape in ((20, 64, 600, 1), (50, 128, 1000, 1), (10, 256, 64, 1)):
         data: Synthetic = synthetic(shape, noise=0.8)
-        ours = feature_method("transclip", data).predict_features(data.views).probabilities
-        yield compare(f"synthetic, {shape[0]} classes", ours, solve(data.views[:, 0], data.text))
+        ours = (
+            feature_method("transclip", data).predict_features(data.views).probabilities
+        )
+        yield compare(
+            f"synthetic, {shape[0]} classes", ours, solve(data.views[:, 0], data.text)
+        )
     model = micro(scale=100.0)
     for size, count in ((64, 8), (512, 1)):
         batches = inputs(count, size)
         prompts = ClassPrompts(batches.names)
         classes = model.classifier(prompts)
-        features = [model.encode_image(b.images, normalize=True) for b in batches.batches]
+        features = [
+            model.encode_image(b.images, normalize=True) for b in batches.batches
+        ]
         theirs = torch.cat([solve(part, classes) for part in features])
-        ours = predict(create_method("transclip", model, prompts), batches).softmax(dim=1)
+        ours = predict(create_method("transclip", model, prompts), batches).softmax(
+            dim=1
+        )
         yield compare(f"bundled, batches of {size}", ours, theirs)

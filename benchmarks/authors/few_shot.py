@@ -37,12 +37,16 @@ EPOCHS, BATCHES, SIZE = 3, 4, 16
 RATES = {"coop": 2e-3, "cocoop": 2e-3, "maple": 3.5e-3}
 
 
-def coop(repository: Repository, openai: Repository, dassl: Repository) -> Iterator[Row]:
+def coop(
+    repository: Repository, openai: Repository, dassl: Repository
+) -> Iterator[Row]:
     """Context of five words, trained with Dassl's optimiser and schedule."""
     yield _train("coop", repository, openai, dassl)
 
 
-def cocoop(repository: Repository, openai: Repository, dassl: Repository) -> Iterator[Row]:
+def cocoop(
+    repository: Repository, openai: Repository, dassl: Repository
+) -> Iterator[Row]:
     """Context and meta-network, trained with Dassl's optimiser and schedule."""
     yield _train("cocoop", repository, openai, dassl)
 
@@ -52,15 +56,21 @@ def maple(repository: Repository, dassl: Repository) -> Iterator[Row]:
     yield _train("maple", repository, repository, dassl)
 
 
-def _train(name: str, repository: Repository, openai: Repository, dassl: Repository) -> Row:
+def _train(
+    name: str, repository: Repository, openai: Repository, dassl: Repository
+) -> Row:
     """Both train on the same batches from the same start; compared on a held-out batch."""
     model = micro()
     data = inputs(BATCHES + 1, SIZE, shift="defocus_blur:5")
     *training, test = data.batches
     network = _network(name, repository, openai, model, data.names)
     learner = network.prompt_learner
-    start = {key: value.detach().clone() for key, value in _START[name](learner).items()}
-    _dassl_training(network, name, dassl, list(zip(training, data.labels, strict=False)))
+    start = {
+        key: value.detach().clone() for key, value in _START[name](learner).items()
+    }
+    _dassl_training(
+        network, name, dassl, list(zip(training, data.labels, strict=False))
+    )
     with torch.no_grad():
         theirs = network.eval()(test.images)
 
@@ -73,18 +83,30 @@ def _train(name: str, repository: Repository, openai: Repository, dassl: Reposit
     prompts = ClassPrompts(data.names)
     with _same_batches(name, start):
         fitted = fit_method(name, model, prompts, few_shot, config).fitted
-    ours = create_method(name, model, prompts, config, fitted=fitted).predict(test).logits
+    ours = (
+        create_method(name, model, prompts, config, fitted=fitted).predict(test).logits
+    )
     return compare(f"{EPOCHS} epochs of {BATCHES} batches of {SIZE}", ours, theirs)
 
 
 def _network(
-    name: str, repository: Repository, openai: Repository, model: CLIP, names: tuple[str, ...]
+    name: str,
+    repository: Repository,
+    openai: Repository,
+    model: CLIP,
+    names: tuple[str, ...],
 ) -> Any:
     """The authors' ``CustomCLIP`` around our weights; only its prompt learner learns."""
-    widths = {"768": str(model.config.vision.width), "512": str(model.config.text.width)}
+    widths = {
+        "768": str(model.config.vision.width),
+        "512": str(model.config.text.width),
+    }
     space = run_text(
         repository.text(
-            f"trainers/{name}.py", "class TextEncoder", "@TRAINER_REGISTRY", patches=widths
+            f"trainers/{name}.py",
+            "class TextEncoder",
+            "@TRAINER_REGISTRY",
+            patches=widths,
         ),
         clip=SimpleNamespace(tokenize=tokenize(model)),
         _tokenizer=WordTokenizer(model),
@@ -93,11 +115,15 @@ def _network(
     )
     extra: tuple[Any, ...] = ()
     if name == "maple":
-        depths = dict.fromkeys(("vision_depth", "language_depth", "vision_ctx", "language_ctx"), 0)
+        depths = dict.fromkeys(
+            ("vision_depth", "language_depth", "vision_ctx", "language_ctx"), 0
+        )
         extra = ({"trainer": "MaPLe", **depths, "maple_length": 2},)
     settings = SimpleNamespace(
         TRAINER=SimpleNamespace(
-            COOP=SimpleNamespace(N_CTX=5, CTX_INIT="", CSC=False, CLASS_TOKEN_POSITION="end"),
+            COOP=SimpleNamespace(
+                N_CTX=5, CTX_INIT="", CSC=False, CLASS_TOKEN_POSITION="end"
+            ),
             COCOOP=SimpleNamespace(N_CTX=4, CTX_INIT="a photo of a", PREC="fp32"),
             MAPLE=SimpleNamespace(N_CTX=2, CTX_INIT="a photo of a", PROMPT_DEPTH=9),
         ),
@@ -105,7 +131,9 @@ def _network(
     )
     settings.TRAINER.MAPLE.PROMPT_DEPTH = min(9, model.config.text.layers)
     torch.manual_seed(0)
-    network = space["CustomCLIP"](settings, list(names), openai_clip(model, openai, *extra))
+    network = space["CustomCLIP"](
+        settings, list(names), openai_clip(model, openai, *extra)
+    )
     for parameter, value in network.named_parameters():
         value.requires_grad_("prompt_learner" in parameter)
     return network
@@ -118,7 +146,12 @@ def _coop_start(learner: Any) -> dict[str, Tensor]:
 def _cocoop_start(learner: Any) -> dict[str, Tensor]:
     first, second = learner.meta_net.linear1, learner.meta_net.linear2
     result = {"down.weight": first.weight, "down.bias": first.bias}
-    return {"context": learner.ctx, **result, "up.weight": second.weight, "up.bias": second.bias}
+    return {
+        "context": learner.ctx,
+        **result,
+        "up.weight": second.weight,
+        "up.bias": second.bias,
+    }
 
 
 def _maple_start(learner: Any) -> dict[str, Tensor]:
@@ -139,7 +172,9 @@ _START: dict[str, Callable[[Any], dict[str, Tensor]]] = {
 """Start values of the authors' learner, under the names of our fitted tensors."""
 
 
-def _dassl_training(network: Any, name: str, dassl: Repository, batches: list[Any]) -> None:
+def _dassl_training(
+    network: Any, name: str, dassl: Repository, batches: list[Any]
+) -> None:
     """SGD with Dassl's cosine schedule and constant warm-up."""
     verbose = {
         "__init__(optimizer, last_epoch, verbose)": "__init__(optimizer, last_epoch)",
@@ -149,7 +184,10 @@ def _dassl_training(network: Any, name: str, dassl: Repository, batches: list[An
     }
     build = run_text(dassl.text("dassl/optim/lr_scheduler.py", patches=verbose))
     optimizer = torch.optim.SGD(
-        network.prompt_learner.parameters(), lr=RATES[name], momentum=0.9, weight_decay=5e-4
+        network.prompt_learner.parameters(),
+        lr=RATES[name],
+        momentum=0.9,
+        weight_decay=5e-4,
     )
     settings = SimpleNamespace(
         LR_SCHEDULER="cosine",
@@ -239,8 +277,17 @@ def tip_adapter(repository: Repository) -> Iterator[Row]:
         * (0.5 + torch.rand(N * shots, 1, generator=generator))
         for _ in range(10)
     ]
-    settings = {"load_cache": False, "augment_epoch": 10, "cache_dir": tempfile.mkdtemp()}
-    settings |= {"shots": shots, "search_hp": True, "search_scale": [7, 3], "search_step": [40, 10]}
+    settings = {
+        "load_cache": False,
+        "augment_epoch": 10,
+        "cache_dir": tempfile.mkdtemp(),
+    }
+    settings |= {
+        "shots": shots,
+        "search_hp": True,
+        "search_scale": [7, 3],
+        "search_step": [40, 10],
+    }
     crops = iter(raw)
 
     class Loader:
@@ -250,7 +297,9 @@ def tip_adapter(repository: Repository) -> Iterator[Row]:
     encoder = SimpleNamespace(encode_image=torch.clone)
     keys, values = space["build_cache_model"](settings, encoder, Loader())
     config = ours_module.TipAdapterConfig(search=True, search_steps=(40, 10))
-    with mock.patch.object(ours_module, "crop_features", lambda *_, **__: torch.stack(raw, 1)):
+    with mock.patch.object(
+        ours_module, "crop_features", lambda *_, **__: torch.stack(raw, 1)
+    ):
         ours_keys = ours_module.build_keys(None, None, config, None)  # type: ignore[arg-type]
     yield compare_values("keys", ours_keys, keys.T)
 
@@ -260,12 +309,16 @@ def tip_adapter(repository: Repository) -> Iterator[Row]:
     hot = F.one_hot(labels).float()
     cache = ours_module.TipCache(ours_keys, hot, config.alpha, config.beta)
     alpha, beta = ours_module.search_strengths(validation, cache, config)
-    result = space["search_hp"](settings, keys, values, held, truth, data.text.T.contiguous())
+    result = space["search_hp"](
+        settings, keys, values, held, truth, data.text.T.contiguous()
+    )
     strengths = torch.tensor([beta, alpha])
     yield compare_values("searched beta and alpha", strengths, torch.tensor(result))
 
     theirs = 100.0 * test @ data.text.T
-    theirs = theirs + (-(result[0] - result[0] * test @ keys)).exp() @ values * result[1]
+    theirs = (
+        theirs + (-(result[0] - result[0] * test @ keys)).exp() @ values * result[1]
+    )
     model = micro(scale=100.0)
     model.embed_dim = E
     fitted = {"keys": ours_keys, "labels": labels}

@@ -33,7 +33,12 @@ from cliquetta.methods.registry import method_config
 
 PHOTO = ("a photo of a {}.",)
 SEVEN = (
-    *("itap of a {}.", "a bad photo of the {}.", "a origami {}.", "a photo of the large {}."),
+    *(
+        "itap of a {}.",
+        "a bad photo of the {}.",
+        "a origami {}.",
+        "a photo of the large {}.",
+    ),
     *("a {} in a video game.", "art of the {}.", "a photo of the small {}."),
 )
 """OpenAI's seven templates, which Mint and Ramen are run with."""
@@ -60,9 +65,16 @@ def clipartt(repository: Repository) -> Iterator[Row]:
     theirs_module = repository.module("models/tent.py", "clipartt_tent")
     clip.visual = theirs_module.configure_model(clip.visual, "ViT-B/32")
     parameters, _ = theirs_module.collect_params(clip.visual, "ViT-B/32")
-    optimizer = torch.optim.Adam(parameters, lr=1e-3, betas=(0.9, 0.999), weight_decay=0.0)
-    adapted = theirs_module.Tent(clip, optimizer, steps=10, method="clipartt", episodic=True)
-    tokens, classes = model.tokenizer(prompts.texts("a photo of a {}")), list(data.names)
+    optimizer = torch.optim.Adam(
+        parameters, lr=1e-3, betas=(0.9, 0.999), weight_decay=0.0
+    )
+    adapted = theirs_module.Tent(
+        clip, optimizer, steps=10, method="clipartt", episodic=True
+    )
+    tokens, classes = (
+        model.tokenizer(prompts.texts("a photo of a {}")),
+        list(data.names),
+    )
     theirs = []
     for batch in data.batches:
         adapted.reset()
@@ -79,19 +91,27 @@ def watt(repository: Repository) -> Iterator[Row]:
     prompts = ClassPrompts(data.names, ("a photo of a {}",))
     for mode in ("sequential", "parallel"):
         clip = openai_clip(model, repository)
-        stand_in("clip", tokenize=tokenize(model), load=lambda *_, clip=clip: (clip, None))
+        stand_in(
+            "clip", tokenize=tokenize(model), load=lambda *_, clip=clip: (clip, None)
+        )
         stand_in("utils", misc=repository.module("utils/misc.py", "utils.misc"))
         module = repository.module("adapt/watt.py", "watt_adapt")
         folder = str(repository.folder / "templates.yaml")
-        method = module.WATT("micro", 1e-3, type=mode, l=2, m=2, temps_dir=folder, device="cpu")
+        method = module.WATT(
+            "micro", 1e-3, type=mode, l=2, m=2, temps_dir=folder, device="cpu"
+        )
         theirs = []
         for batch in data.batches:
             method.reset()
             method.adapt(batch.images, list(data.names))
             templates = method.all_templates
-            text = method.extract_text_embeddings(list(data.names), templates, average=True).T
+            text = method.extract_text_embeddings(
+                list(data.names), templates, average=True
+            ).T
             with torch.no_grad():
-                image = nn.functional.normalize(method.model.encode_image(batch.images), dim=-1)
+                image = nn.functional.normalize(
+                    method.model.encode_image(batch.images), dim=-1
+                )
                 theirs.append(model.scale * image @ text.T)
         config = method_config("watt", options={"mode": mode, "rounds": 2})
         ours = predict(create_method("watt", model, prompts, config), data)
@@ -102,7 +122,12 @@ def _settings(adaptation: str, optimizer: str, lr: float, decay: float) -> Any:
     """The part of the config tree of BATCLIP's benchmark that methods in it read."""
     space = SimpleNamespace
     return space(
-        MODEL=space(EPISODIC=False, RESET_AFTER_NUM_UPDATES=0, ADAPTATION=adaptation, ARCH="micro"),
+        MODEL=space(
+            EPISODIC=False,
+            RESET_AFTER_NUM_UPDATES=0,
+            ADAPTATION=adaptation,
+            ARCH="micro",
+        ),
         CORRUPTION=space(DATASET="cifar10_c"),
         OPTIM=space(STEPS=1, METHOD=optimizer, LR=lr, BETA=0.9, WD=decay),
         TEST=space(WINDOW_LENGTH=1),
@@ -151,27 +176,35 @@ def batclip(repository: Repository, openai: Repository) -> Iterator[Row]:
 
     model, data = micro(), inputs(5, 32)
     settings = _settings("ours", "AdamW", 5e-4, 0.01)
-    clip = _zero_shot_clip(repository, settings, model, data, openai_clip(model, openai))
+    clip = _zero_shot_clip(
+        repository, settings, model, data, openai_clip(model, openai)
+    )
     method = OURS(settings, clip, len(data.names))
     theirs = torch.cat([method(batch.images) for batch in data.batches])
     ours = predict(create_method("batclip", model, ClassPrompts(data.names)), data)
     yield compare("5 batches of 32", ours, theirs)
 
 
-def tent(repository: Repository, batclip: Repository, openai: Repository) -> Iterator[Row]:
+def tent(
+    repository: Repository, batclip: Repository, openai: Repository
+) -> Iterator[Row]:
     """``Tent`` of its authors, on the LayerNorms of the image tower, five batches of 32."""
     model, data = micro(), inputs(5, 32)
     settings = _settings("tent", "Adam", 1e-3, 0.0)
     clip = openai_clip(model, openai)
     encode = clip.encode_image
     clip.encode_image = lambda images: encode(images.float())
-    wrapped = _zero_shot_clip(batclip, settings, model, data, clip).requires_grad_(False)
+    wrapped = _zero_shot_clip(batclip, settings, model, data, clip).requires_grad_(
+        False
+    )
     parameters = []
     for module in wrapped.model.visual.modules():
         if isinstance(module, nn.LayerNorm):
             module.requires_grad_(True)
             parameters += [module.weight, module.bias]
-    optimizer = torch.optim.Adam(parameters, lr=1e-3, betas=(0.9, 0.999), weight_decay=0.0)
+    optimizer = torch.optim.Adam(
+        parameters, lr=1e-3, betas=(0.9, 0.999), weight_decay=0.0
+    )
     method = repository.module("tent.py", "tent_of_its_authors").Tent(
         wrapped, optimizer, steps=1, episodic=False
     )
@@ -201,19 +234,27 @@ class Logits(nn.Module):
         self.requires_grad_(False)
         blocks = self.visual.transformer.resblocks
         kept = [self.visual.ln_pre, *blocks[: len(blocks) - len(blocks) // 4]]
-        norms = [m for part in kept for m in part.modules() if isinstance(m, nn.LayerNorm)]
+        norms = [
+            m for part in kept for m in part.modules() if isinstance(m, nn.LayerNorm)
+        ]
         affine = [p for norm in norms for p in (norm.weight, norm.bias)]
         for parameter in affine:
             parameter.requires_grad_(True)
         return affine
 
 
-def _logits(model: CLIP, data: Inputs, openai: Repository) -> tuple[Logits, ClassPrompts]:
+def _logits(
+    model: CLIP, data: Inputs, openai: Repository
+) -> tuple[Logits, ClassPrompts]:
     prompts = ClassPrompts(data.names, PHOTO)
-    return Logits(openai_clip(model, openai), model.classifier(prompts), model.scale), prompts
+    return Logits(
+        openai_clip(model, openai), model.classifier(prompts), model.scale
+    ), prompts
 
 
-def _ours(name: str, model: CLIP, prompts: ClassPrompts, data: Inputs, **options: Any) -> Tensor:
+def _ours(
+    name: str, model: CLIP, prompts: ClassPrompts, data: Inputs, **options: Any
+) -> Tensor:
     config = method_config(name, options=options)
     return predict(create_method(name, model, prompts, config), data)
 
@@ -221,7 +262,9 @@ def _ours(name: str, model: CLIP, prompts: ClassPrompts, data: Inputs, **options
 def sar(repository: Repository, openai: Repository) -> Iterator[Row]:
     """``SAR`` with its ``SAM``; ten classes fall below the threshold of collapse on the way."""
     sam = repository.module("sam.py", "sar_sam")
-    text = repository.text("sar.py", "from copy import", patches={"@torch.jit.script": ""})
+    text = repository.text(
+        "sar.py", "from copy import", patches={"@torch.jit.script": ""}
+    )
     module = run_text(text)
     for count, size in ((8, 32), (4, 64), (40, 1)):
         model, data = micro(), inputs(count, size)
@@ -231,7 +274,9 @@ def sar(repository: Repository, openai: Repository) -> Iterator[Row]:
         margin = 0.4 * float(torch.tensor(len(data.names)).log())
         method = module["SAR"](net, optimizer, margin_e0=margin)
         theirs = torch.cat([method(batch.images).detach() for batch in data.batches])
-        yield compare(f"{count} batches of {size}", _ours("sar", model, prompts, data), theirs)
+        yield compare(
+            f"{count} batches of {size}", _ours("sar", model, prompts, data), theirs
+        )
 
 
 def deyo(repository: Repository, openai: Repository) -> Iterator[Row]:
@@ -245,8 +290,12 @@ def deyo(repository: Repository, openai: Repository) -> Iterator[Row]:
         "def collect_params",
         patches={drawn: "order.expand(len(x_prime), -1)", "@torch.jit.script": ""},
     )
-    resize = SimpleNamespace(Resize=lambda _: lambda images: images)  # 4 cells divide the image
-    space = run_text(text, rearrange=rearrange, torchvision=SimpleNamespace(transforms=resize))
+    resize = SimpleNamespace(
+        Resize=lambda _: lambda images: images
+    )  # 4 cells divide the image
+    space = run_text(
+        text, rearrange=rearrange, torchvision=SimpleNamespace(transforms=resize)
+    )
     args = SimpleNamespace(filter_ent=1, filter_plpd=1, reweight_ent=1, reweight_plpd=1)
     args.aug_type, args.patch_len, args.plpd_threshold = "patch", 4, 0.2
     for count, size in ((8, 32), (4, 64), (40, 1)):
@@ -285,7 +334,9 @@ def panda(repository: Repository, openai: Repository) -> Iterator[Row]:
     model, data = micro(scale=100.0), inputs(5, 32)
     stand_in("clip", tokenize=tokenize(model))
     package(repository, "src/methods", "panda_methods")
-    size = model.image_size // 8  # their 32 of 224 pixels are 7 patches per side, ours 8
+    size = (
+        model.image_size // 8
+    )  # their 32 of 224 pixels are 7 patches per side, ours 8
     negatives = importlib.import_module("panda_methods.shuffle").batch_hedge_v6_images
     cases: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
         ("Tent", {"lr": 1e-3, "Panda": {"patch_size": size}}, {}),
@@ -300,9 +351,12 @@ def panda(repository: Repository, openai: Repository) -> Iterator[Row]:
         theirs = torch.cat([method(batch.images).detach() for batch in data.batches])
         torch.manual_seed(0)
         with mock.patch(
-            "cliquetta.methods.panda.make_negatives", lambda images, *_: negatives(images, size)
+            "cliquetta.methods.panda.make_negatives",
+            lambda images, *_: negatives(images, size),
         ):
-            ours = _ours("panda", model, ClassPrompts(data.names, PHOTO), data, **options)
+            ours = _ours(
+                "panda", model, ClassPrompts(data.names, PHOTO), data, **options
+            )
         yield compare(f"around {name}, 5 batches of 32", ours, theirs)
 
 
@@ -358,9 +412,14 @@ def subtta(repository: Repository, openai: Repository) -> Iterator[Row]:
     In smaller ones eigenvalues coincide, and torch's derivative of their decomposition is NaN.
     """
     folder = "classification"
-    text = repository.text(f"{folder}/methods/base.py", "class TTAMethod", "def forward_decorator")
+    text = repository.text(
+        f"{folder}/methods/base.py", "class TTAMethod", "def forward_decorator"
+    )
     start = "class BatCLIPLoss"
-    scaler = {"torch.cuda.amp.GradScaler()": "Scaler()", "@ADAPTATION_REGISTRY.register()": ""}
+    scaler = {
+        "torch.cuda.amp.GradScaler()": "Scaler()",
+        "@ADAPTATION_REGISTRY.register()": "",
+    }
     method_text = repository.text(f"{folder}/methods/subtta.py", start, patches=scaler)
     noise = "Adam makes whole steps of gradients that are rounding, ours none"
     more = "; of ten texts they take a direction more, which rounding alone decides"
@@ -379,7 +438,11 @@ def subtta(repository: Repository, openai: Repository) -> Iterator[Row]:
             def forward(self, images: Tensor, return_features: bool = False) -> Any:
                 raw = self.net.visual(images)
                 logits = self.net.score(raw)
-                return (logits, None, self.net.text, raw, None) if return_features else logits
+                return (
+                    (logits, None, self.net.text, raw, None)
+                    if return_features
+                    else logits
+                )
 
         settings = _settings("subtta", "AdamW", 5e-4, 0.01)
         settings.CORRUPTION.DATASET = "imagenet_c"
@@ -393,7 +456,10 @@ def subtta(repository: Repository, openai: Repository) -> Iterator[Row]:
         names = {"deepcopy": copy.deepcopy, "time": time, "Scaler": Scaler}
         transforms = SimpleNamespace(Compose=type("Compose", (), {}))
         module = run_text(
-            text + "\n" + method_text, transforms=transforms, logger=mock.Mock(), **names
+            text + "\n" + method_text,
+            transforms=transforms,
+            logger=mock.Mock(),
+            **names,
         )
         method = module["SUBTTA"](settings, Wrapped(net, clip), len(data.names))
         theirs = torch.cat([method(batch.images) for batch in data.batches])
@@ -405,7 +471,12 @@ def cliptta(repository: Repository, openai: Repository) -> Iterator[Row]:
     """``CLIPTTA`` of the closed set with its class-wise memory, all of which is drawn."""
     for name in ("wandb", "wandb_osh", "skimage", "sklearn"):
         stand_in(name)
-    for name in ("wandb.wandb_run", "wandb_osh.hooks", "skimage.filters", "sklearn.manifold"):
+    for name in (
+        "wandb.wandb_run",
+        "wandb_osh.hooks",
+        "skimage.filters",
+        "sklearn.manifold",
+    ):
         stand_in(name, **{member: mock.Mock() for member in STUBS})
     lib = _cliptta_lib(repository)
     for name in ("ttavlm", "ttavlm.methods"):
@@ -416,8 +487,12 @@ def cliptta(repository: Repository, openai: Repository) -> Iterator[Row]:
     stand_in("ttavlm.models", __path__=[])
     stand_in("ttavlm.models.clip", tokenize=mock.Mock())
     repository.module("ttavlm/memory/ccm.py", "ttavlm.memory")
-    repository.module("ttavlm/methods/abstract_model.py", "ttavlm.methods.abstract_model")
-    module = repository.module("ttavlm/methods/cliptta_otsu.py", "ttavlm.methods.cliptta_otsu")
+    repository.module(
+        "ttavlm/methods/abstract_model.py", "ttavlm.methods.abstract_model"
+    )
+    module = repository.module(
+        "ttavlm/methods/cliptta_otsu.py", "ttavlm.methods.cliptta_otsu"
+    )
     model, data = micro(), inputs(3, 32)
     net, prompts = _logits(model, data, openai)
     method = module.CLIPTTA(
@@ -444,7 +519,9 @@ def cliptta(repository: Repository, openai: Repository) -> Iterator[Row]:
     method.memory.img_size = model.image_size
     method.memory.reset()
     method.model.dtype = torch.float32
-    theirs = torch.cat([model.scale * method([b.images])[0][0].detach() for b in data.batches])
+    theirs = torch.cat(
+        [model.scale * method([b.images])[0][0].detach() for b in data.batches]
+    )
     ours = _ours("cliptta", model, prompts, data)
     yield compare("10 steps, 3 batches of 32", ours, theirs)
 

@@ -59,7 +59,9 @@ def _tune(repository: Repository, name: str, steps: int) -> Row:
         value.requires_grad_("prompt_learner" in parameter)
     network.l2_norm_cal = name == "ctpt"
     tuning = run_text(
-        repository.text("tpt_classification.py", "def select_confident_samples", "def main(")
+        repository.text(
+            "tpt_classification.py", "def select_confident_samples", "def main("
+        )
     )["test_time_tuning"]
     settings = SimpleNamespace(
         cocoop=False,
@@ -84,7 +86,9 @@ def _tune(repository: Repository, name: str, steps: int) -> Row:
             theirs.append(network(views[:1]))
     config = method_config(name, options={"views": VIEWS, "steps": steps})
     ours = predict(create_method(name, model, ClassPrompts(data.names), config), data)
-    return compare(f"{steps} steps, 24 images of {VIEWS} views", ours, torch.cat(theirs))
+    return compare(
+        f"{steps} steps, 24 images of {VIEWS} views", ours, torch.cat(theirs)
+    )
 
 
 def _views(data: Inputs) -> Iterator[Any]:
@@ -102,7 +106,10 @@ def dart(repository: Repository, openai: Repository) -> Iterator[Row]:
     clip = openai_clip(model, openai)
     space = run_text(
         repository.text(
-            "clip/my_clip_CSTP.py", "class ClipTestTimeTuning", "# get_coop(", patches=to_cpu
+            "clip/my_clip_CSTP.py",
+            "class ClipTestTimeTuning",
+            "# get_coop(",
+            patches=to_cpu,
         ),
         load=lambda *_, **__: (clip, None, None),
         tokenize=tokenize(model),
@@ -110,14 +117,21 @@ def dart(repository: Repository, openai: Repository) -> Iterator[Row]:
         checkpoint=None,
     )
     settings = _dart_settings()
-    network = space["ClipTestTimeTuning"](settings, "cpu", list(data.names), arch="micro")
+    network = space["ClipTestTimeTuning"](
+        settings, "cpu", list(data.names), arch="micro"
+    )
     network.init_text_prompts(list(data.names))
     for name, value in network.named_parameters():
         value.requires_grad_(name in ("image_prompts", "text_prompts_a"))
     patches = {".cuda(args.gpu, non_blocking=True)": ""}
-    text = repository.text("main.py", "def select_confident_samples", "def main()", patches=patches)
+    text = repository.text(
+        "main.py", "def select_confident_samples", "def main()", patches=patches
+    )
     text += repository.text(
-        "main.py", "def test_time_adapt_eval", "if __name__ == '__main__'", patches=patches
+        "main.py",
+        "def test_time_adapt_eval",
+        "if __name__ == '__main__'",
+        patches=patches,
     )
     loop = run_text(text, time=time)
     theirs: list[Any] = []
@@ -132,16 +146,30 @@ def dart(repository: Repository, openai: Repository) -> Iterator[Row]:
     prompts = ClassPrompts(data.names, ("a photo of a {}",))
     adapter = create_method("dart", model, prompts, config)
     network.image_prompts.data.copy_(adapter.memory["visual"][None])
-    optimizer = torch.optim.AdamW([network.text_prompts_a, network.image_prompts], settings.lr)
+    optimizer = torch.optim.AdamW(
+        [network.text_prompts_a, network.image_prompts], settings.lr
+    )
     start = copy.deepcopy(optimizer.state_dict())
     visual = network.image_prompts.unsqueeze(0).repeat(len(data.names), 1, 1, 1, 1)
     loop["test_time_adapt_eval"](
-        [([view[None] for view in views], torch.zeros(1).long()) for views in _views(data)],
-        *(network, None, optimizer, start, torch.amp.GradScaler("cpu", enabled=False), settings),
+        [
+            ([view[None] for view in views], torch.zeros(1).long())
+            for views in _views(data)
+        ],
+        *(
+            network,
+            None,
+            optimizer,
+            start,
+            torch.amp.GradScaler("cpu", enabled=False),
+            settings,
+        ),
         means.Text_EMA("text_prompts_a", network.text_prompts_a, settings, 0.99),
         means.Image_EMA("image_prompts", visual, settings, 0.995),
     )
-    yield compare(f"12 images of {VIEWS} views", predict(adapter, data), torch.cat(theirs))
+    yield compare(
+        f"12 images of {VIEWS} views", predict(adapter, data), torch.cat(theirs)
+    )
 
 
 def _dart_settings() -> SimpleNamespace:

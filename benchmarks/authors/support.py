@@ -16,12 +16,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cliquetta import CLIP, Adapter, Batch, ClassPrompts, create_method, create_model, get_dataset
+from cliquetta import (
+    CLIP,
+    Adapter,
+    Batch,
+    ClassPrompts,
+    create_method,
+    create_model,
+    get_dataset,
+)
 from cliquetta.data.views import attach_views
 from cliquetta.methods.registry import method_config
 from cliquetta.types import ViewSpec
 
-TO_CPU = {".cuda()": "", ".half()": ".float()", "with torch.cuda.amp.autocast():": "if True:"}
+TO_CPU = {
+    ".cuda()": "",
+    ".half()": ".float()",
+    "with torch.cuda.amp.autocast():": "if True:",
+}
 """Replacements in authors' code that would not run in float32 on a CPU."""
 SHIFT = "gaussian_noise:3"
 TERMS = 1024
@@ -67,7 +79,9 @@ def compare(case: str, ours: Tensor, theirs: Tensor, *, reason: str = "") -> Row
     same = (ours.argmax(dim=1) == theirs.argmax(dim=1)).float().mean()
     gap, size = (ours - theirs).abs().max(), float(theirs.abs().max())
     sums = theirs.sum(dim=1)
-    shares = bool((theirs >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-3)
+    shares = bool((theirs >= 0).all()) and torch.allclose(
+        sums, torch.ones_like(sums), atol=1e-3
+    )
     bound = rounding(100 / 4) if shares else rounding(size)
     return Row(case, len(ours), float(gap), size, float(same), bound, reason)
 
@@ -129,7 +143,9 @@ def run_text(text: str, **names: Any) -> dict[str, Any]:
 def stand_in(name: str, **members: Any) -> types.ModuleType:
     """A module of this name for authors' imports, with these members."""
     module = types.ModuleType(name)
-    module.__spec__ = importlib.machinery.ModuleSpec(name, None)  # for those who look it up
+    module.__spec__ = importlib.machinery.ModuleSpec(
+        name, None
+    )  # for those who look it up
     for member, value in members.items():
         setattr(module, member, value)
     sys.modules[name] = module
@@ -192,7 +208,10 @@ def openai_state(model: CLIP) -> dict[str, Tensor]:
     for kind in ("weight", "bias"):
         for theirs, ours in norms.items():
             result[f"{theirs}.{kind}"] = state[f"{ours}.{kind}"]
-        for tower, layers in (("visual.", model.config.vision), ("", model.config.text)):
+        for tower, layers in (
+            ("visual.", model.config.vision),
+            ("", model.config.text),
+        ):
             for at in range(layers.layers):  # type: ignore[arg-type]
                 block = f"{tower or 'text.'}blocks.{at}"
                 other = f"{tower}transformer.resblocks.{at}"
@@ -236,9 +255,14 @@ class Inputs:
     names: tuple[str, ...]
 
 
-def inputs(count: int, size: int, *, shift: str = SHIFT, views: ViewSpec | None = None) -> Inputs:
+def inputs(
+    count: int, size: int, *, shift: str = SHIFT, views: ViewSpec | None = None
+) -> Inputs:
     """``count`` batches of ``size`` images, the same at every call."""
-    model, dataset = create_model("micro"), get_dataset(f"bundled@{shift}" if shift else "bundled")
+    model, dataset = (
+        create_model("micro"),
+        get_dataset(f"bundled@{shift}" if shift else "bundled"),
+    )
     rows = np.random.default_rng(0).permutation(len(dataset))[: count * size]
     arrays = dataset.arrays(rows.tolist())
     assert arrays is not None and dataset.labels is not None
@@ -264,7 +288,9 @@ class Synthetic:
     @property
     def prompts(self) -> ClassPrompts:
         """Numbered classes with these text features."""
-        return ClassPrompts(tuple(f"c{i}" for i in range(len(self.text))), features=self.text)
+        return ClassPrompts(
+            tuple(f"c{i}" for i in range(len(self.text))), features=self.text
+        )
 
 
 def synthetic(
@@ -285,7 +311,9 @@ def synthetic(
     return Synthetic(text, F.normalize(result, dim=-1), labels)
 
 
-def feature_method(name: str, data: Synthetic, preset: str | None = None, **options: Any) -> Any:
+def feature_method(
+    name: str, data: Synthetic, preset: str | None = None, **options: Any
+) -> Any:
     """A method on synthetic features, under the logit scale of 100 that authors hard-code."""
     model = micro(scale=100.0)
     model.embed_dim = data.text.shape[1]

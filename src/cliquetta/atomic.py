@@ -79,7 +79,9 @@ if sys.platform != "win32":
     def _lock(path: Path, mode: int, flags: int = 0) -> int:
         """Open and lock a file, made if absent: that which has the name when it is locked."""
         while True:
-            handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+            handle = os.open(
+                path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, mode
+            )
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | flags)
                 if _is_at(path, handle):
@@ -123,8 +125,14 @@ def exclusive(path: Path, lock_file: Path | None = None) -> Iterator[None]:
             if sys.platform == "win32":
                 stack.enter_context(FileLock(lock_file, timeout=0))
             else:
-                stack.callback(os.close, handle := _lock(lock_file, 0o644, fcntl.LOCK_NB))
-        except (Timeout, BlockingIOError, FileNotFoundError):  # the last: its folder goes just now
+                stack.callback(
+                    os.close, handle := _lock(lock_file, 0o644, fcntl.LOCK_NB)
+                )
+        except (
+            Timeout,
+            BlockingIOError,
+            FileNotFoundError,
+        ):  # the last: its folder goes just now
             raise BusyError(f"another process is working on {path}") from None
         try:
             yield

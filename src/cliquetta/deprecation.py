@@ -31,11 +31,15 @@ def deprecated(
     """
     remedy = f"use {instead}; it goes in version {until}"
 
-    def decorate(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    def decorate(
+        function: Callable[Parameters, Result],
+    ) -> Callable[Parameters, Result]:
         @functools.wraps(function)
         def warned(*args: Parameters.args, **options: Parameters.kwargs) -> Result:
             name = f"{function.__module__}.{function.__qualname__}"
-            warnings.warn(f"{name} is deprecated: {remedy}", FutureWarning, stacklevel=2)
+            warnings.warn(
+                f"{name} is deprecated: {remedy}", FutureWarning, stacklevel=2
+            )
             return function(*args, **options)
 
         note = f"Deprecated: {remedy}."

@@ -43,7 +43,9 @@ class Exported:
 def check_format(path: Path) -> str:
     """The suffix of an output file, ``.onnx`` or ``.pt2``, if what writes it is installed."""
     if path.suffix not in (".onnx", ".pt2"):
-        raise UserError(f"{path.name}: end its name in .onnx (ONNX) or .pt2 (torch.export)")
+        raise UserError(
+            f"{path.name}: end its name in .onnx (ONNX) or .pt2 (torch.export)"
+        )
     if path.suffix == ".onnx":
         try:
             import onnx  # noqa: F401
@@ -111,11 +113,15 @@ def _trace(frozen: FrozenModel, size: int, name: str) -> torch.export.ExportedPr
     example = torch.zeros(2, 3, size, size)
     batch = torch.export.Dim("batch")
     try:
-        return torch.export.export(frozen, (example,), dynamic_shapes=({0: batch},), strict=False)
+        return torch.export.export(
+            frozen, (example,), dynamic_shapes=({0: batch},), strict=False
+        )
     except Exception as error:
         # Towers of other libraries are traced as they are, and some cannot be.
         reason = str(error).strip().split("\n")[0]
-        raise UserError(f"the image tower of {name} cannot be traced: {reason}") from error
+        raise UserError(
+            f"the image tower of {name} cannot be traced: {reason}"
+        ) from error
 
 
 def _as_onnx(
@@ -134,8 +140,12 @@ def _as_onnx(
     for key, value in metadata.items():
         entry = model.metadata_props.add()
         entry.key = key
-        entry.value = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    (opset,) = (entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
+        entry.value = (
+            value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        )
+    (opset,) = (
+        entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")
+    )
     return model.SerializeToString(), opset
 
 

@@ -15,7 +15,13 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from cliquetta.data.inputs import ChannelOrder, ImageLike, is_single, separate_images, to_picture
+from cliquetta.data.inputs import (
+    ChannelOrder,
+    ImageLike,
+    is_single,
+    separate_images,
+    to_picture,
+)
 from cliquetta.data.remote import fetch_image, is_url
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.methods.base import Adapter
@@ -138,7 +144,9 @@ class ImageScores(list[LabelScores]):
 class PredictionsPage:
     """Scores as a notebook shows them."""
 
-    def __init__(self, scores: Sequence[LabelScores], top_k: int, *, images: bool) -> None:
+    def __init__(
+        self, scores: Sequence[LabelScores], top_k: int, *, images: bool
+    ) -> None:
         self.scores, self.top_k, self.images = scores, top_k, images
 
     def __repr__(self) -> str:
@@ -193,7 +201,9 @@ class ZeroShotImageClassification:
         _check_batch_size(self.batch_size)
         if self.seed < 0:
             raise UserError(f"seeds are 0 or more, got {self.seed}")
-        self._build(ClassPrompts(("one", "two", "three")))  # what cannot be built ends here
+        self._build(
+            ClassPrompts(("one", "two", "three"))
+        )  # what cannot be built ends here
 
     def __call__(
         self,
@@ -239,7 +249,9 @@ class ZeroShotImageClassification:
         is_one = is_single(images)
         size = _check_batch_size(batch_size or self.batch_size)
         limits = {} if timeout is None else {"seconds": timeout}
-        given = separate_images(images, self.model.preprocess, channel_order=channel_order)
+        given = separate_images(
+            images, self.model.preprocess, channel_order=channel_order
+        )
         results = ImageScores()
         # what a call that fails goes back to
         adapter_before = self.adapter
@@ -248,7 +260,9 @@ class ZeroShotImageClassification:
         memory = adapter.state_dict()
         try:
             with _bar(_count(images), size, progress) as bar:
-                while batch := [self._open(image, limits) for image in islice(given, size)]:
+                while batch := [
+                    self._open(image, limits) for image in islice(given, size)
+                ]:
                     results += self._scores(adapter, batch, top_k)
                     self.images_seen += len(batch)
                     bar.update(len(batch))
@@ -260,7 +274,10 @@ class ZeroShotImageClassification:
         return results[0] if is_one else results
 
     def _scores(
-        self, adapter: Adapter, batch: Sequence[tuple[ImageLike, ImageLike]], top_k: int | None
+        self,
+        adapter: Adapter,
+        batch: Sequence[tuple[ImageLike, ImageLike]],
+        top_k: int | None,
     ) -> Iterator[LabelScores]:
         """Yield the scores of a batch, which the method learns from."""
         names = adapter.prompts.names
@@ -269,7 +286,9 @@ class ZeroShotImageClassification:
         best, ranked = prediction.topk(top_k or len(names), independent=independent)
         rejections: Iterable[tuple[Any, Any]] = [(None, None)] * len(batch)
         if prediction.rejection is not None:
-            rejections = zip(*(part.tolist() for part in prediction.rejection), strict=True)
+            rejections = zip(
+                *(part.tolist() for part in prediction.rejection), strict=True
+            )
         for (shown, _), scores, indices, (unsure, rejected) in zip(
             batch, best.tolist(), ranked.tolist(), rejections, strict=True
         ):
@@ -282,11 +301,15 @@ class ZeroShotImageClassification:
             scored.rejected = rejected
             yield scored
 
-    def _open(self, image: ImageLike, limits: Mapping[str, Any]) -> tuple[ImageLike, ImageLike]:
+    def _open(
+        self, image: ImageLike, limits: Mapping[str, Any]
+    ) -> tuple[ImageLike, ImageLike]:
         """Return an image as results show it later, and as a method reads it."""
         if isinstance(image, str) and is_url(image):
             if self.url_limits is None:
-                raise UserError(f"{image!r} is a URL: build the pipeline with allow_urls=True")
+                raise UserError(
+                    f"{image!r} is a URL: build the pipeline with allow_urls=True"
+                )
             _, picture = to_picture(fetch_image(image, **{**self.url_limits, **limits}))
             small = picture.copy()
             small.thumbnail((_THUMBNAIL, _THUMBNAIL))
@@ -301,7 +324,9 @@ class ZeroShotImageClassification:
             texts = templates or (TEMPLATE,)
             prompts = ClassPrompts(labels, texts)  # type: ignore[arg-type]  # made a tuple
         elif old is not None:
-            prompts = ClassPrompts(old.prompts.names, templates or old.prompts.templates)
+            prompts = ClassPrompts(
+                old.prompts.names, templates or old.prompts.templates
+            )
         else:
             raise UserError("no labels: give candidate_labels=['cat', 'dog']")
         if old is not None and prompts == old.prompts:
@@ -318,7 +343,9 @@ class ZeroShotImageClassification:
         return self.adapter
 
     def _build(self, prompts: ClassPrompts) -> Adapter:
-        adapter = create_method(self.method, self.model, prompts, self.config, seed=self.seed)
+        adapter = create_method(
+            self.method, self.model, prompts, self.config, seed=self.seed
+        )
         adapter.enable(reject=self.reject, calibrate=self.calibrate)
         return adapter
 
@@ -333,7 +360,10 @@ class ZeroShotImageClassification:
         if self.adapter is None:
             raise UserError("nothing to save: the pipeline has not been called yet")
         prompts = self.adapter.prompts
-        labels = {"candidate_labels": prompts.names, "hypothesis_template": prompts.templates}
+        labels = {
+            "candidate_labels": prompts.names,
+            "hypothesis_template": prompts.templates,
+        }
         self.adapter.save(path, notes={"images": self.images_seen, **labels})
 
     def load(self, path: Path | str) -> None:
@@ -349,13 +379,19 @@ class ZeroShotImageClassification:
                 f"{path} was not saved by a pipeline: it does not name its labels; use "
                 "cliquetta.load_method"
             )
-        prompts = ClassPrompts(notes["candidate_labels"], tuple(notes["hypothesis_template"]))
+        prompts = ClassPrompts(
+            notes["candidate_labels"], tuple(notes["hypothesis_template"])
+        )
         adapter = self._build(prompts)
         load_state(adapter, path)
         self.adapter, self.images_seen = adapter, int(notes["images"])
 
     def __repr__(self) -> str:
-        labels = "no labels yet" if self.adapter is None else f"{len(self.adapter.prompts)} labels"
+        labels = (
+            "no labels yet"
+            if self.adapter is None
+            else f"{len(self.adapter.prompts)} labels"
+        )
         return (
             f"<{TASK}: {self.method} on {self.model.id}, {labels}, "
             f"learned from {self.images_seen:,} images>"
@@ -372,17 +408,25 @@ def _count(images: Any) -> int | None:
     """Return how many images were given, if that can be known before they are read."""
     if is_single(images):
         return 1
-    return len(images) if isinstance(images, Sized) and not isinstance(images, str) else None
+    return (
+        len(images)
+        if isinstance(images, Sized) and not isinstance(images, str)
+        else None
+    )
 
 
 def _bar(total: int | None, batch_size: int, wanted: bool | None) -> Any:
     """Make a progress bar as the terminal or the notebook can show it."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of tqdm, that a notebook lacks widgets: text will do
+        warnings.simplefilter(
+            "ignore"
+        )  # of tqdm, that a notebook lacks widgets: text will do
         from tqdm.auto import tqdm
 
         shell: Any = sys.modules.get("IPython")
-        watched = sys.stderr.isatty() or (shell is not None and shell.get_ipython() is not None)
+        watched = sys.stderr.isatty() or (
+            shell is not None and shell.get_ipython() is not None
+        )
         several = total is None or total > batch_size
         shown = watched and several if wanted is None else wanted
         return tqdm(total=total, unit="image", desc="classify", disable=not shown)

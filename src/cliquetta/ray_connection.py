@@ -41,25 +41,35 @@ def quiet_stderr() -> Iterator[None]:
 
 
 @contextmanager
-def connected(address: str, cores: int | None = None, *, extra: str = "ray") -> Iterator[Any]:
+def connected(
+    address: str, cores: int | None = None, *, extra: str = "ray"
+) -> Iterator[Any]:
     """Ray, connected; a cluster of this machine has ``cores`` (all, if not given).
 
     Workers have the priority of this process, and their threads wait as those of this process do.
     """
     try:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to anybody
+        os.environ.setdefault(
+            "RAY_USAGE_STATS_ENABLED", "0"
+        )  # nothing is sent to anybody
         # hides Ray's own lines about what goes well, or was deprecated in versions that we allow
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
         import ray
 
-        warnings.filterwarnings("ignore", message=r".*is deprecated and will be removed in Ray")
+        warnings.filterwarnings(
+            "ignore", message=r".*is deprecated and will be removed in Ray"
+        )
     except ImportError:
-        raise UserError(f"--ray needs an extra: pip install 'cliquetta[{extra}]'") from None
+        raise UserError(
+            f"--ray needs an extra: pip install 'cliquetta[{extra}]'"
+        ) from None
     if ray.is_initialized():
         yield ray
         return
     options: dict[str, Any] = {"include_dashboard": False, "num_cpus": cores}
-    if address == LOCAL:  # workers inherit the environment; Ray's 15 starves them on a busy machine
+    if (
+        address == LOCAL
+    ):  # workers inherit the environment; Ray's 15 starves them on a busy machine
         os.environ.setdefault("RAY_worker_niceness", "0")
     else:
         known = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}

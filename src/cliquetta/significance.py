@@ -59,7 +59,9 @@ def sign_flip_p(differences: npt.ArrayLike) -> float:
         return 1.0
     if reach > EXACT:
         variance = float((weights.astype(float) ** 2).sum())
-        return math.erfc((seen - 1) / math.sqrt(2 * variance))  # sums go in steps of 2: half of one
+        return math.erfc(
+            (seen - 1) / math.sqrt(2 * variance)
+        )  # sums go in steps of 2: half of one
     distribution = np.ones(1)
     for weight, count in zip(*np.unique(weights, return_counts=True), strict=True):
         spread = np.zeros(2 * weight * count + 1)  # sums -weight*count ... weight*count

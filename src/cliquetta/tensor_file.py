@@ -23,7 +23,9 @@ def pack(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> bytes:
     return pack_raw(tensors, {key: json.dumps(value) for key, value in header.items()})
 
 
-def pack_raw(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
+def pack_raw(
+    tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> bytes:
     """Pack tensors with a header of strings, or none; equal content gives equal bytes."""
     flat = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     if metadata is None:
@@ -31,12 +33,16 @@ def pack_raw(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None =
     data = save(flat, metadata=dict(metadata))
     end = 8 + int.from_bytes(data[:8], "little")
     # safetensors writes the metadata in the order of a hash table, another one every time
-    head = json.dumps(json.loads(data[8:end]), sort_keys=True, separators=(",", ":")).encode()
+    head = json.dumps(
+        json.loads(data[8:end]), sort_keys=True, separators=(",", ":")
+    ).encode()
     head += b" " * (-len(head) % 8)
     return b"".join((len(head).to_bytes(8, "little"), head, memoryview(data)[end:]))
 
 
-def unpack(data: bytes, *, source: str, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def unpack(
+    data: bytes, *, source: str, kind: str
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and header of :func:`pack`; errors call the bytes ``source``, a ``kind`` of file."""
     try:
         tensors = load(data)

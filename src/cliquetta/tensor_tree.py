@@ -43,18 +43,24 @@ def unflatten(like: T, values: ByPath, path: str = "") -> T:
     if isinstance(like, Tensor):
         tree = values[path]
     elif isinstance(like, tuple):
-        parts = (unflatten(part, values, own_path) for own_path, part in _parts(like, path))
+        parts = (
+            unflatten(part, values, own_path) for own_path, part in _parts(like, path)
+        )
         tree = type(like)(*parts) if hasattr(like, "_fields") else tuple(parts)
     return tree  # type: ignore[no-any-return]
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], tree: T) -> T:
     """The tree with ``function`` of every tensor instead of it."""
-    values: Mapping[str, Tensor] = {path: function(value) for path, value in items(tree)}
+    values: Mapping[str, Tensor] = {
+        path: function(value) for path, value in items(tree)
+    }
     return unflatten(tree, values)
 
 
 def _parts(tree: tuple[Any, ...], path: str) -> Iterator[tuple[str, Any]]:
     """Path and value of every part of a tuple that has a ``path`` itself."""
-    for name, part in zip(getattr(tree, "_fields", range(len(tree))), tree, strict=True):
+    for name, part in zip(
+        getattr(tree, "_fields", range(len(tree))), tree, strict=True
+    ):
         yield f"{path}.{name}" if path else str(name), part

@@ -89,9 +89,14 @@ class Prediction:
         """The best class of every image by name; ``None`` where it could not be read."""
         names = self._known_names()
         best = self.logits.argmax(dim=-1).tolist()
-        return [None if row in self.errors else names[index] for row, index in enumerate(best)]
+        return [
+            None if row in self.errors else names[index]
+            for row, index in enumerate(best)
+        ]
 
-    def top(self, k: int = 1, *, independent: bool = False) -> list[list[tuple[str, float]]]:
+    def top(
+        self, k: int = 1, *, independent: bool = False
+    ) -> list[list[tuple[str, float]]]:
         """Name the best classes of every image, with their probabilities.
 
         >>> prediction = Prediction(torch.tensor([[0.0, 2.0, 1.0]]), names=("cat", "dog", "ship"))
@@ -115,7 +120,9 @@ class Prediction:
         ranked: list[list[tuple[str, float]]] = []
         for row, indices in enumerate(classes.tolist()):
             values = probabilities[row].tolist()
-            pairs = [(names[index], p) for index, p in zip(indices, values, strict=True)]
+            pairs = [
+                (names[index], p) for index, p in zip(indices, values, strict=True)
+            ]
             ranked.append([] if row in self.errors else pairs)
         return ranked
 

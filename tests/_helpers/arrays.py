@@ -49,13 +49,17 @@ def neighbour_graph(similarity: Array, neighbours: int) -> Array:
     B = len(similarity)
     w = np.zeros((B, B))
     for i in range(B):
-        others = sorted((j for j in range(B) if j != i), key=lambda j: -similarity[i, j])
+        others = sorted(
+            (j for j in range(B) if j != i), key=lambda j: -similarity[i, j]
+        )
         for j in others[:neighbours]:
             w[i, j] = max(0.0, similarity[i, j])
     return w
 
 
-def on_features(name: str, text: Tensor, config: Any = None, model: CLIP = TINY) -> FeatureLevel:
+def on_features(
+    name: str, text: Tensor, config: Any = None, model: CLIP = TINY
+) -> FeatureLevel:
     """A feature-level method whose class texts are ``text`` (N, E)."""
     prompts = ClassPrompts(tuple(f"class {i}" for i in range(len(text))), features=text)
     adapter = create_method(name, model, prompts, config)
@@ -78,16 +82,23 @@ def assert_stream(
     stream = make_views(features, views) if views else features
     adapter, scale = on_features(name, text, config), TINY.scale
     expected = literal(stream.double().numpy(), text.double().numpy(), scale, config)
-    parts = [adapter.predict_features(part).probabilities for part in stream.split(sizes)]
+    parts = [
+        adapter.predict_features(part).probabilities for part in stream.split(sizes)
+    ]
     np.testing.assert_allclose(torch.cat(parts).numpy(), expected, atol=atol)
     assert np.abs(softmax((scale * features @ text.T).numpy()) - expected).max() > moved
 
 
 def assert_batch(
-    literal: Callable[..., Array], transduce: Callable[..., Tensor], images: int, config: Any
+    literal: Callable[..., Array],
+    transduce: Callable[..., Tensor],
+    images: int,
+    config: Any,
 ) -> None:
     """Assignments of a batch are a literal version's, and not the zero-shot ones."""
-    features, _, text = (x.double() if x.is_floating_point() else x for x in make_clusters(images))
+    features, _, text = (
+        x.double() if x.is_floating_point() else x for x in make_clusters(images)
+    )
     prior = (10 * features @ text.T).softmax(dim=-1)
     expected = literal(features.numpy(), prior.numpy(), text.numpy(), config)
     actual = transduce(features, prior.log(), text, config).exp()

@@ -20,7 +20,12 @@ _FEWER_STEPS: dict[str, dict[str, Any]] = {"watt": {"rounds": 1, "steps": 1}}
 
 
 def build_adapter(
-    entry: MethodEntry, model: CLIP, prompts: ClassPrompts, config: Any = None, *, seed: int = 0
+    entry: MethodEntry,
+    model: CLIP,
+    prompts: ClassPrompts,
+    config: Any = None,
+    *,
+    seed: int = 0,
 ) -> Adapter:
     """A fresh adapter, by default with the method's own config; few-shot ones come fitted."""
     config = config or method_config(entry.name, options=_FEWER_STEPS.get(entry.name))
@@ -37,7 +42,11 @@ def fitted_tensors(method: str, names: tuple[str, ...]) -> dict[str, Tensor]:
     images = make_tiny_images()
     labels = torch.arange(len(images)) // 2 % len(names)
     examples = FewShot(images, labels)
-    return dict(fit_method(method, build_tiny_clip(), ClassPrompts(names), examples, config).fitted)
+    return dict(
+        fit_method(
+            method, build_tiny_clip(), ClassPrompts(names), examples, config
+        ).fitted
+    )
 
 
 def assert_same_state(adapter: Adapter, before: dict[str, Tensor]) -> None:

@@ -6,7 +6,12 @@ from torch import Tensor
 
 
 def make_clusters(
-    images: int, classes: int = 5, width: int = 24, *, spread: float = 0.6, seed: int = 0
+    images: int,
+    classes: int = 5,
+    width: int = 24,
+    *,
+    spread: float = 0.6,
+    seed: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Features (images, width) in a random order, their labels, and text features.
 
@@ -21,7 +26,9 @@ def make_clusters(
     return F.normalize(features, dim=-1), labels, text
 
 
-def make_views(features: Tensor, views: int, *, noise: float = 0.7, seed: int = 1) -> Tensor:
+def make_views(
+    features: Tensor, views: int, *, noise: float = 0.7, seed: int = 1
+) -> Tensor:
     """Unit features (B, V, E): the plain ones first, then noisy ones."""
     generator = torch.Generator().manual_seed(seed)
     B, E = features.shape

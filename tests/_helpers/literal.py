@@ -24,7 +24,9 @@ def words(model: CLIP, text: str) -> list[Tensor]:
     return [model.text.tokens.weight[i] for i in model.tokenizer.encode(text)]
 
 
-def text_feature(model: CLIP, inside: Sequence[Tensor], deep: Sequence[Tensor] = ()) -> Tensor:
+def text_feature(
+    model: CLIP, inside: Sequence[Tensor], deep: Sequence[Tensor] = ()
+) -> Tensor:
     """Unit feature (E,) of a sequence of embeddings (D,) between the start and the end token."""
     (ids,) = model.tokenizer([" ".join("x" for _ in inside)])
     feature = text_features(model, ids, context=torch.stack([*inside]), deep=deep)
@@ -37,7 +39,9 @@ def assert_gradients(
     """Losses and gradients of images tuned at once are those of one image at a time."""
     features = encode_views(TINY, cast("Tensor", batch.views), chunk=64)[:, :3]
     context = adapter.template.start.repeat(len(features), 1, 1)
-    losses, gradients = adapter.gradient(features, context, adapter.template.features(context))
+    losses, gradients = adapter.gradient(
+        features, context, adapter.template.features(context)
+    )
     for one, actual, gradient in zip(features, losses, gradients, strict=True):
         leaf = TINY.context("a photo of a").requires_grad_()
         loss = literal_loss(one, leaf)
@@ -50,7 +54,9 @@ Literal = Callable[[Mapping[str, Tensor], Tensor], Tensor]
 """Logits (B, N) from parameters and pixels."""
 
 
-def assert_same_logits(ours: Literal, literal: Literal, start: Mapping[str, Tensor]) -> None:
+def assert_same_logits(
+    ours: Literal, literal: Literal, start: Mapping[str, Tensor]
+) -> None:
     """A float64 function has the logits of a literal one, and its gradients by all parameters."""
     images, labels = make_images(2, seed=0)
     fast, slow = (
@@ -62,7 +68,9 @@ def assert_same_logits(ours: Literal, literal: Literal, start: Mapping[str, Tens
     F.cross_entropy(expected, labels).backward()
     torch.testing.assert_close(actual, expected, atol=STEP, rtol=DOUBLE)
     for name in (name for name, value in start.items() if value.numel()):
-        torch.testing.assert_close(fast[name].grad, slow[name].grad, atol=STEP, rtol=STEP)
+        torch.testing.assert_close(
+            fast[name].grad, slow[name].grad, atol=STEP, rtol=STEP
+        )
         assert slow[name].grad.abs().max() > 1e-6, name
 
 
@@ -70,7 +78,9 @@ def assert_first_step(
     name: str, config: SGDTraining, literal: Literal, start: Mapping[str, Tensor]
 ) -> None:
     """One epoch of four uncropped images is a step of SGD with weight decay."""
-    config = replace(config, epochs=1, warmup_epochs=0, batch_size=4, crop_scale=FULL_IMAGE)
+    config = replace(
+        config, epochs=1, warmup_epochs=0, batch_size=4, crop_scale=FULL_IMAGE
+    )
     examples = make_examples(2)
     fitted = fit_method(name, TINY, TINY_PROMPTS, examples, config, seed=4).fitted
     learned = {name: value.clone().requires_grad_() for name, value in start.items()}

@@ -32,9 +32,18 @@ def block(
     names = {"in_proj_weight": "qkv.weight", "in_proj_bias": "qkv.bias"}
     names |= {"out_proj.weight": "out.weight", "out_proj.bias": "out.bias"}
     weights = {theirs: w[f"{at}.{ours}"] for theirs, ours in names.items()}
-    hidden = torch.ones(len(x), len(keys)).triu(1 + len(keys) - len(x)).bool() if causal else None
+    hidden = (
+        torch.ones(len(x), len(keys)).triu(1 + len(keys) - len(x)).bool()
+        if causal
+        else None
+    )
     attention = nn.MultiheadAttention(x.shape[1], config.heads)
-    x = x + functional_call(attention, weights, (normed, keys, values), {"attn_mask": hidden})[0]
+    x = (
+        x
+        + functional_call(
+            attention, weights, (normed, keys, values), {"attn_mask": hidden}
+        )[0]
+    )
     inner = linear(norm(x, w, f"{at}.ln_2", config.eps), w, f"{at}.fc")
     quick = config.activation == "quick_gelu"
     inner = inner * torch.sigmoid(1.702 * inner) if quick else F.gelu(inner)
@@ -42,7 +51,12 @@ def block(
 
 
 def image_features(
-    model: Any, pixels: Tensor, *, prefix: Any = None, tokens: Any = (), position: str = "end"
+    model: Any,
+    pixels: Tensor,
+    *,
+    prefix: Any = None,
+    tokens: Any = (),
+    position: str = "end",
 ) -> Any:
     """Features (E,) of one image (3, S, S).
 
@@ -73,7 +87,11 @@ def all_features(features: Any, model: Any, inputs: Any, **options: Any) -> Any:
     """Features of all inputs, one at a time; a function in ``options`` gives the row's own."""
     return torch.stack(
         [
-            features(model, one, **{k: v(i) if callable(v) else v for k, v in options.items()})
+            features(
+                model,
+                one,
+                **{k: v(i) if callable(v) else v for k, v in options.items()},
+            )
             for i, one in enumerate(inputs)
         ]
     )

@@ -56,7 +56,9 @@ def flat(tensors: Sequence[Tensor]) -> Tensor:
 def load_norms(norms: Sequence[Tensor], values: Tensor) -> None:
     """Write flat values into the parameters."""
     with torch.no_grad():
-        for norm, part in zip(norms, values.split([n.numel() for n in norms]), strict=True):
+        for norm, part in zip(
+            norms, values.split([n.numel() for n in norms]), strict=True
+        ):
             norm.copy_(part.view_as(norm))
 
 
@@ -81,13 +83,16 @@ def literal_transductive_loss(
     """CLIPArTT's loss, entry by entry."""
     B = len(v)
     q = [
-        [((v[i] @ v[j] + t[i] @ t[j]) / 2 / temperature).exp() for j in range(B)] for i in range(B)
+        [((v[i] @ v[j] + t[i] @ t[j]) / 2 / temperature).exp() for j in range(B)]
+        for i in range(B)
     ]
     loss = v.new_zeros(())
     for image in range(B):
         z = torch.stack([scale * (t[text] @ v[image]) for text in range(B)])
         log_p = z - z.exp().sum().log()
         for text in range(B):
-            target = q[text][image] / torch.stack(q[text]).sum()  # softmax along Q's own row
+            target = (
+                q[text][image] / torch.stack(q[text]).sum()
+            )  # softmax along Q's own row
             loss = loss - (target.detach() if detach else target) * log_p[text]
     return loss / B

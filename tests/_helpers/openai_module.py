@@ -40,7 +40,9 @@ class ResidualBlock(nn.Module):
 class Transformer(nn.Module):
     def __init__(self, width: int, heads: int, activation: str) -> None:
         super().__init__()
-        self.resblocks = nn.ModuleList(ResidualBlock(width, heads, activation) for _ in range(2))
+        self.resblocks = nn.ModuleList(
+            ResidualBlock(width, heads, activation) for _ in range(2)
+        )
 
     def forward(self, x: Tensor, mask: Tensor) -> Any:
         for block in self.resblocks:
@@ -53,7 +55,9 @@ class Visual(nn.Module):
         super().__init__()
         self.conv1 = nn.Conv2d(3, WIDTH, PATCH, PATCH, bias=False)
         self.class_embedding = nn.Parameter(torch.randn(WIDTH))
-        self.positional_embedding = nn.Parameter(torch.randn((SIZE // PATCH) ** 2 + 1, WIDTH))
+        self.positional_embedding = nn.Parameter(
+            torch.randn((SIZE // PATCH) ** 2 + 1, WIDTH)
+        )
         self.ln_pre = nn.LayerNorm(WIDTH)
         self.transformer = Transformer(WIDTH, WIDTH // 64, activation)
         self.ln_post = nn.LayerNorm(WIDTH)
@@ -76,7 +80,9 @@ class OpenAIModule(nn.Module):
         self.visual = Visual(activation)
         self.transformer = Transformer(64, 1, activation)
         self.token_embedding = nn.Embedding(SETTINGS["vocab_size"], 64)
-        self.positional_embedding = nn.Parameter(torch.randn(SETTINGS["context_length"], 64) * 0.3)
+        self.positional_embedding = nn.Parameter(
+            torch.randn(SETTINGS["context_length"], 64) * 0.3
+        )
         self.ln_final = nn.LayerNorm(64)
         self.text_projection = nn.Parameter(torch.randn(64, EMBED_DIM) * 0.1)
         self.logit_scale = nn.Parameter(torch.tensor(20.0).log())
@@ -102,7 +108,9 @@ def bare_state(module: Any) -> Any:
     return {k: v for k, v in module.state_dict().items() if k not in SETTINGS}
 
 
-def save_open_clip(state: Any, folder: Path, preprocess: Any = None, **config: Any) -> Path:
+def save_open_clip(
+    state: Any, folder: Path, preprocess: Any = None, **config: Any
+) -> Path:
     """Write weights of such a module as a folder in open_clip's format, and return the folder."""
     folder.mkdir(exist_ok=True)
     save_file(state, folder / "open_clip_model.safetensors")
@@ -116,6 +124,10 @@ def assert_same(model: Any, module: Any, pixels: Tensor) -> None:
     """A loaded model encodes images and texts as the module does."""
     texts = ["cat", "a photo of a frog", "the ship."]
     images, encoded = module(pixels, model.tokenizer(texts))
-    torch.testing.assert_close(model.encode_image(pixels), images, atol=FEATURE, rtol=FEATURE)
-    torch.testing.assert_close(model.encode_text(texts), encoded, atol=FEATURE, rtol=FEATURE)
+    torch.testing.assert_close(
+        model.encode_image(pixels), images, atol=FEATURE, rtol=FEATURE
+    )
+    torch.testing.assert_close(
+        model.encode_text(texts), encoded, atol=FEATURE, rtol=FEATURE
+    )
     assert model.scale == pytest.approx(20)

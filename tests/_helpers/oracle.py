@@ -31,7 +31,11 @@ def scap_config(**options: Any) -> SCAPConfig:
     """A config from fields of :class:`SCAPConfig` and of :class:`Rules`."""
     names = {field.name for field in fields(Rules)}
     rules = {name: options.pop(name) for name in names & options.keys()}
-    return VariedConfig(**options, varied=Rules(**rules)) if rules else SCAPConfig(**options)
+    return (
+        VariedConfig(**options, varied=Rules(**rules))
+        if rules
+        else SCAPConfig(**options)
+    )
 
 
 @dataclass
@@ -58,8 +62,13 @@ def pair(
     prompts = ClassPrompts(names, templates)
     engine = SCAP(model, prompts, scap_config(**options), seed=seed)
     engine.collect_evidence = True
-    start = engine.memory["start_prompt"], model.context(templates[0].split("{}")[0].strip())
-    return Pair(engine, ReferenceSCAP(model, prompts, ReferenceSettings(**options), *start))
+    start = (
+        engine.memory["start_prompt"],
+        model.context(templates[0].split("{}")[0].strip()),
+    )
+    return Pair(
+        engine, ReferenceSCAP(model, prompts, ReferenceSettings(**options), *start)
+    )
 
 
 def listed(cliques: Cliques) -> list[tuple[int, frozenset[int]]]:

@@ -36,14 +36,27 @@ class PostgreSQL:
         if self._user is not None:
             for path in (folder, folder / "password"):
                 shutil.chown(path, self._user)
-        words = ("-U", "tests", "-A", "scram-sha-256", "--pwfile", str(folder / "password"))
+        words = (
+            "-U",
+            "tests",
+            "-A",
+            "scram-sha-256",
+            "--pwfile",
+            str(folder / "password"),
+        )
         self._run("initdb", "-D", str(self._data), *words)
         self._server: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start it, and wait until it accepts connections."""
         command = [
-            *(str(self._programs / "postgres"), "-D", str(self._data), "-p", str(self.port)),
+            *(
+                str(self._programs / "postgres"),
+                "-D",
+                str(self._data),
+                "-p",
+                str(self.port),
+            ),
             *("-k", str(self._folder), "-c", "listen_addresses=127.0.0.1"),
         ]
         with self._log.open("ab") as log:
@@ -53,10 +66,14 @@ class PostgreSQL:
         end = time.monotonic() + 60
         while True:
             try:
-                psycopg.connect(self.url("postgres", driver=""), connect_timeout=5).close()
+                psycopg.connect(
+                    self.url("postgres", driver=""), connect_timeout=5
+                ).close()
                 return
             except psycopg.OperationalError:
-                assert time.monotonic() < end and self._server.poll() is None, self.log()
+                assert time.monotonic() < end and self._server.poll() is None, (
+                    self.log()
+                )
                 time.sleep(0.05)
 
     def kill(self) -> None:
@@ -66,7 +83,9 @@ class PostgreSQL:
             self._server.wait()
             self._server = None
 
-    def url(self, database: str, *, driver: str = "+psycopg", password: str = PASSWORD) -> str:
+    def url(
+        self, database: str, *, driver: str = "+psycopg", password: str = PASSWORD
+    ) -> str:
         """The URL of a database."""
         return f"postgresql{driver}://tests:{password}@127.0.0.1:{self.port}/{database}"
 
@@ -78,7 +97,9 @@ class PostgreSQL:
 
     def execute(self, statement: str, database: str = "postgres") -> None:
         """Execute a statement outside of a transaction."""
-        with psycopg.connect(self.url(database, driver=""), autocommit=True) as connection:
+        with psycopg.connect(
+            self.url(database, driver=""), autocommit=True
+        ) as connection:
             connection.execute(statement.encode())
 
     def log(self) -> str:
@@ -95,7 +116,9 @@ def _user() -> str | None:
     if os.getuid() != 0:
         return None
     known = {entry.pw_name for entry in pwd.getpwall()}
-    return next((name for name in ("postgres", "nobody") if name in known), getpass.getuser())
+    return next(
+        (name for name in ("postgres", "nobody") if name in known), getpass.getuser()
+    )
 
 
 def _find_programs() -> Path | None:

@@ -49,7 +49,9 @@ def run() -> Run:
 
     def call(*words: object, input: bytes | None = None) -> Result:
         result = CliRunner().invoke(app, [str(word) for word in words], input=input)
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
+        if result.exception is not None and not isinstance(
+            result.exception, SystemExit
+        ):
             raise result.exception
         return Result(result.exit_code, result.stdout, result.stderr)
 

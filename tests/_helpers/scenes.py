@@ -12,8 +12,12 @@ NAMES = ("cat", "dog", "big red car", "ship", "tree frog", "old truck")
 def build_model(seed: int, layers: int = 3, scale: float = 30.0) -> CLIP:
     """A random double-precision CLIP whose features spread, so that cliques differ."""
     vision = VisionConfig(16, 4, width=32, layers=layers, heads=2, hidden=64)
-    text = TextConfig(24, 512 + 256 + 2, width=24, layers=2, heads=2, hidden=48, merges=256)
-    model = initialise(CLIP(CLIPConfig(16, vision, text), id=f"scene-{seed}"), seed).double()
+    text = TextConfig(
+        24, 512 + 256 + 2, width=24, layers=2, heads=2, hidden=48, merges=256
+    )
+    model = initialise(
+        CLIP(CLIPConfig(16, vision, text), id=f"scene-{seed}"), seed
+    ).double()
     model.logit_scale.data = torch.tensor(scale).double().log()
     tower = model.require_vit()
     generator = torch.Generator().manual_seed(seed)

@@ -21,7 +21,9 @@ def make_images(per_class: int, *, seed: int) -> tuple[Tensor, Tensor]:
     """
     patterns = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(3))
     labels = torch.arange(2).repeat_interleave(per_class)
-    noise = torch.randn(len(labels), 3, 4, 4, generator=torch.Generator().manual_seed(seed))
+    noise = torch.randn(
+        len(labels), 3, 4, 4, generator=torch.Generator().manual_seed(seed)
+    )
     coarse = patterns[labels] + 0.4 * noise
     images = torch.nn.functional.interpolate(coarse, size=(32, 32), mode="bilinear")
     return (images + images.flip(-1)) / 2, labels
@@ -35,4 +37,6 @@ def make_examples(per_class: int = 8, *, seed: int = 1) -> FewShot:
 def accuracy(adapter: Adapter) -> float:
     """On images that no fit has seen."""
     images, labels = make_images(50, seed=2)
-    return float((adapter.predict(Batch(images)).logits.argmax(-1) == labels).float().mean())
+    return float(
+        (adapter.predict(Batch(images)).logits.argmax(-1) == labels).float().mean()
+    )

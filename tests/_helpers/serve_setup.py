@@ -91,7 +91,9 @@ class Alone:
 
     def __init__(self, model: CLIP, method: str = STATEFUL, **options: Any) -> None:
         config = method_config(method, None, options)
-        self.adapter: Adapter = create_method(method, model, ClassPrompts(CLASSES), config)  # type: ignore[arg-type]
+        self.adapter: Adapter = create_method(
+            method, model, ClassPrompts(CLASSES), config
+        )  # type: ignore[arg-type]
 
     def predict(self, images: list[bytes]) -> list[dict[str, float]]:
         """Probability by class of every picture."""
@@ -108,7 +110,9 @@ class Local:
     def post(self, method: str = STATEFUL, *, token: str = "", **more: Any) -> Any:
         """The response to a request for a session."""
         request = {"classes": CLASSES, "method": method, **more}
-        return self.http.post("/v1/sessions", json=request, headers=bearer(token) if token else {})
+        return self.http.post(
+            "/v1/sessions", json=request, headers=bearer(token) if token else {}
+        )
 
     def create(self, method: str = STATEFUL, **more: Any) -> str:
         response = self.post(method, **more)
@@ -125,7 +129,9 @@ class Local:
         assert response.status_code == 200, response.text
         return dict(response.json())
 
-    def check(self, id: str, images: list[bytes], alone: Alone, **fields: Any) -> dict[str, Any]:
+    def check(
+        self, id: str, images: list[bytes], alone: Alone, **fields: Any
+    ) -> dict[str, Any]:
         """Predict, and check that a method alone predicts the same; returns the response."""
         response = self.predict(id, images, **fields)
         assert probabilities(response) == alone.predict(images)
@@ -151,7 +157,10 @@ class Local:
 
 
 def make_settings(
-    model: CLIP, limits: Mapping[str, float] | None = None, tokens: Sequence[str] = (), **more: Any
+    model: CLIP,
+    limits: Mapping[str, float] | None = None,
+    tokens: Sequence[str] = (),
+    **more: Any,
 ) -> Settings:
     """Offer ``model`` as ``tiny``, to any host if there are tokens; requests are not limited."""
     guarded = {"tokens": Tokens(tokens), "hosts": None} if tokens else {}
@@ -167,7 +176,9 @@ def local_service(
     """Serve the sessions in a folder or database with such settings until the block ends."""
     with SessionStore.open(where) as store:
         app = create_app(store, make_settings(model, **settings))
-        with TestClient(app, base_url=f"http://{host}", raise_server_exceptions=False) as http:
+        with TestClient(
+            app, base_url=f"http://{host}", raise_server_exceptions=False
+        ) as http:
             yield Local(http, app.state.service)
 
 
@@ -194,7 +205,10 @@ def live_service(
 def probabilities(response: dict[str, Any]) -> list[dict[str, float]]:
     """Probability by class of every prediction of a response, as float32 numbers."""
     return [
-        {entry["label"]: float(np.float32(entry["probability"])) for entry in one["top"]}
+        {
+            entry["label"]: float(np.float32(entry["probability"]))
+            for entry in one["top"]
+        }
         for one in response["predictions"]
     ]
 
@@ -204,7 +218,9 @@ def check_equal(state: bytes, other: bytes) -> None:
     one, two = load(state), load(other)
     assert one.keys() == two.keys()
     for name in one:
-        bits = (v.contiguous().view(-1).view(torch.uint8) for v in (one[name], two[name]))
+        bits = (
+            v.contiguous().view(-1).view(torch.uint8) for v in (one[name], two[name])
+        )
         assert torch.equal(*bits), name
 
 
@@ -246,7 +262,9 @@ class Gate:
 def make_older(where: Path | str, session: str, days: float) -> None:
     """Let a session be unused for so many days."""
     then = time.time() - 86400 * days
-    change_row(where, "UPDATE sessions SET used = :then WHERE id = :id", then=then, id=session)
+    change_row(
+        where, "UPDATE sessions SET used = :then WHERE id = :id", then=then, id=session
+    )
 
 
 def change_row(where: Path | str, statement: str, **values: Any) -> None:
@@ -274,7 +292,9 @@ class Load:
     def _run(self) -> None:
         try:
             while not self._stop.is_set() and len(self.responses) < 5000:
-                response = self.session.predict(self.batch(len(self.responses)), top_k=len(CLASSES))
+                response = self.session.predict(
+                    self.batch(len(self.responses)), top_k=len(CLASSES)
+                )
                 self.responses.append(response.model_dump())
                 self._stop.wait(self.pause)
         except BaseException as error:

@@ -18,8 +18,12 @@ _CHANGING: dict[str, Any] = {
     "open": ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_int),
     "ftruncate": ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, _OFFSET),
     "write": ctypes.CFUNCTYPE(ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p, _SIZE),
-    "pwrite": ctypes.CFUNCTYPE(ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p, _SIZE, _OFFSET),
-    "pwrite64": ctypes.CFUNCTYPE(ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p, _SIZE, _OFFSET),
+    "pwrite": ctypes.CFUNCTYPE(
+        ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p, _SIZE, _OFFSET
+    ),
+    "pwrite64": ctypes.CFUNCTYPE(
+        ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p, _SIZE, _OFFSET
+    ),
     "unlink": _NAMED,
     "close": ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int),
 }
@@ -40,7 +44,9 @@ class _FileSystem(ctypes.Structure):
         ("xCurrentTimeInt64", ctypes.c_void_p),
         (
             "xSetSystemCall",
-            ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p),
+            ctypes.CFUNCTYPE(
+                ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p
+            ),
         ),
         (
             "xGetSystemCall",

@@ -12,12 +12,22 @@ from pathlib import Path
 
 KILLED = 137
 _SECONDS = 120  # after which a fork that hangs says where, and is ended with SIGALRM
-_OPERATIONS = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.truncate"}
+_OPERATIONS = {
+    "os.rename",
+    "os.remove",
+    "os.rmdir",
+    "os.mkdir",
+    "os.link",
+    "os.truncate",
+}
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
 def in_fork(
-    action: Callable[[], object], folder: Path, stop_at: int | None = None, name: str = ""
+    action: Callable[[], object],
+    folder: Path,
+    stop_at: int | None = None,
+    name: str = "",
 ) -> int:
     """Run in a fork that ends before its ``stop_at``-th operation, from 0, on files in ``folder``.
 
@@ -50,7 +60,9 @@ def in_fork(
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-_steady = 0  # threads of this process while nothing runs: pools of libraries, and this one
+_steady = (
+    0  # threads of this process while nothing runs: pools of libraries, and this one
+)
 
 
 def _wait_for_threads() -> None:

@@ -15,7 +15,11 @@ from tests._helpers.trees import random_pixels
 
 
 def made_up_dataset(
-    images: int = 50, side: int = 32, seed: int = 0, id: str = "made-up", labelled: bool = True
+    images: int = 50,
+    side: int = 32,
+    seed: int = 0,
+    id: str = "made-up",
+    labelled: bool = True,
 ) -> ArrayDataset:
     """Coarse random patterns; labels in blocks, as folders would list them."""
     coarse = random_pixels(images, 4, 4, 3, seed=seed)

@@ -41,18 +41,46 @@ def random_strings(count: int, *, seed: int, old_unicode: bool) -> list[str]:
     """Random strings over all planes; ``old_unicode`` keeps to characters that every Unicode
     table since 3.2 holds, as libraries are built with different ones."""
     rng = random.Random(seed)
-    blocks = [(32, 127), (32, 127), (0, 256), (0x100, 0x600), (0x600, 0x3100), (0x3100, 0xFFFF)]
+    blocks = [
+        (32, 127),
+        (32, 127),
+        (0, 256),
+        (0x100, 0x600),
+        (0x600, 0x3100),
+        (0x3100, 0xFFFF),
+    ]
     blocks += [(0x1F300, 0x1FB00), (0x10000, 0x10FFFF)]
     table = unicodedata.ucd_3_2_0 if old_unicode else unicodedata
-    left_out = {"Cs", "Cn", "Co"} if old_unicode else {"Cs"}  # surrogates, unassigned, private
+    left_out = (
+        {"Cs", "Cn", "Co"} if old_unicode else {"Cs"}
+    )  # surrogates, unassigned, private
     letters = [
-        [char for char in map(chr, range(*block)) if table.category(char) not in left_out]
+        [
+            char
+            for char in map(chr, range(*block))
+            if table.category(char) not in left_out
+        ]
         for block in blocks
     ]
     letters = [chars for chars in letters if chars]  # Unicode 3.2 had no emoji
-    pool = ["'s", "'LL", " ", "  ", "\t", "&amp;", "&#39;", "the", "Photo", "3", "😀", "e\u0301"]
+    pool = [
+        "'s",
+        "'LL",
+        " ",
+        "  ",
+        "\t",
+        "&amp;",
+        "&#39;",
+        "the",
+        "Photo",
+        "3",
+        "😀",
+        "e\u0301",
+    ]
 
     def piece() -> str:
-        return rng.choice(pool) if rng.random() < 0.3 else rng.choice(rng.choice(letters))
+        return (
+            rng.choice(pool) if rng.random() < 0.3 else rng.choice(rng.choice(letters))
+        )
 
     return ["".join(piece() for _ in range(rng.randrange(1, 24))) for _ in range(count)]

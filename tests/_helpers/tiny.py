@@ -12,7 +12,9 @@ MERGES = 512
 
 def build_tiny_clip(seed: int = 0) -> CLIP:
     """A random CLIP of 32 px, width 32, 2 + 2 blocks, whose features differ between inputs."""
-    vision = VisionConfig(image_size=32, patch_size=8, width=32, layers=2, heads=2, hidden=64)
+    vision = VisionConfig(
+        image_size=32, patch_size=8, width=32, layers=2, heads=2, hidden=64
+    )
     text = TextConfig(
         context_length=32,
         vocab_size=512 + MERGES + 2,
@@ -36,7 +38,9 @@ def build_tiny_clip(seed: int = 0) -> CLIP:
         else:
             weight.data = noise * weight[0].numel() ** -0.5
     _centre(model)
-    model.logit_scale.data.fill_(torch.tensor(10.0).log())  # 100 would saturate every softmax
+    model.logit_scale.data.fill_(
+        torch.tensor(10.0).log()
+    )  # 100 would saturate every softmax
     return model
 
 

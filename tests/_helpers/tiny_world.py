@@ -17,7 +17,9 @@ TINY_IMAGES = make_tiny_images()
 
 def with_views(images: int, spec: ViewSpec) -> Any:
     """Make a batch of the first images with views of each."""
-    return attach_views(Batch(TINY_IMAGES[:images], tuple("abcdefghij")[:images]), spec, seed=0)
+    return attach_views(
+        Batch(TINY_IMAGES[:images], tuple("abcdefghij")[:images]), spec, seed=0
+    )
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:

@@ -15,7 +15,19 @@ from tests._helpers.tolerance import FEATURE
 
 XLM = ("<s>", "<pad>", "</s>", "<unk>")
 """Special tokens of XLM-V's vocabulary, in order."""
-WORDS = ["a", "photo", "of", "sketch", "airplane", "cat", "frog", "ship", "truck", "green", "the"]
+WORDS = [
+    "a",
+    "photo",
+    "of",
+    "sketch",
+    "airplane",
+    "cat",
+    "frog",
+    "ship",
+    "truck",
+    "green",
+    "the",
+]
 
 
 def assert_features(actual: Tensor, wanted: Tensor, atol: float = FEATURE) -> None:
@@ -37,7 +49,9 @@ def randomise(model: Any, *, sharpness: float = 1.0) -> Any:
             else:
                 kind = "embedding" in name or "probe" in name
                 sharp = sharpness if "q_proj" in name or "k_proj" in name else 1.0
-                weight.copy_(noise * (0.5 if kind else sharp * weight[0].numel() ** -0.5))
+                weight.copy_(
+                    noise * (0.5 if kind else sharp * weight[0].numel() ** -0.5)
+                )
     return model.eval()
 
 
@@ -50,7 +64,11 @@ def noisy(model: Any, scale: float = 0.05) -> Any:
     return model.eval()
 
 
-SHAPE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
+SHAPE: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+}
 SHAPE["num_hidden_layers"] = 3
 IMAGES = SHAPE | {"image_size": 32, "patch_size": 8}
 """Common shape of the towers, and that of images of 32 pixels."""
@@ -61,13 +79,20 @@ def tiny_transformers(activation: str = "quick_gelu") -> Any:
     act = {"hidden_act": activation}
     text = SHAPE | act | {"layer_norm_eps": 1e-6}
     towers: Any = {"text_config": text, "vision_config": IMAGES | act}
-    return randomise(transformers.CLIPModel(transformers.CLIPConfig(**towers, projection_dim=24)))
+    return randomise(
+        transformers.CLIPModel(transformers.CLIPConfig(**towers, projection_dim=24))
+    )
 
 
 def tiny_metaclip2(end: int = 2) -> Any:
     """A random ``MetaClip2Model`` that reads texts at token ``end``."""
     pytest.importorskip("transformers", minversion="5")
-    text = {"vocab_size": 64, "eos_token_id": end, "bos_token_id": None, "pad_token_id": None}
+    text = {
+        "vocab_size": 64,
+        "eos_token_id": end,
+        "bos_token_id": None,
+        "pad_token_id": None,
+    }
     act = {"hidden_act": "gelu"}
     towers: Any = {"text_config": SHAPE | act | text, "vision_config": IMAGES | act}
     config = transformers.MetaClip2Config(**towers, projection_dim=24)
@@ -79,7 +104,9 @@ def tiny_siglip(*, vocab_size: int = 64, sharpness: float = 1.0) -> Any:
 
     ``sharpness`` scales queries and keys, so that a few words stand out among the padding.
     """
-    pytest.importorskip("transformers", minversion="5")  # older ones have another SiglipConfig
+    pytest.importorskip(
+        "transformers", minversion="5"
+    )  # older ones have another SiglipConfig
     text = SHAPE | {"hidden_size": 48, "projection_size": 64, "intermediate_size": 80}
     text |= {"num_hidden_layers": 2, "vocab_size": vocab_size}
     config = transformers.SiglipConfig(text_config=text, vision_config=IMAGES)
@@ -87,7 +114,10 @@ def tiny_siglip(*, vocab_size: int = 64, sharpness: float = 1.0) -> Any:
 
 
 def word_tokenizer(
-    path: Path, *, specials: tuple[str, ...] = ("<pad>", "<eos>", "<bos>", "<unk>"), size: int = 64
+    path: Path,
+    *,
+    specials: tuple[str, ...] = ("<pad>", "<eos>", "<bos>", "<unk>"),
+    size: int = 64,
 ) -> None:
     """A ``tokenizer.json`` with one token per word, under Gemma's special tokens or XLM-V's."""
     vocabulary = {token: index for index, token in enumerate([*specials, *WORDS])}
@@ -124,8 +154,12 @@ def open_clip_layout(state: Any) -> Any:
                     out[f"{block}.{name}{part.removeprefix(theirs)}"] = tensor
             if part.startswith("self_attn.q_proj."):
                 kind = part.rsplit(".", 1)[1]
-                parts = [state[key.replace("q_proj", f"{letter}_proj")] for letter in "qkv"]
-                name = f"attn.qkv.{kind}" if tower == "vision" else f"attn.in_proj_{kind}"
+                parts = [
+                    state[key.replace("q_proj", f"{letter}_proj")] for letter in "qkv"
+                ]
+                name = (
+                    f"attn.qkv.{kind}" if tower == "vision" else f"attn.in_proj_{kind}"
+                )
                 out[f"{block}.{name}"] = torch.cat(parts)
         elif "in_proj" in key:
             kind, width = key.rsplit("_", 1)[1], tensor.shape[0] // 3
@@ -162,20 +196,43 @@ OTHERS = {
 }
 
 
-def save_open_clip_siglip(model: Any, folder: Path, tokenizer: str = "owner/tokenizer") -> Any:
+def save_open_clip_siglip(
+    model: Any, folder: Path, tokenizer: str = "owner/tokenizer"
+) -> Any:
     """The folder of a SigLIP 2 in open_clip's format, without its tokenizer."""
     folder.mkdir(exist_ok=True)
-    save_file(open_clip_layout(model.state_dict()), folder / "open_clip_model.safetensors")
+    save_file(
+        open_clip_layout(model.state_dict()), folder / "open_clip_model.safetensors"
+    )
     theirs, text = model.config.vision_config, model.config.text_config
-    vision_cfg = {"image_size": theirs.image_size, "timm_model_name": "vit_base_patch32_siglip_256"}
-    vision_cfg |= {"timm_model_pretrained": False, "timm_pool": "map", "timm_proj": "none"}
+    vision_cfg = {
+        "image_size": theirs.image_size,
+        "timm_model_name": "vit_base_patch32_siglip_256",
+    }
+    vision_cfg |= {
+        "timm_model_pretrained": False,
+        "timm_pool": "map",
+        "timm_proj": "none",
+    }
     text_cfg = {"width": text.hidden_size, "heads": text.num_attention_heads}
     text_cfg |= {"layers": text.num_hidden_layers, "vocab_size": text.vocab_size}
-    text_cfg |= {"context_length": 64, "hf_tokenizer_name": tokenizer, "pool_type": "last"}
-    text_cfg |= {"no_causal_mask": True, "proj_bias": True, "norm_kwargs": {"eps": 1e-6}}
+    text_cfg |= {
+        "context_length": 64,
+        "hf_tokenizer_name": tokenizer,
+        "pool_type": "last",
+    }
+    text_cfg |= {
+        "no_causal_mask": True,
+        "proj_bias": True,
+        "norm_kwargs": {"eps": 1e-6},
+    }
     text_cfg["act_kwargs"] = {"approximate": "tanh"}
     text_cfg["tokenizer_kwargs"] = {"clean": "canonicalize"}
-    config = {"embed_dim": theirs.hidden_size, "init_logit_bias": -10, "custom_text": True}
+    config = {
+        "embed_dim": theirs.hidden_size,
+        "init_logit_bias": -10,
+        "custom_text": True,
+    }
     config |= {"vision_cfg": vision_cfg, "text_cfg": text_cfg}
     preprocess = {"mean": [0.5] * 3, "std": [0.5] * 3, "resize_mode": "squash"}
     values = {"model_cfg": config, "preprocess_cfg": preprocess}

@@ -32,7 +32,9 @@ def random_pixels(*shape: int, seed: int = 0) -> Any:
     return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
 
 
-def noise(folder: Path, names: Sequence[str], damaged: Sequence[int] = ()) -> list[Path]:
+def noise(
+    folder: Path, names: Sequence[str], damaged: Sequence[int] = ()
+) -> list[Path]:
     """Pictures of random pixels; files at the ``damaged`` indices cannot be read."""
     paths = [folder / name for name in names]
     for path, pixels in zip(paths, random_pixels(len(names), 40, 48, 3), strict=True):
@@ -42,12 +44,16 @@ def noise(folder: Path, names: Sequence[str], damaged: Sequence[int] = ()) -> li
     return paths
 
 
-def numbered_photos(folder: Path, count: int, damaged: Sequence[int] = ()) -> list[Path]:
+def numbered_photos(
+    folder: Path, count: int, damaged: Sequence[int] = ()
+) -> list[Path]:
     """Such pictures named 0.png, 1.png, ..."""
     return noise(folder, [f"{number}.png" for number in range(count)], damaged)
 
 
-def camera_list(folder: Path, cameras: Sequence[str], damaged: Sequence[int] = ()) -> Path:
+def camera_list(
+    folder: Path, cameras: Sequence[str], damaged: Sequence[int] = ()
+) -> Path:
     """A table of such pictures, one of each camera in the list."""
     numbered_photos(folder, len(cameras), damaged)
     lines = [f"{number}.png,{camera}" for number, camera in enumerate(cameras)]
@@ -116,11 +122,18 @@ def tree(folder: str, pictured: str, file: str = "", text: str = "") -> Tree:
 
     def make(root: Path) -> Expected:
         pictures(root / folder, [path.partition(" > ")[0] for path, _, _ in entries])
-        classes = {path.rpartition(" > ")[2]: label for path, _, label in entries if label}
+        classes = {
+            path.rpartition(" > ")[2]: label for path, _, label in entries if label
+        }
         if file.endswith(".json"):
             numbered = {key: label.partition(" ") for key, label in classes.items()}
-            split(root / file, [(key, int(n), name) for key, (n, _, name) in numbered.items()])
-            return {key: name.replace("_", " ") for key, (_, _, name) in numbered.items()}
+            split(
+                root / file,
+                [(key, int(n), name) for key, (n, _, name) in numbered.items()],
+            )
+            return {
+                key: name.replace("_", " ") for key, (_, _, name) in numbered.items()
+            }
         if file:
             write(root / file, text.replace("; ", "\n") + "\n")
         return classes
@@ -138,7 +151,9 @@ def trees(table: str) -> list[tuple[str, Tree]]:
 
 def cifar_rows(images: np.ndarray) -> np.ndarray:
     """CIFAR's rows: all red values, then green, then blue."""
-    return np.stack([np.concatenate([image[..., c].ravel() for c in range(3)]) for image in images])
+    return np.stack(
+        [np.concatenate([image[..., c].ravel() for c in range(3)]) for image in images]
+    )
 
 
 def cifar(folder: str, field: str, batches: Sequence[str], pictured: str) -> Tree:
@@ -149,7 +164,11 @@ def cifar(folder: str, field: str, batches: Sequence[str], pictured: str) -> Tre
         (root / folder).mkdir(parents=True)
         files = [key.partition("/")[2] for _, key in rows]
         labels = [int(number) for number, _ in rows]
-        batch = {"data": cifar_rows(random_pixels(2, 32, 32, 3)), field: labels, "filenames": files}
+        batch = {
+            "data": cifar_rows(random_pixels(2, 32, 32, 3)),
+            field: labels,
+            "filenames": files,
+        }
         for name in batches:
             (root / folder / name).write_bytes(pickle.dumps(batch, protocol=2))
         return {key: key.partition("/")[0].replace("_", " ") for _, key in rows}
@@ -183,7 +202,10 @@ def svhn(root: Path) -> Expected:
     images = np.moveaxis(random_pixels(2, 32, 32, 3), 0, 3)
     from scipy.io import savemat  # which the environment of the web app does not have
 
-    savemat(root / "SVHN/test_32x32.mat", {"X": images, "y": np.array([[10], [7]], np.uint8)})
+    savemat(
+        root / "SVHN/test_32x32.mat",
+        {"X": images, "y": np.array([[10], [7]], np.uint8)},
+    )
     return {"test/00000": "0", "test/00001": "7"}
 
 

@@ -46,7 +46,9 @@ class Kernel:
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*given: Any, num_warps: int = 4, **meta: Any) -> None:
             zero = torch.tensor(0)
-            own = [Pointer(x.view(-1), zero) if isinstance(x, Tensor) else x for x in given]
+            own = [
+                Pointer(x.view(-1), zero) if isinstance(x, Tensor) else x for x in given
+            ]
             for program in itertools.product(*(range(size) for size in grid)):
                 _PROGRAM[:] = program
                 self.function(*own, **meta)

@@ -52,8 +52,12 @@ Press = Callable[..., tuple[AppSession, Pages]]
 def press(controller: Controller) -> Press:
     """Press "Next batch" with a form: the visitor's session and what the page shows."""
 
-    def call(session: AppSession | None = None, **changes: Any) -> tuple[AppSession, Pages]:
-        session, pages = controller.next_batch(session, replace(FORM, **changes), "class")
+    def call(
+        session: AppSession | None = None, **changes: Any
+    ) -> tuple[AppSession, Pages]:
+        session, pages = controller.next_batch(
+            session, replace(FORM, **changes), "class"
+        )
         assert session is not None
         return session, pages
 

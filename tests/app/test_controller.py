@@ -21,9 +21,15 @@ from tests.app.conftest import FORM, NAMES, Press, photos
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [(" ,\n", "no class names"), ("a,b,c", "3 class names"), ("x" * 20, "10 characters")],
+    [
+        (" ,\n", "no class names"),
+        ("a,b,c", "3 class names"),
+        ("x" * 20, "10 characters"),
+    ],
 )
-def test_class_names_are_checked(text: str, words: str, tiny_clip: CLIP, tmp_path: Path) -> None:
+def test_class_names_are_checked(
+    text: str, words: str, tiny_clip: CLIP, tmp_path: Path
+) -> None:
     limits = Limits(classes=2, class_length=10)
     controller = Controller(Settings({"tiny": tiny_clip}, limits=limits), tmp_path)
     session, pages = controller.next_batch(None, replace(FORM, classes=text), "class")
@@ -37,11 +43,15 @@ def test_visitors_do_not_meet(press: Press) -> None:
         session, _ = press(shift=shift)
         alone.append(press(session, shift=shift)[1].predictions)
     sessions = [press(shift=shift)[0] for shift in shifts]
-    mixed = [press(one, shift=shift)[1] for one, shift in zip(sessions, shifts, strict=True)]
+    mixed = [
+        press(one, shift=shift)[1] for one, shift in zip(sessions, shifts, strict=True)
+    ]
     assert [pages.predictions for pages in mixed] == alone and alone[0] != alone[1]
 
 
-def test_another_method_starts_over_and_says_so(controller: Controller, press: Press) -> None:
+def test_another_method_starts_over_and_says_so(
+    controller: Controller, press: Press
+) -> None:
     session, _ = press()
     same, _ = press(session, shift="snow")
     assert same is session and same.batches == 2
@@ -49,13 +59,17 @@ def test_another_method_starts_over_and_says_so(controller: Controller, press: P
     other, pages = press(session, method="tda")
     assert other is not session and other.batches == 1
     assert "starts over" in pages.notice
-    assert list(controller.folder.iterdir()) == []  # the old session's files went with it
+    assert (
+        list(controller.folder.iterdir()) == []
+    )  # the old session's files went with it
     last, pages = press(other, method="tda", classes="cat,truck")
     assert last is not other and last.batches == 1
     assert "tda learns about its classes only: it starts over" in pages.notice
 
 
-def test_other_classes_keep_the_stream_and_what_was_learned(press: Press, tiny_clip: CLIP) -> None:
+def test_other_classes_keep_the_stream_and_what_was_learned(
+    press: Press, tiny_clip: CLIP
+) -> None:
     form, names = {"method": "domain_norm", "batch_size": 64}, ("cat", "truck", "ship")
     first, _ = press(**form)
     learned = first.adapter.state_dict()
@@ -76,7 +90,9 @@ def test_other_classes_keep_the_stream_and_what_was_learned(press: Press, tiny_c
     assert [row.after_probability for row in shown.rows] == best.values.tolist()
     # scores of different lists are not mixed; the table has both
     assert other.tally.images == 64
-    assert other.tally.labelled == sum(stream.names[i] in names for i in labels.tolist())
+    assert other.tally.labelled == sum(
+        stream.names[i] in names for i in labels.tolist()
+    )
     assert len(other.predictions_csv().splitlines()) == 129
 
 

@@ -22,13 +22,25 @@ def interface(monkeypatch: pytest.MonkeyPatch) -> Any:
     for name in ("Radio", "Dropdown", "Slider", "File", "Textbox"):
         setattr(gradio, name, lambda *values, **options: MagicMock(**options))
     monkeypatch.setitem(sys.modules, "gradio", gradio)
-    return SimpleNamespace(**runpy.run_path(str(Path(app.__path__[0]) / "interface.py")))
+    return SimpleNamespace(
+        **runpy.run_path(str(Path(app.__path__[0]) / "interface.py"))
+    )
 
 
-def test_widgets_are_in_the_order_of_the_form(interface: Any, controller: Controller) -> None:
+def test_widgets_are_in_the_order_of_the_form(
+    interface: Any, controller: Controller
+) -> None:
     labels = [widget.label for widget in interface._form(controller)]
     assert labels == [
-        *("Model", "Method", "Class names", "Images", "Shift", "Severity", "Images per batch"),
+        *(
+            "Model",
+            "Method",
+            "Class names",
+            "Images",
+            "Shift",
+            "Severity",
+            "Images per batch",
+        ),
         "Images, at most 256",
     ]
 

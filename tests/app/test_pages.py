@@ -17,7 +17,9 @@ from tests.app.conftest import FOG, NAMES, Make
 
 
 @pytest.mark.parametrize("kind", ["class", "rollout"])
-def test_attention_is_that_of_the_passes_that_were_scored(make: Make, kind: Any) -> None:
+def test_attention_is_that_of_the_passes_that_were_scored(
+    make: Make, kind: Any
+) -> None:
     session = make("scap")
     session.next_of_stream(*FOG)
     shown = session.next_of_stream(*FOG)
@@ -27,7 +29,9 @@ def test_attention_is_that_of_the_passes_that_were_scored(make: Make, kind: Any)
     width = evidence["passes"].width
     assert evidence["prompt_mask"].any()
     for index in range(len(shown.rows)):
-        mapped = app_pages.attention_maps(adapter, shown.pixels, shown.prediction, index, kind)
+        mapped = app_pages.attention_maps(
+            adapter, shown.pixels, shown.prediction, index, kind
+        )
         assert mapped is not None
         titles, maps = mapped
         masks = evidence["prompt_mask"][index * width : (index + 1) * width]
@@ -43,7 +47,9 @@ def test_attention_is_that_of_the_passes_that_were_scored(make: Make, kind: Any)
                 prefix = {block: Prefix(tokens.reshape(1, -1, *tokens.shape[2:]), None)}
             weights = tower.attention(image, [block], prefix=prefix)[block]
             row = weights.mean(dim=1)[0, 0]
-            if kind == "rollout":  # one prompted block, the last: half stays where it was
+            if (
+                kind == "rollout"
+            ):  # one prompted block, the last: half stays where it was
                 row = row / 2
             np.testing.assert_allclose(shown_map[2:], row[-16:], atol=SUM)
             assert float(shown_map[0]) == pytest.approx(float(row[:-17].sum()), abs=SUM)
@@ -54,7 +60,9 @@ def test_methods_without_evidence_say_so(make: Make) -> None:
     shown = session.next_of_stream(*FOG)
     assert "forms no cliques" in app_pages.cliques_page(shown, "tent", NAMES)
     assert "keeps no cache" in app_pages.memory_page(session.tally, "tent", NAMES)
-    assert "plain attention only" in app_pages.attention_page(session, shown, 0, "class")
+    assert "plain attention only" in app_pages.attention_page(
+        session, shown, 0, "class"
+    )
 
 
 def test_galleries_show_every_clique_with_class_size_and_loss(make: Make) -> None:
@@ -62,14 +70,18 @@ def test_galleries_show_every_clique_with_class_size_and_loss(make: Make) -> Non
     page = app_pages.cliques_page(shown, "scap", NAMES)
     cliques = describe(shown.prediction)["cliques"]
     assert cliques
-    heads = re.findall(r"<b>(\w+)</b> · (\d+) images? · loss ([\d.-]+) → ([\d.-]+)", page)
+    heads = re.findall(
+        r"<b>(\w+)</b> · (\d+) images? · loss ([\d.-]+) → ([\d.-]+)", page
+    )
     for head, clique in zip(heads, cliques, strict=True):
         losses = [f"{clique[when]['total']:.3f}" for when in ("before", "after")]
         assert head == (NAMES[clique["class"]], str(clique["size"]), *losses)
     assert page.count("<img") == sum(c["size"] for c in cliques)
 
 
-def test_pages_mark_changes_and_hold_no_markup_of_a_visitor(make: Make, tmp_path: Path) -> None:
+def test_pages_mark_changes_and_hold_no_markup_of_a_visitor(
+    make: Make, tmp_path: Path
+) -> None:
     session = make()
     path = tmp_path / "<b>x.png"
     path.write_bytes(picture(1))
@@ -80,7 +92,9 @@ def test_pages_mark_changes_and_hold_no_markup_of_a_visitor(make: Make, tmp_path
     for row, marks in ((changed, 1), (same, 0)):
         page = app_pages.predictions_page(replace(shown, rows=(row,)), "tent")
         assert page.count("cq-changed") == page.count("changed</span>") == marks
-        attention = app_pages.attention_page(session, replace(shown, rows=(row,)), 0, "class")
+        attention = app_pages.attention_page(
+            session, replace(shown, rows=(row,)), 0, "class"
+        )
         pages += [page, attention]
     for text in (*pages, app_pages.notice("<u>", bad=True, items=["<s>"])):
         assert not re.search(r"<(script|b>x|u>|s>)", text) and "='b" not in text

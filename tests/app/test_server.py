@@ -41,17 +41,26 @@ def visit(tiny_clip: CLIP) -> Visit:
 def test_only_known_hosts_and_own_pages_are_served(visit: Visit) -> None:
     http = visit()
     response = http.get("/", headers={"Origin": "http://127.0.0.1:7860"})
-    assert response.status_code == 200 and response.headers["Content-Security-Policy"] == POLICY
+    assert (
+        response.status_code == 200
+        and response.headers["Content-Security-Policy"] == POLICY
+    )
     assert http.get("/openapi.json").status_code == 404
     assert visit(host="evil.example").get("/").status_code == 403
-    for headers in ({"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
+    for headers in (
+        {"Origin": "http://evil.example"},
+        {"Sec-Fetch-Site": "cross-site"},
+    ):
         for path in ("/login", "/gradio_api/upload"):
             assert http.post(path, headers=headers).status_code == 403
 
 
 def test_logins_are_slowed_and_uploads_are_bounded(visit: Visit) -> None:
     http = visit(Limits(upload_bytes=10_000, wrong_token_rate=0.001))
-    assert [http.post("/login").status_code for _ in range(12)] == [200] * 10 + [429, 429]
+    assert [http.post("/login").status_code for _ in range(12)] == [200] * 10 + [
+        429,
+        429,
+    ]
     path = "/gradio_api/upload"
     sent = [http.post(path, content=b"x" * 4000).status_code for _ in range(3)]
     assert sent == [200, 200, 429]
@@ -85,12 +94,16 @@ def test_uploads_are_deleted_when_the_app_stops_and_after_it_was_killed(
 ) -> None:
     environment = child_environment(TMPDIR=str(tmp_path))
     command = [sys.executable, "-c", APP]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as running:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environment
+    ) as running:
         assert running.stdout is not None
         folder = Path(running.stdout.readline().strip())
         assert str(running.pid) in folder.name and (folder / "upload.png").exists()
         with subprocess.Popen([sys.executable, "-c", ""]) as ended:
-            left = folder.with_name(folder.name.replace(str(running.pid), str(ended.pid)))
+            left = folder.with_name(
+                folder.name.replace(str(running.pid), str(ended.pid))
+            )
         left.mkdir()
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
         app_server.delete_left_uploads()  # as the next start does
@@ -100,7 +113,10 @@ def test_uploads_are_deleted_when_the_app_stops_and_after_it_was_killed(
 
 
 def test_a_port_in_use_is_refused_before_any_address(tiny_clip: CLIP) -> None:
-    with open_port("127.0.0.1", 0) as occupied, pytest.raises(UserError, match="in use"):
+    with (
+        open_port("127.0.0.1", 0) as occupied,
+        pytest.raises(UserError, match="in use"),
+    ):
         port = occupied.getsockname()[1]
         app_server.serve(Settings({"tiny": tiny_clip}), host="127.0.0.1", port=port)
 

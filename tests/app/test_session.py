@@ -31,7 +31,9 @@ def test_predictions_are_those_of_the_library(make: Make, tiny_clip: CLIP) -> No
     for (batch, labels), _ in zip(stream, range(2), strict=False):
         shown = session.next_of_stream(*FOG)
         after = adapter.predict(batch).probabilities.max(dim=-1)
-        before = (tiny_clip.encode_image(batch.images, normalize=True) @ classifier.T).argmax(-1)
+        before = (
+            tiny_clip.encode_image(batch.images, normalize=True) @ classifier.T
+        ).argmax(-1)
         assert [row.name for row in shown.rows] == list(batch.keys)
         assert [row.after for row in shown.rows] == [NAMES[i] for i in after.indices]
         assert [row.after_probability for row in shown.rows] == after.values.tolist()
@@ -49,7 +51,9 @@ def test_labels_are_counted_and_never_change_a_prediction(
     rows = [row for shown in first for row in shown.rows if row.truth is not None]
     tally = honest.tally
     assert 0 < tally.labelled == len(rows) < tally.images == 12
-    before, after = (sum(getattr(row, s) == row.truth for row in rows) for s in ("before", "after"))
+    before, after = (
+        sum(getattr(row, s) == row.truth for row in rows) for s in ("before", "after")
+    )
     assert tally.right == {"before": before, "after": after}
     assert tally.curve[-1] == (len(rows), before / len(rows), after / len(rows))
     false = copy(get_dataset("bundled"))
@@ -76,9 +80,13 @@ def test_a_change_of_shift_goes_on_where_the_stream_was(make: Make) -> None:
     assert [row.name for row in session.next_of_stream(*FOG).rows] == seen[:6]
 
 
-def test_bad_files_are_named_and_the_others_predicted(make: Make, tmp_path: Path) -> None:
+def test_bad_files_are_named_and_the_others_predicted(
+    make: Make, tmp_path: Path
+) -> None:
     good = photos(tmp_path, range(4))
-    text, cut, large = (tmp_path / name for name in ("notes.txt", "cut.png", "large.png"))
+    text, cut, large = (
+        tmp_path / name for name in ("notes.txt", "cut.png", "large.png")
+    )
     text.write_text("no picture")
     cut.write_bytes(picture(9)[:60])
     large.write_bytes(picture(1, size=64))
@@ -92,7 +100,9 @@ def test_bad_files_are_named_and_the_others_predicted(make: Make, tmp_path: Path
     assert len(table) == 7
     assert [row["image"] for row in table if row["error"]] == list(reasons)
     fine = [row for row in table if not row["error"]]
-    assert [row["prediction"] for row in fine] == [label for label, _ in predicted(shown)]
+    assert [row["prediction"] for row in fine] == [
+        label for label, _ in predicted(shown)
+    ]
     assert all(0 < float(row["probability"]) <= 1 for row in fine)
 
 
@@ -128,7 +138,9 @@ def test_a_failing_batch_leaves_everything_as_it_was(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session, untroubled = make(), make()
-    assert predicted(session.next_of_stream(*FOG)) == predicted(untroubled.next_of_stream(*FOG))
+    assert predicted(session.next_of_stream(*FOG)) == predicted(
+        untroubled.next_of_stream(*FOG)
+    )
     predict = session.adapter._predict
 
     def fail(batch: Batch) -> Prediction:
@@ -139,7 +151,9 @@ def test_a_failing_batch_leaves_everything_as_it_was(
         patched.setattr(session.adapter, "_predict", fail)
         with pytest.raises(ServiceError, match="memory"):
             session.next_of_stream(*FOG)
-    assert predicted(session.next_of_stream(*FOG)) == predicted(untroubled.next_of_stream(*FOG))
+    assert predicted(session.next_of_stream(*FOG)) == predicted(
+        untroubled.next_of_stream(*FOG)
+    )
 
 
 def test_caches_are_counted_class_by_class(make: Make) -> None:

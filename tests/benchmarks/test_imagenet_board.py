@@ -6,7 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.imagenet_board import Packer, Plan, log_table, read_log, read_streams, run
+from benchmarks.imagenet_board import (
+    Packer,
+    Plan,
+    log_table,
+    read_log,
+    read_streams,
+    run,
+)
 from cliquetta.evaluation.record import unpack_records
 from tests._helpers.made_runs import ADAPTED, LABELS, PLAIN, make_run, table_cells
 
@@ -34,7 +41,9 @@ def plan(tiny_file: Path, tmp_path: Path) -> Plan:
 
 
 def test_a_later_block_is_run_later_though_its_stream_came_before(plan: Plan) -> None:
-    streams = [[(spec.dataset, spec.method) for spec in runs] for runs in read_streams(plan)]
+    streams = [
+        [(spec.dataset, spec.method) for spec in runs] for runs in read_streams(plan)
+    ]
     assert streams == [
         [("bundled", "zero_shot"), ("bundled", "tda")],
         [("bundled@fog:5", "zero_shot"), ("bundled@fog:5", "tda")],
@@ -56,7 +65,11 @@ def test_processes_share_the_streams_and_what_is_finished_is_packed(
         "zero_shot",
         "zero_shot",
     ]
-    assert all("repaired" in record.metrics for record in records if record.method != "zero_shot")
+    assert all(
+        "repaired" in record.metrics
+        for record in records
+        if record.method != "zero_shot"
+    )
 
 
 def test_records_are_packed_as_they_come(tmp_path: Path) -> None:

@@ -31,7 +31,11 @@ def clone(tmp_path: Path) -> Path:
             image = Image.new("RGB", (90, 60), (20 * label, 50 * number, 0))
             image.save(folder / f"ILSVRC2012_val_{number:08d}.JPEG")
     git = ["git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@b.c"]
-    for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message=images"]):
+    for words in (
+        ["init", "--quiet"],
+        ["add", "."],
+        ["commit", "--quiet", "--message=images"],
+    ):
         subprocess.run([*git, *words], check=True)
     return root
 
@@ -41,7 +45,9 @@ def test_images_are_listed_by_class_number_and_file_name(clone: Path) -> None:
     assert listed == [(label, index) for label in (0, 3, 10) for index in range(5)]
 
 
-def test_parts_hold_their_places_at_the_size_asked_for(clone: Path, tmp_path: Path) -> None:
+def test_parts_hold_their_places_at_the_size_asked_for(
+    clone: Path, tmp_path: Path
+) -> None:
     pack(clone, tmp_path / "dev.npz", "dev", size=32, crop=True, processes=1)
     part = read_part(tmp_path / "dev.npz")
     assert part.index.tolist() == [*PARTS["dev"]] * 3
@@ -65,7 +71,9 @@ def test_the_longer_side_is_kept_where_views_need_it() -> None:
     assert whole.size == (48, 32)
 
 
-def test_the_folders_are_datasets_with_imagenets_classes(clone: Path, tmp_path: Path) -> None:
+def test_the_folders_are_datasets_with_imagenets_classes(
+    clone: Path, tmp_path: Path
+) -> None:
     for part, name, crop in (
         ("dev", "imagenet-dev", True),
         ("report", "imagenet-report", True),
@@ -79,6 +87,8 @@ def test_the_folders_are_datasets_with_imagenets_classes(clone: Path, tmp_path: 
     assert dataset.labels is not None
     assert dataset.labels.tolist() == [0] * 5 + [3] * 5 + [10] * 5
     assert dataset.keys[5:7] == ("3/3-0", "3/3-1")
-    assert np.asarray(dataset.load(9)).mean(axis=(0, 1)) == pytest.approx([60, 200, 0], abs=3)
+    assert np.asarray(dataset.load(9)).mean(axis=(0, 1)) == pytest.approx(
+        [60, 200, 0], abs=3
+    )
     report = get_dataset(f"tar:{folders / 'tar' / 'imagenet-report'}")
     assert len(report) == 6

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 FLAGS = (
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *(
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-sync",
+    ),
     *("--disable-background-networking", "--disable-component-update"),
 )
 SLOW = 60_000  # ms: two batches of SCAP on a busy machine
@@ -39,12 +45,17 @@ def open_page(browser: Any) -> OpenPage:
         page = browser.new_page(**options)
         page.set_default_timeout(SLOW)
         page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("console", lambda n: complaints.append(n.text) if n.type == "error" else None)
+        page.on(
+            "console",
+            lambda n: complaints.append(n.text) if n.type == "error" else None,
+        )
         page.on("request", lambda request: requests.append(request.url))
         page.goto(url)
         yield page
         page.close()
-        foreign = [one for one in requests if not one.startswith((url, "data:", "blob:"))]
+        foreign = [
+            one for one in requests if not one.startswith((url, "data:", "blob:"))
+        ]
         assert complaints == [] and foreign == []
 
     return open

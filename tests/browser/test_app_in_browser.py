@@ -88,11 +88,15 @@ def images_shown(page: Page, id: str) -> int:
     """Images of a part of the page, all of which must have arrived."""
     images = page.locator(f"#{id} img")
     expect(images.first).to_be_visible()
-    assert images.evaluate_all("all => all.every(i => i.complete && i.naturalWidth > 0)")
+    assert images.evaluate_all(
+        "all => all.every(i => i.complete && i.naturalWidth > 0)"
+    )
     return images.count()
 
 
-def test_a_stream_is_followed_and_its_state_downloaded(page: Page, tmp_path: Path) -> None:
+def test_a_stream_is_followed_and_its_state_downloaded(
+    page: Page, tmp_path: Path
+) -> None:
     """It leaves its screenshots in an existing folder named in CLIQUETTA_SCREENSHOTS."""
     shots = Path(os.environ.get("CLIQUETTA_SCREENSHOTS", tmp_path))
     assert page.locator("#method input").input_value() == "domain_norm"
@@ -118,7 +122,9 @@ def test_a_stream_is_followed_and_its_state_downloaded(page: Page, tmp_path: Pat
     by_class = page.locator("#attention img").nth(1).get_attribute("src")
     page.screenshot(path=shots / "app-attention.png", full_page=True)
     page.get_by_label("rollout").check()
-    expect(page.locator("#attention img").nth(1)).not_to_have_attribute("src", str(by_class))
+    expect(page.locator("#attention img").nth(1)).not_to_have_attribute(
+        "src", str(by_class)
+    )
 
     open_tab(page, "Memory")
     expect(page.locator("#memory")).to_contain_text("retained prompts")
@@ -135,7 +141,9 @@ def test_a_stream_is_followed_and_its_state_downloaded(page: Page, tmp_path: Pat
         files[name] = tmp_path / name
         download.value.save_as(files[name])
     assert len(files["predictions.csv"].read_text().splitlines()) == 33
-    adapter = create_method("scap", create_model("micro"), ClassPrompts(load_bundled().names))
+    adapter = create_method(
+        "scap", create_model("micro"), ClassPrompts(load_bundled().names)
+    )
     assert load_state(adapter, files["scap-state.safetensors"]).notes["images"] == 32
     assert int(adapter.memory["batches"]) == 2
 
@@ -181,7 +189,9 @@ def test_own_images_with_a_bad_one_among_them(page: Page, tmp_path: Path) -> Non
     page.locator("#files input[type=file]").set_input_files([*good[:3], bad, *good[3:]])
     expect(page.locator("#files a")).to_have_count(7)
     choose(page, "method", "tda")
-    page.locator("#classes textarea").fill("airplane, deer, <img src=nowhere>, ${1+1}, {{2}}, ship")
+    page.locator("#classes textarea").fill(
+        "airplane, deer, <img src=nowhere>, ${1+1}, {{2}}, ship"
+    )
     next_batch(page, 1)
     alert = page.locator("#notice [role=alert]")
     expect(alert).to_contain_text("1 file could not be used; the others were predicted")
@@ -198,12 +208,20 @@ def test_own_images_with_a_bad_one_among_them(page: Page, tmp_path: Path) -> Non
 def press_next(page: Page, address: str, path: str) -> str:
     """Press the button without a browser, with a path of one's own as the file; the response."""
     config = page.request.get(f"{address}/config").json()
-    (press,) = (entry for entry in config["dependencies"] if entry["api_name"] == "on_next")
+    (press,) = (
+        entry for entry in config["dependencies"] if entry["api_name"] == "on_next"
+    )
     file = {"path": path, "meta": {"_type": "gradio.FileData"}}
     form = ["micro", "zero_shot", "cat, dog", "My images", "fog", 3, 4, [file]]
-    asked = {"data": [None, "class", *form], "fn_index": press["id"], "session_hash": "stranger"}
+    asked = {
+        "data": [None, "class", *form],
+        "fn_index": press["id"],
+        "session_hash": "stranger",
+    }
     assert page.request.post(f"{address}/gradio_api/queue/join", data=asked).ok
-    response = page.request.get(f"{address}/gradio_api/queue/data?session_hash=stranger").text()
+    response = page.request.get(
+        f"{address}/gradio_api/queue/data?session_hash=stranger"
+    ).text()
     return next(line for line in response.splitlines() if "process_completed" in line)
 
 

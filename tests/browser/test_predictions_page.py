@@ -41,7 +41,9 @@ def sheet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "b").mkdir()
     files = noise(folder, [f"{'ab'[n % 2]}/{n}.png" for n in range(20)])
     row_format = RowFormat(("tda",), NAMES, PredictOptions(labels="folder"))
-    run = PredictionRun(rows=[row(files[number % 20], number) for number in range(IMAGES)])
+    run = PredictionRun(
+        rows=[row(files[number % 20], number) for number in range(IMAGES)]
+    )
     for one in run.rows:
         run.count(row_format, one)
     path = folder / "page.html"
@@ -61,7 +63,9 @@ def test_images_are_shown_a_hundred_at_a_time(open_page: OpenPage, sheet: Path) 
     with open_page(sheet.as_uri()) as page:
         assert shown(page) == "1 to 100 of 3,000 images"
         assert page.evaluate("document.querySelectorAll('*').length") < 2_000
-        assert page.locator("#tiles img").first.evaluate("image => image.naturalWidth") > 0
+        assert (
+            page.locator("#tiles img").first.evaluate("image => image.naturalWidth") > 0
+        )
         first = titles(page)
         page.click("#next")
         assert shown(page) == "101 to 200 of 3,000 images" and len(titles(page)) == 100
@@ -69,12 +73,15 @@ def test_images_are_shown_a_hundred_at_a_time(open_page: OpenPage, sheet: Path) 
         assert titles(page) == first
 
 
-def test_what_adapting_changed_can_be_picked_out(open_page: OpenPage, sheet: Path) -> None:
+def test_what_adapting_changed_can_be_picked_out(
+    open_page: OpenPage, sheet: Path
+) -> None:
     numbers = range(IMAGES)
     before = [n % 2 == 1 or n % 3 == 2 for n in numbers]  # whether zero-shot is right
     after = [n % 3 != 0 for n in numbers]
     changed = [
-        row(Path(), n)["prediction"] != row(Path(), n)["zero_shot_prediction"] for n in numbers
+        row(Path(), n)["prediction"] != row(Path(), n)["zero_shot_prediction"]
+        for n in numbers
     ]
     expected = {
         "changed": sum(changed),
@@ -93,7 +100,9 @@ def test_what_adapting_changed_can_be_picked_out(open_page: OpenPage, sheet: Pat
         assert all("/b/" in title for title in titles(page))
 
 
-def test_the_least_certain_come_first_on_request(open_page: OpenPage, sheet: Path) -> None:
+def test_the_least_certain_come_first_on_request(
+    open_page: OpenPage, sheet: Path
+) -> None:
     with open_page(sheet.as_uri()) as page:
         page.select_option("select[name=sort]", "least")
         words = page.locator("#tiles .prediction").all_inner_texts()

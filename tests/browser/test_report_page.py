@@ -19,10 +19,31 @@ pytestmark = pytest.mark.browser
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page at the end of `cliquetta demo`, which prints the path."""
     out = tmp_path_factory.mktemp("demo")
-    words = ["demo", "--images", "24", "--batch-size", "12", "--shifts", "fog:4", "--out", str(out)]
-    words += ["--method", "scap,domain_norm", "--singles", "0", "--device", "cpu", "--threads", "1"]
+    words = [
+        "demo",
+        "--images",
+        "24",
+        "--batch-size",
+        "12",
+        "--shifts",
+        "fog:4",
+        "--out",
+        str(out),
+    ]
+    words += [
+        "--method",
+        "scap,domain_norm",
+        "--singles",
+        "0",
+        "--device",
+        "cpu",
+        "--threads",
+        "1",
+    ]
     environment = {**os.environ, "COLUMNS": "400"}
-    done = subprocess.run([*COMMAND, *words], capture_output=True, text=True, env=environment)
+    done = subprocess.run(
+        [*COMMAND, *words], capture_output=True, text=True, env=environment
+    )
     assert done.returncode == 0, done.stderr
     printed = re.search(r"Report: (\S+)", done.stdout)
     assert printed, done.stdout
@@ -44,8 +65,12 @@ def test_every_picture_is_there(page: Page) -> None:
         "[...document.querySelectorAll('figure > svg')].map(svg => svg.getBoundingClientRect())"
         ".map(box => [box.width, box.height])"
     )
-    assert len(boxes) >= 4 and all(width > 100 and height > 80 for width, height in boxes)
-    names = page.locator("figure > svg").evaluate_all("all => all.map(svg => svg.ariaLabel)")
+    assert len(boxes) >= 4 and all(
+        width > 100 and height > 80 for width, height in boxes
+    )
+    names = page.locator("figure > svg").evaluate_all(
+        "all => all.map(svg => svg.ariaLabel)"
+    )
     assert all(names)
 
 
@@ -54,7 +79,10 @@ def test_links_lead_to_sections_and_settings_fold_out(page: Page) -> None:
     for link in page.locator("nav a").all():
         link.click()
         target = str(link.get_attribute("href"))
-        assert page.locator(target).evaluate("part => part.getBoundingClientRect().top") < 900
+        assert (
+            page.locator(target).evaluate("part => part.getBoundingClientRect().top")
+            < 900
+        )
     page.locator("summary").last.click()
     assert "lr" in page.inner_text("details[open]")
 
@@ -84,7 +112,9 @@ def test_no_figure_holds_text_outside_of_its_frame(page: Page) -> None:
 def luminance(colour: Sequence[float]) -> float:
     """Relative luminance of red, green, blue in 0 to 255, by WCAG."""
     shares = [value / 255 for value in colour[:3]]
-    linear = [s / 12.92 if s <= 0.04045 else ((s + 0.055) / 1.055) ** 2.4 for s in shares]
+    linear = [
+        s / 12.92 if s <= 0.04045 else ((s + 0.055) / 1.055) ** 2.4 for s in shares
+    ]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
@@ -108,18 +138,24 @@ def test_text_stands_out_on_either_background(page: Page, scheme: str) -> None:
                 });
         }"""
     )
-    page.add_style_tag(content="section * { color: transparent !important } text { opacity: 0 }")
+    page.add_style_tag(
+        content="section * { color: transparent !important } text { opacity: 0 }"
+    )
     shot = Image.open(io.BytesIO(page.screenshot(full_page=True))).convert("RGB")
     ratios = []
     for fill, x, y in texts:
         if x < shot.width:  # else scrolled out of sight
-            dark, light = sorted([luminance(fill), luminance(shot.getpixel((int(x), int(y))))])  # type: ignore[arg-type]
+            dark, light = sorted(
+                [luminance(fill), luminance(shot.getpixel((int(x), int(y))))]
+            )  # type: ignore[arg-type]
             ratios.append((light + 0.05) / (dark + 0.05))
     assert len(ratios) > 40 and min(ratios) >= 4.5
 
 
 def test_it_prints(page: Page) -> None:
     page.emulate_media(media="print", color_scheme="dark")
-    paper = page.evaluate("getComputedStyle(document.querySelector('section')).backgroundColor")
+    paper = page.evaluate(
+        "getComputedStyle(document.querySelector('section')).backgroundColor"
+    )
     assert paper == "rgb(255, 255, 255)"
     assert page.pdf(format="A4")[:4] == b"%PDF"

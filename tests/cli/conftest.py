@@ -15,7 +15,10 @@ def photos(tmp_path: Path) -> Path:
     """Six readable images, two of them in a sub-folder."""
     folder = tmp_path / "photos"
     (folder / "more").mkdir(parents=True)
-    noise(folder, [f"{'more/' if index > 3 else ''}image{index}.png" for index in range(6)])
+    noise(
+        folder,
+        [f"{'more/' if index > 3 else ''}image{index}.png" for index in range(6)],
+    )
     return folder
 
 
@@ -23,7 +26,15 @@ def photos(tmp_path: Path) -> Path:
 def fitted(run: Run, tiny_file: Path, tmp_path: Path) -> Path:
     """A file of Tip-Adapter, fitted to two images per class."""
     path = tmp_path / "tip.safetensors"
-    words = ("--dataset", "bundled-fewshot", "--shots", "2", "--model", tiny_file, "--json")
+    words = (
+        "--dataset",
+        "bundled-fewshot",
+        "--shots",
+        "2",
+        "--model",
+        tiny_file,
+        "--json",
+    )
     made = run("fit", "--method", "tip_adapter", *words, "--out", path)
     assert made.code == 0 and json.loads(made.stdout)["images"] == 20
     return path

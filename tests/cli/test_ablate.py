@@ -23,19 +23,31 @@ def test_ablations_do_not_get_among_the_runs_that_are_compared(
     assert run("ablate", "--method", "tda", *varied, *shared).code == 0
     kept = {folder: find_runs([Path(folder)])[0] for folder in ("runs", "ablations")}
     methods = {
-        folder: {entry.record.settings["method"] for entry in runs} for folder, runs in kept.items()
+        folder: {entry.record.settings["method"] for entry in runs}
+        for folder, runs in kept.items()
     }
     assert methods == {"runs": {"zero_shot"}, "ablations": {"zero_shot", "tda"}}
 
 
 @pytest.fixture
 def ablate(run: Run, tiny_file: Path, tmp_path: Path) -> Any:
-    tda = ("--method", "tda", "--field", "positive_alpha", "--values", "1,2,4", "--limit", "20")
+    tda = (
+        "--method",
+        "tda",
+        "--field",
+        "positive_alpha",
+        "--values",
+        "1,2,4",
+        "--limit",
+        "20",
+    )
     fixed = ("--model", tiny_file, "--batch-size", "10", "--out", tmp_path / "runs")
     return partial(run, "ablate", *tda, *fixed)
 
 
-def test_an_ablation_is_a_table_a_curve_and_records(ablate: Any, tmp_path: Path) -> None:
+def test_an_ablation_is_a_table_a_curve_and_records(
+    ablate: Any, tmp_path: Path
+) -> None:
     result = ablate("--dataset", "bundled,bundled@fog:3", "--seeds", "0,1")
     assert len(list((tmp_path / "runs").glob("*/record.json"))) == 2 * 2 * (1 + 3)
     (numbers,) = (tmp_path / "runs").glob("ablate-*.json")

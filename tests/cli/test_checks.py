@@ -32,8 +32,14 @@ def folder(photos: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("predict", "gone", "--classes", "a,b", "--model", "micro"), "no such file or folder"),
-        (("predict", "photos", "--classes", "none.txt", "--model", "micro"), "no file none.txt"),
+        (
+            ("predict", "gone", "--classes", "a,b", "--model", "micro"),
+            "no such file or folder",
+        ),
+        (
+            ("predict", "photos", "--classes", "none.txt", "--model", "micro"),
+            "no file none.txt",
+        ),
         ((*PHOTOS, "--model", "ViT-B/17"), "did you mean 'ViT-B/16'"),
         ((*PHOTOS, "--model", "none.pt"), "no such file or folder: none.pt"),
         ((*PHOTOS, "--method", "scapp"), "did you mean 'scap'"),
@@ -49,11 +55,24 @@ def folder(photos: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ((*EVALUATE, "--order", "shufled"), "did you mean 'shuffled'"),
         (("evaluate", "--dataset", "bundled@fgo:3"), "did you mean 'fog'"),
         (("evaluate", "--dataset", "pets"), "--root"),
-        (("evaluate", "--dataset", "folder:gone", "--model", "micro"), "no such file or folder"),
+        (
+            ("evaluate", "--dataset", "folder:gone", "--model", "micro"),
+            "no such file or folder",
+        ),
         (("evaluate", "--grid", "odd"), "did you mean 'ood'"),
         (("fit", "--method", "coop", "--dataset", "bundld", "--out", "x"), "'bundled'"),
         (
-            ("ablate", "--method", "scap", "--field", "x", "--values", "1", "--dataset", "bundled"),
+            (
+                "ablate",
+                "--method",
+                "scap",
+                "--field",
+                "x",
+                "--values",
+                "1",
+                "--dataset",
+                "bundled",
+            ),
             "unknown option of scap",
         ),
         (("export", "--state", "none.safetensors", "--out", "x.onnx"), "no such file"),
@@ -71,9 +90,13 @@ def folder(photos: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (("sessions", "list", "--sessions", "gone"), "no sessions in gone"),
     ],
 )
-def test_wrong_arguments_are_answered_without_torch(words: tuple[str, ...], sentence: str) -> None:
+def test_wrong_arguments_are_answered_without_torch(
+    words: tuple[str, ...], sentence: str
+) -> None:
     program = [sys.executable, "-c", WITHOUT_TORCH, *words]
-    run = subprocess.run(program, env=child_environment(), capture_output=True, text=True)
+    run = subprocess.run(
+        program, env=child_environment(), capture_output=True, text=True
+    )
     assert run.returncode == 2 and "Traceback" not in run.stderr, run.stderr
     assert sentence in run.stderr and len(run.stderr.splitlines()) == 1
 
@@ -85,22 +108,48 @@ def test_wrong_arguments_are_answered_without_torch(words: tuple[str, ...], sent
         ("evaluate", "--dataset", OWN, "--method", "zero_shot"),
         ("evaluate", "--dataset", "bundled", "--unknown", OWN),
         ("fit", "--method", "coop", "--dataset", OWN, "--out", "x.safetensors"),
-        ("fit", "--method", "coop", "--dataset", "bundled", "--validation", OWN, "--out", "x"),
-        ("ablate", "--method", "scap", "--field", "lr", "--values", "1", "--dataset", OWN),
+        (
+            "fit",
+            "--method",
+            "coop",
+            "--dataset",
+            "bundled",
+            "--validation",
+            OWN,
+            "--out",
+            "x",
+        ),
+        (
+            "ablate",
+            "--method",
+            "scap",
+            "--field",
+            "lr",
+            "--values",
+            "1",
+            "--dataset",
+            OWN,
+        ),
         ("export", "--method", "zero_shot", "--classes", "a,b", "--out", "x.onnx"),
         ("predict", "photos", "--classes", "a,b"),
         ("serve",),
         ("app",),
     ],
 )
-def test_no_model_is_chosen_for_images_of_ones_own(run: Run, words: tuple[str, ...]) -> None:
+def test_no_model_is_chosen_for_images_of_ones_own(
+    run: Run, words: tuple[str, ...]
+) -> None:
     result = run(*words)
     assert result.refuses("no model: name one, such as ViT-B/16 for photographs")
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_a_grid_file_must_name_the_model_of_images_of_ones_own(run: Run, folder: Path) -> None:
-    (folder / "grid.json").write_text(f'[{{"datasets": ["{OWN}"], "methods": ["zero_shot"]}}]')
+def test_a_grid_file_must_name_the_model_of_images_of_ones_own(
+    run: Run, folder: Path
+) -> None:
+    (folder / "grid.json").write_text(
+        f'[{{"datasets": ["{OWN}"], "methods": ["zero_shot"]}}]'
+    )
     assert run("evaluate", "--grid", "grid.json").refuses("no model: name one")
 
 

@@ -14,7 +14,16 @@ PREDICT = ("predict", "photos", *TINY)
 TWO = (*PREDICT, "--classes", "a,b", "--method", "zero_shot")
 MICRO = ("--classes", "a,b", "--model", "micro")
 EVALUATE = ("evaluate", "--dataset", "bundled@fog:3", "--method", "zero_shot", *TINY)
-ABLATE = ("ablate", "--dataset", "bundled", "--method", "scap", "--field", "threshold", *TINY)
+ABLATE = (
+    "ablate",
+    "--dataset",
+    "bundled",
+    "--method",
+    "scap",
+    "--field",
+    "threshold",
+    *TINY,
+)
 
 
 @pytest.fixture
@@ -64,13 +73,19 @@ def folder(tiny_file: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
         ((*EVALUATE, "--ray-gpus", "0.5"), "--ray-gpus is for --ray"),
         (("evaluate", "--grid", "odd"), "did you mean 'ood'"),
         ((*ABLATE, "--values", "1", "--field", "treshold"), "'threshold'"),
-        (("fit", "--method", "tda", "--dataset", "bundled-fewshot", "--out", "x"), "no fitting"),
+        (
+            ("fit", "--method", "tda", "--dataset", "bundled-fewshot", "--out", "x"),
+            "no fitting",
+        ),
         (("compare", "nowhere"), "no such folder"),
         (("reproduce", "headlin"), "did you mean 'headline'"),
         (("reproduce", "ood"), "evaluate --grid ood"),
         (("reproduce", "headline", "--results", ".", "--again", "tent"), "needs --run"),
         (("data", "doctor", "gone"), "no folder"),
-        (("export", "--method", "tda", *MICRO, "--out", "m.onnx"), "tda has nothing to freeze"),
+        (
+            ("export", "--method", "tda", *MICRO, "--out", "m.onnx"),
+            "tda has nothing to freeze",
+        ),
         (("methods", "scapp"), "unknown method 'scapp'"),
         (("models", "nothing-like-this"), "no model matches"),
         (("demo", "--shifts", "smoke:3"), "unknown shift 'smoke'"),
@@ -100,7 +115,9 @@ def test_no_network_is_one_sentence(
     monkeypatch.setenv("CLIQUETTA_OFFLINE", "1")
     monkeypatch.setenv("CLIQUETTA_CACHE", str(tmp_path / "cache"))
     result = run("predict", photos, "--classes", "a,b", "--model", "openai:ViT-B/16")
-    assert result.code == 1 and "Traceback" not in result.text and "cache" in result.text
+    assert (
+        result.code == 1 and "Traceback" not in result.text and "cache" in result.text
+    )
 
 
 def test_json_says_the_error_too_and_debug_where(run: Run, tmp_path: Path) -> None:
@@ -108,7 +125,11 @@ def test_json_says_the_error_too_and_debug_where(run: Run, tmp_path: Path) -> No
     document = json.loads(result.stdout)
     assert document["exit_code"] == 2 and "no such file" in document["error"]
     result = run("predict", tmp_path / "gone", *MICRO, "--debug")
-    assert result.code == 2 and "Traceback" in result.text and "check_sources" in result.text
+    assert (
+        result.code == 2
+        and "Traceback" in result.text
+        and "check_sources" in result.text
+    )
 
 
 @pytest.mark.parametrize("kind", [MemoryError, RuntimeError])
@@ -132,8 +153,14 @@ def test_settings_are_pairs_and_lists_lose_repeats_and_blanks() -> None:
         split_list(" ,", "things")
 
 
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that nobody can write")
+@pytest.mark.skipif(
+    not Path("/proc/self").exists(), reason="needs a folder that nobody can write"
+)
 @pytest.mark.usefixtures("folder")
-def test_an_output_that_cannot_be_written_is_named_and_no_temporary_file(run: Run) -> None:
+def test_an_output_that_cannot_be_written_is_named_and_no_temporary_file(
+    run: Run,
+) -> None:
     result = run(*TWO, "--out", "/proc/x.csv")
-    assert result.refuses("cannot write /proc/x.csv: ") and result.text.count("/proc") == 1
+    assert (
+        result.refuses("cannot write /proc/x.csv: ") and result.text.count("/proc") == 1
+    )

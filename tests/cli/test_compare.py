@@ -10,15 +10,28 @@ import pytest
 from tests._helpers.running import Run
 
 
-def test_the_same_numbers_in_every_form(run: Run, tiny_file: Path, tmp_path: Path) -> None:
+def test_the_same_numbers_in_every_form(
+    run: Run, tiny_file: Path, tmp_path: Path
+) -> None:
     """Runs of zero-shot and TDA with two seeds on two shifts."""
     runs = tmp_path / "runs"
-    words = ("--model", tiny_file, "--limit", "24", "--batch-size", "12", "--seeds", "0,1")
+    words = (
+        "--model",
+        tiny_file,
+        "--limit",
+        "24",
+        "--batch-size",
+        "12",
+        "--seeds",
+        "0,1",
+    )
     data = ("--dataset", "bundled@fog:3,bundled@contrast:4", "--method", "tda:pets")
     assert run("evaluate", *data, *words, "--out", runs).code == 0
     cells = json.loads(run("compare", runs, "--json").stdout)
     assert {(c["dataset"], c["method"]) for c in cells} == {
-        (d, m) for d in ("bundled@fog:3", "bundled@contrast:4") for m in ("zero_shot", "tda:pets")
+        (d, m)
+        for d in ("bundled@fog:3", "bundled@contrast:4")
+        for m in ("zero_shot", "tda:pets")
     }
     shown = [f"{cell['mean']:.2f} ± {cell['sd']:.2f}" for cell in cells]
     for form in ("terminal", "markdown"):
@@ -29,13 +42,27 @@ def test_the_same_numbers_in_every_form(run: Run, tiny_file: Path, tmp_path: Pat
         assert "* constants that the method's authors set" in result.text
     latex = run("compare", runs, "--format", "latex").stdout
     assert all(text.replace("±", r"$\pm$") in latex for text in shown)
-    rows = list(csv.DictReader(io.StringIO(run("compare", runs, "--format", "csv").stdout)))
+    rows = list(
+        csv.DictReader(io.StringIO(run("compare", runs, "--format", "csv").stdout))
+    )
     assert [float(row["mean"]) for row in rows] == [cell["mean"] for cell in cells]
-    assert [row["p"] for row in rows] == ["" if c["p"] is None else str(c["p"]) for c in cells]
-    half = ("--dataset", "bundled@fog:3", "--limit", "12", "--no-baseline", "--model", tiny_file)
+    assert [row["p"] for row in rows] == [
+        "" if c["p"] is None else str(c["p"]) for c in cells
+    ]
+    half = (
+        "--dataset",
+        "bundled@fog:3",
+        "--limit",
+        "12",
+        "--no-baseline",
+        "--model",
+        tiny_file,
+    )
     assert run("evaluate", *half, "--method", "tda", "--out", runs).code == 0
     assert run("compare", runs).refuses("different images do not belong in one column")
-    wide = run("compare", runs, "--split", "--format", "markdown").text  # a terminal breaks lines
+    wide = run(
+        "compare", runs, "--split", "--format", "markdown"
+    ).text  # a terminal breaks lines
     assert "bundled@fog:3 #2" in wide
 
 
@@ -48,9 +75,16 @@ def one_dataset(run: Run, tiny_file: Path, tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-def test_rows_keep_the_order_in_which_methods_were_given(run: Run, one_dataset: Path) -> None:
+def test_rows_keep_the_order_in_which_methods_were_given(
+    run: Run, one_dataset: Path
+) -> None:
     rows = run("compare", one_dataset, "--format", "csv").stdout.splitlines()[1:]
-    assert [row.split(",")[1] for row in rows] == ["zero_shot", "transclip", "dmn", "bca"]
+    assert [row.split(",")[1] for row in rows] == [
+        "zero_shot",
+        "transclip",
+        "dmn",
+        "bca",
+    ]
 
 
 def test_the_worst_dataset_is_named_where_there_are_several(
@@ -58,12 +92,23 @@ def test_the_worst_dataset_is_named_where_there_are_several(
 ) -> None:
     assert "worst" not in run("compare", one_dataset).text
     words = ("--dataset", "bundled@frost:3", "--limit", "16", "--batch-size", "8")
-    made = run("evaluate", *words, "--method", "dmn", "--model", tiny_file, "--out", one_dataset)
+    made = run(
+        "evaluate",
+        *words,
+        "--method",
+        "dmn",
+        "--model",
+        tiny_file,
+        "--out",
+        one_dataset,
+    )
     assert made.code == 0
     assert "worst" in run("compare", one_dataset, "--split").text
 
 
-def test_latex_has_no_raw_signs_and_the_best_in_bold(run: Run, one_dataset: Path) -> None:
+def test_latex_has_no_raw_signs_and_the_best_in_bold(
+    run: Run, one_dataset: Path
+) -> None:
     latex = run("compare", one_dataset, "--format", "latex").stdout
     cells = json.loads(run("compare", one_dataset, "--json").stdout)
     best = max(cell["mean"] for cell in cells)

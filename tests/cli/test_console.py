@@ -19,7 +19,9 @@ ROWS = [
 @pytest.mark.parametrize("width", [40, 80, 120, 400])
 def test_every_figure_is_in_one_line_and_no_line_too_long(width: int) -> None:
     file = io.StringIO()
-    Terminal(out=Console(file=file, width=width)).table(COLUMNS, ROWS, right=COLUMNS[1:])
+    Terminal(out=Console(file=file, width=width)).table(
+        COLUMNS, ROWS, right=COLUMNS[1:]
+    )
     lines = file.getvalue().splitlines()
     assert all(len(line) <= width for line in lines)
     for row in ROWS:
@@ -51,7 +53,9 @@ def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(
     assert lines == ["predict 100/700", "predict 400/700"]
 
 
-def test_every_line_of_a_json_log_is_an_object(caplog: pytest.LogCaptureFixture) -> None:
+def test_every_line_of_a_json_log_is_an_object(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     text = io.StringIO()
     terminal = Terminal(json_log=True, err=Console(file=text))
     with terminal.logging(), terminal.bars() as bars:

@@ -32,7 +32,9 @@ def test_the_table_and_what_is_missing(run: Run, root: Path) -> None:
 
 
 def test_deep_names_damaged_files_and_ends_with_three(run: Run, root: Path) -> None:
-    result = run("data", "doctor", root, "--deep", "--only", "pacs", "--quiet", "--json")
+    result = run(
+        "data", "doctor", root, "--deep", "--only", "pacs", "--quiet", "--json"
+    )
     assert result.code == 3
     finding = json.loads(result.stdout)["findings"][0]
     assert list(finding["opened"]["unreadable"]) == ["sketch/dog/2.png"]
@@ -58,7 +60,14 @@ def test_a_folder_of_ones_own_is_examined(run: Run, animals: Path) -> None:
     for words in ((animals,), (f"folder:{animals}",)):
         result = run("data", "doctor", *words, "--classes", "frog,ship,cat")
         assert result.code == 3
-        for said in ("frog", "20", "41 images", "cannot be read", "'cat'", "shorter side 32"):
+        for said in (
+            "frog",
+            "20",
+            "41 images",
+            "cannot be read",
+            "'cat'",
+            "shorter side 32",
+        ):
             assert said in result.text, said
 
 
@@ -74,6 +83,8 @@ def test_zero_shot_is_compared_with_chance(run: Run, animals: Path) -> None:
     assert "this may be chance" in result.text
 
 
-def test_a_folder_without_images_is_no_folder_of_ones_own(run: Run, tmp_path: Path) -> None:
+def test_a_folder_without_images_is_no_folder_of_ones_own(
+    run: Run, tmp_path: Path
+) -> None:
     result = run("data", "doctor", tmp_path)
     assert result.code == 0 and "not found under" in result.text

@@ -55,7 +55,10 @@ def test_change_counts_by_hand() -> None:
     for entry, differences in ((scap, [1, -1, 0, 0, 0]), (tent, [1, 1, 0, 0, 0])):
         deviation = 100 * statistics.pstdev(differences)
         entry["half_width"] = pytest.approx(1.959964 * deviation / 5**0.5)
-    assert count_tests([both]) == [{"method": "scap", **scap}, {"method": "tent", **tent}]
+    assert count_tests([both]) == [
+        {"method": "scap", **scap},
+        {"method": "tent", **tent},
+    ]
     assert count_tests([stream(zero_shot=[0, 1])]) == []  # zero-shot alone
     plain, after = [1] * 1231 + [0] * 769, [0] * 1000 + [1] * 462 + [0] * 538
     row = tabulate([stream(zero_shot=plain, domain_norm=after)])[1][0]
@@ -90,16 +93,34 @@ def test_demo_compares_and_records(run: Run, tmp_path: Path) -> None:
     assert [line.split()[0] for line in curve] == ["6", "12"]
     assert "tent changed" in result.text and "domain_norm changed" in result.text
     last = result.text.partition("SCAP as printed, on frost:3")[2]
-    for words_of_scap in ("scap found", "move", "retained prompt", "Accuracy: zero_shot", "Expect"):
+    for words_of_scap in (
+        "scap found",
+        "move",
+        "retained prompt",
+        "Accuracy: zero_shot",
+        "Expect",
+    ):
         assert words_of_scap in last, words_of_scap
     page = (tmp_path / "demo/report.html").read_text(encoding="utf-8")
-    assert "Inside scap" in page and "<h3>Cliques</h3>" in page and "<h3>Attention</h3>" in page
-    written = {path: path.stat().st_mtime_ns for path in tmp_path.glob("demo/*/record.json")}
-    assert len(written) == 6 + 2 + 2  # singly with one method, SCAP with zero-shot beside it
+    assert (
+        "Inside scap" in page
+        and "<h3>Cliques</h3>" in page
+        and "<h3>Attention</h3>" in page
+    )
+    written = {
+        path: path.stat().st_mtime_ns for path in tmp_path.glob("demo/*/record.json")
+    }
+    assert (
+        len(written) == 6 + 2 + 2
+    )  # singly with one method, SCAP with zero-shot beside it
     assert f"Records: 10 runs in {tmp_path / 'demo'}" in result.text
     shown = json.loads(run("demo", "--out", tmp_path / "demo", "--json", *words).stdout)
-    assert {path: path.stat().st_mtime_ns for path in written} == written  # none is run again
-    rows = [(e["shift"], e["batch_size"], [r["method"] for r in e["runs"]]) for e in shown]
+    assert {
+        path: path.stat().st_mtime_ns for path in written
+    } == written  # none is run again
+    rows = [
+        (e["shift"], e["batch_size"], [r["method"] for r in e["runs"]]) for e in shown
+    ]
     both = ["zero_shot", "tent", "domain_norm"]
     assert rows == [
         *(("fog:3", 6, both), ("clean", 6, both), ("fog:3, singly", 1, both[:2])),
@@ -115,13 +136,19 @@ def test_demo_compares_and_records(run: Run, tmp_path: Path) -> None:
             assert run_["top1"] - plain["top1"] == pytest.approx(gain, abs=LOGIT)
 
 
-@pytest.mark.parametrize(("repaired", "broken", "words"), [(20, 2, "a gain of"), (3, 1, "chance")])
+@pytest.mark.parametrize(
+    ("repaired", "broken", "words"), [(20, 2, "a gain of"), (3, 1, "chance")]
+)
 def test_demo_states_a_gain_only_where_chance_would_not_give_it(
     repaired: int, broken: int, words: str
 ) -> None:
     before = [1] * repaired + [0] * (100 - repaired)
-    row = stream(zero_shot=before, a=[0] * repaired + [1] * broken + before[repaired + broken :])
+    row = stream(
+        zero_shot=before, a=[0] * repaired + [1] * broken + before[repaired + broken :]
+    )
     p = scipy.stats.binomtest(broken, repaired + broken).pvalue  # McNemar's exact test
     assert (p < SIGNIFICANT) == (words == "a gain of")
-    assert tabulate([row])[1][0][3] == (f"+{repaired - broken}.00" if p < SIGNIFICANT else "none")
+    assert tabulate([row])[1][0][3] == (
+        f"+{repaired - broken}.00" if p < SIGNIFICANT else "none"
+    )
     assert words in summary(count_by_method([row]), 100 - repaired)[1]

@@ -18,9 +18,22 @@ from tests._helpers.trees import picture
 def evaluate(run: Run, tiny_file: Path, tmp_path: Path) -> Any:
     """``evaluate`` with the tiny model on 40 bundled images."""
 
-    def call(*words: str | Path, method: str = "zero_shot", dataset: str = "bundled@fog:3") -> Any:
-        given = ("--dataset", dataset, "--method", method, "--model", tiny_file, "--limit", "40")
-        return run("evaluate", *given, "--batch-size", "16", "--out", tmp_path / "runs", *words)
+    def call(
+        *words: str | Path, method: str = "zero_shot", dataset: str = "bundled@fog:3"
+    ) -> Any:
+        given = (
+            "--dataset",
+            dataset,
+            "--method",
+            method,
+            "--model",
+            tiny_file,
+            "--limit",
+            "40",
+        )
+        return run(
+            "evaluate", *given, "--batch-size", "16", "--out", tmp_path / "runs", *words
+        )
 
     return call
 
@@ -47,25 +60,52 @@ def test_a_record_per_cell_of_the_grid_and_mean_spread_and_gain(evaluate: Any) -
     assert "8 runs recorded" in result.text
 
 
-def test_protocols_have_words_and_metrics_of_their_own(evaluate: Any, tmp_path: Path) -> None:
+def test_protocols_have_words_and_metrics_of_their_own(
+    evaluate: Any, tmp_path: Path
+) -> None:
     picture(tmp_path / "junk" / "a.png")
-    (run,) = json.loads(evaluate("--unknown", f"folder:{tmp_path / 'junk'}", "--json").stdout)
+    (run,) = json.loads(
+        evaluate("--unknown", f"folder:{tmp_path / 'junk'}", "--json").stdout
+    )
     assert run["images"] == 41 and run["metrics"]["outside"] == 1
     words = ("--classes", "cat,dog,frog", "--unknown", "bundled@fog:3")
     (run,) = json.loads(evaluate(*words, "--json").stdout)
-    assert run["images"] == 80 and run["metrics"]["labelled"] == run["metrics"]["outside"] == 40
+    assert (
+        run["images"] == 80
+        and run["metrics"]["labelled"] == run["metrics"]["outside"] == 40
+    )
     table = evaluate(*words).text
-    assert "AUROC" in table and "FPR95" in table and f"{run['metrics']['fpr95']:.2f}" in table
+    assert (
+        "AUROC" in table
+        and "FPR95" in table
+        and f"{run['metrics']['fpr95']:.2f}" in table
+    )
     tail = evaluate("--order", "long-tail", "--imbalance", "20")
     assert tail.code == 0 and "macro-F1" in tail.text
-    (batches,) = json.loads(evaluate("--order", "keff", "--present", "1-4", "--json").stdout)
+    (batches,) = json.loads(
+        evaluate("--order", "keff", "--present", "1-4", "--json").stdout
+    )
     assert batches["images"] == 32  # full batches only
 
 
-def test_fitted_file_is_evaluated(run: Run, fitted: Path, tiny_file: Path, tmp_path: Path) -> None:
-    words = ("--fitted", fitted, "--model", tiny_file, "--limit", "20", "--out", tmp_path / "runs")
+def test_fitted_file_is_evaluated(
+    run: Run, fitted: Path, tiny_file: Path, tmp_path: Path
+) -> None:
+    words = (
+        "--fitted",
+        fitted,
+        "--model",
+        tiny_file,
+        "--limit",
+        "20",
+        "--out",
+        tmp_path / "runs",
+    )
     result = run("evaluate", "--dataset", "bundled", *words, "--json")
-    assert [run["method"] for run in json.loads(result.stdout)] == ["zero_shot", "tip_adapter"]
+    assert [run["method"] for run in json.loads(result.stdout)] == [
+        "zero_shot",
+        "tip_adapter",
+    ]
 
 
 def test_unreadable_images_of_a_folder_are_counted(
@@ -76,7 +116,14 @@ def test_unreadable_images_of_a_folder_are_counted(
     (photos / "more").rename(data / "more")
     photos.rename(data / "few")
     (data / "more" / "bad.jpg").write_bytes(b"")
-    words = ("--dataset", f"folder:{data}", "--model", tiny_file, "--out", tmp_path / "runs")
+    words = (
+        "--dataset",
+        f"folder:{data}",
+        "--model",
+        tiny_file,
+        "--out",
+        tmp_path / "runs",
+    )
     result = run("evaluate", *words)
     assert result.code == 3 and "1 image could not be read" in result.text
 

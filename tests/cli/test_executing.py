@@ -20,18 +20,30 @@ def test_features_are_encoded_once_and_change_nothing(
     run: Run, tiny_file: Path, tmp_path: Path
 ) -> None:
     def scores(out: str, *more: object) -> dict[str, float]:
-        words = ("--dataset", "bundled", "--method", "tda,scap", "--model", tiny_file, "--json")
+        words = (
+            "--dataset",
+            "bundled",
+            "--method",
+            "tda,scap",
+            "--model",
+            tiny_file,
+            "--json",
+        )
         small = ("--limit", "40", "--batch-size", "16", "--out", tmp_path / out)
         runs = json.loads(run("evaluate", *words, *small, *more).stdout)
         return {run["method"]: run["metrics"]["nll"] for run in runs}
 
     cached = ("--features", tmp_path / "features")
     assert scores("first", *cached) == pytest.approx(scores("pixels"), abs=LOGIT)
-    (table,) = (tmp_path / "features").glob("*/features.npy")  # shared by zero_shot and TDA
+    (table,) = (tmp_path / "features").glob(
+        "*/features.npy"
+    )  # shared by zero_shot and TDA
     written = table.stat().st_mtime_ns
     scores("second", *cached, "--seeds", "1")
     assert table.stat().st_mtime_ns == written
-    how = {r.method: r.environment["features"] for r in list_records(tmp_path / "second")}
+    how = {
+        r.method: r.environment["features"] for r in list_records(tmp_path / "second")
+    }
     assert how == {"zero_shot": "kept", "tda": "kept", "scap": "encoded"}
 
 

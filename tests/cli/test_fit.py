@@ -27,7 +27,9 @@ def test_shifted_shots_have_other_noise_than_test_images(
     for noise_seed in (0, 1):
         images = get_dataset(id, noise_seed=noise_seed)
         few_shot = FewShot.from_dataset(images, 1, clip.preprocess, 0)
-        fitted = fit_method("tip_adapter", clip, images.prompts, few_shot, config).fitted
+        fitted = fit_method(
+            "tip_adapter", clip, images.prompts, few_shot, config
+        ).fitted
         keys.append(fitted["keys"])
     learned = load_file(out)["fitted.keys"]
     torch.testing.assert_close(learned, keys[1])

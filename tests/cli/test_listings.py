@@ -29,12 +29,16 @@ def test_datasets_come_with_their_shifts(run: Run) -> None:
 
 def test_every_method_is_listed_and_has_a_page_of_its_own(run: Run) -> None:
     names = [entry.name for entry in method_entries()]
-    assert [entry["name"] for entry in json.loads(run("methods", "--json").stdout)] == names
+    assert [
+        entry["name"] for entry in json.loads(run("methods", "--json").stdout)
+    ] == names
     text = run("methods").text
     for name in names:
         document = json.loads(run("methods", name, "--json").stdout)
         assert name in text and document["name"] == name
-        assert document["summary"] and document["paper"] and run("methods", name).code == 0
+        assert (
+            document["summary"] and document["paper"] and run("methods", name).code == 0
+        )
 
 
 def test_method_shows_its_options(run: Run) -> None:

@@ -19,25 +19,47 @@ from tests._helpers.running import Run
 def test_help_has_examples_and_exit_codes_and_there_is_a_version(run: Run) -> None:
     assert run("--version").stdout == f"cliquetta {cliquetta.__version__}\n"
     listed = run("--help").text
-    for command in ("demo", "predict", "evaluate", "fit", "methods", "models", "datasets"):
+    for command in (
+        "demo",
+        "predict",
+        "evaluate",
+        "fit",
+        "methods",
+        "models",
+        "datasets",
+    ):
         text = run(command, "--help").text
-        for words in ("Examples", f"cliquetta {command}", "Exit codes", "--json", "--quiet"):
+        for words in (
+            "Examples",
+            f"cliquetta {command}",
+            "Exit codes",
+            "--json",
+            "--quiet",
+        ):
             assert words in text and command in listed
 
 
 @pytest.mark.parametrize("given", [None, "ACTIVE"])
-def test_help_loads_no_torch_and_threads_wait_asleep_by_default(given: str | None) -> None:
+def test_help_loads_no_torch_and_threads_wait_asleep_by_default(
+    given: str | None,
+) -> None:
     program = (
         "import os, sys, cliquetta; from cliquetta.cli.main import app; dir(cliquetta)\n"
         "assert 'torch' not in sys.modules  # which reads the policy when it is loaded\n"
         "print(os.environ['OMP_WAIT_POLICY'], os.environ['GOMP_SPINCOUNT'])"
     )
-    known = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    known = {
+        name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"
+    }
     environment = known | ({"OMP_WAIT_POLICY": given} if given else {})
     start = time.perf_counter()
-    run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True)
+    run = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True
+    )
     assert run.stdout.split() == [(given or "PASSIVE").encode(), b"0"], run.stderr
-    assert time.perf_counter() - start < 5  # takes 0.2 s; loading torch on a busy machine, 10
+    assert (
+        time.perf_counter() - start < 5
+    )  # takes 0.2 s; loading torch on a busy machine, 10
 
 
 ROOT = Path(__file__).parents[2]
@@ -45,14 +67,21 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def commands() -> list[str]:
-    texts = [README, *(p.read_text(encoding="utf-8") for p in sorted(ROOT.glob("docs/**/*.md")))]
+    texts = [
+        README,
+        *(p.read_text(encoding="utf-8") for p in sorted(ROOT.glob("docs/**/*.md"))),
+    ]
     joined = [text.replace("\\\n", " ") for text in texts]
-    lines = [line for text in joined for line in re.findall(r"^cliquetta .*$", text, re.M)]
+    lines = [
+        line for text in joined for line in re.findall(r"^cliquetta .*$", text, re.M)
+    ]
     return sorted({line.split("  #")[0].strip() for line in lines})
 
 
 @pytest.mark.parametrize("line", commands())
-def test_commands_of_the_documents_exist_with_their_options(run: Run, line: str) -> None:
+def test_commands_of_the_documents_exist_with_their_options(
+    run: Run, line: str
+) -> None:
     words = shlex.split(line.rstrip("\\"))[1:]
     names = words[:2] if words[0] in ("data", "sessions") else words[:1]
     text = run(*names, "--help").text
@@ -70,10 +99,20 @@ def whole_commands() -> list[str]:
 
 
 @pytest.mark.parametrize("line", sorted(set(whole_commands())))
-def test_documented_commands_name_a_model_for_data_that_are_not_bundled(line: str) -> None:
+def test_documented_commands_name_a_model_for_data_that_are_not_bundled(
+    line: str,
+) -> None:
     words = line.partition("cliquetta ")[2].split("  #")[0].split()
     named = "--model" in words or "--text-features" in words or "--state" in words
-    if named or words[0] not in ("predict", "evaluate", "fit", "ablate", "export", "serve", "app"):
+    if named or words[0] not in (
+        "predict",
+        "evaluate",
+        "fit",
+        "ablate",
+        "export",
+        "serve",
+        "app",
+    ):
         return
     dataset = line.partition("--dataset ")[2].strip("'")
     assert dataset.startswith("bundled") or "--grid" in words, line
@@ -92,7 +131,9 @@ def test_the_first_result_fits_one_screen() -> None:
     first = README.partition("## What is measured")[0]
     assert len(first.splitlines()) + 20 <= 55
     notes = README.partition("<!-- /headline -->")[2].partition("\n## ")[0]
-    assert len(re.findall(r"\.(?:\s|$)", notes)) <= 3, "notes under the table: three sentences"
+    assert len(re.findall(r"\.(?:\s|$)", notes)) <= 3, (
+        "notes under the table: three sentences"
+    )
 
 
 def test_the_readme_clones_what_pyproject_names() -> None:
@@ -100,7 +141,9 @@ def test_the_readme_clones_what_pyproject_names() -> None:
     (address,) = re.findall(r'^Repository = "(.*)"$', project, re.M)
     assert address == REPOSITORY
     for page in ("README.md", "docs/install.md"):
-        (cloned,) = re.findall(r"^git clone (\S+)", (ROOT / page).read_text("utf-8"), re.M)
+        (cloned,) = re.findall(
+            r"^git clone (\S+)", (ROOT / page).read_text("utf-8"), re.M
+        )
         assert cloned == address, page
 
 

@@ -25,7 +25,9 @@ def predict(run: Run, tiny_file: Path, tmp_path: Path) -> Any:
     """``predict`` with the tiny model, three classes and zero-shot; the result and the table."""
     out = tmp_path / "out.csv"
 
-    def call(*words: str | Path, classes: str = ",".join(NAMES), input: bytes | None = None) -> Any:
+    def call(
+        *words: str | Path, classes: str = ",".join(NAMES), input: bytes | None = None
+    ) -> Any:
         if not {"--method", "--fitted"} & set(words):
             words = (*words, "--method", "zero_shot")
         words = (*words, "--classes", classes, "--model", tiny_file)
@@ -39,7 +41,9 @@ def predict(run: Run, tiny_file: Path, tmp_path: Path) -> Any:
 def test_table_holds_a_row_per_image_in_order(predict: Any, photos: Path) -> None:
     for name in ("notes.txt", "clip.mp4"):
         (photos / name).write_text("x")
-    result, rows = predict(photos, photos / "image1.png", "--batch-size", "4", "--top-k", "2")
+    result, rows = predict(
+        photos, photos / "image1.png", "--batch-size", "4", "--top-k", "2"
+    )
     assert result.code == 0 and "1 path named twice" in result.text
     assert "1 .txt" in result.text and "1 .mp4" in result.text
     paths = [photos / f"{'more/' if i > 3 else ''}image{i}.png" for i in range(6)]
@@ -52,7 +56,11 @@ def test_table_holds_a_row_per_image_in_order(predict: Any, photos: Path) -> Non
 
 
 def test_json_is_all_of_stdout_and_writes_no_table_that_was_not_asked_for(
-    predict: Any, run: Run, photos: Path, tiny_file: Path, monkeypatch: pytest.MonkeyPatch
+    predict: Any,
+    run: Run,
+    photos: Path,
+    tiny_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     result, rows = predict(photos, "--json")
     document = json.loads(result.stdout)
@@ -61,7 +69,16 @@ def test_json_is_all_of_stdout_and_writes_no_table_that_was_not_asked_for(
     printed = [(row["path"], row["prediction"]) for row in document["predictions"]]
     assert printed == [(row["path"], row["prediction"]) for row in rows]
     monkeypatch.chdir(photos)
-    words = ("predict", ".", "--classes", "cat,dog", "--method", "zero_shot", "--model", tiny_file)
+    words = (
+        "predict",
+        ".",
+        "--classes",
+        "cat,dog",
+        "--method",
+        "zero_shot",
+        "--model",
+        tiny_file,
+    )
     document = json.loads(run(*words, "--json").stdout)
     assert document["out"] is None and len(document["predictions"]) == 6
     assert not list(photos.glob("*.csv"))
@@ -81,13 +98,17 @@ def test_a_page_shows_every_image_with_its_prediction(
     rows = [row for row in rows if not row["error"]]
     classes = data["classes"]
     assert data["paths"] == [row["path"] for row in rows]
-    assert [classes[n] for n in data["predictions"][0]] == [row["prediction"] for row in rows]
+    assert [classes[n] for n in data["predictions"][0]] == [
+        row["prediction"] for row in rows
+    ]
     plain = [row["zero_shot_prediction"] for row in rows]
     assert [classes[number] for number in data["zero_shot"]] == plain
     assert f"{escape((photos / 'damaged.png').as_posix())}: not an image" in html
 
 
-def test_labels_give_accuracy_and_say_whether_adapting_helped(predict: Any, tmp_path: Path) -> None:
+def test_labels_give_accuracy_and_say_whether_adapting_helped(
+    predict: Any, tmp_path: Path
+) -> None:
     folder = tmp_path / "labelled"
     for name in (*NAMES, "other"):
         (folder / name).mkdir(parents=True)
@@ -95,18 +116,23 @@ def test_labels_give_accuracy_and_say_whether_adapting_helped(predict: Any, tmp_
     words = (folder, "--method", "tda,tent", "--labels", "folder", "--batch-size", "4")
     result, rows = predict(*words)
     assert "shuffled order" in result.text
-    assert [row["label"] for row in rows] == [n for n in NAMES for _ in range(4)] + [""] * 4
+    assert [row["label"] for row in rows] == [n for n in NAMES for _ in range(4)] + [
+        ""
+    ] * 4
     for method in ("tda", "tent"):
         right = sum(row[f"{method}_prediction"] == row["label"] for row in rows[:12])
-        assert f"Accuracy of {method}: {100 * right / 12:.1f} % of 12 images with a label" in (
-            result.text
+        assert (
+            f"Accuracy of {method}: {100 * right / 12:.1f} % of 12 images with a label"
+            in (result.text)
         )
     assert "Adapting made no difference beyond chance" in result.text
     assert "4 images with no label of the class list: not scored" in result.text
     document = json.loads(predict(*words, "--json")[0].stdout)
     assert document["scores"]["tda"]["labelled"] == 12 and document["unlabelled"] == 4
     assert document["shuffled"] is True
-    assert predict(*words[:-4], "--labels", "kind")[0].refuses("no column 'kind' of labels")
+    assert predict(*words[:-4], "--labels", "kind")[0].refuses(
+        "no column 'kind' of labels"
+    )
 
 
 def test_a_significant_difference_is_called_help_or_harm() -> None:
@@ -114,7 +140,9 @@ def test_a_significant_difference_is_called_help_or_harm() -> None:
     for _ in range(9):
         scores.add(label="cat", predicted="cat", zero_shot="dog")
     words = scores_in_words("tda", scores)
-    assert words.startswith("Accuracy of tda: 100.0 % of 9 images with a label, zero-shot 0.0 %:")
+    assert words.startswith(
+        "Accuracy of tda: 100.0 % of 9 images with a label, zero-shot 0.0 %:"
+    )
     assert "0.0 %: +100.0 ± 0.0 points." in words
     assert "Adapting helped (9 repaired and 0 broken, p = 0.0039)." in words
     for _ in range(30):
@@ -135,7 +163,9 @@ def test_images_of_no_class_are_named(predict: Any, photos: Path) -> None:
     document = json.loads(result.stdout)
     assert list(rows[0])[-3:] == ["rejected", "rejection_score", "error"]
     rejected = [row["rejected"] == "true" for row in rows]
-    assert document["rejected"] == {"zero_shot": sum(rejected)} and 0 < sum(rejected) < 6
+    assert (
+        document["rejected"] == {"zero_shot": sum(rejected)} and 0 < sum(rejected) < 6
+    )
     assert [row["rejected"] for row in document["predictions"]] == rejected
     result, _ = predict(photos, "--reject", "0.5")
     assert f"{sum(rejected)} of them look like none of the classes" in result.text
@@ -149,7 +179,9 @@ def test_calibration_changes_probabilities_alone(predict: Any, photos: Path) -> 
     for one, other in zip(before, after, strict=True):
         assert one["prediction"] == other["prediction"]
         assert one["probability"] != other["probability"]
-        assert sum(float(other[f"p_{name}"]) for name in NAMES) == pytest.approx(1, abs=SUM)
+        assert sum(float(other[f"p_{name}"]) for name in NAMES) == pytest.approx(
+            1, abs=SUM
+        )
 
 
 def test_a_frozen_method_rejects_by_the_limit_that_it_learned(
@@ -164,11 +196,16 @@ def test_a_frozen_method_rejects_by_the_limit_that_it_learned(
     assert result.code == 0 and {row["rejected"] for row in rows} <= {"true", "false"}
 
 
-def test_the_last_lines_show_the_figures_of_a_method(predict: Any, photos: Path) -> None:
+def test_the_last_lines_show_the_figures_of_a_method(
+    predict: Any, photos: Path
+) -> None:
     result, rows = predict(photos, "--method", "domain_norm,tda", "--probabilities")
     assert {"domain_norm_prediction", "tda_probability", "tda_p_cat"} <= set(rows[0])
     assert "domain_norm without labels: 1 domain" in result.text
-    assert "only labels can tell" in result.text and "tda without labels" not in result.text
+    assert (
+        "only labels can tell" in result.text
+        and "tda without labels" not in result.text
+    )
     result, _ = predict(photos, "--method", "domain_norm,tda", "--json")
     ((name, figures),) = json.loads(result.stdout)["health"].items()
     assert name == "domain_norm" and 0 < figures["confidence"] <= 1
@@ -179,7 +216,10 @@ def test_domains_of_a_state_go_on_with_other_classes_and_caches_do_not(
 ) -> None:
     words = (photos / "image0.png", "--state", tmp_path / "state", "--method", "tda")
     first, _ = predict(*words)
-    assert first.code == 0 and f"pass --state {tmp_path / 'state'} to continue" in first.text
+    assert (
+        first.code == 0
+        and f"pass --state {tmp_path / 'state'} to continue" in first.text
+    )
     predict(*words)
     assert read_header(tmp_path / "state")["notes"] == {"images": 2}
     result, _ = predict(*words, classes="cat,frog")
@@ -191,7 +231,10 @@ def test_domains_of_a_state_go_on_with_other_classes_and_caches_do_not(
     words = (photos / "image0.png", "--state", state, "--method", "domain_norm")
     result, rows = predict(*words, classes="cat,frog")
     assert "another class list: what was learned about the images stays" in result.text
-    assert "was of another class list: what was learned about the images stays" in result.text
+    assert (
+        "was of another class list: what was learned about the images stays"
+        in result.text
+    )
     assert result.code == 0 and rows[0]["prediction"] in ("cat", "frog")
     after = load_file(state)
     assert learned.any() and after["memory.domains.0.counts.images"] == 1
@@ -216,7 +259,10 @@ def test_an_interrupted_run_says_how_to_continue(
     assert "No space left" in result.text and "finished parts are in" in result.text
     result, rows = predict(photos, "--batch-size", "2")
     assert result.code == 0 and len(rows) == 6
-    assert "6 images in" in result.text and "2 of them before it was continued" in result.text
+    assert (
+        "6 images in" in result.text
+        and "2 of them before it was continued" in result.text
+    )
     calls[:] = [2]  # stopped before a part is finished: none is named
     result, _ = predict(photos, "--batch-size", "3")
     assert result.code == 1 and "finished parts are in" not in result.text
@@ -231,7 +277,9 @@ def test_standard_input_and_output(predict: Any, photos: Path) -> None:
     result, _ = predict(photos, "--out", "-", "--format", "jsonl", "--shard", "1/2")
     assert result.stdout == ""  # one batch cannot be shared
     result, _ = predict(photos, "--out", "-", "--format", "jsonl", "--shard", "2/2")
-    assert [json.loads(line)["error"] for line in result.stdout.splitlines()] == [None] * 6
+    assert [json.loads(line)["error"] for line in result.stdout.splitlines()] == [
+        None
+    ] * 6
 
 
 def test_unreadable_images_are_named_and_skipped(predict: Any, photos: Path) -> None:
@@ -247,14 +295,20 @@ def test_unreadable_images_are_named_and_skipped(predict: Any, photos: Path) -> 
     quiet, _ = predict(photos, "--quiet")
     assert (quiet.code, quiet.stdout, quiet.stderr) == (3, "", "")
     result, (row,) = predict(photos / "bad_empty.jpg")
-    assert result.refuses("nothing could be predicted") and row["error"] == "an empty file"
+    assert (
+        result.refuses("nothing could be predicted") and row["error"] == "an empty file"
+    )
 
 
-def test_a_fitted_file_replaces_a_method(predict: Any, photos: Path, fitted: Path) -> None:
+def test_a_fitted_file_replaces_a_method(
+    predict: Any, photos: Path, fitted: Path
+) -> None:
     _, plain = predict(photos)
     result, rows = predict(photos, "--fitted", fitted)
     assert result.code == 0
     assert [r["probability"] for r in rows] != [r["probability"] for r in plain]
     other, _ = predict(photos, "--fitted", fitted, "--method", "coop")
     assert other.refuses("fitted for tip_adapter")
-    assert predict(photos, "--fitted", fitted, "--set", "alpha=2")[0].refuses("leave out")
+    assert predict(photos, "--fitted", fitted, "--set", "alpha=2")[0].refuses(
+        "leave out"
+    )

@@ -42,7 +42,9 @@ def save(path: Path, features: Tensor, **lists: Any) -> Path:
     if path.suffix == ".npy":
         np.save(path, features.numpy())
     elif path.suffix == ".npz":
-        arrays: dict[str, Any] = {name: np.array(value) for name, value in lists.items()}
+        arrays: dict[str, Any] = {
+            name: np.array(value) for name, value in lists.items()
+        }
         np.savez(path, features=features.numpy(), **arrays)
     else:
         expected_names = {name: json.dumps(value) for name, value in lists.items()}
@@ -63,7 +65,9 @@ def written(path: Path) -> list[tuple[str, float]]:
 WORKS = [
     entry.name
     for entry in method_entries()
-    if issubclass(entry.adapter, FeatureLevel) and not entry.adapter.needs and entry.fit is None
+    if issubclass(entry.adapter, FeatureLevel)
+    and not entry.adapter.needs
+    and entry.fit is None
 ]
 
 
@@ -81,23 +85,35 @@ def test_features_give_what_images_give(
     unit = torch.nn.functional.normalize(images, dim=-1)
     assert isinstance(given, FeatureLevel)
     for rows in (slice(0, 4), slice(4, 10)):
-        actual, expected = given.predict_features(unit[rows]), seen.predict(tiny_images[rows])
-        torch.testing.assert_close(actual.logits, expected.logits, atol=LOGIT, rtol=LOGIT)
+        actual, expected = (
+            given.predict_features(unit[rows]),
+            seen.predict(tiny_images[rows]),
+        )
+        torch.testing.assert_close(
+            actual.logits, expected.logits, atol=LOGIT, rtol=LOGIT
+        )
 
 
 def test_every_way_in_gives_the_same_predictions(
     images: Tensor, text: Tensor, tmp_path: Path
 ) -> None:
-    frame = pd.DataFrame({"path": [f"{i}.jpg" for i in range(10)], "vector": list(images.numpy())})
+    frame = pd.DataFrame(
+        {"path": [f"{i}.jpg" for i in range(10)], "vector": list(images.numpy())}
+    )
     lists = {"keys": [f"{i}.jpg" for i in range(10)], "labels": LABELS}
     expected = predictions(images, text)
     assert len({name for name, _ in expected}) > 1
     for given in (
         images.numpy(),
         images.to(torch.float64).numpy(),
-        torch.stack([images, images.roll(1, 0)], dim=1),  # the first view is the plain one
+        torch.stack(
+            [images, images.roll(1, 0)], dim=1
+        ),  # the first view is the plain one
         frame,
-        *(save(tmp_path / f"f{end}", images, **lists) for end in (".npy", ".npz", ".safetensors")),
+        *(
+            save(tmp_path / f"f{end}", images, **lists)
+            for end in (".npy", ".npz", ".safetensors")
+        ),
     ):
         assert predictions(given, text.numpy()) == expected
     for end in (".npy", ".npz", ".safetensors"):
@@ -109,7 +125,9 @@ def test_every_way_in_gives_the_same_predictions(
     assert [row["path"] for row in run.rows] == list(frame["path"])
 
 
-def test_a_loaded_model_encodes_the_class_names(tiny_clip: CLIP, images: Tensor) -> None:
+def test_a_loaded_model_encodes_the_class_names(
+    tiny_clip: CLIP, images: Tensor
+) -> None:
     run = predict(images, TINY_NAMES, model=tiny_clip, method="zero_shot")
     expected = tiny_clip.scale * torch.nn.functional.normalize(images, dim=-1)
     expected = expected @ tiny_clip.classifier(ClassPrompts(TINY_NAMES)).T
@@ -126,7 +144,11 @@ def test_state_is_continued_and_the_file_is_complete(
     for file, rows in zip(files, (slice(0, 4), slice(4, 10)), strict=True):
         predictions(images[rows], text, state=state, out=file)
     assert [row for file in files for row in written(file)] == uninterrupted
-    assert {path.name for path in tmp_path.glob("[!.]*")} == {"a.csv", "b.csv", state.name}
+    assert {path.name for path in tmp_path.glob("[!.]*")} == {
+        "a.csv",
+        "b.csv",
+        state.name,
+    }
 
 
 def test_bad_features_are_refused_and_nothing_is_written(
@@ -146,10 +168,20 @@ def test_bad_features_are_refused_and_nothing_is_written(
         (ragged, text, {}, "differ in width"),
         (images[:0], text, {}, r"holds \(0, 24\)"),
         (Path("gone.npz"), text, {}, "there is no gone.npz"),
-        (images, text[:1], {"classes": ["airplane"]}, r"one class, 'airplane'.*at least two"),
+        (
+            images,
+            text[:1],
+            {"classes": ["airplane"]},
+            r"one class, 'airplane'.*at least two",
+        ),
         (images, text, {"group_by": "camera"}, "no groups, no cluster"),
         (images, text, {"method": "zero"}, "1 view of each image, the method wants 64"),
-        (images, text, {"method": "domain_norm"}, f"domain_norm needs images and a model{others}"),
+        (
+            images,
+            text,
+            {"method": "domain_norm"},
+            f"domain_norm needs images and a model{others}",
+        ),
         (images, text, {"method": "tent"}, f"tent needs images and a model{others}"),
         (images, text, {"method": "tpt"}, f"tpt needs images and a model{others}"),
     ):
@@ -179,7 +211,10 @@ def test_the_commands(run: Any, images: Tensor, text: Tensor, tmp_path: Path) ->
         ((*evaluate, "--method", "tent"), "tent needs images and a model"),
         ((*evaluate, "--method", "tda", "--evidence"), "leave out --evidence"),
         ((*evaluate, "--method", "tda", "--features", photos), "--dataset features:"),
-        (("evaluate", "--dataset", f"features:{photos}@fog:3", *features), "needs images"),
+        (
+            ("evaluate", "--dataset", f"features:{photos}@fog:3", *features),
+            "needs images",
+        ),
     ):
         assert run(*words, "--out", tmp_path / "refused").refuses(sentence)
     assert not (tmp_path / "refused").exists()
@@ -191,11 +226,21 @@ def test_text_features_beside_an_image_tower_replace_its_texts(
     """Its own features change nothing; with the rows of two classes swapped, so are answers."""
     names = list(TINY_NAMES)
     same = save(tmp_path / "same.npz", text, names=names)
-    swapped = save(tmp_path / "swapped.npz", text, names=[names[1], names[0], *names[2:]])
+    swapped = save(
+        tmp_path / "swapped.npz", text, names=[names[1], names[0], *names[2:]]
+    )
 
     def predicted(*words: Any) -> list[tuple[str, float]]:
         out = tmp_path / "out.csv"
-        ask = ("predict", photos, "--model", tiny_file, "--method", "tda", "--overwrite")
+        ask = (
+            "predict",
+            photos,
+            "--model",
+            tiny_file,
+            "--method",
+            "tda",
+            "--overwrite",
+        )
         assert run(*ask, "--out", out, *words).code == 0
         return written(out)
 

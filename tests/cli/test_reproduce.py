@@ -20,7 +20,11 @@ def test_a_page_is_not_rewritten_unasked(
     assert run(*ask).code == 0 and page.read_text() == "from the records"
     page.write_text("mine")
     result = run(*ask)
-    assert result.code == 1 and "pass --overwrite" in result.stderr and page.read_text() == "mine"
+    assert (
+        result.code == 1
+        and "pass --overwrite" in result.stderr
+        and page.read_text() == "mine"
+    )
     assert run(*ask, "--overwrite").code == 0 and page.read_text() == "from the records"
 
 
@@ -29,7 +33,11 @@ def test_runs_that_are_recorded_are_not_run_again(
 ) -> None:
     monkeypatch.setitem(GRIDS, "methods", ("tiny",))
     monkeypatch.setattr(ResultsPages, "texts", lambda *_: {})
-    block = {"datasets": ["bundled"], "methods": ["tda", "tent"], "model": str(tiny_file)}
+    block = {
+        "datasets": ["bundled"],
+        "methods": ["tda", "tent"],
+        "model": str(tiny_file),
+    }
     path, results = tmp_path / "tiny.json", tmp_path / "results"
     path.write_text(json.dumps([{**block, "limit": 20, "batch_size": 10}]))
     for module in ("evaluation.grid", "cli.reproduce"):
@@ -37,10 +45,19 @@ def test_runs_that_are_recorded_are_not_run_again(
     results.mkdir()
 
     def record(out: str, *words: str) -> list[str]:
-        ask = ("reproduce", "methods", "--run", "--results", results, "--out", tmp_path / out)
+        ask = (
+            "reproduce",
+            "methods",
+            "--run",
+            "--results",
+            results,
+            "--out",
+            tmp_path / out,
+        )
         assert run(*ask, *words).code == 0
         return sorted(
-            load_record(file.parent).method for file in tmp_path.glob(f"{out}/*/record.json")
+            load_record(file.parent).method
+            for file in tmp_path.glob(f"{out}/*/record.json")
         )
 
     assert record("first") == ["tda", "tent", "zero_shot"]

@@ -91,12 +91,32 @@ def test_notes_and_errors_of_a_json_log_are_json_as_well(
 
 
 def test_what_is_served(
-    run: Run, started: list[dict[str, Any]], tiny_clip: CLIP, tiny_file: Path, tmp_path: Path
+    run: Run,
+    started: list[dict[str, Any]],
+    tiny_clip: CLIP,
+    tiny_file: Path,
+    tmp_path: Path,
 ) -> None:
     tokens = tmp_path / "tokens.txt"
     tokens.write_text(f"# alice, {TOKEN[:-1]}\n{TOKEN}\n\n  # bob\nanother-{TOKEN}\n")
-    models = ("--model", f"mine={tiny_file}", "--model", f"again={tiny_file}", "--method", "tent")
-    where = ("--host", "0.0.0.0", "--port", 9999, "--sessions", tmp_path, "--device", "cpu")
+    models = (
+        "--model",
+        f"mine={tiny_file}",
+        "--model",
+        f"again={tiny_file}",
+        "--method",
+        "tent",
+    )
+    where = (
+        "--host",
+        "0.0.0.0",
+        "--port",
+        9999,
+        "--sessions",
+        tmp_path,
+        "--device",
+        "cpu",
+    )
     more = ("--token-file", tokens, "--limit", "images=7", "--workers", 3)
     assert run("serve", *models, *where, *more).code == 0
     (call,) = started
@@ -112,14 +132,20 @@ def test_what_is_served(
     assert settings.models["mine"].fingerprint == tiny_clip.fingerprint
     assert list(settings.methods) == ["tent"]
     assert (settings.limits.images, settings.workers, settings.hosts) == (7, 3, None)
-    one, other = (settings.tokens.owner(f"Bearer {token}") for token in (TOKEN, f"another-{TOKEN}"))
+    one, other = (
+        settings.tokens.owner(f"Bearer {token}")
+        for token in (TOKEN, f"another-{TOKEN}")
+    )
     assert one != other
     with pytest.raises(ServiceError):  # a comment is not a token
         settings.tokens.owner(f"Bearer # alice, {TOKEN[:-1]}")
 
 
 def test_a_token_of_the_environment(
-    run: Run, started: list[dict[str, Any]], tiny_file: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run,
+    started: list[dict[str, Any]],
+    tiny_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     words = ("serve", "--device", "cpu", "--model", f"m={tiny_file}")
     assert run(*words).code == 0
@@ -134,15 +160,27 @@ def test_a_port_in_use_is_refused_before_any_address(run: Run, tmp_path: Path) -
     with server.open_port("127.0.0.1", 0) as occupied:
         port = occupied.getsockname()[1]
         result = run(
-            "serve", "--model", "micro", "--port", port, "--sessions", tmp_path, "--device", "cpu"
+            "serve",
+            "--model",
+            "micro",
+            "--port",
+            port,
+            "--sessions",
+            tmp_path,
+            "--device",
+            "cpu",
         )
     assert result.refuses(f"port {port} is in use") and "http://" not in result.text
 
 
-def test_photographs_fit_and_limits_can_be_set(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_photographs_fit_and_limits_can_be_set(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started: list[Limits] = []
     monkeypatch.setitem(sys.modules, "cliquetta.app.interface", ModuleType("interface"))
-    monkeypatch.setattr(app_server, "serve", lambda given, **_: started.append(given.limits))
+    monkeypatch.setattr(
+        app_server, "serve", lambda given, **_: started.append(given.limits)
+    )
     assert run("app", "--model", "micro", "--device", "cpu").code == 0
     words = ("app", "--model", "micro", "--device", "cpu")
     assert run(*words, "--limit", "body_bytes=7").code == 0

@@ -36,9 +36,15 @@ def test_operators_list_and_delete(run: Run, where: str, tiny_clip: CLIP) -> Non
         first, second, third = (service.create() for _ in range(3))
         service.predict(second, batch_of(0))
         shown = listed(run, where)
-        assert {one["id"]: one["images"] for one in shown} == {first: 0, second: 4, third: 0}
+        assert {one["id"]: one["images"] for one in shown} == {
+            first: 0,
+            second: 4,
+            third: 0,
+        }
         assert shown[0]["id"] == second and shown[0]["KiB"] > 0  # the largest
-        assert "3 sessions in" in (text := run("sessions", "list", "--sessions", where).text)
+        assert "3 sessions in" in (
+            text := run("sessions", "list", "--sessions", where).text
+        )
         assert "MiB on disk" in text
         assert run("sessions", "delete", second, "--sessions", where).code == 0
         assert service.predict(first, batch_of(1))["sequence"] == 1
@@ -47,7 +53,9 @@ def test_operators_list_and_delete(run: Run, where: str, tiny_clip: CLIP) -> Non
     assert unknown.refuses("no session 'nothing'")
     assert run("sessions", "delete", "--sessions", where).refuses()
     make_older(where, first, 40)
-    assert run("sessions", "delete", "--unused-days", "30", "--sessions", where).code == 0
+    assert (
+        run("sessions", "delete", "--unused-days", "30", "--sessions", where).code == 0
+    )
     assert [one["id"] for one in listed(run, where)] == [third]
 
 
@@ -55,7 +63,10 @@ def test_operators_move_sessions_between_databases(
     run: Run, where: str, tiny_clip: CLIP, tmp_path: Path, alone: Alone
 ) -> None:
     out, elsewhere = tmp_path / "out", str(tmp_path / "elsewhere")
-    with local_service(where, tiny_clip) as service, local_service(elsewhere, tiny_clip) as other:
+    with (
+        local_service(where, tiny_clip) as service,
+        local_service(elsewhere, tiny_clip) as other,
+    ):
         moved, left = service.create(), service.create()
         service.check(moved, batch_of(0), alone, sequence=1)
         assert run("sessions", "export", "--out", out, "--sessions", where).code == 0
@@ -68,7 +79,9 @@ def test_operators_move_sessions_between_databases(
         assert run(*words).refuses("already")
         other.check(moved, batch_of(1), alone, sequence=2)
         (tmp_path / "x.session").write_bytes(files[left].read_bytes()[:-1])
-        damaged = run("sessions", "import", tmp_path / "x.session", "--sessions", elsewhere)
+        damaged = run(
+            "sessions", "import", tmp_path / "x.session", "--sessions", elsewhere
+        )
         assert damaged.refuses()
         assert other.ids() == [moved]
 

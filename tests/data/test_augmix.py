@@ -5,7 +5,13 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
-from cliquetta.data.augmix import OPERATIONS, apply_operation, augmix_chains, draw_recipe, mix
+from cliquetta.data.augmix import (
+    OPERATIONS,
+    apply_operation,
+    augmix_chains,
+    draw_recipe,
+    mix,
+)
 from tests._helpers.tolerance import sampling
 
 SIZE = 42  # a translation by one pixel at the highest level, no power of two
@@ -33,7 +39,9 @@ def with_pillow(name: str, image: Image.Image, level: float) -> Image.Image:
         "translate-x": (1, 0, shift, 0, 1, 0),
         "translate-y": (1, 0, 0, 0, 1, shift),
     }[name]
-    return image.transform((SIZE, SIZE), Image.Transform.AFFINE, matrix, resample=BILINEAR)
+    return image.transform(
+        (SIZE, SIZE), Image.Transform.AFFINE, matrix, resample=BILINEAR
+    )
 
 
 def pictures() -> np.ndarray:
@@ -53,8 +61,14 @@ def pictures() -> np.ndarray:
 def test_operations_are_pillows(name: str, level: float) -> None:
     images = pictures()
     tensor = torch.from_numpy(images).permute(0, 3, 1, 2)
-    result = apply_operation(name, tensor, np.full(len(images), level)).permute(0, 2, 3, 1).numpy()
-    expected = [np.asarray(with_pillow(name, Image.fromarray(i), level), int) for i in images]
+    result = (
+        apply_operation(name, tensor, np.full(len(images), level))
+        .permute(0, 2, 3, 1)
+        .numpy()
+    )
+    expected = [
+        np.asarray(with_pillow(name, Image.fromarray(i), level), int) for i in images
+    ]
     difference = np.abs(result.astype(int) - np.stack(expected))
     assert difference.max() <= 1
     if name != "autocontrast":
@@ -67,23 +81,33 @@ def test_recipes_are_drawn_as_defined() -> None:
     recipe = draw_recipe(20_000, np.random.default_rng(0))
     depth = (recipe.operation >= 0).sum(axis=2)
     shares = np.bincount(depth.ravel()) / depth.size
-    assert shares == pytest.approx([0, 1 / 3, 1 / 3, 1 / 3], abs=sampling(0.47, depth.size))
+    assert shares == pytest.approx(
+        [0, 1 / 3, 1 / 3, 1 / 3], abs=sampling(0.47, depth.size)
+    )
     assert (np.diff((recipe.operation >= 0).astype(int), axis=2) <= 0).all()
     used = recipe.operation[recipe.operation >= 0]
     shares = np.bincount(used) / len(used)
     assert shares == pytest.approx([1 / 9] * 9, abs=sampling(0.31, len(used)))
     assert 0.1 <= np.abs(recipe.level).min() < 0.101
     assert 0.999 < np.abs(recipe.level).max() <= 1.0
-    assert (recipe.level < 0).mean() == pytest.approx(0.5, abs=sampling(0.5, recipe.level.size))
+    assert (recipe.level < 0).mean() == pytest.approx(
+        0.5, abs=sampling(0.5, recipe.level.size)
+    )
     assert recipe.weights.sum(axis=1) == pytest.approx(1)
-    assert recipe.weights.mean(axis=0) == pytest.approx([1 / 3] * 3, abs=sampling(0.24, 20_000))
+    assert recipe.weights.mean(axis=0) == pytest.approx(
+        [1 / 3] * 3, abs=sampling(0.24, 20_000)
+    )
     assert recipe.plain.mean() == pytest.approx(0.5, abs=sampling(0.29, 20_000))
     assert recipe.plain.var() == pytest.approx(1 / 12, abs=sampling(0.075, 20_000))
 
 
 def test_chains_and_mixture_follow_the_formula() -> None:
     recipes = [draw_recipe(4, np.random.default_rng(s)) for s in range(2)]
-    views = torch.from_numpy(pictures()[:2]).permute(0, 3, 1, 2)[:, None].repeat(1, 4, 1, 1, 1)
+    views = (
+        torch.from_numpy(pictures()[:2])
+        .permute(0, 3, 1, 2)[:, None]
+        .repeat(1, 4, 1, 1, 1)
+    )
     chains = augmix_chains(views, recipes)
     mixed = mix(views.double(), chains.double(), recipes)
     for image, recipe in enumerate(recipes):

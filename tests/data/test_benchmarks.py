@@ -35,7 +35,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*a complete copy has:UserWarnin
 def stated(dataset: Dataset) -> dict[str, str]:
     """Class name by key."""
     labels = dataset.labels.tolist()
-    return {key: dataset.names[label] for key, label in zip(dataset.keys, labels, strict=True)}
+    return {
+        key: dataset.names[label]
+        for key, label in zip(dataset.keys, labels, strict=True)
+    }
 
 
 def test_all_promised_ids_are_there() -> None:
@@ -90,7 +93,9 @@ def test_images_of_no_class_are_for_open_sets(id: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--unknown"):
         get_dataset(id, tmp_path)
     dataset = get_dataset(id, tmp_path, classes=["cat", "dog"])
-    assert dataset.labels is None and len(dataset) == 1 and dataset.names == ("cat", "dog")
+    assert (
+        dataset.labels is None and len(dataset) == 1 and dataset.names == ("cat", "dog")
+    )
 
 
 def test_severities_of_cifar_c_follow_each_other(tmp_path: Path) -> None:
@@ -106,9 +111,13 @@ def test_severities_of_cifar_c_follow_each_other(tmp_path: Path) -> None:
 
 
 def test_lists_of_domainnet_are_held_against_the_class_list(tmp_path: Path) -> None:
-    pictures(tmp_path / "domainnet", ["clipart/aircraft_carrier/1.jpg", "clipart/ant/2.jpg"])
+    pictures(
+        tmp_path / "domainnet", ["clipart/aircraft_carrier/1.jpg", "clipart/ant/2.jpg"]
+    )
     write(tmp_path / "domainnet/clipart_test.txt", "clipart/ant/2.jpg 9\n")
-    assert stated(get_dataset("domainnet/clipart-test", tmp_path)) == {"clipart/ant/2.jpg": "ant"}
+    assert stated(get_dataset("domainnet/clipart-test", tmp_path)) == {
+        "clipart/ant/2.jpg": "ant"
+    }
     assert len(get_dataset("domainnet/clipart", tmp_path)) == 2
     write(tmp_path / "domainnet/clipart_test.txt", "clipart/ant/2.jpg 8\n")
     with pytest.raises(UserError, match="contradicts"):
@@ -128,7 +137,9 @@ def test_missing_data_say_where_they_were_looked_for_and_how_to_get_them(
         get_dataset(benchmark.id)
 
 
-def test_the_root_may_be_the_dataset_itself_and_names_are_matched_loosely(tmp_path: Path) -> None:
+def test_the_root_may_be_the_dataset_itself_and_names_are_matched_loosely(
+    tmp_path: Path,
+) -> None:
     expected = TREES["eurosat"](tmp_path)
     assert stated(get_dataset("eurosat", tmp_path / "EuroSAT")) == expected
     (tmp_path / "EuroSAT").rename(tmp_path / "Euro_SAT")
@@ -141,7 +152,10 @@ def test_an_incomplete_copy_warns_with_both_counts(tmp_path: Path) -> None:
         dataset = get_dataset("dtd", tmp_path)
     assert len(dataset) == 2  # what is there can be used all the same
     (tmp_path / "cifar10.1").mkdir()
-    np.save(tmp_path / "cifar10.1/cifar10.1_v6_data.npy", np.zeros((2000, 32, 32, 3), np.uint8))
+    np.save(
+        tmp_path / "cifar10.1/cifar10.1_v6_data.npy",
+        np.zeros((2000, 32, 32, 3), np.uint8),
+    )
     np.save(tmp_path / "cifar10.1/cifar10.1_v6_labels.npy", np.arange(2000) % 10)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -152,9 +166,14 @@ def test_parts_and_shifts_compose(tmp_path: Path) -> None:
     TREES["pacs"](tmp_path)
     TREES["cifar10"](tmp_path)
     sketch = get_dataset("pacs/sketch", tmp_path)
-    assert stated(sketch) == {"sketch/person/b.png": "person"} and sketch.id == "pacs/sketch"
+    assert (
+        stated(sketch) == {"sketch/person/b.png": "person"}
+        and sketch.id == "pacs/sketch"
+    )
     noisy = get_dataset("pacs/sketch@gaussian_noise:3", tmp_path)
-    assert isinstance(noisy, ShiftedDataset) and noisy.id == "pacs/sketch@gaussian_noise:3"
+    assert (
+        isinstance(noisy, ShiftedDataset) and noisy.id == "pacs/sketch@gaussian_noise:3"
+    )
     cifar = get_dataset("cifar10@gaussian_noise:3", tmp_path)
     clean = get_dataset("cifar10", tmp_path)
     assert isinstance(clean, ArrayDataset) and clean.keys == cifar.keys
@@ -182,7 +201,11 @@ def test_benchmarks_use_pixels_as_stored_and_coops_template(tmp_path: Path) -> N
 
 def test_parts_and_subsets_are_not_mixed_up(tmp_path: Path) -> None:
     """Goldfish is class 1 of ImageNet, 0 of R, and none of A."""
-    folders = ("imagenet-r/n01443537", "imagenet-a/n01443537", "imagenetv2/top-images/0")
+    folders = (
+        "imagenet-r/n01443537",
+        "imagenet-a/n01443537",
+        "imagenetv2/top-images/0",
+    )
     pictures(tmp_path, [f"{folder}/x.jpg" for folder in folders])
     dataset = get_dataset("imagenet-r", tmp_path)
     assert dataset.labels.tolist() == [0] and len(dataset.names) == 200
@@ -210,7 +233,10 @@ def test_a_list_that_counts_images_is_no_list_of_classes(tmp_path: Path) -> None
 
 def test_a_split_that_contradicts_the_class_list_is_refused(tmp_path: Path) -> None:
     TREES["dtd"](tmp_path)
-    split(tmp_path / "dtd/split_zhou_DescribableTextures.json", [("banded/x.jpg", 1, "banded")])
+    split(
+        tmp_path / "dtd/split_zhou_DescribableTextures.json",
+        [("banded/x.jpg", 1, "banded")],
+    )
     with pytest.raises(ValueError, match="blotchy"):
         get_dataset("dtd", tmp_path)
     write(tmp_path / "dtd/split_zhou_DescribableTextures.json", '{"test": [["banded')
@@ -220,7 +246,9 @@ def test_a_split_that_contradicts_the_class_list_is_refused(tmp_path: Path) -> N
 
 def test_listed_twice_counts_once_and_absent_files_are_left_out(tmp_path: Path) -> None:
     TREES["dtd"](tmp_path)
-    rows = [("banded/banded_0060.jpg", 0, "banded")] * 2 + [("banded/gone.jpg", 0, "banded")]
+    rows = [("banded/banded_0060.jpg", 0, "banded")] * 2 + [
+        ("banded/gone.jpg", 0, "banded")
+    ]
     split(tmp_path / "dtd/split_zhou_DescribableTextures.json", rows)
     assert get_dataset("dtd", tmp_path).keys == ("banded/banded_0060.jpg",)
 
@@ -233,8 +261,12 @@ def test_coops_split_is_preferred_to_the_official_list(tmp_path: Path) -> None:
     rows = {"test": [["american_bulldog_100.jpg", 1, "american_bulldog"]],
             "train": [["Abyssinian_1.jpg", 0, "abyssinian"]], "val": []}  # fmt: skip
     write(split_file, json.dumps(rows))
-    assert stated(get_dataset("pets", tmp_path)) == {"american_bulldog_100.jpg": "american bulldog"}
-    assert stated(get_dataset("pets/train", tmp_path)) == {"Abyssinian_1.jpg": "abyssinian"}
+    assert stated(get_dataset("pets", tmp_path)) == {
+        "american_bulldog_100.jpg": "american bulldog"
+    }
+    assert stated(get_dataset("pets/train", tmp_path)) == {
+        "Abyssinian_1.jpg": "abyssinian"
+    }
 
 
 # CIFAR's own formats
@@ -245,7 +277,9 @@ def test_cifar_pixels_survive_every_format(tmp_path: Path) -> None:
     TREES["cifar10"](tmp_path / "pickle")
     home = tmp_path / "binary/cifar-10-batches-bin"
     home.mkdir(parents=True)
-    records = np.concatenate([np.array(labels, np.uint8)[:, None], cifar_rows(images)], axis=1)
+    records = np.concatenate(
+        [np.array(labels, np.uint8)[:, None], cifar_rows(images)], axis=1
+    )
     for name in ("test_batch.bin", "data_batch_1.bin"):
         (home / name).write_bytes(records.tobytes())
     binary = get_dataset("cifar10", tmp_path / "binary")
@@ -275,7 +309,9 @@ class _Evil:
 
 def test_a_pickle_that_asks_for_code_is_refused(tmp_path: Path) -> None:
     TREES["cifar10"](tmp_path)
-    (tmp_path / "cifar-10-batches-py/test_batch").write_bytes(pickle.dumps({"data": _Evil()}))
+    (tmp_path / "cifar-10-batches-py/test_batch").write_bytes(
+        pickle.dumps({"data": _Evil()})
+    )
     with pytest.raises(ValueError, match="builtins"):
         get_dataset("cifar10", tmp_path)
 

@@ -11,7 +11,18 @@ from cliquetta.data.bundled import load_bundled
 from cliquetta.errors import UnknownNameError
 from training import cifar
 
-NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+NAMES = [
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+]
 
 
 @pytest.mark.parametrize(("split", "per_class"), [("test", 200), ("few-shot", 16)])
@@ -32,7 +43,9 @@ def test_is_balanced_named_shared_and_read_only(split: str, per_class: int) -> N
 
 def test_a_split_that_is_not_bundled_is_refused_by_name() -> None:
     split: Any = "tests"
-    with pytest.raises(UnknownNameError, match=r"unknown bundled split 'tests'.*'test'"):
+    with pytest.raises(
+        UnknownNameError, match=r"unknown bundled split 'tests'.*'test'"
+    ):
         load_bundled(split)
 
 
@@ -44,17 +57,26 @@ def test_a_split_that_is_not_bundled_is_refused_by_name() -> None:
         ("test", 777, "cifar10/test/cat/tabby_s_002157", "0d45a6264d13afb7"),
         ("test", 1999, "cifar10/test/truck/wrecker_s_002091", "00001ad3587a0b96"),
         ("few-shot", 0, "cifar10/train/airplane/airliner_s_000553", "589fe2c4b853577a"),
-        ("few-shot", 159, "cifar10/train/truck/trucking_rig_s_001371", "e05ea572ccbb020a"),
+        (
+            "few-shot",
+            159,
+            "cifar10/train/truck/trucking_rig_s_001371",
+            "e05ea572ccbb020a",
+        ),
     ],
 )
-def test_tiles_are_the_original_pictures(split: str, index: int, key: str, digest: str) -> None:
+def test_tiles_are_the_original_pictures(
+    split: str, index: int, key: str, digest: str
+) -> None:
     data = load_bundled(split)
     assert data.keys[index] == key
     assert hashlib.sha256(data.images[index].tobytes()).hexdigest()[:16] == digest
 
 
 def test_no_picture_twice() -> None:
-    pictures = [p.tobytes() for s in ("test", "few-shot") for p in load_bundled(s).images]
+    pictures = [
+        p.tobytes() for s in ("test", "few-shot") for p in load_bundled(s).images
+    ]
     assert len(set(pictures)) == 2160
 
 
@@ -62,7 +84,9 @@ def test_packs_give_back_the_pictures(tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
 
     def split(classes: Any, count: int) -> Any:
-        keys = tuple(f"{c}/some_noun{c}_s_{i:06d}" for c in classes for i in range(count))
+        keys = tuple(
+            f"{c}/some_noun{c}_s_{i:06d}" for c in classes for i in range(count)
+        )
         images = generator.integers(0, 256, (len(keys), 32, 32, 3), dtype=np.uint8)
         return cifar.Split(images, keys)
 
@@ -73,7 +97,11 @@ def test_packs_give_back_the_pictures(tmp_path: Path) -> None:
         "test100": split(["aquarium_fish"], 2),
     }
     files = cifar.save_packs(splits, tmp_path)
-    assert {f.name for f in files} >= {"train10-00.webp", "train10-01.webp", "labels.json.gz"}
+    assert {f.name for f in files} >= {
+        "train10-00.webp",
+        "train10-01.webp",
+        "labels.json.gz",
+    }
     (tmp_path / "parcel").mkdir()
     files[1].rename(tmp_path / "parcel" / files[1].name)
     data = cifar.load_packs(tmp_path)

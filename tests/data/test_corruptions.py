@@ -43,7 +43,9 @@ def test_order_and_company_do_not_matter(name: str) -> None:
     together = corrupt_batch(PICTURES, name, 3, seed=5)
     order = generator(2).permutation(len(PICTURES))[:7]
     part = corrupt_batch(PICTURES[order], name, 3, seed=5, indices=order.tolist())
-    assert np.abs(part.astype(int) - together[order]).max() <= 1  # sums in another order
+    assert (
+        np.abs(part.astype(int) - together[order]).max() <= 1
+    )  # sums in another order
     assert (part == together[order]).mean() > 0.999
     single = corrupt_batch(PICTURES[4:5], name, 3, seed=5, indices=[4])[0]
     assert np.abs(single.astype(int) - together[4]).max() <= 1
@@ -52,10 +54,17 @@ def test_order_and_company_do_not_matter(name: str) -> None:
 # By their published constants some do not move away from the original step by step: glass blur
 # (3 and 5 blur more than the one before, which removes noise), elastic (less shake, more
 # ripples) and frost (from 3 on, less of the picture rather than more ice).
-@pytest.mark.parametrize("name", sorted(set(ALL) - {"glass_blur", "elastic_transform", "frost"}))
+@pytest.mark.parametrize(
+    "name", sorted(set(ALL) - {"glass_blur", "elastic_transform", "frost"})
+)
 def test_distance_grows_with_severity(name: str) -> None:
-    corrupted = (corrupt_batch(PICTURES, name, s, seed=0).astype(float) for s in SEVERITIES)
-    far = [float(np.sqrt(((c - PICTURES) ** 2).mean(axis=(1, 2, 3))).mean()) for c in corrupted]
+    corrupted = (
+        corrupt_batch(PICTURES, name, s, seed=0).astype(float) for s in SEVERITIES
+    )
+    far = [
+        float(np.sqrt(((c - PICTURES) ** 2).mean(axis=(1, 2, 3))).mean())
+        for c in corrupted
+    ]
     assert far[0] > 0.5
     assert all(b > a - 0.05 for a, b in pairwise(far)), far
     assert far[4] > 1.4 * far[0]
@@ -102,7 +111,9 @@ def test_ids_are_split() -> None:
 def test_a_shifted_image_does_not_depend_on_its_company() -> None:
     dataset, base = get_dataset("bundled@gaussian_noise:4"), get_dataset("bundled")
     clean = base.arrays([1900])
-    assert isinstance(dataset, ShiftedDataset) and dataset.id == "bundled@gaussian_noise:4"
+    assert (
+        isinstance(dataset, ShiftedDataset) and dataset.id == "bundled@gaussian_noise:4"
+    )
     together = dataset.arrays([5, 1900, 7])[1]
     assert np.array_equal(together, np.asarray(dataset.load(1900)))
     direct = corrupt_batch(clean, "gaussian_noise", 4, 0, indices=[1900])[0]  # type: ignore[arg-type]

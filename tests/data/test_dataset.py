@@ -12,7 +12,12 @@ from tests._helpers.trees import exif_of, random_pixels
 
 
 def make(**changes: Any) -> ArrayDataset:
-    settings = {"names": ("a", "b"), "keys": ("x", "y", "z"), "labels": [0, 1, 1], **changes}
+    settings = {
+        "names": ("a", "b"),
+        "keys": ("x", "y", "z"),
+        "labels": [0, 1, 1],
+        **changes,
+    }
     images = settings.pop("images", random_pixels(3, 8, 8, 3))
     return ArrayDataset("made-up", images, **settings)
 
@@ -21,7 +26,10 @@ def test_images_come_back_as_they_are() -> None:
     dataset = make()
     assert np.array_equal(np.asarray(dataset.load(1)), dataset.images[1])
     assert np.array_equal(dataset.arrays([2, 0]), dataset.images[[2, 0]])
-    assert make(names=("crane", "crane")).prompts.names == ("crane", "crane")  # as in ImageNet
+    assert make(names=("crane", "crane")).prompts.names == (
+        "crane",
+        "crane",
+    )  # as in ImageNet
 
 
 @pytest.mark.parametrize(
@@ -42,15 +50,25 @@ def test_contradictions_are_refused(changes: dict[str, Any], message: str) -> No
 
 
 def test_fingerprint_distinguishes_lists() -> None:
-    changes = ({"keys": ("x", "y", "w")}, {"labels": [0, 0, 1]}, {"labels": None}, {"names": "ac"})
-    prints = {make().fingerprint, *(make(**change).fingerprint for change in ({}, *changes))}
+    changes = (
+        {"keys": ("x", "y", "w")},
+        {"labels": [0, 0, 1]},
+        {"labels": None},
+        {"names": "ac"},
+    )
+    prints = {
+        make().fingerprint,
+        *(make(**change).fingerprint for change in ({}, *changes)),
+    }
     assert len(prints) == 5
 
 
 def test_exif_orientation_is_the_datasets_choice(tmp_path: Path) -> None:
     Image.new("RGB", (6, 4)).save(tmp_path / "a.jpg", exif=exif_of(6))
     sizes = [
-        FileDataset("f", [tmp_path / "a.jpg"], names=("a",), labels=None, exif=exif).load(0).size
+        FileDataset("f", [tmp_path / "a.jpg"], names=("a",), labels=None, exif=exif)
+        .load(0)
+        .size
         for exif in (True, False)
     ]
     assert sizes == [(4, 6), (6, 4)]

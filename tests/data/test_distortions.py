@@ -21,7 +21,9 @@ from tests._helpers.trees import saved
 PICTURES = load_bundled("test").images[::40]
 LARGE = load_bundled("test").images[:49].reshape(7, 7, 32, 32, 3).swapaxes(1, 2)
 LARGE = LARGE.reshape(224, 224, 3)  # detail of all scales
-PIXELS = rounding(torch.float32, 64, 32)  # sums over pixels at float32 coordinates of up to 32
+PIXELS = rounding(
+    torch.float32, 64, 32
+)  # sums over pixels at float32 coordinates of up to 32
 
 
 def corrupt(image: Any, name: str, severity: int, seed: int = 0) -> Any:
@@ -36,8 +38,12 @@ def test_gaussian_noise_has_the_published_spread(side: int, sigma: float) -> Non
     grey = np.full((side, side, 3), 128, np.uint8)
     stack = np.stack([corrupt(grey, "gaussian_noise", 3, seed=i) for i in range(20)])
     # values are clipped, and were once cut off instead of rounded
-    assert stack.std() / 255 == pytest.approx(sigma, rel=0.01 + sampling(0.71, stack.size))
-    assert stack.mean() == pytest.approx(128, abs=0.5 + sampling(255 * sigma, stack.size))
+    assert stack.std() / 255 == pytest.approx(
+        sigma, rel=0.01 + sampling(0.71, stack.size)
+    )
+    assert stack.mean() == pytest.approx(
+        128, abs=0.5 + sampling(255 * sigma, stack.size)
+    )
 
 
 def test_shot_noise_has_poisson_variance() -> None:
@@ -50,8 +56,14 @@ def test_shot_noise_has_poisson_variance() -> None:
 def test_impulse_noise_sets_the_published_share() -> None:
     grey = np.full((64, 32, 32, 3), 128, np.uint8)
     out = corrupt_batch(grey, "impulse_noise", 5, seed=0)
-    for level, share, spread in ((0, 0.035, 0.184), (255, 0.035, 0.184), (128, 0.93, 0.256)):
-        assert (out == level).mean() == pytest.approx(share, abs=sampling(spread, out.size))
+    for level, share, spread in (
+        (0, 0.035, 0.184),
+        (255, 0.035, 0.184),
+        (128, 0.93, 0.256),
+    ):
+        assert (out == level).mean() == pytest.approx(
+            share, abs=sampling(spread, out.size)
+        )
 
 
 @pytest.mark.parametrize("severity", [1, 3, 5])
@@ -123,7 +135,9 @@ def test_elastic_affine_map_moves_the_corners() -> None:
     shake = 0.1
     out = elastic_transform(coordinates, (0.0, 0.0, shake), Draws([generator(9)]))[0]
     corners = np.array([[53, 53], [53, 11], [11, 11]])
-    moved = corners + Draws([generator(9)]).uniform(-shake * side, shake * side, 3, 2)[0]
+    moved = (
+        corners + Draws([generator(9)]).uniform(-shake * side, shake * side, 3, 2)[0]
+    )
     for corner, (right, down) in zip(corners, moved, strict=True):
         value = ndimage.map_coordinates(out[..., 0], [[down], [right]], order=1)
         assert value[0] == pytest.approx(corner[0], abs=0.05)

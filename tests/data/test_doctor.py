@@ -21,7 +21,9 @@ def test_all_trees_are_recognised_and_counted(tmp_path: Path) -> None:
         picture(tmp_path / file)
         expected[id] = 1
     report = examine(tmp_path)
-    assert {f.id: next(iter(f.splits.values())).found for f in report.findings} == expected
+    assert {
+        f.id: next(iter(f.splits.values())).found for f in report.findings
+    } == expected
     assert {finding.state for finding in report.findings} == {"incomplete"}
     assert report.unknown_folders == ()
 
@@ -32,8 +34,13 @@ def test_counts_classes_and_absent_files(tmp_path: Path) -> None:
     finding = one(tmp_path, "dtd")
     assert finding.splits["test"] == SplitCount(found=1, expected=1692, absent=1)
     assert len(finding.empty_classes) == 46 and "banded" in finding.empty_classes
-    assert "1 images, a complete copy has 1,692; 1 listed files are missing" in finding.problems
-    assert any("46 of 47 classes have no images" in problem for problem in finding.problems)
+    assert (
+        "1 images, a complete copy has 1,692; 1 listed files are missing"
+        in finding.problems
+    )
+    assert any(
+        "46 of 47 classes have no images" in problem for problem in finding.problems
+    )
     assert finding.folder == str(tmp_path / "dtd/dtd/images")
 
 
@@ -42,7 +49,9 @@ def test_a_complete_copy_has_no_problems(tmp_path: Path) -> None:
     home.mkdir()
     labels = (np.arange(10_000) % 10).astype(np.uint8)[:, None]
     rows = cifar_rows(np.zeros((1, 32, 32, 3), np.uint8)).repeat(10_000, axis=0)
-    (home / "test_batch.bin").write_bytes(np.concatenate([labels, rows], axis=1).tobytes())
+    (home / "test_batch.bin").write_bytes(
+        np.concatenate([labels, rows], axis=1).tobytes()
+    )
     write(home / "data_batch_1.bin", "")
     finding = one(tmp_path, "cifar10", deep=True)
     assert finding.state == "complete" and finding.get == "" and finding.opened is None
@@ -55,7 +64,9 @@ def test_deep_finds_damaged_files_duplicates_and_contradictions(tmp_path: Path) 
         picture(tmp_path / f"PACS/photo/{name}.png", 50)
     (tmp_path / "PACS/photo/horse/4.png").write_bytes(b"")
     seen: list[tuple[str, int, int]] = []
-    report = examine(tmp_path, ids=["pacs"], deep=True, on_image=lambda *at: seen.append(at))
+    report = examine(
+        tmp_path, ids=["pacs"], deep=True, on_image=lambda *at: seen.append(at)
+    )
     opened = report.findings[0].opened
     assert opened is not None and opened.images == 6 and seen[-1] == ("pacs", 6, 6)
     assert opened.unreadable == {"photo/horse/4.png": "an empty file"}
@@ -67,7 +78,10 @@ def test_deep_finds_damaged_files_duplicates_and_contradictions(tmp_path: Path) 
 
 def test_broken_data_are_distinguished_from_missing_ones(tmp_path: Path) -> None:
     TREES["caltech101"](tmp_path)
-    split(tmp_path / "caltech-101/split_zhou_Caltech101.json", [("x.jpg", 0, "background")])
+    split(
+        tmp_path / "caltech-101/split_zhou_Caltech101.json",
+        [("x.jpg", 0, "background")],
+    )
     write(tmp_path / "imagenet-r.tar", "")
     TREES["eurosat"](tmp_path)
     (tmp_path / "EuroSAT/split_zhou_EuroSAT.json").unlink()
@@ -83,7 +97,10 @@ def test_broken_data_are_distinguished_from_missing_ones(tmp_path: Path) -> None
 def test_label_traps_are_named_where_they_lurk(tmp_path: Path) -> None:
     TREES["imagenet-v2"](tmp_path)
     TREES["caltech101"](tmp_path)
-    for id, trap in (("imagenet-v2", "sorted as strings"), ("caltech101", "Faces_easy")):
+    for id, trap in (
+        ("imagenet-v2", "sorted as strings"),
+        ("caltech101", "Faces_easy"),
+    ):
         assert any(trap in note for note in one(tmp_path, id).notes)
 
 

@@ -34,7 +34,9 @@ class Squares:
         for rows in blocks:
             self.asked.append(rows)
             values = np.array(rows, dtype=np.float32)[:, None, None] ** 2
-            yield FeatureBlock(np.tile(values, (1, 1, 4)), {7: "torn"} if 7 in rows else {})
+            yield FeatureBlock(
+                np.tile(values, (1, 1, 4)), {7: "torn"} if 7 in rows else {}
+            )
 
 
 def squares() -> np.ndarray:
@@ -65,21 +67,33 @@ def test_a_flipped_bit_costs_its_block_only(
     data[byte] ^= 0x10
     (made / FEATURES).write_bytes(data)
     encode = Squares()
-    np.testing.assert_array_equal(open_table(made.parent, LAYOUT, encode).features, squares())
-    assert len(encode.asked) == 1 and re.search(f"1 of {BLOCKS} blocks .* damaged", caplog.text)
+    np.testing.assert_array_equal(
+        open_table(made.parent, LAYOUT, encode).features, squares()
+    )
+    assert len(encode.asked) == 1 and re.search(
+        f"1 of {BLOCKS} blocks .* damaged", caplog.text
+    )
 
 
 DAMAGES: list[tuple[str, Callable[[bytes], bytes]]] = [
     *((FEATURES, lambda data, size=size: data[:size]) for size in (0, 5, 128, 500)),
-    *((TABLE, lambda _, text=text: text) for text in (b"", b"{", b"[]", b'{"blocks": [[0]]}')),
+    *(
+        (TABLE, lambda _, text=text: text)
+        for text in (b"", b"{", b"[]", b'{"blocks": [[0]]}')
+    ),
     (TABLE, lambda _: b'{"blocks": 3}'),
     (TABLE, lambda data: data.replace(b'[7, "torn"]', b'[6, "torn"]')),
-    (FEATURES, lambda data: data.replace(b"(50, 1, 4)", b"(40, 1, 5)")),  # of the same size
+    (
+        FEATURES,
+        lambda data: data.replace(b"(50, 1, 4)", b"(40, 1, 5)"),
+    ),  # of the same size
 ]
 
 
 @pytest.mark.parametrize(("name", "damage"), DAMAGES)
-def test_a_cut_damaged_or_foreign_file_is_made_again(made: Path, name: str, damage: Any) -> None:
+def test_a_cut_damaged_or_foreign_file_is_made_again(
+    made: Path, name: str, damage: Any
+) -> None:
     before = (made / name).read_bytes()
     (made / name).write_bytes(damage(before))
     assert (made / name).read_bytes() != before
@@ -88,7 +102,9 @@ def test_a_cut_damaged_or_foreign_file_is_made_again(made: Path, name: str, dama
     assert table.unreadable == {7: "torn"}
 
 
-def test_an_interrupted_build_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_build_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(feature_cache, "SAVE_SECONDS", 0.0)
     progress: list[tuple[int, int]] = []
 
@@ -99,9 +115,13 @@ def test_an_interrupted_build_continues(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(KeyboardInterrupt):
         open_table(tmp_path, LAYOUT, Squares(), on_progress=die)
     encode = Squares()
-    table = open_table(tmp_path, LAYOUT, encode, on_progress=lambda *now: progress.append(now))
+    table = open_table(
+        tmp_path, LAYOUT, encode, on_progress=lambda *now: progress.append(now)
+    )
     np.testing.assert_array_equal(table.features, squares())
-    assert encode.asked[0].start == 24  # three blocks were written down, the fourth was not
+    assert (
+        encode.asked[0].start == 24
+    )  # three blocks were written down, the fourth was not
     assert progress[-1] == (50, 50)
 
 
@@ -143,7 +163,10 @@ def test_two_processes_share_one_table(tmp_path: Path) -> None:
     begun, wanted = context.Event(), context.Event()
     queue = context.Queue()
     shared = (tmp_path, begun, wanted, queue)
-    both = [context.Process(target=build, args=shared) for build in (build_first, build_second)]
+    both = [
+        context.Process(target=build, args=shared)
+        for build in (build_first, build_second)
+    ]
     for process in both:
         process.start()
     replies = sorted(queue.get(timeout=30) for _ in both)

@@ -27,10 +27,14 @@ def test_rows_are_brought_to_length_one_and_cut_into_parts() -> None:
         FeatureDataset("mine", ROWS, names=("a",), keys=("x", "y"))
 
 
-@pytest.mark.parametrize("stated", [["dog", "", "cat"], ["1", "-1", "0"], [1.0, -1.0, 0.0]])
+@pytest.mark.parametrize(
+    "stated", [["dog", "", "cat"], ["1", "-1", "0"], [1.0, -1.0, 0.0]]
+)
 def test_labels_are_names_or_numbers(stated: Any, tmp_path: Path) -> None:
     path = tmp_path / "features.npz"
-    np.savez(path, embeddings=ROWS, labels=np.array(stated), paths=np.array(["a", "b", "c"]))
+    np.savez(
+        path, embeddings=ROWS, labels=np.array(stated), paths=np.array(["a", "b", "c"])
+    )
     data = feature_dataset(path, ("cat", "dog"))
     assert data.keys == ("a", "b", "c") and data.id == f"features:{path.as_posix()}"
     assert data.labels.tolist() == [1, UNKNOWN, 0]
@@ -38,7 +42,9 @@ def test_labels_are_names_or_numbers(stated: Any, tmp_path: Path) -> None:
 
 
 def test_a_frame_has_a_column_of_vectors() -> None:
-    frame = pd.DataFrame({"class": ["b", "a", "b"], "vector": list(ROWS)}, index=["p", "q", "r"])
+    frame = pd.DataFrame(
+        {"class": ["b", "a", "b"], "vector": list(ROWS)}, index=["p", "q", "r"]
+    )
     data = feature_dataset(frame)
     assert (data.names, data.keys) == (("a", "b"), ("p", "q", "r"))
     assert data.labels.tolist() == [1, 0, 1]

@@ -47,9 +47,14 @@ def test_labels_are_names_or_count_the_class_list_from_zero() -> None:
 
 def test_a_table_of_paths_and_names(tmp_path: Path) -> None:
     pictures(tmp_path, ["a.png", "sub/b.png", "c.png"])
-    write(tmp_path / "list.csv", "\ufeffPath, Class\nc.png,dog\nsub/b.png,cat\na.png,\n")
+    write(
+        tmp_path / "list.csv", "\ufeffPath, Class\nc.png,dog\nsub/b.png,cat\na.png,\n"
+    )
     dataset = get_dataset(f"csv:{tmp_path / 'list.csv'}")
-    assert dataset.keys == ("c.png", "sub/b.png", "a.png") and dataset.names == ("cat", "dog")
+    assert dataset.keys == ("c.png", "sub/b.png", "a.png") and dataset.names == (
+        "cat",
+        "dog",
+    )
     assert dataset.labels.tolist() == [1, 0, UNKNOWN]
     assert dataset.load(1).getpixel((0, 0)) == (1, 1, 1)
 
@@ -64,7 +69,9 @@ def test_a_table_with_numbers_has_names_and_templates_beside_it(tmp_path: Path) 
     assert dataset.templates == ("a sketch of a {}.",)
 
 
-def test_the_format_of_a_table_is_told_by_its_suffix_in_any_case(tmp_path: Path) -> None:
+def test_the_format_of_a_table_is_told_by_its_suffix_in_any_case(
+    tmp_path: Path,
+) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     pictures(tmp_path, ["a.png", "b.png"])
@@ -100,7 +107,9 @@ def test_labels_find_their_names_in_a_wider_class_list() -> None:
     base = ShiftedDataset(made_up_dataset(30), Shift("gaussian_noise", 3))
     wide = ("zebra", *reversed(base.names))
     asked = RelabelledDataset(base, wide)
-    assert [wide[label] for label in asked.labels] == [base.names[label] for label in base.labels]
+    assert [wide[label] for label in asked.labels] == [
+        base.names[label] for label in base.labels
+    ]
     assert np.array_equal(np.asarray(asked.load(3)), np.asarray(base.load(3)))
     again = np.asarray(asked.redrawn(2).load(3))
     assert np.array_equal(again, np.asarray(base.redrawn(2).load(3)))
@@ -143,18 +152,22 @@ def test_a_flat_folder_needs_names(tmp_path: Path) -> None:
 
 @given(
     st.sets(
-        st.lists(st.sampled_from(["a", "b1", "b10", "b2", "b 2", "b-"]), max_size=2).map(
-            lambda steps: "/".join([*steps, "x.png"])
-        )
+        st.lists(
+            st.sampled_from(["a", "b1", "b10", "b2", "b 2", "b-"]), max_size=2
+        ).map(lambda steps: "/".join([*steps, "x.png"]))
     )
 )
 @settings(max_examples=40, deadline=None)
 def test_walking_sorts_like_full_paths(names: set[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         pictures(Path(folder), sorted(names))
-        result = [path.relative_to(folder).as_posix() for path in walk_images(Path(folder))]
+        result = [
+            path.relative_to(folder).as_posix() for path in walk_images(Path(folder))
+        ]
     assert sorted(result) == sorted(names)
-    assert [natural_key(f) for f in result] == sorted(natural_key(name) for name in names)
+    assert [natural_key(f) for f in result] == sorted(
+        natural_key(name) for name in names
+    )
 
 
 def test_links_are_followed_once_and_the_rest_is_counted(tmp_path: Path) -> None:
@@ -164,14 +177,30 @@ def test_links_are_followed_once_and_the_rest_is_counted(tmp_path: Path) -> None
     (tmp_path / "in/linked").symlink_to(tmp_path / "out")
     (tmp_path / "in/gone.png").symlink_to(tmp_path / "nowhere.png")
     unused: Counter[str] = Counter()
-    result = [path.relative_to(tmp_path / "in") for path in walk_images(tmp_path / "in", unused)]
-    assert [path.as_posix() for path in result] == ["a.png", "linked/c.png", "sub/b.png"]
-    assert unused == {"hidden": 1, ".txt": 1, ".png": 1, "folders reached twice by links": 1}
+    result = [
+        path.relative_to(tmp_path / "in")
+        for path in walk_images(tmp_path / "in", unused)
+    ]
+    assert [path.as_posix() for path in result] == [
+        "a.png",
+        "linked/c.png",
+        "sub/b.png",
+    ]
+    assert unused == {
+        "hidden": 1,
+        ".txt": 1,
+        ".png": 1,
+        "folders reached twice by links": 1,
+    }
 
 
 def test_folders_that_are_no_datasets_are_refused(tmp_path: Path) -> None:
     pictures(tmp_path, ["mixed/cat/a.png", "mixed/loose.png"])
     (tmp_path / "empty").mkdir()
-    for name, message in (("empty", "no images"), ("gone", "no folder"), ("mixed", r"loose\.png")):
+    for name, message in (
+        ("empty", "no images"),
+        ("gone", "no folder"),
+        ("mixed", r"loose\.png"),
+    ):
         with pytest.raises(ValueError, match=message):
             get_dataset(f"folder:{tmp_path / name}")

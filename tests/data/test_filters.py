@@ -10,16 +10,22 @@ from scipy import ndimage
 from cliquetta.data import filters
 from tests._helpers.tolerance import FEATURE, SUM, rounding
 
-PIXELS = rounding(torch.float32, 64, 32)  # sums over pixels at float32 coordinates of up to 32
+PIXELS = rounding(
+    torch.float32, 64, 32
+)  # sums over pixels at float32 coordinates of up to 32
 generator: Any = np.random.default_rng
 
 
-@pytest.mark.parametrize(("rule", "scipys"), [("nearest", "nearest"), ("symmetric", "reflect")])
+@pytest.mark.parametrize(
+    ("rule", "scipys"), [("nearest", "nearest"), ("symmetric", "reflect")]
+)
 @pytest.mark.parametrize("sigma", [0.05, 0.4, 1.5, 9.0])
 def test_gaussian_blur_equals_scipy(rule: str, scipys: str, sigma: float) -> None:
     x = generator(3).random((2, 17, 23, 3)).astype(np.float32)
     expected = ndimage.gaussian_filter(x, (0, sigma, sigma, 0), mode=scipys, truncate=3)
-    assert np.abs(filters.gaussian_blur(x, sigma, rule, truncate=3) - expected).max() < SUM
+    assert (
+        np.abs(filters.gaussian_blur(x, sigma, rule, truncate=3) - expected).max() < SUM
+    )
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.07, 1.31, 2.5, 4.5])
@@ -39,12 +45,16 @@ def test_zoom_equals_scipy(factor: float) -> None:
     ("radius", "softness", "shape"),
     [(1.0, 0.2, (20, 14)), (2.0, 0.5, (20, 14)), (10, 0.5, (40, 70))],
 )
-def test_convolution_equals_scipy(radius: float, softness: float, shape: tuple[int, int]) -> None:
+def test_convolution_equals_scipy(
+    radius: float, softness: float, shape: tuple[int, int]
+) -> None:
     x = generator(5).random((2, *shape, 3)).astype(np.float32)
     kernel = filters.disk_kernel(radius, softness)
     expected = ndimage.correlate(x, kernel[None, :, :, None], mode="mirror")
     assert np.abs(filters.convolve(x, kernel) - expected).max() < FEATURE
-    assert kernel.sum() == pytest.approx(1, abs=0.02)  # as OpenCV has it: its edge is mirrored
+    assert kernel.sum() == pytest.approx(
+        1, abs=0.02
+    )  # as OpenCV has it: its edge is mirrored
 
 
 @pytest.mark.parametrize("rule", ["symmetric", "reflect"])
@@ -52,14 +62,20 @@ def test_sampling_equals_scipy(rule: str) -> None:
     x = generator(6).random((1, 9, 12, 1)).astype(np.float32)
     y, across = (generator(i).uniform(-6, 16, (1, 9, 12)) for i in (7, 8))
     scipys = {"symmetric": "reflect", "reflect": "mirror"}[rule]
-    expected = ndimage.map_coordinates(x[0, ..., 0], [y[0], across[0]], order=1, mode=scipys)
-    assert np.abs(filters.sample(x, y, across, rule)[0, ..., 0] - expected).max() < FEATURE
+    expected = ndimage.map_coordinates(
+        x[0, ..., 0], [y[0], across[0]], order=1, mode=scipys
+    )
+    assert (
+        np.abs(filters.sample(x, y, across, rule)[0, ..., 0] - expected).max() < FEATURE
+    )
 
 
 def test_motion_blur_of_a_point_points_the_right_way() -> None:
     x = np.zeros((3, 21, 21, 1), np.float32)
     x[:, 10, 10] = 1
-    out = filters.motion_blur(x, 4, 2.0, np.array([0.0, 90.0, 45.0], np.float32))[..., 0]
+    out = filters.motion_blur(x, 4, 2.0, np.array([0.0, 90.0, 45.0], np.float32))[
+        ..., 0
+    ]
     weights = np.exp(-0.5 * (np.arange(9) / 2) ** 2)
     weights /= weights.sum()
     assert np.abs(out[0, 10, 2:11][::-1] - weights).max() < PIXELS

@@ -25,7 +25,9 @@ class _Rows:
         return len(self.rows)
 
     def __getitem__(self, key: Any) -> Any:
-        return [row[key] for row in self.rows] if isinstance(key, str) else self.rows[key]
+        return (
+            [row[key] for row in self.rows] if isinstance(key, str) else self.rows[key]
+        )
 
 
 def test_a_table_of_hugging_face(tmp_path: Path) -> None:
@@ -47,13 +49,18 @@ def test_a_table_of_hugging_face(tmp_path: Path) -> None:
 
 
 def test_names_of_hugging_face_datasets() -> None:
-    assert parse_name("a/b?split=valid&label=fine") == ("a/b", {"split": "valid", "label": "fine"})
+    assert parse_name("a/b?split=valid&label=fine") == (
+        "a/b",
+        {"split": "valid", "label": "fine"},
+    )
     for name, message in (("a/b?spilt=x", "'split'"), ("?split=x", "name")):
         with pytest.raises(ValueError, match=message):
             parse_name(name)
 
 
-def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_the_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ValueError, match=r"cliquetta\[hf-datasets\]"):
         get_dataset("hf:uoft-cs/cifar10")

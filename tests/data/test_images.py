@@ -34,7 +34,10 @@ def stored() -> dict[str, tuple[Any, Any]]:
         "palette": (saved(palette, "PNG"), colours[index]),
         "clear colour": (saved(palette, "PNG", transparency=1), colours[index]),
         "clear colours": (saved(palette, "PNG", transparency=shades), colours[index]),
-        "grey": (saved(Image.fromarray(grey), "PNG"), grey[..., None].repeat(3, axis=2)),
+        "grey": (
+            saved(Image.fromarray(grey), "PNG"),
+            grey[..., None].repeat(3, axis=2),
+        ),
         "one bit": (saved(one_bit, "PNG"), black_or_white[..., None].repeat(3, axis=2)),
         "first frame": (
             saved(frames[0], "GIF", save_all=True, append_images=frames[1:]),
@@ -82,7 +85,9 @@ def test_cmyk_by_its_formula() -> None:
     assert np.abs(np.asarray(open_image(data)).astype(float) - expected).max() <= 1
 
 
-@pytest.mark.parametrize(("kind", "order"), [("PNG", "<u2"), ("TIFF", "<u2"), ("TIFF", ">u2")])
+@pytest.mark.parametrize(
+    ("kind", "order"), [("PNG", "<u2"), ("TIFF", "<u2"), ("TIFF", ">u2")]
+)
 def test_sixteen_bits_are_scaled_not_clipped(kind: str, order: str) -> None:
     values = np.arange(65536, dtype=np.uint16).reshape(256, 256)
     image = open_image(saved(Image.fromarray(values.astype(order)), kind))
@@ -113,10 +118,16 @@ BAD_FILES = {
         saved(Image.fromarray(random_pixels(200, 200, 3)), "JPEG")[:9000],
         "truncated",
     ),
-    "truncated.png": (saved(Image.fromarray(random_pixels(99, 99, 3)), "PNG")[:5000], "truncated"),
+    "truncated.png": (
+        saved(Image.fromarray(random_pixels(99, 99, 3)), "PNG")[:5000],
+        "truncated",
+    ),
     "header.png": (png(30, 30, chunk(b"IDAT", bytes(9))), "damaged or truncated"),
     "bomb.png": (png(20_000, 20_000), "too large"),
-    "large.png": (png(10_001, 10_000), r"too large \(10001 x 10000, more than 100,000,000"),
+    "large.png": (
+        png(10_001, 10_000),
+        r"too large \(10001 x 10000, more than 100,000,000",
+    ),
 }
 
 
@@ -150,19 +161,26 @@ def test_heif_is_read_as_pillow_heif_wrote_it() -> None:
     pillow_heif.from_pillow(Image.fromarray(HALVES)).save(file, quality=95)
     result = np.asarray(open_image(file.getvalue())).astype(float)
     assert result.shape == HALVES.shape and np.abs(result - HALVES).mean() < 2
-    assert np.array_equal(np.asarray(open_image(file.getvalue(), untrusted=True)), result)
+    assert np.array_equal(
+        np.asarray(open_image(file.getvalue(), untrusted=True)), result
+    )
 
 
 @pytest.mark.skipif(not features.check("avif"), reason="this Pillow reads no AVIF")
 def test_avif_is_read_as_pillow_wrote_it() -> None:
-    result = np.asarray(open_image(saved(Image.fromarray(HALVES), "AVIF"))).astype(float)
+    result = np.asarray(open_image(saved(Image.fromarray(HALVES), "AVIF"))).astype(
+        float
+    )
     assert result.shape == HALVES.shape and np.abs(result - HALVES).mean() < 3
 
 
 @pytest.mark.parametrize(
-    ("size", "scaled"), [((447, 600), 1), ((448, 600), 2), ((900, 2000), 4), ((224, 2000), 1)]
+    ("size", "scaled"),
+    [((447, 600), 1), ((448, 600), 2), ((900, 2000), 4), ((224, 2000), 1)],
 )
-def test_a_jpeg_may_be_decoded_at_a_part_of_its_size(size: tuple[int, int], scaled: int) -> None:
+def test_a_jpeg_may_be_decoded_at_a_part_of_its_size(
+    size: tuple[int, int], scaled: int
+) -> None:
     data = saved(Image.new("RGB", size, (200, 100, 50)), "JPEG")
     small = open_image(data, shorter=224)
     assert small.size == tuple(-(-side // scaled) for side in size)

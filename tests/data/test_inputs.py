@@ -18,7 +18,12 @@ import cliquetta
 from cliquetta import UserError, create_method, pipeline
 from cliquetta.app.session import AppSession
 from cliquetta.data.images import ImageError
-from cliquetta.data.inputs import as_batch, is_single, refuse_unnormalised, separate_images
+from cliquetta.data.inputs import (
+    as_batch,
+    is_single,
+    refuse_unnormalised,
+    separate_images,
+)
 from cliquetta.data.views import image_views, to_pixels
 from cliquetta.model.clip import CLIP
 from cliquetta.model.preprocess import Preprocess
@@ -35,19 +40,29 @@ ONE: dict[str, Callable[[Path, CLIP], Any]] = {
     "text": lambda path, _: str(path),
     "PIL image": lambda path, _: Image.open(path),
     "array": lambda path, _: np.asarray(Image.open(path)),
-    "uint8 tensor": lambda path, _: torch.tensor(np.asarray(Image.open(path))).movedim(-1, 0),
+    "uint8 tensor": lambda path, _: torch.tensor(np.asarray(Image.open(path))).movedim(
+        -1, 0
+    ),
     "bytes": lambda path, _: path.read_bytes(),
     "file object": lambda path, _: path.open("rb"),
-    "data URI": lambda path, _: f"data:image/png;base64,{b64encode(path.read_bytes()).decode()}",
+    "data URI": lambda path, _: (
+        f"data:image/png;base64,{b64encode(path.read_bytes()).decode()}"
+    ),
     "preprocessed": lambda path, model: model.preprocess(Image.open(path)),
 }
 SEVERAL: dict[str, Callable[[list[Path], CLIP], Any]] = {
     "generator": lambda paths, _: (path for path in paths),
     "Path.glob": lambda paths, _: paths[0].parent.glob("a*.png"),
     "glob": lambda paths, _: str(paths[0].parent / "*.png"),
-    "DataFrame": lambda paths, _: pandas.DataFrame({"path": [str(path) for path in paths]}),
-    "arrays": lambda paths, _: np.stack([np.asarray(Image.open(path)) for path in paths]),
-    "preprocessed": lambda paths, model: model.preprocess.batch([Image.open(p) for p in paths]),
+    "DataFrame": lambda paths, _: pandas.DataFrame(
+        {"path": [str(path) for path in paths]}
+    ),
+    "arrays": lambda paths, _: np.stack(
+        [np.asarray(Image.open(path)) for path in paths]
+    ),
+    "preprocessed": lambda paths, model: model.preprocess.batch(
+        [Image.open(p) for p in paths]
+    ),
     "mixed": lambda paths, _: [Image.open(paths[0]), *map(str, paths[1:])],
 }
 
@@ -76,7 +91,9 @@ def ask(way: str, images: Any, model: CLIP) -> list[float]:
         return shown.prediction.probabilities[:, 0].tolist()
     reply = pipeline(model=model, method="zero_shot")(images, NAMES, "a photo of a {}.")
     replies = reply if isinstance(reply[0], list) else [reply]
-    return [entry["score"] for one in replies for entry in one if entry["label"] == "cat"]
+    return [
+        entry["score"] for one in replies for entry in one if entry["label"] == "cat"
+    ]
 
 
 def ask_service(way: str, images: Any, model: CLIP) -> list[float]:
@@ -91,12 +108,17 @@ def ask_service(way: str, images: Any, model: CLIP) -> list[float]:
             result = session.predict(images)
         else:
             given = images if isinstance(images, list) else [images]
-            texts = [one if isinstance(one, str) else b64encode(one).decode() for one in given]
+            texts = [
+                one if isinstance(one, str) else b64encode(one).decode()
+                for one in given
+            ]
             body = {"images": [{"data": text} for text in texts]}
             path = f"/v1/sessions/{session.id}/batches"
             result = client.ask(BatchResponse, "POST", path, json=body)
     assert not result.errors
-    return [s.probability for one in result.predictions for s in one.top if s.label == "cat"]
+    return [
+        s.probability for one in result.predictions for s in one.top if s.label == "cat"
+    ]
 
 
 IN_PYTHON = ("method", "predict", "pipeline")
@@ -121,7 +143,9 @@ def test_one_image(way: str, kind: str, paths: list[Path], tiny_clip: CLIP) -> N
 
 
 @pytest.mark.parametrize(("way", "kind"), with_client(SEVERAL))
-def test_several_images(way: str, kind: str, paths: list[Path], tiny_clip: CLIP) -> None:
+def test_several_images(
+    way: str, kind: str, paths: list[Path], tiny_clip: CLIP
+) -> None:
     expected = ask("method", [Image.open(path) for path in paths], tiny_clip)
     result = sorted(ask(way, SEVERAL[kind](paths, tiny_clip), tiny_clip))
     assert result == pytest.approx(sorted(expected), abs=1e-6)
@@ -135,34 +159,57 @@ def test_mixed_lists_name_paths(paths: list[Path], tiny_clip: CLIP) -> None:
     assert [row["path"] for row in run.rows] == ["0", *named]
 
 
-def test_columns_of_a_frame_are_in_the_table(paths: list[Path], tiny_clip: CLIP) -> None:
-    frame = pandas.DataFrame({"path": [str(path) for path in paths], "camera": [1, 2, 2]})
+def test_columns_of_a_frame_are_in_the_table(
+    paths: list[Path], tiny_clip: CLIP
+) -> None:
+    frame = pandas.DataFrame(
+        {"path": [str(path) for path in paths], "camera": [1, 2, 2]}
+    )
     out = paths[0].with_name("out.csv")
-    cliquetta.predict(frame, NAMES, method="zero_shot", model=tiny_clip, out=out, group_by="camera")
+    cliquetta.predict(
+        frame, NAMES, method="zero_shot", model=tiny_clip, out=out, group_by="camera"
+    )
     table = pandas.read_csv(out)
-    assert table["camera"].tolist() == [1, 2, 2] and table["path"].tolist() == list(frame["path"])
+    assert table["camera"].tolist() == [1, 2, 2] and table["path"].tolist() == list(
+        frame["path"]
+    )
 
 
 @WAYS
 @pytest.mark.parametrize(
     "wrong",
-    [3, {"a": 1}, [None], np.zeros((4, 4, 3)), np.zeros((5,), np.uint8), torch.zeros(2, 3, 5, 5)],
+    [
+        3,
+        {"a": 1},
+        [None],
+        np.zeros((4, 4, 3)),
+        np.zeros((5,), np.uint8),
+        torch.zeros(2, 3, 5, 5),
+    ],
 )
-def test_others_are_refused_with_a_remedy(way: str, wrong: Any, tiny_clip: CLIP) -> None:
+def test_others_are_refused_with_a_remedy(
+    way: str, wrong: Any, tiny_clip: CLIP
+) -> None:
     with pytest.raises(UserError, match=r"preprocess|features"):
         ask(way, wrong, tiny_clip)
 
 
-def test_a_pattern_that_matches_nothing_and_a_name_with_brackets(tmp_path: Path) -> None:
+def test_a_pattern_that_matches_nothing_and_a_name_with_brackets(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(UserError, match="matches"):
         list(separate_images(str(tmp_path / "*.png"), Preprocess(8)))
     odd = tmp_path / "a[1].png"
     Image.new("RGB", (8, 8)).save(odd)
-    assert is_single(str(odd)) and list(separate_images(str(odd), Preprocess(8))) == [str(odd)]
+    assert is_single(str(odd)) and list(separate_images(str(odd), Preprocess(8))) == [
+        str(odd)
+    ]
 
 
 @WAYS
-def test_open_photographs_are_turned_as_files(way: str, tmp_path: Path, tiny_clip: CLIP) -> None:
+def test_open_photographs_are_turned_as_files(
+    way: str, tmp_path: Path, tiny_clip: CLIP
+) -> None:
     pixels = random_pixels(32, 32, 3)
     Image.fromarray(pixels).save(tmp_path / "stored.png", exif=exif_of(6))
     turned = ask(way, Image.fromarray(np.rot90(pixels, -1).copy()), tiny_clip)
@@ -192,7 +239,12 @@ def test_views_belong_to_the_image_not_to_its_batch(paths: list[Path]) -> None:
 
 
 def test_nothing_unreadable_files_and_pixels_of_another_size(tmp_path: Path) -> None:
-    assert as_batch([], PREPROCESS, views=ViewSpec("augmix", 2)).images.shape == (0, 3, 16, 16)
+    assert as_batch([], PREPROCESS, views=ViewSpec("augmix", 2)).images.shape == (
+        0,
+        3,
+        16,
+        16,
+    )
     with pytest.raises(ImageError):
         as_batch([tmp_path / "gone.png"], PREPROCESS)
     with pytest.raises(UserError, match="16, 16"):
@@ -204,7 +256,10 @@ def test_normalised_pixels_are_never_taken_for_unnormalised_ones() -> None:
     rng = np.random.default_rng(0)
     for low, high in [(0, 256), (120, 192), (150, 160), (128, 129), (0, 2), (254, 256)]:
         pixels = rng.integers(low, high, (40, 40, 3), dtype=np.uint8)
-        for rule in (Preprocess.openai(32), replace(Preprocess.openai(32), mean=(0.5,) * 3)):
+        for rule in (
+            Preprocess.openai(32),
+            replace(Preprocess.openai(32), mean=(0.5,) * 3),
+        ):
             refuse_unnormalised(rule(Image.fromarray(pixels)), rule)
     refuse_unnormalised(torch.zeros(3, 32, 32), Preprocess.openai(32))
     plain = Preprocess(32, mean=(0, 0, 0), std=(1, 1, 1))

@@ -24,7 +24,12 @@ def test_case_and_underscores_of_a_label_do_not_count() -> None:
 
 def test_numbers_count_classes_where_all_labels_are_numbers() -> None:
     reader = LabelReader(NAMES, ["0", "2", ""])
-    assert [reader.read(text) for text in ("0", "2", "3", "")] == ["cat", "frog", "", ""]
+    assert [reader.read(text) for text in ("0", "2", "3", "")] == [
+        "cat",
+        "frog",
+        "",
+        "",
+    ]
     mixed = LabelReader(NAMES, ["0", "cat"])
     assert (mixed.read("0"), mixed.read("cat")) == ("", "cat")
 

@@ -21,7 +21,13 @@ def test_folders_files_and_tables_together(tmp_path: Path) -> None:
     write(tmp_path / "list.tsv", "label\tFile\nx\tb,c.png\ny\t\nz\ta.png\n")
     sources = [tmp_path / name for name in ("in", "a.png", "list.tsv", "in/notes.txt")]
     listing = list_images(sources, tmp_path / "list.sqlite")
-    assert names(listing, tmp_path) == ["in/2.png", "in/10.PNG", "a.png", "b,c.png", "in/notes.txt"]
+    assert names(listing, tmp_path) == [
+        "in/2.png",
+        "in/10.PNG",
+        "a.png",
+        "b,c.png",
+        "in/notes.txt",
+    ]
     assert listing.repeated == 1 and listing.unused == {"hidden": 1, ".txt": 1}
     (entry,) = listing.entries(3, 4)
     assert entry[:2] == (str(tmp_path / "b,c.png"), {"label": "x", "File": "b,c.png"})
@@ -59,7 +65,9 @@ def test_digest_sees_tables_and_lists_but_not_folders(tmp_path: Path) -> None:
     assert digest(["-"], tmp_path / "list.csv") != digest(["-"], tmp_path / "in/a.png")
 
 
-def test_a_shuffled_list_has_every_image_once_and_knows_its_numbers(tmp_path: Path) -> None:
+def test_a_shuffled_list_has_every_image_once_and_knows_its_numbers(
+    tmp_path: Path,
+) -> None:
     pictures(tmp_path, [f"in/{number:02}.png" for number in range(12)])
     listing = list_images([tmp_path / "in"], tmp_path / "list.sqlite")
     listed = names(listing, tmp_path)

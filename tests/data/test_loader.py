@@ -66,7 +66,11 @@ def read(stream: Stream) -> tuple[list[Any], list[Any]]:
     """All that a stream yields, tensors as bytes, and all that it skips."""
     yielded = []
     for batch, labels in stream:
-        tensors = (batch.images, labels, *(() if batch.views is None else (batch.views,)))
+        tensors = (
+            batch.images,
+            labels,
+            *(() if batch.views is None else (batch.views,)),
+        )
         yielded.append((batch.keys, *(tensor.numpy().tobytes() for tensor in tensors)))
     return yielded, stream.skipped
 
@@ -95,7 +99,9 @@ def test_processes_threads_and_the_caller_give_the_same_bits(
     assert sorted(entry.key for entry in alone[1]) == ["007.png", "040.png", "041.png"]
 
 
-def test_arrays_and_several_datasets_go_through_processes(caplog: pytest.LogCaptureFixture) -> None:
+def test_arrays_and_several_datasets_go_through_processes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level(logging.INFO)
     parts = [made_up_dataset(20, id="a"), made_up_dataset(12, seed=1, id="b")]
     one = read(Stream(parts, PREPROCESS, 7, order="mixed", seed=2))
@@ -103,10 +109,14 @@ def test_arrays_and_several_datasets_go_through_processes(caplog: pytest.LogCapt
     assert "threads read images" not in caplog.text
 
 
-def test_predict_gives_the_same_rows_by_processes(photos: Path, tiny_clip: CLIP) -> None:
+def test_predict_gives_the_same_rows_by_processes(
+    photos: Path, tiny_clip: CLIP
+) -> None:
     def rows(count: int) -> list[Any]:
         method = ["zero_shot", "tpt"]  # with and without views
-        return predict(photos, TINY_NAMES, method=method, model=tiny_clip, workers=count).rows
+        return predict(
+            photos, TINY_NAMES, method=method, model=tiny_clip, workers=count
+        ).rows
 
     alone = rows(0)
     assert alone == rows(2)
@@ -158,7 +168,11 @@ def running(photos: Path, tmp_path: Path) -> Iterator[Any]:
         command = [sys.executable, str(script), str(many), str(tmp_path / "out.csv")]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
         )
         begun.append(process)
         assert process.stdout is not None
@@ -184,7 +198,9 @@ def children(root: int) -> set[int]:
 def gone(identities: set[int], within: float = 60.0) -> bool:
     """Whether processes end."""
     end = time.monotonic() + within
-    while time.monotonic() < end and any(Path(f"/proc/{pid}").exists() for pid in identities):
+    while time.monotonic() < end and any(
+        Path(f"/proc/{pid}").exists() for pid in identities
+    ):
         time.sleep(0.1)
     return not any(Path(f"/proc/{pid}").exists() for pid in identities)
 
@@ -221,7 +237,9 @@ def test_a_run_that_is_stopped_leaves_no_process_and_no_memory(
 
 @linux
 @pytest.mark.slow
-def test_a_run_continues_after_a_worker_was_killed(running: Any, tmp_path: Path) -> None:
+def test_a_run_continues_after_a_worker_was_killed(
+    running: Any, tmp_path: Path
+) -> None:
     process = running()
     (server,) = [
         pid
@@ -279,7 +297,9 @@ def test_threads_read_where_the_system_grants_no_process(
 
 
 def test_a_caller_that_stops_early_leaves_no_worker(photos: Path) -> None:
-    batches = Stream(folder_dataset(photos, TINY_NAMES), PREPROCESS, 4, workers=2).batches()
+    batches = Stream(
+        folder_dataset(photos, TINY_NAMES), PREPROCESS, 4, workers=2
+    ).batches()
     next(batches)
     server = multiprocessing.forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
     own = children(server)
@@ -298,7 +318,9 @@ def test_a_forked_worker_has_nothing_to_import(tiny_clip: CLIP, tmp_path: Path) 
     reader = Reader(tiny_clip.preprocess, (None,), PredictOptions(workers=0))
     sent = tmp_path / "sent.pickle"
     sent.write_bytes(pickle.dumps(reader._loader(local=False).read))
-    served = "".join(f"import {name}\n" for name in (workers.__name__, *workers._PRELOAD))
+    served = "".join(
+        f"import {name}\n" for name in (workers.__name__, *workers._PRELOAD)
+    )
     there = served + f"import pickle; pickle.load(open({str(sent)!r}, 'rb'))"
     assert modules_after(there) == modules_after(served + "import pickle")
 
@@ -324,7 +346,11 @@ def test_cores_are_those_of_the_container(
     assert usable_cores(tmp_path) == cores
 
 
-def test_a_gpu_gets_all_cores_and_a_cpu_two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_gets_all_cores_and_a_cpu_two_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(loader, "usable_cores", lambda: 12)
     assert loader.default_workers(torch.device("cuda")) == 12
-    assert loader.default_workers(torch.device("cpu")) == loader.default_workers(None) == 2
+    assert (
+        loader.default_workers(torch.device("cpu")) == loader.default_workers(None) == 2
+    )

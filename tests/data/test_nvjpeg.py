@@ -47,11 +47,15 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Numbers of files in the calls of a torchvision that is in fact Pillow."""
     calls: list[int] = []
 
-    def decode_jpeg(files: Sequence[Tensor], *, mode: str, device: torch.device) -> list[Tensor]:
+    def decode_jpeg(
+        files: Sequence[Tensor], *, mode: str, device: torch.device
+    ) -> list[Tensor]:
         calls.append(len(files))
         if any(b"refuse" in file.numpy().tobytes() for file in files):
             raise RuntimeError("decode_jpeg: nvjpegDecode failed: 5")
-        opened = (Image.open(BytesIO(file.numpy().tobytes())).convert(mode) for file in files)
+        opened = (
+            Image.open(BytesIO(file.numpy().tobytes())).convert(mode) for file in files
+        )
         return [as_tensor(image) for image in opened]
 
     io = ModuleType("torchvision.io")
@@ -68,7 +72,9 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_pictures_are_those_of_pillow(
     resize: Any, interpolation: Any, rounding: Any, size: tuple[int, int]
 ) -> None:
-    preprocess = Preprocess(32, interpolation=interpolation, resize=resize, crop_rounding=rounding)
+    preprocess = Preprocess(
+        32, interpolation=interpolation, resize=resize, crop_rounding=rounding
+    )
     image = draw(*size)
     expected = np.asarray(preprocess.picture(image)).astype(int)
     made = resize_and_crop(as_tensor(image), preprocess).numpy().astype(int)
@@ -79,7 +85,10 @@ def test_pictures_are_those_of_pillow(
 @pytest.mark.parametrize("orientation", range(10))
 def test_orientations_are_those_of_pillow(orientation: int) -> None:
     data = jpeg(draw(40, 30), exif=exif_of(orientation))
-    assert read_jpeg(data) == (data, orientation) and read_jpeg(data, exif=False) == (data, 1)
+    assert read_jpeg(data) == (data, orientation) and read_jpeg(data, exif=False) == (
+        data,
+        1,
+    )
     plain = Image.open(BytesIO(data))
     expected = as_tensor(ImageOps.exif_transpose(plain))
     assert torch.equal(turn(as_tensor(plain), orientation), expected)
@@ -88,7 +97,9 @@ def test_orientations_are_those_of_pillow(orientation: int) -> None:
 def test_what_nvjpeg_would_read_otherwise_is_left_to_pillow() -> None:
     image = draw(40, 30)
     assert read_jpeg(jpeg(image)) and read_jpeg(jpeg(image.convert("L")))
-    assert read_jpeg(jpeg(image, progressive=True)) and read_jpeg(jpeg(image) + bytes(9))
+    assert read_jpeg(jpeg(image, progressive=True)) and read_jpeg(
+        jpeg(image) + bytes(9)
+    )
     for data in (
         saved(image, "PNG"),
         b"no picture",
@@ -109,7 +120,9 @@ def files(tmp_path: Path) -> list[str]:
     for number, data in enumerate(contents):
         (tmp_path / f"{number:02d}.jpg").write_bytes(data)
     draw(64, 48).save(tmp_path / "11.png")
-    return [str(path) for path in sorted(tmp_path.iterdir())] + [str(tmp_path / "12.jpg")]
+    return [str(path) for path in sorted(tmp_path.iterdir())] + [
+        str(tmp_path / "12.jpg")
+    ]
 
 
 def load(paths: Sequence[str], decoder: JpegDecoder | None, workers: int) -> list[Any]:
@@ -133,10 +146,16 @@ def test_batches_are_those_of_exact_decoding(
     by_gpu = load(files, JpegDecoder(Preprocess(32), CPU), workers)
     assert sum(decoded) == 8  # six photographs, the turned and the grey one
     assert len(exact) == len(by_gpu) == 3
-    for (positions, pixels, errors), (other, made, reasons) in zip(exact, by_gpu, strict=True):
+    for (positions, pixels, errors), (other, made, reasons) in zip(
+        exact, by_gpu, strict=True
+    ):
         assert (positions, errors) == (other, reasons)
         assert (pixels.int() - made.int()).abs().max() <= LEVELS
-    assert [[position for position, _ in errors] for *_, errors in exact] == [[], [4], [0, 2]]
+    assert [[position for position, _ in errors] for *_, errors in exact] == [
+        [],
+        [4],
+        [0, 2],
+    ]
 
 
 def test_a_refused_batch_is_decoded_by_pillow(
@@ -150,7 +169,9 @@ def test_a_refused_batch_is_decoded_by_pillow(
     pictures, unreadable = JpegDecoder(preprocess, CPU).pictures(files)
     assert sorted(pictures) == [4, 9]
     for number, data in ((4, good), (9, turned)):
-        assert np.array_equal(pictures[number], np.asarray(preprocess.picture(open_image(data))))
+        assert np.array_equal(
+            pictures[number], np.asarray(preprocess.picture(open_image(data)))
+        )
     with pytest.raises(ImageError) as error:
         open_image(bytes(damaged))
     assert unreadable == [(5, error.value.reason)]
@@ -167,4 +188,6 @@ def test_what_is_missing_is_named(
     with pytest.raises(UserError, match=r"cliquetta\[gpu-decode\]"):
         JpegDecoder(Preprocess(32), torch.device("cuda")).check()
     with pytest.raises(UserError, match="lanczos"):
-        JpegDecoder(Preprocess(32, interpolation="lanczos"), torch.device("cuda")).check()
+        JpegDecoder(
+            Preprocess(32, interpolation="lanczos"), torch.device("cuda")
+        ).check()

@@ -13,7 +13,9 @@ from cliquetta.errors import UserError
 def picture(path: Path, *, seed: int, side: int = 32) -> None:
     """Write random pixels."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    pixels = np.random.default_rng(seed).integers(0, 256, (side, side + 8, 3), dtype=np.uint8)
+    pixels = np.random.default_rng(seed).integers(
+        0, 256, (side, side + 8, 3), dtype=np.uint8
+    )
     Image.fromarray(pixels).save(path)
 
 
@@ -47,10 +49,19 @@ def test_everything_about_a_folder_of_classes(photos: Path) -> None:
         ("red_fox/1.png", "wolf/also.png"),
     )
     assert found.contradictions == (("red_fox/1.png", "wolf/also.png"),)
-    assert (found.shortest, found.median, found.smaller) == (16, 32, ("wolf/small.png",))
+    assert (found.shortest, found.median, found.smaller) == (
+        16,
+        32,
+        ("wolf/small.png",),
+    )
     assert (found.unlisted, found.empty) == (("wolf",), ("badger",))
     text = "\n".join(found.problems)
-    for words in ("cannot be read", "in two classes", "repeat another", "below the model's 32"):
+    for words in (
+        "cannot be read",
+        "in two classes",
+        "repeat another",
+        "below the model's 32",
+    ):
         assert words in text
     assert "the list lacks: 'wolf'" in text and "without an image: 'badger'" in text
 
@@ -64,7 +75,10 @@ def test_a_folder_without_labels_is_opened_as_well(photos: Path) -> None:
 def test_nothing_wrong_is_no_problem(tmp_path: Path) -> None:
     for number, name in enumerate(("cat", "dog")):
         picture(tmp_path / name / "1.png", seed=number)
-    assert examine_own(f"folder:{tmp_path}", classes=["cat", "dog"], side=32).problems == ()
+    assert (
+        examine_own(f"folder:{tmp_path}", classes=["cat", "dog"], side=32).problems
+        == ()
+    )
 
 
 def test_classes_of_very_different_size_are_named(tmp_path: Path) -> None:

@@ -57,7 +57,9 @@ def test_methods_predict_from_features_as_from_pixels(
         ours = load_predictions(tmp_path / "features" / features.id)
         theirs = load_predictions(tmp_path / "pixels" / pixels.id)
         assert ours.keys == theirs.keys
-        np.testing.assert_allclose(ours.probabilities, theirs.probabilities, atol=FEATURE)
+        np.testing.assert_allclose(
+            ours.probabilities, theirs.probabilities, atol=FEATURE
+        )
 
 
 @pytest.mark.parametrize("shape", [(2, 4, 23), (2, 23), (24,), (2, 0, 24)])
@@ -93,7 +95,9 @@ def test_what_features_depend_on_makes_new_ones_and_nothing_else(
     first, second = watch(model, monkeypatch), watch(other, monkeypatch)
     streams = [
         Stream(data, model.preprocess),
-        Stream(made_up_dataset(seed=1), model.preprocess),  # the same list, other pictures
+        Stream(
+            made_up_dataset(seed=1), model.preprocess
+        ),  # the same list, other pictures
         Stream(data, replace(model.preprocess, mean=(0.0, 0.0, 0.0))),
         Stream(data, model.preprocess, views=FEW_VIEWS),
         Stream(data, model.preprocess, views=FEW_VIEWS, view_seed=1),
@@ -117,14 +121,20 @@ def photos(tmp_path: Path) -> FileDataset:
 
 
 def test_unreadable_files_are_remembered_and_counted(
-    photos: FileDataset, tiny_clip: CLIP, tiny_prompts: ClassPrompts, tmp_path: Path, caplog: Any
+    photos: FileDataset,
+    tiny_clip: CLIP,
+    tiny_prompts: ClassPrompts,
+    tmp_path: Path,
+    caplog: Any,
 ) -> None:
     adapter = build("zero_shot", tiny_clip, tiny_prompts)
     stream = Stream(photos, tiny_clip.preprocess, 4, seed=1)
     pixels = evaluate(adapter, stream)
     caplog.clear()
     for _ in range(2):
-        stored = FeatureStream(Stream(photos, tiny_clip.preprocess, 4, seed=1), tiny_clip, tmp_path)
+        stored = FeatureStream(
+            Stream(photos, tiny_clip.preprocess, 4, seed=1), tiny_clip, tmp_path
+        )
         record = evaluate(adapter, stored)
         assert record.skipped == pixels.skipped and record.images == 9
         assert record.metrics["top1"] == pixels.metrics["top1"]

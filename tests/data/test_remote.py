@@ -34,7 +34,9 @@ def bucket() -> Iterator[str]:
     MemoryFileSystem.pseudo_dirs[:] = [""]
 
 
-def test_a_failing_network_is_tried_again(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_network_is_tried_again(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain, calls = MemoryFileSystem.cat_file, []
 
     def fail_twice(self: Any, *words: Any, **options: Any) -> bytes:
@@ -52,7 +54,11 @@ def test_a_failing_network_is_tried_again(bucket: str, monkeypatch: pytest.Monke
 def test_an_image_of_a_url_or_inside_of_a_file(bucket: str) -> None:
     assert open_listed(f"{bucket}/0.png").getpixel((0, 0)) == (0, 0, 0)
     inside = Member(f"{bucket}/1.png", 2, len(encoded(1)))
-    assert open_named(read_listed("x.png", inside), "x.png").getpixel((0, 0)) == (1, 1, 1)
+    assert open_named(read_listed("x.png", inside), "x.png").getpixel((0, 0)) == (
+        1,
+        1,
+        1,
+    )
     for path in (f"{bucket}/2.png", f"{bucket}/9.png"):
         with pytest.raises(ImageError, match=path):
             open_listed(path)
@@ -60,7 +66,9 @@ def test_an_image_of_a_url_or_inside_of_a_file(bucket: str) -> None:
 
 def test_what_is_not_there_is_named(bucket: str) -> None:
     assert expand_glob(f"{bucket}/[01].png") is None  # brackets belong to names
-    assert expand_glob(f"{bucket}/*.png") == [f"memory:///bucket/{n}.png" for n in range(3)]
+    assert expand_glob(f"{bucket}/*.png") == [
+        f"memory:///bucket/{n}.png" for n in range(3)
+    ]
     require_exists(f"{bucket}/0.png")
     for refuse, missing in ((require_exists, "9.png"), (expand_glob, "*.jpg")):
         with pytest.raises(UserError, match="bucket"):

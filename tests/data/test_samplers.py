@@ -23,20 +23,31 @@ from cliquetta.errors import UserError
 
 
 def draw(name: str, *sizes: int, seed: int = 0, **options: Any) -> Positions:
-    domains = [LabelledSet(str(n), np.arange(size) % 10) for n, size in enumerate(sizes)]
-    return SAMPLERS[name].draw(domains, SamplerOptions(**options), np.random.default_rng(seed))
+    domains = [
+        LabelledSet(str(n), np.arange(size) % 10) for n, size in enumerate(sizes)
+    ]
+    return SAMPLERS[name].draw(
+        domains, SamplerOptions(**options), np.random.default_rng(seed)
+    )
 
 
 def runs(labels: Indices) -> int:
     return 1 + int((labels[1:] != labels[:-1]).sum())
 
 
-@pytest.mark.parametrize("name", sorted(set(SAMPLERS) - {"uneven", "long", "keff", "long-tail"}))
-@given(seed=st.integers(0, 10_000), sizes=st.lists(st.integers(1, 60), min_size=2, max_size=3))
+@pytest.mark.parametrize(
+    "name", sorted(set(SAMPLERS) - {"uneven", "long", "keff", "long-tail"})
+)
+@given(
+    seed=st.integers(0, 10_000),
+    sizes=st.lists(st.integers(1, 60), min_size=2, max_size=3),
+)
 @settings(max_examples=20, deadline=None)
 def test_every_image_is_shown_once(name: str, seed: int, sizes: list[int]) -> None:
     positions = draw(name, *sizes, seed=seed)
-    result = sorted(zip(positions.domain.tolist(), positions.image.tolist(), strict=True))
+    result = sorted(
+        zip(positions.domain.tolist(), positions.image.tolist(), strict=True)
+    )
     assert result == [(n, i) for n, size in enumerate(sizes) for i in range(size)]
     assert not positions.round.any()
 
@@ -47,7 +58,13 @@ def test_the_seed_and_the_options_read_decide_the_positions(name: str) -> None:
         return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
 
     usual: dict[str, Any] = {"batch_size": 8}
-    changes = {"gamma": 3.0, "present": (2, 2), "length": 77, "imbalance": 2.0, "batch_size": 4}
+    changes = {
+        "gamma": 3.0,
+        "present": (2, 2),
+        "length": 77,
+        "imbalance": 2.0,
+        "batch_size": 4,
+    }
     plain = draw(name, 100, 50, **usual)
     assert same(plain, draw(name, 100, 50, **usual))
     assert same(plain, draw(name, 100, 50, seed=1, **usual)) == (name == "sequential")
@@ -65,7 +82,10 @@ def test_small_gamma_gives_long_bursts() -> None:
     def bursts(gamma: float, seed: int) -> int:
         return runs(labels[draw("correlated", 1000, seed=seed, gamma=gamma).image])
 
-    lengths = [np.mean([bursts(gamma, seed) for seed in range(5)]) for gamma in (0.01, 0.1, 1.0)]
+    lengths = [
+        np.mean([bursts(gamma, seed) for seed in range(5)])
+        for gamma in (0.01, 0.1, 1.0)
+    ]
     shuffled = runs(np.random.default_rng(0).permutation(labels))
     assert lengths[0] < lengths[1] < lengths[2] < shuffled / 5
     assert lengths[0] < 20
@@ -81,7 +101,9 @@ def test_an_uneven_stream_holds_all_images_of_a_few_classes() -> None:
 
 
 def test_separate_classes_come_one_after_the_other() -> None:
-    orders = {tuple(dict.fromkeys(draw("separate", 200, seed=s).image % 10)) for s in range(5)}
+    orders = {
+        tuple(dict.fromkeys(draw("separate", 200, seed=s).image % 10)) for s in range(5)
+    }
     assert len(orders) == 5
     shown = draw("separate", 200).image
     assert runs(shown % 10) == 10
@@ -109,7 +131,9 @@ def test_every_batch_holds_so_many_classes(
     positions = SAMPLERS["keff"].draw(*given)
     assert len(positions.image) % size == 0
     assert len(np.unique(positions.image)) == len(positions.image)
-    present = [len(np.unique(batch)) for batch in labels[positions.image].reshape(-1, size)]
+    present = [
+        len(np.unique(batch)) for batch in labels[positions.image].reshape(-1, size)
+    ]
     assert min(low, size) <= min(present) and max(present) <= low + more
 
 
@@ -120,7 +144,9 @@ def test_numbers_of_classes_in_batches_are_spread_over_the_range() -> None:
         images = draw("keff", 1000, seed=seed, present=(1, 4), batch_size=20).image
         result += [len(np.unique(batch % 10)) for batch in images.reshape(-1, 20)[:10]]
     counts = np.bincount(result, minlength=5)[1:]
-    assert counts.sum() == 300 and np.abs(counts - 75).max() < 4 * np.sqrt(300 * 0.25 * 0.75)
+    assert counts.sum() == 300 and np.abs(counts - 75).max() < 4 * np.sqrt(
+        300 * 0.25 * 0.75
+    )
     assert len(draw("keff", 1000, present=(1, 4), batch_size=20, limit=50).image) == 40
 
 
@@ -137,7 +163,9 @@ def test_a_long_tail_falls_off_exponentially(ratio: int) -> None:
 
 def test_unknown_images_are_strewn_among_the_others() -> None:
     known = draw("separate", 60)
-    positions = interleave(known, LabelledSet("b", np.full(90, -2)), 1, np.random.default_rng(0))
+    positions = interleave(
+        known, LabelledSet("b", np.full(90, -2)), 1, np.random.default_rng(0)
+    )
     assert np.bincount(positions.domain).tolist() == [60, 60]
     assert positions.image[positions.domain == 0].tolist() == known.image.tolist()
     assert len(np.unique(positions.image[positions.domain == 1])) == 60
@@ -146,7 +174,9 @@ def test_unknown_images_are_strewn_among_the_others() -> None:
 
 def test_a_dataset_that_comes_back_brings_new_images() -> None:
     a, b = LabelledSet("a", np.arange(9)), LabelledSet("b", np.arange(4))
-    positions = SAMPLERS["recurring"].draw([a, b, a], SamplerOptions(), np.random.default_rng(0))
+    positions = SAMPLERS["recurring"].draw(
+        [a, b, a], SamplerOptions(), np.random.default_rng(0)
+    )
     assert positions.domain.tolist() == [0] * 5 + [1] * 4 + [2] * 4
     assert sorted(positions.image[positions.domain != 1]) == list(range(9))
 

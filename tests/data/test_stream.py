@@ -35,7 +35,11 @@ DATASETS: dict[str, Callable[[list[Path]], Dataset]] = {
     "larger arrays": lambda _: made_up_dataset(50, side=48),
     "shifted": lambda _: ShiftedDataset(made_up_dataset(50), Shift("contrast", 5)),
     "files": lambda paths: FileDataset(
-        "files", paths[50:100], names=("a",), keys=[str(i) for i in range(50)], labels=[0] * 50
+        "files",
+        paths[50:100],
+        names=("a",),
+        keys=[str(i) for i in range(50)],
+        labels=[0] * 50,
     ),
 }
 
@@ -46,7 +50,9 @@ def test_every_image_comes_once_with_its_label_and_views(
     order: str, kind: str, paths: list[Path]
 ) -> None:
     dataset, spec = DATASETS[kind](paths), ViewSpec("resized-crop", 3)
-    stream = Stream(dataset, PREPROCESS, 8, order=order, seed=4, views=spec, view_seed=2)
+    stream = Stream(
+        dataset, PREPROCESS, 8, order=order, seed=4, views=spec, view_seed=2
+    )
     batches = list(stream)
     assert [len(batch) for batch, _ in batches] == [8] * 6 + [2]
     assert sorted(keys_of(stream)) == sorted(dataset.keys)
@@ -90,7 +96,9 @@ def test_bad_files_are_reported_once_and_leave_their_positions_empty(
     write(tmp_path / "cat/4.png", "not an image")
     (tmp_path / "cat/5.png").write_bytes((tmp_path / "cat/0.png").read_bytes()[:45])
     settings: Any = {"order": "sequential", "views": ViewSpec("resized-crop", 5)}
-    stream = Stream(folder_dataset(tmp_path), PREPROCESS, 2, workers=workers, **settings)
+    stream = Stream(
+        folder_dataset(tmp_path), PREPROCESS, 2, workers=workers, **settings
+    )
     with caplog.at_level(logging.WARNING):
         batches = list(stream) + list(stream)
     assert [len(batch) for batch, _ in batches] == [2, 1, 0, 2, 1, 0]
@@ -143,7 +151,11 @@ def test_a_long_stream_draws_its_noise_anew() -> None:
     assert [len(batch) for batch, _ in batches] == [5] * 5
     assert sorted(key.partition("#")[0] for key in keys[:10]) == sorted(clean.keys)
     assert [key.partition("#")[2] for key in keys] == [""] * 10 + ["1"] * 10 + ["2"] * 5
-    pixels = {key: image for b, _ in batches for key, image in zip(b.keys, b.images, strict=True)}
+    pixels = {
+        key: image
+        for b, _ in batches
+        for key, image in zip(b.keys, b.images, strict=True)
+    }
     again = ShiftedDataset(clean, Shift("gaussian_noise", 3), seed=1)
     assert torch.equal(pixels["0004#1"], PREPROCESS(again.load(4)))
     assert not torch.equal(pixels["0004#1"], pixels["0004"])
@@ -163,10 +175,15 @@ def test_unknown_images_carry_a_label_of_their_own() -> None:
         seen |= dict(zip(keys, labels.tolist(), strict=True))
     own = dict(zip(dataset.keys, dataset.labels.tolist(), strict=True))
     assert {key for key, label in seen.items() if label >= 0} == set(inside.keys)
-    assert all(label == (own[key] if own[key] < 2 else OUTSIDE) for key, label in seen.items())
+    assert all(
+        label == (own[key] if own[key] < 2 else OUTSIDE) for key, label in seen.items()
+    )
     assert stream.id == f"{dataset.id} with unknown {dataset.id}"
     assert stream.settings()["unknown"] == dataset.id
-    assert [d["images"] for d in stream.settings()["datasets"]] == [len(inside), len(outside)]
+    assert [d["images"] for d in stream.settings()["datasets"]] == [
+        len(inside),
+        len(outside),
+    ]
     with pytest.raises(UserError, match="keff"):
         Stream(inside, PREPROCESS, 8, order="keff", present=(1, 2), unknown=outside)
     with pytest.raises(UserError, match="outside"):
@@ -178,7 +195,9 @@ class Watched(FileDataset):
 
     def __init__(self, paths: list[Path]) -> None:
         keys = [path.name for path in paths]
-        super().__init__("watched", paths, names=TINY_NAMES, keys=keys, labels=[0] * len(paths))
+        super().__init__(
+            "watched", paths, names=TINY_NAMES, keys=keys, labels=[0] * len(paths)
+        )
         self.opened: list[int] = []
 
     def load(self, index: int) -> Image.Image:
@@ -207,7 +226,9 @@ def test_the_next_batches_are_read_while_the_caller_is_busy(
     paths: list[Path], tiny_clip: CLIP, workers: int
 ) -> None:
     data = Watched(paths)
-    batches = Stream(data, tiny_clip.preprocess, 16, order="sequential", workers=workers).batches()
+    batches = Stream(
+        data, tiny_clip.preprocess, 16, order="sequential", workers=workers
+    ).batches()
     next(batches)
     opened = settle(data)
     # the caller's batch, the one gathered next, and the chunks that wait behind it
@@ -218,7 +239,9 @@ def test_the_next_batches_are_read_while_the_caller_is_busy(
     batches.close()  # type: ignore[attr-defined]
 
 
-def test_bad_files_count_when_their_batch_comes(paths: list[Path], tiny_clip: CLIP) -> None:
+def test_bad_files_count_when_their_batch_comes(
+    paths: list[Path], tiny_clip: CLIP
+) -> None:
     data = Watched(paths)
     stream = Stream(data, tiny_clip.preprocess, 16, order="sequential", workers=2)
     batches = stream.batches()

@@ -22,7 +22,9 @@ def test_webdataset_shards_with_numbers(tmp_path: Path) -> None:
     write(tmp_path / "zeroshot_classification_templates.txt", "a photo of a {c}.\n")
     dataset = get_dataset(f"tar:{tmp_path / 'test'}")
     assert dataset.keys == ("0.tar/000", "0.tar/001", "1.tar/000", "1.tar/001")
-    assert dataset.labels.tolist() == [0, 1, 1, 1] and dataset.templates == ("a photo of a {}.",)
+    assert dataset.labels.tolist() == [0, 1, 1, 1] and dataset.templates == (
+        "a photo of a {}.",
+    )
     shades = [dataset.load(row).getpixel((0, 0)) for row in range(4)]
     assert shades == [(s, s, s) for s in (0, 1, 10, 11)]
     same = tar_dataset(tmp_path / "test" / "{0..1}.tar")
@@ -31,23 +33,38 @@ def test_webdataset_shards_with_numbers(tmp_path: Path) -> None:
 
 def test_classes_of_json_of_names_and_of_folders(tmp_path: Path) -> None:
     record = json.dumps({"caption": "x", "label": "cat"}).encode()
-    json_tar = make_tar(tmp_path / "a.tar", {"0.png": encoded(0), "0.json": record, "0.txt": b"hm"})
+    json_tar = make_tar(
+        tmp_path / "a.tar", {"0.png": encoded(0), "0.json": record, "0.txt": b"hm"}
+    )
     assert tar_dataset(json_tar).names == ("cat",)
     named = make_tar(tmp_path / "b.tar", {"0.png": encoded(0), "0.cls": b"dog\n"})
     assert tar_dataset(named).names == ("dog",)
-    folders = {"./birds/wren/1.png": encoded(0), "./birds/crow/1.png": encoded(1), "./._x.png": b""}
+    folders = {
+        "./birds/wren/1.png": encoded(0),
+        "./birds/crow/1.png": encoded(1),
+        "./._x.png": b"",
+    }
     dataset = tar_dataset(make_tar(tmp_path / "c.tar", folders))
-    assert dataset.names == ("crow", "wren") and dataset.keys == ("birds/wren/1", "birds/crow/1")
+    assert dataset.names == ("crow", "wren") and dataset.keys == (
+        "birds/wren/1",
+        "birds/crow/1",
+    )
     assert dataset.labels.tolist() == [1, 0]
 
 
 def test_no_image_of_a_plain_tar_is_lost(tmp_path: Path) -> None:
     names = ["a.png", "a.bmp", "b.v2.png", "b.v3.png", "c.png", "sub/a.png"]
-    path = make_tar(tmp_path / "a.tar", {f"x/{n}": encoded(i) for i, n in enumerate(names)})
+    path = make_tar(
+        tmp_path / "a.tar", {f"x/{n}": encoded(i) for i, n in enumerate(names)}
+    )
     listing = list_images([path])
-    assert [entry.path for entry in listing.entries(0, 9)] == [f"{path}/x/{n}" for n in names]
+    assert [entry.path for entry in listing.entries(0, 9)] == [
+        f"{path}/x/{n}" for n in names
+    ]
     dataset = tar_dataset(path)
-    assert [dataset.load(row).getpixel((0, 0)) for row in range(6)] == [(i, i, i) for i in range(6)]
+    assert [dataset.load(row).getpixel((0, 0)) for row in range(6)] == [
+        (i, i, i) for i in range(6)
+    ]
     assert dataset.keys == (*(f"x/{n}" for n in names[:4]), "x/c", "x/sub/a")
 
 

@@ -38,7 +38,9 @@ class Photos(TorchDataset[Any]):
     def __getitem__(self, index: int) -> tuple[Any, int]:
         self.read.append(index)
         image: Any = PICTURES[index]
-        return (image if self.transform is None else self.transform(image)), LABELS[index]
+        return (image if self.transform is None else self.transform(image)), LABELS[
+            index
+        ]
 
 
 class Streamed(IterableDataset[Any]):
@@ -59,10 +61,13 @@ WAYS: dict[str, Any] = {
     "dataset of arrays": lambda: Photos(np.asarray),
     "dataset of pixels": lambda: Photos(TINY.preprocess),
     "tensors": lambda: TensorDataset(
-        torch.stack([TINY.preprocess(picture) for picture in PICTURES]), torch.tensor(LABELS)
+        torch.stack([TINY.preprocess(picture) for picture in PICTURES]),
+        torch.tensor(LABELS),
     ),
     "loader": lambda: DataLoader(Photos(TINY.preprocess), batch_size=3),
-    "loader without batches": lambda: DataLoader(Photos(TINY.preprocess), batch_size=None),
+    "loader without batches": lambda: DataLoader(
+        Photos(TINY.preprocess), batch_size=None
+    ),
     "loader with its own collate": lambda: DataLoader(
         Photos(), batch_size=3, collate_fn=pictures_and_labels
     ),
@@ -73,7 +78,9 @@ WAYS: dict[str, Any] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_predictions_are_those_of_the_images(way: str) -> None:
-    expected = cliquetta.predict(PICTURES, NAMES, model=TINY, method="tda", batch_size=4).rows
+    expected = cliquetta.predict(
+        PICTURES, NAMES, model=TINY, method="tda", batch_size=4
+    ).rows
     done = cliquetta.predict(
         WAYS[way](), NAMES, model=TINY, method="tda", batch_size=4, labels="label"
     )
@@ -99,7 +106,10 @@ def test_images_are_read_when_they_are_predicted() -> None:
     photos = Photos()
     images = TorchImages(photos, TINY.preprocess)
     assert len(images) == 10 and photos.read == []
-    assert np.array_equal(np.asarray(images[2:4][1]), PIXELS[3]) and photos.read == [2, 3]
+    assert np.array_equal(np.asarray(images[2:4][1]), PIXELS[3]) and photos.read == [
+        2,
+        3,
+    ]
     photos.targets = LABELS  # type: ignore[attr-defined]
     assert images.labels() == LABELS and photos.read == [2, 3]
 
@@ -138,14 +148,31 @@ class Broken(Photos):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda m: cliquetta.predict(list(zip(PICTURES, LABELS, strict=True)), method=m), "pairs"),
+        (
+            lambda m: cliquetta.predict(
+                list(zip(PICTURES, LABELS, strict=True)), method=m
+            ),
+            "pairs",
+        ),
         (lambda m: cliquetta.predict([torch.zeros(3, 9, 9)], method=m), r"\(3, 9, 9\)"),
-        (lambda m: cliquetta.predict([[torch.zeros(8, 3, 9, 9), 1]], method=m), "a list of 2"),
+        (
+            lambda m: cliquetta.predict([[torch.zeros(8, 3, 9, 9), 1]], method=m),
+            "a list of 2",
+        ),
         (lambda m: cliquetta.predict(Photos(to_tensor), method=m), "ToTensor"),
         (lambda m: cliquetta.evaluate(m, DataLoader(Photos(to_tensor))), "ToTensor"),
-        (lambda m: m.predict(torch.stack([to_tensor(p) for p in PICTURES])), "ToTensor"),
-        (lambda m: cliquetta.predict(Photos(), method=m, labels="kind"), "labels='label'"),
-        (lambda m: cliquetta.predict(Photos(), method=m, order="shuffled"), "as they come"),
+        (
+            lambda m: m.predict(torch.stack([to_tensor(p) for p in PICTURES])),
+            "ToTensor",
+        ),
+        (
+            lambda m: cliquetta.predict(Photos(), method=m, labels="kind"),
+            "labels='label'",
+        ),
+        (
+            lambda m: cliquetta.predict(Photos(), method=m, order="shuffled"),
+            "as they come",
+        ),
         (lambda m: cliquetta.evaluate(m, cast(Any, PICTURES)), "got list"),
         (lambda m: cliquetta.evaluate(cast(Any, "tda"), Photos()), "create_method"),
         (lambda m: cliquetta.evaluate(m, Broken()), "'9' of torch:Broken"),

@@ -10,14 +10,22 @@ import torch
 from PIL import Image
 
 from cliquetta.data.crops import crop_image, zoom_crop_boxes
-from cliquetta.data.views import VIEW_KINDS, attach_views, check_spec, image_views, to_pixels
+from cliquetta.data.views import (
+    VIEW_KINDS,
+    attach_views,
+    check_spec,
+    image_views,
+    to_pixels,
+)
 from cliquetta.errors import UserError
 from cliquetta.model.preprocess import Preprocess
 from cliquetta.types import Batch, ViewSpec
 
 PREPROCESS = Preprocess.openai(32)
 KEYS = ("one", "two", "three")
-ONE_LEVEL = 1 / 255 / min(PREPROCESS.std)  # one grey level on the scale of normalised pixels
+ONE_LEVEL = (
+    1 / 255 / min(PREPROCESS.std)
+)  # one grey level on the scale of normalised pixels
 
 
 def array_views(
@@ -31,7 +39,9 @@ def array_views(
 
 def pictures(height: int = 32, width: int = 32) -> np.ndarray:
     coarse = np.random.default_rng(3).integers(0, 256, (3, 4, 4, 3), dtype=np.uint8)
-    return np.stack([np.asarray(Image.fromarray(c).resize((width, height))) for c in coarse])
+    return np.stack(
+        [np.asarray(Image.fromarray(c).resize((width, height))) for c in coarse]
+    )
 
 
 EXTREME = """
@@ -58,7 +68,9 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 def test_extreme_shapes_take_little_memory() -> None:
-    run = subprocess.run([sys.executable, "-c", EXTREME], capture_output=True, text=True)
+    run = subprocess.run(
+        [sys.executable, "-c", EXTREME], capture_output=True, text=True
+    )
     assert run.stderr == ""
     assert int(run.stdout) < 700_000  # kilobytes; the largest picture has 75 MB
 
@@ -133,14 +145,20 @@ def test_what_cannot_be_made_is_refused() -> None:
         with pytest.raises(UserError, match=message):
             check_spec(spec)
     images = torch.zeros(2, 3, 32, 32)
-    with pytest.raises(UserError, match=r"attach_views\(..., preprocess=model.preprocess\)"):
+    with pytest.raises(
+        UserError, match=r"attach_views\(..., preprocess=model.preprocess\)"
+    ):
         attach_views(Batch(images, ("a", "b")), ViewSpec("augmix", 2), seed=0)
 
 
 @pytest.mark.parametrize("keys", [(), ("a",), ("a", "b", "c")], ids=str)
-def test_views_of_images_without_a_key_for_each_are_refused(keys: tuple[str, ...]) -> None:
+def test_views_of_images_without_a_key_for_each_are_refused(
+    keys: tuple[str, ...],
+) -> None:
     batch = Batch(torch.zeros(2, 3, 32, 32), keys)
-    with pytest.raises(UserError, match=f"2 images and {len(keys)} keys; make it with Batch"):
+    with pytest.raises(
+        UserError, match=f"2 images and {len(keys)} keys; make it with Batch"
+    ):
         attach_views(batch, ViewSpec("resized-crop", 2), seed=0)
 
 

@@ -26,12 +26,16 @@ def test_results_come_in_order(workers: int) -> None:
 
 def test_no_more_than_the_bound_waits_and_no_thread_stays() -> None:
     started: list[int] = []
-    results = map_ahead(lambda x: started.append(x) or x, range(100), workers=2, ahead=3)  # type: ignore[func-returns-value]
+    results = map_ahead(
+        lambda x: started.append(x) or x, range(100), workers=2, ahead=3
+    )  # type: ignore[func-returns-value]
     next(results)
     time.sleep(0.05)
     assert len(started) <= 4
     results.close()
-    assert not [t for t in threading.enumerate() if t.name.startswith("cliquetta-loader")]
+    assert not [
+        t for t in threading.enumerate() if t.name.startswith("cliquetta-loader")
+    ]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -64,7 +68,9 @@ def test_spawned_processes_share_memory_as_forked_ones_do(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn"])  # Windows
+    monkeypatch.setattr(
+        multiprocessing, "get_all_start_methods", lambda: ["spawn"]
+    )  # Windows
     test_arrays_of_changing_shapes_come_in_order()
     assert "threads read images" not in caplog.text
 
@@ -85,6 +91,8 @@ def test_large_items_are_given_one_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
     items = iter(range(50))
     rows = map_in_processes(squares, items, workers=3, room=100)
     next(rows)
-    assert next(items) == 4  # one for each worker, and one in position of the first, were taken
+    assert (
+        next(items) == 4
+    )  # one for each worker, and one in position of the first, were taken
     rows.close()
     test_arrays_of_changing_shapes_come_in_order()

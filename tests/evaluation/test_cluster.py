@@ -28,7 +28,9 @@ class PerilousContext(RunContext):
 
     perils: Path | None = None  # folder in which each is noted before it happens
 
-    def run(self, spec: RunSpec, on_step: Callable[[Step], None] | None = None) -> Record:
+    def run(
+        self, spec: RunSpec, on_step: Callable[[Step], None] | None = None
+    ) -> Record:
         """The record of one cell, if nothing happens."""
         if spec.method == "zero_shot" and self.first_time("disk"):
             raise OSError("no such disk")
@@ -77,9 +79,13 @@ def grid(tiny_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Grid:
         RunSpec("bundled", "scap", model=model, batch_size=16, limit=64, seed=1),
         RunSpec("bundlde", "zero_shot", model=model),
     ]
-    actual = Grid(cells, folder, sweep(cells, RunContext(folder / "serial", device="cpu")))
+    actual = Grid(
+        cells, folder, sweep(cells, RunContext(folder / "serial", device="cpu"))
+    )
     context = PerilousContext(folder / "ray", device="cpu", perils=folder)
-    executor = RayExecutor(on_report=lambda spec, report: actual.reports.append((spec, report)))
+    executor = RayExecutor(
+        on_report=lambda spec, report: actual.reports.append((spec, report))
+    )
     actual.there = sweep(cells, context, executor)
     return actual
 
@@ -94,7 +100,9 @@ def test_records_and_predictions_are_those_of_a_serial_grid(grid: Grid) -> None:
         assert a.read_bytes() == b.read_bytes()
     assert len(list_records(grid.folder / "ray")) == 3
     assert (grid.folder / "kill").exists() and (grid.folder / "disk").exists()
-    resumed = [result.record.resumed for result in grid.there if result.record is not None]
+    resumed = [
+        result.record.resumed for result in grid.there if result.record is not None
+    ]
     assert resumed == [1, 0, 0]  # the killed one continued from its last state
     assert grid.there[3] == grid.serial[3]  # a bad name is not tried again
     assert "did you mean 'bundled'" in grid.there[3].error
@@ -109,14 +117,26 @@ def test_all_runs_report_to_the_command(grid: Grid) -> None:
 
 def test_the_command_runs_its_grid_there(run: Run, grid: Grid, tmp_path: Path) -> None:
     cell, here = grid.cells[1], grid.serial[1].record
-    words = ("evaluate", "--dataset", cell.dataset, "--method", cell.method, "--model", cell.model)
+    words = (
+        "evaluate",
+        "--dataset",
+        cell.dataset,
+        "--method",
+        cell.method,
+        "--model",
+        cell.model,
+    )
     small = ("--limit", 64, "--batch-size", 16, "--device", "cpu", "--out", tmp_path)
     (there,) = json.loads(run(*words, *small, "--json", "--ray", "local").stdout)
-    assert there["metrics"] == {n: v for n, v in here.metrics.items() if n != "per_class"}
+    assert there["metrics"] == {
+        n: v for n, v in here.metrics.items() if n != "per_class"
+    }
 
 
 def test_retries_end(grid: Grid, tmp_path: Path) -> None:
-    context = PerilousContext(tmp_path, device="cpu", perils=tmp_path / "no such folder")
+    context = PerilousContext(
+        tmp_path, device="cpu", perils=tmp_path / "no such folder"
+    )
     (result,) = sweep(grid.cells[1:2], context, RayExecutor(retries=0))
     assert result.error.startswith("FileNotFoundError")
 

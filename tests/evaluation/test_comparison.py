@@ -57,7 +57,9 @@ def test_averages_say_over_how_many_columns(made: Any) -> None:
         ({"order": "sequential"}, "images"),
     ],
 )
-def test_unlike_runs_are_not_put_into_one_column(made: Any, changes: Any, aspect: str) -> None:
+def test_unlike_runs_are_not_put_into_one_column(
+    made: Any, changes: Any, aspect: str
+) -> None:
     runs = made(spec(), spec("tda", **changes))
     with pytest.raises(IncomparableError, match=aspect) as error:
         compare(runs)
@@ -76,12 +78,16 @@ def test_rows_name_the_settings_that_differ(made: Any) -> None:
         "tda positive_alpha=3 batch_size=10",
         "tent batch_size=15",
     }
-    marked = {row for (row, _), cell in table.cells.items() if SEVERAL_SETTINGS in cell.marks}
+    marked = {
+        row for (row, _), cell in table.cells.items() if SEVERAL_SETTINGS in cell.marks
+    }
     assert marked == {row for row in table.rows if row.startswith("tda")}
     assert table.cells["tent batch_size=15", "bundled"].test is not None
 
 
-def test_presets_of_authors_are_marked_and_models_have_their_own_baseline(made: Any) -> None:
+def test_presets_of_authors_are_marked_and_models_have_their_own_baseline(
+    made: Any,
+) -> None:
     runs = made(spec(), spec("tda", preset="pets"), spec("tent", model="other"))
     table = compare([run for run in runs if run.record.method != "tent"])
     assert table.cells["tda:pets", "bundled"].marks == table.marks == TUNED_BY_AUTHORS
@@ -94,7 +100,9 @@ def test_another_baseline_and_metric(made: Any) -> None:
     table = compare(runs, baseline="tda", metric="nll")
     assert table.rows[0] == "tda"
     nll = {run.record.method: run.record.metrics["nll"] for run in runs}
-    assert table.cells["zero_shot", "bundled"].gain == pytest.approx(nll["zero_shot"] - nll["tda"])
+    assert table.cells["zero_shot", "bundled"].gain == pytest.approx(
+        nll["zero_shot"] - nll["tda"]
+    )
     with pytest.raises(UnknownNameError):
         compare(runs, metric="top-1")
 
@@ -102,14 +110,20 @@ def test_another_baseline_and_metric(made: Any) -> None:
 def test_protocols_are_columns_and_words_of_a_row(made: Any) -> None:
     mixed = {"classes": ("cat", "dog", "frog"), "unknown": "bundled"}
     keff = {"dataset": "bundled@fog:3", "order": "keff", "present": (1, 2)}
-    runs = made(*(spec(name, **more) for name in ("zero_shot", "tda") for more in (mixed, keff)))
+    runs = made(
+        *(spec(name, **more) for name in ("zero_shot", "tda") for more in (mixed, keff))
+    )
     table = compare(runs, metric="fpr95")
     assert set(table.columns) == {"bundled with unknown bundled", "bundled@fog:3"}
     assert "tda order=keff present=1+2" in table.rows
     row = table.overall("tda order=shuffled")
     rates = {run.record.method: run.record.metrics.get("fpr95") for run in runs[:4]}
     assert row.gain == pytest.approx((rates["tda"] or 0) - (rates["zero_shot"] or 0))
-    labels = {run.row: run.predictions.labels for run in runs if "unknown" in run.record.dataset}
+    labels = {
+        run.row: run.predictions.labels
+        for run in runs
+        if "unknown" in run.record.dataset
+    }
     for result in labels.values():
         assert (result == -2).sum() == (result >= 0).sum() == 30 and result.max() == 2
 
@@ -123,9 +137,14 @@ def test_the_worst_tenth_of_many_draws() -> None:
 
 @pytest.mark.parametrize(
     ("section", "key", "aspect"),
-    [("preprocessing", "fingerprint", "preprocessing"), ("prompts", "names", "class names")],
+    [
+        ("preprocessing", "fingerprint", "preprocessing"),
+        ("prompts", "names", "class names"),
+    ],
 )
-def test_hashes_of_records_decide(made: Any, section: str, key: str, aspect: str) -> None:
+def test_hashes_of_records_decide(
+    made: Any, section: str, key: str, aspect: str
+) -> None:
     first, other = made(BASE, replace(BASE, method="tda"))
     changed = {section: {**other.record.settings[section], key: "another"}}
     record = replace(other.record, settings={**other.record.settings, **changed})
@@ -136,12 +155,20 @@ def test_hashes_of_records_decide(made: Any, section: str, key: str, aspect: str
 def test_rows_that_lack_datasets_are_not_ranked_among_the_others(made: Any) -> None:
     """Tda is run on one of two datasets: its mean stands behind those over both."""
     runs = made(
-        *(spec(m, dataset=d) for m in ("zero_shot", "tent") for d in ("bundled", "bundled@fog:2")),
+        *(
+            spec(m, dataset=d)
+            for m in ("zero_shot", "tent")
+            for d in ("bundled", "bundled@fog:2")
+        ),
         spec("tda"),
     )
     table = compare(runs)
     rows = overall_table(table).rows
-    assert [row[:2] for row in rows] == [("zero_shot", "2"), ("tent", "2"), ("tda", "1 of 2")]
+    assert [row[:2] for row in rows] == [
+        ("zero_shot", "2"),
+        ("tent", "2"),
+        ("tda", "1 of 2"),
+    ]
     assert any(line.startswith("n of m: ") for line in footnotes(table))
 
 
@@ -159,7 +186,9 @@ def test_runs_from_kept_features_have_no_cost(made: Any) -> None:
     kept = [
         replace(
             run,
-            record=replace(run.record, environment={**run.record.environment, "features": "kept"}),
+            record=replace(
+                run.record, environment={**run.record.environment, "features": "kept"}
+            ),
         )
         for run in runs
     ]

@@ -67,7 +67,9 @@ def test_predictions_are_those_of_a_run_without_evidence(run: Any) -> None:
     assert steps == [1, 2, 3, 4]
 
 
-def test_evidence_is_what_was_predicted_and_seen(run: Any, tiny_clip: CLIP, dataset: Any) -> None:
+def test_evidence_is_what_was_predicted_and_seen(
+    run: Any, tiny_clip: CLIP, dataset: Any
+) -> None:
     folder, adapter = run()
     evidence, predictions = load_evidence(folder), load_predictions(folder)
     assert not adapter.collect_evidence and evidence.names == TINY_NAMES
@@ -82,31 +84,41 @@ def test_evidence_is_what_was_predicted_and_seen(run: Any, tiny_clip: CLIP, data
     plain = create_method("zero_shot", tiny_clip, dataset.prompts)
     batches = Stream(dataset, tiny_clip.preprocess, 10).batches()
     for stored, (batch, labels) in zip(evidence.batches, batches, strict=True):
-        assert stored.before == tuple(plain.predict(batch).logits.argmax(dim=1).tolist())
+        assert stored.before == tuple(
+            plain.predict(batch).logits.argmax(dim=1).tolist()
+        )
         assert stored.labels == tuple(labels.tolist())
         wanted = tiny_clip.encode_image(batch.images, normalize=True).numpy()
         np.testing.assert_allclose(stored.features, wanted, atol=STORED)
     assert [line["batch"] for line in evidence.counts] == [1, 2, 3, 4]
     for line, stored in zip(evidence.counts, evidence.batches, strict=True):
         cliques = stored.description["cliques"]
-        assert line["cliques"] == len(cliques) > 0 and all(clique["after"] for clique in cliques)
+        assert line["cliques"] == len(cliques) > 0 and all(
+            clique["after"] for clique in cliques
+        )
         assert line["max_size"] == max(len(clique["members"]) for clique in cliques)
     other = load_evidence(run("tent")[0]).batches[0]  # a method without cliques
     assert other.description is None and other.prompted is None and other.maps == ()
     assert other.features.shape == (10, 24) and other.pictures.shape == (10, 32, 32, 3)
 
 
-def test_prompted_features_are_those_that_were_scored(run: Any, tiny_clip: CLIP) -> None:
+def test_prompted_features_are_those_that_were_scored(
+    run: Any, tiny_clip: CLIP
+) -> None:
     """With one pass an image and fixed text, logits are a product with the feature alone."""
     options = {"modalities": "image", "topk": 1, "lr": 0.5, "threshold": 0.5}
     folder, adapter = run(options=options)
     evidence, predictions = load_evidence(folder), load_predictions(folder)
-    prompted = torch.from_numpy(np.concatenate([batch.prompted for batch in evidence.batches]))
+    prompted = torch.from_numpy(
+        np.concatenate([batch.prompted for batch in evidence.batches])
+    )
     plain = np.concatenate([batch.features for batch in evidence.batches])
     assert np.abs(prompted.numpy() - plain).max() > 0.01
     logits = tiny_clip.scale * prompted @ adapter.learner.start_text.T
     best = logits.softmax(dim=-1).topk(5, dim=-1).values.numpy()
-    np.testing.assert_allclose(best, predictions.probabilities, atol=TINY_SCALE * STORED)
+    np.testing.assert_allclose(
+        best, predictions.probabilities, atol=TINY_SCALE * STORED
+    )
 
 
 def test_domain_prompts_leave_a_line_about_every_batch(run: Any) -> None:
@@ -133,7 +145,9 @@ def test_maps_begin_with_plain_attention_and_end_with_all_prompts(
         for key, image in zip(batch.keys, batch.images, strict=True)
     }
     tower = tiny_clip.require_vit()
-    pairs = [(batch, own) for batch in load_evidence(folder).batches for own in batch.maps]
+    pairs = [
+        (batch, own) for batch in load_evidence(folder).batches for own in batch.maps
+    ]
     assert len(pairs) == 8
     for batch, entry in pairs:
         for maps in entry.maps.values():
@@ -160,14 +174,18 @@ def test_size_is_bounded(run: Any) -> None:
     assert batch.number == 4 and len(batch.keys) == 3
     none, _ = run(evidence=EvidenceLimits(images=0), where="none")
     assert load_evidence(none).batches == () and len(load_evidence(none).counts) == 4
-    shrunk = small_pictures(torch.zeros(2, 3, 64, 64), Preprocess(64, (0.4,) * 3, (0.25,) * 3), 24)
+    shrunk = small_pictures(
+        torch.zeros(2, 3, 64, 64), Preprocess(64, (0.4,) * 3, (0.25,) * 3), 24
+    )
     assert shrunk.shape == (2, 24, 24, 3) and (shrunk == 102).all()
 
 
 def test_evidence_of_another_format_is_refused(run: Any) -> None:
     folder, _ = run()
     about = folder / "evidence" / "about.json"
-    about.write_text(json.dumps(json.loads(about.read_text()) | {"format": "cliquetta-evidence-9"}))
+    about.write_text(
+        json.dumps(json.loads(about.read_text()) | {"format": "cliquetta-evidence-9"})
+    )
     with pytest.raises(ValueError, match="cliquetta-evidence-9"):
         load_evidence(folder)
     assert load_evidence(folder.parent) is None

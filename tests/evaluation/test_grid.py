@@ -13,7 +13,10 @@ from tests._helpers.made_runs import BASE
 
 def test_a_grid_has_zero_shot_first_and_once() -> None:
     tda = [with_method(BASE, "tda")]
-    assert [cell.method for cell in grid(tda, datasets=["bundled"])] == ["zero_shot", "tda"]
+    assert [cell.method for cell in grid(tda, datasets=["bundled"])] == [
+        "zero_shot",
+        "tda",
+    ]
     assert len(grid(tda, datasets=["bundled"], baseline=False)) == 1
     assert len(grid([BASE], datasets=["bundled"])) == 1
 
@@ -29,7 +32,12 @@ def test_a_method_is_written_with_its_preset_and_fields() -> None:
 def test_a_grid_file_lays_shifts_over_datasets(tmp_path: Path) -> None:
     path = tmp_path / "grid.json"
     block = {"datasets": ["bundled"], "shifts": ["fog", "frost"], "severities": [3, 5]}
-    block |= {"methods": ["tda", "scap/topk=2"], "seeds": [0, 1], "limit": 9, "templates": ["a {}"]}
+    block |= {
+        "methods": ["tda", "scap/topk=2"],
+        "seeds": [0, 1],
+        "limit": 9,
+        "templates": ["a {}"],
+    }
     plain = {"datasets": ["tar:{root}/x"], "methods": ["tda"], "baseline": False}
     plain["model"] = "ViT-B/16"
     path.write_text(json.dumps([block, plain]))
@@ -46,16 +54,30 @@ def test_a_grid_file_lays_shifts_over_datasets(tmp_path: Path) -> None:
         read_grid(path)
 
 
-def test_a_star_stands_for_all_other_methods_and_slow_ones_have_limits(tmp_path: Path) -> None:
+def test_a_star_stands_for_all_other_methods_and_slow_ones_have_limits(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "grid.json"
-    block = {"datasets": ["bundled"], "methods": ["*", "mta/views=16"], "limits": {"mta": 5}}
-    path.write_text(json.dumps([block | {"order": o, "limit": 50} for o in ("shuffled", "long")]))
+    block = {
+        "datasets": ["bundled"],
+        "methods": ["*", "mta/views=16"],
+        "limits": {"mta": 5},
+    }
+    path.write_text(
+        json.dumps([block | {"order": o, "limit": 50} for o in ("shuffled", "long")])
+    )
     specs = read_grid(path)
-    assert {s.method for s in specs} == {e.name for e in registry.method_entries() if e.fit is None}
+    assert {s.method for s in specs} == {
+        e.name for e in registry.method_entries() if e.fit is None
+    }
     assert {s.limit for s in specs if s.method == "mta"} == {5}
     assert {s.options for s in specs if s.method == "mta"} == {(("views", 16),)}
     assert {s.limit for s in specs if s.method == "zero_shot"} == {5, 50}
     assert {s.limit for s in specs if s.method not in ("mta", "zero_shot")} == {50}
     shards = [shard_of(specs, number, 3) for number in (1, 2, 3)]
-    assert [{s.order for s in shard} for shard in shards] == [{"shuffled"}, {"long"}, set()]
+    assert [{s.order for s in shard} for shard in shards] == [
+        {"shuffled"},
+        {"long"},
+        set(),
+    ]
     assert sum(map(len, shards)) == len(specs)

@@ -11,13 +11,23 @@ import torch
 from scipy.stats import binomtest
 from torch import Tensor
 
-from cliquetta.evaluation.metrics import Metrics, auroc, chance_p_value, fpr95, near_chance
+from cliquetta.evaluation.metrics import (
+    Metrics,
+    auroc,
+    chance_p_value,
+    fpr95,
+    near_chance,
+)
 from tests._helpers.tolerance import SUM
 
 
-def made_up(images: int = 200, classes: int = 7, seed: int = 0) -> tuple[Tensor, Tensor]:
+def made_up(
+    images: int = 200, classes: int = 7, seed: int = 0
+) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    labels = torch.randint(0, classes - 1, (images,), generator=generator)  # the last is absent
+    labels = torch.randint(
+        0, classes - 1, (images,), generator=generator
+    )  # the last is absent
     logits = 2 * torch.randn(images, classes, generator=generator)
     logits[torch.arange(images), labels] += 2
     return logits, labels
@@ -32,13 +42,17 @@ def by_hand(logits: Tensor, labels: Tensor, bins: int) -> dict[str, float]:
     confidence = p.max(1)
     bin_of = np.minimum((confidence * bins).astype(int), bins - 1)
     gaps = [
-        (bin_of == b).mean() * abs(right[bin_of == b].mean() - confidence[bin_of == b].mean())
+        (bin_of == b).mean()
+        * abs(right[bin_of == b].mean() - confidence[bin_of == b].mean())
         for b in range(bins)
         if (bin_of == b).any()
     ]
     best, classes = ranked[:, 0], np.unique(y)
     hits = [2 * (right & (y == c)).sum() for c in classes]
-    f1 = [hit / ((y == c).sum() + (best == c).sum()) for hit, c in zip(hits, classes, strict=True)]
+    f1 = [
+        hit / ((y == c).sum() + (best == c).sum())
+        for hit, c in zip(hits, classes, strict=True)
+    ]
     return {
         "macro_f1": 100 * np.mean(f1),
         "top1": 100 * right.mean(),
@@ -61,7 +75,10 @@ def test_scores_equal_their_definitions(bins: int) -> None:
     assert (result["labelled"], result["ece_bins"]) == (200, bins)
     right = logits.argmax(1) == labels
     recall = [100 * right[labels == c].float().mean().item() for c in range(6)]
-    assert result["per_class"] == [*(pytest.approx(value) for value in recall), None]  # absent
+    assert result["per_class"] == [
+        *(pytest.approx(value) for value in recall),
+        None,
+    ]  # absent
     assert metrics.accuracy == pytest.approx(result["top1"])
 
 
@@ -71,7 +88,9 @@ def test_auroc_and_fpr95_by_hand() -> None:
     assert auroc(known, outside) == pytest.approx((9 + 0.5) / 12)
     assert fpr95(known, outside) == pytest.approx(2 / 3)  # 4 of 4 pass at 0.5
     many = torch.arange(100) / 100
-    assert fpr95(many, torch.tensor([0.04, 0.05, 0.06])) == pytest.approx(2 / 3)  # 95 pass at 0.05
+    assert fpr95(many, torch.tensor([0.04, 0.05, 0.06])) == pytest.approx(
+        2 / 3
+    )  # 95 pass at 0.05
     assert auroc(known, known) == 0.5
 
 
@@ -137,23 +156,41 @@ def test_batches_counted_together_score_the_same_to_the_last_bit() -> None:
 
 def test_a_broken_torchvision_does_not_take_the_scores_down(tmp_path: Path) -> None:
     (tmp_path / "torchvision").mkdir()
-    (tmp_path / "torchvision/__init__.py").write_text("raise RuntimeError('no operator nms')")
+    (tmp_path / "torchvision/__init__.py").write_text(
+        "raise RuntimeError('no operator nms')"
+    )
     about = tmp_path / "torchvision-0.99.dist-info"
     about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: torchvision\nVersion: 0.99\n")
+    (about / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: torchvision\nVersion: 0.99\n"
+    )
     program = "import cliquetta.evaluation.metrics as m; m.Metrics(3); import cliquetta.report.page"
     paths = os.pathsep.join([str(tmp_path), *sys.path])
     environment = {**os.environ, "PYTHONPATH": paths}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True
+    )
     assert done.returncode == 0, done.stderr.decode()
 
 
 def test_shuffled_labels_are_noticed_and_hard_data_are_not_mistaken_for_them() -> None:
-    for accuracy, classes in ((0.005, 200), (0.001, 1000), (0.1, 10), (0.5, 2), (0.04, 101)):
+    for accuracy, classes in (
+        (0.005, 200),
+        (0.001, 1000),
+        (0.1, 10),
+        (0.5, 2),
+        (0.04, 101),
+    ):
         message = near_chance(accuracy, classes=classes, images=30)
         assert "near chance" in message and "data doctor" in message
     # published zero-shot accuracies of CLIP ViT-B/16 that are low, but real
-    for accuracy, classes in ((0.4201, 10), (0.2367, 100), (0.4427, 47), (0.4787, 200), (0.75, 2)):
+    for accuracy, classes in (
+        (0.4201, 10),
+        (0.2367, 100),
+        (0.4427, 47),
+        (0.4787, 200),
+        (0.75, 2),
+    ):
         assert near_chance(accuracy, classes=classes, images=1000) is None
     assert near_chance(0.0, classes=1000, images=29) is None  # a handful says nothing
     assert near_chance(0.0, classes=1, images=1000) is None
@@ -161,7 +198,13 @@ def test_shuffled_labels_are_noticed_and_hard_data_are_not_mistaken_for_them() -
         near_chance(61.5, classes=10, images=100)
 
 
-@pytest.mark.parametrize(("right", "images", "classes"), [(0, 9, 3), (61, 300, 10), (300, 300, 2)])
-def test_chance_is_an_exact_binomial_test(right: int, images: int, classes: int) -> None:
+@pytest.mark.parametrize(
+    ("right", "images", "classes"), [(0, 9, 3), (61, 300, 10), (300, 300, 2)]
+)
+def test_chance_is_an_exact_binomial_test(
+    right: int, images: int, classes: int
+) -> None:
     expected = binomtest(right, images, 1 / classes, alternative="greater").pvalue
-    assert chance_p_value(right, images, classes=classes) == pytest.approx(expected, rel=1e-9)
+    assert chance_p_value(right, images, classes=classes) == pytest.approx(
+        expected, rel=1e-9
+    )

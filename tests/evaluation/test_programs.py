@@ -11,7 +11,9 @@ from benchmarks.authors.support import Row
 from benchmarks.shape_bias import cues, shares
 
 
-def test_an_unknown_method_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_method_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         main([str(tmp_path), "--methods", "tda,tdb"])
     error = capsys.readouterr().err
@@ -32,7 +34,9 @@ def test_a_missing_tree_says_what_to_clone(
 
 def test_a_new_run_replaces_its_methods_alone() -> None:
     page = f"Prose.\n{BEGIN}\n{END}\nMore.\n"
-    first = write_table(page, {"mta": ["| `mta` | a |", "| | b |"], "tda": ["| `tda` | c |"]})
+    first = write_table(
+        page, {"mta": ["| `mta` | a |", "| | b |"], "tda": ["| `tda` | c |"]}
+    )
     second = write_table(first, {"mta": ["| `mta` | d |"]})
     assert "| `mta` | d |" in second and "| | b |" not in second
     assert "| `tda` | c |" in second
@@ -46,7 +50,9 @@ def test_equal_means_predictions_and_differences() -> None:
     assert not Row("", 4, 1e-6, 1.0, 0.75, 1e-4).equal
 
 
-def test_shares_count_both_cues_of_file_names_and_the_bias_only_where_they_differ() -> None:
+def test_shares_count_both_cues_of_file_names_and_the_bias_only_where_they_differ() -> (
+    None
+):
     assert cues("bear/bear1-clock12.png") == ("bear", "clock")
     with pytest.raises(ValueError, match="SHAPE1-TEXTURE2"):
         cues("bear/photo.png")

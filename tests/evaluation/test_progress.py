@@ -17,4 +17,7 @@ def test_a_board_holds_the_latest_report_until_it_is_read() -> None:
 
 def test_an_actor_that_holds_a_board_starts_without_torch() -> None:
     code = "import sys, cliquetta.evaluation.progress; print('torch' in sys.modules)"
-    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
+    assert (
+        subprocess.check_output([sys.executable, "-c", code], text=True).strip()
+        == "False"
+    )

@@ -11,7 +11,9 @@ from cliquetta.evaluation.grid import RunSpec, packaged_grid, read_grid
 from cliquetta.methods.registry import method_config
 from cliquetta.prompts.catalogue import template_choice, templates
 
-PAGE = (Path(__file__).parents[2] / "docs/results/published.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/results/published.md").read_text(
+    encoding="utf-8"
+)
 
 OOD = ("imagenet-a", "imagenet-r", "imagenet-sketch", "imagenet-v2")
 SMALL = ("cars", "sun397", "aircraft", "eurosat", "food101", "pets")
@@ -88,16 +90,21 @@ def recorded(table: str, *, printed: bool) -> dict[str, dict[str, float]]:
     ],
     ids=["ood", "cross-domain", "components", "combination"],
 )
-def test_every_number_is_the_printed_one(table: str, text: str, columns: tuple[str, ...]) -> None:
+def test_every_number_is_the_printed_one(
+    table: str, text: str, columns: tuple[str, ...]
+) -> None:
     rows = transcribed(text, columns)
     for values in rows.values():
         average = values.pop("average", None)  # a check of the transcription itself
-        assert average is None or abs(sum(values.values()) / len(values) - average) < 0.021
+        assert (
+            average is None or abs(sum(values.values()) / len(values) - average) < 0.021
+        )
     assert recorded(table, printed=True) == rows
 
 
 @pytest.mark.parametrize(
-    ("table", "digest"), [("ood", "b757c9d7df5c538d"), ("cross-domain", "8565f1eff1e90e11")]
+    ("table", "digest"),
+    [("ood", "b757c9d7df5c538d"), ("cross-domain", "8565f1eff1e90e11")],
 )
 def test_rows_of_other_publications_do_not_change(table: str, digest: str) -> None:
     """They are those of our fact sheet of 2026-11-15: the paper did not print them."""
@@ -131,7 +138,10 @@ def test_scap_is_run_as_the_paper_says(spec: RunSpec) -> None:
     assert vars(config).items() >= {**STATED, "views": 64}.items()
     # The paper prints no threshold; its ablations are on ImageNet-A, with one for all rows.
     if spec.dataset == "imagenet-a":
-        assert options["threshold"] in (0.65, 2.0)  # no cosine reaches 2: nothing is learned
+        assert options["threshold"] in (
+            0.65,
+            2.0,
+        )  # no cosine reaches 2: nothing is learned
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,11 @@ import torch
 from cliquetta.atomic import exclusive
 from cliquetta.data.stream import Stream
 from cliquetta.errors import BusyError
-from cliquetta.evaluation.predictions import PREDICTIONS, DamagedRunError, load_predictions
+from cliquetta.evaluation.predictions import (
+    PREDICTIONS,
+    DamagedRunError,
+    load_predictions,
+)
 from cliquetta.evaluation.progress import Step
 from cliquetta.evaluation.record import STATE, Run, find_runs, list_records, load_record
 from cliquetta.evaluation.runner import WARM_UP, evaluate
@@ -27,10 +31,17 @@ from tests._helpers.streaming import Drift, DriftConfig, made_up_dataset
 def test_a_record_is_complete(drift: Drift, stream: Stream, tmp_path: Path) -> None:
     record = evaluate(drift, stream, out=tmp_path, preset="paper")
     assert load_record(tmp_path / record.id) == record == list_records(tmp_path)[0]
-    assert (record.status, record.method, record.dataset) == ("finished", "Drift", "made-up")
+    assert (record.status, record.method, record.dataset) == (
+        "finished",
+        "Drift",
+        "made-up",
+    )
     assert record.settings["model"]["fingerprint"] == drift.model.fingerprint
     assert record.settings["prompts"]["fingerprint"] == drift.prompts.fingerprint
-    assert record.settings["stream"]["datasets"][0]["files"] == stream.domains[0].fingerprint
+    assert (
+        record.settings["stream"]["datasets"][0]["files"]
+        == stream.domains[0].fingerprint
+    )
     assert record.settings["config"] == {"rate": 0.1, "views": 0}
     assert record.settings["preprocessing"]["size"] == 32
     assert (record.preset, record.images) == ("paper", 50)
@@ -53,7 +64,10 @@ def test_predictions_and_scores_come_from_the_logits(
     expected = [(batch, labels, adapter.predict(batch)) for batch, labels in stream]
     probabilities = torch.cat([p.probabilities for _, _, p in expected])
     assert result.keys == tuple(key for batch, _, _ in expected for key in batch.keys)
-    assert result.labels.tolist() == torch.cat([labels for _, labels, _ in expected]).tolist()
+    assert (
+        result.labels.tolist()
+        == torch.cat([labels for _, labels, _ in expected]).tolist()
+    )
     best = probabilities.topk(5)
     assert np.array_equal(result.classes, best.indices.numpy())
     assert np.array_equal(result.probabilities, best.values.numpy())
@@ -72,7 +86,9 @@ def test_the_method_never_sees_a_label(
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "gone"])
-def test_damaged_predictions_are_named_and_run_again(run: Any, tmp_path: Path, damage: str) -> None:
+def test_damaged_predictions_are_named_and_run_again(
+    run: Any, tmp_path: Path, damage: str
+) -> None:
     record = run()
     path = tmp_path / record.id / PREDICTIONS
     complete = path.read_bytes()
@@ -80,8 +96,13 @@ def test_damaged_predictions_are_named_and_run_again(run: Any, tmp_path: Path, d
     if damage == "gone":
         path.unlink()
     else:
-        path.write_bytes(complete[:-30] if damage == "cut" else complete.replace(b"5", b"6", 1))
-    for read in (lambda: Run(record, path.parent).predictions, lambda: find_runs([tmp_path])):
+        path.write_bytes(
+            complete[:-30] if damage == "cut" else complete.replace(b"5", b"6", 1)
+        )
+    for read in (
+        lambda: Run(record, path.parent).predictions,
+        lambda: find_runs([tmp_path]),
+    ):
         with pytest.raises(DamagedRunError, match=record.id):
             read()
     with pytest.warns(UserWarning, match="again"):
@@ -111,7 +132,9 @@ def test_a_run_that_broke_off_continues_bit_equally(
     assert (out / name).read_bytes() == (tmp_path / "complete" / name).read_bytes()
 
 
-def test_predictions_can_be_read_while_they_are_written(run: Any, tmp_path: Path) -> None:
+def test_predictions_can_be_read_while_they_are_written(
+    run: Any, tmp_path: Path
+) -> None:
     lengths = []
 
     def look(step: Step) -> None:
@@ -120,7 +143,11 @@ def test_predictions_can_be_read_while_they_are_written(run: Any, tmp_path: Path
         lengths.append(len(load_predictions(folder)))
         assert load_record(folder).status == "running"
 
-    for again, times in ((False, 1), (False, 1), (True, 2)):  # only then it is run again
+    for again, times in (
+        (False, 1),
+        (False, 1),
+        (True, 2),
+    ):  # only then it is run again
         run(on_step=look, again=again)
         assert lengths == times * [8, 16, 24, 32, 40, 48, 50]
 
@@ -138,13 +165,17 @@ def test_a_stream_and_a_method_that_do_not_fit_are_refused(
     with pytest.raises(ValueError, match="views"):
         evaluate(Drift(tiny_clip, tiny_prompts, DriftConfig(views=4)), stream)
     with pytest.raises(ValueError, match="5 classes"):
-        evaluate(ZeroShot(tiny_clip, ClassPrompts(("cat", "dog")), ZeroShotConfig()), stream)
+        evaluate(
+            ZeroShot(tiny_clip, ClassPrompts(("cat", "dog")), ZeroShotConfig()), stream
+        )
 
 
 def test_an_unlabelled_stream_is_predicted_without_scores(
     drift: Drift, tiny_clip: CLIP, tmp_path: Path
 ) -> None:
-    stream = Stream(made_up_dataset(labelled=False), tiny_clip.preprocess, batch_size=16)
+    stream = Stream(
+        made_up_dataset(labelled=False), tiny_clip.preprocess, batch_size=16
+    )
     record = evaluate(drift, stream, out=tmp_path)
     assert record.metrics == {"labelled": 0}
     assert (load_predictions(tmp_path / record.id).labels == -1).all()
@@ -162,7 +193,9 @@ def test_a_stream_that_is_sorted_by_class_is_warned_of(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         evaluate(drift, Stream(made_up_dataset(), preprocess, batch_size=16))
-        evaluate(drift, Stream(unlabelled, preprocess, batch_size=16, order="sequential"))
+        evaluate(
+            drift, Stream(unlabelled, preprocess, batch_size=16, order="sequential")
+        )
         evaluate(ZeroShot(tiny_clip, tiny_prompts, ZeroShotConfig()), listed)
 
 

@@ -28,7 +28,9 @@ pytestmark = pytest.mark.usefixtures("loads")
 
 def test_every_method_and_dataset_is_built_before_the_first_run(tmp_path: Path) -> None:
     good = [with_method(BASE, name) for name in ("tda", "tent")]
-    RunContext(tmp_path).check(grid(good, datasets=["bundled", "bundled@fog:1"], seeds=[0, 1]))
+    RunContext(tmp_path).check(
+        grid(good, datasets=["bundled", "bundled@fog:1"], seeds=[0, 1])
+    )
     few_shot = with_method(BASE, "coop")  # has not been fitted
     with pytest.raises(UserError, match="labelled"):
         RunContext(tmp_path).check(grid([*good, few_shot], datasets=["bundled"]))
@@ -39,9 +41,12 @@ def test_every_method_and_dataset_is_built_before_the_first_run(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"order": "correlated"}, {"order": "long", "length": 50}, {"order": "uneven"}]
+    "changes",
+    [{}, {"order": "correlated"}, {"order": "long", "length": 50}, {"order": "uneven"}],
 )
-def test_held_pixels_change_no_prediction(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_held_pixels_change_no_prediction(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
     base = replace(BASE, dataset="bundled@fog:1", limit=20, **changes)
     cells = [with_method(base, name) for name in ("zero_shot", "tda", "mta/views=3")]
     cells += [replace(cells[0], dataset="bundled>bundled@fog:1")]
@@ -49,13 +54,20 @@ def test_held_pixels_change_no_prediction(changes: dict[str, Any], tmp_path: Pat
     held = sweep(cells, RunContext(tmp_path / "held", hold=True))
     for left, right in zip(read, held, strict=True):
         assert left.record.id == right.record.id
-        assert [r.record.environment["pixels"] for r in (left, right)] == ["read", "held"]
-        a, b = (load_predictions(tmp_path / n / left.record.id) for n in ("read", "held"))
+        assert [r.record.environment["pixels"] for r in (left, right)] == [
+            "read",
+            "held",
+        ]
+        a, b = (
+            load_predictions(tmp_path / n / left.record.id) for n in ("read", "held")
+        )
         assert a.keys == b.keys and np.array_equal(a.labels, b.labels)
         assert np.allclose(a.probabilities, b.probabilities, atol=FEATURE)
 
 
-def test_datasets_of_several_runs_are_held_where_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_datasets_of_several_runs_are_held_where_they_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def pixels(*cells: RunSpec, **settings: Any) -> list[str]:
         results = sweep(cells, RunContext(None, **settings))
         return [r.error or r.record.environment["pixels"] for r in results]
@@ -69,18 +81,24 @@ def test_datasets_of_several_runs_are_held_where_they_fit(monkeypatch: pytest.Mo
     assert "leave out --hold" in pixels(BASE, hold=True)[0]
 
 
-def test_an_independent_method_predicts_once_for_all_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_independent_method_predicts_once_for_all_seeds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     sizes: list[int] = []
     monkeypatch.setattr(Drawn, "sizes", sizes)
     monkeypatch.setitem(registry._ENTRIES, "drawn", DRAWN)
-    monkeypatch.setitem(registry._ENTRIES, "fixed", replace(DRAWN, name="fixed", adapter=Fixed))
+    monkeypatch.setitem(
+        registry._ENTRIES, "fixed", replace(DRAWN, name="fixed", adapter=Fixed)
+    )
     fixed = replace(BASE, limit=None, view_seed=0)
     cells = [replace(fixed, method="fixed", seed=seed) for seed in (0, 1)]
     first, second = (r.record for r in sweep(cells, RunContext(None)))
     assert sum(sizes) == 2000 + 10  # the first batch is always computed
     assert first.metrics["top1"] == pytest.approx(second.metrics["top1"])
     assert second.throughput["recalled"] == 1990
-    assert second.throughput["images_per_second"] == first.throughput["images_per_second"]
+    assert (
+        second.throughput["images_per_second"] == first.throughput["images_per_second"]
+    )
     sizes.clear()
     cells = [replace(fixed, method="drawn", seed=seed) for seed in (0, 1)]
     first, second = (r.record for r in sweep(cells, RunContext(None)))
@@ -92,7 +110,10 @@ def test_a_grid_is_run_once(tmp_path: Path, loads: list[str]) -> None:
     cells = grid([BASE], datasets=["bundled", "bundled@fog:2"], seeds=[0, 1])
     steps: list[Any] = []
     ended: list[RunResult] = []
-    watch: dict[str, Any] = {"on_step": lambda *step: steps.append(step), "on_result": ended.append}
+    watch: dict[str, Any] = {
+        "on_step": lambda *step: steps.append(step),
+        "on_result": ended.append,
+    }
     for times in (1, 2):
         results = sweep([*cells, cells[0]], RunContext(tmp_path), **watch)
         assert [result.spec for result in results] == [*cells, cells[0]]
@@ -142,12 +163,25 @@ def test_another_executor_gives_the_same_records(tmp_path: Path) -> None:
 
 def test_a_spec_becomes_the_stream_and_method_it_describes(loads: list[str]) -> None:
     machine = RunContext(None)
-    words: dict[str, Any] = {"options": (("temperature", "2"),), "templates": ("{}", "a {}")}
-    words |= {"dataset": "bundled>bundled@fog:1>bundled", "limit": 5, "batch_size": 4, "seed": 7}
+    words: dict[str, Any] = {
+        "options": (("temperature", "2"),),
+        "templates": ("{}", "a {}"),
+    }
+    words |= {
+        "dataset": "bundled>bundled@fog:1>bundled",
+        "limit": 5,
+        "batch_size": 4,
+        "seed": 7,
+    }
     spec = replace(BASE, **words)
     adapter, stream = machine.prepare(spec)
     assert stream.id == spec.dataset
-    assert (stream.images, stream.batch_size, stream.seed, stream.view_seed) == (15, 4, 7, 7)
+    assert (stream.images, stream.batch_size, stream.seed, stream.view_seed) == (
+        15,
+        4,
+        7,
+        7,
+    )
     assert adapter.config.temperature == 2.0 and adapter.seed == 7
     assert adapter.prompts.templates == ("{}", "a {}")
     mixed = replace(BASE, dataset="bundled+bundled@fog:1", order="mixed", limit=5)

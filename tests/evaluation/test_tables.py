@@ -37,4 +37,6 @@ def test_figures_that_round_to_zero_have_no_minus_sign() -> None:
 
 def test_latex_prints_the_best_in_bold_and_knows_our_signs() -> None:
     table = TextTable(("a", "b"), (("x", "4 ×"), ("y", "5")), best=frozenset({(0, 1)}))
-    assert r"x & \textbf{4 $\times$} \\" in to_latex(table) and r"y & 5 \\" in to_latex(table)
+    assert r"x & \textbf{4 $\times$} \\" in to_latex(table) and r"y & 5 \\" in to_latex(
+        table
+    )

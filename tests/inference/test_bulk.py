@@ -31,8 +31,13 @@ def test_two_runs_on_one_state_exclude_each_other(
 
 def test_groups_share_nothing(photos: Path, run: Predict, tmp_path: Path) -> None:
     """Rows group by group, each with the predictions and the state of a run over it alone."""
-    lines = [f"{photos / f'{number}.png'},{'ab'[number % 3 % 2]}" for number in range(IMAGES)]
-    groups = {"all": lines, **{g: [line for line in lines if line.endswith(g)] for g in "ab"}}
+    lines = [
+        f"{photos / f'{number}.png'},{'ab'[number % 3 % 2]}" for number in range(IMAGES)
+    ]
+    groups = {
+        "all": lines,
+        **{g: [line for line in lines if line.endswith(g)] for g in "ab"},
+    }
     rows = {}
     for group, members in groups.items():
         table, out = tmp_path / f"{group}.csv", tmp_path / f"{group}.out.csv"
@@ -48,7 +53,9 @@ def test_groups_share_nothing(photos: Path, run: Predict, tmp_path: Path) -> Non
         assert one.read_bytes() == (tmp_path / f"{group}.safetensors").read_bytes()
 
 
-def test_every_group_has_its_own_state_file(photos: Path, run: Predict, tmp_path: Path) -> None:
+def test_every_group_has_its_own_state_file(
+    photos: Path, run: Predict, tmp_path: Path
+) -> None:
     table, states = tmp_path / "table.csv", tmp_path / "states"
     once = {"method": "tda", "group_by": "camera", "state": states, "overwrite": True}
     table.write_text(f"path,camera\n{photos / '0.png'},_\n{photos / '1.png'},\n")
@@ -68,7 +75,9 @@ def test_every_group_has_its_own_state_file(photos: Path, run: Predict, tmp_path
         ({"decode": "quick"}, "decode"),
     ],
 )
-def test_what_cannot_be_predicted_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_predicted_is_refused(
+    changes: dict[str, Any], message: str
+) -> None:
     settings: dict[str, Any] = {"classes": ["cat", "dog"], "model": "micro", **changes}
     with pytest.raises(UserError, match=message):
         predict([Image.new("RGB", (9, 7))], **settings)

@@ -18,7 +18,9 @@ from tests.inference.conftest import NAMES, Predict
 pytestmark = pytest.mark.filterwarnings("ignore:sub-folders are named after classes")
 
 
-def check_scores(run: PredictionRun, column: str, method: str, labels: list[str]) -> None:
+def check_scores(
+    run: PredictionRun, column: str, method: str, labels: list[str]
+) -> None:
     """Scores by hand, from the rows."""
     pairs = [
         (label, row[column], row["zero_shot_prediction"])
@@ -28,8 +30,12 @@ def check_scores(run: PredictionRun, column: str, method: str, labels: list[str]
     scores = run.scores[method]
     assert scores.images == len(pairs)
     assert scores.confusion == Counter((label, after) for label, after, _ in pairs)
-    assert scores.repaired == sum(before != label == after for label, after, before in pairs)
-    assert scores.broken == sum(before == label != after for label, after, before in pairs)
+    assert scores.repaired == sum(
+        before != label == after for label, after, before in pairs
+    )
+    assert scores.broken == sum(
+        before == label != after for label, after, before in pairs
+    )
 
 
 @pytest.mark.parametrize("out", [None, "out.csv"])
@@ -50,7 +56,9 @@ def test_folders_name_classes(
         assert [row["label"] for row in table_rows(target)] == labels
 
 
-def test_no_method_sees_a_label(run: Predict, class_folders: Path, tmp_path: Path) -> None:
+def test_no_method_sees_a_label(
+    run: Predict, class_folders: Path, tmp_path: Path
+) -> None:
     """Other labels, other scores, the same predictions."""
     paths = [class_folders / name / f"{n}.png" for n in range(8) for name in NAMES]
     right = [path.parent.name for path in paths]
@@ -74,15 +82,25 @@ def test_a_column_may_number_classes_and_leave_some_out(
     stated = ["1", "0", "", "1", "7"]  # the fourth image is damaged
     lines = [f"{path},{number}" for path, number in zip(paths, stated, strict=True)]
     table.write_text("\n".join(["path,kind", *lines]))
-    done = run(table, method=["tda", "tent"], labels="kind", out=tmp_path / "x.csv", keep_rows=True)
+    done = run(
+        table,
+        method=["tda", "tent"],
+        labels="kind",
+        out=tmp_path / "x.csv",
+        keep_rows=True,
+    )
     assert [row["label"] for row in done.rows] == ["cat", "airplane", "", "cat", ""]
     assert [row["kind"] for row in table_rows(tmp_path / "x.csv")] == stated
     assert done.unlabelled == 2
     for method in ("tda", "tent"):
-        check_scores(done, f"{method}_prediction", method, [row["label"] for row in done.rows])
+        check_scores(
+            done, f"{method}_prediction", method, [row["label"] for row in done.rows]
+        )
 
 
-def test_an_image_in_memory_may_have_a_label(tiny_clip: CLIP, class_folders: Path) -> None:
+def test_an_image_in_memory_may_have_a_label(
+    tiny_clip: CLIP, class_folders: Path
+) -> None:
     images = [Image.open(class_folders / name / "0.png") for name in NAMES]
     for labels in (list(NAMES), [0, 1, 2]):
         done = predict(images, NAMES, model=tiny_clip, method="tda", labels=labels)
@@ -101,7 +119,12 @@ def test_an_image_in_memory_may_have_a_label(tiny_clip: CLIP, class_folders: Pat
     ],
 )
 def test_labels_that_cannot_be_read_are_refused_first(
-    run: Predict, class_folders: Path, tmp_path: Path, images: str, labels: Any, message: str
+    run: Predict,
+    class_folders: Path,
+    tmp_path: Path,
+    images: str,
+    labels: Any,
+    message: str,
 ) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "camera").symlink_to(class_folders / "cat")
@@ -118,7 +141,9 @@ def test_labels_that_cannot_be_read_are_refused_first(
     assert not (tmp_path / "out.csv.parts").exists()
 
 
-def test_zero_shot_stands_beside_a_method_on_request(run: Predict, photos: Path) -> None:
+def test_zero_shot_stands_beside_a_method_on_request(
+    run: Predict, photos: Path
+) -> None:
     beside = run(method="tda", zero_shot=True, out=None).rows
     alone = run(method="tda", out=None).rows
     plain = run(method="zero_shot", out=None).rows
@@ -128,10 +153,15 @@ def test_zero_shot_stands_beside_a_method_on_request(run: Predict, photos: Path)
         assert {name: one[name] for name in other} == other
     among = run(method=["zero_shot", "tda"], zero_shot=True, out=None).rows
     assert list(among[0]).count("zero_shot_prediction") == 1
-    assert "zero_shot_prediction" not in run(method="zero_shot", zero_shot=True, out=None).rows[0]
+    assert (
+        "zero_shot_prediction"
+        not in run(method="zero_shot", zero_shot=True, out=None).rows[0]
+    )
 
 
 def test_a_method_with_views_has_zero_shot_beside_it(run: Predict) -> None:
     rows = run(method="zero", zero_shot=True, out=None).rows
     plain = run(method="zero_shot", out=None).rows
-    assert [row["zero_shot_prediction"] for row in rows] == [row["prediction"] for row in plain]
+    assert [row["zero_shot_prediction"] for row in rows] == [
+        row["prediction"] for row in plain
+    ]

@@ -42,14 +42,24 @@ def write_shard(path: Path, photos: Path, numbers: range) -> None:
     make_tar(path, images | {f"{n:04d}.cls": b"1" for n in numbers})
 
 
-def test_urls_are_predicted_as_files_are(outcomes: Outcomes, photos: Path, bucket: str) -> None:
+def test_urls_are_predicted_as_files_are(
+    outcomes: Outcomes, photos: Path, bucket: str
+) -> None:
     expected = outcomes(str(photos))
-    assert expected[DAMAGED] == ("", "not an image in a known format") and expected[3][0]
+    assert (
+        expected[DAMAGED] == ("", "not an image in a known format") and expected[3][0]
+    )
     fsspec.filesystem("memory").pipe_file("/bucket/photos/notes.txt", b"x")
     run = predict(f"{bucket}/photos", NAMES, model="micro", method="tda", batch_size=4)
-    assert run.unused == {".txt": 1} and run.rows[0]["path"] == "memory:///bucket/photos/0.png"
+    assert (
+        run.unused == {".txt": 1}
+        and run.rows[0]["path"] == "memory:///bucket/photos/0.png"
+    )
     assert outcomes(f"{bucket}/photos") == expected
-    assert outcomes(*(f"file://{photos}/{number}.png" for number in range(IMAGES))) == expected
+    assert (
+        outcomes(*(f"file://{photos}/{number}.png" for number in range(IMAGES)))
+        == expected
+    )
     gone = outcomes(f"{bucket}/photos/0.png", str(photos / "0.png"))
     assert gone[0][1] == gone[1][1] == ""
 
@@ -69,14 +79,20 @@ def test_tables_at_urls_and_of_urls(
     assert outcomes("gone.csv") == [("", "no such file")]
 
 
-def test_parquet_lists(outcomes: Outcomes, photos: Path, bucket: str, tmp_path: Path) -> None:
+def test_parquet_lists(
+    outcomes: Outcomes, photos: Path, bucket: str, tmp_path: Path
+) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     (tmp_path / "photos").symlink_to(photos)
     paths = [f"photos/{number}.png" for number in range(IMAGES)]
-    table = pyarrow.table({"image": paths, "hour": list(range(IMAGES)), "note": [None] * IMAGES})
+    table = pyarrow.table(
+        {"image": paths, "hour": list(range(IMAGES)), "note": [None] * IMAGES}
+    )
     parquet.write_table(table, tmp_path / "list.parquet")
-    fsspec.filesystem("memory").put(str(tmp_path / "list.parquet"), "/bucket/list.parquet")
+    fsspec.filesystem("memory").put(
+        str(tmp_path / "list.parquet"), "/bucket/list.parquet"
+    )
     expected = outcomes(str(photos))
     assert outcomes("list.parquet") == outcomes(f"{bucket}/list.parquet") == expected
     predict("list.parquet", NAMES, model="micro", method="zero_shot", out="out.csv")
@@ -87,7 +103,9 @@ def test_parquet_lists(outcomes: Outcomes, photos: Path, bucket: str, tmp_path: 
         outcomes("bad.parquet")
 
 
-def test_tar_shards(outcomes: Outcomes, photos: Path, bucket: str, tmp_path: Path) -> None:
+def test_tar_shards(
+    outcomes: Outcomes, photos: Path, bucket: str, tmp_path: Path
+) -> None:
     write_shard(tmp_path / "s-00.tar", photos, range(4))
     write_shard(tmp_path / "s-01.tar", photos, range(4, IMAGES))
     fsspec.filesystem("memory").put(str(tmp_path / "s-01.tar"), "/bucket/s-01.tar")
@@ -95,7 +113,9 @@ def test_tar_shards(outcomes: Outcomes, photos: Path, bucket: str, tmp_path: Pat
     assert outcomes("s-{00..01}.tar") == expected
     assert outcomes("s-00.tar", f"{bucket}/s-01.tar") == expected
     rows = predict("s-00.tar", NAMES, model="micro", method="zero_shot").rows
-    assert [row["path"] for row in rows] == [f"s-00.tar/{number:04d}.png" for number in range(4)]
+    assert [row["path"] for row in rows] == [
+        f"s-00.tar/{number:04d}.png" for number in range(4)
+    ]
     with pytest.raises(UserError, match="s-02"):
         outcomes("s-{00..02}.tar")
 

@@ -39,7 +39,9 @@ def test_the_function_takes_every_option_with_its_default() -> None:
         ({"group_by": "camera", "out": "-"}, "give an output file"),
     ],
 )
-def test_values_that_cannot_be_used_are_refused(values: dict[str, Any], message: str) -> None:
+def test_values_that_cannot_be_used_are_refused(
+    values: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         PredictOptions(**values)
 

@@ -38,14 +38,18 @@ def by_hand(model: CLIP, order: list[str]) -> dict[str, tuple[str, float]]:
     method = create_method("tda", model, NAMES)
     found = {}
     for first in range(0, len(order), 4):
-        batch = [path for path in order[first : first + 4] if not path.endswith(DAMAGED)]
+        batch = [
+            path for path in order[first : first + 4] if not path.endswith(DAMAGED)
+        ]
         prediction = method.predict(batch)
         for path, ranked in zip(batch, prediction.top(1), strict=True):
             found[path] = ranked[0]
     return found
 
 
-def check_rows(rows: list[dict[str, Any]], expected: dict[str, tuple[str, float]]) -> None:
+def check_rows(
+    rows: list[dict[str, Any]], expected: dict[str, tuple[str, float]]
+) -> None:
     for row in rows:
         if row["error"]:
             assert row["path"].endswith(DAMAGED)
@@ -117,7 +121,11 @@ def test_a_stopped_run_ends_as_if_it_never_had_been(
     """Rows and state, wherever it is killed: also while rows are sorted."""
     monkeypatch.setattr(parts, "PART_ROWS", 4)
     out, state = tmp_path / "out.csv", tmp_path / "state.safetensors"
-    settings: dict[str, Any] = {"images": class_folders, "method": "tda", "state": state}
+    settings: dict[str, Any] = {
+        "images": class_folders,
+        "method": "tda",
+        "state": state,
+    }
     run(**settings)
     wanted = out.read_bytes(), state.read_bytes()
     before = set()
@@ -146,7 +154,9 @@ def test_shards_are_parts_of_the_list_each_shuffled_in_itself(
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_groups_are_shuffled_apart(run: Predict, class_folders: Path, tmp_path: Path) -> None:
+def test_groups_are_shuffled_apart(
+    run: Predict, class_folders: Path, tmp_path: Path
+) -> None:
     """A group's rows are those of a run over it alone."""
     table = tmp_path / "table.csv"
     lines = [f"{path},{'ab'[n % 2]}" for n, path in enumerate(listed(class_folders))]

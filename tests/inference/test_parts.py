@@ -12,7 +12,9 @@ from tests._helpers.stopping import KILLED, in_fork
 from tests.inference.conftest import IMAGES, Predict
 
 
-def test_two_processes_on_one_output_exclude_each_other(run: Predict, tmp_path: Path) -> None:
+def test_two_processes_on_one_output_exclude_each_other(
+    run: Predict, tmp_path: Path
+) -> None:
     with exclusive(tmp_path / "out.csv.parts"), pytest.raises(BusyError):
         run()
     assert run().images == IMAGES
@@ -45,4 +47,6 @@ def test_a_run_is_given_up_completely(
         patch.setattr(Path, "unlink", last)
         assert in_fork(lambda: run(seed=1, overwrite=True), tmp_path) == -signal.SIGKILL
     run()
-    assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "complete.csv").read_bytes()
+    assert (tmp_path / "out.csv").read_bytes() == (
+        tmp_path / "complete.csv"
+    ).read_bytes()

@@ -40,16 +40,31 @@ def test_rows_hold_what_the_method_predicts(photos: Path, tiny_clip: CLIP) -> No
     direct, adapter = (create_method("tent", tiny_clip, NAMES) for _ in range(2))
     direct.enable_rejection(0.3)
     predictions = [direct.predict(good[i : i + 4]) for i in (0, 4, 8, 12)]
-    settings: Any = {"top_k": 3, "all_probabilities": True, "batch_size": 4, "reject": 0.3}
+    settings: Any = {
+        "top_k": 3,
+        "all_probabilities": True,
+        "batch_size": 4,
+        "reject": 0.3,
+    }
     rows = predict(good, method=adapter, **settings).rows
     assert [row["path"] for row in rows] == [path.as_posix() for path in good]
     expected = torch.cat([prediction.probabilities for prediction in predictions])
     probabilities = torch.tensor([[row[f"p_{name}"] for name in NAMES] for row in rows])
     torch.testing.assert_close(probabilities, expected, atol=SUM, rtol=0)
-    assert [row["prediction"] for row in rows] == [NAMES[i] for i in expected.argmax(dim=1)]
-    assert all(row["probability"] >= row["probability_2"] >= row["probability_3"] for row in rows)
+    assert [row["prediction"] for row in rows] == [
+        NAMES[i] for i in expected.argmax(dim=1)
+    ]
+    assert all(
+        row["probability"] >= row["probability_2"] >= row["probability_3"]
+        for row in rows
+    )
     scores, rejected = (
-        [value for one in predictions if one.rejection for value in one.rejection[i].tolist()]
+        [
+            value
+            for one in predictions
+            if one.rejection
+            for value in one.rejection[i].tolist()
+        ]
         for i in (0, 1)
     )
     assert [row["rejected"] for row in rows] == rejected
@@ -61,15 +76,24 @@ def test_a_state_of_another_class_list_is_warned_of_and_counted_on(
     photos: Path, tiny_clip: CLIP, tmp_path: Path, out: str | None
 ) -> None:
     state = tmp_path / "state.safetensors"
-    settings: Any = {"model": tiny_clip, "method": "domain_norm", "batch_size": 4, "state": state}
+    settings: Any = {
+        "model": tiny_clip,
+        "method": "domain_norm",
+        "batch_size": 4,
+        "state": state,
+    }
     if out is not None:
         settings |= {"out": tmp_path / out, "overwrite": True}
     first = predict([photos], ["airplane", "cat", "frog"], **settings)
     assert not first.classes_changed
-    with pytest.warns(UserWarning, match="state.safetensors was saved with another class list"):
+    with pytest.warns(
+        UserWarning, match="state.safetensors was saved with another class list"
+    ):
         other = predict([photos / "0.png"], ["cat", "frog"], **settings)
     assert other.classes_changed
-    assert read_header(state)["notes"] == {"images": 13 + 1}  # one of fourteen is damaged
+    assert read_header(state)["notes"] == {
+        "images": 13 + 1
+    }  # one of fourteen is damaged
 
 
 def test_images_are_counted_from_none_after_a_state_without_a_count(
@@ -102,7 +126,9 @@ def test_nothing_that_is_not_finite_is_written(
     assert "nan" not in (tmp_path / "out.csv").read_text()
 
 
-def test_names_that_are_not_utf8_and_odd_files(photos: Path, run: Predict, tmp_path: Path) -> None:
+def test_names_that_are_not_utf8_and_odd_files(
+    photos: Path, run: Predict, tmp_path: Path
+) -> None:
     folder = tmp_path / "odd"
     folder.mkdir()
     (folder / os.fsdecode(b"caf\xe9.png")).write_bytes((photos / "0.png").read_bytes())
@@ -111,7 +137,9 @@ def test_names_that_are_not_utf8_and_odd_files(photos: Path, run: Predict, tmp_p
         file.truncate(20 * 2**30)
     (folder / "photo.heic").write_bytes(b"\0\0\0\x18ftypheic" + b"\0" * 16)
     done = run(folder, method="zero_shot", out=tmp_path / "out.jsonl")
-    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()
+    ]
     by_name = {Path(row["path"]).name: row for row in rows}
     assert by_name["caf\\xe9.png"]["prediction"] in NAMES
     assert "20.0 GB" in by_name["sparse.png"]["error"]
@@ -128,11 +156,19 @@ def test_memory_does_not_grow_with_the_list(
     peaks, table = [], tmp_path / "list.csv"
     gc.collect()
     gc.freeze()  # with what other tests left, collections are rare, and garbage is not needed
-    for count in (1_000, 5_000, 5_000):  # twice: Python's table of interned names may grow in one
-        table.write_text("path\n" + "".join(f"no/such/{n:08d}.png\n" for n in range(count)))
+    for count in (
+        1_000,
+        5_000,
+        5_000,
+    ):  # twice: Python's table of interned names may grow in one
+        table.write_text(
+            "path\n" + "".join(f"no/such/{n:08d}.png\n" for n in range(count))
+        )
         tracemalloc.start()
         settings = {"batch_size": 64, "workers": None, "overwrite": True}
-        done = run(table, method="zero_shot", **settings, on_progress=lambda *_: gc.collect())
+        done = run(
+            table, method="zero_shot", **settings, on_progress=lambda *_: gc.collect()
+        )
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
         assert done.skipped == done.images == count

@@ -45,11 +45,18 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(table: Path, tiny_clip: CLIP, tmp_path_factory: pytest.TempPathFactory) -> Predict:
+def run(
+    table: Path, tiny_clip: CLIP, tmp_path_factory: pytest.TempPathFactory
+) -> Predict:
     folder = tmp_path_factory.mktemp("tables")
 
     def call(out: str | Path, **changes: object) -> PredictionRun:
-        settings = {"model": tiny_clip, "method": ["tda", "tent"], "batch_size": 4, "workers": 0}
+        settings = {
+            "model": tiny_clip,
+            "method": ["tda", "tent"],
+            "batch_size": 4,
+            "workers": 0,
+        }
         settings |= {"out": folder / out, **changes}
         return predict([table], NAMES, **settings)  # type: ignore[arg-type]
 
@@ -88,7 +95,9 @@ def two_actors(
     return state, run("two.csv", cluster=RayCluster(actors=2), **once)
 
 
-def test_actors_predict_as_shards_do(run: Predict, two_actors: tuple[Path, PredictionRun]) -> None:
+def test_actors_predict_as_shards_do(
+    run: Predict, two_actors: tuple[Path, PredictionRun]
+) -> None:
     done = two_actors[1]
     assert (done.images, done.skipped, done.before) == (IMAGES, 1, 0) and done.busy > 0
     expected = []
@@ -121,9 +130,13 @@ def test_groups_predict_as_they_do_here(run: Predict, tmp_path: Path) -> None:
         assert sorted(path.stem for path in (tmp_path / where).iterdir()) == names
     assert (tmp_path / "there.csv").read_bytes() == (tmp_path / "here.csv").read_bytes()
     for name in names:
-        here, there = (tmp_path / where / f"{name}.safetensors" for where in ("here", "there"))
+        here, there = (
+            tmp_path / where / f"{name}.safetensors" for where in ("here", "there")
+        )
         learned = load_file(there)
-        assert all(torch.equal(value, learned[key]) for key, value in load_file(here).items())
+        assert all(
+            torch.equal(value, learned[key]) for key, value in load_file(here).items()
+        )
         assert read_header(there)["notes"] == read_header(here)["notes"]
 
 
@@ -133,7 +146,9 @@ def kill_an_actor() -> None:
         try:
             title = (folder / "cmdline").read_bytes()
             raylet = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            owner = int(Path(f"/proc/{raylet}/stat").read_text().rpartition(")")[2].split()[1])
+            owner = int(
+                Path(f"/proc/{raylet}/stat").read_text().rpartition(")")[2].split()[1]
+            )
         except OSError:
             continue
         if title.startswith(b"ray::MapWorker") and owner == os.getpid():
@@ -142,7 +157,9 @@ def kill_an_actor() -> None:
     raise AssertionError("no actor is running")
 
 
-def test_an_actor_that_is_killed_is_replaced(run: Predict, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_actor_that_is_killed_is_replaced(
+    run: Predict, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Even if it was idle, as here, where it waits for images; table and verdict stay the same."""
     monkeypatch.setattr(parts, "PART_ROWS", 8)
     methods = {"method": ["tent", "domain_norm"]}
@@ -154,7 +171,9 @@ def test_an_actor_that_is_killed_is_replaced(run: Predict, monkeypatch: pytest.M
             killed.append(done)
             kill_an_actor()
 
-    there = run("there.csv", cluster=RayCluster(actors=1), on_progress=strike, **methods)
+    there = run(
+        "there.csv", cluster=RayCluster(actors=1), on_progress=strike, **methods
+    )
     assert killed and there.images == IMAGES
     assert Path(str(there.out)).read_bytes() == Path(str(here.out)).read_bytes()
     assert there.health["domain_norm"] == here.health["domain_norm"]
@@ -188,7 +207,10 @@ def test_an_interrupted_run_continues(
         ({"cluster": RayCluster(gpus_per_actor=0.5)}, "with 0"),
         ({"group_by": "lens"}, "lens"),
         ({"group_by": "camera", "shard": (1, 2)}, "cut groups"),
-        ({"cluster": RayCluster(actors=2), "method": "ramen", "state": Path("s")}, "join"),
+        (
+            {"cluster": RayCluster(actors=2), "method": "ramen", "state": Path("s")},
+            "join",
+        ),
     ],
 )
 def test_what_cannot_be_run_is_refused_first(
@@ -199,8 +221,12 @@ def test_what_cannot_be_run_is_refused_first(
     assert not (tmp_path / "out.csv.parts").exists()
 
 
-def test_bad_input_in_an_actor_ends_the_run_with_its_error(run: Predict, tiny_clip: CLIP) -> None:
-    adapter = create_method("tent", tiny_clip, NAMES, method_config("tent", None, {"lr": "1e30"}))
+def test_bad_input_in_an_actor_ends_the_run_with_its_error(
+    run: Predict, tiny_clip: CLIP
+) -> None:
+    adapter = create_method(
+        "tent", tiny_clip, NAMES, method_config("tent", None, {"lr": "1e30"})
+    )
     with pytest.raises(UserError, match="learning rate"):
         run("bad.csv", method=adapter, cluster=RayCluster(actors=1))
 
@@ -221,7 +247,9 @@ def test_folders_of_classes_are_shuffled_over_the_actors(
     settings |= {"labels": "folder", "workers": 0}
     here = predict([class_folders], NAMES, out=tmp_path / "here.csv", **settings)
     one = RayCluster(actors=1)
-    there = predict([class_folders], NAMES, out=tmp_path / "there.csv", cluster=one, **settings)
+    there = predict(
+        [class_folders], NAMES, out=tmp_path / "there.csv", cluster=one, **settings
+    )
     assert (tmp_path / "there.csv").read_bytes() == (tmp_path / "here.csv").read_bytes()
     assert there.scores == here.scores and there.shuffled
     two = RayCluster(actors=2)

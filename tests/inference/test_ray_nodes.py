@@ -58,9 +58,16 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(photos: Path, out: Path, **changes: Any) -> int:
     """Predict all images, both cameras by themselves; the number of images."""
-    settings = {"batch_size": 4, "group_by": "camera", "method": ["tda", "tent"], **changes}
+    settings = {
+        "batch_size": 4,
+        "group_by": "camera",
+        "method": ["tda", "tent"],
+        **changes,
+    }
     model = create_model(str(photos / "tiny.safetensors"), device="cpu")
-    return predict([photos / "list.csv"], NAMES, model=model, out=out, **settings).images
+    return predict(
+        [photos / "list.csv"], NAMES, model=model, out=out, **settings
+    ).images
 
 
 def run_until(photos: Path, out: Path, address: str, end: int | str) -> None:
@@ -79,14 +86,20 @@ def run_until(photos: Path, out: Path, address: str, end: int | str) -> None:
     run(photos, out, cluster=RayCluster(address, actors=2), on_progress=strike)
 
 
-def test_a_run_that_is_killed_twice_continues(nodes: Cluster, photos: Path, tmp_path: Path) -> None:
+def test_a_run_that_is_killed_twice_continues(
+    nodes: Cluster, photos: Path, tmp_path: Path
+) -> None:
     """In the middle, and when it has continued and all but the table is there."""
     out, folder = tmp_path / "out.csv", tmp_path / "out.csv.parts"
-    context = multiprocessing.get_context("forkserver")  # processes without threads of this one
+    context = multiprocessing.get_context(
+        "forkserver"
+    )  # processes without threads of this one
     context.set_forkserver_preload([__name__])
     done: list[int] = []
     for end in (PART + 4, str(out)):
-        process = context.Process(target=run_until, args=(photos, out, nodes.address, end))
+        process = context.Process(
+            target=run_until, args=(photos, out, nodes.address, end)
+        )
         process.start()
         process.join()
         assert process.exitcode == -signal.SIGKILL
@@ -106,7 +119,9 @@ def test_threads_of_workers_wait_as_those_of_the_command_do(
         assert there.get(there.remote(os.getenv).remote("OMP_WAIT_POLICY")) == "PASSIVE"
 
 
-def test_a_node_is_lost_and_another_comes(nodes: Cluster, photos: Path, tmp_path: Path) -> None:
+def test_a_node_is_lost_and_another_comes(
+    nodes: Cluster, photos: Path, tmp_path: Path
+) -> None:
     ray.init(nodes.address, log_to_driver=False, logging_level=logging.ERROR)
     begun, settings = threading.Event(), {"cluster": RayCluster("auto", actors=2)}
 
@@ -115,7 +130,9 @@ def test_a_node_is_lost_and_another_comes(nodes: Cluster, photos: Path, tmp_path
             begun.set()
 
     with ThreadPoolExecutor(1) as other:  # nodes are started by the main thread only
-        done = other.submit(run, photos, tmp_path / "out.csv", on_progress=notice, **settings)
+        done = other.submit(
+            run, photos, tmp_path / "out.csv", on_progress=notice, **settings
+        )
         assert begun.wait(120)
         (node,) = nodes.worker_nodes
         nodes.remove_node(node, allow_graceful=False)

@@ -59,7 +59,10 @@ def test_progress_is_images_done_then_all_then_skipped(
     """Of fourteen images in batches of four, the sixth of which cannot be read."""
     calls: list[tuple[int, int, int]] = []
     target = None if out is None else tmp_path / out
-    run(out=target, on_progress=lambda done, total, skipped: calls.append((done, total, skipped)))
+    run(
+        out=target,
+        on_progress=lambda done, total, skipped: calls.append((done, total, skipped)),
+    )
     assert calls == [(4, 14, 0), (8, 14, 1), (12, 14, 1), (14, 14, 1)]
 
 
@@ -68,15 +71,26 @@ def test_a_table_is_on_disk_before_it_gets_its_name(
 ) -> None:
     run()
     named = disk_events.index(("rename", "out.csv"))
-    assert disk_events[named - 1] == ("flush", "table")  # as it is called among the parts
+    assert disk_events[named - 1] == (
+        "flush",
+        "table",
+    )  # as it is called among the parts
     assert disk_events[named + 1] == ("flush", tmp_path.name)
 
 
-@pytest.mark.parametrize("later", [False, True], ids=["while adapting", "while reading"])
+@pytest.mark.parametrize(
+    "later", [False, True], ids=["while adapting", "while reading"]
+)
 def test_an_interrupt_loses_nothing_that_was_done(
-    run: Predict, complete: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: bool
+    run: Predict,
+    complete: bytes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    later: bool,
 ) -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell's background ignores it
     owner, name = (Reader, "batches") if later else (Predictor, "predict_deferred")
     original, calls = getattr(owner, name), []
 
@@ -171,7 +185,9 @@ def test_an_existing_table_is_not_overwritten(run: Predict, tmp_path: Path) -> N
     assert len((tmp_path / "out.csv").read_text().splitlines()) == IMAGES + 1
 
 
-def test_files_that_cannot_be_written_are_refused_first(run: Predict, tmp_path: Path) -> None:
+def test_files_that_cannot_be_written_are_refused_first(
+    run: Predict, tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("x")
     changes: list[tuple[dict[str, Any], str]] = [
         ({"method": "tda", "state": tmp_path / "file" / "x"}, "cannot write"),

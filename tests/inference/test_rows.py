@@ -49,9 +49,14 @@ def test_columns_of_a_table_are_copied_and_formulas_defused(
     assert [row["camera"] for row in rows] == ["'=1+1", "'@x"]
     assert [row["shift"] for row in rows] == ["-3.5", "'+y"]
     assert [row["input_error"] for row in rows] == ["none", ""]
-    assert rows[0]["filepath"] == str(photos / "0.png") and rows[0]["prediction"] in NAMES
+    assert (
+        rows[0]["filepath"] == str(photos / "0.png") and rows[0]["prediction"] in NAMES
+    )
     assert rows[1]["error"] == "no such file" and rows[1]["prediction"] == ""
-    assert rows[1]["input_prediction"] == "mine" and rows[1]["input_input_prediction"] == "too"
+    assert (
+        rows[1]["input_prediction"] == "mine"
+        and rows[1]["input_input_prediction"] == "too"
+    )
 
 
 def test_rejection_adds_columns_and_changes_no_other(run: Predict) -> None:
@@ -73,8 +78,14 @@ def test_json_lines_and_parquet_hold_the_same(
 ) -> None:
     for suffix in ("csv", "jsonl", "parquet"):
         run(method="zero_shot", reject=reject, out=tmp_path / f"out.{suffix}")
-    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    shown = {bool: lambda flag: str(flag).lower(), float: "{:.6f}".format, type(None): lambda _: ""}
+    rows = [
+        json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()
+    ]
+    shown = {
+        bool: lambda flag: str(flag).lower(),
+        float: "{:.6f}".format,
+        type(None): lambda _: "",
+    }
     for row, wanted in zip(rows, table_rows(tmp_path / "out.csv"), strict=True):
         assert {name: shown.get(type(v), str)(v) for name, v in row.items()} == wanted
     same = parquet.read_table(tmp_path / "out.parquet").to_pylist()
@@ -96,23 +107,33 @@ def images() -> list[NDArray[np.uint8]]:
     return list(random_pixels(4, 32, 32, 3))
 
 
-def test_probabilities_are_sigmoids_of_the_original(siglip: tuple[CLIP, Any], images: Any) -> None:
+def test_probabilities_are_sigmoids_of_the_original(
+    siglip: tuple[CLIP, Any], images: Any
+) -> None:
     model, original = siglip
     ids = torch.tensor([[5, 6, 7, 1], [8, 9, 10, 1], [11, 12, 4, 1]])
     pixels = model.preprocess.pixels(np.stack(images))
     with torch.no_grad():
         output = original(input_ids=ids, pixel_values=pixels)
     expected = output.logits_per_image.sigmoid()
-    adapter = create_method("zero_shot", model, ClassPrompts(NAMES, features=output.text_embeds))
+    adapter = create_method(
+        "zero_shot", model, ClassPrompts(NAMES, features=output.text_embeds)
+    )
     middle = expected.flatten().sort().values
-    least = float(middle[3:5].mean())  # between two probabilities: rounding decides nothing
+    least = float(
+        middle[3:5].mean()
+    )  # between two probabilities: rounding decides nothing
     for method in (adapter, FrozenAdapter(adapter)):
-        rows = predict(images, method=method, all_probabilities=True, multi_label=least).rows
+        rows = predict(
+            images, method=method, all_probabilities=True, multi_label=least
+        ).rows
         for row, probabilities in zip(rows, expected, strict=True):
             by_name = {name: row[f"p_{name}"] for name in NAMES}
             np.testing.assert_allclose([*by_name.values()], probabilities, atol=SUM)
             reached = [name for name in NAMES if by_name[name] >= least - 1e-6]
-            assert row["labels"] == ";".join(sorted(reached, key=lambda name: -by_name[name]))
+            assert row["labels"] == ";".join(
+                sorted(reached, key=lambda name: -by_name[name])
+            )
             assert row["probability"] == max(by_name.values())
 
 
@@ -128,7 +149,9 @@ def test_probabilities_are_sigmoids_of_the_original(siglip: tuple[CLIP, Any], im
 def test_several_labels_are_refused_where_classes_compete(
     method: str, options: Any, message: str, siglip: tuple[CLIP, Any], images: Any
 ) -> None:
-    adapter = create_method(method, siglip[0], ClassPrompts(NAMES, features=torch.eye(3, 64)))
+    adapter = create_method(
+        method, siglip[0], ClassPrompts(NAMES, features=torch.eye(3, 64))
+    )
     with pytest.raises(UserError, match=message):
         predict(images, method=adapter, multi_label=0.5, **options)
 

@@ -33,7 +33,9 @@ def test_scores_are_those_of_arrays() -> None:
     assert (test.repaired, test.broken) == (repaired, broken)
     expected = binomtest(repaired, repaired + broken).pvalue
     assert test.p == pytest.approx(expected, rel=DOUBLE)
-    assert scores.mistakes[0][2] == max(n for (a, b), n in scores.confusion.items() if a != b)
+    assert scores.mistakes[0][2] == max(
+        n for (a, b), n in scores.confusion.items() if a != b
+    )
 
 
 def test_without_zero_shot_there_is_no_test() -> None:

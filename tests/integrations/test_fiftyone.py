@@ -12,7 +12,9 @@ from tests._helpers.tolerance import FEATURE, SUM
 pytest.importorskip("fiftyone")
 
 
-def test_predictions_are_those_of_the_method(tiny_clip: CLIP, tiny_prompts: ClassPrompts) -> None:
+def test_predictions_are_those_of_the_method(
+    tiny_clip: CLIP, tiny_prompts: ClassPrompts
+) -> None:
     from fiftyone.core.models import Model
 
     from cliquetta.integrations.fiftyone import FiftyOneModel
@@ -31,7 +33,9 @@ def test_predictions_are_those_of_the_method(tiny_clip: CLIP, tiny_prompts: Clas
         best = expected.probabilities.max(dim=1)
         names = [tiny_prompts.names[i] for i in best.indices.tolist()]
         assert [label.label for label in labels] == names
-        np.testing.assert_allclose([label.confidence for label in labels], best.values, atol=SUM)
+        np.testing.assert_allclose(
+            [label.confidence for label in labels], best.values, atol=SUM
+        )
         logits = np.stack([label.logits for label in labels])
         np.testing.assert_allclose(logits, expected.logits, atol=FEATURE)
     assert model.predict(images[0]).label in model.classes

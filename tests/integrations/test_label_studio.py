@@ -19,7 +19,9 @@ CONFIG = f"""
 """
 
 
-def test_predictions_are_valid_and_those_of_the_method(tmp_path: Path, tiny_clip: CLIP) -> None:
+def test_predictions_are_valid_and_those_of_the_method(
+    tmp_path: Path, tiny_clip: CLIP
+) -> None:
     from label_studio_sdk.label_interface import LabelInterface
 
     from cliquetta.integrations.label_studio import Backend, create_app
@@ -50,10 +52,14 @@ def test_predictions_are_valid_and_those_of_the_method(tmp_path: Path, tiny_clip
         assert actual["score"] == pytest.approx(by_class[choice], abs=FEATURE)
 
 
-def test_a_configuration_without_choices_is_refused(tmp_path: Path, tiny_clip: CLIP) -> None:
+def test_a_configuration_without_choices_is_refused(
+    tmp_path: Path, tiny_clip: CLIP
+) -> None:
     from cliquetta.integrations.label_studio import Backend, create_app
 
-    config = '<View><Text name="t" value="$text"/><TextArea name="a" toName="t"/></View>'
+    config = (
+        '<View><Text name="t" value="$text"/><TextArea name="a" toName="t"/></View>'
+    )
     with live_service(tmp_path / "service", tiny_clip) as url, Client(url) as client:
         http = TestClient(create_app(Backend(client)))
         for wrong in (config, "", "<View>"):

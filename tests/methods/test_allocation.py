@@ -22,7 +22,9 @@ CLEAR_REFS = Path("/proc/self/clear_refs")
 def test_a_state_is_counted_before_it_exists(build: Build) -> None:
     with AllocationLimit(2**40) as limit:
         adapter = build()
-    assert limit.total == 2 * sum(adapter.memory[name].nbytes for name in adapter.memory)
+    assert limit.total == 2 * sum(
+        adapter.memory[name].nbytes for name in adapter.memory
+    )
 
 
 def counts(entry: MethodEntry) -> Iterator[Any]:
@@ -34,7 +36,9 @@ def counts(entry: MethodEntry) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(
-    "entry", [e for e in method_entries() if e.fit is None], ids=lambda entry: entry.name
+    "entry",
+    [e for e in method_entries() if e.fit is None],
+    ids=lambda entry: entry.name,
 )
 def test_settings_that_need_gigabytes_are_refused_before_allocation(
     entry: MethodEntry,
@@ -46,5 +50,7 @@ def test_settings_that_need_gigabytes_are_refused_before_allocation(
     for config in counts(entry):
         with contextlib.suppress(UserError), AllocationLimit(most):
             adapter = create_method(entry.name, TINY, TINY_PROMPTS, config)
-            assert 2 * sum(adapter.memory[name].nbytes for name in adapter.memory) <= most
+            assert (
+                2 * sum(adapter.memory[name].nbytes for name in adapter.memory) <= most
+            )
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # KiB

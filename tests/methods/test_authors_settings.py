@@ -186,7 +186,11 @@ DEFAULTS: dict[str, BySource] = {
             "update_threshold": 0.1,
         },
         "facts rivals audit": {"views": 64},
-        "page": {"view_kind": "augmix", "view_min_area": 0.08, "selection_fraction": 0.1},
+        "page": {
+            "view_kind": "augmix",
+            "view_min_area": 0.08,
+            "selection_fraction": 0.1,
+        },
         "ours": VIEWS_OURS,
     },
     "ecalp": {
@@ -272,7 +276,10 @@ DEFAULTS: dict[str, BySource] = {
             "momentum": 0.9,
             "entropy_threshold": 0.4,
         },
-        "code mr-eggplant/SAR 20f6e24, sar.py": {"reset_threshold": 0.2, "reset_decay": 0.9},
+        "code mr-eggplant/SAR 20f6e24, sar.py": {
+            "reset_threshold": 0.2,
+            "reset_decay": 0.9,
+        },
         "facts methods 6": {"radius": 0.05},
     },
     "scap": {
@@ -306,11 +313,17 @@ DEFAULTS: dict[str, BySource] = {
     },
     "stata": {
         "facts methods 6": {"anchor_weight": 1.0, "neighbours": 3, "rounds": 10},
-        "facts methods 6: as TransCLIP": {"gaussian_temperature": 50.0, "inner_steps": 5},
+        "facts methods 6: as TransCLIP": {
+            "gaussian_temperature": 50.0,
+            "inner_steps": 5,
+        },
     },
     "subtta": {
         "facts rivals audit": {"rank": 256},
-        "page: zhichenz98/SubTTA_EMNLP26 3baa2a2, ImageNet-C": {"lr": 5e-4, "momentum": 0.5},
+        "page: zhichenz98/SubTTA_EMNLP26 3baa2a2, ImageNet-C": {
+            "lr": 5e-4,
+            "momentum": 0.5,
+        },
         "page: AdamW of PyTorch": {**ADAM, **ADAMW},
     },
     "tda": {
@@ -574,13 +587,19 @@ PRESETS: dict[str, dict[str, Settings]] = {
     },
     "tip_adapter": TIP_PRESETS,
     # facts methods 3.5: 100 epochs on EuroSAT
-    "tip_adapter_f": {**TIP_PRESETS, "eurosat": {**TIP_PRESETS["eurosat"], "epochs": 100}},
+    "tip_adapter_f": {
+        **TIP_PRESETS,
+        "eurosat": {**TIP_PRESETS["eurosat"], "epochs": 100},
+    },
     # page
     "tps": {"fine-grained": {"view_kind": "augmix"}},
     # facts methods 3.6
     "tpt": {"fine-grained": {"view_kind": "augmix"}},
     # facts methods 6; the rate: page
-    "watt": {"parallel": {"mode": "parallel", "rounds": 50}, "large-images": {"lr": 1e-4}},
+    "watt": {
+        "parallel": {"mode": "parallel", "rounds": 50},
+        "large-images": {"lr": 1e-4},
+    },
 }
 
 
@@ -627,11 +646,17 @@ def test_no_value_is_told_twice() -> None:
 
 
 def test_sources_are_of_the_four_kinds() -> None:
-    kinds = {source.split()[0].removesuffix(":") for told in DEFAULTS.values() for source in told}
+    kinds = {
+        source.split()[0].removesuffix(":")
+        for told in DEFAULTS.values()
+        for source in told
+    }
     assert kinds == {"code", "facts", "page", "ours"}
 
 
-@pytest.mark.parametrize(("shots", "epochs"), [(1, 50), (2, 100), (4, 100), (8, 200), (16, 200)])
+@pytest.mark.parametrize(
+    ("shots", "epochs"), [(1, 50), (2, 100), (4, 100), (8, 200), (16, 200)]
+)
 def test_coop_trains_as_long_as_its_authors(shots: int, epochs: int) -> None:
     """Fact sheet of methods, 3.2: 200 epochs for 16 and 8 shots, 100 for 4 and 2, 50 for 1."""
     assert SGDTraining().epochs_for(shots) == epochs

@@ -42,7 +42,9 @@ SAME: dict[str, Any] = {"atol": ADAPTED, "rtol": LOGIT}
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_methods_pass_the_checks_of_plug_ins(build: Build, batch: Batch, check: Any) -> None:
+def test_methods_pass_the_checks_of_plug_ins(
+    build: Build, batch: Batch, check: Any
+) -> None:
     check(build, batch, **SAME)
 
 
@@ -124,7 +126,9 @@ def test_a_rate_that_diverges_never_gives_or_keeps_what_is_not_finite(
             assert not value.isnan().any(), name
 
 
-def test_half_precision_weights_give_float32_logits(entry: MethodEntry, batch: Batch) -> None:
+def test_half_precision_weights_give_float32_logits(
+    entry: MethodEntry, batch: Batch
+) -> None:
     model = build_tiny_clip().to(torch.bfloat16)
     logits_are_finite_float32(lambda: build_adapter(entry, model, TINY_PROMPTS), batch)
 
@@ -143,7 +147,9 @@ def test_missing_views_are_attached(adapter: Adapter, batch: Batch) -> None:
     assert torch.equal(actual, adapter.predict(batch).logits)
 
 
-def test_config_is_a_documented_frozen_dataclass_of_plain_values(entry: MethodEntry) -> None:
+def test_config_is_a_documented_frozen_dataclass_of_plain_values(
+    entry: MethodEntry,
+) -> None:
     config = entry.config()
     assert issubclass(entry.config, MethodConfig) and config.__dataclass_params__.frozen
     assert hash(config) == hash(entry.config())
@@ -164,7 +170,11 @@ def test_an_unknown_option_names_the_nearest(entry: MethodEntry) -> None:
 
 
 def test_a_batch_cannot_hold_labels(entry: MethodEntry) -> None:
-    assert {field.name for field in dataclasses.fields(Batch)} == {"images", "keys", "views"}
+    assert {field.name for field in dataclasses.fields(Batch)} == {
+        "images",
+        "keys",
+        "views",
+    }
     taken = list(inspect.signature(entry.adapter.predict).parameters)
     assert taken == ["self", "images", "errors", "channel_order"]
 

@@ -12,7 +12,9 @@ from tests._helpers.tiny_world import TINY_PROMPTS
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="what a GPU makes of NaN")
-def test_a_gpu_refuses_pixels_that_are_not_finite(entry: MethodEntry, batch: Batch) -> None:
+def test_a_gpu_refuses_pixels_that_are_not_finite(
+    entry: MethodEntry, batch: Batch
+) -> None:
     """One pixel of the third image: it is named, nothing is learned, and the stream goes on."""
     adapter = build_adapter(entry, build_tiny_clip().cuda(), TINY_PROMPTS)
     adapter.predict(batch[0:4])

@@ -24,7 +24,9 @@ def mixed(tmp_path: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("name", ["tda", "tent", "zero", "zero_shot"])
-def test_broken_images_have_rows_and_teach_nothing(name: str, mixed: list[Path]) -> None:
+def test_broken_images_have_rows_and_teach_nothing(
+    name: str, mixed: list[Path]
+) -> None:
     method = create_method(name, TINY, NAMES)
     method.enable_rejection(0.5)
     alone = create_method(name, TINY, NAMES)
@@ -32,11 +34,18 @@ def test_broken_images_have_rows_and_teach_nothing(name: str, mixed: list[Path])
     for _ in range(2):
         prediction = method.predict(mixed, errors="row")
         expected = alone.predict([mixed[0], mixed[2], mixed[3]])
-        torch.testing.assert_close(prediction.logits[[0, 2, 3]], expected.logits, rtol=0, atol=0)
-        assert prediction.rejection.rejected[[0, 2, 3]].equal(expected.rejection.rejected)
+        torch.testing.assert_close(
+            prediction.logits[[0, 2, 3]], expected.logits, rtol=0, atol=0
+        )
+        assert prediction.rejection.rejected[[0, 2, 3]].equal(
+            expected.rejection.rejected
+        )
         assert not prediction.rejection.rejected[[1, 4]].any()
         assert prediction.logits[[1, 4]].isnan().all()
-        assert prediction.errors.keys() == {1, 4} and "not an image" in prediction.errors[1]
+        assert (
+            prediction.errors.keys() == {1, 4}
+            and "not an image" in prediction.errors[1]
+        )
         labels = expected.labels
         assert prediction.labels == [labels[0], None, *labels[1:], None]
 

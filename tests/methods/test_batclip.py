@@ -6,7 +6,14 @@ from torch import Tensor
 
 from cliquetta.methods.batclip import BATCLIP, BATCLIPConfig
 from cliquetta.prompts.classes import ClassPrompts
-from tests._helpers.live import descend, double_clip, entropies, flat, open_norms, unit_rows
+from tests._helpers.live import (
+    descend,
+    double_clip,
+    entropies,
+    flat,
+    open_norms,
+    unit_rows,
+)
 from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS
 
 
@@ -14,7 +21,9 @@ def literal_loss(logits: Tensor, features: Tensor, text: Tensor) -> Tensor:
     """One class, and one pair of classes, after the other."""
     labels = logits.argmax(dim=-1).tolist()
     means = {
-        c: torch.stack([f for f, label in zip(features, labels, strict=True) if label == c]).mean(0)
+        c: torch.stack(
+            [f for f, label in zip(features, labels, strict=True) if label == c]
+        ).mean(0)
         for c in set(labels)
     }
     matching = sum(mean @ text[c] for c, mean in means.items()) / len(means)
@@ -34,7 +43,10 @@ def test_a_stream_equals_a_training_loop() -> None:
     for images in TINY_IMAGES.split([5, 2, 3]):
         prediction = batclip.predict(images).logits
         features = live.encode_image(images)
-        parts = [unit_rows(live.encode_text(TINY_PROMPTS.texts(t))) for t in TINY_PROMPTS.templates]
+        parts = [
+            unit_rows(live.encode_text(TINY_PROMPTS.texts(t)))
+            for t in TINY_PROMPTS.templates
+        ]
         text = unit_rows(sum(parts))  # type: ignore[arg-type]
         logits = live.scale * unit_rows(features) @ text.T
         descend(optimiser, literal_loss(logits, features, text))

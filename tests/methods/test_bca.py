@@ -15,7 +15,10 @@ def numpy_bca(stream: Array, text: Array, scale: float, config: BCAConfig) -> Ar
     """Posteriors, each from the state that the images before it left."""
     N = len(text)
     mu, priors = text.copy(), np.eye(N)
-    seen, judged = np.full(N, config.likelihood_count, float), np.full(N, config.prior_count, float)
+    seen, judged = (
+        np.full(N, config.likelihood_count, float),
+        np.full(N, config.prior_count, float),
+    )
     predictions = []
     for f in stream:
         likelihood = softmax(scale * mu @ f)

@@ -30,12 +30,16 @@ def test_adam_is_torchs(decay: float) -> None:
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(50, generator=generator)
     parameter = start.clone().requires_grad_()
-    torch_adam = torch.optim.AdamW([parameter], lr=3e-3, betas=(0.8, 0.99), weight_decay=decay)
+    torch_adam = torch.optim.AdamW(
+        [parameter], lr=3e-3, betas=(0.8, 0.99), weight_decay=decay
+    )
     learned = AdamState.begin(start)
     for _ in range(7):
         parameter.grad = torch.randn(50, generator=generator)
         torch_adam.step()
-        learned = adam_step(learned, parameter.grad, Adam(3e-3, (0.8, 0.99), weight_decay=decay))
+        learned = adam_step(
+            learned, parameter.grad, Adam(3e-3, (0.8, 0.99), weight_decay=decay)
+        )
         torch.testing.assert_close(learned.values, parameter.detach())
     assert int(learned.steps) == 7
 
@@ -48,7 +52,9 @@ def test_confident_views_are_rounded_down_never_none_and_of_equals_the_first() -
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
-def test_views_are_encoded_in_bounded_parts(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_views_are_encoded_in_bounded_parts(
+    chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     views = attach_views(
         Batch(TINY_IMAGES[:3], tuple("abc")), ViewSpec("resized-crop", 5), seed=0
     ).views
@@ -78,13 +84,19 @@ def test_cotangents_are_scaled_by_powers_of_two() -> None:
 
 def test_texts_that_cannot_be_learned_are_refused() -> None:
     fixed = ClassPrompts(TINY_NAMES, features=torch.ones(5, 24))
-    with pytest.raises(UserError, match=r"tpt learns text, but .* fixed text features; give names"):
+    with pytest.raises(
+        UserError, match=r"tpt learns text, but .* fixed text features; give names"
+    ):
         create_method("tpt", TINY, fixed)
 
 
 @pytest.mark.parametrize("template", ["{} texture.", "semi{}."])
-def test_a_template_without_words_before_the_class_name_is_refused(template: str) -> None:
-    sentence = f"words before the class name, of which {template!r} has none that stand alone"
+def test_a_template_without_words_before_the_class_name_is_refused(
+    template: str,
+) -> None:
+    sentence = (
+        f"words before the class name, of which {template!r} has none that stand alone"
+    )
     with pytest.raises(UserError, match=re.escape(sentence)):
         create_method("tpt", TINY, ClassPrompts(TINY_NAMES, (template,)))
 
@@ -109,14 +121,18 @@ def test_every_method_explains_plain_clip(adapter: Adapter, batch: Batch) -> Non
     assert torch.equal(explanation.before, zero_shot)
 
 
-def test_a_frozen_adapter_predicts_by_its_state_and_learns_no_more(tmp_path: Path) -> None:
+def test_a_frozen_adapter_predicts_by_its_state_and_learns_no_more(
+    tmp_path: Path,
+) -> None:
     tent, fresh = (create_method("tent", TINY, TINY_PROMPTS) for _ in range(2))
     tent.predict(TINY_IMAGES)
     tent.save(tmp_path / "state")
     frozen = freeze([fresh], tmp_path / "state")
     first, again = (frozen.predict(TINY_IMAGES).logits for _ in range(2))
     assert torch.equal(first, again)
-    torch.testing.assert_close(first, tent.predict(TINY_IMAGES).logits)  # before its step
+    torch.testing.assert_close(
+        first, tent.predict(TINY_IMAGES).logits
+    )  # before its step
     for adapters, word in (([fresh], "state"), ([fresh, tent], "one")):
         with pytest.raises(UserError, match=word):
             freeze(adapters, None)

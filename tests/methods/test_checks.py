@@ -67,7 +67,14 @@ def halve(adapter: Plain, logits: Tensor) -> Tensor:
 def test_breaches_of_the_contract_are_named(
     spoil: Callable[..., Tensor] | None, words: str
 ) -> None:
-    model, prompts = cliquetta.create_model("micro"), cliquetta.ClassPrompts(("cat", "dog", "ship"))
+    model, prompts = (
+        cliquetta.create_model("micro"),
+        cliquetta.ClassPrompts(("cat", "dog", "ship")),
+    )
     config = PlainConfig(spoil)
-    with pytest.raises(AssertionError, match=words) if spoil else contextlib.nullcontext():
+    with (
+        pytest.raises(AssertionError, match=words)
+        if spoil
+        else contextlib.nullcontext()
+    ):
         cliquetta.check_method(lambda: Plain(model, prompts, config))

@@ -24,7 +24,9 @@ def live_loss(live: Live, images: Tensor) -> Tensor:
     for row in v.detach() @ live.text.T:
         best = sorted(range(len(row)), key=lambda c: -float(row[c]))[:3]
         texts.append("a photo of a " + " or ".join(TINY_PROMPTS.names[c] for c in best))
-    return literal_transductive_loss(v, unit_rows(live.model.encode_text(texts)), live.scale, 0.01)
+    return literal_transductive_loss(
+        v, unit_rows(live.model.encode_text(texts)), live.scale, 0.01
+    )
 
 
 @pytest.mark.parametrize("detach", [False, True])
@@ -33,7 +35,9 @@ def test_the_loss_equals_its_entries(detach: bool) -> None:
     ours = transductive_loss(v, t, 7.0, 0.3, detach=detach)
     literal = literal_transductive_loss(v, t, 7.0, 0.3, detach=detach)
     torch.testing.assert_close(ours, literal)
-    torch.testing.assert_close(torch.autograd.grad(ours, v), torch.autograd.grad(literal, v))
+    torch.testing.assert_close(
+        torch.autograd.grad(ours, v), torch.autograd.grad(literal, v)
+    )
 
 
 @pytest.mark.parametrize("steps", [1, 4])
@@ -50,7 +54,9 @@ def test_a_batch_equals_a_training_loop(steps: int) -> None:
 def test_texts_name_the_likeliest_classes_in_order() -> None:
     prompts = ClassPrompts(("airplane", "house_cat", "frog", "ship"))
     clipartt = CLIPArTT(TINY, prompts, CLIPArTTConfig())
-    assert clipartt.mixed_text([1, 3, 0]) == "a photo of a house cat or ship or airplane"
+    assert (
+        clipartt.mixed_text([1, 3, 0]) == "a photo of a house cat or ship or airplane"
+    )
     features = unit_rows(clipartt.classifier[1:2] + 0.1 * clipartt.classifier[3:])
     top = (features @ clipartt.classifier.T).topk(3).indices[0].tolist()
     assert top[0] == 1
@@ -61,7 +67,9 @@ def test_texts_name_the_likeliest_classes_in_order() -> None:
 def test_two_classes_are_enough_and_names_that_cannot_be_joined_are_refused() -> None:
     clipartt = CLIPArTT(TINY, ClassPrompts(("cat", "ship")), CLIPArTTConfig(steps=1))
     assert clipartt.predict(TINY_IMAGES).logits.shape == (10, 2)
-    names = tuple(f"{name} of an unusually long and winding kind" for name in TINY_NAMES)
+    names = tuple(
+        f"{name} of an unusually long and winding kind" for name in TINY_NAMES
+    )
     with pytest.raises(UserError, match="class name"):
         CLIPArTT(TINY, ClassPrompts(names), CLIPArTTConfig())
     CLIPArTT(TINY, ClassPrompts(names), CLIPArTTConfig(topk=1))

@@ -29,7 +29,9 @@ def test_a_stream_equals_a_training_loop() -> None:
     def total_loss(images: Tensor) -> Tensor:
         mean = live.logits(images).softmax(dim=-1).mean(dim=0)
         evenness = (mean * (mean + 1e-6).log()).sum()
-        return literal_loss(live.features(images), live.text, live.scale) + 0.7 * evenness
+        return (
+            literal_loss(live.features(images), live.text, live.scale) + 0.7 * evenness
+        )
 
     for images in TINY_IMAGES.split([5, 5]):
         prediction = cliptta.predict(images).logits
@@ -61,7 +63,9 @@ def test_every_class_is_drawn_equally_often() -> None:
     assert {value for actual in drawn for value in actual} == {0.0, 1.0, 2.0, 3.0, 9.0}
 
 
-def test_one_image_of_every_class_is_drawn_if_there_are_more_classes_than_images_to_draw() -> None:
+def test_one_image_of_every_class_is_drawn_if_there_are_more_classes_than_images_to_draw() -> (
+    None
+):
     """Of 50 classes, 40 / 50 of an image each would be none."""
     classes = ClassPrompts(tuple(f"thing {number}" for number in range(50)))
     cliptta = CLIPTTA(TINY, classes, CLIPTTAConfig(memory_shots=2, memory_drawn=40))

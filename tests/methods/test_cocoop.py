@@ -10,14 +10,21 @@ from cliquetta.methods.cocoop import CoCoOpConfig, cocoop_logits, initial_parame
 from cliquetta.methods.coop import prompt_tokens
 from cliquetta.methods.registry import create_method
 from cliquetta.model.clip import CLIP
-from tests._helpers.literal import assert_first_step, assert_same_logits, text_feature, words
+from tests._helpers.literal import (
+    assert_first_step,
+    assert_same_logits,
+    text_feature,
+    words,
+)
 from tests._helpers.separable import make_images
 from tests._helpers.tiny import build_tiny_clip
 from tests._helpers.tiny_world import TINY, TINY_PROMPTS
 from tests._helpers.tolerance import LOGIT
 
 
-def literal_logits(model: CLIP, learned: Mapping[str, Tensor], images: Tensor) -> Tensor:
+def literal_logits(
+    model: CLIP, learned: Mapping[str, Tensor], images: Tensor
+) -> Tensor:
     rows = []
     for feature in model.encode_image(images, normalize=True):
         hidden = (learned["down.weight"] @ feature + learned["down.bias"]).clamp(min=0)
@@ -31,7 +38,9 @@ def literal_logits(model: CLIP, learned: Mapping[str, Tensor], images: Tensor) -
 
 def test_logits_and_gradients_are_those_of_the_literal_loop() -> None:
     model = build_tiny_clip().double()
-    start = initial_parameters(model, CoCoOpConfig(hidden_dim=6), torch.Generator().manual_seed(1))
+    start = initial_parameters(
+        model, CoCoOpConfig(hidden_dim=6), torch.Generator().manual_seed(1)
+    )
     tokens = prompt_tokens(model, TINY_PROMPTS, len(start["context"]))
 
     def ours(learned: Mapping[str, Tensor], images: Tensor) -> Tensor:

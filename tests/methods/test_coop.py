@@ -13,7 +13,12 @@ from cliquetta.methods.coop import CoOpConfig, coop_logits, prompt_tokens
 from cliquetta.methods.registry import create_method
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
-from tests._helpers.literal import assert_first_step, assert_same_logits, text_feature, words
+from tests._helpers.literal import (
+    assert_first_step,
+    assert_same_logits,
+    text_feature,
+    words,
+)
 from tests._helpers.separable import make_images
 from tests._helpers.tiny import build_tiny_clip
 from tests._helpers.tiny_world import TINY, TINY_PROMPTS, draw
@@ -36,17 +41,23 @@ def literal_logits(
             "front": [*own, *learnable],
         }[position]
         text.append(text_feature(model, [*inside, *stop]))
-    return model.scale * model.encode_image(images, normalize=True) @ torch.stack(text).T
+    return (
+        model.scale * model.encode_image(images, normalize=True) @ torch.stack(text).T
+    )
 
 
 @pytest.mark.parametrize("position", ["end", "middle", "front"])
 @pytest.mark.parametrize("shape", [(3, 32), (5, 3, 32)])
-def test_logits_and_gradient_are_those_of_the_literal_tower(position: Any, shape: Any) -> None:
+def test_logits_and_gradient_are_those_of_the_literal_tower(
+    position: Any, shape: Any
+) -> None:
     model = build_tiny_clip().double()
     tokens = prompt_tokens(model, TINY_PROMPTS, 3, position)
 
     def ours(learned: Mapping[str, Tensor], images: Tensor) -> Tensor:
-        return coop_logits(model, tokens, learned, model.encode_image(images, normalize=True))
+        return coop_logits(
+            model, tokens, learned, model.encode_image(images, normalize=True)
+        )
 
     literal = partial(literal_logits, model, position=position)
     assert_same_logits(ours, literal, {"context": draw(*shape, seed=3)})
@@ -60,10 +71,15 @@ def test_the_first_step_of_a_fit_is_sgd_with_weight_decay() -> None:
 
 
 def test_words_at_the_start_are_zero_shot() -> None:
-    prompts, images = ClassPrompts(("airplane", "polar_bear")), make_images(2, seed=0)[0]
+    prompts, images = (
+        ClassPrompts(("airplane", "polar_bear")),
+        make_images(2, seed=0)[0],
+    )
     coop = create_method("coop", TINY, prompts, fitted={"context": TINY.context(WORDS)})
     plain = create_method("zero_shot", TINY, prompts)
-    torch.testing.assert_close(coop.predict(images).logits, plain.predict(images).logits)
+    torch.testing.assert_close(
+        coop.predict(images).logits, plain.predict(images).logits
+    )
 
 
 def test_a_context_that_leaves_no_room_is_refused() -> None:

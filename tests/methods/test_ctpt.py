@@ -25,7 +25,9 @@ def test_the_gradient_is_that_of_entropy_minus_dispersion(batch: Batch) -> None:
         text = TINY.encode_text(PROMPTS.texts("a photo of a {}."), context=context)
         text = text / text.pow(2).sum(dim=1, keepdim=True).sqrt()
         p = (TINY.scale * features @ text.T).softmax(dim=-1).mean(dim=0)
-        spread = sum((t - text.mean(dim=0)).pow(2).sum().sqrt() for t in text) / len(text)
+        spread = sum((t - text.mean(dim=0)).pow(2).sum().sqrt() for t in text) / len(
+            text
+        )
         return -(p * p.log()).sum() - 3.0 * spread
 
     config = CTPTConfig(dispersion_weight=3.0, text_chunk=6)

@@ -61,8 +61,12 @@ class Literal:
                 final = 0.5 * selected(before).mean(dim=0) + 0.5 * final
             label = int(final.argmax())
             beta = float(torch.exp(-final[label] / 5000))
-            self.old_text[label] = beta * self.old_text[label] + (1 - beta) * context[label]
-            self.old_visual[label] = beta * self.old_visual[label] + (1 - beta) * self.visual
+            self.old_text[label] = (
+                beta * self.old_text[label] + (1 - beta) * context[label]
+            )
+            self.old_visual[label] = (
+                beta * self.old_visual[label] + (1 - beta) * self.visual
+            )
             return final.detach()
 
 
@@ -85,7 +89,9 @@ def test_the_start_of_the_visual_prompt_is_seeded_and_uniform() -> None:
     starts = [DART(TINY, PROMPTS, config, seed=s).memory["visual"] for s in (0, 0, 1)]
     assert torch.equal(starts[0], starts[1]) and not torch.equal(starts[0], starts[2])
     assert starts[0].abs().max() <= 1
-    assert starts[0].std().item() == pytest.approx(3**-0.5, rel=sampling(0.45, starts[0].numel()))
+    assert starts[0].std().item() == pytest.approx(
+        3**-0.5, rel=sampling(0.45, starts[0].numel())
+    )
 
 
 def test_a_block_that_does_not_exist_is_refused() -> None:

@@ -6,7 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from cliquetta.methods.deyo import DeYO, DeYOConfig, join_patches, shuffle_patches, split_patches
+from cliquetta.methods.deyo import (
+    DeYO,
+    DeYOConfig,
+    join_patches,
+    shuffle_patches,
+    split_patches,
+)
 from tests._helpers.live import Live, descend, double_clip, flat
 from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS
 

@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 
 from cliquetta.methods.dmn import DMNConfig
-from tests._helpers.arrays import Array, assert_stream, entropies, insert, softmax, surest
+from tests._helpers.arrays import (
+    Array,
+    assert_stream,
+    entropies,
+    insert,
+    softmax,
+    surest,
+)
 from tests._helpers.tolerance import FEATURE
 
 
@@ -27,6 +34,10 @@ def numpy_dmn(stream: Array, text: Array, scale: float, config: DMNConfig) -> Ar
 
 
 @pytest.mark.parametrize("views", [1, 20])
-@pytest.mark.parametrize("config", [DMNConfig(), DMNConfig(capacity=4, memory_weight=0.3)])
+@pytest.mark.parametrize(
+    "config", [DMNConfig(), DMNConfig(capacity=4, memory_weight=0.3)]
+)
 def test_a_stream_equals_numpy_one_by_one(views: int, config: DMNConfig) -> None:
-    assert_stream(numpy_dmn, "dmn", config, [80, 1, 29], views=views, moved=0.01, atol=FEATURE)
+    assert_stream(
+        numpy_dmn, "dmn", config, [80, 1, 29], views=views, moved=0.01, atol=FEATURE
+    )

@@ -34,7 +34,10 @@ def zero_shot(adapter: DomainNorm, images: Tensor) -> Tensor:
 def test_order_inside_batches_that_do_not_fit_the_window_does_not_matter() -> None:
     one, other = (build(window=7) for _ in range(2))
     for images in make_batches(5, 4, 10):
-        straight, mixed = one.predict(images).logits, other.predict(images.flip(0)).logits
+        straight, mixed = (
+            one.predict(images).logits,
+            other.predict(images.flip(0)).logits,
+        )
     torch.testing.assert_close(mixed, straight.flip(0), atol=LOGIT, rtol=LOGIT)
 
 
@@ -43,7 +46,9 @@ def lit(light: float) -> Tensor:
     return make_batches(2, 1, 40)[0] + light
 
 
-def test_images_that_are_not_finite_teach_nothing_and_the_others_are_predicted() -> None:
+def test_images_that_are_not_finite_teach_nothing_and_the_others_are_predicted() -> (
+    None
+):
     images = make_batches(1, 1, 6)[0]
     broken = torch.cat([images, images[:2]])
     broken[6, 0, 0, 0], broken[7] = torch.nan, torch.inf
@@ -53,7 +58,9 @@ def test_images_that_are_not_finite_teach_nothing_and_the_others_are_predicted()
     torch.testing.assert_close(actual.logits[:6], expected.logits)
     torch.testing.assert_close(actual.logits[6:], torch.full((2, 6), -math.log(6)))
     assert actual.evidence["non_finite"] == 2
-    torch.testing.assert_close(adapter.state_dict(), clean.state_dict(), atol=SUM, rtol=SUM)
+    torch.testing.assert_close(
+        adapter.state_dict(), clean.state_dict(), atol=SUM, rtol=SUM
+    )
     before, nothing = adapter.state_dict(), adapter._predict(Batch(broken[6:]))
     assert adapter.summarize(nothing) == {"images": 2}
     assert_same_state(adapter, before)
@@ -62,10 +69,13 @@ def test_images_that_are_not_finite_teach_nothing_and_the_others_are_predicted()
 def test_every_memory_is_named_class_free_or_depends_on_the_classes() -> None:
     """Only tensors that do not depend on the classes go over to another class list."""
     few, every = (
-        DomainNorm(MODEL, ClassPrompts(NAMES[:n]), DomainNormConfig(domains=1)) for n in (3, 6)
+        DomainNorm(MODEL, ClassPrompts(NAMES[:n]), DomainNormConfig(domains=1))
+        for n in (3, 6)
     )
     names = set(every.memory)
-    per_class = {name for name in names if few.memory[name].shape != every.memory[name].shape}
+    per_class = {
+        name for name in names if few.memory[name].shape != every.memory[name].shape
+    }
     assert per_class and not per_class & every.class_free
     # Sums that belong to per-class sums start again with them.
     sums = ("images", "confidence", "concentration", "recent_concentration")
@@ -80,11 +90,15 @@ def test_evidence_holds_figures_of_the_adaptation() -> None:
     distances = [line["distance"] for line in lines]
     # Adam's first step moves every parameter by the learning rate (Eq. 12 at i = 1, k = W).
     assert distances[0] == pytest.approx(0.012, abs=1e-4)
-    moved = adapter.state.domains[0].norms.values - build().state.domains[0].norms.values
+    moved = (
+        adapter.state.domains[0].norms.values - build().state.domains[0].norms.values
+    )
     assert distances[2] == pytest.approx(float(moved.square().mean().sqrt()), abs=1e-4)
     assert distances[0] < distances[1] < distances[2]
     plain = torch.cat([zero_shot(adapter, images) for images in batches])
-    assert lines[2]["confidence"] == pytest.approx(float(plain.amax(1).mean()), abs=LOGIT)
+    assert lines[2]["confidence"] == pytest.approx(
+        float(plain.amax(1).mean()), abs=LOGIT
+    )
     assert lines[2]["domains"] == 1
     last = adapter.predict(batches[0])
     changed = last.logits.argmax(dim=1) != zero_shot(adapter, batches[0]).argmax(dim=1)
@@ -94,7 +108,13 @@ def test_evidence_holds_figures_of_the_adaptation() -> None:
 
 
 def test_figures_in_words_promise_nothing() -> None:
-    figures = {"domain": 1, "domains": 2, "confidence": 0.831, "belief": 0.2, "changed": 0.05}
+    figures = {
+        "domain": 1,
+        "domains": 2,
+        "confidence": 0.831,
+        "belief": 0.2,
+        "changed": 0.05,
+    }
     assert in_words("domain_norm", figures) == (
         "domain_norm without labels: 2 domains, zero-shot confidence 83 %, weight of the class "
         "prior 20 %, predictions changed in the last batch 5 %. Whether it gains on your images "
@@ -127,7 +147,9 @@ def test_a_burst_of_another_domain_leaves_one_bit_for_bit_as_it_was() -> None:
     assert int(plain.state.domains[0].norms.steps) == 3
 
 
-def test_a_full_step_asks_for_one_look_and_one_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_step_asks_for_one_look_and_one_gradient(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """What a GPU replays: one call of each function per batch, in the order of the algorithm."""
     adapter = build(domains=2, window=40)
     asked: list[str] = []
@@ -165,7 +187,9 @@ def test_every_way_in_gives_the_same_probabilities() -> None:
     model, dataset = create_model("micro", device="cpu"), get_dataset("bundled")
     images = [dataset.load(i) for i in range(96)]
     adapter = create_method("domain_norm", model, dataset.prompts)
-    expected = torch.cat([adapter.predict(images[i : i + 64]).probabilities for i in (0, 64)])
+    expected = torch.cat(
+        [adapter.predict(images[i : i + 64]).probabilities for i in (0, 64)]
+    )
     run = predict(images, dataset.names, model=model, method="domain_norm")
     actual = torch.tensor([row["probability"] for row in run.rows])
     torch.testing.assert_close(actual, expected.amax(dim=1), atol=1e-4, rtol=0)

@@ -25,12 +25,16 @@ def numpy_dota(images: Array, text: Array, scale: float, config: DOTAConfig) -> 
         shared = (1 - config.shrinkage) * sum(sigma) / N + config.shrinkage * np.eye(d)
         inverse = np.linalg.inv(shared)
         density = np.array([f @ inverse @ m - 0.5 * m @ inverse @ m for m in mu])
-        weight = min(config.weight_per_count * c.mean() / len(views), config.largest_weight)
+        weight = min(
+            config.weight_per_count * c.mean() / len(views), config.largest_weight
+        )
         predictions.append(softmax(scale * text @ f + weight * density))
         for k in range(N):
             total = c[k] + p[:, k].sum()
             centred = views - mu[k]
-            outer = sum(q * np.outer(v, v) for q, v in zip(p[:, k], centred, strict=True))
+            outer = sum(
+                q * np.outer(v, v) for q, v in zip(p[:, k], centred, strict=True)
+            )
             sigma[k] = (c[k] * sigma[k] + outer) / total
             mu[k] = (c[k] * mu[k] + p[:, k] @ views) / total
             c[k] = total
@@ -41,10 +45,17 @@ def numpy_dota(images: Array, text: Array, scale: float, config: DOTAConfig) -> 
     ("config", "views"),
     [
         (DOTAConfig(**HEAVY, largest_weight=0.8), 1),
-        (DOTAConfig(**HEAVY, largest_weight=2, shrinkage=0.01, initial_variance=0.05), 1),
+        (
+            DOTAConfig(
+                **HEAVY, largest_weight=2, shrinkage=0.01, initial_variance=0.05
+            ),
+            1,
+        ),
         (DOTAConfig(views=20, selection_fraction=0.2, weight_per_count=0.5), 20),
     ],
 )
 @pytest.mark.parametrize("sizes", [[50, 1, 9], [1] * 60])
-def test_a_stream_equals_numpy(config: DOTAConfig, views: int, sizes: list[int]) -> None:
+def test_a_stream_equals_numpy(
+    config: DOTAConfig, views: int, sizes: list[int]
+) -> None:
     assert_stream(numpy_dota, "dota", config, sizes, views=views, moved=0.05)

@@ -17,7 +17,9 @@ from tests._helpers.tolerance import LOGIT
 LIVELY = DPEConfig(lr=0.05, alpha=3.0, update_threshold=0.3)
 
 
-def literal_dpe(stream: Tensor, text: Tensor, scale: float, config: DPEConfig) -> Tensor:
+def literal_dpe(
+    stream: Tensor, text: Tensor, scale: float, config: DPEConfig
+) -> Tensor:
     """Logits of a stream (B, V, E)."""
     base, averaged, predictions = text.clone(), 0, []
     cache: dict[int, list[tuple[float, Tensor]]] = {}
@@ -28,7 +30,10 @@ def literal_dpe(stream: Tensor, text: Tensor, scale: float, config: DPEConfig) -
     for views in stream:
         selected = confident(views, unit_rows(base))
         z = scale * selected @ unit_rows(base).T
-        feature, entries = selected.mean(dim=0), cache.setdefault(int(z.mean(dim=0).argmax()), [])
+        feature, entries = (
+            selected.mean(dim=0),
+            cache.setdefault(int(z.mean(dim=0).argmax()), []),
+        )
         item = float(entropies(z.softmax(dim=-1).mean(dim=0).log())), feature
         insert(entries, item, config.capacity)
         classes = sorted(cache)
@@ -36,22 +41,32 @@ def literal_dpe(stream: Tensor, text: Tensor, scale: float, config: DPEConfig) -
         prototypes = torch.stack(means)
         dt, dv = (torch.zeros_like(x, requires_grad=True) for x in (base, prototypes))
 
-        def logits(f: Tensor, t: Tensor, v: Tensor, classes: list[int] = classes) -> Tensor:
+        def logits(
+            f: Tensor, t: Tensor, v: Tensor, classes: list[int] = classes
+        ) -> Tensor:
             actual = [scale * f @ own for own in t]
             for c, own in zip(classes, v, strict=True):
-                actual[c] = actual[c] + config.alpha * (-config.beta * (1 - f @ own)).exp()
+                actual[c] = (
+                    actual[c] + config.alpha * (-config.beta * (1 - f @ own)).exp()
+                )
             return torch.stack(actual)
 
         t, v = unit_rows(base + dt), unit_rows(prototypes + dv)
         loss = entropies(logits(feature, t, v))
         for j, _ in enumerate(classes):
             z = torch.stack([v[j] @ t[c] / 0.01 for c in classes])
-            loss = loss - config.alignment_weight * z.log_softmax(dim=0)[j] / len(classes)
+            loss = loss - config.alignment_weight * z.log_softmax(dim=0)[j] / len(
+                classes
+            )
         loss.backward()
         torch.optim.AdamW([dt, dv], lr=config.lr, eps=1e-3, weight_decay=0.1).step()
         with torch.no_grad():
             t, v = unit_rows(base + dt), unit_rows(prototypes + dv)
-            scored = views[0] if config.scored == "plain" else confident(views, t).mean(dim=0)
+            scored = (
+                views[0]
+                if config.scored == "plain"
+                else confident(views, t).mean(dim=0)
+            )
             predictions.append(logits(scored, t, v))
             share = float(entropies(predictions[-1])) / math.log2(len(text))
             if share < config.update_threshold:
@@ -60,12 +75,16 @@ def literal_dpe(stream: Tensor, text: Tensor, scale: float, config: DPEConfig) -
     return torch.stack(predictions)
 
 
-@pytest.mark.parametrize("config", [DPEConfig(), LIVELY, replace(LIVELY, scored="confident")])
+@pytest.mark.parametrize(
+    "config", [DPEConfig(), LIVELY, replace(LIVELY, scored="confident")]
+)
 def test_a_stream_equals_a_loop(config: DPEConfig) -> None:
     features, _, text = make_clusters(40)
     stream, text = make_views(features, 20).double(), text.double()
     expected = literal_dpe(stream, text, TINY.scale, config)
     dpe = on_features("dpe", text, config)
     parts = [dpe.predict_features(part).logits for part in stream.split([25, 1, 14])]
-    torch.testing.assert_close(torch.cat(parts), expected.float(), atol=LOGIT, rtol=LOGIT)
+    torch.testing.assert_close(
+        torch.cat(parts), expected.float(), atol=LOGIT, rtol=LOGIT
+    )
     assert 0 < int(dpe.memory["updates"]) < 40  # some predictions were sure, others not

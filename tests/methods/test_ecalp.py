@@ -19,11 +19,17 @@ def numpy_ecalp(images: Array, text: Array, scale: float, config: ECALPConfig) -
         M = len(nodes)
         w = np.zeros((N + M, N + M))
         for i in range(M):
-            near = [unit(nodes[min(i, j)] * context) @ nodes[max(i, j)] for j in range(M)]
-            for j in sorted(range(M), key=lambda j: -near[j])[: config.image_neighbours]:
+            near = [
+                unit(nodes[min(i, j)] * context) @ nodes[max(i, j)] for j in range(M)
+            ]
+            for j in sorted(range(M), key=lambda j: -near[j])[
+                : config.image_neighbours
+            ]:
                 w[N + i, N + j] = max(0.0, near[j]) ** config.gamma
             cosine = text @ nodes[i]
-            for k in sorted(range(N), key=lambda k: -cosine[k])[: config.text_neighbours]:
+            for k in sorted(range(N), key=lambda k: -cosine[k])[
+                : config.text_neighbours
+            ]:
                 w[N + i, k] = max(0.0, cosine[k]) ** config.gamma
         w = w + w.T
         root = np.sqrt(np.maximum(w.sum(axis=1), 1e-300))

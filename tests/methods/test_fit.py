@@ -24,7 +24,9 @@ SHORT = CoOpConfig(context_length=3, epochs=2)
 def test_equal_seeds_fit_equally_and_touch_nothing_else() -> None:
     before = torch.get_rng_state()
     one, two, other = (
-        fit_method("coop", TINY, TWO, make_examples(2), SHORT, seed=seed).fitted["context"]
+        fit_method("coop", TINY, TWO, make_examples(2), SHORT, seed=seed).fitted[
+            "context"
+        ]
         for seed in (0, 0, 1)
     )
     assert torch.equal(one, two) and not torch.equal(one, other)
@@ -32,32 +34,56 @@ def test_equal_seeds_fit_equally_and_touch_nothing_else() -> None:
     assert all(p.grad is None and not p.requires_grad for p in TINY.parameters())
 
 
-@pytest.mark.parametrize("name", ["coop", "cocoop", "maple", "tip_adapter", "tip_adapter_f"])
+@pytest.mark.parametrize(
+    "name", ["coop", "cocoop", "maple", "tip_adapter", "tip_adapter_f"]
+)
 def test_a_file_brings_the_fitted_method_back(tmp_path: Path, name: str) -> None:
     config = method_config(name, options={} if name == "tip_adapter" else {"epochs": 1})
     adapter = fit_method(name, TINY, TWO, make_examples(2), config)
     path = tmp_path / "deep" / "fitted.safetensors"
     adapter.save(path, notes={"dataset": "mine"})
     loaded = load_method(path, TINY)
-    assert (loaded.name, loaded.config, loaded.prompts.names) == (name, config, TWO.names)
+    assert (loaded.name, loaded.config, loaded.prompts.names) == (
+        name,
+        config,
+        TWO.names,
+    )
     assert read_header(path)["notes"] == {"dataset": "mine"}
     tensors, images = adapter.fitted, make_images(2, seed=5)[0]
     assert all(torch.equal(loaded.fitted[key], value) for key, value in tensors.items())
     # the cache of Tip-Adapter knows its own classes only
-    for prompts in [TWO] if name.startswith("tip") else [TWO, ClassPrompts(("deer", "frog"))]:
-        direct = create_method(name, TINY, prompts, config, fitted=tensors).predict(images).logits
-        assert torch.equal(load_method(path, TINY, prompts).predict(images).logits, direct)
+    for prompts in (
+        [TWO] if name.startswith("tip") else [TWO, ClassPrompts(("deer", "frog"))]
+    ):
+        direct = (
+            create_method(name, TINY, prompts, config, fitted=tensors)
+            .predict(images)
+            .logits
+        )
+        assert torch.equal(
+            load_method(path, TINY, prompts).predict(images).logits, direct
+        )
     assert [file.name for file in path.parent.iterdir()] == ["fitted.safetensors"]
 
 
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("coop", {"class_specific": True, "context_init": "a photo of a", "epochs": 1, "lr": 0.1}),
+        (
+            "coop",
+            {
+                "class_specific": True,
+                "context_init": "a photo of a",
+                "epochs": 1,
+                "lr": 0.1,
+            },
+        ),
         ("tip_adapter", {}),
     ],
 )
-def test_tensors_of_a_class_follow_it(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
+def test_tensors_of_a_class_follow_it(
+    tmp_path: Path, name: str, options: dict[str, Any]
+) -> None:
     examples = FewShot(TINY_IMAGES, torch.arange(10) // 2)
     config = method_config(name, options=options)
     adapter = fit_method(name, TINY, TINY_PROMPTS, examples, config)
@@ -74,7 +100,9 @@ def test_tensors_of_a_class_follow_it(tmp_path: Path, name: str, options: dict[s
         create_method(name, TINY, some, config, fitted=adapter.fitted)
 
 
-def test_a_file_of_other_weights_is_refused_but_another_dtype_is_not(tmp_path: Path) -> None:
+def test_a_file_of_other_weights_is_refused_but_another_dtype_is_not(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "coop.safetensors"
     adapter = fit_method("coop", TINY, TWO, make_examples(2), SHORT)
     adapter.save(path)
@@ -115,4 +143,6 @@ def test_examples_that_do_not_fit_the_model_or_the_classes_are_refused() -> None
     ):
         with pytest.raises(UserError, match=message):
             fit_method("coop", TINY, prompts, few_shot, SHORT)
-    assert "keys" in fit_method("tip_adapter", TINY, fixed, FewShot(images, labels)).fitted
+    assert (
+        "keys" in fit_method("tip_adapter", TINY, fixed, FewShot(images, labels)).fitted
+    )

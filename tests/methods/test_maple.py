@@ -10,26 +10,42 @@ from torch import Tensor
 
 from cliquetta.errors import UserError
 from cliquetta.methods.fit import fit_method
-from cliquetta.methods.maple import MaPLeConfig, initial_parameters, maple_logits, text_tokens
+from cliquetta.methods.maple import (
+    MaPLeConfig,
+    initial_parameters,
+    maple_logits,
+    text_tokens,
+)
 from cliquetta.methods.registry import method_config
 from cliquetta.model.clip import CLIP
-from tests._helpers.literal import assert_first_step, assert_same_logits, text_feature, words
+from tests._helpers.literal import (
+    assert_first_step,
+    assert_same_logits,
+    text_feature,
+    words,
+)
 from tests._helpers.literal_towers import all_features, image_features
 from tests._helpers.separable import make_examples
 from tests._helpers.tiny import build_tiny_clip
 from tests._helpers.tiny_world import TINY, TINY_PROMPTS
 
 
-def literal_logits(model: CLIP, learned: Mapping[str, Tensor], pixels: Tensor) -> Tensor:
+def literal_logits(
+    model: CLIP, learned: Mapping[str, Tensor], pixels: Tensor
+) -> Tensor:
     """The first two tokens are learned; other words, the name and the full stop stay."""
     textual = [learned["context"], *learned["deep"]]
     maps = zip(textual, learned["map.weight"], learned["map.bias"], strict=True)
-    visual = [torch.stack([w @ token + bias for token in tokens]) for tokens, w, bias in maps]
+    visual = [
+        torch.stack([w @ token + bias for token in tokens]) for tokens, w, bias in maps
+    ]
     text = []
     for name in TINY_PROMPTS.names:
         fixed = words(model, f"a photo of a {name}.")[2:]
         text.append(text_feature(model, [*textual[0], *fixed], deep=textual[1:]))
-    images = F.normalize(all_features(image_features, model, pixels, tokens=visual), dim=-1)
+    images = F.normalize(
+        all_features(image_features, model, pixels, tokens=visual), dim=-1
+    )
     return model.scale * images @ torch.stack(text).T
 
 
@@ -38,7 +54,9 @@ def test_logits_and_gradients_are_those_of_the_literal_towers(depth: int) -> Non
     model, config = build_tiny_clip().double(), MaPLeConfig(depth=depth)
     tokens = text_tokens(model, TINY_PROMPTS, config)
     start = initial_parameters(model, config, torch.Generator().manual_seed(1))
-    assert_same_logits(partial(maple_logits, model, tokens), partial(literal_logits, model), start)
+    assert_same_logits(
+        partial(maple_logits, model, tokens), partial(literal_logits, model), start
+    )
 
 
 def test_the_first_step_of_a_fit_is_sgd() -> None:
@@ -55,7 +73,9 @@ def test_tokens_stay_in_float32_beside_half_precision_weights() -> None:
 
 
 def test_presets_and_depth() -> None:
-    deep, transfer = (method_config("maple", p) for p in ("base_to_novel", "cross_dataset"))
+    deep, transfer = (
+        method_config("maple", p) for p in ("base_to_novel", "cross_dataset")
+    )
     assert (deep.depth, deep.lr, deep.epochs) == (9, 3.5e-3, 5)
     assert (transfer.depth, transfer.lr, transfer.epochs) == (3, 2.6e-3, 2)
     start = initial_parameters(TINY, deep, torch.Generator().manual_seed(0))
@@ -64,7 +84,11 @@ def test_presets_and_depth() -> None:
 
 def test_more_learned_tokens_than_words_are_refused() -> None:
     with pytest.raises(UserError, match="words"):
-        text_tokens(TINY, TINY_PROMPTS, MaPLeConfig(context_init="a photo", context_length=9))
-    ids, indices = text_tokens(TINY, TINY_PROMPTS, MaPLeConfig(context_init="", context_length=9))
+        text_tokens(
+            TINY, TINY_PROMPTS, MaPLeConfig(context_init="a photo", context_length=9)
+        )
+    ids, indices = text_tokens(
+        TINY, TINY_PROMPTS, MaPLeConfig(context_init="", context_length=9)
+    )
     assert indices.tolist()[0] == list(range(1, 10))
     assert int(ids[0].argmax()) > 10

@@ -16,7 +16,14 @@ from cliquetta.methods.moon import (
     transduce,
     vmf_log_likelihood,
 )
-from tests._helpers.arrays import Array, assert_batch, neighbour_graph, on_features, softmax, unit
+from tests._helpers.arrays import (
+    Array,
+    assert_batch,
+    neighbour_graph,
+    on_features,
+    softmax,
+    unit,
+)
 from tests._helpers.clusters import make_clusters
 
 
@@ -53,7 +60,11 @@ def numpy_moon(f: Array, prior: Array, text: Array, config: MOONConfig) -> Array
 
 @pytest.mark.parametrize(
     ("images", "config"),
-    [(24, MOONConfig(rounds=4)), (12, MOONConfig(neighbours=2)), (2, MOONConfig(rounds=2))],
+    [
+        (24, MOONConfig(rounds=4)),
+        (12, MOONConfig(neighbours=2)),
+        (2, MOONConfig(rounds=2)),
+    ],
 )
 def test_a_batch_equals_numpy(images: int, config: MOONConfig) -> None:
     assert_batch(numpy_moon, transduce, images, config)
@@ -77,7 +88,10 @@ def test_a_class_with_one_sure_image_loses_it_by_hand() -> None:
         kappa = (E * length - length**3) / (1 - length**2)  # eq. (15)
         return kappa * (cosine - 1) + (E - 1) / 2 * math.log(kappa)
 
-    rare, many = 1 / (1 + (1 / 16) ** -0.5), n / (n + (n / 16) ** -0.5)  # β: λ = √(share · 1)
+    rare, many = (
+        1 / (1 + (1 / 16) ** -0.5),
+        n / (n + (n / 16) ** -0.5),
+    )  # β: λ = √(share · 1)
     own = math.sqrt((0.3 * rare + 1 - rare) ** 2 + (1 - 0.09) * rare**2)
     shared = (0.3 * many + 1 - many, 0.8 * many, many * math.sqrt(0.27 / n))
     other = math.sqrt(sum(x * x for x in shared))
@@ -88,10 +102,14 @@ def test_a_class_with_one_sure_image_loses_it_by_hand() -> None:
     weight = 1 / class_presence(logs.exp())
     means = shrunk_means(images, logs, text, weight)
     length = means.norm(dim=1)
-    likelihood = vmf_log_likelihood(images[-1:], means / length[:, None], concentration(length, E))
+    likelihood = vmf_log_likelihood(
+        images[-1:], means / length[:, None], concentration(length, E)
+    )
     assert float(likelihood[0, 0] - likelihood[0, 1]) == pytest.approx(gap, rel=1e-6)
     assigned = transduce(images, logs, text, MOONConfig()).argmax(dim=1)
-    assert logs.argmax(dim=1).tolist() == [0] * n + [1] and assigned.tolist() == [0] * (n + 1)
+    assert logs.argmax(dim=1).tolist() == [0] * n + [1] and assigned.tolist() == [0] * (
+        n + 1
+    )
 
 
 def test_it_gains_where_few_classes_are_present() -> None:
@@ -101,7 +119,9 @@ def test_it_gains_where_few_classes_are_present() -> None:
         features, labels, text = make_clusters(1600, classes=40, seed=seed, spread=0.8)
         rows = torch.cat([(labels == c).nonzero()[:30, 0] for c in (3, 11)])
         moon = on_features("moon", text)
-        right = moon.predict_features(features[rows]).logits.argmax(dim=-1) == labels[rows]
+        right = (
+            moon.predict_features(features[rows]).logits.argmax(dim=-1) == labels[rows]
+        )
         plain = (features[rows] @ text.T).argmax(dim=-1) == labels[rows]
         gains.append(float(right.float().mean() - plain.float().mean()))
     assert np.mean(gains) > 0.05

@@ -5,13 +5,22 @@ import pytest
 import torch
 
 from cliquetta.methods.oga import OGAConfig, cache_means, ridge_covariance
-from tests._helpers.arrays import Array, assert_stream, entropies, insert, on_features, softmax
+from tests._helpers.arrays import (
+    Array,
+    assert_stream,
+    entropies,
+    insert,
+    on_features,
+    softmax,
+)
 from tests._helpers.clusters import make_clusters
 from tests._helpers.tiny_world import draw
 from tests._helpers.tolerance import ADAPTED, FEATURE
 
 
-def numpy_oga(batches: list[Array], text: Array, scale: float, config: OGAConfig) -> Array:
+def numpy_oga(
+    batches: list[Array], text: Array, scale: float, config: OGAConfig
+) -> Array:
     """Posteriors of a stream of batches."""
     N, d = text.shape
     cache: list[list[tuple[Array, Array]]] = [[] for _ in range(N)]
@@ -23,9 +32,13 @@ def numpy_oga(batches: list[Array], text: Array, scale: float, config: OGAConfig
         mu = text.copy()
         for k, entries in enumerate(cache):
             if len(entries) >= 2:
-                divisor = config.capacity if config.divisor == "capacity" else len(entries)
+                divisor = (
+                    config.capacity if config.divisor == "capacity" else len(entries)
+                )
                 mu[k] = sum(f for _, f in entries) / divisor
-        rest = np.array([f - mu[k] for k, entries in enumerate(cache) for _, f in entries])
+        rest = np.array(
+            [f - mu[k] for k, entries in enumerate(cache) for _, f in entries]
+        )
         inverse = d * np.eye(d)
         if max(len(entries) for entries in cache) > 2:
             M = np.cov(rest.T)
@@ -39,7 +52,11 @@ def numpy_oga(batches: list[Array], text: Array, scale: float, config: OGAConfig
 
 @pytest.mark.parametrize(
     "config",
-    [OGAConfig(), OGAConfig(divisor="entries"), OGAConfig(capacity=3, likelihood_weight=0.5)],
+    [
+        OGAConfig(),
+        OGAConfig(divisor="entries"),
+        OGAConfig(capacity=3, likelihood_weight=0.5),
+    ],
 )
 def test_a_stream_equals_numpy(config: OGAConfig) -> None:
     sizes = [4, 1, 60, 25]

@@ -9,7 +9,9 @@ from tests._helpers.arrays import Array, assert_stream, on_features, softmax, un
 from tests._helpers.clusters import make_clusters
 
 
-def numpy_onzeta(stream: Array, text: Array, scale: float, config: OnZetaConfig) -> Array:
+def numpy_onzeta(
+    stream: Array, text: Array, scale: float, config: OnZetaConfig
+) -> Array:
     """Predictions, one image after the other."""
     N = len(text)
     tau_v = config.vision_temperature / scale
@@ -17,7 +19,9 @@ def numpy_onzeta(stream: Array, text: Array, scale: float, config: OnZetaConfig)
     for t, f in enumerate(stream, start=1):
         q = softmax(scale * text @ f) * np.exp(rho)
         q /= q.sum()
-        rho = np.maximum(0, rho - config.dual_lr / np.sqrt(t) * (q - config.balance / N))
+        rho = np.maximum(
+            0, rho - config.dual_lr / np.sqrt(t) * (q - config.balance / N)
+        )
         r = softmax(w @ f / tau_v)
         beta = config.vision_weight * np.sqrt(min(t, config.horizon) / config.horizon)
         predictions.append(beta * r + (1 - beta) * q)
@@ -28,7 +32,10 @@ def numpy_onzeta(stream: Array, text: Array, scale: float, config: OnZetaConfig)
 
 @pytest.mark.parametrize(
     "config",
-    [OnZetaConfig(), OnZetaConfig(dual_lr=1.0, balance=0.5, horizon=20, vision_temperature=1.0)],
+    [
+        OnZetaConfig(),
+        OnZetaConfig(dual_lr=1.0, balance=0.5, horizon=20, vision_temperature=1.0),
+    ],
 )
 def test_a_stream_equals_numpy(config: OnZetaConfig) -> None:
     assert_stream(numpy_onzeta, "onzeta", config, [30, 1, 19], moved=0.1)

@@ -13,14 +13,20 @@ from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS, draw
 
 def cells(image: Tensor, size: int) -> list[bytes]:
     """Every patch of an image, as bytes."""
-    patches = image.unfold(1, size, size).unfold(2, size, size).movedim(0, 2).flatten(0, 1)
+    patches = (
+        image.unfold(1, size, size).unfold(2, size, size).movedim(0, 2).flatten(0, 1)
+    )
     return [patch.numpy().tobytes() for patch in patches.contiguous()]
 
 
 def test_negatives_are_patches_of_the_batch_at_their_position() -> None:
     images = draw(10, 3, 32, 32)
     negatives = make_negatives(images, 3, 8, torch.Generator().manual_seed(1))
-    pool = {cell: (row, at) for row, i in enumerate(images) for at, cell in enumerate(cells(i, 4))}
+    pool = {
+        cell: (row, at)
+        for row, i in enumerate(images)
+        for at, cell in enumerate(cells(i, 4))
+    }
     for negative in negatives:
         drawn = [pool[cell] for cell in cells(negative, 4)]
         assert [at for _, at in drawn] == list(range(64))
@@ -29,7 +35,9 @@ def test_negatives_are_patches_of_the_batch_at_their_position() -> None:
     assert torch.equal(again, negatives)  # whatever their order
 
 
-@pytest.mark.parametrize(("size", "grid"), [(224, 7), (32, 8), (336, 7), (30, 6), (7, 7)])
+@pytest.mark.parametrize(
+    ("size", "grid"), [(224, 7), (32, 8), (336, 7), (30, 6), (7, 7)]
+)
 def test_the_grid_divides_the_image(size: int, grid: int) -> None:
     assert nearest_divisor(size, 7) == grid
 
@@ -60,7 +68,9 @@ def test_tent_learns_through_the_correction() -> None:
             return live.logits(images) - 0.7 * common
 
         descend(optimiser, entropies(logits()).mean())
-        torch.testing.assert_close(prediction, logits().detach().float())  # after the step
+        torch.testing.assert_close(
+            prediction, logits().detach().float()
+        )  # after the step
     torch.testing.assert_close(panda.memory["norms.values"], flat(live.norms))
 
 
@@ -71,6 +81,8 @@ def test_a_single_image_is_left_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("method", ["panda", "scap", "dart", "domain_norm"])
-def test_methods_that_run_blocks_of_the_tower_themselves_are_refused(method: str) -> None:
+def test_methods_that_run_blocks_of_the_tower_themselves_are_refused(
+    method: str,
+) -> None:
     with pytest.raises(UserError, match="around"):
         Panda(TINY, TINY_PROMPTS, PandaConfig(method=method))

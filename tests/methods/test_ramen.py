@@ -23,12 +23,18 @@ def literal_ramen(batches: tuple[Tensor, ...], config: RamenConfig) -> Tensor:
             logits = live.scale * live.text @ z
             entropy = entropies(logits)
             gradient = flat(list(torch.autograd.grad(entropy, live.norms)))
-            memory.append((int(logits.argmax()), z.detach(), gradient, float(entropy.detach())))
+            memory.append(
+                (int(logits.argmax()), z.detach(), gradient, float(entropy.detach()))
+            )
         for image, (_, z, _, _) in zip(images, memory[-len(images) :], strict=True):
             step = torch.zeros_like(start)
             for c in range(len(live.text)):
-                entries = [(float((e[1] - z).norm()), *e[2:]) for e in memory if e[0] == c]
-                for distance, g, h in sorted(entries, key=lambda e: e[0])[: config.neighbours]:
+                entries = [
+                    (float((e[1] - z).norm()), *e[2:]) for e in memory if e[0] == c
+                ]
+                for distance, g, h in sorted(entries, key=lambda e: e[0])[
+                    : config.neighbours
+                ]:
                     step += g * math.exp(-h - config.distance_weight * distance)
             load_norms(live.norms, start - config.lr * step.sign())
             with torch.no_grad():
@@ -42,7 +48,9 @@ def literal_ramen(batches: tuple[Tensor, ...], config: RamenConfig) -> Tensor:
     "config",
     [
         RamenConfig(),
-        RamenConfig(capacity=5, neighbours=1, distance_weight=0.5),  # images are forgotten
+        RamenConfig(
+            capacity=5, neighbours=1, distance_weight=0.5
+        ),  # images are forgotten
         RamenConfig(neighbours=2, distance_weight=0.0, lr=1e-3),
     ],
 )

@@ -64,8 +64,12 @@ def distribute(folder: Path, module: str, source: str) -> None:
     (folder / f"{module}.py").write_text(source)
     info = folder / f"{module}-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[cliquetta.methods]\n{module} = {module}\n")
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n"
+    )
+    (info / "entry_points.txt").write_text(
+        f"[cliquetta.methods]\n{module} = {module}\n"
+    )
     registry._load_all.cache_clear()
 
 
@@ -86,7 +90,9 @@ def test_one_file_enters_a_method_everywhere(install: Path) -> None:
     assert "made_up" in [method["name"] for method in json.loads(shown.stdout)]
     # ImageNet's grid names its methods, each with settings of its own.
     for grid in set(GRIDS["leaderboard"]) - {"leaderboard-imagenet"}:
-        assert "made_up" in {spec.method for spec in read_grid(packaged_grid(grid), root="/data")}
+        assert "made_up" in {
+            spec.method for spec in read_grid(packaged_grid(grid), root="/data")
+        }
     assert "`made_up`" in methods_page([], [], [], install).partition("not run")[2]
     assert "`factor`" in method_pages.settings_table(get_method("made_up"))
     assert "--method made_up" in method_pages.command(get_method("made_up"))
@@ -103,7 +109,13 @@ def test_nothing_but_its_file_names_a_method() -> None:
         for entry in method_entries()
         if any(re.search(rf"""["']{entry.name}["']""", text) for text in texts)
     }
-    assert named <= {"zero_shot", "scap", "domain_norm", "tda", "coop"}  # coop: templates
+    assert named <= {
+        "zero_shot",
+        "scap",
+        "domain_norm",
+        "tda",
+        "coop",
+    }  # coop: templates
 
 
 def test_a_broken_plug_in_is_named_and_left_out(install: Path) -> None:

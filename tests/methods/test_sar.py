@@ -54,7 +54,9 @@ def test_a_stream_equals_two_passes() -> None:
 def test_a_collapse_resets_the_norms_alone() -> None:
     """Every loss is below a threshold this high; as in the official code the rest stays."""
     high, none = (
-        SAR(TINY, TINY_PROMPTS, SARConfig(entropy_threshold=0.75, reset_threshold=limit))
+        SAR(
+            TINY, TINY_PROMPTS, SARConfig(entropy_threshold=0.75, reset_threshold=limit)
+        )
         for limit in (100.0, 0.0)
     )
     for sar in (high, none):
@@ -84,12 +86,16 @@ def test_the_rate_follows_the_batch() -> None:
     for images, rate in {1: 2e-3 / 64, 2: 2e-3 / 64, 64: 1e-3, 128: 2e-3}.items():
         sar.reset()
         sar.step(torch.ones_like(sar.mask), images)
-        torch.testing.assert_close(sar.tower.start - sar.memory["norms"], rate * sar.mask)
+        torch.testing.assert_close(
+            sar.tower.start - sar.memory["norms"], rate * sar.mask
+        )
 
 
 def test_the_last_quarter_of_the_blocks_is_left_out() -> None:
     """Two of eight blocks, and the final norm; those before the first block are learned."""
-    vision = VisionConfig(image_size=32, patch_size=16, width=8, layers=8, heads=2, hidden=16)
+    vision = VisionConfig(
+        image_size=32, patch_size=16, width=8, layers=8, heads=2, hidden=16
+    )
     mask = LayerNormTower(VisionTower(vision, 8)).early().view(-1, 8)[:, 0]
     # ln_pre, eight blocks of two norms, ln_post: gain and bias of each
     assert mask.tolist() == [1.0] * 2 + [1.0] * 24 + [0.0] * 8 + [0.0] * 2

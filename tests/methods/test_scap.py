@@ -28,7 +28,14 @@ from tests._helpers.oracle import scap_config
 from tests._helpers.scenes import NAMES, between_similarities, build_model, make_batches
 from tests._helpers.streaming import made_up_dataset
 from tests._helpers.tiny_world import TINY, TINY_PROMPTS, draw
-from tests._helpers.tolerance import BLOCK_STORES, DOUBLE, STEP, TOWER_TERMS, assert_near, rounding
+from tests._helpers.tolerance import (
+    BLOCK_STORES,
+    DOUBLE,
+    STEP,
+    TOWER_TERMS,
+    assert_near,
+    rounding,
+)
 
 MODEL = build_model(0)
 PROMPTS = ClassPrompts(NAMES)
@@ -63,7 +70,9 @@ def test_1_propagation_changes_keys_and_the_released_rule_only_scales_them() -> 
     squared = (keys[0, :, None] - keys[0, None]).square().mean(dim=-1)
     weights = torch.exp(-squared / 0.1)
     best = weights.argmax(dim=1)
-    edges = torch.zeros_like(weights).scatter(1, best[:, None], weights.amax(dim=1, keepdim=True))
+    edges = torch.zeros_like(weights).scatter(
+        1, best[:, None], weights.amax(dim=1, keepdim=True)
+    )
     root = edges.sum(dim=1).rsqrt()
     smooth = root[:, None] * edges * root
     literal = torch.linalg.inv(torch.eye(5).double() - 0.3 * smooth) @ keys[0]
@@ -85,10 +94,15 @@ def test_2_two_prompts_together_keep_keys_with_keys_and_values_with_values() -> 
 
 
 @pytest.mark.parametrize("best_class_only", [False, True])
-def test_3a_without_cliques_the_logits_of_images_that_own_one_change(best_class_only: bool) -> None:
+def test_3a_without_cliques_the_logits_of_images_that_own_one_change(
+    best_class_only: bool,
+) -> None:
     with_cliques, without = (
         adapter_of(
-            threshold, modalities="image", retention=False, best_class_only=best_class_only
+            threshold,
+            modalities="image",
+            retention=False,
+            best_class_only=best_class_only,
         ).predict(BATCHES[0])
         for threshold in (THRESHOLD, 2.0)
     )
@@ -118,7 +132,9 @@ def candidates_of_taught_classes(
     return reached
 
 
-@pytest.mark.parametrize(("topk", "quantile", "moved"), [(3, 0.87, [0, 7, 7]), (1, 0.8, [6, 6, 5])])
+@pytest.mark.parametrize(
+    ("topk", "quantile", "moved"), [(3, 0.87, [0, 7, 7]), (1, 0.8, [6, 6, 5])]
+)
 def test_3b_without_retention_the_logits_of_images_with_a_retained_prompt_change(
     topk: int, quantile: float, moved: list[int]
 ) -> None:
@@ -130,7 +146,9 @@ def test_3b_without_retention_the_logits_of_images_with_a_retained_prompt_change
     )
     expected = candidates_of_taught_classes(on.classifier, threshold, topk)
     assert [sum(batch) for batch in expected] == moved
-    changed = [unlike(on.predict(images), off.predict(images)).tolist() for images in BATCHES]
+    changed = [
+        unlike(on.predict(images), off.predict(images)).tolist() for images in BATCHES
+    ]
     assert changed == expected
 
 
@@ -144,13 +162,19 @@ def test_3c_retention_reaches_a_batch_without_any_clique() -> None:
 
 
 def test_3d_the_text_running_mean_reaches_every_image() -> None:
-    learned, without = (adapter_of(t, modalities="text").predict(BATCHES[0]) for t in (0.0, 2.0))
+    learned, without = (
+        adapter_of(t, modalities="text").predict(BATCHES[0]) for t in (0.0, 2.0)
+    )
     assert unlike(learned, without).all()
 
 
 def test_3e_prompts_that_are_discarded_are_nowhere_in_the_logits() -> None:
     discarded = adapter_of(modalities="image", discarded_prompts=True)
-    plain = MODEL.scale * MODEL.encode_image(BATCHES[0], normalize=True) @ discarded.classifier.T
+    plain = (
+        MODEL.scale
+        * MODEL.encode_image(BATCHES[0], normalize=True)
+        @ discarded.classifier.T
+    )
     actual = discarded.predict(BATCHES[0])
     assert len(actual.evidence["cliques"])
     torch.testing.assert_close(actual.probabilities, plain.softmax(dim=-1).float())
@@ -165,11 +189,15 @@ def test_4_an_image_first_seen_in_a_later_clique_maps_to_that_clique() -> None:
     members = [row.nonzero()[:, 0].tolist() for row in cliques.members]
     assert members == [[0, 1], [2, 3], [2, 3, 4], [3, 4]]
     passes = plan_passes(cliques, top, torch.zeros(2, dtype=torch.long), SCAPConfig())
-    mapped = [row[own].tolist() for row, own in zip(passes.sets, passes.own, strict=True)]
+    mapped = [
+        row[own].tolist() for row, own in zip(passes.sets, passes.own, strict=True)
+    ]
     assert mapped == [[0], [0], [1, 2], [1, 2, 3], [2, 3]]
 
 
-def test_5_concentration_of_unit_features_is_size_times_one_minus_squared_mean() -> None:
+def test_5_concentration_of_unit_features_is_size_times_one_minus_squared_mean() -> (
+    None
+):
     features, clique = F.normalize(draw(9, 6)), torch.zeros(9, dtype=torch.long)
     mean = attribute_features(features, clique, 1)
     actual = float(concentration_loss(features, clique, mean, Rules()))
@@ -195,7 +223,9 @@ def test_6_cliques_learned_in_any_order_give_the_same_prompts(steps: int) -> Non
             assert_near(actual, prompts[order], STEP)
 
 
-def test_7_the_reported_metric_comes_from_the_logits_that_were_returned(tmp_path: Path) -> None:
+def test_7_the_reported_metric_comes_from_the_logits_that_were_returned(
+    tmp_path: Path,
+) -> None:
     dataset: ArrayDataset = made_up_dataset(24)
     stream = Stream(dataset, TINY.preprocess, batch_size=8)
     adapter = SCAP(TINY, TINY_PROMPTS, SCAPConfig(threshold=0.3))
@@ -210,7 +240,9 @@ def test_7_the_reported_metric_comes_from_the_logits_that_were_returned(tmp_path
     assert sum(len(step.prediction.evidence["cliques"]) for step in steps) > 3
 
 
-def test_8_the_same_members_under_two_classes_have_the_same_prompts_to_the_bit() -> None:
+def test_8_the_same_members_under_two_classes_have_the_same_prompts_to_the_bit() -> (
+    None
+):
     adapter = adapter_of(threshold=0.9)
     image = BATCHES[0][:1]
     prediction = adapter.predict(image.repeat(4, 1, 1, 1))
@@ -229,13 +261,17 @@ def test_8_the_same_members_under_two_classes_have_the_same_prompts_to_the_bit()
         (torch.bfloat16, 2 * BLOCK_STORES),
     ],
 )
-def test_9_text_cut_at_its_end_equals_text_of_full_length(dtype: torch.dtype, terms: int) -> None:
+def test_9_text_cut_at_its_end_equals_text_of_full_length(
+    dtype: torch.dtype, terms: int
+) -> None:
     model = build_model(0).to(dtype)
     # enough classes for the tower to run what all texts begin with once
     prompts = ClassPrompts((*NAMES, "bird", "grey horse", "deer", "air plane"))
     adapter = SCAP(model, prompts, SCAPConfig())
     text, tower = adapter.text, model.require_text()
-    assert int(text.ends.max()) + 1 < text.ids.shape[1] == model.tokenizer.context_length
+    assert (
+        int(text.ends.max()) + 1 < text.ids.shape[1] == model.tokenizer.context_length
+    )
     context = text.start + 0.05
     embedded = tower.tokens(text.ids)
     embedded[:, 1 : 1 + len(context)] = context.to(dtype)
@@ -247,7 +283,9 @@ def test_10_the_text_prompt_is_the_arithmetic_mean_of_all_cliques() -> None:
     adapter, seen = adapter_of(), []
     for images in BATCHES:
         evidence = adapter.predict(images).evidence
-        seen += [evidence["learned"].text[u] for u in evidence["cliques"].set_of.tolist()]
+        seen += [
+            evidence["learned"].text[u] for u in evidence["cliques"].set_of.tolist()
+        ]
         mean = torch.stack(seen).mean(dim=0)
         assert_near(adapter.memory["text_mean"], mean, DOUBLE)
         assert int(adapter.memory["text_seen"]) == len(seen)

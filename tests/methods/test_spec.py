@@ -59,4 +59,6 @@ def test_a_fitted_file_names_its_method(tmp_path: Path) -> None:
     assert (spec.method, spec.fitted) == ("tip_adapter", str(path))
     adapter = spec.build(TINY, TINY_PROMPTS)
     expected = fitted.predict(TINY_IMAGES).logits
-    torch.testing.assert_close(adapter.predict(TINY_IMAGES).logits, expected, rtol=0, atol=0)
+    torch.testing.assert_close(
+        adapter.predict(TINY_IMAGES).logits, expected, rtol=0, atol=0
+    )

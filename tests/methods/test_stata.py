@@ -11,7 +11,9 @@ def numpy_stata(f: Array, prior: Array, text: Array, config: StatAConfig) -> Arr
     """Assignments (B, N) by the update rules as they are printed."""
     B, N = prior.shape
     w = neighbour_graph(f @ f.T, config.neighbours)
-    anchor = sum(prior[i, k] * (f[i] - text[k]) ** 2 for i in range(B) for k in range(N)) / B
+    anchor = (
+        sum(prior[i, k] * (f[i] - text[k]) ** 2 for i in range(B) for k in range(N)) / B
+    )
     mu, sigma, z = text.copy(), np.stack([anchor] * N), prior.copy()
     tau = config.gaussian_temperature
     for updates in range(config.rounds + 1):
@@ -20,7 +22,9 @@ def numpy_stata(f: Array, prior: Array, text: Array, config: StatAConfig) -> Arr
             for i in range(B):
                 exponent = np.zeros(N)
                 for k in range(N):
-                    squared = ((f[i] - mu[k]) ** 2 / sigma[k]).sum() + np.log(sigma[k]).sum()
+                    squared = ((f[i] - mu[k]) ** 2 / sigma[k]).sum() + np.log(
+                        sigma[k]
+                    ).sum()
                     near = sum((w[i, j] + w[j, i]) * old[j, k] for j in range(B))
                     exponent[k] = -0.5 * squared / tau + near / (2 * config.neighbours)
                 z[i] = softmax(np.log(prior[i]) + exponent)
@@ -29,7 +33,9 @@ def numpy_stata(f: Array, prior: Array, text: Array, config: StatAConfig) -> Arr
             beta = n / (n + config.anchor_weight)
             v = sum(z[i, k] * f[i] for i in range(B)) / z[:, k].sum()
             mu[k] = unit(beta * unit(v) + (1 - beta) * text[k])
-            spread = sum(z[i, k] * (f[i] - mu[k]) ** 2 for i in range(B)) / z[:, k].sum()
+            spread = (
+                sum(z[i, k] * (f[i] - mu[k]) ** 2 for i in range(B)) / z[:, k].sum()
+            )
             sigma[k] = beta * spread + (1 - beta) * (anchor + (text[k] - mu[k]) ** 2)
             sigma[k] = np.maximum(sigma[k], 1e-6)
     return z

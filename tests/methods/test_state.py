@@ -45,7 +45,9 @@ class Counting(Adapter):
 
     def _setup(self) -> None:
         self.memory.declare("count", torch.zeros(2, 3).T)
-        self.memory.declare("draws", torch.Generator().manual_seed(self.seed).get_state())
+        self.memory.declare(
+            "draws", torch.Generator().manual_seed(self.seed).get_state()
+        )
 
     def _predict(self, batch: Batch) -> Prediction:
         self.memory["count"] = self.memory["count"] + self.config.step
@@ -81,7 +83,9 @@ def test_memory_extras_and_notes_come_back(counting: Counting, path: Path) -> No
     assert header["classes"] == counting.prompts.fingerprint
 
 
-def test_bytes_serve_as_well_and_are_equal_for_equal_content(counting: Counting) -> None:
+def test_bytes_serve_as_well_and_are_equal_for_equal_content(
+    counting: Counting,
+) -> None:
     """The order of a safetensors header would be another one in every file."""
     counting.predict(TINY_IMAGES)
     (data,) = {pack_state(counting, notes={"images": 3}) for _ in range(8)}
@@ -90,9 +94,14 @@ def test_bytes_serve_as_well_and_are_equal_for_equal_content(counting: Counting)
     assert torch.equal(counting.memory["count"], torch.ones(3, 2))
 
 
-def test_adapters_of_another_kind_refuse_and_say_why(counting: Counting, path: Path) -> None:
+def test_adapters_of_another_kind_refuse_and_say_why(
+    counting: Counting, path: Path
+) -> None:
     counting.save(path)
-    config, more = CountingConfig(), ClassPrompts((*TINY_NAMES, "dog"), TINY_PROMPTS.templates)
+    config, more = (
+        CountingConfig(),
+        ClassPrompts((*TINY_NAMES, "dog"), TINY_PROMPTS.templates),
+    )
     retrained, renamed = build_tiny_clip(seed=1), build_tiny_clip()
     renamed.id = "renamed"
     cases = {
@@ -119,7 +128,9 @@ def test_a_few_shot_fit_belongs_to_the_state(counting: Counting, path: Path) -> 
         load_state(counting, path)
 
 
-def test_files_that_are_no_states_are_refused(counting: Counting, tmp_path: Path) -> None:
+def test_files_that_are_no_states_are_refused(
+    counting: Counting, tmp_path: Path
+) -> None:
     path = tmp_path / "x"
     counting.save(path)
     full = path.read_bytes()
@@ -165,7 +176,9 @@ def test_damaged_files_are_refused_by_every_reader(
     with safe_open(path, framework="pt") as file:
         header = file.metadata()
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    path.write_bytes(pack_raw(tensors, {**header, "notes": "[" * 100_000 + "]" * 100_000}))
+    path.write_bytes(
+        pack_raw(tensors, {**header, "notes": "[" * 100_000 + "]" * 100_000})
+    )
     assert_refused(path, "readable")
     entry = {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}
     text = json.dumps({"__metadata__": header, "memory.norms.values": entry}).encode()

@@ -4,7 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from cliquetta.methods.subtta import SubTTA, SubTTAConfig, chordal_distance, principal_directions
+from cliquetta.methods.subtta import (
+    SubTTA,
+    SubTTAConfig,
+    chordal_distance,
+    principal_directions,
+)
 from tests._helpers.live import Live, descend, double_clip, flat, unit_rows
 from tests._helpers.tiny_world import TINY_IMAGES, TINY_PROMPTS, draw
 
@@ -29,8 +34,14 @@ def test_the_distance_is_that_of_principal_angles(skipped: int) -> None:
 def literal_variance(features: Tensor, labels: list[int]) -> Tensor:
     total = features.new_zeros(())
     for feature, label in zip(features, labels, strict=True):
-        own = torch.stack([f for f, c in zip(features, labels, strict=True) if c == label]).mean(0)
-        total = total + ((feature - features.mean(0)) ** 2).sum() - ((feature - own) ** 2).sum()
+        own = torch.stack(
+            [f for f, c in zip(features, labels, strict=True) if c == label]
+        ).mean(0)
+        total = (
+            total
+            + ((feature - features.mean(0)) ** 2).sum()
+            - ((feature - own) ** 2).sum()
+        )
     return total / len(labels)
 
 
@@ -39,7 +50,9 @@ def test_a_stream_equals_two_steps_per_batch() -> None:
     subtta = SubTTA(double_clip(), TINY_PROMPTS, config)
     live = Live()
     text = live.text
-    basis = torch.linalg.svd(text - text.mean(0), full_matrices=False).Vh[1 : len(text) - 1]
+    basis = torch.linalg.svd(text - text.mean(0), full_matrices=False).Vh[
+        1 : len(text) - 1
+    ]
     optimiser = torch.optim.AdamW(live.norms, lr=config.lr, weight_decay=0.01)
     average = torch.cov(text.T)
     for images in TINY_IMAGES.split([6, 4]):

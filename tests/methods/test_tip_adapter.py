@@ -42,7 +42,9 @@ def test_keys_are_unit_means_of_raw_features() -> None:
     examples, config = make_examples(2), TipAdapterConfig(augmentations=6)
     keys = build_keys(TINY, examples, config, np.random.default_rng(5)).numpy()
     rows = np.arange(len(examples))
-    crops = examples.crops(rows, TINY, np.random.default_rng(5), scale=config.crop_scale, count=6)
+    crops = examples.crops(
+        rows, TINY, np.random.default_rng(5), scale=config.crop_scale, count=6
+    )
     raw = np.stack([TINY.encode_image(views).double().numpy() for views in crops])
     np.testing.assert_allclose(keys, unit(raw.mean(axis=1)), atol=FEATURE)
     assert np.abs(keys - unit(unit(raw).mean(axis=1))).max() > 1e-3
@@ -60,9 +62,13 @@ def test_logits_are_those_of_plain_numpy() -> None:
 
 def test_the_first_step_of_the_keys_is_adamw_by_hand() -> None:
     """d loss / d F_k = alpha beta sum_b A_bk (G L^T)_bk f_b, with G = (softmax - one-hot) / B."""
-    config = TipAdapterFConfig(alpha=3.0, beta=2.0, epochs=1, lr=0.01, crop_scale=FULL_IMAGE)
+    config = TipAdapterFConfig(
+        alpha=3.0, beta=2.0, epochs=1, lr=0.01, crop_scale=FULL_IMAGE
+    )
     examples = make_examples(4)
-    fitted = fit_method("tip_adapter_f", TINY, TWO, examples, config).fitted["keys"].numpy()
+    fitted = (
+        fit_method("tip_adapter_f", TINY, TWO, examples, config).fitted["keys"].numpy()
+    )
     f, y = features_of(examples.images), examples.labels.numpy()
     p = softmax(numpy_logits(TWO, examples.images, examples, 3.0, 2.0))
     G = (p - np.eye(2)[y]) / len(y)
@@ -82,9 +88,15 @@ def validated(seed: int) -> FewShot:
 
 
 @pytest.mark.parametrize("seed", [20, 21])
-def test_the_search_finds_the_best_of_its_grid_on_the_validation_split(seed: int) -> None:
+def test_the_search_finds_the_best_of_its_grid_on_the_validation_split(
+    seed: int,
+) -> None:
     config = TipAdapterConfig(
-        crop_scale=FULL_IMAGE, search=True, search_beta=8.0, search_alpha=5.0, search_steps=(5, 4)
+        crop_scale=FULL_IMAGE,
+        search=True,
+        search_beta=8.0,
+        search_alpha=5.0,
+        search_steps=(5, 4),
     )
     examples = validated(seed)
     fitted = fit_method("tip_adapter", TINY, TWO, examples, config).fitted
@@ -93,7 +105,9 @@ def test_the_search_finds_the_best_of_its_grid_on_the_validation_split(seed: int
         for alpha in 0.1 + np.arange(4) * (5.0 - 0.1) / 4:
             logits = numpy_logits(TWO, held.images, examples, alpha, beta)
             right[alpha, beta] = (logits.argmax(axis=1) == held.labels.numpy()).sum()
-    best = pytest.approx(max(right, key=lambda pair: right[pair]))  # the first of equals
+    best = pytest.approx(
+        max(right, key=lambda pair: right[pair])
+    )  # the first of equals
     assert (float(fitted["alpha"]), float(fitted["beta"])) == best
     adapter = create_method("tip_adapter", TINY, TWO, config, fitted=fitted)
     assert isinstance(adapter, TipAdapter)
@@ -111,7 +125,12 @@ def test_nothing_is_chosen_without_a_validation_split(method: str) -> None:
 def test_the_epoch_is_picked_on_the_validation_split() -> None:
     """Labels of split 21 are swapped, so that training hurts there and an early epoch is best."""
     config = TipAdapterFConfig(
-        epochs=6, lr=0.1, alpha=1.0, search=True, search_steps=(2, 2), crop_scale=FULL_IMAGE
+        epochs=6,
+        lr=0.1,
+        alpha=1.0,
+        search=True,
+        search_steps=(2, 2),
+        crop_scale=FULL_IMAGE,
     )
     examples = validated(21)
     scores = []

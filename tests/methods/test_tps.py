@@ -15,7 +15,9 @@ from tests._helpers.tolerance import LOGIT
 def literal_tps(views: Tensor, text: Tensor, scale: float, config: TPSConfig) -> Tensor:
     """Logits (N,) of one image whose views are (V, E)."""
     shift = torch.zeros_like(text, requires_grad=True)
-    optimiser = torch.optim.AdamW([shift], lr=config.lr, weight_decay=config.weight_decay)
+    optimiser = torch.optim.AdamW(
+        [shift], lr=config.lr, weight_decay=config.weight_decay
+    )
     for _ in range(config.steps):
         moved = unit_rows(text + shift)
         selected = views[surest(scale * views @ moved.T, config.selection_fraction)]
@@ -25,9 +27,13 @@ def literal_tps(views: Tensor, text: Tensor, scale: float, config: TPSConfig) ->
         return scale * unit_rows(text + shift) @ views[0]
 
 
-@pytest.mark.parametrize("config", [TPSConfig(), TPSConfig(steps=3, lr=0.1, weight_decay=0.3)])
+@pytest.mark.parametrize(
+    "config", [TPSConfig(), TPSConfig(steps=3, lr=0.1, weight_decay=0.3)]
+)
 def test_every_image_equals_torch(config: TPSConfig) -> None:
-    features, _, text = (x.double() if x.is_floating_point() else x for x in make_clusters(6))
+    features, _, text = (
+        x.double() if x.is_floating_point() else x for x in make_clusters(6)
+    )
     views = make_views(features.float(), 30).double()
     expected = torch.stack([literal_tps(v, text, TINY.scale, config) for v in views])
     prediction = on_features("tps", text, config).predict_features(views).logits

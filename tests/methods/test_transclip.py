@@ -10,7 +10,9 @@ from tests._helpers.arrays import Array, assert_batch, neighbour_graph, softmax,
 from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS
 
 
-def numpy_transclip(f: Array, prior: Array, text: Array, config: TransCLIPConfig) -> Array:
+def numpy_transclip(
+    f: Array, prior: Array, text: Array, config: TransCLIPConfig
+) -> Array:
     """Assignments (B, N) by the update rules as they are printed; the prior stands for the text."""
     (B, N), E = prior.shape, f.shape[1]
     w = neighbour_graph(f @ f.T, config.neighbours)
@@ -27,13 +29,17 @@ def numpy_transclip(f: Array, prior: Array, text: Array, config: TransCLIPConfig
                 for k in range(N):
                     likelihood = -0.5 * ((f[i] - mu[k]) ** 2 / variance).sum()
                     near = sum((w[i, j] + w[j, i]) * old[j, k] for j in range(B))
-                    exponent[k] = (likelihood + tau / (2 * config.neighbours) * near) / tau
+                    exponent[k] = (
+                        likelihood + tau / (2 * config.neighbours) * near
+                    ) / tau
                 z[i] = softmax(config.text_weight * np.log(prior[i]) + exponent)
         if step == config.rounds:
             break
         for k in range(N):
             mu[k] = unit(sum(z[i, k] * f[i] for i in range(B)))
-        residual = sum(z[i, k] * (f[i] - mu[k]) ** 2 for i in range(B) for k in range(N))
+        residual = sum(
+            z[i, k] * (f[i] - mu[k]) ** 2 for i in range(B) for k in range(N)
+        )
         variance = np.maximum(residual / B, 1e-6)
     return z
 
@@ -42,7 +48,10 @@ def numpy_transclip(f: Array, prior: Array, text: Array, config: TransCLIPConfig
     ("images", "config"),
     [
         (30, TransCLIPConfig(rounds=3)),
-        (12, TransCLIPConfig(0.5, gaussian_temperature=5.0, neighbours=2, init_images=3)),
+        (
+            12,
+            TransCLIPConfig(0.5, gaussian_temperature=5.0, neighbours=2, init_images=3),
+        ),
         (3, TransCLIPConfig(rounds=2)),  # fewer than the neighbours asked for
         (2, TransCLIPConfig(rounds=2)),
     ],

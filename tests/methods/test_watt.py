@@ -38,7 +38,9 @@ def live_watt(model: CLIP, images: Tensor, mode: str, rounds: int) -> Tensor:
                 load_norms(norms, average)
                 if round_ == 0:
                     optimiser = torch.optim.Adam(norms, lr=1e-3)
-            texts = unit_rows(model.encode_text([template.replace("{}", n) for n in TINY_NAMES]))
+            texts = unit_rows(
+                model.encode_text([template.replace("{}", n) for n in TINY_NAMES])
+            )
             for _ in range(2):
                 v = unit_rows(model.encode_image(images))
                 own = texts[(v @ texts.T).argmax(dim=-1)]
@@ -51,7 +53,9 @@ def live_watt(model: CLIP, images: Tensor, mode: str, rounds: int) -> Tensor:
 @pytest.mark.parametrize("mode", ["sequential", "parallel"])
 def test_a_batch_equals_a_training_loop(mode: Any) -> None:
     images = TINY_IMAGES[:4]
-    watt = WATT(double_clip(), TINY_PROMPTS, WATTConfig(mode=mode, rounds=2, templates=FEW))
+    watt = WATT(
+        double_clip(), TINY_PROMPTS, WATTConfig(mode=mode, rounds=2, templates=FEW)
+    )
     expected = live_watt(double_clip(), images, mode, 2)
     torch.testing.assert_close(watt.adapt(images), expected)
 
@@ -62,6 +66,10 @@ def test_the_mean_of_its_own_templates_predicts_and_fixed_text_is_refused() -> N
     torch.testing.assert_close(watt.classifier, TINY.classifier(own))
     prediction = watt.predict(TINY_IMAGES).logits
     plain = create_method("zero_shot", TINY, own).predict(TINY_IMAGES).logits
-    assert not torch.allclose(prediction, plain, atol=1e-2)  # switched off it would be this
+    assert not torch.allclose(
+        prediction, plain, atol=1e-2
+    )  # switched off it would be this
     with pytest.raises(UserError, match="names"):
-        create_method("watt", TINY, ClassPrompts(TINY_NAMES, features=TINY.classifier(own)))
+        create_method(
+            "watt", TINY, ClassPrompts(TINY_NAMES, features=TINY.classifier(own))
+        )

@@ -44,14 +44,18 @@ def test_all_images_at_once_equal_numpy_one_by_one(
     vote: str, views: int, classes: int, fraction: float
 ) -> None:
     cosines = 0.2 * draw(300, views, classes, seed=views).float()
-    config = method_config("zero", options={"vote": vote, "selection_fraction": fraction})
+    config = method_config(
+        "zero", options={"vote": vote, "selection_fraction": fraction}
+    )
     logits, _ = elect(cosines, 10.0, config)
     expected = [numpy_zero(image.numpy(), 10.0, fraction, vote) for image in cosines]
     assert logits.argmax(dim=-1).tolist() == [label for label, _ in expected]
     if vote == "hard":  # every way to a decision occurs, or the test has not seen ties
         ways = {way for _, way in expected}
         # of twelve views and three classes one of the rest always knows a tied class
-        assert ways >= {"votes", "other view"} | ({"last resort"} if views == 6 else set())
+        assert ways >= {"votes", "other view"} | (
+            {"last resort"} if views == 6 else set()
+        )
 
 
 def test_the_last_resort_asks_about_tied_classes_only() -> None:
@@ -65,7 +69,10 @@ def test_softmax_of_the_logits_is_the_smoothed_share_of_votes() -> None:
     votes = torch.tensor([[3.0, 1.0, 0.0, 0.0], [2.0, 2.0, 0.0, 0.0]])
     top = votes == votes.amax(dim=1, keepdim=True)
     p = vote_logits(votes, torch.tensor([0, 1]), top).softmax(dim=-1)
-    shares = [[3.25 / 5, 1.25 / 5, 0.05, 0.05], [2.25 / 6, 3.25 / 6, 0.25 / 6, 0.25 / 6]]
+    shares = [
+        [3.25 / 5, 1.25 / 5, 0.05, 0.05],
+        [2.25 / 6, 3.25 / 6, 0.25 / 6, 0.25 / 6],
+    ]
     torch.testing.assert_close(p, torch.tensor(shares))
 
 
@@ -74,7 +81,9 @@ def test_near_ties_share_a_vote_only_at_the_epsilon_of_fp16() -> None:
     cosines = torch.tensor([[[0.2500, 0.2499]] * 3 + [[0.20, 0.25]] * 2])
     assert count_votes(cosines, "hard").tolist() == [[3.0, 2.0]]
     soft = count_votes(cosines, "fp16-eps")[0].tolist()
-    assert soft[1] > soft[0] == pytest.approx(3 / (1 + np.exp(-0.0001 * 1024)), abs=LOGIT)
+    assert (
+        soft[1] > soft[0] == pytest.approx(3 / (1 + np.exp(-0.0001 * 1024)), abs=LOGIT)
+    )
     assert ZeroConfig().vote == "hard"  # the paper's side
     apart = torch.tensor([[[0.26, 0.25]]])
     assert count_votes(apart, "fp16-eps")[0, 0] > 0.999

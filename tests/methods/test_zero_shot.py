@@ -20,10 +20,14 @@ def test_logits_are_scaled_cosines(templates: tuple[str, ...]) -> None:
     for row in range(3):
         image = TINY.encode_image(TINY_IMAGES[row : row + 1])[0].double()
         for column, name in enumerate(TINY_NAMES):
-            texts = TINY.encode_text([t.replace("{}", name) for t in templates]).double()
+            texts = TINY.encode_text(
+                [t.replace("{}", name) for t in templates]
+            ).double()
             mean = torch.stack([text / text.norm() for text in texts]).mean(dim=0)
             cosine = image @ mean / image.norm() / mean.norm()
-            assert logits[row, column] == pytest.approx(TINY.scale * float(cosine), abs=LOGIT)
+            assert logits[row, column] == pytest.approx(
+                TINY.scale * float(cosine), abs=LOGIT
+            )
 
 
 def test_temperature_changes_confidence_only() -> None:

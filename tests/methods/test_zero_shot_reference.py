@@ -24,7 +24,9 @@ MODEL = build_model(0)
 METHODS = ("zero_shot", "tent", "tda", "domain_norm", "panda")
 
 
-def build(method: str, *, share: float | None = None, calibrated: bool = False) -> Adapter:
+def build(
+    method: str, *, share: float | None = None, calibrated: bool = False
+) -> Adapter:
     adapter = create_method(method, MODEL, NAMES)
     adapter.enable(reject=share, calibrate=calibrated)
     return adapter
@@ -46,13 +48,19 @@ def learned(adapter: Adapter) -> list[bool]:
 
 def test_scores_by_hand() -> None:
     """The left-out score is that of a list without the class."""
-    logits = torch.tensor([[zsr.SOFTENING * math.log(2), 0, 0, 0], [7.0, 7.0, 7.0, 7.0]])
+    logits = torch.tensor(
+        [[zsr.SOFTENING * math.log(2), 0, 0, 0], [7.0, 7.0, 7.0, 7.0]]
+    )
     # probabilities 2/5, 1/5, 1/5, 1/5
     by_hand = (0.4 * math.log(2.5) + 0.6 * math.log(5)) / math.log(4)
     assert zsr.rejection_score(logits).tolist() == pytest.approx([by_hand, 1.0])
     logits = 20 * draw(30, 5).float()
     for row, score in zip(logits, zsr.left_out_score(logits), strict=True):
-        rest = [value for index, value in enumerate(row.tolist()) if index != int(row.argmax())]
+        rest = [
+            value
+            for index, value in enumerate(row.tolist())
+            if index != int(row.argmax())
+        ]
         weights = [math.exp(value / zsr.SOFTENING) for value in rest]
         shares = [weight / sum(weights) for weight in weights]
         by_hand = -sum(p * math.log(p) for p in shares) / math.log(4)
@@ -67,7 +75,9 @@ def test_the_limit_by_hand() -> None:
     assert float(zsr.rejection_limit(window, 0.5)) == pytest.approx(0.7)
 
 
-def test_images_of_no_class_are_rejected_at_about_the_share_that_was_asked_for() -> None:
+def test_images_of_no_class_are_rejected_at_about_the_share_that_was_asked_for() -> (
+    None
+):
     """Classes are directions, images lie around one of eight; the list names four of them."""
     generator = torch.Generator().manual_seed(0)
     centres = torch.linalg.qr(torch.randn(16, 8, generator=generator))[0].T
@@ -148,7 +158,9 @@ def test_calibration_asks_the_device_for_nothing() -> None:
 
 def test_a_prediction_counts_as_zero_shot_backs_it() -> None:
     """One of two predictions was changed: zero-shot gave its new class 0.2."""
-    sums = counted(torch.tensor([[4.0, 0], [0, 4]]), torch.tensor([[0.9, 0.1], [0.8, 0.2]]))
+    sums = counted(
+        torch.tensor([[4.0, 0], [0, 4]]), torch.tensor([[0.9, 0.1], [0.8, 0.2]])
+    )
     assert float(sums[0]) == pytest.approx(1.1)
     # at T both are 1 / (1 + exp(-4 / T)) = 0.55, which is beyond the last temperature
     assert float(zsr.find_temperature(sums)) == pytest.approx(zsr.TEMPERATURES[-1])
@@ -161,7 +173,9 @@ def test_scaled_predictions_are_as_sure_as_zero_shot_backs_them() -> None:
     backing = zero_shot.gather(1, logits.argmax(dim=1, keepdim=True)).mean()
     sure = scaled.amax(dim=1).mean()
     assert float(sure) == pytest.approx(float(backing), abs=GRID)
-    assert sure < zero_shot.amax(dim=1).mean() < logits.softmax(dim=1).amax(dim=1).mean()
+    assert (
+        sure < zero_shot.amax(dim=1).mean() < logits.softmax(dim=1).amax(dim=1).mean()
+    )
 
 
 def test_older_images_count_less() -> None:
@@ -178,7 +192,9 @@ def test_zero_shot_is_calibrated_already() -> None:
     plain, calibrated = build("zero_shot"), build("zero_shot", calibrated=True)
     for images in make_batches(0, 3, 6):
         logits = calibrated.predict(images).logits
-        torch.testing.assert_close(logits, plain.predict(images).logits, rtol=LOGIT, atol=LOGIT)
+        torch.testing.assert_close(
+            logits, plain.predict(images).logits, rtol=LOGIT, atol=LOGIT
+        )
 
 
 # --- the state ----------------------------------------------------------------------------------
@@ -191,7 +207,9 @@ def test_nothing_but_a_temperature_and_rejections_are_added(method: str) -> None
         before, after = plain.predict(images), more.predict(images)
         assert before.rejection is None and after.rejection is not None
         temperature = zsr.find_temperature(more.memory[CONFIDENCES])
-        torch.testing.assert_close(after.logits, before.logits / temperature.to(before.logits))
+        torch.testing.assert_close(
+            after.logits, before.logits / temperature.to(before.logits)
+        )
     state = more.state_dict()
     assert state.pop(LEFT_OUT).isfinite().sum() == 18 and state.pop(CONFIDENCES)[0] > 0
     assert state.keys() == plain.state_dict().keys()
@@ -246,18 +264,26 @@ def test_scores_and_confidences_of_copies_are_joined(method: str) -> None:
     torch.testing.assert_close(joined.memory[CONFIDENCES], total)
 
 
-def test_a_frozen_method_keeps_the_limit_and_the_temperature_of_its_state(tmp_path: Path) -> None:
+def test_a_frozen_method_keeps_the_limit_and_the_temperature_of_its_state(
+    tmp_path: Path,
+) -> None:
     first, second = make_batches(0, 2, 6)
     adapter = both("tent")
     adapter.predict(first)
     adapter.save(tmp_path / "state")
     limit = zsr.rejection_limit(adapter.memory[LEFT_OUT], 0.5)
     temperature = zsr.find_temperature(adapter.memory[CONFIDENCES]).double()
-    plain, frozen = (freeze([one], tmp_path / "state") for one in (build("tent"), both("tent")))
+    plain, frozen = (
+        freeze([one], tmp_path / "state") for one in (build("tent"), both("tent"))
+    )
     for _ in range(2):
         prediction = frozen.predict(second)
-        torch.testing.assert_close(prediction.logits, plain.predict(second).logits / temperature)
-        assert torch.equal(prediction.rejection.rejected, prediction.rejection.score > limit)
+        torch.testing.assert_close(
+            prediction.logits, plain.predict(second).logits / temperature
+        )
+        assert torch.equal(
+            prediction.rejection.rejected, prediction.rejection.score > limit
+        )
     for option, unlearned in (
         ("--reject", build("tent", share=0.5)),
         ("--calibrate", build("tent", calibrated=True)),

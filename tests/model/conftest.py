@@ -18,7 +18,9 @@ from tests._helpers.transformers_models import tiny_transformers, word_tokenizer
 
 @pytest.fixture(scope="module", params=["quick_gelu", "gelu"])
 def clip(request: pytest.FixtureRequest, tiny_clip: CLIP) -> CLIP:
-    checkpoint = Checkpoint(tiny_clip.config, tiny_clip.state_dict(), "tiny", tiny_clip.preprocess)
+    checkpoint = Checkpoint(
+        tiny_clip.config, tiny_clip.state_dict(), "tiny", tiny_clip.preprocess
+    )
     return build(with_activation(checkpoint, request.param))
 
 
@@ -39,7 +41,9 @@ def gelu_module() -> Any:
 
 
 @pytest.fixture(scope="module")
-def archive(module: Any, pixels: Tensor, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def archive(
+    module: Any, pixels: Tensor, tmp_path_factory: pytest.TempPathFactory
+) -> Any:
     """A TorchScript archive, as OpenAI publishes its models."""
     path = tmp_path_factory.mktemp("openai") / "model.pt"
     ids = torch.tensor([[49406, 320, 49407]])

@@ -25,11 +25,18 @@ def all_weights(tower: Any, pixels: Tensor, prefix: Any = None) -> list[Tensor]:
 
 
 @torch.no_grad()
-def test_plain_maps_are_means_over_heads_and_blocks(tiny_clip: CLIP, pixels: Tensor) -> None:
+def test_plain_maps_are_means_over_heads_and_blocks(
+    tiny_clip: CLIP, pixels: Tensor
+) -> None:
     """The attention itself is compared with that of transformers in test_huggingface.py."""
     tower = tiny_clip.require_vit()
-    no_prompts, chosen = torch.zeros(0, 2, 1, 2, 32), torch.zeros(1, 0, dtype=torch.bool)
-    (row,) = attention.prompted_maps(tower, pixels[0], no_prompts, (0, 1), chosen)["class"]
+    no_prompts, chosen = (
+        torch.zeros(0, 2, 1, 2, 32),
+        torch.zeros(1, 0, dtype=torch.bool),
+    )
+    (row,) = attention.prompted_maps(tower, pixels[0], no_prompts, (0, 1), chosen)[
+        "class"
+    ]
     wanted = torch.stack([block[0, :, 0] for block in all_weights(tower, pixels[:1])])
     assert row[0] == 0 and wanted.std() > 1e-2
     torch.testing.assert_close(row[1:], wanted.mean(dim=(0, 1)), atol=SUM, rtol=FEATURE)
@@ -47,11 +54,15 @@ def test_rows_are_those_of_one_prompt_at_a_time(
     for row, prefix in enumerate((None, alone, every)):
         weights = all_weights(tower, pixels[1:2], prefix)
         for kind, make in (("class", class_attention), ("rollout", rollout)):
-            torch.testing.assert_close(actual[kind][row], make(weights)[0], atol=SUM, rtol=FEATURE)
+            torch.testing.assert_close(
+                actual[kind][row], make(weights)[0], atol=SUM, rtol=FEATURE
+            )
     for maps in actual.values():
         assert maps.shape == (3, 1 + 1 + 16) and maps.min() >= 0
         torch.testing.assert_close(maps.sum(dim=1), torch.ones(3), atol=FEATURE, rtol=0)
-        assert maps[0, 0] == 0 and maps[1:, 0].min() > 0  # the first has no prompt to look at
+        assert (
+            maps[0, 0] == 0 and maps[1:, 0].min() > 0
+        )  # the first has no prompt to look at
     assert difference(actual["class"][0], actual["class"][1]) > 0.01
     monkeypatch.setattr(attention, "_BYTES", 1)  # one row at a time
     again = attention.prompted_maps(tower, pixels[1], prompts, (0, 1), chosen)
@@ -60,7 +71,9 @@ def test_rows_are_those_of_one_prompt_at_a_time(
 
 
 @torch.no_grad()
-def test_rollout_is_a_product_of_matrices(tiny_clip: CLIP, pixels: Tensor, prompts: Any) -> None:
+def test_rollout_is_a_product_of_matrices(
+    tiny_clip: CLIP, pixels: Tensor, prompts: Any
+) -> None:
     """Prompts as states that nothing leaves, the class token's row of their product."""
     tower = tiny_clip.require_vit()
     prefix = {block: Prefix(prompts[:1, block]) for block in (0, 1)}
@@ -75,7 +88,9 @@ def test_rollout_is_a_product_of_matrices(tiny_clip: CLIP, pixels: Tensor, promp
         product = complete @ product
     wanted = product[:, P]
     actual = rollout(weights)
-    torch.testing.assert_close(actual[:, 0], wanted[:, :P].sum(dim=1), atol=SUM, rtol=FEATURE)
+    torch.testing.assert_close(
+        actual[:, 0], wanted[:, :P].sum(dim=1), atol=SUM, rtol=FEATURE
+    )
     torch.testing.assert_close(actual[:, 1:], wanted[:, P:], atol=SUM, rtol=FEATURE)
 
 

@@ -8,7 +8,12 @@ from torch import Tensor
 
 from cliquetta.model.block import Prefix
 from cliquetta.model.clip import CLIP
-from tests._helpers.literal_towers import all_features, assert_same_gradients, draw, image_features
+from tests._helpers.literal_towers import (
+    all_features,
+    assert_same_gradients,
+    draw,
+    image_features,
+)
 from tests._helpers.tolerance import FEATURE, SUM
 
 
@@ -19,7 +24,9 @@ def test_prefixes_and_gradients(
 ) -> None:
     images = tiny_images[:3]
     tokens = [draw(rows, 4, 2, 32, seed=i).requires_grad_() for i in at]
-    ours = clip.encode_image(images, prefix={i: Prefix(t) for i, t in zip(at, tokens, strict=True)})
+    ours = clip.encode_image(
+        images, prefix={i: Prefix(t) for i, t in zip(at, tokens, strict=True)}
+    )
 
     def own(image: int) -> dict[int, Tensor]:
         return {i: t[image % rows] for i, t in zip(at, tokens, strict=True)}

@@ -13,7 +13,12 @@ from cliquetta.model.config import CLIPConfig, ResNetConfig
 from tests._helpers.literal_towers import draw
 from tests._helpers.tolerance import FEATURE
 
-TEXTS = ["cat", "a photo of a small frog.", "ship", "a truck, which is a type of thing on a road"]
+TEXTS = [
+    "cat",
+    "a photo of a small frog.",
+    "ship",
+    "a truck, which is a type of thing on a road",
+]
 
 
 def test_no_gradients_on_weights(clip: CLIP, tiny_images: Tensor) -> None:
@@ -25,17 +30,24 @@ def test_no_gradients_on_weights(clip: CLIP, tiny_images: Tensor) -> None:
     assert not clip.training
 
 
-@pytest.mark.parametrize(("dtype", "cosine"), [(torch.bfloat16, 0.995), (torch.float16, 0.9999)])
+@pytest.mark.parametrize(
+    ("dtype", "cosine"), [(torch.bfloat16, 0.995), (torch.float16, 0.9999)]
+)
 def test_half_precision_is_close(
     tiny_clip: CLIP, tiny_images: Tensor, dtype: torch.dtype, cosine: float
 ) -> None:
-    checkpoint = Checkpoint(tiny_clip.config, tiny_clip.state_dict(), "tiny", tiny_clip.preprocess)
+    checkpoint = Checkpoint(
+        tiny_clip.config, tiny_clip.state_dict(), "tiny", tiny_clip.preprocess
+    )
     half = build(checkpoint, dtype=dtype)
     prefix = {1: Prefix(draw(10, 2, 2, 32))}
     both = (tiny_clip, half)
     for plain, rounded in (
         [model.encode_image(tiny_images, normalize=True) for model in both],
-        [model.encode_image(tiny_images, normalize=True, prefix=prefix) for model in both],
+        [
+            model.encode_image(tiny_images, normalize=True, prefix=prefix)
+            for model in both
+        ],
         [model.encode_text(TEXTS, normalize=True) for model in both],
     ):
         assert rounded.dtype == torch.float32
@@ -56,11 +68,15 @@ def test_towers_trace_as_one_graph(tiny_clip: CLIP, tiny_images: Tensor) -> None
     ]
     for function, given in inputs:
         compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
-        torch.testing.assert_close(compiled(*given), function(*given), atol=FEATURE, rtol=FEATURE)
+        torch.testing.assert_close(
+            compiled(*given), function(*given), atol=FEATURE, rtol=FEATURE
+        )
 
 
 def test_prompts_without_their_tower_are_refused(tiny_images: Tensor) -> None:
-    model = CLIP(CLIPConfig(24, ResNetConfig(32, 8, (1, 1, 1, 1), 4), None), id="rn-tiny")
+    model = CLIP(
+        CLIPConfig(24, ResNetConfig(32, 8, (1, 1, 1, 1), 4), None), id="rn-tiny"
+    )
     assert not model.capabilities
     with pytest.raises(MissingCapabilityError):
         model.encode_image(tiny_images, prefix={0: Prefix(torch.zeros(1, 1, 2, 8))})

@@ -28,8 +28,12 @@ ODD: dict[str, tuple[Any, ...]] = {
 }
 
 
-@pytest.mark.parametrize(("field", "value"), [(k, v) for k, values in ODD.items() for v in values])
-def test_odd_configs_are_refused_with_a_sentence(saved: Path, field: str, value: Any) -> None:
+@pytest.mark.parametrize(
+    ("field", "value"), [(k, v) for k, values in ODD.items() for v in values]
+)
+def test_odd_configs_are_refused_with_a_sentence(
+    saved: Path, field: str, value: Any
+) -> None:
     text = (saved / "config.json").read_text()
     try:
         rewrite(saved, **{field: value})

@@ -18,7 +18,9 @@ from tests._helpers.scenes import NAMES, between_similarities, build_model, make
 from tests._helpers.tiny import TINY_NAMES, build_tiny_clip
 from tests._helpers.tolerance import FEATURE, LOGIT, SUM, TOWER_TERMS, rounding
 
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="records CUDA graphs")
+needs_cuda = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="records CUDA graphs"
+)
 
 
 def test_without_cuda_the_function_is_called() -> None:
@@ -66,23 +68,31 @@ def test_on_cuda_it_is_recorded_once_per_shape_and_takes_new_inputs() -> None:
         value, gradient = replayed(slope, x)
         torch.testing.assert_close(value, x.pow(3).sum())
         torch.testing.assert_close(gradient, 3 * x.square())
-    assert calls == [5] * 4 + [7]  # three to warm up, one recorded; no room for a second shape
+    assert calls == [5] * 4 + [
+        7
+    ]  # three to warm up, one recorded; no room for a second shape
 
 
 OTHER = rounding(torch.float32, TOWER_TERMS, 100.0)
 """Between CPU and GPU; caches multiply what they add to the logits by up to 100."""
-ENTRIES = [e for e in method_entries() if issubclass(e.adapter, FixedText) and not e.fit]
+ENTRIES = [
+    e for e in method_entries() if issubclass(e.adapter, FixedText) and not e.fit
+]
 
 
 @needs_cuda
 @pytest.mark.parametrize("name", [entry.name for entry in ENTRIES])
-def test_methods_on_features_predict_alike_recorded_called_and_on_the_cpu(name: str) -> None:
+def test_methods_on_features_predict_alike_recorded_called_and_on_the_cpu(
+    name: str,
+) -> None:
     features, _, text = make_clusters(96)
     models = (build_tiny_clip().cuda(), build_tiny_clip().cuda(), build_tiny_clip())
     recorded, called, other = (on_features(name, text, model=model) for model in models)
     vars(called).get("_replayed", Replayed()).shapes = 0
     for part in features.split(32):
-        actual, plain, cpu = (a.predict_features(part).logits for a in (recorded, called, other))
+        actual, plain, cpu = (
+            a.predict_features(part).logits for a in (recorded, called, other)
+        )
         torch.testing.assert_close(actual, plain, atol=LOGIT, rtol=LOGIT)
         torch.testing.assert_close(actual.cpu(), cpu, atol=OTHER, rtol=OTHER)
 
@@ -99,8 +109,12 @@ def test_scap_predicts_alike_recorded_and_not() -> None:
     for size, images in zip((12, 12, 9, 12, 9, 12), batches, strict=True):
         batch = Batch(images[:size])
         recorded, called, other = (adapter.predict(batch) for adapter in adapters)
-        torch.testing.assert_close(recorded.logits, called.logits, atol=FEATURE, rtol=FEATURE)
-        torch.testing.assert_close(recorded.logits.cpu(), other.logits, atol=LOGIT, rtol=LOGIT)
+        torch.testing.assert_close(
+            recorded.logits, called.logits, atol=FEATURE, rtol=FEATURE
+        )
+        torch.testing.assert_close(
+            recorded.logits.cpu(), other.logits, atol=LOGIT, rtol=LOGIT
+        )
     for name in ("keys", "values", "text_mean"):
         actual, plain = (adapter.memory[name] for adapter in adapters[:2])
         torch.testing.assert_close(actual, plain, atol=SUM, rtol=SUM)
@@ -114,7 +128,9 @@ def test_scap_predicts_alike_recorded_and_not() -> None:
 def test_domains_predict_alike_recorded_and_not() -> None:
     model = build_tiny_clip().cuda()
     size = model.image_size
-    images = torch.randn(4, 16, 3, size, size, generator=torch.Generator().manual_seed(0)).cuda()
+    images = torch.randn(
+        4, 16, 3, size, size, generator=torch.Generator().manual_seed(0)
+    ).cuda()
     config = DomainNormConfig(window=16)
     models = (model, model, build_tiny_clip())
     adapters = [DomainNorm(own, ClassPrompts(TINY_NAMES), config) for own in models]

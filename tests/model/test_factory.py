@@ -18,7 +18,9 @@ from cliquetta.model.factory import create_model, pick_device, pick_dtype
 from cliquetta.model.names import MICRO_NOTE
 
 
-def test_the_bundled_model_says_once_what_it_is_for(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_bundled_model_says_once_what_it_is_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     factory._note_micro.cache_clear()
     for _ in range(2):
         create_model("micro")
@@ -31,7 +33,9 @@ def test_micro_is_bundled_and_works() -> None:
     assert model.capabilities >= {"text", "visual-prefix"}
     bundled = load_bundled()
     pixels = model.preprocess.pixels(bundled.images[::20])
-    texts = model.encode_text([f"a photo of a {n}." for n in bundled.names], normalize=True)
+    texts = model.encode_text(
+        [f"a photo of a {n}." for n in bundled.names], normalize=True
+    )
     results = (model.encode_image(pixels, normalize=True) @ texts.T).argmax(dim=1)
     assert (results == bundled.labels[::20]).float().mean() > 0.75
 
@@ -54,7 +58,10 @@ def test_unknown_names(name: str, nearest: str) -> None:
 def test_devices_and_dtypes(tiny_clip: CLIP, tmp_path: Path) -> None:
     save_model(tiny_clip, tmp_path / "m.safetensors")
     assert pick_device("cpu") == torch.device("cpu")
-    assert pick_dtype("bf16") is torch.bfloat16 and pick_dtype(torch.float16) is torch.float16
+    assert (
+        pick_dtype("bf16") is torch.bfloat16
+        and pick_dtype(torch.float16) is torch.float16
+    )
     model = create_model(tmp_path / "m.safetensors", device="cpu", dtype="fp16")
     assert model.dtype == torch.float16 and model.device.type == "cpu"
     assert model.logit_scale.dtype == torch.float32
@@ -67,7 +74,9 @@ def test_devices_and_dtypes(tiny_clip: CLIP, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_missing_half_precision_is_warned_of(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_half_precision_is_warned_of(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(factory, "computes_in", lambda kind: kind is torch.float32)
     with pytest.warns(UserWarning, match="float16"):
         create_model("micro", dtype=dtype)
@@ -80,6 +89,14 @@ def test_half_precision_of_a_cpu_limited_to_avx2() -> None:
     """In a process of its own: torch asks for the instructions once."""
     program = "import torch; from cliquetta.model.factory import computes_in as c; "
     program += "print(c(torch.float32), c(torch.bfloat16), c(torch.float16))"
-    limited = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
-    done = subprocess.run([sys.executable, "-c", program], env=limited, capture_output=True)
-    assert done.stdout.decode().split() == ["True", "False", "False"], done.stderr.decode()
+    limited = {
+        **os.environ,
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "ATEN_CPU_CAPABILITY": "avx2",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=limited, capture_output=True
+    )
+    assert done.stdout.decode().split() == ["True", "False", "False"], (
+        done.stderr.decode()
+    )

@@ -28,7 +28,9 @@ def fused(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def draw(dtype: torch.dtype, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).to(DEVICE, dtype)
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).to(
+        DEVICE, dtype
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -49,7 +51,14 @@ def test_the_norm(fused: ModuleType, dtype: torch.dtype, tokens: int) -> None:
     weight = weight[0, 0]
     _, mean, rstd = torch.native_layer_norm(x, (96,), weight, weight, 1e-5)
     back = torch.ops.aten.native_layer_norm_backward(
-        grad, x[INDEX], (96,), mean[INDEX], rstd[INDEX], weight, weight, [True, False, False]
+        grad,
+        x[INDEX],
+        (96,),
+        mean[INDEX],
+        rstd[INDEX],
+        weight,
+        weight,
+        [True, False, False],
     )[0]
     actual = fused.norm_backward(residual, grad, (x, mean, rstd), weight, INDEX)
     eps = torch.finfo(dtype).eps  # torch rounds before it adds the residual, too
@@ -66,20 +75,34 @@ def test_the_attention(
     fused: ModuleType, tokens: int, single: bool, prefix: int, through: bool
 ) -> None:
     heads, D = 2, 32
-    parts = {"packed": (tokens, 2 * D if single else 3 * D), "query": (1, D), "extra": (prefix, 64)}
+    parts = {
+        "packed": (tokens, 2 * D if single else 3 * D),
+        "query": (1, D),
+        "extra": (prefix, 64),
+    }
     given: dict[str, Tensor | None] = {
         name: draw(torch.bfloat16, 3, *shape) for name, shape in parts.items()
     }
     given |= {} if single else {"query": None}
     given |= {} if prefix else {"extra": None}
     grad = draw(torch.bfloat16, len(INDEX), 1 if single else tokens, D)
-    exact = {k: None if x is None else x.double().requires_grad_() for k, x in given.items()}
+    exact = {
+        k: None if x is None else x.double().requires_grad_() for k, x in given.items()
+    }
     rows = {k: None if x is None else x[INDEX] for k, x in exact.items()}
     block = Block(TransformerConfig(width=D, layers=1, heads=heads, hidden=64))
     assert rows["packed"] is not None
-    out = vjp._attention(block, rows["packed"], rows["query"], rows["extra"], None, False)
+    out = vjp._attention(
+        block, rows["packed"], rows["query"], rows["extra"], None, False
+    )
     actual = fused.attention_backward(
-        grad, given["packed"], given["query"], given["extra"], heads, INDEX, through=through
+        grad,
+        given["packed"],
+        given["query"],
+        given["extra"],
+        heads,
+        INDEX,
+        through=through,
     )
     half = rounding(torch.bfloat16, 1) / 2  # one side is exact
     for own, back in zip(rows.values(), actual, strict=True):
@@ -109,13 +132,19 @@ def test_a_complete_backward_pass(
         actual.append(tape.vjp(cotangents, INDEX))
     for block in blocks:
         assert actual[1][block].abs().max() > 1e-3
-        torch.testing.assert_close(actual[0][block], actual[1][block], rtol=GRADIENT, atol=SUM)
+        torch.testing.assert_close(
+            actual[0][block], actual[1][block], rtol=GRADIENT, atol=SUM
+        )
 
 
-def test_every_kernel_is_tried_out(fused: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_kernel_is_tried_out(
+    fused: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tried: list[str] = []
     for name in ("silu_backward", "attention_backward"):
-        monkeypatch.setattr(fused, name, lambda *given, name=name, **options: tried.append(name))
+        monkeypatch.setattr(
+            fused, name, lambda *given, name=name, **options: tried.append(name)
+        )
     for result, expected in ((False, 1), (True, 2)):
         tried.clear()
         monkeypatch.setattr(fused, "attends", lambda *given, result=result: result)
@@ -127,7 +156,9 @@ def test_without_triton_or_a_compiler_there_are_none(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def kernels() -> ModuleType | None:
-        actual: ModuleType | None = vjp._kernels.__wrapped__(torch.device("cpu"), torch.float32)
+        actual: ModuleType | None = vjp._kernels.__wrapped__(
+            torch.device("cpu"), torch.float32
+        )
         return actual
 
     monkeypatch.setitem(sys.modules, "triton", None)  # as if it were not installed

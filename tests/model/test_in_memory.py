@@ -17,7 +17,11 @@ from cliquetta.types import Batch
 from tests._helpers.convolutions import Convolutions
 from tests._helpers.openai_module import OpenAIModule
 from tests._helpers.tolerance import LOGIT
-from tests._helpers.transformers_models import assert_features, tiny_siglip, tiny_transformers
+from tests._helpers.transformers_models import (
+    assert_features,
+    tiny_siglip,
+    tiny_transformers,
+)
 
 pytest.importorskip("transformers", minversion="5")
 
@@ -27,16 +31,23 @@ PROMPTS = ClassPrompts(("cat", "frog", "truck"), ("a photo of a {}",))
 @torch.no_grad()
 @pytest.mark.filterwarnings("error::UserWarning")
 @pytest.mark.parametrize("build", [tiny_transformers, tiny_siglip])
-def test_models_of_transformers_become_ours(build: Any, pixels: Tensor, words: Any) -> None:
+def test_models_of_transformers_become_ours(
+    build: Any, pixels: Tensor, words: Any
+) -> None:
     theirs, is_siglip = build(), build is tiny_siglip
     ours = from_model(theirs, tokenizer=words if is_siglip else None)
     assert not isinstance(ours, WrappedCLIP) and "visual-prefix" in ours.capabilities
-    assert (ours.config.sigmoid, ours.config.text.start_tokens) == (is_siglip, not is_siglip)
+    assert (ours.config.sigmoid, ours.config.text.start_tokens) == (
+        is_siglip,
+        not is_siglip,
+    )
     assert ours.preprocess.resize == ("squash" if is_siglip else "shorter")
     texts = PROMPTS.texts(PROMPTS.templates[0])
     ids = ours.tokenizer(texts)
     if is_siglip:
-        ids = words(texts, padding="max_length", max_length=64, return_tensors="pt").input_ids
+        ids = words(
+            texts, padding="max_length", max_length=64, return_tensors="pt"
+        ).input_ids
     wanted = theirs(input_ids=ids, pixel_values=pixels).logits_per_image
     logits = create_method("zero_shot", ours, PROMPTS).predict(Batch(pixels)).logits
     assert_features(logits, wanted, LOGIT)
@@ -46,14 +57,20 @@ def test_another_vocabulary_costs_no_capability() -> None:
     theirs = tiny_transformers()
     theirs.text_model.embeddings.token_embedding = nn.Embedding(60_000, 64)
     theirs.config.text_config.vocab_size = 60_000
-    assert from_model(theirs).capabilities == from_model(tiny_transformers()).capabilities
+    assert (
+        from_model(theirs).capabilities == from_model(tiny_transformers()).capabilities
+    )
 
 
 def test_weights_are_shared_and_theirs_stay_trainable() -> None:
     theirs = tiny_transformers().train()
     theirs.text_model.eval()
     ours = from_model(theirs)
-    assert (theirs.training, theirs.text_model.training, ours.training) == (True, False, False)
+    assert (theirs.training, theirs.text_model.training, ours.training) == (
+        True,
+        False,
+        False,
+    )
     tower, vision = ours.require_vit(), theirs.vision_model
     for shared, own in (
         (tower.patch.weight, vision.embeddings.patch_embedding.weight),
@@ -71,7 +88,9 @@ def test_half_precision_stays(pixels: Tensor) -> None:
     ours = from_model(theirs)
     assert not ours.is_wrapped and ours.dtype == torch.bfloat16
     assert ours.logit_scale.dtype == torch.float32
-    wanted = theirs.get_image_features(pixel_values=pixels.bfloat16()).pooler_output.float()
+    wanted = theirs.get_image_features(
+        pixel_values=pixels.bfloat16()
+    ).pooler_output.float()
     cosine = torch.nn.functional.cosine_similarity(ours.encode_image(pixels), wanted)
     assert cosine.min() > 0.99
 
@@ -103,7 +122,9 @@ def test_a_model_that_computes_something_else_is_wrapped(pixels: Tensor) -> None
     with pytest.warns(UserWarning, match="wrapped"):
         ours = from_model(theirs, preprocess=Preprocess(32))
     assert ours.is_wrapped
-    torch.testing.assert_close(ours.encode_image(pixels), theirs.get_image_features(pixels))
+    torch.testing.assert_close(
+        ours.encode_image(pixels), theirs.get_image_features(pixels)
+    )
 
 
 @pytest.mark.parametrize(
@@ -118,7 +139,9 @@ def test_a_model_that_computes_something_else_is_wrapped(pixels: Tensor) -> None
         (tiny_siglip, {"tokenizer": lambda texts: [1]}),
     ],
 )
-def test_models_and_options_that_do_not_fit_are_refused(build: Any, options: Any) -> None:
+def test_models_and_options_that_do_not_fit_are_refused(
+    build: Any, options: Any
+) -> None:
     with pytest.raises(UserError) as error:
         from_model(build(), **options)
     assert "\n" not in str(error.value)

@@ -19,7 +19,11 @@ LAION = ("hf-hub", "laion/CLIP-ViT-g-14-laion2B-s12B-b42K")
         ("ViT-B-16", "openai", "ViT-B/16"),  # as open_clip spells it
         ("openai:ViT-L-14-336", "openai", "ViT-L/14@336px"),
         ("RN50", "openai", "RN50"),
-        ("openai/clip-vit-base-patch16", "hf", "openai/clip-vit-base-patch16"),  # transformers
+        (
+            "openai/clip-vit-base-patch16",
+            "hf",
+            "openai/clip-vit-base-patch16",
+        ),  # transformers
         ("google/siglip-base-patch16-224", "hf", "google/siglip-base-patch16-224"),
         ("hf:me/mine@main", "hf", "me/mine@main"),
         ("ViT-B-16/laion2b_s34b_b88k", "open_clip", "ViT-B-16/laion2b_s34b_b88k"),
@@ -27,7 +31,9 @@ LAION = ("hf-hub", "laion/CLIP-ViT-g-14-laion2B-s12B-b42K")
         ("laion/CLIP-ViT-g-14-laion2B-s12B-b42K", *LAION),
     ],
 )
-def test_names_as_users_of_other_libraries_type_them(name: str, family: str, rest: str) -> None:
+def test_names_as_users_of_other_libraries_type_them(
+    name: str, family: str, rest: str
+) -> None:
     found = resolve_name(name)
     assert (found.family, found.name) == (family, rest)
 
@@ -42,13 +48,18 @@ def test_a_local_folder_comes_before_another_spelling(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ViT-B-16").mkdir()
-    assert resolve_name("ViT-B-16") == ModelName("files", "ViT-B-16", (Path("ViT-B-16"),))
+    assert resolve_name("ViT-B-16") == ModelName(
+        "files", "ViT-B-16", (Path("ViT-B-16"),)
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("ViT-H-14", "such as open_clip:ViT-H-14/"),  # several sets of weights: not clear
+        (
+            "ViT-H-14",
+            "such as open_clip:ViT-H-14/",
+        ),  # several sets of weights: not clear
         ("me/mine", "is written hf:me/mine"),
         ("./none.pt", "no such file or folder"),
         ("ViT-B-17", "did you mean 'ViT-B/16'"),
@@ -60,7 +71,11 @@ def test_what_is_not_clear_names_the_remedy(name: str, sentence: str) -> None:
 
 
 def test_only_bundled_images_have_a_default_model() -> None:
-    for datasets in (["bundled"], ["bundled@fog:3>bundled@contrast:4"], ["bundled-fewshot"]):
+    for datasets in (
+        ["bundled"],
+        ["bundled@fog:3>bundled@contrast:4"],
+        ["bundled-fewshot"],
+    ):
         assert choose_model(None, datasets) == "micro"
     for datasets in (["folder:photos"], ["bundled", "pets"], ["bundled>folder:x"], []):
         with pytest.raises(UserError, match="no model: name one"):

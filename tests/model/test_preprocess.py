@@ -13,21 +13,39 @@ from cliquetta.errors import UserError
 from cliquetta.model.preprocess import Preprocess
 
 # Odd differences on either side of the crop, enlarging and shrinking, squares, one pixel.
-SHAPES = [(48, 64), (64, 47), (33, 50), (32, 32), (32, 35), (35, 32), (7, 9), (1, 1), (200, 131)]
+SHAPES = [
+    (48, 64),
+    (64, 47),
+    (33, 50),
+    (32, 32),
+    (32, 35),
+    (35, 32),
+    (7, 9),
+    (1, 1),
+    (200, 131),
+]
 SHAPES += [(3, 40), (97, 64), (33, 33)]
 
 # Before version 5 of transformers, the one on Pillow had the plain name.
-PROCESSOR: Any = getattr(transformers, "CLIPImageProcessorPil", transformers.CLIPImageProcessor)
+PROCESSOR: Any = getattr(
+    transformers, "CLIPImageProcessorPil", transformers.CLIPImageProcessor
+)
 
 
 def photo(height: int, width: int, seed: int = 0) -> Any:
-    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    pixels = np.random.default_rng(seed).integers(
+        0, 256, (height, width, 3), dtype=np.uint8
+    )
     return Image.fromarray(pixels)
 
 
 def transformers_pixels(image: Any, size: int) -> Any:
-    theirs = PROCESSOR(size={"shortest_edge": size}, crop_size={"height": size, "width": size})
-    return theirs(image, return_tensors="pt", input_data_format="channels_last").pixel_values[0]
+    theirs = PROCESSOR(
+        size={"shortest_edge": size}, crop_size={"height": size, "width": size}
+    )
+    return theirs(
+        image, return_tensors="pt", input_data_format="channels_last"
+    ).pixel_values[0]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -41,7 +59,14 @@ def test_bit_equal_to_transformers(shape: Any) -> None:
 def test_half_a_pixel_of_crop_is_rounded_to_even_or_down() -> None:
     """As torchvision does, whose pixels are compared in tests/parity, and as transformers does."""
     spare = (0, 1, 2, 3, 5, 7)
-    assert [Preprocess.openai(8).offset(pixels) for pixels in spare] == [0, 0, 1, 2, 2, 4]
+    assert [Preprocess.openai(8).offset(pixels) for pixels in spare] == [
+        0,
+        0,
+        1,
+        2,
+        2,
+        4,
+    ]
     floor = Preprocess(8, crop_rounding="floor")
     assert [floor.offset(pixels) for pixels in spare] == [0, 0, 1, 1, 2, 3]
 
@@ -59,7 +84,9 @@ def test_ready_pictures_take_the_fast_path_to_the_same_bits() -> None:
 
 def test_unnormalise_gives_every_level_back() -> None:
     preprocess = Preprocess(16)
-    levels = torch.arange(256, dtype=torch.uint8).view(1, 16, 16, 1).expand(1, 16, 16, 3)
+    levels = (
+        torch.arange(256, dtype=torch.uint8).view(1, 16, 16, 1).expand(1, 16, 16, 3)
+    )
     assert torch.equal(preprocess.unnormalise(preprocess.pixels(levels)), levels)
     assert preprocess.unnormalise(torch.full((3, 4, 4), 99.0)).shape == (4, 4, 3)
 
@@ -90,7 +117,9 @@ def test_other_modes_are_made_rgb_before_resizing() -> None:
 
 
 def test_value_survives_json_and_tells_itself_apart() -> None:
-    value = Preprocess(48, mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.1), crop_rounding="floor")
+    value = Preprocess(
+        48, mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.1), crop_rounding="floor"
+    )
     twin = Preprocess.from_dict(json.loads(json.dumps(value.to_dict())))
     assert twin == value and twin.fingerprint == value.fingerprint
     others = Preprocess.openai(48), Preprocess(48, crop_rounding="floor")

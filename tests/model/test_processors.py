@@ -30,8 +30,14 @@ def test_rows_of_another_tokenizer(words: Any) -> None:
 @pytest.mark.parametrize("resample", [2, 3])
 @pytest.mark.parametrize("kind", ["CLIPImageProcessorPil", "SiglipImageProcessorPil"])
 def test_image_processors(kind: str, resample: int) -> None:
-    size = {"shortest_edge": 48} if kind.startswith("CLIP") else {"height": 48, "width": 48}
-    options = {"crop_size": {"height": 48, "width": 48}} if kind.startswith("CLIP") else {}
+    size = (
+        {"shortest_edge": 48}
+        if kind.startswith("CLIP")
+        else {"height": 48, "width": 48}
+    )
+    options = (
+        {"crop_size": {"height": 48, "width": 48}} if kind.startswith("CLIP") else {}
+    )
     processor = getattr(transformers, kind)(size=size, resample=resample, **options)
     ours = preprocess_from(processor)
     rng = np.random.default_rng(0)

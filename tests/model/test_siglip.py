@@ -51,16 +51,23 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.parametrize("position", ["after-class", "end"])
-def test_prompt_tokens_stand_beside_the_patches(pair: Any, pixels: Tensor, position: Any) -> None:
+def test_prompt_tokens_stand_beside_the_patches(
+    pair: Any, pixels: Tensor, position: Any
+) -> None:
     ours, theirs = pair
     prompt = torch.randn(2, 64, generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
         actual = ours.encode_image(pixels, tokens=TokenPrompts([prompt], position))
-        patches, tokens = theirs.vision_model.embeddings(pixels), prompt.expand(3, -1, -1)
+        patches, tokens = (
+            theirs.vision_model.embeddings(pixels),
+            prompt.expand(3, -1, -1),
+        )
         both = [tokens, patches] if position == "after-class" else [patches, tokens]
         states = theirs.vision_model.encoder(torch.cat(both, dim=1)).last_hidden_state
         plain = ours.encode_image(pixels)
-        close(actual, theirs.vision_model.head(theirs.vision_model.post_layernorm(states)))
+        close(
+            actual, theirs.vision_model.head(theirs.vision_model.post_layernorm(states))
+        )
     assert (actual - plain).abs().max() > 1e-3
 
 
@@ -100,13 +107,18 @@ def test_methods_run(pair: Any, method: str) -> None:
     ("method", "options"),
     [
         ("coop", {"context_init": "a photo of a", "epochs": 20, "lr": 0.1}),
-        ("coop", {"context_length": 3, "class_position": "middle", "epochs": 20, "lr": 0.1}),
+        (
+            "coop",
+            {"context_length": 3, "class_position": "middle", "epochs": 20, "lr": 0.1},
+        ),
         ("cocoop", {"epochs": 20, "lr": 0.05, "batch_size": 4}),
         ("maple", {"epochs": 10, "lr": 0.05}),
         ("tip_adapter", {}),
     ],
 )
-def test_few_shot_methods_learn(tmp_path: Path, method: str, options: dict[str, Any]) -> None:
+def test_few_shot_methods_learn(
+    tmp_path: Path, method: str, options: dict[str, Any]
+) -> None:
     model = create_model(save_siglip(tiny_siglip(sharpness=3), tmp_path))
     config = replace(get_method(method).config(), crop_scale=(0.6, 1.0), **options)
     examples = make_examples()
@@ -164,7 +176,9 @@ def test_a_folder_without_its_tokenizer(tmp_path: Path, pixels: Tensor) -> None:
         with pytest.raises(UserError, match="from_model"):
             ours.encode_text(["a cat"])
     prompts = ClassPrompts(("x", "y"), features=torch.randn(2, 64))
-    assert create_method("zero_shot", model, prompts).predict(Batch(pixels)).logits.shape == (3, 2)
+    assert create_method("zero_shot", model, prompts).predict(
+        Batch(pixels)
+    ).logits.shape == (3, 2)
 
 
 @pytest.mark.parametrize("size", [200, 3000])
@@ -180,7 +194,9 @@ def sentencepiece_file(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A small SentencePiece model with the special tokens of SigLIP's vocabularies."""
     sentencepiece = pytest.importorskip("sentencepiece")
     path = tmp_path_factory.mktemp("pieces") / "spiece.model"
-    texts = [f"a {kind} of a {name}" for name in NAMES for kind in ("photo", "big sketch")] * 20
+    texts = [
+        f"a {kind} of a {name}" for name in NAMES for kind in ("photo", "big sketch")
+    ] * 20
     special = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
     how = {"vocab_size": 60, "hard_vocab_limit": False, "minloglevel": 2, **special}
     with path.open("wb") as file:
@@ -189,12 +205,16 @@ def sentencepiece_file(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return path
 
 
-def test_sentencepiece_ids_are_those_of_transformers(sentencepiece_file: Any, pair: Any) -> None:
+def test_sentencepiece_ids_are_those_of_transformers(
+    sentencepiece_file: Any, pair: Any
+) -> None:
     pytest.importorskip("google.protobuf")
     theirs = transformers.SiglipTokenizer(str(sentencepiece_file))
     ours = PretrainedTokenizer(sentencepiece_file, pair[0].config.text)
     texts = ["A photo, of a cat!", "ship", "a  big (sketch) of a truck.", "zebra"]
-    wanted = theirs(texts, padding="max_length", max_length=64, return_tensors="pt").input_ids
+    wanted = theirs(
+        texts, padding="max_length", max_length=64, return_tensors="pt"
+    ).input_ids
     assert torch.equal(ours(texts), wanted)
     assert ours(["ship"])[0, -1] == 1  # padded with the end token
     again = copy.deepcopy(ours)
@@ -202,13 +222,18 @@ def test_sentencepiece_ids_are_those_of_transformers(sentencepiece_file: Any, pa
 
 
 @torch.no_grad()
-def test_a_folder_with_a_sentencepiece_model(sentencepiece_file: Any, tmp_path: Path) -> None:
+def test_a_folder_with_a_sentencepiece_model(
+    sentencepiece_file: Any, tmp_path: Path
+) -> None:
     theirs = tiny_siglip()
     theirs.save_pretrained(tmp_path)
     (tmp_path / "spiece.model").write_bytes(sentencepiece_file.read_bytes())
     ours = create_model(tmp_path)
     ids = ours.tokenizer(["a photo of a cat"])
-    close(ours.encode_text(["a photo of a cat"]), theirs.get_text_features(ids).pooler_output)
+    close(
+        ours.encode_text(["a photo of a cat"]),
+        theirs.get_text_features(ids).pooler_output,
+    )
     (tmp_path / "spiece.model").write_bytes(sentencepiece_file.read_bytes()[:200])
     with pytest.raises(UserError, match="readable"):
         create_model(tmp_path)
@@ -221,7 +246,9 @@ def test_an_image_tower_without_its_head(tmp_path: Path) -> None:
         create_model(tmp_path)
 
 
-def test_our_own_file_keeps_weights_and_lacks_the_tokenizer(pair: Any, tmp_path: Path) -> None:
+def test_our_own_file_keeps_weights_and_lacks_the_tokenizer(
+    pair: Any, tmp_path: Path
+) -> None:
     ours, _ = pair
     save_model(ours, tmp_path / "m.safetensors")
     again = create_model(tmp_path / "m.safetensors")

@@ -6,10 +6,20 @@ import pytest
 import torch
 
 from cliquetta.model.clip import CLIP
-from tests._helpers.literal_towers import all_features, assert_same_gradients, draw, text_features
+from tests._helpers.literal_towers import (
+    all_features,
+    assert_same_gradients,
+    draw,
+    text_features,
+)
 from tests._helpers.tolerance import FEATURE, SUM
 
-TEXTS = ["cat", "a photo of a small frog.", "ship", "a truck, which is a type of thing on a road"]
+TEXTS = [
+    "cat",
+    "a photo of a small frog.",
+    "ship",
+    "a truck, which is a type of thing on a road",
+]
 
 
 def literal(clip: CLIP, ids: Any, **options: Any) -> Any:
@@ -39,7 +49,9 @@ def test_context(clip: CLIP, shape: tuple[int, ...]) -> None:
 def test_context_at_positions_of_a_template(clip: CLIP) -> None:
     """Words on both sides of the name: positions differ from class to class."""
     ids = clip.tokenizer([f"x {text} x" for text in TEXTS])
-    positions = torch.stack([torch.ones(4, dtype=torch.long), ids.argmax(dim=1) - 1], dim=1)
+    positions = torch.stack(
+        [torch.ones(4, dtype=torch.long), ids.argmax(dim=1) - 1], dim=1
+    )
     context = draw(2, 32).requires_grad_()
     ours = clip.encode_text(ids, context=context, positions=positions)
     wanted = literal(clip, ids, context=context, positions=positions.__getitem__)
@@ -65,10 +77,14 @@ def test_packed_tokens_give_what_padded_rows_give(clip: CLIP) -> None:
         )
 
 
-def test_packing_computes_real_tokens_only(clip: CLIP, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packing_computes_real_tokens_only(
+    clip: CLIP, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text, seen = clip.require_text(), []
     monkeypatch.setattr("cliquetta.model.text.PACKED", "cpu")
-    handle = text.block(0).out.register_forward_hook(lambda m, x, y: seen.append(y.shape))
+    handle = text.block(0).out.register_forward_hook(
+        lambda m, x, y: seen.append(y.shape)
+    )
     ids = clip.tokenizer(TEXTS)
     packed = text(ids)
     handle.remove()

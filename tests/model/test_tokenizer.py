@@ -30,7 +30,11 @@ def ours() -> Any:
 
 
 def merge_lines() -> Any:
-    packed = files("cliquetta.model").joinpath("data/bpe_simple_vocab_16e6.txt.gz").read_bytes()
+    packed = (
+        files("cliquetta.model")
+        .joinpath("data/bpe_simple_vocab_16e6.txt.gz")
+        .read_bytes()
+    )
     return gzip.decompress(packed).decode().splitlines()[1 : 49408 - 512 - 2 + 1]
 
 
@@ -49,7 +53,9 @@ def their_tokenizer(folder: Path, merges: int | None = None) -> CLIPTokenizer:
     return CLIPTokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"))
 
 
-def assert_equal_ids(ours: Tokenizer, theirs: CLIPTokenizer, texts: Sequence[str]) -> None:
+def assert_equal_ids(
+    ours: Tokenizer, theirs: CLIPTokenizer, texts: Sequence[str]
+) -> None:
     # Transformers composes Unicode after the clean-up, OpenAI does not.
     cleaned = [c for c in map(clean, texts) if unicodedata.is_normalized("NFC", c)]
     cleaned = [c for c in cleaned if not FOLDING & set(c) and clean(c) == c]
@@ -70,7 +76,10 @@ def test_reduced_vocabulary_keeps_the_first_merges(tmp_path: Path) -> None:
     small = Tokenizer(context_length=32, merges=300)
     assert small.vocab_size == 512 + 300 + 2
     assert (small.start, small.end) == (812, 813)
-    texts = [*words_in_templates()[:200], *random_strings(200, seed=2, old_unicode=True)]
+    texts = [
+        *words_in_templates()[:200],
+        *random_strings(200, seed=2, old_unicode=True),
+    ]
     assert_equal_ids(small, their_tokenizer(tmp_path, 300), texts)
     assert Tokenizer(merges=0).encode("ab") == [ord("a") - 33, ord("b") - 33 + 256]
 
@@ -84,7 +93,9 @@ def test_reduced_vocabulary_keeps_the_first_merges(tmp_path: Path) -> None:
         ("\u201cquoted\u201d", '"quoted"'),
     ],
 )
-def test_texts_are_mended_and_unescaped(ours: Tokenizer, text: str, cleaned: str) -> None:
+def test_texts_are_mended_and_unescaped(
+    ours: Tokenizer, text: str, cleaned: str
+) -> None:
     assert clean(text) == cleaned and ours.encode(text) == ours.encode(cleaned)
 
 
@@ -93,7 +104,10 @@ def test_known_ids(ours: Any) -> None:
     assert (ours.start, ours.end, ours.vocab_size) == (49406, 49407, 49408)
     rows = ours(["a diagram", ""])
     assert rows.dtype == torch.int64
-    assert rows.tolist() == [[49406, 320, 22697, 49407] + [0] * 73, [49406, 49407] + [0] * 75]
+    assert rows.tolist() == [
+        [49406, 320, 22697, 49407] + [0] * 73,
+        [49406, 49407] + [0] * 75,
+    ]
     assert torch.equal(ours("a diagram"), rows[:1]) and ours([]).shape == (0, 77)
     assert ours.encode("") == []
     assert ours.encode("<|endoftext|>") == [49407]
@@ -102,7 +116,11 @@ def test_known_ids(ours: Any) -> None:
 def test_pattern_ignores_case(ours: Any) -> None:
     assert ours.encode("it'ſ") == [*ours.encode("it"), *ours.encode("'ſ")]
     assert ours.encode("'ſt") == [*ours.encode("'ſ"), *ours.encode("t")]
-    assert ours.encode("a!\u0345") == [*ours.encode("a"), *ours.encode("!"), *ours.encode("\u0345")]
+    assert ours.encode("a!\u0345") == [
+        *ours.encode("a"),
+        *ours.encode("!"),
+        *ours.encode("\u0345"),
+    ]
 
 
 def test_text_that_does_not_fit_is_refused_by_name(ours: Any) -> None:

@@ -7,11 +7,18 @@ from torch import Tensor
 
 from cliquetta.model.clip import CLIP
 from cliquetta.model.vision import TokenPrompts
-from tests._helpers.literal_towers import all_features, assert_same_gradients, draw, image_features
+from tests._helpers.literal_towers import (
+    all_features,
+    assert_same_gradients,
+    draw,
+    image_features,
+)
 
 
 @pytest.mark.parametrize("position", ["after-class", "end"])
-@pytest.mark.parametrize("shape", [(1, 3), (2, 3), (1, 3, 2)])  # one layer, two, one per image
+@pytest.mark.parametrize(
+    "shape", [(1, 3), (2, 3), (1, 3, 2)]
+)  # one layer, two, one per image
 def test_token_prompts(
     clip: CLIP, tiny_images: Tensor, position: Any, shape: tuple[int, ...]
 ) -> None:

@@ -28,7 +28,9 @@ def model() -> Any:
         if name.endswith("running_var"):
             tensor.copy_(0.5 + noise.abs())
         elif tensor.ndim == 1:
-            tensor.copy_(0.2 * noise + (1.0 if "bn" in name and "weight" in name else 0.0))
+            tensor.copy_(
+                0.2 * noise + (1.0 if "bn" in name and "weight" in name else 0.0)
+            )
         else:
             tensor.copy_(noise * (2 / tensor[0].numel()) ** 0.5)
     return model
@@ -41,7 +43,11 @@ def pixels() -> Any:
 
 def norm(x: Tensor, w: Any, at: Any) -> Any:
     return F.batch_norm(
-        x, w[f"{at}.running_mean"], w[f"{at}.running_var"], w[f"{at}.weight"], w[f"{at}.bias"]
+        x,
+        w[f"{at}.running_mean"],
+        w[f"{at}.running_var"],
+        w[f"{at}.weight"],
+        w[f"{at}.bias"],
     )
 
 
@@ -66,7 +72,10 @@ def literal(model: Any, x: Tensor) -> Any:
             stride = 2 if stage > 1 and block == 0 else 1
             x = bottleneck(x, w, f"layer{stage}.{block}", stride)
     x = x.flatten(2).permute(2, 0, 1)
-    x = torch.cat([x.mean(dim=0, keepdim=True), x]) + w["attnpool.positional_embedding"][:, None]
+    x = (
+        torch.cat([x.mean(dim=0, keepdim=True), x])
+        + w["attnpool.positional_embedding"][:, None]
+    )
     q, k, v = (  # by image and head: (B, H, positions, D / H)
         F.linear(x, w[f"attnpool.{name}_proj.weight"], w[f"attnpool.{name}_proj.bias"])
         .unflatten(2, (model.config.vision.heads, -1))
@@ -80,7 +89,9 @@ def literal(model: Any, x: Tensor) -> Any:
 def test_features(model: Any, pixels: Tensor) -> None:
     wanted = literal(model, pixels)
     assert wanted.std() > 0.1
-    torch.testing.assert_close(model.encode_image(pixels), wanted, atol=LOGIT, rtol=LOGIT)
+    torch.testing.assert_close(
+        model.encode_image(pixels), wanted, atol=LOGIT, rtol=LOGIT
+    )
 
 
 def test_openai_names_are_ours(model: Any, pixels: Tensor, tmp_path: Path) -> None:

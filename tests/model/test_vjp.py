@@ -18,7 +18,13 @@ from tests._helpers.tolerance import DOUBLE, SUM
 def clip(request: pytest.FixtureRequest) -> CLIP:
     siglip = request.param == "siglip"
     activation: Any = "gelu_tanh" if siglip else request.param
-    shape: Any = {"width": 32, "layers": 3, "heads": 2, "hidden": 64, "activation": activation}
+    shape: Any = {
+        "width": 32,
+        "layers": 3,
+        "heads": 2,
+        "hidden": 64,
+        "activation": activation,
+    }
     vision = VisionConfig(32, 8, **shape, pooling="attention" if siglip else "class")
     how: Any = {"merges": 512, "causal": not siglip, "projection_bias": siglip}
     text = TextConfig(32, 512 + 512 + 2, **shape, **how)
@@ -26,7 +32,9 @@ def clip(request: pytest.FixtureRequest) -> CLIP:
     return initialise(CLIP(config), 3).double()
 
 
-def one_at_a_time(features: Tensor, leaf: Tensor, rows: Tensor, cotangents: Tensor) -> Tensor:
+def one_at_a_time(
+    features: Tensor, leaf: Tensor, rows: Tensor, cotangents: Tensor
+) -> Tensor:
     """Gradient of row ``rows[r]`` of the leaf for every cotangent, by plain autograd."""
     gradients = [
         torch.autograd.grad(features[row] @ cotangent, leaf, retain_graph=True)[0][row]
@@ -44,7 +52,9 @@ def test_visual_gradients_equal_autograd(clip: CLIP, blocks: tuple[int, ...]) ->
     hidden = tower.run(tower.embed(pixels), 0, blocks[0])
     tape = VisualTape(tower, hidden, {b: Prefix(p) for b, p in start.items()})
 
-    leaves = {b: p.expand(4, -1, -1, -1).clone().requires_grad_() for b, p in start.items()}
+    leaves = {
+        b: p.expand(4, -1, -1, -1).clone().requires_grad_() for b, p in start.items()
+    }
     features = tower(pixels, prefix={b: Prefix(p) for b, p in leaves.items()})
     torch.testing.assert_close(tape.features, features.detach(), rtol=0, atol=DOUBLE)
     rows = torch.tensor([0, 3, 3, 1, 2, 0])
@@ -60,12 +70,16 @@ def test_visual_gradients_equal_autograd(clip: CLIP, blocks: tuple[int, ...]) ->
 def test_text_gradients_equal_autograd(clip: CLIP) -> None:
     generator = torch.Generator().manual_seed(1)
     tower = clip.require_text()
-    ids = clip.tokenizer(["a photo of a cat.", "a photo of a big dog.", "a photo of a car"])
+    ids = clip.tokenizer(
+        ["a photo of a cat.", "a photo of a big dog.", "a photo of a car"]
+    )
     ends = tower.ends(ids)
     start = clip.context("a photo of a")
     positions = torch.arange(1, len(start) + 1).expand(3, -1)
     cut = int(ends.max()) + 1
-    tape = TextTape(tower, with_context(tower.tokens(ids[:, :cut]), start, positions), ends)
+    tape = TextTape(
+        tower, with_context(tower.tokens(ids[:, :cut]), start, positions), ends
+    )
 
     leaf = start.expand(3, -1, -1).clone().requires_grad_()
     features = tower(ids, context=leaf)
@@ -83,7 +97,9 @@ def test_half_precision_survives_tiny_cotangents(clip: CLIP) -> None:
     pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     hidden = tower.run(tower.embed(pixels), 0, 1)
     tape = VisualTape(tower, hidden, {1: Prefix(torch.full((1, 1, 2, 32), 0.5))})
-    cotangents = torch.randn(2, clip.embed_dim, generator=torch.Generator().manual_seed(1))
+    cotangents = torch.randn(
+        2, clip.embed_dim, generator=torch.Generator().manual_seed(1)
+    )
     rows = torch.arange(2)
     big, small = tape.vjp(cotangents, rows)[1], tape.vjp(cotangents * 1e-9, rows)[1]
     torch.testing.assert_close(small * 1e9, big, rtol=SUM, atol=SUM)

@@ -19,7 +19,9 @@ from cliquetta.types import Batch
 from tests._helpers.convolutions import Convolutions
 from tests._helpers.tolerance import FEATURE, LOGIT
 
-pytest.importorskip("transformers", minversion="5")  # older tokenizers have a fixed side to pad
+pytest.importorskip(
+    "transformers", minversion="5"
+)  # older tokenizers have a fixed side to pad
 
 PROMPTS = ClassPrompts(("cat", "frog", "truck"), ("a photo of a {}",))
 
@@ -32,8 +34,12 @@ def test_a_wrapped_model_has_what_it_has(pixels: Tensor, words: Any) -> None:
     assert ours.scale == pytest.approx(10)
     logits = create_method("zero_shot", ours, PROMPTS).predict(Batch(pixels)).logits
     ids = ours.tokenizer(PROMPTS.texts(PROMPTS.templates[0]))
-    images, texts = map(F.normalize, (theirs.encode_image(pixels), theirs.encode_text(ids)))
-    torch.testing.assert_close(logits, (10 * images @ texts.T).detach(), atol=LOGIT, rtol=FEATURE)
+    images, texts = map(
+        F.normalize, (theirs.encode_image(pixels), theirs.encode_text(ids))
+    )
+    torch.testing.assert_close(
+        logits, (10 * images @ texts.T).detach(), atol=LOGIT, rtol=FEATURE
+    )
     for method in ("tda", "mta", "transclip"):
         adapter = create_method(method, ours, PROMPTS)
         images = [np.zeros((32, 32, 3), np.uint8) + 40 * i for i in range(4)]  # type: ignore[assignment]
@@ -46,7 +52,9 @@ def test_a_wrapped_model_has_what_it_has(pixels: Tensor, words: Any) -> None:
         save_model(ours, "nowhere.safetensors")
 
 
-def test_tent_learns_the_layernorms_of_a_wrapped_image_tower(pixels: Tensor, words: Any) -> None:
+def test_tent_learns_the_layernorms_of_a_wrapped_image_tower(
+    pixels: Tensor, words: Any
+) -> None:
     theirs = Convolutions().eval()
     before = copy.deepcopy(theirs.state_dict())
     ours = from_model(theirs, preprocess=Preprocess(32), tokenizer=words)
@@ -82,4 +90,6 @@ def test_a_wrapped_model_without_norms_or_tokenizer(pixels: Tensor) -> None:
     with pytest.raises(MissingCapabilityError, match="tokenizer"):
         create_method("zero_shot", ours, PROMPTS)
     fixed = ClassPrompts(("x", "y"), features=torch.randn(2, 12))
-    assert create_method("zero_shot", ours, fixed).predict(Batch(pixels)).logits.shape == (3, 2)
+    assert create_method("zero_shot", ours, fixed).predict(
+        Batch(pixels)
+    ).logits.shape == (3, 2)

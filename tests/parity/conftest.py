@@ -14,6 +14,10 @@ import torch
 if importlib.util.find_spec("open_clip") is None:
     collect_ignore_glob = ["test_*.py"]
 elif torch.version.cuda is None:
-    _library = torch.library.Library("torchvision", "FRAGMENT")  # declared while this lives
+    _library = torch.library.Library(
+        "torchvision", "FRAGMENT"
+    )  # declared while this lives
     for _operator in ("nms", "qnms"):
-        _library.define(f"{_operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        _library.define(
+            f"{_operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+        )

@@ -44,7 +44,9 @@ def original_logits(model: Any, preprocess: Any, tokenizer: Any, images: Any) ->
 
 
 def logits_of(model: Any, pixels: Tensor, texts: Tensor) -> Any:
-    images, words = map(F.normalize, (model.encode_image(pixels), model.encode_text(texts)))
+    images, words = map(
+        F.normalize, (model.encode_image(pixels), model.encode_text(texts))
+    )
     logits = model.logit_scale.exp() * images @ words.T
     return logits if model.logit_bias is None else logits + model.logit_bias
 
@@ -85,10 +87,15 @@ def test_siglip_becomes_ours(tmp_path: Path) -> None:
     from transformers import PreTrainedTokenizerFast
 
     tokenizer.tokenizer = PreTrainedTokenizerFast(
-        tokenizer_file=str(tmp_path / "tokenizer.json"), pad_token="<pad>", eos_token="<eos>"
+        tokenizer_file=str(tmp_path / "tokenizer.json"),
+        pad_token="<pad>",
+        eos_token="<eos>",
     )
     tokenizer.context_length, tokenizer.tokenizer_mode = 64, ""
-    tokenizer.clean_fn, tokenizer.strip_sep_token = open_clip.tokenizer.canonicalize_text, False
+    tokenizer.clean_fn, tokenizer.strip_sep_token = (
+        open_clip.tokenizer.canonicalize_text,
+        False,
+    )
     ours = from_model(theirs, tokenizer=tokenizer)
     assert not ours.is_wrapped and ours.config.sigmoid
     assert ours.preprocess.resize == "squash"

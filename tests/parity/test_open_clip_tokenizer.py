@@ -17,7 +17,11 @@ pytestmark = pytest.mark.parity
 
 def test_ids_on_thousands_of_strings() -> None:
     ours, theirs = Tokenizer(), SimpleTokenizer()
-    texts = [*ODD, *words_in_templates(), *random_strings(5000, seed=3, old_unicode=False)]
+    texts = [
+        *ODD,
+        *words_in_templates(),
+        *random_strings(5000, seed=3, old_unicode=False),
+    ]
     # open_clip spells its special tokens differently; without them the texts are the same to both.
     texts = [text for text in texts if "<|" not in text]
     assert len(texts) > 6000
@@ -32,5 +36,9 @@ def test_rows_equal() -> None:
 
 def test_names_and_templates() -> None:
     assert class_names("imagenet") == tuple(IMAGENET_CLASSNAMES)
-    assert templates("openai-80") == tuple(form("{}") for form in OPENAI_IMAGENET_TEMPLATES)
-    assert templates("openai-7") == tuple(form("{}") for form in SIMPLE_IMAGENET_TEMPLATES)
+    assert templates("openai-80") == tuple(
+        form("{}") for form in OPENAI_IMAGENET_TEMPLATES
+    )
+    assert templates("openai-7") == tuple(
+        form("{}") for form in SIMPLE_IMAGENET_TEMPLATES
+    )

@@ -21,8 +21,16 @@ from tests._helpers.transformers_models import XLM, noisy, word_tokenizer
 
 pytestmark = pytest.mark.parity
 
-TEXTS = ["cat", "a photo of a small green frog.", "a bad photo of the truck, and of ☃ on ice"]
-WORDS = ["a photo of a cat", "the frog", "a sketch of a green truck"]  # of a small vocabulary
+TEXTS = [
+    "cat",
+    "a photo of a small green frog.",
+    "a bad photo of the truck, and of ☃ on ice",
+]
+WORDS = [
+    "a photo of a cat",
+    "the frog",
+    "a sketch of a green truck",
+]  # of a small vocabulary
 
 
 def random_open_clip(name: str, seed: int = 0) -> Any:
@@ -68,7 +76,15 @@ def compare(ours: Any, theirs: Any, ids: Tensor, texts: list[str]) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    "name", ["ViT-B-32", "ViT-B-16", "ViT-B-32-quickgelu", "ViT-S-16", "RN50", "RN50-quickgelu"]
+    "name",
+    [
+        "ViT-B-32",
+        "ViT-B-16",
+        "ViT-B-32-quickgelu",
+        "ViT-S-16",
+        "RN50",
+        "RN50-quickgelu",
+    ],
 )
 def test_features(name: str, tmp_path: Path) -> None:
     theirs = random_open_clip(name)
@@ -92,7 +108,9 @@ def test_siglip(name: str, tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["ViT-H-14-worldwide-quickgelu", "ViT-H-14-worldwide-378"])
+@pytest.mark.parametrize(
+    "name", ["ViT-H-14-worldwide-quickgelu", "ViT-H-14-worldwide-378"]
+)
 def test_metaclip_2(name: str, tmp_path: Path) -> None:
     config = small(name)
     config["vision_cfg"] |= {"layers": 2, "width": 160, "image_size": 56}
@@ -109,11 +127,16 @@ def test_positions_are_resized_as_open_clip_does(tmp_path: Path) -> None:
     theirs = random_open_clip("ViT-S-32")
     state = {key: value.contiguous() for key, value in theirs.state_dict().items()}
     save_file(state, tmp_path / "model.safetensors")
-    ours = create_model(tmp_path / "model.safetensors", activation="gelu", image_size=320)
+    ours = create_model(
+        tmp_path / "model.safetensors", activation="gelu", image_size=320
+    )
     large = open_clip.create_model("ViT-S-32", pretrained=None, force_image_size=320)
     open_clip.factory.resize_pos_embed(state, large)
     torch.testing.assert_close(
-        ours.require_vit().position, state["visual.positional_embedding"], atol=SUM, rtol=0
+        ours.require_vit().position,
+        state["visual.positional_embedding"],
+        atol=SUM,
+        rtol=0,
     )
 
 
@@ -128,9 +151,16 @@ def test_our_table_of_releases_is_theirs() -> None:
             ours, timm_name = releases.siglip_config(name), vision["timm_model_name"]
             assert ours["vision_cfg"]["timm_model_name"] == timm_name
             with torch.device("meta"):
-                tanh = "tanh" in str(timm.create_model(timm_name).blocks[0].mlp.act).lower()
-            assert siglip_activation(timm_name) == ("gelu_tanh" if tanh else "gelu"), name
-            stated = (config["text_cfg"].get("act_kwargs") or {}).get("approximate", "none")
+                tanh = (
+                    "tanh"
+                    in str(timm.create_model(timm_name).blocks[0].mlp.act).lower()
+                )
+            assert siglip_activation(timm_name) == ("gelu_tanh" if tanh else "gelu"), (
+                name
+            )
+            stated = (config["text_cfg"].get("act_kwargs") or {}).get(
+                "approximate", "none"
+            )
             assert ours["text_cfg"]["act_kwargs"]["approximate"] == stated
         else:
             assert architecture.width == vision["width"]
@@ -144,7 +174,10 @@ def test_our_table_of_releases_is_theirs() -> None:
                 assert releases.activation_of(name, tag, None) == expected, (name, tag)
             known = releases.preprocess_of(name, tag)
             openai_mean = open_clip.OPENAI_DATASET_MEAN
-            assert tuple(known.get("mean", openai_mean)) == tuple(release["mean"]), (name, tag)
+            assert tuple(known.get("mean", openai_mean)) == tuple(release["mean"]), (
+                name,
+                tag,
+            )
             mode = known.get("resize_mode", "shortest")
             assert mode == release["resize_mode"], (name, tag)
 

@@ -20,7 +20,9 @@ def pictures(count: int) -> Iterator[Any]:
     for _ in range(count):
         height, width = rng.integers(1, 500, 2)
         if max(height, width) <= 32 * min(height, width):
-            yield Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
+            yield Image.fromarray(
+                rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+            )
 
 
 @pytest.mark.parametrize("size", [32, 224])

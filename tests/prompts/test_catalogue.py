@@ -46,7 +46,16 @@ LISTS = {
 SETS = {"single": 1, "openai-80": 80, "openai-7": 7, "watt-8": 8}
 SETS |= {"scap-imagenet-a": 8, "scap-imagenet-r": 78, "scap-imagenet-sketch": 81}
 SETS |= {"scap-imagenet-v2": 8}
-CUSTOM = {"pets", "flowers102", "aircraft", "dtd", "eurosat", "food101", "ucf101", "cars"}
+CUSTOM = {
+    "pets",
+    "flowers102",
+    "aircraft",
+    "dtd",
+    "eurosat",
+    "food101",
+    "ucf101",
+    "cars",
+}
 CUSTOM |= {"sun397", "caltech101"}
 
 
@@ -68,22 +77,32 @@ def test_lists(name: Any) -> None:
 def test_entries_have_a_source_and_the_hash_that_the_file_states(kind: str) -> None:
     name = "classnames" if kind == "classes" else "templates"
     path = files("cliquetta.prompts").joinpath(f"data/{name}.json")
-    entries = json.loads(path.read_text(encoding="utf-8"))["lists" if kind == "classes" else "sets"]
+    entries = json.loads(path.read_text(encoding="utf-8"))[
+        "lists" if kind == "classes" else "sets"
+    ]
     hashes = set()
     for id, entry in entries.items():
-        names: list[Any] = [class_names(id), entry.get("wnids", [])] if kind == "classes" else []
+        names: list[Any] = (
+            [class_names(id), entry.get("wnids", [])] if kind == "classes" else []
+        )
         content = names or templates(id)
         text = json.dumps(content, separators=(",", ":"))
         assert hashlib.sha256(text.encode()).hexdigest() == entry["sha256"], id
         assert entry["source"]
         hashes.add(entry["sha256"])
-    same = 3 if kind == "templates" else 0  # cars, sun397 and caltech101 use the single template
+    same = (
+        3 if kind == "templates" else 0
+    )  # cars, sun397 and caltech101 use the single template
     assert len(hashes) == len(entries) - same
 
 
 def test_imagenet_names_hold_two_duplicates() -> None:
     names = class_names("imagenet")
-    twice = {n: [i for i, m in enumerate(names) if m == n] for n in names if names.count(n) > 1}
+    twice = {
+        n: [i for i, m in enumerate(names) if m == n]
+        for n in names
+        if names.count(n) > 1
+    }
     assert twice == {"missile": [657, 744], "sunglasses": [836, 837]}
 
 
@@ -125,7 +144,9 @@ def test_orders_that_the_sources_define() -> None:
 
 def test_template_sets() -> None:
     eighty = templates("openai-80")
-    assert len(set(eighty)) == 80  # those of open_clip: tests/parity/test_open_clip_tokenizer.py
+    assert (
+        len(set(eighty)) == 80
+    )  # those of open_clip: tests/parity/test_open_clip_tokenizer.py
     assert set(templates("openai-7")) < set(eighty)
     assert templates("watt-8")[2:] == templates("openai-7")[1:]
     assert templates("watt-8")[:2] == ("a photo of a {}", "itap of a {}")
@@ -148,7 +169,10 @@ def test_scap_sets_are_the_eighty_without_their_periods() -> None:
 
 def test_choices_of_published_methods() -> None:
     choose = catalogue.template_choice
-    assert choose("tda", "cars") == "openai-7" and choose("tda", "imagenet-r") == "openai-80"
+    assert (
+        choose("tda", "cars") == "openai-7"
+        and choose("tda", "imagenet-r") == "openai-80"
+    )
     assert templates(choose("tda", "dtd")) == ("{} texture.",)
     assert templates(choose("coop", "imagenet-v2")) == ("a photo of a {}.",)
     assert choose("scap", "imagenet-sketch") == "scap-imagenet-sketch"

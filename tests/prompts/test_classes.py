@@ -7,13 +7,23 @@ import pytest
 import torch
 
 from cliquetta.errors import UserError
-from cliquetta.prompts.catalogue import class_names, read_prompts, read_templates, templates
+from cliquetta.prompts.catalogue import (
+    class_names,
+    read_prompts,
+    read_templates,
+    templates,
+)
 from cliquetta.prompts.classes import ClassPrompts, as_prompts
 
 
 def test_any_list_of_names_will_do() -> None:
     wanted = ClassPrompts(("cat", "dog"))
-    kinds: list[Any] = [["cat", "dog"], ("cat", "dog"), wanted, (n for n in ("cat", "dog"))]
+    kinds: list[Any] = [
+        ["cat", "dog"],
+        ("cat", "dog"),
+        wanted,
+        (n for n in ("cat", "dog")),
+    ]
     for names in kinds:
         assert as_prompts(names) == wanted
 
@@ -34,7 +44,9 @@ def test_equal_content_is_equal_and_hashes_alike() -> None:
 
 def test_classes_of_a_file_a_list_or_a_known_list(tmp_path: Path) -> None:
     path = tmp_path / "names.txt"
-    path.write_text("\ufeffgolden retriever\r\n\r\n# horse\n  tabby cat \n", encoding="utf-8")
+    path.write_text(
+        "\ufeffgolden retriever\r\n\r\n# horse\n  tabby cat \n", encoding="utf-8"
+    )
     assert read_prompts(str(path)).names == ("golden retriever", "tabby cat")
     assert read_prompts(" cat , dog,").names == ("cat", "dog")
     assert read_prompts("imagenet").names == class_names("imagenet")
@@ -56,7 +68,12 @@ def test_file_of_classes_that_is_not_text(tmp_path: Path) -> None:
 def test_templates_of_text_file_or_set(tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text("art of a {}.\n\na {} in the wild.\n")
     result = read_templates(["my {}.", str(tmp_path / "t.txt"), "openai-7"])
-    assert result == ("my {}.", "art of a {}.", "a {} in the wild.", *templates("openai-7"))
+    assert result == (
+        "my {}.",
+        "art of a {}.",
+        "a {} in the wild.",
+        *templates("openai-7"),
+    )
     assert read_templates([]) == ("a photo of a {}.",)
     with pytest.raises(ValueError, match="once"):
         read_prompts("a,b", ["{} and {}"])

@@ -38,6 +38,10 @@ def test_files_of_another_form_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "bare.npz", names=np.array(NAMES))
     np.savez(tmp_path / "twice.npz", names=np.array(["cat"] * 3), embeddings=EMBEDDINGS)
     save_file({"embeddings": torch.ones(3, 4)}, tmp_path / "bare.safetensors")
-    for name, word in (("bare.npz", "text"), ("bare.safetensors", "names"), ("twice.npz", "once")):
+    for name, word in (
+        ("bare.npz", "text"),
+        ("bare.safetensors", "names"),
+        ("twice.npz", "once"),
+    ):
         with pytest.raises(UserError, match=word):
             as_text_features(tmp_path / name).select(["cat"])

@@ -70,7 +70,9 @@ class Key:
     @classmethod
     def of(cls, images: list[Array]) -> Key:
         mu = sum(images, np.zeros_like(images[0])) / len(images)
-        return cls(len(images), mu, sum(((s - mu) ** 2 for s in images), np.zeros_like(mu)))
+        return cls(
+            len(images), mu, sum(((s - mu) ** 2 for s in images), np.zeros_like(mu))
+        )
 
     def add(self, other: Key) -> None:
         n, m, step = self.n, other.n, other.mu - self.mu
@@ -81,7 +83,9 @@ class Key:
         if self.n == 0:
             return math.inf
         variance = np.maximum((self.S + batch.S) / max(1, self.n + batch.n - 2), 1e-6)
-        return float(np.mean((batch.mu - self.mu) ** 2 / variance - 1 / batch.n - 1 / self.n))
+        return float(
+            np.mean((batch.mu - self.mu) ** 2 / variance - 1 / batch.n - 1 / self.n)
+        )
 
 
 class Domain:
@@ -145,7 +149,9 @@ class LiteralDomainNorm:
         self.late = Late(self.tower, self.start)
         loaded = dict(self.late.named_parameters())
         self.shapes = [loaded[name].shape for name in self.names]
-        self.theta = torch.cat([loaded[name].detach().flatten() for name in self.names]).numpy()
+        self.theta = torch.cat(
+            [loaded[name].detach().flatten() for name in self.names]
+        ).numpy()
         self.W, self.lr = W, lr
         self.settled_steps, self.settled_every = settled_steps, settled_every
         self.F = 2 * self.tower.config.width
@@ -161,7 +167,9 @@ class LiteralDomainNorm:
 
     def features(self, theta: Tensor, hidden: Tensor) -> Tensor:
         parts = torch.split(theta, [shape.numel() for shape in self.shapes])
-        norms = {n: x.view(s) for n, x, s in zip(self.names, parts, self.shapes, strict=True)}
+        norms = {
+            n: x.view(s) for n, x, s in zip(self.names, parts, self.shapes, strict=True)
+        }
         actual: Tensor = functional_call(self.late, norms, (hidden,))
         return actual / actual.norm(dim=1, keepdim=True)
 
@@ -177,7 +185,9 @@ class LiteralDomainNorm:
         patches = hidden[:, self.tower.config.class_tokens :].float().double().numpy()
         actual = []
         for i in range(len(images)):
-            s = np.concatenate([patches[i].mean(axis=0), patches[i].std(axis=0, ddof=1)])  # Eq. 2
+            s = np.concatenate(
+                [patches[i].mean(axis=0), patches[i].std(axis=0, ddof=1)]
+            )  # Eq. 2
             z = softmax(self.tau * self.T @ plain[i])  # Eq. 1
             actual.append(Image(i, hidden[i], s, plain[i], z))
         return arranged(actual)
@@ -222,15 +232,21 @@ class LiteralDomainNorm:
         prior = self.prior(domain)
         output = np.zeros((len(images), self.N))
         for image in batch:
-            output[image.row] = image.z * prior.weights / (image.z * prior.weights).sum()
+            output[image.row] = (
+                image.z * prior.weights / (image.z * prior.weights).sum()
+            )
         return np.log(output)
 
     def assign(self, batch: list[Image]) -> Domain:
         number = self.choose(batch)
         if number is None:
-            number = min(range(len(self.domains)), key=lambda k: self.domains[k].last_used)
+            number = min(
+                range(len(self.domains)), key=lambda k: self.domains[k].last_used
+            )
             self.domains[number] = self.new()
-            self.window = deque(((-1 if k == number else k, x) for k, x in self.window), self.W)
+            self.window = deque(
+                ((-1 if k == number else k, x) for k, x in self.window), self.W
+            )
         for image in batch[:16]:
             self.group.append(image.s)
         domain = self.domains[number]
@@ -276,11 +292,18 @@ class LiteralDomainNorm:
         hub = int(domain.plain.argmax())
         if hub != domain.hub:
             domain.hub, domain.hub_logits = hub, []
-        domain.hub_logits += [(image.z[hub], y) for image, y in zip(batch, a, strict=True)]
+        domain.hub_logits += [
+            (image.z[hub], y) for image, y in zip(batch, a, strict=True)
+        ]
         return self.prior(domain)
 
     def prior(self, domain: Domain) -> Prior:
-        n, N, c, m = domain.n, self.N, domain.confidence / domain.n, domain.mass / domain.n
+        n, N, c, m = (
+            domain.n,
+            self.N,
+            domain.confidence / domain.n,
+            domain.mass / domain.n,
+        )
         nu = frequencies(domain.debiased, n)  # Eq. 6
         w = max(domain.squares / n - 1 / N, 1e-4)
         e = evenness(nu) / expected_evenness(n, w, N)  # Eq. 7
@@ -346,10 +369,14 @@ class LiteralDomainNorm:
             for image in batch:
                 image.adapted = image.f
         elif waiting:
-            for image, feature in zip(waiting, self.adapted(domain, waiting), strict=True):
+            for image, feature in zip(
+                waiting, self.adapted(domain, waiting), strict=True
+            ):
                 image.adapted = feature
 
-    def descend(self, domain: Domain, images: list[Image], prior: Prior) -> dict[int, Array]:
+    def descend(
+        self, domain: Domain, images: list[Image], prior: Prior
+    ) -> dict[int, Array]:
         k = len(images)
         z = np.mean([image.z for image in images], axis=0)
         t = z * prior.pi / prior.m  # Eq. 11

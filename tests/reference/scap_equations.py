@@ -30,7 +30,9 @@ class ReferenceSettings:
     concentration: float = 1.0  # lambda, the weight of the concentration loss.
     lr: float = 3e-3
     steps: int = 1
-    text_mix: float = 0.5  # rho, the share of the fixed templates. One template alone: always 0.
+    text_mix: float = (
+        0.5  # rho, the share of the fixed templates. One template alone: always 0.
+    )
     capacity: int = 6  # L, pairs kept per class.
     neighbours: int = 3  # K of the retention graph.
     bandwidth: float = 0.3  # sigma of the Gaussian kernel.
@@ -91,7 +93,9 @@ def image_features(
     if prompt is None:
         features = model.visual(images)
     else:
-        prefix = {block: Prefix(own[None]) for block, own in zip(blocks, prompt, strict=True)}
+        prefix = {
+            block: Prefix(own[None]) for block, own in zip(blocks, prompt, strict=True)
+        }
         features = model.require_vit()(images, prefix=prefix)
     return l2_normalize(features.to(working_dtype(model)))
 
@@ -101,23 +105,34 @@ def template_features(
 ) -> Tensor:
     """Eq. 6: unit features of all classes in one template."""
     ids = model.tokenizer(prompts.texts(template)).to(model.device)
-    return l2_normalize(model.require_text()(ids, context=context).to(working_dtype(model)))
+    return l2_normalize(
+        model.require_text()(ids, context=context).to(working_dtype(model))
+    )
 
 
 def plain_classifier(model: CLIP, prompts: ClassPrompts) -> Tensor:
     """W^0: the unit mean of the unit features of all templates."""
-    features = [template_features(model, prompts, template) for template in prompts.templates]
+    features = [
+        template_features(model, prompts, template) for template in prompts.templates
+    ]
     return l2_normalize(torch.stack(features).mean(dim=0))
 
 
 def fixed_features(model: CLIP, prompts: ClassPrompts) -> Tensor | None:
     """u_fix: the unit mean of the unit features of all templates but the first, if any."""
-    features = [template_features(model, prompts, template) for template in prompts.templates[1:]]
+    features = [
+        template_features(model, prompts, template)
+        for template in prompts.templates[1:]
+    ]
     return l2_normalize(torch.stack(features).mean(dim=0)) if features else None
 
 
 def text_features(
-    model: CLIP, prompts: ClassPrompts, context: Tensor, u_fix: Tensor | None, text_mix: float
+    model: CLIP,
+    prompts: ClassPrompts,
+    context: Tensor,
+    u_fix: Tensor | None,
+    text_mix: float,
 ) -> Tensor:
     """Unit text features (N, E) with ``context`` in the first template, mixed with ``u_fix``."""
     u_learn = template_features(model, prompts, prompts.templates[0], context)
@@ -150,7 +165,11 @@ def mine(
         M = features[S] @ features[S].T  # Eq. 2
         actual: list[frozenset[int]] = [frozenset(S)] if full_sets else []
         for row in M:
-            C = frozenset(j for j, similarity in zip(S, row, strict=True) if similarity > threshold)
+            C = frozenset(
+                j
+                for j, similarity in zip(S, row, strict=True)
+                if similarity > threshold
+            )
             repeated = C in actual and not repeats
             if len(C) > 1 and not repeated and not (full_sets and frozenset(S) == C):
                 actual.append(C)
@@ -241,7 +260,9 @@ def retention_graph(keys: Tensor, s: ReferenceSettings) -> Tensor:
     for k in range(n):
         for m in range(n):
             if k != m:
-                W[k, m] = torch.exp(-((keys[k] - keys[m]) ** 2).sum() / (2 * s.bandwidth**2))
+                W[k, m] = torch.exp(
+                    -((keys[k] - keys[m]) ** 2).sum() / (2 * s.bandwidth**2)
+                )
     edges = torch.zeros_like(W)
     for k in range(n):
         candidates = [m for m in range(n) if m != k]
@@ -270,7 +291,9 @@ def propagate(keys: Tensor, s: ReferenceSettings) -> Tensor:
 def closest_pair(keys: Tensor) -> tuple[int, int]:
     """Indices k < m of the two keys at the smallest Euclidean distance, lowest pair on ties."""
     pairs = [(k, m) for k in range(len(keys)) for m in range(k + 1, len(keys))]
-    return min(pairs, key=lambda pair: ((keys[pair[0]] - keys[pair[1]]).norm().item(), pair))
+    return min(
+        pairs, key=lambda pair: ((keys[pair[0]] - keys[pair[1]]).norm().item(), pair)
+    )
 
 
 def retain(

@@ -34,7 +34,9 @@ class ReferenceResult:
     retained: dict[int, list[Entry]] = field(default_factory=dict)  # after the batch
     text_mean: Tensor | None = None
     tau: int = 0
-    used: dict[tuple[int, int], tuple[tuple[int, ...], int | None]] = field(default_factory=dict)
+    used: dict[tuple[int, int], tuple[tuple[int, ...], int | None]] = field(
+        default_factory=dict
+    )
     """(image, class) -> indices into ``cliques`` and the index matched in R_i at inference."""
 
     @property
@@ -56,7 +58,10 @@ class ReferenceSCAP:
     ) -> None:
         dtype = eq.working_dtype(model)
         self.model, self.prompts, self.settings = model, prompts, settings
-        self.P0_I, self.P0_T = start_prefix.detach().to(dtype), start_context.detach().to(dtype)
+        self.P0_I, self.P0_T = (
+            start_prefix.detach().to(dtype),
+            start_context.detach().to(dtype),
+        )
         if settings.text_per_class:
             self.P0_T = self.P0_T.repeat(len(prompts), 1, 1)
         with torch.no_grad():
@@ -73,7 +78,9 @@ class ReferenceSCAP:
         plain = eq.image_features(self.model, images, None, s.blocks)
         start = eq.image_features(self.model, images, self.P0_I, s.blocks)
         mining = start if s.prompted_mining else plain
-        top = eq.top_classes(self.model.scale * mining @ self.W0.T, min(s.topk, len(self.prompts)))
+        top = eq.top_classes(
+            self.model.scale * mining @ self.W0.T, min(s.topk, len(self.prompts))
+        )
         cliques = eq.mine(
             mining, top, s.threshold, full_sets=s.full_sets, repeats=s.repeated_cliques
         )
@@ -111,7 +118,9 @@ class ReferenceSCAP:
                 self.tau += 1
             if own.visual is not None and self.settings.retention:
                 entries = self.retained.get(i, [])
-                self.retained[i] = eq.retain(entries, own.key, own.visual, self.settings)
+                self.retained[i] = eq.retain(
+                    entries, own.key, own.visual, self.settings
+                )
 
     def _infer(
         self, images: Tensor, plain: Tensor, query: Tensor, result: ReferenceResult
@@ -123,18 +132,30 @@ class ReferenceSCAP:
         for j in range(len(images)):
             passes = []
             for i in result.top[j][:1] if s.best_class_only else result.top[j]:
-                own = [g for g, (c, C) in enumerate(result.cliques) if c == i and j in C]
+                own = [
+                    g for g, (c, C) in enumerate(result.cliques) if c == i and j in C
+                ]
                 entries = self.retained.get(i, [])
-                best = eq.best_match(query[j], [k for k, _ in entries]) if entries else None
+                best = (
+                    eq.best_match(query[j], [k for k, _ in entries])
+                    if entries
+                    else None
+                )
                 result.used[j, i] = (tuple(own), best)
-                prompts = [visual for g in own if (visual := result.learned[g].visual) is not None]
+                prompts = [
+                    visual
+                    for g in own
+                    if (visual := result.learned[g].visual) is not None
+                ]
                 retained = [] if best is None else [entries[best][1]]
                 prompt = eq.compose(prompts, retained, s)
                 passes.append(self._score(images[j], plain[j], prompt, text))
             rows.append(eq.merge_passes(torch.stack(passes)))
         return torch.stack(rows)
 
-    def _score(self, image: Tensor, plain: Tensor, prompt: Tensor | None, text: Tensor) -> Tensor:
+    def _score(
+        self, image: Tensor, plain: Tensor, prompt: Tensor | None, text: Tensor
+    ) -> Tensor:
         """Eq. 19, 7: logits (N,) of one image in one pass."""
         feature = plain
         if prompt is not None:

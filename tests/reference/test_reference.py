@@ -33,7 +33,11 @@ def test_mine_collects_rows_not_graph_cliques() -> None:
     # Within 30 degrees of row 0: {0, 1}; of row 1: all; of row 2: {1, 2}. 0 and 2 are 50 apart.
     features = directions(0, 25, 50)
     cliques = eq.mine(features, [[4], [4], [4]], math.cos(math.radians(30)))
-    assert cliques == [(4, frozenset({0, 1})), (4, frozenset({0, 1, 2})), (4, frozenset({1, 2}))]
+    assert cliques == [
+        (4, frozenset({0, 1})),
+        (4, frozenset({0, 1, 2})),
+        (4, frozenset({1, 2})),
+    ]
 
 
 def test_mine_sorts_classes_and_drops_singletons_and_duplicates_unless_asked() -> None:
@@ -57,14 +61,19 @@ def test_one_step_is_signed_by_the_slope() -> None:
         TINY_IMAGES[:3],
         replace(SETTINGS, lr=0.01),
     )
-    prompts, start = ClassPrompts(TINY_NAMES), (draw(1, 1, 2, 32), model.context("a photo of a"))
+    prompts, start = (
+        ClassPrompts(TINY_NAMES),
+        (draw(1, 1, 2, 32), model.context("a photo of a")),
+    )
 
     def text_of(context: Any) -> Tensor:
         return eq.text_features(model, prompts, context, None, 0.0)
 
     def loss_at(visual: Tensor, text: Tensor) -> float:
         features = eq.image_features(model, images, visual)
-        return float(eq.clique_loss(features, text_of(text), model.scale, settings).total)
+        return float(
+            eq.clique_loss(features, text_of(text), model.scale, settings).total
+        )
 
     learned = eq.learn(model, images, *start, text_of, settings)
     picked = [0, 7, 31, 32, 50, 63]
@@ -79,7 +88,9 @@ def test_one_step_is_signed_by_the_slope() -> None:
         g = torch.tensor(slopes).double()
         change = (moved - start[index]).view(-1)[picked]
         assert g.abs().min() > 1e-6  # else this would compare noise
-        torch.testing.assert_close(change, -0.01 * g / (g.abs() + 1e-8), rtol=ADAPTED, atol=STEP)
+        torch.testing.assert_close(
+            change, -0.01 * g / (g.abs() + 1e-8), rtol=ADAPTED, atol=STEP
+        )
     losses = float(learned.before.total), float(learned.after.total)
     ends = [part for part in (learned.visual, learned.text) if part is not None]
     assert losses == pytest.approx((loss_at(*start), loss_at(*ends)))
@@ -99,14 +110,18 @@ def zhou_by_iteration(A: np.ndarray, sigma: float, K: int, alpha: float) -> np.n
         edges[row, columns] = W[row, columns]
     edges = np.maximum(edges, edges.T)
     degree = edges.sum(1)
-    S = np.divide(edges, np.sqrt(np.outer(degree, degree)), out=np.zeros_like(W), where=edges > 0)
+    S = np.divide(
+        edges, np.sqrt(np.outer(degree, degree)), out=np.zeros_like(W), where=edges > 0
+    )
     out = A.copy()
     for _ in range(400):
         out = alpha * S @ out + (1 - alpha) * A
     return out
 
 
-@pytest.mark.parametrize(("n", "K", "alpha"), [(7, 3, 0.3), (7, 1, 0.9), (4, 9, 0.5), (2, 2, 0.3)])
+@pytest.mark.parametrize(
+    ("n", "K", "alpha"), [(7, 3, 0.3), (7, 1, 0.9), (4, 9, 0.5), (2, 2, 0.3)]
+)
 def test_propagation_is_zhou_fixed_point(n: int, K: int, alpha: float) -> None:
     keys = 0.9 * eq.l2_normalize(draw(n, 5, seed=n + K) + 2)
     settings = ReferenceSettings(neighbours=K, propagation=alpha)
@@ -151,7 +166,9 @@ def prompt(key: float, value: float) -> Tensor:
 def test_compose_means(
     cliques: Any, retained: Any, expected: list[float], alone: list[float]
 ) -> None:
-    settings = replace(SETTINGS, clique_combination=cliques, retained_combination=retained)
+    settings = replace(
+        SETTINGS, clique_combination=cliques, retained_combination=retained
+    )
     composed = eq.compose([prompt(1, 0), prompt(2, 0)], [prompt(4, 0)], settings)
     assert composed is not None and composed[:, 0, 0].tolist() == expected
     only = eq.compose([], [prompt(4, 0)], settings)

@@ -21,8 +21,16 @@ from tests._helpers.running import run as run
 @pytest.fixture
 def ablation(tmp_path: Path) -> Any:
     """One-at-a-time runs around threshold 0.8, lambda 1, batch size 4; two seeds at the centre."""
-    base = {"threshold": 0.8, "concentration": 1.0, "modalities": "both", "retention": True}
-    right = [LABELS[:keep] + [(label + 1) % 4 for label in LABELS[keep:]] for keep in range(9)]
+    base = {
+        "threshold": 0.8,
+        "concentration": 1.0,
+        "modalities": "both",
+        "retention": True,
+    }
+    right = [
+        LABELS[:keep] + [(label + 1) % 4 for label in LABELS[keep:]]
+        for keep in range(9)
+    ]
     make_run(tmp_path, "zero_shot", LABELS, right[3])
     make_run(tmp_path, "scap", LABELS, right[4], config=base, seed=1)
     make_run(tmp_path, "scap", LABELS, right[7], config=base, batch_size=8)
@@ -32,7 +40,10 @@ def ablation(tmp_path: Path) -> Any:
         (5, {"threshold": 0.9}),
         (1, {"modalities": "text"}),
         (2, {"retention": False}),
-        (8, {"threshold": 0.7, "concentration": 3.0}),  # in two fields: it belongs on no curve
+        (
+            8,
+            {"threshold": 0.7, "concentration": 3.0},
+        ),  # in two fields: it belongs on no curve
     ):
         make_run(tmp_path, "scap", LABELS, right[count], config=base | changes)
     return load_runs([tmp_path])[0]
@@ -43,7 +54,9 @@ def evaluated(tiny_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     """Zero-shot and SCAP with evidence on 40 bundled images, by the tiny model."""
     folder = tmp_path_factory.mktemp("evaluated")
     context = RunContext(folder, device="cpu", evidence=True)
-    plain = RunSpec("bundled@fog:3", "zero_shot", str(tiny_file), limit=40, batch_size=20)
+    plain = RunSpec(
+        "bundled@fog:3", "zero_shot", str(tiny_file), limit=40, batch_size=20
+    )
     context.run(plain)
     context.run(with_method(plain, "scap/lr=0.3/threshold=0.6"))
     return folder
@@ -89,13 +102,22 @@ def records(tmp_path: Path) -> list[Record]:
         "tda": ((12, 14), (11, 11), (18, 18)),
         "tent": ((9, 9), (8, 8), (16, 18)),
     }
-    cells = product(right, zip(("toy@fog:3", "toy@contrast:3", "toy"), range(3), strict=True))
+    cells = product(
+        right, zip(("toy@fog:3", "toy@contrast:3", "toy"), range(3), strict=True)
+    )
     labels, records = (0, 1, 2, 3) * 5, []
     for method, (dataset, column) in cells:
         for seed, count in enumerate(right[method][column]):
-            classes = [(label + (index >= count)) % 4 for index, label in enumerate(labels)]
-            folder = make_run(tmp_path, method, labels, classes, dataset=dataset, seed=seed)
-            rate = {"images_per_second": 50.0 if method == "tda" else 100.0, "seconds": 1.0}
+            classes = [
+                (label + (index >= count)) % 4 for index, label in enumerate(labels)
+            ]
+            folder = make_run(
+                tmp_path, method, labels, classes, dataset=dataset, seed=seed
+            )
+            rate = {
+                "images_per_second": 50.0 if method == "tda" else 100.0,
+                "seconds": 1.0,
+            }
             about = {"device_name": "toaster", "versions": {"torch": "9.9"}}
             record = replace(load_record(folder), throughput=rate, environment=about)
             record.save(folder)

@@ -21,19 +21,28 @@ def test_changes_are_counted_by_what_became_of_them() -> None:
     assert (both.images, both.labelled, both.changed) == (16, 8, 8)
     assert both.gain == pytest.approx(-12.5)
     twice = count_changes([pair, pair])
-    assert (twice.test.repaired, twice.test.broken, twice.gain) == (2, 4, pytest.approx(-12.5))  # type: ignore[comparison-overlap]
+    assert (twice.test.repaired, twice.test.broken, twice.gain) == (
+        2,
+        4,
+        pytest.approx(-12.5),
+    )  # type: ignore[comparison-overlap]
     assert twice.test.p == changes.test.p  # the same pictures again are no new evidence
     nothing = count_changes([unknown])
     assert (nothing.changed, nothing.test, nothing.gain) == (4, None, None)
     with pytest.raises(ValueError, match="same"):
         count_changes([(plain, predictions(LABELS[:4], PLAIN[:4]))])
-    between = {(m.before, m.after): (m.repaired, m.broken) for m in moves(plain, adapted)}
+    between = {
+        (m.before, m.after): (m.repaired, m.broken) for m in moves(plain, adapted)
+    }
     assert between == {(1, 0): (1, 0), (0, 2): (0, 0), (2, 3): (0, 1), (3, 2): (0, 1)}
     assert net_gain(plain, adapted).tolist() == [0, 1, 1, 1, 0, 0, 0, -1]
 
 
 def test_confusion_is_that_of_all_images_folded_to_the_changed_classes() -> None:
-    plain, adapted = predictions(LABELS, PLAIN), predictions(LABELS, [0, 0, 1, 0, 2, 3, 3, 3])
+    plain, adapted = (
+        predictions(LABELS, PLAIN),
+        predictions(LABELS, [0, 0, 1, 0, 2, 3, 3, 3]),
+    )
     confusion = changed_confusion(plain, adapted)
     assert confusion.classes == (0, 1)
     # label 0: one of two images moves from 1 to 0; labels 2 and 3 are the row "other"
@@ -42,10 +51,17 @@ def test_confusion_is_that_of_all_images_folded_to_the_changed_classes() -> None
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(*[st.integers(0, 3)] * 3), min_size=1, max_size=40), st.integers(1, 4))
+@given(
+    st.lists(st.tuples(*[st.integers(0, 3)] * 3), min_size=1, max_size=40),
+    st.integers(1, 4),
+)
 def test_confusion_counts_every_image(rows: Any, limit: Any) -> None:
     labels, before, after = (list(column) for column in zip(*rows, strict=True))
-    confusion = changed_confusion(predictions(labels, before), predictions(labels, after), limit)
+    confusion = changed_confusion(
+        predictions(labels, before), predictions(labels, after), limit
+    )
     assert confusion.before.sum() == confusion.after.sum() == len(rows)
-    assert confusion.difference.sum(axis=1).tolist() == [0] * (len(confusion.classes) + 1)
+    assert confusion.difference.sum(axis=1).tolist() == [0] * (
+        len(confusion.classes) + 1
+    )
     assert len(confusion.classes) <= limit

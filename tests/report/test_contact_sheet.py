@@ -30,14 +30,18 @@ def page_of(rows: list[Row], methods: tuple[str, ...] = ("",), **options: Any) -
 
 def data_of(html: str) -> dict[str, Any]:
     """What the page's script reads."""
-    (text,) = re.findall(r'<script type="application/json" id="images">(.*?)</script>', html)
+    (text,) = re.findall(
+        r'<script type="application/json" id="images">(.*?)</script>', html
+    )
     data: dict[str, Any] = json.loads(text)
     return data
 
 
 def pictures_of(html: str) -> list[str]:
     """All pictures, in their order."""
-    blocks = re.findall(r'<script type="text/plain" id="pictures-\d+">(.*?)</script>', html, re.S)
+    blocks = re.findall(
+        r'<script type="text/plain" id="pictures-\d+">(.*?)</script>', html, re.S
+    )
     return [line for block in blocks for line in block.split("\n")]
 
 
@@ -60,11 +64,19 @@ def row(path: Path | str, predicted: str, probability: float, **more: Any) -> Ro
     }
 
 
-def test_every_image_has_its_class_and_its_picture(picture: Path, tmp_path: Path) -> None:
-    rows = [row(picture, "cat", 0.75), row(tmp_path / "a/shard.tar/b.png", "dog & co", 0.5)]
+def test_every_image_has_its_class_and_its_picture(
+    picture: Path, tmp_path: Path
+) -> None:
+    rows = [
+        row(picture, "cat", 0.75),
+        row(tmp_path / "a/shard.tar/b.png", "dog & co", 0.5),
+    ]
     html = page_of(rows)
     data = data_of(html)
-    assert [data["classes"][number] for number in data["predictions"][0]] == ["cat", "dog & co"]
+    assert [data["classes"][number] for number in data["predictions"][0]] == [
+        "cat",
+        "dog & co",
+    ]
     assert data["probabilities"] == [[0.75, 0.5]]
     assert data["paths"] == [one["path"] for one in rows]
     first, second = pictures_of(html)
@@ -75,7 +87,9 @@ def test_every_image_has_its_class_and_its_picture(picture: Path, tmp_path: Path
     assert "2 images, 0 of them unreadable." in Reader(html).text
 
 
-def test_labels_zero_shot_and_folders_are_there_to_choose_by(picture: Path, tmp_path: Path) -> None:
+def test_labels_zero_shot_and_folders_are_there_to_choose_by(
+    picture: Path, tmp_path: Path
+) -> None:
     plain = {"zero_shot_prediction": "dog & co", "zero_shot_probability": 0.6}
     rows = [
         row(picture, "cat", 0.75, label="cat", **plain),
@@ -88,13 +102,20 @@ def test_labels_zero_shot_and_folders_are_there_to_choose_by(picture: Path, tmp_
     assert names == ["sort", "predicted", "folder", "label", "truth", "changed"]
     assert data["labels"] == [data["classes"].index("cat"), -1]
     assert data["zero_shot"] == [data["classes"].index("dog & co")] * 2
-    assert data["folders"] == [0, 1] and {"cat", "dog"} <= set(re.findall(r"\w+", reader.text))
+    assert data["folders"] == [0, 1] and {"cat", "dog"} <= set(
+        re.findall(r"\w+", reader.text)
+    )
     assert "100.0 %" in reader.text and "repaired by adapting" in reader.text
-    names = [select["name"] for select in Reader(page_of([row(picture, "cat", 0.7)])).all("select")]
+    names = [
+        select["name"]
+        for select in Reader(page_of([row(picture, "cat", 0.7)])).all("select")
+    ]
     assert names == ["sort", "predicted"]
 
 
-def test_plain_clip_among_the_methods_is_what_others_are_compared_with(picture: Path) -> None:
+def test_plain_clip_among_the_methods_is_what_others_are_compared_with(
+    picture: Path,
+) -> None:
     both = {"zero_shot_prediction": "dog & co", "zero_shot_probability": 0.6}
     both |= {"tda_prediction": "cat", "tda_probability": 0.7}
     html = page_of([{"path": str(picture), **both, "error": ""}], ("zero_shot", "tda"))
@@ -110,7 +131,10 @@ def test_rows_beyond_the_limit_are_counted_and_damaged_ones_listed(
     best |= {"two_prediction": "dog & co", "two_probability": "0.5"}
     rows = [best | {"path": str(picture)} for _ in range(3)]
     none = dict.fromkeys(("one_prediction", "one_probability", "two_prediction"))
-    rows += [{**none, "two_probability": None, "path": p, "error": "no <image>"} for p in "xyz"]
+    rows += [
+        {**none, "two_probability": None, "path": p, "error": "no <image>"}
+        for p in "xyz"
+    ]
     monkeypatch.setattr(contact_sheet, "MOST", 2)
     monkeypatch.setattr(contact_sheet, "BLOCK", 1)
     monkeypatch.setattr(contact_sheet, "LISTED", 2)

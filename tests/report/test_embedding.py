@@ -12,14 +12,18 @@ from tests._helpers.tolerance import DOUBLE, STEP
 
 
 def test_pca_is_the_eigenvectors_of_the_covariance() -> None:
-    features = np.random.default_rng(0).normal(size=(60, 7)) * np.array([5, 1, 3, 1, 1, 1, 0.5])
+    features = np.random.default_rng(0).normal(size=(60, 7)) * np.array(
+        [5, 1, 3, 1, 1, 1, 0.5]
+    )
     points, share = pca(features)
     values, vectors = np.linalg.eigh(np.cov(features.T))
     assert share == pytest.approx(values[-2:].sum() / values.sum())
     wanted = (features - features.mean(axis=0)) @ vectors[:, [-1, -2]]
     for column in range(2):
         sign = np.sign(points[0, column] * wanted[0, column])
-        np.testing.assert_allclose(points[:, column], sign * wanted[:, column], atol=STEP)
+        np.testing.assert_allclose(
+            points[:, column], sign * wanted[:, column], atol=STEP
+        )
     again, _ = pca(features[:, ::-1])
     np.testing.assert_allclose(np.abs(again), np.abs(points), atol=STEP)
 

@@ -13,7 +13,9 @@ from tests._helpers.made_runs import STREAM, make_run
 LABELS, PLAIN, ADAPTED = STREAM
 
 
-def test_domains_are_described_without_cliques(evidence: Evidence, tmp_path: Path) -> None:
+def test_domains_are_described_without_cliques(
+    evidence: Evidence, tmp_path: Path
+) -> None:
     make_run(tmp_path, "zero_shot", LABELS, PLAIN)
     folder = make_run(tmp_path, "domain_norm", LABELS, ADAPTED)
     (run,) = load_runs([folder])[0]

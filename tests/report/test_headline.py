@@ -18,7 +18,9 @@ CLEAN = "tar:{root}/tar/imagenet"
 
 
 def made(root: Path, method: str, dataset: str, top1: float) -> Record:
-    record = load_record(make_run(root, method, LABELS, PLAIN, dataset=dataset, batch_size=64))
+    record = load_record(
+        make_run(root, method, LABELS, PLAIN, dataset=dataset, batch_size=64)
+    )
     return replace(record, metrics={"top1": top1})
 
 
@@ -40,20 +42,39 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         for method, values in accuracies.items()
         for shift, top1 in zip(shifts, values, strict=True)
     ]
-    tower = [made(tmp_path, "zero_shot", "toy", 50.0), made(tmp_path, "tda", "toy", 56.0)]
+    tower = [
+        made(tmp_path, "zero_shot", "toy", 50.0),
+        made(tmp_path, "tda", "toy", 56.0),
+    ]
     real = read_settings(tower, {"toy": "report"})
     return headline_table(imagenet, real, {"tda": 1.14, "scap": 14.2})
 
 
-def test_a_row_has_every_kind_of_images_the_lowest_gain_and_the_cost_alone(table: str) -> None:
+def test_a_row_has_every_kind_of_images_the_lowest_gain_and_the_cost_alone(
+    table: str,
+) -> None:
     assert table_cells(table, "zero_shot") == ["66.0", "35.0", "50.0", "–", "1.0 ×"]
     tda = ["67.0 (+1.0)", "36.0 (+1.0)", "56.0 (+6.0)", "-2.0", "1.1 ×"]
     assert table_cells(table, "tda") == tda
-    assert table_cells(table, "scap") == ["66.1 (+0.1)", "35.0 (+0.0)", "–", "+0.0", "14.2 ×"]
-    assert table_cells(table, "tent") == ["60.0 (-6.0)", "36.5 (+1.5)", "–", "+1.0", "–"]
+    assert table_cells(table, "scap") == [
+        "66.1 (+0.1)",
+        "35.0 (+0.0)",
+        "–",
+        "+0.0",
+        "14.2 ×",
+    ]
+    assert table_cells(table, "tent") == [
+        "60.0 (-6.0)",
+        "36.5 (+1.5)",
+        "–",
+        "+1.0",
+        "–",
+    ]
 
 
-def test_the_best_rivals_are_shown_in_order_and_scap_wherever_it_stands(table: str) -> None:
+def test_the_best_rivals_are_shown_in_order_and_scap_wherever_it_stands(
+    table: str,
+) -> None:
     order = [line.split("`")[1] for line in table.splitlines() if "`" in line]
     assert order[0] == "zero_shot"
     assert order[1:] == ["tent", "tda", "scap"], "oga is no best rival"
@@ -70,7 +91,13 @@ def test_the_picture_has_a_bar_for_every_gain_and_says_what_was_not_run() -> Non
     space = "{http://www.w3.org/2000/svg}"
     texts = [element.text for element in drawn.iter(f"{space}text")]
     shown = ["tda", "+1.0", "-2.0", "+6.0", "tent", "+0.5", "+1.5", "not run"]
-    assert texts == ["Points over zero-shot, ViT-B/16", "clean", "corrupted", "shifts", *shown]
+    assert texts == [
+        "Points over zero-shot, ViT-B/16",
+        "clean",
+        "corrupted",
+        "shifts",
+        *shown,
+    ]
     bars = [rect.attrib for rect in drawn.iter(f"{space}rect")][4:]
     widths = [float(bar["width"]) for bar in bars]
     ratios = [width / widths[0] for width in widths]

@@ -12,7 +12,9 @@ from tests._helpers.made_runs import STREAM, make_run
 LABELS, PLAIN, ADAPTED = STREAM
 
 
-def test_a_page_fetches_nothing_describes_pictures_and_links_to_itself(page: Any) -> None:
+def test_a_page_fetches_nothing_describes_pictures_and_links_to_itself(
+    page: Any,
+) -> None:
     reader = Reader(page.html)
     assert not reader.all("script") and not reader.all("iframe")
     for attributes in (attributes for _, attributes in reader.tags):
@@ -22,7 +24,9 @@ def test_a_page_fetches_nothing_describes_pictures_and_links_to_itself(page: Any
     styles = re.findall(r"<style>(.*?)</style>", page.html, re.DOTALL)
     assert not any("@import" in style or "http" in style for style in styles)
     assert "default-src 'none'" in page.html
-    figures = re.findall(r"<svg.*?</svg>", page.html, re.DOTALL)  # in the colours of the page
+    figures = re.findall(
+        r"<svg.*?</svg>", page.html, re.DOTALL
+    )  # in the colours of the page
     assert all("var(--ink)" in figure and "#1c2127" not in figure for figure in figures)
     assert "prefers-color-scheme: dark" in page.html and "@media print" in page.html
     assert len(reader.all("img")) > 10

@@ -45,7 +45,9 @@ def test_no_page_of_a_method_has_an_empty_section() -> None:
         assert page is not None
         for section in page.read_text(encoding="utf-8").split("\n## ")[1:]:
             title, _, body = section.partition("\n")
-            assert body.strip() or title == "What it costs and gains", f"{page.name}: {title}"
+            assert body.strip() or title == "What it costs and gains", (
+                f"{page.name}: {title}"
+            )
 
 
 def test_written_parts_stand_at_the_head_of_their_sections_and_are_renewed() -> None:
@@ -54,8 +56,14 @@ def test_written_parts_stand_at_the_head_of_their_sections_and_are_renewed() -> 
     run = once.partition(f"## {RUN}\n")[2].partition("\n## ")[0]
     assert run.startswith(f"\n{BEGIN}\n") and 'create_method("tda"' in run
     assert run.endswith(f"{END}\n\nA word on it.\n")
-    assert once.index("## When") < once.index(f"## {SETTINGS}") < once.index("## Reference")
-    assert "| `positive_alpha` | float" in once and "`pets` (tuned by the authors)" in once
+    assert (
+        once.index("## When")
+        < once.index(f"## {SETTINGS}")
+        < once.index("## Reference")
+    )
+    assert (
+        "| `positive_alpha` | float" in once and "`pets` (tuned by the authors)" in once
+    )
     assert write_page(once, [entry]) == once
     assert write_page(once.replace("| float", "| int"), [entry]) == once
 
@@ -71,7 +79,9 @@ def test_lines_of_programs_fit_eighty_columns() -> None:
     for entry in method_entries():
         page = write_page("# Method\n", [entry])
         programs = page.split("```")[1::2]
-        assert all(len(line) <= 80 for text in programs for line in text.splitlines()), entry.name
+        assert all(
+            len(line) <= 80 for text in programs for line in text.splitlines()
+        ), entry.name
 
 
 def test_defaults_are_short() -> None:

@@ -21,7 +21,9 @@ def test_the_sections_of_a_run_with_evidence(page: Any, evaluated: Any) -> None:
         assert f"{top1:.2f}" in text
     kinds = {name.partition("-")[0] for name in page.figures}
     assert {"stream", "reliability", "attention", "features"} <= kinds
-    assert build_page(*load_runs([evaluated])).html == page.html  # equal runs, equal pages
+    assert (
+        build_page(*load_runs([evaluated])).html == page.html
+    )  # equal runs, equal pages
 
 
 def test_a_large_report_loses_its_galleries_first(page: Any, evaluated: Any) -> None:
@@ -38,6 +40,11 @@ def test_a_large_report_loses_its_galleries_first(page: Any, evaluated: Any) -> 
 def test_runs_that_learned_no_text_are_named() -> None:
     notes = {"text_prompts": "'{} texture.' has no words before the name"}
     silent = Record("a", {"method": "scap", "dataset": "dtd"}, notes=notes)
-    learned = Record("b", {"method": "scap", "dataset": "pets"}, notes={"text_prompts": "learned"})
+    learned = Record(
+        "b", {"method": "scap", "dataset": "pets"}, notes={"text_prompts": "learned"}
+    )
     (note,) = unlearned_text([silent, learned, silent])
-    assert note == "scap learned no text prompt on dtd: '{} texture.' has no words before the name."
+    assert (
+        note
+        == "scap learned no text prompt on dtd: '{} texture.' has no words before the name."
+    )

@@ -33,7 +33,9 @@ TDA = Printed(
 )
 
 
-def run(method: str, top1: float, template: str = "a photo of a {}.", **metrics: Any) -> Record:
+def run(
+    method: str, top1: float, template: str = "a photo of a {}.", **metrics: Any
+) -> Record:
     settings = {
         "dataset": "tar:{root}/tar/imagenet",
         "method": method,
@@ -68,7 +70,13 @@ def test_errors_are_those_of_shares_and_of_paired_differences() -> None:
 def test_a_printed_figure_meets_the_run_with_its_texts() -> None:
     records = [
         run("tda", 68.0, repaired=300, broken=200),
-        run("tda", 71.0, template="mean of GPT-3 descriptions of {}", repaired=90, broken=0),
+        run(
+            "tda",
+            71.0,
+            template="mean of GPT-3 descriptions of {}",
+            repaired=90,
+            broken=0,
+        ),
     ]
     (single,) = match([TDA], records)
     (described,) = match([replace(TDA, text=DESCRIPTIONS)], records)
@@ -87,10 +95,10 @@ def test_a_difference_beyond_two_errors_is_bold_and_has_its_sentence() -> None:
 
 
 def test_the_section_replaces_what_was_between_its_marks() -> None:
-    page = (
-        "before\n<!-- imagenet: cliquetta reproduce published -->\nold\n<!-- /imagenet -->\nafter"
+    page = "before\n<!-- imagenet: cliquetta reproduce published -->\nold\n<!-- /imagenet -->\nafter"
+    assert insert_between(page, "imagenet", "published", "new") == page.replace(
+        "old", "new"
     )
-    assert insert_between(page, "imagenet", "published", "new") == page.replace("old", "new")
     with pytest.raises(ValueError, match="needs a line"):
         insert_between("no marks", "imagenet", "published", "new")
 

@@ -54,7 +54,11 @@ def test_what_a_command_cannot_say_is_a_remark(tmp_path: Path) -> None:
     settings = {**record.settings, "fitted": "abc123", "method": "coop"}
     command, remarks = repeat_command(type(record)(record.id, settings))
     assert "--fitted FILE" in command and "abc123" in remarks[0]
-    settings["stream"] = {**record.settings["stream"], "dirichlet": 0.5, "order": "correlated"}
+    settings["stream"] = {
+        **record.settings["stream"],
+        "dirichlet": 0.5,
+        "order": "correlated",
+    }
     settings["prompts"] = {"templates": list(templates("openai-80"))}
     command, _ = repeat_command(type(record)(record.id, settings))
     assert "--order correlated --gamma 0.5 --templates openai-80" in command

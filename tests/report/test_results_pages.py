@@ -29,7 +29,15 @@ ROLES = {"toy@fog:3": "report", "toy@contrast:3": "dev", "toy": "clean"}
 def test_the_headline_has_means_worst_clean_and_cost(records: list[Record]) -> None:
     settings = read_settings(records, ROLES)
     table = headline(settings, settings)
-    assert table_cells(table, "zero_shot") == ["55.00", "–", "90.0", "50.00", "–", "90.0", "1 ×"]
+    assert table_cells(table, "zero_shot") == [
+        "55.00",
+        "–",
+        "90.0",
+        "50.00",
+        "–",
+        "90.0",
+        "1 ×",
+    ]
     assert table_cells(table, "tda") == [
         *("60.00 (+5.00)", "-5.00", "+0.0"),  # of fog +15 and contrast -5
         *("65.00 (+15.00)", "+15.00", "+0.0", "2 ×"),  # dev is left out
@@ -41,7 +49,9 @@ def test_the_headline_has_means_worst_clean_and_cost(records: list[Record]) -> N
     assert table_cells(alone, "tda") == ["60.00 (+5.00)", "-5.00", "+0.0", "2 ×"]
 
 
-def test_packed_records_are_small_and_say_the_same(records: list[Record], tmp_path: Path) -> None:
+def test_packed_records_are_small_and_say_the_same(
+    records: list[Record], tmp_path: Path
+) -> None:
     path = tmp_path / "packed.json"
     path.write_text(pack_records(records), encoding="utf-8")
     assert unpack_records(path) == [
@@ -51,7 +61,10 @@ def test_packed_records_are_small_and_say_the_same(records: list[Record], tmp_pa
     runs = [run for run in find_runs([tmp_path])[0] if run.folder is not None]
     single, packed = compare(runs), compare(find_runs([path])[0])
     for key, cell in single.cells.items():
-        assert (packed.cells[key].mean, packed.cells[key].gain) == (cell.mean, cell.gain)
+        assert (packed.cells[key].mean, packed.cells[key].gain) == (
+            cell.mean,
+            cell.gain,
+        )
         assert packed.cells[key].test is None
     assert single.overall("tda").worst == (pytest.approx(-5.0), "toy@contrast:3")  # type: ignore[comparison-overlap]
     assert single.overall("tda").cost == pytest.approx(2.0)
@@ -70,9 +83,15 @@ def test_the_grids_of_the_package_can_be_read() -> None:
 @pytest.mark.parametrize("page", GRIDS)
 def test_pages_are_what_the_records_say(page: str, tmp_path: Path) -> None:
     """The table of README is made from a README without it."""
-    docs, readme, emptied = REPOSITORY / "docs", REPOSITORY / "README.md", tmp_path / "README.md"
+    docs, readme, emptied = (
+        REPOSITORY / "docs",
+        REPOSITORY / "README.md",
+        tmp_path / "README.md",
+    )
     before, _, after = readme.read_text(encoding="utf-8").partition(BEGIN)
-    emptied.write_text(f"{before}{BEGIN}\n{END}{after.partition(END)[2]}", encoding="utf-8")
+    emptied.write_text(
+        f"{before}{BEGIN}\n{END}{after.partition(END)[2]}", encoding="utf-8"
+    )
     pages = ResultsPages(docs / "results", emptied, docs / "methods/README.md")
     for path, text in pages.texts(page).items():
         known = (readme if path == emptied else path).read_text(encoding="utf-8")

@@ -18,10 +18,15 @@ def test_groups_hold_runs_over_the_same_images(ablation: Any, tmp_path: Path) ->
     assert large.baseline.plain and large.runs[0].plain
     labels = large.labels
     assert len(set(labels.values())) == 9  # by what differs
-    assert "scap" in labels[large.adapted[0].id] and "threshold" in labels[large.adapted[0].id]
+    assert (
+        "scap" in labels[large.adapted[0].id]
+        and "threshold" in labels[large.adapted[0].id]
+    )
 
 
-def test_figures_show_one_run_per_method_with_usual_settings(ablation: Any, tmp_path: Path) -> None:
+def test_figures_show_one_run_per_method_with_usual_settings(
+    ablation: Any, tmp_path: Path
+) -> None:
     make_run(tmp_path / "more", "scap", LABELS, PLAIN, dataset="toy@snow:1", seed=2)
     make_run(tmp_path / "more", "tent", LABELS[::-1], PLAIN[::-1], seed=5)
     make_run(tmp_path / "more", "tent", LABELS, PLAIN, seed=4)
@@ -40,7 +45,9 @@ def test_class_names_come_from_a_run_that_has_them_or_from_the_dataset(
     assert bundled.names == get_dataset("bundled").names
     first = make_run(tmp_path, "dmn", LABELS, PLAIN)
     (run,), _ = load_runs([first])
-    assert run.names == tuple(f"class {label}" for label in range(4))  # nobody knows them
+    assert run.names == tuple(
+        f"class {label}" for label in range(4)
+    )  # nobody knows them
     second = make_run(tmp_path, "scap", LABELS, PLAIN, evidence=True)
     runs, _ = load_runs([first, second])
     assert [run.names for run in runs] == [NAMES, NAMES]  # one that knows is enough

@@ -36,7 +36,9 @@ LINES: tuple[dict[str, Any], ...] = (
 @pytest.fixture
 def described(evidence: Evidence) -> Evidence:
     """Two of three passes used a retained prompt; all prompts moved a tenth of the attention."""
-    plain = np.full(6, 0.15, np.float32)  # of a prompt, of the class token and of four patches
+    plain = np.full(
+        6, 0.15, np.float32
+    )  # of a prompt, of the class token and of four patches
     together = plain + np.array([0.0, 0.0, 0.1, -0.1, 0.0, 0.0], np.float32)
     maps = MapEvidence(0, (0,), {"class": np.stack([plain, plain, together])})
     pairs = ((1, 0), (1, 0), (2, 4), (3, None))
@@ -48,18 +50,38 @@ def described(evidence: Evidence) -> Evidence:
     return replace(evidence, counts=LINES, batches=(batch,))
 
 
-def test_cliques_attention_and_retained_prompts_are_counted(described: Evidence) -> None:
+def test_cliques_attention_and_retained_prompts_are_counted(
+    described: Evidence,
+) -> None:
     found = find(described)
     assert found is not None
-    assert (found.images, found.batches, found.cliques, found.distinct_sets) == (8, 2, 5, 4)
-    assert found.mean_size == pytest.approx((4 * 2.5 + 1 * 2.0) / 5) and found.max_size == 3
-    assert (found.images_with_clique, found.images_with_retained, found.retained_used) == (8, 2, 2)
+    assert (found.images, found.batches, found.cliques, found.distinct_sets) == (
+        8,
+        2,
+        5,
+        4,
+    )
+    assert (
+        found.mean_size == pytest.approx((4 * 2.5 + 1 * 2.0) / 5)
+        and found.max_size == 3
+    )
+    assert (
+        found.images_with_clique,
+        found.images_with_retained,
+        found.retained_used,
+    ) == (8, 2, 2)
     assert (found.common_class, found.common_cliques) == (described.names[1], 2)
     assert found.mapped == 1 and found.moved == pytest.approx(10.0)
     text = " ".join(found.sentences())
-    assert "found 5 cliques among 8 images in 2 batches, 4 of them with different members" in text
+    assert (
+        "found 5 cliques among 8 images in 2 batches, 4 of them with different members"
+        in text
+    )
     assert f"candidates for {described.names[1]!r} (2 cliques)" in text
-    assert "move 10 % of an image's attention" in text and "2 different ones were used" in text
+    assert (
+        "move 10 % of an image's attention" in text
+        and "2 different ones were used" in text
+    )
 
 
 def test_evidence_of_another_method_has_no_cliques(evidence: Evidence) -> None:
@@ -70,7 +92,12 @@ def test_a_run_of_scap_leaves_all_of_it(evaluated: Path) -> None:
     runs = [load_evidence(folder) for folder in evaluated.iterdir()]
     (found,) = [find(evidence) for evidence in runs if evidence is not None]
     assert found is not None and found.batches == 2 and found.images == 40
-    assert found.cliques > 0 and found.mapped > 0 and found.moved > 0 and found.retained_used > 0
+    assert (
+        found.cliques > 0
+        and found.mapped > 0
+        and found.moved > 0
+        and found.retained_used > 0
+    )
 
 
 def test_the_link_leads_to_a_page_of_this_repository() -> None:

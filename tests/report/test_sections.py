@@ -34,9 +34,15 @@ def test_several_runs_are_compared(tmp_path: Path) -> None:
     assert "5 methods on toy@fog:3" in text and "1 unfinished run left out" in text
     assert MICRO_NOTE in text
     assert text.count("tda") > 2
-    assert "scap changed 12 of 32 predictions: 12 from wrong to right, 0 from right" in text
+    assert (
+        "scap changed 12 of 32 predictions: 12 from wrong to right, 0 from right"
+        in text
+    )
     assert "gain of 37.50 points (p = 0.00049)" in text  # 2 ** -11
-    assert "tent changed 16 of 32 predictions: 4 from wrong to right, 8 from right to wrong" in text
+    assert (
+        "tent changed 16 of 32 predictions: 4 from wrong to right, 8 from right to wrong"
+        in text
+    )
 
 
 def cards_of(folder: Path) -> list[tuple[str, str]]:
@@ -45,7 +51,11 @@ def cards_of(folder: Path) -> list[tuple[str, str]]:
 
 
 def test_figures_of_a_few_methods_over_all_seeds_head_the_page(tmp_path: Path) -> None:
-    cells = (("toy@fog:3", 0, LABELS), ("toy@fog:3", 1, PLAIN), ("toy@contrast:3", 0, LABELS))
+    cells = (
+        ("toy@fog:3", 0, LABELS),
+        ("toy@fog:3", 1, PLAIN),
+        ("toy@contrast:3", 0, LABELS),
+    )
     for shift, seed, adapted in cells:
         make_run(tmp_path, "zero_shot", LABELS, PLAIN, dataset=shift, seed=seed)
         make_run(tmp_path, "scap", LABELS, adapted, dataset=shift, seed=seed)

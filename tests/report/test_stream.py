@@ -28,7 +28,11 @@ def test_domains_begin_where_keys_change() -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 3), st.floats(0.26, 0.999)), min_size=1, max_size=60))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.floats(0.26, 0.999)), min_size=1, max_size=60
+    )
+)
 def test_calibration_error_is_that_of_torchmetrics(rows: Any) -> None:
     labels = [label for label, _ in rows]
     logits = torch.zeros(len(rows), 4)

@@ -11,10 +11,14 @@ from cliquetta.model.clip import CLIP
 from tests._helpers.serve_setup import Local, batch_of, picture
 
 
-def test_health_models_methods_settings_and_metrics(service: Local, tiny_clip: CLIP) -> None:
+def test_health_models_methods_settings_and_metrics(
+    service: Local, tiny_clip: CLIP
+) -> None:
     assert service.http.get("/healthz").json()["status"] == "ok"
     models = service.http.get("/v1/models").json()["models"]
-    assert [(m["name"], m["weights"]) for m in models] == [("tiny", tiny_clip.fingerprint)]
+    assert [(m["name"], m["weights"]) for m in models] == [
+        ("tiny", tiny_clip.fingerprint)
+    ]
     methods = {m["name"]: m for m in service.http.get("/v1/methods").json()["methods"]}
     assert methods["tent"]["config"]["betas"] == [0.9, 0.999]
     session = service.create("zero_shot", options={"temperature": 2.0}, seed=3)
@@ -33,12 +37,18 @@ PAGES |= {"/style.css": "text/css", "/v1/models": "application/json"}
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_the_pages_of_the_service_load_nothing_from_elsewhere(service: Local, path: str) -> None:
+def test_the_pages_of_the_service_load_nothing_from_elsewhere(
+    service: Local, path: str
+) -> None:
     page = service.http.get(path)
-    assert page.status_code == 200 and page.headers["Content-Type"].startswith(PAGES[path])
+    assert page.status_code == 200 and page.headers["Content-Type"].startswith(
+        PAGES[path]
+    )
     policy = page.headers["Content-Security-Policy"]
     assert "default-src 'none'" in policy and "unsafe" not in policy
-    assert not [w for w in ("http://", "https://", "<style", "onclick") if w in page.text]
+    assert not [
+        w for w in ("http://", "https://", "<style", "onclick") if w in page.text
+    ]
 
 
 _opened: list[str] | None = None
@@ -47,7 +57,12 @@ _opened: list[str] | None = None
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     if _opened is None:
         return
-    if event in {"pickle.find_class", "socket.connect", "subprocess.Popen", "os.system"}:
+    if event in {
+        "pickle.find_class",
+        "socket.connect",
+        "subprocess.Popen",
+        "os.system",
+    }:
         _opened.append(f"{event} {arguments}")
     elif event == "open" and isinstance(arguments[0], str | bytes | Path):
         _opened.append(str(arguments[0]))
@@ -68,14 +83,22 @@ def test_nothing_that_a_client_names_is_opened(
     _opened = []
     try:
         (tmp_path / "seen").write_bytes(b"")
-        for name in (str(bait), f"file://{bait}", "http://127.0.0.1:1/a", "hf:a/b", "../tiny"):
+        for name in (
+            str(bait),
+            f"file://{bait}",
+            "http://127.0.0.1:1/a",
+            "hf:a/b",
+            "../tiny",
+        ):
             assert service.post(model=name).status_code == 422
             for path in (f"/v1/sessions/{name}", f"/v1/sessions/%2e%2e%2f{session}"):
                 assert service.http.get(path).status_code in {404, 405}
             body = {"images": [{"name": name, "data": ""}]}
             response = service.http.post(f"/v1/sessions/{session}/batches", json=body)
             assert "empty" in response.json()["errors"][0]["reason"]
-        service.send(session, [code, str(bait).encode(), b"%!PS-Adobe-3.0 EPSF-3.0\n" * 9])
+        service.send(
+            session, [code, str(bait).encode(), b"%!PS-Adobe-3.0 EPSF-3.0\n" * 9]
+        )
         refused = service.http.put(f"/v1/sessions/{session}/state", content=code)
         assert refused.status_code == 422
     finally:

@@ -18,7 +18,9 @@ def test_known_tokens_see_their_own_sessions_only(serve: Serve, where: str) -> N
         http = service.http
         request = {"classes": CLASSES, "method": "zero_shot"}
         wrong: list[Any] = [{}, bearer(ALICE[:-1]), bearer(ALICE + "x")]
-        wrong += [{"Authorization": value} for value in (f"Basic {ALICE}", b"Bearer \xff\xfe")]
+        wrong += [
+            {"Authorization": value} for value in (f"Basic {ALICE}", b"Bearer \xff\xfe")
+        ]
         for headers in wrong:
             refused = http.post("/v1/sessions", json=request, headers=headers)
             assert refused.status_code == 401
@@ -33,10 +35,21 @@ def test_known_tokens_see_their_own_sessions_only(serve: Serve, where: str) -> N
         assert again.json() == made.json() and theirs.json()["id"] != made.json()["id"]
         path = f"/v1/sessions/{made.json()['id']}"
         assert http.get(path, headers=bearer(ALICE)).status_code == 200
-        for method in ("GET", "DELETE", "GET /state", "PUT /state", "POST /reset", "POST /batches"):
+        for method in (
+            "GET",
+            "DELETE",
+            "GET /state",
+            "PUT /state",
+            "POST /reset",
+            "POST /batches",
+        ):
             verb, _, below = method.partition(" ")
-            assert http.request(verb, path + below, headers=bearer(BOB)).status_code == 404
-        assert http.get("/v1/sessions", headers=bearer(BOB)).json()["sessions"] == [theirs.json()]
+            assert (
+                http.request(verb, path + below, headers=bearer(BOB)).status_code == 404
+            )
+        assert http.get("/v1/sessions", headers=bearer(BOB)).json()["sessions"] == [
+            theirs.json()
+        ]
     if "://" not in where:
         stored = b"".join(path.read_bytes() for path in Path(where).iterdir())
         assert made.json()["id"].encode() in stored and ALICE.encode() not in stored

@@ -11,22 +11,39 @@ import torch
 from cliquetta.model.clip import CLIP
 from cliquetta.serve.batches import summarise
 from tests._helpers.malformed import bombs, malformed
-from tests._helpers.serve_setup import CLASSES, Alone, Local, batch_of, picture, probabilities
+from tests._helpers.serve_setup import (
+    CLASSES,
+    Alone,
+    Local,
+    batch_of,
+    picture,
+    probabilities,
+)
 from tests._helpers.tolerance import SUM
 from tests.serve.conftest import Serve
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL", "ignore::Warning:PIL")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::UserWarning:PIL", "ignore::Warning:PIL"
+)
 
 
 def test_top_k_and_labels(service: Local, tiny_clip: CLIP) -> None:
     response = service.send(service.create("zero_shot"), batch_of(1), top_k=2).json()
     expected = Alone(tiny_clip, "zero_shot").predict(batch_of(1))
-    for number, (one, row) in enumerate(zip(response["predictions"], expected, strict=True)):
+    for number, (one, row) in enumerate(
+        zip(response["predictions"], expected, strict=True)
+    ):
         best = sorted(row, key=lambda name: -row[name])
         assert [entry["label"] for entry in one["top"]] == best[:2]
         assert (one["label"], one["probability"]) == tuple(one["top"][0].values())
         assert one["name"] == f"{number}.png"
-        assert list(one) == ["index", "name", "label", "probability", "top"]  # none of rejection
+        assert list(one) == [
+            "index",
+            "name",
+            "label",
+            "probability",
+            "top",
+        ]  # none of rejection
 
 
 def test_json_and_form_are_the_same_request(service: Local) -> None:
@@ -41,25 +58,33 @@ def test_json_and_form_are_the_same_request(service: Local) -> None:
     assert isinstance(by_form.json()["evidence"]["loss"], float)
 
 
-def test_bad_images_are_named_and_the_others_predicted(service: Local, alone: Alone) -> None:
+def test_bad_images_are_named_and_the_others_predicted(
+    service: Local, alone: Alone
+) -> None:
     good = batch_of(3, 3)
     images = [good[0], b"not an image", good[1], b"", good[2][:60]]
     response = service.predict(service.create(), images)
     assert [one["index"] for one in response["predictions"]] == [0, 2]
     reasons = {1: "not an image", 3: "empty", 4: "truncated"}
     for bad, (index, reason) in zip(response["errors"], reasons.items(), strict=True):
-        assert (bad["index"], bad["name"]) == (index, f"{index}.png") and reason in bad["reason"]
+        assert (bad["index"], bad["name"]) == (index, f"{index}.png") and reason in bad[
+            "reason"
+        ]
     assert probabilities(response) == alone.predict(good[:2])
 
 
-def test_a_batch_without_a_readable_image_teaches_nothing(service: Local, alone: Alone) -> None:
+def test_a_batch_without_a_readable_image_teaches_nothing(
+    service: Local, alone: Alone
+) -> None:
     session = service.create()
     response = service.predict(session, [b"x", b"y"])
     assert response["predictions"] == [] and len(response["errors"]) == 2
     assert service.check(session, batch_of(1), alone)["sequence"] == 2
 
 
-def test_a_session_rejects_and_calibrates_as_the_method_alone(serve: Serve, alone: Alone) -> None:
+def test_a_session_rejects_and_calibrates_as_the_method_alone(
+    serve: Serve, alone: Alone
+) -> None:
     alone.adapter.enable(reject=0.5, calibrate=True)
     id, decisions = "", list[bool]()
     for seed in range(4):
@@ -75,8 +100,12 @@ def test_a_session_rejects_and_calibrates_as_the_method_alone(serve: Serve, alon
         scores = [row["rejection_score"] for row in rows]
         assert scores == pytest.approx(expected.score.tolist())
         decisions += expected.rejected.tolist()
-        for row, wanted in zip(probabilities(response), prediction.probabilities, strict=True):
-            assert [row[name] for name in CLASSES] == pytest.approx(wanted.tolist(), abs=SUM)
+        for row, wanted in zip(
+            probabilities(response), prediction.probabilities, strict=True
+        ):
+            assert [row[name] for name in CLASSES] == pytest.approx(
+                wanted.tolist(), abs=SUM
+            )
     assert 0 < sum(decisions) < len(decisions)
 
 
@@ -87,7 +116,9 @@ def peak() -> int:
 
 def test_every_malformed_image_gets_a_response(service: Local, tiny_clip: CLIP) -> None:
     session, count, size = service.create("zero_shot"), 2400, 100
-    service.predict(session, [picture(0, format=kind) for kind in ("JPEG", "WEBP", "TIFF")])
+    service.predict(
+        session, [picture(0, format=kind) for kind in ("JPEG", "WEBP", "TIFF")]
+    )
     files = malformed(count)  # making the bombs takes memory too
     before, refused = peak(), 0
     for first in range(0, count, size):
@@ -107,7 +138,9 @@ def test_every_bomb_is_refused_by_name(service: Local, kind: str) -> None:
     response = service.predict(service.create("zero_shot"), [picture(1), bombs()[kind]])
     assert [one["index"] for one in response["predictions"]] == [0]
     reason = response["errors"][0]["reason"]
-    words = ("too large",) if "claims" in kind or "holds" in kind else ("scans", "damaged")
+    words = (
+        ("too large",) if "claims" in kind or "holds" in kind else ("scans", "damaged")
+    )
     assert any(word in reason for word in words)
 
 
@@ -119,8 +152,14 @@ def test_evidence_is_json_of_bounded_size() -> None:
 
     many: dict[str, Any] = {"length": 1000, "first": list(range(512))}
     for value, expected in (
-        (torch.tensor([[1.0, float("nan")], [2.0, float("inf")]]), [[1.0, None], [2.0, None]]),
-        (torch.arange(1000), {"shape": [1000], "mean": 499.5, "min": 0.0, "max": 999.0}),
+        (
+            torch.tensor([[1.0, float("nan")], [2.0, float("inf")]]),
+            [[1.0, None], [2.0, None]],
+        ),
+        (
+            torch.arange(1000),
+            {"shape": [1000], "mean": 499.5, "min": 0.0, "max": 999.0},
+        ),
         (Inner(torch.tensor(3), "x"), {"weights": 3, "label": "x"}),
         (tuple(range(1000)), many),
         (object(), "object"),

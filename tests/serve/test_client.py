@@ -31,7 +31,9 @@ def test_the_python_client(client: Client, tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(picture(1))
     array = np.zeros((40, 30, 3), np.uint8)
     pixels = Image.fromarray(array)
-    response = session.predict([tmp_path / "a.png", picture(2), pixels, b"?"], evidence=True)
+    response = session.predict(
+        [tmp_path / "a.png", picture(2), pixels, b"?"], evidence=True
+    )
     assert [one.name for one in response.predictions] == ["a.png", "1", "2.png"]
     assert [bad.index for bad in response.errors] == [3]
     assert response.evidence is not None and "loss" in response.evidence
@@ -67,7 +69,9 @@ def test_the_client_rejects_and_changes_classes(client: Client) -> None:
 
 
 @pytest.mark.usefixtures("pauses")
-def test_a_session_is_made_once(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_is_made_once(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real, lost = client._http.request, [httpx.ReadTimeout(""), httpx.ReadError("")]
 
     def request(*words: Any, **content: Any) -> httpx.Response:
@@ -97,21 +101,39 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return pauses
 
 
-def test_the_client_waits_for_dates_and_repeats_what_a_proxy_lost(pauses: list[float]) -> None:
-    date = format_datetime(datetime.now(timezone.utc) + timedelta(seconds=30), usegmt=True)
-    past, done = "Wed, 21 Oct 2015 07:28:00 GMT", httpx.Response(200, json={"sessions": []})
-    busy = [httpx.Response(503, headers={"Retry-After": when}) for when in (date, past, "7")]
-    busy += [httpx.Response(502, text="<html>"), httpx.Response(503, headers={"Retry-After": "0"})]
-    responses = iter([*busy, done, httpx.Response(503, headers={"Retry-After": "soon"})])
+def test_the_client_waits_for_dates_and_repeats_what_a_proxy_lost(
+    pauses: list[float],
+) -> None:
+    date = format_datetime(
+        datetime.now(timezone.utc) + timedelta(seconds=30), usegmt=True
+    )
+    past, done = (
+        "Wed, 21 Oct 2015 07:28:00 GMT",
+        httpx.Response(200, json={"sessions": []}),
+    )
+    busy = [
+        httpx.Response(503, headers={"Retry-After": when}) for when in (date, past, "7")
+    ]
+    busy += [
+        httpx.Response(502, text="<html>"),
+        httpx.Response(503, headers={"Retry-After": "0"}),
+    ]
+    responses = iter(
+        [*busy, done, httpx.Response(503, headers={"Retry-After": "soon"})]
+    )
     client = client_of(lambda request: next(responses))
     assert client.sessions() == []
     assert 25 < pauses[0] <= 30 and pauses[2] == 7
-    assert all(0 < pauses[n] < 5 for n in (1, 3, 4))  # a busy server is not asked without a pause
+    assert all(
+        0 < pauses[n] < 5 for n in (1, 3, 4)
+    )  # a busy server is not asked without a pause
     with pytest.raises(RemoteError, match="503"):
         client.sessions()
 
 
-@pytest.mark.parametrize(("patience", "down"), [(60.0, 40.0), (30.0, 40.0), (86400.0, 1e6)])
+@pytest.mark.parametrize(
+    ("patience", "down"), [(60.0, 40.0), (30.0, 40.0), (86400.0, 1e6)]
+)
 def test_the_client_waits_for_a_server_that_restarts(
     monkeypatch: pytest.MonkeyPatch, pauses: list[float], patience: float, down: float
 ) -> None:
@@ -140,12 +162,18 @@ def test_the_client_says_what_is_wrong_with_an_address_and_a_token() -> None:
     assert lines._http.headers["Authorization"] == f"Bearer {'t' * 20}"
 
 
-def test_the_client_has_errors_of_its_own(serve_live: ServeLive, tmp_path: Path) -> None:
+def test_the_client_has_errors_of_its_own(
+    serve_live: ServeLive, tmp_path: Path
+) -> None:
     with pytest.raises(RemoteError, match="CliqueTTA"):
         client_of(lambda request: httpx.Response(200, text="<html>")).health()
     with serve_live(limits={"body_bytes": 10**6}) as address:
-        session = Client(address, retry_seconds=5).create_session(CLASSES, method="tent")
+        session = Client(address, retry_seconds=5).create_session(
+            CLASSES, method="tent"
+        )
         with pytest.raises(ImageError):
             session.predict([tmp_path / "gone.png"])
-        with pytest.raises(RemoteError, match="413"):  # although it is refused before it is sent
+        with pytest.raises(
+            RemoteError, match="413"
+        ):  # although it is refused before it is sent
             session.predict([bytes(30_000_000)])

@@ -14,7 +14,13 @@ from cliquetta.serve.database import FILE, SCHEMA, Database, UnavailableError
 from cliquetta.serve.session_store import SessionStore
 from tests._helpers.postgres import PASSWORD, PostgreSQL
 from tests._helpers.running import Run
-from tests._helpers.serve_setup import Alone, batch_of, change_row, local_service, refusal
+from tests._helpers.serve_setup import (
+    Alone,
+    batch_of,
+    change_row,
+    local_service,
+    refusal,
+)
 
 
 def test_sqlite_is_durable_and_private(tmp_path: Path) -> None:
@@ -54,9 +60,9 @@ def test_sessions_of_the_old_form_are_refused_with_the_way_to_export_them(
     with pytest.raises(UserError, match=r"75069cc0.*/state"):
         Database(tmp_path, create=True)
     assert not (tmp_path / FILE).exists()
-    assert run("serve", "--model", "micro", "--sessions", "s3://bucket/sessions").refuses(
-        "75069cc0"
-    )
+    assert run(
+        "serve", "--model", "micro", "--sessions", "s3://bucket/sessions"
+    ).refuses("75069cc0")
 
 
 @pytest.mark.parametrize(
@@ -93,7 +99,9 @@ def test_a_locked_file_is_waited_for_and_then_refused(
     monkeypatch.setattr("cliquetta.serve.database._LOCK_SECONDS", 0.3)
     with local_service(tmp_path, tiny_clip) as service:
         session = service.create()
-        other = sqlite3.connect(tmp_path / FILE, isolation_level=None, check_same_thread=False)
+        other = sqlite3.connect(
+            tmp_path / FILE, isolation_level=None, check_same_thread=False
+        )
         other.execute("BEGIN IMMEDIATE")
         refused = service.send(session, batch_of(0))
         assert refusal(refused) == (503, "storage")
@@ -101,8 +109,12 @@ def test_a_locked_file_is_waited_for_and_then_refused(
         assert "locked" in refused.json()["message"]
         assert str(tmp_path) not in refused.text
         health = service.http.get("/healthz")
-        assert refusal(health) == (503, "storage") and "locked" in health.json()["message"]
-        threading.Timer(0.1, other.execute, ["ROLLBACK"]).start()  # a short lock is waited for
+        assert (
+            refusal(health) == (503, "storage") and "locked" in health.json()["message"]
+        )
+        threading.Timer(
+            0.1, other.execute, ["ROLLBACK"]
+        ).start()  # a short lock is waited for
         service.check(session, batch_of(1), alone)
         assert service.http.get("/healthz").status_code == 200
         other.close()
@@ -121,14 +133,18 @@ def test_a_full_disk_of_sqlite(tmp_path: Path, tiny_clip: CLIP, alone: Alone) ->
 
         pages = 1
         refused = service.post("domain_norm")
-        assert refusal(refused) == (503, "storage") and "full" in refused.json()["message"]
+        assert (
+            refusal(refused) == (503, "storage") and "full" in refused.json()["message"]
+        )
         assert "retry-after" in refused.headers
         pages = 2**30
         service.check(session, batch_of(1), alone)
         assert service.ids() == [session]
 
 
-def test_space_of_deleted_sessions_is_given_back(tmp_path: Path, tiny_clip: CLIP) -> None:
+def test_space_of_deleted_sessions_is_given_back(
+    tmp_path: Path, tiny_clip: CLIP
+) -> None:
     with local_service(tmp_path, tiny_clip) as service:
         database = service.service.sessions._store.database
         sessions = [service.create("tent") for _ in range(20)]
@@ -168,12 +184,16 @@ def test_a_backup_by_sqlite_itself_beside_a_running_server(
 
 
 @pytest.mark.slow
-def test_a_wrong_password_and_an_unknown_database(postgresql: PostgreSQL, run: Run) -> None:
+def test_a_wrong_password_and_an_unknown_database(
+    postgresql: PostgreSQL, run: Run
+) -> None:
     wrong = postgresql.url("postgres", password="wrong-and-secret")
     result = run("serve", "--model", "micro", "--sessions", wrong, "--device", "cpu")
     assert result.refuses("refuses the service's user or password")
     assert "wrong-and-secret" not in result.text
-    assert run("sessions", "list", "--sessions", postgresql.url("none")).refuses("does not exist")
+    assert run("sessions", "list", "--sessions", postgresql.url("none")).refuses(
+        "does not exist"
+    )
 
 
 @pytest.mark.slow
@@ -215,7 +235,10 @@ def test_a_server_whose_database_is_gone_comes_back_with_it(
         assert refusal(refused) == (503, "storage") and "retry-after" in refused.headers
         assert "127.0.0.1" not in refused.text
         health = service.http.get("/healthz")
-        assert refusal(health) == (503, "storage") and "reached" in health.json()["message"]
+        assert (
+            refusal(health) == (503, "storage")
+            and "reached" in health.json()["message"]
+        )
         assert service.http.get("/metrics").status_code == 200
         postgresql.start()
         service.check(session, batch_of(1), alone, sequence=2)
@@ -225,7 +248,10 @@ def test_a_server_whose_database_is_gone_comes_back_with_it(
 
 @pytest.mark.slow
 def test_a_locked_row_is_waited_for_and_then_refused(
-    postgresql: PostgreSQL, tiny_clip: CLIP, alone: Alone, monkeypatch: pytest.MonkeyPatch
+    postgresql: PostgreSQL,
+    tiny_clip: CLIP,
+    alone: Alone,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("cliquetta.serve.database._LOCK_SECONDS", 1)
     url = postgresql.create_database()
@@ -256,7 +282,10 @@ def test_a_password_that_changes_while_the_server_runs(
         end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'guest'"
         postgresql.execute(end)
         refused = service.send(session, batch_of(1), sequence=2)
-        assert refusal(refused) == (503, "storage") and "retry-after" not in refused.headers
+        assert (
+            refusal(refused) == (503, "storage")
+            and "retry-after" not in refused.headers
+        )
         health = service.http.get("/healthz").json()["message"]
         assert "password" in health and "guest" not in health and "first" not in health
         postgresql.execute("ALTER ROLE guest PASSWORD 'first'")
@@ -264,7 +293,9 @@ def test_a_password_that_changes_while_the_server_runs(
 
 
 @pytest.mark.slow
-def test_commits_are_on_disk_whatever_the_server_is_set_to(postgresql: PostgreSQL) -> None:
+def test_commits_are_on_disk_whatever_the_server_is_set_to(
+    postgresql: PostgreSQL,
+) -> None:
     url = postgresql.create_database()
     name = url.rpartition("/")[2]
     postgresql.execute(f"ALTER DATABASE {name} SET synchronous_commit TO off")

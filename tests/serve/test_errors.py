@@ -30,13 +30,17 @@ from tests._helpers.serve_setup import Alone, Local, batch_of, refusal
         ({"reject": 0.5, "classes": ["cat", "dog"]}, "at least three, got 2"),
     ],
 )
-def test_bad_requests_get_a_remedy(service: Local, change: dict[str, Any], words: str) -> None:
+def test_bad_requests_get_a_remedy(
+    service: Local, change: dict[str, Any], words: str
+) -> None:
     response = service.post(**change)
     assert response.status_code == 422 and words in response.json()["message"]
     assert service.ids() == []
 
 
-def test_a_failing_method(service: Local, alone: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_method(
+    service: Local, alone: Alone, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(self: Tent, batch: Batch) -> Prediction:
         self.memory.reset()
         raise RuntimeError("secret of the implementation")

@@ -29,17 +29,23 @@ LEARNS = "domain_norm"
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
-def test_sessions_of_every_method_go_on_after_a_restart(name: str, serve: Serve) -> None:
+def test_sessions_of_every_method_go_on_after_a_restart(
+    name: str, serve: Serve
+) -> None:
     fields = {field.name for field in dataclasses.fields(METHODS[name].config)}
     options = {"views": 3} if "views" in fields else {}
     entry = METHODS[name]
     for preset in (None, *entry.presets):
         plain = resolve_config(entry, preset, {})
-        assert TypeAdapter(entry.config).validate_python(plain) == method_config(name, preset)
+        assert TypeAdapter(entry.config).validate_python(plain) == method_config(
+            name, preset
+        )
     with serve() as service:
         halted, running = (service.create(name, options=options) for _ in range(2))
         first = service.predict(halted, batch_of(0, 2), evidence=True)
-        assert probabilities(first) == probabilities(service.predict(running, batch_of(0, 2)))
+        assert probabilities(first) == probabilities(
+            service.predict(running, batch_of(0, 2))
+        )
         expected = probabilities(service.predict(running, batch_of(1, 2)))
     with serve() as service:
         assert probabilities(service.predict(halted, batch_of(1, 2))) == expected
@@ -47,14 +53,18 @@ def test_sessions_of_every_method_go_on_after_a_restart(name: str, serve: Serve)
 
 def test_a_session_with_unknown_settings_is_refused(tiny_clip: CLIP) -> None:
     settings = Settings({"tiny": tiny_clip})
-    info, _ = create_session(SessionRequest(classes=["cat", "dog"], method="tpt"), settings, "00")
+    info, _ = create_session(
+        SessionRequest(classes=["cat", "dog"], method="tpt"), settings, "00"
+    )
     other = info.model_copy(update={"config": {"momentum": 0.9}})
     with pytest.raises(UserError, match="momentum"):
         build_adapter(other, settings)
 
 
 def put(service: Local, id: str, classes: list[str], **more: Any) -> Any:
-    return service.http.put(f"/v1/sessions/{id}/classes", json={"classes": classes, **more})
+    return service.http.put(
+        f"/v1/sessions/{id}/classes", json={"classes": classes, **more}
+    )
 
 
 def labels(response: dict[str, Any]) -> set[str]:
@@ -87,9 +97,13 @@ def test_changes_take_their_turn_among_batches(service: Local) -> None:
     """Every response of many requests at once is of one list, and their numbers have no gap."""
     id = service.create("tent")
     with ThreadPoolExecutor(7) as clients:
-        sent = [clients.submit(service.predict, id, batch_of(seed, 2)) for seed in range(4)]
+        sent = [
+            clients.submit(service.predict, id, batch_of(seed, 2)) for seed in range(4)
+        ]
         for names in (CLASSES, OTHERS, CLASSES):
             clients.submit(put, service, id, names)
     responses = [future.result() for future in sent]
     assert sorted(response["sequence"] for response in responses) == list(range(1, 5))
-    assert all(labels(response) in (set(CLASSES), set(OTHERS)) for response in responses)
+    assert all(
+        labels(response) in (set(CLASSES), set(OTHERS)) for response in responses
+    )

@@ -21,13 +21,23 @@ from cliquetta.serve.server import serve
 from cliquetta.serve.session_store import SessionStore
 from cliquetta.serve.settings import Limits, Settings, load_models
 from tests._helpers.postgres import PostgreSQL
-from tests._helpers.serve_setup import CLASSES, MANY, Alone, Load, free_port, is_up, wait_until
+from tests._helpers.serve_setup import (
+    CLASSES,
+    MANY,
+    Alone,
+    Load,
+    free_port,
+    is_up,
+    wait_until,
+)
 
 CLIENTS = 3  # one more than the server keeps in memory
 SESSIONS, KILLS = 6, 30
 
 
-def run_server(model: Path, where: str, port: int, resident: int, dies_at: int | None) -> None:
+def run_server(
+    model: Path, where: str, port: int, resident: int, dies_at: int | None
+) -> None:
     """Serve until this process is killed, which it does itself before a statement or a commit.
 
     ``dies_at`` is the number of that statement, ``resident`` of the sessions in memory.
@@ -46,7 +56,9 @@ def run_server(model: Path, where: str, port: int, resident: int, dies_at: int |
         sqlalchemy.event.listen(sqlalchemy.Engine, event, count)
     limits = Limits(**MANY, resident_sessions=resident)
     models = load_models({"tiny": str(model)}, create_model)
-    serve(Settings(models, limits=limits, workers=2), where, host="127.0.0.1", port=port)
+    serve(
+        Settings(models, limits=limits, workers=2), where, host="127.0.0.1", port=port
+    )
 
 
 class Replica:
@@ -83,8 +95,16 @@ def test_killed_servers_lose_nothing(
     server.start()
     server.wait()
     with Client(server.address) as client:
-        loads = [Load(i, client.create_session(CLASSES, method="tent")) for i in range(CLIENTS)]
-        for more in (1, 2, 3, 8):  # as soon as so many responses have come, others being under way
+        loads = [
+            Load(i, client.create_session(CLASSES, method="tent"))
+            for i in range(CLIENTS)
+        ]
+        for more in (
+            1,
+            2,
+            3,
+            8,
+        ):  # as soon as so many responses have come, others being under way
             aim = sum(len(one.responses) for one in loads) + more
             while sum(len(one.responses) for one in loads) < aim:
                 time.sleep(0.005)
@@ -94,7 +114,9 @@ def test_killed_servers_lose_nothing(
             with SessionStore.open(where) as store:
                 stored = {one.info.id: one.info.sequence for one in store.find_all()}
             for one, count in zip(loads, acknowledged, strict=True):
-                now = len(one.responses)  # may have grown by a response that was in the wire
+                now = len(
+                    one.responses
+                )  # may have grown by a response that was in the wire
                 assert count <= stored[one.session.id] <= now + 1
             server.start()
             server.wait()
@@ -140,12 +162,16 @@ def test_replicas_and_their_database_are_killed(
     for replica in replicas:
         replica.start()
         replica.wait()
-    clients = [Client(replica.address, retry_seconds=0, timeout=60) for replica in replicas]
+    clients = [
+        Client(replica.address, retry_seconds=0, timeout=60) for replica in replicas
+    ]
     methods = ["tent", "domain_norm", "tda"] * (SESSIONS // 3)
     ids = [clients[0].create_session(CLASSES, method=method).id for method in methods]
     loads = []
     for number, id in enumerate(ids):
-        anywhere: Any = AnyReplica([client.session(id) for client in clients], seed=number)
+        anywhere: Any = AnyReplica(
+            [client.session(id) for client in clients], seed=number
+        )
         loads.append(Load(number, anywhere))
     for replica in replicas:  # those that live know when they die
         replica.kill()

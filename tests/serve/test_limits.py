@@ -8,7 +8,15 @@ import pytest
 
 from cliquetta.serve.errors import ServiceError
 from cliquetta.serve.limits import RateLimiter
-from tests._helpers.serve_setup import ALICE, BOB, Local, batch_of, bearer, picture, refusal
+from tests._helpers.serve_setup import (
+    ALICE,
+    BOB,
+    Local,
+    batch_of,
+    bearer,
+    picture,
+    refusal,
+)
 from tests.serve.conftest import Serve
 
 
@@ -17,12 +25,20 @@ from tests.serve.conftest import Serve
     [
         ({"classes": 4}, {}, "at most 4"),
         ({"class_length": 7}, {}, "7 characters"),
-        ({"templates": 1}, {"classes": ["a"], "templates": ["{}", "a {}"]}, "at most 1"),
+        (
+            {"templates": 1},
+            {"classes": ["a"], "templates": ["{}", "a {}"]},
+            "at most 1",
+        ),
         ({"state_bytes": 100}, {}, "would remember"),
     ],
 )
 def test_limits_of_sessions(
-    serve: Serve, tmp_path: Path, limits: dict[str, int], request_: dict[str, Any], words: str
+    serve: Serve,
+    tmp_path: Path,
+    limits: dict[str, int],
+    request_: dict[str, Any],
+    words: str,
 ) -> None:
     with serve(limits=limits) as service:
         refused = service.post(**request_)
@@ -31,14 +47,20 @@ def test_limits_of_sessions(
 
 
 @pytest.mark.parametrize(
-    "named", ["tda.positive_capacity", "tda.negative_capacity", "dmn.capacity", "scap.capacity"]
+    "named",
+    ["tda.positive_capacity", "tda.negative_capacity", "dmn.capacity", "scap.capacity"],
 )
 def test_memory_is_counted_before_it_is_allocated(service: Local, named: str) -> None:
     method, option = named.split(".")
     service.create(method)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert refusal(service.post(method, options={option: 3_000_000})) == (413, "too_large")
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB, of 2 GB
+    assert refusal(service.post(method, options={option: 3_000_000})) == (
+        413,
+        "too_large",
+    )
+    assert (
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000
+    )  # KiB, of 2 GB
 
 
 def test_number_of_sessions(serve: Serve) -> None:
@@ -53,7 +75,9 @@ def test_number_of_sessions(serve: Serve) -> None:
 
 
 def test_limits_of_a_batch(serve: Serve) -> None:
-    with serve(limits={"images": 3, "image_pixels": 40 * 40, "view_bytes": 200_000}) as service:
+    with serve(
+        limits={"images": 3, "image_pixels": 40 * 40, "view_bytes": 200_000}
+    ) as service:
         session, views = service.create(), service.create("mta", options={"views": 10})
         for id, images, words in (
             (session, batch_of(0, 4), "more than 3 images"),
@@ -76,7 +100,10 @@ def test_rate_limit_refills_with_time(monkeypatch: pytest.MonkeyPatch) -> None:
         limiter.take("a")
     with pytest.raises(ServiceError) as refused:
         limiter.take("a")
-    assert (refused.value.status_code, refused.value.headers) == (429, {"Retry-After": "1"})
+    assert (refused.value.status_code, refused.value.headers) == (
+        429,
+        {"Retry-After": "1"},
+    )
     limiter.take("b")
     now = 0.5
     limiter.take("a")

@@ -22,8 +22,12 @@ def test_body_is_counted_while_it_arrives(serve_live: ServeLive) -> None:
         announced = httpx.post(f"{address}/v1/sessions", content=b"x" * 10_001)
         assert refusal(announced) == (413, "too_large")
         headers = {"Content-Type": "application/json"}
-        with suppress(httpx.TransportError):  # where the server hangs up before all was sent
-            streamed = httpx.post(f"{address}/v1/sessions", content=parts(), headers=headers)
+        with suppress(
+            httpx.TransportError
+        ):  # where the server hangs up before all was sent
+            streamed = httpx.post(
+                f"{address}/v1/sessions", content=parts(), headers=headers
+            )
             assert streamed.status_code == 413
         assert sent < 50_000_000
         assert httpx.get(f"{address}/healthz").status_code == 200
@@ -53,7 +57,9 @@ def test_rate_limit_holds_for_requests_and_for_guessed_tokens(serve: Serve) -> N
         assert known == [200, 200, 200, 429, 429]
     with serve(limits={"wrong_token_rate": 0.001}, tokens=[ALICE]) as service:
         get = service.http.get
-        guesses = [get("/v1/models", headers=bearer(f"{i:020}")).status_code for i in range(12)]
+        guesses = [
+            get("/v1/models", headers=bearer(f"{i:020}")).status_code for i in range(12)
+        ]
         assert guesses == [401] * 10 + [429, 429]
         # were a right token accepted now, guesses could be tested as fast as before
         assert get("/v1/models", headers=bearer(ALICE)).status_code == 429

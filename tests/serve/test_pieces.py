@@ -10,7 +10,13 @@ from cliquetta.data.bundled import load_bundled
 from cliquetta.methods.registry import create_method
 from cliquetta.model.clip import CLIP
 from cliquetta.model.factory import create_model
-from cliquetta.serve.pieces import LONGEST_PIECE, DamagedError, Piece, SavedMemory, TensorLayout
+from cliquetta.serve.pieces import (
+    LONGEST_PIECE,
+    DamagedError,
+    Piece,
+    SavedMemory,
+    TensorLayout,
+)
 
 SESSION = "a" * 32
 
@@ -35,8 +41,15 @@ def memory_of_many_kinds() -> dict[str, Tensor]:
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
-    bytes_of = [bytes(v.contiguous().reshape(-1).view(torch.uint8).numpy()) for v in (one, other)]
-    return one.shape == other.shape and one.dtype == other.dtype and bytes_of[0] == bytes_of[1]
+    bytes_of = [
+        bytes(v.contiguous().reshape(-1).view(torch.uint8).numpy())
+        for v in (one, other)
+    ]
+    return (
+        one.shape == other.shape
+        and one.dtype == other.dtype
+        and bytes_of[0] == bytes_of[1]
+    )
 
 
 def test_a_memory_comes_back_bit_by_bit() -> None:
@@ -77,7 +90,9 @@ def test_changes_are_found_whatever_changes() -> None:
 
 
 def test_pieces_are_whole_rows_of_at_most_64_kib() -> None:
-    cut = {name: TensorLayout.of(value) for name, value in memory_of_many_kinds().items()}
+    cut = {
+        name: TensorLayout.of(value) for name, value in memory_of_many_kinds().items()
+    }
     assert LONGEST_PIECE == 65536
     assert cut["rows"].piece_bytes == 512 * 4  # one row
     assert cut["short rows"].piece_bytes == 1020  # 85 rows of 12 bytes
@@ -92,7 +107,8 @@ def micro() -> CLIP:
 
 
 @pytest.mark.parametrize(
-    "method", ["tent", "tda", "domain_norm", pytest.param("scap", marks=pytest.mark.slow)]
+    "method",
+    ["tent", "tda", "domain_norm", pytest.param("scap", marks=pytest.mark.slow)],
 )
 def test_a_batch_writes_little_more_than_it_changed(method: str, micro: CLIP) -> None:
     """At most 1.2 times the bytes of the numbers that differ."""
@@ -125,7 +141,9 @@ def test_damage_is_noticed() -> None:
     # a piece of another session, of another place, or of another moment
     with pytest.raises(DamagedError):
         SavedMemory.read("b" * 32, saved.layout_text, pieces)
-    first, second = (piece for piece in pieces if piece.tensor == "long rows" and piece.number < 2)
+    first, second = (
+        piece for piece in pieces if piece.tensor == "long rows" and piece.number < 2
+    )
     moved = Piece(first.tensor, first.number, second.data, second.checksum)
     with pytest.raises(DamagedError):
         SavedMemory.read(SESSION, saved.layout_text, [moved])

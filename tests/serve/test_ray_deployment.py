@@ -37,13 +37,17 @@ def test_a_plan_in_the_words_of_serve() -> None:
     settings = Settings(limits=Limits(queued=10))
     fixed = ReplicaPlan(3, 3, cpus=2, gpus=0.5).options(settings, present=2)
     for present in (0.0, 4.0):  # a GPU each, if there are any
-        given = ReplicaPlan().options(settings, present)["ray_actor_options"]["num_gpus"]
+        given = ReplicaPlan().options(settings, present)["ray_actor_options"][
+            "num_gpus"
+        ]
         assert given == min(present, 1.0)
     with pytest.raises(UserError, match="has 0"):
         ReplicaPlan(gpus=1).options(settings)
     assert fixed["num_replicas"] == 3 and "autoscaling_config" not in fixed
     assert fixed["ray_actor_options"] == {"num_cpus": 2, "num_gpus": 0.5}
-    assert fixed["max_ongoing_requests"] > 10  # else requests would wait where nobody is fair
+    assert (
+        fixed["max_ongoing_requests"] > 10
+    )  # else requests would wait where nobody is fair
     scaled = ReplicaPlan(1, 4, queue=6).options(settings)
     assert "num_replicas" not in scaled
     assert scaled["autoscaling_config"]["target_ongoing_requests"] == 6
@@ -92,7 +96,9 @@ def processes_of(group: int) -> list[int]:
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended
-            state, _, _, session = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
+            state, _, _, session = (
+                (folder / "stat").read_text().rpartition(")")[2].split()[:4]
+            )
             if int(session) == group and state != "Z":
                 found.append(int(folder.name))
     return found
@@ -114,7 +120,9 @@ def test_replicas_come_and_go_and_lose_nothing(
         assert refusal(large) == (413, "too_large")
 
         methods = ["tent", "domain_norm"] * 3
-        loads = [LoneLoad(address, number, method) for number, method in enumerate(methods)]
+        loads = [
+            LoneLoad(address, number, method) for number, method in enumerate(methods)
+        ]
         # one is added while requests wait
         wait_until(lambda: len(replica_pids(server.pid)) == 2, 240)
         for one in loads:
@@ -123,7 +131,9 @@ def test_replicas_come_and_go_and_lose_nothing(
         def moved_on() -> None:
             before = [len(one.responses) for one in loads]
             counts = list(zip(loads, before, strict=True))
-            wait_until(lambda: all(len(o.responses) > n + 2 or o.error for o, n in counts), 240)
+            wait_until(
+                lambda: all(len(o.responses) > n + 2 or o.error for o, n in counts), 240
+            )
 
         slow, hung = sorted(replica_pids(server.pid))
         os.kill(slow, signal.SIGSTOP)  # one is slow, then comes back
@@ -134,13 +144,17 @@ def test_replicas_come_and_go_and_lose_nothing(
         wait_until(lambda: len(set(replica_pids(server.pid)) - {slow}) == 2, 240)
 
         def at_work() -> set[int]:
-            return set(replica_pids(server.pid)) - {hung}  # Ray may not be able to end it
+            return set(replica_pids(server.pid)) - {
+                hung
+            }  # Ray may not be able to end it
 
         os.kill(hung, signal.SIGSTOP)  # the other hangs for good, and is replaced
         moved_on()
         wait_until(lambda: len(at_work()) == 2, 240)
         old = at_work()
-        os.kill(server.pid, signal.SIGHUP)  # all replicas are replaced, one after the other
+        os.kill(
+            server.pid, signal.SIGHUP
+        )  # all replicas are replaced, one after the other
         wait_until(lambda: len(at_work()) == 2 and not old & at_work(), 240)
         moved_on()
         for one, method in zip(loads, methods, strict=True):
@@ -150,7 +164,9 @@ def test_replicas_come_and_go_and_lose_nothing(
     words = ("sessions", "list", "--sessions", database)
     assert "6 sessions" in run(*words).stdout
     listed = json.loads(run(*words, "--json").stdout)
-    assert all(isinstance(one[name], int) for one in listed for name in ("images", "KiB"))
+    assert all(
+        isinstance(one[name], int) for one in listed for name in ("images", "KiB")
+    )
 
 
 @pytest.mark.slow

@@ -42,7 +42,9 @@ def is_closed(connection: socket.socket) -> bool:
 
 
 @pytest.mark.parametrize("start", [b"", b"GET /healthz HTTP/1.1\r\nHost: 127"])
-def test_a_head_that_does_not_arrive_is_not_waited_for(serve_live: ServeLive, start: bytes) -> None:
+def test_a_head_that_does_not_arrive_is_not_waited_for(
+    serve_live: ServeLive, start: bytes
+) -> None:
     with serve_live(limits={"header_seconds": 0.4}) as address:
         with connect(address) as silent:
             silent.sendall(start)
@@ -67,7 +69,9 @@ def test_a_connection_stays_open_longer_than_clients_use_it() -> None:
     idle_seconds = make_server(FastAPI(), Limits()).config.timeout_keep_alive
     pool = httpx.HTTPTransport()._pool
     assert isinstance(pool, httpcore.ConnectionPool)
-    assert pool._keepalive_expiry is not None and idle_seconds > 2 * pool._keepalive_expiry
+    assert (
+        pool._keepalive_expiry is not None and idle_seconds > 2 * pool._keepalive_expiry
+    )
 
 
 def test_an_idle_connection_is_closed_in_the_end(serve_live: ServeLive) -> None:
@@ -78,7 +82,9 @@ def test_an_idle_connection_is_closed_in_the_end(serve_live: ServeLive) -> None:
             pass
 
 
-def test_responses_are_not_delayed(serve_live: ServeLive, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_responses_are_not_delayed(
+    serve_live: ServeLive, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else the body of a response waits for the acknowledgement of its head: 40 ms each."""
     options, real = [], BoundedProtocol.on_response_complete
 
@@ -94,22 +100,32 @@ def test_responses_are_not_delayed(serve_live: ServeLive, monkeypatch: pytest.Mo
 
 
 def test_silent_connections_make_room_for_others(serve_live: ServeLive) -> None:
-    with serve_live(limits={"connections": 5}) as address, contextlib.ExitStack() as all:
+    with (
+        serve_live(limits={"connections": 5}) as address,
+        contextlib.ExitStack() as all,
+    ):
         for _ in range(40):
             all.enter_context(connect(address))
         for _ in range(10):
             assert httpx.get(f"{address}/healthz").status_code == 200
 
 
-def test_busy_connections_stay(serve_live: ServeLive, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_busy_connections_stay(
+    serve_live: ServeLive, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with serve_live(limits={"connections": 2}) as address:
         with Client(address) as client:
-            sessions = [client.create_session(CLASSES, method="tent").id for _ in range(2)]
+            sessions = [
+                client.create_session(CLASSES, method="tent").id for _ in range(2)
+            ]
         gate = Gate(monkeypatch)
         with ThreadPoolExecutor(2) as clients:
             files = {"images": ("a.png", batch_of(0, 1)[0])}
             paths = [f"{address}/v1/sessions/{id}/batches" for id in sessions]
-            waiting = [clients.submit(httpx.post, path, files=files, timeout=60) for path in paths]
+            waiting = [
+                clients.submit(httpx.post, path, files=files, timeout=60)
+                for path in paths
+            ]
             assert gate.begun.acquire(timeout=30) and gate.begun.acquire(timeout=30)
             with connect(address) as beyond:
                 refused = beyond.recv(100)
@@ -118,9 +134,17 @@ def test_busy_connections_stay(serve_live: ServeLive, monkeypatch: pytest.Monkey
         assert refused.startswith(b"HTTP/1.1 503")
 
 
-def test_responses_that_nobody_reads_are_counted_and_dropped(serve_live: ServeLive) -> None:
-    request = {"classes": CLASSES, "method": "tda", "options": {"positive_capacity": 20_000}}
-    with serve_live(limits={"response_seconds": 1.5, "queued_bytes": 25_000_000}) as address:
+def test_responses_that_nobody_reads_are_counted_and_dropped(
+    serve_live: ServeLive,
+) -> None:
+    request = {
+        "classes": CLASSES,
+        "method": "tda",
+        "options": {"positive_capacity": 20_000},
+    }
+    with serve_live(
+        limits={"response_seconds": 1.5, "queued_bytes": 25_000_000}
+    ) as address:
         session = httpx.post(f"{address}/v1/sessions", json=request).json()["id"]
         path = f"/v1/sessions/{session}/state"
 
@@ -137,7 +161,9 @@ def test_responses_that_nobody_reads_are_counted_and_dropped(serve_live: ServeLi
         wait_until(lambda: body_bytes() >= 2 * len(state.content))
         assert body_bytes() <= 25_000_000
         refused = httpx.get(address + path)
-        assert refusal(refused) == (503, "overloaded") and "Retry-After" in refused.headers
+        assert (
+            refusal(refused) == (503, "overloaded") and "Retry-After" in refused.headers
+        )
         wait_until(lambda: body_bytes() == 0)
         again = httpx.get(address + path)
         assert again.status_code == 200 and len(again.content) == len(state.content)
@@ -159,7 +185,9 @@ def serve_a_batch_that_never_ends(model: Path, folder: Path, port: int) -> None:
     Tent._predict = work  # type: ignore[method-assign, assignment]
     models = load_models({"tiny": str(model)}, create_model)
     limits = Limits(batch_seconds=300)
-    serve(Settings(models, limits=limits, workers=1), folder, host="127.0.0.1", port=port)
+    serve(
+        Settings(models, limits=limits, workers=1), folder, host="127.0.0.1", port=port
+    )
 
 
 @pytest.mark.slow
@@ -171,7 +199,9 @@ def test_sigterm_ends_a_server_within_ten_seconds(
     port, folder = free_port(), tmp_path / "sessions"
     words = (tiny_file, folder, port)
     context = multiprocessing.get_context("spawn")
-    server = context.Process(target=serve_a_batch_that_never_ends, args=words, daemon=True)
+    server = context.Process(
+        target=serve_a_batch_that_never_ends, args=words, daemon=True
+    )
     server.start()
     address = f"http://127.0.0.1:{port}"
     wait_until(lambda: is_up(address))

@@ -13,7 +13,15 @@ import pytest
 from cliquetta.serve.errors import ServiceError
 from cliquetta.serve.service import FairPool
 from cliquetta.serve.settings import Limits
-from tests._helpers.serve_setup import ALICE, BOB, Gate, batch_of, bearer, refusal, wait_until
+from tests._helpers.serve_setup import (
+    ALICE,
+    BOB,
+    Gate,
+    batch_of,
+    bearer,
+    refusal,
+    wait_until,
+)
 from tests.serve.conftest import Serve
 
 
@@ -76,7 +84,9 @@ def test_one_session_never_runs_twice_at_once() -> None:
             pool.submit("owner", session, partial(work, session, i))
     pool.close()
     assert overlaps == []
-    assert all([i for s, i in done if s == session] == list(range(20)) for session in "abc")
+    assert all(
+        [i for s, i in done if s == session] == list(range(20)) for session in "abc"
+    )
 
 
 def test_errors_reach_the_one_who_waits() -> None:
@@ -102,14 +112,19 @@ def test_what_waited_too_long_is_refused_and_what_was_cancelled_is_not_done() ->
     assert done == []
 
 
-def test_overload_is_refused_at_once(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overload_is_refused_at_once(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
     limits = {"queued": 5, "queued_per_owner": 4, "queued_per_session": 2}
     with serve(limits=limits, tokens=[ALICE, BOB], workers=1) as service:
         first, second = (service.create(token=ALICE) for _ in range(2))
         others = service.create(token=BOB)
 
         def send(session: str, token: str = ALICE) -> Any:
-            path, files = f"/v1/sessions/{session}/batches", [("images", batch_of(0, 1)[0])]
+            path, files = (
+                f"/v1/sessions/{session}/batches",
+                [("images", batch_of(0, 1)[0])],
+            )
             return service.http.post(path, files=files, headers=bearer(token))
 
         gate = Gate(monkeypatch)

@@ -102,7 +102,9 @@ def test_every_flipped_bit_is_noticed(serve: Serve, where: str, table: str) -> N
         with serve() as service:
             # a repeat reads the response, a new batch the memory
             sequence = 1 if table == "responses" else 2
-            refused = service.send(session, batch_of(0), sequence=sequence, top_k=len(CLASSES))
+            refused = service.send(
+                session, batch_of(0), sequence=sequence, top_k=len(CLASSES)
+            )
             assert refusal(refused) == (409, "damaged"), refused.text
             assert "checksum" in refused.json()["message"]
         change_row(where, statement, new=intact, old=damaged, id=session)
@@ -126,7 +128,10 @@ def test_every_changed_column_is_noticed(serve: Serve, where: str, change: str) 
         session = service.create()
         change_row(where, f"UPDATE sessions SET {change}, version = version + 1")
         refused = service.send(session, batch_of(0))
-        assert refusal(refused) in {(409, "damaged"), (404, "not_found")}  # of another owner
+        assert refusal(refused) in {
+            (409, "damaged"),
+            (404, "not_found"),
+        }  # of another owner
 
 
 def test_missing_and_swapped_pieces(serve: Serve, where: str) -> None:
@@ -143,7 +148,9 @@ def test_missing_and_swapped_pieces(serve: Serve, where: str) -> None:
     with serve() as service:
         assert refusal(service.send(one, batch_of(3))) == (409, "damaged")
         missing = service.send(other, batch_of(3))
-        assert refusal(missing) == (409, "damaged") and "gone" in missing.json()["message"]
+        assert (
+            refusal(missing) == (409, "damaged") and "gone" in missing.json()["message"]
+        )
         assert service.send(third, batch_of(3)).status_code == 200
 
 
@@ -158,7 +165,9 @@ def test_a_version_is_written_once(store: SessionStore) -> None:
         store.insert(new_session(), saved, changed)
     memory["a"] = memory["a"] + 1
     changed = saved.update(memory)
-    second = store.update(first, saved, changed, response=StoredResponse.of(1, "x", b"1"), replay=2)
+    second = store.update(
+        first, saved, changed, response=StoredResponse.of(1, "x", b"1"), replay=2
+    )
     assert second.version == first.version + 1 == store.version_of(first.info.id)
     with pytest.raises(OvertakenError):
         response = StoredResponse.of(9, "y", b"2")
@@ -231,7 +240,9 @@ def race(where: str, times: int) -> None:
 
         with ThreadPoolExecutor(2) as pool:
             first, second = pool.map(write, (one, two), (1.0, 2.0))
-        assert sorted(first + second) == list(range(min(first + second), max(first + second) + 1))
+        assert sorted(first + second) == list(
+            range(min(first + second), max(first + second) + 1)
+        )
         assert len(first) + len(second) == times  # one wins each time
         found = one.load(info.id)
         assert found is not None
@@ -252,7 +263,9 @@ def test_two_replicas_that_write_at_once_a_thousand_times(where: str) -> None:
 # --- replicas ---------------------------------------------------------------------------------
 
 
-def test_any_replica_continues_bit_equally(pair: Pair, alone: Alone, tiny_clip: CLIP) -> None:
+def test_any_replica_continues_bit_equally(
+    pair: Pair, alone: Alone, tiny_clip: CLIP
+) -> None:
     first, second = pair
     session = first.create()
     for number in range(6):
@@ -267,12 +280,17 @@ def test_any_replica_continues_bit_equally(pair: Pair, alone: Alone, tiny_clip: 
     first.check_state(copy.rpartition("/")[2], alone)
     assert first.http.delete(copy).status_code == 204
     assert second.http.post(f"{path}/reset").status_code == 200
-    first.check_state(session, Alone(tiny_clip))  # it has forgotten, and goes on counting
+    first.check_state(
+        session, Alone(tiny_clip)
+    )  # it has forgotten, and goes on counting
     assert second.http.put(f"{path}/state", content=state).status_code == 200
     first.check_state(session, alone)
     for service in pair:
         info = service.info(session)
-        assert service.ids() == [session] and (info["sequence"], info["images"]) == (6, 24)
+        assert service.ids() == [session] and (info["sequence"], info["images"]) == (
+            6,
+            24,
+        )
     assert first.http.delete(path).status_code == 204
     for service in pair:
         assert service.send(session, batch_of(0)).status_code == 404
@@ -316,7 +334,9 @@ def delay(service: Local, work: Callable[[], Any]) -> Iterator[Future[Any]]:
 
 
 @pytest.mark.parametrize("more", [0, 1, 2])
-def test_a_slow_replica_changes_nothing_twice(pair: Pair, alone: Alone, more: int) -> None:
+def test_a_slow_replica_changes_nothing_twice(
+    pair: Pair, alone: Alone, more: int
+) -> None:
     """A client gives up on a replica and sends its batch to the other; both work on it."""
     first, second = pair
     session = first.create()
@@ -355,7 +375,9 @@ def test_a_replica_that_is_always_late_says_so(
 
     monkeypatch.setattr(pair[0].service.sessions._store, "update", overtaken)
     refused = pair[0].send(session, batch_of(0))
-    assert refusal(refused) == (503, "session_moved") and "retry-after" in refused.headers
+    assert (
+        refusal(refused) == (503, "session_moved") and "retry-after" in refused.headers
+    )
     pair[1].check(session, batch_of(1), alone)
 
 
@@ -376,7 +398,9 @@ def test_a_session_that_is_made_again_begins_anew(pair: Pair, tiny_clip: CLIP) -
     headers = {"Idempotency-Key": "again"}
 
     def make() -> str:
-        return str(first.http.post("/v1/sessions", json=request, headers=headers).json()["id"])
+        return str(
+            first.http.post("/v1/sessions", json=request, headers=headers).json()["id"]
+        )
 
     session = make()
     first.predict(session, batch_of(0))
@@ -400,7 +424,10 @@ def test_both_replicas_at_once_with_every_batch(pair: Pair, tiny_clip: CLIP) -> 
         with ThreadPoolExecutor(2) as pool:
             for number in range(8):
                 fields = (sessions[seed], batch(seed, number))
-                both = [pool.submit(one.predict, *fields, sequence=number + 1) for one in pair]
+                both = [
+                    pool.submit(one.predict, *fields, sequence=number + 1)
+                    for one in pair
+                ]
                 one, other = (future.result(60) for future in both)
                 assert one == other
                 responses.append(one)
@@ -421,12 +448,17 @@ def test_a_session_is_made_once_for_one_key(pair: Pair) -> None:
     assert made[0] == made[1] and made[0].id == id
     other = id[::-1]
     with ThreadPoolExecutor(2) as pool:
-        tasks = [pool.submit(one.service.sessions.create, other, "local", request) for one in pair]
+        tasks = [
+            pool.submit(one.service.sessions.create, other, "local", request)
+            for one in pair
+        ]
     assert tasks[0].result() == tasks[1].result()
     assert set(pair[1].ids()) == {id, other}
 
 
-def test_operators_delete_what_replicas_have_in_memory(pair: Pair, where: str, run: Run) -> None:
+def test_operators_delete_what_replicas_have_in_memory(
+    pair: Pair, where: str, run: Run
+) -> None:
     session, other = pair[0].create(), pair[1].create()
     pair[1].predict(session, batch_of(0))
     assert run("sessions", "delete", session, "--sessions", where).code == 0
@@ -483,7 +515,9 @@ def test_damaged_files_are_not_imported(store: SessionStore, where: str) -> None
     memory = {"a": torch.ones(2000), "b": torch.zeros(())}
     saved, changed = SavedMemory.of("0" * 32, memory)
     stored = store.insert(new_session(), saved, changed)
-    store.update(stored, saved, [], response=StoredResponse.of(1, "digest", b"body"), replay=4)
+    store.update(
+        stored, saved, [], response=StoredResponse.of(1, "digest", b"body"), replay=4
+    )
     data = store.export("0" * 32)
     store.delete("0" * 32)
     draw = random.Random(0)

@@ -48,7 +48,8 @@ def test_evicted_sessions_come_back_unchanged(
 
 
 @pytest.mark.parametrize(
-    ("method", "options"), [("zero_shot", {}), ("tent", {}), ("dart", {"views": 4}), ("scap", {})]
+    ("method", "options"),
+    [("zero_shot", {}), ("tent", {}), ("dart", {"views": 4}), ("scap", {})],
 )
 def test_interleaved_sessions_predict_as_the_library_alone(
     service: Local, tiny_clip: CLIP, method: str, options: dict[str, int]
@@ -64,7 +65,9 @@ def test_interleaved_sessions_predict_as_the_library_alone(
     for responses, given in zip(streams, batches, strict=True):
         alone = Alone(tiny_clip, method, **options)
         assert [response["sequence"] for response in responses] == [1, 2, 3, 4]
-        assert [probabilities(one) for one in responses] == [alone.predict(part) for part in given]
+        assert [probabilities(one) for one in responses] == [
+            alone.predict(part) for part in given
+        ]
 
 
 def test_racing_repeats_are_applied_once(service: Local, alone: Alone) -> None:
@@ -82,17 +85,25 @@ def test_racing_repeats_are_applied_once(service: Local, alone: Alone) -> None:
     service.check(session, batch_of(1), alone, sequence=2)
 
 
-def test_wrong_numbers_are_refused_and_change_nothing(service: Local, alone: Alone) -> None:
+def test_wrong_numbers_are_refused_and_change_nothing(
+    service: Local, alone: Alone
+) -> None:
     session = service.create()
     for number in range(1, 7):
         service.check(session, batch_of(number, 1), alone, sequence=number)
-    for sequence, code in ((8, "out_of_order"), (6, "sequence_used"), (1, "response_gone")):
+    for sequence, code in (
+        (8, "out_of_order"),
+        (6, "sequence_used"),
+        (1, "response_gone"),
+    ):
         refused = service.send(session, batch_of(7, 1), sequence=sequence, top_k=5)
         assert refusal(refused) == (409, code)
     service.check(session, batch_of(7), alone, sequence=7)
 
 
-def test_a_failing_disk_loses_nothing_and_applies_nothing(service: Local, alone: Alone) -> None:
+def test_a_failing_disk_loses_nothing_and_applies_nothing(
+    service: Local, alone: Alone
+) -> None:
     session = service.create()
     service.check(session, batch_of(0), alone)
     with full_disk(service):
@@ -102,11 +113,15 @@ def test_a_failing_disk_loses_nothing_and_applies_nothing(service: Local, alone:
     service.check(session, batch_of(1), alone, sequence=2)
 
 
-def test_work_beyond_its_time(serve: Serve, alone: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_beyond_its_time(
+    serve: Serve, alone: Alone, monkeypatch: pytest.MonkeyPatch
+) -> None:
     endless, real = threading.Event(), Tent._predict
 
     def slowly(self: Tent, batch: Batch) -> Prediction:
-        while endless.is_set():  # a method that would go on for ever, and has learned already
+        while (
+            endless.is_set()
+        ):  # a method that would go on for ever, and has learned already
             self.memory["norms.values"] = self.memory["norms.values"] * 1.001
         return real(self, batch)
 
@@ -118,7 +133,9 @@ def test_work_beyond_its_time(serve: Serve, alone: Alone, monkeypatch: pytest.Mo
         assert refusal(refused) == (503, "out_of_time")
         endless.clear()
         service.check(session, batch_of(0), alone, sequence=1)
-        assert service.metric("cliquetta_restores_total") == 0  # it was never read back from disk
+        assert (
+            service.metric("cliquetta_restores_total") == 0
+        )  # it was never read back from disk
 
 
 def test_a_state_of_another_kind_is_refused_and_changes_nothing(service: Local) -> None:
@@ -126,7 +143,14 @@ def test_a_state_of_another_kind_is_refused_and_changes_nothing(service: Local) 
     service.predict(session, batch_of(0))
     before, good = service.state(session), service.state(other)
     header = len(before).to_bytes(8, "little")
-    for bad in (good, b"", b"x" * 100, before[:-10], header + before[8:], b"\x80\x04." + before):
+    for bad in (
+        good,
+        b"",
+        b"x" * 100,
+        before[:-10],
+        header + before[8:],
+        b"\x80\x04." + before,
+    ):
         refused = service.http.put(f"/v1/sessions/{session}/state", content=bad)
         assert refused.status_code == 422, refused.text
         assert "/" not in refused.json()["message"]  # no path of the server
@@ -158,7 +182,9 @@ def test_sessions_expire_and_those_in_use_do_not(serve: Serve, where: str) -> No
         assert set(service.ids()) == {used, new}
 
 
-def test_sweeps_go_on(serve: Serve, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweeps_go_on(
+    serve: Serve, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("cliquetta.serve.asgi._SWEEP_SECONDS", 0.02)
     errors = [UnavailableError("the database is locked", "wait", 1.0)] * 2
     unused_since = SessionStore.unused_since
@@ -184,7 +210,9 @@ def test_health_shows_a_disk_with_little_room(
     with serve() as service:
         if service.service.sessions._store.database.file is None:
             pytest.skip("the disk of a database server is not ours to look at")
-        monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(10**9, 10**9, 4096))
+        monkeypatch.setattr(
+            shutil, "disk_usage", lambda folder: usage(10**9, 10**9, 4096)
+        )
         full = service.http.get("/healthz")
     assert refusal(full) == (503, "storage") and "full" in full.json()["message"]
 

@@ -7,7 +7,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+)
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
@@ -38,12 +40,16 @@ def test_spans_of_a_batch(serve: Serve) -> None:
     assert request.attributes["http.response.status_code"] == 200
     for span in spans.values():
         assert span.parent.span_id == request.context.span_id
-        assert request.start_time <= span.start_time <= span.end_time <= request.end_time
+        assert (
+            request.start_time <= span.start_time <= span.end_time <= request.end_time
+        )
     assert spans["queue"].end_time <= spans["predict"].start_time
     assert spans["predict"].end_time <= spans["store.write"].start_time
     assert spans["predict"].attributes["cliquetta.images"] == 3
     hashed = hashlib.sha256(session.encode()).hexdigest()[:16]
-    assert {s.attributes["cliquetta.session"] for s in (request, *spans.values())} == {hashed}
+    assert {s.attributes["cliquetta.session"] for s in (request, *spans.values())} == {
+        hashed
+    }
 
 
 def test_spans_hold_nothing_of_a_client(serve: Serve) -> None:
@@ -58,10 +64,14 @@ def test_spans_hold_nothing_of_a_client(serve: Serve) -> None:
     spans = exporter.get_finished_spans()
     text = " ".join(span.to_json() for span in spans)
     assert len(spans) > 10
-    assert not [word for word in ("secret", session, *CLASSES, "Bearer") if word in text]
+    assert not [
+        word for word in ("secret", session, *CLASSES, "Bearer") if word in text
+    ]
 
 
-def test_a_refusal_ends_wait_and_span(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_ends_wait_and_span(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
     exporter = InMemorySpanExporter()
     with serve(tracing=traced(exporter)) as service:
         session = service.create()
@@ -73,18 +83,27 @@ def test_a_refusal_ends_wait_and_span(serve: Serve, monkeypatch: pytest.MonkeyPa
     spans = exporter.get_finished_spans()
     (write,) = (span for span in spans if span.name == "store.write")
     assert write.status.status_code == StatusCode.ERROR and not write.events
-    assert write.attributes["error.type"] == "UnavailableError" and "secret" not in write.to_json()
+    assert (
+        write.attributes["error.type"] == "UnavailableError"
+        and "secret" not in write.to_json()
+    )
     requests = [span for span in spans if span.name == BATCHES]
     assert {span.status.status_code for span in requests} == {StatusCode.ERROR}
-    assert [span.name for span in spans].count("queue") == 2  # also of one that waited too long
+    assert [span.name for span in spans].count(
+        "queue"
+    ) == 2  # also of one that waited too long
 
 
-def test_traces_reach_a_collector(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traces_reach_a_collector(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
     received: list[tuple[str, bytes]] = []
 
     class Collector(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            received.append((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
+            received.append(
+                (self.path, self.rfile.read(int(self.headers["Content-Length"])))
+            )
             self.send_response(200)
             self.end_headers()
 
@@ -93,7 +112,9 @@ def test_traces_reach_a_collector(serve: Serve, monkeypatch: pytest.MonkeyPatch)
 
     server = HTTPServer(("127.0.0.1", 0), Collector)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv(
+        "OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}"
+    )
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")
     tracing = Tracing.open(traces=True)
     with serve(tracing=tracing) as service:
@@ -105,16 +126,27 @@ def test_traces_reach_a_collector(serve: Serve, monkeypatch: pytest.MonkeyPatch)
     for path, body in received:
         assert path == "/v1/traces"
         for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
-            service_name = {a.key: a.value.string_value for a in resource.resource.attributes}
+            service_name = {
+                a.key: a.value.string_value for a in resource.resource.attributes
+            }
             assert service_name["service.name"] == "cliquetta"
-            names += [span.name for scope in resource.scope_spans for span in scope.spans]
+            names += [
+                span.name for scope in resource.scope_spans for span in scope.spans
+            ]
     assert sorted(names) == ["POST /v1/sessions", "queue", "store.write"]
 
 
-def test_without_the_extra(service: Local, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra(
+    service: Local, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert service.create()  # the default service has no tracer
-    for name in ("opentelemetry.exporter.otlp.proto.http.trace_exporter", "opentelemetry.sdk"):
+    for name in (
+        "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+        "opentelemetry.sdk",
+    ):
         monkeypatch.setitem(sys.modules, name, None)
     assert run("serve", "--model", "micro", "--traces").refuses("cliquetta[otel]")
-    ours = [module for name, module in sys.modules.items() if name.startswith("cliquetta")]
+    ours = [
+        module for name, module in sys.modules.items() if name.startswith("cliquetta")
+    ]
     assert ours and not any("opentelemetry" in vars(module) for module in ours)

@@ -66,9 +66,15 @@ class Controller:
             current, opening = self._session(session, form)
             batch_size = max(1, int(form.batch_size))
             if form.source == FILES:
-                shown = current.next_of_files([Path(f) for f in form.files or ()], batch_size)
+                shown = current.next_of_files(
+                    [Path(f) for f in form.files or ()], batch_size
+                )
             else:
-                shifted = "" if form.shift == NO_SHIFT else f"@{form.shift}:{int(form.severity)}"
+                shifted = (
+                    ""
+                    if form.shift == NO_SHIFT
+                    else f"@{form.shift}:{int(form.severity)}"
+                )
                 shown = current.next_of_stream(f"bundled{shifted}", batch_size)
             return current, pages.batch_notice(current, shown, opening)
 
@@ -94,19 +100,25 @@ class Controller:
         """Forget what was learned and shown."""
         if session is not None:
             session.reset()
-        return session, Pages(pages.notice("Forgotten: the next batch is the first one."))
+        return session, Pages(
+            pages.notice("Forgotten: the next batch is the first one.")
+        )
 
     def files(self, session: AppSession | None) -> tuple[list[str], str]:
         """Predictions and state as files to download, and a notice."""
         if session is None:
-            return [], pages.notice("Nothing to download yet: run a batch first.", bad=True)
+            return [], pages.notice(
+                "Nothing to download yet: run a batch first.", bad=True
+            )
         folder = self.folder / session.id
         folder.mkdir(exist_ok=True)
         table = folder / "predictions.csv"
         table.write_bytes(session.predictions_csv())
         state = folder / f"{session.info.method}-state.safetensors"
         state.write_bytes(session.state())
-        return [str(table), str(state)], pages.notice("Predictions and state are ready.")
+        return [str(table), str(state)], pages.notice(
+            "Predictions and state are ready."
+        )
 
     def attention(self, session: AppSession | None, index: int, kind: str) -> str:
         """Attention maps of one image of the last batch."""
@@ -119,7 +131,9 @@ class Controller:
         if session is not None:
             shutil.rmtree(self.folder / session.id, ignore_errors=True)
 
-    def _session(self, session: AppSession | None, form: Form) -> tuple[AppSession, str]:
+    def _session(
+        self, session: AppSession | None, form: Form
+    ) -> tuple[AppSession, str]:
         """The session if it was built from these choices, else another one and what it keeps."""
         classes = read_classes(form.classes)
         request = SessionRequest(classes=classes, model=form.model, method=form.method)
@@ -130,11 +144,18 @@ class Controller:
             return session, ""
         if same and session.adapter.outlives_classes:
             return session.with_classes(classes), _OTHER_CLASSES
-        why = f"{form.method} learns about its classes only" if same else "Another model or method"
+        why = (
+            f"{form.method} learns about its classes only"
+            if same
+            else "Another model or method"
+        )
         return AppSession(self.settings, request), f"{why}: it starts over."
 
     def _reported(
-        self, session: AppSession | None, run: Callable[[], tuple[AppSession, str]], kind: str
+        self,
+        session: AppSession | None,
+        run: Callable[[], tuple[AppSession, str]],
+        kind: str,
     ) -> tuple[AppSession | None, Pages]:
         """Pages after ``run``, or the reason of a refusal above those before."""
         try:
@@ -156,7 +177,9 @@ class Controller:
             return Pages(message)
         shown, method, classes = session.last, session.info.method, session.info.classes
         index = next((i for i, row in enumerate(shown.rows) if row.changed), 0)
-        captions = [f"{number}: {row.after}" for number, row in enumerate(shown.rows, start=1)]
+        captions = [
+            f"{number}: {row.after}" for number, row in enumerate(shown.rows, start=1)
+        ]
         return Pages(
             message,
             pages.predictions_page(shown, method),
@@ -169,7 +192,9 @@ class Controller:
 
 def read_classes(text: str) -> list[str]:
     """Class names as typed, one per line or separated by commas."""
-    names = [part.strip() for part in text.replace(",", "\n").splitlines() if part.strip()]
+    names = [
+        part.strip() for part in text.replace(",", "\n").splitlines() if part.strip()
+    ]
     if not names:
         raise invalid("no class names: type at least one, separated by commas or lines")
     return names

@@ -41,13 +41,17 @@ def build_app(controller: Controller) -> gr.Blocks:
     with gr.Blocks(
         title="CliqueTTA", analytics_enabled=False, delete_cache=(600, IDLE_SECONDS)
     ) as app:
-        session = gr.State(None, time_to_live=IDLE_SECONDS, delete_callback=controller.forget)
+        session = gr.State(
+            None, time_to_live=IDLE_SECONDS, delete_callback=controller.forget
+        )
         gr.Markdown(_ABOUT)
         with gr.Row():
             with gr.Column(scale=1, min_width=300):
                 form = _form(controller)
                 with gr.Row():
-                    run = gr.Button("Next batch", variant="primary", min_width=120, elem_id="next")
+                    run = gr.Button(
+                        "Next batch", variant="primary", min_width=120, elem_id="next"
+                    )
                     reset = gr.Button("Reset", min_width=80, elem_id="reset")
             with gr.Column(scale=3):
                 message = gr.HTML(notice(_WELCOME), elem_id="notice")
@@ -84,7 +88,9 @@ def _form(controller: Controller) -> list[Any]:
         elem_id="files",
         height=160,
     )
-    batch = gr.Slider(1, most, min(Form.batch_size, most), step=1, label="Images per batch")
+    batch = gr.Slider(
+        1, most, min(Form.batch_size, most), step=1, label="Images per batch"
+    )
     classes = gr.Textbox(
         ", ".join(load_bundled().names),
         label="Class names",
@@ -143,20 +149,28 @@ def _tabs(
             height=120,
             elem_id="downloads",
         )
-        upload = gr.UploadButton("Load a state", file_types=[".safetensors"], elem_id="load")
+        upload = gr.UploadButton(
+            "Load a state", file_types=[".safetensors"], elem_id="load"
+        )
     chosen = gr.State(0)
 
-    def on_select(now: AppSession | None, kind: str, event: gr.SelectData) -> tuple[int, str]:
+    def on_select(
+        now: AppSession | None, kind: str, event: gr.SelectData
+    ) -> tuple[int, str]:
         index = int(event.index)
         return index, controller.attention(now, index, kind)
 
-    def on_load(now: AppSession | None, kind: str, path: str, *values: Any) -> list[Any]:
+    def on_load(
+        now: AppSession | None, kind: str, path: str, *values: Any
+    ) -> list[Any]:
         return _flat(*controller.load_state(now, Form(*values), Path(path), kind))
 
     pictures.select(on_select, [session, kind], [chosen, attention], **_WORK)
     kind.change(controller.attention, [session, chosen, kind], attention, **_WORK)
     prepare.click(controller.files, [session], [files, message], **_WORK)
-    upload.upload(on_load, [session, kind, upload, *form], [session, message, *shown], **_WORK)
+    upload.upload(
+        on_load, [session, kind, upload, *form], [session, message, *shown], **_WORK
+    )
     return kind, shown, files
 
 
@@ -199,5 +213,7 @@ def launch(
         pwa=False,
         ssr_mode=False,
         css=CSS,
-        theme=gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"]),
+        theme=gr.themes.Default(
+            font=["system-ui", "sans-serif"], font_mono=["monospace"]
+        ),
     )

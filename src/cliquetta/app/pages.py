@@ -27,7 +27,9 @@ Picture = npt.NDArray[np.uint8]
 
 MOST_CLIQUES = 60  # galleries on one page
 NOTHING_YET = "<p class='cq-quiet'>Run a batch first.</p>"
-_CLASSES = 40  # rows of the figure of a cache; of longer class lists the fullest are shown
+_CLASSES = (
+    40  # rows of the figure of a cache; of longer class lists the fullest are shown
+)
 _BATCHES = 60  # columns of it: the last ones
 
 CSS = """
@@ -71,7 +73,9 @@ def batch_notice(session: AppSession, shown: Shown, opening: str = "") -> str:
     changed = sum(row.changed for row in shown.rows)
     words.append(f"{method} differs from zero-shot on {changed}.")
     if tally.labelled:
-        before, after = (100 * tally.right[side] / tally.labelled for side in ("before", "after"))
+        before, after = (
+            100 * tally.right[side] / tally.labelled for side in ("before", "after")
+        )
         words.append(
             f"Right so far, of {count(tally.labelled, 'image')}: zero-shot {before:.1f} %, "
             f"{method} {after:.1f} %."
@@ -128,17 +132,28 @@ def cliques_page(shown: Shown, method: str, classes: Sequence[str]) -> str:
         return _quiet("No images of this batch were similar enough to form a clique.")
     small = [thumbnail(picture, 96) for picture in shown.pictures]
     members = {index for clique in cliques for index in clique["members"]}
-    parts = [_quiet(f"{count(len(cliques), 'clique')} of {count(len(members), 'image')}.")]
-    parts += [_clique(clique, shown.rows, small, classes) for clique in cliques[:MOST_CLIQUES]]
+    parts = [
+        _quiet(f"{count(len(cliques), 'clique')} of {count(len(members), 'image')}.")
+    ]
+    parts += [
+        _clique(clique, shown.rows, small, classes) for clique in cliques[:MOST_CLIQUES]
+    ]
     if len(cliques) > MOST_CLIQUES:
-        parts.append(_quiet(f"The first {MOST_CLIQUES} of {len(cliques)} cliques are shown."))
+        parts.append(
+            _quiet(f"The first {MOST_CLIQUES} of {len(cliques)} cliques are shown.")
+        )
     return "".join(parts)
 
 
 def _clique(
-    clique: dict[str, Any], rows: Sequence[Row], small: Sequence[str], classes: Sequence[str]
+    clique: dict[str, Any],
+    rows: Sequence[Row],
+    small: Sequence[str],
+    classes: Sequence[str],
 ) -> str:
-    head = f"<b>{escape(classes[clique['class']])}</b> · {count(clique['size'], 'image')}"
+    head = (
+        f"<b>{escape(classes[clique['class']])}</b> · {count(clique['size'], 'image')}"
+    )
     if clique["before"] is not None and clique["after"] is not None:
         before, after = clique["before"]["total"], clique["after"]["total"]
         head += f" · loss {before:.3f} → {after:.3f}"
@@ -155,9 +170,13 @@ def attention_page(session: AppSession, shown: Shown, index: int, kind: str) -> 
     """Overlays of one image of a batch."""
     index = min(max(index, 0), len(shown.rows) - 1)
     chosen: Any = "rollout" if kind == "rollout" else "class"
-    mapped = attention_maps(session.adapter, shown.pixels, shown.prediction, index, chosen)
+    mapped = attention_maps(
+        session.adapter, shown.pixels, shown.prediction, index, chosen
+    )
     if mapped is None:
-        return _quiet(f"{session.info.model} has no attention to show: it is not a ViT.")
+        return _quiet(
+            f"{session.info.model} has no attention to show: it is not a ViT."
+        )
     row, picture = shown.rows[index], shown.pictures[index]
     cards = [_map_card("the image", "as the model sees it", thumbnail(picture, 192))]
     titles, maps = mapped
@@ -166,16 +185,28 @@ def attention_page(session: AppSession, shown: Shown, index: int, kind: str) -> 
     for title, grid, away, to_prompts in zip(
         titles, grids, moved.tolist(), maps[:, 0].tolist(), strict=True
     ):
-        below = f"{100 * away:.1f}% of it moved, {100 * to_prompts:.1f}% to prompts" if away else ""
-        cards.append(_map_card(title, below, thumbnail(overlay(picture, grid / top), 192)))
-    words = f"{row.name}: zero-shot says {row.before}, {session.info.method} {row.after}."
+        below = (
+            f"{100 * away:.1f}% of it moved, {100 * to_prompts:.1f}% to prompts"
+            if away
+            else ""
+        )
+        cards.append(
+            _map_card(title, below, thumbnail(overlay(picture, grid / top), 192))
+        )
+    words = (
+        f"{row.name}: zero-shot says {row.before}, {session.info.method} {row.after}."
+    )
     if len(maps) == 1:
-        words += " No visual prompts were in this image's prediction: plain attention only."
+        words += (
+            " No visual prompts were in this image's prediction: plain attention only."
+        )
     return f"<p>{escape(words)}</p>{_grid(cards)}"
 
 
 def _map_card(title: str, below: str, image: str) -> str:
-    return _card(image, title, f"<p><b>{escape(title)}</b></p>{_quiet(below)}", "cq-map")
+    return _card(
+        image, title, f"<p><b>{escape(title)}</b></p>{_quiet(below)}", "cq-map"
+    )
 
 
 def memory_page(tally: Tally, method: str, classes: Sequence[str]) -> str:
@@ -221,9 +252,16 @@ def accuracy_figure(curve: Sequence[tuple[int, float, float]], method: str) -> s
     with new_figure(6.4, 2.6) as figure:
         axes = figure.add_subplot()
         # zero-shot is drawn on top, dashed and hollow, so that equal curves are both seen
-        plain = BASELINE_LOOK | {"marker": "s", "markersize": 7, "fillstyle": "none", "zorder": 3}
+        plain = BASELINE_LOOK | {
+            "marker": "s",
+            "markersize": 7,
+            "fillstyle": "none",
+            "zorder": 3,
+        }
         axes.plot(images, [100 * share for share in before], label="zero-shot", **plain)
-        axes.plot(images, [100 * share for share in after], label=method, **line_look(0))
+        axes.plot(
+            images, [100 * share for share in after], label=method, **line_look(0)
+        )
         axes.set_ylim(0, 105)
         axes.set_xlabel("images so far")
         axes.set_ylabel("accuracy, %")
@@ -252,7 +290,9 @@ def cache_figure(history: Sequence[CacheCount], names: Sequence[str]) -> str:
         if table.shape[1] <= 20:
             for (row, column), held in np.ndenumerate(table):
                 ink = "white" if held < 0.6 * capacity else "black"
-                axes.text(first + column, row, str(held), ha="center", va="center", color=ink)
+                axes.text(
+                    first + column, row, str(held), ha="center", va="center", color=ink
+                )
         figure.colorbar(drawn, ax=axes, label=f"entries, at most {capacity}", pad=0.02)
         return _png(to_file(figure, "png"))
 
@@ -277,7 +317,11 @@ def attention_maps(
     blocks: Sequence[int] = (len(tower.blocks) - 1,)
     passes = adapter.prompted_passes(prediction, row)
     if passes is not None:
-        titles, prompts, blocks = titles + list(passes.titles), passes.prompts, passes.blocks
+        titles, prompts, blocks = (
+            titles + list(passes.titles),
+            passes.prompts,
+            passes.blocks,
+        )
         chosen = torch.cat([torch.zeros(1, passes.used.shape[1]), passes.used.cpu()])
     maps = prompted_maps(tower, image, prompts, blocks, chosen.bool())[kind]
     return titles, maps.float().cpu()

@@ -86,7 +86,12 @@ def server_settings(settings: Settings) -> dict[str, Any]:
         Middleware(admission.CSPMiddleware, policy=POLICY),
         Middleware(VisitorMiddleware, settings=settings),
     ]
-    return {"middleware": middleware, "docs_url": None, "redoc_url": None, "openapi_url": None}
+    return {
+        "middleware": middleware,
+        "docs_url": None,
+        "redoc_url": None,
+        "openapi_url": None,
+    }
 
 
 class VisitorMiddleware:

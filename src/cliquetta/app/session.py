@@ -27,11 +27,19 @@ from cliquetta.serve.batches import CHEAPER, check_views, predict_finite, predic
 from cliquetta.serve.errors import invalid, too_large
 from cliquetta.serve.factory import change_classes, create_session
 from cliquetta.serve.limits import bounded
-from cliquetta.serve.schema import ClassesRequest, ImageProblem, SessionInfo, SessionRequest, Upload
+from cliquetta.serve.schema import (
+    ClassesRequest,
+    ImageProblem,
+    SessionInfo,
+    SessionRequest,
+    Upload,
+)
 from cliquetta.serve.settings import Settings
 from cliquetta.types import Batch, Prediction
 
-_COLUMNS = "batch,image,zero_shot,zero_shot_probability,prediction,probability,label,error"
+_COLUMNS = (
+    "batch,image,zero_shot,zero_shot_probability,prediction,probability,label,error"
+)
 
 
 @dataclass(frozen=True)
@@ -83,7 +91,9 @@ class Tally:
         self.right["before"] += sum(row.before == row.truth for row in known)
         self.right["after"] += sum(row.after == row.truth for row in known)
         if known:
-            before, after = (self.right[side] / self.labelled for side in ("before", "after"))
+            before, after = (
+                self.right[side] / self.labelled for side in ("before", "after")
+            )
             self.curve.append((self.labelled, before, after))
         self.counts.append(counts)
 
@@ -144,7 +154,9 @@ class AppSession:
         )
         end = min(self._position + batch_size, stream.images)
         if self._position >= end:
-            raise invalid(f"all {stream.images:,} images were shown: reset to begin again")
+            raise invalid(
+                f"all {stream.images:,} images were shown: reset to begin again"
+            )
         with self._undone_on_error(), bounded(self.limits.batch_seconds, CHEAPER):
             batch, labels = next(stream.read([range(self._position, end)]))
             prediction = predict_finite(adapter, batch)
@@ -174,13 +186,17 @@ class AppSession:
             result = predict_images(self.adapter, uploads, self.limits)
             names = [uploads[index].name for index in result.positions]
             unknown = [None] * len(names)
-            shown = self._record(result.batch, result.prediction, names, unknown, result.refused)
+            shown = self._record(
+                result.batch, result.prediction, names, unknown, result.refused
+            )
         self._files, self._next_file = tuple(files), start + len(part)
         return shown
 
     def _check_count(self, images: int) -> None:
         if images > self.limits.images:
-            raise too_large(f"{images} images, at most {self.limits.images} are accepted")
+            raise too_large(
+                f"{images} images, at most {self.limits.images} are accepted"
+            )
 
     def _record(
         self,
@@ -192,7 +208,9 @@ class AppSession:
     ) -> Shown:
         """Count a batch that succeeded, beside the predictions of plain CLIP."""
         plain = self.plain.predict(Batch(batch.images, batch.keys))
-        columns = [part[:, 0].tolist() for one in (plain, prediction) for part in one.topk()]
+        columns = [
+            part[:, 0].tolist() for one in (plain, prediction) for part in one.topk()
+        ]
         classes = self.info.classes
         rows = tuple(
             Row(self.batches + 1, name, classes[c], p, classes[d], q, truth)
@@ -232,6 +250,8 @@ class AppSession:
 
     def load_state(self, data: bytes) -> int:
         """Continue from a state; returns how many images it had seen. Counters start at zero."""
-        images = unpack_state(self.adapter, data, source="the file").notes.get("images", 0)
+        images = unpack_state(self.adapter, data, source="the file").notes.get(
+            "images", 0
+        )
         self._begin()
         return images if isinstance(images, int) else 0

@@ -40,8 +40,12 @@ cliquetta ablate --method tent --field batch_size --values 8,32,128 --dataset bu
 
 def ablate(
     common: Common,
-    field: Annotated[str, "Config field (see `cliquetta methods NAME`), or batch_size."],
-    values: Annotated[str, "Values, comma-separated; by ; where values contain commas."],
+    field: Annotated[
+        str, "Config field (see `cliquetta methods NAME`), or batch_size."
+    ],
+    values: Annotated[
+        str, "Values, comma-separated; by ; where values contain commas."
+    ],
     dataset: Annotated[str, "Dataset ids, comma-separated; a curve for each."],
     method: Annotated[str | None, "NAME or NAME:PRESET. (default: domain_norm)"] = None,
     model: Model = None,
@@ -73,7 +77,9 @@ def ablate(
     from cliquetta.report.style import can_draw, to_file
 
     method = method or DEFAULT_METHOD
-    base = RunSpec("", "", model, batch_size=batch_size, limit=limit, dtype=common.dtype)
+    base = RunSpec(
+        "", "", model, batch_size=batch_size, limit=limit, dtype=common.dtype
+    )
     base = with_options(with_method(base, method), read_settings(settings or ()))
     bases = [replace(base, dataset=id) for id in datasets]
     chosen, own_seeds = split_values(values), read_seeds(seeds)
@@ -81,17 +87,23 @@ def ablate(
     context = RunContext(out, root, common.checked_device(), workers)
     specs = [spec for each in ablations for spec in each.specs]
     results = run_grid(specs, context, common.terminal)
-    curves = {e.dataset: curve(a, results) for e, a in zip(bases, ablations, strict=True)}
+    curves = {
+        e.dataset: curve(a, results) for e, a in zip(bases, ablations, strict=True)
+    }
     for id, shown in curves.items():
         show_curve(shown, common.terminal, title=f"{method} on {id}")
     stem = re.sub(r"[^A-Za-z0-9_.-]+", "_", f"ablate-{method}-{field}-{dataset}")[:80]
     plain = [{"dataset": id, **shown.plain()} for id, shown in curves.items()]
     document = {"method": method, "curves": plain}
     numbers, picture = out / f"{stem}.json", out / f"{stem}.png"
-    write_atomically(numbers, json.dumps(document, indent=1, ensure_ascii=False).encode())
+    write_atomically(
+        numbers, json.dumps(document, indent=1, ensure_ascii=False).encode()
+    )
     common.terminal.say(f"numbers: {numbers}")
     common.terminal.document(document)
-    outcome = "curves are drawn where matplotlib is installed: pip install cliquetta[report]"
+    outcome = (
+        "curves are drawn where matplotlib is installed: pip install cliquetta[report]"
+    )
     if can_draw():
         titles = {f"{field} on {id}": shown for id, shown in curves.items()}
         write_atomically(picture, to_file(curves_figure(titles), "png"))
@@ -116,7 +128,11 @@ def show_curve(curve: "Curve", terminal: Terminal, *, title: str) -> None:
         mean, gain = number(point.mean, sd=point.sd), number(point.gain, signed=True)
         note = "default" if point.value == curve.default else ""
         seeds = str(len(point.records))
-        rows.append((value_text(point.value), seeds, mean, gain, number(point.nll, 4), note))
+        rows.append(
+            (value_text(point.value), seeds, mean, gain, number(point.nll, 4), note)
+        )
     terminal.table(columns, rows, title=title, right=columns[1:5])
     if len({point.mean for point in curve.points}) == 1 < len(curve.points):
-        terminal.say("  every value gives the same accuracy here; see NLL for what it does")
+        terminal.say(
+            "  every value gives the same accuracy here; see NLL for what it does"
+        )

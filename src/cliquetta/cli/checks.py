@@ -40,7 +40,9 @@ def check_methods(
     """
     methods = [part.strip() for part in (written or "").split(",") if part.strip()]
     if len(methods) > 1 and (settings or preset):
-        raise UserError(f"--set and --preset are for one method, got {', '.join(methods)}")
+        raise UserError(
+            f"--set and --preset are for one method, got {', '.join(methods)}"
+        )
     for method in methods:
         head, *pairs = method.split("/")
         name, _, own_preset = head.partition(":")
@@ -72,7 +74,9 @@ def check_model(name: str) -> None:
         resolve_name(shard)
 
 
-def check_datasets(ids: Sequence[str], root: Path | str | None, *, order: str = "") -> None:
+def check_datasets(
+    ids: Sequence[str], root: Path | str | None, *, order: str = ""
+) -> None:
     """Raise a :class:`UserError` if an id is unknown, or its files are not there.
 
     Args:

@@ -18,7 +18,9 @@ from cliquetta.cli.console import Terminal
 from cliquetta.errors import BusyError, UserError
 from cliquetta.methods.building.index import name_plug_in_files
 
-if TYPE_CHECKING:  # what loads torch is imported when it is needed: `--help` does without
+if (
+    TYPE_CHECKING
+):  # what loads torch is imported when it is needed: `--help` does without
     from cliquetta.evaluation.grid import RunSpec
     from cliquetta.methods.spec import MethodSpec
     from cliquetta.model.clip import CLIP
@@ -31,8 +33,16 @@ EXIT_CODES = (
     "input; 3 success, but unreadable images were skipped."
 )
 _COMPUTE = ("device", "dtype", "threads")
-_TYPES: dict[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "PATH", list[str]: "TEXT"}
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors only.")]
+_TYPES: dict[Any, str] = {
+    int: "N",
+    float: "X",
+    str: "TEXT",
+    Path: "PATH",
+    list[str]: "TEXT",
+}
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Print results and errors only.")
+]
 
 
 @dataclass(frozen=True)
@@ -49,11 +59,13 @@ Model = Annotated[
 ]
 Preset = Annotated[str | None, "Preset of the method's config."]
 Settings = Annotated[
-    list[str] | None, typer.Option("--set", help="Override a config field: KEY=VALUE (repeatable).")
+    list[str] | None,
+    typer.Option("--set", help="Override a config field: KEY=VALUE (repeatable)."),
 ]
 Fitted = Annotated[Path | None, "File written by `cliquetta fit`, instead of --method."]
 Templates = Annotated[
-    list[str] | None, "Prompt with {}, file of prompts, or known set: openai-80 (repeatable)."
+    list[str] | None,
+    "Prompt with {}, file of prompts, or known set: openai-80 (repeatable).",
 ]
 Root = Annotated[Path | None, "Root directory of your datasets."]
 BatchSize = Annotated[int, Bounds(1), "Images per batch."]
@@ -77,7 +89,9 @@ class Common:
     debug: Annotated[bool, "Show tracebacks."] = False
     device: Annotated[str, "Device: auto, cpu, cuda, cuda:N or mps."] = "auto"
     dtype: Annotated[str, "Precision of the weights: fp32, bf16 or fp16."] = "fp32"
-    threads: Annotated[int | None, Bounds(1), "CPU threads. (default: all cores)"] = None
+    threads: Annotated[int | None, Bounds(1), "CPU threads. (default: all cores)"] = (
+        None
+    )
     plugin: Annotated[
         list[str] | None, "File of Python that registers methods of yours (repeatable)."
     ] = None
@@ -100,7 +114,9 @@ class Common:
         device = self.checked_device()
         with self.terminal.bars() as bars:
             downloaded = partial(bars.show, f"download {name}", note="bytes")
-            return create_model(name, device=device, dtype=self.dtype, on_progress=downloaded)
+            return create_model(
+                name, device=device, dtype=self.dtype, on_progress=downloaded
+            )
 
     def checked_device(self) -> str:
         """The device that was asked for, if it can be used; threads are limited from here on."""
@@ -168,7 +184,9 @@ def _as_option(parameter: inspect.Parameter) -> inspect.Parameter:
         # typer's own names of types leave no room for the help
         kinds = (kind, *get_args(kind))
         note.metavar = next((_TYPES[each] for each in kinds if each in _TYPES), None)
-    return parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[kind, note])
+    return parameter.replace(
+        kind=inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[kind, note]
+    )
 
 
 @contextmanager
@@ -179,7 +197,10 @@ def _errors(common: Common) -> Iterator[None]:
     except (typer.Exit, typer.Abort):
         raise
     except Exception as error:
-        sentence, code = _explain(error), BAD_INPUT if isinstance(error, UserError) else FAILED
+        sentence, code = (
+            _explain(error),
+            BAD_INPUT if isinstance(error, UserError) else FAILED,
+        )
         if common.debug:
             common.terminal.trace()
         common.terminal.fail(sentence)
@@ -194,7 +215,9 @@ def _explain(error: Exception) -> str:
     if isinstance(error, OSError):
         if error.strerror is None:
             return str(error)  # ours: a sentence already
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        return (
+            f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        )
     # Torch's class by its name: importing torch is what `--help` does without.
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return "out of memory: try a smaller --batch-size"
@@ -212,7 +235,9 @@ def _warnings(terminal: Terminal) -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for category in (UserWarning, FutureWarning):  # the latter: what is deprecated
-            warnings.filterwarnings("once", category=category, module=r"cliquetta(\.|$)")
+            warnings.filterwarnings(
+                "once", category=category, module=r"cliquetta(\.|$)"
+            )
         warnings.showwarning = show  # type: ignore[assignment]
         yield
 
@@ -240,13 +265,19 @@ def read_methods(
 
     names = [] if method is None else split_list(method, "methods")
     if len(names) > 1 and (settings or fitted or preset):
-        raise UserError(f"--set, --preset and --fitted are for one method, got {', '.join(names)}")
+        raise UserError(
+            f"--set, --preset and --fitted are for one method, got {', '.join(names)}"
+        )
     if fitted is not None:
         spec = MethodSpec.from_fitted(fitted)
         if settings or preset or ":" in "".join(names):
-            raise UserError(f"{fitted} was fitted with its settings: leave out presets and --set")
+            raise UserError(
+                f"{fitted} was fitted with its settings: leave out presets and --set"
+            )
         if names not in ([], [spec.method]):
-            raise UserError(f"{fitted} was fitted for {spec.method}: leave out --method {names[0]}")
+            raise UserError(
+                f"{fitted} was fitted for {spec.method}: leave out --method {names[0]}"
+            )
         return [spec]
     suffix = f":{preset}" if preset else ""
     specs = [MethodSpec.parse(f"{name}{suffix}") for name in names or [DEFAULT_METHOD]]
@@ -266,7 +297,9 @@ def read_cells(
     """Return a cell of a grid for every method that was asked for."""
     from cliquetta.evaluation.grid import with_spec
 
-    return [with_spec(base, spec) for spec in read_methods(method, fitted, settings, preset)]
+    return [
+        with_spec(base, spec) for spec in read_methods(method, fitted, settings, preset)
+    ]
 
 
 def read_seeds(given: str) -> list[int]:
@@ -274,13 +307,19 @@ def read_seeds(given: str) -> list[int]:
     try:
         return [int(seed) for seed in split_list(given, "seeds")]
     except ValueError:
-        raise UserError(f"--seeds takes whole numbers such as 0,1,2, got {given!r}") from None
+        raise UserError(
+            f"--seeds takes whole numbers such as 0,1,2, got {given!r}"
+        ) from None
 
 
 def read_shard(given: str) -> tuple[int, int]:
     """``(i, n)`` of ``i/n``, counted from 1."""
     first, _, second = given.partition("/")
-    shard = (int(first), int(second)) if first.isdecimal() and second.isdecimal() else (0, 0)
+    shard = (
+        (int(first), int(second))
+        if first.isdecimal() and second.isdecimal()
+        else (0, 0)
+    )
     if not 1 <= shard[0] <= shard[1]:
         raise UserError(f"--shard takes I/N such as 2/8, got {given!r}")
     return shard
@@ -288,7 +327,9 @@ def read_shard(given: str) -> tuple[int, int]:
 
 def split_list(given: str, what: str) -> list[str]:
     """The parts of ``a,b,c``, each once; empty lists are refused."""
-    parts = list(dict.fromkeys(part.strip() for part in given.split(",") if part.strip()))
+    parts = list(
+        dict.fromkeys(part.strip() for part in given.split(",") if part.strip())
+    )
     if not parts:
         raise UserError(f"no {what} given")
     return parts

@@ -38,17 +38,23 @@ cliquetta compare runs --split --format csv > everything.csv
 def compare(
     common: Common,
     runs: Annotated[
-        list[Path], typer.Argument(help="Directories of runs, or files written by --save.")
+        list[Path],
+        typer.Argument(help="Directories of runs, or files written by --save."),
     ],
     format: Annotated[
         Format, "Output format; csv has one row per method and dataset."
     ] = "terminal",
-    baseline: Annotated[str, "Method to test against: NAME or NAME:PRESET."] = "zero_shot",
+    baseline: Annotated[
+        str, "Method to test against: NAME or NAME:PRESET."
+    ] = "zero_shot",
     metric: Annotated[str, f"{', '.join(_TITLES)}."] = "top1",
     save: Annotated[
-        Path | None, "Write the records to one small file, without predictions per image."
+        Path | None,
+        "Write the records to one small file, without predictions per image.",
     ] = None,
-    split: Annotated[bool, "Put runs that are not comparable into separate columns."] = False,
+    split: Annotated[
+        bool, "Put runs that are not comparable into separate columns."
+    ] = False,
 ) -> None:
     """Tabulate recorded runs.
 
@@ -67,7 +73,9 @@ def compare(
     if unfinished:
         common.terminal.warn(f"left out: {count(len(unfinished), 'unfinished run')}")
     if not finished:
-        raise UserError("none of these runs is finished: give their command again to go on")
+        raise UserError(
+            "none of these runs is finished: give their command again to go on"
+        )
     if save is not None:
         write_atomically(save, pack_records(run.record for run in finished).encode())
         common.terminal.say(f"{count(len(finished), 'record')} in {save}")
@@ -75,17 +83,26 @@ def compare(
     present(table, common.terminal, format)
 
 
-def present(table: "Comparison", terminal: Terminal, format: Format = "terminal") -> None:
+def present(
+    table: "Comparison", terminal: Terminal, format: Format = "terminal"
+) -> None:
     """Write a comparison to stdout."""
     entries = [_plain(cell) for cell in table.cells.values()]
     terminal.document(entries)
     if terminal.json:
         return
-    tables = [t for t in (main_table(table), overall_table(table), paired_table(table)) if t.rows]
+    tables = [
+        t
+        for t in (main_table(table), overall_table(table), paired_table(table))
+        if t.rows
+    ]
     notes = footnotes(table)
     if format == "csv":
         rows = [
-            [" ".join(map(str, v)) if isinstance(v, list) else v for v in entry.values()]
+            [
+                " ".join(map(str, v)) if isinstance(v, list) else v
+                for v in entry.values()
+            ]
             for entry in entries
         ]
         text = to_csv(list(entries[0]), rows)
@@ -109,7 +126,9 @@ def main_table(table: "Comparison") -> TextTable:
     rows = []
     for row in table.rows:
         cells = [table.cells.get((row, column)) for column in table.columns]
-        shown = ["–" if c is None else f"{number(c.mean, sd=c.sd)}{c.better}" for c in cells]
+        shown = [
+            "–" if c is None else f"{number(c.mean, sd=c.sd)}{c.better}" for c in cells
+        ]
         marks = "".join(dict.fromkeys(m for cell in cells if cell for m in cell.marks))
         rows.append((f"{row} {marks}".strip(), *shown))
     best = frozenset(
@@ -140,7 +159,17 @@ def overall_table(table: "Comparison") -> TextTable:
     tail = ("worst tenth",) if any(row.tail is not None for row in summaries) else ()
     several = any(len(row.columns) > 1 for row in summaries)
     lowest = ("worst",) if several else ()
-    columns = ("method", "datasets", "average", *tail, "gain", *lowest, "p", "ECE %", "cost")
+    columns = (
+        "method",
+        "datasets",
+        "average",
+        *tail,
+        "gain",
+        *lowest,
+        "p",
+        "ECE %",
+        "cost",
+    )
     rows = []
     for row in summaries:
         means = (number(row.mean), *(number(row.tail) for _ in tail))
@@ -183,18 +212,28 @@ def footnotes(table: "Comparison") -> list[str]:
     lines = [f"{mark} {MARKS[mark]}" for mark in table.marks]
     cells, against = table.cells.values(), table.baseline
     if any(cell.better for cell in cells):
-        lines.append(f"▲ ▼ predicts better or worse than {against}, p < 0.05 (paired, exact)")
+        lines.append(
+            f"▲ ▼ predicts better or worse than {against}, p < 0.05 (paired, exact)"
+        )
     if any(cell.tail is not None for cell in cells):
-        lines.append("worst tenth: mean over the worst tenth of the seeds, ten seeds or more")
+        lines.append(
+            "worst tenth: mean over the worst tenth of the seeds, ten seeds or more"
+        )
     summaries = [table.overall(row) for row in table.rows]
     if any(cell.half_width is not None for cell in cells):
         lines.append("±: half of the 95 % interval of a gain, over images or datasets")
     if not all(row.complete for row in summaries):
-        lines.append("n of m: means over n of the m datasets, not ranked among the others")
+        lines.append(
+            "n of m: means over n of the m datasets, not ranked among the others"
+        )
     if any(cell.cost for cell in cells):
-        lines.append("cost: time per image as a multiple of zero_shot's on the same images")
+        lines.append(
+            "cost: time per image as a multiple of zero_shot's on the same images"
+        )
     if not any(cell.gain is not None for cell in cells):
-        lines.append(f"no run of {against} with the same seed and model to test against")
+        lines.append(
+            f"no run of {against} with the same seed and model to test against"
+        )
     return lines
 
 
@@ -225,7 +264,10 @@ def _plain(cell: "Cell") -> dict[str, Any]:
         "tail": cell.tail,
         "gain": cell.gain,
         "half_width": cell.half_width,
-        **{name: getattr(test, name) if test else None for name in ("repaired", "broken", "p")},
+        **{
+            name: getattr(test, name) if test else None
+            for name in ("repaired", "broken", "p")
+        },
         "ece": cell.ece,
         "cost": cell.cost,
         "records": [

@@ -28,7 +28,9 @@ from cliquetta.decimals import decimal
 from cliquetta.report.markup import count as count
 from cliquetta.serve.logs import JSONFormatter
 
-LINE_SECONDS = 30.0  # how often progress is reported where there is no terminal to draw bars on
+LINE_SECONDS = (
+    30.0  # how often progress is reported where there is no terminal to draw bars on
+)
 
 
 def _standard_output() -> Console:
@@ -66,7 +68,9 @@ class Terminal:
         if self.json_log:
             self._log(logging.ERROR, sentence)
             return
-        self.err.print(f"[bold red]error:[/bold red] {escape(sentence)}", soft_wrap=True)
+        self.err.print(
+            f"[bold red]error:[/bold red] {escape(sentence)}", soft_wrap=True
+        )
 
     def trace(self) -> None:
         """Print where the error that is being handled was raised."""
@@ -102,7 +106,9 @@ class Terminal:
         widths = []
         for index, column in enumerate(columns):
             # Names and numbers stay in one piece; of the rest, and of headers, lines are broken.
-            unbroken = [row[index] for row in rows] if index == 0 or column in right else []
+            unbroken = (
+                [row[index] for row in rows] if index == 0 or column in right else []
+            )
             widths.append(max(map(len, [*column.split(), *unbroken])))
         # Rather break long names than lose columns of numbers at the edge.
         room = self.out.width - sum(widths[1:]) - 3 * len(columns) - 1
@@ -116,7 +122,9 @@ class Terminal:
             left -= widths[index] + 3
         for part in parts:
             heading = title if part is parts[0] else None
-            table = Table(title=heading, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+            table = Table(
+                title=heading, title_justify="left", title_style="bold", box=SIMPLE_HEAD
+            )
             for index in part:
                 figures = columns[index] in right
                 # Where it is tight, widths are given: rich would first narrow all columns alike.
@@ -147,7 +155,9 @@ class Terminal:
             TimeRemainingColumn(compact=True),
         )
         kind = Progress if self.err.is_terminal else _Lines
-        with kind(*columns, console=self.err, disable=self.quiet or self.json_log) as progress:
+        with kind(
+            *columns, console=self.err, disable=self.quiet or self.json_log
+        ) as progress:
             yield Bars(progress)
 
     @contextmanager
@@ -213,13 +223,19 @@ class _Lines(Progress):
             return
         self.printed = now
         tasks = (task for task in self.tasks if task.total and not task.finished)
-        shown = [f"{t.description.strip()} {t.completed:,.0f}/{t.total:,.0f}" for t in tasks]
+        shown = [
+            f"{t.description.strip()} {t.completed:,.0f}/{t.total:,.0f}" for t in tasks
+        ]
         if shown:
             self.console.print(escape(", ".join(shown)), soft_wrap=True)
 
 
 def number(
-    value: float | None, digits: int = 2, *, sd: float | None = None, signed: bool = False
+    value: float | None,
+    digits: int = 2,
+    *,
+    sd: float | None = None,
+    signed: bool = False,
 ) -> str:
     """A figure of a table, with its standard deviation; a dash where there is none."""
     shown = "–" if value is None else decimal(value, digits, signed=signed)

@@ -38,16 +38,23 @@ def doctor(
         ),
     ],
     deep: Annotated[
-        bool, "Known datasets: open every image; slow, finds damaged files. Your own: always."
+        bool,
+        "Known datasets: open every image; slow, finds damaged files. Your own: always.",
     ] = False,
-    only: Annotated[str | None, "Datasets to look for, comma-separated. (default: all)"] = None,
+    only: Annotated[
+        str | None, "Datasets to look for, comma-separated. (default: all)"
+    ] = None,
     classes: Annotated[
-        str | None, "Your own images: the class list to compare with (file, a,b,c, known list)."
+        str | None,
+        "Your own images: the class list to compare with (file, a,b,c, known list).",
     ] = None,
     model: Annotated[
-        str | None, "Your own images: also compare zero-shot with chance (name or path)."
+        str | None,
+        "Your own images: also compare zero-shot with chance (name or path).",
     ] = None,
-    limit: Annotated[int, Bounds(1), "Images that zero-shot predicts, with --model."] = 512,
+    limit: Annotated[
+        int, Bounds(1), "Images that zero-shot predicts, with --model."
+    ] = 512,
     workers: Annotated[int, Bounds(0), "Threads that open images."] = 4,
 ) -> None:
     """Check directories of known datasets, or images of your own.
@@ -158,7 +165,9 @@ def _score_zero_shot(
     if names is not None:
         dataset = RelabelledDataset(dataset, names)
     method = create_method("zero_shot", model, dataset.prompts)
-    stream = Stream([dataset], model.preprocess, BATCH, limit=limit, device=model.device)
+    stream = Stream(
+        [dataset], model.preprocess, BATCH, limit=limit, device=model.device
+    )
     record = evaluate(method, stream)
     right = round(record.metrics["top1"] / 100 * record.images)
     classes = len(dataset.names)
@@ -170,12 +179,16 @@ def _score_zero_shot(
     }
 
 
-def _show_own(found: "OwnImages", score: Mapping[str, float] | None, terminal: Terminal) -> None:
+def _show_own(
+    found: "OwnImages", score: Mapping[str, float] | None, terminal: Terminal
+) -> None:
     """Print the classes, the sizes, what is wrong, and zero-shot beside chance."""
     shown = sorted(found.classes.items(), key=lambda item: -item[1])
     rows = [(name, f"{images:,}") for name, images in shown[:_CLASSES_SHOWN]]
     if rows:
-        terminal.table(("class", "images"), rows, title="Images per class", right=("images",))
+        terminal.table(
+            ("class", "images"), rows, title="Images per class", right=("images",)
+        )
     if len(shown) > len(rows):
         rest = sum(images for _, images in shown[len(rows) :])
         more = count(len(shown) - len(rows), "further class", "further classes")
@@ -226,7 +239,9 @@ def _show(common: Common, report: "Report", *, named: bool) -> None:
             terminal.say(f"{finding.id}: {line}")
     if missing:
         ids = ", ".join(finding.id for finding in missing)
-        terminal.say(f"{count(len(missing), 'dataset')} not found under {report.root}: {ids}")
+        terminal.say(
+            f"{count(len(missing), 'dataset')} not found under {report.root}: {ids}"
+        )
         for finding in missing if named or not there else ():
             terminal.say(f"  {finding.id}: {finding.get}")
         if there and not named:
@@ -237,7 +252,9 @@ def _show(common: Common, report: "Report", *, named: bool) -> None:
 
 
 def _row(finding: "Finding") -> tuple[str, ...]:
-    counts = {name: f"{s.found:,} / {s.expected:,}" for name, s in finding.splits.items()}
+    counts = {
+        name: f"{s.found:,} / {s.expected:,}" for name, s in finding.splits.items()
+    }
     others = [f"{name} {number}" for name, number in list(counts.items())[1:]]
     folder = f"{finding.folder} ({finding.layout})" if finding.folder else "–"
     first = next(iter(counts.values()), "–")

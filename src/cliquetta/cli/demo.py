@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 
 PLAIN = "zero_shot"
 CLEAN = "clean"  # the name of no shift at all
-SHIFTS = ("contrast:5", "gaussian_noise:5", "defocus_blur:5", "jpeg_compression:5", CLEAN)
+SHIFTS = (
+    "contrast:5",
+    "gaussian_noise:5",
+    "defocus_blur:5",
+    "jpeg_compression:5",
+    CLEAN,
+)
 """The development shifts at full severity, and images as they are. That contrast comes first, and
 the numbers of images, were chosen after looking at gains and p values here: a show, no evidence."""
 CLIQUES = ("fog:3", "frost:3")
@@ -53,7 +59,9 @@ def count_by_method(streams: Sequence[DemoStream]) -> "dict[str, Changes]":
     from cliquetta.report.changes import count_changes
 
     return {
-        record.method: count_changes([(s.predictions[0], s.predictions[i]) for s in streams])
+        record.method: count_changes(
+            [(s.predictions[0], s.predictions[i]) for s in streams]
+        )
         for i, record in enumerate(streams[0].records)
         if i > 0
     }
@@ -61,11 +69,17 @@ def count_by_method(streams: Sequence[DemoStream]) -> "dict[str, Changes]":
 
 def demo(
     common: Common,
-    method: Annotated[str, "Methods to show beside zero_shot, comma-separated."] = "domain_norm",
-    shifts: Annotated[str, "Shifts as NAME:SEVERITY or clean, comma-separated."] = ",".join(SHIFTS),
+    method: Annotated[
+        str, "Methods to show beside zero_shot, comma-separated."
+    ] = "domain_norm",
+    shifts: Annotated[
+        str, "Shifts as NAME:SEVERITY or clean, comma-separated."
+    ] = ",".join(SHIFTS),
     images: Annotated[int, Bounds(1, 2000), "Images per shift."] = 256,
     singles: Annotated[
-        int, Bounds(0, 2000), "Images of the first shift that also come singly; 0 for none."
+        int,
+        Bounds(0, 2000),
+        "Images of the first shift that also come singly; 0 for none.",
     ] = 320,
     scap: Annotated[
         int, Bounds(0, 2000), "Images in fog to show SCAP's cliques on; 0 for none."
@@ -94,10 +108,17 @@ def demo(
     methods = read_methods(method)
     base = RunSpec("", PLAIN, batch_size=batch_size, limit=images, dtype=common.dtype)
 
-    def stream(shift: str, limit: int, names: Sequence[str], size: int = batch_size) -> DemoStream:
-        plain = replace(base, limit=limit)  # predicts each image by itself, in batches of any size
+    def stream(
+        shift: str, limit: int, names: Sequence[str], size: int = batch_size
+    ) -> DemoStream:
+        plain = replace(
+            base, limit=limit
+        )  # predicts each image by itself, in batches of any size
         dataset = "bundled" if shift == CLEAN else f"bundled@{shift}"
-        cells = [plain, *(with_method(replace(plain, batch_size=size), name) for name in names)]
+        cells = [
+            plain,
+            *(with_method(replace(plain, batch_size=size), name) for name in names),
+        ]
         specs = grid(cells, datasets=[dataset], seeds=[seed])
         return DemoStream(shift, specs, batch_size=size)
 
@@ -122,14 +143,22 @@ def demo(
     results = []
     for table in filter(None, tables):
         is_scap = shown_by_scap is not None and table[0] is shown_by_scap
-        context.evidence = table is tables[0] or is_scap  # pictures of few streams are enough
+        context.evidence = (
+            table is tables[0] or is_scap
+        )  # pictures of few streams are enough
         curve = LiveCurve(common.terminal) if table is tables[0] and methods else None
         specs = [spec for row in table for spec in row.specs]
         results += run_grid(specs, context, common.terminal, watch=curve)
-        records = {result.spec: result.record for result in results if result.record is not None}
+        records = {
+            result.spec: result.record
+            for result in results
+            if result.record is not None
+        }
         for row in (row for row in table if records.keys() >= set(row.specs)):
             row.records = [records[spec] for spec in row.specs]
-            row.predictions = [load_predictions(out / record.id) for record in row.records]
+            row.predictions = [
+                load_predictions(out / record.id) for record in row.records
+            ]
         if curve is not None and table[0].records:
             curve.draw(table[0])
         if not all(row.records for row in table):
@@ -142,15 +171,22 @@ def demo(
         shown = [
             row
             for row in rows
-            if row is shown_by_scap or (row.batch_size == batch_size and row.label in wanted)
+            if row is shown_by_scap
+            or (row.batch_size == batch_size and row.label in wanted)
         ]
         page = _make_page([out / r.id for row in shown for r in row.records], out)
         runs = {record.id for row in rows for record in row.records}
-        common.terminal.say(f"Records: {count(len(runs), 'run')} in {out}, each with record.json")
-        missing = "For a report with figures: pip install 'cliquetta[report]' and run again."
+        common.terminal.say(
+            f"Records: {count(len(runs), 'run')} in {out}, each with record.json"
+        )
+        missing = (
+            "For a report with figures: pip install 'cliquetta[report]' and run again."
+        )
         common.terminal.say(f"Report: {page}" if page else missing)
         report = None if page is None else str(page)
-        common.terminal.document([_plain(row, out) | {"report": report} for row in rows])
+        common.terminal.document(
+            [_plain(row, out) | {"report": report} for row in rows]
+        )
     finish(results, common.terminal)
 
 
@@ -213,7 +249,9 @@ class LiveCurve:
         if not self.drawn:
             names = "  ".join(f"{name:<{_BAR + 7}}" for name in (PLAIN, method))
             self.terminal.say(f"Accuracy over the stream\nimages  {names}")
-        bars = "  ".join(f"{'█' * round(_BAR * s / 100):<{_BAR}} {s:4.1f} %" for s in shares)
+        bars = "  ".join(
+            f"{'█' * round(_BAR * s / 100):<{_BAR}} {s:4.1f} %" for s in shares
+        )
         self.terminal.say(f"{images:>6}  {bars}")
         self.drawn += 1
 
@@ -243,15 +281,21 @@ def _make_page(folders: Sequence[Path], out: Path) -> Path | None:
     return path
 
 
-def summary(changes: "Mapping[str, Changes]", plain_right: int, kind: str = "shifted") -> list[str]:
+def summary(
+    changes: "Mapping[str, Changes]", plain_right: int, kind: str = "shifted"
+) -> list[str]:
     """Describe the changes by the methods in words: all in one line, then each."""
     from cliquetta.report.changes import in_words
 
     images = next(iter(changes.values())).images
     before = 100 * plain_right / images
     shares = [f"{PLAIN} gets {number(before)} % right"]
-    shares += [f"{name} {number(before + (c.gain or 0.0))} %" for name, c in changes.items()]
-    lines = [f"Of {count(images, f'{kind} image')}, {', '.join(shares[:-1])} and {shares[-1]}."]
+    shares += [
+        f"{name} {number(before + (c.gain or 0.0))} %" for name, c in changes.items()
+    ]
+    lines = [
+        f"Of {count(images, f'{kind} image')}, {', '.join(shares[:-1])} and {shares[-1]}."
+    ]
     for method, change in changes.items():
         line = in_words(change, method)
         if change.test is not None and change.changed and change.test.p >= SIGNIFICANT:
@@ -293,7 +337,9 @@ def tabulate(table: Sequence[DemoStream]) -> tuple[list[str], list[list[str]]]:
         for top1, change in zip(adapted, counts, strict=True):
             row += [
                 top1,
-                number(change["gain"], signed=True) if change["p"] < SIGNIFICANT else NO_GAIN,
+                number(change["gain"], signed=True)
+                if change["p"] < SIGNIFICANT
+                else NO_GAIN,
             ]
         if len(counts) == 1:
             row += [str(counts[0]["repaired"]), str(counts[0]["broken"])]

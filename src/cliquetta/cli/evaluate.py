@@ -61,8 +61,12 @@ cliquetta evaluate --dataset pets,dtd --root ~/data --model ViT-B/16 --ray auto 
 
 def evaluate(
     common: Common,
-    dataset: Annotated[str | None, "Dataset ids, comma-separated; a>b streams b after a."] = None,
-    method: Annotated[str | None, "NAME, NAME:PRESET or NAME/FIELD=VALUE, comma-separated."] = None,
+    dataset: Annotated[
+        str | None, "Dataset ids, comma-separated; a>b streams b after a."
+    ] = None,
+    method: Annotated[
+        str | None, "NAME, NAME:PRESET or NAME/FIELD=VALUE, comma-separated."
+    ] = None,
     grid_file: Annotated[
         Path | None,
         typer.Option(
@@ -71,7 +75,9 @@ def evaluate(
             "instead of --dataset and --method.",
         ),
     ] = None,
-    shard: Annotated[str, "With --grid: shard I of N of the streams, written I/N."] = "1/1",
+    shard: Annotated[
+        str, "With --grid: shard I of N of the streams, written I/N."
+    ] = "1/1",
     model: Model = None,
     seeds: Seeds = "0",
     out: Out = RUNS,
@@ -83,11 +89,15 @@ def evaluate(
         "shuffled, sequential, correlated, separate, uneven, keff, long-tail, "
         "recurring (a>b>a), long, mixed (a+b).",
     ] = "shuffled",
-    gamma: Annotated[float, "Order correlated: Dirichlet concentration; small is bursty."] = 0.1,
+    gamma: Annotated[
+        float, "Order correlated: Dirichlet concentration; small is bursty."
+    ] = 0.1,
     present: Annotated[
         str, "Number of classes in the stream (uneven) or in a batch (keff): 3, 1-4."
     ] = "3",
-    imbalance: Annotated[float, "Order long-tail: most frequent class over the rarest."] = 10.0,
+    imbalance: Annotated[
+        float, "Order long-tail: most frequent class over the rarest."
+    ] = 10.0,
     length: Annotated[int, Bounds(1), "Order long: images of the stream."] = 10_000,
     limit: Limit = None,
     view_seed: Annotated[
@@ -101,13 +111,17 @@ def evaluate(
         str | None, "Open set: mix in this dataset's images of other classes."
     ] = None,
     text_features: Annotated[
-        Path | None, "Text embeddings by class name (.npz, .safetensors): text stays fixed."
+        Path | None,
+        "Text embeddings by class name (.npz, .safetensors): text stays fixed.",
     ] = None,
     root: Root = None,
     workers: Workers = None,
-    baseline: Annotated[bool, typer.Option(help="Run zero_shot as well, to compare with.")] = True,
+    baseline: Annotated[
+        bool, typer.Option(help="Run zero_shot as well, to compare with.")
+    ] = True,
     evidence: Annotated[
-        bool, typer.Option(help="Keep cliques, attention maps and thumbnails for `report`.")
+        bool,
+        typer.Option(help="Keep cliques, attention maps and thumbnails for `report`."),
     ] = False,
     features: Annotated[
         Path | None, "Directory of cached features, for methods that need no more."
@@ -119,8 +133,12 @@ def evaluate(
             help="Keep pixels on the device for all runs; by default where there is room.",
         ),
     ] = None,
-    ray: Annotated[str | None, "Run on a Ray cluster: its address, auto, or local."] = None,
-    ray_gpus: Annotated[float | None, Bounds(0), "With --ray: share of a GPU for each run."] = None,
+    ray: Annotated[
+        str | None, "Run on a Ray cluster: its address, auto, or local."
+    ] = None,
+    ray_gpus: Annotated[
+        float | None, Bounds(0), "With --ray: share of a GPU for each run."
+    ] = None,
 ) -> None:
     """Run methods over datasets and score them.
 
@@ -128,7 +146,9 @@ def evaluate(
     is run again; completed runs are reused.
     """
     if (grid_file is None) == (dataset is None):
-        raise UserError("give either --dataset, or --grid with a file that names datasets")
+        raise UserError(
+            "give either --dataset, or --grid with a file that names datasets"
+        )
     if grid_file is not None:
         find_grid(grid_file)
     check_methods(method, settings=settings or ())
@@ -152,7 +172,9 @@ def evaluate(
 
     if grid_file is not None:
         if method or fitted or settings:
-            raise UserError("--grid names the methods: leave out --method, --fitted and --set")
+            raise UserError(
+                "--grid names the methods: leave out --method, --fitted and --set"
+            )
         changes = {} if limit is None else {"limit": limit}
         listed = read_grid(find_grid(grid_file), root=str(root or ""), **changes)
         number, shards = read_shard(shard)
@@ -184,7 +206,9 @@ def evaluate(
             baseline=baseline,
         )
     if features is not None and features.is_file():
-        raise UserError(f"--features names a folder: evaluate with --dataset features:{features}")
+        raise UserError(
+            f"--features names a folder: evaluate with --dataset features:{features}"
+        )
     device = common.device if ray else common.checked_device()
     context = RunContext(out, root, device, workers, False, features, evidence, hold)
     results = run_grid(specs, context, common.terminal, ray=ray, gpus=ray_gpus)
@@ -193,27 +217,45 @@ def evaluate(
 
 
 def _report(results: "Sequence[RunResult]", out: Path, terminal: Terminal) -> None:
-    done = [(result.spec, result.record) for result in results if result.record is not None]
+    done = [
+        (result.spec, result.record) for result in results if result.record is not None
+    ]
     groups: dict[tuple[str, str], list[Record]] = {}
     for spec, record in done:
         groups.setdefault((record.dataset, spec.label), []).append(record)
-    long_tail = any(record.settings["stream"]["order"] == "long-tail" for _, record in done)
+    long_tail = any(
+        record.settings["stream"]["order"] == "long-tail" for _, record in done
+    )
     open_set = any("auroc" in record.metrics for _, record in done)
     extra = {"macro-F1 %": "macro_f1"} if long_tail else {}
     extra |= {"AUROC %": "auroc", "FPR95 %": "fpr95"} if open_set else {}
     extra = extra or {"ECE %": "ece"}
-    columns = ("dataset", "method", "seeds", "top-1 %", "vs zero_shot", *extra, "images/s")
+    columns = (
+        "dataset",
+        "method",
+        "seeds",
+        "top-1 %",
+        "vs zero_shot",
+        *extra,
+        "images/s",
+    )
     rows = []
     for (dataset, name), records in groups.items():
         gain = _difference(records, groups.get((dataset, "zero_shot")))
-        scores = (_spread(records, "top1"), gain, *(_spread(records, m) for m in extra.values()))
+        scores = (
+            _spread(records, "top1"),
+            gain,
+            *(_spread(records, m) for m in extra.values()),
+        )
         rate = statistics.mean(r.throughput["images_per_second"] for r in records)
         rows.append((dataset, name, str(len(records)), *scores, number(rate, 0)))
     if rows:
         terminal.table(columns, rows, right=columns[2:])
     skipped = {entry["key"] for _, record in done for entry in record.skipped}
     if skipped:
-        terminal.warn(f"{count(len(skipped), 'image')} could not be read: see the records")
+        terminal.warn(
+            f"{count(len(skipped), 'image')} could not be read: see the records"
+        )
     if done:
         terminal.say(f"{count(len(done), 'run')} recorded in {out}")
     terminal.document([_plain(result, out) for result in results])
@@ -231,7 +273,9 @@ def _difference(records: "Sequence[Record]", plain: "Sequence[Record] | None") -
     if not plain or plain[0].method == records[0].method:
         return "–"
     before = {record.seed: record.metrics.get("top1") for record in plain}
-    pairs = [(record.metrics.get("top1"), before.get(record.seed)) for record in records]
+    pairs = [
+        (record.metrics.get("top1"), before.get(record.seed)) for record in records
+    ]
     gains = [now - then for now, then in pairs if now is not None and then is not None]
     return number(statistics.mean(gains) if gains else None, signed=True)
 

@@ -79,7 +79,9 @@ class GridBars:
             note = "" if now.accuracy is None else f"{now.accuracy:.1f} %"
             self._bars.show(name, now.number, now.batches, note)
 
-    def show(self, name: str, done: int, total: int | None, note: str = "images") -> None:
+    def show(
+        self, name: str, done: int, total: int | None, note: str = "images"
+    ) -> None:
         """Images of a dataset are read or encoded, or bytes of a checkpoint have arrived."""
         self._bars.show(name, done, total, note)
         if done == total:
@@ -105,7 +107,9 @@ def finish(results: Sequence[RunResult], terminal: Terminal) -> None:
         if "top1" not in first.metrics or "@" in dataset:
             continue
         classes = int(first.settings["prompts"]["classes"])
-        doubt = near_chance(first.metrics["top1"] / 100, classes=classes, images=first.images)
+        doubt = near_chance(
+            first.metrics["top1"] / 100, classes=classes, images=first.images
+        )
         if doubt:
             terminal.warn(f"{dataset}: {doubt}")
     if len(records) < len(results):

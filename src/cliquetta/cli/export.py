@@ -4,7 +4,14 @@ from pathlib import Path
 from typing import Annotated
 
 from cliquetta.cli.checks import check_classes, check_file, check_methods, check_model
-from cliquetta.cli.command import Common, Fitted, Preset, Settings, Templates, read_methods
+from cliquetta.cli.command import (
+    Common,
+    Fitted,
+    Preset,
+    Settings,
+    Templates,
+    read_methods,
+)
 from cliquetta.errors import UserError
 from cliquetta.model.names import NO_MODEL
 
@@ -21,13 +28,18 @@ def export(
     out: Annotated[Path, "Output file: .onnx, or .pt2 for torch.export."],
     state: Annotated[Path | None, "Adapted state, saved by `predict --state`."] = None,
     classes: Annotated[
-        str | None, "File with one name per line, a,b,c, or a known list. Default: --state."
+        str | None,
+        "File with one name per line, a,b,c, or a known list. Default: --state.",
     ] = None,
-    method: Annotated[str | None, "Method, NAME or NAME:PRESET, without --state."] = None,
+    method: Annotated[
+        str | None, "Method, NAME or NAME:PRESET, without --state."
+    ] = None,
     preset: Preset = None,
     settings: Settings = None,
     fitted: Fitted = None,
-    model: Annotated[str | None, "Model name or path. Default: that of --state."] = None,
+    model: Annotated[
+        str | None, "Model name or path. Default: that of --state."
+    ] = None,
     templates: Templates = None,
     half: Annotated[bool, "Image tower in float16."] = False,
     overwrite: Annotated[bool, "Replace an existing output file."] = False,
@@ -58,7 +70,9 @@ def export(
 
     check_format(out)
     check_writable(out, None, overwrite=overwrite)
-    prompts = read_prompts(classes, templates or ()) if classes or state is None else None
+    prompts = (
+        read_prompts(classes, templates or ()) if classes or state is None else None
+    )
     if state is not None and not (method or preset or settings or fitted):
         clip = common.model(model or read_header(state)["model"])
         adapter = load_method(state, clip, prompts)
@@ -80,5 +94,9 @@ def export(
         f"{written.metadata['method']} on {written.metadata['model']}, {len(names)} classes, "
         f"in {out}: {kind}, {precision}, {written.bytes / 1e6:.1f} MB"
     )
-    about = {"opset": written.opset, "bytes": written.bytes, "metadata": written.metadata}
+    about = {
+        "opset": written.opset,
+        "bytes": written.bytes,
+        "metadata": written.metadata,
+    }
     terminal.document({"out": str(out), **about})

@@ -4,14 +4,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cliquetta.cli.checks import check_datasets, check_methods, check_model
-from cliquetta.cli.command import Bounds, Common, Model, Preset, Root, Settings, read_settings
+from cliquetta.cli.command import (
+    Bounds,
+    Common,
+    Model,
+    Preset,
+    Root,
+    Settings,
+    read_settings,
+)
 from cliquetta.cli.console import count
 from cliquetta.model.names import choose_model
 
 if TYPE_CHECKING:
     from cliquetta.methods.building.few_shot import FitStep
 
-NOISE_SEED = 1  # else image i of a shifted set would be fitted with the noise of test image i
+NOISE_SEED = (
+    1  # else image i of a shifted set would be fitted with the noise of test image i
+)
 EXAMPLES = """
 cliquetta fit --method coop --dataset bundled-fewshot --shots 16 --out coop.safetensors
 cliquetta fit --method tip_adapter --dataset folder:flowers --model ViT-B/16 --out tip.safetensors
@@ -53,8 +63,14 @@ def fit(
     config = method_config(method, preset, read_settings(settings or ()))
     images = get_dataset(dataset, root, noise_seed=NOISE_SEED)
     clip = common.model(model)
-    held = None if validation is None else get_dataset(validation, root, noise_seed=NOISE_SEED)
-    few_shot = FewShot.from_dataset(images, shots, clip.preprocess, seed, validation=held)
+    held = (
+        None
+        if validation is None
+        else get_dataset(validation, root, noise_seed=NOISE_SEED)
+    )
+    few_shot = FewShot.from_dataset(
+        images, shots, clip.preprocess, seed, validation=held
+    )
     with common.terminal.bars() as bars:
 
         def show(step: "FitStep") -> None:
@@ -63,7 +79,12 @@ def fit(
         adapter = fit_method(
             method, clip, images.prompts, few_shot, config, seed=seed, on_step=show
         )
-    notes = {"dataset": images.id, "shots": shots, "validation": validation, "seed": seed}
+    notes = {
+        "dataset": images.id,
+        "shots": shots,
+        "validation": validation,
+        "seed": seed,
+    }
     adapter.save(out, notes=notes)
     numbers = sum(tensor.numel() for tensor in adapter.fitted.values())
     common.terminal.say(
@@ -71,5 +92,11 @@ def fit(
         f"{images.id}: {out}"
     )
     common.terminal.document(
-        {"out": str(out), "method": method, "images": len(few_shot), "numbers": numbers, **notes}
+        {
+            "out": str(out),
+            "method": method,
+            "images": len(few_shot),
+            "numbers": numbers,
+            **notes,
+        }
     )

@@ -29,7 +29,9 @@ cliquetta evaluate --dataset bundled@fog:3 --method zero_shot
 
 def methods(
     common: Common,
-    name: Annotated[str | None, typer.Argument(help="Show the config of this method.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Show the config of this method.")
+    ] = None,
 ) -> None:
     """List the methods, or show config, presets and paper of one."""
     check_methods(name)
@@ -41,12 +43,17 @@ def methods(
         return
     rows = []
     for entry in method_entries():
-        fitted, presets = "yes" if entry.fit is not None else "", str(len(entry.presets) or "")
+        fitted, presets = (
+            "yes" if entry.fit is not None else "",
+            str(len(entry.presets) or ""),
+        )
         batch = entry.adapter.batch_dependence.value
         rows.append((entry.name, batch, fitted, presets, entry.summary))
     columns = ("method", "batch", "few-shot", "presets", "description")
     common.terminal.table(columns, rows, right=("presets",))
-    common.terminal.say("`cliquetta methods NAME` shows the config and paper of a method.")
+    common.terminal.say(
+        "`cliquetta methods NAME` shows the config and paper of a method."
+    )
     common.terminal.document([_summary(entry) for entry in method_entries()])
 
 
@@ -73,14 +80,20 @@ def _show(entry: "MethodEntry", terminal: Terminal) -> None:
         terminal.say(entry.paper)
     terminal.say(f"Batch dependence: {entry.adapter.batch_dependence.value}.")
     if entry.adapter.needs:
-        terminal.say(f"Requires of the model: {', '.join(sorted(entry.adapter.needs))}.")
+        terminal.say(
+            f"Requires of the model: {', '.join(sorted(entry.adapter.needs))}."
+        )
     rows = [(f.name, f.type, _plain(f.default), f.doc) for f in fields]
     if rows:
         title = "Config (--set KEY=VALUE)"
         terminal.table(("field", "type", "default", "description"), rows, title=title)
     presets, usual = [], vars(entry.config())
     for name, config in entry.presets.items():
-        own = [f"{field}={_plain(v)}" for field, v in vars(config).items() if v != usual[field]]
+        own = [
+            f"{field}={_plain(v)}"
+            for field, v in vars(config).items()
+            if v != usual[field]
+        ]
         tuned = "yes" if name in entry.tuned_by_authors else ""
         presets.append((name, ", ".join(own) or "nothing", tuned))
     if presets:
@@ -101,7 +114,9 @@ def _plain(value: Any) -> str:
 
 def models(
     common: Common,
-    pattern: Annotated[str, typer.Argument(help="Only names that match (wildcard *).")] = "*",
+    pattern: Annotated[
+        str, typer.Argument(help="Only names that match (wildcard *).")
+    ] = "*",
 ) -> None:
     """List the models that load by name."""
     from cliquetta.model.names import list_models
@@ -134,8 +149,13 @@ def datasets(common: Common) -> None:
         images = f"{entry.expected['images']:,}" if "images" in entry.expected else "–"
         files = "--root" if entry.needs_root else "bundled"
         splits = f"; splits {', '.join(entry.splits)}" if len(entry.splits) > 1 else ""
-        rows.append((entry.id, f"{entry.classes:,}", images, files, entry.summary + splits))
-    rows += [(f"{prefix}...", "–", "–", "your own", what) for prefix, (_, what) in YOURS.items()]
+        rows.append(
+            (entry.id, f"{entry.classes:,}", images, files, entry.summary + splits)
+        )
+    rows += [
+        (f"{prefix}...", "–", "–", "your own", what)
+        for prefix, (_, what) in YOURS.items()
+    ]
     columns = ("dataset", "classes", "images", "files", "description")
     common.terminal.table(columns, rows, right=("classes", "images"))
     common.terminal.say(
@@ -143,8 +163,13 @@ def datasets(common: Common) -> None:
         f"{max(SEVERITIES)}: {', '.join(sorted(CORRUPTIONS))}."
     )
     known = [
-        {name: value for name, value in vars(entry).items() if name != "build"} for entry in entries
+        {name: value for name, value in vars(entry).items() if name != "build"}
+        for entry in entries
     ]
     common.terminal.document(
-        {"datasets": known, "shifts": sorted(CORRUPTIONS), "severities": list(SEVERITIES)}
+        {
+            "datasets": known,
+            "shifts": sorted(CORRUPTIONS),
+            "severities": list(SEVERITIES),
+        }
     )

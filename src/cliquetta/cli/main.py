@@ -32,7 +32,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 data_app = typer.Typer(no_args_is_help=True, help="Check datasets.")
-sessions_app = typer.Typer(no_args_is_help=True, help="Manage the sessions of a service.")
+sessions_app = typer.Typer(
+    no_args_is_help=True, help="Manage the sessions of a service."
+)
 for _name, _function, _examples in (
     ("demo", demo.demo, demo.EXAMPLES),
     ("predict", predict.predict, predict.EXAMPLES),
@@ -58,10 +60,22 @@ for _name, _function, _examples in (
         plugins=_name == "methods",
     )
 add_command(data_app, "doctor", data.doctor, data.EXAMPLES)
-add_command(sessions_app, "list", sessions.list_all, sessions.LIST_EXAMPLES, compute=False)
-add_command(sessions_app, "delete", sessions.delete, sessions.DELETE_EXAMPLES, compute=False)
-add_command(sessions_app, "export", sessions.export, sessions.EXPORT_EXAMPLES, compute=False)
-add_command(sessions_app, "import", sessions.import_files, sessions.IMPORT_EXAMPLES, compute=False)
+add_command(
+    sessions_app, "list", sessions.list_all, sessions.LIST_EXAMPLES, compute=False
+)
+add_command(
+    sessions_app, "delete", sessions.delete, sessions.DELETE_EXAMPLES, compute=False
+)
+add_command(
+    sessions_app, "export", sessions.export, sessions.EXPORT_EXAMPLES, compute=False
+)
+add_command(
+    sessions_app,
+    "import",
+    sessions.import_files,
+    sessions.IMPORT_EXAMPLES,
+    compute=False,
+)
 app.add_typer(data_app, name="data")
 app.add_typer(sessions_app, name="sessions")
 
@@ -75,7 +89,10 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", help="Show the version.", callback=_version, is_eager=True)
+        bool,
+        typer.Option(
+            "--version", help="Show the version.", callback=_version, is_eager=True
+        ),
     ] = False,
 ) -> None:
     """Adapt CLIP while it predicts, on your own images."""

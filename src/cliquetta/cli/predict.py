@@ -120,7 +120,9 @@ def predict(
         "after classes, which would tell a method what they show.",
     ] = "auto",
     top_k: Annotated[int, Bounds(1), "Predictions per image."] = 1,
-    probabilities: Annotated[bool, "Write the probability of every class, too."] = False,
+    probabilities: Annotated[
+        bool, "Write the probability of every class, too."
+    ] = False,
     multi_label: Annotated[
         float | None,
         Bounds(0.0, 1.0),
@@ -134,26 +136,36 @@ def predict(
     calibrate: Annotated[
         bool,
         typer.Option(
-            "--calibrate", help="Scale probabilities by a temperature that needs no labels."
+            "--calibrate",
+            help="Scale probabilities by a temperature that needs no labels.",
         ),
     ] = False,
     state: Annotated[
-        Path | None, "File of the adapted state: continued from if it exists, then saved."
+        Path | None,
+        "File of the adapted state: continued from if it exists, then saved.",
     ] = None,
-    frozen: Annotated[bool, "Learn nothing: predict as `export` of --state would."] = False,
-    shard: Annotated[str, "Predict part I of N of the list, into a file of its own: I/N."] = "1/1",
+    frozen: Annotated[
+        bool, "Learn nothing: predict as `export` of --state would."
+    ] = False,
+    shard: Annotated[
+        str, "Predict part I of N of the list, into a file of its own: I/N."
+    ] = "1/1",
     group_by: Annotated[
         str | None,
         "Column of the input table: one adapted state per value; --state is then a folder.",
     ] = None,
-    ray: Annotated[str | None, "Run on a Ray cluster: local, auto or an address."] = None,
+    ray: Annotated[
+        str | None, "Run on a Ray cluster: local, auto or an address."
+    ] = None,
     actors: Annotated[
         int | None,
         Bounds(1),
         "Actors that adapt at the same time, with --ray (default: one per GPU).",
     ] = None,
     gpus_per_actor: Annotated[
-        float | None, Bounds(0), "GPUs of an actor, with --ray; 0.25 lets four share one."
+        float | None,
+        Bounds(0),
+        "GPUs of an actor, with --ray; 0.25 lets four share one.",
     ] = None,
     templates: Templates = None,
     batch_size: BatchSize = 64,
@@ -178,7 +190,9 @@ def predict(
             f"--state {state} is a folder: name a file in it (--group-by takes a folder)"
         )
     if page is not None and not page.parent.is_dir():
-        raise UserError(f"--page {page}: there is no folder {page.parent}, make it first")
+        raise UserError(
+            f"--page {page}: there is no folder {page.parent}, make it first"
+        )
     check_file(features, "--features")
     check_file(text_features, "--text-features")
     if classes is not None:
@@ -195,13 +209,19 @@ def predict(
     if to_stdout and common.json:
         raise UserError("--json prints the predictions itself: leave out --out -")
     if (features is None) == (not paths):
-        raise UserError("name images (folders, files or tables), or a file with --features")
+        raise UserError(
+            "name images (folders, files or tables), or a file with --features"
+        )
     if page is not None and (to_stdout or features is not None):
-        raise UserError("--page shows images, and their table: leave out --features and --out -")
+        raise UserError(
+            "--page shows images, and their table: leave out --features and --out -"
+        )
     if features is not None and (ray is not None or group_by is not None):
         raise UserError("--ray and --group-by are for images, not for --features")
     if frozen and features is not None:
-        raise UserError("--frozen takes images: nothing that predicts from features is exported")
+        raise UserError(
+            "--frozen takes images: nothing that predicts from features is exported"
+        )
     if out is None and not (common.json and ray is None and group_by is None):
         out = "predictions.csv"
     options = PredictOptions(
@@ -231,7 +251,9 @@ def predict(
     _check_output(options, state)
     from_features = features is not None
     clip, prompts = _load(common, model, prompts, text_features, workers, from_features)
-    adapters = _build(specs, clip, prompts, options, state if frozen else None, frozen=frozen)
+    adapters = _build(
+        specs, clip, prompts, options, state if frozen else None, frozen=frozen
+    )
     images = _read_images(paths or (), features, prompts)
     with common.terminal.bars() as bars:
         bars.show("predict", 0, None)
@@ -273,7 +295,9 @@ def _read_prompts(
     from cliquetta.prompts.catalogue import read_prompts
     from cliquetta.prompts.features import as_text_features
 
-    names_classes = text_features is not None and as_text_features(text_features).names is not None
+    names_classes = (
+        text_features is not None and as_text_features(text_features).names is not None
+    )
     if classes is None and names_classes:
         return None
     return read_prompts(classes, templates)
@@ -305,7 +329,9 @@ def _load(
         text = as_text_features(text_features)
         prompts = text.prompts(prompts)
         if from_features and model is None:
-            clip = FeaturesOnly(text.width, scale=text.scale, device=common.checked_device())
+            clip = FeaturesOnly(
+                text.width, scale=text.scale, device=common.checked_device()
+            )
             return clip, prompts
     if model is None:
         raise UserError(NO_MODEL)
@@ -334,7 +360,9 @@ def _build(
     return [freeze(adapters, state)]
 
 
-def _read_images(paths: Sequence[str], features: Path | None, prompts: "ClassPrompts") -> Any:
+def _read_images(
+    paths: Sequence[str], features: Path | None, prompts: "ClassPrompts"
+) -> Any:
     """Return paths, or features from a file."""
     from cliquetta.data.features import feature_dataset
 
@@ -370,7 +398,9 @@ def _write_page(
     terminal.say(f"Page: {page}")
 
 
-def _report(run: "PredictionRun", options: "PredictOptions", terminal: Terminal) -> None:
+def _report(
+    run: "PredictionRun", options: "PredictOptions", terminal: Terminal
+) -> None:
     """Say what was predicted, and what there is to know about the run."""
     from cliquetta.methods.domain_norm.health import in_words
 
@@ -397,7 +427,9 @@ def _report(run: "PredictionRun", options: "PredictOptions", terminal: Terminal)
     for name, figures in run.health.items():
         terminal.say(in_words(name, figures))
     if state is not None:
-        terminal.say(f"Adapted state saved to {state}; pass --state {state} to continue.")
+        terminal.say(
+            f"Adapted state saved to {state}; pass --state {state} to continue."
+        )
     if run.skipped:
         where = f" in {out}" if out else ""
         worst = "; nothing could be predicted" if not predicted else ""
@@ -405,7 +437,9 @@ def _report(run: "PredictionRun", options: "PredictOptions", terminal: Terminal)
         terminal.warn(f"{count(run.skipped, 'image')} could not be read and {skipped}")
     rate = (run.images - run.before) / run.seconds if run.seconds else 0.0
     resumed = f", {run.before:,} of them before it was continued" if run.before else ""
-    terminal.say(f"{count(run.images, 'image')} in {out}, each once{resumed} ({rate:.0f} images/s)")
+    terminal.say(
+        f"{count(run.images, 'image')} in {out}, each once{resumed} ({rate:.0f} images/s)"
+    )
     terminal.document(_document(run, options))
 
 
@@ -417,11 +451,17 @@ def _show_classes(run: "PredictionRun", predicted: int, terminal: Terminal) -> N
         for label, images in shown:
             share = number(100 * images / predicted, 1)
             rows.append((label, f"{images:,}", share))
-        title = "Predicted classes" if len(shown) == len(classes) else "Most frequent classes"
+        title = (
+            "Predicted classes"
+            if len(shown) == len(classes)
+            else "Most frequent classes"
+        )
         if len(run.classes) > 1:
             title += f", {name}"
         if not terminal.quiet:
-            terminal.table(("class", "images", "%"), rows, title=title, right=("images", "%"))
+            terminal.table(
+                ("class", "images", "%"), rows, title=title, right=("images", "%")
+            )
         if name in run.rejected:
             none = f"{run.rejected[name]:,} of them look like none of the classes"
             terminal.say(f"{none} (column `rejected`).")
@@ -432,7 +472,9 @@ def _show_scores(name: str, scores: "MethodScores", terminal: Terminal) -> None:
     if not scores.images:
         return
     per_class = scores.per_class
-    worst = sorted(per_class, key=lambda label: per_class[label].accuracy)[:SHOWN_CLASSES]
+    worst = sorted(per_class, key=lambda label: per_class[label].accuracy)[
+        :SHOWN_CLASSES
+    ]
     rows = []
     for label in worst:
         score = per_class[label]
@@ -468,8 +510,14 @@ def scores_in_words(name: str, scores: "MethodScores") -> str:
 
 def _document(run: "PredictionRun", options: "PredictOptions") -> dict[str, Any]:
     """Return everything about a run as JSON types."""
-    damaged = [{"path": row["path"], "reason": row["error"]} for row in run.rows if row["error"]]
-    counts = {name: dict(classes.most_common()) for name, classes in run.classes.items()}
+    damaged = [
+        {"path": row["path"], "reason": row["error"]}
+        for row in run.rows
+        if row["error"]
+    ]
+    counts = {
+        name: dict(classes.most_common()) for name, classes in run.classes.items()
+    }
     document: dict[str, Any] = {
         "out": None if options.target is None else str(options.target),
         "images": run.images - run.skipped,
@@ -480,7 +528,9 @@ def _document(run: "PredictionRun", options: "PredictOptions") -> dict[str, Any]
     if run.rejected:
         document["rejected"] = run.rejected
     if options.labels is not None:
-        document["scores"] = {name: scores.to_dict() for name, scores in run.scores.items()}
+        document["scores"] = {
+            name: scores.to_dict() for name, scores in run.scores.items()
+        }
         document["unlabelled"] = run.unlabelled
     return document | {
         "predictions": run.rows,

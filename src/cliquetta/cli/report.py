@@ -22,15 +22,20 @@ cliquetta evaluate --dataset bundled@fog:3 --method scap --evidence && cliquetta
 def report(
     common: Common,
     runs: Annotated[
-        list[Path], typer.Argument(help="Directories of runs, of one run, or record.json files.")
+        list[Path],
+        typer.Argument(help="Directories of runs, of one run, or record.json files."),
     ],
     out: Annotated[Path, "Output file."] = Path("report.html"),
     title: Annotated[str, "Title of the page."] = "",
     figures: Annotated[
         Path | None, "Also save the figures to this directory, as PNG and PDF."
     ] = None,
-    attention: Annotated[str, "Attention maps: class (of the class token) or rollout."] = "class",
-    map: Annotated[str, "Embedding: pca, tsne, or auto (tsne where installed)."] = "auto",
+    attention: Annotated[
+        str, "Attention maps: class (of the class token) or rollout."
+    ] = "class",
+    map: Annotated[
+        str, "Embedding: pca, tsne, or auto (tsne where installed)."
+    ] = "auto",
     root: Root = None,
 ) -> None:
     """Make one HTML page about recorded runs.
@@ -54,7 +59,9 @@ def report(
     page = build_page(finished, unfinished, choices)
     size = write_page(page, out)
     names = [] if figures is None else write_figures(page, figures)
-    common.terminal.say(f"{count(len(finished), 'run')} on one page of {size / 1e6:.1f} MB: {out}")
+    common.terminal.say(
+        f"{count(len(finished), 'run')} on one page of {size / 1e6:.1f} MB: {out}"
+    )
     if figures is not None:
         common.terminal.say(f"{count(len(names), 'figure file')} in {figures}")
     common.terminal.document(

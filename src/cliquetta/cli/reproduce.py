@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cliquetta.atomic import write_atomically
-from cliquetta.cli.command import FAILED, RUNS, Common, Out, Workers, read_shard, split_list
+from cliquetta.cli.command import (
+    FAILED,
+    RUNS,
+    Common,
+    Out,
+    Workers,
+    read_shard,
+    split_list,
+)
 from cliquetta.cli.console import Terminal, count
 from cliquetta.cli.executing import run_grid
 from cliquetta.errors import UnknownNameError, UserError
@@ -30,14 +38,18 @@ cliquetta reproduce leaderboard --run --grid leaderboard-imagenet --root DIR --f
 def reproduce(
     common: Common,
     page: Annotated[
-        str, typer.Argument(help="Page of results: headline, methods, ablation or leaderboard.")
+        str,
+        typer.Argument(
+            help="Page of results: headline, methods, ablation or leaderboard."
+        ),
     ],
     run: Annotated[bool, "First run what is missing."] = False,
     shard: Annotated[
         str, "With --run: only shard I of N of the streams (I/N); records nothing."
     ] = "1/1",
     grid: Annotated[
-        str, "With --run: only this grid of the page's, by the name of its file of records."
+        str,
+        "With --run: only this grid of the page's, by the name of its file of records.",
     ] = "",
     features: Annotated[
         Path | None, "With --run: where features that several methods share are kept."
@@ -45,9 +57,13 @@ def reproduce(
     again: Annotated[
         str, "With --run: run these methods again, though recorded, as NAME,NAME."
     ] = "",
-    overwrite: Annotated[bool, "Rewrite a page that is not what the records say."] = False,
+    overwrite: Annotated[
+        bool, "Rewrite a page that is not what the records say."
+    ] = False,
     results: Annotated[Path, "Directory of the records."] = Path("docs/results"),
-    root: Annotated[Path | None, "Root directory of datasets, for grids that need one."] = None,
+    root: Annotated[
+        Path | None, "Root directory of datasets, for grids that need one."
+    ] = None,
     out: Out = RUNS,
     workers: Workers = None,
 ) -> None:
@@ -67,7 +83,9 @@ def reproduce(
     from cliquetta.report.results_pages import GRIDS, ResultsPages
 
     terminal = common.terminal
-    pages = ResultsPages(results, Path("README.md"), results.parent / "methods" / "README.md")
+    pages = ResultsPages(
+        results, Path("README.md"), results.parent / "methods" / "README.md"
+    )
     if again and not run:
         raise UserError("--again needs --run")
     number, shards = read_shard(shard)
@@ -83,7 +101,9 @@ def reproduce(
         if root is None and ROOT in packaged_grid(name).read_text(encoding="utf-8"):
             terminal.warn(f"{name} is left as it is: its images need --root")
             continue
-        specs = shard_of(read_grid(packaged_grid(name), root=str(root or "")), number, shards)
+        specs = shard_of(
+            read_grid(packaged_grid(name), root=str(root or "")), number, shards
+        )
         recorded = find_recorded(pages.records(name), repeated, str(root or ROOT))
         context = RunContext(
             out=out,
@@ -95,7 +115,9 @@ def reproduce(
         done = run_grid(specs, context, terminal)
         records = [result.record for result in done if result.record is not None]
         if len(records) < len(specs):
-            raise UserError(f"{len(specs) - len(records)} runs of {name} failed: nothing recorded")
+            raise UserError(
+                f"{len(specs) - len(records)} runs of {name} failed: nothing recorded"
+            )
         if shards > 1:
             terminal.say(f"{count(len(records), 'run')} in {out}")
             continue
@@ -113,7 +135,9 @@ def check_page(page: str) -> None:
     if page in PAGES:
         return
     if packaged_grid(page).exists():
-        raise UserError(f"{page} is a grid: cliquetta evaluate --grid {page} --root DATA")
+        raise UserError(
+            f"{page} is a grid: cliquetta evaluate --grid {page} --root DATA"
+        )
     raise UnknownNameError("page", page, PAGES)
 
 
@@ -132,20 +156,29 @@ def find_recorded(
     return lambda planned: by_settings.get(key(planned))
 
 
-def _write_page(page: str, pages: "ResultsPages", terminal: Terminal, *, overwrite: bool) -> None:
+def _write_page(
+    page: str, pages: "ResultsPages", terminal: Terminal, *, overwrite: bool
+) -> None:
     from cliquetta.methods.building.index import INDEX_FILE
     from cliquetta.report.method_pages import method_files
 
     texts = pages.texts(page)
     if page == "methods":
         texts |= method_files(pages.methods.parent, INDEX_FILE)
-    now = {path: path.read_text(encoding="utf-8") if path.exists() else None for path in texts}
+    now = {
+        path: path.read_text(encoding="utf-8") if path.exists() else None
+        for path in texts
+    }
     if now == texts:
         files = str(next(iter(texts))) if len(texts) == 1 else f"{len(texts)} files"
         terminal.say(f"{files}: what the records say")
         return
-    if not overwrite and any(now[path] not in (None, text) for path, text in texts.items()):
-        terminal.fail("pages are not what the records say: pass --overwrite to rewrite them")
+    if not overwrite and any(
+        now[path] not in (None, text) for path, text in texts.items()
+    ):
+        terminal.fail(
+            "pages are not what the records say: pass --overwrite to rewrite them"
+        )
         raise typer.Exit(FAILED)
     changed = {path: text for path, text in texts.items() if now[path] != text}
     for path, text in changed.items():

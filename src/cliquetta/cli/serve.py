@@ -25,7 +25,8 @@ Models = Annotated[
     typer.Option("--model", help="Model to offer: NAME or NAME=PATH (repeatable)."),
 ]
 Methods = Annotated[
-    list[str] | None, typer.Option("--method", help="Method to offer (repeatable). (default: all)")
+    list[str] | None,
+    typer.Option("--method", help="Method to offer (repeatable). (default: all)"),
 ]
 Host = Annotated[str, "Address to listen on."]
 Port = Annotated[int, Bounds(1, 65535), "Port to listen on."]
@@ -34,7 +35,9 @@ TokenFile = Annotated[
 ]
 LimitPairs = Annotated[
     list[str] | None,
-    typer.Option("--limit", help="Set a limit: NAME=VALUE (repeatable); see docs/serving.md."),
+    typer.Option(
+        "--limit", help="Set a limit: NAME=VALUE (repeatable); see docs/serving.md."
+    ),
 ]
 
 SERVE = """
@@ -50,7 +53,9 @@ cliquetta app --model micro
 cliquetta app --model micro --model b16=/models/ViT-B-16.pt --open
 cliquetta app --model micro --host 0.0.0.0 --token-file tokens.txt --limit images=64
 """
-_APP_BODY_BYTES = 128 * 2**20  # several photographs per batch; the service's default fits fewer
+_APP_BODY_BYTES = (
+    128 * 2**20
+)  # several photographs per batch; the service's default fits fewer
 
 
 def serve(
@@ -78,11 +83,15 @@ def serve(
     log_format: Annotated[
         str, "text, or json: one object per line, every request included."
     ] = "text",
-    traces: Annotated[bool, "Send OpenTelemetry traces to OTEL_EXPORTER_OTLP_ENDPOINT."] = False,
+    traces: Annotated[
+        bool, "Send OpenTelemetry traces to OTEL_EXPORTER_OTLP_ENDPOINT."
+    ] = False,
     ray: Annotated[
         str | None, "Serve with replicas on a Ray cluster: its address, auto, or local."
     ] = None,
-    replicas: Annotated[str, "With --ray: N, or MIN:MAX by the number of waiting requests."] = "2",
+    replicas: Annotated[
+        str, "With --ray: N, or MIN:MAX by the number of waiting requests."
+    ] = "2",
     ray_gpus: Annotated[
         float | None, Bounds(0), "With --ray: share of a GPU for each replica."
     ] = None,
@@ -107,9 +116,15 @@ def serve(
     workers = workers or (1 if ray else os.cpu_count()) or 1
     settings = replace(settings, workers=workers, session_days=session_days)
     # a line of the log, which standard output may be part of, is JSON as well
-    say = common.terminal.say if log_format == "text" else getLogger("cliquetta.serve").info
+    say = (
+        common.terminal.say
+        if log_format == "text"
+        else getLogger("cliquetta.serve").info
+    )
     name = shown_name(sessions)
-    ready = partial(say, f"http://{host}:{port}, sessions in {name}; press Ctrl-C to stop")
+    ready = partial(
+        say, f"http://{host}:{port}, sessions in {name}; press Ctrl-C to stop"
+    )
     sources = name_models(model or ())
     if ray is None:
         models = load_models(sources, common.model)
@@ -156,7 +171,9 @@ def _read_replicas(given: str) -> tuple[int, int]:
     return int(least), int(most or least)
 
 
-def check_offer(model: list[str] | None, method: list[str] | None, token_file: Path | None) -> None:
+def check_offer(
+    model: list[str] | None, method: list[str] | None, token_file: Path | None
+) -> None:
     """Raise a :class:`UserError` for misspelt names, or where no model is named."""
     if not model:
         raise UserError(NO_MODEL)
@@ -205,7 +222,9 @@ def show(
     method: Methods = None,
     host: Host = "127.0.0.1",
     port: Port = 7860,
-    open_browser: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+    open_browser: Annotated[
+        bool, typer.Option("--open", help="Open it in a browser.")
+    ] = False,
     token_file: TokenFile = None,
     limit: LimitPairs = None,
 ) -> None:
@@ -223,4 +242,6 @@ def show(
     models = load_models(name_models(model or ()), common.model)
     settings = replace(settings, models=models)
     ready = partial(common.terminal.say, f"http://{host}:{port}; press Ctrl-C to stop")
-    server.serve(settings, host=host, port=port, open_browser=open_browser, on_ready=ready)
+    server.serve(
+        settings, host=host, port=port, open_browser=open_browser, on_ready=ready
+    )

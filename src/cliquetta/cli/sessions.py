@@ -42,7 +42,17 @@ Where = Annotated[
     ),
 ]
 Ids = Annotated[list[str] | None, typer.Argument(help="Ids of sessions.")]
-_COLUMNS = ("id", "owner", "model", "method", "classes", "batches", "images", "used", "KiB")
+_COLUMNS = (
+    "id",
+    "owner",
+    "model",
+    "method",
+    "classes",
+    "batches",
+    "images",
+    "used",
+    "KiB",
+)
 _NUMBERS = ("classes", "batches", "images", "KiB")
 
 
@@ -69,7 +79,9 @@ def list_all(common: Common, sessions: Where = "sessions") -> None:
     shown = [[str(cell) for cell in row] for row in rows]
     common.terminal.table(_COLUMNS, shown, right=_NUMBERS)
     megabytes = size.bytes / 2**20
-    common.terminal.say(f"{count(len(stored), 'session')} in {name}, {megabytes:.1f} MiB on disk")
+    common.terminal.say(
+        f"{count(len(stored), 'session')} in {name}, {megabytes:.1f} MiB on disk"
+    )
     common.terminal.document([dict(zip(_COLUMNS, row, strict=True)) for row in rows])
 
 
@@ -105,19 +117,25 @@ def export(
     """Export sessions with all that they learned, also those of a running server."""
     out.mkdir(parents=True, exist_ok=True)
     with _open(sessions) as store:
-        chosen = _check_ids(store, ids) if ids else [one.info.id for one in store.find_all()]
+        chosen = (
+            _check_ids(store, ids) if ids else [one.info.id for one in store.find_all()]
+        )
         for id in chosen:
             try:
                 create_atomically(out / f"{id}{SUFFIX}", store.export(id))
             except FileExistsError:
-                raise UserError(f"{out / id}{SUFFIX} exists: choose another --out") from None
+                raise UserError(
+                    f"{out / id}{SUFFIX} exists: choose another --out"
+                ) from None
     common.terminal.say(f"{count(len(chosen), 'session')} in {out}")
     common.terminal.document({"sessions": chosen})
 
 
 def import_files(
     common: Common,
-    files: Annotated[list[Path], typer.Argument(help="Files of `cliquetta sessions export`.")],
+    files: Annotated[
+        list[Path], typer.Argument(help="Files of `cliquetta sessions export`.")
+    ],
     sessions: Where = "sessions",
 ) -> None:
     """Import sessions under their ids, also into the database of a running server."""
@@ -125,14 +143,18 @@ def import_files(
     with _open(sessions) as store:
         for file in files:
             imported.append(store.import_file(file.read_bytes(), str(file)).info.id)
-    common.terminal.say(f"{count(len(imported), 'session')} imported into {store.database.name}")
+    common.terminal.say(
+        f"{count(len(imported), 'session')} imported into {store.database.name}"
+    )
     common.terminal.document({"sessions": imported})
 
 
 def _open(where: str) -> "AbstractContextManager[SessionStore]":
     """Open the database of a service, checked before anything large is imported."""
     if "://" not in where and not Path(where).is_dir():
-        raise UserError(f"no sessions in {where}: pass --sessions as for `cliquetta serve`")
+        raise UserError(
+            f"no sessions in {where}: pass --sessions as for `cliquetta serve`"
+        )
     try:
         from cliquetta.serve.session_store import SessionStore
     except ImportError as error:

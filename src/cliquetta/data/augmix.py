@@ -17,7 +17,9 @@ OPERATIONS = (
     *("shear-x", "shear-y", "translate-x", "translate-y"),
 )
 _CHAINS, _DEPTH = 3, 3
-_POSTERIZE_BITS = 4  # severity 1 draws a level that always rounds to 0, which leaves four bits
+_POSTERIZE_BITS = (
+    4  # severity 1 draws a level that always rounds to 0, which leaves four bits
+)
 
 Reals = npt.NDArray[np.float64]
 
@@ -26,7 +28,9 @@ Reals = npt.NDArray[np.float64]
 class Recipe:
     """Random choices of AugMix for V views of one image."""
 
-    operation: npt.NDArray[np.int64]  # (V, 3, 3): which, by chain and depth; -1 behind its end
+    operation: npt.NDArray[
+        np.int64
+    ]  # (V, 3, 3): which, by chain and depth; -1 behind its end
     level: Reals  # (V, 3, 3): strength in (0.1, 1), negative where the sign is
     weights: Reals  # (V, 3): share of each chain in the mixture
     plain: Reals  # (V,): share of the image without operations
@@ -41,13 +45,17 @@ def draw_recipe(count: int, generator: np.random.Generator) -> Recipe:
     level = generator.uniform(0.1, 1.0, size=shape)
     sign = np.where(generator.random(shape) < 0.5, -1.0, 1.0)
     weights = generator.dirichlet(np.ones(_CHAINS), size=count)
-    return Recipe(operation, level * sign, weights, generator.beta(1.0, 1.0, size=count))
+    return Recipe(
+        operation, level * sign, weights, generator.beta(1.0, 1.0, size=count)
+    )
 
 
 def augmix_chains(pictures: Tensor, recipes: Sequence[Recipe]) -> Tensor:
     """The ends of the three chains, (B, V, 3, C, S, S) uint8, of views (B, V, C, S, S) uint8."""
     B, V, C, S, _ = pictures.shape
-    chains = pictures[:, :, None].expand(B, V, _CHAINS, C, S, S).reshape(-1, C, S, S).clone()
+    chains = (
+        pictures[:, :, None].expand(B, V, _CHAINS, C, S, S).reshape(-1, C, S, S).clone()
+    )
     operation = np.stack([recipe.operation for recipe in recipes]).reshape(-1, _DEPTH)
     level = np.stack([recipe.level for recipe in recipes]).reshape(-1, _DEPTH)
     for depth in range(_DEPTH):
@@ -62,7 +70,9 @@ def augmix_chains(pictures: Tensor, recipes: Sequence[Recipe]) -> Tensor:
 def mix(plain: Tensor, chains: Tensor, recipes: Sequence[Recipe]) -> Tensor:
     """M · plain + (1 − m) · Σ w_i · chain_i, on normalised pixels (B, V, 3, S, S)."""
     share = torch.from_numpy(np.stack([recipe.plain for recipe in recipes])).to(plain)
-    weights = torch.from_numpy(np.stack([recipe.weights for recipe in recipes])).to(plain)
+    weights = torch.from_numpy(np.stack([recipe.weights for recipe in recipes])).to(
+        plain
+    )
     mixture = torch.einsum("bvk,bvkchw->bvchw", weights, chains)
     share = share[..., None, None, None]
     return share * plain + (1 - share) * mixture
@@ -78,15 +88,22 @@ def apply_operation(name: str, pictures: Tensor, level: Reals) -> Tensor:
     if name == "posterize":
         return pictures & (256 - (1 << (8 - _POSTERIZE_BITS)))
     if name == "solarize":
-        threshold = torch.from_numpy(256 - np.trunc(np.abs(level) * 25.6)).to(pictures.device)
-        return torch.where(pictures < threshold.view(-1, 1, 1, 1), pictures, 255 - pictures)
+        threshold = torch.from_numpy(256 - np.trunc(np.abs(level) * 25.6)).to(
+            pictures.device
+        )
+        return torch.where(
+            pictures < threshold.view(-1, 1, 1, 1), pictures, 255 - pictures
+        )
     return _affine(pictures, _matrix(name, level, size))
 
 
 def _autocontrast(pictures: Tensor) -> Tensor:
     """Each channel stretched to 0 ... 255."""
     values = pictures.to(torch.int32)
-    low, high = values.amin(dim=(2, 3), keepdim=True), values.amax(dim=(2, 3), keepdim=True)
+    low, high = (
+        values.amin(dim=(2, 3), keepdim=True),
+        values.amax(dim=(2, 3), keepdim=True),
+    )
     stretched = (values - low) * 255 // (high - low).clamp(min=1)
     return torch.where(high > low, stretched, values).to(torch.uint8)
 
@@ -111,7 +128,12 @@ def _matrix(name: str, level: Reals, size: int) -> Reals:
     if name == "rotate":
         angle = -np.radians(sign * np.trunc(strength * 3.0))
         cos, sin = np.cos(angle), np.sin(angle)
-        matrix[:, 0, 0], matrix[:, 0, 1], matrix[:, 1, 0], matrix[:, 1, 1] = cos, sin, -sin, cos
+        matrix[:, 0, 0], matrix[:, 0, 1], matrix[:, 1, 0], matrix[:, 1, 1] = (
+            cos,
+            sin,
+            -sin,
+            cos,
+        )
         centre = size / 2
         matrix[:, :, 2] = centre - centre * matrix[:, :, :2].sum(axis=2)
     elif name.startswith("shear"):
@@ -128,12 +150,18 @@ def _affine(pictures: Tensor, matrix: Reals) -> Tensor:
     R, _, S, _ = pictures.shape
     maps = torch.from_numpy(matrix).to(pictures.device, torch.float32)
     centre = torch.arange(S, device=pictures.device) + 0.5
-    grid = torch.stack(torch.meshgrid(centre, centre, indexing="xy"), dim=-1)  # (S, S, 2)
+    grid = torch.stack(
+        torch.meshgrid(centre, centre, indexing="xy"), dim=-1
+    )  # (S, S, 2)
     point = grid.view(1, -1, 2) @ maps[:, :, :2].transpose(1, 2) + maps[:, None, :, 2]
     inside = ((point >= 0) & (point < S)).all(dim=-1).view(R, 1, S, S)
     position = (point * (2 / S) - 1).view(R, S, S, 2)
     values = F.grid_sample(
-        pictures.float(), position, mode="bilinear", padding_mode="border", align_corners=False
+        pictures.float(),
+        position,
+        mode="bilinear",
+        padding_mode="border",
+        align_corners=False,
     )
     return ((values + _FLOAT_SLACK) * inside).to(torch.uint8)
 

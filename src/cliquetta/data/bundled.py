@@ -34,4 +34,6 @@ def load_bundled(split: BundledSplit = "test") -> ArrayDataset:
     sheet = open_image((folder / f"{split}.webp").read_bytes())
     images = cut_mosaic(sheet, _SIDE, len(record["keys"]))
     images.flags.writeable = False
-    return ArrayDataset("bundled" if split == "test" else "bundled-fewshot", images, **record)
+    return ArrayDataset(
+        "bundled" if split == "test" else "bundled-fewshot", images, **record
+    )

@@ -24,7 +24,9 @@ def _of_path(build: Callable[[Path, Names], Dataset]) -> Build:
     return lambda rest, names: build(Path(rest).expanduser(), names)
 
 
-YOURS: dict[str, tuple[Build, str]] = {  # by the prefix of an id: how to build it, what it is
+YOURS: dict[
+    str, tuple[Build, str]
+] = {  # by the prefix of an id: how to build it, what it is
     FOLDER: (_of_path(folder_dataset), "a folder of images, one sub-folder per class"),
     "csv:": (_of_path(table_dataset), "a CSV or TSV file of paths and classes"),
     "tar:": (_of_path(tar_dataset), "tar shards (WebDataset), one or a folder of them"),
@@ -45,11 +47,17 @@ class DatasetEntry:
 
     id: str
     summary: str
-    build: Callable[[Path | None, str | None, Names], Dataset]  # of root, split and class names
+    build: Callable[
+        [Path | None, str | None, Names], Dataset
+    ]  # of root, split and class names
     classes: int
-    expected: Mapping[str, int]  # counts that a complete copy has, such as `{"images": 2000}`
+    expected: Mapping[
+        str, int
+    ]  # counts that a complete copy has, such as `{"images": 2000}`
     source: str  # where the data come from and under what terms
-    splits: Mapping[str, int] = field(default_factory=dict)  # images of each, the default first
+    splits: Mapping[str, int] = field(
+        default_factory=dict
+    )  # images of each, the default first
     needs_root: bool = True  # false for data that come with the package
 
 
@@ -60,7 +68,9 @@ def _bundled(id: str, which: BundledSplit, images: int, summary: str) -> Dataset
 
     summary = f"{images:,} {summary}; comes with the package"
     source = "CIFAR-10 (Krizhevsky, 2009); see cliquetta/data/bundled/README.md"
-    return DatasetEntry(id, summary, build, 10, {"images": images}, source, needs_root=False)
+    return DatasetEntry(
+        id, summary, build, 10, {"images": images}, source, needs_root=False
+    )
 
 
 def _refuse_split(id: str, split: str | None) -> None:
@@ -76,7 +86,9 @@ def _entry(known: Benchmark) -> DatasetEntry:
 
 _ENTRIES = (
     _bundled("bundled", "test", 2000, "test images of CIFAR-10, 200 per class"),
-    _bundled("bundled-fewshot", "few-shot", 160, "training images of CIFAR-10, 16 per class"),
+    _bundled(
+        "bundled-fewshot", "few-shot", 160, "training images of CIFAR-10, 16 per class"
+    ),
     *map(_entry, BENCHMARKS),
 )
 
@@ -87,7 +99,11 @@ def list_datasets() -> list[DatasetEntry]:
 
 
 def get_dataset(
-    id: str, root: Path | str | None = None, *, noise_seed: int = 0, classes: Names = None
+    id: str,
+    root: Path | str | None = None,
+    *,
+    noise_seed: int = 0,
+    classes: Names = None,
 ) -> Dataset:
     """The dataset of an id, which may name a split and a shift.
 
@@ -150,7 +166,9 @@ def check_dataset(id: str, root: Path | str | None = None) -> None:
 
 
 def _unknown(id: str) -> UnknownNameError:
-    return UnknownNameError("dataset", id, [*(entry.id for entry in _ENTRIES), f"{FOLDER}PATH"])
+    return UnknownNameError(
+        "dataset", id, [*(entry.id for entry in _ENTRIES), f"{FOLDER}PATH"]
+    )
 
 
 def _plain_dataset(id: str, root: Path | None, classes: Names) -> Dataset:

@@ -29,7 +29,9 @@ Table = tuple[Constants, ...]  # by severity
 
 SEVERITIES = (1, 2, 3, 4, 5)
 _SMALL, _LARGE = 32, 224
-_CHUNK = 2**22  # values worked on at a time: bounds the memory of a batch, whatever its size
+_CHUNK = (
+    2**22
+)  # values worked on at a time: bounds the memory of a batch, whatever its size
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,9 @@ class Corruption:
     name: str
     group: str  # `noise`, `blur`, `weather`, `digital`, `rendering` or `hub`
     summary: str
-    apply: Callable[[Floats, Constants, Draws], Floats]  # of pictures in 0..1; may leave these
+    apply: Callable[
+        [Floats, Constants, Draws], Floats
+    ]  # of pictures in 0..1; may leave these
     small: Table  # constants for pictures of at most 32 pixels (CIFAR-10-C)
     large: Table  # constants for pictures of at least 224 pixels (ImageNet-C)
 
@@ -54,7 +58,11 @@ class Corruption:
 
 
 def corrupt_batch(
-    images: Images, name: str, severity: int, seed: int, indices: Sequence[int] | None = None
+    images: Images,
+    name: str,
+    severity: int,
+    seed: int,
+    indices: Sequence[int] | None = None,
 ) -> Images:
     """Corrupt a batch (N, H, W, 3) of any size; the picture with index i draws from ``(seed, i)``.
 
@@ -62,8 +70,12 @@ def corrupt_batch(
     """
     size = images.shape[1:]
     if images.dtype != np.uint8 or len(size) != 3 or 0 in size or size[2] != 3:
-        given = f"{images.dtype} {images.shape}: convert with PIL's image.convert('RGB')"
-        raise UserError(f"corruptions take 8-bit RGB pictures (uint8, last axis 3), got {given}")
+        given = (
+            f"{images.dtype} {images.shape}: convert with PIL's image.convert('RGB')"
+        )
+        raise UserError(
+            f"corruptions take 8-bit RGB pictures (uint8, last axis 3), got {given}"
+        )
     numbers = range(len(images)) if indices is None else indices
     if len(numbers) != len(images):
         raise UserError(f"{len(images)} pictures but {len(numbers)} indices")
@@ -80,7 +92,9 @@ def corrupt_batch(
     return out
 
 
-_ENTRIES = json.loads((files("cliquetta.data") / "corruptions.json").read_text(encoding="utf-8"))
+_ENTRIES = json.loads(
+    (files("cliquetta.data") / "corruptions.json").read_text(encoding="utf-8")
+)
 CORRUPTIONS = {  # by name, which is that of its function; in the order of the paper, ours last
     name: Corruption(
         name,
@@ -140,7 +154,9 @@ class ShiftedDataset(Dataset):
 
     def __init__(self, base: Dataset, shift: Shift, *, seed: int = 0) -> None:
         if base.features([0]) is not None:
-            raise UserError(f"{base.id} holds features, and {shift} needs images: leave it out")
+            raise UserError(
+                f"{base.id} holds features, and {shift} needs images: leave it out"
+            )
         super().__init__(
             f"{base.id}@{shift}",
             names=base.names,
@@ -152,7 +168,9 @@ class ShiftedDataset(Dataset):
 
     def load(self, index: int) -> Image.Image:
         """Image ``index``, corrupted at its own size."""
-        return Image.fromarray(self._corrupt(np.asarray(self.base.load(index))[None], [index])[0])
+        return Image.fromarray(
+            self._corrupt(np.asarray(self.base.load(index))[None], [index])[0]
+        )
 
     def arrays(self, indices: Sequence[int]) -> Images | None:
         """Corrupted images (n, H, W, 3) of a base that is in memory."""
@@ -165,7 +183,11 @@ class ShiftedDataset(Dataset):
 
     def redrawn(self, round: int) -> "ShiftedDataset":
         """A copy with noise of its own for another round."""
-        return ShiftedDataset(self.base, self.shift, seed=self.seed + round) if round else self
+        return (
+            ShiftedDataset(self.base, self.shift, seed=self.seed + round)
+            if round
+            else self
+        )
 
     def contents(self) -> str:
         """Contents of the base, and the shift."""

@@ -50,7 +50,9 @@ def resized_crop_boxes(
     """Crops of random area and aspect ratio; the largest fitting centre crop if ten draws fail."""
     shape = (count, _ATTEMPTS)
     area = height * width * generator.uniform(*scale, size=shape)
-    aspect = np.exp(generator.uniform(math.log(_NARROWEST), math.log(_WIDEST), size=shape))
+    aspect = np.exp(
+        generator.uniform(math.log(_NARROWEST), math.log(_WIDEST), size=shape)
+    )
     columns = np.rint(np.sqrt(area * aspect)).astype(np.int64)
     rows = np.rint(np.sqrt(area / aspect)).astype(np.int64)
     fits = (columns > 0) & (columns <= width) & (rows > 0) & (rows <= height)
@@ -58,14 +60,24 @@ def resized_crop_boxes(
     rows = np.where(drawn, rows[first], min(height, round(width / _NARROWEST)))
     columns = np.where(drawn, columns[first], min(width, round(height * _WIDEST)))
     position = generator.random((2, count))
-    top = np.where(drawn, np.floor(position[0] * (height - rows + 1)), (height - rows) // 2)
-    left = np.where(drawn, np.floor(position[1] * (width - columns + 1)), (width - columns) // 2)
+    top = np.where(
+        drawn, np.floor(position[0] * (height - rows + 1)), (height - rows) // 2
+    )
+    left = np.where(
+        drawn, np.floor(position[1] * (width - columns + 1)), (width - columns) // 2
+    )
     corner = top.astype(np.int64), left.astype(np.int64)
     return Boxes(height, width, *corner, rows, columns, generator.random(count) < 0.5)
 
 
 def zoom_crop_boxes(
-    height: int, width: int, count: int, generator: np.random.Generator, *, size: int, zoom: float
+    height: int,
+    width: int,
+    count: int,
+    generator: np.random.Generator,
+    *,
+    size: int,
+    zoom: float,
 ) -> Boxes:
     """Crops of ``size`` from the image with its shorter side resized to ``zoom * size``."""
     short = round(zoom * size)
@@ -116,20 +128,32 @@ def crop_tensors(
     V = len(boxes[0].top)
     # Pillow works with integers of 30 bits, which float64 holds and float32 does not.
     dtype = torch.float64 if eight_bit else torch.float32
-    device = torch.device("cpu") if images.device.type == "mps" and eight_bit else images.device
+    device = (
+        torch.device("cpu")
+        if images.device.type == "mps" and eight_bit
+        else images.device
+    )
     out = torch.empty(B, V, C, size, size, device=images.device)
     step = max(1, ROW_BUDGET // max(1, V * size * max(H, W)))
     for first in range(0, B, step):
         part = images[first : first + step].to(device, dtype)
         across, down = (
-            ((weights * _ONE + 0.5).floor_() if eight_bit else weights).to(device, dtype)
+            ((weights * _ONE + 0.5).floor_() if eight_bit else weights).to(
+                device, dtype
+            )
             for weights in _matrices(boxes[first : first + step], H, W, size)
         )
         n = len(part)
         # (n, C*H, W) @ (n, W, V*S): one product for all views of an image
-        wide = part.reshape(n, C * H, W) @ across.permute(0, 3, 1, 2).reshape(n, W, V * size)
+        wide = part.reshape(n, C * H, W) @ across.permute(0, 3, 1, 2).reshape(
+            n, W, V * size
+        )
         wide = _rounded(wide) if eight_bit else wide
-        wide = wide.view(n, C, H, V, size).permute(0, 3, 2, 1, 4).reshape(n, V, H, C * size)
+        wide = (
+            wide.view(n, C, H, V, size)
+            .permute(0, 3, 2, 1, 4)
+            .reshape(n, V, H, C * size)
+        )
         crop = (down @ wide).view(n, V, size, C, size).transpose(2, 3)
         out[first : first + n] = _rounded(crop) if eight_bit else crop
     return out
@@ -143,7 +167,9 @@ def _rounded(values: Tensor) -> Tensor:
     return values.div_(_ONE).add_(0.5).floor_().clamp_(0, 255)
 
 
-def _matrices(boxes: Sequence[Boxes], H: int, W: int, size: int) -> tuple[Tensor, Tensor]:
+def _matrices(
+    boxes: Sequence[Boxes], H: int, W: int, size: int
+) -> tuple[Tensor, Tensor]:
     """Interpolation matrices (B, V, size, W) and (B, V, size, H) of the crops of H x W images."""
     top, left, rows, columns = (
         np.stack([getattr(box, name) for box in boxes])
@@ -168,12 +194,16 @@ def _triangle(
     step = np.where(enlarged, length / resized, extent / size)[..., None]  # (B, V, 1)
     first = np.where(enlarged, start, 0)[..., None]
     centre = (first + np.arange(size) + 0.5) * step  # (B, V, size)
-    position = np.arange(length) - np.where(enlarged, 0, start)[..., None]  # (B, V, length)
+    position = (
+        np.arange(length) - np.where(enlarged, 0, start)[..., None]
+    )  # (B, V, length)
     weights = position[..., None, :] - centre[..., None] + 0.5
     weights *= 1 / np.maximum(step, 1.0)[..., None]
     np.abs(weights, out=weights)
     np.subtract(1.0, weights, out=weights)
-    inside = (position >= 0) & (position < np.where(enlarged, length, extent)[..., None])
+    inside = (position >= 0) & (
+        position < np.where(enlarged, length, extent)[..., None]
+    )
     weights *= inside[..., None, :]
     np.maximum(weights, 0.0, out=weights)
     weights /= weights.sum(axis=-1, keepdims=True)

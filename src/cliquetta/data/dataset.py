@@ -25,7 +25,9 @@ if TYPE_CHECKING:  # arguments are checked before torch is imported
 UInt8Array = npt.NDArray[np.uint8]
 
 UNKNOWN = -1
-OUTSIDE = -2  # the label of an image whose class is known not to be in the class list (open set)
+OUTSIDE = (
+    -2
+)  # the label of an image whose class is known not to be in the class list (open set)
 
 
 class Dataset(ABC):
@@ -49,7 +51,9 @@ class Dataset(ABC):
         self.names = tuple(names)
         self.keys = tuple(keys)
         self.templates = tuple(templates)
-        self.labels = None if labels is None else torch.as_tensor(labels, dtype=torch.int64)
+        self.labels = (
+            None if labels is None else torch.as_tensor(labels, dtype=torch.int64)
+        )
         if not self.keys:
             raise UserError(f"dataset {id} holds no images")
         if len(set(self.keys)) != len(self.keys):
@@ -58,11 +62,15 @@ class Dataset(ABC):
             return
         if self.labels.shape != (len(self.keys),):
             shape = tuple(self.labels.shape)
-            raise UserError(f"dataset {id} has {len(self.keys)} images and labels of shape {shape}")
+            raise UserError(
+                f"dataset {id} has {len(self.keys)} images and labels of shape {shape}"
+            )
         low, high = int(self.labels.min()), int(self.labels.max())
         if low < OUTSIDE or high >= len(self.names):
             listed = f"its class list holds {len(self.names)} names"
-            raise UserError(f"labels of dataset {id} run from {low} to {high}, {listed}")
+            raise UserError(
+                f"labels of dataset {id} run from {low} to {high}, {listed}"
+            )
 
     def __len__(self) -> int:
         """Number of images."""
@@ -120,7 +128,9 @@ class ArrayDataset(Dataset):
     ) -> None:
         super().__init__(id, names=names, keys=keys, labels=labels, templates=templates)
         if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3:
-            raise UserError(f"images are (N, H, W, 3) uint8, got {images.shape} {images.dtype}")
+            raise UserError(
+                f"images are (N, H, W, 3) uint8, got {images.shape} {images.dtype}"
+            )
         if len(images) != len(self.keys):
             raise UserError(f"{len(images)} images for {len(self.keys)} keys")
         self.images = images
@@ -135,7 +145,9 @@ class ArrayDataset(Dataset):
 
     def contents(self) -> str:
         """Hash of the pictures themselves."""
-        return hashlib.blake2b(np.ascontiguousarray(self.images).data, digest_size=8).hexdigest()
+        return hashlib.blake2b(
+            np.ascontiguousarray(self.images).data, digest_size=8
+        ).hexdigest()
 
 
 class FileDataset(Dataset):
@@ -162,7 +174,10 @@ class FileDataset(Dataset):
         self.members = tuple(members) or (None,) * len(self.paths)
         self.exif, self.shorter = exif, shorter
         if keys is None:
-            keys = [path if isinstance(path, str) else path.as_posix() for path in self.paths]
+            keys = [
+                path if isinstance(path, str) else path.as_posix()
+                for path in self.paths
+            ]
         super().__init__(id, names=names, keys=keys, labels=labels, templates=templates)
         if len(self.paths) != len(self.keys):
             raise UserError(f"{len(self.paths)} files for {len(self.keys)} keys")
@@ -181,7 +196,9 @@ class FileDataset(Dataset):
 
     def contents(self) -> str:
         """Hash of sizes and times of change; a missing file has none, and is no error here."""
-        files = [m.archive if m else p for p, m in zip(self.paths, self.members, strict=True)]
+        files = [
+            m.archive if m else p for p, m in zip(self.paths, self.members, strict=True)
+        ]
         digest = hashlib.blake2b(digest_size=8)
         for file in dict.fromkeys(files):
             try:

@@ -31,7 +31,9 @@ def shot_noise(x: Floats, c: Constants, draws: Draws) -> Floats:
 def impulse_noise(x: Floats, c: Constants, draws: Draws) -> Floats:
     """Set a share c[0] of all values to black or white, half each."""
     chance = draws.uniform(0, 1, *x.shape[1:])
-    return np.where(chance < c[0] / 2, 0, np.where(chance < c[0], 1, x)).astype(np.float32)
+    return np.where(chance < c[0] / 2, 0, np.where(chance < c[0], 1, x)).astype(
+        np.float32
+    )
 
 
 def defocus_blur(x: Floats, c: Constants, draws: Draws) -> Floats:
@@ -47,11 +49,16 @@ def glass_blur(x: Floats, c: Constants, draws: Draws) -> Floats:
     """
     sigma, reach, rounds = c[0], round(c[1]), round(c[2])
     count, height, width, _ = x.shape
-    rows, columns = np.arange(height - reach, reach, -1), np.arange(width - reach, reach, -1)
+    rows, columns = (
+        np.arange(height - reach, reach, -1),
+        np.arange(width - reach, reach, -1),
+    )
     positions = (rows[:, None] * width + columns).ravel()
     moves = draws.integers(-reach, reach, 2, rounds * len(positions))
     others = np.tile(positions, rounds) + moves[:, 0] * width + moves[:, 1]
-    order = _copied(height * width, positions, others.reshape(count, rounds, len(positions)))
+    order = _copied(
+        height * width, positions, others.reshape(count, rounds, len(positions))
+    )
     blurred = filters.gaussian_blur(x, sigma).reshape(count, height * width, 3)
     shuffled = np.take_along_axis(blurred, order[..., None], axis=1)
     return filters.gaussian_blur(shuffled.reshape(x.shape), sigma)
@@ -117,7 +124,9 @@ def frost(x: Floats, c: Constants, draws: Draws) -> Floats:
     ridges = 1 - np.abs(2 * filters.plasma(draws, height, width, 1.4) - 1)
     ice = 0.25 + 0.45 * patches + 0.3 * ridges**2
     tint = np.array([0.88, 0.95, 1.0], np.float32)
-    frozen: Floats = np.float32(c[0]) * x + np.float32(c[1]) * (ice * tint).astype(np.float32)
+    frozen: Floats = np.float32(c[0]) * x + np.float32(c[1]) * (ice * tint).astype(
+        np.float32
+    )
     return frozen
 
 

@@ -9,7 +9,12 @@ from pathlib import Path
 from typing import Literal
 
 from cliquetta.data.benchmarks import BENCHMARKS, Benchmark, DataNotFoundError
-from cliquetta.data.benchmarks.benchmark import Listing, alternatives, candidate_folders, squeeze
+from cliquetta.data.benchmarks.benchmark import (
+    Listing,
+    alternatives,
+    candidate_folders,
+    squeeze,
+)
 from cliquetta.data.images import ImageError, open_image, read_image
 from cliquetta.errors import UserError, look_up
 
@@ -34,7 +39,9 @@ class Opened:
     images: int
     unreadable: Mapping[str, str] = field(default_factory=dict)  # key and reason
     duplicates: int = 0  # files whose content another file has as well
-    contradictions: tuple[tuple[str, str], ...] = ()  # pairs of equal files in different classes
+    contradictions: tuple[
+        tuple[str, str], ...
+    ] = ()  # pairs of equal files in different classes
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,9 @@ class Report:
     unknown_folders: tuple[str, ...] = ()
 
 
-OnImage = Callable[[str, int, int], None]  # a dataset's id, how many images are opened, of how many
+OnImage = Callable[
+    [str, int, int], None
+]  # a dataset's id, how many images are opened, of how many
 
 
 def examine(
@@ -90,7 +99,9 @@ def _examine_one(
         layout, location = benchmark.find(root)
     except DataNotFoundError as error:
         problems = (*error.near_misses, *_packed(benchmark, root))
-        return Finding(id, "broken" if problems else "missing", problems=problems, get=get)
+        return Finding(
+            id, "broken" if problems else "missing", problems=problems, get=get
+        )
     where = layout.name, str(location.images)
     try:
         listing = benchmark.read(root)
@@ -100,12 +111,20 @@ def _examine_one(
     for split, expected in benchmark.splits.items():
         # splits beside the default one may be missing
         with suppress(ValueError, OSError):
-            one = listing if split == benchmark.default_split else benchmark.read(root, split)
+            one = (
+                listing
+                if split == benchmark.default_split
+                else benchmark.read(root, split)
+            )
             splits[split] = SplitCount(len(one.keys), expected, one.missing)
     opened = _open_all(id, listing, workers, on_image) if deep else None
     seen = set(listing.labels)
-    empty = tuple(name for label, name in enumerate(benchmark.names) if label not in seen)
-    problems = _problems(splits[benchmark.default_split], empty, len(benchmark.names), opened)
+    empty = tuple(
+        name for label, name in enumerate(benchmark.names) if label not in seen
+    )
+    problems = _problems(
+        splits[benchmark.default_split], empty, len(benchmark.names), opened
+    )
     state: State = "incomplete" if problems else "complete"
     notes = (*listing.notes, *benchmark.traps)
     get = get if problems else ""
@@ -127,10 +146,14 @@ def _problems(
     problems = []
     if count.found != count.expected:
         absent = f"; {count.absent:,} listed files are missing" if count.absent else ""
-        problems.append(f"{count.found:,} images, a complete copy has {count.expected:,}{absent}")
+        problems.append(
+            f"{count.found:,} images, a complete copy has {count.expected:,}{absent}"
+        )
     if empty:
         shown = ", ".join(empty[:5]) + (", ..." if len(empty) > 5 else "")
-        problems.append(f"{len(empty):,} of {classes:,} classes have no images: {shown}")
+        problems.append(
+            f"{len(empty):,} of {classes:,} classes have no images: {shown}"
+        )
     if opened is not None and opened.unreadable:
         key, reason = next(iter(opened.unreadable.items()))
         unread = len(opened.unreadable)
@@ -138,7 +161,9 @@ def _problems(
     return tuple(problems)
 
 
-def _open_all(id: str, listing: Listing, workers: int, on_image: OnImage | None) -> Opened | None:
+def _open_all(
+    id: str, listing: Listing, workers: int, on_image: OnImage | None
+) -> Opened | None:
     """Open every file; ``None`` for data that come as arrays, which are read already."""
     from cliquetta.data.workers import map_ahead
 

@@ -27,7 +27,9 @@ from cliquetta.atomic import write_atomically
 FORMAT = "cliquetta-features-1"
 FEATURES = "features.npy"
 TABLE = "table.json"
-RESIDENT = 2**28  # bytes of a table that a process may hold in memory before it lets go of them
+RESIDENT = (
+    2**28
+)  # bytes of a table that a process may hold in memory before it lets go of them
 SAVE_SECONDS = 20.0  # how much work an interrupted build may lose
 
 _log = logging.getLogger(__name__)
@@ -39,8 +41,12 @@ FloatArray = npt.NDArray[np.float32]
 class FeatureBlock:
     """Consecutive rows of a table."""
 
-    features: FloatArray  # (rows, V, E); any finite value where an image could not be read
-    unreadable: Mapping[int, str] = field(default_factory=dict)  # why, by row of the table
+    features: (
+        FloatArray  # (rows, V, E); any finite value where an image could not be read
+    )
+    unreadable: Mapping[int, str] = field(
+        default_factory=dict
+    )  # why, by row of the table
 
     def checksum(self) -> int:
         """CRC-32 of features and notes: notices a torn or flipped block, and costs little."""
@@ -59,7 +65,9 @@ class TableLayout:
     @property
     def name(self) -> str:
         """Hash of the layout."""
-        text = json.dumps([FORMAT, dict(self.depends_on), self.shape, self.rows], sort_keys=True)
+        text = json.dumps(
+            [FORMAT, dict(self.depends_on), self.shape, self.rows], sort_keys=True
+        )
         return hashlib.sha256(text.encode()).hexdigest()[:20]
 
     def blocks(self) -> list[range]:
@@ -93,7 +101,9 @@ def _let_go(mapped: FloatArray) -> None:
         source.madvise(mmap.MADV_DONTNEED)
 
 
-Encode = Callable[[Sequence[range]], Iterator[FeatureBlock]]  # the blocks of rows, in their order
+Encode = Callable[
+    [Sequence[range]], Iterator[FeatureBlock]
+]  # the blocks of rows, in their order
 
 
 def open_table(
@@ -109,7 +119,9 @@ def open_table(
     if store.missing():
         store.folder.mkdir(parents=True, exist_ok=True)
         with FileLock(store.folder / ".lock"):
-            if missing := store.missing():  # another process may have made it in the meantime
+            if (
+                missing := store.missing()
+            ):  # another process may have made it in the meantime
                 store.fill(missing, encode, on_progress)
     return store.table()
 
@@ -160,7 +172,9 @@ class _Store:
         if self._map() is None:  # those who mapped an old file keep it
             self.path.unlink(missing_ok=True)
             shape = self.layout.shape
-            np.lib.format.open_memmap(self.path, mode="w+", dtype=np.float32, shape=shape)
+            np.lib.format.open_memmap(
+                self.path, mode="w+", dtype=np.float32, shape=shape
+            )
         for rows in missing:
             self.known.pop(rows.start, None)
         images, saved = self.layout.shape[0], time.monotonic()
@@ -181,7 +195,9 @@ class _Store:
         mapped = self._map()
         if mapped is None:
             raise OSError(f"{self.path} was changed while it was being read; run again")
-        unreadable = {row: why for _, notes in self.known.values() for row, why in notes.items()}
+        unreadable = {
+            row: why for _, notes in self.known.values() for row, why in notes.items()
+        }
         return FeatureTable(mapped, unreadable)
 
     def _read_known(self) -> dict[int, tuple[int, dict[int, str]]]:
@@ -205,7 +221,9 @@ class _Store:
 
     def _write(self, file: BinaryIO, rows: range, block: FeatureBlock) -> None:
         images, *row = self.layout.shape
-        data = np.ascontiguousarray(block.features, dtype=np.float32).reshape(len(rows), *row)
+        data = np.ascontiguousarray(block.features, dtype=np.float32).reshape(
+            len(rows), *row
+        )
         file.seek(self.path.stat().st_size - 4 * (images - rows.start) * math.prod(row))
         file.write(data.data)
         notes = dict(block.unreadable)
@@ -226,4 +244,6 @@ class _Store:
                 for first, (crc, notes) in sorted(self.known.items())
             ],
         }
-        write_atomically(self.folder / TABLE, json.dumps(stated, ensure_ascii=False).encode())
+        write_atomically(
+            self.folder / TABLE, json.dumps(stated, ensure_ascii=False).encode()
+        )

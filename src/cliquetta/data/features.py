@@ -58,14 +58,18 @@ class FeatureDataset(Dataset):
         rows = check_features(as_array(features, id), id)
         rows = rows if rows.ndim == 3 else rows[:, None]
         if keys is not None and len(keys) != len(rows):
-            raise UserError(f"{id} has {len(rows)} features and {len(keys)} names of images")
+            raise UserError(
+                f"{id} has {len(rows)} features and {len(keys)} names of images"
+            )
         keys = [str(row) for row in range(len(rows))] if keys is None else keys
         super().__init__(id, names=names, keys=keys, labels=labels)
         self.rows: FloatArray = rows / np.linalg.norm(rows, axis=-1, keepdims=True)
 
     def load(self, index: int) -> Image.Image:
         """Raise: there are no images."""
-        raise UserError(f"{self.id} holds features, no images: {self.keys[index]} is not here")
+        raise UserError(
+            f"{self.id} holds features, no images: {self.keys[index]} is not here"
+        )
 
     def features(self, indices: Sequence[int]) -> FloatArray:
         """Unit features (n, V, E)."""
@@ -74,7 +78,9 @@ class FeatureDataset(Dataset):
     def part(self, start: int, stop: int) -> FeatureDataset:
         """Consecutive rows, without their labels."""
         rows = self.rows[start:stop]
-        return FeatureDataset(self.id, rows, names=self.names, keys=self.keys[start:stop])
+        return FeatureDataset(
+            self.id, rows, names=self.names, keys=self.keys[start:stop]
+        )
 
     def contents(self) -> str:
         """Hash of the features."""
@@ -108,14 +114,20 @@ def feature_dataset(
         for value in labels or [""] * len(features)
     ]
     class_names = _listed(arrays, ("names",))
-    class_list, numbers = number_labels(stated, class_names if names is None else names, id)
+    class_list, numbers = number_labels(
+        stated, class_names if names is None else names, id
+    )
     return FeatureDataset(id, features, names=class_list, keys=keys, labels=numbers)
 
 
 def _listed(arrays: Arrays, wanted: Sequence[str]) -> list[str] | None:
     """The first of some arrays that is there, as texts."""
     name = find_column(list(arrays), wanted)
-    return None if name is None else [str(value) for value in arrays[name].reshape(-1).tolist()]
+    return (
+        None
+        if name is None
+        else [str(value) for value in arrays[name].reshape(-1).tolist()]
+    )
 
 
 def _from_frame(frame: Any) -> dict[str, Any]:
@@ -128,7 +140,11 @@ def _from_frame(frame: Any) -> dict[str, Any]:
         raise UserError(f"{wanted}; it has {', '.join(map(str, frame.columns))}")
     column = vectors[0] if named is None else named
     rows = [np.asarray(value) for value in frame[column]]
-    others = {str(n): np.asarray(frame[n].astype(str)) for n in frame.columns if n not in vectors}
+    others = {
+        str(n): np.asarray(frame[n].astype(str))
+        for n in frame.columns
+        if n not in vectors
+    }
     if find_column(list(others), _KEYS) is None:
         others["keys"] = np.asarray(frame.index.astype(str))
     return {**others, FEATURE_NAMES[0]: as_array(rows, "the DataFrame")}

@@ -52,7 +52,9 @@ def walk_images(folder: Path, unused: Counter[str] | None = None) -> Iterator[Pa
             try:
                 with os.scandir(path) as entries:
                     # a folder sorts as the paths below it do
-                    keys = {e.name: f"{e.name}/" if e.is_dir() else e.name for e in entries}
+                    keys = {
+                        e.name: f"{e.name}/" if e.is_dir() else e.name for e in entries
+                    }
             except OSError:
                 unused["unreadable folders"] += 1
                 continue
@@ -74,7 +76,9 @@ def find_images(folder: Path) -> list[Path]:
 
 def no_images(source: Path | str) -> UserError:
     """An error that says what was looked for."""
-    return UserError(f"no images in {source} (looked for {', '.join(sorted(EXTENSIONS))})")
+    return UserError(
+        f"no images in {source} (looked for {', '.join(sorted(EXTENSIONS))})"
+    )
 
 
 def folder_dataset(folder: Path, names: Sequence[str] | None = None) -> FileDataset:
@@ -86,13 +90,21 @@ def folder_dataset(folder: Path, names: Sequence[str] | None = None) -> FileData
     if any(owners):
         if not all(owners):
             loose = keys[owners.index("")]
-            raise UserError(f"{folder} has class folders and loose images ({loose}); move those")
+            raise UserError(
+                f"{folder} has class folders and loose images ({loose}); move those"
+            )
         stated = [owner.replace("_", " ") for owner in owners]
-        names, labels = number_labels(stated, names, f"folders of {folder}", numeric=False)
+        names, labels = number_labels(
+            stated, names, f"folders of {folder}", numeric=False
+        )
     if names is None:
         remedy = f"give class names (--classes, or {CLASS_FILES[0]} in it)"
-        raise NoClassNamesError(f"{folder} has no sub-folders to name its classes: {remedy}")
-    return FileDataset(f"folder:{folder.as_posix()}", paths, names=names, keys=keys, labels=labels)
+        raise NoClassNamesError(
+            f"{folder} has no sub-folders to name its classes: {remedy}"
+        )
+    return FileDataset(
+        f"folder:{folder.as_posix()}", paths, names=names, keys=keys, labels=labels
+    )
 
 
 @contextmanager
@@ -101,7 +113,9 @@ def open_table(table: Path | str) -> Iterator[tuple[str, Iterator[Mapping[str, s
     require_exists(table)
     name = str(table)
     if not is_url(table) and Path(table).is_dir():
-        raise UserError(f"{name} is a folder, expected a table of paths: write folder:{name}")
+        raise UserError(
+            f"{name} is a folder, expected a table of paths: write folder:{name}"
+        )
     with open_location(table) as file:
         if name.lower().endswith(PARQUET):
             columns, rows = _parquet_rows(file, name)
@@ -111,7 +125,9 @@ def open_table(table: Path | str) -> Iterator[tuple[str, Iterator[Mapping[str, s
         delimiter = "\t" if name.lower().endswith((".tsv", ".tab")) else ","
         try:
             text = io.TextIOWrapper(file, newline="", encoding="utf-8-sig")
-            lines = (line.replace("\0", "\ufffd") for line in text)  # NUL would end the reader
+            lines = (
+                line.replace("\0", "\ufffd") for line in text
+            )  # NUL would end the reader
             reader = csv.DictReader(lines, delimiter=delimiter, restval="")
             path = path_column(reader.fieldnames or (), name)
             yield path, (row for row in reader if row[path].strip())
@@ -119,12 +135,16 @@ def open_table(table: Path | str) -> Iterator[tuple[str, Iterator[Mapping[str, s
             raise UserError(f"{name} is not a table in UTF-8 ({error})") from None
 
 
-def _parquet_rows(file: BinaryIO, name: str) -> tuple[Sequence[str], Iterator[dict[str, str]]]:
+def _parquet_rows(
+    file: BinaryIO, name: str
+) -> tuple[Sequence[str], Iterator[dict[str, str]]]:
     try:
         from pyarrow import ArrowInvalid
         from pyarrow.parquet import ParquetFile
     except ImportError:
-        raise UserError("Parquet files need an extra: pip install 'cliquetta[parquet]'") from None
+        raise UserError(
+            "Parquet files need an extra: pip install 'cliquetta[parquet]'"
+        ) from None
     try:
         opened = ParquetFile(file)
     except ArrowInvalid as error:
@@ -184,7 +204,11 @@ def read_beside(names: Sequence[str], *folders: Path) -> tuple[str, ...] | None:
 
 
 def number_labels(
-    stated: Sequence[str | None], names: Sequence[str] | None, source: str, *, numeric: bool = True
+    stated: Sequence[str | None],
+    names: Sequence[str] | None,
+    source: str,
+    *,
+    numeric: bool = True,
 ) -> tuple[tuple[str, ...], list[int] | None]:
     """The class list, and a label for each of ``stated``: names, or numbers if ``numeric``.
 
@@ -195,8 +219,12 @@ def number_labels(
     if names is None and (numbers or not known):
         what = "labels are numbers" if known else "there are no labels"
         remedy = f"write them, one per line, into {CLASS_FILES[0]} beside it, or give --classes"
-        raise NoClassNamesError(f"{source}: {what}, so the classes have no names: {remedy}")
-    names = tuple(sorted(set(known), key=natural_key)) if names is None else tuple(names)
+        raise NoClassNamesError(
+            f"{source}: {what}, so the classes have no names: {remedy}"
+        )
+    names = (
+        tuple(sorted(set(known), key=natural_key)) if names is None else tuple(names)
+    )
     if not known:
         return names, None
     number = {same_name(name): label for label, name in enumerate(names)}
@@ -207,7 +235,9 @@ def number_labels(
         if value is not None and same_name(value) not in number:
             listed = f"the class list of {len(names)} names"
             raise UserError(f"{source}: class {value!r} is not in {listed}")
-    return names, [UNKNOWN if value is None else number[same_name(value)] for value in stated]
+    return names, [
+        UNKNOWN if value is None else number[same_name(value)] for value in stated
+    ]
 
 
 def same_name(name: str) -> str:
@@ -238,9 +268,13 @@ class RelabelledDataset(Dataset):
             raise UserError(f"{base.id} has no images of classes {keep} the class list")
         labels: list[int] | None = [OUTSIDE] * len(self.rows)
         if keep != "outside":
-            labels = number_labels([stated[row] for row in self.rows], names, base.id)[1]
+            labels = number_labels([stated[row] for row in self.rows], names, base.id)[
+                1
+            ]
         keys = [base.keys[row] for row in self.rows]
-        super().__init__(base.id, names=names, keys=keys, labels=labels, templates=base.templates)
+        super().__init__(
+            base.id, names=names, keys=keys, labels=labels, templates=base.templates
+        )
         self.base, self.keep = base, keep
 
     def load(self, index: int) -> Image.Image:

@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 _BLOCK = 32  # rows of a filter matrix that are applied at a time
 _LEAST = 1e-8  # weights of a kernel below this are left out
-_FEW_TAPS = 25  # weights of a kernel up to which a sum over shifted pictures is the faster way
+_FEW_TAPS = (
+    25  # weights of a kernel up to which a sum over shifted pictures is the faster way
+)
 
 
 class Draws:
@@ -37,7 +39,9 @@ class Draws:
 
     def poisson(self, rates: Floats) -> Floats:
         """Counts with the given rates (N, ...)."""
-        drawn = [g.poisson(rate) for g, rate in zip(self.generators, rates, strict=True)]
+        drawn = [
+            g.poisson(rate) for g, rate in zip(self.generators, rates, strict=True)
+        ]
         return np.stack(drawn).astype(np.float32)
 
 
@@ -53,7 +57,9 @@ def fold(index: NDArray[np.int64], size: int, rule: str) -> NDArray[np.int64]:
     period = 2 * size - (2 if rule == "reflect" else 0)
     index = np.abs(index) if rule == "reflect" else index
     index = index % period
-    return np.where(index < size, index, period - (0 if rule == "reflect" else 1) - index)
+    return np.where(
+        index < size, index, period - (0 if rule == "reflect" else 1) - index
+    )
 
 
 def apply_axes(images: Floats, rows: Floats, columns: Floats) -> Floats:
@@ -78,7 +84,10 @@ def _blocks(matrix: Floats) -> Iterator[tuple[slice, slice]]:
     for start in range(0, len(matrix), _BLOCK):
         block = slice(start, start + _BLOCK)
         used = np.flatnonzero(matrix[block].any(axis=0))
-        yield block, slice(int(used[0]), int(used[-1]) + 1) if len(used) else slice(0, 1)
+        yield (
+            block,
+            slice(int(used[0]), int(used[-1]) + 1) if len(used) else slice(0, 1),
+        )
 
 
 def _line_filter(
@@ -89,7 +98,11 @@ def _line_filter(
     matrix = np.zeros((size, size))
     targets = np.broadcast_to(np.arange(size)[:, None], (size, len(offsets)))
     sources = fold(targets + offsets, size, rule)
-    np.add.at(matrix, (targets, sources), np.broadcast_to(weights / weights.sum(), sources.shape))
+    np.add.at(
+        matrix,
+        (targets, sources),
+        np.broadcast_to(weights / weights.sum(), sources.shape),
+    )
     return matrix
 
 
@@ -125,7 +138,9 @@ def zoom_matrix(size: int, factor: float) -> Floats:
 def zoom(planes: Floats, factor: float) -> Floats:
     """Enlarge the middle of each plane (N, C, H, W) ``factor`` times; the size stays."""
     height, width = planes.shape[2:]
-    return apply_to_planes(planes, zoom_matrix(height, factor), zoom_matrix(width, factor))
+    return apply_to_planes(
+        planes, zoom_matrix(height, factor), zoom_matrix(width, factor)
+    )
 
 
 def disk_kernel(radius: float, alias_blur: float) -> Floats:
@@ -152,7 +167,9 @@ def convolve(images: Floats, kernel: Floats) -> Floats:
         for i, j in taps:
             out += kernel[i, j] * padded[:, i : i + height, j : j + width]
         return out
-    return np.moveaxis(_convolve_planes(np.moveaxis(padded, 3, 1), kernel, height, width), 1, 3)
+    return np.moveaxis(
+        _convolve_planes(np.moveaxis(padded, 3, 1), kernel, height, width), 1, 3
+    )
 
 
 def _convolve_planes(padded: Floats, kernel: Floats, height: int, width: int) -> Floats:
@@ -235,9 +252,19 @@ def plasma(draws: Draws, height: int, width: int, decay: float) -> Floats:
         square = corners + np.roll(corners, -1, axis=1)
         middles = (square + np.roll(square, -1, axis=2)) / 4 + noise[:, 0]
         field[:, half::step, half::step] = middles
-        tops = middles + np.roll(middles, 1, axis=1) + corners + np.roll(corners, -1, axis=2)
+        tops = (
+            middles
+            + np.roll(middles, 1, axis=1)
+            + corners
+            + np.roll(corners, -1, axis=2)
+        )
         field[:, ::step, half::step] = tops / 4 + noise[:, 1]
-        sides = middles + np.roll(middles, 1, axis=2) + corners + np.roll(corners, -1, axis=1)
+        sides = (
+            middles
+            + np.roll(middles, 1, axis=2)
+            + corners
+            + np.roll(corners, -1, axis=1)
+        )
         field[:, half::step, ::step] = sides / 4 + noise[:, 2]
         step, amplitude = half, amplitude / decay**2
     field -= field.min(axis=(1, 2), keepdims=True)

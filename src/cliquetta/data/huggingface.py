@@ -25,8 +25,12 @@ class HuggingFaceDataset(Dataset):
         width = len(str(len(table)))
         if label is None:
             raise UserError(f"{id} has no column of classes: name it with label=COLUMN")
-        classes = getattr(look_up(f"column of {id}", label, table.features), "names", None)
-        stated = [None if cell is None or cell == -1 else str(cell) for cell in table[label]]
+        classes = getattr(
+            look_up(f"column of {id}", label, table.features), "names", None
+        )
+        stated = [
+            None if cell is None or cell == -1 else str(cell) for cell in table[label]
+        ]
         names, labels = number_labels(stated, classes, id)
         keys = [f"{row:0{width}d}" for row in range(len(table))]
         super().__init__(id, names=names, keys=keys, labels=labels)
@@ -57,7 +61,9 @@ def hugging_face_dataset(name: str) -> HuggingFaceDataset:
         raise UserError(f"datasets of Hugging Face need an extra: {remedy}") from None
     base, options = parse_name(name)
     split = options.get("split", "test")
-    if (Path(base) / "dataset_info.json").is_file() or (Path(base) / "dataset_dict.json").is_file():
+    if (Path(base) / "dataset_info.json").is_file() or (
+        Path(base) / "dataset_dict.json"
+    ).is_file():
         table = datasets.load_from_disk(base)
         if isinstance(table, datasets.DatasetDict):
             table = look_up(f"split of {base}", split, table)
@@ -83,13 +89,19 @@ def parse_name(name: str) -> tuple[str, dict[str, str]]:
     for option in options:
         look_up("option of a Hugging Face dataset", option, _OPTIONS)
     if not base:
-        raise UserError("hf: needs the name of a dataset, such as hf:uoft-cs/cifar10?split=test")
+        raise UserError(
+            "hf: needs the name of a dataset, such as hf:uoft-cs/cifar10?split=test"
+        )
     return base, options
 
 
 def _column(table: Table, kind: type, option: str, base: str) -> str | None:
-    names = [name for name, feature in table.features.items() if isinstance(feature, kind)]
+    names = [
+        name for name, feature in table.features.items() if isinstance(feature, kind)
+    ]
     if len(names) > 1:
         remedy = f"choose with ?{option}= one of {', '.join(names)}"
-        raise UserError(f"{base} has several columns that could be the {option}: {remedy}")
+        raise UserError(
+            f"{base} has several columns that could be the {option}: {remedy}"
+        )
     return names[0] if names else None

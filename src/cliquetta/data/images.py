@@ -29,16 +29,31 @@ from PIL.JpegImagePlugin import JpegImageFile
 
 from cliquetta.errors import UserError
 
-_RASTER = (".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".heic", ".heif", ".avif")
+_RASTER = (
+    ".png",
+    ".webp",
+    ".bmp",
+    ".gif",
+    ".tif",
+    ".tiff",
+    ".ppm",
+    ".heic",
+    ".heif",
+    ".avif",
+)
 EXTENSIONS = frozenset((".jpg", ".jpeg", ".jpe", ".jfif", *_RASTER))
-MAX_PIXELS = 100_000_000  # images of more pixels than this are refused before they are decoded
+MAX_PIXELS = (
+    100_000_000  # images of more pixels than this are refused before they are decoded
+)
 MAX_BYTES = 2**30  # files larger than this are refused before they are read
 
 HEIF = "HEIF"
 UNTRUSTED_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", HEIF)
 """Pillow's decoders that a stranger's bytes may reach; others are large, rare or run programs."""
 _START_OF_SCAN = b"\xff\xda"
-_MOST_SCANS = 200  # of a JPEG: each costs a pass over all pixels, however few bytes it has
+_MOST_SCANS = (
+    200  # of a JPEG: each costs a pass over all pixels, however few bytes it has
+)
 _AVIF = (b"avif", b"avis")
 
 Decode = Literal["exact", "fast", "gpu"]
@@ -58,7 +73,10 @@ class ImageError(UserError):
 def natural_key(text: str) -> list[tuple[int, int, str]]:
     """Sorts "2" before "10": runs of digits count as numbers."""
     parts = re.split(r"(\d+)", text)
-    return [(1, int(part), "") if part.isdecimal() else (0, 0, part.lower()) for part in parts]
+    return [
+        (1, int(part), "") if part.isdecimal() else (0, 0, part.lower())
+        for part in parts
+    ]
 
 
 def open_image(
@@ -93,7 +111,9 @@ def _decode(
         remedy = _need_of_heif(data)
     if untrusted:
         _check_header(data, name, max_pixels)
-        formats = [kind for kind in UNTRUSTED_FORMATS if kind != HEIF or kind in Image.OPEN]
+        formats = [
+            kind for kind in UNTRUSTED_FORMATS if kind != HEIF or kind in Image.OPEN
+        ]
     try:
         image = Image.open(BytesIO(data), formats=formats)
     except UnidentifiedImageError:
@@ -115,7 +135,9 @@ def _decode(
 
 def _check_size(width: int, height: int, name: str, most: int) -> None:
     if width * height > most:
-        raise ImageError(name, f"too large ({width} x {height}, more than {most:,} pixels)")
+        raise ImageError(
+            name, f"too large ({width} x {height}, more than {most:,} pixels)"
+        )
 
 
 def _check_header(data: bytes, name: str, max_pixels: int) -> None:
@@ -124,7 +146,9 @@ def _check_header(data: bytes, name: str, max_pixels: int) -> None:
         raise ImageError(name, f"a JPEG of more than {_MOST_SCANS} scans")
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP" and data[12:16] == b"VP8X":
         # libwebp allocates the canvas when it is opened, not when it is decoded
-        width, height = (int.from_bytes(data[at : at + 3], "little") + 1 for at in (24, 27))
+        width, height = (
+            int.from_bytes(data[at : at + 3], "little") + 1 for at in (24, 27)
+        )
         _check_size(width, height, name, max_pixels)
 
 
@@ -151,7 +175,9 @@ def to_rgb(image: Image.Image, *, exif: bool = True) -> Image.Image:
     if exif:
         # A file with damaged EXIF data is still a picture; it is shown as it is stored.
         with contextlib.suppress(Exception):
-            if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:  # else it would be copied
+            if (
+                image.getexif().get(ExifTags.Base.Orientation, 1) != 1
+            ):  # else it would be copied
                 image = ImageOps.exif_transpose(image)
     if image.mode == "RGB":
         return image
@@ -162,7 +188,9 @@ def to_rgb(image: Image.Image, *, exif: bool = True) -> Image.Image:
             white = next(2**bits - 1 for bits in (8, 16, 24, 31) if largest < 2**bits)
         elif image.mode == "F":
             white = 1 if largest <= 1 else 255
-        levels = np.nan_to_num(values / white * 255).clip(0, 255).round().astype(np.uint8)
+        levels = (
+            np.nan_to_num(values / white * 255).clip(0, 255).round().astype(np.uint8)
+        )
         return Image.fromarray(levels).convert("RGB")
     if image.mode == "P" and isinstance(image.info.get("transparency"), bytes):
         image = image.convert("RGBA")  # what Pillow asks for; the colours stay the same

@@ -23,13 +23,17 @@ from cliquetta.errors import UserError
 from cliquetta.model.preprocess import Preprocess
 from cliquetta.types import Batch, ViewSpec
 
-ImageLike = str | os.PathLike[str] | bytes | Image.Image | npt.NDArray[np.uint8] | Tensor
+ImageLike = (
+    str | os.PathLike[str] | bytes | Image.Image | npt.NDArray[np.uint8] | Tensor
+)
 """A path or URL, the bytes of a file, a PIL image, an array (H, W), (H, W, 3) or (H, W, 4), or a
 tensor (3, H, W) of uint8."""
 ChannelOrder = Literal["rgb", "bgr"]
 """Order of the channels of arrays and uint8 tensors: OpenCV reads images as ``bgr``."""
 _DATA_URI = "data:image/"
-_FEW_LEVELS = 8  # a plain image has no more levels of brightness: nothing can be told from it
+_FEW_LEVELS = (
+    8  # a plain image has no more levels of brightness: nothing can be told from it
+)
 
 
 def is_single(images: Any) -> bool:
@@ -38,7 +42,9 @@ def is_single(images: Any) -> bool:
         return images.startswith(_DATA_URI) or expand_glob(images) is None
     if isinstance(images, np.ndarray | Tensor):
         return images.ndim < 4
-    return isinstance(images, os.PathLike | bytes | bytearray | Image.Image) or _is_file(images)
+    return isinstance(
+        images, os.PathLike | bytes | bytearray | Image.Image
+    ) or _is_file(images)
 
 
 def separate_images(
@@ -56,7 +62,10 @@ def separate_images(
 
     """
     if is_table(images):
-        images = [str(path) for path in images[path_column(list(images.columns), "the DataFrame")]]
+        images = [
+            str(path)
+            for path in images[path_column(list(images.columns), "the DataFrame")]
+        ]
     elif isinstance(images, str) or is_single(images):
         images = [images]
     elif not isinstance(images, Iterable) or isinstance(images, Mapping):
@@ -67,12 +76,18 @@ def separate_images(
         elif isinstance(image, str):
             yield from expand_glob(image) or [image]
         elif isinstance(image, Tensor) and image.is_floating_point():
-            if preprocess is None or image.shape != (3, preprocess.size, preprocess.size):
+            if preprocess is None or image.shape != (
+                3,
+                preprocess.size,
+                preprocess.size,
+            ):
                 raise not_an_image(image)
             if channel_order != "rgb":
                 raise UserError("preprocessed pixels are RGB: leave out channel_order")
             refuse_unnormalised(image, preprocess)
-            yield preprocess.unnormalise(image).cpu().numpy()  # exact where it came from 8 bits
+            yield (
+                preprocess.unnormalise(image).cpu().numpy()
+            )  # exact where it came from 8 bits
         elif image is None:
             raise not_an_image(image)
         else:
@@ -81,7 +96,11 @@ def separate_images(
 
 def _as_rgb(image: ImageLike, channel_order: ChannelOrder) -> ImageLike:
     """Bring the channels of an array or tensor into the order red, green, blue."""
-    if channel_order == "rgb" or not isinstance(image, np.ndarray | Tensor) or image.ndim != 3:
+    if (
+        channel_order == "rgb"
+        or not isinstance(image, np.ndarray | Tensor)
+        or image.ndim != 3
+    ):
         return image
     if isinstance(image, Tensor):
         return image.flip(0) if len(image) == 3 else image
@@ -122,7 +141,9 @@ def name_images(images: Sequence[ImageLike]) -> list[str]:
         for number, image in enumerate(images)
     ]
     often = Counter(names)
-    return [f"{name} ({n})" if often[name] > 1 else name for n, name in enumerate(names)]
+    return [
+        f"{name} ({n})" if often[name] > 1 else name for n, name in enumerate(names)
+    ]
 
 
 def to_picture(
@@ -189,10 +210,14 @@ def from_base64(text: str) -> bytes:
     try:
         return base64.b64decode(data, validate=True)
     except ValueError as error:
-        raise UserError(f"not an image: {text[:40]!r}... is not base64 ({error})") from None
+        raise UserError(
+            f"not an image: {text[:40]!r}... is not base64 ({error})"
+        ) from None
 
 
-Images = Batch | ImageLike | Iterable[ImageLike]  # one or several, as for `separate_images`
+Images = (
+    Batch | ImageLike | Iterable[ImageLike]
+)  # one or several, as for `separate_images`
 
 
 def as_batch(
@@ -214,7 +239,9 @@ def as_batch(
     """
     if isinstance(images, Tensor) and images.is_floating_point():
         images = Batch(images if images.ndim > 3 else images[None])
-        if len(images) and images.images.device.type == "cpu":  # elsewhere it would wait
+        if (
+            len(images) and images.images.device.type == "cpu"
+        ):  # elsewhere it would wait
             refuse_unnormalised(images.images[0], preprocess)
     if isinstance(images, Batch):
         if channel_order != "rgb":
@@ -242,7 +269,9 @@ def as_batch(
     return Batch(pixels, names) if views is None else Batch(pixels[:, 0], names, pixels)
 
 
-def _checked(batch: Batch, preprocess: Preprocess, views: ViewSpec | None, seed: int) -> Batch:
+def _checked(
+    batch: Batch, preprocess: Preprocess, views: ViewSpec | None, seed: int
+) -> Batch:
     """A batch of preprocessed pixels; views are made of these where they are missing."""
     size = preprocess.size
     if batch.images.ndim != 4 or tuple(batch.images.shape[1:]) != (3, size, size):

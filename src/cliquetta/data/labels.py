@@ -53,7 +53,9 @@ def last_folder(path: str) -> str:
     return posixpath.basename(posixpath.dirname(path.replace("\\", "/")))
 
 
-def check_labels(stated: Counter[str], readable: Counter[str], names: Sequence[str]) -> None:
+def check_labels(
+    stated: Counter[str], readable: Counter[str], names: Sequence[str]
+) -> None:
     """Refuse labels of which none names a class.
 
     Args:

@@ -16,7 +16,13 @@ from typing import Any, BinaryIO, NamedTuple
 from PIL import Image
 
 from cliquetta.data.dataset import Dataset, FileDataset
-from cliquetta.data.files import PARQUET, no_images, open_table, path_column, walk_images
+from cliquetta.data.files import (
+    PARQUET,
+    no_images,
+    open_table,
+    path_column,
+    walk_images,
+)
 from cliquetta.data.inputs import ImageLike, is_table, to_picture
 from cliquetta.data.labels import FOLDER, last_folder
 from cliquetta.data.loader import ImageGroup
@@ -47,7 +53,9 @@ class Entry(NamedTuple):
     columns: Mapping[str, str]
     member: Member | None = None
     image: ImageLike | None = None  # one in memory, which ``path`` names
-    folder: str = ""  # below the folder or in the tar file that was named; else the last one
+    folder: str = (
+        ""  # below the folder or in the tar file that was named; else the last one
+    )
     label: str = ""  # as it is stated, where labels were asked for
 
 
@@ -71,7 +79,9 @@ def find_listed(entries: Sequence[Entry], *, shorter: int | None) -> list[ImageG
     data = (
         _Pictures(paths, images)
         if images
-        else FileDataset("list", paths, names=(), labels=None, members=members, shorter=shorter)
+        else FileDataset(
+            "list", paths, names=(), labels=None, members=members, shorter=shorter
+        )
     )
     return [ImageGroup(data, rows, paths, rows)]
 
@@ -89,11 +99,15 @@ class ImageList:
             "CREATE TABLE IF NOT EXISTS turns (turn INTEGER PRIMARY KEY, number INTEGER)"
         )
         facts = dict(self._rows.execute("SELECT name, value FROM facts"))
-        self.columns: list[str] = json.loads(facts.get("columns", "[]"))  # of input tables
+        self.columns: list[str] = json.loads(
+            facts.get("columns", "[]")
+        )  # of input tables
         # files in folders that are no images, counted by kind
         self.unused: Counter[str] = Counter(json.loads(facts.get("unused", "{}")))
         self.repeated = int(facts.get("repeated", 0))  # how many paths were named again
-        self.shuffled = self._rows.execute("SELECT 1 FROM turns LIMIT 1").fetchone() is not None
+        self.shuffled = (
+            self._rows.execute("SELECT 1 FROM turns LIMIT 1").fetchone() is not None
+        )
 
     def __len__(self) -> int:
         return int(self._rows.execute("SELECT COUNT(*) FROM images").fetchone()[0])
@@ -128,14 +142,17 @@ class ImageList:
             yield from range(start, stop)
             return
         rows = self._rows.execute(
-            "SELECT number FROM turns WHERE turn BETWEEN ? AND ? ORDER BY turn", (start + 1, stop)
+            "SELECT number FROM turns WHERE turn BETWEEN ? AND ? ORDER BY turn",
+            (start + 1, stop),
         )
         for (number,) in rows:
             yield number - 1
 
     def folders(self) -> Iterator[str]:
         """Folders of all images, in the order of the list."""
-        for (folder,) in self._rows.execute("SELECT folder FROM images ORDER BY number"):
+        for (folder,) in self._rows.execute(
+            "SELECT folder FROM images ORDER BY number"
+        ):
             yield folder
 
     def labels(self) -> Counter[str]:
@@ -167,9 +184,7 @@ class ImageList:
     @property
     def in_memory(self) -> bool:
         """Whether images are on fsspec's file system in the memory of this process."""
-        query = (
-            "SELECT 1 FROM images WHERE path LIKE 'memory:%' OR member LIKE '%\"memory:%' LIMIT 1"
-        )
+        query = "SELECT 1 FROM images WHERE path LIKE 'memory:%' OR member LIKE '%\"memory:%' LIMIT 1"
         return self._rows.execute(query).fetchone() is not None
 
     def groups(self) -> list[tuple[str, int]]:
@@ -274,7 +289,9 @@ def list_images(
     return listing
 
 
-def _expand(source: Source, unused: Counter[str], stdin: Path | None) -> Iterator[Entry]:
+def _expand(
+    source: Source, unused: Counter[str], stdin: Path | None
+) -> Iterator[Entry]:
     if is_table(source):
         rows: list[dict[str, str]] = source.fillna("").astype(str).to_dict("records")
         column = path_column([str(name) for name in source.columns], "the DataFrame")
@@ -299,7 +316,11 @@ def _expand(source: Source, unused: Counter[str], stdin: Path | None) -> Iterato
     elif suffix in TABLES and (url or not is_folder(source)):
         yield from _listed(name)
     elif is_folder(source):
-        images = walk_urls(name, unused) if url else map(str, walk_images(Path(source), unused))
+        images = (
+            walk_urls(name, unused)
+            if url
+            else map(str, walk_images(Path(source), unused))
+        )
         image = None
         for image in images:
             yield Entry(image, {}, folder=_folder_below(name, image))
@@ -325,7 +346,9 @@ def _folder_below(root: str, path: str) -> str:
 
 def _listed(table: str) -> Iterator[Entry]:
     """The images that a table names; relative paths count from its folder."""
-    folder = table.rpartition("/")[0] if is_url(table) else os.fspath(Path(table).parent)
+    folder = (
+        table.rpartition("/")[0] if is_url(table) else os.fspath(Path(table).parent)
+    )
     with open_table(table) as (column, rows):
         for row in rows:
             path = row[column].strip()

@@ -38,7 +38,9 @@ _AHEAD = 4  # chunks that wait to be gathered beside those that threads are read
 _THREADS = 2  # readers beside a model on the CPU, which needs the cores itself
 
 Job = TypeVar("Job")
-Chunk = tuple[Sequence[Job], int, int]  # jobs in a row, number of the first, jobs of their batch
+Chunk = tuple[
+    Sequence[Job], int, int
+]  # jobs in a row, number of the first, jobs of their batch
 
 
 class ImageGroup(NamedTuple):
@@ -55,11 +57,15 @@ class Loaded:
     """The images of a batch that could be read, and why others could not."""
 
     positions: Sequence[int]  # their numbers in the batch
-    images: Sequence[Tensor]  # (B, ...), for every kind of views: pixels, or what they are made of
+    images: Sequence[
+        Tensor
+    ]  # (B, ...), for every kind of views: pixels, or what they are made of
     unreadable: Sequence[tuple[int, str]]
     arrived: torch.cuda.Event | None = None  # when the images are on a GPU
 
-    def batches(self, keys: Sequence[str], views: Sequence[ViewSpec | None]) -> list[Batch]:
+    def batches(
+        self, keys: Sequence[str], views: Sequence[ViewSpec | None]
+    ) -> list[Batch]:
         """A batch for every kind of views; ``keys`` are those of all images."""
         if self.arrived is not None:
             stream = torch.cuda.current_stream(self.images[0].device)
@@ -89,23 +95,40 @@ def expect_images(device: torch.device | str, workers: int | None) -> None:
 class Loader(Generic[Job]):
     """Loads images into batches."""
 
-    find: Callable[[Sequence[Job]], Sequence[ImageGroup]]  # the image of each job, for workers
+    find: Callable[
+        [Sequence[Job]], Sequence[ImageGroup]
+    ]  # the image of each job, for workers
     preprocess: Preprocess
     views: Sequence[ViewSpec | None]
     seed: int
-    workers: int | None = None  # 0: in the caller's thread; `None`: those of `default_workers`
-    device: torch.device | None = None  # where pixels are wanted; `None` leaves bytes as they are
-    local: bool = False  # images are in the memory of this process, so threads have to read them
-    decoder: JpegDecoder | None = None  # of JPEG files, which threads only read; not for views
+    workers: int | None = (
+        None  # 0: in the caller's thread; `None`: those of `default_workers`
+    )
+    device: torch.device | None = (
+        None  # where pixels are wanted; `None` leaves bytes as they are
+    )
+    local: bool = (
+        False  # images are in the memory of this process, so threads have to read them
+    )
+    decoder: JpegDecoder | None = (
+        None  # of JPEG files, which threads only read; not for views
+    )
 
-    def load(self, batches: Iterable[Sequence[Job]], count: int) -> Generator[Loaded, None, None]:
+    def load(
+        self, batches: Iterable[Sequence[Job]], count: int
+    ) -> Generator[Loaded, None, None]:
         """The images of some batches, ``count`` in all, read ahead of the caller."""
         workers = default_workers(self.device) if self.workers is None else self.workers
         with closing(self._read_ahead(batches, count, workers)) as reading:
             # While the caller works on one batch, a thread gathers and sends the next.
-            chunks = reading if self.decoder is None else map(self.decoder.complete, reading)
+            chunks = (
+                reading if self.decoder is None else map(self.decoder.complete, reading)
+            )
             loading = map_ahead(
-                lambda _: self._gather(chunks), repeat(None), workers=min(1, workers), ahead=1
+                lambda _: self._gather(chunks),
+                repeat(None),
+                workers=min(1, workers),
+                ahead=1,
             )
             with closing(loading):
                 for loaded in loading:
@@ -117,14 +140,18 @@ class Loader(Generic[Job]):
         self, batches: Iterable[Sequence[Job]], count: int, workers: int
     ) -> Generator[Made, None, None]:
         """Results of :meth:`read` for all chunks, in order."""
-        step = max(1, CHUNK // max(1 if kind is None else kind.count for kind in self.views))
+        step = max(
+            1, CHUNK // max(1 if kind is None else kind.count for kind in self.views)
+        )
         chunks = (
             (batch[first : first + step], first, len(batch))
             for batch in batches
             for first in range(0, len(batch), step)
         )
         # Threads are enough beside a model on the CPU, unless a number of workers is given.
-        processes = self.decoder is None and (self.workers is not None or _is_cuda(self.device))
+        processes = self.decoder is None and (
+            self.workers is not None or _is_cuda(self.device)
+        )
         if workers and processes and count >= PROCESSES_FROM and not self.local:
             bytes_of = [
                 1 if kind is None else kind.count * (4 if kind.kind == "augmix" else 1)
@@ -145,12 +172,18 @@ class Loader(Generic[Job]):
         for dataset, indices, keys, positions in self.find(jobs):
             arrays = dataset.arrays(indices)
             numbers = (first + position for position in positions)
-            for row, (number, index, key) in enumerate(zip(numbers, indices, keys, strict=True)):
+            for row, (number, index, key) in enumerate(
+                zip(numbers, indices, keys, strict=True)
+            ):
                 try:
                     if arrays is not None:
                         image: Image.Image | Jpeg = Image.fromarray(arrays[row])
                     else:
-                        image = dataset.load(index) if by_pillow else open_or_read(dataset, index)
+                        image = (
+                            dataset.load(index)
+                            if by_pillow
+                            else open_or_read(dataset, index)
+                        )
                 except ImageError as error:
                     unreadable.append((number, error.reason))
                     continue
@@ -160,11 +193,15 @@ class Loader(Generic[Job]):
                 made[number] = [
                     np.asarray(self.preprocess.picture(image))
                     if kind is None
-                    else image_views(image, key, kind, self.seed, self.preprocess).numpy()
+                    else image_views(
+                        image, key, kind, self.seed, self.preprocess
+                    ).numpy()
                     for kind in self.views
                 ]
         readable = sorted(made)
-        stacked = tuple(map(np.stack, zip(*(made[number] for number in readable), strict=True)))
+        stacked = tuple(
+            map(np.stack, zip(*(made[number] for number in readable), strict=True))
+        )
         return stacked, (readable, unreadable, (first, len(jobs), size), jpegs)
 
     def _gather(self, reading: Iterator[Made]) -> Loaded | None:
@@ -174,23 +211,33 @@ class Loader(Generic[Job]):
         unreadable: list[tuple[int, str]] = []
         for arrays, (own, missing, (first, count, size), _) in reading:
             if arrays and not buffers:
-                kinds = [(array.shape[1:], torch.from_numpy(array[:0]).dtype) for array in arrays]
+                kinds = [
+                    (array.shape[1:], torch.from_numpy(array[:0]).dtype)
+                    for array in arrays
+                ]
                 pin = _is_cuda(self.device)
-                buffers = [torch.empty(size, *s, dtype=kind, pin_memory=pin) for s, kind in kinds]
+                buffers = [
+                    torch.empty(size, *s, dtype=kind, pin_memory=pin)
+                    for s, kind in kinds
+                ]
             for buffer, array in zip(buffers, arrays, strict=False):
                 buffer.numpy()[len(positions) : len(positions) + len(own)] = array
             positions += own
             unreadable += missing
             if first + count == size:
                 images = [buffer[: len(positions)] for buffer in buffers]
-                return self._send(Loaded(positions, images or self._nothing(), unreadable))
+                return self._send(
+                    Loaded(positions, images or self._nothing(), unreadable)
+                )
         return None
 
     def _nothing(self) -> list[Tensor]:
         """Batches in which no file could be read."""
         size = self.preprocess.size
         return [
-            torch.empty(0, *([] if kind is None else [kind.count]), size, size, 3).byte()
+            torch.empty(
+                0, *([] if kind is None else [kind.count]), size, size, 3
+            ).byte()
             for kind in self.views
         ]
 
@@ -201,7 +248,10 @@ class Loader(Generic[Job]):
             return loaded
 
         def pixels() -> list[Tensor]:
-            sent = (images.to(device, non_blocking=_is_cuda(device)) for images in loaded.images)
+            sent = (
+                images.to(device, non_blocking=_is_cuda(device))
+                for images in loaded.images
+            )
             return [to_pixels(images, self.preprocess) for images in sent]
 
         if not _is_cuda(device):

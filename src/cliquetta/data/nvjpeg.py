@@ -47,11 +47,15 @@ def read_jpeg(data: bytes, *, exif: bool = True) -> Jpeg | None:
     """The file, or ``None`` if Pillow has to decode it or to say why it cannot be decoded."""
     try:
         with Image.open(BytesIO(data), formats=["JPEG"]) as image:
-            orientation = int(image.getexif().get(ExifTags.Base.Orientation, 1)) if exif else 1
+            orientation = (
+                int(image.getexif().get(ExifTags.Base.Orientation, 1)) if exif else 1
+            )
     except Exception:  # decoders raise errors of every kind on damaged files
         return None
     short, long = sorted(image.size)
-    colours = image.mode == "L" or (image.mode == "RGB" and image.info.get("adobe_transform", 1))
+    colours = image.mode == "L" or (
+        image.mode == "RGB" and image.info.get("adobe_transform", 1)
+    )
     usual = long <= LONGEST * short and short * long <= MAX_PIXELS
     complete = data.rstrip(b"\0").endswith(_END_OF_IMAGE)
     return Jpeg(data, orientation) if colours and usual and complete else None
@@ -71,7 +75,9 @@ def resize_and_crop(image: Tensor, preprocess: Preprocess) -> Tensor:
         longer = int(size * max(height, width) / min(height, width))
         target = (longer, size) if width <= height else (size, longer)
     floats = image[None].to(torch.float32)
-    resized = F.interpolate(floats, target, mode=preprocess.interpolation, antialias=True)[0]
+    resized = F.interpolate(
+        floats, target, mode=preprocess.interpolation, antialias=True
+    )[0]
     top, left = (preprocess.offset(side - size) for side in target)
     cropped = resized[:, top : top + size, left : left + size]
     return cropped.round().clamp(0, 255).to(torch.uint8).movedim(0, -1)
@@ -91,14 +97,20 @@ class JpegDecoder:
             where = f"on a CUDA device, not on {self.device}: choose --device cuda, {instead}"
             raise UserError(f"--decode gpu needs the model {where}")
         if self.preprocess.interpolation == "lanczos":
-            raise UserError(f"--decode gpu cannot resize by lanczos as this model does: {instead}")
+            raise UserError(
+                f"--decode gpu cannot resize by lanczos as this model does: {instead}"
+            )
         file = BytesIO()
         Image.new("RGB", (8, 8)).save(file, "JPEG")
         try:
             self._decode([Jpeg(file.getvalue())])
-        except Exception as error:  # no torchvision, one without CUDA, or one of another torch
+        except (
+            Exception
+        ) as error:  # no torchvision, one without CUDA, or one of another torch
             what = f"({error}): pip install 'cliquetta[gpu-decode]', {instead}"
-            raise UserError(f"--decode gpu needs a torchvision with CUDA {what}") from error
+            raise UserError(
+                f"--decode gpu needs a torchvision with CUDA {what}"
+            ) from error
 
     @cached_property
     def stream(self) -> torch.cuda.Stream:
@@ -118,12 +130,18 @@ class JpegDecoder:
         for array in arrays:  # one: there are no views
             pictures |= dict(zip(numbers, array, strict=True))
         readable = sorted(pictures)
-        stacked = (np.stack([pictures[number] for number in readable]),) if readable else ()
+        stacked = (
+            (np.stack([pictures[number] for number in readable]),) if readable else ()
+        )
         return stacked, (readable, sorted(unreadable + damaged), span, {})
 
-    def pictures(self, jpegs: Mapping[int, Jpeg]) -> tuple[dict[int, Array], list[tuple[int, str]]]:
+    def pictures(
+        self, jpegs: Mapping[int, Jpeg]
+    ) -> tuple[dict[int, Array], list[tuple[int, str]]]:
         """Pictures (S, S, 3) of numbered files, and why others cannot be read."""
-        with suppress(RuntimeError):  # it does not say which of them it cannot decode or resize
+        with suppress(
+            RuntimeError
+        ):  # it does not say which of them it cannot decode or resize
             return dict(zip(jpegs, self._decode(list(jpegs.values())), strict=True)), []
         made: dict[int, Array] = {}
         unreadable: list[tuple[int, str]] = []
@@ -139,8 +157,14 @@ class JpegDecoder:
         """Pictures (n, S, S, 3); one file that cannot be decoded fails all."""
         from torchvision.io import ImageReadMode, decode_jpeg
 
-        files = [torch.frombuffer(bytearray(jpeg.data), dtype=torch.uint8) for jpeg in jpegs]
-        with torch.cuda.stream(self.stream) if self.device.type == "cuda" else nullcontext():
+        files = [
+            torch.frombuffer(bytearray(jpeg.data), dtype=torch.uint8) for jpeg in jpegs
+        ]
+        with (
+            torch.cuda.stream(self.stream)
+            if self.device.type == "cuda"
+            else nullcontext()
+        ):
             images = decode_jpeg(files, mode=ImageReadMode.RGB, device=self.device)
             pictures = [
                 resize_and_crop(turn(image, jpeg.orientation), self.preprocess)

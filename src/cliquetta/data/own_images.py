@@ -29,11 +29,17 @@ class OwnImages:
 
     id: str
     images: int
-    classes: Mapping[str, int]  # images per class, of labelled images; empty without labels
-    unused: Mapping[str, int] = field(default_factory=dict)  # other files in the folder, by kind
+    classes: Mapping[
+        str, int
+    ]  # images per class, of labelled images; empty without labels
+    unused: Mapping[str, int] = field(
+        default_factory=dict
+    )  # other files in the folder, by kind
     unreadable: Mapping[str, str] = field(default_factory=dict)  # name and reason
     duplicates: tuple[tuple[str, str], ...] = ()  # pairs of files with the same content
-    contradictions: tuple[tuple[str, str], ...] = ()  # those of them in different classes
+    contradictions: tuple[
+        tuple[str, str], ...
+    ] = ()  # those of them in different classes
     side: int = USUAL_SIDE  # the model's, which sizes are compared with
     shortest: int = 0  # pixels of the shorter side: the smallest image
     median: int = 0
@@ -83,7 +89,9 @@ def examine_own(
     from cliquetta.data.workers import map_ahead
 
     dataset = _open_dataset(id, classes)
-    results = map_ahead(_Reader(dataset), range(len(dataset)), workers=workers, ahead=_AHEAD)
+    results = map_ahead(
+        _Reader(dataset), range(len(dataset)), workers=workers, ahead=_AHEAD
+    )
     opened: list[_Opened] = []
     for result in results:
         opened.append(result)
@@ -101,7 +109,9 @@ def examine_own(
         images=len(dataset),
         classes=dict(counts),
         unused=_unused_files(id),
-        unreadable={keys[row]: one.reason for row, one in enumerate(opened) if one.reason},
+        unreadable={
+            keys[row]: one.reason for row, one in enumerate(opened) if one.reason
+        },
         duplicates=tuple((keys[first], keys[second]) for first, second in pairs),
         contradictions=tuple(
             (keys[first], keys[second])
@@ -111,9 +121,15 @@ def examine_own(
         side=side,
         shortest=min(sides, default=0),
         median=int(statistics.median(sides)) if sides else 0,
-        smaller=tuple(keys[row] for row, one in enumerate(opened) if 0 < one.side < side),
-        unlisted=tuple(name for name in counts if listed and same_name(name) not in listed),
-        empty=tuple(name for name in classes or () if counts and same_name(name) not in found),
+        smaller=tuple(
+            keys[row] for row, one in enumerate(opened) if 0 < one.side < side
+        ),
+        unlisted=tuple(
+            name for name in counts if listed and same_name(name) not in listed
+        ),
+        empty=tuple(
+            name for name in classes or () if counts and same_name(name) not in found
+        ),
     )
 
 
@@ -129,7 +145,10 @@ def _stated_classes(dataset: Dataset) -> list[str | None]:
     """Return the class of every image; ``None`` where nothing is stated."""
     if dataset.labels is None or dataset.names == _PLACEHOLDER:
         return [None] * len(dataset)
-    return [dataset.names[label] if label >= 0 else None for label in dataset.labels.tolist()]
+    return [
+        dataset.names[label] if label >= 0 else None
+        for label in dataset.labels.tolist()
+    ]
 
 
 def _unused_files(id: str) -> dict[str, int]:

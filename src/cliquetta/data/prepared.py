@@ -15,7 +15,12 @@ import torch
 from torch import Tensor
 
 from cliquetta.data.dataset import Dataset
-from cliquetta.data.feature_cache import FeatureBlock, FeatureTable, TableLayout, open_table
+from cliquetta.data.feature_cache import (
+    FeatureBlock,
+    FeatureTable,
+    TableLayout,
+    open_table,
+)
 from cliquetta.data.samplers import Indices
 from cliquetta.data.stream import Skipped, Stream
 from cliquetta.errors import UserError
@@ -25,7 +30,9 @@ from cliquetta.types import Batch
 
 VIEWS_AT_ONCE = 256  # views that are read or encoded at once, and in a block of a table
 
-OnPrepare = Callable[[str, int, int], None]  # task and dataset, images done, images in all
+OnPrepare = Callable[
+    [str, int, int], None
+]  # task and dataset, images done, images in all
 
 
 @dataclass(frozen=True)
@@ -59,14 +66,18 @@ B = TypeVar("B", Batch, FeatureBatch)
 class PreparedStream(ABC, Generic[B]):
     """``stream``, image for image, from tables."""
 
-    def __init__(self, stream: Stream, model: CLIP, on_prepare: OnPrepare | None = None) -> None:
+    def __init__(
+        self, stream: Stream, model: CLIP, on_prepare: OnPrepare | None = None
+    ) -> None:
         self.stream, self.model = stream, model
         self.names, self.id, self.views = stream.names, stream.id, stream.views
         self.preprocess = stream.preprocess
         self.settings = stream.settings  # where images come from changes no prediction
         self.count = _views_per_image(stream)
         self.on_prepare = on_prepare
-        self.skipped: list[Skipped] = []  # unreadable files met since the last start, in order
+        self.skipped: list[
+            Skipped
+        ] = []  # unreadable files met since the last start, in order
 
     def __len__(self) -> int:
         """Number of batches."""
@@ -82,7 +93,11 @@ class PreparedStream(ABC, Generic[B]):
             pairs = zip(parts.tolist(), rows.tolist(), strict=True)
             reasons = [tables[part].unreadable.get(row) for part, row in pairs]
             # an unreadable image leaves its position empty
-            readable = [p for p, reason in zip(positions, reasons, strict=True) if reason is None]
+            readable = [
+                p
+                for p, reason in zip(positions, reasons, strict=True)
+                if reason is None
+            ]
             for position, reason in zip(positions, reasons, strict=True):
                 if reason is not None:
                     self.skipped.append(Skipped(stream.key(position), reason))
@@ -117,21 +132,33 @@ class PreparedStream(ABC, Generic[B]):
         }
 
     def _read(
-        self, number: int, blocks: Sequence[range], rows: Sequence[Indices] | None = None
+        self,
+        number: int,
+        blocks: Sequence[range],
+        rows: Sequence[Indices] | None = None,
     ) -> Iterator[tuple[Batch, Indices, dict[int, str]]]:
         """Rows of a part as it is listed: what was read, at which rows of the block; the rest."""
         before = sum(map(len, (self.stream.parts if rows is None else rows)[:number]))
-        positions = [range(before + block.start, before + block.stop) for block in blocks]
+        positions = [
+            range(before + block.start, before + block.stop) for block in blocks
+        ]
         loading = self.stream.listing(rows).load(positions)
         for block, (batch, loaded) in zip(blocks, loading, strict=True):
-            unreadable = {block.start + row: reason for row, reason in loaded.unreadable}
+            unreadable = {
+                block.start + row: reason for row, reason in loaded.unreadable
+            }
             yield batch, np.array(loaded.positions, dtype=np.int64), unreadable
 
 
-def _gather(tables: Sequence[FeatureTable | PixelTable], parts: Indices, rows: Indices) -> Tensor:
+def _gather(
+    tables: Sequence[FeatureTable | PixelTable], parts: Indices, rows: Indices
+) -> Tensor:
     """Rows of the tables that ``parts`` numbers."""
     numbers = np.unique(parts).tolist() or [0]
-    pieces = [torch.as_tensor(tables[number].take(rows[parts == number])) for number in numbers]
+    pieces = [
+        torch.as_tensor(tables[number].take(rows[parts == number]))
+        for number in numbers
+    ]
     if len(pieces) == 1:
         return pieces[0]
     first = pieces[0]
@@ -173,11 +200,15 @@ class FeatureStream(PreparedStream[FeatureBatch]):
         if width != self.model.embed_dim:
             wanted = f"{self.model.id} works with {self.model.embed_dim}"
             remedy = "give text features of the model that made them, or that model"
-            raise UserError(f"{part.id} holds features of width {width}, {wanted}: {remedy}")
+            raise UserError(
+                f"{part.id} holds features of width {width}, {wanted}: {remedy}"
+            )
         if views < count:
             given = f"{views} {'view' if views == 1 else 'views'} of each image"
             remedy = f"give features (N, {count}, {width}), or set views=1"
-            raise UserError(f"{part.id} holds {given}, the method wants {count}: {remedy}")
+            raise UserError(
+                f"{part.id} holds {given}, the method wants {count}: {remedy}"
+            )
         return FeatureTable(features[:, :count], {})
 
     def _batch(self, values: Tensor, keys: tuple[str, ...]) -> FeatureBatch:
@@ -191,10 +222,16 @@ class FeatureStream(PreparedStream[FeatureBatch]):
             shape = (len(part), self.count, self.model.embed_dim)
             self._tables[number] = open_table(
                 self.root,
-                TableLayout(model | self._shape(part), shape, max(1, VIEWS_AT_ONCE // self.count)),
+                TableLayout(
+                    model | self._shape(part),
+                    shape,
+                    max(1, VIEWS_AT_ONCE // self.count),
+                ),
                 lambda blocks: self._encode(number, blocks),
                 title=part.id,
-                on_progress=lambda done, all: self._report(f"encode {part.id}", done, all),
+                on_progress=lambda done, all: self._report(
+                    f"encode {part.id}", done, all
+                ),
             )
         return self._tables[number]
 
@@ -203,7 +240,9 @@ class FeatureStream(PreparedStream[FeatureBatch]):
         read = self._read(number, blocks)
         for block, (batch, rows, unreadable) in zip(blocks, read, strict=True):
             views = batch.images[:, None] if batch.views is None else batch.views
-            features = np.zeros((len(block), views.shape[1], self.model.embed_dim), np.float32)
+            features = np.zeros(
+                (len(block), views.shape[1], self.model.embed_dim), np.float32
+            )
             if len(batch):
                 views = views.to(self.model.device, non_blocking=True)
                 encoded = encode_views(self.model, views, chunk=VIEWS_AT_ONCE)
@@ -217,7 +256,9 @@ def from_given_features(stream: AnyStream, model: CLIP) -> AnyStream:
         return stream
     holds = [part.features([0]) is not None for part in stream.parts]
     if any(holds) and not all(holds):
-        raise UserError(f"{stream.id}: datasets of images and of features cannot be mixed")
+        raise UserError(
+            f"{stream.id}: datasets of images and of features cannot be mixed"
+        )
     return FeatureStream(stream, model) if all(holds) else stream
 
 
@@ -234,7 +275,9 @@ def _views_per_image(stream: Stream) -> int:
 
 
 def _bytes_per_image(stream: Stream, model: CLIP) -> int:
-    return _views_per_image(stream) * 3 * stream.preprocess.size**2 * model.dtype.itemsize
+    return (
+        _views_per_image(stream) * 3 * stream.preprocess.size**2 * model.dtype.itemsize
+    )
 
 
 @dataclass
@@ -269,7 +312,11 @@ class HeldStream(PreparedStream[Batch]):
     """Pixels (and views) that are read, corrupted and preprocessed once for all runs of a grid."""
 
     def __init__(
-        self, stream: Stream, model: CLIP, store: PixelStore, on_prepare: OnPrepare | None = None
+        self,
+        stream: Stream,
+        model: CLIP,
+        store: PixelStore,
+        on_prepare: OnPrepare | None = None,
     ) -> None:
         super().__init__(stream, model, on_prepare)
         self.store = store
@@ -284,13 +331,21 @@ class HeldStream(PreparedStream[Batch]):
 
     def _hold(self, number: int) -> PixelTable:
         size, rows = self.preprocess.size, self._rows[number]
-        shape = (len(rows), *([] if self.views is None else [self.count]), 3, size, size)
+        shape = (
+            len(rows),
+            *([] if self.views is None else [self.count]),
+            3,
+            size,
+            size,
+        )
         pixels = torch.zeros(shape, dtype=self.model.dtype, device=self.model.device)
         step, unreadable = max(1, VIEWS_AT_ONCE // self.count), dict[int, str]()
         blocks = [range(i, min(i + step, len(rows))) for i in range(0, len(rows), step)]
         read = self._read(number, blocks, self._rows)
         for block, (batch, own, missing) in zip(blocks, read, strict=True):
-            unreadable |= {int(rows[position]): reason for position, reason in missing.items()}
+            unreadable |= {
+                int(rows[position]): reason for position, reason in missing.items()
+            }
             if len(batch):
                 made = batch.images if batch.views is None else batch.views
                 positions = torch.from_numpy(own + block.start).to(pixels.device)
@@ -299,4 +354,8 @@ class HeldStream(PreparedStream[Batch]):
         return PixelTable(pixels, rows, unreadable)
 
     def _batch(self, values: Tensor, keys: tuple[str, ...]) -> Batch:
-        return Batch(values, keys) if self.views is None else Batch(values[:, 0], keys, values)
+        return (
+            Batch(values, keys)
+            if self.views is None
+            else Batch(values[:, 0], keys, values)
+        )

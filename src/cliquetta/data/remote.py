@@ -15,7 +15,13 @@ from typing import Any, BinaryIO, NamedTuple
 
 from PIL import Image
 
-from cliquetta.data.images import EXTENSIONS, ImageError, natural_key, open_image, read_image
+from cliquetta.data.images import (
+    EXTENSIONS,
+    ImageError,
+    natural_key,
+    open_image,
+    read_image,
+)
 from cliquetta.errors import UserError
 
 TRIES = 3  # how often a read is tried that fails otherwise than by "no such file"
@@ -168,9 +174,15 @@ def walk_urls(url: str, unused: Counter[str]) -> Iterator[str]:
 
 def fetch_image(url: str, *, seconds: float = 10.0, max_bytes: int = 2**25) -> bytes:
     """The bytes behind an ``http(s)`` URL; redirects lead to such URLs only."""
-    opener = urllib.request.OpenerDirector()  # no files, no FTP, wherever a redirect leads
+    opener = (
+        urllib.request.OpenerDirector()
+    )  # no files, no FTP, wherever a redirect leads
     for handler in (
-        *(urllib.request.ProxyHandler, urllib.request.HTTPHandler, urllib.request.HTTPSHandler),
+        *(
+            urllib.request.ProxyHandler,
+            urllib.request.HTTPHandler,
+            urllib.request.HTTPSHandler,
+        ),
         *(urllib.request.HTTPRedirectHandler, urllib.request.HTTPErrorProcessor),
         urllib.request.HTTPDefaultErrorHandler,
     ):
@@ -193,7 +205,9 @@ def fetch_image(url: str, *, seconds: float = 10.0, max_bytes: int = 2**25) -> b
                 if time.monotonic() > end:
                     raise TimeoutError
     except urllib.error.HTTPError as error:
-        raise ImageError(url, f"the server replies {error.code} {error.reason}") from None
+        raise ImageError(
+            url, f"the server replies {error.code} {error.reason}"
+        ) from None
     except TimeoutError:
         raise ImageError(url, f"no complete reply within {seconds:g} seconds") from None
     except (OSError, http.client.HTTPException, ValueError) as error:

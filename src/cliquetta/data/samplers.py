@@ -36,7 +36,9 @@ class Positions(NamedTuple):
 class SamplerOptions:
     """Settings of samplers; each reads those that its entry in :data:`SAMPLERS` names."""
 
-    gamma: float = 0.1  # concentration of the Dirichlet distribution: near 0, one burst per class
+    gamma: float = (
+        0.1  # concentration of the Dirichlet distribution: near 0, one burst per class
+    )
     present: tuple[int, int] = (3, 3)  # how many classes occur, at least and at most
     imbalance: float = 10.0  # images of the most frequent class for each of the rarest
     length: int = 10_000  # images of the stream
@@ -48,7 +50,9 @@ class SamplerOptions:
         if not self.gamma > 0:
             raise UserError(f"gamma must be above 0, got {self.gamma}")
         if not 1 <= self.present[0] <= self.present[1]:
-            raise UserError(f"present is a number or a range such as 1-4, got {self.present}")
+            raise UserError(
+                f"present is a number or a range such as 1-4, got {self.present}"
+            )
         if not self.imbalance >= 1:
             raise UserError(f"imbalance must be at least 1, got {self.imbalance}")
         for name in ("length", "limit", "batch_size"):
@@ -95,7 +99,9 @@ def uneven(domain: LabelledSet, options: SamplerOptions, rng: Rng) -> Indices:
     classes = rng.permutation(np.unique(domain.labels))
     low, high = options.present
     if high > len(classes):
-        raise UserError(f"{domain.id} has images of {len(classes)} classes, not of {high}")
+        raise UserError(
+            f"{domain.id} has images of {len(classes)} classes, not of {high}"
+        )
     chosen = classes[: low if low == high else rng.integers(low, high + 1)]
     return order[np.isin(domain.labels[order], chosen)]
 
@@ -103,7 +109,9 @@ def uneven(domain: LabelledSet, options: SamplerOptions, rng: Rng) -> Indices:
 def separate(domain: LabelledSet, options: SamplerOptions, rng: Rng) -> Indices:
     """All images, one class after the other; the order of classes and within them is random."""
     order = shuffled(domain, options, rng)
-    turn = rng.permutation(int(domain.labels.max(initial=0)) + 2)  # the last is for label -1
+    turn = rng.permutation(
+        int(domain.labels.max(initial=0)) + 2
+    )  # the last is for label -1
     return order[np.argsort(turn[domain.labels[order]], kind="stable")]
 
 
@@ -116,9 +124,13 @@ def keff(domain: LabelledSet, options: SamplerOptions, rng: Rng) -> Indices:
     """
     size, (low, high) = options.batch_size, options.present
     labels = domain.labels
-    members = [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
+    members = [
+        rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)
+    ]
     if high > len(members):
-        raise UserError(f"{domain.id} has images of {len(members)} classes, not of {high}")
+        raise UserError(
+            f"{domain.id} has images of {len(members)} classes, not of {high}"
+        )
     batches: list[Indices] = []
     for _ in range((options.limit or len(labels)) // size):
         left = np.array([len(images) for images in members])
@@ -133,13 +145,17 @@ def keff(domain: LabelledSet, options: SamplerOptions, rng: Rng) -> Indices:
             break
         chosen = drawn[: min(size, max(needed, int(rng.integers(low, most + 1))))]
         rest = rng.permutation(np.concatenate([members[c][1:] for c in chosen]))
-        firsts = [members[c][0] for c in chosen]  # so that none of the classes is missed
+        firsts = [
+            members[c][0] for c in chosen
+        ]  # so that none of the classes is missed
         batches.append(rng.permutation(np.append(firsts, rest[: size - len(chosen)])))
         for c in chosen:
             members[c] = members[c][~np.isin(members[c], batches[-1])]
     if not batches:
         remedy = "take smaller batches or more classes"
-        raise UserError(f"{high} classes of {domain.id} hold fewer than {size} images: {remedy}")
+        raise UserError(
+            f"{high} classes of {domain.id} hold fewer than {size} images: {remedy}"
+        )
     return np.concatenate(batches)
 
 
@@ -153,21 +169,32 @@ def long_tail(domain: LabelledSet, options: SamplerOptions, rng: Rng) -> Indices
     classes, counts = np.unique(domain.labels, return_counts=True)
     rank = rng.permutation(len(classes))
     shares = options.imbalance ** (-rank / max(1, len(classes) - 1))
-    sizes = np.maximum(1, np.floor((counts / shares).min() * shares + 1e-9)).astype(np.int64)
-    chosen = [order[domain.labels[order] == c][:n] for c, n in zip(classes, sizes, strict=True)]
+    sizes = np.maximum(1, np.floor((counts / shares).min() * shares + 1e-9)).astype(
+        np.int64
+    )
+    chosen = [
+        order[domain.labels[order] == c][:n]
+        for c, n in zip(classes, sizes, strict=True)
+    ]
     return order[np.isin(order, np.concatenate(chosen))]
 
 
 def in_turn(order: Order) -> "Draw":
     """Datasets one after the other, each in an order of its own."""
 
-    def draw(domains: Sequence[LabelledSet], options: SamplerOptions, rng: Rng) -> Positions:
-        return _concatenate([order(domain, options, rng)[: options.limit] for domain in domains])
+    def draw(
+        domains: Sequence[LabelledSet], options: SamplerOptions, rng: Rng
+    ) -> Positions:
+        return _concatenate(
+            [order(domain, options, rng)[: options.limit] for domain in domains]
+        )
 
     return draw
 
 
-def mixed(domains: Sequence[LabelledSet], options: SamplerOptions, rng: Rng) -> Positions:
+def mixed(
+    domains: Sequence[LabelledSet], options: SamplerOptions, rng: Rng
+) -> Positions:
     """Images of several datasets interleaved at random."""
     orders = [shuffled(domain, options, rng)[: options.limit] for domain in domains]
     lengths = [len(order) for order in orders]
@@ -177,7 +204,9 @@ def mixed(domains: Sequence[LabelledSet], options: SamplerOptions, rng: Rng) -> 
     return Positions(turns, index, np.zeros_like(turns))
 
 
-def recurring(domains: Sequence[LabelledSet], options: SamplerOptions, rng: Rng) -> Positions:
+def recurring(
+    domains: Sequence[LabelledSet], options: SamplerOptions, rng: Rng
+) -> Positions:
     """``a>b>a``: the images of a dataset shared out over its turns, none shown twice."""
     ids = [domain.id for domain in domains]
     shares: dict[str, list[Indices]] = {}
@@ -188,17 +217,23 @@ def recurring(domains: Sequence[LabelledSet], options: SamplerOptions, rng: Rng)
     return _concatenate([shares[id].pop(0) for id in ids])
 
 
-def long(domains: Sequence[LabelledSet], options: SamplerOptions, rng: Rng) -> Positions:
+def long(
+    domains: Sequence[LabelledSet], options: SamplerOptions, rng: Rng
+) -> Positions:
     """The datasets again and again in random order, their noise drawn anew each round."""
     rounds: list[Positions] = []
     while sum(len(positions.image) for positions in rounds) < options.length:
         once = in_turn(shuffled)(domains, options, rng)
         rounds.append(once._replace(round=np.full_like(once.image, len(rounds))))
-    joined = (np.concatenate(column)[: options.length] for column in zip(*rounds, strict=True))
+    joined = (
+        np.concatenate(column)[: options.length] for column in zip(*rounds, strict=True)
+    )
     return Positions(*joined)
 
 
-def interleave(positions: Positions, domain: LabelledSet, number: int, rng: Rng) -> Positions:
+def interleave(
+    positions: Positions, domain: LabelledSet, number: int, rng: Rng
+) -> Positions:
     """Interleave ``positions``, in order, with at most as many images of dataset ``number``."""
     size = len(positions.image)
     extra = rng.permutation(len(domain.labels))[:size]
@@ -232,23 +267,37 @@ class Sampler:
 
     summary: str
     draw: Draw
-    reads: tuple[str, ...] = ()  # options, beside `limit`, on which the positions depend
+    reads: tuple[
+        str, ...
+    ] = ()  # options, beside `limit`, on which the positions depend
     needs_labels: bool = False
-    interleaves: bool = False  # whether datasets are mixed (`a+b`) rather than in sequence (`a>b`)
+    interleaves: bool = (
+        False  # whether datasets are mixed (`a+b`) rather than in sequence (`a>b`)
+    )
 
 
 SAMPLERS: dict[str, Sampler] = {
-    "shuffled": Sampler("random order; several datasets follow one another", in_turn(shuffled)),
+    "shuffled": Sampler(
+        "random order; several datasets follow one another", in_turn(shuffled)
+    ),
     "sequential": Sampler("as the dataset lists its images", in_turn(sequential)),
     "correlated": Sampler(
         "classes in bursts (Dirichlet, --gamma)", in_turn(correlated), ("gamma",), True
     ),
-    "separate": Sampler("one class after the other, in random order", in_turn(separate), (), True),
+    "separate": Sampler(
+        "one class after the other, in random order", in_turn(separate), (), True
+    ),
     "keff": Sampler(
-        "every batch of images of --present classes", in_turn(keff), ("present", "batch_size"), True
+        "every batch of images of --present classes",
+        in_turn(keff),
+        ("present", "batch_size"),
+        True,
     ),
     "long-tail": Sampler(
-        "classes thinned out exponentially (--imbalance)", in_turn(long_tail), ("imbalance",), True
+        "classes thinned out exponentially (--imbalance)",
+        in_turn(long_tail),
+        ("imbalance",),
+        True,
     ),
     "uneven": Sampler(
         "images of --present classes only; the class list is that of the dataset",
@@ -256,11 +305,17 @@ SAMPLERS: dict[str, Sampler] = {
         ("present",),
         True,
     ),
-    "recurring": Sampler("a>b>a: domains come back, with images not seen before", recurring),
-    "long": Sampler(
-        "--length images: the dataset again and again, its noise drawn anew", long, ("length",)
+    "recurring": Sampler(
+        "a>b>a: domains come back, with images not seen before", recurring
     ),
-    "mixed": Sampler("a+b: images of several datasets interleaved", mixed, interleaves=True),
+    "long": Sampler(
+        "--length images: the dataset again and again, its noise drawn anew",
+        long,
+        ("length",),
+    ),
+    "mixed": Sampler(
+        "a+b: images of several datasets interleaved", mixed, interleaves=True
+    ),
 }
 
 
@@ -270,4 +325,6 @@ def parse_present(given: str) -> tuple[int, int]:
     try:
         return int(low), int(high if dash else low)
     except ValueError:
-        raise UserError(f"--present takes a number or a range such as 1-4, got {given!r}") from None
+        raise UserError(
+            f"--present takes a number or a range such as 1-4, got {given!r}"
+        ) from None

@@ -16,7 +16,13 @@ from torch import Tensor
 
 from cliquetta.data.dataset import UNKNOWN, Dataset
 from cliquetta.data.loader import ImageGroup, Loaded, Loader
-from cliquetta.data.samplers import SAMPLERS, Indices, LabelledSet, SamplerOptions, interleave
+from cliquetta.data.samplers import (
+    SAMPLERS,
+    Indices,
+    LabelledSet,
+    SamplerOptions,
+    interleave,
+)
 from cliquetta.data.views import check_spec
 from cliquetta.errors import UserError, look_up
 from cliquetta.model.preprocess import Preprocess
@@ -89,14 +95,20 @@ class Stream:
         self.domains = shown if unknown is None else (*shown, unknown)
         self.preprocess, self.batch_size = preprocess, batch_size
         self.order, self.sampler = order, look_up("order", order, SAMPLERS)
-        self.options = SamplerOptions(gamma, present, imbalance, length, limit, batch_size)
+        self.options = SamplerOptions(
+            gamma, present, imbalance, length, limit, batch_size
+        )
         self.seed, self.views, self.view_seed = seed, views, view_seed
         self.workers, self.device = workers, torch.device(device)
         self._check()
-        self.skipped: list[Skipped] = []  # unreadable files met since the last start, in order
+        self.skipped: list[
+            Skipped
+        ] = []  # unreadable files met since the last start, in order
         self._reported: set[str] = set()
         self.names = self.domains[0].names
-        joined = ("+" if self.sampler.interleaves else ">").join(domain.id for domain in shown)
+        joined = ("+" if self.sampler.interleaves else ">").join(
+            domain.id for domain in shown
+        )
         self.id = joined if unknown is None else f"{joined} with unknown {unknown.id}"
         rng = np.random.default_rng(seed)
         sets = [LabelledSet(domain.id, _labels(domain)) for domain in self.domains]
@@ -106,10 +118,16 @@ class Stream:
         rounds = np.stack([positions.round, positions.domain])
         kinds, part_of = np.unique(rounds, axis=1, return_inverse=True)
         # the datasets as they are shown: one for every dataset and round
-        self.parts = tuple(self.domains[domain].redrawn(round) for round, domain in kinds.T)
+        self.parts = tuple(
+            self.domains[domain].redrawn(round) for round, domain in kinds.T
+        )
         several = len(self.domains) > 1
-        self._shown = _Shown(self.parts, kinds[0], several, part_of.reshape(-1), positions.image)
-        self._first = np.cumsum([0, *map(len, self.parts)])  # of each part, in the labels of all
+        self._shown = _Shown(
+            self.parts, kinds[0], several, part_of.reshape(-1), positions.image
+        )
+        self._first = np.cumsum(
+            [0, *map(len, self.parts)]
+        )  # of each part, in the labels of all
         self._labels = np.concatenate([sets[domain].labels for domain in kinds[1]])
 
     def _check(self) -> None:
@@ -117,30 +135,45 @@ class Stream:
         if not self.domains:
             raise UserError("no dataset to stream")
         if self.unknown is not None and self.order == "keff":
-            raise UserError("order 'keff' decides the classes of a batch: leave out unknown ones")
-        if self.sampler.interleaves and len(self.domains) - (self.unknown is not None) < 2:
-            raise UserError(f"order {self.order!r} interleaves several datasets, got one")
+            raise UserError(
+                "order 'keff' decides the classes of a batch: leave out unknown ones"
+            )
+        if (
+            self.sampler.interleaves
+            and len(self.domains) - (self.unknown is not None) < 2
+        ):
+            raise UserError(
+                f"order {self.order!r} interleaves several datasets, got one"
+            )
         if self.workers is not None and self.workers < 0:
             raise UserError(f"workers is 0 or more, got {self.workers}")
         if self.seed < 0 or self.view_seed < 0:
-            raise UserError(f"seeds are 0 or more, got {min(self.seed, self.view_seed)}")
+            raise UserError(
+                f"seeds are 0 or more, got {min(self.seed, self.view_seed)}"
+            )
         if self.views is not None:
             check_spec(self.views)
         first = self.domains[0]
         for domain in self.domains[1:]:
             if domain.names != first.names:
                 reason = f"{domain.id} and {first.id} do not"
-                raise UserError(f"datasets of one stream share one class list; {reason}")
+                raise UserError(
+                    f"datasets of one stream share one class list; {reason}"
+                )
         unlabelled = [domain.id for domain in self.domains if domain.labels is None]
         if self.sampler.needs_labels and unlabelled:
-            raise UserError(f"order {self.order!r} needs labels, {unlabelled[0]} has none")
+            raise UserError(
+                f"order {self.order!r} needs labels, {unlabelled[0]} has none"
+            )
 
     def listing(self, rows: Sequence[Indices] | None = None) -> "Stream":
         """All images of all parts, or some ``rows`` of each, as they are listed; keys as here."""
         rows = [np.arange(len(part)) for part in self.parts] if rows is None else rows
         part_of = np.repeat(np.arange(len(rows)), [len(some) for some in rows])
         listed = copy.copy(self)
-        listed._shown = replace(self._shown, part_of=part_of, index_of=np.concatenate(rows))
+        listed._shown = replace(
+            self._shown, part_of=part_of, index_of=np.concatenate(rows)
+        )
         listed.skipped, listed._reported = [], set()
         return listed
 
@@ -169,7 +202,10 @@ class Stream:
             "dirichlet": options.pop("gamma", None),  # as records have always called it
             "limit": self.options.limit,
             **({} if self.unknown is None else {"unknown": self.unknown.id}),
-            **{name: list(v) if isinstance(v, tuple) else v for name, v in options.items()},
+            **{
+                name: list(v) if isinstance(v, tuple) else v
+                for name, v in options.items()
+            },
         }
 
     def __iter__(self) -> Iterator[tuple[Batch, Tensor]]:
@@ -182,7 +218,9 @@ class Stream:
     def ranges(self, start: int) -> list[range]:
         """The positions of every batch from number ``start`` on."""
         if not 0 <= start <= len(self):
-            raise UserError(f"the stream has {len(self)} batches, cannot start at {start}")
+            raise UserError(
+                f"the stream has {len(self)} batches, cannot start at {start}"
+            )
         firsts = range(start * self.batch_size, self.images, self.batch_size)
         return [range(i, min(i + self.batch_size, self.images)) for i in firsts]
 
@@ -192,11 +230,18 @@ class Stream:
             for part, (batch, loaded) in zip(parts, loading, strict=True):
                 yield batch, self.labels([part[row] for row in loaded.positions])
 
-    def load(self, parts: Sequence[range]) -> Generator[tuple[Batch, Loaded], None, None]:
+    def load(
+        self, parts: Sequence[range]
+    ) -> Generator[tuple[Batch, Loaded], None, None]:
         """Batches of positions, and which of these could be read."""
         self.skipped = []
         loader = Loader(
-            self._shown, self.preprocess, (self.views,), self.view_seed, self.workers, self.device
+            self._shown,
+            self.preprocess,
+            (self.views,),
+            self.view_seed,
+            self.workers,
+            self.device,
         )
         with closing(loader.load(parts, sum(map(len, parts)))) as loading:
             for part, loaded in zip(parts, loading, strict=True):
@@ -217,7 +262,9 @@ class Stream:
     def shown(self) -> list[Indices]:
         """The images of every part that have a position in the stream, in ascending order."""
         part_of, index_of = self._shown.part_of, self._shown.index_of
-        return [np.unique(index_of[part_of == number]) for number in range(len(self.parts))]
+        return [
+            np.unique(index_of[part_of == number]) for number in range(len(self.parts))
+        ]
 
     def key(self, position: int) -> str:
         """Name of the image at a position; several datasets: led by the id, ``#n`` if again."""
@@ -242,12 +289,17 @@ class _Shown:
 
     def __call__(self, positions: Sequence[int]) -> list[ImageGroup]:
         """The images at some positions, by the part that they are in."""
-        part_of, index_of = self.part_of[list(positions)], self.index_of[list(positions)]
+        part_of, index_of = (
+            self.part_of[list(positions)],
+            self.index_of[list(positions)],
+        )
         groups = []
         for number in np.unique(part_of):
             rows = np.flatnonzero(part_of == number).tolist()
             keys = [self.key(positions[row]) for row in rows]
-            groups.append(ImageGroup(self.parts[number], index_of[rows].tolist(), keys, rows))
+            groups.append(
+                ImageGroup(self.parts[number], index_of[rows].tolist(), keys, rows)
+            )
         return groups
 
     def key(self, position: int) -> str:

@@ -8,13 +8,24 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cliquetta.data.dataset import FileDataset
-from cliquetta.data.files import CLASS_FILES, TEMPLATE_FILES, no_images, number_labels, read_beside
+from cliquetta.data.files import (
+    CLASS_FILES,
+    TEMPLATE_FILES,
+    no_images,
+    number_labels,
+    read_beside,
+)
 from cliquetta.data.images import EXTENSIONS, natural_key
 from cliquetta.data.remote import Member, open_location
 from cliquetta.errors import UserError
 from cliquetta.prompts.classes import DEFAULT_TEMPLATE
 
-LABEL_KEYS = ("label", "cls", "class", "class_name")  # keys of the class in a sample's `.json`
+LABEL_KEYS = (
+    "label",
+    "cls",
+    "class",
+    "class_name",
+)  # keys of the class in a sample's `.json`
 _BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
@@ -40,7 +51,10 @@ def tar_dataset(path: Path, names: Sequence[str] | None = None) -> FileDataset:
     names = read_beside(CLASS_FILES, home, home.parent) if names is None else names
     stated = [sample.stated for sample in samples]
     if not any(value is not None for value in stated):
-        stated = [sample.key.rpartition("/")[0].rpartition("/")[2] or None for sample in samples]
+        stated = [
+            sample.key.rpartition("/")[0].rpartition("/")[2] or None
+            for sample in samples
+        ]
     names, labels = number_labels(stated, names, str(path))
     templates = read_beside(TEMPLATE_FILES, home, home.parent)
     keys = [sample.key for sample in samples]
@@ -52,7 +66,9 @@ def tar_dataset(path: Path, names: Sequence[str] | None = None) -> FileDataset:
         # the shard leads where several shards number their samples alike
         keys=keys if len(set(keys)) == len(keys) else named,
         labels=labels,
-        templates=[line.replace("{c}", "{}") for line in templates or (DEFAULT_TEMPLATE,)],
+        templates=[
+            line.replace("{c}", "{}") for line in templates or (DEFAULT_TEMPLATE,)
+        ],
         members=[sample.member for sample in samples],
     )
 
@@ -87,7 +103,10 @@ def list_members(shard: Path | str) -> Iterator[tuple[str, Member]]:
     """Name and bytes of every image file in a tar file, in the order of the archive."""
     for _, info in _files(shard):
         if Path(info.name).suffix.lower() in EXTENSIONS:
-            yield info.name.removeprefix("./"), Member(str(shard), info.offset_data, info.size)
+            yield (
+                info.name.removeprefix("./"),
+                Member(str(shard), info.offset_data, info.size),
+            )
 
 
 def index_shard(shard: Path | str) -> list[TarSample]:
@@ -110,11 +129,15 @@ def index_shard(shard: Path | str) -> list[TarSample]:
             images.setdefault(key, {})[name] = member
         elif kind in {"cls", "json"}:
             file = archive.extractfile(info)
-            stated[key] = _class_in(kind, file.read() if file else b"") or stated.get(key)
+            stated[key] = _class_in(kind, file.read() if file else b"") or stated.get(
+                key
+            )
     samples = []
     for key, members in images.items():
         if key in stated or len(members) == 1:
-            samples.append(TarSample(key, next(iter(members.values())), stated.get(key)))
+            samples.append(
+                TarSample(key, next(iter(members.values())), stated.get(key))
+            )
         else:
             samples += [TarSample(name, member) for name, member in members.items()]
     return samples
@@ -123,13 +146,18 @@ def index_shard(shard: Path | str) -> list[TarSample]:
 def _files(shard: Path | str) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
     """The files in a tar file that are not hidden, with the archive."""
     try:
-        with open_location(shard) as file, tarfile.open(fileobj=file, mode="r:") as archive:
+        with (
+            open_location(shard) as file,
+            tarfile.open(fileobj=file, mode="r:") as archive,
+        ):
             for member in archive:
                 if member.isfile() and not Path(member.name).name.startswith("."):
                     yield archive, member
     except tarfile.ReadError as error:
         remedy = "a compressed one has to be read from the start for every image; uncompress it"
-        raise UserError(f"{shard} is not an uncompressed tar file ({error}): {remedy}") from None
+        raise UserError(
+            f"{shard} is not an uncompressed tar file ({error}): {remedy}"
+        ) from None
 
 
 def _class_in(kind: str, data: bytes) -> str | None:
@@ -140,5 +168,7 @@ def _class_in(kind: str, data: bytes) -> str | None:
         record = json.loads(text)
     except ValueError:
         return None
-    values = [record[key] for key in LABEL_KEYS if isinstance(record, dict) and key in record]
+    values = [
+        record[key] for key in LABEL_KEYS if isinstance(record, dict) and key in record
+    ]
     return str(values[0]) if values else None

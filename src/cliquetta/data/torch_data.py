@@ -114,7 +114,9 @@ class TorchImages(Sequence[ImageLike]):
             return None
         for name in _LABEL_ATTRIBUTES:
             stated = getattr(self._data, name, None)
-            if isinstance(stated, Sequence | torch.Tensor) and len(stated) == len(self._data):
+            if isinstance(stated, Sequence | torch.Tensor) and len(stated) == len(
+                self._data
+            ):
                 return stated
         return None
 
@@ -125,7 +127,9 @@ class TorchImages(Sequence[ImageLike]):
         return self._read(image), label
 
     def _read(self, image: Any) -> ImageLike:
-        (picture,) = separate_images([image], self.preprocess, channel_order=self.channel_order)
+        (picture,) = separate_images(
+            [image], self.preprocess, channel_order=self.channel_order
+        )
         return picture
 
     def _read_all(self, data: Any) -> Iterator[tuple[ImageLike, Any]]:
@@ -143,7 +147,10 @@ class TorchImages(Sequence[ImageLike]):
 
 def _indices_of_loader(loader: "DataLoader[Any]") -> list[int] | None:
     """Return the order in which a loader reads its dataset; ``None`` if it does more than that."""
-    if isinstance(loader.dataset, IterableDataset) or loader.collate_fn is not default_collate:
+    if (
+        isinstance(loader.dataset, IterableDataset)
+        or loader.collate_fn is not default_collate
+    ):
         return None
     if loader.batch_sampler is None:
         return None
@@ -163,7 +170,9 @@ def split_item(item: Any) -> tuple[Any, Any]:
         return item[image_key], None if label_key is None else item[label_key]
     if isinstance(item, list | tuple):
         if not item:
-            raise UserError("an item of the dataset is empty: give (image, label) pairs")
+            raise UserError(
+                "an item of the dataset is empty: give (image, label) pairs"
+            )
         return item[0], item[1] if len(item) > 1 else None
     return item, None
 

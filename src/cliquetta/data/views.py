@@ -74,16 +74,24 @@ def attach_views(
     S = batch.images.shape[-1]
     if len(batch) == 0:
         return Batch(batch.images, (), batch.images.new_empty(0, spec.count, 3, S, S))
-    boxes, recipes = zip(*(_draw(spec, seed, key, (S, S), S) for key in batch.keys), strict=True)
+    boxes, recipes = zip(
+        *(_draw(spec, seed, key, (S, S), S) for key in batch.keys), strict=True
+    )
     if spec.kind != "augmix":
         crops = crop_tensors(batch.images, boxes, S).to(batch.images.dtype)
-        return Batch(batch.images, batch.keys, torch.cat([batch.images[:, None], crops], dim=1))
+        return Batch(
+            batch.images, batch.keys, torch.cat([batch.images[:, None], crops], dim=1)
+        )
     if preprocess is None:
         remedy = "attach_views(..., preprocess=model.preprocess)"
         raise UserError(f"augmix needs the normalisation: {remedy}")
     pictures = preprocess.unnormalise(batch.images)
-    crops = crop_tensors(pictures.movedim(-1, -3), boxes, S, eight_bit=True).to(torch.uint8)
-    views = _finish(pictures, crops.movedim(-3, -1), recipes, preprocess).to(batch.images.dtype)
+    crops = crop_tensors(pictures.movedim(-1, -3), boxes, S, eight_bit=True).to(
+        torch.uint8
+    )
+    views = _finish(pictures, crops.movedim(-3, -1), recipes, preprocess).to(
+        batch.images.dtype
+    )
     views[:, 0] = batch.images  # as they were given, not by way of 8 bits
     return Batch(batch.images, batch.keys, views)
 
@@ -93,7 +101,9 @@ def _draw(
 ) -> tuple[Boxes, Recipe | None]:
     """The random choices for the views of an image, by a generator of its own."""
     zoom = spec.zoom if spec.kind == "zoom-crop" else None
-    digest = hashlib.sha256(repr((seed, key, spec.kind, spec.count, zoom)).encode()).digest()
+    digest = hashlib.sha256(
+        repr((seed, key, spec.kind, spec.count, zoom)).encode()
+    ).digest()
     generator = np.random.default_rng(int.from_bytes(digest[:16], "big"))
     count = spec.count - 1
     if spec.kind == "zoom-crop":

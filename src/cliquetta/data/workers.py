@@ -39,7 +39,10 @@ PREFETCH = 2  # items per worker process that are ahead of the caller, at most
 _ROOMY = 2**23  # bytes of an item, many views, from which there is one per worker
 _LARGEST = 2**26  # bytes of a pickled function beyond which it stays in this process
 
-_PRELOAD = ("cliquetta.data.stream", "cliquetta.data.listing")  # where their functions are
+_PRELOAD = (
+    "cliquetta.data.stream",
+    "cliquetta.data.listing",
+)  # where their functions are
 
 _Shapes = list[tuple[tuple[int, ...], str]]
 _Result: TypeAlias = "Future[tuple[_Shapes, Any]]"
@@ -56,7 +59,9 @@ def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
         try:
-            quota, period = " ".join((cgroup / name).read_text() for name in names).split()
+            quota, period = " ".join(
+                (cgroup / name).read_text() for name in names
+            ).split()
             limit = int(quota) / int(period)
         except (OSError, ValueError, ZeroDivisionError):
             continue  # there is no such limit, or it says "max"
@@ -66,7 +71,11 @@ def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 def map_ahead(
-    function: Callable[[Item], Result], items: Iterable[Item], *, workers: int, ahead: int
+    function: Callable[[Item], Result],
+    items: Iterable[Item],
+    *,
+    workers: int,
+    ahead: int,
 ) -> Generator[Result, None, None]:
     """``function`` of every item, in order, by threads, with at most ``ahead`` results waiting.
 
@@ -76,7 +85,9 @@ def map_ahead(
         yield from map(function, items)
         return
     source = iter(items)
-    pool = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="cliquetta-loader")
+    pool = ThreadPoolExecutor(
+        max_workers=workers, thread_name_prefix="cliquetta-loader"
+    )
     waiting: deque[Future[Result]] = deque()
     try:
         waiting.extend(pool.submit(function, item) for item in islice(source, ahead))
@@ -125,7 +136,9 @@ def map_in_processes(
 class _Ring:
     """Slots of shared memory for the arrays of an item each, in turn."""
 
-    memory: Any  # `slots` times `room` bytes, gone with the last process that holds them
+    memory: (
+        Any  # `slots` times `room` bytes, gone with the last process that holds them
+    )
     room: int
     slots: int
 
@@ -148,7 +161,9 @@ def _submit(executor: ProcessPoolExecutor, slot: int, item: Any) -> _Result:
         sys.modules["__main__"] = main
 
 
-_here: tuple[Callable[[Any], Made], _Ring] | None = None  # in a worker: what it does, and where
+_here: tuple[Callable[[Any], Made], _Ring] | None = (
+    None  # in a worker: what it does, and where
+)
 
 
 def _settle(pickled: bytes, ring: _Ring, pillow: tuple[bool, int | None]) -> None:
@@ -216,10 +231,14 @@ def _start(
         context = start_server()
         ring = _Ring(context.RawArray("B", slots * room), room, slots)
         pillow = (ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS)
-        executor = ProcessPoolExecutor(workers, context, _settle, (pickled, ring, pillow))
+        executor = ProcessPoolExecutor(
+            workers, context, _settle, (pickled, ring, pillow)
+        )
         return executor, ring, deque(_submit(executor, *job) for job in jobs)
     except OSError as error:
-        _log.warning("threads read images: no worker processes can be started (%s)", error)
+        _log.warning(
+            "threads read images: no worker processes can be started (%s)", error
+        )
         if executor is not None:
             executor.shutdown(wait=True, cancel_futures=True)
         return None

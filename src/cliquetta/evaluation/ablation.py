@@ -13,7 +13,9 @@ from cliquetta.evaluation.record import Record
 from cliquetta.evaluation.sweep import RunResult
 from cliquetta.methods.registry import get_method, method_config
 
-BATCH_SIZE = "batch_size"  # the one field of a run, not of a method's config, that can be varied
+BATCH_SIZE = (
+    "batch_size"  # the one field of a run, not of a method's config, that can be varied
+)
 
 
 @dataclass(frozen=True)
@@ -47,12 +49,17 @@ def ablation(
         elif str(value).strip().isdecimal() and int(value) > 0:
             spec = replace(base, batch_size=int(value))
         else:
-            raise UserError(f"batch_size is a whole number of at least 1, got {value!r}")
+            raise UserError(
+                f"batch_size is a whole number of at least 1, got {value!r}"
+            )
         cells[_value(spec, field)] = spec
     return Ablation(
         field,
         _value(base, field),
-        tuple((v, tuple(replace(spec, seed=s) for s in seeds)) for v, spec in cells.items()),
+        tuple(
+            (v, tuple(replace(spec, seed=s) for s in seeds))
+            for v, spec in cells.items()
+        ),
         tuple(replace(zero_shot(base), seed=seed) for seed in seeds),
     )
 
@@ -70,7 +77,9 @@ class Point:
     value: Any
     records: tuple[Record, ...]
     gain: float | None = None  # over zero-shot with the same seeds, in points
-    clique_size: float | None = None  # mean over batches of the largest, where counts were logged
+    clique_size: float | None = (
+        None  # mean over batches of the largest, where counts were logged
+    )
 
     @property
     def top1(self) -> list[float]:
@@ -106,21 +115,38 @@ class Curve:
         """The curve as JSON types."""
         points = []
         for point in self.points:
-            scores = {"top1": point.mean, "sd": point.sd, "gain": point.gain, "nll": point.nll}
+            scores = {
+                "top1": point.mean,
+                "sd": point.sd,
+                "gain": point.gain,
+                "nll": point.nll,
+            }
             seeds, ids = [r.seed for r in point.records], [r.id for r in point.records]
-            points.append({"value": point.value, **scores, "seeds": seeds, "records": ids})
-        about = {"field": self.field, "default": self.default, "zero_shot": self.baseline}
+            points.append(
+                {"value": point.value, **scores, "seeds": seeds, "records": ids}
+            )
+        about = {
+            "field": self.field,
+            "default": self.default,
+            "zero_shot": self.baseline,
+        }
         return about | {"points": points}
 
 
 def curve(ablation: Ablation, results: Sequence[RunResult]) -> Curve:
     """Make the curve from the results of an ablation's runs."""
-    records = {r.spec: r.record for r in results if r.record and "top1" in r.record.metrics}
+    records = {
+        r.spec: r.record for r in results if r.record and "top1" in r.record.metrics
+    }
     plain = {spec.seed: records[spec] for spec in ablation.baselines if spec in records}
     points = []
     for value, specs in ablation.cells:
         own = [records[spec] for spec in specs if spec in records]
-        gains = [r.metrics["top1"] - plain[r.seed].metrics["top1"] for r in own if r.seed in plain]
+        gains = [
+            r.metrics["top1"] - plain[r.seed].metrics["top1"]
+            for r in own
+            if r.seed in plain
+        ]
         points.append(Point(value, tuple(own), average(gains)))
     baseline = average(record.metrics["top1"] for record in plain.values())
     return Curve(ablation.field, ablation.default, tuple(points), baseline)

@@ -22,7 +22,12 @@ from cliquetta.evaluation.progress import ProgressBoard, RunReport, Step
 from cliquetta.evaluation.sweep import RunContext, RunResult
 from cliquetta.ray_connection import LOCAL, connected
 
-FINAL = (ValueError, KeyError, TypeError, ImportError)  # a second attempt would only repeat them
+FINAL = (
+    ValueError,
+    KeyError,
+    TypeError,
+    ImportError,
+)  # a second attempt would only repeat them
 REPORT_SECONDS = 0.5
 
 _log = logging.getLogger(__name__)
@@ -37,7 +42,9 @@ class RayExecutor:
 
     address: str = LOCAL  # ``local``, ``auto`` (the cluster of this machine) or ``ray://host:port``
     cpus: float = 1.0  # cores of a run; also the threads it computes with
-    gpus: float | None = None  # share of one per run; ``None``: all of it if there is any
+    gpus: float | None = (
+        None  # share of one per run; ``None``: all of it if there is any
+    )
     retries: int = 3  # of a run that failed on the way or was lost with its worker
     on_report: Callable[[RunSpec, RunReport], None] | None = None
 
@@ -62,7 +69,11 @@ class _Grid:
     """The tasks of one grid."""
 
     def __init__(
-        self, ray: Any, settings: RayExecutor, context: RunContext, specs: Sequence[RunSpec]
+        self,
+        ray: Any,
+        settings: RayExecutor,
+        context: RunContext,
+        specs: Sequence[RunSpec],
     ) -> None:
         self.ray, self.settings, self.specs = ray, settings, specs
         self.context, self.folder = ray.put(pickle.dumps(context)), str(Path.cwd())
@@ -71,8 +82,12 @@ class _Grid:
         if share is None:
             share = 1.0 if present and context.device != "cpu" else 0.0
         elif share > present:
-            raise UserError(f"a run is to have {share} GPUs, the cluster has {present:.0f}")
-        self.task = ray.remote(num_cpus=settings.cpus, num_gpus=share, max_retries=0)(_run_there)
+            raise UserError(
+                f"a run is to have {share} GPUs, the cluster has {present:.0f}"
+            )
+        self.task = ray.remote(num_cpus=settings.cpus, num_gpus=share, max_retries=0)(
+            _run_there
+        )
         self.board = ray.remote(num_cpus=0)(ProgressBoard).remote()
         self.reports = self.board.take.remote()
         self.attempts = [0] * len(specs)
@@ -86,7 +101,14 @@ class _Grid:
             due = [run for when, run in self.later if when <= time.monotonic()]
             self.later = [entry for entry in self.later if entry[1] not in due]
             for run in due:
-                given = (self.context, self.specs[run], run, self.board, self.folder, threads)
+                given = (
+                    self.context,
+                    self.specs[run],
+                    run,
+                    self.board,
+                    self.folder,
+                    threads,
+                )
                 self.running[self.task.remote(*given)] = run
             ready: list[Any] = []
             if self.running:
@@ -106,9 +128,13 @@ class _Grid:
         result: RunResult
         try:
             result, final = self.ray.get(task)
-        except self.ray.exceptions.RayError as error:  # the worker or its machine is gone
+        except (
+            self.ray.exceptions.RayError
+        ) as error:  # the worker or its machine is gone
             reason = next(iter(str(error).splitlines()), "")
-            result = RunResult(self.specs[run], error=f"{type(error).__name__}: {reason}")
+            result = RunResult(
+                self.specs[run], error=f"{type(error).__name__}: {reason}"
+            )
         if final or self.attempts[run] >= self.settings.retries:
             return result
         # Not at once: a lost machine may hold the lock of the run's folder a little longer.

@@ -51,9 +51,15 @@ class Cell:
     metric: str
     mean: float | None  # ``None`` where no image has a label
     sd: float | None  # over seeds; ``None`` for one
-    tail: float | None  # mean over the worst tenth of the seeds; ``None`` below :data:`DRAWS`
-    gains: Mapping[int, float]  # of the metric over the baseline, by every seed that both have
-    test: PairedTest | None  # of predictions against the baseline's; ``None`` for itself
+    tail: (
+        float | None
+    )  # mean over the worst tenth of the seeds; ``None`` below :data:`DRAWS`
+    gains: Mapping[
+        int, float
+    ]  # of the metric over the baseline, by every seed that both have
+    test: (
+        PairedTest | None
+    )  # of predictions against the baseline's; ``None`` for itself
     marks: str
     cost: float | None  # time per image as a multiple of zero-shot's in the same column
 
@@ -101,9 +107,13 @@ class Overall:
     tail: float | None  # mean over datasets of :attr:`Cell.tail`
     gain: float | None
     gain_sd: float | None  # from dataset to dataset
-    half_width: float | None  # of the gain's 95 % interval over datasets; ``None`` as ``p``
+    half_width: (
+        float | None
+    )  # of the gain's 95 % interval over datasets; ``None`` as ``p``
     worst: tuple[float, str] | None  # the least favourable gain, and on which dataset
-    p: float | None  # of the gains, paired by dataset; ``None`` below :data:`ENOUGH` of them
+    p: (
+        float | None
+    )  # of the gains, paired by dataset; ``None`` below :data:`ENOUGH` of them
     ece: float | None
     cost: float | None  # median over datasets
     images: int  # per dataset, on average
@@ -116,7 +126,9 @@ class Overall:
     @property
     def datasets(self) -> str:
         """On how many datasets the row's means are."""
-        return str(self.asked) if self.complete else f"{len(self.columns)} of {self.asked}"
+        return (
+            str(self.asked) if self.complete else f"{len(self.columns)} of {self.asked}"
+        )
 
 
 @dataclass(frozen=True)
@@ -132,14 +144,24 @@ class Comparison:
     def overall(self, row: str, columns: Sequence[str] | None = None) -> Overall:
         """A row over all columns, or some, as far as it has them."""
         wanted = self.columns if columns is None else columns
-        cells = [self.cells[row, column] for column in wanted if (row, column) in self.cells]
+        cells = [
+            self.cells[row, column] for column in wanted if (row, column) in self.cells
+        ]
         gains = {cell.column: cell.gain for cell in cells if cell.gain is not None}
         sign = -1 if self.metric in LOWER_IS_BETTER else 1
         worst = min(gains, key=lambda column: sign * gains[column], default=None)
         records = [run.record for cell in cells for run in cell.runs]
-        scored = [(r.seed, r.metrics[self.metric]) for r in records if self.metric in r.metrics]
+        scored = [
+            (r.seed, r.metrics[self.metric])
+            for r in records
+            if self.metric in r.metrics
+        ]
         by_seed = grouped(scored, lambda pair: pair[0]).values()
-        seeds = [statistics.mean(v for _, v in own) for own in by_seed if len(own) == len(cells)]
+        seeds = [
+            statistics.mean(v for _, v in own)
+            for own in by_seed
+            if len(own) == len(cells)
+        ]
         enough = len(gains) >= ENOUGH
         return Overall(
             row=row,
@@ -160,20 +182,30 @@ class Comparison:
 
     def best(self, column: str) -> str | None:
         """Return the row with the best mean of a column; ``None`` where there is no choice."""
-        means = {row: cell.mean for (row, of), cell in self.cells.items() if of == column}
+        means = {
+            row: cell.mean for (row, of), cell in self.cells.items() if of == column
+        }
         known = {row: mean for row, mean in means.items() if mean is not None}
         if len(known) < 2:
             return None
-        return (min if self.metric in LOWER_IS_BETTER else max)(known, key=lambda row: known[row])
+        return (min if self.metric in LOWER_IS_BETTER else max)(
+            known, key=lambda row: known[row]
+        )
 
     @property
     def marks(self) -> str:
         """The marks in use."""
-        return "".join(m for m in MARKS if any(m in cell.marks for cell in self.cells.values()))
+        return "".join(
+            m for m in MARKS if any(m in cell.marks for cell in self.cells.values())
+        )
 
 
 def compare(
-    runs: Sequence[Run], *, baseline: str = "zero_shot", metric: str = "top1", split: bool = False
+    runs: Sequence[Run],
+    *,
+    baseline: str = "zero_shot",
+    metric: str = "top1",
+    split: bool = False,
 ) -> Comparison:
     """Put runs into a table; runs of one dataset under unlike conditions raise.
 
@@ -191,7 +223,9 @@ def compare(
     for column, members in columns.items():
         by_row = grouped(members, lambda run: run.row)
         for key in (key for key in ordered if key in by_row):
-            cell = _cell(column, labels[key], tuple(by_row[key]), members, baseline, metric)
+            cell = _cell(
+                column, labels[key], tuple(by_row[key]), members, baseline, metric
+            )
             cells[labels[key], column] = cell
     names = tuple(labels[key] for key in ordered)
     return Comparison(names, tuple(columns), cells, metric, baseline)
@@ -203,7 +237,9 @@ def _columns(runs: Sequence[Run], *, split: bool) -> dict[str, list[Run]]:
     for dataset, all_runs in grouped(runs, lambda run: run.record.dataset).items():
         alike = grouped(all_runs, lambda run: json.dumps(run.protocol, sort_keys=True))
         if len(alike) > 1 and not split:
-            raise IncomparableError(_why(dataset, [members[0] for members in alike.values()]))
+            raise IncomparableError(
+                _why(dataset, [members[0] for members in alike.values()])
+            )
         for number, members in enumerate(alike.values(), start=1):
             columns[dataset if len(alike) == 1 else f"{dataset} #{number}"] = members
     return columns
@@ -212,7 +248,9 @@ def _columns(runs: Sequence[Run], *, split: bool) -> dict[str, list[Run]]:
 def _why(dataset: str, firsts: Sequence[Run]) -> str:
     """In one sentence what keeps runs apart, with an example of each side."""
     first, other = firsts[0].protocol, firsts[1].protocol
-    aspects = [aspect for aspect in first if len({run.protocol[aspect] for run in firsts}) > 1]
+    aspects = [
+        aspect for aspect in first if len({run.protocol[aspect] for run in firsts}) > 1
+    ]
     one, another = firsts[0].record.id, firsts[1].record.id
     details = "; ".join(
         f"{aspect}: {first[aspect]} in {one}, {other[aspect]} in {another}"
@@ -236,7 +274,9 @@ def _row_labels(runs: Sequence[Run]) -> dict[str, str]:
         usual = _usual(run)
         values = {n: v for n, v in run.setting.items() if n in usual and v != usual[n]}
         values |= {n: run.setting.get(n) for n in varying(kin) if n not in usual}
-        values |= {name: run.conditions[name] for name in conditions if name in run.conditions}
+        values |= {
+            name: run.conditions[name] for name in conditions if name in run.conditions
+        }
         shown = [f"{name}={value_text(value, '+')}" for name, value in values.items()]
         labels[key] = " ".join([run.name, *shown])
     return labels
@@ -262,25 +302,37 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list
 def varying(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """The names under which settings hold more than one value."""
     names = dict.fromkeys(name for setting in settings for name in setting)
-    return [n for n in names if len({json.dumps(s.get(n), default=str) for s in settings}) > 1]
+    return [
+        n
+        for n in names
+        if len({json.dumps(s.get(n), default=str) for s in settings}) > 1
+    ]
 
 
 def value_text(value: Any, joint: str = ",") -> str:
     """A value of a setting as it is shown."""
     if isinstance(value, float):
         return f"{value:g}"
-    return joint.join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return (
+        joint.join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    )
 
 
-def _pairs(own: Sequence[Run], column: Sequence[Run], baseline: str) -> list[tuple[Run, Run]]:
+def _pairs(
+    own: Sequence[Run], column: Sequence[Run], baseline: str
+) -> list[tuple[Run, Run]]:
     """``(baseline run, run)`` for every seed that both have, on the same weights."""
     plain = [other for other in column if other.name == baseline]
     pairs = []
     for run in own:
         wanted = (run.record.seed, run.record.settings["model"])
-        partners = [p for p in plain if (p.record.seed, p.record.settings["model"]) == wanted]
+        partners = [
+            p for p in plain if (p.record.seed, p.record.settings["model"]) == wanted
+        ]
         if partners:  # batch size and order may differ: use the closest conditions
-            alike = [partner for partner in partners if partner.conditions == run.conditions]
+            alike = [
+                partner for partner in partners if partner.conditions == run.conditions
+            ]
             pairs.append(((alike or partners)[0], run))
     return pairs
 
@@ -290,12 +342,19 @@ def _marks(run: Run, column: Sequence[Run]) -> str:
     with suppress(UnknownNameError):  # of a plug-in that is not installed here
         if run.record.preset in get_method(run.record.method).tuned_by_authors:
             marks += TUNED_BY_AUTHORS
-    own = [other.setting for other in column if other.record.method == run.record.method]
+    own = [
+        other.setting for other in column if other.record.method == run.record.method
+    ]
     return marks + (SEVERAL_SETTINGS if varying(own) else "")
 
 
 def _cell(
-    column: str, row: str, own: tuple[Run, ...], members: Sequence[Run], baseline: str, metric: str
+    column: str,
+    row: str,
+    own: tuple[Run, ...],
+    members: Sequence[Run],
+    baseline: str,
+    metric: str,
 ) -> Cell:
     """The cell of the runs ``own`` among the ``members`` of their column."""
     pairs = [] if own[0].name == baseline else _pairs(own, members, baseline)
@@ -307,7 +366,9 @@ def _cell(
     }
     test = None
     if gains and all(run.folder is not None for pair in pairs for run in pair):
-        test = paired_test([(before.predictions, run.predictions) for before, run in pairs])
+        test = paired_test(
+            [(before.predictions, run.predictions) for before, run in pairs]
+        )
     return Cell(
         column,
         row,
@@ -341,11 +402,14 @@ def _cost(pairs: Sequence[tuple[Run, Run]]) -> float | None:
         alike = about[0].get("device_name") == about[1].get("device_name")
         if alike and all(one.get("features") != "kept" for one in about):
             rates.append([run.record.throughput["images_per_second"] for run in pair])
-    return average((plain / own for plain, own in rates if plain and own), statistics.median)
+    return average(
+        (plain / own for plain, own in rates if plain and own), statistics.median
+    )
 
 
 def average(
-    values: Iterable[float | None], how: Callable[[list[float]], float] = statistics.mean
+    values: Iterable[float | None],
+    how: Callable[[list[float]], float] = statistics.mean,
 ) -> float | None:
     """Mean, or another average, of the values that are known."""
     known = [value for value in values if value is not None]

@@ -41,7 +41,9 @@ Pictures = npt.NDArray[np.uint8]
 class EvidenceLimits:
     """Limits on the evidence that is stored."""
 
-    images: int = 256  # in full, in batches spread over the stream; a batch is cut to this
+    images: int = (
+        256  # in full, in batches spread over the stream; a batch is cut to this
+    )
     maps: int = 12  # images with attention maps
     pixels: int = 96  # longest side of the small pictures
 
@@ -60,13 +62,20 @@ class EvidenceLog:
     """
 
     def __init__(
-        self, folder: Path, adapter: Adapter, stream: Stream, limits: EvidenceLimits, done: int
+        self,
+        folder: Path,
+        adapter: Adapter,
+        stream: Stream,
+        limits: EvidenceLimits,
+        done: int,
     ) -> None:
         """Continue after ``done`` batches; what was written of later ones is dropped."""
         self.folder, self.adapter, self.limits = folder, adapter, limits
         self.shown = limits.batches(len(stream), stream.batch_size)
         about = {"format": FORMAT, "names": list(stream.names), "limits": vars(limits)}
-        write_atomically(self.folder / _ABOUT, json.dumps(about, ensure_ascii=False).encode())
+        write_atomically(
+            self.folder / _ABOUT, json.dumps(about, ensure_ascii=False).encode()
+        )
         counts = self.folder / _COUNTS
         if counts.exists():
             lines = counts.read_bytes().splitlines(keepends=True)
@@ -100,15 +109,21 @@ class EvidenceLog:
         model = self.adapter.model
         pictures = small_pictures(batch.images, model.preprocess, self.limits.pixels)
         write_atomically(self.folder / f"{name}.webp", _mosaic(pictures))
-        write_atomically(self.folder / f"{name}.safetensors", pack_raw(explanation.tensors()))
+        write_atomically(
+            self.folder / f"{name}.safetensors", pack_raw(explanation.tensors())
+        )
         text = json.dumps(entry, ensure_ascii=False)
-        write_atomically(self.folder / f"{name}.json", text.encode())  # last: the batch is complete
+        write_atomically(
+            self.folder / f"{name}.json", text.encode()
+        )  # last: the batch is complete
 
 
 def small_pictures(images: Tensor, preprocess: Preprocess, side: int) -> Pictures:
     """Pictures (n, s, s, 3), s <= ``side``, of images (n, 3, S, S) as the model sees them."""
     if images.shape[-1] > side:
-        images = F.interpolate(images.float(), (side, side), mode="bilinear", antialias=True)
+        images = F.interpolate(
+            images.float(), (side, side), mode="bilinear", antialias=True
+        )
     return np.ascontiguousarray(preprocess.unnormalise(images).cpu().numpy())
 
 
@@ -132,7 +147,9 @@ class MapEvidence:
     """Attention maps of one image: plain CLIP first, then each clique, then all together."""
 
     index: int  # of the image in its batch
-    cliques: tuple[int, ...]  # ids in the batch's description; with none, there is plain CLIP only
+    cliques: tuple[
+        int, ...
+    ]  # ids in the batch's description; with none, there is plain CLIP only
     maps: Mapping[str, npt.NDArray[np.float32]]
     """(1 + cliques + 1, 1 + T) by kind: ``class`` or ``rollout``."""
 
@@ -146,9 +163,13 @@ class BatchEvidence:
     labels: tuple[int, ...]  # -1 where unknown
     before: tuple[int, ...]  # class by plain CLIP
     after: tuple[int, ...]  # class by the method
-    description: Mapping[str, Any] | None  # of ``methods.scap.evidence.describe``, or ``None``
+    description: (
+        Mapping[str, Any] | None
+    )  # of ``methods.scap.evidence.describe``, or ``None``
     features: npt.NDArray[np.float32]  # unit features (n, E) of plain CLIP
-    prompted: npt.NDArray[np.float32] | None  # the same with the prompts that scored the image
+    prompted: (
+        npt.NDArray[np.float32] | None
+    )  # the same with the prompts that scored the image
     pictures: Pictures  # (n, s, s, 3)
     maps: tuple[MapEvidence, ...]
 
@@ -191,7 +212,11 @@ def _read_batch(path: Path) -> BatchEvidence:
     tensors = load(path.with_suffix(".safetensors").read_bytes())
     arrays = {name: value.float().numpy() for name, value in tensors.items()}
     start = Explanation.MAPS
-    kinds = {n.removeprefix(start): value for n, value in arrays.items() if n.startswith(start)}
+    kinds = {
+        n.removeprefix(start): value
+        for n, value in arrays.items()
+        if n.startswith(start)
+    }
     maps, first = [], 0
     for image in entry["maps"]:
         rows = slice(first, first + image["rows"])

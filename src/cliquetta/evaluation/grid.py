@@ -13,11 +13,18 @@ from cliquetta.evaluation.grid_files import packaged_grid as packaged_grid
 from cliquetta.methods.registry import method_entries
 from cliquetta.methods.spec import MethodSpec
 from cliquetta.model.names import choose_model
-from cliquetta.prompts.catalogue import class_names, list_templates, template_choice, templates
+from cliquetta.prompts.catalogue import (
+    class_names,
+    list_templates,
+    template_choice,
+    templates,
+)
 
 BASELINE = "zero_shot"
 
-TEXT_CAPABILITIES = frozenset({"text", "text-prompts"})  # a text tower's; no file has them
+TEXT_CAPABILITIES = frozenset(
+    {"text", "text-prompts"}
+)  # a text tower's; no file has them
 
 
 @dataclass(frozen=True)
@@ -27,12 +34,18 @@ class RunSpec:
     dataset: str  # an id; ``a>b>a`` for datasets in sequence, ``a+b`` where the order interleaves
     method: str
     model: str = "micro"  # a name or a path; the shards of one checkpoint with commas
-    seed: int = 0  # decides the order of the stream, the views and the method's own draws
+    seed: int = (
+        0  # decides the order of the stream, the views and the method's own draws
+    )
     preset: str | None = None
-    options: tuple[tuple[str, Any], ...] = ()  # config fields that differ from the preset
+    options: tuple[
+        tuple[str, Any], ...
+    ] = ()  # config fields that differ from the preset
     fitted: str | None = None  # file of a few-shot method; it carries its own config
     batch_size: int = 64
-    order: str = "shuffled"  # a key of ``data.samplers.SAMPLERS``; some read the next four
+    order: str = (
+        "shuffled"  # a key of ``data.samplers.SAMPLERS``; some read the next four
+    )
     gamma: float = 0.1
     present: tuple[int, int] = (3, 3)
     imbalance: float = 10.0
@@ -42,11 +55,15 @@ class RunSpec:
     """``None`` takes ``seed``. One for all seeds gives an image the same views in every run;
     where pixels are held, a method that treats each image alone then predicts once for all."""
     templates: tuple[str, ...] | None = None  # ``None`` takes those of the dataset
-    classes: tuple[str, ...] | None = None  # in place of the dataset's; labels match by name
+    classes: tuple[str, ...] | None = (
+        None  # in place of the dataset's; labels match by name
+    )
     unknown: str | None = None
     """Open set: a dataset whose classes outside the class list are mixed in, as unknown images;
     with ``classes``, images of ``dataset`` outside of that list are left out."""
-    text_features: str | None = None  # text embeddings by class name, if there is no tower
+    text_features: str | None = (
+        None  # text embeddings by class name, if there is no tower
+    )
     dtype: str = "float32"
 
     def __str__(self) -> str:
@@ -150,8 +167,14 @@ def read_grid(path: Path | str, *, root: str = "", **changes: Any) -> list[RunSp
             made = grid(cells, datasets=datasets, seeds=seeds, baseline=baseline)
             if isinstance(texts, str):
                 is_set = texts in list_templates()
-                names = {s: texts if is_set else template_choice(texts, s.dataset) for s in made}
-                made = [replace(spec, templates=templates(name)) for spec, name in names.items()]
+                names = {
+                    s: texts if is_set else template_choice(texts, s.dataset)
+                    for s in made
+                }
+                made = [
+                    replace(spec, templates=templates(name))
+                    for spec, name in names.items()
+                ]
             specs += made
     return list(dict.fromkeys(specs))
 
@@ -165,14 +188,18 @@ def _expand(methods: Sequence[str], *, text: bool) -> list[str]:
         for e in method_entries()
         if e.fit is None and e.name not in named and not e.adapter.needs & lacking
     ]
-    return [name for method in methods for name in (others if method == "*" else [method])]
+    return [
+        name for method in methods for name in (others if method == "*" else [method])
+    ]
 
 
 def shard_of(specs: Sequence[RunSpec], number: int, count: int) -> list[RunSpec]:
     """The runs on every ``count``-th stream from ``number`` (1, 2 ...) on."""
     streams = [(s.dataset, s.order, s.batch_size, s.unknown) for s in specs]
     chosen = set(list(dict.fromkeys(streams))[number - 1 :: count])
-    return [spec for spec, stream in zip(specs, streams, strict=True) if stream in chosen]
+    return [
+        spec for spec, stream in zip(specs, streams, strict=True) if stream in chosen
+    ]
 
 
 def grid_roles(path: Path | str) -> dict[str, str]:
@@ -183,7 +210,9 @@ def grid_roles(path: Path | str) -> dict[str, str]:
 ROOT = "{root}"
 
 
-def _blocks(path: Path | str, root: str) -> Iterator[tuple[str, list[str], dict[str, Any]]]:
+def _blocks(
+    path: Path | str, root: str
+) -> Iterator[tuple[str, list[str], dict[str, Any]]]:
     """Role, datasets and all else of every block."""
     text = Path(path).read_text(encoding="utf-8")
     if ROOT in text and not root:
@@ -197,5 +226,7 @@ def _blocks(path: Path | str, root: str) -> Iterator[tuple[str, list[str], dict[
         datasets, shifts = block.pop("datasets"), block.pop("shifts", [])
         severities = block.pop("severities", [5])
         if shifts:
-            datasets = [f"{d}@{s}:{n}" for d, n, s in product(datasets, severities, shifts)]
+            datasets = [
+                f"{d}@{s}:{n}" for d, n, s in product(datasets, severities, shifts)
+            ]
         yield block.pop("role", "report"), datasets, block

@@ -67,9 +67,13 @@ class Metrics:
         accuracy: dict[str, Any] = {"num_classes": count, "validate_args": False}
         self._metrics: dict[str, Metric] = {
             "top1": MulticlassAccuracy(average="micro", **accuracy),
-            "top5": MulticlassAccuracy(average="micro", top_k=min(5, count), **accuracy),
+            "top5": MulticlassAccuracy(
+                average="micro", top_k=min(5, count), **accuracy
+            ),
             "per_class": MulticlassAccuracy(average=None, **accuracy),
-            "ece": MulticlassCalibrationError(count, n_bins=bins, norm="l1", validate_args=False),
+            "ece": MulticlassCalibrationError(
+                count, n_bins=bins, norm="l1", validate_args=False
+            ),
             "nll": MeanMetric(nan_strategy="error"),
             "outside": CatMetric(nan_strategy="error"),
         }
@@ -87,7 +91,9 @@ class Metrics:
         known = labels >= 0
         if not known.any():
             return
-        parts = [int(part.sum()) for part in torch.split(known, list(sizes) or len(known))]
+        parts = [
+            int(part.sum()) for part in torch.split(known, list(sizes) or len(known))
+        ]
         labels = labels[known].cpu()
         logits = logits.detach()[known.to(logits.device)].float().cpu()
         if self.classes == 1:
@@ -96,7 +102,9 @@ class Metrics:
         for name in ("top1", "top5", "per_class"):
             self._metrics[name].update(logits, labels)
         self._metrics["ece"].update(logits.softmax(dim=-1), labels)
-        for losses in torch.split(F.cross_entropy(logits, labels, reduction="none"), parts):
+        for losses in torch.split(
+            F.cross_entropy(logits, labels, reduction="none"), parts
+        ):
             if len(losses):
                 self._metrics["nll"].update(losses)
 
@@ -114,7 +122,9 @@ class Metrics:
             return {"labelled": 0}
         each = self._metrics["per_class"]
         recall = each.compute()
-        hits, misses, wrong = (torch.as_tensor(each.metric_state[f]) for f in ("tp", "fn", "fp"))
+        hits, misses, wrong = (
+            torch.as_tensor(each.metric_state[f]) for f in ("tp", "fn", "fp")
+        )
         present = hits + misses > 0
         f1 = 2 * hits / (2 * hits + misses + wrong).clamp_min(1)
         scored = zip(recall, present, strict=True)
@@ -123,7 +133,10 @@ class Metrics:
         inside = _values(self._metrics["ece"].metric_state["confidences"])
         open_set: dict[str, Any] = {}
         if len(outside):
-            scores = {"auroc": 100 * auroc(inside, outside), "fpr95": 100 * fpr95(inside, outside)}
+            scores = {
+                "auroc": 100 * auroc(inside, outside),
+                "fpr95": 100 * fpr95(inside, outside),
+            }
             open_set = {"outside": len(outside), **scores}
         return {
             "labelled": self.seen,
@@ -207,7 +220,11 @@ def chance_p_value(right: int, images: int, *, classes: int) -> float:
     log_wrong = math.log1p(-1 / classes)
     tail = 0.0
     for count in range(right, images + 1):
-        ways = math.lgamma(images + 1) - math.lgamma(count + 1) - math.lgamma(images - count + 1)
+        ways = (
+            math.lgamma(images + 1)
+            - math.lgamma(count + 1)
+            - math.lgamma(images - count + 1)
+        )
         tail += math.exp(ways + count * log_right + (images - count) * log_wrong)
     return min(tail, 1.0)
 

@@ -6,7 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from cliquetta.evaluation.grid import BASELINE
-from cliquetta.evaluation.predictions import PREDICTIONS, Predictions, load_predictions, paired_test
+from cliquetta.evaluation.predictions import (
+    PREDICTIONS,
+    Predictions,
+    load_predictions,
+    paired_test,
+)
 from cliquetta.evaluation.record import Record
 
 

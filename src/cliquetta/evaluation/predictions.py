@@ -36,7 +36,9 @@ class Predictions:
 
     keys: tuple[str, ...]
     labels: npt.NDArray[np.int64]  # (n,), -1 where unknown
-    classes: npt.NDArray[np.int64]  # (n, k) most probable, best first; k is 5 or all of them
+    classes: npt.NDArray[
+        np.int64
+    ]  # (n, k) most probable, best first; k is 5 or all of them
     probabilities: npt.NDArray[np.float32]  # (n, k) their probabilities
 
     def __len__(self) -> int:
@@ -71,7 +73,14 @@ class PredictionLog:
         classes, shares = best.indices.tolist(), best.values.cpu().numpy()
         rows = zip(keys, labels.tolist(), classes, shares, strict=True)
         lines = [
-            json.dumps({"key": key, "label": label, "top": top, "p": [float(str(p)) for p in ps]})
+            json.dumps(
+                {
+                    "key": key,
+                    "label": label,
+                    "top": top,
+                    "p": [float(str(p)) for p in ps],
+                }
+            )
             for key, label, top, ps in rows  # str() of a float32 is the shortest that reads back
         ]
         self._file.write("".join(line + "\n" for line in lines).encode())
@@ -95,8 +104,12 @@ def load_predictions(folder: Path | str) -> Predictions:
     return Predictions(
         tuple(row["key"] for row in rows),
         np.array([row["label"] for row in rows], dtype=np.int64),
-        np.array([row["top"] for row in rows], dtype=np.int64).reshape(len(rows), width),
-        np.array([row["p"] for row in rows], dtype=np.float32).reshape(len(rows), width),
+        np.array([row["top"] for row in rows], dtype=np.int64).reshape(
+            len(rows), width
+        ),
+        np.array([row["p"] for row in rows], dtype=np.float32).reshape(
+            len(rows), width
+        ),
     )
 
 
@@ -113,7 +126,9 @@ def paired_test(pairs: Sequence[tuple[Predictions, Predictions]]) -> PairedTest:
     for baseline, other in pairs:
         before, now = _right_by_key(baseline), _right_by_key(other)
         if before.keys() != now.keys():
-            raise UserError("a paired test needs runs over the same images, these differ")
+            raise UserError(
+                "a paired test needs runs over the same images, these differ"
+            )
         for key, right in now.items():
             change = right - before[key]
             totals[key] = totals.get(key, 0) + change
@@ -139,7 +154,9 @@ def paired_test(pairs: Sequence[tuple[Predictions, Predictions]]) -> PairedTest:
 def _right_by_key(predictions: Predictions) -> dict[str, int]:
     """Count how often each labelled image was right: a stream may show one again."""
     right_by_key: dict[str, int] = {}
-    rows = zip(predictions.keys, predictions.correct, predictions.labels >= 0, strict=True)
+    rows = zip(
+        predictions.keys, predictions.correct, predictions.labels >= 0, strict=True
+    )
     for key, right, labelled in rows:
         if labelled:
             right_by_key[key] = right_by_key.get(key, 0) + int(right)

@@ -31,7 +31,9 @@ from cliquetta.version import installed_version
 
 try:
     import resource
-except ImportError:  # Windows has no such module; the record then leaves the host's peak out
+except (
+    ImportError
+):  # Windows has no such module; the record then leaves the host's peak out
     resource = None  # type: ignore[assignment]
 
 RECORD = "record.json"
@@ -100,7 +102,10 @@ def plan(adapter: Adapter, stream: AnyStream, preset: str | None = None) -> Reco
             "fingerprint": model.fingerprint,
             "dtype": str(model.dtype).removeprefix("torch."),
         },
-        "preprocessing": {**preprocess.to_dict(), "fingerprint": preprocess.fingerprint},
+        "preprocessing": {
+            **preprocess.to_dict(),
+            "fingerprint": preprocess.fingerprint,
+        },
         "prompts": {
             "classes": len(prompts),
             "names": digest(list(prompts.names)),
@@ -116,7 +121,9 @@ def run_id(settings: Mapping[str, Any]) -> str:
     """A name that equal settings share: dataset, method, seed, hash."""
     dataset = re.sub(r"[^A-Za-z0-9.@+_>-]+", "-", str(settings["dataset"])).strip("-")
     dataset = re.sub(r"[@>+]", "_", dataset)[-60:].strip("-_.")
-    return f"{dataset}--{settings['method']}--{settings['seed']}--{digest(settings)[:10]}"
+    return (
+        f"{dataset}--{settings['method']}--{settings['seed']}--{digest(settings)[:10]}"
+    )
 
 
 def digest(value: Any) -> str:
@@ -126,7 +133,11 @@ def digest(value: Any) -> str:
 
 def environment(device: torch.device) -> dict[str, Any]:
     """Describe versions, platform and device of this process."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
+    name = (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else platform.processor()
+    )
     return {
         "versions": {
             "python": platform.python_version(),
@@ -156,9 +167,13 @@ def load_record(folder: Path | str) -> Record:
     try:
         return _parse(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
-        raise UserError(f"{folder} is not the folder of a run: it has no {RECORD}") from None
+        raise UserError(
+            f"{folder} is not the folder of a run: it has no {RECORD}"
+        ) from None
     except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is not a record that this version can read ({error})") from error
+        raise UserError(
+            f"{path} is not a record that this version can read ({error})"
+        ) from error
 
 
 def _parse(values: Mapping[str, Any]) -> Record:
@@ -175,7 +190,11 @@ def verify_predictions(record: Record, folder: Path) -> None:
     if not record.predictions:  # read from a packed file
         return
     try:
-        damage = "" if fingerprint_predictions(folder) == record.predictions else "was changed"
+        damage = (
+            ""
+            if fingerprint_predictions(folder) == record.predictions
+            else "was changed"
+        )
     except FileNotFoundError:
         damage = "is gone"
     if damage:
@@ -203,13 +222,17 @@ def pack_records(records: Iterable[Record]) -> str:
     lines = []
     for record in records:
         plain = dataclasses.asdict(record)
-        plain["metrics"] = {k: v for k, v in plain["metrics"].items() if k != "per_class"}
+        plain["metrics"] = {
+            k: v for k, v in plain["metrics"].items() if k != "per_class"
+        }
         plain["skipped"] = [{"key": "", "reason": ""} for _ in plain["skipped"]]
         del plain["predictions"]
         plain["environment"] = share(plain["environment"])
         stream = plain["settings"]["stream"]
         stream["datasets"] = share(stream["datasets"])
-        plain["settings"] = {name: share(value) for name, value in plain["settings"].items()}
+        plain["settings"] = {
+            name: share(value) for name, value in plain["settings"].items()
+        }
         lines.append(json.dumps(plain, ensure_ascii=False))
     known = json.dumps(shared, ensure_ascii=False)
     body = ",\n".join(lines)
@@ -226,11 +249,17 @@ def unpack_records(path: Path | str) -> list[Record]:
         def restore(value: Any) -> Any:
             if isinstance(value, dict) and _SHARED in value:
                 value = document["shared"][value[_SHARED]]
-            return {k: restore(v) for k, v in value.items()} if isinstance(value, dict) else value
+            return (
+                {k: restore(v) for k, v in value.items()}
+                if isinstance(value, dict)
+                else value
+            )
 
         return [_parse(restore(entry)) for entry in document["records"]]
     except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise UserError(f"{path} holds no records that this version can read ({error})") from error
+        raise UserError(
+            f"{path} holds no records that this version can read ({error})"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -272,7 +301,9 @@ class Run:
         settings, own_order = self.record.settings, self.own_order
         prompts, stream = settings["prompts"], settings["stream"]
         templates, limit = prompts["templates"], stream["limit"]
-        shown = repr(templates[0]) if len(templates) == 1 else f"{len(templates)} templates"
+        shown = (
+            repr(templates[0]) if len(templates) == 1 else f"{len(templates)} templates"
+        )
         order = {"order": self.order, "dirichlet": stream["dirichlet"], **own_order}
         chosen = [limit, *order.values()] if limit or own_order else []
         unknown = [stream["unknown"]] if "unknown" in stream else []
@@ -302,7 +333,10 @@ class Run:
     @property
     def setting(self) -> dict[str, Any]:
         """The method's config, and what it was fitted from."""
-        return {**self.record.settings["config"], "fitted": self.record.settings["fitted"]}
+        return {
+            **self.record.settings["config"],
+            "fitted": self.record.settings["fitted"],
+        }
 
     @cached_property
     def row(self) -> str:
@@ -328,7 +362,9 @@ def find_runs(paths: Iterable[Path | str]) -> tuple[list[Run], list[Run]]:
         else:
             raise UserError(f"no such folder: {path}")
         if not runs:
-            raise UserError(f"no runs in {path}: `cliquetta evaluate --out {path}` makes some")
+            raise UserError(
+                f"no runs in {path}: `cliquetta evaluate --out {path}` makes some"
+            )
         for run in runs:
             if run.folder is not None and run.record.status == "finished":
                 verify_predictions(run.record, run.folder)

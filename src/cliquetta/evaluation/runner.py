@@ -35,7 +35,12 @@ from cliquetta.data.prepared import (
 from cliquetta.data.stream import Skipped, Stream
 from cliquetta.data.torch_data import LabelledTorchImages, TorchImages, is_torch_data
 from cliquetta.errors import UserError
-from cliquetta.evaluation.evidence_log import FOLDER, EvidenceLimits, EvidenceLog, has_evidence
+from cliquetta.evaluation.evidence_log import (
+    FOLDER,
+    EvidenceLimits,
+    EvidenceLog,
+    has_evidence,
+)
 from cliquetta.evaluation.metrics import Metrics
 from cliquetta.evaluation.predictions import (
     PREDICTIONS,
@@ -63,7 +68,9 @@ from cliquetta.types import Batch, Prediction
 WARM_UP = 3
 """Batches of a process's part of a run that its rate leaves out: kernels are loaded and recorded
 in them, which the first method would pay for the others."""
-SCORE_SECONDS = 0.2  # batches wait this long, at most, to be scored and written together
+SCORE_SECONDS = (
+    0.2  # batches wait this long, at most, to be scored and written together
+)
 
 
 def evaluate(
@@ -178,7 +185,10 @@ def as_stream(given: Any, adapter: Adapter) -> AnyStream:
 def warn_of_sorted_classes(stream: AnyStream, adapter: Adapter) -> None:
     """Warn where a method that adapts is shown one class after the other, as listed."""
     plain = stream if isinstance(stream, Stream) else stream.stream
-    if adapter.batch_dependence is BatchDependence.INDEPENDENT or plain.order != "sequential":
+    if (
+        adapter.batch_dependence is BatchDependence.INDEPENDENT
+        or plain.order != "sequential"
+    ):
         return
     labels = plain.labels(range(plain.images)).tolist()
     if comes_class_by_class(labels):
@@ -202,13 +212,21 @@ class PredictionCache:
         self.evidence: Mapping[str, Any] = {}
         self.rate = 0.0  # images/s of the last run that computed its predictions
 
-    def predict(self, adapter: Adapter, batch: Batch, *, first: bool) -> tuple[Prediction, int]:
+    def predict(
+        self, adapter: Adapter, batch: Batch, *, first: bool
+    ) -> tuple[Prediction, int]:
         """Predict a batch; also returns how many of its images came from the cache."""
-        rows = [row for row, key in enumerate(batch.keys) if first or key not in self.logits]
+        rows = [
+            row for row, key in enumerate(batch.keys) if first or key not in self.logits
+        ]
         if rows:
             keys = tuple(batch.keys[row] for row in rows)
             views = None if batch.views is None else batch.views[rows]
-            some = batch if len(rows) == len(batch) else Batch(batch.images[rows], keys, views)
+            some = (
+                batch
+                if len(rows) == len(batch)
+                else Batch(batch.images[rows], keys, views)
+            )
             computed = adapter.predict(some)
             logits, self.evidence = computed.logits.cpu(), computed.evidence
             tolerance = 1e-3 if adapter.model.dtype == torch.float32 else 2e-2
@@ -240,22 +258,35 @@ class RunProgress:
     resumed: int = 0
     started: str = field(default_factory=_now)
     skipped: tuple[Skipped, ...] = ()
-    evidence: Mapping[str, Any] = field(default_factory=dict)  # plain values, of the last batch
+    evidence: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # plain values, of the last batch
 
 
 class Execution:
     """One execution of a run, fresh or resumed: predicts, scores and writes."""
 
     def __init__(
-        self, adapter: Adapter, stream: AnyStream, record: Record, cache: PredictionCache | None
+        self,
+        adapter: Adapter,
+        stream: AnyStream,
+        record: Record,
+        cache: PredictionCache | None,
     ) -> None:
-        self.adapter, self.stream, self.record, self.cache = adapter, stream, record, cache
+        self.adapter, self.stream, self.record, self.cache = (
+            adapter,
+            stream,
+            record,
+            cache,
+        )
         self.folder: Path | None = None
         self.log: PredictionLog | None = None
         self.evidence: EvidenceLog | None = None
         self.metrics = Metrics(len(adapter.prompts))
         self.progress = RunProgress()
-        self._earlier: tuple[Skipped, ...] = ()  # files skipped before the run was resumed
+        self._earlier: tuple[
+            Skipped, ...
+        ] = ()  # files skipped before the run was resumed
         self._waiting: list[tuple[Sequence[str], Tensor, Tensor]] = []
         self._flushed_at = time.monotonic()
         self._done_here = 0  # batches that this process has predicted
@@ -270,18 +301,26 @@ class Execution:
             if out is not None:
                 self.folder = Path(out) / self.record.id
                 stack.enter_context(exclusive(self.folder))
-                finished = _finished(self.folder, again=again, with_evidence=evidence is not None)
+                finished = _finished(
+                    self.folder, again=again, with_evidence=evidence is not None
+                )
                 if finished is not None:
                     yield finished
                     return
             self._begin()
             if self.folder is not None:
-                self.log = PredictionLog(self.folder / PREDICTIONS, self.progress.written)
+                self.log = PredictionLog(
+                    self.folder / PREDICTIONS, self.progress.written
+                )
                 stack.enter_context(closing(self.log))
                 if evidence is not None:
-                    assert isinstance(self.stream, Stream)  # features have nothing to show
+                    assert isinstance(
+                        self.stream, Stream
+                    )  # features have nothing to show
                     folder, done = self.folder / FOLDER, self.progress.batches
-                    self.evidence = EvidenceLog(folder, self.adapter, self.stream, evidence, done)
+                    self.evidence = EvidenceLog(
+                        folder, self.adapter, self.stream, evidence, done
+                    )
                     stack.callback(setattr, self.adapter, "collect_evidence", False)
             try:
                 self.write_record("running")
@@ -336,7 +375,11 @@ class Execution:
             images, seconds = progress.timed
             progress.timed = (images + len(batch), seconds + took)
         self._done_here += 1
-        plain = {k: v for k, v in prediction.evidence.items() if isinstance(v, int | float | str)}
+        plain = {
+            k: v
+            for k, v in prediction.evidence.items()
+            if isinstance(v, int | float | str)
+        }
         progress.evidence = plain or progress.evidence
         return prediction
 
@@ -345,7 +388,10 @@ class Execution:
         if self._waiting:
             keys, labels, logits = zip(*self._waiting, strict=True)
             self._waiting = []
-            known, scores = torch.cat(labels), torch.cat([part.cpu() for part in logits])
+            known, scores = (
+                torch.cat(labels),
+                torch.cat([part.cpu() for part in logits]),
+            )
             self.metrics.update(scores, known, [len(part) for part in labels])
             if self.log is not None:
                 self.log.append([key for part in keys for key in part], known, scores)
@@ -378,7 +424,8 @@ class Execution:
         record = replace(
             self.record,
             status=status,
-            environment=environment(self._device) | {"features": features, "pixels": pixels},
+            environment=environment(self._device)
+            | {"features": features, "pixels": pixels},
             metrics=self.metrics.compute(),
             images=done.images,
             skipped=tuple(asdict(entry) for entry in done.skipped),
@@ -393,7 +440,9 @@ class Execution:
         )
         if self.folder is not None:
             if finished:
-                record = replace(record, predictions=fingerprint_predictions(self.folder))
+                record = replace(
+                    record, predictions=fingerprint_predictions(self.folder)
+                )
             record.save(self.folder)
         return record
 

@@ -39,21 +39,33 @@ class RunContext:
     out: Path | None  # output directory; ``None`` writes nothing
     root: Path | None = None
     device: str = "auto"
-    workers: int | None = 0  # of the loader: 0 reads in the caller's thread, ``None`` chooses
+    workers: int | None = (
+        0  # of the loader: 0 reads in the caller's thread, ``None`` chooses
+    )
     offline: bool = False
-    features: Path | None = None  # features encoded once, for methods that need no more of an image
+    features: Path | None = (
+        None  # features encoded once, for methods that need no more of an image
+    )
     evidence: bool = False  # keep what reports show (``evidence_log``); needs ``out``
     hold: bool | None = None
     """Keep pixels and views on the device for the next run; ``None``: where a dataset of the grid
     is run more than once and there is room."""
     again: bool = False
-    recorded: Callable[[Record], Record | None] | None = None  # finds a run recorded elsewhere
-    on_prepare: prepared.OnPrepare | None = None  # encoding or reading proceeds; not sent elsewhere
-    on_download: Callable[[int, int | None], None] | None = None  # bytes have arrived; not sent
+    recorded: Callable[[Record], Record | None] | None = (
+        None  # finds a run recorded elsewhere
+    )
+    on_prepare: prepared.OnPrepare | None = (
+        None  # encoding or reading proceeds; not sent elsewhere
+    )
+    on_download: Callable[[int, int | None], None] | None = (
+        None  # bytes have arrived; not sent
+    )
     _model: tuple[object, CLIP] | None = field(default=None, init=False, repr=False)
     _data: dict[str, Dataset] = field(default_factory=dict, init=False, repr=False)
     _pixels: prepared.PixelStore | None = field(default=None, init=False, repr=False)
-    _cached: dict[str, PredictionCache] = field(default_factory=dict, init=False, repr=False)
+    _cached: dict[str, PredictionCache] = field(
+        default_factory=dict, init=False, repr=False
+    )
     _repeated: frozenset[str] = field(default=frozenset(), init=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -64,16 +76,25 @@ class RunContext:
     def expect(self, specs: Sequence[RunSpec]) -> None:
         """Note which datasets will be run more than once: they are worth holding."""
         counts = Counter(spec.dataset for spec in specs)
-        self._repeated = frozenset(dataset for dataset, count in counts.items() if count > 1)
+        self._repeated = frozenset(
+            dataset for dataset, count in counts.items() if count > 1
+        )
 
     def check(self, specs: Sequence[RunSpec]) -> None:
         """Build every method once and open every dataset once: bad names end a grid here."""
-        methods = {(s.method, s.preset, s.options, s.fitted): s for s in reversed(specs)}
+        methods = {
+            (s.method, s.preset, s.options, s.fitted): s for s in reversed(specs)
+        }
         datasets = {s.dataset: s for s in reversed(specs)}
-        for spec in {**dict.fromkeys(methods.values()), **dict.fromkeys(datasets.values())}:
+        for spec in {
+            **dict.fromkeys(methods.values()),
+            **dict.fromkeys(datasets.values()),
+        }:
             self.prepare(spec)
 
-    def run(self, spec: RunSpec, on_step: Callable[[Step], None] | None = None) -> Record:
+    def run(
+        self, spec: RunSpec, on_step: Callable[[Step], None] | None = None
+    ) -> Record:
         """The record of one cell: run now, continued, or finished before."""
         adapter, stream = self.prepare(spec)
         if self.recorded is not None:
@@ -96,7 +117,9 @@ class RunContext:
 
     def prepare(self, spec: RunSpec) -> tuple[Adapter, prepared.AnyStream]:
         """The method and the stream that a spec describes."""
-        text = None if spec.text_features is None else as_text_features(spec.text_features)
+        text = (
+            None if spec.text_features is None else as_text_features(spec.text_features)
+        )
         domains, unknown = self._load_data(spec, None if text is None else text.names)
         given = domains[0].features([0]) is not None
         if given and text is not None:
@@ -134,29 +157,45 @@ class RunContext:
         if self.evidence:
             return adapter, stream
         if self.features is not None and isinstance(adapter, FeatureLevel):
-            return adapter, prepared.FeatureStream(stream, model, self.features, self.on_prepare)
+            return adapter, prepared.FeatureStream(
+                stream, model, self.features, self.on_prepare
+            )
         if self.hold or (self.hold is None and spec.dataset in self._repeated):
             if self._pixels is None:
                 on_gpu = model.device.type == "cuda"
-                room = torch.cuda.mem_get_info(model.device)[0] // 2 if on_gpu else HOST_ROOM
+                room = (
+                    torch.cuda.mem_get_info(model.device)[0] // 2
+                    if on_gpu
+                    else HOST_ROOM
+                )
                 self._pixels = prepared.PixelStore(room)
             if self._pixels.fits(stream, model):
-                return adapter, prepared.HeldStream(stream, model, self._pixels, self.on_prepare)
+                return adapter, prepared.HeldStream(
+                    stream, model, self._pixels, self.on_prepare
+                )
             if self.hold:
                 need = prepared.PixelStore.bytes_of(stream, model) / 2**30
-                raise UserError(f"{stream.id} needs {need:.1f} GiB to be held: leave out --hold")
+                raise UserError(
+                    f"{stream.id} needs {need:.1f} GiB to be held: leave out --hold"
+                )
         return adapter, stream
 
-    def _cache(self, adapter: Adapter, stream: prepared.AnyStream) -> PredictionCache | None:
+    def _cache(
+        self, adapter: Adapter, stream: prepared.AnyStream
+    ) -> PredictionCache | None:
         """Predictions of an independent method on a held stream; of the last dataset."""
         independent = adapter.batch_dependence is BatchDependence.INDEPENDENT
         if not isinstance(stream, prepared.HeldStream) or not independent:
             return None
         about = {**plan(adapter, stream).settings}
-        about["stream"] = [about["stream"][name] for name in ("datasets", "views", "view_seed")]
+        about["stream"] = [
+            about["stream"][name] for name in ("datasets", "views", "view_seed")
+        ]
         del about["seed"]
         key = f"{stream.id} {digest(about)}"
-        self._cached = {k: v for k, v in self._cached.items() if k.startswith(f"{stream.id} ")}
+        self._cached = {
+            k: v for k, v in self._cached.items() if k.startswith(f"{stream.id} ")
+        }
         return self._cached.setdefault(key, PredictionCache())
 
     def _load_model(self, spec: RunSpec) -> CLIP:
@@ -180,10 +219,16 @@ class RunContext:
         """The datasets of a stream, and of its unknown images; ``known`` are class names."""
         order = look_up("order", spec.order, SAMPLERS)
         ids = spec.dataset.split("+" if order.interleaves else ">")
-        loaded = {id: self._open(id, spec.classes or known) for id in dict.fromkeys(ids)}
+        loaded = {
+            id: self._open(id, spec.classes or known) for id in dict.fromkeys(ids)
+        }
         names = spec.classes or loaded[ids[0]].names
-        if spec.unknown is not None:  # images of no class need no class names of their own
-            loaded[spec.unknown] = loaded.get(spec.unknown) or self._open(spec.unknown, names)
+        if (
+            spec.unknown is not None
+        ):  # images of no class need no class names of their own
+            loaded[spec.unknown] = loaded.get(spec.unknown) or self._open(
+                spec.unknown, names
+            )
         self._data = loaded
         domains = [loaded[id] for id in ids]
         if spec.classes is not None:
@@ -239,7 +284,9 @@ def sweep(
         try:
             observe = None if on_step is None else partial(on_step, spec)
             settle(RunResult(spec, context.run(spec, observe)))
-        except Exception as error:  # a grid of a hundred runs goes on without the one that failed
+        except (
+            Exception
+        ) as error:  # a grid of a hundred runs goes on without the one that failed
             settle(RunResult(spec, error=f"{type(error).__name__}: {error}"))
     lost = "the executor returned nothing for this run"
     return [results.get(spec, RunResult(spec, error=lost)) for spec in specs]

@@ -23,19 +23,28 @@ class TextTable:
         """Every row has a cell for every column."""
         for row in self.rows:
             if len(row) != len(self.columns):
-                raise UserError(f"{len(row)} cells for {len(self.columns)} columns: {row}")
+                raise UserError(
+                    f"{len(row)} cells for {len(self.columns)} columns: {row}"
+                )
 
 
 def to_markdown(table: TextTable) -> str:
     """A pipe table, numbers to the right."""
-    marks = ["---" if column < table.labels else "---:" for column in range(len(table.columns))]
+    marks = [
+        "---" if column < table.labels else "---:"
+        for column in range(len(table.columns))
+    ]
     lines = [_pipes(table.columns), _pipes(marks), *map(_pipes, table.rows)]
     heading = [f"**{table.title}**", ""] if table.title else []
     return "\n".join([*heading, *lines]) + "\n"
 
 
 def _pipes(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+    return (
+        "| "
+        + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells)
+        + " |"
+    )
 
 
 def to_csv(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -50,7 +59,13 @@ def to_csv(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 _LATEX = str.maketrans(
     {sign: f"\\{sign}" for sign in "&%$#_{}"}
     | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}"}
-    | {"<": r"\textless{}", ">": r"\textgreater{}", "±": r"$\pm$", "−": "$-$", "–": "--"}
+    | {
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "±": r"$\pm$",
+        "−": "$-$",
+        "–": "--",
+    }
     | {"▲": r"$\blacktriangle$", "▼": r"$\blacktriangledown$", "→": r"$\to$"}
     | {"×": r"$\times$", "φ": r"$\varphi$", "κ": r"$\kappa$", "°": r"$^\circ$"}
     | {"λ": r"$\lambda$", "†": r"$\dagger$", "‡": r"$\ddagger$"}

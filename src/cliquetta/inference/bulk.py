@@ -175,7 +175,9 @@ def predict(
         text = as_text_features(text_features)
         classes = text.prompts(classes)
         if model is None:
-            model = FeaturesOnly(text.width, scale=text.scale, device=pick_device(device))
+            model = FeaturesOnly(
+                text.width, scale=text.scale, device=pick_device(device)
+            )
             images = feature_dataset(images, classes.names, labelled=False)
     adapters = _build_adapters(method, model, classes, device, seed)
     return predict_with(adapters, images, options, on_progress=on_progress)
@@ -200,9 +202,13 @@ def predict_with(
     with _standard_input(given.sources) as stdin, _held(options.state_path):
         if not options.writes_file:
             return _predict_in_memory(predictor, given, stdin, on_progress)
-        source = given.images if isinstance(given.images, FeatureDataset) else given.sources
+        source = (
+            given.images if isinstance(given.images, FeatureDataset) else given.sources
+        )
         if source is None:
-            raise UserError("an output file needs paths: folders, image files or CSV files")
+            raise UserError(
+                "an output file needs paths: folders, image files or CSV files"
+            )
         work = FileRun(predictor, source, options, stdin=stdin, on_progress=on_progress)
         return work.complete()
 
@@ -233,7 +239,9 @@ def read_input(images: Any, predictor: Predictor) -> Given:
         items = TorchImages(images, preprocess, channel_order=options.channel_order)
         return Given(images=items, labels=_labels_of(items, options))
     if _is_features(images, preprocess.size):
-        return Given(images=feature_dataset(images, first.prompts.names, labelled=False))
+        return Given(
+            images=feature_dataset(images, first.prompts.names, labelled=False)
+        )
     if is_table(images):
         return Given(sources=[images])
     separated = separate_images(images, preprocess, channel_order=options.channel_order)
@@ -277,7 +285,9 @@ def _given_labels(images: Sequence[Any], options: PredictOptions) -> Sequence[st
 
 def _keep_order(options: PredictOptions) -> None:
     if options.order == "shuffled":
-        raise UserError("images in memory are predicted as they come: shuffle them before")
+        raise UserError(
+            "images in memory are predicted as they come: shuffle them before"
+        )
 
 
 def _is_features(images: Any, size: int) -> bool:
@@ -288,7 +298,9 @@ def _is_features(images: Any, size: int) -> bool:
     if isinstance(images, FeatureDataset):
         return True
     if is_table(images):
-        return any(np.ndim(cell) for name in images.columns for cell in images[name][:1])
+        return any(
+            np.ndim(cell) for name in images.columns for cell in images[name][:1]
+        )
     kind = getattr(images, "dtype", None)
     if isinstance(kind, torch.dtype):
         floats = kind.is_floating_point
@@ -301,7 +313,9 @@ def _check_features(dataset: FeatureDataset, predictor: Predictor) -> None:
     """Refuse features with options that need images."""
     options = predictor.options
     if options.group_by is not None or options.cluster is not None:
-        raise UserError("features are predicted here, as one stream: no groups, no cluster")
+        raise UserError(
+            "features are predicted here, as one stream: no groups, no cluster"
+        )
     if options.labels is not None:
         raise UserError(
             "features are predicted without labels: `cliquetta evaluate --dataset "
@@ -338,7 +352,9 @@ def _build_adapters(
     return adapters
 
 
-def _check_adapters(adapters: Sequence[Adapter], options: PredictOptions) -> dict[str, Adapter]:
+def _check_adapters(
+    adapters: Sequence[Adapter], options: PredictOptions
+) -> dict[str, Adapter]:
     """Return the methods by name; refuse those that cannot run side by side, or as asked."""
     if not adapters:
         raise UserError("no method given")
@@ -361,7 +377,9 @@ def _check_independent(adapters: Mapping[str, Adapter]) -> None:
     need = "classes against each other: several labels per image need a"
     for name, adapter in adapters.items():
         if adapter.model.logit_bias is None:
-            raise UserError(f"{adapter.model.id} scores {need} sigmoid model such as SigLIP")
+            raise UserError(
+                f"{adapter.model.id} scores {need} sigmoid model such as SigLIP"
+            )
         if not adapter.scaled_cosines:
             raise UserError(f"{name} weighs {need} method such as zero_shot or tent")
 
@@ -380,7 +398,9 @@ def _held(state: Path | None) -> AbstractContextManager[None]:
 @contextmanager
 def _standard_input(sources: Sequence[Source] | None) -> Iterator[Path | None]:
     """Copy standard input into a file, where it is a source."""
-    if not any(not is_table(source) and str(source) == STDIN for source in sources or ()):
+    if not any(
+        not is_table(source) and str(source) == STDIN for source in sources or ()
+    ):
         yield None
         return
     with tempfile.NamedTemporaryFile(prefix="cliquetta-") as file:

@@ -76,7 +76,9 @@ class PredictOptions:
             raise UserError(f"workers is 0 or more, got {self.workers}")
         number, count = self.shard
         if not 1 <= number <= count:
-            raise UserError(f"a shard is i/n with i from 1 to n, such as 2/8, got {number}/{count}")
+            raise UserError(
+                f"a shard is i/n with i from 1 to n, such as 2/8, got {number}/{count}"
+            )
 
     def _check_combinations(self) -> None:
         if self.multi_label is not None and (self.reject is not None or self.calibrate):
@@ -89,12 +91,18 @@ class PredictOptions:
                 "--labels has one class per image, --multi-label predicts several: leave out one"
             )
         if self.group_by is not None and self.shard[1] > 1:
-            raise UserError("a shard would cut groups apart: leave out --shard or --group-by")
+            raise UserError(
+                "a shard would cut groups apart: leave out --shard or --group-by"
+            )
         if self.decode == "gpu" and self.cluster is not None:
-            raise UserError("Ray's tasks decode on CPUs: leave out --ray, or --decode gpu")
+            raise UserError(
+                "Ray's tasks decode on CPUs: leave out --ray, or --decode gpu"
+            )
         needs_file = self.group_by is not None or self.cluster is not None
         if needs_file and not self.writes_file:
-            raise UserError("groups and clusters write a file: give an output file (--out)")
+            raise UserError(
+                "groups and clusters write a file: give an output file (--out)"
+            )
 
     @property
     def writes_file(self) -> bool:

@@ -15,7 +15,9 @@ SHUFFLED = (
 )
 
 
-def arrange(listing: ImageList, predictor: Predictor, sections: Sequence[tuple[int, int]]) -> None:
+def arrange(
+    listing: ImageList, predictor: Predictor, sections: Sequence[tuple[int, int]]
+) -> None:
     """Shuffle a list inside of its sections if its order is not to be kept.
 
     Args:
@@ -34,7 +36,9 @@ def is_shuffled(listing: ImageList, predictor: Predictor) -> bool:
     if order != "auto":
         return order == "shuffled"
     names = predictor.row_format.classes
-    return depends_on_order(predictor.adapters.values()) and names_classes(listing, names)
+    return depends_on_order(predictor.adapters.values()) and names_classes(
+        listing, names
+    )
 
 
 def depends_on_order(adapters: Iterable[Adapter]) -> bool:

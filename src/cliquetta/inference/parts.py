@@ -130,7 +130,9 @@ class Writer:
 
     def submit(self, function: Callable[..., T], *given: Any) -> Future[T]:
         """Have something done later; raise what went wrong before. A few things wait at most."""
-        while self._waiting and (len(self._waiting) > _WAITING or self._waiting[0].done()):
+        while self._waiting and (
+            len(self._waiting) > _WAITING or self._waiting[0].done()
+        ):
             self._waiting.popleft().result()
         before = self._waiting[-1] if self._waiting else None
 
@@ -170,7 +172,9 @@ class Parts:
                     if not self.read():
                         self.clear()
         finally:
-            with suppress(OSError):  # something is to be continued, or another run begins here
+            with suppress(
+                OSError
+            ):  # something is to be continued, or another run begins here
                 self.folder.rmdir()
 
     def remove_finished(self) -> None:
@@ -182,7 +186,9 @@ class Parts:
     def read(self) -> dict[str, Any]:
         """Read the facts of the run; empty if it was not begun."""
         try:
-            return dict(json.loads((self.folder / "run.json").read_text(encoding="utf-8")))
+            return dict(
+                json.loads((self.folder / "run.json").read_text(encoding="utf-8"))
+            )
         except FileNotFoundError:
             return {}
 
@@ -247,7 +253,9 @@ class Parts:
     def states(self, lane: Lane) -> States:
         """Return the states after the last part of a lane; those of the start if there is none."""
         done = self.done(lane)
-        return {name: self._state(lane, done, name).read_bytes() for name in self.methods}
+        return {
+            name: self._state(lane, done, name).read_bytes() for name in self.methods
+        }
 
     def _part(self, first: int, last: int) -> Path:
         return self.folder / f"{first:012d}-{last:012d}.jsonl"

@@ -68,7 +68,9 @@ class Reader:
     preprocess: Preprocess
     views: tuple[ViewSpec | None, ...]
     options: PredictOptions
-    device: torch.device | None = None  # where pixels are wanted; `None`: bytes, for `develop`
+    device: torch.device | None = (
+        None  # where pixels are wanted; `None`: bytes, for `develop`
+    )
     model: CLIP | None = None  # what given features are of; images are read without it
 
     def stream(self, dataset: FeatureDataset, views: ViewSpec | None) -> FeatureStream:
@@ -78,7 +80,9 @@ class Reader:
         stream = Stream(dataset, self.preprocess, size, order="sequential", views=views)
         return FeatureStream(stream, self.model)
 
-    def batches(self, source: ImageSource, start: int, stop: int) -> Iterator[ReadBatch]:
+    def batches(
+        self, source: ImageSource, start: int, stop: int
+    ) -> Iterator[ReadBatch]:
         """Yield the batches of the images from ``start`` up to ``stop``."""
         if isinstance(source.images, FeatureDataset):
             yield from self._features(source.images.part(start, stop))
@@ -136,7 +140,9 @@ class Reader:
     def _batch(self, segment: Segment, loaded: Loaded) -> ReadBatch:
         keys = [image.path for image in segment.images]
         batches = loaded.batches(keys, self.views)
-        by_views: dict[ViewSpec | None, AnyBatch] = dict(zip(self.views, batches, strict=True))
+        by_views: dict[ViewSpec | None, AnyBatch] = dict(
+            zip(self.views, batches, strict=True)
+        )
         unreadable = {}
         for position, reason in loaded.unreadable:
             key = keys[position]
@@ -152,7 +158,9 @@ class Reader:
     def _features(self, dataset: FeatureDataset) -> Iterator[ReadBatch]:
         streams = [self.stream(dataset, views).batches() for views in self.views]
         for batches in zip(*streams, strict=True):
-            by_views = dict(zip(self.views, (batch for batch, _ in batches), strict=True))
+            by_views = dict(
+                zip(self.views, (batch for batch, _ in batches), strict=True)
+            )
             keys = batches[0][0].keys
             yield ReadBatch(keys, [{}] * len(keys), by_views, {})
 
@@ -255,7 +263,9 @@ class ImageSource:
         ]
 
     def _columns_of(self, entry: Entry) -> Row:
-        columns: Row = {shown: entry.columns.get(name, "") for name, shown in self.columns.items()}
+        columns: Row = {
+            shown: entry.columns.get(name, "") for name, shown in self.columns.items()
+        }
         if self._labels is not None:
             columns[LABEL] = self._read_label(self._labels, entry.label)
         return columns
@@ -295,11 +305,15 @@ class Predictor:
     options: PredictOptions
     busy: float = 0.0  # seconds in which the methods worked
     classes_changed: bool = False  # whether `load` found a state of another class list
-    last: dict[str, Prediction] = field(default_factory=dict)  # of methods with health figures
+    last: dict[str, Prediction] = field(
+        default_factory=dict
+    )  # of methods with health figures
 
     def __post_init__(self) -> None:
         for adapter in self.adapters.values():
-            adapter.enable(reject=self.options.reject, calibrate=self.options.calibration)
+            adapter.enable(
+                reject=self.options.reject, calibrate=self.options.calibration
+            )
 
     @cached_property
     def row_format(self) -> RowFormat:
@@ -313,7 +327,9 @@ class Predictor:
         if not self.row_format.adds_zero_shot:
             return None
         first = next(iter(self.adapters.values()))
-        return create_method(ZERO_SHOT, first.model, first.prompts, seed=self.options.seed)
+        return create_method(
+            ZERO_SHOT, first.model, first.prompts, seed=self.options.seed
+        )
 
     @property
     def health(self) -> Health:
@@ -327,8 +343,12 @@ class Predictor:
     def reader(self) -> Reader:
         """The reader of the batches that the methods want."""
         model = next(iter(self.adapters.values())).model
-        views = tuple(dict.fromkeys(adapter.views for adapter in self.adapters.values()))
-        return Reader(model.preprocess, views, self.options, device=model.device, model=model)
+        views = tuple(
+            dict.fromkeys(adapter.views for adapter in self.adapters.values())
+        )
+        return Reader(
+            model.preprocess, views, self.options, device=model.device, model=model
+        )
 
     def check(self, dataset: FeatureDataset) -> None:
         """Refuse features that a method cannot take, before anything is written."""
@@ -356,7 +376,9 @@ class Predictor:
         # on a GPU rows wait for the predictions alone, not for the next batch
         logits = next(iter(predictions.values())).logits
         side = side_stream(logits.device) if logits.is_cuda else None
-        predicted = torch.cuda.current_stream(logits.device).record_event() if side else None
+        predicted = (
+            torch.cuda.current_stream(logits.device).record_event() if side else None
+        )
 
         def make_rows() -> list[Row]:
             with nullcontext() if side is None else torch.cuda.stream(side):
@@ -385,7 +407,9 @@ class Predictor:
         try:
             prediction = predict_batch(adapter, batch)
         except NonFiniteError as error:
-            raise NonFiniteError(f"{name}, batch from {batch.keys[0]!r} on: {error}") from error
+            raise NonFiniteError(
+                f"{name}, batch from {batch.keys[0]!r} on: {error}"
+            ) from error
         if HEALTH in prediction.evidence:
             self.last[name] = prediction
         return prediction
@@ -410,10 +434,10 @@ class Predictor:
         saved = load_state(adapter, state, other_classes=True)
         self.classes_changed |= saved.classes_changed
         if saved.classes_changed:
-            rest = (
-                "what was learned about the images stays, what was counted per class starts again"
+            rest = "what was learned about the images stays, what was counted per class starts again"
+            warnings.warn(
+                f"{state} was saved with another class list: {rest}", stacklevel=2
             )
-            warnings.warn(f"{state} was saved with another class list: {rest}", stacklevel=2)
         return int(saved.notes.get("images", 0))
 
     def save(self, state: Path, images: int) -> None:

@@ -26,7 +26,14 @@ from cliquetta.errors import UserError
 from cliquetta.inference import parts as limits
 from cliquetta.inference.options import PredictOptions
 from cliquetta.inference.parts import Lane, Part, PartCutter
-from cliquetta.inference.predictor import Health, Predictor, ReadBatch, Reader, Segment, States
+from cliquetta.inference.predictor import (
+    Health,
+    Predictor,
+    ReadBatch,
+    Reader,
+    Segment,
+    States,
+)
 from cliquetta.inference.resumable import FileRun
 from cliquetta.inference.tables import Row
 from cliquetta.methods.base import Adapter
@@ -56,7 +63,9 @@ class BatchReport:
     busy: float = 0.0
     waited: float = 0.0
     part: Part | None = None
-    health: Health = field(default_factory=dict)  # with a part: how adaptation was doing at its end
+    health: Health = field(
+        default_factory=dict
+    )  # with a part: how adaptation was doing at its end
     refusal: str = ""  # why it cannot go on, if that is bad input
 
 
@@ -89,7 +98,12 @@ class MethodParts:
     def build(self, model: CLIP) -> Adapter:
         """Build the method for a model."""
         return create_method(
-            self.name, model, self.prompts, self.config, seed=self.seed, fitted=self.fitted
+            self.name,
+            model,
+            self.prompts,
+            self.config,
+            seed=self.seed,
+            fitted=self.fitted,
         )
 
 
@@ -112,7 +126,9 @@ class ActorSetup:
         adapters = list(work.predictor.adapters.values())
         methods = [MethodParts.of(adapter) for adapter in adapters]
         return cls(
-            options=replace(work.options, cluster=None),  # actors know nothing of each other
+            options=replace(
+                work.options, cluster=None
+            ),  # actors know nothing of each other
             model=copy.deepcopy(adapters[0].model).cpu(),
             methods=methods,
             device=device,
@@ -148,7 +164,9 @@ class PredictActor:
             try:
                 report = self._predict(from_table(table), waited)
             except UserError as error:
-                self.refusal = str(error)  # of all batches, whichever report arrives first
+                self.refusal = str(
+                    error
+                )  # of all batches, whichever report arrives first
         report = report or BatchReport(refusal=self.refusal)
         self.free = time.perf_counter()
         return to_table(replace(report, busy=self.free - begun))
@@ -156,9 +174,13 @@ class PredictActor:
     def _predict(self, task: BatchTask, waited: float) -> BatchReport:
         if self.cutter is None or self.cutter.lane != task.lane:
             self.cutter = self._begin(task)
-        assert task.first == self.cutter.next, f"image {task.first} for {self.cutter.next}"
+        assert task.first == self.cutter.next, (
+            f"image {task.first} for {self.cutter.next}"
+        )
         assert isinstance(task.images, ReadBatch)
-        read = self.predictor.reader.develop(task.images, torch.device(self.setup.device))
+        read = self.predictor.reader.develop(
+            task.images, torch.device(self.setup.device)
+        )
         rows = self.predictor.rows(read)
         self.rows += rows
         part = self.cutter.add(len(rows), due=task.due)
@@ -205,7 +227,9 @@ def to_table(value: object) -> Any:
 
     data = io.BytesIO()
     _Pickler(data, pickle.HIGHEST_PROTOCOL).dump(value)
-    return pyarrow.table({"data": pyarrow.array([data.getvalue()], pyarrow.large_binary())})
+    return pyarrow.table(
+        {"data": pyarrow.array([data.getvalue()], pyarrow.large_binary())}
+    )
 
 
 def from_table(table: Any) -> Any:
@@ -236,8 +260,12 @@ class RayCluster:
     """A Ray cluster for :func:`cliquetta.predict` to run on (extra ``ray``)."""
 
     address: str = LOCAL  # `local`, `auto` (the cluster of this machine) or an address
-    actors: int | None = None  # lanes adapted to at a time; by default as many as GPUs, or one
-    gpus_per_actor: float | None = None  # share of a GPU; by default all of one if there is any
+    actors: int | None = (
+        None  # lanes adapted to at a time; by default as many as GPUs, or one
+    )
+    gpus_per_actor: float | None = (
+        None  # share of a GPU; by default all of one if there is any
+    )
     threads: int = 1  # CPU threads, and cores, of an actor without a GPU
     retries: int = 3  # how often an actor is replaced that finished no part
 
@@ -249,7 +277,9 @@ class RayCluster:
             try:
                 import ray.data
             except ImportError:
-                raise UserError("--ray needs an extra: pip install 'cliquetta[ray]'") from None
+                raise UserError(
+                    "--ray needs an extra: pip install 'cliquetta[ray]'"
+                ) from None
             workers = self._share(ray)
             logger = logging.getLogger("ray.data")
             level = logger.level
@@ -273,7 +303,9 @@ class RayCluster:
         cores = 0 if gpus else self.threads
         if gpus * actors > all_gpus:
             there = f"a cluster with {all_gpus:.0f}: lower --actors or --gpus-per-actor"
-            raise UserError(f"{actors} actors with {gpus} GPUs each are too many for {there}")
+            raise UserError(
+                f"{actors} actors with {gpus} GPUs each are too many for {there}"
+            )
         needed = cores * actors + 1
         if needed > all_cores:
             there = f"CPU cores, the cluster has {all_cores:.0f}: lower --actors"
@@ -308,7 +340,9 @@ class RayWorkers:
     actors: int
     gpus: float
     cores: int
-    over: threading.Event = field(default_factory=threading.Event)  # set when the run is to end
+    over: threading.Event = field(
+        default_factory=threading.Event
+    )  # set when the run is to end
     errors: list[BaseException] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -349,7 +383,9 @@ class RayWorkers:
                     if attempts > self.settings.retries:
                         raise
                     reason = next(iter(str(error).splitlines()), "")
-                    _log.warning("an actor is replaced: %s: %s", type(error).__name__, reason)
+                    _log.warning(
+                        "an actor is replaced: %s: %s", type(error).__name__, reason
+                    )
                     self.over.wait(2.0**attempts)
         except BaseException as error:
             self.errors.append(error)
@@ -374,13 +410,17 @@ class RayWorkers:
         from ray.data import from_arrow
 
         options = replace(work.options, workers=0, cluster=None)
-        reader = replace(work.predictor.reader, options=options, device=None, model=None)
+        reader = replace(
+            work.predictor.reader, options=options, device=None, model=None
+        )
         batches = from_arrow([to_table(task) for task in self._tasks(work, lanes)])
         batches.context.execution_options.preserve_order = True
         batches.context.enable_progress_bars = False
         read_there: Any = read_batch
         one: dict[str, Any] = {"batch_size": 1, "batch_format": "pyarrow"}
-        read = batches.map_batches(read_there, fn_args=(reader, str(Path.cwd())), num_cpus=1, **one)
+        read = batches.map_batches(
+            read_there, fn_args=(reader, str(Path.cwd())), num_cpus=1, **one
+        )
         # batches one after the other; a batch that is lost with its actor ends the stream. Without
         # restarts Ray Data waits for ever for an actor that was idle; a new one lacks the states
         actor_options = {

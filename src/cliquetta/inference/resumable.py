@@ -28,7 +28,14 @@ from cliquetta.data.remote import find_filesystem, is_url
 from cliquetta.errors import UserError
 from cliquetta.inference.options import PredictOptions
 from cliquetta.inference.order import arrange, say_shuffled
-from cliquetta.inference.parts import Lane, Part, PartCutter, Parts, Writer, interrupted_after
+from cliquetta.inference.parts import (
+    Lane,
+    Part,
+    PartCutter,
+    Parts,
+    Writer,
+    interrupted_after,
+)
 from cliquetta.inference.predictor import ImageSource, Predictor, States
 from cliquetta.inference.rows import PredictionRun
 from cliquetta.inference.tables import Row
@@ -39,7 +46,9 @@ if TYPE_CHECKING:
 
 _FORMAT = "cliquetta-predict-3"
 SORTED = "sorted.sqlite"  # rows on their way from the order of prediction to that of the list
-_LONGEST_NAME = 200  # of a group; file systems take 255 bytes, with a suffix while it is written
+_LONGEST_NAME = (
+    200  # of a group; file systems take 255 bytes, with a suffix while it is written
+)
 
 
 def parts_folder(target: Path | str) -> Path:
@@ -48,12 +57,16 @@ def parts_folder(target: Path | str) -> Path:
     return path.with_name(f"{path.name}.parts")
 
 
-def check_writable(target: Path | str, state: Path | None, *, overwrite: bool = False) -> None:
+def check_writable(
+    target: Path | str, state: Path | None, *, overwrite: bool = False
+) -> None:
     """Refuse an output or a state that cannot be written, before anything is read."""
     remote = find_filesystem(str(target)) if is_url(target) else None
     local = Path(target) if remote is None else parts_folder(target)
     if remote is None and local.is_dir():
-        raise UserError(f"{local} is a folder: name a file, such as {local / 'predictions.csv'}")
+        raise UserError(
+            f"{local} is a folder: name a file, such as {local / 'predictions.csv'}"
+        )
     if state is not None and state.resolve() == local.resolve():
         raise UserError(f"the output and the state cannot be one file: {local}")
     begun = (parts_folder(target) / "run.json").exists()
@@ -98,7 +111,9 @@ def _group_lanes(groups: Sequence[tuple[str, int]]) -> list[Lane]:
     return lanes
 
 
-Progress = Callable[[int, int, int], None]  # images that are done, of how many, and those skipped
+Progress = Callable[
+    [int, int, int], None
+]  # images that are done, of how many, and those skipped
 
 
 @dataclass
@@ -113,7 +128,9 @@ class FileRun:
     source: ImageSource = field(init=False)
     lanes: list[Lane] = field(init=False)
     total: int = field(init=False)  # images in all lanes
-    seen: int = field(init=False)  # images that are in parts or were predicted since the start
+    seen: int = field(
+        init=False
+    )  # images that are in parts or were predicted since the start
     skipped: int = 0  # of those predicted since the start
 
     def __post_init__(self) -> None:
@@ -136,7 +153,9 @@ class FileRun:
         with ExitStack() as connection, self.parts.held(), ExitStack() as stack:
             # once more: a run of the same command may have ended just before the lock was ours
             check_writable(self.target, self.state, overwrite=overwrite)
-            workers = None if cluster is None else connection.enter_context(cluster.connect())
+            workers = (
+                None if cluster is None else connection.enter_context(cluster.connect())
+            )
             facts = self._begin_or_continue(workers)
             self.lanes = [Lane(*lane) for lane in facts["lanes"]]
             self.total = sum(lane.stop - lane.start for lane in self.lanes)
@@ -186,7 +205,9 @@ class FileRun:
         if not differing:
             return facts
         if not self.options.overwrite:
-            remedy = "repeat its command to continue it, or pass --overwrite to start again"
+            remedy = (
+                "repeat its command to continue it, or pass --overwrite to start again"
+            )
             unfinished = f"an unfinished run with another {differing[0]}"
             raise UserError(f"{self.parts.folder} holds {unfinished}: {remedy}")
         return self._begin(asked, workers)
@@ -222,7 +243,9 @@ class FileRun:
             "method": methods,
         }
 
-    def _begin(self, asked: dict[str, Any], workers: "RayWorkers | None") -> dict[str, Any]:
+    def _begin(
+        self, asked: dict[str, Any], workers: "RayWorkers | None"
+    ) -> dict[str, Any]:
         """Begin the run in an empty folder of parts, and return its facts."""
         predictor = self.predictor
         grouped = self.options.group_by is not None
@@ -230,7 +253,9 @@ class FileRun:
         states = predictor.states()
         if self.state is not None and workers is not None and not grouped:
             (adapter,) = predictor.adapters.values()
-            adapter.merge([adapter.state_dict()])  # refused before the first image, if at all
+            adapter.merge(
+                [adapter.state_dict()]
+            )  # refused before the first image, if at all
         lanes = self._list_lanes(1 if workers is None else workers.actors)
         files: dict[str, Path | None] = {"": self.state}  # a shard may be empty
         if grouped:
@@ -257,7 +282,9 @@ class FileRun:
             labels=self.options.label_source,
         )
         with closing(listing):
-            ImageSource(listing, self.predictor.row_format)  # labels are refused before images
+            ImageSource(
+                listing, self.predictor.row_format
+            )  # labels are refused before images
             if self.options.group_by is not None:
                 lanes = _group_lanes(listing.groups())
                 sections = [(lane.start, lane.stop) for lane in lanes]
@@ -400,7 +427,9 @@ class FileRun:
         path.replace(self.target)
         sync_folder(Path(self.target).parent)
 
-    def _save_states(self, file: Path, seen: dict[str, int], predicted: Counter[Lane]) -> None:
+    def _save_states(
+        self, file: Path, seen: dict[str, int], predicted: Counter[Lane]
+    ) -> None:
         """Write the state of the one lane, one per group, or the joint one of several lanes."""
         predictor = self.predictor
         if self.options.group_by is None:

@@ -52,7 +52,9 @@ class RowFormat:
     def zero_shot_column(self) -> str | None:
         """The column of plain CLIP's predictions to compare a method with, if there is one."""
         beside_others = ZERO_SHOT in self.methods and len(self.methods) > 1
-        return f"{ZERO_SHOT}_prediction" if self.adds_zero_shot or beside_others else None
+        return (
+            f"{ZERO_SHOT}_prediction" if self.adds_zero_shot or beside_others else None
+        )
 
     def prefix(self, method: str) -> str:
         """Prefix of the names of a method's columns."""
@@ -128,7 +130,9 @@ class RowFormat:
             row.append(none_of_these)
             row.append(round(score, DIGITS))
 
-    def _fill_best(self, cells: list[list[Any]], prediction: Prediction, *, count: int) -> None:
+    def _fill_best(
+        self, cells: list[list[Any]], prediction: Prediction, *, count: int
+    ) -> None:
         """Append the best classes of every image, with their probabilities."""
         independent = self.options.multi_label is not None
         best, ranked = prediction.topk(count, independent=independent)

@@ -65,7 +65,9 @@ class MethodScores:
     def accuracy(self) -> float | None:
         """Share of right predictions, in percent; ``None`` without a labelled image."""
         right = sum(
-            count for (label, predicted), count in self.confusion.items() if label == predicted
+            count
+            for (label, predicted), count in self.confusion.items()
+            if label == predicted
         )
         return 100 * right / self.images if self.images else None
 

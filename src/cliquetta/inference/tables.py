@@ -13,7 +13,9 @@ from cliquetta.errors import UserError, look_up
 
 Row = dict[str, Any]  # text, numbers or nothing, by column
 Columns = Mapping[str, type]  # `str`, `float` or `bool`, by column
-WriteTable = Callable[[Iterable[Row], Columns, BinaryIO], None]  # what a row lacks is left empty
+WriteTable = Callable[
+    [Iterable[Row], Columns, BinaryIO], None
+]  # what a row lacks is left empty
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet begins a formula with
 _ROW_GROUP = 10_000  # rows that Parquet writes at a time

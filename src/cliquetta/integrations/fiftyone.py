@@ -48,13 +48,17 @@ class FiftyOneModel(LogitsMixin, Model):  # type: ignore[misc]
 
     def predict_all(self, args: Sequence[NDArray[np.uint8]]) -> list[Classification]:
         """The class of every image (H, W, C) of a batch, which the method may learn from."""
-        prediction = self.adapter.predict([Image.fromarray(np.asarray(image)) for image in args])
+        prediction = self.adapter.predict(
+            [Image.fromarray(np.asarray(image)) for image in args]
+        )
         best, ranked = (part[:, 0].tolist() for part in prediction.topk())
         rows: list[dict[str, Any]] = [
             {"label": self.classes[index], "confidence": confidence}
             for confidence, index in zip(best, ranked, strict=True)
         ]
         if self.store_logits:
-            for label, logits in zip(rows, prediction.logits.cpu().numpy(), strict=True):
+            for label, logits in zip(
+                rows, prediction.logits.cpu().numpy(), strict=True
+            ):
                 label["logits"] = logits
         return [Classification(**label) for label in rows]

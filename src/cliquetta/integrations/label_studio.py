@@ -46,17 +46,29 @@ class Control:
                 for target in control.objects if control.tag == "Choices" else ():
                     if target.tag == "Image":
                         field = target.value_name
-                        return cls(control.name, target.name, field, tuple(control.labels))
+                        return cls(
+                            control.name, target.name, field, tuple(control.labels)
+                        )
         except Exception as error:  # the package raises what its XML parser does
-            raise HTTPException(422, f"unusable labelling configuration: {error}") from error
-        raise HTTPException(422, "the labelling configuration has no <Choices> for an <Image>")
+            raise HTTPException(
+                422, f"unusable labelling configuration: {error}"
+            ) from error
+        raise HTTPException(
+            422, "the labelling configuration has no <Choices> for an <Image>"
+        )
 
-    def prediction(self, predicted: ImagePrediction | None, version: str) -> dict[str, Any]:
+    def prediction(
+        self, predicted: ImagePrediction | None, version: str
+    ) -> dict[str, Any]:
         """A prediction in Label Studio's format; none for an image that could not be read."""
         if predicted is None:
             return {"result": [], "score": 0.0, "model_version": version}
         score = {"score": predicted.probability}
-        names = {"from_name": self.from_name, "to_name": self.to_name, "type": "choices"}
+        names = {
+            "from_name": self.from_name,
+            "to_name": self.to_name,
+            "type": "choices",
+        }
         result = {**names, "value": {"choices": [predicted.label]}, **score}
         return {"result": [result], **score, "model_version": version}
 
@@ -85,7 +97,9 @@ class Backend:
         self.fetch = fetch or fetch_image
         self.version = f"cliquetta {installed_version()} {method}"
 
-    def predict(self, tasks: Sequence[dict[str, Any]], control: Control) -> list[dict[str, Any]]:
+    def predict(
+        self, tasks: Sequence[dict[str, Any]], control: Control
+    ) -> list[dict[str, Any]]:
         """A prediction for every task, in order."""
         session = self.session(control.labels)
         results: list[dict[str, Any]] = []
@@ -94,7 +108,10 @@ class Backend:
             paths = [self.fetch(str(task["data"][control.image])) for task in part]
             reply = session.predict(paths, top_k=1)
             by_index = {one.index: one for one in reply.predictions}
-            results += [control.prediction(by_index.get(i), self.version) for i in range(len(part))]
+            results += [
+                control.prediction(by_index.get(i), self.version)
+                for i in range(len(part))
+            ]
         return results
 
     def session(self, labels: Sequence[str]) -> RemoteSession:
@@ -130,7 +147,9 @@ def create_app(backend: Backend) -> FastAPI:
     @app.post("/predict")
     async def predict(request: dict[str, Any]) -> dict[str, Any]:
         control = Control.parse(str(request.get("label_config") or ""))
-        results = await run_in_threadpool(backend.predict, request.get("tasks") or [], control)
+        results = await run_in_threadpool(
+            backend.predict, request.get("tasks") or [], control
+        )
         return {"results": results, "model_version": backend.version}
 
     @app.post("/webhook")
@@ -145,9 +164,15 @@ def main() -> None:
     """Run the backend."""
     import uvicorn
 
-    parser = argparse.ArgumentParser(description="Label Studio backend over `cliquetta serve`.")
-    parser.add_argument("--service", default="http://127.0.0.1:8765", help="Its address.")
-    parser.add_argument("--method", default="domain_norm", help="Method of new sessions.")
+    parser = argparse.ArgumentParser(
+        description="Label Studio backend over `cliquetta serve`."
+    )
+    parser.add_argument(
+        "--service", default="http://127.0.0.1:8765", help="Its address."
+    )
+    parser.add_argument(
+        "--method", default="domain_norm", help="Method of new sessions."
+    )
     parser.add_argument("--model", help="Model of new sessions.")
     parser.add_argument("--host", default="127.0.0.1", help="Where to listen.")
     parser.add_argument("--port", type=int, default=9090, help="Where to listen.")

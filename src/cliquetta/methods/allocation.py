@@ -28,7 +28,9 @@ class TorchWatch(TorchFunctionMode, ABC):
     """Calls :meth:`before` ahead of every torch function, in the thread that entered it only."""
 
     @abstractmethod
-    def before(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
+    def before(
+        self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]
+    ) -> None:
         """Look at a call that is about to be made; raise to stop it."""
 
     def __torch_function__(
@@ -54,7 +56,9 @@ class AllocationLimit(TorchWatch):
         super().__init__()
         self._most, self.total = most, 0
 
-    def before(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
+    def before(
+        self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]
+    ) -> None:
         """Count what ``func`` would allocate."""
         if func not in _MAKERS:
             return
@@ -65,8 +69,14 @@ class AllocationLimit(TorchWatch):
                 else value
                 for value in args
             ]
-            named = {k: v for k, v in kwargs.items() if k not in ("device", "generator", "out")}
-            made = func(*meta, **named, device="meta") if func in _PLACED else func(*meta)
+            named = {
+                k: v
+                for k, v in kwargs.items()
+                if k not in ("device", "generator", "out")
+            }
+            made = (
+                func(*meta, **named, device="meta") if func in _PLACED else func(*meta)
+            )
         if func is torch.clone:
             self.total += made.nbytes
         if max(self.total, made.nbytes) > self._most:
@@ -78,7 +88,15 @@ class AllocationLimit(TorchWatch):
 
 _PLACED = frozenset(
     {
-        *(torch.zeros, torch.ones, torch.full, torch.empty, torch.rand, torch.randn, torch.eye),
+        *(
+            torch.zeros,
+            torch.ones,
+            torch.full,
+            torch.empty,
+            torch.rand,
+            torch.randn,
+            torch.eye,
+        ),
         *(torch.zeros_like, torch.ones_like, torch.full_like, torch.empty_like),
         *(Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, Tensor.new_empty),
     }

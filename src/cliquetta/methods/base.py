@@ -18,10 +18,18 @@ from cliquetta.data.images import ImageError
 from cliquetta.data.inputs import ChannelOrder, Images, as_batch
 from cliquetta.errors import UserError, look_up
 from cliquetta.methods.building.config import MethodConfig
-from cliquetta.methods.building.explanation import CacheCount, Explanation, PromptedPasses
+from cliquetta.methods.building.explanation import (
+    CacheCount,
+    Explanation,
+    PromptedPasses,
+)
 from cliquetta.methods.building.memory import Memory, all_finite
 from cliquetta.methods.building.merging import MergeRule, merge_memories
-from cliquetta.methods.zero_shot_reference import OPTIONAL, ZeroShotReference, without_optional
+from cliquetta.methods.zero_shot_reference import (
+    OPTIONAL,
+    ZeroShotReference,
+    without_optional,
+)
 from cliquetta.model.clip import CLIP, FrozenModel
 from cliquetta.prompts.classes import ClassPrompts, as_prompts
 from cliquetta.types import Batch, Prediction, Rejection, ViewSpec
@@ -63,7 +71,9 @@ def refuse_non_finite(images: Tensor, keys: Sequence[str] = ()) -> None:
         )
 
 
-def with_rows_of_errors(prediction: Prediction, unreadable: Mapping[int, str]) -> Prediction:
+def with_rows_of_errors(
+    prediction: Prediction, unreadable: Mapping[int, str]
+) -> Prediction:
     """Return a prediction with a row of NaN for every image that could not be read.
 
     Args:
@@ -85,7 +95,9 @@ def with_rows_of_errors(prediction: Prediction, unreadable: Mapping[int, str]) -
         rejected = rejection.rejected.new_zeros((images,))
         rejected[read] = rejection.rejected
         rejection = Rejection(score, rejected)
-    return replace(prediction, logits=full, rejection=rejection, errors=dict(unreadable))
+    return replace(
+        prediction, logits=full, rejection=rejection, errors=dict(unreadable)
+    )
 
 
 class Adapter(ZeroShotReference, ABC):
@@ -119,7 +131,9 @@ class Adapter(ZeroShotReference, ABC):
         super().__init_subclass__(**options)
         cls.name = cls.__name__
 
-    def __init__(self, model: CLIP, prompts: ClassPrompts, config: Any, *, seed: int = 0) -> None:
+    def __init__(
+        self, model: CLIP, prompts: ClassPrompts, config: Any, *, seed: int = 0
+    ) -> None:
         if len(prompts) < 2:
             raise UserError(
                 f"one class, {prompts.names[0]!r}, which every image would be with certainty: give "
@@ -130,7 +144,9 @@ class Adapter(ZeroShotReference, ABC):
         self.prompts = prompts
         self.config = config
         self.seed = seed
-        self.collect_evidence = False  # Also what takes extra time; never changes the logits.
+        self.collect_evidence = (
+            False  # Also what takes extra time; never changes the logits.
+        )
         self.memory = Memory()
         self._bias = model.bias
         self._setup()
@@ -259,7 +275,9 @@ class Adapter(ZeroShotReference, ABC):
             )
         other = self._rebuild(as_prompts(classes))
         other.enable(reject=self.reject_share, calibrate=self.calibrated)
-        shared = {name: self.memory[name] for name in self.class_free & set(self.memory)}
+        shared = {
+            name: self.memory[name] for name in self.class_free & set(self.memory)
+        }
         other.load_state_dict({**other.state_dict(), **shared})
         return other
 
@@ -309,7 +327,9 @@ class Adapter(ZeroShotReference, ABC):
         write_atomically(Path(path), data)
 
     def merge(
-        self, states: Sequence[Mapping[str, Tensor]], start: Mapping[str, Tensor] | None = None
+        self,
+        states: Sequence[Mapping[str, Tensor]],
+        start: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Tensor]:
         """One state from those that equally built adapters reached on parts of a stream.
 
@@ -351,7 +371,9 @@ class Adapter(ZeroShotReference, ABC):
     # --- what reports, the app and a cluster ask of a method ------------------------------------
 
     @torch.no_grad()
-    def explain(self, batch: Batch, prediction: Prediction, *, maps: int = 0) -> Explanation:
+    def explain(
+        self, batch: Batch, prediction: Prediction, *, maps: int = 0
+    ) -> Explanation:
         """Explain a prediction: at least the features and classes of plain CLIP.
 
         Args:
@@ -369,7 +391,9 @@ class Adapter(ZeroShotReference, ABC):
             images = batch.images.to(self.model.device)
             features = self.model.encode_image(images, normalize=True)
         features = features[: len(batch)]
-        return Explanation(features, (features @ self.zero_shot_classifier.T).argmax(dim=-1))
+        return Explanation(
+            features, (features @ self.zero_shot_classifier.T).argmax(dim=-1)
+        )
 
     def summarize(self, prediction: Prediction) -> dict[str, int | float | str]:
         """One line about a batch: its number of images, and the numbers among its evidence."""
@@ -377,11 +401,15 @@ class Adapter(ZeroShotReference, ABC):
         for name, value in prediction.evidence.items():
             if isinstance(value, int):
                 line[name] = value
-            elif isinstance(value, float) or (isinstance(value, Tensor) and value.ndim == 0):
+            elif isinstance(value, float) or (
+                isinstance(value, Tensor) and value.ndim == 0
+            ):
                 line[name] = round(float(value), 4)
         return line
 
-    def prompted_passes(self, prediction: Prediction, index: int) -> PromptedPasses | None:
+    def prompted_passes(
+        self, prediction: Prediction, index: int
+    ) -> PromptedPasses | None:
         """The passes with visual prompts over image ``index`` of a batch; ``None`` if none."""
         del prediction, index
         return None

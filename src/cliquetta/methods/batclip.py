@@ -31,11 +31,17 @@ from cliquetta.types import Batch, Prediction
 class BATCLIPConfig(AdamWConfig):
     """Bimodal adaptation of LayerNorms, never reset."""
 
-    lr: Positive = 5e-4  # Learning rate of AdamW; the default is the authors' for ImageNet-C.
-    adapt_text: bool = True  # Also adapt the text tower's LayerNorms; otherwise class texts stay.
+    lr: Positive = (
+        5e-4  # Learning rate of AdamW; the default is the authors' for ImageNet-C.
+    )
+    adapt_text: bool = (
+        True  # Also adapt the text tower's LayerNorms; otherwise class texts stay.
+    )
 
 
-def class_means(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+def class_means(
+    features: Tensor, labels: Tensor, classes: int
+) -> tuple[Tensor, Tensor]:
     """Mean feature (N, E) of each class, zero where there is none, and which are there (N,)."""
     member = F.one_hot(labels, classes).to(features.dtype)  # (B, N)
     counts = member.sum(dim=0)
@@ -95,7 +101,9 @@ class BATCLIP(Adapter):
             self.fixed = model.classifier(prompts)
 
     def _predict(self, batch: Batch) -> Prediction:
-        names = ["image_norms", "text_norms"] if self.config.adapt_text else ["image_norms"]
+        names = (
+            ["image_norms", "text_norms"] if self.config.adapt_text else ["image_norms"]
+        )
         learned = [AdamState.load(self.memory, name) for name in names]
         with torch.enable_grad():
             values = [part.values.detach().requires_grad_() for part in learned]
@@ -118,5 +126,7 @@ class BATCLIP(Adapter):
         """The image tower and the texts under the norms learned so far."""
         visual = self.images.frozen(self.memory["image_norms.values"])
         adapted = self.config.adapt_text
-        text = self.classifier(self.memory["text_norms.values"]) if adapted else self.fixed
+        text = (
+            self.classifier(self.memory["text_norms.values"]) if adapted else self.fixed
+        )
         return FrozenModel(self.model, text, visual=visual)

@@ -26,10 +26,18 @@ from cliquetta.model.clip import l2_normalize
 class BCAConfig(MethodConfig):
     """Bayesian class adaptation."""
 
-    likelihood_threshold: Weight = 0.05  # τ₁: an embedding learns from images of a posterior above.
-    likelihood_count: Positive = 20_000  # Images that the text counts for in an embedding's mean.
-    prior_threshold: Weight = 0.65  # τ₂: a label prior learns from images of a posterior above.
-    prior_count: Positive = 1  # Images that the one-hot start counts for in a label prior.
+    likelihood_threshold: Weight = (
+        0.05  # τ₁: an embedding learns from images of a posterior above.
+    )
+    likelihood_count: Positive = (
+        20_000  # Images that the text counts for in an embedding's mean.
+    )
+    prior_threshold: Weight = (
+        0.65  # τ₂: a label prior learns from images of a posterior above.
+    )
+    prior_count: Positive = (
+        1  # Images that the one-hot start counts for in a label prior.
+    )
 
 
 @register("bca", setting="TTABC's port")
@@ -52,10 +60,14 @@ class BCA(ImageByImage):
         """Posteriors, each from the state that the images before it left."""
         config, memory = self.config, self.memory
         names = ("embeddings", "embedding_counts", "priors", "prior_counts")
-        embeddings, counts, priors, prior_counts = (memory[name].clone() for name in names)
+        embeddings, counts, priors, prior_counts = (
+            memory[name].clone() for name in names
+        )
         posteriors = []
         for feature in features:
-            posterior = (self.scale * embeddings @ feature).softmax(dim=0).to(priors.dtype) @ priors
+            posterior = (self.scale * embeddings @ feature).softmax(dim=0).to(
+                priors.dtype
+            ) @ priors
             best, label = posterior.max(dim=0, keepdim=True)
             posteriors.append(posterior)
             # a weight of 0 or 1 instead of a condition, for which a GPU would be waited for
@@ -65,8 +77,12 @@ class BCA(ImageByImage):
             counts[label] += taught
             judged = (best > config.prior_threshold).to(prior_counts.dtype)
             before = prior_counts[label]
-            priors[label] = (before * priors[label] + judged * posterior) / (before + judged)
+            priors[label] = (before * priors[label] + judged * posterior) / (
+                before + judged
+            )
             prior_counts[label] = before + judged
-        for name, values in zip(names, (embeddings, counts, priors, prior_counts), strict=True):
+        for name, values in zip(
+            names, (embeddings, counts, priors, prior_counts), strict=True
+        ):
             memory[name] = values
         return torch.stack(posteriors)

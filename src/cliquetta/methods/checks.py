@@ -19,7 +19,9 @@ TOLERANCE: dict[str, float] = {"atol": 5e-3, "rtol": 1e-4}
 """For logits that differ by the order of floating-point sums only, after a method has learned."""
 
 
-def check_method(build: Build, *, images: Tensor | None = None, tolerance: Any = None) -> None:
+def check_method(
+    build: Build, *, images: Tensor | None = None, tolerance: Any = None
+) -> None:
     """Check that a method keeps to the contract: learning, state and batches.
 
     Call it from a test of your own:
@@ -39,7 +41,9 @@ def check_method(build: Build, *, images: Tensor | None = None, tolerance: Any =
     """
     if images is None:
         size = build().model.preprocess.size
-        images = torch.randn(10, 3, size, size, generator=torch.Generator().manual_seed(0))
+        images = torch.randn(
+            10, 3, size, size, generator=torch.Generator().manual_seed(0)
+        )
     batch = Batch(images, tuple(f"image-{number}" for number in range(10)))
     for check in CHECKS:
         check(build, batch, **tolerance or TOLERANCE)
@@ -66,7 +70,9 @@ def _equal(left: Sequence[Tensor], right: Sequence[Tensor]) -> bool:
 
 
 def _unchanged(adapter: Adapter, before: dict[str, Tensor]) -> bool:
-    return all(value.equal(before[name]) for name, value in adapter.state_dict().items())
+    return all(
+        value.equal(before[name]) for name, value in adapter.state_dict().items()
+    )
 
 
 def logits_are_finite_float32(build: Build, batch: Batch, **_: float) -> None:
@@ -84,7 +90,9 @@ def empty_batches_teach_nothing(build: Build, batch: Batch, **_: float) -> None:
     """An empty batch is predicted and changes nothing."""
     adapter = build()
     before = adapter.state_dict()
-    expect(len(adapter.predict(batch[0:0]).logits) == 0, "no images, and yet a prediction")
+    expect(
+        len(adapter.predict(batch[0:0]).logits) == 0, "no images, and yet a prediction"
+    )
     expect(_unchanged(adapter, before), "an empty batch changed the memory")
 
 
@@ -99,10 +107,15 @@ def bad_pixels_teach_nothing(build: Build, batch: Batch, **_: float) -> None:
             adapter.predict(Batch(spoilt, batch.keys[:4]))
         except NonFiniteError as error:
             words = ("1 of 4 images", f"number 2 ({batch.keys[2]})")
-            expect(all(word in str(error) for word in words), f"no image is named: {error}")
+            expect(
+                all(word in str(error) for word in words), f"no image is named: {error}"
+            )
         else:
             raise AssertionError(f"a pixel of {value} was accepted")
-    expect(_equal(expected, actual + logits_of(adapter, stream[1:])), "refused images teach")
+    expect(
+        _equal(expected, actual + logits_of(adapter, stream[1:])),
+        "refused images teach",
+    )
 
 
 def failures_teach_nothing(build: Build, batch: Batch, **_: float) -> None:
@@ -129,8 +142,13 @@ def reset_replays_the_stream(build: Build, batch: Batch, **_: float) -> None:
     adapter, stream = build(), stream_of(batch)
     first = logits_of(adapter, stream)
     adapter.reset()
-    expect(_equal(first, logits_of(adapter, stream)), "a reset adapter predicts otherwise")
-    expect(_equal(first, logits_of(build(), stream)), "an equally built adapter predicts otherwise")
+    expect(
+        _equal(first, logits_of(adapter, stream)), "a reset adapter predicts otherwise"
+    )
+    expect(
+        _equal(first, logits_of(build(), stream)),
+        "an equally built adapter predicts otherwise",
+    )
 
 
 def saved_states_continue(build: Build, batch: Batch, **_: float) -> None:
@@ -148,7 +166,10 @@ def saved_states_continue(build: Build, batch: Batch, **_: float) -> None:
             logits_of(other, [batch[3:8]])
             load_state(other, path)
             actual = logits_of(other, stream[stop:])
-            expect(_equal(expected, actual), f"loaded after {stop} batches it predicts otherwise")
+            expect(
+                _equal(expected, actual),
+                f"loaded after {stop} batches it predicts otherwise",
+            )
             expect(_equal(copied, state), "a state dict is no copy")
 
 
@@ -158,7 +179,11 @@ def weights_are_untouched(build: Build, batch: Batch, **_: float) -> None:
     model = adapter.model
     before = {name: value.clone() for name, value in model.state_dict().items()}
     logits_of(adapter, stream_of(batch))
-    changed = [name for name, value in model.state_dict().items() if not value.equal(before[name])]
+    changed = [
+        name
+        for name, value in model.state_dict().items()
+        if not value.equal(before[name])
+    ]
     expect(not changed, f"weights were changed: {', '.join(changed)}")
     expect(not model.training, "the model was put into training mode")
     left = [p for p in model.parameters() if p.grad is not None or p.requires_grad]
@@ -171,9 +196,15 @@ def gradients_stay_inside(build: Build, batch: Batch, **_: float) -> None:
     logits = adapter.predict(batch).logits
     values = [logits, *adapter.state_dict().values()]
     expect(torch.is_grad_enabled(), "gradients were left switched off")
-    expect(not any(value.requires_grad for value in values), "a result still requires gradients")
+    expect(
+        not any(value.requires_grad for value in values),
+        "a result still requires gradients",
+    )
     with torch.no_grad():
-        expect(torch.equal(logits, build().predict(batch).logits), "no_grad changes predictions")
+        expect(
+            torch.equal(logits, build().predict(batch).logits),
+            "no_grad changes predictions",
+        )
 
 
 def random_numbers_are_its_own(build: Build, batch: Batch, **_: float) -> None:
@@ -185,8 +216,14 @@ def random_numbers_are_its_own(build: Build, batch: Batch, **_: float) -> None:
         adapter.reset()
         torch.manual_seed(2)
         before = torch.get_rng_state()
-        expect(_equal(first, logits_of(adapter, stream)), "torch.manual_seed changes predictions")
-        expect(torch.equal(before, torch.get_rng_state()), "global random numbers were drawn")
+        expect(
+            _equal(first, logits_of(adapter, stream)),
+            "torch.manual_seed changes predictions",
+        )
+        expect(
+            torch.equal(before, torch.get_rng_state()),
+            "global random numbers were drawn",
+        )
     finally:
         torch.set_rng_state(outside)
 
@@ -198,10 +235,16 @@ def dependence_is_as_declared(build: Build, batch: Batch, **tolerance: Any) -> N
     if kind is not BatchDependence.SEQUENTIAL:
         mixed = Batch(batch.images[order], tuple(batch.keys[i] for i in order))
         actual = build().predict(mixed).logits
-        expect(torch.allclose(actual, together[order], **tolerance), f"{kind}, and order matters")
+        expect(
+            torch.allclose(actual, together[order], **tolerance),
+            f"{kind}, and order matters",
+        )
     if kind is not BatchDependence.JOINT:
         actual = torch.cat(logits_of(build(), stream_of(batch)))
-        expect(torch.allclose(actual, together, **tolerance), f"{kind}, and splitting matters")
+        expect(
+            torch.allclose(actual, together, **tolerance),
+            f"{kind}, and splitting matters",
+        )
 
 
 CHECKS = (

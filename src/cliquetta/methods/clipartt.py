@@ -25,16 +25,27 @@ class CLIPArTTConfig(AdamConfig):
 
     steps: Count = 10  # Adam steps per batch.
     topk: Count = 3  # Number of likeliest classes named in the text of an image.
-    temperature: Positive = 0.01  # Divides the similarities in the softmax of the targets.
+    temperature: Positive = (
+        0.01  # Divides the similarities in the softmax of the targets.
+    )
     template: Template = "a photo of a {}"  # Template around the joined class names.
-    detach_targets: bool = False  # Treat the targets as constants, which the authors do not.
+    detach_targets: bool = (
+        False  # Treat the targets as constants, which the authors do not.
+    )
 
 
 def transductive_loss(
-    images: Tensor, texts: Tensor, scale: float, temperature: float, *, detach: bool = False
+    images: Tensor,
+    texts: Tensor,
+    scale: float,
+    temperature: float,
+    *,
+    detach: bool = False,
 ) -> Tensor:
     """Cross-entropy of a batch's similarities, of unit features (B, E), and those it agrees on."""
-    targets = ((images @ images.T + texts @ texts.T) / (2 * temperature)).softmax(dim=-1)
+    targets = ((images @ images.T + texts @ texts.T) / (2 * temperature)).softmax(
+        dim=-1
+    )
     if detach:
         targets = targets.detach()
     logs = (scale * images @ texts.T).log_softmax(dim=-1)
@@ -52,7 +63,9 @@ class CLIPArTT(EpisodicLayerNormAdapter):
         model, prompts = self.model, self.prompts
         self.top = min(self.config.topk, len(prompts))
         # the longest text that can come up must fit, now rather than in the middle of a stream
-        lengths = torch.tensor([len(model.tokenizer.encode(name)) for name in prompts.names])
+        lengths = torch.tensor(
+            [len(model.tokenizer.encode(name)) for name in prompts.names]
+        )
         model.tokenizer([self.mixed_text(lengths.topk(self.top).indices.tolist())])
 
     def adapt(self, images: Tensor) -> Tensor:
@@ -63,7 +76,9 @@ class CLIPArTT(EpisodicLayerNormAdapter):
             features = self.features(norms, images)
             texts = self.pseudo_texts(features.detach())
             detach = config.detach_targets
-            return transductive_loss(features, texts, self.scale, config.temperature, detach=detach)
+            return transductive_loss(
+                features, texts, self.scale, config.temperature, detach=detach
+            )
 
         start = AdamState.begin(self.tower.start)
         return minimize(start, loss, config.steps, config.adam).values

@@ -18,7 +18,12 @@ from torch import Tensor
 
 from cliquetta.methods.building.adam import Adam, AdamConfig, AdamState, minimize
 from cliquetta.methods.building.cache import simulate_insertions, store
-from cliquetta.methods.building.config import Count, NonNegative, NonNegativeCount, Positive
+from cliquetta.methods.building.config import (
+    Count,
+    NonNegative,
+    NonNegativeCount,
+    Positive,
+)
 from cliquetta.methods.building.entropy import entropy
 from cliquetta.methods.building.layernorm import LayerNormAdapter
 from cliquetta.methods.building.memory import NON_NEGATIVE
@@ -34,9 +39,15 @@ class CLIPTTAConfig(AdamConfig):
 
     lr: Positive = 1e-4
     steps: Count = 10  # Adam steps per batch.
-    diversity_weight: NonNegative = 1.0  # λ: weight of the entropy of the mean prediction.
-    memory_shots: NonNegativeCount = 4  # Images remembered per class; 0 learns from the batch.
-    memory_drawn: Count = 40  # Images drawn from the memory for each step, equally many per class.
+    diversity_weight: NonNegative = (
+        1.0  # λ: weight of the entropy of the mean prediction.
+    )
+    memory_shots: NonNegativeCount = (
+        4  # Images remembered per class; 0 learns from the batch.
+    )
+    memory_drawn: Count = (
+        40  # Images drawn from the memory for each step, equally many per class.
+    )
 
     @property
     def adam(self) -> Adam:
@@ -46,7 +57,9 @@ class CLIPTTAConfig(AdamConfig):
 
 def soft_contrastive_loss(logits: Tensor) -> Tensor:
     """Mean entropy of images over the texts paired with a batch, from its logits (B, N)."""
-    pairs = logits[:, logits.detach().argmax(dim=-1)]  # (B, B): image i, text of image j
+    pairs = logits[
+        :, logits.detach().argmax(dim=-1)
+    ]  # (B, B): image i, text of image j
     return entropy(pairs).mean()
 
 
@@ -73,8 +86,12 @@ class CLIPTTA(LayerNormAdapter):
         shape = (len(self.prompts), self.config.memory_shots)
         pixels = (3, self.model.image_size, self.model.image_size)
         AdamState.begin(self.tower.start).declare(self.memory, "norms")
-        self.memory.declare("doubt", self.classifier.new_full(shape, torch.inf), NON_NEGATIVE)
-        self.memory.declare("images", torch.zeros(*shape, *pixels, device=self.model.device))
+        self.memory.declare(
+            "doubt", self.classifier.new_full(shape, torch.inf), NON_NEGATIVE
+        )
+        self.memory.declare(
+            "images", torch.zeros(*shape, *pixels, device=self.model.device)
+        )
         self.memory.declare_generator("generator", self.seed)
 
     def _predict(self, batch: Batch) -> Prediction:
@@ -83,7 +100,11 @@ class CLIPTTA(LayerNormAdapter):
             self._remember(batch.images, state.values)
 
         def loss(norms: Tensor) -> Tensor:
-            parts = [batch.images, self._recall()] if self.config.memory_shots else [batch.images]
+            parts = (
+                [batch.images, self._recall()]
+                if self.config.memory_shots
+                else [batch.images]
+            )
             logits = self.logits(norms, torch.cat(parts))
             each = torch.split(logits, [len(part) for part in parts])
             return sum(map(self.loss, each), norms.new_zeros(()))

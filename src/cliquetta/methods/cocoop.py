@@ -15,7 +15,12 @@ from torch import Tensor
 from cliquetta.methods import coop
 from cliquetta.methods.building.config import Count
 from cliquetta.methods.building.feature_level import FeatureLevel
-from cliquetta.methods.building.few_shot import FewShotAdapter, FitTask, TextTraining, learn
+from cliquetta.methods.building.few_shot import (
+    FewShotAdapter,
+    FitTask,
+    TextTraining,
+    learn,
+)
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP
 from cliquetta.types import Prediction
@@ -25,14 +30,18 @@ from cliquetta.types import Prediction
 class CoCoOpConfig(TextTraining):
     """The authors' defaults."""
 
-    epochs: Count | None = 10  # Passes over the examples; ``None``: by number of shots, as CoOp.
+    epochs: Count | None = (
+        10  # Passes over the examples; ``None``: by number of shots, as CoOp.
+    )
     batch_size: Count = 1  # Images per step; each costs a pass of all class texts.
     context_init: str = "a photo of a"
     """Words whose embeddings initialise the context. Empty: ``context_length`` random tokens."""
     context_length: Count = 4  # Number of context tokens, if ``context_init`` is empty.
     hidden_dim: Count | None = None
     """Width of the network's hidden layer; ``None``: a sixteenth of the features' width."""
-    text_chunk: Count = 2048  # Texts encoded at once when predicting. Bounds memory only.
+    text_chunk: Count = (
+        2048  # Texts encoded at once when predicting. Bounds memory only.
+    )
 
 
 def image_context(learned: coop.Learned, features: Tensor) -> Tensor:
@@ -43,7 +52,12 @@ def image_context(learned: coop.Learned, features: Tensor) -> Tensor:
 
 
 def cocoop_logits(
-    model: CLIP, tokens: coop.Tokens, learned: coop.Learned, features: Tensor, *, chunk: int = 512
+    model: CLIP,
+    tokens: coop.Tokens,
+    learned: coop.Learned,
+    features: Tensor,
+    *,
+    chunk: int = 512,
 ) -> Tensor:
     """Scale * cos(image, its own texts): (B, N) of unit image features (B, E)."""
     B, N = len(features), len(tokens[0])
@@ -63,7 +77,9 @@ def initial_parameters(
     hidden = config.hidden_dim or max(1, model.embed_dim // 16)
     down = coop.initial_linear(model.embed_dim, hidden, generator)
     up = coop.initial_linear(hidden, width, generator)
-    context = coop.initial_context(model, config.context_init, config.context_length, generator)
+    context = coop.initial_context(
+        model, config.context_init, config.context_length, generator
+    )
     names = "context", "down.weight", "down.bias", "up.weight", "up.bias"
     values = (value.to(model.device) for value in (context, *down, *up))
     return dict(zip(names, values, strict=True))
@@ -86,7 +102,10 @@ class CoCoOp(FeatureLevel, FewShotAdapter):
 
     def _setup(self) -> None:
         model, prompts, config = self.model, self.prompts, self.config
-        width, hidden = model.require_text().config.width, self.tensor("down.bias", None).shape[0]
+        width, hidden = (
+            model.require_text().config.width,
+            self.tensor("down.bias", None).shape[0],
+        )
         self.learned = {
             "context": self.tensor("context", None, width),
             "down.weight": self.tensor("down.weight", hidden, model.embed_dim),
@@ -99,5 +118,9 @@ class CoCoOp(FeatureLevel, FewShotAdapter):
 
     def _predict_features(self, features: Tensor) -> Prediction:
         images = max(1, self.chunk // len(self.prompts))
-        logits = partial(cocoop_logits, self.model, self.tokens, self.learned, chunk=self.chunk)
-        return Prediction(torch.cat([logits(part) for part in torch.split(features[:, 0], images)]))
+        logits = partial(
+            cocoop_logits, self.model, self.tokens, self.learned, chunk=self.chunk
+        )
+        return Prediction(
+            torch.cat([logits(part) for part in torch.split(features[:, 0], images)])
+        )

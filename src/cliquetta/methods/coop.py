@@ -16,7 +16,12 @@ from torch import Tensor
 from cliquetta.errors import UserError
 from cliquetta.methods.building.config import Count
 from cliquetta.methods.building.feature_level import FeatureLevel
-from cliquetta.methods.building.few_shot import FewShotAdapter, FitTask, TextTraining, learn
+from cliquetta.methods.building.few_shot import (
+    FewShotAdapter,
+    FitTask,
+    TextTraining,
+    learn,
+)
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP, FrozenModel
 from cliquetta.prompts.classes import ClassPrompts
@@ -24,7 +29,9 @@ from cliquetta.types import Prediction
 
 ClassPosition = Literal["end", "middle", "front"]
 INIT_STD = 0.02
-Tokens = tuple[Tensor, Tensor]  # Ids (N, L) of class texts, positions (N, M) of learned tokens.
+Tokens = tuple[
+    Tensor, Tensor
+]  # Ids (N, L) of class texts, positions (N, M) of learned tokens.
 Learned = Mapping[str, Tensor]  # Learned tensors by name.
 
 
@@ -32,7 +39,9 @@ Learned = Mapping[str, Tensor]  # Learned tensors by name.
 class CoOpConfig(TextTraining):
     """The authors' defaults; ``epochs`` follows the number of shots."""
 
-    context_length: Count = 16  # Number of context tokens M, if ``context_init`` is empty.
+    context_length: Count = (
+        16  # Number of context tokens M, if ``context_init`` is empty.
+    )
     context_init: str = ""
     """Words whose embeddings initialise the context, such as ``a photo of a``; they then set M.
     Empty: drawn from a normal distribution of standard deviation 0.02."""
@@ -70,7 +79,9 @@ def prompt_tokens(
     return ids.to(model.device), positions.to(model.device)
 
 
-def initial_context(model: CLIP, words: str, count: int, generator: torch.Generator) -> Tensor:
+def initial_context(
+    model: CLIP, words: str, count: int, generator: torch.Generator
+) -> Tensor:
     """Embeddings (M, D) of ``words``, or ``count`` draws from N(0, 0.02^2), float32."""
     if words:
         return model.context(words).float()
@@ -78,7 +89,9 @@ def initial_context(model: CLIP, words: str, count: int, generator: torch.Genera
     return INIT_STD * torch.randn(count, width, generator=generator).to(model.device)
 
 
-def initial_linear(inputs: int, outputs: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def initial_linear(
+    inputs: int, outputs: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
     """Weight (outputs, inputs) and bias of a linear map, uniform in 1 / sqrt(inputs) as torch's."""
     bound = inputs**-0.5
     weight = torch.rand(outputs, inputs, generator=generator)
@@ -86,10 +99,14 @@ def initial_linear(inputs: int, outputs: int, generator: torch.Generator) -> tup
     return (2 * weight - 1) * bound, (2 * bias - 1) * bound
 
 
-def coop_logits(model: CLIP, tokens: Tokens, learned: Learned, features: Tensor) -> Tensor:
+def coop_logits(
+    model: CLIP, tokens: Tokens, learned: Learned, features: Tensor
+) -> Tensor:
     """Scale * cos(image, text with context V): (B, N) of unit image features (B, E)."""
     ids, positions = tokens
-    text = model.encode_text(ids, context=learned["context"], positions=positions, normalize=True)
+    text = model.encode_text(
+        ids, context=learned["context"], positions=positions, normalize=True
+    )
     return model.scale * features @ text.T
 
 
@@ -97,17 +114,23 @@ def fit_coop(task: FitTask, config: CoOpConfig) -> dict[str, Tensor]:
     """``context`` (M, D), or (N, M, D) if class-specific."""
     model, prompts = task.model, task.prompts
     generator = torch.Generator().manual_seed(task.seed)
-    start = initial_context(model, config.context_init, config.context_length, generator)
+    start = initial_context(
+        model, config.context_init, config.context_length, generator
+    )
     tokens = prompt_tokens(model, prompts, len(start), config.class_position)
     if config.class_specific:
         start = start.repeat(len(prompts), 1, 1)
         if not config.context_init:
-            start = INIT_STD * torch.randn(start.shape, generator=generator).to(model.device)
+            start = INIT_STD * torch.randn(start.shape, generator=generator).to(
+                model.device
+            )
     return learn({"context": start}, partial(coop_logits, model, tokens), task, config)
 
 
 @register(
-    "coop", tuned={"imagenet": CoOpConfig(context_init="a photo of a", epochs=50)}, fit=fit_coop
+    "coop",
+    tuned={"imagenet": CoOpConfig(context_init="a photo of a", epochs=50)},
+    fit=fit_coop,
 )
 class CoOp(FeatureLevel, FewShotAdapter):
     """Context words learned from a few labelled images."""
@@ -121,9 +144,13 @@ class CoOp(FeatureLevel, FewShotAdapter):
         width = model.require_text().config.width
         rows = (len(prompts),) if config.class_specific else ()
         context = self.tensor("context", *rows, None, width)
-        ids, at = prompt_tokens(model, prompts, context.shape[-2], config.class_position)
+        ids, at = prompt_tokens(
+            model, prompts, context.shape[-2], config.class_position
+        )
         with torch.no_grad():
-            self.classifier = model.encode_text(ids, context=context, positions=at, normalize=True)
+            self.classifier = model.encode_text(
+                ids, context=context, positions=at, normalize=True
+            )
 
     def _predict_features(self, features: Tensor) -> Prediction:
         return Prediction(self.model.scale * features[:, 0] @ self.classifier.T)

@@ -19,7 +19,9 @@ from cliquetta.methods.tpt import TPT, TPTConfig
 class CTPTConfig(TPTConfig):
     """C-TPT with its authors' defaults."""
 
-    dispersion_weight: NonNegative = 50.0  # Weight of the text feature dispersion; 0 is TPT.
+    dispersion_weight: NonNegative = (
+        50.0  # Weight of the text feature dispersion; 0 is TPT.
+    )
 
 
 def text_dispersion(text: Tensor) -> Tensor:
@@ -37,4 +39,6 @@ class CTPT(TPT):
 
     def loss(self, features: Tensor, text: Tensor) -> Tensor:
         """Losses (B,): marginal entropy minus weighted dispersion."""
-        return super().loss(features, text) - self.config.dispersion_weight * text_dispersion(text)
+        return super().loss(
+            features, text
+        ) - self.config.dispersion_weight * text_dispersion(text)

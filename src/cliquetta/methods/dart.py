@@ -47,14 +47,22 @@ from cliquetta.types import Batch, Prediction
 class DARTConfig(SelectiveConfig):
     """DART with its authors' defaults."""
 
-    view_kind: ViewKind = "zoom-crop"  # How views are made; presets hold the zoom per dataset.
+    view_kind: ViewKind = (
+        "zoom-crop"  # How views are made; presets hold the zoom per dataset.
+    )
     lr: NonNegative = 5e-3  # Learning rate of AdamW, for both kinds of prompts.
     weight_decay: NonNegative = 0.01
     """Weight decay of AdamW, PyTorch's default in the official code."""
-    block: NonNegativeCount = 1  # Visual block, counted from 0, that takes the key/value prompt.
+    block: NonNegativeCount = (
+        1  # Visual block, counted from 0, that takes the key/value prompt.
+    )
     prompt_length: Count = 1  # Key/value pairs of the visual prompt.
-    retained_weight: Weight = 0.1  # Weight of retained prompts in those that an image starts from.
-    ema_scale: Positive = 5000.0  # Retained prompts move by 1 - exp(-max logit / ema_scale).
+    retained_weight: Weight = (
+        0.1  # Weight of retained prompts in those that an image starts from.
+    )
+    ema_scale: Positive = (
+        5000.0  # Retained prompts move by 1 - exp(-max logit / ema_scale).
+    )
     score: Literal["plain", "views", "mixed"] = "plain"
     """Which logits are returned: of the plain view under the learned prompts (the active code), the
     mean of the confident views, or half those before learning and half the plain view after."""
@@ -77,7 +85,9 @@ class DART(Adapter):
                 f"block {config.block} does not exist: {model.id} has blocks 0 to "
                 f"{len(self.tower.blocks) - 1}"
             )
-        self.template = LearnableTemplate(model, prompts, chunk=config.text_chunk, by="DART")
+        self.template = LearnableTemplate(
+            model, prompts, chunk=config.text_chunk, by="DART"
+        )
         self.scale = model.scale
         N, D = len(prompts), self.tower.config.width
         generator = torch.Generator().manual_seed(self.seed)
@@ -96,11 +106,18 @@ class DART(Adapter):
     def _next(self, views: Tensor) -> tuple[Tensor, Tensor]:
         """Logits (N,) of the next image of the stream, from its views (V, 3, S, S)."""
         retained = self.config.retained_weight
-        embedded = (self.tower.embed(part) for part in torch.split(views, self.config.chunk))
-        before_prompt = [self.tower.run(part, stop=self.config.block) for part in embedded]
+        embedded = (
+            self.tower.embed(part) for part in torch.split(views, self.config.chunk)
+        )
+        before_prompt = [
+            self.tower.run(part, stop=self.config.block) for part in embedded
+        ]
         hidden = torch.cat(before_prompt)  # the same whatever the prompt
         visual = self.memory["visual"]
-        context = retained * self.memory["retained_context"] + (1 - retained) * self.template.start
+        context = (
+            retained * self.memory["retained_context"]
+            + (1 - retained) * self.template.start
+        )
         text = self.template.features(context[None])[0]
         before = self.scale * self.encode(hidden, visual) @ text.T
         sure_before = confident_views(before, self.config.selection_fraction)
@@ -110,7 +127,9 @@ class DART(Adapter):
         after = self.scale * self.encode(hidden, visual) @ text.T
         sure_after = confident_views(after, self.config.selection_fraction)
         named = mean_logits(after, sure_after).argmax()
-        visual = retained * self.memory["retained_visual"][named] + (1 - retained) * visual
+        visual = (
+            retained * self.memory["retained_visual"][named] + (1 - retained) * visual
+        )
         logits = self.scale * (self.encode(hidden[:1], visual) @ text.T)[0]
         if self.config.score == "views":
             logits = mean_logits(after, sure_after)
@@ -138,7 +157,9 @@ class DART(Adapter):
             loss = marginal_entropy(self.scale * ends[0] @ ends[1].T)
             by_features, by_text = torch.autograd.grad(loss, ends)
             scaled, factor = near_one(by_features[None])
-            by_visual = torch.autograd.grad(features, leaf, scaled[0])[0] / factor.flatten()
+            by_visual = (
+                torch.autograd.grad(features, leaf, scaled[0])[0] / factor.flatten()
+            )
         by_context = self.template.gradient(context[None], by_text[None])[0]
         adam = Adam(self.config.lr, weight_decay=self.config.weight_decay)
         context = adam_step(AdamState.begin(context), by_context, adam).values
@@ -149,7 +170,10 @@ class DART(Adapter):
         """Move the retained prompts of the predicted class towards those of this image."""
         label = logits.argmax()
         stay = torch.exp(-logits[label] / self.config.ema_scale)
-        for name, now in (("retained_context", context[label]), ("retained_visual", visual)):
+        for name, now in (
+            ("retained_context", context[label]),
+            ("retained_visual", visual),
+        ):
             moved = self.memory[name].clone()
             moved[label] = stay * moved[label] + (1 - stay) * now
             self.memory[name] = moved

@@ -33,7 +33,9 @@ class DeYOConfig(MomentumConfig):
     """τ_Ent as a multiple of ln N: images of higher entropy do not teach."""
     entropy_margin: NonNegative = 0.4
     """Ent₀ as a multiple of ln N: entropy at which the weight of certainty is 1."""
-    plpd_threshold: float = 0.2  # τ_PLPD: images whose probability falls less do not teach.
+    plpd_threshold: float = (
+        0.2  # τ_PLPD: images whose probability falls less do not teach.
+    )
     patch_grid: Count = 4  # Cells per side of the grid that is shuffled.
 
 
@@ -46,7 +48,9 @@ def shuffle_patches(images: Tensor, grid: int, generator: torch.Generator) -> Te
 def probability_drop(logits: Tensor, shuffled: Tensor) -> Tensor:
     """PLPD (B,): probability of the predicted class minus that for the shuffled image."""
     label = logits.argmax(dim=-1, keepdim=True)
-    drop = logits.softmax(dim=-1).gather(1, label) - shuffled.softmax(dim=-1).gather(1, label)
+    drop = logits.softmax(dim=-1).gather(1, label) - shuffled.softmax(dim=-1).gather(
+        1, label
+    )
     return drop[:, 0]
 
 
@@ -59,7 +63,9 @@ def split_patches(images: Tensor, grid: int) -> Tensor:
     """Patches (B, grid², 3, h, w) of images (B, 3, S, S), reduced where ``grid`` does not fit."""
     side = images.shape[-1] // grid * grid
     if side != images.shape[-1]:
-        images = F.interpolate(images, size=(side, side), mode="bilinear", antialias=True)
+        images = F.interpolate(
+            images, size=(side, side), mode="bilinear", antialias=True
+        )
     B, C = images.shape[:2]
     cells = images.view(B, C, grid, side // grid, grid, side // grid)
     return cells.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
@@ -77,7 +83,9 @@ def join_patches(patches: Tensor, size: int) -> Tensor:
 
 
 @register(
-    "deyo", tuned={"mild": DeYOConfig(plpd_threshold=0.3)}, setting="ViT-B/16, ImageNet-C, wild"
+    "deyo",
+    tuned={"mild": DeYOConfig(plpd_threshold=0.3)},
+    setting="ViT-B/16, ImageNet-C, wild",
 )
 class DeYO(MomentumAdapter):
     """Entropy steps on LayerNorms from images whose prediction depends on their shape."""
@@ -102,7 +110,9 @@ class DeYO(MomentumAdapter):
                 self.step(gradient, len(batch))
         return Prediction(logits.detach().float(), {"teaching": teaching})
 
-    def loss(self, logits: Tensor, norms: Tensor, shuffled: Tensor) -> tuple[Tensor, Tensor]:
+    def loss(
+        self, logits: Tensor, norms: Tensor, shuffled: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Weighted mean entropy of the images that teach, and which (B,) do."""
         config, chance = self.config, math.log(len(self.prompts))
         entropies = entropy(logits)
@@ -113,6 +123,8 @@ class DeYO(MomentumAdapter):
         with torch.no_grad():
             drop = probability_drop(logits[rows], self.logits(norms, shuffled[rows]))
             teaching[rows] = drop > config.plpd_threshold
-            weights = sample_weights(entropies[rows], drop, config.entropy_margin * chance)
+            weights = sample_weights(
+                entropies[rows], drop, config.entropy_margin * chance
+            )
         still = teaching[rows]
         return (entropies[rows] * weights)[still].mean(), teaching

@@ -20,11 +20,17 @@ from cliquetta.methods.building.cache import Affinity, affinity, declare, insert
 from cliquetta.methods.building.config import Count, Fraction, NonNegative, Positive
 from cliquetta.methods.building.entropy import marginal_entropy
 from cliquetta.methods.building.feature_level import FixedText
-from cliquetta.methods.building.views import SelectiveConfig, confident_views, take_views
+from cliquetta.methods.building.views import (
+    SelectiveConfig,
+    confident_views,
+    take_views,
+)
 from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
 
-ELEMENTS = 2**25  # Elements of the class features computed at once: bounds memory (128 MiB).
+ELEMENTS = (
+    2**25
+)  # Elements of the class features computed at once: bounds memory (128 MiB).
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,9 @@ class DMNConfig(SelectiveConfig):
     selection_fraction: Fraction = 0.1
     """ρ: fraction of the views, those of lowest entropy, that give class and entropy."""
     capacity: Count = 50  # Images stored per class.
-    beta: NonNegative = 5.5  # β: how fast an entry's weight falls with its distance from the query.
+    beta: NonNegative = (
+        5.5  # β: how fast an entry's weight falls with its distance from the query.
+    )
     memory_weight: Positive = 1.0
     """β₂: weight of the memory's prediction relative to the text's; the authors search it on
     labels."""
@@ -83,9 +91,13 @@ class DMN(FixedText):
         keys = memory["keys"]
         occupancy = insert(memory, classes, offered, {"keys": plain})
         weights = affinity(plain, keys, occupancy, config.beta)
-        text = ((plain @ self.classifier.T - 1) * config.beta).exp()[:, :, None] * self.classifier
+        text = ((plain @ self.classifier.T - 1) * config.beta).exp()[
+            :, :, None
+        ] * self.classifier
         seen = class_features(plain, classes, keys, weights, text)
         dynamic = (self.scale * (seen @ plain[:, :, None])[:, :, 0]).log_softmax(dim=-1)
         fixed = logits[:, 0].log_softmax(dim=-1)
         weight = config.memory_weight
-        return (torch.logaddexp(fixed, dynamic + math.log(weight)) - math.log1p(weight)).float()
+        return (
+            torch.logaddexp(fixed, dynamic + math.log(weight)) - math.log1p(weight)
+        ).float()

@@ -27,7 +27,12 @@ from cliquetta.methods.building.config import Count, NonNegative, read_presets
 from cliquetta.methods.building.entropy import entropy, marginal_entropy
 from cliquetta.methods.building.feature_level import FixedText
 from cliquetta.methods.building.memory import SHORT
-from cliquetta.methods.building.views import SelectiveConfig, ViewKind, confident_views, take_views
+from cliquetta.methods.building.views import (
+    SelectiveConfig,
+    ViewKind,
+    confident_views,
+    take_views,
+)
 from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
 
@@ -44,8 +49,12 @@ class DPEConfig(SelectiveConfig):
     alpha: NonNegative = 6.0  # α: weight of the visual prototypes.
     beta: NonNegative = 5.0  # β: how fast a prototype's weight falls with its distance.
     lr: NonNegative = 6e-4  # Learning rate of AdamW for both residuals.
-    weight_decay: NonNegative = 0.1  # Weight decay of AdamW; idle in the one step from zero.
-    alignment_weight: NonNegative = 0.5  # a: weight of the contrast between the prototypes.
+    weight_decay: NonNegative = (
+        0.1  # Weight decay of AdamW; idle in the one step from zero.
+    )
+    alignment_weight: NonNegative = (
+        0.5  # a: weight of the contrast between the prototypes.
+    )
     scored: Literal["plain", "confident"] = "plain"
     """View that is scored: the plain one, or the mean of the confident ones (ImageNet-A)."""
     update_threshold: NonNegative = 0.1
@@ -74,14 +83,19 @@ class DPE(FixedText):
         declare(self.memory, self.classifier, self.config.capacity, keys=SHORT)
 
     def _predict_features(self, features: Tensor) -> Prediction:
-        return Prediction(torch.stack([self._predict_image(views) for views in features]).float())
+        return Prediction(
+            torch.stack([self._predict_image(views) for views in features]).float()
+        )
 
     def _predict_image(self, views: Tensor) -> Tensor:
         """Logits (N,) of one image whose views are (V, E)."""
         config, memory = self.config, self.memory
         text = memory["text"]
         sure = self._confident(views, F.normalize(text, dim=-1))
-        feature, logits = sure.mean(dim=0), self.scale * sure @ F.normalize(text, dim=-1).T
+        feature, logits = (
+            sure.mean(dim=0),
+            self.scale * sure @ F.normalize(text, dim=-1).T,
+        )
         label = logits.mean(dim=0).argmax(dim=-1, keepdim=True)
         insert(memory, label, marginal_entropy(logits)[None], {"keys": feature[None]})
         filled = memory["entropy"].isfinite()
@@ -99,7 +113,11 @@ class DPE(FixedText):
         residuals = minimize(start, loss, 1, self.adam).values
         t = F.normalize(text + residuals[: len(text)], dim=-1)
         v = F.normalize(visual + residuals[len(text) :], dim=-1)
-        scored = views[0] if config.scored == "plain" else self._confident(views, t).mean(dim=0)
+        scored = (
+            views[0]
+            if config.scored == "plain"
+            else self._confident(views, t).mean(dim=0)
+        )
         final = self._scores(scored, t, v, present)
         if float(entropy(final)) < config.update_threshold * math.log2(len(text)):
             memory["updates"] = memory["updates"] + 1
@@ -109,9 +127,17 @@ class DPE(FixedText):
     def _confident(self, views: Tensor, text: Tensor) -> Tensor:
         """The views (K, E) among (V, E) that unit texts (N, E) predict most surely."""
         logits = self.scale * views @ text.T
-        return take_views(views, confident_views(logits, self.config.selection_fraction))
+        return take_views(
+            views, confident_views(logits, self.config.selection_fraction)
+        )
 
-    def _scores(self, feature: Tensor, text: Tensor, visual: Tensor, present: Tensor) -> Tensor:
+    def _scores(
+        self, feature: Tensor, text: Tensor, visual: Tensor, present: Tensor
+    ) -> Tensor:
         """Logits (N,) of a feature (E,): those of all texts, and of the visual prototypes."""
-        closeness = ((feature @ visual.T - 1) * self.config.beta).exp()  # exp(-β (1 - f·v))
-        return (self.scale * feature @ text.T).index_add(0, present, self.config.alpha * closeness)
+        closeness = (
+            (feature @ visual.T - 1) * self.config.beta
+        ).exp()  # exp(-β (1 - f·v))
+        return (self.scale * feature @ text.T).index_add(
+            0, present, self.config.alpha * closeness
+        )

@@ -34,7 +34,9 @@ class ECALPConfig(MethodConfig):
     """Label propagation with the authors' settings, the same for all datasets."""
 
     text_neighbours: Count = 3  # Nearest texts that an image is joined to.
-    image_neighbours: Count = 8  # Nearest images that an image is joined to, itself among them.
+    image_neighbours: Count = (
+        8  # Nearest images that an image is joined to, itself among them.
+    )
     gamma: Positive = 10.0  # γ: exponent of similarities.
     steps: Count = 3  # Rounds of propagation per image.
     capacity: Count = 2048  # Images remembered, the newest ones; the authors keep all.
@@ -50,7 +52,9 @@ def nearest_texts(features: Tensor, text: Tensor, count: int) -> Tensor:
     """Cosines (M, N) with each image's nearest texts, zero elsewhere and if negative."""
     cosine = features @ text.T
     nearest = cosine.topk(min(count, len(text)), dim=-1)
-    return torch.zeros_like(cosine).scatter(1, nearest.indices, nearest.values.clamp_min(0))
+    return torch.zeros_like(cosine).scatter(
+        1, nearest.indices, nearest.values.clamp_min(0)
+    )
 
 
 def nearest_images(similarity: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -65,7 +69,9 @@ def nearest_images(similarity: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return torch.cat([values, values[-1:]]), torch.cat([rows, rows[-1:]])
 
 
-def spread(to_texts: Tensor, weights: Tensor, rows: Tensor, scores: Tensor, steps: int) -> Tensor:
+def spread(
+    to_texts: Tensor, weights: Tensor, rows: Tensor, scores: Tensor, steps: int
+) -> Tensor:
     """``steps`` rounds of ``scores`` (M, N) of images ← S Y, with Y those of texts and images.
 
     Images have edges to texts ``to_texts`` (M, N) and to images ``rows``, of ``weights`` (M, k).
@@ -76,7 +82,9 @@ def spread(to_texts: Tensor, weights: Tensor, rows: Tensor, scores: Tensor, step
     degree = degree.index_add(0, ends, weights.flatten())
     image_degree = degree.clamp_min(tiny).rsqrt()[:, None]
     text_degree = to_texts.sum(dim=0).clamp_min(tiny).rsqrt()
-    texts = image_degree * to_texts * text_degree  # the rows of texts in Y are the identity
+    texts = (
+        image_degree * to_texts * text_degree
+    )  # the rows of texts in Y are the identity
     for _ in range(steps):
         own = image_degree * scores
         out = torch.einsum("mk,mkn->mn", weights, own[rows])
@@ -114,15 +122,26 @@ class ECALP(FixedText):
             window = slice(max(0, end - M), end)  # the oldest is forgotten
             held = window.start - end + 1 or len(scores)
             own, scores, labels = self._propagate(
-                similarity[window, window], to_texts[window], scores[held:], labels[held:]
+                similarity[window, window],
+                to_texts[window],
+                scores[held:],
+                labels[held:],
             )
             reached.append(own)
-        for name, values in (("features", nodes[-M:]), ("scores", scores), ("labels", labels)):
-            memory[name] = F.pad(values, [0, 0] * (values.ndim - 1) + [M - len(values), 0])
+        for name, values in (
+            ("features", nodes[-M:]),
+            ("scores", scores),
+            ("labels", labels),
+        ):
+            memory[name] = F.pad(
+                values, [0, 0] * (values.ndim - 1) + [M - len(values), 0]
+            )
         memory["images"] = memory["images"] + len(features)
         zero_shot = (self.scale * features @ text.T).softmax(dim=-1)
         tiny = torch.finfo(features.dtype).tiny
-        mixed = torch.lerp(F.normalize(torch.stack(reached), p=1, dim=-1), zero_shot, SMOOTHING)
+        mixed = torch.lerp(
+            F.normalize(torch.stack(reached), p=1, dim=-1), zero_shot, SMOOTHING
+        )
         return Prediction(mixed.clamp_min(tiny).log().float())
 
     def _propagate(

@@ -4,9 +4,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from cliquetta.errors import UserError
-from cliquetta.methods.building.few_shot import FewShotAdapter, FitTask, OnStep, refuse_fixed_text
+from cliquetta.methods.building.few_shot import (
+    FewShotAdapter,
+    FitTask,
+    OnStep,
+    refuse_fixed_text,
+)
 from cliquetta.methods.building.support_set import FewShot
-from cliquetta.methods.registry import create_method, get_method, method_entries, own_config
+from cliquetta.methods.registry import (
+    create_method,
+    get_method,
+    method_entries,
+    own_config,
+)
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts, as_prompts
 
@@ -41,7 +51,9 @@ def fit_method(
     """
     entry = get_method(name)
     if entry.fit is None:
-        known = ", ".join(other.name for other in method_entries() if other.fit is not None)
+        known = ", ".join(
+            other.name for other in method_entries() if other.fit is not None
+        )
         raise UserError(f"{name} needs no fitting; few-shot methods are {known}")
     config = own_config(entry, config)
     prompts = as_prompts(classes)
@@ -62,6 +74,8 @@ def _check_examples(few_shot: FewShot, model: CLIP, prompts: ClassPrompts) -> No
         )
     highest = int(few_shot.labels.max())
     if highest >= len(prompts):
-        raise UserError(f"a few-shot image has label {highest}, there are {len(prompts)} classes")
+        raise UserError(
+            f"a few-shot image has label {highest}, there are {len(prompts)} classes"
+        )
     if few_shot.validation is not None:
         _check_examples(few_shot.validation, model, prompts)

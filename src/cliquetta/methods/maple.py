@@ -15,7 +15,12 @@ from torch import Tensor
 from cliquetta.errors import UserError
 from cliquetta.methods import coop
 from cliquetta.methods.building.config import Count, Positive
-from cliquetta.methods.building.few_shot import FewShotAdapter, FitTask, SGDTraining, learn
+from cliquetta.methods.building.few_shot import (
+    FewShotAdapter,
+    FitTask,
+    SGDTraining,
+    learn,
+)
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP, FrozenModel, PromptedTower
 from cliquetta.model.vision import TokenPrompts
@@ -27,7 +32,9 @@ from cliquetta.types import Batch, Prediction
 class MaPLeConfig(SGDTraining):
     """The authors' setting from base to novel classes."""
 
-    epochs: Count | None = 5  # Passes over the examples; ``None``: by the number of shots, as CoOp.
+    epochs: Count | None = (
+        5  # Passes over the examples; ``None``: by the number of shots, as CoOp.
+    )
     batch_size: Count = 4  # Images per step.
     lr: Positive = 3.5e-3  # Learning rate at the start of the cosine schedule.
     depth: Count = 9  # J: number of blocks with learned tokens, at most those of the smaller tower.
@@ -57,7 +64,9 @@ def text_tokens(model: CLIP, prompts: ClassPrompts, config: MaPLeConfig) -> coop
             f"{config.context_init!r} has {words} tokens, {config.context_length} are to be "
             "learned: give more words or none"
         )
-    ids = model.tokenizer(prompts.texts(f"{config.context_init} {{}}.")).to(model.device)
+    ids = model.tokenizer(prompts.texts(f"{config.context_init} {{}}.")).to(
+        model.device
+    )
     positions = model.require_text().word_positions(config.context_length)
     return ids, positions.expand(len(prompts), -1)
 
@@ -66,10 +75,14 @@ def text_features(model: CLIP, tokens: coop.Tokens, learned: coop.Learned) -> Te
     """Unit features (N, E) of the prompted class texts."""
     ids, positions = tokens
     context, deep = learned["context"], learned["deep"].unbind()
-    return model.encode_text(ids, context=context, positions=positions, deep=deep, normalize=True)
+    return model.encode_text(
+        ids, context=context, positions=positions, deep=deep, normalize=True
+    )
 
 
-def maple_logits(model: CLIP, tokens: coop.Tokens, learned: coop.Learned, pixels: Tensor) -> Tensor:
+def maple_logits(
+    model: CLIP, tokens: coop.Tokens, learned: coop.Learned, pixels: Tensor
+) -> Tensor:
     """Scale * cos(prompted image, prompted text): (B, N)."""
     images = model.encode_image(pixels, tokens=visual_prompts(learned), normalize=True)
     return model.scale * images @ text_features(model, tokens, learned).T
@@ -84,7 +97,9 @@ def initial_parameters(
     M = config.context_length
     context = coop.initial_context(model, config.context_init, M, generator)[:M]
     deep = coop.INIT_STD * torch.randn(depth - 1, M, text.width, generator=generator)
-    first, other = (coop.initial_linear(text.width, image.width, generator) for _ in range(2))
+    first, other = (
+        coop.initial_linear(text.width, image.width, generator) for _ in range(2)
+    )
     pairs = zip(first, other, strict=True)  # the later blocks start alike
     weight, bias = (torch.stack([a, *[b] * (depth - 1)]) for a, b in pairs)
     start = {"context": context, "deep": deep, "map.weight": weight, "map.bias": bias}
@@ -126,11 +141,15 @@ class MaPLe(FewShotAdapter):
         }
         self.visual = visual_prompts(learned)
         with torch.no_grad():
-            self.classifier = text_features(model, text_tokens(model, prompts, config), learned)
+            self.classifier = text_features(
+                model, text_tokens(model, prompts, config), learned
+            )
 
     @torch.no_grad()
     def _predict(self, batch: Batch) -> Prediction:
-        features = self.model.encode_image(batch.images, tokens=self.visual, normalize=True)
+        features = self.model.encode_image(
+            batch.images, tokens=self.visual, normalize=True
+        )
         return Prediction(self.model.scale * features @ self.classifier.T)
 
     def frozen_model(self) -> FrozenModel:

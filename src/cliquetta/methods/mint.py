@@ -35,7 +35,9 @@ class MintConfig(AdamConfig):
     """Inter-class variance, with the authors' learning rate for a ViT-B."""
 
     lr: Positive = 7e-3  # Learning rate of Adam; the authors take 1.5e-2 for a ViT-L on ImageNet-C.
-    text_weight: NonNegative = 10_000  # K₀: images at which text and class mean weigh the same.
+    text_weight: NonNegative = (
+        10_000  # K₀: images at which text and class mean weigh the same.
+    )
 
 
 def between_class_variance(
@@ -49,7 +51,11 @@ def between_class_variance(
     return ((total - within) * weights).sum()
 
 
-@register("mint", tuned={"imagenet-c": MintConfig(lr=1.5e-2)}, setting="CLIP ViT-B/16, CIFAR-100-C")
+@register(
+    "mint",
+    tuned={"imagenet-c": MintConfig(lr=1.5e-2)},
+    setting="CLIP ViT-B/16, CIFAR-100-C",
+)
 class Mint(LayerNormAdapter):
     """One LayerNorm step per batch up the variance between classes, from running averages."""
 
@@ -60,7 +66,9 @@ class Mint(LayerNormAdapter):
         N, E = self.classifier.shape
         for name in ("before", "after"):  # the step
             self.memory.declare(f"{name}.sums", self.classifier.new_zeros(N, E))
-            self.memory.declare(f"{name}.counts", self.classifier.new_zeros(N), NON_NEGATIVE)
+            self.memory.declare(
+                f"{name}.counts", self.classifier.new_zeros(N), NON_NEGATIVE
+            )
         self.memory.declare("gradient", torch.zeros_like(self.tower.start))
         self.memory.declare("batches", self.tower.start.new_zeros(()), NON_NEGATIVE)
 
@@ -73,22 +81,32 @@ class Mint(LayerNormAdapter):
             variance = between_class_variance(features, labels, mean, means)
             (gradient,) = torch.autograd.grad(-variance, start)
         memory["batches"] = memory["batches"] + 1
-        memory["gradient"] = torch.lerp(memory["gradient"], gradient, 1 / float(memory["batches"]))
+        memory["gradient"] = torch.lerp(
+            memory["gradient"], gradient, 1 / float(memory["batches"])
+        )
         fresh = AdamState.begin(self.tower.start)
         norms = adam_step(fresh, memory["gradient"], self.config.adam).values
         with torch.no_grad():
             features = self.features(norms, batch.images)
             _, means, _ = self._class_means("after", features)
             seen = memory["after.counts"].sum()
-            text = l2_normalize(self.config.text_weight * self.classifier + seen * means)
+            text = l2_normalize(
+                self.config.text_weight * self.classifier + seen * means
+            )
             logits = self.scale * features @ text.T
         return Prediction(logits.float(), {"variance": variance.detach()})
 
-    def _class_means(self, name: str, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _class_means(
+        self, name: str, features: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Labels (B,) of features by the texts; running means by class, and of all, with these."""
         labels = (features @ self.classifier.T).argmax(dim=-1)
         member = F.one_hot(labels, len(self.prompts)).to(features.dtype)
         sums = self.memory[f"{name}.sums"] + member.T @ features
         counts = self.memory[f"{name}.counts"] + member.sum(dim=0)
         self.memory[f"{name}.sums"], self.memory[f"{name}.counts"] = sums, counts
-        return labels, sums / counts.clamp_min(1)[:, None], sums.sum(dim=0) / counts.sum()
+        return (
+            labels,
+            sums / counts.clamp_min(1)[:, None],
+            sums.sum(dim=0) / counts.sum(),
+        )

@@ -22,10 +22,17 @@ from torch import Tensor
 from cliquetta.methods.building.config import Count, MethodConfig
 from cliquetta.methods.building.entropy import log_prob_entropy
 from cliquetta.methods.building.feature_level import Transductive
-from cliquetta.methods.building.mixtures import nearest_affinity, propagate, weighted_means
+from cliquetta.methods.building.mixtures import (
+    nearest_affinity,
+    propagate,
+    weighted_means,
+)
 from cliquetta.methods.registry import register
 
-SHORTEST, LONGEST = 1e-3, 1 - 1e-4  # Mean lengths between which κ is finite and positive.
+SHORTEST, LONGEST = (
+    1e-3,
+    1 - 1e-4,
+)  # Mean lengths between which κ is finite and positive.
 TINY = 1e-12
 
 
@@ -33,7 +40,9 @@ TINY = 1e-12
 class MOONConfig(MethodConfig):
     """Transduction with dynamic shrinkage within each batch."""
 
-    neighbours: Count = 3  # m: nearest neighbours of an image by cosine, excluding itself.
+    neighbours: Count = (
+        3  # m: nearest neighbours of an image by cosine, excluding itself.
+    )
     rounds: Count = 10  # T: updates of the assignments and of the distributions.
 
 
@@ -65,7 +74,9 @@ def anchor_length(features: Tensor, prior: Tensor, text: Tensor) -> Tensor:
     return (weights * (features @ text.T)).sum(dim=0).clamp(SHORTEST, LONGEST)
 
 
-def shrunk_means(features: Tensor, logs: Tensor, text: Tensor, anchor_weight: Tensor) -> Tensor:
+def shrunk_means(
+    features: Tensor, logs: Tensor, text: Tensor, anchor_weight: Tensor
+) -> Tensor:
     """A(κ_k) μ_k (N, E): between the batch's own means and the texts (N, E), eqs. (14), (19)."""
     gamma = certainty(logs)
     empirical = weighted_means(features, gamma.clamp_min(TINY).log()[:, None] + logs)
@@ -74,7 +85,9 @@ def shrunk_means(features: Tensor, logs: Tensor, text: Tensor, anchor_weight: Te
     return beta * empirical + (1 - beta) * text
 
 
-def transduce(features: Tensor, log_prior: Tensor, text: Tensor, config: MOONConfig) -> Tensor:
+def transduce(
+    features: Tensor, log_prior: Tensor, text: Tensor, config: MOONConfig
+) -> Tensor:
     """Log assignments (B, N) of unit features (B, E), from zero-shot log-probabilities (B, N)."""
     prior, width = log_prior.exp(), features.shape[1]
     links = nearest_affinity(features @ features.T, config.neighbours)

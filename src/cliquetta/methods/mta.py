@@ -25,14 +25,20 @@ class MTAConfig(ViewsConfig):
 
     neighbour_fraction: Fraction = 0.3
     """Fraction of the other views, the nearest ones, that set a view's bandwidth."""
-    affinity_weight: NonNegative = 4.0  # λ: weight of the agreement between views' predictions.
+    affinity_weight: NonNegative = (
+        4.0  # λ: weight of the agreement between views' predictions.
+    )
     entropy_weight: Positive = 0.2
     """λ_y: weight of the entropy of the inlierness scores; larger is closer to uniform."""
-    iterations: Count = 5  # Rounds of the alternation, and most iterations inside its halves.
+    iterations: Count = (
+        5  # Rounds of the alternation, and most iterations inside its halves.
+    )
     tolerance: NonNegative = 1e-6  # Change below which a half of the alternation stops.
 
 
-SMALLEST = 1e-12  # Least squared bandwidth; float32 unit features that differ do so by more.
+SMALLEST = (
+    1e-12  # Least squared bandwidth; float32 unit features that differ do so by more.
+)
 
 
 def squared_bandwidth(features: Tensor, neighbours: float) -> Tensor:
@@ -41,8 +47,12 @@ def squared_bandwidth(features: Tensor, neighbours: float) -> Tensor:
     if V == 1:
         return features.new_full(features.shape[:2], SMALLEST)
     count = max(1, int(neighbours * (V - 1)))
-    distances = torch.cdist(features, features, compute_mode="donot_use_mm_for_euclid_dist")
-    nearest = distances.sort(dim=-1).values[..., 1 : count + 1]  # the nearest of all is itself
+    distances = torch.cdist(
+        features, features, compute_mode="donot_use_mm_for_euclid_dist"
+    )
+    nearest = distances.sort(dim=-1).values[
+        ..., 1 : count + 1
+    ]  # the nearest of all is itself
     return (0.5 * nearest.square().mean(dim=-1)).clamp(min=SMALLEST)
 
 
@@ -52,24 +62,32 @@ def density(features: Tensor, mode: Tensor, h2: Tensor) -> Tensor:
     return torch.exp(-squared / (2 * h2))
 
 
-def find_mode(features: Tensor, probabilities: Tensor, config: MTAConfig) -> tuple[Tensor, Tensor]:
+def find_mode(
+    features: Tensor, probabilities: Tensor, config: MTAConfig
+) -> tuple[Tensor, Tensor]:
     """Modes (B, E) and inlierness (B, V) of unit features (B, V, E), predictions (B, V, N)."""
     h2 = squared_bandwidth(features, config.neighbour_fraction)
     agreement = probabilities @ probabilities.transpose(1, 2)  # (B, V, V)
     mode = features[:, 0]
     inlierness = features.new_full(features.shape[:2], 1 / features.shape[1])
     for _ in range(config.iterations):
-        inlierness = _settle_inlierness(inlierness, density(features, mode, h2), agreement, config)
+        inlierness = _settle_inlierness(
+            inlierness, density(features, mode, h2), agreement, config
+        )
         mode = _shift_mode(mode, features, inlierness, h2, config)
     return mode, inlierness
 
 
-def _settle_inlierness(y: Tensor, kernel: Tensor, agreement: Tensor, config: MTAConfig) -> Tensor:
+def _settle_inlierness(
+    y: Tensor, kernel: Tensor, agreement: Tensor, config: MTAConfig
+) -> Tensor:
     """The first half of a round: y = softmax((K + λ A y) / λ_y) to its fixed point."""
     active = torch.ones(len(y), 1, dtype=torch.bool, device=y.device)
     for _ in range(config.iterations):
         support = (agreement @ y[:, :, None])[:, :, 0]
-        new = ((kernel + config.affinity_weight * support) / config.entropy_weight).softmax(dim=-1)
+        new = (
+            (kernel + config.affinity_weight * support) / config.entropy_weight
+        ).softmax(dim=-1)
         y, active = _advance(y, new, active, config.tolerance)
     return y
 
@@ -83,11 +101,15 @@ def _shift_mode(
         weight = inlierness * density(features, mode, h2)
         alive = weight.sum(dim=-1, keepdim=True) > 0
         new = l2_normalize((weight[:, None] @ features)[:, 0])
-        mode, active = _advance(mode, torch.where(alive, new, mode), active, config.tolerance)
+        mode, active = _advance(
+            mode, torch.where(alive, new, mode), active, config.tolerance
+        )
     return mode
 
 
-def _advance(old: Tensor, new: Tensor, active: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
+def _advance(
+    old: Tensor, new: Tensor, active: Tensor, tolerance: float
+) -> tuple[Tensor, Tensor]:
     """The next iterate of the rows still active, and which of them stay so."""
     moved = (new - old).norm(dim=-1, keepdim=True) >= tolerance
     return torch.where(active, new, old), active & moved
@@ -102,4 +124,6 @@ class MTA(FixedText):
     def _predict_features(self, features: Tensor) -> Prediction:
         probabilities = (self.scale * features @ self.classifier.T).softmax(dim=-1)
         mode, inlierness = find_mode(features, probabilities, self.config)
-        return Prediction(self.scale * mode @ self.classifier.T, {"inlierness": inlierness})
+        return Prediction(
+            self.scale * mode @ self.classifier.T, {"inlierness": inlierness}
+        )

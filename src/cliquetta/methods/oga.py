@@ -27,7 +27,9 @@ from cliquetta.methods.building.mixtures import linear_discriminant
 from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
 
-SMALLEST_TRACE = 1e-6  # Usual: 0.3; equal images have no spread, by which nothing may be divided.
+SMALLEST_TRACE = (
+    1e-6  # Usual: 0.3; equal images have no spread, by which nothing may be divided.
+)
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,9 @@ class OGAConfig(MethodConfig):
     """Divisor of the sum of a class's entries: as in the code, or in the paper."""
 
 
-def cache_means(keys: Tensor, filled: Tensor, text: Tensor, config: OGAConfig) -> Tensor:
+def cache_means(
+    keys: Tensor, filled: Tensor, text: Tensor, config: OGAConfig
+) -> Tensor:
     """Means (N, E) of cached keys (N, K, E) where ``filled`` (N, K); text with fewer than two."""
     count = filled.sum(dim=1, keepdim=True)
     divisor = config.capacity if config.divisor == "capacity" else count.clamp_min(1)
@@ -52,7 +56,9 @@ def ridge_covariance(keys: Tensor, filled: Tensor, means: Tensor) -> Tensor:
     """Σ (E, E) of the residuals of cached keys (N, K, E) from their class's mean."""
     E, counts, present = keys.shape[2], filled.sum(dim=1), filled[:, :, None]
     entries = counts.sum()
-    residual = (keys - means[:, None]) * present  # reading a number of the device would wait for it
+    residual = (
+        keys - means[:, None]
+    ) * present  # reading a number of the device would wait for it
     residual = ((residual - residual.sum(dim=(0, 1)) / entries) * present).flatten(0, 1)
     scatter = residual.T @ residual  # (n - 1) M
     trace = (scatter.diagonal().sum() / (entries - 1)).clamp_min(SMALLEST_TRACE)
@@ -62,7 +68,9 @@ def ridge_covariance(keys: Tensor, filled: Tensor, means: Tensor) -> Tensor:
     return torch.where(counts.amax() <= 2, eye / E, covariance)
 
 
-@register("oga", presets={"paper": OGAConfig(divisor="entries")}, setting="all datasets")
+@register(
+    "oga", presets={"paper": OGAConfig(divisor="entries")}, setting="all datasets"
+)
 class OGA(FixedText):
     """Gaussian classes from a cache of sure images, zero-shot predictions as prior; no training."""
 

@@ -20,7 +20,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cliquetta.methods.building.config import Count, MethodConfig, NonNegative, Positive, Weight
+from cliquetta.methods.building.config import (
+    Count,
+    MethodConfig,
+    NonNegative,
+    Positive,
+    Weight,
+)
 from cliquetta.methods.building.feature_level import GROUP, ImageByImage
 from cliquetta.methods.building.memory import SHORT
 from cliquetta.methods.registry import register
@@ -31,12 +37,20 @@ from cliquetta.model.clip import l2_normalize
 class OnZetaConfig(MethodConfig):
     """Online labels and proxies with the authors' constants."""
 
-    dual_lr: NonNegative = 20.0  # c_r: step of the dual at the first image; it falls with √t.
-    proxy_lr: NonNegative = 0.5  # c_w: step of the proxies at the first image; it falls with √t.
+    dual_lr: NonNegative = (
+        20.0  # c_r: step of the dual at the first image; it falls with √t.
+    )
+    proxy_lr: NonNegative = (
+        0.5  # c_w: step of the proxies at the first image; it falls with √t.
+    )
     balance: NonNegative = 1.0
     """α: share of an even distribution that each class is to get at least; 0 switches it off."""
-    vision_weight: Weight = 0.8  # β: weight of the vision label at the end of the stream.
-    vision_temperature: Positive = 4.0  # τ_v as a multiple of the model's own temperature.
+    vision_weight: Weight = (
+        0.8  # β: weight of the vision label at the end of the stream.
+    )
+    vision_temperature: Positive = (
+        4.0  # τ_v as a multiple of the model's own temperature.
+    )
     horizon: Count = 1000
     """n: images after which the vision label has its full weight; the stream's length if known."""
 
@@ -62,12 +76,18 @@ def vision_labels(
     ``products`` (B, N) are of images and proxies at the start, ``gram`` (B, B) of images; proxies
     end as normalised start_k + Σ_j shares_jk f_j. Steps are longer than proxies: give float64.
     """
-    cosines, weighted, one = scale * products, lrs[:, None] * labels, torch.ones_like(labels[0])
+    cosines, weighted, one = (
+        scale * products,
+        lrs[:, None] * labels,
+        torch.ones_like(labels[0]),
+    )
     rows = []
     for row, lr in enumerate(lrs):
         label = cosines[row].softmax(dim=0)
         step = torch.addcmul(weighted[row], label, lr, value=-1)  # c = lr (q - r)
-        squared = torch.addcmul(one, step, step.add(cosines[row], alpha=2 / scale))  # |w + c f|²
+        squared = torch.addcmul(
+            one, step, step.add(cosines[row], alpha=2 / scale)
+        )  # |w + c f|²
         shrink = squared.rsqrt()
         cosines[row + 1 :].addr_(gram[row, row + 1 :], step, alpha=scale).mul_(shrink)
         rows.append((label, step, shrink))
@@ -99,14 +119,22 @@ class OnZeta(ImageByImage):
 
     def _learn(self, features: Tensor) -> tuple[Tensor]:
         """Predictions of a group; rows of zeros are no images."""
-        config, memory, (N, B) = self.config, self.memory, (len(self.prompts), len(features))
+        config, memory, (N, B) = (
+            self.config,
+            self.memory,
+            (len(self.prompts), len(features)),
+        )
         others = torch.cat([self.scale * self.classifier, memory["proxies"], features])
         products = features.double() @ others.double().T
         logits, products, gram = torch.split(products, [N, N, B], dim=1)
         present = features.any(dim=1)
-        time = (memory["images"] + torch.arange(1, B + 1, device=features.device)).double()
+        time = (
+            memory["images"] + torch.arange(1, B + 1, device=features.device)
+        ).double()
         fade = present * time.rsqrt()
-        text, dual = balanced_labels(logits, memory["dual"], config.dual_lr * fade, config.balance)
+        text, dual = balanced_labels(
+            logits, memory["dual"], config.dual_lr * fade, config.balance
+        )
         lrs = config.proxy_lr * self.vision_scale * fade
         vision, shares = vision_labels(products, gram, text, lrs, self.vision_scale)
         moved = torch.addmm(memory["proxies"].double(), shares.T, features.double())

@@ -41,7 +41,9 @@ class PandaConfig(MethodConfig):
     offset: NonNegative = 0.2
     """β: how much of the negatives' mean feature is subtracted; 0 is the method alone."""
     images_per_negative: Count = 10  # Images of a batch per negative that is made.
-    patch_grid: Count = 7  # Patches per side; the nearest number that divides the image is used.
+    patch_grid: Count = (
+        7  # Patches per side; the nearest number that divides the image is used.
+    )
     predict_after: bool = True
     """Predict once more after the step, with new negatives; of methods that keep LayerNorms."""
 
@@ -52,7 +54,9 @@ def nearest_divisor(size: int, wanted: int) -> int:
     return min(divisors, key=lambda n: (abs(n - wanted), -n))
 
 
-def make_negatives(images: Tensor, count: int, grid: int, generator: torch.Generator) -> Tensor:
+def make_negatives(
+    images: Tensor, count: int, grid: int, generator: torch.Generator
+) -> Tensor:
     """``count`` images of patches at their own position, of all but one image each; none of one."""
     others = len(images) - 1
     if not others:
@@ -83,7 +87,9 @@ class OffsetTower(VisionTower):
     def forward(self, pixels: Tensor, **prompts: Any) -> Tensor:
         """Features (B, E) of pixels (B, 3, S, S)."""
         negatives = self.negatives.images.to(pixels)
-        features = l2_normalize(super().forward(torch.cat([pixels, negatives]), **prompts))
+        features = l2_normalize(
+            super().forward(torch.cat([pixels, negatives]), **prompts)
+        )
         common = features[len(pixels) :].sum(dim=0) / max(1, len(negatives))
         return features[: len(pixels)] - self.offset * common
 
@@ -134,7 +140,9 @@ class Panda(Adapter):
         try:
             inner = method_config(config.method, options=options)
             prompts, seed = self.prompts, self.seed
-            self.inner = create_method(config.method, corrected, prompts, inner, seed=seed)
+            self.inner = create_method(
+                config.method, corrected, prompts, inner, seed=seed
+            )
         except MissingCapabilityError as error:
             raise UserError(
                 f"panda cannot be put around {config.method!r}, which runs the image tower "

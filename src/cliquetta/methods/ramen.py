@@ -36,10 +36,16 @@ from cliquetta.types import Batch, Prediction
 class RamenConfig(MethodConfig):
     """One step per image from a support set of its domain."""
 
-    lr: Positive = 0.01  # How far every LayerNorm parameter moves, along the sign of the gradient.
+    lr: Positive = (
+        0.01  # How far every LayerNorm parameter moves, along the sign of the gradient.
+    )
     neighbours: Count = 5  # k: images per class that a step is made of.
-    distance_weight: NonNegative = 5.0  # β: how fast an entry's weight falls with its distance.
-    capacity: Count = 1024  # Newest images remembered, each with a gradient by all LayerNorms.
+    distance_weight: NonNegative = (
+        5.0  # β: how fast an entry's weight falls with its distance.
+    )
+    capacity: Count = (
+        1024  # Newest images remembered, each with a gradient by all LayerNorms.
+    )
 
 
 def support_weights(
@@ -55,7 +61,11 @@ def support_weights(
     return chosen * (-entropies - config.distance_weight * distances).exp()
 
 
-@register("ramen", tuned=read_presets("ramen", RamenConfig), setting="CLIP ViT-B/16, CIFAR-100-C")
+@register(
+    "ramen",
+    tuned=read_presets("ramen", RamenConfig),
+    setting="CLIP ViT-B/16, CIFAR-100-C",
+)
 class Ramen(LayerNormAdapter):
     """A LayerNorm step per image, from remembered gradients of similar images of every class."""
 
@@ -83,7 +93,9 @@ class Ramen(LayerNormAdapter):
             features, labels = features.detach(), logits.argmax(dim=-1)
             own = features, gradients, entropies.detach(), labels
             keys, gradients, entropies, labels = self._remember(*own)
-            distances = (2 - 2 * features @ keys.T).clamp_min(0).sqrt()  # of unit vectors
+            distances = (
+                (2 - 2 * features @ keys.T).clamp_min(0).sqrt()
+            )  # of unit vectors
             weights = support_weights(distances, labels, entropies, self.config)
             norms = self.tower.start - self.config.lr * (weights @ gradients).sign()
             return Prediction(self.logits(norms, batch.images).float())
@@ -98,5 +110,7 @@ class Ramen(LayerNormAdapter):
         for name, values in zip(names, arrivals, strict=True):
             remembered.append(torch.cat([memory[name][empty:], values]))
             newest = remembered[-1][-M:]
-            memory[name] = F.pad(newest, [0, 0] * (values.ndim - 1) + [M - len(newest), 0])
+            memory[name] = F.pad(
+                newest, [0, 0] * (values.ndim - 1) + [M - len(newest), 0]
+            )
         return remembered

@@ -52,10 +52,16 @@ class MethodEntry:
     summary: str
     paper: str
     presets: Mapping[str, Any] = field(default_factory=dict)
-    tuned_by_authors: frozenset[str] = frozenset()  # Presets of constants chosen per dataset.
-    fit: Callable[..., Mapping[str, Any]] | None = None  # Learns what a few-shot method is made of.
+    tuned_by_authors: frozenset[str] = (
+        frozenset()
+    )  # Presets of constants chosen per dataset.
+    fit: Callable[..., Mapping[str, Any]] | None = (
+        None  # Learns what a few-shot method is made of.
+    )
     setting: str = ""  # What the defaults are its authors' setting for.
-    for_batches: bool = False  # It compares the images of a batch: single ones are not its use.
+    for_batches: bool = (
+        False  # It compares the images of a batch: single ones are not its use.
+    )
 
 
 _ENTRIES: dict[str, MethodEntry] = {}
@@ -100,7 +106,9 @@ def register(
             raise UserError(f"a method named {name!r} is registered already")
         settings = config or get_type_hints(adapter).get("config")
         if settings is None:
-            raise TypeError(f"{adapter.__name__} names no config: annotate `config: ItsConfig`")
+            raise TypeError(
+                f"{adapter.__name__} names no config: annotate `config: ItsConfig`"
+            )
         _ENTRIES[name] = MethodEntry(
             name,
             adapter,
@@ -138,7 +146,9 @@ def _load_all() -> None:
     for plug_in in entry_points(group=PLUG_INS):
         try:
             plug_in.load()
-        except Exception as error:  # one that is broken must not take the others with it
+        except (
+            Exception
+        ) as error:  # one that is broken must not take the others with it
             warnings.warn(
                 f"plug-in {plug_in.name!r} ({plug_in.value}) could not be loaded and is left out: "
                 f"{type(error).__name__}: {error}",
@@ -156,12 +166,16 @@ def _load_files() -> None:
         if spec is None or spec.loader is None:
             raise UserError(f"{file} is no Python file")
         module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module  # dataclasses and pickle look a class's module up there
+        sys.modules[name] = (
+            module  # dataclasses and pickle look a class's module up there
+        )
         try:
             spec.loader.exec_module(module)
         except Exception as error:
             del sys.modules[name]
-            raise UserError(f"plug-in {file}: {type(error).__name__}: {error}") from error
+            raise UserError(
+                f"plug-in {file}: {type(error).__name__}: {error}"
+            ) from error
 
 
 def list_methods() -> list[str]:
@@ -183,14 +197,18 @@ def get_method(name: str) -> MethodEntry:
     return look_up("method", name, _ENTRIES)
 
 
-def require_features_only(adapter: type[Adapter], name: str, *, towers: bool = False) -> None:
+def require_features_only(
+    adapter: type[Adapter], name: str, *, towers: bool = False
+) -> None:
     """Raise unless features are all that a method needs; ``towers``: and those of the model."""
     if issubclass(adapter, FeatureLevel) and (towers or not adapter.needs):
         return
     names = [
         entry.name
         for entry in method_entries()
-        if issubclass(entry.adapter, FeatureLevel) and not entry.adapter.needs and not entry.fit
+        if issubclass(entry.adapter, FeatureLevel)
+        and not entry.adapter.needs
+        and not entry.fit
     ]
     raise MissingCapabilityError(
         f"{name} needs images and a model, not features alone; methods that run on features are "
@@ -207,7 +225,11 @@ def method_config(
     """
     entry = get_method(name)
     presets, kinds = entry.presets, field_types(entry.config)
-    config = entry.config() if preset is None else look_up(f"preset of {name}", preset, presets)
+    config = (
+        entry.config()
+        if preset is None
+        else look_up(f"preset of {name}", preset, presets)
+    )
     changes = {
         key: parse(f"{name}.{key}", value, look_up(f"option of {name}", key, kinds))
         for key, value in (options or {}).items()
@@ -263,7 +285,9 @@ def create_method(
         require_features_only(entry.adapter, name)
     if entry.fit is None:
         if fitted is not None:
-            raise UserError(f"{name} is not fitted on labelled images: build it without `fitted`")
+            raise UserError(
+                f"{name} is not fitted on labelled images: build it without `fitted`"
+            )
         with AllocationLimit(half_of_memory()):
             return entry.adapter(model, prompts, config, seed=seed)
     if fitted is None:

@@ -25,7 +25,9 @@ from cliquetta.types import Batch, Prediction
 class SARConfig(MomentumConfig):
     """Sharpness-aware and reliable entropy minimisation."""
 
-    entropy_threshold: NonNegative = 0.4  # E₀ as a multiple of ln N: higher entropy does not teach.
+    entropy_threshold: NonNegative = (
+        0.4  # E₀ as a multiple of ln N: higher entropy does not teach.
+    )
     radius: Positive = 0.05  # ρ: how far the norms are moved to the worst point nearby.
     reset_threshold: NonNegative = 0.2
     """e_m: average second loss, in nats, below which the norms start again."""
@@ -41,7 +43,9 @@ class SAR(MomentumAdapter):
     def _setup(self) -> None:
         super()._setup()
         self.threshold = self.config.entropy_threshold * math.log(len(self.prompts))
-        self.memory.declare("average", self.tower.start.new_full((), torch.inf), NON_NEGATIVE)
+        self.memory.declare(
+            "average", self.tower.start.new_full((), torch.inf), NON_NEGATIVE
+        )
 
     def _predict(self, batch: Batch) -> Prediction:
         config, memory = self.config, self.memory
@@ -53,7 +57,9 @@ class SAR(MomentumAdapter):
             gradient = torch.zeros_like(values)
             if reliable.any():
                 (gradient,) = torch.autograd.grad(entropies[reliable].mean(), values)
-                gradient = self._worst_gradient(batch.images[reliable], gradient * self.mask)
+                gradient = self._worst_gradient(
+                    batch.images[reliable], gradient * self.mask
+                )
         self.step(gradient, len(batch))
         if memory["average"] < config.reset_threshold:
             memory["norms"] = self.tower.start
@@ -70,7 +76,9 @@ class SAR(MomentumAdapter):
             return torch.zeros_like(gradient)
         loss = entropies[still].mean()
         before = memory["average"]
-        smoothed = config.reset_decay * before + (1 - config.reset_decay) * loss.detach()
+        smoothed = (
+            config.reset_decay * before + (1 - config.reset_decay) * loss.detach()
+        )
         memory["average"] = torch.where(before.isfinite(), smoothed, loss.detach())
         worst: Tensor = torch.autograd.grad(loss, values)[0]
         return worst

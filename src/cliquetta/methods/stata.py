@@ -31,10 +31,14 @@ from cliquetta.methods.transclip import VARIANCE_FLOOR, update_variance
 class StatAConfig(MethodConfig):
     """Anchored transduction within each batch."""
 
-    anchor_weight: Positive = 1.0  # α: images of a class at which batch and text have equal say.
+    anchor_weight: Positive = (
+        1.0  # α: images of a class at which batch and text have equal say.
+    )
     gaussian_temperature: Positive = 50.0  # τ: divides the Gaussian log-likelihood.
     neighbours: Count = 3  # Nearest neighbours of an image by cosine, excluding itself.
-    rounds: Count = 10  # Updates of means and covariances; assignments are updated before, too.
+    rounds: Count = (
+        10  # Updates of means and covariances; assignments are updated before, too.
+    )
     inner_steps: Count = 5  # Updates of the assignments each time.
 
 
@@ -49,7 +53,11 @@ def class_log_likelihood(moments: Tensor, means: Tensor, variances: Tensor) -> T
 
 
 def anchored_update(
-    moments: Tensor, logs: Tensor, text: Tensor, anchor_variance: Tensor, anchor_weight: float
+    moments: Tensor,
+    logs: Tensor,
+    text: Tensor,
+    anchor_variance: Tensor,
+    anchor_weight: float,
 ) -> tuple[Tensor, Tensor]:
     """Means (N, E) and variances (N, E) of log assignments (B, N), shrunk to the text's."""
     weights = logs.softmax(dim=0).T  # (N, B), one per class
@@ -62,7 +70,9 @@ def anchored_update(
     return means, torch.lerp(anchored, scatter, beta).clamp_min(VARIANCE_FLOOR)
 
 
-def transduce(features: Tensor, log_prior: Tensor, text: Tensor, config: StatAConfig) -> Tensor:
+def transduce(
+    features: Tensor, log_prior: Tensor, text: Tensor, config: StatAConfig
+) -> Tensor:
     """Log assignments (B, N) of unit features (B, E), from zero-shot log-probabilities (B, N)."""
     affinity = nearest_affinity(features @ features.T, config.neighbours)
     links = (affinity + affinity.T) / (2 * config.neighbours)

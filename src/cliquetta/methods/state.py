@@ -32,7 +32,9 @@ DIFFERENCES = {
     "config": "another config",
     "fitted": "another few-shot fit",
 }
-ROOM = 2**28  # Bytes that a file may have beyond the memory, for its header and what a caller adds.
+ROOM = (
+    2**28
+)  # Bytes that a file may have beyond the memory, for its header and what a caller adds.
 
 
 class StateMismatchError(UserError):
@@ -65,7 +67,9 @@ def fitted_fingerprint(adapter: Adapter) -> str | None:
     """Hash of what a few-shot method was built from; ``None`` for the others."""
     if adapter.fitted is None:
         return None
-    return hashlib.sha256(pack_raw(dict(sorted(adapter.fitted.items())))).hexdigest()[:16]
+    return hashlib.sha256(pack_raw(dict(sorted(adapter.fitted.items())))).hexdigest()[
+        :16
+    ]
 
 
 def plain_config(config: Any) -> Any:
@@ -85,7 +89,9 @@ def pack_state(
     """Pack the memory, ``extra`` tensors, JSON ``notes`` and, with ``fitted``, a few-shot fit."""
     tensors = {MEMORY + name: value for name, value in adapter.state_dict().items()}
     if fitted:
-        tensors |= {FITTED + name: value for name, value in (adapter.fitted or {}).items()}
+        tensors |= {
+            FITTED + name: value for name, value in (adapter.fitted or {}).items()
+        }
     tensors |= {EXTRA + name: value for name, value in (extra or {}).items()}
     header = {
         "format": FORMAT,
@@ -113,7 +119,9 @@ def read_fitted_method(path: Path | str) -> str:
     return str(header["method"])
 
 
-def load_state(adapter: Adapter, path: Path | str, *, other_classes: bool = False) -> SavedState:
+def load_state(
+    adapter: Adapter, path: Path | str, *, other_classes: bool = False
+) -> SavedState:
     """Let ``adapter`` continue from a file of :meth:`Adapter.save`; refuse one of another kind."""
     path = Path(path)
     size, names = path.stat().st_size, read_header(path).get("names", ())
@@ -124,7 +132,9 @@ def load_state(adapter: Adapter, path: Path | str, *, other_classes: bool = Fals
             f"{path} has {size:,} bytes, where a state of {adapter.name} has at most "
             f"{largest:,}: it is damaged, or was not written by Adapter.save"
         )
-    return unpack_state(adapter, path.read_bytes(), source=str(path), other_classes=other_classes)
+    return unpack_state(
+        adapter, path.read_bytes(), source=str(path), other_classes=other_classes
+    )
 
 
 def load_method(
@@ -183,7 +193,11 @@ def load_method(
 
 
 def unpack_state(
-    adapter: Adapter, data: bytes, *, source: str = "the state", other_classes: bool = False
+    adapter: Adapter,
+    data: bytes,
+    *,
+    source: str = "the state",
+    other_classes: bool = False,
 ) -> SavedState:
     """Let ``adapter`` continue from :func:`pack_state`; ``source`` names the bytes in errors.
 
@@ -194,21 +208,27 @@ def unpack_state(
     header = _checked(header, source)
     mine = describe(adapter)
     differing = [field for field in DIFFERENCES if header.get(field) != mine[field]]
-    classes_changed = "classes" in differing and other_classes and adapter.outlives_classes
+    classes_changed = (
+        "classes" in differing and other_classes and adapter.outlives_classes
+    )
     if classes_changed:
         differing.remove("classes")
     if differing:
         field = differing[0]
         remedy = "build the adapter as it was"
         if field == "classes" and other_classes:
-            remedy = f"{adapter.name} learns about its classes only, so give it that list"
+            remedy = (
+                f"{adapter.name} learns about its classes only, so give it that list"
+            )
         raise StateMismatchError(
             f"{source} was saved with {DIFFERENCES[field]} "
             f"({_difference(header.get(field), mine[field])}); {remedy}, or start without the state"
         )
     memory = _named(tensors, MEMORY)
     if classes_changed:
-        shared = {name: value for name, value in memory.items() if name in adapter.class_free}
+        shared = {
+            name: value for name, value in memory.items() if name in adapter.class_free
+        }
         adapter.reset()
         memory = {**adapter.state_dict(), **shared}
     adapter.load_state_dict(memory)
@@ -216,7 +236,9 @@ def unpack_state(
 
 
 def merge_states(
-    adapter: Adapter, states: Sequence[Path | str | bytes], start: Path | str | bytes | None = None
+    adapter: Adapter,
+    states: Sequence[Path | str | bytes],
+    start: Path | str | bytes | None = None,
 ) -> None:
     """Let ``adapter`` continue from what several equally built ones learned.
 
@@ -247,19 +269,27 @@ def merge_states(
 
 
 def _named(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name[len(prefix) :]: v for name, v in tensors.items() if name.startswith(prefix)}
+    return {
+        name[len(prefix) :]: v for name, v in tensors.items() if name.startswith(prefix)
+    }
 
 
 def _checked(header: Mapping[str, Any], source: str) -> dict[str, Any]:
     """The header, if it is one of ours."""
     if header.get("format") != FORMAT or "notes" not in header:
-        raise UserError(f"{source} is not a state of a method: it was not written by Adapter.save")
+        raise UserError(
+            f"{source} is not a state of a method: it was not written by Adapter.save"
+        )
     return {key: value for key, value in header.items() if key != "format"}
 
 
 def _difference(saved: Any, mine: Any) -> str:
     """Both values; of two configs only the fields that differ."""
     if isinstance(saved, dict) and isinstance(mine, dict):
-        differing = sorted(k for k in saved.keys() | mine.keys() if saved.get(k) != mine.get(k))
-        return ", ".join(f"{k}: {saved.get(k)!r} there, {mine.get(k)!r} here" for k in differing)
+        differing = sorted(
+            k for k in saved.keys() | mine.keys() if saved.get(k) != mine.get(k)
+        )
+        return ", ".join(
+            f"{k}: {saved.get(k)!r} there, {mine.get(k)!r} here" for k in differing
+        )
     return f"{saved!r} there, {mine!r} here"

@@ -26,7 +26,9 @@ from cliquetta.methods.registry import register
 from cliquetta.model.clip import l2_normalize
 from cliquetta.types import Batch, Prediction
 
-SMALLEST_GAP = 1e-4  # Least gap of eigenvalues inside and outside a span, by the largest.
+SMALLEST_GAP = (
+    1e-4  # Least gap of eigenvalues inside and outside a span, by the largest.
+)
 NOISE = 1e-5
 """Share of the largest gradient of (4) below which it is rounding, of which Adam would make a full
 step: centred covariances do not see the bias of the final norm."""
@@ -37,7 +39,9 @@ class SubTTAConfig(AdamWConfig):
     """Subspace alignment with its authors' setting for ImageNet-C, never reset."""
 
     lr: Positive = 5e-4  # Learning rate of AdamW.
-    rank: Count = 256  # r: dimensions of both spans; at most the number of classes less two.
+    rank: Count = (
+        256  # r: dimensions of both spans; at most the number of classes less two.
+    )
     momentum: Decay = 0.5  # α: weight of the past in the moving average of covariances.
 
 
@@ -53,7 +57,9 @@ def principal_directions(covariance: Tensor, rank: int, skipped: int) -> Tensor:
     return vectors.flip(1)[:, skipped : skipped + rank].T
 
 
-def chordal_distance(covariance: Tensor, basis: Tensor, skipped: int) -> tuple[Tensor, Tensor]:
+def chordal_distance(
+    covariance: Tensor, basis: Tensor, skipped: int
+) -> tuple[Tensor, Tensor]:
     """Squared distance (4) of a covariance's principal span from ``basis``; its gradient."""
     rank = len(basis)
     values, vectors = (x.flip(-1) for x in torch.linalg.eigh(covariance))
@@ -80,7 +86,9 @@ def batch_variance(features: Tensor, labels: Tensor, classes: int) -> Tensor:
     "subtta",
     tuned={
         "cifar10-c": SubTTAConfig(lr=1e-3, momentum=0.1),
-        "cifar100-c": SubTTAConfig(rank=64),  # by Adam, whose decay goes through the moments
+        "cifar100-c": SubTTAConfig(
+            rank=64
+        ),  # by Adam, whose decay goes through the moments
     },
     setting="CLIP ViT-B/16, ImageNet-C",
     for_batches=True,

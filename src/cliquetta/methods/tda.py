@@ -22,12 +22,21 @@ from cliquetta.methods.building.config import Count, Interval, NonNegative, read
 from cliquetta.methods.building.entropy import marginal_entropy
 from cliquetta.methods.building.feature_level import FixedText
 from cliquetta.methods.building.memory import Range
-from cliquetta.methods.building.views import SelectiveConfig, ViewKind, confident_views, take_views
+from cliquetta.methods.building.views import (
+    SelectiveConfig,
+    ViewKind,
+    confident_views,
+    take_views,
+)
 from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
 
-GROUP = 256  # Images predicted at once: bounds memory. Changes results by rounding only.
-DENSE = 2**24  # Size up to which a matrix of entries by classes is made: a product is faster.
+GROUP = (
+    256  # Images predicted at once: bounds memory. Changes results by rounding only.
+)
+DENSE = (
+    2**24
+)  # Size up to which a matrix of entries by classes is made: a product is faster.
 SUM_ROUNDING = 1e-3  # By how much a sum of probabilities may exceed one.
 
 
@@ -35,12 +44,18 @@ SUM_ROUNDING = 1e-3  # By how much a sum of probabilities may exceed one.
 class TDAConfig(SelectiveConfig):
     """TDA with its authors' setting for ImageNet."""
 
-    views: Count = 1  # Views per image, including the plain one; 1 uses the plain one only.
+    views: Count = (
+        1  # Views per image, including the plain one; 1 uses the plain one only.
+    )
     view_kind: ViewKind = "augmix"  # How views are made; unused with one view.
     positive_alpha: NonNegative = 2.0  # α₊: weight of the positive cache.
-    positive_beta: NonNegative = 5.0  # β₊: how fast an entry's weight falls with its distance.
+    positive_beta: NonNegative = (
+        5.0  # β₊: how fast an entry's weight falls with its distance.
+    )
     positive_capacity: Count = 3  # Entries per class of the positive cache.
-    negative_alpha: NonNegative = 0.117  # α₋: weight of the negative cache; 0 switches it off.
+    negative_alpha: NonNegative = (
+        0.117  # α₋: weight of the negative cache; 0 switches it off.
+    )
     negative_beta: NonNegative = 1.0  # β₋: how fast a negative entry's weight falls.
     negative_capacity: Count = 2  # Entries per class of the negative cache.
     entropy_window: Interval = (0.2, 0.5)
@@ -55,7 +70,9 @@ def most_classes(least: float, classes: int) -> int:
     return min(classes, int((1 + SUM_ROUNDING) / least)) if least > 0 else classes
 
 
-def classes_within(probabilities: Tensor, window: tuple[float, float], count: int) -> Tensor:
+def classes_within(
+    probabilities: Tensor, window: tuple[float, float], count: int
+) -> Tensor:
     """Classes (B, count), from 1 on, whose probability (B, N) is in a window; 0 for no more."""
     top = probabilities.topk(count)
     inside = (top.values > window[0]) & (top.values < window[1])
@@ -65,7 +82,9 @@ def classes_within(probabilities: Tensor, window: tuple[float, float], count: in
 def positive_logits(weights: Affinity, classes: Tensor) -> Tensor:
     """Σ exp(-β(1 - f·k)) over the entries of each class, (B, N); ``classes`` (B,) are predicted."""
     N = weights.old.shape[1]
-    return weights.old.sum(dim=2) + weights.new @ F.one_hot(classes, N).to(weights.new.dtype)
+    return weights.old.sum(dim=2) + weights.new @ F.one_hot(classes, N).to(
+        weights.new.dtype
+    )
 
 
 def negative_logits(weights: Affinity, cached: Tensor, arriving: Tensor) -> Tensor:
@@ -77,14 +96,18 @@ def negative_logits(weights: Affinity, cached: Tensor, arriving: Tensor) -> Tens
     classes = torch.cat([cached.flatten(0, 1), arriving])
     width = len(cached) + 1  # the first column is of no class
     if len(classes) * width <= DENSE:
-        return (entries @ entries.new_zeros(len(classes), width).scatter_(1, classes, 1.0))[:, 1:]
+        return (
+            entries @ entries.new_zeros(len(classes), width).scatter_(1, classes, 1.0)
+        )[:, 1:]
     sums = entries.new_zeros(len(entries), width)
     for column in classes.unbind(dim=1):
         sums.scatter_add_(1, column.expand_as(entries), entries)
     return sums[:, 1:]
 
 
-@register("tda", tuned=read_presets("tda", TDAConfig), presets={"views": TDAConfig(views=64)})
+@register(
+    "tda", tuned=read_presets("tda", TDAConfig), presets={"views": TDAConfig(views=64)}
+)
 class TDA(FixedText):
     """Caches of confident and of uncertain test features correct CLIP's logits; no training."""
 
@@ -98,12 +121,16 @@ class TDA(FixedText):
         declare(self.memory, self.classifier, config.positive_capacity, "positive.")
         declare(self.memory, self.classifier, config.negative_capacity, "negative.")
         count = most_classes(config.probability_window[0], N)
-        none = self.classifier.new_zeros(N, config.negative_capacity, count, dtype=torch.long)
+        none = self.classifier.new_zeros(
+            N, config.negative_capacity, count, dtype=torch.long
+        )
         self.memory.declare("negative.classes", none, Range(below=N + 1))
 
     def _predict_features(self, features: Tensor) -> Prediction:
         groups = torch.split(features, GROUP)
-        return Prediction(torch.cat([self.replay(self._logits, group)[0] for group in groups]))
+        return Prediction(
+            torch.cat([self.replay(self._logits, group)[0] for group in groups])
+        )
 
     def _logits(self, features: Tensor) -> tuple[Tensor]:
         """Logits (B, N) of one group (B, V, E), which enters the caches."""
@@ -112,7 +139,10 @@ class TDA(FixedText):
         if features.shape[1] > 1:
             sure = confident_views(logits, config.selection_fraction)
             features, logits = take_views(features, sure), take_views(logits, sure)
-        entropy, probabilities = marginal_entropy(logits), logits.softmax(dim=-1).mean(dim=1)
+        entropy, probabilities = (
+            marginal_entropy(logits),
+            logits.softmax(dim=-1).mean(dim=1),
+        )
         features, logits = features.mean(dim=1), logits.mean(dim=1)
         classes = logits.argmax(dim=-1)
 
@@ -122,9 +152,13 @@ class TDA(FixedText):
         positive = positive_logits(weights, classes)
 
         keys, cached = memory["negative.keys"], memory["negative.classes"]
-        low, high = (edge * math.log2(len(self.prompts)) for edge in config.entropy_window)
+        low, high = (
+            edge * math.log2(len(self.prompts)) for edge in config.entropy_window
+        )
         offered = entropy.masked_fill(~((entropy > low) & (entropy < high)), torch.inf)
-        arriving = classes_within(probabilities, config.probability_window, cached.shape[2])
+        arriving = classes_within(
+            probabilities, config.probability_window, cached.shape[2]
+        )
         columns = {"keys": features, "classes": arriving}
         occupancy = insert(memory, classes, offered, columns, "negative.")
         weights = affinity(features, keys, occupancy, config.negative_beta)

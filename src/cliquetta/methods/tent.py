@@ -21,7 +21,9 @@ from cliquetta.types import Batch, Prediction
 class TentConfig(AdamConfig):
     """Entropy minimisation on visual LayerNorms, never reset."""
 
-    lr: Positive = 1e-3  # Learning rate of Adam; norms drift above 1e-3, long streams need less.
+    lr: Positive = (
+        1e-3  # Learning rate of Adam; norms drift above 1e-3, long streams need less.
+    )
 
 
 @register("tent", for_batches=True)

@@ -31,13 +31,20 @@ from cliquetta.methods.building.config import (
     read_presets,
 )
 from cliquetta.methods.building.feature_level import FeatureLevel
-from cliquetta.methods.building.few_shot import FewShotAdapter, FitStep, FitTask, epoch_batches
+from cliquetta.methods.building.few_shot import (
+    FewShotAdapter,
+    FitStep,
+    FitTask,
+    epoch_batches,
+)
 from cliquetta.methods.building.support_set import VIEWS_AT_ONCE, FewShot, crop_features
 from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP, FrozenModel, l2_normalize
 from cliquetta.types import Prediction
 
-SearchEnd = Annotated[float, Rule("above 0.1, where the search starts", lambda value: value > 0.1)]
+SearchEnd = Annotated[
+    float, Rule("above 0.1, where the search starts", lambda value: value > 0.1)
+]
 
 
 @dataclass(frozen=True)
@@ -45,13 +52,25 @@ class TipAdapterConfig(MethodConfig):
     """The authors' setting for ImageNet and three more of their eleven datasets."""
 
     alpha: NonNegative = 1.17  # Weight of the cache relative to the text classifier.
-    beta: NonNegative = 1.0  # Sharpness: how fast the weight of a key falls with its distance.
+    beta: NonNegative = (
+        1.0  # Sharpness: how fast the weight of a key falls with its distance.
+    )
     augmentations: Count = 10  # Random crops whose mean feature makes a key.
-    crop_scale: CropScale = (0.5, 1.0)  # Fraction of the image's area that a crop covers.
+    crop_scale: CropScale = (
+        0.5,
+        1.0,
+    )  # Fraction of the image's area that a crop covers.
     search: bool = False  # Choose alpha and beta by accuracy on a validation split.
-    search_beta: SearchEnd = 7.0  # Upper end of the search for beta, which starts at 0.1.
-    search_alpha: SearchEnd = 3.0  # Upper end of the search for alpha, which starts at 0.1.
-    search_steps: tuple[Count, Count] = (200, 20)  # Number of values tried for beta and for alpha.
+    search_beta: SearchEnd = (
+        7.0  # Upper end of the search for beta, which starts at 0.1.
+    )
+    search_alpha: SearchEnd = (
+        3.0  # Upper end of the search for alpha, which starts at 0.1.
+    )
+    search_steps: tuple[Count, Count] = (
+        200,
+        20,
+    )  # Number of values tried for beta and for alpha.
 
 
 @dataclass(frozen=True)
@@ -92,7 +111,10 @@ class TipCache:
 
 @torch.no_grad()
 def build_keys(
-    model: CLIP, few_shot: FewShot, config: TipAdapterConfig, generator: np.random.Generator
+    model: CLIP,
+    few_shot: FewShot,
+    config: TipAdapterConfig,
+    generator: np.random.Generator,
 ) -> Tensor:
     """Unit mean of the raw features of each image's augmentations, (n, E)."""
     scale, count = config.crop_scale, config.augmentations
@@ -118,7 +140,9 @@ class Validation:
 
 
 @torch.no_grad()
-def encode_validation(model: CLIP, split: FewShot | None, classifier: Tensor) -> Validation:
+def encode_validation(
+    model: CLIP, split: FewShot | None, classifier: Tensor
+) -> Validation:
     """The validation split of the examples, encoded; an error says so if there is none."""
     if split is None:
         raise UserError(
@@ -178,7 +202,10 @@ def fit_tip_adapter(task: FitTask, config: TipAdapterConfig) -> dict[str, Tensor
 
 
 def train_keys(
-    task: FitTask, config: TipAdapterFConfig, cache: TipCache, generator: np.random.Generator
+    task: FitTask,
+    config: TipAdapterFConfig,
+    cache: TipCache,
+    generator: np.random.Generator,
 ) -> Iterator[TipCache]:
     """The cache after each epoch of AdamW on random crops, whose rate follows a cosine."""
     model, few_shot = task.model, task.few_shot
@@ -188,9 +215,13 @@ def train_keys(
     steps = config.epochs * math.ceil(len(few_shot) / config.batch_size)
     state, step = AdamState.begin(cache.keys), 0
     for epoch in range(config.epochs):
-        for rows in epoch_batches(len(few_shot), config.batch_size, generator, drop_last=False):
+        for rows in epoch_batches(
+            len(few_shot), config.batch_size, generator, drop_last=False
+        ):
             with torch.no_grad():
-                pixels = few_shot.crops(rows, model, generator, scale=config.crop_scale)[:, 0]
+                pixels = few_shot.crops(
+                    rows, model, generator, scale=config.crop_scale
+                )[:, 0]
                 features = model.encode_image(pixels, normalize=True)
                 text_logits = model.scale * features @ classifier.T
             own = labels[torch.from_numpy(rows).to(labels.device)]
@@ -223,12 +254,16 @@ class TipAdapter(FeatureLevel, FewShotAdapter):
         alpha, beta = self.config.alpha, self.config.beta
         if "alpha" in self.fitted:
             alpha, beta = float(self.tensor("alpha")), float(self.tensor("beta"))
-        self.cache = TipCache(keys, F.one_hot(labels, len(self.prompts)).float(), alpha, beta)
+        self.cache = TipCache(
+            keys, F.one_hot(labels, len(self.prompts)).float(), alpha, beta
+        )
         self.classifier = self.model.classifier(self.prompts)
 
     def _predict_features(self, features: Tensor) -> Prediction:
         plain = features[:, 0]
-        return Prediction(self.cache.logits(plain, self.model.scale * plain @ self.classifier.T))
+        return Prediction(
+            self.cache.logits(plain, self.model.scale * plain @ self.classifier.T)
+        )
 
     def frozen_model(self) -> FrozenModel:
         """The image tower, the class texts and the cache."""

@@ -18,19 +18,29 @@ from cliquetta.methods.building.adam import Adam, AdamState, minimize
 from cliquetta.methods.building.config import Count, NonNegative
 from cliquetta.methods.building.entropy import marginal_entropy
 from cliquetta.methods.building.feature_level import FixedText
-from cliquetta.methods.building.views import SelectiveConfig, confident_views, take_views
+from cliquetta.methods.building.views import (
+    SelectiveConfig,
+    confident_views,
+    take_views,
+)
 from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
 
-ELEMENTS = 2**24  # Numbers in the shifts learned at once: bounds memory (64 MiB each copy).
+ELEMENTS = (
+    2**24
+)  # Numbers in the shifts learned at once: bounds memory (64 MiB each copy).
 
 
 @dataclass(frozen=True)
 class TPSConfig(SelectiveConfig):
     """Prototype shifting with its authors' defaults."""
 
-    lr: NonNegative = 5e-3  # Learning rate of AdamW: about how far one step moves a coordinate.
-    weight_decay: NonNegative = 0.01  # Weight decay of AdamW, PyTorch's default as theirs.
+    lr: NonNegative = (
+        5e-3  # Learning rate of AdamW: about how far one step moves a coordinate.
+    )
+    weight_decay: NonNegative = (
+        0.01  # Weight decay of AdamW, PyTorch's default as theirs.
+    )
     steps: Count = 1  # AdamW steps per image; views are selected before each.
 
 
@@ -56,10 +66,16 @@ class TPS(FixedText):
         def loss(shift: Tensor) -> Tensor:
             text = F.normalize(self.classifier + shift, dim=-1).mT
             with torch.no_grad():
-                index = confident_views(self.scale * features @ text, config.selection_fraction)
-            return marginal_entropy(self.scale * take_views(features, index) @ text).sum()
+                index = confident_views(
+                    self.scale * features @ text, config.selection_fraction
+                )
+            return marginal_entropy(
+                self.scale * take_views(features, index) @ text
+            ).sum()
 
-        start = AdamState.begin(features.new_zeros(len(features), *self.classifier.shape))
+        start = AdamState.begin(
+            features.new_zeros(len(features), *self.classifier.shape)
+        )
         adam = Adam(config.lr, weight_decay=config.weight_decay)
         shift = minimize(start, loss, config.steps, adam).values
         text = F.normalize(self.classifier + shift, dim=-1)

@@ -19,7 +19,11 @@ from cliquetta.methods.building.config import Count, NonNegative, read_presets
 from cliquetta.methods.building.entropy import marginal_entropy
 from cliquetta.methods.building.feature_level import FeatureLevel
 from cliquetta.methods.building.template import LearnableTemplate
-from cliquetta.methods.building.views import SelectiveConfig, confident_views, take_views
+from cliquetta.methods.building.views import (
+    SelectiveConfig,
+    confident_views,
+    take_views,
+)
 from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
 
@@ -28,10 +32,16 @@ from cliquetta.types import Prediction
 class TPTConfig(SelectiveConfig):
     """TPT with its authors' defaults."""
 
-    lr: NonNegative = 5e-3  # Learning rate of AdamW: about how far one step moves a coordinate.
-    weight_decay: NonNegative = 0.01  # Weight decay of AdamW, PyTorch's default as theirs.
+    lr: NonNegative = (
+        5e-3  # Learning rate of AdamW: about how far one step moves a coordinate.
+    )
+    weight_decay: NonNegative = (
+        0.01  # Weight decay of AdamW, PyTorch's default as theirs.
+    )
     steps: Count = 1  # AdamW steps per image; views are selected before the first.
-    text_chunk: Count = 1024  # Texts (images x classes) encoded at once. Bounds memory only.
+    text_chunk: Count = (
+        1024  # Texts (images x classes) encoded at once. Bounds memory only.
+    )
 
 
 @register("tpt", tuned=read_presets("tpt", TPTConfig))
@@ -43,7 +53,9 @@ class TPT(FeatureLevel):
 
     def _setup(self) -> None:
         chunk = self.config.text_chunk
-        self.template = LearnableTemplate(self.model, self.prompts, chunk=chunk, by=self.name)
+        self.template = LearnableTemplate(
+            self.model, self.prompts, chunk=chunk, by=self.name
+        )
         self.classifier = self.template.features(self.template.start[None])[0]  # (N, E)
         self.scale = self.model.scale
 
@@ -63,7 +75,11 @@ class TPT(FeatureLevel):
         first = torch.empty(0)
         for step in range(config.steps):
             context = state.values
-            text = self.template.features(context) if step else self.classifier.expand(B, -1, -1)
+            text = (
+                self.template.features(context)
+                if step
+                else self.classifier.expand(B, -1, -1)
+            )
             loss, gradient = self.gradient(features, context, text)
             state = adam_step(state, gradient, adam)
             first = first if step else loss
@@ -73,7 +89,9 @@ class TPT(FeatureLevel):
         """Losses (B,) of selected views (B, K, E) under classifiers (B, N, E)."""
         return marginal_entropy(self.scale * features @ text.transpose(1, 2))
 
-    def gradient(self, features: Tensor, context: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
+    def gradient(
+        self, features: Tensor, context: Tensor, text: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Losses (B,) and their gradients (B, M, D) by contexts whose classifiers are ``text``."""
         with torch.enable_grad():
             leaf = text.detach().requires_grad_()

@@ -19,10 +19,16 @@ from torch import Tensor
 
 from cliquetta.methods.building.config import Count, MethodConfig, NonNegative, Positive
 from cliquetta.methods.building.feature_level import Transductive
-from cliquetta.methods.building.mixtures import nearest_affinity, propagate, weighted_means
+from cliquetta.methods.building.mixtures import (
+    nearest_affinity,
+    propagate,
+    weighted_means,
+)
 from cliquetta.methods.registry import register
 
-VARIANCE_FLOOR = 1e-6  # Usual: 1 / E; equal images have no spread, by which nothing may be divided.
+VARIANCE_FLOOR = (
+    1e-6  # Usual: 1 / E; equal images have no spread, by which nothing may be divided.
+)
 
 
 @dataclass(frozen=True)
@@ -32,7 +38,9 @@ class TransCLIPConfig(MethodConfig):
     text_weight: NonNegative = 1.0  # λ: exponent of the zero-shot probabilities.
     gaussian_temperature: Positive = 50.0  # τ: divides the Gaussian log-likelihood.
     neighbours: Count = 3  # Nearest neighbours of an image by cosine, excluding itself.
-    init_images: Count = 8  # Most confident images of a class from which its mean is initialised.
+    init_images: Count = (
+        8  # Most confident images of a class from which its mean is initialised.
+    )
     rounds: Count = 10
     """Updates of the means and the variance; the assignments are updated once more after them."""
     inner_steps: Count = 5  # Updates of the assignments in each round.
@@ -45,10 +53,15 @@ def first_means(features: Tensor, prior: Tensor, seeds: int) -> Tensor:
     return F.normalize(torch.einsum("sn,sne->ne", weights, features[chosen]), dim=-1)
 
 
-def gaussian_log_likelihood(features: Tensor, means: Tensor, variance: Tensor) -> Tensor:
+def gaussian_log_likelihood(
+    features: Tensor, means: Tensor, variance: Tensor
+) -> Tensor:
     """-½ Σ_d (f_id - μ_kd)² / σ_d², (B, N)."""
     scaled = features * variance.rsqrt(), means * variance.rsqrt()
-    return -0.5 * torch.cdist(*scaled, compute_mode="donot_use_mm_for_euclid_dist").square()
+    return (
+        -0.5
+        * torch.cdist(*scaled, compute_mode="donot_use_mm_for_euclid_dist").square()
+    )
 
 
 def update_variance(features: Tensor, means: Tensor, assignments: Tensor) -> Tensor:
@@ -59,7 +72,9 @@ def update_variance(features: Tensor, means: Tensor, assignments: Tensor) -> Ten
     return squared.mean(dim=0).clamp_min(VARIANCE_FLOOR)
 
 
-def transduce(features: Tensor, log_prior: Tensor, _: Tensor, config: TransCLIPConfig) -> Tensor:
+def transduce(
+    features: Tensor, log_prior: Tensor, _: Tensor, config: TransCLIPConfig
+) -> Tensor:
     """Log assignments (B, N) of unit features (B, E), from zero-shot log-probabilities (B, N)."""
     affinity = nearest_affinity(features @ features.T, config.neighbours)
     links = (affinity + affinity.T) / (2 * config.neighbours)

@@ -42,15 +42,21 @@ class WATTConfig(AdamConfig):
     mode: Literal["sequential", "parallel"] = "sequential"
     """``sequential`` carries weights from template to template, ``parallel`` starts each alike."""
     steps: Count = 2  # Adam steps under each template.
-    rounds: Count = 5  # Passes over all templates, each followed by averaging; 50 for ``parallel``.
-    temperature: Positive = 0.01  # Divides the similarities in the softmax of the targets.
+    rounds: Count = (
+        5  # Passes over all templates, each followed by averaging; 50 for ``parallel``.
+    )
+    temperature: Positive = (
+        0.01  # Divides the similarities in the softmax of the targets.
+    )
     templates: tuple[Template, ...] = TEMPLATES
     """Templates to adapt under; the class texts used to predict are their mean."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.templates:
-            raise UserError("no templates: give at least one, such as 'a photo of a {}'")
+            raise UserError(
+                "no templates: give at least one, such as 'a photo of a {}'"
+            )
 
 
 @register(
@@ -74,7 +80,9 @@ class WATT(EpisodicLayerNormAdapter):
                 "features; give it names only"
             )
         templates = self.config.templates
-        each = (ClassPrompts(prompts.names, (t,), allow_duplicates=True) for t in templates)
+        each = (
+            ClassPrompts(prompts.names, (t,), allow_duplicates=True) for t in templates
+        )
         self.texts = torch.stack([model.classifier(one) for one in each])  # (T, N, E)
         super()._setup()
         self.classifier = l2_normalize(self.texts.mean(dim=0))
@@ -100,7 +108,9 @@ class WATT(EpisodicLayerNormAdapter):
 
         def loss(norms: Tensor) -> Tensor:
             features = self.features(norms, images)
-            own = texts[(features.detach() @ texts.T).argmax(dim=-1)]  # of the likeliest class
+            own = texts[
+                (features.detach() @ texts.T).argmax(dim=-1)
+            ]  # of the likeliest class
             return transductive_loss(features, own, self.scale, self.config.temperature)
 
         return minimize(state, loss, self.config.steps, self.config.adam)

@@ -33,7 +33,9 @@ FP16_EPS = 2.0**-10
 class ZeroConfig(SelectiveConfig):
     """Zero with its authors' defaults."""
 
-    selection_fraction: Fraction = 0.3  # γ: share of the views, of lowest entropy, that vote.
+    selection_fraction: Fraction = (
+        0.3  # γ: share of the views, of lowest entropy, that vote.
+    )
     vote: Vote = "hard"
     """``hard``: one vote per view, for its first class (the paper); ``fp16-eps``: softmax of the
     cosines at temperature 2^-10 (the official code under autocast)."""
@@ -53,7 +55,9 @@ def decide(votes: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
     allowed = top.gather(1, predicted)
     first = allowed.int().argmax(dim=-1, keepdim=True)
     last_resort = others[:, 0].masked_fill(~top, -torch.inf).argmax(dim=-1)
-    winner = torch.where(allowed.any(dim=-1), predicted.gather(1, first)[:, 0], last_resort)
+    winner = torch.where(
+        allowed.any(dim=-1), predicted.gather(1, first)[:, 0], last_resort
+    )
     return winner, top
 
 
@@ -66,7 +70,9 @@ def vote_logits(votes: Tensor, winner: Tensor, top: Tensor) -> Tensor:
 
 def elect(cosines: Tensor, scale: float, config: ZeroConfig) -> tuple[Tensor, Tensor]:
     """Logits (B, N) and votes (B, N) of images whose views have cosines (B, V, N)."""
-    cosines = take_views(cosines, confident_views(scale * cosines, 1.0))  # most confident first
+    cosines = take_views(
+        cosines, confident_views(scale * cosines, 1.0)
+    )  # most confident first
     V = cosines.shape[1]
     count = selected_count(V, config.selection_fraction)
     votes = count_votes(cosines[:, :count], config.vote)

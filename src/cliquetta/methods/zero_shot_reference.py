@@ -49,7 +49,12 @@ def empty_window() -> Tensor:
 
 
 def reject(
-    logits: Tensor, zero_shot: Tensor, window: Tensor, share: float, *, learn: bool = True
+    logits: Tensor,
+    zero_shot: Tensor,
+    window: Tensor,
+    share: float,
+    *,
+    learn: bool = True,
 ) -> tuple[Rejection, Tensor]:
     """Images of none of the classes, by logits and plain CLIP's (B, N); also the new window."""
     score = (rejection_score(logits) + rejection_score(zero_shot)) / 2
@@ -71,7 +76,9 @@ def merge_windows(windows: Sequence[Tensor]) -> Tensor:
     return torch.cat([empty_window().to(pooled), pooled[ranks]])[-WINDOW:]
 
 
-TEMPERATURES = tuple(float(t) for t in torch.logspace(math.log10(0.2), math.log10(5), 33))
+TEMPERATURES = tuple(
+    float(t) for t in torch.logspace(math.log10(0.2), math.log10(5), 33)
+)
 """At which confidences are counted; the temperature is between the first and the last."""
 HALF_LIFE = 16  # Images after which one counts half: predictions change as fast as methods learn.
 CONFIDENCES = "confidences"  # The sums in a method's memory.
@@ -87,14 +94,19 @@ def count_confidences(sums: Tensor, logits: Tensor, zero_shot: Tensor) -> Tensor
     logits = logits.float()
     backing = zero_shot.gather(1, logits.argmax(dim=1, keepdim=True)).sum()
     sure = [(logits / t).softmax(dim=1).amax(dim=1).sum() for t in TEMPERATURES]
-    return sums * math.pow(0.5, len(logits) / HALF_LIFE) + torch.stack([backing, *sure]).to(sums)
+    return sums * math.pow(0.5, len(logits) / HALF_LIFE) + torch.stack(
+        [backing, *sure]
+    ).to(sums)
 
 
 def find_temperature(sums: Tensor) -> Tensor:
     """The temperature () at which predictions are as sure as zero-shot CLIP backs them; or 1."""
     backing, sure = sums[0], sums[1:]
     high = (sure > backing).sum().clamp(1, len(sure) - 1)
-    before, after = sure.take(high - 1), sure.take(high)  # an index would wait for the device
+    before, after = (
+        sure.take(high - 1),
+        sure.take(high),
+    )  # an index would wait for the device
     fall = (before - after).clamp_min(torch.finfo(sums.dtype).tiny)
     weight = ((before - backing) / fall).clamp(0, 1)
     scale = _log_temperatures(sums.device).to(sums)
@@ -189,7 +201,9 @@ class ZeroShotReference:
             self.memory.declare(name, OPTIONAL[name]().to(self.model.device))
 
     @torch.no_grad()
-    def _compare(self, prediction: Prediction, encode: Callable[[], Tensor]) -> Prediction:
+    def _compare(
+        self, prediction: Prediction, encode: Callable[[], Tensor]
+    ) -> Prediction:
         """The prediction with rejections and another temperature, by what plain CLIP encodes."""
         if self.reject_share is None and not self.calibrated:
             return prediction
@@ -207,21 +221,29 @@ class ZeroShotReference:
             if learns:
                 plain = zero_shot.softmax(dim=1)
                 sums = memory[CONFIDENCES]
-                memory[CONFIDENCES] = self._replayed(count_confidences, sums, logits, plain)
+                memory[CONFIDENCES] = self._replayed(
+                    count_confidences, sums, logits, plain
+                )
             logits = self._replayed(calibrate, logits, memory[CONFIDENCES])
             prediction = replace(prediction, logits=logits)
         return prediction
 
     def _fit_optional(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A state with what this adapter needs beside its own: from its start where missing."""
-        mine = {name: start() for name, start in OPTIONAL.items() if name in self.memory}
+        mine = {
+            name: start() for name, start in OPTIONAL.items() if name in self.memory
+        }
         return mine | {n: v for n, v in state.items() if n in mine or n not in OPTIONAL}
 
-    def _merge_optional(self, states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    def _merge_optional(
+        self, states: Sequence[Mapping[str, Tensor]]
+    ) -> dict[str, Tensor]:
         """Merge what rejection and calibration learned on several parts of a stream."""
         merged = {}
         if LEFT_OUT in self.memory:
             merged[LEFT_OUT] = merge_windows([state[LEFT_OUT] for state in states])
         if CONFIDENCES in self.memory:
-            merged[CONFIDENCES] = torch.stack([state[CONFIDENCES] for state in states]).sum(dim=0)
+            merged[CONFIDENCES] = torch.stack(
+                [state[CONFIDENCES] for state in states]
+            ).sum(dim=0)
         return merged

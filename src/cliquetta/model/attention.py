@@ -67,7 +67,11 @@ def difference(maps: Tensor, other: Tensor) -> Tensor:
 
 @torch.no_grad()
 def prompted_maps(
-    tower: VisionTower, pixels: Tensor, prompts: Tensor, blocks: Sequence[int], chosen: Tensor
+    tower: VisionTower,
+    pixels: Tensor,
+    prompts: Tensor,
+    blocks: Sequence[int],
+    chosen: Tensor,
 ) -> dict[Kind, Tensor]:
     """Maps (R, 1 + T) of one image from block ``blocks[0]`` on, each under a choice of prompts.
 
@@ -99,5 +103,7 @@ def prompted_maps(
             pooled = weights[last].mean(dim=1)[:, 0]
             maps["class"].append(F.pad(pooled, (2, 0)))
             prompts_share, share = rollout(ordered, pooled).tensor_split([1], dim=1)
-            maps["rollout"].append(torch.cat([prompts_share, F.pad(share, (1, 0))], dim=1))
+            maps["rollout"].append(
+                torch.cat([prompts_share, F.pad(share, (1, 0))], dim=1)
+            )
     return {kind: torch.cat(parts) for kind, parts in maps.items()}

@@ -24,7 +24,9 @@ class Prefix:
 
     def __post_init__(self) -> None:
         if self.tokens.ndim != 4 or self.tokens.shape[2] != 2:
-            raise UserError(f"prefix tokens are (R, P, 2, D), got {tuple(self.tokens.shape)}")
+            raise UserError(
+                f"prefix tokens are (R, P, 2, D), got {tuple(self.tokens.shape)}"
+            )
         if self.mask is not None and self.mask.shape != self.tokens.shape[:2]:
             mask, tokens = tuple(self.mask.shape), tuple(self.tokens.shape)
             raise UserError(f"prefix mask {mask} does not fit tokens {tokens}")
@@ -38,7 +40,11 @@ class Block(nn.Module):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        width, self.heads, self.activation = config.width, config.heads, config.activation
+        width, self.heads, self.activation = (
+            config.width,
+            config.heads,
+            config.activation,
+        )
         self.ln_1 = nn.LayerNorm(width, eps=config.eps)
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
@@ -79,13 +85,17 @@ class Block(nn.Module):
         (R * length,) the tokens in the slots.
         """
         rows = self.qkv(self.ln_1(x)).index_select(0, tokens)
-        parts = rows.view(-1, length, 3, self.heads, x.shape[1] // self.heads).unbind(dim=2)
+        parts = rows.view(-1, length, 3, self.heads, x.shape[1] // self.heads).unbind(
+            dim=2
+        )
         q, k, v = (part.transpose(1, 2) for part in parts)
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         flat = attended.transpose(1, 2).reshape(len(rows), -1).index_select(0, slots)
         return self.mlp((x + self.out(flat))[None])[0]
 
-    def with_weights(self, x: Tensor, *, prefix: Prefix | None = None) -> tuple[Tensor, Tensor]:
+    def with_weights(
+        self, x: Tensor, *, prefix: Prefix | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Hidden states and attention weights (B, heads, T, P + T); prefix columns come first."""
         q, k, v = self.heads_of(self.ln_1(x), None)
         mask = None
@@ -97,12 +107,18 @@ class Block(nn.Module):
         weights = scores.float().softmax(dim=-1)
         return self._rest(self.residual(x, None), weights.to(v.dtype) @ v), weights
 
-    def heads_of(self, normed: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def heads_of(
+        self, normed: Tensor, rows: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values (B, H, T, D/H) of the normed input; queries of ``rows`` only."""
         B, T, D = normed.shape
         query = self.single_query(normed, rows)
         if query is None:
-            q, k, v = self.qkv(normed).view(B, T, 3, self.heads, D // self.heads).unbind(dim=2)
+            q, k, v = (
+                self.qkv(normed)
+                .view(B, T, 3, self.heads, D // self.heads)
+                .unbind(dim=2)
+            )
         else:
             q = query.view(B, 1, self.heads, -1)
             kv = F.linear(normed, self.qkv.weight[D:], self.qkv.bias[D:])
@@ -114,7 +130,9 @@ class Block(nn.Module):
         if rows is None:
             return None
         D = normed.shape[2]
-        return F.linear(take_positions(normed, rows), self.qkv.weight[:D], self.qkv.bias[:D])
+        return F.linear(
+            take_positions(normed, rows), self.qkv.weight[:D], self.qkv.bias[:D]
+        )
 
     def residual(self, x: Tensor, rows: Tensor | None) -> Tensor:
         """Input that the attention's output is added to."""
@@ -138,7 +156,9 @@ class Block(nn.Module):
             mask = seen[:, None, None, :]
         return torch.cat([pk, k], dim=2), torch.cat([pv, v], dim=2), mask
 
-    def project_prefix(self, prefix: Prefix, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def project_prefix(
+        self, prefix: Prefix, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
         """Keys and values (R, P, D) of prefix tokens, heads side by side."""
         D, tokens = prefix.tokens.shape[-1], prefix.tokens.to(dtype)
         weight, bias = self.qkv.weight, self.qkv.bias
@@ -160,7 +180,9 @@ class Block(nn.Module):
             return F.linear(normed, self.fc.weight, self.fc.bias)
         # QuickGELU(u) = silu(cu) / c with c = 1.702: the matrix products absorb both factors
         flat = normed.flatten(0, 1)
-        scaled = torch.addmm(self.fc.bias, flat, self.fc.weight.t(), beta=QUICK, alpha=QUICK)
+        scaled = torch.addmm(
+            self.fc.bias, flat, self.fc.weight.t(), beta=QUICK, alpha=QUICK
+        )
         return scaled.view(*normed.shape[:2], -1)
 
     def contract(self, x: Tensor, hidden: Tensor) -> Tensor:

@@ -65,9 +65,13 @@ class CLIP(nn.Module):
             self.visual = VisionTower(config.vision, config.embed_dim)
         else:
             self.visual = ModifiedResNet(config.vision, config.embed_dim)
-        self.text = None if config.text is None else TextTower(config.text, config.embed_dim)
+        self.text = (
+            None if config.text is None else TextTower(config.text, config.embed_dim)
+        )
         self.logit_scale = nn.Parameter(torch.full((), math.log(100.0)))
-        self.logit_bias = nn.Parameter(torch.full((), -10.0)) if config.sigmoid else None
+        self.logit_bias = (
+            nn.Parameter(torch.full((), -10.0)) if config.sigmoid else None
+        )
         self.requires_grad_(False)
         self.eval()
 
@@ -116,7 +120,13 @@ class CLIP(nn.Module):
         """Abilities that methods may ask for (keys of ``CAPABILITIES``)."""
         names = {"text", "text-prompts"} if self.text is not None else set()
         if isinstance(self.visual, VisionTower):
-            names |= {"visual-blocks", "visual-prefix", "visual-tokens", "attention", "norm"}
+            names |= {
+                "visual-blocks",
+                "visual-prefix",
+                "visual-tokens",
+                "attention",
+                "norm",
+            }
         return frozenset(names)
 
     @cached_property
@@ -149,7 +159,9 @@ class CLIP(nn.Module):
     def require_vit(self) -> VisionTower:
         """The image tower if it is a ViT."""
         if not isinstance(self.visual, VisionTower):
-            raise MissingCapabilityError(f"{self.id} has no ViT image tower: plain encoding only")
+            raise MissingCapabilityError(
+                f"{self.id} has no ViT image tower: plain encoding only"
+            )
         return self.visual
 
     def encode_image(
@@ -184,13 +196,19 @@ class CLIP(nn.Module):
         """Text features (N, E) of strings or token ids; see :meth:`TextTower.forward`."""
         ids = texts if isinstance(texts, Tensor) else self.tokenizer(texts)
         features = self.require_text()(
-            ids.to(self.device), context=context, positions=positions, deep=deep, chunk=chunk
+            ids.to(self.device),
+            context=context,
+            positions=positions,
+            deep=deep,
+            chunk=chunk,
         )
         return l2_normalize(features) if normalize else to_float32(features)
 
     def context(self, words: str) -> Tensor:
         """Token embeddings (M, D) of the words before a class name, float32: a learner's start."""
-        ids = torch.tensor(self.tokenizer.encode(words), dtype=torch.long, device=self.device)
+        ids = torch.tensor(
+            self.tokenizer.encode(words), dtype=torch.long, device=self.device
+        )
         return to_float32(self.require_text().tokens(ids).detach())
 
     @torch.no_grad()
@@ -203,7 +221,10 @@ class CLIP(nn.Module):
                     f"{self.embed_dim}"
                 )
             return l2_normalize(prompts.features.to(self.device))
-        parts = [self.encode_text(prompts.texts(t), normalize=True) for t in prompts.templates]
+        parts = [
+            self.encode_text(prompts.texts(t), normalize=True)
+            for t in prompts.templates
+        ]
         return l2_normalize(torch.stack(parts).mean(dim=0))
 
 
@@ -221,14 +242,18 @@ def to_float32(features: Tensor) -> Tensor:
 def encode_views(model: CLIP, views: Tensor, *, chunk: int) -> Tensor:
     """Unit features (B, V, E) of views (B, V, 3, S, S), ``chunk`` views in the tower at once."""
     flat = views.flatten(0, 1)
-    features = [model.encode_image(part, normalize=True) for part in torch.split(flat, chunk)]
+    features = [
+        model.encode_image(part, normalize=True) for part in torch.split(flat, chunk)
+    ]
     return torch.cat(features).view(*views.shape[:2], -1)
 
 
 # --- what can leave this package -----------------------------------------------------------------
 
 
-Head = Callable[[Tensor, Tensor], Tensor]  # unit features (B, E), logits (B, N) to logits
+Head = Callable[
+    [Tensor, Tensor], Tensor
+]  # unit features (B, E), logits (B, N) to logits
 
 
 class FrozenModel(nn.Module):
@@ -265,7 +290,9 @@ class FrozenModel(nn.Module):
         """Logits (B, N)."""
         features = l2_normalize(self.visual(pixels))
         logits = self.text_logits(features)
-        return (logits if self.head is None else self.head(features, logits)) + self.bias
+        return (
+            logits if self.head is None else self.head(features, logits)
+        ) + self.bias
 
 
 class PromptedTower(nn.Module):
@@ -295,10 +322,16 @@ def initialise(model: CLIP, seed: int = 0) -> CLIP:
         tensor.copy_(draw.to(tensor.device, tensor.dtype))
 
     def draw_blocks(blocks: Iterable[nn.Module], width: int, layers: int) -> None:
-        shrunk = width**-0.5 * (2 * layers) ** -0.5  # so that the residual sum keeps its size
+        shrunk = (
+            width**-0.5 * (2 * layers) ** -0.5
+        )  # so that the residual sum keeps its size
         for block in blocks:
             assert isinstance(block, Block)
-            stds = {block.qkv: width**-0.5, block.out: shrunk, block.fc: (2 * width) ** -0.5}
+            stds = {
+                block.qkv: width**-0.5,
+                block.out: shrunk,
+                block.fc: (2 * width) ** -0.5,
+            }
             for linear, std in {**stds, block.proj: shrunk}.items():
                 normal(linear.weight, std)
                 linear.bias.zero_()

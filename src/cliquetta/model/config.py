@@ -25,7 +25,9 @@ def check_sizes(config: Any, *names: str) -> None:
     """Refuse fields that are not integers from 1 on; files hold anything."""
     for name in names:
         value, most = getattr(config, name), _MOST.get(name, _MOST_OTHERWISE)
-        valid = isinstance(value, int) and not isinstance(value, bool) and 0 < value <= most
+        valid = (
+            isinstance(value, int) and not isinstance(value, bool) and 0 < value <= most
+        )
         _check(config, name, valid, f"expected an integer from 1 to {most}")
 
 
@@ -43,11 +45,17 @@ class TransformerConfig:
     def __post_init__(self) -> None:
         check_sizes(self, "width", "layers", "heads", "hidden")
         divides = self.width % self.heads == 0
-        _check(self, "heads", divides, f"which does not divide its width of {self.width}")
+        _check(
+            self, "heads", divides, f"which does not divide its width of {self.width}"
+        )
         if self.activation not in get_args(Activation):
-            raise UnknownNameError("activation", str(self.activation), get_args(Activation))
+            raise UnknownNameError(
+                "activation", str(self.activation), get_args(Activation)
+            )
         number = isinstance(self.eps, float | int) and not isinstance(self.eps, bool)
-        _check(self, "eps", number and 0 < self.eps < math.inf, "expected a number above 0")
+        _check(
+            self, "eps", number and 0 < self.eps < math.inf, "expected a number above 0"
+        )
 
 
 @dataclass(frozen=True)
@@ -56,13 +64,17 @@ class VisionConfig(TransformerConfig):
 
     image_size: int
     patch_size: int
-    pooling: Literal["class", "attention"] = "class"  # a class token, or a learned query (SigLIP)
+    pooling: Literal["class", "attention"] = (
+        "class"  # a class token, or a learned query (SigLIP)
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_sizes(self, "image_size", "patch_size")
         fits = self.patch_size <= self.image_size
-        _check(self, "patch_size", fits, f"more than its image_size of {self.image_size}")
+        _check(
+            self, "patch_size", fits, f"more than its image_size of {self.image_size}"
+        )
 
     @property
     def patches(self) -> int:
@@ -91,9 +103,15 @@ class TextConfig(TransformerConfig):
 
     context_length: int
     vocab_size: int
-    merges: int | None = None  # size of a reduced BPE vocabulary; `None` is all of OpenAI's
-    causal: bool = True  # else tokens see all others, padding too, and the last is read (SigLIP)
-    end: int | None = None  # the end token of a causal tower; `None` is the highest id, CLIP's
+    merges: int | None = (
+        None  # size of a reduced BPE vocabulary; `None` is all of OpenAI's
+    )
+    causal: bool = (
+        True  # else tokens see all others, padding too, and the last is read (SigLIP)
+    )
+    end: int | None = (
+        None  # the end token of a causal tower; `None` is the highest id, CLIP's
+    )
     start_tokens: int = 1  # special tokens before the first word
     projection_bias: bool = False
 
@@ -109,7 +127,9 @@ class CLIPConfig:
     embed_dim: int
     vision: VisionConfig | ResNetConfig
     text: TextConfig | None  # `None` without text weights; text features are then given
-    sigmoid: bool = False  # trained with a sigmoid per pair of image and text: logits have a bias
+    sigmoid: bool = (
+        False  # trained with a sigmoid per pair of image and text: logits have a bias
+    )
 
     def __post_init__(self) -> None:
         check_sizes(self, "embed_dim")

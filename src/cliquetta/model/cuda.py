@@ -16,7 +16,9 @@ from cliquetta.tensor_tree import flatten, map_tensors, unflatten
 Function = Callable[..., tuple[Tensor, ...]]
 R = TypeVar("R")
 
-CHUNK = {"cuda": 384}  # rows of `Replayed.by_rows` at once where their number is rounded up
+CHUNK = {
+    "cuda": 384
+}  # rows of `Replayed.by_rows` at once where their number is rounded up
 STEP = 16  # to a multiple of this: each multiple is recorded once
 
 
@@ -30,20 +32,29 @@ class Recording:
 
     def fits(self, *inputs: Tensor) -> bool:
         """Whether these inputs have the recorded shapes."""
-        return [value.shape for value in inputs] == [v.shape for v in self.inputs.values()]
+        return [value.shape for value in inputs] == [
+            v.shape for v in self.inputs.values()
+        ]
 
     def replay(self, inputs: Sequence[Any]) -> Any:
         """Outputs (copies) for new inputs of the recorded shapes."""
         given = flatten(tuple(inputs))
-        torch._foreach_copy_(list(self.inputs.values()), [given[path] for path in self.inputs])
+        torch._foreach_copy_(
+            list(self.inputs.values()), [given[path] for path in self.inputs]
+        )
         self.graph.replay()
         return map_tensors(torch.clone, self.outputs)
 
 
-def record(function: Callable[..., Any], inputs: Sequence[Any], pool: Any = None) -> Recording:
+def record(
+    function: Callable[..., Any], inputs: Sequence[Any], pool: Any = None
+) -> Recording:
     """Run ``function`` on a side stream to warm up, then capture it in a memory pool."""
     static = {path: value.clone() for path, value in flatten(tuple(inputs)).items()}
-    arguments, device = unflatten(tuple(inputs), static), next(iter(static.values())).device
+    arguments, device = (
+        unflatten(tuple(inputs), static),
+        next(iter(static.values())).device,
+    )
     side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side):
@@ -65,7 +76,9 @@ class Replayed:
 
     def __init__(self, shapes: int = 3) -> None:
         self.shapes = shapes
-        self._recorded: dict[Callable[..., Any], dict[tuple[object, ...], Recording]] = {}
+        self._recorded: dict[
+            Callable[..., Any], dict[tuple[object, ...], Recording]
+        ] = {}
         self._pool: Any = None
 
     def __call__(self, function: Callable[..., R], *inputs: Any) -> R:
@@ -81,13 +94,20 @@ class Replayed:
         for own in zip(*(torch.split(value, most) for value in rows), strict=True):
             n = len(own[0])
             fill = -n % STEP
-            full = [torch.cat([x, x[:1].expand(fill, *x.shape[1:])]) if fill else x for x in own]
-            parts.append([output[:n] for output in self._call(function, full, most // STEP)])
+            full = [
+                torch.cat([x, x[:1].expand(fill, *x.shape[1:])]) if fill else x
+                for x in own
+            ]
+            parts.append(
+                [output[:n] for output in self._call(function, full, most // STEP)]
+            )
         if len(parts) == 1:
             return tuple(parts[0])
         return tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
-    def _call(self, function: Callable[..., R], inputs: Sequence[Any], shapes: int) -> R:
+    def _call(
+        self, function: Callable[..., R], inputs: Sequence[Any], shapes: int
+    ) -> R:
         """The outputs, of a recording unless there are ``shapes`` others."""
         tensors = flatten(tuple(inputs))
         first = next(iter(tensors.values()))

@@ -33,7 +33,11 @@ from cliquetta.model.tokenizer import Find, require_tokenizers
 _log = logging.getLogger(__name__)
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_DTYPES |= {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_DTYPES |= {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 
 
 def create_model(
@@ -83,7 +87,9 @@ def create_model(
         )
     if activation is not None and activation not in get_args(Activation):
         raise UnknownNameError("activation", activation, get_args(Activation))
-    fetcher = Fetcher(None if cache_dir is None else Path(cache_dir), offline, on_progress)
+    fetcher = Fetcher(
+        None if cache_dir is None else Path(cache_dir), offline, on_progress
+    )
     if isinstance(name, (str, Path)):
         checkpoint = _by_name(str(name), activation, fetcher)
     else:
@@ -99,7 +105,9 @@ def pick_device(device: torch.device | str) -> torch.device:
         chosen = torch.device(device)
         devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if chosen.type == "cuda" and (chosen.index or 0) >= devices:
-            raise UserError(f"no device {device}: torch sees {devices} CUDA devices; try cpu")
+            raise UserError(
+                f"no device {device}: torch sees {devices} CUDA devices; try cpu"
+            )
         return chosen
     if torch.cuda.is_available():
         return torch.device("cuda")
@@ -140,7 +148,11 @@ def _openai(found: ModelName, fetcher: Fetcher) -> Checkpoint:
     if found.paths:
         return from_files(found.paths, activation="quick_gelu")
     name = found.name
-    id, arch, (url, sha256) = f"openai:{name}", releases.OPENAI[name], releases.address(name)
+    id, arch, (url, sha256) = (
+        f"openai:{name}",
+        releases.OPENAI[name],
+        releases.address(name),
+    )
     entry = releases.architecture(arch)
     copy, original = entry.tags["openai"], entry.openai.get("hub")
 
@@ -167,7 +179,9 @@ def _openai(found: ModelName, fetcher: Fetcher) -> Checkpoint:
             return load()
         except (DownloadError, CheckpointError) as error:
             failures.append(f"{source} ({getattr(error, 'reason', error)})")
-    remedy = "allow the network" if fetcher.is_offline else "check the network and run again"
+    remedy = (
+        "allow the network" if fetcher.is_offline else "check the network and run again"
+    )
     raise DownloadError(
         f"{id} is not in a cache and none of its sources has it: {'; '.join(failures)}; {remedy}, "
         f"or give the path of the file: openai:PATH/{url.rsplit('/', 1)[1]}"
@@ -182,7 +196,9 @@ def _hugging_face(name: str, fetcher: Fetcher) -> Checkpoint:
     find = partial(fetcher.hub_file, repo, revision=revision or None)
     path = find(huggingface.CONFIG_FILE)
     if path is None:
-        raise CheckpointError(f"{repo} has no {huggingface.CONFIG_FILE}: try hf-hub:{repo}")
+        raise CheckpointError(
+            f"{repo} has no {huggingface.CONFIG_FILE}: try hf-hub:{repo}"
+        )
     config = read_json(path)
     huggingface.config_from(config)  # refuse another model before its weights arrive
     if huggingface.has_own_vocabulary(config):
@@ -208,7 +224,11 @@ def _open_clip(found: ModelName, fetcher: Fetcher) -> Checkpoint:
 
 
 def _open_clip_repo(
-    repo: str, id: str, fetcher: Fetcher, arch: str | None = None, tag: str | None = None
+    repo: str,
+    id: str,
+    fetcher: Fetcher,
+    arch: str | None = None,
+    tag: str | None = None,
 ) -> Checkpoint:
     """A hub repository in open_clip's format."""
     path = fetcher.hub_file(repo, open_clip.CONFIG_FILE)
@@ -223,15 +243,21 @@ def _open_clip_repo(
         path = fetcher.hub_file(repo, name)
         return fetcher.hub_file(other, name) if path is None and other else path
 
-    state = _first_weights(repo, open_clip.WEIGHT_FILES, partial(fetcher.hub_file, repo))
-    return open_clip.from_open_clip(state, id=id, arch=arch, tag=tag, config=config, find=find)
+    state = _first_weights(
+        repo, open_clip.WEIGHT_FILES, partial(fetcher.hub_file, repo)
+    )
+    return open_clip.from_open_clip(
+        state, id=id, arch=arch, tag=tag, config=config, find=find
+    )
 
 
 def _first_weights(repo: str, names: Sequence[str], find: Find) -> State:
     for name in names:
         if path := find(name):
             return read_tensors([path])[0]
-    raise CheckpointError(f"{repo} has no weights that can be read: none of {', '.join(names)}")
+    raise CheckpointError(
+        f"{repo} has no weights that can be read: none of {', '.join(names)}"
+    )
 
 
 def computes_in(dtype: torch.dtype) -> bool:

@@ -28,7 +28,17 @@ def _silu_kernel(out, grad, hidden, index, size, BLOCK: tl.constexpr):  # type: 
 
 @triton.jit(do_not_specialize=["tokens"])  # type: ignore[untyped-decorator]
 def _norm_kernel(  # type: ignore[no-untyped-def]
-    out, residual, grad, x, mean, rstd, weight, index, tokens, width, BLOCK: tl.constexpr
+    out,
+    residual,
+    grad,
+    x,
+    mean,
+    rstd,
+    weight,
+    index,
+    tokens,
+    width,
+    BLOCK: tl.constexpr,
 ):
     row, token = tl.program_id(1).to(tl.int64), tl.program_id(0)
     there = tl.load(index + row) * tokens + token
@@ -37,7 +47,9 @@ def _norm_kernel(  # type: ignore[no-untyped-def]
     inside = at < width
     scale = tl.load(rstd + there).to(tl.float32)
     value = tl.load(x + there * width + at, mask=inside, other=0.0).to(tl.float32)
-    normed = tl.where(inside, (value - tl.load(mean + there).to(tl.float32)) * scale, 0.0)
+    normed = tl.where(
+        inside, (value - tl.load(mean + there).to(tl.float32)) * scale, 0.0
+    )
     g = tl.load(grad + here + at, mask=inside, other=0.0).to(tl.float32)
     g *= tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
     slope = tl.sum(g * normed, axis=0) / width
@@ -82,8 +94,12 @@ def _attention_kernel(  # type: ignore[no-untyped-def]
     v = tl.load(kv_of + image * TOKENS * KV_STEP + at + D, mask=real, other=0.0)
     if PREFIX > 0:
         before = key * 2 * D + feature
-        k += tl.load(prefix + image * PREFIX * 2 * D + before, mask=key < PREFIX, other=0.0)
-        v += tl.load(prefix + image * PREFIX * 2 * D + before + D, mask=key < PREFIX, other=0.0)
+        k += tl.load(
+            prefix + image * PREFIX * 2 * D + before, mask=key < PREFIX, other=0.0
+        )
+        v += tl.load(
+            prefix + image * PREFIX * 2 * D + before + D, mask=key < PREFIX, other=0.0
+        )
     dk = tl.zeros([KEYS, SIZE], dtype=tl.float32)
     dv = tl.zeros([KEYS, SIZE], dtype=tl.float32)
     for first in range(0, ASKED, QUERIES):
@@ -144,7 +160,11 @@ def norm_backward(
 def attends(grad: Tensor, heads: int, packed: Tensor, prefix: Tensor | None) -> bool:
     """Whether :func:`attention_backward` can hold all keys of a head at once, as Hopper GPUs do."""
     keys = packed.shape[1] + (0 if prefix is None else prefix.shape[1])
-    if keys > 256 or grad.shape[2] // heads not in (16, 32, 64) or grad.element_size() != 2:
+    if (
+        keys > 256
+        or grad.shape[2] // heads not in (16, 32, 64)
+        or grad.element_size() != 2
+    ):
         return False
     return torch.cuda.get_device_capability(grad.device) == (9, 0)
 
@@ -175,7 +195,10 @@ def attention_backward(
     spare = packed  # stands for tensors that are neither read nor written
     with torch.cuda.device_of(grad):  # type: ignore[no-untyped-call]
         _attention_kernel[(heads, R)](
-            *(spare if x is None else x for x in (out if query is None else out_query, out)),
+            *(
+                spare if x is None else x
+                for x in (out if query is None else out_query, out)
+            ),
             spare if out_prefix is None else out_prefix,
             grad.contiguous(),
             asks,

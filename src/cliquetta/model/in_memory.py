@@ -22,11 +22,20 @@ from cliquetta.model.clip import CLIP, to_float32
 from cliquetta.model.config import Activation
 from cliquetta.model.processors import RowTokenizer, preprocess_from, stated_preprocess
 from cliquetta.model.tokenizer import CLIP_END
-from cliquetta.model.wrapped import IMAGE_ENCODERS, TEXT_ENCODERS, WrappedCLIP, find_encoder
+from cliquetta.model.wrapped import (
+    IMAGE_ENCODERS,
+    TEXT_ENCODERS,
+    WrappedCLIP,
+    find_encoder,
+)
 
 
 def from_model(
-    model: nn.Module, *, preprocess: Any = None, tokenizer: Any = None, id: str | None = None
+    model: nn.Module,
+    *,
+    preprocess: Any = None,
+    tokenizer: Any = None,
+    id: str | None = None,
 ) -> CLIP:
     """Adapt a model that you hold.
 
@@ -71,11 +80,17 @@ def from_model(
     model.eval()
     native = _native(model, name)
     if native is None and training:
-        warnings.warn(f"{name} was in training mode: it is now in evaluation mode", stacklevel=2)
+        warnings.warn(
+            f"{name} was in training mode: it is now in evaluation mode", stacklevel=2
+        )
     for module in training:
         module.training = native is not None
     if native is None:
-        own = stated_preprocess(model, name) if preprocess is None else preprocess_from(preprocess)
+        own = (
+            stated_preprocess(model, name)
+            if preprocess is None
+            else preprocess_from(preprocess)
+        )
         return WrappedCLIP(model, name, own, tokenizer)
     if preprocess is not None:
         given = preprocess_from(preprocess)
@@ -116,7 +131,9 @@ def _of_transformers(model: nn.Module, name: str) -> Checkpoint | None:
     config: Any = getattr(model, "config", None)
     if not hasattr(config, "to_dict") or not hasattr(model, "get_image_features"):
         return None
-    shapes = huggingface.config_from(config.to_dict())  # with any vocabulary: text may come as ids
+    shapes = huggingface.config_from(
+        config.to_dict()
+    )  # with any vocabulary: text may come as ids
     size, is_siglip = shapes.vision.image_size, shapes.sigmoid
     preprocess = huggingface.preprocess_from(size, {}, is_siglip=is_siglip)
     return Checkpoint(shapes, huggingface.rename(model.state_dict()), name, preprocess)
@@ -161,12 +178,16 @@ def _conventions_of(model: Any, *, is_siglip: bool) -> Conventions:
     else:  # a ResNet
         return common
     heads = block.attn.num_heads
-    return replace(common, activation=_activation(activation), vision_heads=heads, vision_eps=eps)
+    return replace(
+        common, activation=_activation(activation), vision_heads=heads, vision_eps=eps
+    )
 
 
 def _activation(module: nn.Module) -> Activation:
     known: Mapping[str, Activation] = {"QuickGELU": "quick_gelu", "GELU": "gelu"}
-    return "gelu_tanh" if "tanh" in repr(module).lower() else known[type(module).__name__]
+    return (
+        "gelu_tanh" if "tanh" in repr(module).lower() else known[type(module).__name__]
+    )
 
 
 @torch.no_grad()
@@ -174,7 +195,9 @@ def _agree(native: CLIP, model: nn.Module) -> bool:
     """Whether both encode one random image, and one random text, alike."""
     draw = torch.Generator().manual_seed(0)
     size, text = native.image_size, native.config.text
-    pixels = torch.randn(1, 3, size, size, generator=draw).to(native.device, native.dtype)
+    pixels = torch.randn(1, 3, size, size, generator=draw).to(
+        native.device, native.dtype
+    )
     encode_image, encode_text = (
         find_encoder(model, IMAGE_ENCODERS),
         find_encoder(model, TEXT_ENCODERS),
@@ -191,6 +214,7 @@ def _agree(native: CLIP, model: nn.Module) -> bool:
     allowed = 1e-4 if native.dtype in (torch.float32, torch.float64) else 3e-2
     return all(
         ours.shape == theirs.shape
-        and float((ours - to_float32(theirs)).norm() / to_float32(theirs).norm()) < allowed
+        and float((ours - to_float32(theirs)).norm() / to_float32(theirs).norm())
+        < allowed
         for ours, theirs in pairs
     )

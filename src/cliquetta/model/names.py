@@ -71,7 +71,9 @@ def list_models(pattern: str = "*") -> list[ModelEntry]:
     for name, arch in releases.ARCHITECTURES.items():
         for tag, repo in sorted(arch.tags.items()):
             is_vit = arch.patch_size is not None
-            entries.append(ModelEntry(f"open_clip:{name}/{tag}", repo, arch.image_size, is_vit))
+            entries.append(
+                ModelEntry(f"open_clip:{name}/{tag}", repo, arch.image_size, is_vit)
+            )
     return [entry for entry in entries if fnmatch.fnmatchcase(entry.name, pattern)]
 
 
@@ -111,7 +113,9 @@ def resolve_name(name: str) -> ModelName:
     paths = existing_paths(name)
     if paths:
         return ModelName("files", name, paths)
-    if name.startswith(("/", "./", "../", "~")) or name.endswith((".safetensors", *PICKLED)):
+    if name.startswith(("/", "./", "../", "~")) or name.endswith(
+        (".safetensors", *PICKLED)
+    ):
         raise UserError(f"no such file or folder: {name}")
     return _by_other_spelling(name)
 

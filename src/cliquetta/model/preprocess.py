@@ -47,7 +47,9 @@ def resize_part(
     spans = ((box[0], box[2], image.width), (box[1], box[3], image.height))
     margins = [math.ceil(3 * max(1, (last - first) / size)) for first, last, _ in spans]
     left, top = (max(0, int(s[0]) - m) for s, m in zip(spans, margins, strict=True))
-    right, bottom = (min(s[2], math.ceil(s[1]) + m) for s, m in zip(spans, margins, strict=True))
+    right, bottom = (
+        min(s[2], math.ceil(s[1]) + m) for s, m in zip(spans, margins, strict=True)
+    )
     inside = (
         box[0] - left,
         box[1] - top,
@@ -80,8 +82,15 @@ class Preprocess:
         """Validate the fields."""
         if not isinstance(self.size, int) or self.size < 1:
             raise UserError(f"image size is at least 1, got {self.size}")
-        numbers = all(isinstance(v, float | int) and abs(v) < 1e6 for v in (*self.mean, *self.std))
-        if len(self.mean) != 3 or len(self.std) != 3 or not numbers or min(self.std) <= 0:
+        numbers = all(
+            isinstance(v, float | int) and abs(v) < 1e6 for v in (*self.mean, *self.std)
+        )
+        if (
+            len(self.mean) != 3
+            or len(self.std) != 3
+            or not numbers
+            or min(self.std) <= 0
+        ):
             raise UserError("mean and std hold three numbers, those of std above 0")
         for name, value, known in (
             ("interpolation", self.interpolation, list(_FILTERS)),
@@ -104,7 +113,9 @@ class Preprocess:
         """Pixels (N, 3, size, size) of several pictures."""
         if not images:
             return torch.empty(0, 3, self.size, self.size)
-        return self.pixels(np.stack([np.asarray(self.picture(image)) for image in images]))
+        return self.pixels(
+            np.stack([np.asarray(self.picture(image)) for image in images])
+        )
 
     def picture(self, image: Image.Image) -> Image.Image:
         """The RGB picture (size x size) that the model sees, before normalisation."""
@@ -112,15 +123,21 @@ class Preprocess:
         width, height = image.size
         resample = _FILTERS[self.interpolation]
         if self.resize == "squash":
-            across, down = (max(1, side // (_REDUCED * self.size)) for side in image.size)
+            across, down = (
+                max(1, side // (_REDUCED * self.size)) for side in image.size
+            )
             image = image.reduce((across, down)) if across * down > 1 else image
             return image.resize((self.size, self.size), resample)
         short, long = sorted((width, height))
         longer = int(self.size * long / short)
-        if longer > LONGEST * self.size:  # only what the crop shows: the same up to rounding
+        if (
+            longer > LONGEST * self.size
+        ):  # only what the crop shows: the same up to rounding
             offset, scale = self.offset(longer - self.size), longer / long
             first, last = offset / scale, (offset + self.size) / scale
-            box = (first, 0, last, height) if width > height else (0, first, width, last)
+            box = (
+                (first, 0, last, height) if width > height else (0, first, width, last)
+            )
             return resize_part(image, self.size, resample, box)
         target = (self.size, longer) if width <= height else (longer, self.size)
         if image.size != target:
@@ -154,7 +171,11 @@ class Preprocess:
 
     def to_dict(self) -> dict[str, Any]:
         """The values as plain JSON types."""
-        return {**dataclasses.asdict(self), "mean": list(self.mean), "std": list(self.std)}
+        return {
+            **dataclasses.asdict(self),
+            "mean": list(self.mean),
+            "std": list(self.std),
+        }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Preprocess":
@@ -170,7 +191,9 @@ class Preprocess:
     @property
     def fingerprint(self) -> str:
         """Hash of the values: equal preprocessing, equal fingerprint."""
-        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:16]
+        return hashlib.sha256(
+            json.dumps(self.to_dict(), sort_keys=True).encode()
+        ).hexdigest()[:16]
 
     def offset(self, spare: int) -> int:
         """First pixel of the centre crop."""

@@ -24,11 +24,17 @@ class RowTokenizer(TextTokenizer):
         self._given, self._words = given, vocab_size
         self.vocab_size = vocab_size or int(getattr(given, "vocab_size", 0))
         stated = getattr(given, "context_length", None)
-        self.context_length = context_length if stated is None else min(stated, context_length)
-        self._is_transformers = hasattr(given, "pad_token_id") and hasattr(given, "padding_side")
+        self.context_length = (
+            context_length if stated is None else min(stated, context_length)
+        )
+        self._is_transformers = hasattr(given, "pad_token_id") and hasattr(
+            given, "padding_side"
+        )
         empty, one = self([""])[0].tolist(), self(["a"])[0].tolist()
         self.pad = empty[-1]
-        same = next((i for i, (x, y) in enumerate(zip(empty, one, strict=True)) if x != y), 0)
+        same = next(
+            (i for i, (x, y) in enumerate(zip(empty, one, strict=True)) if x != y), 0
+        )
         self.prefix = tuple(empty[:same])
         rest = empty[same:]
         while rest and rest[-1] == self.pad:
@@ -57,11 +63,15 @@ class RowTokenizer(TextTokenizer):
         if self._is_transformers:
             padding = {"padding": "max_length", "padding_side": "right"}
             length = self.context_length
-            rows = self._given(texts, **padding, max_length=length, return_tensors="pt").input_ids
+            rows = self._given(
+                texts, **padding, max_length=length, return_tensors="pt"
+            ).input_ids
         else:
             rows = self._given(texts)
         if not isinstance(rows, Tensor) or rows.ndim != 2 or len(rows) != len(texts):
-            raise UserError("the tokenizer does not turn N texts into a tensor of N rows")
+            raise UserError(
+                "the tokenizer does not turn N texts into a tensor of N rows"
+            )
         if rows.shape[1] > self.context_length:
             raise UserError(
                 f"a text takes {rows.shape[1]} tokens, the model's context holds "
@@ -83,7 +93,12 @@ def preprocess_from(given: Any) -> Preprocess:
     if hasattr(processor, "image_mean"):
         values = processor.to_dict()
         size, crop = values.get("size") or {}, values.get("crop_size") or {}
-        sides = [d.get(k) for d in (crop, size) for k in ("height", "shortest_edge") if d.get(k)]
+        sides = [
+            d.get(k)
+            for d in (crop, size)
+            for k in ("height", "shortest_edge")
+            if d.get(k)
+        ]
         if not sides or not isinstance(sides[0], int):
             message = f"{type(processor).__name__} states no size: pass preprocess=Preprocess(...)"
             raise UserError(message)
@@ -91,7 +106,9 @@ def preprocess_from(given: Any) -> Preprocess:
     if hasattr(given, "transforms"):
         ours = _from_transforms(given.transforms)
         shape = (ours.size + 37, 2 * ours.size, 3)
-        image = Image.fromarray(np.random.default_rng(0).integers(0, 256, shape, np.uint8))
+        image = Image.fromarray(
+            np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+        )
         if float((ours(image) - given(image)).abs().max()) < 1e-3:
             return ours
     raise UserError(
@@ -112,12 +129,16 @@ def _from_transforms(transforms: Sequence[Any]) -> Preprocess:
             size = wanted if isinstance(wanted, int) else wanted[0]
             values["interpolation"] = transform.interpolation.value
         elif kind == "CenterCrop":
-            size = transform.size if isinstance(transform.size, int) else transform.size[0]
+            size = (
+                transform.size if isinstance(transform.size, int) else transform.size[0]
+            )
         elif kind == "Normalize":
             values |= {"mean": transform.mean, "std": transform.std}
     with suppress(UserError, ValueError):
         return open_clip.preprocess_from(size, values)
-    raise UserError("these transforms have no Resize, CenterCrop and Normalize that can be read")
+    raise UserError(
+        "these transforms have no Resize, CenterCrop and Normalize that can be read"
+    )
 
 
 def stated_preprocess(model: Any, name: str) -> Preprocess:

@@ -14,7 +14,10 @@ from cliquetta.model.block import Block
 from cliquetta.model.config import TextConfig
 from cliquetta.model.cuda import send
 
-CHUNK_TOKENS = {"cuda": 32768, "cpu": 4096}  # GPUs want few launches, CPUs little padding
+CHUNK_TOKENS = {
+    "cuda": 32768,
+    "cpu": 4096,
+}  # GPUs want few launches, CPUs little padding
 PACKED = "cuda"  # where leaving out the padding pays: on a CPU, sorted chunks have little of it
 
 
@@ -100,11 +103,18 @@ class TextTower(nn.Module):
         if context is not None and positions is not None:
             x = with_context(x, context, positions)
         # Gathering has a slow backward pass, so gradients take the padded way.
-        if x.device.type == PACKED and self.config.causal and not deep and not x.requires_grad:
+        if (
+            x.device.type == PACKED
+            and self.config.causal
+            and not deep
+            and not x.requires_grad
+        ):
             return self.encode_packed(x, ends)
         return self.encode(x, send(ends, x.device), deep=deep)
 
-    def encode(self, embeddings: Tensor, ends: Tensor, *, deep: Sequence[Tensor] = ()) -> Tensor:
+    def encode(
+        self, embeddings: Tensor, ends: Tensor, *, deep: Sequence[Tensor] = ()
+    ) -> Tensor:
         """Features (R, E) of embedded sequences (R, L, D) that end at ``ends`` (R,)."""
         L, first = embeddings.shape[1], self.config.start_tokens
         x = embeddings + self.position[:L]
@@ -113,7 +123,9 @@ class TextTower(nn.Module):
             if 0 < index <= len(deep):
                 prompt = deep[index - 1].to(x.dtype)
                 prompt = prompt.expand(len(x), *prompt.shape[-2:])
-                x = torch.cat([x[:, :first], prompt, x[:, first + prompt.shape[1] :]], dim=1)
+                x = torch.cat(
+                    [x[:, :first], prompt, x[:, first + prompt.shape[1] :]], dim=1
+                )
             if index < last:
                 x = block(x, causal=self.config.causal)
         return self._read_ends(x, ends)
@@ -133,19 +145,27 @@ class TextTower(nn.Module):
 
     def _read_ends(self, x: Tensor, ends: Tensor) -> Tensor:
         """Features (R, E) of the input (R, L, D) of the last block, at ``ends`` only."""
-        x = self.block(len(self.blocks) - 1)(x, mask=self.seen(ends, x.shape[1]), rows=ends)
+        x = self.block(len(self.blocks) - 1)(
+            x, mask=self.seen(ends, x.shape[1]), rows=ends
+        )
         return self.project(self.ln_final(x[:, 0]))
 
     def seen(self, ends: Tensor, length: int) -> Tensor | None:
         """Mask (R, 1, 1, L) of the tokens that the read position sees; ``None``: all."""
         if not self.config.causal:
             return None
-        return (torch.arange(length, device=ends.device) <= ends[:, None])[:, None, None]
+        return (torch.arange(length, device=ends.device) <= ends[:, None])[
+            :, None, None
+        ]
 
     def project(self, normed: Tensor) -> Tensor:
         """Features (R, E) of the read tokens after the final norm."""
         features = normed @ self.projection
-        return features if self.projection_bias is None else features + self.projection_bias
+        return (
+            features
+            if self.projection_bias is None
+            else features + self.projection_bias
+        )
 
 
 def with_context(embeddings: Tensor, context: Tensor, positions: Tensor) -> Tensor:

@@ -62,7 +62,11 @@ def _byte_symbols() -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def _all_merges() -> tuple[tuple[str, str], ...]:
-    packed = files("cliquetta.model").joinpath("data/bpe_simple_vocab_16e6.txt.gz").read_bytes()
+    packed = (
+        files("cliquetta.model")
+        .joinpath("data/bpe_simple_vocab_16e6.txt.gz")
+        .read_bytes()
+    )
     lines = gzip.decompress(packed).decode("utf-8").split("\n")[1 : MERGES + 1]
     return tuple((left, right) for left, right in map(str.split, lines))
 
@@ -83,7 +87,9 @@ class TextTokenizer(ABC):
     def __call__(self, texts: Sequence[str]) -> Tensor:
         """Rows of ids (N, context_length), int64; a text that does not fit is refused by name."""
         texts = [texts] if isinstance(texts, str) else texts
-        rows = torch.full((len(texts), self.context_length), self.pad, dtype=torch.int64)
+        rows = torch.full(
+            (len(texts), self.context_length), self.pad, dtype=torch.int64
+        )
         for row, text in zip(rows, texts, strict=True):
             ids = [*self.prefix, *self.encode(text), *self.suffix]
             if len(ids) > self.context_length:
@@ -117,8 +123,14 @@ class Tokenizer(TextTokenizer):
         learnt = _all_merges()[:merges]
         # Symbols sort by code point, which puts the bytes that stand for themselves first.
         single = sorted(self._byte_symbols)
-        symbols = [*single, *(s + _WORD_END for s in single), *(a + b for a, b in learnt)]
-        self._ids = {symbol: index for index, symbol in enumerate([*symbols, START, END])}
+        symbols = [
+            *single,
+            *(s + _WORD_END for s in single),
+            *(a + b for a, b in learnt),
+        ]
+        self._ids = {
+            symbol: index for index, symbol in enumerate([*symbols, START, END])
+        }
         self._ranks = {pair: rank for rank, pair in enumerate(learnt)}
         self._word = lru_cache(maxsize=_CACHED_WORDS)(self._encode_word)
         self.vocab_size = len(self._ids)
@@ -153,7 +165,9 @@ class Tokenizer(TextTokenizer):
 # --- tokenizer.json or a SentencePiece model, read by an extra of the package --------------------
 
 
-Find = Callable[[str], Path | None]  # looks for a file by its name, in a folder or repository
+Find = Callable[
+    [str], Path | None
+]  # looks for a file by its name, in a folder or repository
 # in a folder or repository; the first that is there is read
 FILES = ("tokenizer.json", "spiece.model", "tokenizer.model")
 # share of the embeddings by which a vocabulary may differ: extra tokens, rounded-up sizes
@@ -189,8 +203,13 @@ class PretrainedTokenizer(TextTokenizer):
             self.pad = 0 if token(0) == "<pad>" and token(_END) == "<eos>" else _END
             return
         plain, framed = self._encode("a", False), self._encode("a", True)
-        start = next((i for i in range(len(framed)) if framed[i : i + len(plain)] == plain), 0)
-        self.prefix, self.suffix = tuple(framed[:start]), tuple(framed[start + len(plain) :])
+        start = next(
+            (i for i in range(len(framed)) if framed[i : i + len(plain)] == plain), 0
+        )
+        self.prefix, self.suffix = (
+            tuple(framed[:start]),
+            tuple(framed[start + len(plain) :]),
+        )
         if text.end is None or text.end not in self.suffix:
             raise UserError(
                 f"{path.name} is a tokenizer of another model: it does not end a text with token "
@@ -207,7 +226,9 @@ class PretrainedTokenizer(TextTokenizer):
         ids = self._encode(canonicalize(text) if self.is_canonical else text, False)
         unknown = [i for i in ids if i >= self.text.vocab_size]
         if unknown:
-            raise UserError(f"text {text!r} holds token {unknown[0]}, which the model has not")
+            raise UserError(
+                f"text {text!r} holds token {unknown[0]}, which the model has not"
+            )
         return ids
 
 
@@ -227,19 +248,27 @@ def find_tokenizer(find: Find, text: TextConfig) -> PretrainedTokenizer | None:
     return None if path is None else PretrainedTokenizer(path, text)
 
 
-Encode = Callable[[str, bool], list[int]]  # of a text, with the file's special tokens or without
+Encode = Callable[
+    [str, bool], list[int]
+]  # of a text, with the file's special tokens or without
 
 
 def _read(path: Path) -> tuple[Encode, int, Callable[[int], str]]:
     """Read a tokenizer: how to encode, the number of tokens, and the token of an id."""
     library = "tokenizers" if path.name.endswith(".json") else "sentencepiece"
     try:
-        return _read_json(path) if library == "tokenizers" else _read_sentencepiece(path)
+        return (
+            _read_json(path) if library == "tokenizers" else _read_sentencepiece(path)
+        )
     except ImportError:
-        message = f"{path.name} needs the package {library}: pip install 'cliquetta[siglip]'"
+        message = (
+            f"{path.name} needs the package {library}: pip install 'cliquetta[siglip]'"
+        )
         raise UserError(message) from None
     except Exception as error:  # the libraries raise bare exceptions on a damaged file
-        raise UserError(f"{path} is not a readable tokenizer: {first_line(error)}") from None
+        raise UserError(
+            f"{path} is not a readable tokenizer: {first_line(error)}"
+        ) from None
 
 
 def _read_json(path: Path) -> tuple[Encode, int, Callable[[int], str]]:

@@ -27,7 +27,9 @@ class TokenPrompts:
 
     def span(self, config: VisionConfig) -> slice:
         """Positions of the prompt tokens in the sequence of a tower."""
-        first = config.class_tokens + (0 if self.position == "after-class" else config.patches)
+        first = config.class_tokens + (
+            0 if self.position == "after-class" else config.patches
+        )
         return slice(first, first + self.layers[0].shape[-2])
 
 
@@ -39,11 +41,15 @@ class VisionTower(nn.Module):
         self.config = config
         width, patch = config.width, config.patch_size
         has_class = config.pooling == "class"
-        self.patch = nn.Conv2d(3, width, kernel_size=patch, stride=patch, bias=not has_class)
+        self.patch = nn.Conv2d(
+            3, width, kernel_size=patch, stride=patch, bias=not has_class
+        )
         if has_class:
             self.class_token = nn.Parameter(torch.zeros(width))
             self.ln_pre = nn.LayerNorm(width, eps=config.eps)
-        self.position = nn.Parameter(torch.zeros(config.patches + config.class_tokens, width))
+        self.position = nn.Parameter(
+            torch.zeros(config.patches + config.class_tokens, width)
+        )
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.head = None if has_class else AttentionPool(config)
         if has_class:
@@ -56,7 +62,9 @@ class VisionTower(nn.Module):
 
     def embed(self, pixels: Tensor, tokens: TokenPrompts | None = None) -> Tensor:
         """Hidden states (B, T, D) at the input of block 0."""
-        patches = self.patch(pixels.to(self.patch.weight.dtype)).flatten(2).transpose(1, 2)
+        patches = (
+            self.patch(pixels.to(self.patch.weight.dtype)).flatten(2).transpose(1, 2)
+        )
         B = patches.shape[0]
         if self.head is None:
             first = self.class_token.to(patches.dtype).expand(B, 1, -1)
@@ -85,11 +93,15 @@ class VisionTower(nn.Module):
         last = len(self.blocks) - 1
         for index in range(start, len(self.blocks) if stop is None else stop):
             if tokens is not None and 0 < index < len(tokens.layers):
-                hidden = _with_prompt(hidden, tokens.layers[index], tokens.span(self.config))
+                hidden = _with_prompt(
+                    hidden, tokens.layers[index], tokens.span(self.config)
+                )
             entry = None if prefix is None else prefix.get(index)
             rows = None
             if stop is None and index == last and self.head is None:
-                rows = torch.zeros(hidden.shape[0], dtype=torch.long, device=hidden.device)
+                rows = torch.zeros(
+                    hidden.shape[0], dtype=torch.long, device=hidden.device
+                )
             hidden = self.blocks[index](hidden, prefix=entry, rows=rows)
         return hidden
 
@@ -107,10 +119,16 @@ class VisionTower(nn.Module):
         tokens: TokenPrompts | None = None,
     ) -> Tensor:
         """Features (B, E), not normalised."""
-        return self.pool(self.run(self.embed(pixels, tokens), prefix=prefix, tokens=tokens))
+        return self.pool(
+            self.run(self.embed(pixels, tokens), prefix=prefix, tokens=tokens)
+        )
 
     def attention(
-        self, pixels: Tensor, blocks: Sequence[int], *, prefix: Mapping[int, Prefix] | None = None
+        self,
+        pixels: Tensor,
+        blocks: Sequence[int],
+        *,
+        prefix: Mapping[int, Prefix] | None = None,
     ) -> dict[int, Tensor]:
         """Attention (B, heads, T, P + T) of blocks, prefix first; a pooling head comes last."""
         self._check(prefix, 0, None)
@@ -118,19 +136,27 @@ class VisionTower(nn.Module):
         hidden = self.embed(pixels)
         for index in range(max(blocks) + 1):
             entry = None if prefix is None else prefix.get(index)
-            block = self.head if index == len(self.blocks) and self.head else self.block(index)
+            block = (
+                self.head
+                if index == len(self.blocks) and self.head
+                else self.block(index)
+            )
             if index in blocks:
                 hidden, weights[index] = block.with_weights(hidden, prefix=entry)
             else:
                 hidden = block(hidden, prefix=entry)
         return weights
 
-    def _check(self, prefix: Mapping[int, Prefix] | None, start: int, stop: int | None) -> None:
+    def _check(
+        self, prefix: Mapping[int, Prefix] | None, start: int, stop: int | None
+    ) -> None:
         """Refuse a prefix outside the blocks that run: it would be dropped in silence."""
         end = len(self.blocks) if stop is None else stop
         outside = [index for index in prefix or {} if not start <= index < end]
         if outside:
-            raise UserError(f"prefix at block {outside[0]}, but blocks {start} to {end - 1} run")
+            raise UserError(
+                f"prefix at block {outside[0]}, but blocks {start} to {end - 1} run"
+            )
 
 
 def _with_prompt(hidden: Tensor, prompt: Tensor, span: slice) -> Tensor:
@@ -161,7 +187,11 @@ class Bottleneck(nn.Module):
         self.downsample: nn.Sequential | None = None
         if stride > 1 or inputs != outputs:
             convolution = nn.Conv2d(inputs, outputs, 1, bias=False)
-            parts = {"-1": nn.AvgPool2d(stride), "0": convolution, "1": nn.BatchNorm2d(outputs)}
+            parts = {
+                "-1": nn.AvgPool2d(stride),
+                "0": convolution,
+                "1": nn.BatchNorm2d(outputs),
+            }
             self.downsample = nn.Sequential(OrderedDict(parts))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -187,11 +217,16 @@ class ResNetPool(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Features (B, E) of a map (B, C, S, S)."""
         x = x.flatten(2).transpose(1, 2)
-        x = torch.cat([x.mean(dim=1, keepdim=True), x], dim=1) + self.positional_embedding
+        x = (
+            torch.cat([x.mean(dim=1, keepdim=True), x], dim=1)
+            + self.positional_embedding
+        )
         B, T, D = x.shape
         heads = (self.heads, D // self.heads)
         q = self.q_proj(x[:, :1]).view(B, 1, *heads).transpose(1, 2)
-        k, v = (p(x).view(B, T, *heads).transpose(1, 2) for p in (self.k_proj, self.v_proj))
+        k, v = (
+            p(x).view(B, T, *heads).transpose(1, 2) for p in (self.k_proj, self.v_proj)
+        )
         pooled = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(B, D)
         return cast(Tensor, self.c_proj(pooled))
 
@@ -215,10 +250,14 @@ class ModifiedResNet(nn.Module):
             planes = width * 2**stage
             layers = []
             for index in range(blocks):
-                layers.append(Bottleneck(inputs, planes, 2 if stage and index == 0 else 1))
+                layers.append(
+                    Bottleneck(inputs, planes, 2 if stage and index == 0 else 1)
+                )
                 inputs = planes * Bottleneck.expansion
             setattr(self, f"layer{stage + 1}", nn.Sequential(*layers))
-        self.attnpool = ResNetPool(config.image_size // 32, inputs, config.heads, embed_dim)
+        self.attnpool = ResNetPool(
+            config.image_size // 32, inputs, config.heads, embed_dim
+        )
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Features (B, E), not normalised."""

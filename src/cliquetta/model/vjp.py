@@ -40,7 +40,9 @@ class BlockTape:
 
     first: Norm
     packed: Tensor  # queries, keys and values side by side (B, T, 3 D); without queries if `rows`
-    query: Tensor | None  # the single one of each row (B, 1, D): of `rows`, or a pooling head's
+    query: (
+        Tensor | None
+    )  # the single one of each row (B, 1, D): of `rows`, or a pooling head's
     extra: Tensor | None  # keys and values of the prefix (B, P, 2 D)
     mask: Tensor | None
     causal: bool
@@ -82,7 +84,9 @@ def norm_vjp(
     return back if residual is None else residual + back
 
 
-def _activation_back(block: Block, grad: Tensor, hidden: Tensor, index: Tensor | None) -> Tensor:
+def _activation_back(
+    block: Block, grad: Tensor, hidden: Tensor, index: Tensor | None
+) -> Tensor:
     """Gradient with respect to what :meth:`Block.expand` gives."""
     if block.activation != "quick_gelu":
         inputs = grad, _rows(hidden, index)
@@ -106,9 +110,13 @@ def _kernels(device: torch.device, dtype: torch.dtype) -> ModuleType | None:
     try:
         fused = import_module("cliquetta.model.fused")
         fused.try_out(torch.empty(0, dtype=dtype, device=device))
-    except Exception as error:  # without Triton or a compiler for it, anything may be raised
+    except (
+        Exception
+    ) as error:  # without Triton or a compiler for it, anything may be raised
         reason = f"{type(error).__name__}: {error}"
-        _log.warning("no fused kernels on %s, backward passes are slower: %s", device, reason)
+        _log.warning(
+            "no fused kernels on %s, backward passes are slower: %s", device, reason
+        )
         return None
     return fused
 
@@ -164,7 +172,9 @@ def _attention(
         before = extra.view(B, extra.shape[1], 2, block.heads, -1)
         k = torch.cat([before[:, :, 0].transpose(1, 2), k], dim=2)
         v = torch.cat([before[:, :, 1].transpose(1, 2), v], dim=2)
-    out = F.scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=mask, is_causal=causal)
+    out = F.scaled_dot_product_attention(
+        q.transpose(1, 2), k, v, attn_mask=mask, is_causal=causal
+    )
     return out.transpose(1, 2).flatten(2)
 
 
@@ -177,20 +187,27 @@ def block_vjp(
     """
     D = grad.shape[-1]
     inner = _activation_back(block, grad @ block.proj.weight, tape.hidden, index)
-    mid = norm_vjp(block.ln_2, tape.second, inner @ block.fc.weight, index, residual=grad)
+    mid = norm_vjp(
+        block.ln_2, tape.second, inner @ block.fc.weight, index, residual=grad
+    )
     grad = mid @ block.out.weight
     packed, query, extra = _attention_vjp(block, tape, grad, index, through=through)
     weight = block.qkv.weight
     prefix = None
     if extra is not None:
-        key, value = extra[..., :D] @ weight[D : 2 * D], extra[..., D:] @ weight[2 * D :]
+        key, value = (
+            extra[..., :D] @ weight[D : 2 * D],
+            extra[..., D:] @ weight[2 * D :],
+        )
         prefix = torch.stack([key, value], dim=2)
     if packed is None:
         return None, prefix
     if query is None:
         hidden = norm_vjp(block.ln_1, tape.first, packed @ weight, index, residual=mid)
         return hidden, prefix
-    if tape.rows is None:  # a pooling head: its query and its output owe nothing to one position
+    if (
+        tape.rows is None
+    ):  # a pooling head: its query and its output owe nothing to one position
         return norm_vjp(block.ln_1, tape.first, packed @ weight[D:], index), prefix
     column = _rows(tape.rows, index)[:, None, None].expand(-1, 1, D)
     normed = (packed @ weight[D:]).scatter_add(1, column, query @ weight[:D])
@@ -203,8 +220,15 @@ def _attention_vjp(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of the projections and the query (if ``through``), and of the prefix."""
     # the attention itself is done again: its fused kernels are cheaper than keeping the weights
-    fused, free = _fused(grad), tape.mask is None and not tape.causal and index is not None
-    if free and fused is not None and fused.attends(grad, block.heads, tape.packed, tape.extra):
+    fused, free = (
+        _fused(grad),
+        tape.mask is None and not tape.causal and index is not None,
+    )
+    if (
+        free
+        and fused is not None
+        and fused.attends(grad, block.heads, tape.packed, tape.extra)
+    ):
         given = grad, tape.packed, tape.query, tape.extra, block.heads, index
         return fused.attention_backward(*given, through=through)  # type: ignore[no-any-return]
 
@@ -269,9 +293,13 @@ class VisualTape:
         """
         if index is None:
             return dict(zip(self.blocks, self._pull(cotangents, index), strict=True))
-        order = index.argsort()  # rows of one image, one behind the other, are read from a cache
+        order = (
+            index.argsort()
+        )  # rows of one image, one behind the other, are read from a cache
         sorted_rows = self.replayed.by_rows(self._pull, cotangents[order], index[order])
-        back = [torch.empty_like(rows).index_copy(0, order, rows) for rows in sorted_rows]
+        back = [
+            torch.empty_like(rows).index_copy(0, order, rows) for rows in sorted_rows
+        ]
         return dict(zip(self.blocks, back, strict=True))
 
     @torch.no_grad()
@@ -285,12 +313,16 @@ class VisualTape:
             grad = direction @ tower.projection.t()
             grad = norm_vjp(tower.ln_post, self.post, grad, index)[:, None]
         else:
-            grad, _ = block_vjp(tower.head, self.pooling, direction[:, None], index, through=True)
+            grad, _ = block_vjp(
+                tower.head, self.pooling, direction[:, None], index, through=True
+            )
         gradients: list[Tensor] = []
         for number in range(len(tower.blocks) - 1, self.start - 1, -1):
             assert grad is not None
             tape, through = self.tapes[number - self.start], number > self.start
-            grad, prefix = block_vjp(tower.block(number), tape, grad, index, through=through)
+            grad, prefix = block_vjp(
+                tower.block(number), tape, grad, index, through=through
+            )
             if prefix is not None:
                 gradients.insert(0, prefix.to(size.dtype) * size[:, None, None, None])
         return tuple(gradients)
@@ -306,7 +338,12 @@ class VisualTapes:
     def __init__(
         self, tower: VisionTower, blocks: Sequence[int], replayed: Replayed, most: int
     ) -> None:
-        self.tower, self.blocks, self.replayed, self.most = tower, tuple(blocks), replayed, most
+        self.tower, self.blocks, self.replayed, self.most = (
+            tower,
+            tuple(blocks),
+            replayed,
+            most,
+        )
         self._forward: Recording | None = None
         self._tape: VisualTape | None = None
 
@@ -324,13 +361,22 @@ class VisualTapes:
             with torch.cuda.device(hidden.device):
                 self._forward = record(run, (hidden, prompts))
             self._tape = made[0]
-        if self._tape is None or self._forward is None or not self._forward.fits(hidden, prompts):
+        if (
+            self._tape is None
+            or self._forward is None
+            or not self._forward.fits(hidden, prompts)
+        ):
             return self._new(hidden, prompts)
         self._forward.replay((hidden, prompts))
         return self._tape
 
-    def _new(self, hidden: Tensor, prompts: Tensor, replayed: Replayed | None = None) -> VisualTape:
-        prefix = {block: Prefix(own[None]) for block, own in zip(self.blocks, prompts, strict=True)}
+    def _new(
+        self, hidden: Tensor, prompts: Tensor, replayed: Replayed | None = None
+    ) -> VisualTape:
+        prefix = {
+            block: Prefix(own[None])
+            for block, own in zip(self.blocks, prompts, strict=True)
+        }
         return VisualTape(self.tower, hidden, prefix, replayed)
 
 
@@ -361,7 +407,9 @@ class TextTape:
         grad = unit.to(tower.projection.dtype) @ tower.projection.t()
         grad = norm_vjp(tower.ln_final, self.final, grad, index)[:, None]
         for number in range(len(self.tapes) - 1, -1, -1):
-            back, _ = block_vjp(tower.block(number), self.tapes[number], grad, index, through=True)
+            back, _ = block_vjp(
+                tower.block(number), self.tapes[number], grad, index, through=True
+            )
             assert back is not None
             grad = back
         grad = grad.gather(1, positions[:, :, None].expand(-1, -1, grad.shape[-1]))

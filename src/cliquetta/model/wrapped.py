@@ -24,7 +24,9 @@ class ImageEncoder(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        self.layer_norms: tuple[str, ...] = ()  # names of the LayerNorms that an image passes
+        self.layer_norms: tuple[
+            str, ...
+        ] = ()  # names of the LayerNorms that an image passes
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Features (B, E), not normalised unless the model does so."""
@@ -39,7 +41,9 @@ class ImageEncoder(nn.Module):
         with ExitStack() as hooks:
             for name, module in self.named_modules():
                 if isinstance(module, nn.LayerNorm) and module.weight is not None:
-                    hook = module.register_forward_hook(lambda *_, n=name: passed.setdefault(n))
+                    hook = module.register_forward_hook(
+                        lambda *_, n=name: passed.setdefault(n)
+                    )
                     hooks.enter_context(hook)
             features: Tensor = self(pixels)
         self.layer_norms = tuple(passed)
@@ -53,7 +57,9 @@ class WrappedCLIP(CLIP):
     visual: ImageEncoder
 
     @torch.no_grad()
-    def __init__(self, model: nn.Module, id: str, preprocess: Preprocess, tokenizer: Any) -> None:
+    def __init__(
+        self, model: nn.Module, id: str, preprocess: Preprocess, tokenizer: Any
+    ) -> None:
         nn.Module.__init__(self)
         self.id, self.preprocess, self.image_size = id, preprocess, preprocess.size
         self.visual, self.text, self._text = (
@@ -65,13 +71,19 @@ class WrappedCLIP(CLIP):
         try:
             features = self.visual.watch(torch.zeros(1, 3, size, size))
         except Exception as error:  # whatever a foreign module raises on a wrong size
-            message = f"{id} does not encode an image of {size} x {size}: {first_line(error)}"
+            message = (
+                f"{id} does not encode an image of {size} x {size}: {first_line(error)}"
+            )
             raise UserError(message) from error
         if features.ndim != 2 or len(features) != 1:
-            raise UserError(f"{id} gives {tuple(features.shape)} for one image, not (1, width)")
+            raise UserError(
+                f"{id} gives {tuple(features.shape)} for one image, not (1, width)"
+            )
         self.embed_dim = features.shape[1]
         weights = model.named_parameters()
-        embeddings = (w for name, w in weights if name.endswith("token_embedding.weight"))
+        embeddings = (
+            w for name, w in weights if name.endswith("token_embedding.weight")
+        )
         vocab_size = next(map(len, embeddings), None)
         length = int(getattr(model, "context_length", 0) or 77)
         self._tokenizer: TextTokenizer | None = None
@@ -79,7 +91,9 @@ class WrappedCLIP(CLIP):
             self._tokenizer = RowTokenizer(tokenizer, length, vocab_size)
         elif vocab_size is not None and is_clip_vocabulary(vocab_size):
             self._tokenizer = Tokenizer(length)
-        scale, bias = (getattr(model, f"logit_{part}", None) for part in ("scale", "bias"))
+        scale, bias = (
+            getattr(model, f"logit_{part}", None) for part in ("scale", "bias")
+        )
         device = next(self.visual.parameters()).device
         log_scale = scale if isinstance(scale, Tensor) else torch.tensor(100.0).log()
         self.logit_scale = _scalar(log_scale, device)
@@ -114,10 +128,14 @@ class WrappedCLIP(CLIP):
     ) -> Tensor:
         """Text features (N, E) of strings or token ids; ``chunk`` rows at a time (256)."""
         if context is not None or deep:
-            raise MissingCapabilityError(f"{self.id} is wrapped: it takes no learned context")
+            raise MissingCapabilityError(
+                f"{self.id} is wrapped: it takes no learned context"
+            )
         ids = texts if isinstance(texts, Tensor) else self.tokenizer(texts)
         assert self._text is not None
-        parts = [self._text(rows) for rows in torch.split(ids.to(self.device), chunk or 256)]
+        parts = [
+            self._text(rows) for rows in torch.split(ids.to(self.device), chunk or 256)
+        ]
         features = torch.cat(parts)
         return l2_normalize(features) if normalize else to_float32(features)
 
@@ -134,7 +152,9 @@ def find_encoder(
     for name, argument in names.items():
         method = getattr(model, name, None)
         if callable(method):
-            return lambda x, f=method, a=argument: _features(f(x) if a is None else f(**{a: x}))  # type: ignore[misc]
+            return lambda x, f=method, a=argument: _features(
+                f(x) if a is None else f(**{a: x})
+            )  # type: ignore[misc]
     return None
 
 
@@ -145,7 +165,9 @@ def _features(output: Any) -> Tensor:
             return value
     if isinstance(output, Sequence) and output and isinstance(output[0], Tensor):
         return output[0]
-    raise UserError(f"features are expected as a tensor, the model gives {type(output).__name__}")
+    raise UserError(
+        f"features are expected as a tensor, the model gives {type(output).__name__}"
+    )
 
 
 class FeaturesOnly(CLIP):
@@ -197,5 +219,7 @@ class FeaturesOnly(CLIP):
 
     def encode_image(self, pixels: Tensor, **options: Any) -> Tensor:
         """Raise: there is no image tower."""
-        message = f"{self.id} stands for a model that is not here: it cannot encode images"
+        message = (
+            f"{self.id} stands for a model that is not here: it cannot encode images"
+        )
         raise MissingCapabilityError(message)

@@ -13,7 +13,12 @@ from cliquetta.prompts.classes import DEFAULT_TEMPLATE, ClassPrompts
 
 @lru_cache
 def _read(name: str, section: str) -> dict[str, Any]:
-    text = files("cliquetta.prompts").joinpath("data").joinpath(name).read_text(encoding="utf-8")
+    text = (
+        files("cliquetta.prompts")
+        .joinpath("data")
+        .joinpath(name)
+        .read_text(encoding="utf-8")
+    )
     return dict(json.loads(text)[section])
 
 
@@ -42,7 +47,11 @@ def class_names(list_id: str) -> tuple[str, ...]:
 
 def wnids(list_id: str) -> tuple[str, ...]:
     """The WordNet ids of a list's classes, in the order of its labels; ImageNet's lists only."""
-    known = {name: entry["wnids"] for name, entry in _class_lists().items() if "wnids" in entry}
+    known = {
+        name: entry["wnids"]
+        for name, entry in _class_lists().items()
+        if "wnids" in entry
+    }
     return tuple(look_up("class list with WordNet ids", list_id, known))
 
 
@@ -55,7 +64,9 @@ def indices(list_id: str) -> tuple[int, ...]:
 
 def templates(set_id: str) -> tuple[str, ...]:
     """The templates of a set; ``{}`` stands for the class name."""
-    return tuple(look_up("template set", set_id, _read("templates.json", "sets"))["templates"])
+    return tuple(
+        look_up("template set", set_id, _read("templates.json", "sets"))["templates"]
+    )
 
 
 def template_choice(scheme: str, dataset: str) -> str:
@@ -64,7 +75,9 @@ def template_choice(scheme: str, dataset: str) -> str:
     return str(look_up(f"dataset with templates of {scheme}", dataset, choice["sets"]))
 
 
-def read_prompts(classes: str | None, given_templates: Sequence[str] = ()) -> ClassPrompts:
+def read_prompts(
+    classes: str | None, given_templates: Sequence[str] = ()
+) -> ClassPrompts:
     """Class names and templates as users write them.
 
     Args:
@@ -112,7 +125,9 @@ def read_templates(given: Sequence[str]) -> tuple[str, ...]:
 def text_lines(path: Path) -> list[str]:
     """The lines of a text file that are neither empty nor comments (``# ...``)."""
     try:
-        lines = (line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines())
+        lines = (
+            line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()
+        )
         return [line for line in lines if line and not line.startswith("#")]
     except UnicodeDecodeError:
         raise UserError(f"{path} is not UTF-8 text with one entry per line") from None

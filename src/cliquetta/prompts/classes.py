@@ -35,7 +35,9 @@ class ClassPrompts:
         given: object = self.names
         names = () if isinstance(given, str) else tuple(self.names)
         if isinstance(given, str) or not all(isinstance(name, str) for name in names):
-            raise UserError(f"class names are a list such as ['cat', 'dog'], got {given!r}")
+            raise UserError(
+                f"class names are a list such as ['cat', 'dog'], got {given!r}"
+            )
         object.__setattr__(self, "names", names)
         object.__setattr__(self, "templates", tuple(self.templates))
         if not self.names:
@@ -45,12 +47,18 @@ class ClassPrompts:
             raise UserError(f"class name {blank[0]} is empty; remove the empty line")
         twice = [name for name, count in Counter(self.names).items() if count > 1]
         if twice and not self.allow_duplicates:
-            raise UserError(f"class names must differ, given twice: {', '.join(twice[:5])}")
+            raise UserError(
+                f"class names must differ, given twice: {', '.join(twice[:5])}"
+            )
         if not self.templates:
-            raise UserError(f"no templates: give at least one, such as {DEFAULT_TEMPLATE!r}")
+            raise UserError(
+                f"no templates: give at least one, such as {DEFAULT_TEMPLATE!r}"
+            )
         for template in self.templates:
             if template.count("{}") != 1:
-                raise UserError(f"a template holds {{}} once for the class name, got {template!r}")
+                raise UserError(
+                    f"a template holds {{}} once for the class name, got {template!r}"
+                )
         if self.features is not None and self.features.shape[0] != len(self.names):
             message = f"{self.features.shape[0]} text features for {len(self.names)} class names"
             raise UserError(message)

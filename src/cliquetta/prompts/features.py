@@ -33,7 +33,9 @@ def read_arrays(path: Path | str) -> dict[str, npt.NDArray[Any]]:
     path = Path(path).expanduser()
     if not path.is_file() or path.suffix not in FEATURE_FILES:
         what = f"{path} is none" if path.exists() else f"there is no {path}"
-        raise UserError(f"features are read from {', '.join(FEATURE_FILES)} files; {what}")
+        raise UserError(
+            f"features are read from {', '.join(FEATURE_FILES)} files; {what}"
+        )
     try:
         if path.suffix == ".npy":
             return {FEATURE_NAMES[0]: np.load(path, allow_pickle=False)}
@@ -44,15 +46,21 @@ def read_arrays(path: Path | str) -> dict[str, npt.NDArray[Any]]:
             arrays = {name: _numpy(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
             header = file.metadata() or {}
         header.pop("format", "")  # an entry of many libraries, which is no JSON
-        return {name: np.asarray(json.loads(text)) for name, text in header.items()} | arrays
+        return {
+            name: np.asarray(json.loads(text)) for name, text in header.items()
+        } | arrays
     except (ValueError, EOFError, zipfile.BadZipFile, SafetensorError) as error:
-        raise UserError(f"{path} is not a readable {path.suffix} file ({error})") from None
+        raise UserError(
+            f"{path} is not a readable {path.suffix} file ({error})"
+        ) from None
 
 
 def pick_features(arrays: Arrays, source: str) -> FloatArray:
     """The features among arrays, checked: the array of that name, or the only one that fits."""
     named = [arrays[name] for name in FEATURE_NAMES if name in arrays]
-    numeric = [a for a in arrays.values() if a.ndim > 1 and np.issubdtype(a.dtype, np.number)]
+    numeric = [
+        a for a in arrays.values() if a.ndim > 1 and np.issubdtype(a.dtype, np.number)
+    ]
     if not named and len(numeric) != 1:
         held = ", ".join(f"{name} {value.shape}" for name, value in arrays.items())
         raise UserError(
@@ -64,7 +72,11 @@ def pick_features(arrays: Arrays, source: str) -> FloatArray:
 
 def check_features(given: npt.NDArray[Any], source: str) -> FloatArray:
     """Features (N, E), or (N, V, E) of V views each, in float32, every row with a direction."""
-    if given.ndim not in (2, 3) or 0 in given.shape or not np.issubdtype(given.dtype, np.number):
+    if (
+        given.ndim not in (2, 3)
+        or 0 in given.shape
+        or not np.issubdtype(given.dtype, np.number)
+    ):
         raise UserError(
             f"features are numbers of shape (rows, width), or (rows, views, width); {source} "
             f"holds {given.shape} {given.dtype}"
@@ -73,7 +85,10 @@ def check_features(given: npt.NDArray[Any], source: str) -> FloatArray:
     flat = features.reshape(len(features), -1)
     for what, is_bad in (
         ("not finite (NaN or infinity)", ~np.isfinite(flat).all(axis=1)),
-        ("all zeros", ~(features != 0).any(axis=-1).reshape(len(features), -1).all(axis=1)),
+        (
+            "all zeros",
+            ~(features != 0).any(axis=-1).reshape(len(features), -1).all(axis=1),
+        ),
     ):
         if is_bad.any():
             raise UserError(
@@ -88,7 +103,9 @@ class TextFeatures:
     """Features of class names, and the scale of the model that made them."""
 
     features: FloatArray  # (M, E)
-    names: tuple[str, ...] | None  # classes of the rows; `None`: in the order of the class list
+    names: (
+        tuple[str, ...] | None
+    )  # classes of the rows; `None`: in the order of the class list
     scale: float  # factor that turns cosines into logits
     source: str
 
@@ -138,7 +155,9 @@ class TextFeatures:
         else:
             given = as_prompts(classes)
         features = self.select(given.names)
-        return ClassPrompts(given.names, given.templates, features, given.allow_duplicates)
+        return ClassPrompts(
+            given.names, given.templates, features, given.allow_duplicates
+        )
 
 
 def as_text_features(given: Any) -> TextFeatures:

@@ -12,11 +12,21 @@ from PIL import Image
 
 from cliquetta.evaluation.evidence_log import Evidence
 from cliquetta.model.attention import Kind, patch_grid
-from cliquetta.report.style import DIVERGING, FAINT, SEQUENTIAL, Axes, Figure, new_figure
+from cliquetta.report.style import (
+    DIVERGING,
+    FAINT,
+    SEQUENTIAL,
+    Axes,
+    Figure,
+    new_figure,
+)
 
 _SIDE = 96  # pixels of an overlay
 _COLUMNS = 6  # maps of one image: plain, up to four cliques, together
-_STEP, _BLOCK = 1.14, 2.74  # from column to column, from image to image, in sides of a picture
+_STEP, _BLOCK = (
+    1.14,
+    2.74,
+)  # from column to column, from image to image, in sides of a picture
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +48,10 @@ def image_maps(
     images = []
     for batch, entry in [pair for pair in turns if pair is not None][:limit]:
         cliques = [] if batch.description is None else batch.description["cliques"]
-        before, after = names[batch.before[entry.index]], names[batch.after[entry.index]]
+        before, after = (
+            names[batch.before[entry.index]],
+            names[batch.after[entry.index]],
+        )
         label = batch.labels[entry.index]
         prediction = before if before == after else f"{before} → {after}"
         truth = f"{names[label]}\n" if label >= 0 else ""
@@ -47,7 +60,10 @@ def image_maps(
                 batch.pictures[entry.index],
                 f"{truth}{prediction}",
                 entry.maps[kind],
-                tuple((names[cliques[id]["class"]], cliques[id]["size"]) for id in entry.cliques),
+                tuple(
+                    (names[cliques[id]["class"]], cliques[id]["size"])
+                    for id in entry.cliques
+                ),
             )
         )
     return images
@@ -70,24 +86,39 @@ def _draw(axes: Axes, top: float, image: ImageMaps) -> None:
     """One image with its two rows of maps, from ``top`` downwards."""
     grids = patch_grid(torch.from_numpy(image.maps)).numpy()
     brightest = float(grids.max())
-    titles = ["plain CLIP", *(f"{name} ×{size}" for name, size in image.cliques), "all prompts"]
+    titles = [
+        "plain CLIP",
+        *(f"{name} ×{size}" for name, size in image.cliques),
+        "all prompts",
+    ]
     # "all prompts" stands in the last column, whatever the number of cliques.
     columns = [*range(1, len(grids)), _COLUMNS]
     upper, lower = top + 0.36, top + 1.62
     _show_picture(axes, 0, upper, image.picture, image.title)
     note = "less and more\nthan plain CLIP,\neach on its\nown scale"
-    axes.text(1.0, lower + 0.5, note, ha="right", va="center", fontsize=7.5, color=FAINT)
+    axes.text(
+        1.0, lower + 0.5, note, ha="right", va="center", fontsize=7.5, color=FAINT
+    )
     for column, grid, title in zip(columns, grids, titles, strict=True):
-        _show_picture(axes, column, upper, overlay(image.picture, grid / brightest), title)
+        _show_picture(
+            axes, column, upper, overlay(image.picture, grid / brightest), title
+        )
         if column > 1:
             shift = grid - grids[0]
             most = max(float(np.abs(shift).max()), 1e-12)
             moved = f"{100 * np.abs(shift).sum() / 2:.2g} % moved"
-            _show_picture(axes, column, lower, shift, moved, cmap=DIVERGING, vmin=-most, vmax=most)
+            _show_picture(
+                axes, column, lower, shift, moved, cmap=DIVERGING, vmin=-most, vmax=most
+            )
 
 
 def _show_picture(
-    axes: Axes, column: int, top: float, picture: npt.NDArray[Any], title: str, **look: Any
+    axes: Axes,
+    column: int,
+    top: float,
+    picture: npt.NDArray[Any],
+    title: str,
+    **look: Any,
 ) -> None:
     """A picture of side 1 in a column, with its title above it."""
     left = column * _STEP
@@ -96,13 +127,17 @@ def _show_picture(
     axes.text(left + 0.5, top - 0.05, title, ha="center", va="bottom", fontsize=8)
 
 
-def overlay(picture: npt.NDArray[np.uint8], heat: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
+def overlay(
+    picture: npt.NDArray[np.uint8], heat: npt.NDArray[np.float32]
+) -> npt.NDArray[np.uint8]:
     """A picture in grey under a map with values in [0, 1]; the brighter, the more attention."""
     from matplotlib import colormaps
 
     size = (_SIDE, _SIDE)
     grey = Image.fromarray(picture).convert("L").resize(size, Image.Resampling.BICUBIC)
-    smooth = Image.fromarray(heat.astype(np.float32)).resize(size, Image.Resampling.BILINEAR)
+    smooth = Image.fromarray(heat.astype(np.float32)).resize(
+        size, Image.Resampling.BILINEAR
+    )
     colour = colormaps[SEQUENTIAL](np.clip(np.asarray(smooth), 0, 1))[:, :, :3]
     light = np.asarray(grey, np.float32)[:, :, None] / 255
     mixed = 0.38 * light + 0.62 * colour

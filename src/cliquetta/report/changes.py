@@ -18,7 +18,9 @@ from cliquetta.significance import PairedTest
 
 CLASSES = 12  # classes that are drawn in a confusion matrix
 
-Pair = tuple[Predictions, Predictions]  # predictions of zero-shot and of a method over one stream
+Pair = tuple[
+    Predictions, Predictions
+]  # predictions of zero-shot and of a method over one stream
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,9 @@ def in_words(changes: Changes, label: str) -> str:
     """Describe what a method did to the predictions, good or bad."""
     if not changes.changed:
         return f"{label} changed none of {count(changes.images, 'prediction')}."
-    text = f"{label} changed {changes.changed:,} of {count(changes.images, 'prediction')}"
+    text = (
+        f"{label} changed {changes.changed:,} of {count(changes.images, 'prediction')}"
+    )
     test = changes.test
     if test is None or changes.gain is None:
         return text + "; without labels nobody can say which are right."
@@ -81,7 +85,9 @@ def in_words(changes: Changes, label: str) -> str:
     verdict = "gain" if changes.gain > 0 else "loss"
     text += f" That is a {verdict} of {number(abs(changes.gain))} points"
     if test.p >= 0.05:
-        return f"{text}, too small to tell from chance on these images (p = {test.p:.2g})."
+        return (
+            f"{text}, too small to tell from chance on these images (p = {test.p:.2g})."
+        )
     return f"{text} (p = {test.p:.2g})."
 
 
@@ -95,7 +101,9 @@ def moves(plain: Predictions, adapted: Predictions) -> list[Move]:
     pairs = Counter((old, new) for old, new, _ in changed)
     return [
         Move(old, new, number, triples[old, new, new], triples[old, new, old])
-        for (old, new), number in sorted(pairs.items(), key=lambda item: (-item[1], item[0]))
+        for (old, new), number in sorted(
+            pairs.items(), key=lambda item: (-item[1], item[0])
+        )
     ]
 
 
@@ -143,7 +151,9 @@ def changed_confusion(
 
 
 def _confusion(
-    labels: npt.NDArray[np.int64], predicted: npt.NDArray[np.int64], classes: tuple[int, ...]
+    labels: npt.NDArray[np.int64],
+    predicted: npt.NDArray[np.int64],
+    classes: tuple[int, ...],
 ) -> npt.NDArray[np.int64]:
     """Images by label and prediction, (C + 1, C + 1); all other classes share the last index."""
     index = {label: number for number, label in enumerate(classes)}
@@ -172,9 +182,13 @@ def confusion_figure(confusion: ChangedConfusion, names: tuple[str, ...]) -> Fig
             text = f"{cells[row, column]:+d}".replace("-", "−")
             axes.text(column, row, text, ha="center", va="center", color="#101418")
         for corner in np.arange(size) - 0.5:  # of the diagonal: correct predictions
-            frame = Rectangle((corner, corner), 1, 1, fill=False, edgecolor=FAINT, linewidth=1.1)
+            frame = Rectangle(
+                (corner, corner), 1, 1, fill=False, edgecolor=FAINT, linewidth=1.1
+            )
             axes.add_patch(frame)
-        axes.set_xticks(range(columns), [*shown, "other"][:columns], rotation=40, ha="right")
+        axes.set_xticks(
+            range(columns), [*shown, "other"][:columns], rotation=40, ha="right"
+        )
         axes.set_yticks(range(rows), [*shown, "other"][:rows])
         axes.set(xlabel="prediction", ylabel="label")
         axes.spines[:].set(visible=True, color=INK, linewidth=0.6)

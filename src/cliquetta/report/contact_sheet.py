@@ -75,7 +75,9 @@ def _resource(name: str) -> str:
 
 def _accuracy(scores: MethodScores) -> str:
     """Return figures against labels, and tables of classes and of what was confused."""
-    figures = [(f"{number(scores.accuracy, 1)} %", f"of {count(scores.images, 'image')} right")]
+    figures = [
+        (f"{number(scores.accuracy, 1)} %", f"of {count(scores.images, 'image')} right")
+    ]
     test = scores.versus_zero_shot
     if test is not None:
         figures += [
@@ -102,7 +104,9 @@ def _accuracy(scores: MethodScores) -> str:
 
 
 def _list_damaged(rows: Rows) -> str:
-    items = [f"<li>{esc(row['path'])}: {esc(row['error'])}</li>" for row in rows[:LISTED]]
+    items = [
+        f"<li>{esc(row['path'])}: {esc(row['error'])}</li>" for row in rows[:LISTED]
+    ]
     if len(rows) > LISTED:
         items.append(f"<li>and {len(rows) - LISTED:,} more</li>")
     return f"<ul>{''.join(items)}</ul>"
@@ -131,12 +135,20 @@ def _gallery(rows: Rows, methods: Sequence[str]) -> str:
         "classes": classes,
         "methods": list(methods) if len(methods) > 1 else [""],
         "paths": [str(row["path"]) for row in rows],
-        "predictions": [_numbers(rows, f"{prefix}prediction", classes) for prefix in prefixes],
+        "predictions": [
+            _numbers(rows, f"{prefix}prediction", classes) for prefix in prefixes
+        ],
         "probabilities": [
             [float(row[f"{prefix}probability"]) for row in rows] for prefix in prefixes
         ],
     }
-    choices = [("sort", "Sort by", {"": "list", "most": "most certain", "least": "least certain"})]
+    choices = [
+        (
+            "sort",
+            "Sort by",
+            {"": "list", "most": "most certain", "least": "least certain"},
+        )
+    ]
     if len(methods) > 1:
         choices.insert(0, ("method", "Method", _numbered(methods)))
     counted = Counter(row[columns[0]] for row in rows)
@@ -151,10 +163,14 @@ def _gallery(rows: Rows, methods: Sequence[str]) -> str:
         data["labels"] = _numbers(rows, LABEL, classes)
         named = {name: index for index, name in enumerate(classes)}
         choices.append(("label", "Label", _all_or(named)))
-        choices.append(("truth", "Right or wrong", {"": "all", "right": "right", "wrong": "wrong"}))
+        choices.append(
+            ("truth", "Right or wrong", {"": "all", "right": "right", "wrong": "wrong"})
+        )
     if compared:
         data["zero_shot"] = _numbers(rows, f"{ZERO_SHOT}_prediction", classes)
-        data["zero_shot_probabilities"] = [float(row[f"{ZERO_SHOT}_probability"]) for row in rows]
+        data["zero_shot_probabilities"] = [
+            float(row[f"{ZERO_SHOT}_probability"]) for row in rows
+        ]
         kinds = {"": "all", "changed": "only what adapting changed"}
         if labelled:
             kinds |= {"repaired": "repaired", "broken": "broken"}
@@ -222,7 +238,8 @@ def _all_or(named: Mapping[str, int]) -> dict[str, str]:
 
 def _select(name: str, title: str, options: Mapping[str, str]) -> str:
     body = "".join(
-        f'<option value="{esc(value)}">{esc(words)}</option>' for value, words in options.items()
+        f'<option value="{esc(value)}">{esc(words)}</option>'
+        for value, words in options.items()
     )
     return f'<label>{esc(title)}<select name="{esc(name)}">{body}</select></label>'
 

@@ -12,7 +12,14 @@ from cliquetta.evaluation.ablation import Curve, Point
 from cliquetta.evaluation.comparison import average, grouped, value_text, varying
 from cliquetta.evaluation.grid import BASELINE
 from cliquetta.report.runs import ReportedRun, flat_settings, most_common
-from cliquetta.report.style import BASELINE_LOOK, FAINT, Axes, Figure, line_look, new_figure
+from cliquetta.report.style import (
+    BASELINE_LOOK,
+    FAINT,
+    Axes,
+    Figure,
+    line_look,
+    new_figure,
+)
 
 Pair = tuple[dict[str, Any], ReportedRun]  # settings, and a run with them
 COMPONENTS = frozenset({"modalities", "retention"})
@@ -24,7 +31,11 @@ def find_curves(runs: Sequence[ReportedRun]) -> list[Curve]:
     """All curves that can be drawn from ``runs``, one per dataset, method and setting."""
     groups = grouped(
         [run for run in runs if run.metric("top1") is not None],
-        lambda run: (run.record.dataset, run.record.method, run.record.settings["model"]["id"]),
+        lambda run: (
+            run.record.dataset,
+            run.record.method,
+            run.record.settings["model"]["id"],
+        ),
     )
     curves = []
     for (dataset, method, model), members in groups.items():
@@ -32,19 +43,25 @@ def find_curves(runs: Sequence[ReportedRun]) -> list[Curve]:
         baseline = average(run.metric("top1") for run in zero)
         settings = [flat_settings(run) for run in members]
         keys = [key for key in varying(settings) if key not in _NOT_A_SETTING]
-        common = {key: most_common([each.get(key) for each in settings]) for key in keys}
+        common = {
+            key: most_common([each.get(key) for each in settings]) for key in keys
+        }
         pairs = list(zip(settings, members, strict=True))
         together = COMPONENTS.issubset(keys)
         if together:
             points = _component_points(_usual(pairs, common, COMPONENTS))
             curves.append(Curve("components", None, points, baseline))
         for key in (key for key in keys if not (together and key in COMPONENTS)):
-            points = _points([(own.get(key), run) for own, run in _usual(pairs, common, {key})])
+            points = _points(
+                [(own.get(key), run) for own, run in _usual(pairs, common, {key})]
+            )
             curves.append(Curve(key, common[key], points, baseline))
     return [curve for curve in curves if len(curve.points) > 1]
 
 
-def _usual(pairs: Sequence[Pair], common: Mapping[str, Any], but: Set[str]) -> list[Pair]:
+def _usual(
+    pairs: Sequence[Pair], common: Mapping[str, Any], but: Set[str]
+) -> list[Pair]:
     """The runs with the settings that most have, ``but`` for some."""
     wanted = {key: value for key, value in common.items() if key not in but}
     return [
@@ -69,9 +86,14 @@ def _points(own: Sequence[tuple[Any, ReportedRun]]) -> tuple[Point, ...]:
 def _component_points(pairs: Sequence[Pair]) -> tuple[Point, ...]:
     """Points of the component ablation: what is learned, with and without retention."""
     order, words = ("image", "text", "both"), ("image", "text", "image + text")
-    points = _points([((s["retention"], order.index(s["modalities"])), run) for s, run in pairs])
+    points = _points(
+        [((s["retention"], order.index(s["modalities"])), run) for s, run in pairs]
+    )
     return tuple(
-        replace(point, value=words[point.value[1]] + (" + retention" if point.value[0] else ""))
+        replace(
+            point,
+            value=words[point.value[1]] + (" + retention" if point.value[0] else ""),
+        )
         for point in points
     )
 
@@ -92,7 +114,9 @@ def curve_figure(curve: Curve) -> Figure:
         axes = figure.subplots(1, 2 if wide else 1, squeeze=False)[0]
         _draw(axes[0], curve)
         if wide:
-            positions = _axis(axes[1], curve.field, [point.value for point in curve.points])
+            positions = _axis(
+                axes[1], curve.field, [point.value for point in curve.points]
+            )
             axes[1].plot(positions, sizes, **line_look(1))
             axes[1].set_ylabel("largest clique, images")
             axes[1].set_ylim(bottom=0)
@@ -110,7 +134,9 @@ def curves_figure(curves: Mapping[str, Curve]) -> Figure:
             axes.set_xlabel(name)
             other = axes.twinx()  # shows what a method does where no prediction changes
             likelihood = [point.nll for point in curve.points if point.nll is not None]
-            other.plot(positions, likelihood, marker=".", color=FAINT, alpha=0.5, linewidth=1)
+            other.plot(
+                positions, likelihood, marker=".", color=FAINT, alpha=0.5, linewidth=1
+            )
             other.set_ylabel("NLL (grey)", color=FAINT)
             other.tick_params(colors=FAINT)
             other.grid(False)
@@ -135,9 +161,13 @@ def _draw(axes: Axes, curve: Curve) -> Sequence[float]:
         **line_look(0),
     )
     axes.set_ylabel("top-1, %")
-    defaults = [x for x, value in zip(positions, values, strict=True) if value == curve.default]
+    defaults = [
+        x for x, value in zip(positions, values, strict=True) if value == curve.default
+    ]
     for position in defaults:
-        axes.axvline(position, color=FAINT, linewidth=0.8, linestyle=":", label="default")
+        axes.axvline(
+            position, color=FAINT, linewidth=0.8, linestyle=":", label="default"
+        )
     if curve.baseline is not None:
         axes.axhline(curve.baseline, label="zero_shot", **_BASELINE)
     if defaults or curve.baseline is not None:
@@ -189,13 +219,21 @@ def _choices(curve: Curve) -> Figure:
             look = line_look(position) | {"linestyle": "none", "markersize": 7}
             error = (point.sd or 0.0) if _several(curve) else None
             axes.errorbar(mean, position, xerr=error, capsize=3, elinewidth=1.2, **look)
-            where: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "va": "bottom"}
+            where: dict[str, Any] = {
+                "textcoords": "offset points",
+                "ha": "center",
+                "va": "bottom",
+            }
             axes.annotate(f"{mean:.1f}", (mean, position), (0, 6), fontsize=8, **where)
         if curve.baseline is not None:
-            axes.axvline(curve.baseline, label=f"zero_shot {curve.baseline:.1f}", **_BASELINE)
+            axes.axvline(
+                curve.baseline, label=f"zero_shot {curve.baseline:.1f}", **_BASELINE
+            )
             axes.legend(loc="lower left", bbox_to_anchor=(0, 1), borderpad=0)
         axes.margins(x=0.12)
-        axes.set_yticks(range(len(curve.points)), [str(point.value) for point in curve.points])
+        axes.set_yticks(
+            range(len(curve.points)), [str(point.value) for point in curve.points]
+        )
         axes.set_ylim(len(curve.points) - 0.5, -0.7)
         axes.set_xlabel("top-1, %")
         if curve.field != "components":

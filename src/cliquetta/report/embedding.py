@@ -51,7 +51,11 @@ def tsne(features: Array) -> Array:
     start = points / max(float(points[:, 0].std()), 1e-12) * 1e-4
     perplexity = max(2.0, min(30.0, (len(features) - 1) / 3))
     fitted = TSNE(
-        perplexity=perplexity, metric="cosine", initialization=start, random_state=0, n_jobs=1
+        perplexity=perplexity,
+        metric="cosine",
+        initialization=start,
+        random_state=0,
+        n_jobs=1,
     ).fit(features)
     return np.asarray(fitted, dtype=np.float64)
 
@@ -90,7 +94,9 @@ def embed(evidence: Evidence, how: How = "auto") -> Embedding | None:
         labels = np.concatenate([batch.after for batch in batches])
     available = importlib.util.find_spec("openTSNE") is not None
     if how == "tsne" and not available:
-        raise UserError("a t-SNE map needs openTSNE: pip install 'cliquetta[tsne]', or take pca")
+        raise UserError(
+            "a t-SNE map needs openTSNE: pip install 'cliquetta[tsne]', or take pca"
+        )
     if len(plain) < 3:
         return None
     if how == "pca" or not available:
@@ -100,16 +106,23 @@ def embed(evidence: Evidence, how: How = "auto") -> Embedding | None:
         points, words = tsne(both), "t-SNE (openTSNE)"
     known = labels >= 0
     before, after = (cohesion(each[known], labels[known]) for each in (plain, prompted))
-    return Embedding(points[: len(plain)], points[len(plain) :], labels, words, (before, after))
+    return Embedding(
+        points[: len(plain)], points[len(plain) :], labels, words, (before, after)
+    )
 
 
 def embedding_figure(embedding: Embedding, names: tuple[str, ...]) -> Figure:
     """Two panels in the same axes, a marker and a colour per class."""
-    most = [label for label, _ in Counter(embedding.labels.tolist()).most_common(CLASSES)]
+    most = [
+        label for label, _ in Counter(embedding.labels.tolist()).most_common(CLASSES)
+    ]
     shown = sorted(label for label in most if label >= 0)
     with new_figure(7.2, 3.9) as figure:
         axes = figure.subplots(1, 2, sharex=True, sharey=True)
-        panels = (("plain CLIP", embedding.plain), ("with attribute prompts", embedding.prompted))
+        panels = (
+            ("plain CLIP", embedding.plain),
+            ("with attribute prompts", embedding.prompted),
+        )
         for panel, (title, points) in enumerate(panels):
             own = axes[panel]
             rest = ~np.isin(embedding.labels, shown)
@@ -119,7 +132,9 @@ def embedding_figure(embedding: Embedding, names: tuple[str, ...]) -> Figure:
                 look = {key: line_look(turn)[key] for key in ("color", "marker")}
                 look |= {"edgecolors": PAPER, "linewidths": 0.4}
                 name = names[label] if panel == 0 else None
-                own.scatter(*points[embedding.labels == label].T, s=26, label=name, **look)
+                own.scatter(
+                    *points[embedding.labels == label].T, s=26, label=name, **look
+                )
             own.set(title=title, xticks=[], yticks=[])
             own.set_xlabel(f"cohesion {embedding.cohesion[panel]:.4f}")
             own.grid(False)

@@ -69,7 +69,12 @@ def _domains_in_words(evidence: Evidence) -> str:
 
 
 def _attention(
-    run: ReportedRun, label: str, evidence: Evidence, limit: int, kind: Kind, figures: PageFigures
+    run: ReportedRun,
+    label: str,
+    evidence: Evidence,
+    limit: int,
+    kind: Kind,
+    figures: PageFigures,
 ) -> str:
     images = image_maps(evidence, run.names, limit, kind)
     if not images:

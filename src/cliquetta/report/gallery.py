@@ -51,11 +51,17 @@ class CliqueCard:
 
 def clique_cards(evidence: Evidence, limit: int) -> list[CliqueCard]:
     """Up to ``limit`` cliques, those with most changed images first, none like one before it."""
-    ranked: list[tuple[tuple[int, ...], BatchEvidence, Mapping[str, Any], frozenset[int]]] = []
+    ranked: list[
+        tuple[tuple[int, ...], BatchEvidence, Mapping[str, Any], frozenset[int]]
+    ] = []
     for batch in evidence.batches:
         for clique in () if batch.description is None else batch.description["cliques"]:
-            members = frozenset(index for index in clique["members"] if index < len(batch.keys))
-            changed = sum(batch.before[index] != batch.after[index] for index in members)
+            members = frozenset(
+                index for index in clique["members"] if index < len(batch.keys)
+            )
+            changed = sum(
+                batch.before[index] != batch.after[index] for index in members
+            )
             rank = (-min(changed, 3), -min(len(members), 6), batch.number, clique["id"])
             ranked.append((rank, batch, clique, members))
     chosen: list[CliqueCard] = []
@@ -64,10 +70,14 @@ def clique_cards(evidence: Evidence, limit: int) -> list[CliqueCard]:
         if len(chosen) == limit:
             break
         known = [other for number, other in shown if number == batch.number]
-        if any(2 * len(members & other) > min(len(members), len(other)) for other in known):
+        if any(
+            2 * len(members & other) > min(len(members), len(other)) for other in known
+        ):
             continue
         shown.append((batch.number, members))
-        chosen.append(CliqueCard(batch.number, clique, _members(batch, sorted(members))))
+        chosen.append(
+            CliqueCard(batch.number, clique, _members(batch, sorted(members)))
+        )
     return chosen
 
 
@@ -75,7 +85,10 @@ def _members(batch: BatchEvidence, members: list[int]) -> list[Tile]:
     cosines = batch.features[members] @ batch.features[members].T
     others = max(1, len(members) - 1)
     mean = (cosines.sum(axis=1) - cosines.diagonal()) / others
-    tiles = [_tile(batch, index, float(value)) for index, value in zip(members, mean, strict=True)]
+    tiles = [
+        _tile(batch, index, float(value))
+        for index, value in zip(members, mean, strict=True)
+    ]
     tiles.sort(key=lambda tile: (_order(tile), -(tile.similarity or 0)))
     return tiles[:MEMBERS]
 
@@ -97,7 +110,9 @@ def _order(tile: Tile) -> int:
 
 def _tile(batch: BatchEvidence, index: int, similarity: float | None = None) -> Tile:
     label, before, after = batch.labels[index], batch.before[index], batch.after[index]
-    return Tile(batch.pictures[index], batch.keys[index], label, before, after, similarity)
+    return Tile(
+        batch.pictures[index], batch.keys[index], label, before, after, similarity
+    )
 
 
 def data_uri(picture: npt.NDArray[np.uint8]) -> str:

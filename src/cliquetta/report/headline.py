@@ -12,7 +12,12 @@ from cliquetta.evaluation.tables import TextTable, to_markdown
 from cliquetta.methods.registry import DEFAULT_METHOD
 from cliquetta.report import results_pages as pages
 from cliquetta.report.headline_figure import Bars, headline_figure
-from cliquetta.report.imagenet_page import CLEAN, corruption_columns, on_all_images, own_rows
+from cliquetta.report.imagenet_page import (
+    CLEAN,
+    corruption_columns,
+    on_all_images,
+    own_rows,
+)
 
 COSTS = "speed-h200-methods_speed.json"
 """Time of methods beside encoding, each alone on the machine (``benchmarks.methods_speed``)."""
@@ -22,7 +27,9 @@ SHOWN = ("scap",)
 
 
 def headline_table(
-    imagenet: Sequence[Record], real: Sequence[pages.Setting], costs: Mapping[str, float]
+    imagenet: Sequence[Record],
+    real: Sequence[pages.Setting],
+    costs: Mapping[str, float],
 ) -> str:
     """Write the table: zero-shot, the default, the best rivals on ImageNet-C, and SCAP."""
     lines = []
@@ -53,7 +60,9 @@ class HeadlineRow:
     on_tower: Overall | None
 
 
-def headline_rows(imagenet: Sequence[Record], real: Sequence[pages.Setting]) -> list[HeadlineRow]:
+def headline_rows(
+    imagenet: Sequence[Record], real: Sequence[pages.Setting]
+) -> list[HeadlineRow]:
     """The methods of the headline, zero-shot first, then by mean over the corruptions."""
     table, columns = on_all_images(imagenet)
     corruptions = corruption_columns(columns)

@@ -12,7 +12,9 @@ from cliquetta.evaluation.tables import TextTable, to_markdown
 from cliquetta.report import results_pages as pages
 from cliquetta.report.printed_page import insert_between, recorded_line
 
-OFFICIAL = [name for name, one in CORRUPTIONS.items() if one.group not in ("rendering", "hub")]
+OFFICIAL = [
+    name for name, one in CORRUPTIONS.items() if one.group not in ("rendering", "hub")
+]
 """The 15 corruptions of ImageNet-C, in the order of its paper."""
 NOTHING = "**Not recorded yet.**"
 ALL_IMAGES = "imagenet"
@@ -69,7 +71,9 @@ def imagenet_page(page: str, records: Sequence[Record]) -> str:
     tables = {"corruptions": NOTHING, "scap": NOTHING, "recorded": NOTHING}
     if records:
         tables["corruptions"] = corruption_table(records)
-        tables["scap"] = "\n\n".join(filter(None, [scap_table(records), scap_single_view(records)]))
+        tables["scap"] = "\n\n".join(
+            filter(None, [scap_table(records), scap_single_view(records)])
+        )
         tables["recorded"] = recorded_line(records)
     for name, text in tables.items():
         page = insert_between(page, name, "leaderboard", text)

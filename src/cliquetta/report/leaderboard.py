@@ -99,7 +99,9 @@ def stream_kind(record: Record, roles: Mapping[str, str]) -> str:
 class BoardRow:
     """A method, as far as it was run."""
 
-    cells: dict[str, list[Cell]] = field(default_factory=dict)  # the sets of every column
+    cells: dict[str, list[Cell]] = field(
+        default_factory=dict
+    )  # the sets of every column
 
     def measured(self, column: str) -> list[Cell]:
         """The sets of a column with a gain."""
@@ -116,7 +118,11 @@ class BoardRow:
 
     def runs(self, column: str) -> Runs:
         """Gains by set and seed."""
-        return {(c.column, seed): g for c in self.measured(column) for seed, g in c.gains.items()}
+        return {
+            (c.column, seed): g
+            for c in self.measured(column)
+            for seed, g in c.gains.items()
+        }
 
     @property
     def cost(self) -> float | None:
@@ -141,19 +147,27 @@ def leaderboard_page(
         "not edit it. Every registered method that needs no labelled images; where text "
         "features are fixed, every one that needs no text tower."
     )
-    parts = ["# Who wins where", pages.fill(about), "\n".join(map(pages.as_item, READING))]
+    parts = [
+        "# Who wins where",
+        pages.fill(about),
+        "\n".join(map(pages.as_item, READING)),
+    ]
     for title, (records, rows) in boards.items():
         parts += [f"## {title}", *_sections(records, rows, folder)]
     return "\n\n".join(parts) + "\n"
 
 
-def _sections(records: Sequence[Record], rows: Mapping[str, BoardRow], folder: Path) -> list[str]:
+def _sections(
+    records: Sequence[Record], rows: Mapping[str, BoardRow], folder: Path
+) -> list[str]:
     if not records:
         command = "`cliquetta reproduce leaderboard --run --device cuda` runs the grid"
         shares = "and writes this page; `--shard I/N` shares it out over processes."
         return [pages.fill(f"**Not recorded yet.** {command} {shares}")]
     columns = recorded_columns(rows)
-    advice = [pages.as_item(f"**{column}**: {_advice(rows, column)}") for column in columns]
+    advice = [
+        pages.as_item(f"**{column}**: {_advice(rows, column)}") for column in columns
+    ]
     return [
         _board(rows, folder),
         "### What to take for which stream",
@@ -165,15 +179,21 @@ def _sections(records: Sequence[Record], rows: Mapping[str, BoardRow], folder: P
     ]
 
 
-def board_rows(records: Iterable[Record], roles: Mapping[str, str]) -> dict[str, BoardRow]:
+def board_rows(
+    records: Iterable[Record], roles: Mapping[str, str]
+) -> dict[str, BoardRow]:
     """Every method by its label; zero-shot first, then by the mean over columns."""
     kinds = grouped(records, lambda record: stream_kind(record, roles))
     rows: dict[str, BoardRow] = {}
     for column, (kind, metric) in COLUMNS.items():
         for setting in pages.read_settings(kinds.get(kind, []), {}):
             for (name, _), cell in compare(setting.runs, metric=metric).cells.items():
-                if cell.mean is not None and not (column == SINGLE and for_batches(name)):
-                    rows.setdefault(name, BoardRow()).cells.setdefault(column, []).append(cell)
+                if cell.mean is not None and not (
+                    column == SINGLE and for_batches(name)
+                ):
+                    rows.setdefault(name, BoardRow()).cells.setdefault(
+                        column, []
+                    ).append(cell)
 
     whole = _everywhere(rows)
 
@@ -208,13 +228,23 @@ def for_batches(label: str) -> bool:
 def _setting(label: str) -> str:
     """The setting of a method: a preset, or what its defaults are its authors' setting for."""
     preset = re.search(r":([\w.-]+)", label)
-    return preset[1] if preset else get_method(pages.method_of(label)).setting or pages.BLANK
+    return (
+        preset[1]
+        if preset
+        else get_method(pages.method_of(label)).setting or pages.BLANK
+    )
 
 
 def method_sentence(rows: Mapping[str, BoardRow], method: str) -> str:
     """Say where a method gains over zero-shot and loses; empty if it is not on the board."""
-    label = next((label for label in rows if pages.method_of(label) == method), BASELINE)
-    gains = {c: gain for c in COLUMNS if (gain := rows[label].gain(c)) is not None} if rows else {}
+    label = next(
+        (label for label in rows if pages.method_of(label) == method), BASELINE
+    )
+    gains = (
+        {c: gain for c in COLUMNS if (gain := rows[label].gain(c)) is not None}
+        if rows
+        else {}
+    )
     up = sorted((c for c in gains if gains[c] > 0), key=lambda c: -gains[c])
     down = sorted((c for c in gains if gains[c] <= 0), key=lambda c: gains[c])
     sentences = [
@@ -261,13 +291,21 @@ def _cell(row: BoardRow, column: str, name: str, full: Sequence[str]) -> str:
     gain = row.gain(column)
     if column == SINGLE and for_batches(name):
         return "for batches"
-    if gain is None:  # zero-shot may have been run on fewer images as well: the most count
-        most = {cell.column: cell for cell in sorted(row.cells.get(column, ()), key=_images)}
+    if (
+        gain is None
+    ):  # zero-shot may have been run on fewer images as well: the most count
+        most = {
+            cell.column: cell for cell in sorted(row.cells.get(column, ()), key=_images)
+        }
         return pages.shown(average(cell.mean for cell in most.values()), ".1f")
     points = _points(gain) + ("" if name in full else "°")
     points = f"**{points}**" if full[:1] == [name] and gain > 0 else points
     lowest, where = row.worst(column)
-    return points if len(row.measured(column)) == 1 else f"{points} ({where} {_points(lowest)})"
+    return (
+        points
+        if len(row.measured(column)) == 1
+        else f"{points} ({where} {_points(lowest)})"
+    )
 
 
 def _points(gain: float) -> str:
@@ -301,9 +339,15 @@ def _advice(rows: Mapping[str, BoardRow], column: str) -> str:
         f"{first}; within noise of it: {_some(gains, alike)}.",
         f"Below zero-shot on average: {_some(gains, losing)}; on no set: {_some(gains, safe)}.",
     ]
-    cheap = [name for name in full if (rows[name].cost or CHEAP + 1) <= CHEAP and gains[name] > 0]
+    cheap = [
+        name
+        for name in full
+        if (rows[name].cost or CHEAP + 1) <= CHEAP and gains[name] > 0
+    ]
     cost = rows[full[0]].cost
-    paid = f"`{full[0]}` takes {pages.times(cost)} the time of zero-shot" if cost else ""
+    paid = (
+        f"`{full[0]}` takes {pages.times(cost)} the time of zero-shot" if cost else ""
+    )
     if cheap[:1] != full[:1]:
         paid += f"; for at most {CHEAP:g} ×: {_some(gains, cheap[:1])}"
     return " ".join([*sentences, f"{paid}." if paid else ""]).rstrip()
@@ -322,10 +366,23 @@ def _standing(rows: Mapping[str, BoardRow], name: str) -> str:
     for column in COLUMNS:
         full = _in_full(rows, column)
         if name in full:
-            own, best = rows[name].gain(column) or 0.0, rows[full[0]].gain(column) or 0.0
+            own, best = (
+                rows[name].gain(column) or 0.0,
+                rows[full[0]].gain(column) or 0.0,
+            )
             lowest, where = rows[name].worst(column)
             rank = f"{full.index(name) + 1} of {len(full)}"
-            behind = pages.BLANK if full[0] == name else f"{_points(own - best)} (`{full[0]}`)"
-            lines.append((column, _points(own), f"{_points(lowest)} ({where})", rank, behind))
+            behind = (
+                pages.BLANK
+                if full[0] == name
+                else f"{_points(own - best)} (`{full[0]}`)"
+            )
+            lines.append(
+                (column, _points(own), f"{_points(lowest)} ({where})", rank, behind)
+            )
     head = ("column", "gain", "lowest gain", "rank", "against the best")
-    return to_markdown(TextTable(head, tuple(lines))).rstrip() if lines else "Not recorded."
+    return (
+        to_markdown(TextTable(head, tuple(lines))).rstrip()
+        if lines
+        else "Not recorded."
+    )

@@ -17,7 +17,14 @@ from cliquetta.report.style import COLOURS, FAINT, GRID, INK, PAPER
 KINDS = tuple(column for column, (_, metric) in COLUMNS.items() if metric != "auroc")
 RIVALS = 5
 SHARE = 0.8  # of the cells that the best-covered method has; a rival with fewer is not drawn
-LEFT, TOP, BETWEEN, BAR, GAP, POINT = 48, 92, 62, 11, 18, 6.0  # pixels; POINT: of one point of gain
+LEFT, TOP, BETWEEN, BAR, GAP, POINT = (
+    48,
+    92,
+    62,
+    11,
+    18,
+    6.0,
+)  # pixels; POINT: of one point of gain
 STEP = 5  # points between two lines
 
 Board = Mapping[str, BoardRow]
@@ -33,7 +40,8 @@ def leaderboard_figure(boards: Mapping[str, Board]) -> str:
     methods = [DEFAULT_METHOD, *best_rivals(list(named.values()))]
     group = len(methods) * BAR + GAP
     kinds = {
-        title: [c for c in recorded_columns(board) if c in KINDS] for title, board in boards.items()
+        title: [c for c in recorded_columns(board) if c in KINDS]
+        for title, board in boards.items()
     }
     width = LEFT + max(map(len, kinds.values()), default=0) * group + 8
     parts, top = [_legend(methods)], TOP
@@ -58,7 +66,9 @@ def best_rivals(boards: Sequence[Board]) -> list[str]:
             known = [gain for kind in KINDS if (gain := row.gain(kind)) is not None]
             gains.setdefault(name, []).extend(known)
     most = max(map(len, gains.values()), default=0)
-    able = {name: own for name, own in gains.items() if len(own) >= max(1, SHARE * most)}
+    able = {
+        name: own for name, own in gains.items() if len(own) >= max(1, SHARE * most)
+    }
     rivals = [name for name in able if name not in (DEFAULT_METHOD, BASELINE)]
     return sorted(rivals, key=lambda name: -statistics.mean(able[name]))[:RIVALS]
 
@@ -102,7 +112,9 @@ def _panel(
         return zero - gain * POINT
 
     bottom = height_of(low)
-    parts = [f'<text x="{LEFT}" y="{top + 6}" font-weight="bold">{escape(title)}</text>']
+    parts = [
+        f'<text x="{LEFT}" y="{top + 6}" font-weight="bold">{escape(title)}</text>'
+    ]
     for mark in range(low, high + 1, STEP):
         y, label = height_of(mark), f"{mark:+d}" if mark else "0"
         colour = GRID if mark else INK

@@ -29,10 +29,16 @@ def count(amount: int, noun: str, plural: str = "") -> str:
 
 
 def table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str = "", labels: int = 1
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    caption: str = "",
+    labels: int = 1,
 ) -> str:
     """A table; the first ``labels`` columns name the row, the others hold numbers."""
-    sides = ["" if index < labels else ' class="number"' for index in range(len(columns))]
+    sides = [
+        "" if index < labels else ' class="number"' for index in range(len(columns))
+    ]
     names = [(side, esc(name)) for side, name in zip(sides, columns, strict=True)]
     head = "".join(f'<th scope="col"{side}>{name}</th>' for side, name in names)
     body = ""
@@ -52,7 +58,8 @@ def table(
 def cards(entries: Sequence[tuple[str, str]]) -> str:
     """Large figures with what they mean: ``(figure, meaning)``."""
     items = "".join(
-        f"<li><b>{esc(value)}</b><span>{esc(meaning)}</span></li>" for value, meaning in entries
+        f"<li><b>{esc(value)}</b><span>{esc(meaning)}</span></li>"
+        for value, meaning in entries
     )
     return f'<ul class="cards">{items}</ul>'
 

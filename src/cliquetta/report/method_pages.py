@@ -80,7 +80,9 @@ def settings_table(entry: MethodEntry) -> str:
     rows = []
     for field in config_fields(entry.config):
         default = "–" if field.default == "" else f"`{_cell(_value(field.default))}`"
-        rows.append(f"| `{field.name}` | {_cell(field.type)} | {default} | {_cell(field.doc)} |")
+        rows.append(
+            f"| `{field.name}` | {_cell(field.type)} | {default} | {_cell(field.doc)} |"
+        )
     head = ["| setting | type | default | meaning |", "|---|---|---|---|"]
     table = "\n".join([*head, *rows]) if rows else "None."
     presets = []
@@ -107,7 +109,9 @@ def write_page(text: str, entries: Sequence[MethodEntry]) -> str:
         entries: The methods that it describes; a program of the page's own replaces ours.
 
     """
-    programs = [f"```python\n{snippet(e)}```\n\n```sh\n{command(e)}```" for e in entries]
+    programs = [
+        f"```python\n{snippet(e)}```\n\n```sh\n{command(e)}```" for e in entries
+    ]
     tables = [settings_table(entry) for entry in entries]
     if len(entries) > 1:
         pairs = zip(entries, tables, strict=True)
@@ -117,7 +121,9 @@ def write_page(text: str, entries: Sequence[MethodEntry]) -> str:
     return _fill(filled, SETTINGS, tables)
 
 
-def _fill(text: str, title: str, blocks: Sequence[str], unless: str | None = None) -> str:
+def _fill(
+    text: str, title: str, blocks: Sequence[str], unless: str | None = None
+) -> str:
     """Put blocks at the head of a section, which is added where a page has none."""
     heading = f"\n## {title}\n"
     if heading not in text:
@@ -154,7 +160,10 @@ def method_files(folder: Path, index: Path) -> dict[Path, str]:
         for page, entries in entries_of.items()
     }
     options = {
-        entry.name: (list(entry.presets), [field.name for field in config_fields(entry.config)])
+        entry.name: (
+            list(entry.presets),
+            [field.name for field in config_fields(entry.config)],
+        )
         for entry in method_entries()
     }
     return {**texts, index: index_text(options)}

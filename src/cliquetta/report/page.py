@@ -47,7 +47,9 @@ class Page:
 
 
 def build_page(
-    runs: Sequence[ReportedRun], unfinished: Sequence[Run] = (), choices: Choices | None = None
+    runs: Sequence[ReportedRun],
+    unfinished: Sequence[Run] = (),
+    choices: Choices | None = None,
 ) -> Page:
     """The report of ``runs``; where it would grow too large, later ones get less detail."""
     choices, figures, html = choices or Choices(), PageFigures(), ""
@@ -88,7 +90,9 @@ def _document(
     amounts: Amounts,
 ) -> str:
     """The page with so much detail."""
-    sections: list[tuple[str, str]] = [("Results", parts.headline(runs) + parts.results(runs))]
+    sections: list[tuple[str, str]] = [
+        ("Results", parts.headline(runs) + parts.results(runs))
+    ]
     shown = left_out = 0
     for index, group in enumerate(groups):
         body = parts.group_section(group, figures, draw=index < amounts.datasets)
@@ -101,11 +105,19 @@ def _document(
             shown += 1
             label = group.labels[run.id]
             section = evidence_section(
-                run, label, run.evidence, amounts, figures, choices.attention, choices.map
+                run,
+                label,
+                run.evidence,
+                amounts,
+                figures,
+                choices.attention,
+                choices.map,
             )
             if section:
                 body += f"<h3>Inside {esc(label)}</h3>{section}"
-        hidden = sum(run.record.dataset == group.dataset for run in runs) - len(group.runs)
+        hidden = sum(run.record.dataset == group.dataset for run in runs) - len(
+            group.runs
+        )
         if hidden:
             words = f"One run per method is shown here; {hidden:,} more are among the results."
             body = f'<p class="note">{words}</p>{body}'
@@ -140,7 +152,9 @@ def _title(runs: Sequence[ReportedRun]) -> str:
 
 
 def _lead(runs: Sequence[ReportedRun]) -> str:
-    models = ", ".join(dict.fromkeys(str(run.record.settings["model"]["id"]) for run in runs))
+    models = ", ".join(
+        dict.fromkeys(str(run.record.settings["model"]["id"]) for run in runs)
+    )
     last = max(run.record.finished for run in runs)
     version = runs[0].record.environment.get("versions", {}).get("cliquetta", "")
     numbered = f" {version}" if version[:1].isdigit() else ""

@@ -30,8 +30,12 @@ class Printed:
     method: str
     name: str
     text: str  # which of our text tables is nearest to the paper's
-    printed: float | None  # top-1; ``None`` where no figure for ImageNet alone was found
-    baseline: float | None  # zero-shot's in the same table; ``None`` for zero-shot itself
+    printed: (
+        float | None
+    )  # top-1; ``None`` where no figure for ImageNet alone was found
+    baseline: (
+        float | None
+    )  # zero-shot's in the same table; ``None`` for zero-shot itself
     views: str
     source: str
     why: str  # the reason of a difference, or what differs in the set-up

@@ -23,9 +23,14 @@ def repeat_command(record: Record) -> tuple[str, list[str]]:
         get_method(record.method)
         usual = plain_config(method_config(record.method, record.preset))
     except UnknownNameError:
-        remarks.append(f"{record.method} is not a method of this version: its plug-in is needed.")
+        remarks.append(
+            f"{record.method} is not a method of this version: its plug-in is needed."
+        )
     if settings["fitted"] is None:
-        words += ["--method", record.method + (f":{record.preset}" if record.preset else "")]
+        words += [
+            "--method",
+            record.method + (f":{record.preset}" if record.preset else ""),
+        ]
         for key, value in settings["config"].items():
             if usual.get(key) != value:
                 words += ["--set", f"{key}={_typed(value)}"]
@@ -59,7 +64,9 @@ def repeat_command(record: Record) -> tuple[str, list[str]]:
         words += ["--device", device]
     words.append("--no-baseline")
     if stream["seed"] != record.seed or stream["view_seed"] not in (None, record.seed):
-        remarks.append("The order or the views had another seed than the method: use the library.")
+        remarks.append(
+            "The order or the views had another seed than the method: use the library."
+        )
     return shlex.join(words), remarks
 
 

@@ -52,7 +52,9 @@ class Setting:
 
     title: str
     runs: tuple[Run, ...]
-    roles: Mapping[str, str]  # ``dev``, ``clean`` or ``report`` by dataset; the last by default
+    roles: Mapping[
+        str, str
+    ]  # ``dev``, ``clean`` or ``report`` by dataset; the last by default
 
     @cached_property
     def table(self) -> Comparison:
@@ -88,13 +90,19 @@ def read_settings(records: Iterable[Record], roles: Mapping[str, str]) -> list[S
 
 
 def _title(run: Run) -> str:
-    stream, model, order = run.record.settings["stream"], run.record.settings["model"], run.order
+    stream, model, order = (
+        run.record.settings["stream"],
+        run.record.settings["model"],
+        run.order,
+    )
     facts = [f"{n} {value}" for n, value in run.own_order.items() if n != "batch_size"]
     facts += [f"gamma {stream['dirichlet']}"] if stream["dirichlet"] is not None else []
     order += f" ({', '.join(facts)})" if facts else ""
     limit = f", {stream['limit']} images per dataset" if stream["limit"] else ""
     limit += ", open set" if "unknown" in stream else ""
-    return f"{model['id']}, {model['dtype']}, {order}, batch {stream['batch_size']}{limit}"
+    return (
+        f"{model['id']}, {model['dtype']}, {order}, batch {stream['batch_size']}{limit}"
+    )
 
 
 def headline(bundled: Sequence[Setting], real: Sequence[Setting]) -> str:
@@ -105,7 +113,9 @@ def headline(bundled: Sequence[Setting], real: Sequence[Setting]) -> str:
     for name, _, columns in sides:
         head += [f"{name}, {len(columns)} shifts", "worst", "clean"]
     # A method may need other options on one side: its text half stays fixed on the real tower.
-    labels = [{method_of(row): row for row in reversed(s.table.rows)} for _, s, _ in sides]
+    labels = [
+        {method_of(row): row for row in reversed(s.table.rows)} for _, s, _ in sides
+    ]
     rows = []
     for row in sides[-1][1].rows:
         name = method_of(row.row)
@@ -141,7 +151,10 @@ def insert_headline(text: str, table: str) -> str:
 
 
 def methods_page(
-    bundled: Sequence[Setting], real: Sequence[Setting], streams: Sequence[Setting], folder: Path
+    bundled: Sequence[Setting],
+    real: Sequence[Setting],
+    streams: Sequence[Setting],
+    folder: Path,
 ) -> str:
     """Every registered method beside what was recorded of it; ``folder`` holds their pages."""
     parts = [
@@ -154,9 +167,14 @@ def methods_page(
         "\n".join(map(as_item, READING)),
         "What your images allow decides first; within that, by gain on the shifts of the bundled "
         "set that all of the ranked methods were run on:",
-        "\n".join(as_item(f"{text} {_ranking(bundled, kind)}") for kind, text in KINDS.items()),
+        "\n".join(
+            as_item(f"{text} {_ranking(bundled, kind)}") for kind, text in KINDS.items()
+        ),
     ]
-    for title, settings in (("Bundled set", bundled), ("Real ViT-B/16 image tower", real)):
+    for title, settings in (
+        ("Bundled set", bundled),
+        ("Real ViT-B/16 image tower", real),
+    ):
         if settings:
             parts += [f"## {title}", _every_method(settings, folder)]
             parts += ["### Shift by shift", *_by_dataset(settings[0])]
@@ -164,10 +182,17 @@ def methods_page(
         parts += ["## Other streams and batch sizes"]
     for setting in streams:
         parts += [f"### {setting.title}", _every_method([setting], folder)]
-    ran = {method_of(row) for setting in [*bundled, *real] for row in setting.table.rows}
+    ran = {
+        method_of(row) for setting in [*bundled, *real] for row in setting.table.rows
+    }
     missing = [entry for entry in method_entries() if entry.name not in ran]
-    lines = [as_item(f"{linked(entry.name, folder)}: {entry.summary}.") for entry in missing]
-    parts += ["## What was not run", "\n".join(lines) or "Nothing: every method has a row."]
+    lines = [
+        as_item(f"{linked(entry.name, folder)}: {entry.summary}.") for entry in missing
+    ]
+    parts += [
+        "## What was not run",
+        "\n".join(lines) or "Nothing: every method has a row.",
+    ]
     parts += ["## Sources", sources([*bundled, *real, *streams])]
     return "\n\n".join(parts) + "\n"
 
@@ -191,11 +216,15 @@ def sources(settings: Iterable[Setting]) -> str:
         records = [run.record for run in setting.runs]
         dates = sorted({record.finished[:10] for record in records})
         about = [record.environment for record in records]
-        machines = {f"{e['device_name']}, torch {e['versions']['torch']}" for e in about}
+        machines = {
+            f"{e['device_name']}, torch {e['versions']['torch']}" for e in about
+        }
         seeds = sorted({record.seed for record in records})
         days = " to ".join(dict.fromkeys([dates[0], dates[-1]]))
         facts = f"{days}, {'; '.join(sorted(machines))}"
-        lines.append(as_item(f"{setting.title}: {len(records)} runs, seeds {seeds}, {facts}."))
+        lines.append(
+            as_item(f"{setting.title}: {len(records)} runs, seeds {seeds}, {facts}.")
+        )
     return "\n".join(lines)
 
 
@@ -204,7 +233,15 @@ def _every_method(settings: Sequence[Setting], folder: Path) -> str:
 
     Only rows over all datasets and images of the first setting are ranked, the others follow.
     """
-    head = ("method", "images of a batch", "accuracy", "gain", "gain, not dev", "worst", "ECE")
+    head = (
+        "method",
+        "images of a batch",
+        "accuracy",
+        "gain",
+        "gain, not dev",
+        "worst",
+        "ECE",
+    )
     first: dict[str, tuple[Setting, Overall]] = {}
     for setting in settings:
         for row in setting.rows:
@@ -217,14 +254,22 @@ def _every_method(settings: Sequence[Setting], folder: Path) -> str:
     for setting, row in sorted(first.values(), key=rank):
         untouched = setting.table.overall(row.row, setting.columns(REPORT)).gain
         kind = _kind(get_method(method_of(row.row)))
-        accuracy = shown(row.mean, ".2f") + ("" if row.sd is None else f" ± {row.sd:.2f}")
-        worst = BLANK if row.worst is None else f"{signed(row.worst[0])} ({short_id(row.worst[1])})"
+        accuracy = shown(row.mean, ".2f") + (
+            "" if row.sd is None else f" ± {row.sd:.2f}"
+        )
+        worst = (
+            BLANK
+            if row.worst is None
+            else f"{signed(row.worst[0])} ({short_id(row.worst[1])})"
+        )
         gains = (_gain(row), shown(untouched, "+.2f"), worst)
         size = f"{row.datasets} × {row.images:,}"
         costs = (shown(row.ece, ".1f"), times(row.cost), size)
         rows.append((linked(row.row, folder), kind, accuracy, *gains, *costs))
     table = TextTable((*head, "cost", "datasets × images"), tuple(rows), labels=2)
-    return f"{fill('; '.join(s.title for s in settings))}\n\n{to_markdown(table).rstrip()}"
+    return (
+        f"{fill('; '.join(s.title for s in settings))}\n\n{to_markdown(table).rstrip()}"
+    )
 
 
 def _by_dataset(setting: Setting, *, overall: bool = False) -> list[str]:
@@ -233,7 +278,9 @@ def _by_dataset(setting: Setting, *, overall: bool = False) -> list[str]:
     marks = {DEVELOPMENT: " (dev)", CLEAN: " (clean)"}
     for start in range(0, len(names), COLUMNS):
         some = names[start : start + COLUMNS]
-        head = [short_id(name) + marks.get(setting.roles.get(name, ""), "") for name in some]
+        head = [
+            short_id(name) + marks.get(setting.roles.get(name, ""), "") for name in some
+        ]
         rows = []
         for row in setting.rows:
             cells = [_cell(setting.table.cells.get((row.row, name))) for name in some]
@@ -246,20 +293,30 @@ def _by_dataset(setting: Setting, *, overall: bool = False) -> list[str]:
 def _cell(cell: Cell | None) -> str:
     if cell is None or cell.mean is None:
         return BLANK
-    return f"{cell.mean:.1f}" + ("" if cell.gain is None else f" ({signed(cell.gain, 1)})")
+    return f"{cell.mean:.1f}" + (
+        "" if cell.gain is None else f" ({signed(cell.gain, 1)})"
+    )
 
 
 def _ranking(settings: Sequence[Setting], kind: str) -> str:
     """The methods of a kind by gain over the datasets that all of them have; then the others."""
-    names = {e.name for e in method_entries() if _kind(e) == kind and e.name != BASELINE}
+    names = {
+        e.name for e in method_entries() if _kind(e) == kind and e.name != BASELINE
+    }
     ranked = _shared_gains(settings)
     ordered = sorted(ranked.items(), key=lambda item: -item[1])
-    shown = [f"`{name}` {signed(gain)}" for name, gain in ordered if method_of(name) in names]
+    shown = [
+        f"`{name}` {signed(gain)}" for name, gain in ordered if method_of(name) in names
+    ]
     rows = dict.fromkeys(row.row for setting in settings for row in setting.rows)
-    others = [f"`{row}`" for row in rows if row not in ranked and method_of(row) in names]
+    others = [
+        f"`{row}`" for row in rows if row not in ranked and method_of(row) in names
+    ]
     text = ", ".join(shown)
     if others:
-        text += f"{'; o' if shown else 'O'}n other images, not ranked: {', '.join(others)}"
+        text += (
+            f"{'; o' if shown else 'O'}n other images, not ranked: {', '.join(others)}"
+        )
     return text or "Nothing is recorded."
 
 
@@ -270,7 +327,9 @@ def _shared_gains(settings: Sequence[Setting]) -> dict[str, float]:
     for some in alike:
         joined = compare([run for setting in some for run in setting.runs])
         shifted = [c for c in joined.columns if some[0].roles.get(c, REPORT) != CLEAN]
-        shared = [c for c in shifted if all((row, c) in joined.cells for row in joined.rows)]
+        shared = [
+            c for c in shifted if all((row, c) in joined.cells for row in joined.rows)
+        ]
         if shared:
             tables.append([joined.overall(row, shared) for row in joined.rows])
     rows = max(tables, key=len, default=[])
@@ -281,11 +340,15 @@ def _gain(row: Overall) -> str:
     if row.gain is None:
         return BLANK
     spread = "" if row.half_width is None else f" ± {row.half_width:.2f}"
-    return f"{signed(row.gain)}{spread}" + ("" if row.p is None else f" (p {row.p:.2g})")
+    return f"{signed(row.gain)}{spread}" + (
+        "" if row.p is None else f" (p {row.p:.2g})"
+    )
 
 
 def _kind(entry: MethodEntry) -> str:
-    return "few shots" if entry.fit is not None else entry.adapter.batch_dependence.value
+    return (
+        "few shots" if entry.fit is not None else entry.adapter.batch_dependence.value
+    )
 
 
 def linked(label: str, folder: Path, way: str = "") -> str:
@@ -301,7 +364,9 @@ def method_of(label: str) -> str:
 
 def short_id(dataset: str) -> str:
     """The id without the folder that its files are in."""
-    return dataset.partition(" with unknown")[0].rpartition("/")[2].replace("bundled@", "")
+    return (
+        dataset.partition(" with unknown")[0].rpartition("/")[2].replace("bundled@", "")
+    )
 
 
 def shown(value: float | None, form: str) -> str:
@@ -316,7 +381,9 @@ def times(cost: float | None) -> str:
 
 def fill(text: str, indent: str = "") -> str:
     """A paragraph of a page; ``indent`` is for its second line and those after it."""
-    wrapper = textwrap.TextWrapper(100, "", indent, break_long_words=False, break_on_hyphens=False)
+    wrapper = textwrap.TextWrapper(
+        100, "", indent, break_long_words=False, break_on_hyphens=False
+    )
     return wrapper.fill(text)
 
 
@@ -340,30 +407,46 @@ class ResultsPages:
     def texts(self, page: str) -> dict[Path, str]:
         """The texts of a page's files, as its records say."""
         # which are made of this module
-        from cliquetta.report.headline import headline_picture, headline_table, read_costs
+        from cliquetta.report.headline import (
+            headline_picture,
+            headline_table,
+            read_costs,
+        )
         from cliquetta.report.imagenet_page import imagenet_page
         from cliquetta.report.leaderboard import BOARDS, board_rows, leaderboard_page
         from cliquetta.report.leaderboard_figure import leaderboard_figure
 
         records = {
-            grid: unpack_records(self.records(grid)) if self.records(grid).exists() else []
+            grid: unpack_records(self.records(grid))
+            if self.records(grid).exists()
+            else []
             for grid in GRIDS[page]
         }
         if page == "published":
             return self._published(records["published-imagenet"])
         roles = {grid: grid_roles(packaged_grid(grid)) for grid in records}
         if page == "leaderboard":
-            boards = {BOARDS[g]: (some, board_rows(some, roles[g])) for g, some in records.items()}
-            figure = leaderboard_figure({title: rows for title, (_, rows) in boards.items()})
+            boards = {
+                BOARDS[g]: (some, board_rows(some, roles[g]))
+                for g, some in records.items()
+            }
+            figure = leaderboard_figure(
+                {title: rows for title, (_, rows) in boards.items()}
+            )
             imagenet = self.results / "imagenet.md"
             return {
-                self.results / "leaderboard.md": leaderboard_page(boards, self.methods.parent),
+                self.results / "leaderboard.md": leaderboard_page(
+                    boards, self.methods.parent
+                ),
                 imagenet: imagenet_page(
-                    imagenet.read_text(encoding="utf-8"), records["leaderboard-imagenet"]
+                    imagenet.read_text(encoding="utf-8"),
+                    records["leaderboard-imagenet"],
                 ),
                 self.results.parent / "images/leaderboard.svg": figure,
             }
-        recorded = {grid: read_settings(some, roles[grid]) for grid, some in records.items()}
+        recorded = {
+            grid: read_settings(some, roles[grid]) for grid, some in records.items()
+        }
         first = GRIDS[page][0]
         if not recorded[first]:
             raise UserError(
@@ -373,17 +456,23 @@ class ResultsPages:
         if page == "headline":
             if records["leaderboard-imagenet"]:
                 costs = read_costs(self.results)
-                table = headline_table(records["leaderboard-imagenet"], recorded["real"], costs)
+                table = headline_table(
+                    records["leaderboard-imagenet"], recorded["real"], costs
+                )
             else:
                 table = headline(recorded["bundled"], recorded["real"])
             readme = self.readme.read_text(encoding="utf-8")
             texts = {self.readme: insert_headline(readme, table)}
             if records["leaderboard-imagenet"]:
                 picture = self.results.parent / "images/headline.svg"
-                texts[picture] = headline_picture(records["leaderboard-imagenet"], recorded["real"])
+                texts[picture] = headline_picture(
+                    records["leaderboard-imagenet"], recorded["real"]
+                )
             return texts
         if page == "ablation":
-            text = ablation_page([s for settings in recorded.values() for s in settings])
+            text = ablation_page(
+                [s for settings in recorded.values() for s in settings]
+            )
             return {self.results / "ablation.md": text}
         streams = [*recorded["streams"], *recorded["streams-real"]]
         bundled = [*recorded["bundled"], *recorded["methods"]]
@@ -398,4 +487,6 @@ class ResultsPages:
         printed = printed_page.read_printed(self.results / printed_page.PRINTED)
         section = printed_page.printed_section(printed, records)
         before = path.read_text(encoding="utf-8")
-        return {path: printed_page.insert_between(before, "imagenet", "published", section)}
+        return {
+            path: printed_page.insert_between(before, "imagenet", "published", section)
+        }

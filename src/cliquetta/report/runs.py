@@ -93,7 +93,9 @@ def load_runs(
             "no finished run to report on: "
             f"{len(unfinished)} unfinished; give `cliquetta evaluate` again to continue them"
         )
-    evidences = [None if run.folder is None else load_evidence(run.folder) for run in finished]
+    evidences = [
+        None if run.folder is None else load_evidence(run.folder) for run in finished
+    ]
     # One run that knows the names is enough for all with the same class list.
     known = {digest(list(e.names)): e.names for e in evidences if e is not None}
     reported = [
@@ -111,7 +113,9 @@ def _names(
     wanted = str(prompts["names"])
     if wanted not in known:
         try:
-            names = get_dataset(record.settings["stream"]["datasets"][0]["id"], root).names
+            names = get_dataset(
+                record.settings["stream"]["datasets"][0]["id"], root
+            ).names
         except (ValueError, KeyError, OSError, ImportError):  # it cannot be opened here
             names = ()
         numbered = tuple(f"class {label}" for label in range(prompts["classes"]))
@@ -137,9 +141,13 @@ def shown_groups(runs: Sequence[ReportedRun]) -> list[RunGroup]:
     first: dict[str, RunGroup] = {}
     for group in group_runs(runs):
         known = first.setdefault(group.dataset, group)
-        if len({run.name for run in group.runs}) > len({run.name for run in known.runs}):
+        if len({run.name for run in group.runs}) > len(
+            {run.name for run in known.runs}
+        ):
             first[group.dataset] = group
-    return [RunGroup(group.dataset, _one_per_method(group.runs)) for group in first.values()]
+    return [
+        RunGroup(group.dataset, _one_per_method(group.runs)) for group in first.values()
+    ]
 
 
 def _one_per_method(runs: Sequence[ReportedRun]) -> tuple[ReportedRun, ...]:
@@ -148,7 +156,10 @@ def _one_per_method(runs: Sequence[ReportedRun]) -> tuple[ReportedRun, ...]:
         settings = [flat_settings(run) for run in members]
         keys = [key for key in varying(settings) if key != "seed"]
         usual = {key: most_common([each.get(key) for each in settings]) for key in keys}
-        fit = [sum(each.get(key) == value for key, value in usual.items()) for each in settings]
+        fit = [
+            sum(each.get(key) == value for key, value in usual.items())
+            for each in settings
+        ]
         chosen.append(members[fit.index(max(fit))])
     return tuple(chosen[:_SHOWN])
 

@@ -35,7 +35,9 @@ class ScapFindings:
     mean_size: float
     max_size: int
     images_with_clique: int
-    common_class: str  # that most cliques are candidates for; empty where none is stored
+    common_class: (
+        str  # that most cliques are candidates for; empty where none is stored
+    )
     common_cliques: int
     mapped: int  # images with attention maps
     moved: float  # percent of their attention that all prompts moved, on average
@@ -50,7 +52,9 @@ class ScapFindings:
     def sentences(self) -> list[str]:
         """Say what was found, one sentence per subject."""
         cliques = count(self.cliques, "clique")
-        sizes = f"{self.mean_size:.1f} images on average, {self.max_size} in the largest"
+        sizes = (
+            f"{self.mean_size:.1f} images on average, {self.max_size} in the largest"
+        )
         lines = [
             f"scap found {cliques} among {count(self.images, 'image')} in "
             f"{count(self.batches, 'batch', 'batches')}, {self.distinct_sets:,} of them with "

@@ -12,7 +12,15 @@ from cliquetta.evaluation.grid import BASELINE
 from cliquetta.evaluation.predictions import Predictions
 from cliquetta.report import changes, stream
 from cliquetta.report.curves import curve_figure
-from cliquetta.report.markup import PageFigures, cards, count, details, esc, number, table
+from cliquetta.report.markup import (
+    PageFigures,
+    cards,
+    count,
+    details,
+    esc,
+    number,
+    table,
+)
 from cliquetta.report.repeat import repeat_command
 from cliquetta.report.runs import ReportedRun, RunGroup, shown_groups
 
@@ -34,15 +42,23 @@ def results(runs: Sequence[ReportedRun]) -> str:
                "right → wrong", "p", "ECE %", "images/s")  # fmt: skip
     notes = [f"{mark} {MARKS[mark]}" for mark in comparison.marks]
     if any(cell.better for cell in comparison.cells.values()):
-        notes.append("▲ ▼ differs from zero_shot beyond chance (exact paired test, p < 0.05)")
+        notes.append(
+            "▲ ▼ differs from zero_shot beyond chance (exact paired test, p < 0.05)"
+        )
     note = f'<p class="note">{esc("; ".join(notes))}.</p>' if notes else ""
     return table(columns, rows, labels=2, caption="All runs, seeds together") + note
 
 
 def _result_row(cell: Cell) -> list[str]:
     test = cell.test
-    tested = [f"{test.repaired:,}", f"{test.broken:,}", f"{test.p:.2g}"] if test else ["–"] * 3
-    rate = statistics.mean(r.record.throughput.get("images_per_second", 0.0) for r in cell.runs)
+    tested = (
+        [f"{test.repaired:,}", f"{test.broken:,}", f"{test.p:.2g}"]
+        if test
+        else ["–"] * 3
+    )
+    rate = statistics.mean(
+        r.record.throughput.get("images_per_second", 0.0) for r in cell.runs
+    )
     return [
         cell.column,
         f"{cell.row} {cell.marks}".strip(),
@@ -68,11 +84,15 @@ def headline(runs: Sequence[ReportedRun]) -> str:
         if group.baseline and group.adapted
     ]
     plain, *methods = streams[0] if streams else (BASELINE,)
-    if not 1 <= len(methods) <= _CARDS or any(each.keys() != streams[0].keys() for each in streams):
+    if not 1 <= len(methods) <= _CARDS or any(
+        each.keys() != streams[0].keys() for each in streams
+    ):
         return ""
     if not all((run.labels >= 0).any() for each in streams for run in each.values()):
         return ""
-    entries = [(_right([each[m] for each in streams]), f"right with {m}") for m in streams[0]]
+    entries = [
+        (_right([each[m] for each in streams]), f"right with {m}") for m in streams[0]
+    ]
     pairs = [[(each[plain], each[method]) for each in streams] for method in methods]
     counts = [changes.count_changes(pair) for pair in pairs]
     if len(counts) > 1:
@@ -81,7 +101,9 @@ def headline(runs: Sequence[ReportedRun]) -> str:
         return cards(entries) + "".join(f"<p>{esc(sentence)}</p>" for sentence in words)
     test = counts[0].test
     assert test is not None
-    entries.append((f"{counts[0].changed:,}", f"of {counts[0].images:,} predictions changed"))
+    entries.append(
+        (f"{counts[0].changed:,}", f"of {counts[0].images:,} predictions changed")
+    )
     entries.append((f"{test.repaired:,}", "from wrong to right"))
     entries.append((f"{test.broken:,}", "from right to wrong"))
     return cards(entries)
@@ -100,7 +122,9 @@ def group_section(group: RunGroup, figures: PageFigures, *, draw: bool) -> str:
     if base is not None:
         for run in group.adapted:
             counted = changes.count_changes([(base.predictions, run.predictions)])
-            parts.append(f"<p>{esc(changes.in_words(counted, group.labels[run.id]))}</p>")
+            parts.append(
+                f"<p>{esc(changes.in_words(counted, group.labels[run.id]))}</p>"
+            )
     elif group.adapted:
         reason = "No zero_shot run over these images was given, so gains are unknown."
         parts.append(f'<p class="note">{reason}</p>')
@@ -116,7 +140,10 @@ def group_section(group: RunGroup, figures: PageFigures, *, draw: bool) -> str:
 
 
 def _stream(group: RunGroup, figures: PageFigures, name: str) -> str:
-    ends = {group.labels[run.id]: stream.accuracy_so_far(run.predictions)[-1] for run in group.runs}
+    ends = {
+        group.labels[run.id]: stream.accuracy_so_far(run.predictions)[-1]
+        for run in group.runs
+    }
     alt = "Accuracy over the stream; at its end " + ", ".join(
         f"{label} {value:.1f} %" for label, value in ends.items()
     )
@@ -125,7 +152,9 @@ def _stream(group: RunGroup, figures: PageFigures, name: str) -> str:
         caption += " Below, correct predictions more (or fewer) than zero_shot so far."
     if stream.dataset_changes(group.runs[0]):
         caption += " Dotted lines: another dataset begins."
-    figure = figures.add(f"stream-{name}", lambda: stream.stream_figure(group), alt, caption)
+    figure = figures.add(
+        f"stream-{name}", lambda: stream.stream_figure(group), alt, caption
+    )
     return f"<h3>Accuracy over the stream</h3>{figure}"
 
 
@@ -142,7 +171,9 @@ def _reliability(group: RunGroup, figures: PageFigures, name: str) -> str:
     return f"<h3>Calibration</h3>{figure}"
 
 
-def _changed(base: ReportedRun, run: ReportedRun, label: str, figures: PageFigures) -> str:
+def _changed(
+    base: ReportedRun, run: ReportedRun, label: str, figures: PageFigures
+) -> str:
     most_frequent = changes.moves(base.predictions, run.predictions)
     if not most_frequent:
         return ""
@@ -156,7 +187,9 @@ def _changed(base: ReportedRun, run: ReportedRun, label: str, figures: PageFigur
         for move in most_frequent[:_MOVES]
     ]
     columns = ("prediction, before → after", "images", "now right", "now wrong")
-    listed = table(columns, rows, caption=f"Most frequent of {count(len(most_frequent), 'move')}")
+    listed = table(
+        columns, rows, caption=f"Most frequent of {count(len(most_frequent), 'move')}"
+    )
     heading = f"<h3>Predictions that {esc(label)} changed</h3>"
     if not run.labelled:
         return heading + listed
@@ -176,7 +209,9 @@ def curves_section(curves: Sequence[Curve], figures: PageFigures) -> str:
     """Settings that were varied."""
     parts = []
     for curve in curves:
-        values = ", ".join(f"{point.value}: {point.mean:.1f} %" for point in curve.points)
+        values = ", ".join(
+            f"{point.value}: {point.mean:.1f} %" for point in curve.points
+        )
         about, words = curve.points[0].records[0], curve.field.replace("_", " ")
         alt = f"Top-1 of {about.method} on {about.dataset} over {words}; {values}"
         caption = f"{about.method} on {about.dataset}: {words}."
@@ -197,15 +232,22 @@ def repeat_section(runs: Sequence[ReportedRun]) -> str:
     for run in runs:
         line, remarks = repeat_command(run.record)
         notes = "".join(f'<p class="note">{esc(remark)}</p>' for remark in remarks)
-        command, settings = f"<pre><code>{esc(line)}</code></pre>{notes}", _settings(run)
+        command, settings = (
+            f"<pre><code>{esc(line)}</code></pre>{notes}",
+            _settings(run),
+        )
         shown = f"<h3>{esc(run.id)}</h3>{command}{details('Settings and machine', settings)}"
-        parts.append(details(run.id, command + settings) if len(runs) > _FOLDED else shown)
+        parts.append(
+            details(run.id, command + settings) if len(runs) > _FOLDED else shown
+        )
     return "".join(parts)
 
 
 def _settings(run: ReportedRun) -> str:
     record = run.record
-    memory = [f"{kind} {size / 2**20:,.0f} MiB" for kind, size in record.peak_memory.items()]
+    memory = [
+        f"{kind} {size / 2**20:,.0f} MiB" for kind, size in record.peak_memory.items()
+    ]
     versions = record.environment.get("versions", {})
     model = record.settings["model"]
     facts = [
@@ -216,8 +258,17 @@ def _settings(run: ReportedRun) -> str:
         ("seconds of prediction", number(record.throughput.get("seconds"), 1)),
         ("peak memory", ", ".join(memory)),
         ("device", str(record.environment.get("device_name", ""))),
-        ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
+        (
+            "versions",
+            ", ".join(f"{name} {version}" for name, version in versions.items()),
+        ),
     ]
-    config = [(key, json.dumps(value)) for key, value in record.settings["config"].items()]
-    listed = table(("setting", "value"), config, labels=2) if config else "<p>No settings.</p>"
+    config = [
+        (key, json.dumps(value)) for key, value in record.settings["config"].items()
+    ]
+    listed = (
+        table(("setting", "value"), config, labels=2)
+        if config
+        else "<p>No settings.</p>"
+    )
     return table(("fact", "value"), facts, labels=2) + listed

@@ -31,7 +31,9 @@ def accuracy_so_far(predictions: Predictions) -> npt.NDArray[np.float64]:
 def domain_starts(keys: Sequence[str], datasets: Iterable[str]) -> list[int]:
     """Positions from which on images are of another of the datasets; others count for none."""
     by_length = sorted(set(datasets), key=len, reverse=True)
-    owners = [next((id for id in by_length if key.startswith(f"{id}/")), None) for key in keys]
+    owners = [
+        next((id for id in by_length if key.startswith(f"{id}/")), None) for key in keys
+    ]
     owned = [(index, owner) for index, owner in enumerate(owners) if owner is not None]
     return [index for (_, before), (index, owner) in pairwise(owned) if owner != before]
 
@@ -39,7 +41,9 @@ def domain_starts(keys: Sequence[str], datasets: Iterable[str]) -> list[int]:
 def dataset_changes(run: ReportedRun) -> list[int]:
     """Positions in a sequence of datasets at which another one begins."""
     stream = run.record.settings["stream"]
-    ids = {entry["id"] for entry in stream["datasets"]} - {stream.get("unknown")}  # is mixed in
+    ids = {entry["id"] for entry in stream["datasets"]} - {
+        stream.get("unknown")
+    }  # is mixed in
     return [] if run.order == "mixed" else domain_starts(run.predictions.keys, ids)
 
 
@@ -49,15 +53,25 @@ def stream_figure(group: RunGroup) -> style.Figure:
     both = base is not None and bool(group.adapted)
     with style.new_figure(6.8, 4.6 if both else 3.0) as figure:
         axes = figure.subplots(
-            2 if both else 1, 1, sharex=True, squeeze=False, height_ratios=[3, 2][: 1 + both]
+            2 if both else 1,
+            1,
+            sharex=True,
+            squeeze=False,
+            height_ratios=[3, 2][: 1 + both],
         )[:, 0]
-        images = len(group.runs[0].predictions)  # evenly spread points, the last image included
-        drawn = np.unique(np.linspace(0, images - 1, min(images, _POINTS)).round().astype(np.int64))
+        images = len(
+            group.runs[0].predictions
+        )  # evenly spread points, the last image included
+        drawn = np.unique(
+            np.linspace(0, images - 1, min(images, _POINTS)).round().astype(np.int64)
+        )
         for turn, run in enumerate(group.adapted):
             look = style.line_look(turn) | {"marker": ""}
             label = group.labels[run.id]
             values = accuracy_so_far(run.predictions)[drawn]
-            axes[0].plot(drawn + 1, values, label=f"{label}  {values[-1]:.1f} %", **look)
+            axes[0].plot(
+                drawn + 1, values, label=f"{label}  {values[-1]:.1f} %", **look
+            )
             if base is not None:
                 gain = net_gain(base.predictions, run.predictions)[drawn]
                 axes[1].step(drawn + 1, gain, where="post", **look)
@@ -80,7 +94,9 @@ def stream_figure(group: RunGroup) -> style.Figure:
 
 def _leave_the_start_out(axes: style.Axes) -> None:
     """Scale to what comes after the first tenth: the mean of a few images jumps from 0 to 100."""
-    lines = [np.asarray(line.get_ydata(), dtype=np.float64) for line in axes.get_lines()]
+    lines = [
+        np.asarray(line.get_ydata(), dtype=np.float64) for line in axes.get_lines()
+    ]
     heights = np.concatenate([values[len(values) // 10 :] for values in lines])
     if not np.isnan(heights).all():
         low, high = np.nanmin(heights), np.nanmax(heights)
@@ -135,7 +151,9 @@ def reliability_figure(group: RunGroup) -> style.Figure:
     rows = -(-len(group.runs) // columns)
     with style.new_figure(max(2.6 * columns, 3.4), 3.3 * rows) as figure:
         ratios = [3, 1] * rows
-        grid = figure.subplots(2 * rows, columns, squeeze=False, sharex=True, height_ratios=ratios)
+        grid = figure.subplots(
+            2 * rows, columns, squeeze=False, sharex=True, height_ratios=ratios
+        )
         for turn in range(rows * columns):
             row, column = divmod(turn, columns)
             upper, lower = grid[2 * row, column], grid[2 * row + 1, column]
@@ -158,14 +176,25 @@ def _panel(upper: style.Axes, lower: style.Axes, run: ReportedRun, label: str) -
     accuracy, confidence = 100 * bins.accuracy, 100 * bins.confidence
     upper.bar(centres, accuracy, width * 0.94, color=style.COLOURS[0])
     gap, bottom = np.nan_to_num(confidence - accuracy), np.nan_to_num(accuracy)
-    hatched: dict[str, Any] = {"facecolor": "none", "edgecolor": style.COLOURS[1], "hatch": "////"}
+    hatched: dict[str, Any] = {
+        "facecolor": "none",
+        "edgecolor": style.COLOURS[1],
+        "hatch": "////",
+    }
     upper.bar(centres, gap, width * 0.94, bottom=bottom, linewidth=0.8, **hatched)
-    upper.plot([0, 100], [0, 100], color=style.FAINT, linewidth=1, linestyle=(0, (3, 3)))
+    upper.plot(
+        [0, 100], [0, 100], color=style.FAINT, linewidth=1, linestyle=(0, (3, 3))
+    )
     upper.set_title(label if len(label) < 24 else label[:22] + "…")
     error = run.metric("ece") or 100 * bins.error
     box = {"facecolor": style.PAPER, "edgecolor": "none", "alpha": 0.85, "pad": 1.5}
     upper.text(4, 97, f"ECE {error:.1f} %", va="top", color=style.INK, bbox=box)
     upper.set(xlim=(0, 100), ylim=(0, 102), yticks=[0, 25, 50, 75, 100])
-    lower.bar(centres, 100 * bins.count / max(1, bins.count.sum()), width * 0.94, color=style.FAINT)
+    lower.bar(
+        centres,
+        100 * bins.count / max(1, bins.count.sum()),
+        width * 0.94,
+        color=style.FAINT,
+    )
     lower.set(xlim=(0, 100), xticks=[0, 50, 100])
     lower.set_xlabel("confidence, %")

@@ -23,12 +23,23 @@ INK = "#1c2127"  # text and axes
 FAINT = "#6b7480"  # secondary text, reference lines
 GRID = "#d3d8de"
 PAPER = "#ffffff"
-_THEMED = {INK: "var(--ink)", FAINT: "var(--faint)", GRID: "var(--grid)", PAPER: "var(--card)"}
+_THEMED = {
+    INK: "var(--ink)",
+    FAINT: "var(--faint)",
+    GRID: "var(--grid)",
+    PAPER: "var(--card)",
+}
 """Colours that follow the page when it is shown dark."""
 
 # Okabe and Ito's palette without its yellow, which white paper swallows.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31")
-DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (9, 3)))
+DASHES: tuple[Any, ...] = (
+    "-",
+    (0, (5, 2)),
+    (0, (1.5, 1.5)),
+    (0, (6, 2, 1.5, 2)),
+    (0, (9, 3)),
+)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 SEQUENTIAL = "viridis"
 DIVERGING = "PuOr"
@@ -43,7 +54,13 @@ def line_look(index: int) -> dict[str, Any]:
     }
 
 
-_INKED = ("axes.edgecolor", "axes.labelcolor", "text.color", "xtick.color", "ytick.color")
+_INKED = (
+    "axes.edgecolor",
+    "axes.labelcolor",
+    "text.color",
+    "xtick.color",
+    "ytick.color",
+)
 _SETTINGS: Any = {  # matplotlib types its keys from some version on
     **dict.fromkeys(_INKED, INK),
     **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
@@ -77,7 +94,9 @@ def can_draw() -> bool:
 def new_figure(width: float = 6.4, height: float = 3.4) -> Iterator[Figure]:
     """A figure in our look, drawn without a screen; ``width`` and ``height`` in inches."""
     if not can_draw():
-        raise UserError("figures need matplotlib: install it with pip install 'cliquetta[report]'")
+        raise UserError(
+            "figures need matplotlib: install it with pip install 'cliquetta[report]'"
+        )
     import matplotlib
     from matplotlib.figure import Figure
 

@@ -21,9 +21,19 @@ from starlette.requests import ClientDisconnect
 from cliquetta import __version__
 from cliquetta.methods.state import plain_config
 from cliquetta.serve import schema
-from cliquetta.serve.errors import ServiceError, incident, invalid, invalid_field, too_large
+from cliquetta.serve.errors import (
+    ServiceError,
+    incident,
+    invalid,
+    invalid_field,
+    too_large,
+)
 from cliquetta.serve.metrics import CONTENT_TYPE
-from cliquetta.serve.middleware import AdmissionMiddleware, CSPMiddleware, problem_response
+from cliquetta.serve.middleware import (
+    AdmissionMiddleware,
+    CSPMiddleware,
+    problem_response,
+)
 from cliquetta.serve.service import Service
 from cliquetta.serve.session_store import SessionStore
 from cliquetta.serve.settings import Settings
@@ -40,7 +50,12 @@ POLICY = (
 CLOSING_SECONDS = 2.0
 """Time for work that goes on when the server has stopped."""
 _SWEEP_SECONDS = 60
-_PAGES = {"/": "index.html", "/docs": "docs.html", "/docs.js": "docs.js", "/style.css": "style.css"}
+_PAGES = {
+    "/": "index.html",
+    "/docs": "docs.html",
+    "/docs.js": "docs.js",
+    "/style.css": "style.css",
+}
 _BINARY_SCHEMA = {BINARY: {"schema": {"type": "string", "format": "binary"}}}
 _CODES = {400: "bad_request", 404: "not_found", 405: "method_not_allowed"}
 _CODES |= {413: "too_large", 415: "unsupported_media_type"}
@@ -60,7 +75,10 @@ _REFUSALS = {
 
 
 def _refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    return {code: {"model": schema.Problem, "description": _REFUSALS[code]} for code in statuses}
+    return {
+        code: {"model": schema.Problem, "description": _REFUSALS[code]}
+        for code in statuses
+    }
 
 
 def _body_of(content: dict[str, Any]) -> dict[str, Any]:
@@ -89,14 +107,17 @@ class Call:
         **named: P.kwargs,
     ) -> T:
         """The result of ``work`` on a session, when it is the session's turn."""
-        return await self.service.run(self.owner, session, partial(work, session, *given, **named))
+        return await self.service.run(
+            self.owner, session, partial(work, session, *given, **named)
+        )
 
 
 CallOf = Annotated[Call, Depends()]
 
 
 async def _session(
-    call: CallOf, session: Annotated[str, Path(description="Id of a session", examples=["0f3a"])]
+    call: CallOf,
+    session: Annotated[str, Path(description="Id of a session", examples=["0f3a"])],
 ) -> str:
     """The id of a session that exists and belongs to the asking client."""
     await asyncio.to_thread(call.sessions.check_owner, call.owner, session)
@@ -119,7 +140,10 @@ async def health(call: CallOf) -> schema.Health:
 @open_router.get(
     "/metrics",
     response_class=Response,
-    responses={**_ANY, 200: {"content": {"text/plain": {}}, "description": "Prometheus text"}},
+    responses={
+        **_ANY,
+        200: {"content": {"text/plain": {}}, "description": "Prometheus text"},
+    },
 )
 async def metrics(call: CallOf) -> Response:
     """Numbers for Prometheus."""
@@ -132,7 +156,10 @@ async def list_models(call: CallOf) -> schema.ModelList:
     """The models that sessions may use; the first is the default."""
     models = [
         schema.ModelInfo(
-            name=name, id=model.id, image_size=model.image_size, weights=model.fingerprint
+            name=name,
+            id=model.id,
+            image_size=model.image_size,
+            weights=model.fingerprint,
         )
         for name, model in call.service.settings.models.items()
     ]
@@ -158,14 +185,18 @@ async def method_entries(call: CallOf) -> schema.MethodList:
 async def create_session(
     body: schema.SessionRequest,
     call: CallOf,
-    repeat: Annotated[str | None, Header(alias=schema.CREATION_KEY, max_length=255)] = None,
+    repeat: Annotated[
+        str | None, Header(alias=schema.CREATION_KEY, max_length=255)
+    ] = None,
 ) -> schema.SessionInfo:
     """Create a session: a class list, a model and a method that adapts to its batches.
 
     A request may be repeated with the same ``Idempotency-Key``: one session is made.
     """
     id = secrets.token_hex(16)
-    if repeat is not None:  # hashed with its owner: nobody chooses the id of another's session
+    if (
+        repeat is not None
+    ):  # hashed with its owner: nobody chooses the id of another's session
         id = hashlib.sha256(f"{call.owner} {repeat}".encode()).hexdigest()[:32]
     return await call.run(id, call.sessions.create, call.owner, body)
 
@@ -173,7 +204,9 @@ async def create_session(
 @router.get("/sessions")
 async def list_sessions(call: CallOf) -> schema.SessionList:
     """The sessions of the asking client, oldest first."""
-    return schema.SessionList(sessions=await asyncio.to_thread(call.sessions.owned_by, call.owner))
+    return schema.SessionList(
+        sessions=await asyncio.to_thread(call.sessions.owned_by, call.owner)
+    )
 
 
 @router.get("/sessions/{session}", responses=_SESSION)
@@ -229,7 +262,10 @@ async def set_classes(
 @router.get(
     "/sessions/{session}/state",
     response_class=Response,
-    responses={**_SESSION, 200: {"content": _BINARY_SCHEMA, "description": "safetensors"}},
+    responses={
+        **_SESSION,
+        200: {"content": _BINARY_SCHEMA, "description": "safetensors"},
+    },
 )
 async def export_state(session: SessionOf, call: CallOf) -> Response:
     """Export what the session has learned, as a safetensors file."""
@@ -242,7 +278,9 @@ async def export_state(session: SessionOf, call: CallOf) -> Response:
     responses={**_SESSION, **_BODY},
     openapi_extra=_body_of(_BINARY_SCHEMA),
 )
-async def import_state(request: Request, session: SessionOf, call: CallOf) -> schema.SessionInfo:
+async def import_state(
+    request: Request, session: SessionOf, call: CallOf
+) -> schema.SessionInfo:
     """Continue from a state that an equal session exported."""
     return await call.run(session, call.sessions.import_state, await request.body())
 
@@ -274,7 +312,10 @@ def create_app(store: SessionStore, settings: Settings) -> FastAPI:
         app.add_route(path, partial(_page, name), include_in_schema=False)
     app.add_middleware(CSPMiddleware, policy=POLICY)
     app.add_middleware(
-        AdmissionMiddleware, settings=settings, budget=service.budget, metrics=service.metrics
+        AdmissionMiddleware,
+        settings=settings,
+        budget=service.budget,
+        metrics=service.metrics,
     )
     for kind in (HTTPException, RequestValidationError, ClientDisconnect, Exception):
         app.add_exception_handler(kind, _refuse)
@@ -290,12 +331,16 @@ async def _read_batch(request: Request, most: int) -> schema.BatchRequest:
             batch = schema.BatchRequest.model_validate(await _read_form(request, most))
         elif kind == "application/json":
             body = await request.body()
-            batch = await asyncio.to_thread(schema.BatchRequest.model_validate_json, body)
+            batch = await asyncio.to_thread(
+                schema.BatchRequest.model_validate_json, body
+            )
         else:
             message = "send images as multipart/form-data or application/json"
             raise ServiceError(415, "unsupported_media_type", message)
     except ValidationError as error:
-        raise invalid_field(error.errors(include_url=False, include_input=False)) from None
+        raise invalid_field(
+            error.errors(include_url=False, include_input=False)
+        ) from None
     except HTTPException as error:
         if "Too many files" in str(error.detail):
             raise too_many from None
@@ -311,9 +356,13 @@ async def _read_form(request: Request, most: int) -> dict[str, object]:
     async with request.form(max_files=most, max_fields=8, max_part_size=4096) as fields:
         for name, value in fields.multi_items():
             if name == "images" and isinstance(value, UploadFile):
-                images.append({"name": value.filename or "", "data": await value.read()})
+                images.append(
+                    {"name": value.filename or "", "data": await value.read()}
+                )
             elif isinstance(value, UploadFile) or name in values:
-                raise invalid(f"field {name[:50]!r}: files go into 'images', other fields once")
+                raise invalid(
+                    f"field {name[:50]!r}: files go into 'images', other fields once"
+                )
             else:
                 values[name] = value
     return values
@@ -328,7 +377,9 @@ async def _sweep(service: Service) -> None:
 
 
 async def _page(name: str, _: Request) -> Response:
-    text = resources.files(__package__).joinpath("pages", name).read_text(encoding="utf-8")
+    text = (
+        resources.files(__package__).joinpath("pages", name).read_text(encoding="utf-8")
+    )
     return Response(text, media_type=mimetypes.guess_type(name)[0])
 
 
@@ -352,7 +403,9 @@ async def _refuse(request: Request, error: Exception) -> Response:
     elif isinstance(error, HTTPException):
         code = _CODES.get(error.status_code, "refused")
         headers = dict(error.headers or {})
-        refusal = ServiceError(error.status_code, code, str(error.detail), headers=headers)
+        refusal = ServiceError(
+            error.status_code, code, str(error.detail), headers=headers
+        )
     else:
         refusal = incident(error)
     return problem_response(refusal, request.app.state.service.metrics)

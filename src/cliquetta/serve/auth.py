@@ -26,10 +26,14 @@ class Tokens:
                 continue
             if len(token) < _SHORTEST or not token.isascii():
                 remedy = "`openssl rand -hex 24`"
-                raise UserError(f"a token has at least {_SHORTEST} ASCII characters: {remedy}")
+                raise UserError(
+                    f"a token has at least {_SHORTEST} ASCII characters: {remedy}"
+                )
             digests.add(_digest(token))
         if not digests:
-            raise UserError("no tokens given: write one per line, made with `openssl rand -hex 24`")
+            raise UserError(
+                "no tokens given: write one per line, made with `openssl rand -hex 24`"
+            )
         self._digests = sorted(digests)
 
     def owner(self, authorization: str | None) -> str:
@@ -37,7 +41,9 @@ class Tokens:
         scheme, _, token = (authorization or "").partition(" ")
         digest = _digest(token.strip())
         # All are compared, each in constant time: the delay tells nothing about a token.
-        matches = [known for known in self._digests if hmac.compare_digest(known, digest)]
+        matches = [
+            known for known in self._digests if hmac.compare_digest(known, digest)
+        ]
         if scheme.lower() != "bearer" or not matches:
             headers = {"WWW-Authenticate": "Bearer"}
             message = "send Authorization: Bearer TOKEN"
@@ -70,13 +76,17 @@ def check_origin(headers: Headers, hosts: Collection[str] | None) -> None:
     """
     host = headers.get("host", "")
     if hosts is not None and (_parse(f"//{host}").hostname or "") not in hosts:
-        raise ServiceError(403, "forbidden", "this server is addressed by its local name only")
+        raise ServiceError(
+            403, "forbidden", "this server is addressed by its local name only"
+        )
     origin = headers.get("origin")
     # Browsers say where a request comes from; following a link (navigate) does no harm.
     foreign = headers.get("sec-fetch-site") in {"cross-site", "same-site"}
     foreign = foreign and headers.get("sec-fetch-mode") != "navigate"
     if foreign or (origin is not None and _parse(origin).netloc != host):
-        raise ServiceError(403, "forbidden", "requests of other sites' pages are refused")
+        raise ServiceError(
+            403, "forbidden", "requests of other sites' pages are refused"
+        )
 
 
 def _parse(url: str) -> SplitResult:

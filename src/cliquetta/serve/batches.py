@@ -35,7 +35,9 @@ class BatchResult:
     prediction: Prediction
 
 
-def predict_images(adapter: Adapter, files: Sequence[schema.Upload], limits: Limits) -> BatchResult:
+def predict_images(
+    adapter: Adapter, files: Sequence[schema.Upload], limits: Limits
+) -> BatchResult:
     """Read and predict, within the limits of time and memory."""
     check_views(adapter, len(files), limits)
     refused: dict[int, schema.ImageProblem] = {}
@@ -43,7 +45,9 @@ def predict_images(adapter: Adapter, files: Sequence[schema.Upload], limits: Lim
     def refuse(index: int, error: ImageError) -> None:
         # a decoder's message without addresses of this process, and not too long
         reason = _ADDRESS.sub("the data", error.reason)[:300]
-        refused[index] = schema.ImageProblem(index=index, name=files[index].name, reason=reason)
+        refused[index] = schema.ImageProblem(
+            index=index, name=files[index].name, reason=reason
+        )
 
     with bounded(limits.batch_seconds, CHEAPER) as deadline:
 
@@ -93,7 +97,9 @@ def is_new(last: int, sequence: int | None) -> bool:
     if sequence is None or sequence == expected:
         return True
     if sequence > expected:
-        raise conflict("out_of_order", f"the next batch is number {expected}, got {sequence}")
+        raise conflict(
+            "out_of_order", f"the next batch is number {expected}, got {sequence}"
+        )
     return False
 
 
@@ -108,7 +114,9 @@ def render_response(
     if prediction.rejection is not None:
         scores, rejected = prediction.rejection
         pairs = zip(scores.float().cpu().numpy(), rejected.tolist(), strict=True)
-        rejections = [{"rejected": no, "rejection_score": float(str(s))} for s, no in pairs]
+        rejections = [
+            {"rejected": no, "rejection_score": float(str(s))} for s, no in pairs
+        ]
     predictions = []
     for index, row, classes, rejection in zip(
         result.positions, best.cpu().numpy(), ranked.tolist(), rejections, strict=True
@@ -135,13 +143,20 @@ def summarise(value: Any, depth: int = 0) -> Any:
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
-        return value if math.isfinite(value) else None  # JSON knows neither NaN nor infinity
+        return (
+            value if math.isfinite(value) else None
+        )  # JSON knows neither NaN nor infinity
     if isinstance(value, Tensor):
         if value.numel() <= _NUMBERS:
             return _finite(value.detach().cpu().tolist())
         numbers = value.detach().float()
-        extremes = {name: getattr(numbers, name)().item() for name in ("mean", "min", "max")}
-        return {"shape": list(value.shape), **{k: summarise(v) for k, v in extremes.items()}}
+        extremes = {
+            name: getattr(numbers, name)().item() for name in ("mean", "min", "max")
+        }
+        return {
+            "shape": list(value.shape),
+            **{k: summarise(v) for k, v in extremes.items()},
+        }
     if depth >= _DEEPEST:
         return type(value).__name__
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -152,10 +167,16 @@ def summarise(value: Any, depth: int = 0) -> Any:
     if isinstance(value, list | tuple | set | frozenset):
         items = list(value)
         first = [summarise(item, depth + 1) for item in items[:_NUMBERS]]
-        return first if len(items) <= _NUMBERS else {"length": len(items), "first": first}
+        return (
+            first if len(items) <= _NUMBERS else {"length": len(items), "first": first}
+        )
     return type(value).__name__
 
 
 def _finite(value: Any) -> Any:
     """Nested lists of numbers with ``None`` for those that are not finite."""
-    return [_finite(item) for item in value] if isinstance(value, list) else summarise(value)
+    return (
+        [_finite(item) for item in value]
+        if isinstance(value, list)
+        else summarise(value)
+    )

@@ -81,7 +81,9 @@ class Client:
         retry_seconds: float = 60.0,
     ) -> None:
         if not url.startswith(("http://", "https://")):
-            raise UserError(f"{url!r} is no address of a server, such as http://127.0.0.1:8765")
+            raise UserError(
+                f"{url!r} is no address of a server, such as http://127.0.0.1:8765"
+            )
         token = (token or "").strip()
         if not (token.isascii() and token.isprintable()):
             raise UserError("a token is one line of ASCII characters")
@@ -125,12 +127,16 @@ class Client:
             "calibrate": calibrate,
         }
         headers = {schema.CREATION_KEY: secrets.token_hex(16)}
-        info = self.ask(schema.SessionInfo, "POST", "/v1/sessions", json=body, headers=headers)
+        info = self.ask(
+            schema.SessionInfo, "POST", "/v1/sessions", json=body, headers=headers
+        )
         return RemoteSession(self, info)
 
     def session(self, id: str) -> RemoteSession:
         """A session that exists already."""
-        return RemoteSession(self, self.ask(schema.SessionInfo, "GET", f"/v1/sessions/{id}"))
+        return RemoteSession(
+            self, self.ask(schema.SessionInfo, "GET", f"/v1/sessions/{id}")
+        )
 
     def sessions(self) -> list[schema.SessionInfo]:
         """All sessions of this client's token, oldest first."""
@@ -236,7 +242,9 @@ class RemoteSession:
 
     def info(self) -> schema.SessionInfo:
         """The session's state on the server."""
-        return self._client.ask(schema.SessionInfo, "GET", self._path, headers=self._headers)
+        return self._client.ask(
+            schema.SessionInfo, "GET", self._path, headers=self._headers
+        )
 
     def reset(self) -> None:
         """Forget what was learned; batch numbers continue."""
@@ -252,12 +260,16 @@ class RemoteSession:
         texts = None if templates is None else list(templates)
         body = {"classes": list(classes), "templates": texts}
         path = f"{self._path}/classes"
-        info = self._client.ask(schema.SessionInfo, "PUT", path, json=body, headers=self._headers)
+        info = self._client.ask(
+            schema.SessionInfo, "PUT", path, json=body, headers=self._headers
+        )
         self.classes = tuple(info.classes)
 
     def export_state(self) -> bytes:
         """A state file of what was learned; other sessions read it, too."""
-        return self._client.send("GET", f"{self._path}/state", headers=self._headers).content
+        return self._client.send(
+            "GET", f"{self._path}/state", headers=self._headers
+        ).content
 
     def import_state(self, state: bytes) -> None:
         """Continue from a state that an equal session exported."""
@@ -279,7 +291,9 @@ def _pause(response: httpx.Response, growing: float) -> float | None:
     try:
         if asked.isdecimal():
             return max(_SHORTEST_PAUSE, float(asked))
-        return max(_SHORTEST_PAUSE, parsedate_to_datetime(asked).timestamp() - time.time())
+        return max(
+            _SHORTEST_PAUSE, parsedate_to_datetime(asked).timestamp() - time.time()
+        )
     except ValueError:
         # a proxy lost the server or its response: as after a broken connection
         is_lost = not asked and RemoteError.of(response).code == "unknown"

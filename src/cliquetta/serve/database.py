@@ -18,7 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy
-from sqlalchemy import BigInteger, Boolean, Column, Float, ForeignKey, Integer, LargeBinary, Text
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Float,
+    ForeignKey,
+    Integer,
+    LargeBinary,
+    Text,
+)
 from sqlalchemy.engine import URL, Connection, Engine, make_url
 from sqlalchemy.exc import (
     ArgumentError,
@@ -62,8 +71,12 @@ sessions = sqlalchemy.Table(
     Column("sequence", BigInteger, nullable=False),
     Column("images", BigInteger, nullable=False),
     Column("imported", Boolean, nullable=False),  # its memory came from a client
-    Column("used", Float, nullable=False, index=True),  # last change, in seconds since 1970
-    Column("adapter", Text, nullable=False),  # JSON: model, method and config of the memory
+    Column(
+        "used", Float, nullable=False, index=True
+    ),  # last change, in seconds since 1970
+    Column(
+        "adapter", Text, nullable=False
+    ),  # JSON: model, method and config of the memory
     Column("layout", Text, nullable=False),  # JSON: tensors of the memory
     Column("bytes", BigInteger, nullable=False),  # of the stored pieces
     Column("root", LargeBinary, nullable=False),  # hash of the pieces' checksums
@@ -103,7 +116,9 @@ class UnavailableError(UserError):
     waiting may help.
     """
 
-    def __init__(self, sentence: str, details: str, retry_after: float | None = None) -> None:
+    def __init__(
+        self, sentence: str, details: str, retry_after: float | None = None
+    ) -> None:
         self.sentence = sentence
         self.retry_after = retry_after
         super().__init__(f"{sentence}: {details}")
@@ -148,7 +163,9 @@ class Database:
         """A connection that sees the database as of one moment."""
         with self._explained(), self._engine.connect() as connection:
             if self.file is None:
-                connection = connection.execution_options(isolation_level="REPEATABLE READ")
+                connection = connection.execution_options(
+                    isolation_level="REPEATABLE READ"
+                )
             yield connection
 
     @contextmanager
@@ -192,7 +209,10 @@ class Database:
         """Give some free pages of SQLite back; PostgreSQL does so by itself."""
         if self.file is None:
             return
-        with self._explained(), contextlib.closing(self._engine.raw_connection()) as connection:
+        with (
+            self._explained(),
+            contextlib.closing(self._engine.raw_connection()) as connection,
+        ):
             # only a script runs this pragma to its end
             script = f"PRAGMA incremental_vacuum({_VACUUMED_PAGES})"
             connection.driver_connection.executescript(script)  # type: ignore[union-attr]
@@ -303,15 +323,22 @@ def explain(error: SQLAlchemyError, name: str) -> UnavailableError:
     known = (
         one
         for one in _MEANINGS
-        if any(word in text for word in one.words) or state.startswith(one.states or ("-",))
+        if any(word in text for word in one.words)
+        or state.startswith(one.states or ("-",))
     )
     meaning = next(known, _UNKNOWN)
-    return UnavailableError(meaning.sentence, f"{meaning.remedy} ({name})", meaning.retry_after)
+    return UnavailableError(
+        meaning.sentence, f"{meaning.remedy} ({name})", meaning.retry_after
+    )
 
 
 def shown_name(where: str) -> str:
     """The folder or the URL without its password."""
-    return _read_url(where).render_as_string(hide_password=True) if is_url(where) else where
+    return (
+        _read_url(where).render_as_string(hide_password=True)
+        if is_url(where)
+        else where
+    )
 
 
 def _read_url(where: str) -> URL:
@@ -325,7 +352,9 @@ def _read_url(where: str) -> URL:
         return url.set(drivername="postgresql+psycopg")
     remedy = f"use a folder, which gets a SQLite file, or {example}"
     if url.drivername in ("s3", "s3a", "gs", "gcs"):
-        remedy += f". Sessions that are in a bucket can be exported by commit {OLD_FORM}"
+        remedy += (
+            f". Sessions that are in a bucket can be exported by commit {OLD_FORM}"
+        )
     raise UserError(f"sessions cannot be at {url.drivername}://: {remedy}")
 
 
@@ -341,7 +370,9 @@ def _check_folder(folder: Path, *, create: bool) -> None:
     file = folder / FILE
     if not create:
         if not file.exists():
-            raise UserError(f"no sessions in {folder}: pass --sessions as for `cliquetta serve`")
+            raise UserError(
+                f"no sessions in {folder}: pass --sessions as for `cliquetta serve`"
+            )
         return
     folder.mkdir(parents=True, exist_ok=True)
     # class names and responses are the clients' own
@@ -387,7 +418,10 @@ def _connect_postgresql(url: URL) -> Engine:
     try:
         engine = sqlalchemy.create_engine(
             url,
-            connect_args={"connect_timeout": _CONNECT_SECONDS, "tcp_user_timeout": 10_000},
+            connect_args={
+                "connect_timeout": _CONNECT_SECONDS,
+                "tcp_user_timeout": 10_000,
+            },
             pool_pre_ping=True,  # no request meets a connection that died with the database
             **_pool_options(),
         )
@@ -409,20 +443,28 @@ def _connect_postgresql(url: URL) -> Engine:
 
 
 def _pool_options() -> dict[str, Any]:
-    return {"pool_size": 4, "max_overflow": _CONNECTIONS - 4, "pool_timeout": _LOCK_SECONDS}
+    return {
+        "pool_size": 4,
+        "max_overflow": _CONNECTIONS - 4,
+        "pool_timeout": _LOCK_SECONDS,
+    }
 
 
 def _create_tables(connection: Connection) -> None:
     """Create the tables where there are none; of several replicas one does."""
     on_server = connection.dialect.name == "postgresql"
     if on_server:
-        connection.execute(sqlalchemy.select(sqlalchemy.func.pg_advisory_xact_lock(_CREATION_LOCK)))
+        connection.execute(
+            sqlalchemy.select(sqlalchemy.func.pg_advisory_xact_lock(_CREATION_LOCK))
+        )
     if sqlalchemy.inspect(connection).has_table(schema_version.name):
         return
     tables.create_all(connection)
     connection.execute(schema_version.insert().values(version=SCHEMA, sessions_made=0))
     if on_server:  # numbers do not compress: do not try
-        connection.exec_driver_sql("ALTER TABLE pieces ALTER COLUMN data SET STORAGE EXTERNAL")
+        connection.exec_driver_sql(
+            "ALTER TABLE pieces ALTER COLUMN data SET STORAGE EXTERNAL"
+        )
 
 
 def _check_version(connection: Connection, name: str) -> None:

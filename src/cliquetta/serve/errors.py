@@ -55,7 +55,9 @@ def conflict(code: str, message: str) -> ServiceError:
 def invalid_field(errors: Sequence[Any], prefix: str = "") -> ServiceError:
     """The first of pydantic's complaints: where and why, without what was sent."""
     where = ".".join(str(part) for part in errors[0]["loc"])
-    return invalid(f"{prefix}{where}: {errors[0]['msg']}" if where else str(errors[0]["msg"]))
+    return invalid(
+        f"{prefix}{where}: {errors[0]['msg']}" if where else str(errors[0]["msg"])
+    )
 
 
 def incident(error: Exception) -> ServiceError:

@@ -36,11 +36,15 @@ def change_classes(
     """A session for another class list, with what its adapter learned apart from the classes."""
     templates = info.templates if request.templates is None else request.templates
     _check_lists(request.classes, templates, settings.limits)
-    changed = info.model_copy(update={"classes": request.classes, "templates": templates})
+    changed = info.model_copy(
+        update={"classes": request.classes, "templates": templates}
+    )
     if changed == info:
         return info, adapter
     with _bounded_build(settings.limits):
-        other = adapter.with_classes(ClassPrompts(tuple(request.classes), tuple(templates)))
+        other = adapter.with_classes(
+            ClassPrompts(tuple(request.classes), tuple(templates))
+        )
     return changed, other
 
 
@@ -57,7 +61,9 @@ def _bounded_build(limits: Limits) -> Iterator[None]:
         raise as_refusal(error) from error
 
 
-def _check_lists(classes: Sequence[str], templates: Sequence[str], limits: Limits) -> None:
+def _check_lists(
+    classes: Sequence[str], templates: Sequence[str], limits: Limits
+) -> None:
     _check_list("class names", classes, limits.classes, limits)
     _check_list("templates", templates, limits.templates, limits)
 
@@ -102,7 +108,9 @@ def resolve_config(
 
 
 def _not_offered(kind: str, name: str) -> ServiceError:
-    message = f"this session uses the {kind} {name!r}, which the server no longer offers"
+    message = (
+        f"this session uses the {kind} {name!r}, which the server no longer offers"
+    )
     return conflict("not_served", message)
 
 
@@ -123,6 +131,8 @@ def build_adapter(info: SessionInfo, settings: Settings) -> Adapter:
         )
     config = TypeAdapter(entry.config).validate_python(info.config)
     prompts = ClassPrompts(tuple(info.classes), tuple(info.templates))
-    adapter = create_method(info.method, models[info.model], prompts, config, seed=info.seed)
+    adapter = create_method(
+        info.method, models[info.model], prompts, config, seed=info.seed
+    )
     adapter.enable(reject=info.reject, calibrate=info.calibrate)
     return adapter

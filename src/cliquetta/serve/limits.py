@@ -72,14 +72,18 @@ class Deadline(TorchWatch):
     def __init__(self, seconds: float, remedy: str) -> None:
         super().__init__()
         self._end = time.monotonic() + seconds
-        self._message = f"it took longer than {seconds:g} s and was not applied: {remedy}"
+        self._message = (
+            f"it took longer than {seconds:g} s and was not applied: {remedy}"
+        )
 
     def check(self) -> None:
         """Refuse if the time is up."""
         if time.monotonic() > self._end:
             raise ServiceError(503, "out_of_time", self._message, retry_after=5)
 
-    def before(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
+    def before(
+        self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]
+    ) -> None:
         """Check the time."""
         del func, args, kwargs
         self.check()

@@ -10,7 +10,13 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import torch
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from torch import Tensor
 
@@ -37,7 +43,9 @@ class ServiceMetrics:
         self.requests = counter("requests", "Requests.", ["route", "status"])
         self.refusals = counter("refusals", "Refusals by code.", ["code"])
         self.request_seconds = histogram(
-            "request_seconds", "From the head of a request to the end of its response.", ["route"]
+            "request_seconds",
+            "From the head of a request to the end of its response.",
+            ["route"],
         )
         self.wait_seconds = histogram("wait_seconds", "Time in the queue.")
         self.batch_seconds = histogram(
@@ -47,10 +55,15 @@ class ServiceMetrics:
         self.replays = counter("replays", "Repeated batches, responses from the store.")
         self.evictions = counter("evictions", "Sessions evicted from memory.")
         self.restores = counter("restores", "Sessions read back from disk.")
-        self.written_bytes = counter("written_bytes", "Memory and responses written by batches.")
+        self.written_bytes = counter(
+            "written_bytes", "Memory and responses written by batches."
+        )
         self.store_errors = counter("store_errors", "Errors of the database.")
         self._confidence = histogram(
-            "confidence", "Mean top probability of a batch.", ["method"], buckets=_SHARES
+            "confidence",
+            "Mean top probability of a batch.",
+            ["method"],
+            buckets=_SHARES,
         )
         text = "Entropy of a batch's mean prediction by that of even classes; near 0: collapsed."
         self._evenness = histogram("evenness", text, ["method"], buckets=_SHARES)
@@ -58,7 +71,9 @@ class ServiceMetrics:
         self._evidence = Gauge("evidence", text, ["method", "name"], **ours)
         self._gauge: Callable[..., Gauge] = partial(Gauge, **ours)
         self._sessions = Gauge("sessions", "Sessions in the database.", **ours)
-        self._database_bytes = Gauge("database_bytes", "Size of the database on disk.", **ours)
+        self._database_bytes = Gauge(
+            "database_bytes", "Size of the database on disk.", **ours
+        )
         text = "Stored memory of the largest sessions."
         self._largest = Gauge("largest_session_bytes", text, ["rank"], **ours)
 

@@ -15,7 +15,9 @@ from cliquetta.serve.limits import ByteBudget, RateLimiter
 from cliquetta.serve.metrics import ServiceMetrics
 from cliquetta.serve.settings import Limits, Settings
 
-OPEN_PATHS = frozenset({"/", "/docs", "/docs.js", "/style.css", "/healthz", "/openapi.json"})
+OPEN_PATHS = frozenset(
+    {"/", "/docs", "/docs.js", "/style.css", "/healthz", "/openapi.json"}
+)
 """Open without a token: they say nothing about clients."""
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
 _WRONG_TOKENS = 10
@@ -35,7 +37,9 @@ def client_address(scope: Scope) -> str:
     return str((scope.get("client") or ("unknown",))[0])
 
 
-def problem_response(error: ServiceError, metrics: ServiceMetrics | None = None) -> JSONResponse:
+def problem_response(
+    error: ServiceError, metrics: ServiceMetrics | None = None
+) -> JSONResponse:
     """A refusal as it goes over the wire; it is counted."""
     if metrics is not None:
         metrics.refusals.labels(error.code).inc()
@@ -49,7 +53,12 @@ class AdmissionMiddleware:
     """Admits requests, or refuses them before they reach the application."""
 
     def __init__(
-        self, app: ASGIApp, *, settings: Settings, budget: ByteBudget, metrics: ServiceMetrics
+        self,
+        app: ASGIApp,
+        *,
+        settings: Settings,
+        budget: ByteBudget,
+        metrics: ServiceMetrics,
     ) -> None:
         self._app = app
         self._settings = settings
@@ -138,7 +147,9 @@ class AdmissionMiddleware:
 class _Body:
     """A request body that is counted and timed while it arrives."""
 
-    def __init__(self, source: Receive, most: int, seconds: float, budget: ByteBudget) -> None:
+    def __init__(
+        self, source: Receive, most: int, seconds: float, budget: ByteBudget
+    ) -> None:
         self._source, self._most, self._budget = source, most, budget
         self._end = time.monotonic() + seconds
         self._complete = False
@@ -146,7 +157,11 @@ class _Body:
 
     def check_length(self, announced: str | None) -> None:
         """Refuse by the announced length before a byte is read."""
-        if announced is not None and announced.isdecimal() and int(announced) > self._most:
+        if (
+            announced is not None
+            and announced.isdecimal()
+            and int(announced) > self._most
+        ):
             raise self._too_large()
 
     async def receive(self) -> Message:
@@ -157,7 +172,9 @@ class _Body:
             left = max(self._end - time.monotonic(), 0.0)
             message = await asyncio.wait_for(self._source(), left)
         except asyncio.TimeoutError:
-            raise _closing(408, "too_slow", "the request took too long to arrive") from None
+            raise _closing(
+                408, "too_slow", "the request took too long to arrive"
+            ) from None
         part = len(message.get("body", b""))
         if self.count + part > self._most:
             raise self._too_large()

@@ -54,7 +54,9 @@ class Piece:
     def check(self, session: str) -> None:
         """Raise :class:`DamagedError` if these are not the bytes that were written."""
         if _checksum(session, self.tensor, self.number, self.data) != self.checksum:
-            raise DamagedError("a piece of the session is damaged: its checksum differs")
+            raise DamagedError(
+                "a piece of the session is damaged: its checksum differs"
+            )
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,9 @@ class SavedMemory:
         return saved, saved.update(memory)
 
     @classmethod
-    def read(cls, session: str, layout_text: str, pieces: Iterable[Piece]) -> "SavedMemory":
+    def read(
+        cls, session: str, layout_text: str, pieces: Iterable[Piece]
+    ) -> "SavedMemory":
         """Put stored pieces together, or raise :class:`DamagedError`."""
         saved = cls(session)
         buffers = {}

@@ -49,21 +49,33 @@ class ReplicaPlan:
     """Number of replicas, and the resources of each."""
 
     least: int = 2  # replicas that are always there
-    most: int = 2  # replicas at most; more than `least` are started while requests queue up
-    queue: float = 4.0  # requests per replica, waiting or running, above which one is added
+    most: int = (
+        2  # replicas at most; more than `least` are started while requests queue up
+    )
+    queue: float = (
+        4.0  # requests per replica, waiting or running, above which one is added
+    )
     cpus: float = 1.0  # cores of a replica
-    gpus: float | None = None  # share of a GPU; `None`: one if the cluster has any, else none
-    address: str = LOCAL  # `local`, `auto` (the cluster of this machine) or an address of Ray
+    gpus: float | None = (
+        None  # share of a GPU; `None`: one if the cluster has any, else none
+    )
+    address: str = (
+        LOCAL  # `local`, `auto` (the cluster of this machine) or an address of Ray
+    )
 
     def __post_init__(self) -> None:
         if not 1 <= self.least <= self.most:
-            raise UserError(f"replicas are N or MIN:MAX from 1, got {self.least}:{self.most}")
+            raise UserError(
+                f"replicas are N or MIN:MAX from 1, got {self.least}:{self.most}"
+            )
 
     def options(self, settings: Settings, present: float = 0.0) -> dict[str, Any]:
         """Options of Ray Serve for a cluster with ``present`` GPUs."""
         gpus = float(present > 0) if self.gpus is None else self.gpus
         if gpus > present:
-            raise UserError(f"a replica is to have {gpus} GPUs, the cluster has {present:.0f}")
+            raise UserError(
+                f"a replica is to have {gpus} GPUs, the cluster has {present:.0f}"
+            )
         return {
             **self._scaling(),
             "name": "Replica",
@@ -146,15 +158,22 @@ def serve_replicas(
     check_binding(host, build.settings.tokens)
     build = replace(build, sessions=_shared_sessions(build.sessions, plan.address))
     Database(build.sessions, create=True).close()
-    open_port(host, port).close()  # else only the log of Serve's proxy would say that it is in use
+    open_port(
+        host, port
+    ).close()  # else only the log of Serve's proxy would say that it is in use
     os.environ.setdefault(END_HUNG, "1")  # one that hangs is ended at once
     # one more, as a process that hangs may keep its share when it is replaced
     cores = max(os.cpu_count() or 1, math.ceil((plan.most + 1) * plan.cpus))
-    with logging_as(build.log_format), connected(plan.address, cores, extra=EXTRA) as ray:
+    with (
+        logging_as(build.log_format),
+        connected(plan.address, cores, extra=EXTRA) as ray,
+    ):
         try:
             from ray import serve
         except ImportError as error:
-            raise UserError(f"no {error.name}: pip install 'cliquetta[{EXTRA}]'") from error
+            raise UserError(
+                f"no {error.name}: pip install 'cliquetta[{EXTRA}]'"
+            ) from error
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         present = ray.cluster_resources().get("GPU", 0)
         deployment = serve.deployment(**plan.options(build.settings, present))

@@ -11,7 +11,9 @@ from cliquetta.prompts.classes import DEFAULT_TEMPLATE
 
 Option = bool | int | float | str | None | list[int | float | str]
 
-CREATION_KEY = "Idempotency-Key"  # header: creations with the same key give the same session
+CREATION_KEY = (
+    "Idempotency-Key"  # header: creations with the same key give the same session
+)
 SESSION_HEADER = "X-Session-Id"
 """Header by which balancers may keep a session on one replica; no server reads it."""
 _LONGEST_NAME = 255
@@ -64,10 +66,14 @@ class SessionRequest(_Model):
 class ClassesRequest(_Model):
     """Another class list for a session."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"classes": ["cat", "dog", "bird"]}]})
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"classes": ["cat", "dog", "bird"]}]}
+    )
 
     classes: list[str] = Field(min_length=1)  # all different
-    templates: list[str] | None = Field(default=None, min_length=1)  # the session's if left out
+    templates: list[str] | None = Field(
+        default=None, min_length=1
+    )  # the session's if left out
 
 
 class SessionInfo(_Model):
@@ -101,7 +107,9 @@ class Upload(_Model):
     name: Annotated[str, BeforeValidator(_printable)] = ""
     # JPEG, PNG, WebP, GIF, BMP, TIFF, or HEIC if the server can; in JSON as base64 or `data:` URI
     data: Annotated[
-        bytes, BeforeValidator(_raw_bytes), WithJsonSchema({"type": "string", "format": "base64"})
+        bytes,
+        BeforeValidator(_raw_bytes),
+        WithJsonSchema({"type": "string", "format": "base64"}),
     ]
 
 
@@ -109,7 +117,9 @@ class BatchRequest(_Model):
     """A batch, as a form with files ``images`` or as JSON with base64, which is a third larger."""
 
     model_config = ConfigDict(
-        json_schema_extra={"examples": [{"images": [{"name": "a.png", "data": EXAMPLE_IMAGE}]}]}
+        json_schema_extra={
+            "examples": [{"images": [{"name": "a.png", "data": EXAMPLE_IMAGE}]}]
+        }
     )
 
     images: list[Upload] = Field(min_length=1)

@@ -28,8 +28,12 @@ from cliquetta.serve.settings import Limits, Settings
 
 STOPPING_SECONDS = 6
 """Time for requests that have begun to be answered when the server is stopped."""
-_BACKLOG = 128  # connections accepted at once, each a file descriptor before it can be refused
-_FULL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 5\r\n\r\n"
+_BACKLOG = (
+    128  # connections accepted at once, each a file descriptor before it can be refused
+)
+_FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 5\r\n\r\n"
+)
 
 
 def serve(
@@ -99,8 +103,12 @@ def open_port(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise UserError(f"port {port} is in use: choose another one with --port") from None
-        raise UserError(f"cannot listen on {host}, port {port}: {error.strerror}") from None
+            raise UserError(
+                f"port {port} is in use: choose another one with --port"
+            ) from None
+        raise UserError(
+            f"cannot listen on {host}, port {port}: {error.strerror}"
+        ) from None
 
 
 def make_server(app: ASGIApp, limits: Limits) -> uvicorn.Server:
@@ -132,13 +140,17 @@ class BoundedProtocol(H11Protocol):
     """
 
     bounds: ClassVar[Limits]
-    waiting: ClassVar[OrderedDict[BoundedProtocol, None]]  # without a request, longest first
+    waiting: ClassVar[
+        OrderedDict[BoundedProtocol, None]
+    ]  # without a request, longest first
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept a connection; if there are too many, close an idle one or this one."""
         # asyncio does so itself for sockets that it has opened: without it the body of a
         # response waits for the receipt of its head, which a client delays by 40 ms
-        transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        transport.get_extra_info("socket").setsockopt(
+            socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
+        )
         self._timers: dict[str, asyncio.TimerHandle] = {}
         super().connection_made(transport)
         if len(self.connections) > self.bounds.connections:

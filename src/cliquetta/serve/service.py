@@ -47,10 +47,18 @@ class Service:
             on_wait=self.metrics.wait_seconds.observe,
         )
         watch = self.metrics.watch
-        watch("resident_sessions", "Sessions in memory.", lambda: len(self.sessions.residents))
-        watch("free_bytes", "Free space on the disk of SQLite.", store.database.free_bytes)
+        watch(
+            "resident_sessions",
+            "Sessions in memory.",
+            lambda: len(self.sessions.residents),
+        )
+        watch(
+            "free_bytes", "Free space on the disk of SQLite.", store.database.free_bytes
+        )
         watch("queue", "Requests waiting or running.", lambda: self.pool.count)
-        watch("body_bytes", "Requests and responses in memory.", lambda: self.budget.used)
+        watch(
+            "body_bytes", "Requests and responses in memory.", lambda: self.budget.used
+        )
 
     def render_metrics(self) -> bytes:
         """All metrics as text; without those of the database where it does not respond."""
@@ -67,10 +75,14 @@ class Service:
 
         def take_turn() -> T:
             tracing.end(waiting)
-            return context.run(self.attempt, work)  # below the request's span, in a worker's thread
+            return context.run(
+                self.attempt, work
+            )  # below the request's span, in a worker's thread
 
         try:
-            return await asyncio.wrap_future(self.pool.submit(owner, session, take_turn))
+            return await asyncio.wrap_future(
+                self.pool.submit(owner, session, take_turn)
+            )
         finally:
             tracing.end(waiting)
 
@@ -79,7 +91,9 @@ class Service:
         for _ in range(_ATTEMPTS):
             with suppress(OvertakenError):
                 return work()
-        message = "another replica works on this session: nothing was changed, try again"
+        message = (
+            "another replica works on this session: nothing was changed, try again"
+        )
         raise ServiceError(503, "session_moved", message, retry_after=1)
 
     def sweep(self) -> None:
@@ -87,7 +101,9 @@ class Service:
         self.sessions.shrink()
         for owner, session in self.sessions.due():
             with suppress(ServiceError):  # busy: the next sweep will
-                self.pool.submit(owner, session, partial(self.sessions.delete_due, session))
+                self.pool.submit(
+                    owner, session, partial(self.sessions.delete_due, session)
+                )
 
 
 @dataclass(frozen=True)
@@ -125,7 +141,10 @@ class FairPool:
         self._change = threading.Condition()
         self._threads = [
             threading.Thread(
-                target=self._serve, args=(threads,), name=f"cliquetta-worker-{i}", daemon=True
+                target=self._serve,
+                args=(threads,),
+                name=f"cliquetta-worker-{i}",
+                daemon=True,
             )
             for i in range(workers)
         ]
@@ -166,7 +185,9 @@ class FairPool:
         seconds_of_job = self._mean / len(self._threads)
         if self.count >= limits.queued:
             after = seconds_of_job * self.count
-            raise ServiceError(503, "overloaded", "the server is busy", retry_after=after)
+            raise ServiceError(
+                503, "overloaded", "the server is busy", retry_after=after
+            )
         owned = self._owned[owner]
         if owned >= limits.queued_per_owner:
             message = f"{owned} requests of your sessions are waiting already"
@@ -222,7 +243,9 @@ class FairPool:
         start = time.monotonic()
         self._on_wait(start - job.since)
         if start - job.since > self._limits.wait_seconds:
-            late = ServiceError(503, "overloaded", "waited too long in the queue", retry_after=5)
+            late = ServiceError(
+                503, "overloaded", "waited too long in the queue", retry_after=5
+            )
             job.future.set_exception(late)
             return
         try:

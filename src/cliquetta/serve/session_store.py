@@ -24,7 +24,13 @@ from sqlalchemy.exc import IntegrityError
 from torch import Tensor
 
 from cliquetta.errors import UserError
-from cliquetta.serve.database import Database, pieces, responses, schema_version, sessions
+from cliquetta.serve.database import (
+    Database,
+    pieces,
+    responses,
+    schema_version,
+    sessions,
+)
 from cliquetta.serve.pieces import DamagedError, Piece, SavedMemory
 from cliquetta.serve.schema import SessionInfo
 from cliquetta.tensor_file import pack, unpack
@@ -118,7 +124,9 @@ class SessionStore:
 
     @classmethod
     @contextmanager
-    def open(cls, where: Path | str, *, create: bool = True) -> Iterator["SessionStore"]:
+    def open(
+        cls, where: Path | str, *, create: bool = True
+    ) -> Iterator["SessionStore"]:
         """The sessions in a folder or at the URL of a database, until the block ends."""
         database = Database(where, create=create)
         try:
@@ -131,12 +139,16 @@ class SessionStore:
     def owner_of(self, id: str) -> str | None:
         """The owner of a session; ``None`` if there is no such session."""
         with self.database.reading() as connection:
-            return connection.scalar(select(sessions.c.owner).where(sessions.c.id == id))
+            return connection.scalar(
+                select(sessions.c.owner).where(sessions.c.id == id)
+            )
 
     def version_of(self, id: str) -> int:
         """The version of a session, which no earlier or later one shares; 0 if there is none."""
         with self.database.reading() as connection:
-            found = connection.scalar(select(sessions.c.version).where(sessions.c.id == id))
+            found = connection.scalar(
+                select(sessions.c.version).where(sessions.c.id == id)
+            )
         return found or 0
 
     def find(self, id: str) -> StoredSession | None:
@@ -177,14 +189,18 @@ class SessionStore:
 
     def response(self, id: str, sequence: int) -> StoredResponse | None:
         """The stored response to a batch, or :class:`DamagedError`."""
-        query = select(responses).where(responses.c.session == id, responses.c.sequence == sequence)
+        query = select(responses).where(
+            responses.c.session == id, responses.c.sequence == sequence
+        )
         with self.database.reading() as connection:
             row = connection.execute(query).one_or_none()
         return None if row is None else _parse_response(row)
 
     def size(self) -> StoreSize:
         """Number of sessions, size of the database and of its largest sessions."""
-        largest = select(sessions.c.bytes).order_by(sessions.c.bytes.desc()).limit(LARGEST)
+        largest = (
+            select(sessions.c.bytes).order_by(sessions.c.bytes.desc()).limit(LARGEST)
+        )
         with self.database.reading() as connection:
             number = connection.scalar(select(func.count()).select_from(sessions)) or 0
             sizes = tuple(connection.scalars(largest))
@@ -268,7 +284,9 @@ class SessionStore:
             if response is not None:
                 _write_responses(connection, id, [response])
                 old = responses.c.sequence <= response.sequence - replay
-                connection.execute(responses.delete().where(responses.c.session == id, old))
+                connection.execute(
+                    responses.delete().where(responses.c.session == id, old)
+                )
         return new
 
     def delete(self, id: str, *, unused_since: float | None = None) -> bool:
@@ -304,7 +322,9 @@ class SessionStore:
         }
         saved, _ = SavedMemory.of(id, _named(tensors, _MEMORY))
         checksum = _checksum_of_file(session, saved, kept)
-        return pack(tensors, {"format": FORMAT, "session": session, "checksum": checksum})
+        return pack(
+            tensors, {"format": FORMAT, "session": session, "checksum": checksum}
+        )
 
     def import_file(self, data: bytes, source: str) -> StoredSession:
         """Write a session of :meth:`export` as a new one with the same id.
@@ -355,7 +375,9 @@ def _read_memory(connection: Connection, row: Row[Any]) -> SavedMemory:
     try:
         saved = SavedMemory.read(row.id, row.layout, stored)
     except (KeyError, IndexError) as error:
-        raise DamagedError("a piece of the session belongs to another memory") from error
+        raise DamagedError(
+            "a piece of the session belongs to another memory"
+        ) from error
     if saved.root != row.root:
         raise DamagedError("a piece of the session is gone, or of another moment")
     return saved
@@ -404,7 +426,9 @@ def _seal(values: Mapping[str, Any]) -> bytes:
     return hashlib.sha256(text.encode()).digest()
 
 
-def _touched(stored: StoredSession, saved: SavedMemory, *, version: int) -> StoredSession:
+def _touched(
+    stored: StoredSession, saved: SavedMemory, *, version: int
+) -> StoredSession:
     """The session at its next version, used now."""
     return replace(stored, version=version, used=time.time(), bytes=saved.stored_bytes)
 
@@ -432,7 +456,9 @@ def _write_pieces(connection: Connection, id: str, changed: Sequence[Piece]) -> 
     connection.execute(statement, rows)
 
 
-def _write_responses(connection: Connection, id: str, given: Sequence[StoredResponse]) -> None:
+def _write_responses(
+    connection: Connection, id: str, given: Sequence[StoredResponse]
+) -> None:
     rows = [
         {
             "session": id,

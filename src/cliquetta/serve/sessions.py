@@ -22,7 +22,12 @@ from cliquetta.serve.errors import ServiceError, conflict, invalid, not_found
 from cliquetta.serve.factory import build_adapter, change_classes, create_session
 from cliquetta.serve.metrics import ServiceMetrics
 from cliquetta.serve.pieces import DamagedError, SavedMemory
-from cliquetta.serve.schema import BatchRequest, ClassesRequest, SessionInfo, SessionRequest
+from cliquetta.serve.schema import (
+    BatchRequest,
+    ClassesRequest,
+    SessionInfo,
+    SessionRequest,
+)
 from cliquetta.serve.session_store import (
     ExistsError,
     SessionStore,
@@ -57,7 +62,9 @@ class Sessions:
     They raise :class:`OvertakenError` where another process has changed the session meanwhile.
     """
 
-    def __init__(self, settings: Settings, store: SessionStore, metrics: ServiceMetrics) -> None:
+    def __init__(
+        self, settings: Settings, store: SessionStore, metrics: ServiceMetrics
+    ) -> None:
         self._settings = settings
         self._limits = settings.limits
         self._store = store
@@ -98,14 +105,18 @@ class Sessions:
 
         def check_room(everybody: int, owned: int) -> None:
             if everybody >= self._limits.sessions:
-                raise ServiceError(429, "too_many_sessions", "the server cannot keep more sessions")
+                raise ServiceError(
+                    429, "too_many_sessions", "the server cannot keep more sessions"
+                )
             if owned >= self._limits.sessions_per_owner:
                 message = f"you have {owned} sessions already: delete one"
                 raise ServiceError(429, "too_many_sessions", message)
 
         try:
             with self._writing(id):
-                stored = self._store.insert(stored, saved, changed, check_room=check_room)
+                stored = self._store.insert(
+                    stored, saved, changed, check_room=check_room
+                )
         except ExistsError:
             return self.info(owner, id)
         with self._lock:
@@ -135,7 +146,9 @@ class Sessions:
                 info = info.model_copy(update=progress)
                 body = render_response(info, request, result)
                 response = StoredResponse.of(info.sequence, digest, body)
-                self._save(resident, replace(resident.stored, info=info), response=response)
+                self._save(
+                    resident, replace(resident.stored, info=info), response=response
+                )
         elapsed = time.perf_counter() - start
         self._metrics.images.labels("predicted").inc(len(result.positions))
         self._metrics.images.labels("refused").inc(len(result.refused))
@@ -151,7 +164,9 @@ class Sessions:
             message = f"batch {sequence} was applied; only the last {self._limits.replay} are kept"
             raise conflict("response_gone", message)
         if response.digest != digest:
-            raise conflict("sequence_used", f"number {sequence} was used for another batch")
+            raise conflict(
+                "sequence_used", f"number {sequence} was used for another batch"
+            )
         self._metrics.replays.inc()
         return response.body
 
@@ -159,12 +174,16 @@ class Sessions:
         info = resident.stored.info
         images = len(request.images)
         try:
-            with self._tracing.span("predict", session=info.id, method=info.method, images=images):
+            with self._tracing.span(
+                "predict", session=info.id, method=info.method, images=images
+            ):
                 return predict_images(resident.adapter, request.images, self._limits)
         except Exception as error:
             if isinstance(error, ServiceError) or not resident.stored.imported:
                 raise
-            _log.warning("session %s fails on its imported state", info.id, exc_info=error)
+            _log.warning(
+                "session %s fails on its imported state", info.id, exc_info=error
+            )
             message = "the imported state cannot be used: reset the session or import another one"
             raise invalid(message) from error
 
@@ -179,7 +198,9 @@ class Sessions:
         """Classify among other classes from the next batch on, keeping what was learned apart."""
         with self._using(id) as resident, self._dropped_on_error(id):
             before = resident.stored.info
-            info, adapter = change_classes(request, before, resident.adapter, self._settings)
+            info, adapter = change_classes(
+                request, before, resident.adapter, self._settings
+            )
             if info is before:
                 return info
             resident.adapter = adapter
@@ -239,7 +260,9 @@ class Sessions:
     def check_health(self) -> None:
         """Refuse with the reason if sessions cannot be saved."""
         if self._store.database.free_bytes() < self._limits.free_bytes:
-            raise ServiceError(503, "storage", "the disk of the sessions is full", retry_after=10)
+            raise ServiceError(
+                503, "storage", "the disk of the sessions is full", retry_after=10
+            )
         with self._storage():
             if self._failing:
                 self._store.database.check()
@@ -326,7 +349,9 @@ class Sessions:
             self._forget(id)
             raise
 
-    def _save(self, resident: Resident, stored: StoredSession, *, response: StoredResponse) -> None:
+    def _save(
+        self, resident: Resident, stored: StoredSession, *, response: StoredResponse
+    ) -> None:
         """Write what a batch changed; it counts when this returns."""
         changed = resident.saved.update(resident.adapter.memory)
         with self._writing(stored.info.id):
@@ -345,7 +370,9 @@ class Sessions:
         id = stored.info.id
         resident.saved, changed = SavedMemory.of(id, resident.adapter.memory)
         with self._writing(id):
-            resident.stored = self._store.update(stored, resident.saved, changed, complete=True)
+            resident.stored = self._store.update(
+                stored, resident.saved, changed, complete=True
+            )
 
     @contextmanager
     def _writing(self, id: str) -> Iterator[None]:
@@ -366,7 +393,9 @@ class Sessions:
         except UnavailableError as error:
             self._metrics.store_errors.inc()
             message = f"{error.sentence}: send the request again with the same sequence"
-            raise ServiceError(503, "storage", message, retry_after=error.retry_after) from error
+            raise ServiceError(
+                503, "storage", message, retry_after=error.retry_after
+            ) from error
         except DamagedError as error:
             _log.error("a session is damaged: %s", error)
             message = f"{error}; delete the session, or ask the operator for a backup"

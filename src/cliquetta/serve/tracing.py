@@ -28,12 +28,16 @@ class Tracing:
         if not traces:
             return cls()
         try:
-            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import (
+                OTLPSpanExporter,
+            )
             from opentelemetry.sdk.resources import Resource
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ImportError as error:
-            raise UserError(f"no {error.name}: pip install 'cliquetta[otel]'") from error
+            raise UserError(
+                f"no {error.name}: pip install 'cliquetta[otel]'"
+            ) from error
 
         name = {"service.name": os.environ.get("OTEL_SERVICE_NAME", "cliquetta")}
         provider = TracerProvider(
@@ -51,7 +55,9 @@ class Tracing:
             yield known
             return
         from opentelemetry.trace import SpanKind, StatusCode
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+        from opentelemetry.trace.propagation.tracecontext import (
+            TraceContextTextMapPropagator,
+        )
 
         sender = TraceContextTextMapPropagator().extract(dict(headers))
         with self._open("request", context=sender, kind=SpanKind.SERVER) as span:
@@ -100,7 +106,9 @@ class Tracing:
                 yield span
             except BaseException as error:
                 span.set_status(StatusCode.ERROR)
-                span.set_attribute("error.type", getattr(error, "code", type(error).__name__))
+                span.set_attribute(
+                    "error.type", getattr(error, "code", type(error).__name__)
+                )
                 raise
 
 
@@ -109,4 +117,6 @@ def _attributes(known: Mapping[str, Any]) -> dict[str, Any]:
     given = {key: value for key, value in known.items() if value is not None}
     if "session" in given:
         given["session"] = hashlib.sha256(given["session"].encode()).hexdigest()[:16]
-    return {key if "." in key else f"cliquetta.{key}": value for key, value in given.items()}
+    return {
+        key if "." in key else f"cliquetta.{key}": value for key, value in given.items()
+    }

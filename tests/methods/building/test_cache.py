@@ -23,7 +23,9 @@ def test_every_moment_equals_the_lists(seed: int, classes: int, capacity: int) -
     labels, entropy = random_stream(60, classes, seed)
     lists: list[list[tuple[float, int]]] = [[] for _ in range(classes)]
     entropies = torch.full((classes, capacity), torch.inf)
-    owner = torch.zeros(classes, capacity, dtype=torch.long)  # which image lies in the slot
+    owner = torch.zeros(
+        classes, capacity, dtype=torch.long
+    )  # which image lies in the slot
     for rows in torch.arange(60).split([1, 9, 30, 4, 16]):
         occupancy = simulate_insertions(entropies, labels[rows], entropy[rows])
         for moment, row in enumerate(rows.tolist()):
@@ -40,6 +42,8 @@ def test_every_moment_equals_the_lists(seed: int, classes: int, capacity: int) -
         entropies = store(entropies, entropy[rows], occupancy)
         owner = store(owner, rows, occupancy)
         for label, entries in enumerate(lists):
-            assert owner[label][: len(entries)].tolist() == [image for _, image in entries]
+            assert owner[label][: len(entries)].tolist() == [
+                image for _, image in entries
+            ]
             assert entropies[label].isfinite().sum() == len(entries)
             assert (entropies[label].diff()[: max(0, len(entries) - 1)] >= 0).all()

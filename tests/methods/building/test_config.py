@@ -53,7 +53,12 @@ REFUSED: dict[str, dict[str, list[Any]]] = {
     "zero": {"selection_fraction": [0.0], "views": [0]},
     "zero_shot": {"temperature": [0.0, "hot"]},
 }
-CASES = [(m, field, v) for m, fields in REFUSED.items() for field, vs in fields.items() for v in vs]
+CASES = [
+    (m, field, v)
+    for m, fields in REFUSED.items()
+    for field, vs in fields.items()
+    for v in vs
+]
 
 
 @pytest.mark.parametrize(("method", "field", "value"), CASES)
@@ -76,11 +81,18 @@ class Example(MethodConfig):
         ("count", "none", None, "int, at least 1, or none"),
         ("count", "3", 3, "int, at least 1, or none"),
         ("fraction", "0.25", 0.25, "float, above 0 and at most 1"),
-        ("window", "0,0.5", (0.0, 0.5), "tuple[float, float], an interval, low end first"),
+        (
+            "window",
+            "0,0.5",
+            (0.0, 0.5),
+            "tuple[float, float], an interval, low end first",
+        ),
         ("names", "a,b", ("a", "b"), "tuple[str, ...]"),
     ],
 )
-def test_typed_text_becomes_a_value(field: str, text: str, value: Any, kind: str) -> None:
+def test_typed_text_becomes_a_value(
+    field: str, text: str, value: Any, kind: str
+) -> None:
     hint = field_types(Example)[field]
     assert parse(field, text, hint) == value
     assert describe(hint) == kind

@@ -38,7 +38,9 @@ def test_it_beats_zero_shot_where_classes_lie_beside_their_texts(
     assert min(gains) > least and sum(gains) / 5 > mean
 
 
-SHARP = TDAConfig(positive_alpha=1.3, positive_beta=6.0, negative_alpha=0.9, negative_beta=2.0)
+SHARP = TDAConfig(
+    positive_alpha=1.3, positive_beta=6.0, negative_alpha=0.9, negative_beta=2.0
+)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +64,9 @@ def test_groups_change_nothing(
     torch.testing.assert_close(parts, full, atol=LOGIT, rtol=LOGIT)
 
 
-def test_recordings_of_two_steps_are_distinguished(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recordings_of_two_steps_are_distinguished(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     adapter, called = OnZeta(TINY, TINY_PROMPTS, OnZetaConfig()), []
 
     def note(function: Any, *inputs: Tensor) -> Any:

@@ -26,7 +26,13 @@ from tests._helpers.tiny_world import TINY
 from tests._helpers.tolerance import ADAPTED, FEATURE, LOGIT
 
 FAST = {"crop_scale": (0.6, 1.0), "batch_size": 8, "lr": 0.05}
-WORDS = {**FAST, "context_init": "a photo of a", "epochs": 20, "lr": 0.1, "batch_size": 32}
+WORDS = {
+    **FAST,
+    "context_init": "a photo of a",
+    "epochs": 20,
+    "lr": 0.1,
+    "batch_size": 32,
+}
 FITS: list[tuple[str, dict[str, Any]]] = [
     ("cocoop", {**FAST, "epochs": 8, "hidden_dim": 8}),
     ("coop", WORDS),
@@ -39,8 +45,12 @@ FITS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "options"), FITS)
-def test_fitting_beats_zero_shot_on_held_out_images(name: str, options: dict[str, Any]) -> None:
-    adapter = fit_method(name, TINY, TWO, make_examples(), method_config(name, None, options))
+def test_fitting_beats_zero_shot_on_held_out_images(
+    name: str, options: dict[str, Any]
+) -> None:
+    adapter = fit_method(
+        name, TINY, TWO, make_examples(), method_config(name, None, options)
+    )
     assert accuracy(adapter) > accuracy(create_method("zero_shot", TINY, TWO)) + 0.25
 
 
@@ -49,7 +59,13 @@ def test_the_schedule_is_a_warm_up_and_a_cosine_per_epoch() -> None:
     rates = [config.lr_at(epoch, 4) for epoch in range(4)]
     expected = [0.01, 0.2, 0.1 * (1 + math.cos(math.pi / 4)), 0.1]
     assert rates == pytest.approx(expected)
-    assert [config.epochs_for(shots) for shots in (1, 2, 4, 8, 16)] == [50, 100, 100, 200, 200]
+    assert [config.epochs_for(shots) for shots in (1, 2, 4, 8, 16)] == [
+        50,
+        100,
+        100,
+        200,
+        200,
+    ]
     assert replace(config, epochs=7).epochs_for(16) == 7
 
 
@@ -65,7 +81,12 @@ def test_an_epoch_shows_every_image_once_and_drops_a_short_batch() -> None:
 def test_the_loop_is_torch_sgd_with_momentum() -> None:
     """Three epochs on logits without an image, against the recurrence written out."""
     config = SGDTraining(
-        epochs=3, lr=0.1, momentum=0.5, weight_decay=0.2, warmup_lr=0.3, crop_scale=FULL_IMAGE
+        epochs=3,
+        lr=0.1,
+        momentum=0.5,
+        weight_decay=0.2,
+        warmup_lr=0.3,
+        crop_scale=FULL_IMAGE,
     )
     steps: list[FitStep] = []
     task = FitTask(TINY, TWO, make_examples(2), on_step=steps.append)
@@ -80,7 +101,11 @@ def test_the_loop_is_torch_sgd_with_momentum() -> None:
         velocity = 0.5 * velocity + np.exp(x) / np.exp(x).sum() - 0.5 + 0.2 * x
         x = x - rate * velocity
     np.testing.assert_allclose(actual, x, rtol=FEATURE)
-    assert [(s.step, s.steps, s.epoch) for s in steps] == [(1, 3, 0), (2, 3, 1), (3, 3, 2)]
+    assert [(s.step, s.steps, s.epoch) for s in steps] == [
+        (1, 3, 0),
+        (2, 3, 1),
+        (3, 3, 2),
+    ]
     assert steps[0].loss == pytest.approx(1.5 + math.log(1 + math.exp(-3)))
 
 
@@ -92,10 +117,17 @@ def test_a_loss_that_is_no_number_stops_the_fit() -> None:
 @pytest.mark.parametrize("name", ["coop", "cocoop"])
 def test_a_pool_of_uncropped_images_fits_as_fresh_ones_do(name: str) -> None:
     """Symmetric images without crops leave nothing to chance."""
-    options = {"context_init": "a photo of a", "crop_scale": FULL_IMAGE, "epochs": 4, "lr": 0.1}
+    options = {
+        "context_init": "a photo of a",
+        "crop_scale": FULL_IMAGE,
+        "epochs": 4,
+        "lr": 0.1,
+    }
     config = method_config(name, options={**options, "batch_size": 4})
     fresh, pooled = (
-        fit_method(name, TINY, TWO, make_examples(2), replace(config, crop_pool=pool)).fitted
+        fit_method(
+            name, TINY, TWO, make_examples(2), replace(config, crop_pool=pool)
+        ).fitted
         for pool in (None, 3)
     )
     for key, value in fresh.items():
@@ -106,8 +138,13 @@ def test_a_pool_of_uncropped_images_fits_as_fresh_ones_do(name: str) -> None:
 def test_a_pool_is_encoded_once_and_every_image_gets_crops_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model = build_tiny_clip()  # of its own: an undone patch stays an attribute of the instance
-    examples, config = make_examples(3), TextTraining(crop_pool=5, crop_scale=(0.3, 1.0))
+    model = (
+        build_tiny_clip()
+    )  # of its own: an undone patch stays an attribute of the instance
+    examples, config = (
+        make_examples(3),
+        TextTraining(crop_pool=5, crop_scale=(0.3, 1.0)),
+    )
     rng = np.random.default_rng([7, 0xF0])
     crops = examples.crops(np.arange(6), model, rng, scale=(0.3, 1.0), count=5)
     pool = torch.stack([model.encode_image(crop, normalize=True) for crop in crops])
@@ -122,6 +159,10 @@ def test_a_pool_is_encoded_once_and_every_image_gets_crops_of_its_own(
 
 
 def test_tensors_of_another_shape_or_that_are_not_finite_are_refused() -> None:
-    for context in (torch.zeros(4, 31), torch.zeros(2, 4, 32), torch.full((16, 32), torch.nan)):
+    for context in (
+        torch.zeros(4, 31),
+        torch.zeros(2, 4, 32),
+        torch.full((16, 32), torch.nan),
+    ):
         with pytest.raises(UserError, match="fitted"):
             create_method("coop", TINY, TWO, fitted={"context": context})

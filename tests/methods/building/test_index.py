@@ -45,7 +45,10 @@ def test_names_read_from_the_source_are_those_registered() -> None:
 def test_the_packaged_index_is_up_to_date() -> None:
     """`cliquetta reproduce methods --overwrite` writes it."""
     entries = {
-        entry.name: (list(entry.presets), [field.name for field in fields(entry.config)])
+        entry.name: (
+            list(entry.presets),
+            [field.name for field in fields(entry.config)],
+        )
         for entry in method_entries()
     }
     path = Path(__file__).parents[3] / INDEX_FILE
@@ -63,7 +66,15 @@ def plug_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_method_in_one_file_is_used_by_commands(run: Run, plug_in: Path) -> None:
-    words = ("evaluate", "--dataset", "bundled", "--limit", 8, "--method", "mirror/share=1")
+    words = (
+        "evaluate",
+        "--dataset",
+        "bundled",
+        "--limit",
+        8,
+        "--method",
+        "mirror/share=1",
+    )
     refused = run(*words)
     assert refused.refuses("unknown method 'mirror'")
     result = run(*words, "--plugin", plug_in, "--out", plug_in.parent / "runs")

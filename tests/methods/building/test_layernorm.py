@@ -31,16 +31,22 @@ def test_weights_are_shared_not_copied() -> None:
 def test_other_parameters_act_as_if_loaded(which: str) -> None:
     model = double_clip()
     tower = LayerNormTower(getattr(model, which))
-    inputs = TINY_IMAGES if which == "visual" else model.tokenizer(["a cat", "a red truck"])
+    inputs = (
+        TINY_IMAGES if which == "visual" else model.tokenizer(["a cat", "a red truck"])
+    )
     changed = (tower.start + 0.1 * draw(len(tower.start))).requires_grad_()
     features = tower(changed, inputs)
     (gradient,) = torch.autograd.grad(features.sin().sum(), changed)
 
     norms = open_norms(getattr(model, which))
     load_norms(norms, changed)
-    live = model.encode_image(inputs) if which == "visual" else model.encode_text(inputs)
+    live = (
+        model.encode_image(inputs) if which == "visual" else model.encode_text(inputs)
+    )
     torch.testing.assert_close(features, live)
-    torch.testing.assert_close(gradient, flat(list(torch.autograd.grad(live.sin().sum(), norms))))
+    torch.testing.assert_close(
+        gradient, flat(list(torch.autograd.grad(live.sin().sum(), norms)))
+    )
 
 
 def test_small_steps_are_felt_in_half_precision() -> None:
@@ -50,7 +56,9 @@ def test_small_steps_are_felt_in_half_precision() -> None:
     gains[:, 0] = 1
     moved = tower.start + 1e-3 * gains.flatten()
     lost = moved.to(torch.bfloat16) == tower.start.to(torch.bfloat16)
-    moved = torch.where(lost, moved, tower.start)  # only steps that bfloat16 cannot show
+    moved = torch.where(
+        lost, moved, tower.start
+    )  # only steps that bfloat16 cannot show
     assert (moved != tower.start).sum() > 100
     values = tower.start.clone().requires_grad_()
     features = tower(values, TINY_IMAGES)

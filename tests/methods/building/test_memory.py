@@ -33,7 +33,9 @@ def poison(name: str, start: Tensor) -> tuple[float, ...]:
     return (torch.nan, -torch.inf, 1e30, -1e30, *infinite, *negative, *long)
 
 
-def test_states_with_numbers_that_cannot_be_are_refused(adapter: Adapter, batch: Batch) -> None:
+def test_states_with_numbers_that_cannot_be_are_refused(
+    adapter: Adapter, batch: Batch
+) -> None:
     start = adapter.state_dict()
     logits_of(adapter, stream_of(batch)[:2])
     before = adapter.state_dict()
@@ -57,7 +59,9 @@ def test_states_with_the_largest_counters_are_refused_or_work(
             continue
         for number in (0, 3, 10**6, 2**47):
             try:
-                adapter.load_state_dict({**before, name: torch.full_like(value, number)})
+                adapter.load_state_dict(
+                    {**before, name: torch.full_like(value, number)}
+                )
             except UserError:
                 continue
             actual = adapter.state_dict()

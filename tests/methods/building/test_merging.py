@@ -84,12 +84,18 @@ def test_a_shared_start_is_counted_once_and_its_displacement_not_multiplied() ->
     merge_states(joined, states, start)
     old, new, *ends = (one.state.domains[0] for one in (before, joined, *copies))
     assert [int(one.norms.steps) for one in (old, new, *ends)] == [100, 120, *[105] * 4]
-    assert int(new.images) == float(new.counts.images) == float(new.key.images) == 64 * 120
-    moved = torch.stack([one.norms.values - old.norms.values for one in ends]).mean(dim=0)
+    assert (
+        int(new.images) == float(new.counts.images) == float(new.key.images) == 64 * 120
+    )
+    moved = torch.stack([one.norms.values - old.norms.values for one in ends]).mean(
+        dim=0
+    )
     # The rate is at its floor by then, so that twenty steps are four times as long as five.
     torch.testing.assert_close(new.norms.values, old.norms.values + 4 * moved)
     added = [one.counts.marginal - old.counts.marginal for one in ends]
-    torch.testing.assert_close(new.counts.marginal, old.counts.marginal + torch.stack(added).sum(0))
+    torch.testing.assert_close(
+        new.counts.marginal, old.counts.marginal + torch.stack(added).sum(0)
+    )
     new_means = [(105 * one.key.mean - 100 * old.key.mean) / 5 for one in ends]
     mean = (100 * old.key.mean + 5 * torch.stack(new_means).sum(0)) / 120
     torch.testing.assert_close(new.key.mean, mean, atol=1e-6, rtol=1e-6)
@@ -111,7 +117,9 @@ def test_domains_that_are_the_same_are_joined_and_others_kept() -> None:
     assert counts[:2] == [64.0 * 6, 64.0 * 2] and not any(counts[2:])
     assert [int(domain.images) for domain in both.domains] == counts
     first, second, merged = one.domains[0], two.domains[1], both.domains[0]
-    torch.testing.assert_close(merged.key.mean, (4 * first.key.mean + 2 * second.key.mean) / 6)
+    torch.testing.assert_close(
+        merged.key.mean, (4 * first.key.mean + 2 * second.key.mean) / 6
+    )
     # Four and two steps, the n-th of which is 1 / sqrt(n) of the first; one copy takes six.
     path = [sum(n**-0.5 for n in range(1, steps + 1)) for steps in (4, 2, 6)]
     start = fresh.state.domains[0].norms.values
@@ -120,10 +128,14 @@ def test_domains_that_are_the_same_are_joined_and_others_kept() -> None:
     torch.testing.assert_close(merged.norms.values, start + farther * moved)
     assert [int(domain.norms.steps) for domain in both.domains] == [6, 2, 0, 0]
     for name, beta in (("first", 0.9), ("second", 0.999)):
-        four, two_more, six = (getattr(one.norms, name) for one in (first, second, merged))
+        four, two_more, six = (
+            getattr(one.norms, name) for one in (first, second, merged)
+        )
         mean = (4 * four / (1 - beta**4) + 2 * two_more / (1 - beta**2)) / 6
         torch.testing.assert_close(six, mean * (1 - beta**6))
-    torch.testing.assert_close(both.domains[1].norms.values, two.domains[0].norms.values)
+    torch.testing.assert_close(
+        both.domains[1].norms.values, two.domains[0].norms.values
+    )
     for images, domain in ((batches[0], 0), (shifted(batches[:1])[0], 1)):
         assert joined.predict(images).evidence["domain"] == domain
 

@@ -16,12 +16,16 @@ from tests._helpers.tolerance import assert_near
 
 def test_shots_are_drawn_per_class_and_by_seed() -> None:
     dataset, preprocess = get_dataset("bundled-fewshot"), Preprocess(32)
-    first, again, other = (FewShot.from_dataset(dataset, 4, preprocess, seed) for seed in (0, 0, 1))
+    first, again, other = (
+        FewShot.from_dataset(dataset, 4, preprocess, seed) for seed in (0, 0, 1)
+    )
     assert first.labels.bincount().tolist() == [4] * 10 and first.shots == 4
     assert torch.equal(first.images, again.images)
     assert not torch.equal(first.images, other.images)
     everything = FewShot.from_dataset(dataset, 16, preprocess)
-    pictures = torch.from_numpy(np.array(dataset.arrays(range(160)))).permute(0, 3, 1, 2)
+    pictures = torch.from_numpy(np.array(dataset.arrays(range(160)))).permute(
+        0, 3, 1, 2
+    )
     assert torch.equal(everything.images, pictures)
     assert torch.equal(everything.labels, dataset.labels)  # type: ignore[arg-type]
 
@@ -30,7 +34,9 @@ def test_pictures_of_another_size_are_preprocessed_alike() -> None:
     dataset = get_dataset("bundled-fewshot")
     few = FewShot.from_dataset(dataset, 1, Preprocess(40))
     row = int((dataset.labels == few.labels[3]).nonzero()[0])
-    candidates = [np.array(Preprocess(40).picture(dataset.load(i))) for i in range(row, row + 16)]
+    candidates = [
+        np.array(Preprocess(40).picture(dataset.load(i))) for i in range(row, row + 16)
+    ]
     drawn = few.images[3].permute(1, 2, 0).numpy()
     assert any(np.array_equal(drawn, picture) for picture in candidates)
 
@@ -54,7 +60,11 @@ def test_examples_of_another_form_are_refused() -> None:
     two, labels = torch.zeros(2, 3, 8, 8), torch.tensor([0, 1])
     wrong = torch.tensor([0, 1, 0]), torch.zeros(2), -labels
     images = torch.zeros(2, 3, 8, 9), two.int()
-    pairs = [(two, x) for x in wrong] + [(x, labels) for x in images] + [(two[:0], labels[:0])]
+    pairs = (
+        [(two, x) for x in wrong]
+        + [(x, labels) for x in images]
+        + [(two[:0], labels[:0])]
+    )
     for pair in pairs:
         with pytest.raises(UserError):
             FewShot(*pair)
@@ -73,5 +83,7 @@ def test_crops_of_pictures_and_of_their_pixels_agree() -> None:
     assert not torch.equal(a[:, 0], a[:, 1])
     full = pictures.crops(rows, TINY, np.random.default_rng(3), scale=FULL_IMAGE)[:, 0]
     plain = pixels.images
-    same = (full == plain).flatten(1).all(1) | (full == plain.flip(-1)).flatten(1).all(1)
+    same = (full == plain).flatten(1).all(1) | (full == plain.flip(-1)).flatten(1).all(
+        1
+    )
     assert same.all()

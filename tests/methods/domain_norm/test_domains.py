@@ -48,7 +48,9 @@ def two_domains(seen: int = 200) -> State:
         due=void,
         last_used=void,
     )
-    return State(current=torch.tensor(0), domains=(domain, domain), window=void, group=void)
+    return State(
+        current=torch.tensor(0), domains=(domain, domain), window=void, group=void
+    )
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,15 @@ from cliquetta.model.factory import create_model
 from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.tiny import build_tiny_clip
 
-KINDS = ("black", "constant", "one class", "noise", "alternating", "duplicates", "one pixel")
+KINDS = (
+    "black",
+    "constant",
+    "one class",
+    "noise",
+    "alternating",
+    "duplicates",
+    "one pixel",
+)
 NAMES = get_dataset("bundled").names
 
 
@@ -38,7 +46,9 @@ class World(NamedTuple):
         for images in before:
             for part in images.split(250):
                 assert adapter.predict(part).logits.isfinite().all()
-        parts = [adapter.predict(part).logits.argmax(dim=1) for part in self.clean.split(64)]
+        parts = [
+            adapter.predict(part).logits.argmax(dim=1) for part in self.clean.split(64)
+        ]
         return int((torch.cat(parts) == self.labels).sum())
 
 
@@ -104,12 +114,18 @@ def test_two_thousand_images_do_little_harm(kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kinds",
-    [["one class"], ["alternating"], ["black", "constant", "noise", "duplicates", "one pixel"]],
+    [
+        ["one class"],
+        ["alternating"],
+        ["black", "constant", "noise", "duplicates", "one pixel"],
+    ],
     ids=" then ".join,
 )
 def test_clean_images_are_classified_nearly_as_by_zero_shot(kinds: list[str]) -> None:
     world = bundled_world()
     count = 128 if len(kinds) == 1 else 64
-    right = world.right_of("domain_norm", [hostile(kind, world, count) for kind in kinds])
+    right = world.right_of(
+        "domain_norm", [hostile(kind, world, count) for kind in kinds]
+    )
     lost = 2 if kinds == ["one class"] else 1
     assert right >= world.right_of("zero_shot") - lost * len(world.clean) // 100

@@ -23,7 +23,9 @@ from tests.reference.domain_norm_literal import Domain, Image, LiteralDomainNorm
 N = 10
 
 
-def draw(labels: Tensor, bias: Tensor | float = 0.0, *, gap: float, seed: int = 0) -> Tensor:
+def draw(
+    labels: Tensor, bias: Tensor | float = 0.0, *, gap: float, seed: int = 0
+) -> Tensor:
     """Zero-shot predictions of such images: noise, a gap for the true class, and a bias."""
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(len(labels), N, generator=generator) + bias
@@ -49,7 +51,9 @@ def no_counts(classes: int = N) -> Counts:
     )
 
 
-def counted(predictions: Tensor, config: DomainNormConfig, batch: int = 64) -> list[Counts]:
+def counted(
+    predictions: Tensor, config: DomainNormConfig, batch: int = 64
+) -> list[Counts]:
     """The counts of a domain after each batch of predictions."""
     counts = no_counts(predictions.shape[1])
     after = []
@@ -65,7 +69,9 @@ def estimate(predictions: Tensor, batch: int = 64) -> Tensor:
     return frequencies(counts.debiased, counts.images)
 
 
-def prior_of(labels: Tensor, classes: int, *, batch: int, sure: float = 1.0) -> list[ClassPrior]:
+def prior_of(
+    labels: Tensor, classes: int, *, batch: int, sure: float = 1.0
+) -> list[ClassPrior]:
     """The class prior after each batch of a stream whose predictions are right.
 
     ``sure`` is the probability of the predicted class; the others share the rest.
@@ -111,11 +117,15 @@ def test_expected_evenness_is_that_of_draws(classes: int, ratio: float) -> None:
     expected = float(expected_evenness(torch.tensor(float(images)), weight, classes))
     standard_error = float(torch.tensor(actual).std()) / math.sqrt(draws)
     # A Poisson number of draws has 1/N more spread than so many draws of N classes.
-    assert sum(actual) / draws == pytest.approx(expected, abs=4 * standard_error + 0.1 / classes)
+    assert sum(actual) / draws == pytest.approx(
+        expected, abs=4 * standard_error + 0.1 / classes
+    )
 
 
 @pytest.mark.parametrize("gap", [3.0, 6.0])
-def test_expected_evenness_of_unsure_predictions_is_never_above_that_of_draws(gap: float) -> None:
+def test_expected_evenness_of_unsure_predictions_is_never_above_that_of_draws(
+    gap: float,
+) -> None:
     """Soft predictions: equal for many images per class, lower where they are few."""
     classes = 50
     generator = torch.Generator().manual_seed(0)
@@ -137,7 +147,9 @@ def test_expected_evenness_of_unsure_predictions_is_never_above_that_of_draws(ga
 
 @pytest.mark.parametrize("classes", [5, 20, 100, 1000, 20000])
 @pytest.mark.parametrize("sure", [1.0, 0.6])
-def test_streams_of_equally_frequent_classes_are_never_believed(classes: int, sure: float) -> None:
+def test_streams_of_equally_frequent_classes_are_never_believed(
+    classes: int, sure: float
+) -> None:
     """From the first images on, up to ten per class; for the longest list up to 20,000."""
     images = min(10 * classes, 20000)
     batch = max(1, images // 40)
@@ -148,9 +160,15 @@ def test_streams_of_equally_frequent_classes_are_never_believed(classes: int, su
         assert max(float(prior.belief) for prior in priors) == 0
 
 
-@pytest.mark.parametrize(("classes", "present"), [(10, 3), (80, 3), (80, 16), (1000, 50)])
-def test_few_classes_are_believed_from_the_first_batch_on(classes: int, present: int) -> None:
-    labels = torch.randint(0, present, (256,), generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize(
+    ("classes", "present"), [(10, 3), (80, 3), (80, 16), (1000, 50)]
+)
+def test_few_classes_are_believed_from_the_first_batch_on(
+    classes: int, present: int
+) -> None:
+    labels = torch.randint(
+        0, present, (256,), generator=torch.Generator().manual_seed(0)
+    )
     priors = prior_of(labels, classes, batch=64, sure=0.9)
     believed = [float(prior.belief) for prior in priors]
     # 64 images of 50 of 1,000 classes look like 64 images of 1,000; 256 images do not.
@@ -236,13 +254,18 @@ def test_streams_of_every_kind_have_the_prior_of_the_page() -> None:
             actual = class_prior(counts, config)
             images = [Image(0, part, nothing, nothing, z) for z in part.numpy()]
             expected = literal.count(domain, images)
-            np.testing.assert_allclose(actual.marginal, expected.m, rtol=1e-9, atol=1e-12)
+            np.testing.assert_allclose(
+                actual.marginal, expected.m, rtol=1e-9, atol=1e-12
+            )
             np.testing.assert_allclose(actual.prior, expected.pi, rtol=1e-9, atol=1e-12)
             assert float(actual.belief) == pytest.approx(expected.beta, abs=1e-9)
             assert float(actual.burst) == pytest.approx(expected.r, abs=1e-9)
             weights = actual.log_weights.softmax(dim=0).numpy()
             np.testing.assert_allclose(
-                weights, expected.weights / expected.weights.sum(), rtol=1e-8, atol=1e-12
+                weights,
+                expected.weights / expected.weights.sum(),
+                rtol=1e-8,
+                atol=1e-12,
             )
             partial["belief"] += 0.05 < expected.beta < 0.95
             partial["burst"] += 0.05 < expected.r < 0.95
@@ -272,15 +295,22 @@ def test_few_images_of_many_classes_are_no_burst(classes: int, batch: int) -> No
 
 
 @pytest.mark.parametrize("batch", [1, 8, 64])
-def test_recent_frequencies_help_in_bursts_and_change_nothing_without(batch: int) -> None:
+def test_recent_frequencies_help_in_bursts_and_change_nothing_without(
+    batch: int,
+) -> None:
     generator = torch.Generator().manual_seed(1)
     shuffled = torch.randint(0, N, (1024,), generator=generator)
     right = {}
-    for name, labels in (("shuffled", shuffled), ("bursts", shuffled.sort().values.roll(300))):
+    for name, labels in (
+        ("shuffled", shuffled),
+        ("bursts", shuffled.sort().values.roll(300)),
+    ):
         predictions = draw(labels, gap=2.0)
         for recent in (0.0, 16.0):
             config = DomainNormConfig(recent_images=recent)
-            priors = [class_prior(one, config) for one in counted(predictions, config, batch)]
+            priors = [
+                class_prior(one, config) for one in counted(predictions, config, batch)
+            ]
             parts = zip(predictions.split(batch), priors, strict=True)
             weighed = [part.log() + prior.log_weights for part, prior in parts]
             actual = torch.cat(weighed).argmax(dim=1) == labels

@@ -26,7 +26,12 @@ def streams() -> dict[str, tuple[list[Tensor], dict[str, Any]]]:
     third = images(4, 40, 3.0)
     small = [*bright[:40].split(1), *bright[40:80].split(7)]
     small += [*dark[:70].split(9), *bright[80:].split(9)]
-    settled = [*bright.split(20) * 2, *dark[:60].split(20), *bright[:80].split(8), *dark.split(20)]
+    settled = [
+        *bright.split(20) * 2,
+        *dark[:60].split(20),
+        *bright[:80].split(8),
+        *dark.split(20),
+    ]
     back = [bright[:40], dark[:40], bright[40:80], third, dark[40:80], bright[80:120]]
     return {
         "windows": (list(bright.split(20)) * 2, {"W": 20}),
@@ -42,7 +47,9 @@ def streams() -> dict[str, tuple[list[Tensor], dict[str, Any]]]:
 def test_step_equals_the_page(name: str) -> None:
     batches, options = streams()[name]
     named = {"W": "window"}
-    config = DomainNormConfig(**{named.get(key, key): value for key, value in options.items()})
+    config = DomainNormConfig(
+        **{named.get(key, key): value for key, value in options.items()}
+    )
     adapter = DomainNorm(MODEL, ClassPrompts(NAMES), config)
     literal = LiteralDomainNorm(MODEL, adapter.network.text, **options)
     for batch in batches:
@@ -57,14 +64,18 @@ def test_step_equals_the_page(name: str) -> None:
         assert int(own.images) == other.images
         assert float(own.temperature) == pytest.approx(other.T, rel=1e-9)
         np.testing.assert_allclose(own.norms.values.numpy(), other.theta, atol=1e-9)
-        np.testing.assert_allclose(own.counts.debiased.numpy(), other.debiased, rtol=1e-8)
+        np.testing.assert_allclose(
+            own.counts.debiased.numpy(), other.debiased, rtol=1e-8
+        )
     if name == "settled":
         # Most images of a settled domain are predicted without their zero-shot prediction.
         assert max(domain.images - domain.n for domain in literal.domains) > 100
 
 
 def test_the_temperature_makes_predictions_as_sure_as_asked() -> None:
-    logits = 4.0 * torch.randn(64, 5, generator=torch.Generator().manual_seed(0)).double()
+    logits = (
+        4.0 * torch.randn(64, 5, generator=torch.Generator().manual_seed(0)).double()
+    )
     own = logits.softmax(dim=1).amax(dim=1).mean()
     for confidence in (0.4, 0.5, float(own)):
         temperature = match_confidence(logits, torch.tensor(confidence).double())

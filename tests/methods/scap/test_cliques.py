@@ -11,11 +11,15 @@ from tests._helpers.oracle import listed
 from tests.reference.scap_equations import mine
 
 
-def random_batch(seed: int, b: int, classes: int, k: int, width: int) -> tuple[Tensor, Tensor]:
+def random_batch(
+    seed: int, b: int, classes: int, k: int, width: int
+) -> tuple[Tensor, Tensor]:
     """Integer features, whose products are exact, and k different classes of every image."""
     generator = torch.Generator().manual_seed(seed)
     features = torch.randint(-1, 2, (b, width), generator=generator).double()
-    top = torch.stack([torch.randperm(classes, generator=generator)[:k] for _ in range(b)])
+    top = torch.stack(
+        [torch.randperm(classes, generator=generator)[:k] for _ in range(b)]
+    )
     return features, top
 
 
@@ -30,7 +34,13 @@ def random_batch(seed: int, b: int, classes: int, k: int, width: int) -> tuple[T
     rules=st.fixed_dictionaries({"full_sets": st.booleans(), "repeats": st.booleans()}),
 )
 def test_mining_agrees_with_the_oracle(
-    seed: int, b: int, classes: int, k: int, width: int, threshold: float, rules: dict[str, bool]
+    seed: int,
+    b: int,
+    classes: int,
+    k: int,
+    width: int,
+    threshold: float,
+    rules: dict[str, bool],
 ) -> None:
     features, top = random_batch(seed, b, classes, min(k, classes), width)
     similar = similar_images(features, threshold)

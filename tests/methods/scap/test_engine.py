@@ -28,11 +28,17 @@ def check_agreement(both: Pair, batches: list[torch.Tensor]) -> int:
         assert_near(probabilities, expected.probabilities, FEATURE)
         learned, cliques = out.evidence["learned"], out.evidence["cliques"]
         for u, own in zip(cliques.set_of.tolist(), expected.learned, strict=True):
-            for ours, theirs in ((learned.visual, own.visual), (learned.text, own.text)):
+            for ours, theirs in (
+                (learned.visual, own.visual),
+                (learned.text, own.text),
+            ):
                 if theirs is not None:
                     assert_near(ours[u], theirs, SUM)
             assert_near(learned.attributes[u], own.key, FEATURE)
-            for losses, literal in ((learned.before, own.before), (learned.after, own.after)):
+            for losses, literal in (
+                (learned.before, own.before),
+                (learned.after, own.after),
+            ):
                 assert_near(losses.total[u], literal.total, SUM)
         memory = both.engine.memory
         for label, entries in expected.retained.items():
@@ -50,7 +56,9 @@ def agree(options: dict[str, Any], size: int = 6) -> int:
     """Compare engine and oracle under some options over three batches."""
     batches = make_batches(5, 3, size)
     threshold = between_similarities(MODELS[0], batches[0], 0.55)
-    return check_agreement(pair(MODELS[0], {"threshold": threshold, **options}), batches)
+    return check_agreement(
+        pair(MODELS[0], {"threshold": threshold, **options}), batches
+    )
 
 
 OPTIONS: list[dict[str, Any]] = [
@@ -93,14 +101,18 @@ def test_every_option_agrees_with_the_oracle(options: dict[str, Any]) -> None:
     assert agree(options) > 3
 
 
-@pytest.mark.parametrize("options", [{"capacity": 1}, {"capacity": 2, "blocks": (0,)}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"capacity": 1}, {"capacity": 2, "blocks": (0,)}], ids=str
+)
 def test_rows_filled_up_as_on_a_gpu_agree_with_the_oracle(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
     pull = VisualTape._pull
 
-    def counted(tape: VisualTape, cotangents: Tensor, index: Tensor | None) -> tuple[Tensor, ...]:
+    def counted(
+        tape: VisualTape, cotangents: Tensor, index: Tensor | None
+    ) -> tuple[Tensor, ...]:
         sizes.append(len(cotangents))
         return pull(tape, cotangents, index)
 
@@ -113,7 +125,10 @@ def test_rows_filled_up_as_on_a_gpu_agree_with_the_oracle(
 @pytest.mark.parametrize("mix", [0.0, 0.3, 0.5])
 def test_several_templates_agree_with_the_oracle(mix: float) -> None:
     batches = make_batches(2, 2, 6)
-    options = {"threshold": between_similarities(MODELS[1], batches[0], 0.6), "text_mix": mix}
+    options = {
+        "threshold": between_similarities(MODELS[1], batches[0], 0.6),
+        "text_mix": mix,
+    }
     templates = ("a photo of a {}.", "art of the {}.", "a {}.")
     assert check_agreement(pair(MODELS[1], options, templates=templates), batches) > 0
 
@@ -138,9 +153,17 @@ WORLDS = {
     options=st.fixed_dictionaries(WORLDS),
 )
 def test_random_worlds_agree_with_the_oracle(
-    world: int, seed: int, size: int, classes: int, quantile: float, options: dict[str, Any]
+    world: int,
+    seed: int,
+    size: int,
+    classes: int,
+    quantile: float,
+    options: dict[str, Any],
 ) -> None:
     model = MODELS[world]
     batches = make_batches(seed, 2, size)
-    options = {"threshold": between_similarities(model, torch.cat(batches), quantile), **options}
+    options = {
+        "threshold": between_similarities(model, torch.cat(batches), quantile),
+        **options,
+    }
     check_agreement(pair(model, options, names=NAMES[:classes], seed=seed), batches)

@@ -27,7 +27,9 @@ def adapter_of(threshold: float = THRESHOLD, **options: Any) -> SCAP:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"best_class_only": True}, {"retention": False}, {"capacity": 1}], ids=str
+    "options",
+    [{}, {"best_class_only": True}, {"retention": False}, {"capacity": 1}],
+    ids=str,
 )
 def test_the_description_says_what_the_oracle_used(options: dict[str, Any]) -> None:
     both = pair(MODEL, {"threshold": THRESHOLD, **options})
@@ -35,11 +37,16 @@ def test_the_description_says_what_the_oracle_used(options: dict[str, Any]) -> N
         prediction, expected = both.step(images)
         actual = json.loads(json.dumps(describe(prediction)))
         cliques = actual["cliques"]
-        assert [(c["class"], frozenset(c["members"])) for c in cliques] == expected.cliques
+        assert [
+            (c["class"], frozenset(c["members"])) for c in cliques
+        ] == expected.cliques
         assert [c["id"] for c in cliques] == list(range(len(cliques)))
         for clique, own in zip(cliques, expected.learned, strict=True):
             assert clique["size"] == len(clique["members"])
-            for losses, literal in ((clique["before"], own.before), (clique["after"], own.after)):
+            for losses, literal in (
+                (clique["before"], own.before),
+                (clique["after"], own.after),
+            ):
                 assert losses["total"] == pytest.approx(float(literal.total), abs=SUM)
                 parts = losses["entropy"] + losses["concentration"]
                 assert losses["total"] == pytest.approx(parts, abs=STEP)
@@ -50,7 +57,10 @@ def test_the_description_says_what_the_oracle_used(options: dict[str, Any]) -> N
         }
         assert used == expected.used
         assert [image["top"] for image in actual["images"]] == expected.top
-        assert (actual["visual_prompts"], actual["text_gradient"]) == ("composed", "vjp")
+        assert (actual["visual_prompts"], actual["text_gradient"]) == (
+            "composed",
+            "vjp",
+        )
 
 
 def test_equal_member_sets_share_their_id() -> None:
@@ -58,7 +68,13 @@ def test_equal_member_sets_share_their_id() -> None:
     cliques = describe(prediction)["cliques"]
     assert [(clique["set"], clique["after"]) for clique in cliques] == [(0, None)] * 3
     assert len({clique["class"] for clique in cliques}) == 3
-    counts = {"cliques": 3, "distinct_sets": 1, "memberships": 3, "mean_size": 3.0, "max_size": 3}
+    counts = {
+        "cliques": 3,
+        "distinct_sets": 1,
+        "memberships": 3,
+        "mean_size": 3.0,
+        "max_size": 3,
+    }
     images = {"images": 3, "images_with_clique": 3, "images_with_retained": 3}
     assert summary(prediction) == counts | images
 

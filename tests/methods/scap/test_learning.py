@@ -36,9 +36,14 @@ def make_task(config: SCAPConfig) -> Task:
 
 @pytest.mark.parametrize("options", [{}, {"steps": 3}], ids=str)
 @pytest.mark.parametrize("rows", [1, 2, 5, 18])
-def test_parts_that_fit_in_memory_learn_the_same(options: dict[str, Any], rows: int) -> None:
+def test_parts_that_fit_in_memory_learn_the_same(
+    options: dict[str, Any], rows: int
+) -> None:
     config = SCAPConfig(**options)
-    start = 2 * torch.rand(1, 1, 2, 32, generator=torch.Generator().manual_seed(0)).double() - 1
+    start = (
+        2 * torch.rand(1, 1, 2, 32, generator=torch.Generator().manual_seed(0)).double()
+        - 1
+    )
     full, parts = (
         make_learner(config, count).learn(make_task(config), start, explain=True)
         for count in (10_000, rows)
@@ -53,7 +58,10 @@ def test_parts_that_fit_in_memory_learn_the_same(options: dict[str, Any], rows: 
 def test_every_step_is_that_of_the_reference(steps: int) -> None:
     """Each clique alone, by plain autograd and torch's own Adam."""
     config, settings = SCAPConfig(steps=steps), ReferenceSettings(steps=steps)
-    start = 2 * torch.rand(1, 1, 2, 32, generator=torch.Generator().manual_seed(0)).double() - 1
+    start = (
+        2 * torch.rand(1, 1, 2, 32, generator=torch.Generator().manual_seed(0)).double()
+        - 1
+    )
     context = MODEL.context(PROMPTS.templates[0].split("{}")[0].strip())
     learned = make_learner(config, 10_000).learn(make_task(config), start, explain=True)
     text_of = ReferenceSCAP(MODEL, PROMPTS, settings, start, context).text_of
@@ -66,12 +74,17 @@ def test_every_step_is_that_of_the_reference(steps: int) -> None:
         assert_near(learned.after.total[clique], expected.after.total, SUM)
 
 
-@pytest.mark.parametrize(("rows", "count"), [(1, 4), (6, 4), (9, 4), (12, 4), (18, 2), (1000, 1)])
+@pytest.mark.parametrize(
+    ("rows", "count"), [(1, 4), (6, 4), (9, 4), (12, 4), (18, 2), (1000, 1)]
+)
 def test_a_part_holds_complete_cliques_within_its_bound(rows: int, count: int) -> None:
     learner = make_learner(SCAPConfig(), rows)
     parts = list(learner._parts(make_task(SCAPConfig())))
     sizes = [len(members) for members in SETS]
-    assert [sets.start for sets, _ in parts] == [0, *[sets.stop for sets, _ in parts[:-1]]]
+    assert [sets.start for sets, _ in parts] == [
+        0,
+        *[sets.stop for sets, _ in parts[:-1]],
+    ]
     assert parts[-1][0].stop == len(SETS)
     for sets, part in parts:
         assert len(part.image) == len(part.clique) == sum(sizes[sets])

@@ -43,7 +43,9 @@ def test_certain_members_give_finite_losses_and_gradients(member_entropy: bool) 
     assert loss.isfinite().all() and logits.grad.isfinite().all()
 
 
-def test_sums_over_cliques_are_bounded_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_over_cliques_are_bounded_in_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A few cliques at a time give what a scattered addition gives."""
     rows = draw(40, 3, 2)
     clique = torch.arange(40) ** 2 % 7

@@ -20,12 +20,16 @@ STORES = 3 * BLOCK_STORES  # Tensors that the three blocks of the model round.
 
 
 def adapter_of(dtype: torch.dtype, **options: Any) -> SCAP:
-    return SCAP(build_model(0).to(dtype), PROMPTS, scap_config(threshold=0.4, **options))
+    return SCAP(
+        build_model(0).to(dtype), PROMPTS, scap_config(threshold=0.4, **options)
+    )
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize(
-    "options", [{}, {"steps": 2}, {"text_per_class": True}, {"retention": False}], ids=str
+    "options",
+    [{}, {"steps": 2}, {"text_per_class": True}, {"retention": False}],
+    ids=str,
 )
 def test_half_precision_remembers_in_float32_and_predicts_nearly_alike(
     dtype: torch.dtype, options: dict[str, Any]
@@ -42,15 +46,21 @@ def test_half_precision_remembers_in_float32_and_predicts_nearly_alike(
         # a probability moves by at most a quarter of its logit's error, here of one deviation
         error = full.model.scale * STORES**0.5 * torch.finfo(dtype).eps / 2
         assert float(difference.mean()) < error / 4
-    values += [half.memory[name] for name in ("start_prompt", "keys", "values", "text_mean")]
-    assert all(value.dtype == torch.float32 and value.isfinite().all() for value in values)
+    values += [
+        half.memory[name] for name in ("start_prompt", "keys", "values", "text_mean")
+    ]
+    assert all(
+        value.dtype == torch.float32 and value.isfinite().all() for value in values
+    )
     assert int(half.memory["sets_learned"]) > 8
 
 
 def start_gradients(adapter: SCAP, sets: list[list[int]]) -> tuple[Tensor, Tensor]:
     """Visual and text gradients of fixed cliques at the start, one row each."""
     hidden, plain = adapter._encode(BATCHES[0])
-    clique, image = torch.tensor([(u, j) for u, own in enumerate(sets) for j in own]).unbind(1)
+    clique, image = torch.tensor(
+        [(u, j) for u, own in enumerate(sets) for j in own]
+    ).unbind(1)
     task = Task(hidden, plain, clique, image, len(sets))
     tape = adapter.learner.record(hidden, adapter.memory["start_prompt"])
     _, gradients, _ = adapter.learner._start_gradients(task, tape)
@@ -66,7 +76,9 @@ def test_gradients_are_those_of_float32_but_for_rounding(
     gradients = []
     for adapter in (adapter_of(dtype), adapter_of(torch.float32)):
         # the same draw on both sides, and one that bfloat16 holds exactly
-        adapter.memory["start_prompt"] = adapter.memory["start_prompt"].bfloat16().float()
+        adapter.memory["start_prompt"] = (
+            adapter.memory["start_prompt"].bfloat16().float()
+        )
         if jacobian:
             adapter.text.build_jacobian()
         gradients.append(start_gradients(adapter, sets))

@@ -51,7 +51,9 @@ def test_presets_run_from_the_registry(name: str) -> None:
     assert len(out.evidence["cliques"]) > 0
 
 
-def test_views_are_scored_with_the_prompts_of_their_image_and_the_confident_averaged() -> None:
+def test_views_are_scored_with_the_prompts_of_their_image_and_the_confident_averaged() -> (
+    None
+):
     """Each view as an image of its own, in the same batch and memory."""
     config = SCAPConfig(threshold=0.4, views=3, selection_fraction=0.67)
     views = torch.cat([BATCHES[0][:, None], VIEWS[:, :2]], dim=1)
@@ -60,7 +62,9 @@ def test_views_are_scored_with_the_prompts_of_their_image_and_the_confident_aver
         SCAP(MODEL, PROMPTS, config).predict(Batch(BATCHES[0], views=some)).logits
         for some in (views, *views.split(1, dim=1))
     )
-    plain = SCAP(MODEL, PROMPTS, dataclasses.replace(config, views=1)).predict(BATCHES[0])
+    plain = SCAP(MODEL, PROMPTS, dataclasses.replace(config, views=1)).predict(
+        BATCHES[0]
+    )
     assert_near(each[0], plain.logits, FEATURE)
     for j, logits in enumerate(torch.stack(each, dim=1)):
         p = logits.softmax(dim=-1)
@@ -86,14 +90,18 @@ def test_views_are_scored_with_the_prompts_of_their_image_and_the_confident_aver
     ],
     ids=str,
 )
-def test_settings_without_effect_are_named(options: dict[str, Any], idle: list[str]) -> None:
+def test_settings_without_effect_are_named(
+    options: dict[str, Any], idle: list[str]
+) -> None:
     config = SCAPConfig(**options)
     assert config.without_effect() == idle
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         SCAP(MODEL, PROMPTS, config)
     messages = [str(warning.message) for warning in seen]
-    assert messages == [f"scap.{name} has no effect beside the other settings" for name in idle]
+    assert messages == [
+        f"scap.{name} has no effect beside the other settings" for name in idle
+    ]
 
 
 def test_a_template_without_words_is_warned_of() -> None:
@@ -128,7 +136,9 @@ def test_prompts_that_cannot_be_learned_are_refused_and_others_learned() -> None
 
 def test_a_resnet_learns_text_alone() -> None:
     vision = ResNetConfig(32, 8, (1, 1, 1, 1), 4)
-    text = TextConfig(24, 512 + 256 + 2, width=24, layers=2, heads=2, hidden=48, merges=256)
+    text = TextConfig(
+        24, 512 + 256 + 2, width=24, layers=2, heads=2, hidden=48, merges=256
+    )
     model = initialise(CLIP(CLIPConfig(16, vision, text), id="resnet"), 0)
     with pytest.raises(MissingCapabilityError):
         SCAP(model, PROMPTS, SCAPConfig())
@@ -140,7 +150,9 @@ def test_a_resnet_learns_text_alone() -> None:
 
 def test_parts_that_a_model_lacks_are_named_all_at_once() -> None:
     """Beside the missing part, the method that needs it."""
-    text = TextConfig(24, 512 + 256 + 2, width=24, layers=2, heads=2, hidden=48, merges=256)
+    text = TextConfig(
+        24, 512 + 256 + 2, width=24, layers=2, heads=2, hidden=48, merges=256
+    )
     resnet = ResNetConfig(32, 8, (1, 1, 1, 1), 4)
     vit = MODEL.config.vision
     context = "a text tower that takes learned context"
@@ -153,14 +165,18 @@ def test_parts_that_a_model_lacks_are_named_all_at_once() -> None:
         (resnet, None, both, f"{context} and {prefix}"),
     ):
         model = CLIP(CLIPConfig(16, vision, own_text), id="part")
-        with pytest.raises(MissingCapabilityError, match=f"scap needs {missing}, which part does"):
+        with pytest.raises(
+            MissingCapabilityError, match=f"scap needs {missing}, which part does"
+        ):
             SCAP(model, PROMPTS, config)
 
 
 def test_the_start_is_uniform_between_minus_one_and_one() -> None:
     """Section 4.1: "initialized using a uniform distribution in the range (-1, 1)"."""
     adapters = [SCAP(MODEL, PROMPTS, SCAPConfig(), seed=seed) for seed in range(8)]
-    starts = torch.cat([adapter.memory["start_prompt"].flatten() for adapter in adapters])
+    starts = torch.cat(
+        [adapter.memory["start_prompt"].flatten() for adapter in adapters]
+    )
     n = len(starts)
     assert starts.abs().max() <= 1
     # Of n draws the largest is below 1 - 30 / n with a chance of exp(-15).
@@ -168,4 +184,6 @@ def test_the_start_is_uniform_between_minus_one_and_one() -> None:
     deviation = 1 / math.sqrt(3)
     assert abs(float(starts.mean())) < sampling(deviation, n)
     # The mean square is 1/3; a square has the variance 1/5 - 1/9.
-    assert abs(float(starts.square().mean()) - 1 / 3) < sampling(math.sqrt(1 / 5 - 1 / 9), n)
+    assert abs(float(starts.square().mean()) - 1 / 3) < sampling(
+        math.sqrt(1 / 5 - 1 / 9), n
+    )

@@ -25,7 +25,9 @@ from tests.reference.scap_equations import ReferenceSettings
 
 
 def empty_cache(classes: int, capacity: int) -> Cache:
-    keys, values = (torch.zeros(classes, capacity + 1, width).double() for width in (5, 6))
+    keys, values = (
+        torch.zeros(classes, capacity + 1, width).double() for width in (5, 6)
+    )
     return Cache(keys, values, torch.zeros(classes, dtype=torch.long))
 
 
@@ -53,7 +55,9 @@ def test_the_cache_agrees_with_the_oracle(
     for number, labels in enumerate(batches):
         keys = 0.7 * draw(len(labels), 5, seed=seed + 2 * number)
         values = draw(len(labels), 6, seed=seed + 2 * number + 1)
-        cache = retain(cache, torch.tensor(labels, dtype=torch.long), keys, values, config)
+        cache = retain(
+            cache, torch.tensor(labels, dtype=torch.long), keys, values, config
+        )
         for label, key, value in zip(labels, keys, values, strict=True):
             expected[label] = oracle.retain(expected[label], key, value, literal)
     for label, entries in expected.items():
@@ -65,7 +69,13 @@ def test_the_cache_agrees_with_the_oracle(
 
 def test_the_cache_that_came_in_is_left_alone() -> None:
     before = empty_cache(2, 2)
-    retain(before, torch.tensor([0, 1, 0]), draw(3, 5), draw(3, 6, seed=1), SCAPConfig(capacity=2))
+    retain(
+        before,
+        torch.tensor([0, 1, 0]),
+        draw(3, 5),
+        draw(3, 6, seed=1),
+        SCAPConfig(capacity=2),
+    )
     assert not (before.keys.any() or before.values.any() or before.count.any())
 
 
@@ -77,7 +87,9 @@ def test_the_resolvent_equals_the_inverse(alpha: float, n: int) -> None:
     root = weights.sum(dim=-1).rsqrt()
     smooth = root[:, :, None] * weights * root[:, None]
     expected = torch.linalg.inv(torch.eye(n).double() - alpha * smooth)
-    torch.testing.assert_close(resolvent(smooth, alpha), expected, rtol=DOUBLE, atol=DOUBLE)
+    torch.testing.assert_close(
+        resolvent(smooth, alpha), expected, rtol=DOUBLE, atol=DOUBLE
+    )
 
 
 def test_keys_too_far_apart_for_any_weight_stay_where_they_are() -> None:
@@ -88,8 +100,14 @@ def test_keys_too_far_apart_for_any_weight_stay_where_they_are() -> None:
 def test_equally_weighted_neighbours_go_to_the_lower_index() -> None:
     keys = torch.tensor([[[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]]).double()
     graph = retention_graph(keys, 1.0, 1)[0]
-    assert graph[0].nonzero()[:, 0].tolist() == [1, 2, 3]  # each of them has 0 as its nearest
-    expected = oracle.retention_graph(keys[0], ReferenceSettings(bandwidth=1.0, neighbours=1))
+    assert graph[0].nonzero()[:, 0].tolist() == [
+        1,
+        2,
+        3,
+    ]  # each of them has 0 as its nearest
+    expected = oracle.retention_graph(
+        keys[0], ReferenceSettings(bandwidth=1.0, neighbours=1)
+    )
     assert_near(graph, expected, DOUBLE)
 
 

@@ -50,7 +50,9 @@ def test_gradients_of_each_class_equal_autograd(
     leaf = text.start.expand(len(CLASSES), -1, -1).clone().requires_grad_()
     features = literal_features(text, leaf)
     for u in range(3):
-        (expected,) = torch.autograd.grad(features, leaf, cotangents[u], retain_graph=True)
+        (expected,) = torch.autograd.grad(
+            features, leaf, cotangents[u], retain_graph=True
+        )
         assert expected.abs().max() > 1e-3
         torch.testing.assert_close(actual[u], expected, rtol=DOUBLE, atol=DOUBLE)
 
@@ -94,7 +96,9 @@ def test_the_change_over_comes_when_it_pays_and_changes_nothing(
 ) -> None:
     actual = stream_of(adapter_of(text_per_class=text_per_class))
     kinds = [kind for kind, _, _ in actual]
-    assert kinds == ["jacobian" if tally > MODEL.embed_dim else "vjp" for *_, tally in actual]
+    assert kinds == [
+        "jacobian" if tally > MODEL.embed_dim else "vjp" for *_, tally in actual
+    ]
     assert set(kinds) == {"vjp", "jacobian"}
     monkeypatch.setattr(PromptedText, "build_jacobian", lambda self: None)
     never = stream_of(adapter_of(text_per_class=text_per_class))
@@ -108,6 +112,8 @@ def test_a_reset_stream_changes_over_again_without_building_again() -> None:
     expected = stream_of(adapter)
     built = adapter.text.jacobian
     adapter.reset()
-    for (kind, logits, _), (wanted, bits, _) in zip(stream_of(adapter), expected, strict=True):
+    for (kind, logits, _), (wanted, bits, _) in zip(
+        stream_of(adapter), expected, strict=True
+    ):
         assert kind == wanted and torch.equal(logits, bits)
     assert adapter.text.jacobian is built

@@ -54,12 +54,16 @@ class Files(http.server.BaseHTTPRequestHandler):
             self.send_response(404)
             repo = "/".join(self.path.split("/")[:3])
             is_known = any(known.startswith(f"{repo}/") for known in self.server.files)
-            self.send_header("X-Error-Code", "EntryNotFound" if is_known else "RepoNotFound")
+            self.send_header(
+                "X-Error-Code", "EntryNotFound" if is_known else "RepoNotFound"
+            )
             self.send_header("Content-Length", "0")
             self.end_headers()
             return
         asked = self.headers.get("Range")
-        start = int(asked.removeprefix("bytes=").rstrip("-").split("-")[0]) if asked else 0
+        start = (
+            int(asked.removeprefix("bytes=").rstrip("-").split("-")[0]) if asked else 0
+        )
         if asked and start >= len(data):
             self.send_error(416)
             return
@@ -92,7 +96,9 @@ def test_a_download_is_resumed_checked_and_cached(server: Any, tmp_path: Path) -
     server.files["/m.pt"] = data
     url, sha256 = f"{server.address}/m.pt", hashlib.sha256(data).hexdigest()
     seen = []
-    fetcher = Fetcher(tmp_path, on_progress=lambda done, total: seen.append((done, total)))
+    fetcher = Fetcher(
+        tmp_path, on_progress=lambda done, total: seen.append((done, total))
+    )
     server.limit = 300_000
     with pytest.raises(DownloadError, match="goes on"):
         fetcher.file(url, sha256)
@@ -113,7 +119,9 @@ def test_of_two_that_want_one_checkpoint_one_downloads_and_the_other_waits(
     data = bytes(range(256)) * 8192  # two blocks of a mebibyte
     server.files["/m.pt"] = data
     url, sha256 = f"{server.address}/m.pt", hashlib.sha256(data).hexdigest()
-    late = threading.Thread(target=Fetcher(tmp_path).file, args=(url, sha256), daemon=True)
+    late = threading.Thread(
+        target=Fetcher(tmp_path).file, args=(url, sha256), daemon=True
+    )
 
     def begin_the_other(done: int, total: int | None) -> None:
         if late.ident is None:
@@ -144,10 +152,22 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", NOWHERE)
-    for proxy in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+    for proxy in (
+        "http_proxy",
+        "https_proxy",
+        "all_proxy",
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+    ):
         monkeypatch.delenv(proxy, raising=False)
-    monkeypatch.setattr(releases, "address", lambda name: (f"{NOWHERE}/ViT-B-16.pt", "0" * 64))
-    sources = "timm/vit_base_patch16", "openai/clip-vit-base-patch16", f"{NOWHERE}/ViT-B-16.pt"
+    monkeypatch.setattr(
+        releases, "address", lambda name: (f"{NOWHERE}/ViT-B-16.pt", "0" * 64)
+    )
+    sources = (
+        "timm/vit_base_patch16",
+        "openai/clip-vit-base-patch16",
+        f"{NOWHERE}/ViT-B-16.pt",
+    )
     start = time.monotonic()
     for name, mentioned in (("ViT-B/16", sources), ("hf:a/b", ("a/b",))):
         with pytest.raises(DownloadError) as error:
@@ -159,8 +179,12 @@ def test_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("variable", [None, "CLIQUETTA_OFFLINE", "HF_HUB_OFFLINE"])
-@pytest.mark.parametrize("name", ["ViT-B/16", "hf:a/b", "open_clip:ViT-B-16/openai", "hf-hub:a/b"])
-def test_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, variable: Any) -> None:
+@pytest.mark.parametrize(
+    "name", ["ViT-B/16", "hf:a/b", "open_clip:ViT-B-16/openai", "hf-hub:a/b"]
+)
+def test_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, variable: Any
+) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("offline means offline")
 
@@ -177,7 +201,10 @@ def hub_server(server: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     hub._is_reachable.cache_clear()
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.address)
     template = server.address + "/{repo_id}/resolve/{revision}/{filename}"
-    for module in ("constants", "file_download"):  # older releases keep a copy in the second
+    for module in (
+        "constants",
+        "file_download",
+    ):  # older releases keep a copy in the second
         name = f"huggingface_hub.{module}.HUGGINGFACE_CO_URL_TEMPLATE"
         monkeypatch.setattr(name, template, raising=False)
     monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -186,7 +213,10 @@ def hub_server(server: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def files_of(repo: str, folder: Path) -> dict[str, bytes]:
     """A folder as a repository: contents by address."""
-    return {f"/{repo}/resolve/main/{path.name}": path.read_bytes() for path in folder.iterdir()}
+    return {
+        f"/{repo}/resolve/main/{path.name}": path.read_bytes()
+        for path in folder.iterdir()
+    }
 
 
 def test_hub_repositories(hub_server: Any, tmp_path: Path) -> None:
@@ -208,13 +238,17 @@ def test_hub_repositories(hub_server: Any, tmp_path: Path) -> None:
 
 def test_hub_repositories_of_siglip(hub_server: Any, tmp_path: Path) -> None:
     """Tokenizer files come from the repository, or from the one that its config names."""
-    pytest.importorskip("transformers", minversion="5")  # older ones have another SiglipConfig
+    pytest.importorskip(
+        "transformers", minversion="5"
+    )  # older ones have another SiglipConfig
     theirs = tiny_siglip()
     (tmp_path / "words").mkdir()
     word_tokenizer(tmp_path / "words" / "tokenizer.json")
     folder = save_open_clip_siglip(theirs, tmp_path / "open", "owner/words")
     hub_server.files = files_of("owner/siglip", save_siglip(theirs, tmp_path / "hf"))
-    hub_server.files |= files_of("owner/open", folder) | files_of("owner/words", tmp_path / "words")
+    hub_server.files |= files_of("owner/open", folder) | files_of(
+        "owner/words", tmp_path / "words"
+    )
     cache = tmp_path / "cache"
     first = create_model("hf:owner/siglip", cache_dir=cache)
     second = create_model("hf-hub:owner/open", cache_dir=cache)
@@ -229,7 +263,9 @@ def test_a_missing_extra_is_named_before_weights_are_downloaded(
     hub_server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     pytest.importorskip("transformers", minversion="5")
-    hub_server.files = files_of("owner/siglip", save_siglip(tiny_siglip(), tmp_path / "hf"))
+    hub_server.files = files_of(
+        "owner/siglip", save_siglip(tiny_siglip(), tmp_path / "hf")
+    )
     folder = save_open_clip_siglip(tiny_siglip(), tmp_path / "open")
     hub_server.files |= files_of("owner/open", folder)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
@@ -246,16 +282,24 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Any:
     save_open_clip(bare_state(OpenAIModule(seed=1)), timm, quick_gelu=True)
     tiny_transformers().save_pretrained(hub)
     torch.save(OpenAIModule(seed=3).state_dict(), folder / "ViT-B-16.pt")
-    repos = {timm: "timm/vit_base_patch16_clip_224.openai", hub: "openai/clip-vit-base-patch16"}
+    repos = {
+        timm: "timm/vit_base_patch16_clip_224.openai",
+        hub: "openai/clip-vit-base-patch16",
+    }
     original = folder / "ViT-B-16.pt"
     return [
-        *((files_of(repo, folder), create_model(folder)) for folder, repo in repos.items()),
+        *(
+            (files_of(repo, folder), create_model(folder))
+            for folder, repo in repos.items()
+        ),
         ({"/ViT-B-16.pt": original.read_bytes()}, create_model(original)),
     ]
 
 
 @pytest.fixture
-def openai_server(hub_server: Any, sources: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+def openai_server(
+    hub_server: Any, sources: Any, monkeypatch: pytest.MonkeyPatch
+) -> Any:
     """Hub and OpenAI's address on the local server; ``ViT-B/16`` is small, and not there yet."""
     small = replace(releases.ARCHITECTURES["ViT-B-16"], width=128, patch_size=8)
     monkeypatch.setitem(releases.ARCHITECTURES, "ViT-B-16", small)
@@ -266,7 +310,9 @@ def openai_server(hub_server: Any, sources: Any, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("gone", [0, 1, 2])
-def test_the_first_source(openai_server: Any, sources: Any, tmp_path: Path, gone: int) -> None:
+def test_the_first_source(
+    openai_server: Any, sources: Any, tmp_path: Path, gone: int
+) -> None:
     for files, _ in sources[gone:]:
         openai_server.files |= files
     model = create_model("ViT-B/16", cache_dir=tmp_path / "cache")
@@ -280,7 +326,9 @@ def test_the_first_source(openai_server: Any, sources: Any, tmp_path: Path, gone
 
 
 @pytest.mark.usefixtures("openai_server")
-def test_the_cache_of_openais_package_is_used(sources: Any, home: Any, tmp_path: Path) -> None:
+def test_the_cache_of_openais_package_is_used(
+    sources: Any, home: Any, tmp_path: Path
+) -> None:
     files, wanted = sources[2]
     cached = home / ".cache" / "clip" / "ViT-B-16.pt"
     cached.parent.mkdir(parents=True)

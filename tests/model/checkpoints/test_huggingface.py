@@ -48,7 +48,9 @@ def save_family(family: str, folder: Path) -> Any:
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Any:
     folder = tmp_path_factory.mktemp("hf")
     theirs = save_family(request.param, folder)
     ours = create_model(f"hf:{folder}")
@@ -72,7 +74,10 @@ def test_features_and_logits(pair: Any, pixels: Tensor) -> None:
     logits = theirs(input_ids=ids, pixel_values=pixels).logits_per_image
     assert_features(ours.encode_image(pixels), image, 1e-5 if siglip else FEATURE)
     assert_features(ours.encode_text(TEXTS), text, 1e-5 if siglip else FEATURE)
-    cosines = ours.encode_image(pixels, normalize=True) @ ours.encode_text(TEXTS, normalize=True).T
+    cosines = (
+        ours.encode_image(pixels, normalize=True)
+        @ ours.encode_text(TEXTS, normalize=True).T
+    )
     assert_features(ours.scale * cosines + ours.bias, logits, 1e-5 if siglip else LOGIT)
 
 
@@ -81,7 +86,9 @@ def test_hidden_states_and_attention(pair: Any, pixels: Tensor) -> None:
     ours, theirs = pair
     theirs = copy.deepcopy(theirs)
     theirs.vision_model.config._attn_implementation = "eager"
-    output = theirs.vision_model(pixels, output_hidden_states=True, output_attentions=True)
+    output = theirs.vision_model(
+        pixels, output_hidden_states=True, output_attentions=True
+    )
     tower = ours.require_vit()
     hidden = tower.embed(pixels)
     for boundary, wanted in enumerate(output.hidden_states):
@@ -132,7 +139,11 @@ def test_shards_and_processor(tmp_path: Path, pixels: Tensor) -> None:
     theirs = tiny_transformers("quick_gelu")
     theirs.save_pretrained(tmp_path, max_shard_size="1MB")
     assert (tmp_path / "model.safetensors.index.json").exists()
-    values = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.2, 0.2], "resample": 2}
+    values = {
+        "image_mean": [0.5, 0.4, 0.3],
+        "image_std": [0.2, 0.2, 0.2],
+        "resample": 2,
+    }
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(values))
     ours = create_model(tmp_path)
     wanted = features(theirs.get_image_features(pixel_values=pixels))
@@ -169,8 +180,17 @@ def test_early_configs(tmp_path: Path) -> None:
     theirs.save_pretrained(tmp_path)
     ours = create_model(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    rewrite(tmp_path, text_config={}, vision_config={}, text_config_dict=config["text_config"])
-    rewrite(tmp_path, vision_config_dict=config["vision_config"], text_config_dict__eos_token_id=2)
+    rewrite(
+        tmp_path,
+        text_config={},
+        vision_config={},
+        text_config_dict=config["text_config"],
+    )
+    rewrite(
+        tmp_path,
+        vision_config_dict=config["vision_config"],
+        text_config_dict__eos_token_id=2,
+    )
     again = create_model(tmp_path)
     assert again.config == ours.config
     assert again.fingerprint == ours.fingerprint
@@ -185,7 +205,8 @@ def test_context_is_learned(tmp_path: Path, family: str, method: str) -> None:
     prompts = ClassPrompts(("cat", "frog", "truck"), ("a photo of a {}",))
     images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(2))
     learned, plain = (
-        create_method(name, ours, prompts).predict(images).logits for name in (method, "zero_shot")
+        create_method(name, ours, prompts).predict(images).logits
+        for name in (method, "zero_shot")
     )
     assert learned.isfinite().all() and not torch.allclose(learned, plain, atol=1e-3)
 

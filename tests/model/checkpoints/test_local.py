@@ -28,7 +28,13 @@ def test_paths_without_a_checkpoint(tmp_path: Path) -> None:
     for path in both:
         path.touch()
     (tmp_path / "empty").mkdir()
-    paths: list[Any] = ["./no.pt", "no.pt", "/no/such/folder", tmp_path / "empty", tmp_path]
+    paths: list[Any] = [
+        "./no.pt",
+        "no.pt",
+        "/no/such/folder",
+        tmp_path / "empty",
+        tmp_path,
+    ]
     for path in (*paths, both, []):
         with pytest.raises(UserError):
             create_model(path)
@@ -37,15 +43,25 @@ def test_paths_without_a_checkpoint(tmp_path: Path) -> None:
 def test_training_checkpoint(gelu_module: Any, pixels: Tensor, tmp_path: Path) -> None:
     """open_clip's own training files: nested, with a prefix of the parallel wrapper."""
     state = {f"module.{key}": value for key, value in bare_state(gelu_module).items()}
-    torch.save({"epoch": 3, "state_dict": state, "optimizer": {"lr": 0.1}}, tmp_path / "e3.pt")
+    torch.save(
+        {"epoch": 3, "state_dict": state, "optimizer": {"lr": 0.1}}, tmp_path / "e3.pt"
+    )
     with pytest.warns(UserWarning, match="QuickGELU"):
         create_model(tmp_path / "e3.pt")
-    assert_same(create_model(tmp_path / "e3.pt", activation="gelu"), gelu_module, pixels)
+    assert_same(
+        create_model(tmp_path / "e3.pt", activation="gelu"), gelu_module, pixels
+    )
 
 
 @pytest.mark.filterwarnings("error::UserWarning")
-def test_header_or_name_settles_the_activation(module: Any, pixels: Tensor, tmp_path: Path) -> None:
-    save_file(bare_state(module), tmp_path / "a.safetensors", metadata={"model": "OpenAI CLIP"})
+def test_header_or_name_settles_the_activation(
+    module: Any, pixels: Tensor, tmp_path: Path
+) -> None:
+    save_file(
+        bare_state(module),
+        tmp_path / "a.safetensors",
+        metadata={"model": "OpenAI CLIP"},
+    )
     assert_same(create_model(tmp_path / "a.safetensors"), module, pixels)
     save_file(bare_state(module), tmp_path / "b-quickgelu.safetensors")
     assert_same(create_model(str(tmp_path / "b*.safetensors")), module, pixels)
@@ -58,21 +74,29 @@ def test_a_missing_config_is_refused(tmp_path: Path) -> None:
         create_model(tmp_path)
 
 
-def test_round_trip_is_exact(tiny_clip: CLIP, tiny_images: Tensor, tmp_path: Path) -> None:
+def test_round_trip_is_exact(
+    tiny_clip: CLIP, tiny_images: Tensor, tmp_path: Path
+) -> None:
     path = tmp_path / "new" / "folder" / "model.safetensors"
     save_model(tiny_clip, path)
     again = create_model(path)
     assert again.config == tiny_clip.config and again.id == "tiny"
     assert again.preprocess == tiny_clip.preprocess
     assert again.fingerprint == tiny_clip.fingerprint
-    assert torch.equal(again.encode_image(tiny_images), tiny_clip.encode_image(tiny_images))
+    assert torch.equal(
+        again.encode_image(tiny_images), tiny_clip.encode_image(tiny_images)
+    )
     assert torch.equal(again.encode_text(TEXTS), tiny_clip.encode_text(TEXTS))
     assert create_model(path).fingerprint == create_model(path.parent).fingerprint
     assert not any(p.requires_grad for p in again.parameters())
-    assert [p.name for p in path.parent.iterdir()] == [path.name]  # no temporary file is left
+    assert [p.name for p in path.parent.iterdir()] == [
+        path.name
+    ]  # no temporary file is left
 
 
-def test_eight_bits_are_close(tiny_clip: CLIP, tiny_images: Tensor, tmp_path: Path) -> None:
+def test_eight_bits_are_close(
+    tiny_clip: CLIP, tiny_images: Tensor, tmp_path: Path
+) -> None:
     path = tmp_path / "model.safetensors"
     save_model(tiny_clip, path, quantise=True)
     again = create_model(path)
@@ -91,18 +115,26 @@ def test_eight_bits_are_close(tiny_clip: CLIP, tiny_images: Tensor, tmp_path: Pa
     assert path.stat().st_size < 0.5 * plain.stat().st_size
 
 
-def test_image_tower_alone(tiny_clip: CLIP, tiny_images: Tensor, tmp_path: Path) -> None:
+def test_image_tower_alone(
+    tiny_clip: CLIP, tiny_images: Tensor, tmp_path: Path
+) -> None:
     config = CLIPConfig(24, tiny_clip.config.vision, None)
     alone = CLIP(config, id="eye", preprocess=Preprocess(32, resize="squash"))
-    state = {k: v for k, v in tiny_clip.state_dict().items() if not k.startswith("text.")}
+    state = {
+        k: v for k, v in tiny_clip.state_dict().items() if not k.startswith("text.")
+    }
     alone.load_state_dict(state)
     save_model(alone, tmp_path / "eye.safetensors")
     again = create_model(tmp_path / "eye.safetensors")
     assert again.text is None and again.preprocess == alone.preprocess
-    assert torch.equal(again.encode_image(tiny_images), tiny_clip.encode_image(tiny_images))
+    assert torch.equal(
+        again.encode_image(tiny_images), tiny_clip.encode_image(tiny_images)
+    )
 
 
-def test_shards_of_openai_in_eight_bits(module: Any, pixels: Tensor, tmp_path: Path) -> None:
+def test_shards_of_openai_in_eight_bits(
+    module: Any, pixels: Tensor, tmp_path: Path
+) -> None:
     """Quantised image towers under OpenAI's names, in several files, projection turned."""
     state = {k: v for k, v in bare_state(module).items() if k.startswith("visual.")}
     state["visual.proj_t"] = state.pop("visual.proj").T
@@ -117,7 +149,10 @@ def test_shards_of_openai_in_eight_bits(module: Any, pixels: Tensor, tmp_path: P
     assert (tower.block(1).qkv.weight - theirs.attn.in_proj_weight).abs().max() < 0.02
     assert torch.equal(tower.block(1).fc.bias, theirs.mlp.c_fc.bias)
     assert (tower.projection - module.visual.proj).abs().max() < 0.02
-    assert torch.cosine_similarity(model.encode_image(pixels), module.visual(pixels)).min() > 0.99
+    assert (
+        torch.cosine_similarity(model.encode_image(pixels), module.visual(pixels)).min()
+        > 0.99
+    )
     listed = create_model([tmp_path / "0.safetensors", tmp_path / "1.safetensors"])
     assert listed.fingerprint == create_model(f"{tmp_path}/*.safetensors").fingerprint
     save_file(load_file(tmp_path / "0.safetensors"), tmp_path / "2.safetensors")

@@ -23,7 +23,9 @@ from tests._helpers.transformers_models import (
 
 @pytest.mark.filterwarnings("error::UserWarning")
 @pytest.mark.parametrize("custom_text", [False, True])
-def test_a_folder(gelu_module: Any, pixels: Tensor, tmp_path: Path, custom_text: bool) -> None:
+def test_a_folder(
+    gelu_module: Any, pixels: Tensor, tmp_path: Path, custom_text: bool
+) -> None:
     state = bare_state(gelu_module)
     if custom_text:
         own = ("visual.", "logit_scale")
@@ -38,7 +40,9 @@ def test_a_folder(gelu_module: Any, pixels: Tensor, tmp_path: Path, custom_text:
 
     model = load()
     assert_same(model, gelu_module, pixels)
-    assert model.preprocess.mean == (0.5, 0.5, 0.5) and model.preprocess.resize == "squash"
+    assert (
+        model.preprocess.mean == (0.5, 0.5, 0.5) and model.preprocess.resize == "squash"
+    )
     assert load(quick_gelu=True).config.vision.activation == "quick_gelu"
     assert load(vision_cfg=vision | {"head_width": 32}).config.vision.heads == 4
 
@@ -53,7 +57,9 @@ def test_a_folder(gelu_module: Any, pixels: Tensor, tmp_path: Path, custom_text:
     ],
     ids=str,
 )
-def test_other_configs_are_refused(gelu_module: Any, tmp_path: Path, change: Any) -> None:
+def test_other_configs_are_refused(
+    gelu_module: Any, tmp_path: Path, change: Any
+) -> None:
     state = bare_state(gelu_module)
     create_model(save_open_clip(state, tmp_path))  # without the change
     save_open_clip(state, tmp_path, **change)
@@ -68,15 +74,24 @@ def test_a_setting_that_ours_do_not_have_is_refused_unless_it_is_off(
     state = bare_state(gelu_module)
     values_of_off: list[Any] = [None, False, 0, {}]
     for off in values_of_off:
-        create_model(save_open_clip(state, tmp_path, vision_cfg={"width": 128, "new": off}))
+        create_model(
+            save_open_clip(state, tmp_path, vision_cfg={"width": 128, "new": off})
+        )
     save_open_clip(state, tmp_path, vision_cfg={"width": 128, "new": value})
-    with pytest.raises(CheckpointError, match=f"not supported: vision_cfg.new = {value!r} in"):
+    with pytest.raises(
+        CheckpointError, match=f"not supported: vision_cfg.new = {value!r} in"
+    ):
         create_model(tmp_path)
 
 
 @pytest.mark.parametrize(
     "config",
-    [{}, {"model_cfg": None}, {"model_cfg": {}}, {"model_cfg": {"text_cfg": {"width": 64}}}],
+    [
+        {},
+        {"model_cfg": None},
+        {"model_cfg": {}},
+        {"model_cfg": {"text_cfg": {"width": 64}}},
+    ],
     ids=str,
 )
 def test_a_config_without_parts_is_refused_in_a_sentence(
@@ -98,7 +113,9 @@ def test_a_config_without_parts_is_refused_in_a_sentence(
         ("visual.transformer.resblocks.0.ls_1.gamma", "layer scale"),
     ],
 )
-def test_other_families_are_named(module: Any, tmp_path: Path, key: str, what: str) -> None:
+def test_other_families_are_named(
+    module: Any, tmp_path: Path, key: str, what: str
+) -> None:
     save_file(bare_state(module) | {key: torch.zeros(1)}, tmp_path / "x.safetensors")
     with pytest.raises(CheckpointError, match=what):
         create_model(tmp_path / "x.safetensors", activation="gelu")
@@ -123,9 +140,13 @@ def test_an_open_clip_folder(tmp_path: Path, pixels: Tensor) -> None:
     texts = ["a photo of a cat", "the frog", "a sketch of a green truck"]
     ids = ours.tokenizer(texts)
     assert_features(
-        ours.encode_image(pixels), theirs.get_image_features(pixels).pooler_output, atol=1e-5
+        ours.encode_image(pixels),
+        theirs.get_image_features(pixels).pooler_output,
+        atol=1e-5,
     )
-    assert_features(ours.encode_text(texts), theirs.get_text_features(ids).pooler_output, atol=1e-5)
+    assert_features(
+        ours.encode_text(texts), theirs.get_text_features(ids).pooler_output, atol=1e-5
+    )
     assert (ours.scale, ours.bias) == (pytest.approx(np.exp(2)), -3)  # type: ignore[comparison-overlap]
     assert ours.preprocess.resize == "squash" and ours.preprocess.mean == (0.5,) * 3
 

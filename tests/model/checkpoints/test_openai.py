@@ -23,13 +23,20 @@ def test_torchscript_archive(
     model = create_model(archive)
     assert_same(model, module, pixels)
     vision = model.config.vision
-    assert (vision.width, vision.layers, vision.heads, vision.patch_size) == (128, 2, 2, 8)
+    assert (vision.width, vision.layers, vision.heads, vision.patch_size) == (
+        128,
+        2,
+        2,
+        8,
+    )
     assert vision.activation == "quick_gelu" and vision.image_size == 32
     assert_same(create_model(f"openai:{archive}"), module, pixels)
 
 
 @pytest.mark.filterwarnings("error::UserWarning")
-def test_half_precision_becomes_float32(module: Any, pixels: Tensor, tmp_path: Path) -> None:
+def test_half_precision_becomes_float32(
+    module: Any, pixels: Tensor, tmp_path: Path
+) -> None:
     class Wrapped(torch.nn.Module):
         """Only holds what is saved; nothing needs to run in half precision."""
 
@@ -40,14 +47,20 @@ def test_half_precision_becomes_float32(module: Any, pixels: Tensor, tmp_path: P
         def forward(self, x: Tensor) -> Any:
             return x
 
-    torch.jit.trace(Wrapped(), torch.ones(1), check_trace=False).save(str(tmp_path / "half.pt"))
+    torch.jit.trace(Wrapped(), torch.ones(1), check_trace=False).save(
+        str(tmp_path / "half.pt")
+    )
     model = create_model(tmp_path / "half.pt")
     assert model.dtype == torch.float32 and model.text is None
     wanted = OpenAIModule().half().float().visual(pixels)
-    torch.testing.assert_close(model.encode_image(pixels), wanted, atol=FEATURE, rtol=FEATURE)
+    torch.testing.assert_close(
+        model.encode_image(pixels), wanted, atol=FEATURE, rtol=FEATURE
+    )
 
 
 @pytest.mark.filterwarnings("error::UserWarning")
-def test_state_dict_with_settings_is_openai(module: Any, pixels: Tensor, tmp_path: Path) -> None:
+def test_state_dict_with_settings_is_openai(
+    module: Any, pixels: Tensor, tmp_path: Path
+) -> None:
     torch.save(module.state_dict(), tmp_path / "state.pt")
     assert_same(create_model(tmp_path / "state.pt"), module, pixels)

@@ -24,7 +24,9 @@ class Payload:
 
 
 @pytest.mark.parametrize("legacy", [False, True])
-def test_a_pickle_that_would_run_code_is_refused(module: Any, tmp_path: Path, legacy: bool) -> None:
+def test_a_pickle_that_would_run_code_is_refused(
+    module: Any, tmp_path: Path, legacy: bool
+) -> None:
     trap = tmp_path / "ran"
     state = dict(bare_state(module)) | {"extra": Payload(trap)}
     torch.save(state, tmp_path / "evil.pt", _use_new_zipfile_serialization=not legacy)
@@ -35,19 +37,27 @@ def test_a_pickle_that_would_run_code_is_refused(module: Any, tmp_path: Path, le
     assert trap.exists()  # the trap works: it is our reader that did not spring it
 
 
-def test_a_poisoned_torchscript_archive_is_refused(archive: Path, tmp_path: Path) -> None:
+def test_a_poisoned_torchscript_archive_is_refused(
+    archive: Path, tmp_path: Path
+) -> None:
     trap = tmp_path / "ran"
     evil = tmp_path / "evil.pt"
     with zipfile.ZipFile(archive) as source, zipfile.ZipFile(evil, "w") as target:
         for name in source.namelist():
-            data = pickle.dumps(Payload(trap), protocol=2) if name.endswith("/data.pkl") else None
+            data = (
+                pickle.dumps(Payload(trap), protocol=2)
+                if name.endswith("/data.pkl")
+                else None
+            )
             target.writestr(name, source.read(name) if data is None else data)
     with pytest.raises(CheckpointError, match="system"):
         create_model(evil)
     assert not trap.exists()
 
 
-def zipped(pickled: bytes, *, script: bool = False, packing: int = zipfile.ZIP_STORED) -> bytes:
+def zipped(
+    pickled: bytes, *, script: bool = False, packing: int = zipfile.ZIP_STORED
+) -> bytes:
     """A ``.pt`` file whose content is ``pickled``, with a storage of four numbers."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", packing) as archive:
@@ -92,7 +102,9 @@ VIEW = (
 )
 BOMBS = {
     "modules in modules": zipped(shared_records(60), script=True),
-    "module in itself": zipped(b"\x80\x02c__torch__\nX\n)\x81q\0}(X\1\0\0\0ah\0ub.", script=True),
+    "module in itself": zipped(
+        b"\x80\x02c__torch__\nX\n)\x81q\0}(X\1\0\0\0ah\0ub.", script=True
+    ),
     "dict in itself": zipped(b"\x80\x02}q\x00X\x05\x00\x00\x00modelh\x00s."),
     "key in a script": zipped(nested_key(60), script=True),
     "key in a state dict": zipped(nested_key(60)),
@@ -105,7 +117,9 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("kind", BOMBS)
-def test_small_files_that_ask_for_much_are_refused_at_once(kind: str, tmp_path: Path) -> None:
+def test_small_files_that_ask_for_much_are_refused_at_once(
+    kind: str, tmp_path: Path
+) -> None:
     path = tmp_path / "bomb.pt"
     path.write_bytes(BOMBS[kind])
     assert len(BOMBS[kind]) < 12_000
@@ -113,7 +127,9 @@ def test_small_files_that_ask_for_much_are_refused_at_once(kind: str, tmp_path: 
         create_model(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04 broken zip"])
+@pytest.mark.parametrize(
+    "content", [b"", b"not a checkpoint", b"PK\x03\x04 broken zip"]
+)
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
 def test_damaged_files(tmp_path: Path, content: bytes, suffix: str) -> None:
     path = tmp_path / f"broken{suffix}"

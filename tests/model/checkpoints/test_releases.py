@@ -9,15 +9,22 @@ def test_activation() -> None:
     quick = {"ViT-B-16": "openai", "ViT-B-32": "laion400m_e32", "ViT-L-14": "dfn2b"}
     quick |= {"ViT-B-16-quickgelu": "laion400m_e32"}
     assert {activation_of(arch, tag, None) for arch, tag in exact.items()} == {"gelu"}
-    assert {activation_of(arch, tag, None) for arch, tag in quick.items()} == {"quick_gelu"}
-    assert activation_of("ViT-H-14", None, {"model_cfg": {"quick_gelu": True}}) == "quick_gelu"
+    assert {activation_of(arch, tag, None) for arch, tag in quick.items()} == {
+        "quick_gelu"
+    }
+    assert (
+        activation_of("ViT-H-14", None, {"model_cfg": {"quick_gelu": True}})
+        == "quick_gelu"
+    )
 
 
 def test_the_list_of_models() -> None:
     entries = list_models()
     names = [entry.name for entry in entries]
     assert names[0] == "micro" and entries[0].is_bundled
-    assert {"openai:ViT-B/16", "openai:RN50", "hf:openai/clip-vit-base-patch16"} <= set(names)
+    assert {"openai:ViT-B/16", "openai:RN50", "hf:openai/clip-vit-base-patch16"} <= set(
+        names
+    )
     assert "open_clip:ViT-B-16/laion2b_s34b_b88k" in names
     assert len(set(names)) == len(names)
     actual = {entry.name: entry for entry in list_models("openai:*")}

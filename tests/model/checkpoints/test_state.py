@@ -44,7 +44,9 @@ def test_positions_interpolate(module: Any, pixels: Tensor, tmp_path: Path) -> N
     for channel in (0, 77):  # Pillow's bicubic, on one channel of the grid as a picture
         picture = Image.fromarray(a[1:, channel].view(4, 4).numpy())
         wanted = np.asarray(picture.resize((8, 8), Image.Resampling.BICUBIC))
-        np.testing.assert_allclose(b[1:, channel].view(8, 8).numpy(), wanted, atol=FEATURE)
+        np.testing.assert_allclose(
+            b[1:, channel].view(8, 8).numpy(), wanted, atol=FEATURE
+        )
     same = create_model(tmp_path / "state.pt", image_size=32)
     assert same.fingerprint == small.fingerprint
     with pytest.raises(ValueError, match="multiple"):
@@ -56,9 +58,16 @@ def test_quantisation_by_hand() -> None:
     codes, scale = quantise(weight)
     assert codes.tolist() == [[127, -64, 0], [0, 0, 0]]
     torch.testing.assert_close(scale[0], torch.tensor(0.01))
-    actual = dequantise({"w.int8": codes, "w.scale": scale, "other.scale": torch.ones(1)})
-    torch.testing.assert_close(actual["w"], torch.tensor([[1.27, -0.64, 0.0], [0.0, 0.0, 0.0]]))
-    assert sorted(actual) == ["other.scale", "w"]  # a scale that belongs to no codes is a weight
+    actual = dequantise(
+        {"w.int8": codes, "w.scale": scale, "other.scale": torch.ones(1)}
+    )
+    torch.testing.assert_close(
+        actual["w"], torch.tensor([[1.27, -0.64, 0.0], [0.0, 0.0, 0.0]])
+    )
+    assert sorted(actual) == [
+        "other.scale",
+        "w",
+    ]  # a scale that belongs to no codes is a weight
     with pytest.raises(CheckpointError):
         dequantise({"w.int8": codes})
 
@@ -74,6 +83,8 @@ def test_weights_must_be_finite(tiny_clip: CLIP, tmp_path: Path, value: float) -
     save_file(state, path, metadata)
     with pytest.raises(CheckpointError, match="ln_post"):
         create_model(path)
-    state["visual.ln_post.weight"][3:5] = 3e38  # large is not infinite, even if the sum is
+    state["visual.ln_post.weight"][3:5] = (
+        3e38  # large is not infinite, even if the sum is
+    )
     save_file(state, path, metadata)
     assert create_model(path).id == "tiny"

@@ -13,7 +13,11 @@ from cliquetta.errors import UnknownNameError, UserError, look_up
 from cliquetta.prompts.catalogue import class_names, template_choice, templates
 
 COOP = "split_zhou_"  # how the names of CoOp's split files begin
-_SPLIT_FOLDERS = (".", "splits", "split")  # of side files, below the folders that may hold them
+_SPLIT_FOLDERS = (
+    ".",
+    "splits",
+    "split",
+)  # of side files, below the folders that may hold them
 
 
 class DataNotFoundError(UserError):
@@ -21,7 +25,9 @@ class DataNotFoundError(UserError):
 
     def __init__(self, message: str, near_misses: Sequence[str] = ()) -> None:
         super().__init__(message)
-        self.near_misses = near_misses  # images that are there without their side file or split
+        self.near_misses = (
+            near_misses  # images that are there without their side file or split
+        )
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,9 @@ class Listing:
     keys: Sequence[str]  # names that do not depend on the location
     labels: Sequence[int]
     paths: Sequence[Path] = ()
-    images: UInt8Array | None = None  # (N, H, W, 3) for data that come as arrays, without paths
+    images: UInt8Array | None = (
+        None  # (N, H, W, 3) for data that come as arrays, without paths
+    )
     missing: int = 0
     notes: tuple[str, ...] = ()  # peculiarities and how they were handled
 
@@ -55,19 +63,31 @@ class Layout:
     name: str  # for people: what a folder in this layout looks like
     read: Callable[[Location], Listing]
     inside: str = "."  # where the images may be in the dataset's folder
-    shows: str = ""  # patterns below the pictures' folder of which each must match something
-    files: str = ""  # side files, one of which is beside the pictures, above them or at the root
+    shows: str = (
+        ""  # patterns below the pictures' folder of which each must match something
+    )
+    files: str = (
+        ""  # side files, one of which is beside the pictures, above them or at the root
+    )
     splits: str = ""  # the splits that this layout can tell apart; all if empty
-    folders: str = ""  # names of the dataset's folder in this layout, if not the dataset's own
+    folders: str = (
+        ""  # names of the dataset's folder in this layout, if not the dataset's own
+    )
 
     def locations(
         self, root: Path, folders: Sequence[str], split: str
     ) -> Iterator[tuple[Location, str]]:
         """Folders under ``root`` that look like this layout, and what each lacks, if anything."""
         files, shows = alternatives(self.files, split), alternatives(self.shows, split)
-        for folder in candidate_folders(root, alternatives(self.folders, split) or folders):
-            for images in (folder / inside for inside in alternatives(self.inside, split)):
-                if not images.is_dir() or not all(any(images.glob(shown)) for shown in shows):
+        for folder in candidate_folders(
+            root, alternatives(self.folders, split) or folders
+        ):
+            for images in (
+                folder / inside for inside in alternatives(self.inside, split)
+            ):
+                if not images.is_dir() or not all(
+                    any(images.glob(shown)) for shown in shows
+                ):
                     continue
                 beside = (_side_file(root, folder, images, name) for name in files)
                 file = next((path for path in beside if path is not None), None)
@@ -126,9 +146,13 @@ class Benchmark:
 
     id: str
     summary: str
-    folders: tuple[str, ...]  # names of its folder under the root; case, `-` and `_` do not count
+    folders: tuple[
+        str, ...
+    ]  # names of its folder under the root; case, `-` and `_` do not count
     layouts: tuple[Layout, ...]  # from the most to the least trusted
-    splits: Mapping[str, int]  # images of each in a complete copy; the first is the default
+    splits: Mapping[
+        str, int
+    ]  # images of each in a complete copy; the first is the default
     get: str
     terms: str  # who made it, and on what terms it may be used
     class_list: str  # id of its class list (`catalogue`); empty for images of no class
@@ -156,7 +180,9 @@ class Benchmark:
         split = split or self.default_split
         look_up(f"split of {self.id}", split, self.splits)
         if not root.is_dir():
-            raise DataNotFoundError(f"no folder {root}: --root is where your datasets are")
+            raise DataNotFoundError(
+                f"no folder {root}: --root is where your datasets are"
+            )
         lacks: dict[str, None] = {}
         looked, special = list[str](), list[str]()
         for layout in self.layouts:
@@ -193,10 +219,14 @@ class Benchmark:
             raise UserError(f"{self.id}: {error}") from error
         if not listing.keys:
             where = f"{location.images} ({listing.missing:,} were looked for)"
-            raise DataNotFoundError(f"{self.id}: none of its images are in {where}. {self.get}")
+            raise DataNotFoundError(
+                f"{self.id}: none of its images are in {where}. {self.get}"
+            )
         return listing
 
-    def build(self, root: Path | None, split: str | None, classes: Sequence[str] | None) -> Dataset:
+    def build(
+        self, root: Path | None, split: str | None, classes: Sequence[str] | None
+    ) -> Dataset:
         """The dataset; warns if it is incomplete. ``classes`` are for images without a list."""
         listing = self.read(self.require(root, split), split)
         if not self.class_list and classes is None:
@@ -204,7 +234,9 @@ class Benchmark:
             raise NoClassNamesError(f"{self.id} {reason}")
         count = self.splits[split or self.default_split]
         if len(listing.keys) != count:
-            counts = f"{len(listing.keys):,} images found, a complete copy has {count:,}"
+            counts = (
+                f"{len(listing.keys):,} images found, a complete copy has {count:,}"
+            )
             remedy = f"cliquetta data doctor {root} says more"
             warnings.warn(f"{self.id}: {counts}; {remedy}", stacklevel=1)
         id = self.id if split in (None, self.default_split) else f"{self.id}/{split}"

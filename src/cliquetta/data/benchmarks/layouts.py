@@ -82,10 +82,14 @@ def _scene(line: str) -> tuple[str, str]:
 
 def _ucf(list_id: str, location: Location, file: Path) -> Rows:
     """Lines ``YoYo/v_YoYo_g01_c01.avi``, of which the middle frame is there."""
-    folders = {squeeze(folder.name): folder.name for folder in location.images.iterdir()}
+    folders = {
+        squeeze(folder.name): folder.name for folder in location.images.iterdir()
+    }
     for line in text_lines(file):
         action, _, video = line.split()[0].partition("/")
-        folder = folders.get(squeeze(action), "_".join(re.findall("[A-Z][^A-Z]*", action)))
+        folder = folders.get(
+            squeeze(action), "_".join(re.findall("[A-Z][^A-Z]*", action))
+        )
         yield f"{folder}/{Path(video).stem}.jpg", action
 
 
@@ -119,7 +123,9 @@ def _list(
     list_id: str, rows: str, by: str = "name", hint: str = "", anywhere: bool = False
 ) -> Read:
     """A folder of images and a list of them, read by one of :data:`ROWS`."""
-    return from_list(list_id, ROWS[rows], LABELS[by](list_id), hint=hint, anywhere=anywhere)
+    return from_list(
+        list_id, ROWS[rows], LABELS[by](list_id), hint=hint, anywhere=anywhere
+    )
 
 
 def _severities(list_id: str) -> Read:
@@ -131,7 +137,9 @@ def _severities(list_id: str) -> Read:
         images, labels = load_pair(file, location.images / "labels.npy")
         size, rest = divmod(len(images), 5)
         if rest:
-            raise UserError(f"{file} has {len(images)} images: five severities of the same")
+            raise UserError(
+                f"{file} has {len(images)} images: five severities of the same"
+            )
         rows = slice((int(severity) - 1) * size, int(severity) * size)
         return numbered_arrays(location, images[rows], labels[rows], list_id)
 
@@ -154,7 +162,9 @@ def _cifar101(list_id: str) -> Read:
 
     def read(location: Location) -> Listing:
         stem = f"cifar10.1_{location.split}"
-        images, labels = (location.images / f"{stem}_{what}.npy" for what in ("data", "labels"))
+        images, labels = (
+            location.images / f"{stem}_{what}.npy" for what in ("data", "labels")
+        )
         return numbered_arrays(location, *load_pair(images, labels), list_id, digits=4)
 
     return read
@@ -175,7 +185,9 @@ def _svhn(list_id: str) -> Read:
             images, labels = content["X"], content["y"].ravel()
         except (ValueError, KeyError, OSError) as error:
             raise UserError(f"{path} is not a file of SVHN ({error})") from None
-        return numbered_arrays(location, np.moveaxis(images, 3, 0), labels % 10, list_id)
+        return numbered_arrays(
+            location, np.moveaxis(images, 3, 0), labels % 10, list_id
+        )
 
     return read
 

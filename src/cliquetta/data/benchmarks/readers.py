@@ -17,10 +17,14 @@ from cliquetta.errors import UserError
 from cliquetta.prompts.catalogue import class_names, text_lines, wnids
 
 Read = Callable[[Location], Listing]
-LabelOf = Callable[[str], int | None]  # the label of a folder or class name, if it has one
+LabelOf = Callable[
+    [str], int | None
+]  # the label of a folder or class name, if it has one
 AnyArray = npt.NDArray[Any]
 Rows = Iterable[tuple[str, str]]  # key and class of the images that a list names
-RowsOf = Callable[[str, Location, Path], Rows]  # of a class list: reads the list of a location
+RowsOf = Callable[
+    [str, Location, Path], Rows
+]  # of a class list: reads the list of a location
 
 
 def by_wnid(list_id: str) -> LabelOf:
@@ -31,7 +35,9 @@ def by_wnid(list_id: str) -> LabelOf:
 def by_wnid_or_number(list_id: str) -> LabelOf:
     """Folders named by WordNet id or by number: sorted as strings, 10 would come before 2."""
     label_of, count = by_wnid(list_id), len(wnids(list_id))
-    return lambda name: int(name) if name.isdecimal() and int(name) < count else label_of(name)
+    return lambda name: (
+        int(name) if name.isdecimal() and int(name) < count else label_of(name)
+    )
 
 
 def by_name(list_id: str, rule: Callable[[str], str] = squeeze) -> LabelOf:
@@ -50,14 +56,20 @@ def class_folders(label_of: LabelOf, *, hint: str = "") -> Read:
 
     def read(location: Location) -> Listing:
         pictures: list[tuple[int, Path]] = []
-        for folder in sorted(location.images.iterdir(), key=lambda path: natural_key(path.name)):
+        for folder in sorted(
+            location.images.iterdir(), key=lambda path: natural_key(path.name)
+        ):
             if not folder.is_dir() or folder.name.startswith((".", "__")):
                 continue
             label = label_of(folder.name)
             if label is None:
-                raise UserError(f"{folder} is not one of the classes{hint and '; '}{hint}")
+                raise UserError(
+                    f"{folder} is not one of the classes{hint and '; '}{hint}"
+                )
             pictures += [(label, path) for path in walk_images(folder)]
-        pictures.sort(key=lambda picture: picture[0])  # stable: natural order within a class
+        pictures.sort(
+            key=lambda picture: picture[0]
+        )  # stable: natural order within a class
         paths = [path for _, path in pictures]
         keys = [path.relative_to(location.images).as_posix() for path in paths]
         return Listing(keys, [label for label, _ in pictures], paths)
@@ -97,19 +109,31 @@ def from_list(
             label = label_of(stated)
             if label is None:
                 classes = f"the classes{hint and '; '}{hint}"
-                raise UserError(f"{location.file}: {stated!r} of {key} is not one of {classes}")
+                raise UserError(
+                    f"{location.file}: {stated!r} of {key} is not one of {classes}"
+                )
             labels[key] = label
         paths = {key: location.images / key for key in labels}
         if anywhere:
             by_file_name = {path.name: path for path in walk_images(location.images)}
-            paths = {key: by_file_name.get(path.name, path) for key, path in paths.items()}
-        folders = {path.parent for path in paths.values()}  # one look at each, not one per file
-        there = {path for folder in folders if folder.is_dir() for path in folder.iterdir()}
+            paths = {
+                key: by_file_name.get(path.name, path) for key, path in paths.items()
+            }
+        folders = {
+            path.parent for path in paths.values()
+        }  # one look at each, not one per file
+        there = {
+            path for folder in folders if folder.is_dir() for path in folder.iterdir()
+        }
         keys = [key for key, path in paths.items() if path in there]
         repeated = len(rows) - len(labels)
-        notes = (f"{repeated} files are listed twice and counted once",) if repeated else ()
+        notes = (
+            (f"{repeated} files are listed twice and counted once",) if repeated else ()
+        )
         numbers, files = [labels[key] for key in keys], [paths[key] for key in keys]
-        return Listing(keys, numbers, files, missing=len(labels) - len(keys), notes=notes)
+        return Listing(
+            keys, numbers, files, missing=len(labels) - len(keys), notes=notes
+        )
 
     return read
 
@@ -135,7 +159,9 @@ def coop_rows(list_id: str, location: Location, file: Path) -> Rows:
     for key, label, name in pictures:
         known = names[label] if 0 <= label < len(names) else "no class"
         if squeeze(known) != squeeze(name):
-            ours = f"our list calls it {known!r}; is it the split file of another dataset?"
+            ours = (
+                f"our list calls it {known!r}; is it the split file of another dataset?"
+            )
             raise UserError(f"{file} calls class {label} {name!r}, {ours}")
         yield key, name
 
@@ -165,8 +191,12 @@ def numbered_arrays(
     digits: int = 5,
 ) -> Listing:
     """Images (N, 32, 32, 3) of a split, called by their numbers."""
-    if len(labels) and not 0 <= labels.min() <= labels.max() < len(class_names(list_id)):
-        raise UserError(f"{location.images} holds no labels of {list_id} for {location.split}")
+    if len(labels) and not 0 <= labels.min() <= labels.max() < len(
+        class_names(list_id)
+    ):
+        raise UserError(
+            f"{location.images} holds no labels of {list_id} for {location.split}"
+        )
     keys = [f"{location.split}/{number:0{digits}d}" for number in range(len(images))]
     pictures = np.ascontiguousarray(images, dtype=np.uint8)
     return Listing(keys, labels.astype(int).tolist(), images=pictures)
@@ -174,14 +204,20 @@ def numbered_arrays(
 
 def cifar_pickles(list_id: str, field: str, parts: Mapping[str, Sequence[str]]) -> Read:
     """CIFAR for Python: dicts of rows of pixels, labels (called ``field``) and file names."""
-    names = [name.replace(" ", "_") for name in class_names(list_id)]  # as PNG copies spell them
+    names = [
+        name.replace(" ", "_") for name in class_names(list_id)
+    ]  # as PNG copies spell them
 
     def read(location: Location) -> Listing:
         batches = [_unpickle(location.images / name) for name in parts[location.split]]
         labels = [int(label) for batch in batches for label in batch[field]]
         files = [str(name) for batch in batches for name in batch["filenames"]]
-        rows = np.concatenate([np.asarray(batch["data"], np.uint8) for batch in batches])
-        keys = [f"{names[label]}/{file}" for label, file in zip(labels, files, strict=True)]
+        rows = np.concatenate(
+            [np.asarray(batch["data"], np.uint8) for batch in batches]
+        )
+        keys = [
+            f"{names[label]}/{file}" for label, file in zip(labels, files, strict=True)
+        ]
         return Listing(keys, labels, images=np.ascontiguousarray(_pictures(rows)))
 
     return read
@@ -192,7 +228,9 @@ def cifar_records(list_id: str, lead: int, parts: Mapping[str, Sequence[str]]) -
 
     def read(location: Location) -> Listing:
         files = [location.images / f"{name}.bin" for name in parts[location.split]]
-        raw = np.concatenate([np.frombuffer(path.read_bytes(), np.uint8) for path in files])
+        raw = np.concatenate(
+            [np.frombuffer(path.read_bytes(), np.uint8) for path in files]
+        )
         if len(raw) % (lead + _PIXELS):
             raise UserError(f"{files[0]} is cut off: its records are not complete")
         records = raw.reshape(-1, lead + _PIXELS)
@@ -213,9 +251,13 @@ def load_pair(images: Path, labels: Path) -> tuple[AnyArray, AnyArray]:
         if not path.is_file():
             raise UserError(f"no {path.name} in {path.parent}")
     try:
-        pictures, classes = (np.load(path, allow_pickle=False) for path in (images, labels))
+        pictures, classes = (
+            np.load(path, allow_pickle=False) for path in (images, labels)
+        )
     except ValueError as error:
-        raise UserError(f"{images} or {labels.name} is no array file ({error})") from None
+        raise UserError(
+            f"{images} or {labels.name} is no array file ({error})"
+        ) from None
     if pictures.shape[1:] != (_SIDE, _SIDE, 3) or classes.shape != pictures.shape[:1]:
         shapes = f"{pictures.shape} and {classes.shape}"
         wanted = f"pictures (N, {_SIDE}, {_SIDE}, 3) and N labels are wanted"

@@ -65,7 +65,9 @@ class AdamState(NamedTuple):
     def begin(cls, values: Tensor) -> AdamState:
         """Before the first step."""
         zero = torch.zeros_like(values)
-        return cls(values, zero, zero, torch.zeros((), dtype=torch.long, device=values.device))
+        return cls(
+            values, zero, zero, torch.zeros((), dtype=torch.long, device=values.device)
+        )
 
     @classmethod
     def load(cls, memory: Memory, name: str) -> AdamState:
@@ -80,7 +82,9 @@ class AdamState(NamedTuple):
     def declare(self, memory: Memory, name: str) -> None:
         """Enter a memory under ``name`` as the start."""
         for part, value in zip(self._fields, self, strict=True):
-            memory.declare(f"{name}.{part}", value, NON_NEGATIVE if part == "second" else ANY)
+            memory.declare(
+                f"{name}.{part}", value, NON_NEGATIVE if part == "second" else ANY
+            )
 
     def store(self, memory: Memory, name: str) -> None:
         """Replace what the memory holds under ``name``."""

@@ -17,7 +17,9 @@ from torch import Tensor
 
 from cliquetta.methods.building.memory import NON_NEGATIVE, UNIT, Memory, Range
 
-Columns = Mapping[str, Tensor]  # Tensors (B, ...) that images are remembered with, by name.
+Columns = Mapping[
+    str, Tensor
+]  # Tensors (B, ...) that images are remembered with, by name.
 
 
 @dataclass(frozen=True)
@@ -29,23 +31,33 @@ class CacheOccupancy:
     source: Tensor  # (N, K): content of each slot in the end, a row of the old slots and the batch.
 
 
-def simulate_insertions(entropy: Tensor, classes: Tensor, offered: Tensor) -> CacheOccupancy:
+def simulate_insertions(
+    entropy: Tensor, classes: Tensor, offered: Tensor
+) -> CacheOccupancy:
     """Follow images of ``classes`` (B,) with entropy ``offered`` (B,), infinite for none."""
     N, K = entropy.shape
     time = torch.arange(len(classes), device=entropy.device)
     slots = torch.arange(K, device=entropy.device, dtype=torch.int32)
 
     own = classes[:, None] == torch.arange(N, device=entropy.device)  # (B, N)
-    pushes = own[:, :, None] & (offered[:, None, None] < entropy)  # image b goes before the entry
+    pushes = own[:, :, None] & (
+        offered[:, None, None] < entropy
+    )  # image b goes before the entry
     old_rank = slots + pushes.cumsum(dim=0, dtype=torch.int32)  # (B, N, K)
 
     rival = classes[:, None] == classes  # (B, B), row e, column j
-    lower = (offered < offered[:, None]) | ((offered == offered[:, None]) & (time < time[:, None]))
+    lower = (offered < offered[:, None]) | (
+        (offered == offered[:, None]) & (time < time[:, None])
+    )
     ahead = (entropy[classes] <= offered[:, None]).sum(dim=1, dtype=torch.int32)
-    new_rank = ahead[:, None] + (rival & lower).cumsum(dim=1, dtype=torch.int32)  # (e, b)
+    new_rank = ahead[:, None] + (rival & lower).cumsum(
+        dim=1, dtype=torch.int32
+    )  # (e, b)
 
     # in the end, ranks are distinct within a class and cover 0 ... K - 1; the rest shares a slot
-    labels = torch.arange(N, device=entropy.device).repeat_interleave(K, output_size=N * K)
+    labels = torch.arange(N, device=entropy.device).repeat_interleave(
+        K, output_size=N * K
+    )
     owner = torch.cat([labels, classes])
     rank = torch.cat([old_rank[-1].flatten(), new_rank[:, -1]]).long()
     slot = torch.where(rank < K, owner * K + rank, N * K)
@@ -68,7 +80,9 @@ def declare(
 ) -> None:
     """Enter an empty cache of features, as many per class as ``capacity``; ``like`` (N, E)."""
     N, E = like.shape
-    memory.declare(f"{prefix}entropy", like.new_full((N, capacity), torch.inf), NON_NEGATIVE)
+    memory.declare(
+        f"{prefix}entropy", like.new_full((N, capacity), torch.inf), NON_NEGATIVE
+    )
     memory.declare(f"{prefix}keys", like.new_zeros(N, capacity, E), keys)
 
 
@@ -89,8 +103,12 @@ class Affinity(NamedTuple):
     new: Tensor  # (B, B), for the images of the batch.
 
 
-def affinity(features: Tensor, keys: Tensor, occupancy: CacheOccupancy, beta: float) -> Affinity:
+def affinity(
+    features: Tensor, keys: Tensor, occupancy: CacheOccupancy, beta: float
+) -> Affinity:
     """exp(-beta (1 - f·k)) of the arriving images (B, E) with what the cache (N, K, E) holds."""
-    old = ((features @ keys.flatten(0, 1).T - 1) * beta).exp_().view(occupancy.old.shape)
+    old = (
+        ((features @ keys.flatten(0, 1).T - 1) * beta).exp_().view(occupancy.old.shape)
+    )
     new = ((features @ features.T - 1) * beta).exp_()
     return Affinity(old * occupancy.old, new * occupancy.new)

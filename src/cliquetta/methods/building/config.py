@@ -22,7 +22,16 @@ import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.types import ViewSpec
@@ -46,7 +55,8 @@ Fraction = Annotated[float, Rule("above 0 and at most 1", lambda value: 0 < valu
 Weight = Annotated[float, Rule("between 0 and 1", lambda value: 0 <= value <= 1)]
 Decay = Annotated[float, Rule("0 or more and below 1", lambda value: 0 <= value < 1)]
 Template = Annotated[
-    str, Rule("a text with {} once, for the class name", lambda text: text.count("{}") == 1)
+    str,
+    Rule("a text with {} once, for the class name", lambda text: text.count("{}") == 1),
 ]
 _ASCENDING = Rule("an interval, low end first", lambda ends: ends[0] <= ends[1])
 Interval = Annotated[tuple[float, float], _ASCENDING]
@@ -99,7 +109,11 @@ def check(name: str, value: Any, hint: Any) -> None:
     elif hint in _KINDS:
         kind, text = _KINDS[hint]
         mistaken = isinstance(value, bool) and hint is not bool
-        if mistaken or not isinstance(value, kind) or (hint is float and not math.isfinite(value)):
+        if (
+            mistaken
+            or not isinstance(value, kind)
+            or (hint is float and not math.isfinite(value))
+        ):
             raise UserError(f"{name} must be {text}, got {value!r}")
 
 
@@ -124,7 +138,9 @@ def parse(name: str, text: Any, hint: Any) -> Any:
         return None if missing else parse(name, text, _present(arguments))
     try:
         if origin is tuple:
-            return tuple(parse(name, part, arguments[0]) for part in text.split(",") if part)
+            return tuple(
+                parse(name, part, arguments[0]) for part in text.split(",") if part
+            )
         if hint is bool:
             return _TRUTH[text.lower()]
         return hint(text) if hint in (int, float) else text
@@ -155,7 +171,11 @@ def _present(alternatives: tuple[Any, ...]) -> Any:
 
 def read_presets(method: str, config: type[Config]) -> dict[str, Config]:
     """Presets from ``data/<method>.json``: fields that its authors chose per dataset."""
-    text = files("cliquetta.methods").joinpath(f"data/{method}.json").read_text(encoding="utf-8")
+    text = (
+        files("cliquetta.methods")
+        .joinpath(f"data/{method}.json")
+        .read_text(encoding="utf-8")
+    )
     entries: dict[str, dict[str, Any]] = json.loads(text)["presets"]
     return {name: config(**entry["options"]) for name, entry in entries.items()}
 
@@ -203,7 +223,10 @@ def _field_docs(config: type[Any]) -> dict[str, str]:
         return {}
     docs = {}
     for statement, after in zip(body.body, [*body.body[1:], None], strict=True):
-        if not (isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)):
+        if not (
+            isinstance(statement, ast.AnnAssign)
+            and isinstance(statement.target, ast.Name)
+        ):
             continue
         text = lines[(statement.end_lineno or 1) - 1].partition("  # ")[2]
         if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):

@@ -42,14 +42,19 @@ class FeatureLevel(Adapter):
         with torch.no_grad():
             features = features.to(self.model.device, non_blocking=True)
             return self._predict_safely(
-                features, (), lambda: self._predict_features(features), lambda: features[:, 0]
+                features,
+                (),
+                lambda: self._predict_features(features),
+                lambda: features[:, 0],
             )
 
     @torch.no_grad()
     def _predict(self, batch: Batch) -> Prediction:
         views = batch.images[:, None] if self.views is None else batch.views
         assert views is not None
-        chunk = self.config.chunk if isinstance(self.config, ViewsConfig) else len(batch)
+        chunk = (
+            self.config.chunk if isinstance(self.config, ViewsConfig) else len(batch)
+        )
         return self._predict_features(encode_views(self.model, views, chunk=chunk))
 
     @abstractmethod
@@ -69,7 +74,10 @@ class FixedText(FeatureLevel):
         self, step: Callable[[Tensor], tuple[Tensor, ...]], features: Tensor
     ) -> tuple[Tensor, ...]:
         """``step(features)``, recorded on CUDA; it may replace the memory, but wait for nothing."""
-        memory, names = self.memory, [name for name in self.memory if name not in OPTIONAL]
+        memory, names = (
+            self.memory,
+            [name for name in self.memory if name not in OPTIONAL],
+        )
 
         def function(features: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
             for name, value in zip(names, state, strict=True):

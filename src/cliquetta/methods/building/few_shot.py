@@ -50,20 +50,28 @@ class FewShotAdapter(Adapter):
                 f"fitted tensors of {self.name} hold numbers that are not finite: fit "
                 "again with a lower learning rate"
             )
-        self.fitted = {name: value.detach().to(model.device) for name, value in fitted.items()}
+        self.fitted = {
+            name: value.detach().to(model.device) for name, value in fitted.items()
+        }
         super().__init__(model, prompts, config, seed=seed)
 
     def _rebuild(self: Own, prompts: ClassPrompts) -> Own:
         fitted = self.for_classes(self.fitted, self.prompts.names, prompts.names)
-        return type(self)(self.model, prompts, self.config, seed=self.seed, fitted=fitted)
+        return type(self)(
+            self.model, prompts, self.config, seed=self.seed, fitted=fitted
+        )
 
     def tensor(self, name: str, *shape: int | None) -> Tensor:
         """The fitted tensor ``name`` after a check of its shape; ``None`` stands for any size."""
         if name not in self.fitted:
-            raise UserError(f"fitted tensors of {self.name} lack {name!r}: of another method?")
+            raise UserError(
+                f"fitted tensors of {self.name} lack {name!r}: of another method?"
+            )
         value = self.fitted[name]
         pairs = zip(shape, value.shape, strict=False)
-        if value.ndim != len(shape) or not all(most in (None, size) for most, size in pairs):
+        if value.ndim != len(shape) or not all(
+            most in (None, size) for most, size in pairs
+        ):
             wanted = ", ".join("any" if size is None else str(size) for size in shape)
             raise UserError(
                 f"fitted {name!r} is {tuple(value.shape)}, {self.model.id} with these classes and "
@@ -80,7 +88,9 @@ class FewShotAdapter(Adapter):
         return dict(fitted)
 
     @staticmethod
-    def indices_of(known: Sequence[str], wanted: Sequence[str], *, by: str) -> list[int]:
+    def indices_of(
+        known: Sequence[str], wanted: Sequence[str], *, by: str
+    ) -> list[int]:
         """Index of each ``wanted`` class among the ``known`` ones; all must be there, once."""
         if tuple(known) == tuple(wanted):
             return list(range(len(known)))
@@ -91,14 +101,18 @@ class FewShotAdapter(Adapter):
                 "those apart, or some of them: fit it again with the new class list"
             )
         if len(set(wanted)) != len(wanted):
-            raise UserError(f"class names must differ for {by} to pick from the fitted ones")
+            raise UserError(
+                f"class names must differ for {by} to pick from the fitted ones"
+            )
         return [list(known).index(name) for name in wanted]
 
 
 def refuse_fixed_text(adapter: type[Adapter], prompts: ClassPrompts) -> None:
     """A method that learns text cannot work with text features from outside."""
     if "text-prompts" in adapter.needs and prompts.features is not None:
-        raise UserError(f"{adapter.name} learns text: give class names, not fixed text features")
+        raise UserError(
+            f"{adapter.name} learns text: give class names, not fixed text features"
+        )
 
 
 @dataclass(frozen=True)
@@ -107,13 +121,22 @@ class SGDTraining(MethodConfig):
 
     epochs: Count | None = None
     """Passes over the examples; ``None``: 200 from 8 shots on, 100 from 2 on, 50 for one."""
-    batch_size: Count = 32  # Images per step; a shorter last batch of an epoch is dropped.
-    lr: Positive = 2e-3  # Learning rate at the start of the cosine, stepped once per epoch.
+    batch_size: Count = (
+        32  # Images per step; a shorter last batch of an epoch is dropped.
+    )
+    lr: Positive = (
+        2e-3  # Learning rate at the start of the cosine, stepped once per epoch.
+    )
     momentum: Decay = 0.9  # Momentum of SGD.
     weight_decay: NonNegative = 5e-4  # Weight decay of SGD.
-    warmup_epochs: NonNegativeCount = 1  # Epochs at ``warmup_lr`` before the cosine starts.
+    warmup_epochs: NonNegativeCount = (
+        1  # Epochs at ``warmup_lr`` before the cosine starts.
+    )
     warmup_lr: NonNegative = 1e-5  # Constant learning rate of the warm-up.
-    crop_scale: CropScale = (0.08, 1.0)  # Fraction of the image that a random training crop covers.
+    crop_scale: CropScale = (
+        0.08,
+        1.0,
+    )  # Fraction of the image that a random training crop covers.
 
     def epochs_for(self, shots: int) -> int:
         """The number of epochs for that many images per class."""
@@ -125,7 +148,11 @@ class SGDTraining(MethodConfig):
         """Learning rate of an epoch; the cosine starts after the warm-up and spans ``epochs``."""
         if epoch < self.warmup_epochs:
             return self.warmup_lr
-        return self.lr * (1 + math.cos(math.pi * (epoch - self.warmup_epochs) / epochs)) / 2
+        return (
+            self.lr
+            * (1 + math.cos(math.pi * (epoch - self.warmup_epochs) / epochs))
+            / 2
+        )
 
 
 @dataclass(frozen=True)
@@ -193,9 +220,17 @@ def learn(
     """The parameters after SGD down the cross-entropy of the logits of crops, or their features."""
     few_shot = task.few_shot
     draw = example_draw(task, config)
-    learned = {name: value.detach().clone().requires_grad_() for name, value in start.items()}
-    parameters, momentum, decay = list(learned.values()), config.momentum, config.weight_decay
-    optimiser = torch.optim.SGD(parameters, lr=config.lr, momentum=momentum, weight_decay=decay)
+    learned = {
+        name: value.detach().clone().requires_grad_() for name, value in start.items()
+    }
+    parameters, momentum, decay = (
+        list(learned.values()),
+        config.momentum,
+        config.weight_decay,
+    )
+    optimiser = torch.optim.SGD(
+        parameters, lr=config.lr, momentum=momentum, weight_decay=decay
+    )
     generator = np.random.default_rng([task.seed, 0xC0])
     n, size = len(few_shot), config.batch_size
     epochs = config.epochs_for(few_shot.shots)
@@ -222,7 +257,9 @@ def example_draw(task: FitTask, config: SGDTraining) -> Draw:
     pool_size = config.crop_pool if isinstance(config, TextTraining) else None
     if pool_size is not None:
         first = np.random.default_rng([task.seed, 0xF0])
-        pool = l2_normalize(crop_features(model, few_shot, first, scale=scale, count=pool_size))
+        pool = l2_normalize(
+            crop_features(model, few_shot, first, scale=scale, count=pool_size)
+        )
 
         def pooled(rows: Rows, generator: np.random.Generator) -> Tensor:
             picks = generator.integers(pool_size, size=len(rows))

@@ -54,5 +54,7 @@ def freeze(adapters: Sequence[Adapter], state: Path | None) -> FrozenAdapter:
     if state is not None:
         load_state(adapter, state, other_classes=True)
     elif len(adapter.memory):
-        raise UserError("a frozen method needs the state that it has learned: give --state FILE")
+        raise UserError(
+            "a frozen method needs the state that it has learned: give --state FILE"
+        )
     return FrozenAdapter(adapter)

@@ -76,7 +76,9 @@ def name_plug_in_files(paths: Sequence[Path | str]) -> None:
     for path in paths:
         file = Path(path).expanduser().resolve()
         if file.suffix != ".py" or not file.is_file():
-            raise UserError(f"no plug-in {path}: name a Python file that registers a method")
+            raise UserError(
+                f"no plug-in {path}: name a Python file that registers a method"
+            )
         files[file] = None
     os.environ[PLUG_IN_FILES] = os.pathsep.join(map(str, files))
 
@@ -87,5 +89,7 @@ def index_text(entries: Mapping[str, tuple[Sequence[str], Sequence[str]]]) -> st
         name: {"presets": list(presets), "options": list(options)}
         for name, (presets, options) in sorted(entries.items())
     }
-    lines = [f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in document.items()]
+    lines = [
+        f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in document.items()
+    ]
     return "{\n" + ",\n".join(lines) + "\n}\n"

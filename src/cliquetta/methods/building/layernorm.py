@@ -39,7 +39,10 @@ class Float32LayerNorm(nn.Module):
         if self.weight.ndim == 1:
             normed = F.layer_norm(wide, self.shape, self.weight, self.bias, self.eps)
         else:
-            gain, bias = (p.view(len(p), *[1] * (x.ndim - 2), -1) for p in (self.weight, self.bias))
+            gain, bias = (
+                p.view(len(p), *[1] * (x.ndim - 2), -1)
+                for p in (self.weight, self.bias)
+            )
             normed = F.layer_norm(wide, self.shape, eps=self.eps) * gain + bias
         return normed.to(x.dtype)
 
@@ -56,7 +59,9 @@ class LayerNormTower:
         self._parameters: list[tuple[str, torch.Size, torch.dtype | None]] = []
         start, chosen = [], getattr(tower, "layer_norms", None)
         for name, module in list(self._tower.named_modules()):
-            if not isinstance(module, nn.LayerNorm) or (chosen is not None and name not in chosen):
+            if not isinstance(module, nn.LayerNorm) or (
+                chosen is not None and name not in chosen
+            ):
                 continue
             # One that other libraries made their own keeps its forward pass and its precision.
             is_plain = precise and type(module).forward is nn.LayerNorm.forward
@@ -67,7 +72,9 @@ class LayerNormTower:
                     dtype = None if is_plain else value.dtype
                     self._parameters.append((f"{name}.{kind}", value.shape, dtype))
                     start.append(to_float32(value.detach()).flatten())
-        self.start = torch.cat(start)  # (P,) the parameters as loaded, at least float32.
+        self.start = torch.cat(
+            start
+        )  # (P,) the parameters as loaded, at least float32.
 
     def early(self) -> Tensor:
         """(P,) 1 for parameters before the last quarter of the blocks, 0 from there on."""
@@ -75,16 +82,22 @@ class LayerNormTower:
         numbers = [re.search(r"(?:^|\.)(\d+)\.", name) for name, *_ in self._parameters]
         blocks = [int(match[1]) if match else None for match in numbers]
         depth = 1 + max((block for block in blocks if block is not None), default=-1)
-        first = next((i for i, block in enumerate(blocks) if block is not None), len(blocks))
+        first = next(
+            (i for i, block in enumerate(blocks) if block is not None), len(blocks)
+        )
         parts = []
-        for i, (block, (_, shape, _)) in enumerate(zip(blocks, self._parameters, strict=True)):
+        for i, (block, (_, shape, _)) in enumerate(
+            zip(blocks, self._parameters, strict=True)
+        ):
             is_early = i < first if block is None else block < depth - depth // 4
             parts.append(self.start.new_full((shape.numel(),), float(is_early)))
         return torch.cat(parts)
 
     def __call__(self, parameters: Tensor, inputs: Tensor) -> Tensor:
         """Features, at least float32, under flat parameters (P,), or (B, P) for each input."""
-        features: Tensor = functional_call(self._tower, self.named(parameters), (inputs,))
+        features: Tensor = functional_call(
+            self._tower, self.named(parameters), (inputs,)
+        )
         return to_float32(features)
 
     def frozen(self, parameters: Tensor) -> nn.Module:
@@ -92,7 +105,11 @@ class LayerNormTower:
         tower = _copy_sharing_weights(self._tower)
         for name, value in self.named(parameters.detach()).items():
             owner, _, kind = name.rpartition(".")
-            setattr(tower.get_submodule(owner), kind, nn.Parameter(value, requires_grad=False))
+            setattr(
+                tower.get_submodule(owner),
+                kind,
+                nn.Parameter(value, requires_grad=False),
+            )
         return tower
 
     def named(self, parameters: Tensor) -> dict[str, Tensor]:
@@ -118,7 +135,9 @@ class LateBlocks(nn.Module):
         super().__init__()
         self.tower, self.start = tower, start
         blocks = range(start, len(tower.blocks))
-        self.layer_norms = {f"tower.blocks.{i}.{ln}" for i in blocks for ln in ("ln_1", "ln_2")}
+        self.layer_norms = {
+            f"tower.blocks.{i}.{ln}" for i in blocks for ln in ("ln_1", "ln_2")
+        }
         """Norms of the blocks; the final one is left alone."""
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -149,7 +168,9 @@ class LayerNormAdapter(Adapter):
     @property
     def learned(self) -> Tensor | None:
         """Flat LayerNorm parameters learned so far, where those outlive a batch."""
-        name = next((name for name in ("norms.values", "norms") if name in self.memory), None)
+        name = next(
+            (name for name in ("norms.values", "norms") if name in self.memory), None
+        )
         return None if name is None else self.memory[name]
 
     def frozen_model(self) -> FrozenModel:

@@ -22,15 +22,21 @@ class Range:
 
     least: float = -MOST_COUNTED
     below: float = MOST_COUNTED
-    unit: bool = False  # Rows have length one, or are zero where nothing was stored yet.
-    diagonal: bool = False  # Only the diagonals of matrices are compared with ``least``.
+    unit: bool = (
+        False  # Rows have length one, or are zero where nothing was stored yet.
+    )
+    diagonal: bool = (
+        False  # Only the diagonals of matrices are compared with ``least``.
+    )
 
 
 ANY = Range()
 NON_NEGATIVE = Range(least=-1e-3)
 """Counts, entropies and sums of squares; rounding may leave one just below zero."""
 VARIANCE = Range(least=-1e-3, diagonal=True)  # Covariance matrices (..., E, E).
-SHORT = Range(least=-2, below=2)  # Vectors no longer than one: unit vectors and their means.
+SHORT = Range(
+    least=-2, below=2
+)  # Vectors no longer than one: unit vectors and their means.
 UNIT = Range(least=-2, below=2, unit=True)
 _UNIT_ROUNDING = 2**-6
 """How far from one a length may be: twice the rounding of bfloat16, in which towers may run."""
@@ -42,9 +48,14 @@ def all_finite(values: Iterable[Tensor]) -> bool:
     for value in values:
         if value.is_floating_point() and value.numel() > 0:
             on.setdefault(value.device, []).append(value.detach())
-    for first, *others in on.values():  # a number that is not finite if one in these is not
+    for (
+        first,
+        *others,
+    ) in on.values():  # a number that is not finite if one in these is not
         if others:
-            witness = torch.stack(torch._foreach_norm([first, *others], torch.inf)).max()
+            witness = torch.stack(
+                torch._foreach_norm([first, *others], torch.inf)
+            ).max()
         else:
             witness = first.sum(dtype=torch.promote_types(first.dtype, torch.float32))
         if not math.isfinite(witness):
@@ -86,7 +97,9 @@ class Memory:
     def declare_tree(self, start: Any, ranges: Mapping[str, Range]) -> None:
         """Add the tensors of a tree by their paths; ``ranges`` by the endings of some of them."""
         for path, value in items(start):
-            fitting = (values for ending, values in ranges.items() if path.endswith(ending))
+            fitting = (
+                values for ending, values in ranges.items() if path.endswith(ending)
+            )
             self.declare(path, value, next(fitting, ANY))
 
     def store_tree(self, tree: Any) -> None:
@@ -126,7 +139,10 @@ class Memory:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take over a state, or raise and keep everything as it was."""
-        missing, extra = self._start.keys() - state.keys(), state.keys() - self._start.keys()
+        missing, extra = (
+            self._start.keys() - state.keys(),
+            state.keys() - self._start.keys(),
+        )
         if missing or extra:
             raise UserError(
                 f"state does not fit: missing {sorted(missing)}, unknown {sorted(extra)}; it was "
@@ -156,7 +172,9 @@ class Memory:
                 f"state {name!r} holds numbers that are not finite: it is damaged, or was saved by "
                 "a run that diverged; start without it"
             )
-        low = float((closed.diagonal(dim1=-2, dim2=-1) if values.diagonal else closed).min())
+        low = float(
+            (closed.diagonal(dim1=-2, dim2=-1) if values.diagonal else closed).min()
+        )
         high = float(closed.max())
         if low < least or high >= values.below or float(closed.min()) < -MOST_COUNTED:
             raise UserError(
@@ -181,12 +199,16 @@ class Memory:
 
     def changed(self, snapshot: Mapping[str, Tensor]) -> list[Tensor]:
         """Tensors that are others than in ``snapshot``, zero where they may be infinite."""
-        replaced = ((name, v) for name, v in self._now.items() if v is not snapshot.get(name))
+        replaced = (
+            (name, v) for name, v in self._now.items() if v is not snapshot.get(name)
+        )
         return [self._closed(name, value) for name, value in replaced]
 
     def _closed(self, name: str, value: Tensor) -> Tensor:
         """``value``, with zero for the infinity that means "empty" in this tensor."""
-        return value.nan_to_num(torch.nan, 0, torch.nan) if name in self._open else value
+        return (
+            value.nan_to_num(torch.nan, 0, torch.nan) if name in self._open else value
+        )
 
     def declare_generator(self, name: str, seed: int) -> None:
         """Add the state of a CPU generator that starts from ``seed``; see :meth:`generator`."""
@@ -201,4 +223,7 @@ class Memory:
         self._now[name] = generator.get_state()
 
 
-_BITS = (torch.bool, torch.uint8)  # Masks and states of generators, of which every value is valid.
+_BITS = (
+    torch.bool,
+    torch.uint8,
+)  # Masks and states of generators, of which every value is valid.

@@ -20,9 +20,13 @@ def merge_memories(
     """One memory from several of a method, each name by its rule."""
     merged: dict[str, Tensor] = {}
     for owner, rule in rules:
-        own = [name for name in states[0] if f"{name}.".startswith(owner and f"{owner}.")]
+        own = [
+            name for name in states[0] if f"{name}.".startswith(owner and f"{owner}.")
+        ]
         if own:
-            merged |= _RULES[rule]([{name: state[name] for name in own} for state in states])
+            merged |= _RULES[rule](
+                [{name: state[name] for name in own} for state in states]
+            )
     if merged.keys() != states[0].keys():
         raise UserError(
             f"{method} cannot join what several copies of it learned: use one actor, or keep no "
@@ -32,7 +36,9 @@ def merge_memories(
 
 
 def _average(states: States) -> dict[str, Tensor]:
-    stacked = {name: torch.stack([state[name] for state in states]) for name in states[0]}
+    stacked = {
+        name: torch.stack([state[name] for state in states]) for name in states[0]
+    }
     return {
         name: values.mean(dim=0) if values.is_floating_point() else values.amax(dim=0)
         for name, values in stacked.items()
@@ -41,7 +47,9 @@ def _average(states: States) -> dict[str, Tensor]:
 
 def merge_caches(states: States) -> dict[str, Tensor]:
     """The K entries of lowest ``entropy`` of caches (N, K, ...); equal ones count once."""
-    stacked = {name: torch.cat([state[name] for state in states], dim=1) for name in states[0]}
+    stacked = {
+        name: torch.cat([state[name] for state in states], dim=1) for name in states[0]
+    }
     name = next(name for name in stacked if name.rpartition(".")[2] == "entropy")
     stacked = _sorted(stacked, stacked[name])
     stacked[name] = stacked[name].masked_fill(_repeated(stacked, name), torch.inf)

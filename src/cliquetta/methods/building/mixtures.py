@@ -12,7 +12,9 @@ def nearest_affinity(similarity: Tensor, neighbours: int) -> Tensor:
     """W (B, B): similarity of each row with its nearest others; 0 elsewhere and if negative."""
     others = similarity.clone().fill_diagonal_(-float("inf"))
     nearest = others.topk(min(neighbours, len(similarity) - 1), dim=-1, sorted=False)
-    return torch.zeros_like(similarity).scatter(1, nearest.indices, nearest.values.clamp_min(0))
+    return torch.zeros_like(similarity).scatter(
+        1, nearest.indices, nearest.values.clamp_min(0)
+    )
 
 
 def propagate(fixed: Tensor, links: Tensor, logs: Tensor, steps: int) -> Tensor:

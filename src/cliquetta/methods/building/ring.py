@@ -18,7 +18,9 @@ def write(ring: R, **rows: Tensor) -> tuple[R, Tensor]:
     (name, first), *_ = rows.items()
     count, size = len(first), len(getattr(ring, name))
     if count == size:  # all of it, without a copy
-        replaced = {name: new.to(getattr(ring, name).dtype) for name, new in rows.items()}
+        replaced = {
+            name: new.to(getattr(ring, name).dtype) for name, new in rows.items()
+        }
         return ring._replace(**replaced, next=torch.tensor(size)), torch.arange(size)
     slots, after = (ring.next + torch.arange(count)) % size, ring.next + count
     written = {"next": torch.where(after < 2 * size, after, after - size)}

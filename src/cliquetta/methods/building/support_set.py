@@ -37,7 +37,9 @@ class FewShot:
         if len(shape) != 4 or shape[1] != 3 or shape[2] != shape[3]:
             raise UserError(f"few-shot images are (n, 3, S, S), got {shape}")
         if not (self.images.dtype == torch.uint8 or self.images.is_floating_point()):
-            raise UserError(f"few-shot images are uint8 or float, got {self.images.dtype}")
+            raise UserError(
+                f"few-shot images are uint8 or float, got {self.images.dtype}"
+            )
         if self.labels.shape != shape[:1] or self.labels.dtype != torch.int64:
             raise UserError(
                 f"{shape[0]} few-shot images need {shape[0]} labels (int64), got "
@@ -46,7 +48,9 @@ class FewShot:
         if shape[0] == 0:
             raise UserError("no few-shot images: give at least one")
         if int(self.labels.min()) < 0:
-            raise UserError("few-shot images must all have a label, some have none (-1)")
+            raise UserError(
+                "few-shot images must all have a label, some have none (-1)"
+            )
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -71,7 +75,9 @@ class FewShot:
         if validation is None:
             return few_shot
         if validation.names != dataset.names:
-            raise UserError(f"{validation.id} and {dataset.id} do not share one class list")
+            raise UserError(
+                f"{validation.id} and {dataset.id} do not share one class list"
+            )
         split = cls(*_read(validation, _labelled(validation), preprocess))
         return replace(few_shot, validation=split)
 
@@ -117,7 +123,9 @@ def crop_features(
     """Raw features (n, count, E) of ``count`` random crops of each image."""
     parts = []
     step = max(1, VIEWS_AT_ONCE // count)
-    for rows in np.array_split(np.arange(len(few_shot)), math.ceil(len(few_shot) / step)):
+    for rows in np.array_split(
+        np.arange(len(few_shot)), math.ceil(len(few_shot) / step)
+    ):
         crops = few_shot.crops(rows, model, generator, scale=scale, count=count)
         parts.append(model.encode_image(crops.flatten(0, 1)).view(len(rows), count, -1))
     return torch.cat(parts)
@@ -144,7 +152,9 @@ def choose_shots(dataset: Dataset, shots: int, seed: int) -> Rows:
 
 def _labels(dataset: Dataset) -> Rows:
     if dataset.labels is None:
-        raise UserError(f"{dataset.id} has no labels, which few-shot methods learn from")
+        raise UserError(
+            f"{dataset.id} has no labels, which few-shot methods learn from"
+        )
     labels: Rows = dataset.labels.numpy()
     return labels
 
@@ -153,7 +163,9 @@ def _labelled(dataset: Dataset) -> Rows:
     return np.flatnonzero(_labels(dataset) >= 0).astype(np.int64)
 
 
-def _read(dataset: Dataset, rows: Rows, preprocess: Preprocess) -> tuple[Tensor, Tensor]:
+def _read(
+    dataset: Dataset, rows: Rows, preprocess: Preprocess
+) -> tuple[Tensor, Tensor]:
     """Pictures (n, 3, S, S) uint8 and their labels."""
     pictures = dataset.arrays(rows.tolist())
     if pictures is None or pictures.shape[1:3] != (preprocess.size, preprocess.size):

@@ -60,7 +60,10 @@ class LearnableTemplate:
             fixed = ClassPrompts(prompts.names, tuple(others), allow_duplicates=True)
             self.weight, self.fixed = 1 - mix, mix * model.classifier(fixed)
         elif others:
-            texts = [model.encode_text(prompts.texts(other), normalize=True) for other in others]
+            texts = [
+                model.encode_text(prompts.texts(other), normalize=True)
+                for other in others
+            ]
             self.fixed = torch.stack(texts).sum(dim=0)
 
     @property
@@ -79,7 +82,9 @@ class LearnableTemplate:
         """Unit classifiers (U, N, E) under each of U contexts, (U, M, D) or (U, N, M, D)."""
         if self.chunk is None:
             return self._encode(contexts, slice(None))
-        encoded = contexts.new_empty(len(contexts), self.classes, self.tower.projection.shape[1])
+        encoded = contexts.new_empty(
+            len(contexts), self.classes, self.tower.projection.shape[1]
+        )
         for classes in self._chunks(len(contexts)):
             encoded[:, classes] = self._encode(contexts, classes)
         return encoded

@@ -89,7 +89,9 @@ class FrozenDomain(FrozenModel):
         super().__init__(model, network.text)
         domain = state.in_use()
         self.prior = class_prior(domain.counts, replace(config, recent_images=0.0))
-        norms = network.late.named(domain.norms.values) if domain.norms.steps > 0 else {}
+        norms = (
+            network.late.named(domain.norms.values) if domain.norms.steps > 0 else {}
+        )
         self.start = network.start
         self.norms = tuple(norms)
         for number, value in enumerate(norms.values()):
@@ -109,4 +111,6 @@ class FrozenDomain(FrozenModel):
         }
         features = l2_normalize(functional_call(late, norms, (hidden,)))
         logits = self.text_logits(features) / self.temperature
-        return weigh(logits, self.prior._replace(log_weights=self.log_weights)) + self.bias
+        return (
+            weigh(logits, self.prior._replace(log_weights=self.log_weights)) + self.bias
+        )

@@ -64,4 +64,6 @@ class DomainNormConfig(MethodConfig):
             raise UserError(f"domains is at most {MOST_DOMAINS}, got {self.domains}")
         low, high = self.evenness_limits
         if low > high:
-            raise UserError(f"evenness_limits rise with confidence: got {low} before {high}")
+            raise UserError(
+                f"evenness_limits rise with confidence: got {low} before {high}"
+            )

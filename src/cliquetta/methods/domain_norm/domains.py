@@ -50,7 +50,9 @@ def encode(
     rows = torch.arange(len(images), device=images.device)
     batch = Encoded(
         hidden=hidden,
-        signatures=signature(hidden, network.tower.config.class_tokens).to(network.theta.dtype),
+        signatures=signature(hidden, network.tower.config.class_tokens).to(
+            network.theta.dtype
+        ),
         features=features,
         probabilities=logits.softmax(dim=1),
         rows=rows,
@@ -84,7 +86,11 @@ def judged_signatures(group: Tensor, signatures: Tensor) -> Tensor:
 
 
 def assign_domain(
-    state: State, batch: Encoded, distances: list[float], network: Network, config: DomainNormConfig
+    state: State,
+    batch: Encoded,
+    distances: list[float],
+    network: Network,
+    config: DomainNormConfig,
 ) -> State:
     """Assign a batch to a known domain or a new one, and update the domain's key, Eq. 3 and 4."""
     signatures = batch.signatures

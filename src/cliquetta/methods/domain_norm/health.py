@@ -45,7 +45,9 @@ def describe(state: State, output: Output, network: Network) -> dict[str, Any]:
         "domains": sum(int(one.images) > 0 for one in state.domains),
     }
     if output.zero_shot is not None:
-        changed = output.log_probabilities.argmax(dim=1) != output.zero_shot.argmax(dim=1)
+        changed = output.log_probabilities.argmax(dim=1) != output.zero_shot.argmax(
+            dim=1
+        )
         figures["changed"] = changed.float().mean()
     return figures
 

@@ -57,7 +57,10 @@ class Member(NamedTuple):
 
 
 def merge_states(
-    states: Sequence[State], start: State | None, network: Network, config: DomainNormConfig
+    states: Sequence[State],
+    start: State | None,
+    network: Network,
+    config: DomainNormConfig,
 ) -> State:
     """Join several states that began with ``start``, or with nothing.
 
@@ -67,7 +70,9 @@ def merge_states(
     matched = match_domains(states, config.domain_threshold, config.domains)
     start_of_all = start_state(network, config)
     domains = list(start_of_all.domains)
-    last_used = [[int(domain.last_used) for domain in state.domains] for state in states]
+    last_used = [
+        [int(domain.last_used) for domain in state.domains] for state in states
+    ]
     number_of: dict[tuple[int, int], int] = {}
     for number, members in enumerate(matched):
         joined = [_member(states[i].domains[k], start, k, config) for i, k in members]
@@ -86,7 +91,9 @@ def merge_states(
     )
 
 
-def match_domains(states: Sequence[State], threshold: float, most: int) -> list[Members]:
+def match_domains(
+    states: Sequence[State], threshold: float, most: int
+) -> list[Members]:
     """Match domains across states: each, the largest first, joins the nearest within reach."""
     known = [
         (i, k, domain.key)
@@ -109,7 +116,9 @@ def match_domains(states: Sequence[State], threshold: float, most: int) -> list[
     return [members for _, members in groups[:most]]
 
 
-def _member(now: Domain, start: State | None, number: int, config: DomainNormConfig) -> Member:
+def _member(
+    now: Domain, start: State | None, number: int, config: DomainNormConfig
+) -> Member:
     """Pair a domain with its start, unless it was another domain then."""
     if start is None:
         return Member(now, None)
@@ -130,7 +139,9 @@ def _merge_domain(
     keys = [one.key for one in starts]
     for member in members:
         before = member.before
-        keys.append(member.now.key if before is None else _key_since(member.now.key, before.key))
+        keys.append(
+            member.now.key if before is None else _key_since(member.now.key, before.key)
+        )
     key = keys[0]
     for other in keys[1:]:
         key = merge_keys(key, other)
@@ -194,7 +205,9 @@ def _key_since(now: Key, before: Key) -> Key:
     return Key(images=m, mean=mean, scatter=scatter.clamp_min(0))
 
 
-def _merge_norms(members: list[Member], fresh: AdamState, config: DomainNormConfig) -> AdamState:
+def _merge_norms(
+    members: list[Member], fresh: AdamState, config: DomainNormConfig
+) -> AdamState:
     """LayerNorms and moments of members that took steps, from the start that all share."""
     begun = [fresh if was is None else was.norms for _, was in members]
     base = begun[0] if all(one is begun[0] for one in begun) else fresh
@@ -216,7 +229,9 @@ def _merge_norms(members: list[Member], fresh: AdamState, config: DomainNormConf
 
     def moment(values: list[Tensor], beta: float) -> Tensor:
         # A moment is as far below its mean as its steps are few, which Adam corrects.
-        means = [value / (1 - beta**own) for value, own in zip(values, steps, strict=True)]
+        means = [
+            value / (1 - beta**own) for value, own in zip(values, steps, strict=True)
+        ]
         mean = shares @ torch.stack(means)
         return mean * (1 - beta**last)
 

@@ -17,7 +17,9 @@ from cliquetta.methods.domain_norm.state import Counts
 SHARPNESS = 2.0  # of the debiased predictions, Eq. 5
 FOCUS = 4  # power of absence, Eq. 5
 DRAWS = 256  # terms of the sum in Eq. 7 ...
-MOST_DRAWS = 100.0  # ... and draws per class beyond which their number no longer matters
+MOST_DRAWS = (
+    100.0  # ... and draws per class beyond which their number no longer matters
+)
 CHANCE = 4.0  # standard deviations by which evenness may fall short by chance, Eq. 7
 BAND = 0.1  # width over which belief rises, Eq. 8 and 9
 UNSURE = 0.5  # mean confidence up to which the lower limit of evenness holds, Eq. 8 ...
@@ -85,7 +87,9 @@ def count_recent(counts: Counts, q: Tensor, config: DomainNormConfig) -> Counts:
 
 def count_classes(p: Tensor) -> Tensor:
     """Count images (N,) by predicted class; unlike ``bincount`` it does not wait for a GPU."""
-    return torch.zeros_like(p[0]).scatter_add(0, p.argmax(dim=1), torch.ones_like(p[:, 0]))
+    return torch.zeros_like(p[0]).scatter_add(
+        0, p.argmax(dim=1), torch.ones_like(p[:, 0])
+    )
 
 
 def remove_background(a: Tensor, absence: Tensor, absent_logits: Tensor) -> Tensor:
@@ -124,7 +128,9 @@ def class_prior(counts: Counts, config: DomainNormConfig) -> ClassPrior:
     present = classes * relative.clamp_max(1.0)
     recent_images = counts.recent.sum()
     recent = frequencies(counts.recent, recent_images)
-    weight = draw_weight(counts.recent_concentration / recent_images.clamp_min(1e-6), classes)
+    weight = draw_weight(
+        counts.recent_concentration / recent_images.clamp_min(1e-6), classes
+    )
     expected = expected_evenness(recent_images, weight, present) * present / classes
     of_domain = evenness(frequencies(recent_images * log_prior.exp(), recent_images))
     fewer = 1 - evenness(recent) / expected
@@ -169,7 +175,9 @@ def skewness(counts: Counts) -> Tensor:
     return others.sum() / count
 
 
-def relative_evenness(nu: Tensor, images: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+def relative_evenness(
+    nu: Tensor, images: Tensor, weight: Tensor
+) -> tuple[Tensor, Tensor]:
     """Compare the evenness of frequencies (N,) with that of equally frequent classes, Eq. 7.
 
     Returns:
@@ -197,7 +205,9 @@ def evenness(nu: Tensor) -> Tensor:
     return prob_entropy(nu).exp() / len(nu)
 
 
-def expected_evenness(images: Tensor, weight: Tensor, classes: Tensor | float) -> Tensor:
+def expected_evenness(
+    images: Tensor, weight: Tensor, classes: Tensor | float
+) -> Tensor:
     """Compute the evenness that images of equally frequent classes would show, Eq. 7.
 
     The sum of a class's predictions is that of a Poisson number of draws of one weight each, which

@@ -20,8 +20,20 @@ from cliquetta.methods.domain_norm.domains import (
     key_distances,
     key_of,
 )
-from cliquetta.methods.domain_norm.prior import ClassPrior, class_prior, count, count_recent
-from cliquetta.methods.domain_norm.state import Counts, Domain, Key, Network, State, Window
+from cliquetta.methods.domain_norm.prior import (
+    ClassPrior,
+    class_prior,
+    count,
+    count_recent,
+)
+from cliquetta.methods.domain_norm.state import (
+    Counts,
+    Domain,
+    Key,
+    Network,
+    State,
+    Window,
+)
 from cliquetta.model.cuda import Replayed, send
 
 YOUNG_WINDOWS = 4
@@ -47,7 +59,9 @@ class Output(NamedTuple):
     log_probabilities: Tensor  # (b, N)
     prior: ClassPrior | None = None  # of the domain; none if no image could be encoded
     zero_shot: Tensor | None = None  # z (b, N), where all of them were computed
-    not_finite: int = 0  # images without a finite feature: all classes alike, not remembered
+    not_finite: int = (
+        0  # images without a finite feature: all classes alike, not remembered
+    )
 
 
 def step(state: State, images: Tensor, setup: Setup) -> tuple[State, Output]:
@@ -79,7 +93,9 @@ def step(state: State, images: Tensor, setup: Setup) -> tuple[State, Output]:
     return state, Output(predictions, prior, zero_shot, broken)
 
 
-def step_between(state: State, images: Tensor, setup: Setup) -> tuple[State, Output] | None:
+def step_between(
+    state: State, images: Tensor, setup: Setup
+) -> tuple[State, Output] | None:
     """Predict images by one pass with the LayerNorms in use; none if they are of another domain."""
     network, config, run = setup
     domain = state.in_use()
@@ -168,7 +184,9 @@ def count_batch(
     return counts, class_prior(counts, config)
 
 
-def count_between(counts: Counts, p: Tensor, config: DomainNormConfig) -> tuple[Counts, ClassPrior]:
+def count_between(
+    counts: Counts, p: Tensor, config: DomainNormConfig
+) -> tuple[Counts, ClassPrior]:
     """Count predictions (b, N) between steps as recent ones, and estimate the class prior."""
     counts = count_recent(counts, p, config)
     return counts, class_prior(counts, config)
@@ -177,7 +195,9 @@ def count_between(counts: Counts, p: Tensor, config: DomainNormConfig) -> tuple[
 # --- learning -----------------------------------------------------------------------------------
 
 
-def learn(state: State, batch: Encoded, prior: ClassPrior, setup: Setup) -> tuple[State, Tensor]:
+def learn(
+    state: State, batch: Encoded, prior: ClassPrior, setup: Setup
+) -> tuple[State, Tensor]:
     """Remember images and take the steps that fall due; features (b, E) to predict them by."""
     network, config, run = setup
     number = int(state.current)
@@ -192,7 +212,9 @@ def learn(state: State, batch: Encoded, prior: ClassPrior, setup: Setup) -> tupl
         if int(domain.due) >= interval:
             members = (state.window.domain == number).nonzero()[:, 0]
             domain, by_member = take_step(domain, state.window, members, prior, setup)
-            state = state.with_domain(number, domain._replace(due=domain.due - interval))
+            state = state.with_domain(
+                number, domain._replace(due=domain.due - interval)
+            )
             if not young:
                 # The pass that was learned from is the prediction, which saves one.
                 places = torch.searchsorted(members, slots)

@@ -8,12 +8,21 @@ from torch import Tensor
 
 from cliquetta.errors import UserError
 from cliquetta.methods.base import Adapter, BatchDependence
-from cliquetta.methods.building.explanation import CacheCount, Explanation, PromptedPasses
+from cliquetta.methods.building.explanation import (
+    CacheCount,
+    Explanation,
+    PromptedPasses,
+)
 from cliquetta.methods.building.memory import Range
 from cliquetta.methods.building.views import confident_views, mean_logits
 from cliquetta.methods.registry import register
 from cliquetta.methods.scap import composition, evidence
-from cliquetta.methods.scap.cliques import Cliques, mine_cliques, similar_images, top_classes
+from cliquetta.methods.scap.cliques import (
+    Cliques,
+    mine_cliques,
+    similar_images,
+    top_classes,
+)
 from cliquetta.methods.scap.config import PRESETS, SCAPConfig
 from cliquetta.methods.scap.learning import Learned, Learner, Task
 from cliquetta.methods.scap.retention import Cache, retain, running_mean
@@ -43,17 +52,27 @@ class SCAP(Adapter):
         if config.learns_text:
             needs |= {"text-prompts"}
             if prompts.features is not None:
-                raise UserError("fixed text features cannot be prompted; set scap.modalities=image")
+                raise UserError(
+                    "fixed text features cannot be prompted; set scap.modalities=image"
+                )
         model.require(frozenset(needs), by="scap")
         self._replayed, self.visual, tower, rows = Replayed(), None, None, 1
         if isinstance(model.visual, VisionTower):
             tower, blocks, length = model.visual, config.blocks, config.prompt_length
-            self.visual = composition.PrefixedTower(tower, blocks, length, self._replayed)
+            self.visual = composition.PrefixedTower(
+                tower, blocks, length, self._replayed
+            )
             rows = self.visual.rows
             if blocks[-1] >= len(tower.blocks):
-                raise UserError(f"scap.blocks {blocks}: {model.id} has {len(tower.blocks)} blocks")
+                raise UserError(
+                    f"scap.blocks {blocks}: {model.id} has {len(tower.blocks)} blocks"
+                )
         self.classifier = model.classifier(prompts)
-        self.text = PromptedText(model, prompts, config.text_mix) if config.learns_text else None
+        self.text = (
+            PromptedText(model, prompts, config.text_mix)
+            if config.learns_text
+            else None
+        )
         texts = self.text, self.classifier, model.scale
         self.learner = Learner(tower, *texts, config, rows, self._replayed)
         if config.modalities == "text" and not self.learner.learns_text:
@@ -62,7 +81,9 @@ class SCAP(Adapter):
                 "class name; put another first, or set scap.modalities=image"
             )
         for name in config.without_effect():
-            warnings.warn(f"scap.{name} has no effect beside the other settings", stacklevel=2)
+            warnings.warn(
+                f"scap.{name} has no effect beside the other settings", stacklevel=2
+            )
         if config.learns_text and not self.learner.learns_text:
             warnings.warn(
                 f"no text prompt is learned: {self._text_prompts()}; put a template with words in "
@@ -76,7 +97,11 @@ class SCAP(Adapter):
         if not self.config.learns_text:
             return "not asked for"
         first = self.prompts.templates[0]
-        return "learned" if self.learner.learns_text else f"{first!r} has no words before the name"
+        return (
+            "learned"
+            if self.learner.learns_text
+            else f"{first!r} has no words before the name"
+        )
 
     def _declare(self) -> None:
         config, device = self.config, self.model.device
@@ -84,12 +109,19 @@ class SCAP(Adapter):
         generator = torch.Generator().manual_seed(self.seed)
         E, N = self.model.embed_dim, len(self.prompts)
         if self.visual is not None:
-            shape = (len(config.blocks), config.prompt_length, 2, self.visual.tower.config.width)
+            shape = (
+                len(config.blocks),
+                config.prompt_length,
+                2,
+                self.visual.tower.config.width,
+            )
             draw = torch.rand(shape, generator=generator, dtype=real)
             self.memory.declare("start_prompt", (2 * draw - 1).to(device))  # U(-1, 1)
             if config.learns_visual:
                 for name, size in (("keys", E), ("values", draw.numel())):
-                    empty = torch.zeros(N, config.capacity + 1, size, dtype=real, device=device)
+                    empty = torch.zeros(
+                        N, config.capacity + 1, size, dtype=real, device=device
+                    )
                     self.memory.declare(name, empty)
         below = Range(below=config.capacity + 1)
         self.memory.declare("count", torch.zeros(N, dtype=torch.long), below)
@@ -109,7 +141,9 @@ class SCAP(Adapter):
         top = top_classes(self.model.scale * mined @ self.classifier.T, config.topk)
         related = Fetched(top, similar_images(mined, config.threshold))
         tape = None
-        if config.learns_visual and hidden.is_cuda:  # the GPU runs it while the CPU mines
+        if (
+            config.learns_visual and hidden.is_cuda
+        ):  # the GPU runs it while the CPU mines
             tape = self.learner.record(hidden, self.memory["start_prompt"])
         top, cliques = self._mine(related)
         learned = self._learn(cliques, hidden, plain, tape) if len(cliques) else None
@@ -120,7 +154,11 @@ class SCAP(Adapter):
             if learned is not None:
                 query = learned.start_features
             else:
-                query = mined if rules.prompted_mining else self._start_features(hidden, plain)
+                query = (
+                    mined
+                    if rules.prompted_mining
+                    else self._start_features(hidden, plain)
+                )
         composed = self._compose(cliques, top, learned, cache, query)
         if batch.views is None:
             logits = self._logits(hidden, plain, composed)
@@ -131,7 +169,11 @@ class SCAP(Adapter):
         self.memory["batches"] = self.memory["batches"] + 1
         rests_on = self._evidence(cliques, learned, composed, top)
         if self.collect_evidence:
-            rests_on |= {"plain": plain, "prompts": composed.prompts, "prompt_mask": composed.mask}
+            rests_on |= {
+                "plain": plain,
+                "prompts": composed.prompts,
+                "prompt_mask": composed.mask,
+            }
             rests_on["retained_prompts"] = None if cache is None else cache.values
         return Prediction(logits.float(), rests_on)
 
@@ -161,7 +203,9 @@ class SCAP(Adapter):
     ) -> Learned:
         """Prompts of the batch's distinct cliques (step 2)."""
         memberships, count = cliques.sets.nonzero(as_tuple=True), len(cliques.sets)
-        clique, image = (send(index, plain.device) for index in memberships)  # sets ascending
+        clique, image = (
+            send(index, plain.device) for index in memberships
+        )  # sets ascending
         self.memory["sets_learned"] = self.memory["sets_learned"] + count
         if self.text is not None and self.learner.learns_text:
             self.text.choose_gradient(int(self.memory["sets_learned"]))
@@ -204,8 +248,12 @@ class SCAP(Adapter):
 
         Those are under the running mean, once there is one (Eq. 18 with alpha_r = 1, as printed).
         """
-        passes = composition.plan_passes(cliques, top, self.memory["count"], self.config)
-        size = self.memory["start_prompt"].numel() if "start_prompt" in self.memory else 0
+        passes = composition.plan_passes(
+            cliques, top, self.memory["count"], self.config
+        )
+        size = (
+            self.memory["start_prompt"].numel() if "start_prompt" in self.memory else 0
+        )
         own = query.new_zeros(0, size)
         if learned is not None and learned.visual is not None:
             own = learned.visual.flatten(1)
@@ -215,24 +263,38 @@ class SCAP(Adapter):
             text = self.text.features(self.memory["text_mean"][None])[0]
         return composition.Composed(passes, *prompts, text)
 
-    def _logits(self, hidden: Tensor, plain: Tensor, composed: composition.Composed) -> Tensor:
+    def _logits(
+        self, hidden: Tensor, plain: Tensor, composed: composition.Composed
+    ) -> Tensor:
         """Logits (b, N) of one view of every image (step 5)."""
         config = self.config
-        if self.visual is None or not config.learns_visual or config.rules.discarded_prompts:
+        if (
+            self.visual is None
+            or not config.learns_visual
+            or config.rules.discarded_prompts
+        ):
             features = plain[send(composed.passes.image, plain.device)]
         else:
             features = self.visual.pass_features(hidden, plain, composed)
         logits = self.model.scale * features @ composed.text_features.T  # Eq. 19
-        return composition.merge_passes(logits.view(-1, composed.passes.width, logits.shape[-1]))
+        return composition.merge_passes(
+            logits.view(-1, composed.passes.width, logits.shape[-1])
+        )
 
     # --- for reports and the app ------------------------------------------------
 
     def _evidence(
-        self, cliques: Cliques, learned: Learned | None, composed: composition.Composed, top: Tensor
+        self,
+        cliques: Cliques,
+        learned: Learned | None,
+        composed: composition.Composed,
+        top: Tensor,
     ) -> dict[str, Any]:
         """Tensors for :func:`cliquetta.methods.scap.evidence.describe`."""
         visual = "discarded" if self.config.rules.discarded_prompts else "composed"
-        by_jacobian = learned and self.text is not None and self.text.jacobian is not None
+        by_jacobian = (
+            learned and self.text is not None and self.text.jacobian is not None
+        )
         return {
             "cliques": cliques,
             "learned": learned,
@@ -245,7 +307,9 @@ class SCAP(Adapter):
         }
 
     @torch.no_grad()
-    def explain(self, batch: Batch, prediction: Prediction, *, maps: int = 0) -> Explanation:
+    def explain(
+        self, batch: Batch, prediction: Prediction, *, maps: int = 0
+    ) -> Explanation:
         """The explanation of any method, with cliques, prompted features and attention maps."""
         plain = super().explain(batch, prediction)
         return evidence.explain(self, batch, prediction, plain, maps)
@@ -254,7 +318,9 @@ class SCAP(Adapter):
         """Counts of cliques and of images scored with prompts."""
         return evidence.summary(prediction)
 
-    def prompted_passes(self, prediction: Prediction, index: int) -> PromptedPasses | None:
+    def prompted_passes(
+        self, prediction: Prediction, index: int
+    ) -> PromptedPasses | None:
         """The passes over image ``index`` of a batch that were scored with prompts."""
         return evidence.prompted_passes(self, prediction, index)
 

@@ -69,7 +69,9 @@ def mine_cliques(
         classes, order = torch.cat([present, classes]).sort(stable=True)
         rows = rows.index_select(0, order)
     if not repeats:
-        first, _ = _first_occurrences(list(zip(classes.tolist(), _packed(rows), strict=True)))
+        first, _ = _first_occurrences(
+            list(zip(classes.tolist(), _packed(rows), strict=True))
+        )
         rows, classes = rows.index_select(0, first), classes[first]
     first, set_of = _first_occurrences(_packed(rows))
     return Cliques(classes, set_of, rows.index_select(0, first))
@@ -87,4 +89,6 @@ def _first_occurrences(keys: Sequence[object]) -> tuple[Tensor, Tensor]:
         first.setdefault(key, index)
     rank = {key: number for number, key in enumerate(first)}
     which = [rank[key] for key in keys]
-    return torch.tensor([*first.values()], dtype=torch.long), torch.tensor(which, dtype=torch.long)
+    return torch.tensor([*first.values()], dtype=torch.long), torch.tensor(
+        which, dtype=torch.long
+    )

@@ -35,22 +35,30 @@ class Passes:
     width: int
 
 
-def plan_passes(cliques: Cliques, top: Tensor, count: Tensor, config: SCAPConfig) -> Passes:
+def plan_passes(
+    cliques: Cliques, top: Tensor, count: Tensor, config: SCAPConfig
+) -> Passes:
     """Passes of every image over its sets (Eq. 15-17): ``top`` (b, k), retained ``count`` (N,)."""
     if config.rules.best_class_only:
         top = top[:, :1]
     b, k = top.shape
     clique, image = cliques.members.nonzero(as_tuple=True)
-    rank = top.index_select(0, image) == cliques.classes.index_select(0, clique)[:, None]
+    rank = (
+        top.index_select(0, image) == cliques.classes.index_select(0, clique)[:, None]
+    )
     use = rank.any(dim=1)
     row, clique = (image * k + rank.long().argmax(dim=1))[use], clique[use]
     sets, own = _ragged(row, cliques.set_of[clique], clique, b * k)
-    held = count[top] > 0 if config.retention else torch.zeros_like(top, dtype=torch.bool)
+    held = (
+        count[top] > 0 if config.retention else torch.zeros_like(top, dtype=torch.bool)
+    )
     position = torch.arange(b).repeat_interleave(k)
     return Passes(position, sets, own, top.reshape(-1), held.reshape(-1), k)
 
 
-def _ragged(row: Tensor, values: Tensor, order: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+def _ragged(
+    row: Tensor, values: Tensor, order: Tensor, rows: int
+) -> tuple[Tensor, Tensor]:
     """Values by row, in ``order``, as a padded matrix (rows, G) and its mask."""
     by_order = order.argsort(stable=True)
     by_row = row[by_order].argsort(stable=True)
@@ -77,7 +85,11 @@ class Composed:
 
 
 def gather_prompts(
-    passes: Passes, learned: Tensor, cache: Cache | None, query: Tensor, config: SCAPConfig
+    passes: Passes,
+    learned: Tensor,
+    cache: Cache | None,
+    query: Tensor,
+    config: SCAPConfig,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Composed prompts (R, S, V) of every pass, their mask, and the retained slots (R,) used.
 
@@ -99,7 +111,11 @@ def gather_prompts(
 
 
 def compose_prompts(
-    own: Tensor, own_mask: Tensor, retained: Tensor, retained_mask: Tensor, config: SCAPConfig
+    own: Tensor,
+    own_mask: Tensor,
+    retained: Tensor,
+    retained_mask: Tensor,
+    config: SCAPConfig,
 ) -> tuple[Tensor, Tensor]:
     """Prompts (R, S, V) of every pass, its cliques' and a retained one, and their mask.
 
@@ -115,7 +131,9 @@ def compose_prompts(
         both = own_mask & retained_mask
         own = torch.where(both[:, :, None], (own + retained) / 2, own)
         retained_mask = retained_mask & ~own_mask.any(dim=1, keepdim=True)
-    return torch.cat([own, retained], dim=1), torch.cat([own_mask, retained_mask], dim=1)
+    return torch.cat([own, retained], dim=1), torch.cat(
+        [own_mask, retained_mask], dim=1
+    )
 
 
 def merge_passes(logits: Tensor) -> Tensor:
@@ -141,7 +159,9 @@ class PrefixedTower:
         config, position = self.tower.config, self.tower.position
         budget = MEMORY.get(position.device.type, MEMORY["cpu"])
         width = 8 * config.width + 2 * config.hidden
-        return max(1, budget // ((config.patches + 1) * width * position.element_size()))
+        return max(
+            1, budget // ((config.patches + 1) * width * position.element_size())
+        )
 
     def hidden(self, images: Tensor) -> Tensor:
         """Hidden states (b, T, D) at the first prompted block, which no prompt changes."""
@@ -150,7 +170,9 @@ class PrefixedTower:
     def hidden_and_plain(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """These states, and unit features (b, E) without prompts."""
         hidden = self.hidden(images)
-        return hidden, l2_normalize(self.tower.pool(self.tower.run(hidden, self.blocks[0])))
+        return hidden, l2_normalize(
+            self.tower.pool(self.tower.run(hidden, self.blocks[0]))
+        )
 
     def encode(self, hidden: Tensor, prompts: Tensor, mask: Tensor) -> Tensor:
         """Unit features of rows under their composed prompts (R, S, V); each has at least one."""
@@ -159,7 +181,10 @@ class PrefixedTower:
         tokens = prompts.view(R, S, len(self.blocks), P, 2, -1).movedim(2, 0)
         seen = None if S == 1 else mask.repeat_interleave(P, dim=1)
         by_block = (Prefix(own.reshape(R, S * P, 2, -1), seen) for own in tokens)
-        prefix, after = dict(zip(self.blocks, by_block, strict=True)), self.blocks[-1] + 1
+        prefix, after = (
+            dict(zip(self.blocks, by_block, strict=True)),
+            self.blocks[-1] + 1,
+        )
         if after == len(self.tower.blocks):
             hidden = self.tower.run(hidden, self.blocks[0], prefix=prefix)
             return l2_normalize(self.tower.pool(hidden))
@@ -171,7 +196,9 @@ class PrefixedTower:
         after = self.blocks[-1] + 1
         return (l2_normalize(self.tower.pool(self.tower.run(hidden, after))),)
 
-    def pass_features(self, hidden: Tensor, plain: Tensor, composed: Composed) -> Tensor:
+    def pass_features(
+        self, hidden: Tensor, plain: Tensor, composed: Composed
+    ) -> Tensor:
         """Unit features (R, E) of all passes from the images' states (b, T, D) and ``plain``."""
         passes, image = composed.passes, send(composed.passes.image, plain.device)
         features, prompted = plain[image], passes.own.any(dim=1) | passes.held

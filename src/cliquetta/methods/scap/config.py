@@ -51,18 +51,30 @@ class SCAPConfig(MethodConfig):
     """How the retained prompt joins them (Eq. 17)."""
 
     # --- not in the paper's method; all published figures use views
-    views: Count = 1  # Views that are aggregated; 64 for figures comparable with the paper's.
-    view_kind: ViewKind = "zoom-crop"  # How views are made; the released code takes zoom crops.
+    views: Count = (
+        1  # Views that are aggregated; 64 for figures comparable with the paper's.
+    )
+    view_kind: ViewKind = (
+        "zoom-crop"  # How views are made; the released code takes zoom crops.
+    )
     view_zoom: Zoom = 410 / 224
     """Shorter side, in input sizes, that zoom crops are cut from (410 of 224 for ImageNet-A)."""
-    selection_fraction: Fraction = 0.1  # Share of most confident views, whose logits are averaged.
+    selection_fraction: Fraction = (
+        0.1  # Share of most confident views, whose logits are averaged.
+    )
     variant: Literal["paper", "released"] = "paper"
     """Whose rules hold where the two differ; see ``cliquetta.methods.scap.released.Rules``."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.blocks or list(self.blocks) != sorted(set(self.blocks)) or self.blocks[0] < 0:
-            raise UserError(f"blocks must be different and ascending, got {self.blocks}")
+        if (
+            not self.blocks
+            or list(self.blocks) != sorted(set(self.blocks))
+            or self.blocks[0] < 0
+        ):
+            raise UserError(
+                f"blocks must be different and ascending, got {self.blocks}"
+            )
 
     @property
     def rules(self) -> Rules:
@@ -91,11 +103,19 @@ class SCAPConfig(MethodConfig):
         if not self.learns_visual:
             idle |= {"blocks", "prompt_length", "clique_combination", "retention"}
         if not self.learns_visual or not self.retention:
-            idle |= {"capacity", "neighbours", "bandwidth", "propagation", "retained_combination"}
+            idle |= {
+                "capacity",
+                "neighbours",
+                "bandwidth",
+                "propagation",
+                "retained_combination",
+            }
         if not self.learns_text:
             idle |= {"text_mix"}
         defaults = type(self)()
-        return sorted(name for name in idle if getattr(self, name) != getattr(defaults, name))
+        return sorted(
+            name for name in idle if getattr(self, name) != getattr(defaults, name)
+        )
 
     @property
     def learns_visual(self) -> bool:

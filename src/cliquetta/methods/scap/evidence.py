@@ -21,7 +21,15 @@ from cliquetta.types import Batch, Prediction
 if TYPE_CHECKING:
     from cliquetta.methods.scap.adapter import SCAP
 
-KEYS = ("cliques", "learned", "passes", "retained", "top", "text_gradient", "visual_prompts")
+KEYS = (
+    "cliques",
+    "learned",
+    "passes",
+    "retained",
+    "top",
+    "text_gradient",
+    "visual_prompts",
+)
 """Entries of ``Prediction.evidence`` that the adapter makes."""
 COUNTS = (
     *("images", "cliques", "distinct_sets", "memberships", "mean_size", "max_size"),
@@ -44,7 +52,12 @@ def describe(prediction: Prediction) -> dict[str, Any]:
       ``text_gradient``: ``vjp`` or ``jacobian``.
     """
     if len(prediction.logits) == 0:
-        return {"cliques": [], "images": [], "visual_prompts": None, "text_gradient": None}
+        return {
+            "cliques": [],
+            "images": [],
+            "visual_prompts": None,
+            "text_gradient": None,
+        }
     evidence = _of_scap(prediction)
     how = {name: evidence[name] for name in ("visual_prompts", "text_gradient")}
     return {"cliques": _cliques(evidence), "images": _images(evidence), **how}
@@ -81,7 +94,9 @@ def _cliques(evidence: Mapping[str, Any]) -> list[dict[str, Any]]:
     if learned is None:
         return []
     cliques: Cliques = evidence["cliques"]
-    before, after = (_losses(one, len(cliques.sets)) for one in (learned.before, learned.after))
+    before, after = (
+        _losses(one, len(cliques.sets)) for one in (learned.before, learned.after)
+    )
     members = [row.nonzero()[:, 0].tolist() for row in cliques.sets]
     described = []
     owners = zip(cliques.classes.tolist(), cliques.set_of.tolist(), strict=True)
@@ -92,7 +107,9 @@ def _cliques(evidence: Mapping[str, Any]) -> list[dict[str, Any]]:
     return described
 
 
-def _losses(losses: CliqueLosses | None, count: int) -> Sequence[dict[str, float] | None]:
+def _losses(
+    losses: CliqueLosses | None, count: int
+) -> Sequence[dict[str, float] | None]:
     """The losses of every distinct set, ``None`` where they were not evaluated."""
     if losses is None:
         return [None] * count
@@ -112,7 +129,11 @@ def _images(evidence: Mapping[str, Any]) -> list[dict[str, Any]]:
         for g in cliques.members[:, j].nonzero()[:, 0].tolist() if scored else ():
             owned.setdefault(int(cliques.classes[g]), []).append(g)
         passes = [
-            {"class": c, "cliques": owned.get(c, []), "retained": s if scored and s >= 0 else None}
+            {
+                "class": c,
+                "cliques": owned.get(c, []),
+                "retained": s if scored and s >= 0 else None,
+            }
             for c, s in zip(labels[j], slots[j], strict=True)
         ]
         described.append({"top": classes, "passes": passes})
@@ -139,12 +160,20 @@ def explain(
         retained = prediction.evidence["retained_prompts"]
         used = learned[:0] if retained is None else _used(retained, description, index)
         own = _maps(adapter, images[index], learned, used.view(-1, *learned.shape[1:]))
-        images_shown.append({"index": index, "cliques": ids[:_CLIQUES], "rows": len(own["class"])})
+        images_shown.append(
+            {"index": index, "cliques": ids[:_CLIQUES], "rows": len(own["class"])}
+        )
         rows.append(own)
-    joined = {kind: torch.cat([own[kind] for own in rows]) for kind in rows[0]} if rows else None
+    joined = (
+        {kind: torch.cat([own[kind] for own in rows]) for kind in rows[0]}
+        if rows
+        else None
+    )
     prompted = _prompted_features(adapter, images, plain.features, prediction)
     shown = tuple(images_shown)
-    return Explanation(plain.features, plain.before, prompted, description, shown, joined)
+    return Explanation(
+        plain.features, plain.before, prompted, description, shown, joined
+    )
 
 
 def _prompted_features(
@@ -160,7 +189,9 @@ def _prompted_features(
         own, features = mask[rows].any(dim=1), plain.clone()
         if own.any():
             chosen = rows[own]
-            features[own] = adapter.visual.encode(hidden[own], prompts[chosen], mask[chosen])
+            features[own] = adapter.visual.encode(
+                hidden[own], prompts[chosen], mask[chosen]
+            )
         total += features
     return l2_normalize(total)
 
@@ -171,7 +202,9 @@ def _cliques_of(description: Mapping[str, Any], index: int) -> list[int]:
     distinct = {clique["set"]: clique for clique in reversed(own)}
     fresh: list[set[int]] = []
     ids: dict[bool, list[int]] = {False: [], True: []}
-    for clique in sorted(distinct.values(), key=lambda clique: (-clique["size"], clique["id"])):
+    for clique in sorted(
+        distinct.values(), key=lambda clique: (-clique["size"], clique["id"])
+    ):
         members = set(clique["members"])
         alike = any(2 * len(members & other) > len(members | other) for other in fresh)
         fresh += [] if alike else [members]
@@ -179,11 +212,18 @@ def _cliques_of(description: Mapping[str, Any], index: int) -> list[int]:
     return ids[False] + ids[True]
 
 
-def _worth_a_map(description: Mapping[str, Any], changed: Sequence[bool], count: int) -> list[int]:
+def _worth_a_map(
+    description: Mapping[str, Any], changed: Sequence[bool], count: int
+) -> list[int]:
     """Images with several cliques whose predicted class changed come first."""
-    cliques = [min(_CLIQUES, len(_cliques_of(description, index))) for index in range(len(changed))]
+    cliques = [
+        min(_CLIQUES, len(_cliques_of(description, index)))
+        for index in range(len(changed))
+    ]
     some = [index for index in range(len(changed)) if cliques[index]]
-    some.sort(key=lambda index: (-int(changed[index] and cliques[index] > 1), -cliques[index]))
+    some.sort(
+        key=lambda index: (-int(changed[index] and cliques[index] > 1), -cliques[index])
+    )
     return sorted(some[:count])
 
 
@@ -195,7 +235,9 @@ def _used(retained: Tensor, description: Mapping[str, Any], index: int) -> Tenso
     return retained[labels, slots]
 
 
-def _maps(adapter: SCAP, pixels: Tensor, learned: Tensor, retained: Tensor) -> dict[Kind, Tensor]:
+def _maps(
+    adapter: SCAP, pixels: Tensor, learned: Tensor, retained: Tensor
+) -> dict[Kind, Tensor]:
     """Maps of one image: plain, with the prompt of each of its first cliques, with everything."""
     assert adapter.visual is not None
     prompts = torch.cat([learned, retained.to(learned)])
@@ -203,10 +245,14 @@ def _maps(adapter: SCAP, pixels: Tensor, learned: Tensor, retained: Tensor) -> d
     chosen = torch.zeros(shown + 2, len(prompts), dtype=torch.bool)
     chosen[torch.arange(1, shown + 1), torch.arange(shown)] = True
     chosen[-1] = True
-    return prompted_maps(adapter.visual.tower, pixels, prompts, adapter.config.blocks, chosen)
+    return prompted_maps(
+        adapter.visual.tower, pixels, prompts, adapter.config.blocks, chosen
+    )
 
 
-def prompted_passes(adapter: SCAP, prediction: Prediction, index: int) -> PromptedPasses | None:
+def prompted_passes(
+    adapter: SCAP, prediction: Prediction, index: int
+) -> PromptedPasses | None:
     """The passes over image ``index`` that were scored with prompts."""
     evidence = prediction.evidence
     if "prompts" not in evidence or evidence["visual_prompts"] != "composed":

@@ -9,7 +9,13 @@ from torch import Tensor
 
 from cliquetta.methods.building.adam import AdamState, adam_step
 from cliquetta.methods.scap.config import SCAPConfig
-from cliquetta.methods.scap.losses import CliqueLosses, Members, classify, clique_losses, clique_sum
+from cliquetta.methods.scap.losses import (
+    CliqueLosses,
+    Members,
+    classify,
+    clique_losses,
+    clique_sum,
+)
 from cliquetta.methods.scap.text import PromptedText
 from cliquetta.model.block import Prefix
 from cliquetta.model.clip import l2_normalize, to_float32
@@ -46,7 +52,9 @@ class Learned:
     """Unit features (b, E) of the images under the start prompt; plain ones without a prompt."""
 
 
-Prompts = Mapping[str, Tensor]  # "visual" and "text", as far as they are learned, of all sets
+Prompts = Mapping[
+    str, Tensor
+]  # "visual" and "text", as far as they are learned, of all sets
 
 
 class Learner:
@@ -101,8 +109,12 @@ class Learner:
         before, gradients, start_features = self._start_gradients(task, tape)
         for step in range(config.steps):
             if step > 0:
-                gradients = self._gradients(task, {k: state.values for k, state in states.items()})
-            states = {k: adam_step(s, gradients[k], config.adam) for k, s in states.items()}
+                gradients = self._gradients(
+                    task, {k: state.values for k, state in states.items()}
+                )
+            states = {
+                k: adam_step(s, gradients[k], config.adam) for k, s in states.items()
+            }
         prompts = {name: state.values for name, state in states.items()}
         after = self._losses(task, prompts) if explain else None
         visual, text = prompts.get("visual"), prompts.get("text")
@@ -119,9 +131,13 @@ class Learner:
         with torch.enable_grad():
             rows = raw[task.image].detach().requires_grad_()
             members = Members(l2_normalize(rows), task.clique, task.count)
-            queries, logits = classify(members, self.start_text, self.scale, config.rules)
+            queries, logits = classify(
+                members, self.start_text, self.scale, config.rules
+            )
             losses = clique_losses(members, logits, queries.clique, config)
-            grad_rows, grad_logits = torch.autograd.grad(losses.total.sum(), [rows, logits])
+            grad_rows, grad_logits = torch.autograd.grad(
+                losses.total.sum(), [rows, logits]
+            )
         gradients = {}
         if tape is not None:
             gradients["visual"] = self._visual_gradient(tape, task, grad_rows)
@@ -138,7 +154,9 @@ class Learner:
         total = grad.new_zeros(task.count, *shape)
         for part in chunks(len(grad), self.rows):
             by_block = tape.vjp(grad[part], task.image[part])
-            stacked = torch.stack([by_block[block] for block in self.config.blocks], dim=1)
+            stacked = torch.stack(
+                [by_block[block] for block in self.config.blocks], dim=1
+            )
             total += clique_sum(stacked, task.clique[part], task.count)
         return total
 
@@ -163,7 +181,9 @@ class Learner:
         """Gradients by autograd, over as many cliques at a time as fit."""
         parts = []
         for sets, own in self._parts(task):
-            leaves = {k: value[sets].detach().requires_grad_() for k, value in prompts.items()}
+            leaves = {
+                k: value[sets].detach().requires_grad_() for k, value in prompts.items()
+            }
             with torch.enable_grad():
                 total = self._losses_of(own, leaves).total.sum()
                 parts.append(torch.autograd.grad(total, list(leaves.values())))
@@ -183,11 +203,15 @@ class Learner:
         """Losses of the cliques of ``task`` from full forward passes."""
         features, text_features = task.plain[task.image], self.start_text
         if "visual" in prompts:
-            features = self.prompted(task.hidden[task.image], prompts["visual"][task.clique])
+            features = self.prompted(
+                task.hidden[task.image], prompts["visual"][task.clique]
+            )
         if "text" in prompts and self.text is not None:
             text_features = self.text.features(prompts["text"])
         members = Members(features, task.clique, task.count)
-        queries, logits = classify(members, text_features, self.scale, self.config.rules)
+        queries, logits = classify(
+            members, text_features, self.scale, self.config.rules
+        )
         return clique_losses(members, logits, queries.clique, self.config)
 
     def prompted(self, hidden: Tensor, visual: Tensor) -> Tensor:
@@ -195,17 +219,26 @@ class Learner:
         assert self.tower is not None
         blocks = self.config.blocks
         prefix = {block: Prefix(visual[:, at]) for at, block in enumerate(blocks)}
-        return l2_normalize(self.tower.pool(self.tower.run(hidden, blocks[0], prefix=prefix)))
+        return l2_normalize(
+            self.tower.pool(self.tower.run(hidden, blocks[0], prefix=prefix))
+        )
 
     def _parts(self, task: Task) -> Iterator[tuple[slice, Task]]:
         """The task in parts of at most ``graph_rows`` memberships; none splits a set."""
-        ends = torch.bincount(task.clique.cpu(), minlength=task.count).cumsum(0).tolist()
+        ends = (
+            torch.bincount(task.clique.cpu(), minlength=task.count).cumsum(0).tolist()
+        )
         texts = 1 if self.text is None else self.text.classes
         first, begun = 0, 0
-        for index, (end, following) in enumerate(zip(ends, [*ends[1:], math.inf], strict=True)):
+        for index, (end, following) in enumerate(
+            zip(ends, [*ends[1:], math.inf], strict=True)
+        ):
             texts_full = (index + 2 - first) * texts > 4 * self.graph_rows
             if following - begun > self.graph_rows or texts_full:
                 rows, sets = slice(begun, end), slice(first, index + 1)
                 clique, image = task.clique[rows] - first, task.image[rows]
-                yield sets, replace(task, clique=clique, image=image, count=index + 1 - first)
+                yield (
+                    sets,
+                    replace(task, clique=clique, image=image, count=index + 1 - first),
+                )
                 first, begun = index + 1, end

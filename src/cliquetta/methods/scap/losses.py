@@ -36,7 +36,9 @@ def clique_sum(rows: Tensor, clique: Tensor, count: int) -> Tensor:
     A matrix product, because scattered additions have no fixed order on a GPU.
     """
     flat, parts = rows.flatten(1), []
-    for some in torch.split(torch.arange(count, device=rows.device), max(1, CELLS // len(rows))):
+    for some in torch.split(
+        torch.arange(count, device=rows.device), max(1, CELLS // len(rows))
+    ):
         parts.append((some[:, None] == clique).to(rows.dtype) @ flat)
     return torch.cat(parts).view(count, *rows.shape[1:])
 
@@ -48,11 +50,15 @@ def attribute_features(features: Tensor, clique: Tensor, count: int) -> Tensor:
 
 def clique_sizes(clique: Tensor, count: int) -> Tensor:
     """Size of every clique, float."""
-    ones = torch.ones(len(clique), 1, device=clique.device)  # bincount would wait for the device
+    ones = torch.ones(
+        len(clique), 1, device=clique.device
+    )  # bincount would wait for the device
     return clique_sum(ones, clique, count)[:, 0].clamp_min(1)
 
 
-def classify(members: Members, text: Tensor, scale: float, rules: Rules) -> tuple[Members, Tensor]:
+def classify(
+    members: Members, text: Tensor, scale: float, rules: Rules
+) -> tuple[Members, Tensor]:
     """Queries, which are the mean features or all members, and their logits (Q, N).
 
     ``text`` is (N, E) for all, or (U, N, E), one for each clique.
@@ -76,7 +82,9 @@ def entropy_loss(logits: Tensor, clique: Tensor, count: int, rules: Rules) -> Te
     return clique_sum(each[:, None], clique, count)[:, 0] / clique_sizes(clique, count)
 
 
-def concentration_loss(features: Tensor, clique: Tensor, means: Tensor, rules: Rules) -> Tensor:
+def concentration_loss(
+    features: Tensor, clique: Tensor, means: Tensor, rules: Rules
+) -> Tensor:
     """Squared distances (U,) of members to their clique's mean feature (Eq. 10)."""
     count = len(means)
     squared = (features - means[clique]).square().sum(dim=1)

@@ -83,7 +83,9 @@ def closest_pairs(keys: Tensor) -> tuple[Tensor, Tensor]:
     return first[best], second[best]
 
 
-def fuse_closest(keys: Tensor, values: Tensor, config: SCAPConfig) -> tuple[Tensor, Tensor]:
+def fuse_closest(
+    keys: Tensor, values: Tensor, config: SCAPConfig
+) -> tuple[Tensor, Tensor]:
     """L pairs (C, L, .) of L + 1: the closest two averaged into the lower slot (Eq. 13)."""
     C, n, _ = keys.shape
     moved = propagate(keys, config)
@@ -91,7 +93,9 @@ def fuse_closest(keys: Tensor, values: Tensor, config: SCAPConfig) -> tuple[Tens
     keys = keys if config.rules.raw_keys else moved
     row = torch.arange(C, device=keys.device)
     slot = torch.arange(n - 1, device=keys.device).expand(C, -1)
-    slot = slot + (slot >= second[:, None])  # everything but the second of the pair, in order
+    slot = slot + (
+        slot >= second[:, None]
+    )  # everything but the second of the pair, in order
     fused = []
     for rows in (keys, values):
         rest = rows.gather(1, slot[:, :, None].expand(-1, -1, rows.shape[2])).clone()
@@ -115,7 +119,11 @@ def retain(
     replayed = replayed or Replayed(shapes=0)
     fuse = _fusion(config)
     device = cache.keys.device
-    new_keys, new_values, count = cache.keys.clone(), cache.values.clone(), cache.count.clone()
+    new_keys, new_values, count = (
+        cache.keys.clone(),
+        cache.values.clone(),
+        cache.count.clone(),
+    )
     plan: list[Tensor] = []
     for clique in rounds(classes):
         label = classes[clique]
@@ -128,7 +136,9 @@ def retain(
         new_keys[at, slot] = keys[source].to(new_keys.dtype)
         new_values[at, slot] = values[source].to(new_values.dtype)
         if len(full):
-            fused_keys, fused_values = replayed.by_rows(fuse, new_keys[full], new_values[full])
+            fused_keys, fused_values = replayed.by_rows(
+                fuse, new_keys[full], new_values[full]
+            )
             new_keys[full, : config.capacity] = fused_keys
             new_values[full, : config.capacity] = fused_values
     return Cache(new_keys, new_values, count)
@@ -147,7 +157,9 @@ def rounds(classes: Tensor) -> list[Tensor]:
     position = torch.arange(len(label))
     new = torch.ones(len(label), dtype=torch.bool)
     new[1:] = label[1:] != label[:-1]
-    start = torch.where(new, position, 0).cummax(dim=0).values if len(label) else position
+    start = (
+        torch.where(new, position, 0).cummax(dim=0).values if len(label) else position
+    )
     nth = position - start
     return [order[nth == r] for r in range(int(nth.max()) + 1)] if len(label) else []
 

@@ -38,7 +38,10 @@ class PromptedText(LearnableTemplate):
         if self.jacobian is not None:
             size = cotangents.abs().amax(dim=(1, 2), keepdim=True).clamp_min(1e-30)
             scaled = (cotangents / size).to(self.jacobian.dtype)
-            back = torch.einsum("une,nec->unc", scaled, self.jacobian).to(size.dtype) * size
+            back = (
+                torch.einsum("une,nec->unc", scaled, self.jacobian).to(size.dtype)
+                * size
+            )
             return back.view(len(cotangents), self.classes, *self.start.shape)
         raw = self._through_mixing(cotangents)
         out = raw.new_zeros(len(raw), self.classes, *self.start.shape)
@@ -58,7 +61,9 @@ class PromptedText(LearnableTemplate):
         if self.jacobian is None:
             out = []
             for part in chunks(len(grad_logits), max(1, ROWS // self.classes)):
-                cotangents = grad_logits[part][:, :, None] * query_features[part][:, None]
+                cotangents = (
+                    grad_logits[part][:, :, None] * query_features[part][:, None]
+                )
                 out.append(self.vjp(cotangents).sum(dim=1))
             return torch.cat(out)
         size = grad_logits.abs().amax(dim=1, keepdim=True).clamp_min(1e-30)
@@ -82,7 +87,9 @@ class PromptedText(LearnableTemplate):
         for group in self._length_groups():
             for classes in torch.split(group, max(1, ROWS // E)):
                 tape, n = self._tape(classes), len(classes)
-                rows = self._through_mixing(directions[:, None].expand(-1, n, -1), classes)
+                rows = self._through_mixing(
+                    directions[:, None].expand(-1, n, -1), classes
+                )
                 index = torch.arange(n, device=rows.device).repeat(E)
                 back = tape.vjp(rows.flatten(0, 1), index, self._positions(len(index)))
                 jacobian[classes] = back.view(E, n, -1).transpose(0, 1).to(dtype)
@@ -100,14 +107,18 @@ class PromptedText(LearnableTemplate):
         if sets_learned > self.start_features.shape[1] and affordable:
             self.build_jacobian()
 
-    def _through_mixing(self, cotangents: Tensor, classes: Tensor | None = None) -> Tensor:
+    def _through_mixing(
+        self, cotangents: Tensor, classes: Tensor | None = None
+    ) -> Tensor:
         """Cotangents of the tower's output from those (..., n, E) of the mixed unit features."""
         raw = self._raw if classes is None else self._raw[classes]
         size: Tensor = torch.linalg.vector_norm(raw, dim=-1, keepdim=True)
         learned = raw / size
         if self.fixed is not None:
             fixed = self.fixed if classes is None else self.fixed[classes]
-            cotangents = self.weight * _through_unit(self.weight * learned + fixed, cotangents)
+            cotangents = self.weight * _through_unit(
+                self.weight * learned + fixed, cotangents
+            )
         return _through_unit(learned, cotangents) / size
 
     def _positions(self, rows: int) -> Tensor:

@@ -35,7 +35,9 @@ class Fetcher:
     # `None`: `$CLIQUETTA_CACHE` or `~/.cache/cliquetta`; files of the hub in its own
     cache_dir: Path | None = None
     offline: bool = False  # also set by `CLIQUETTA_OFFLINE=1` or `HF_HUB_OFFLINE=1`
-    on_progress: Callable[[int, int | None], None] | None = None  # bytes so far, and in total
+    on_progress: Callable[[int, int | None], None] | None = (
+        None  # bytes so far, and in total
+    )
 
     def cached_file(self, url: str, sha256: str) -> Path | None:
         """The file at ``url`` if we, or OpenAI's ``clip`` package, downloaded it before."""
@@ -51,7 +53,9 @@ class Fetcher:
         if path.exists():
             return path
         if self.is_offline:
-            raise DownloadError(f"{path.name} is not in the cache ({path.parent}) and {_OFFLINE}")
+            raise DownloadError(
+                f"{path.name} is not in the cache ({path.parent}) and {_OFFLINE}"
+            )
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(path.name + ".part")
         with FileLock(path.with_name(path.name + ".lock")):
@@ -67,25 +71,37 @@ class Fetcher:
                 ) from None
             if _sha256(part) != sha256:
                 part.unlink()
-                raise DownloadError(f"{url} arrived damaged (its SHA-256 differs); run again")
+                raise DownloadError(
+                    f"{url} arrived damaged (its SHA-256 differs); run again"
+                )
             part.replace(path)
         return path
 
-    def hub_file(self, repo: str, name: str, revision: str | None = None) -> Path | None:
+    def hub_file(
+        self, repo: str, name: str, revision: str | None = None
+    ) -> Path | None:
         """File ``name`` of a Hugging Face repository; ``None`` if the repository lacks it."""
         from huggingface_hub import constants, errors, hf_hub_download
 
         local = self.is_offline or not _is_reachable(constants.ENDPOINT)
         try:
             path = hf_hub_download(
-                repo, name, revision=revision, cache_dir=self.cache_dir, local_files_only=local
+                repo,
+                name,
+                revision=revision,
+                cache_dir=self.cache_dir,
+                local_files_only=local,
             )
         except errors.LocalEntryNotFoundError:
             cache = Path(self.cache_dir or constants.HF_HUB_CACHE)
             if local and (cache / f"models--{repo.replace('/', '--')}").exists():
-                return None  # the repository is cached, so it is this file that it lacks
+                return (
+                    None  # the repository is cached, so it is this file that it lacks
+                )
             if self.is_offline:
-                raise DownloadError(f"{repo} is not in the cache and {_OFFLINE}") from None
+                raise DownloadError(
+                    f"{repo} is not in the cache and {_OFFLINE}"
+                ) from None
             raise DownloadError(
                 f"cannot reach the Hugging Face hub for {repo}; check the network, or give the "
                 "path of a local folder",
@@ -98,8 +114,12 @@ class Fetcher:
             message = f"no repository {repo}{at} on the Hugging Face hub, or it is private or gated"
             raise CheckpointError(message) from None
         except errors.HFValidationError:
-            raise CheckpointError(f"{repo!r} is not a repository name: write owner/name") from None
-        except Exception as error:  # the client's transport, and so its errors, vary by release
+            raise CheckpointError(
+                f"{repo!r} is not a repository name: write owner/name"
+            ) from None
+        except (
+            Exception
+        ) as error:  # the client's transport, and so its errors, vary by release
             raise DownloadError(
                 f"cannot download {name} of {repo} ({_reason(error)}); check the network and run "
                 "again (it goes on where it stopped)",
@@ -109,17 +129,25 @@ class Fetcher:
 
     def _path(self, url: str, sha256: str) -> Path:
         base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        folder = self.cache_dir or os.environ.get("CLIQUETTA_CACHE") or Path(base) / "cliquetta"
+        folder = (
+            self.cache_dir
+            or os.environ.get("CLIQUETTA_CACHE")
+            or Path(base) / "cliquetta"
+        )
         return Path(folder) / sha256[:12] / url.rsplit("/", 1)[1]
 
     @property
     def is_offline(self) -> bool:
         """Whether the network must not be used."""
-        stated = (os.environ.get(key, "") for key in ("CLIQUETTA_OFFLINE", "HF_HUB_OFFLINE"))
+        stated = (
+            os.environ.get(key, "") for key in ("CLIQUETTA_OFFLINE", "HF_HUB_OFFLINE")
+        )
         return self.offline or any(value.lower() in _TRUE for value in stated)
 
 
-_OFFLINE = "the network is switched off (offline=True, CLIQUETTA_OFFLINE or HF_HUB_OFFLINE)"
+_OFFLINE = (
+    "the network is switched off (offline=True, CLIQUETTA_OFFLINE or HF_HUB_OFFLINE)"
+)
 
 
 @lru_cache(maxsize=4)
@@ -136,14 +164,22 @@ def _is_reachable(endpoint: str) -> bool:
     return True
 
 
-def _resume(url: str, part: Path, on_progress: Callable[[int, int | None], None] | None) -> None:
+def _resume(
+    url: str, part: Path, on_progress: Callable[[int, int | None], None] | None
+) -> None:
     """Fetch ``url`` into ``part``, from where an earlier attempt stopped."""
     done = part.stat().st_size if part.exists() else 0
-    headers = {"User-Agent": "cliquetta"} | ({"Range": f"bytes={done}-"} if done else {})
+    headers = {"User-Agent": "cliquetta"} | (
+        {"Range": f"bytes={done}-"} if done else {}
+    )
     try:
-        response = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=30)
+        response = urllib.request.urlopen(
+            urllib.request.Request(url, headers=headers), timeout=30
+        )
     except urllib.error.HTTPError as error:
-        if error.code == 416:  # nothing is left to fetch; the hash says whether it is right
+        if (
+            error.code == 416
+        ):  # nothing is left to fetch; the hash says whether it is right
             return
         raise
     with response:

@@ -33,7 +33,9 @@ _ACTIVATIONS: Mapping[str, Activation] = {
 }
 _FILTERS = {1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 _HALF = (0.5, 0.5, 0.5)
-_LEGACY_END = 2  # of early configs; transformers then pools at the highest id, the end token
+_LEGACY_END = (
+    2  # of early configs; transformers then pools at the highest id, the end token
+)
 
 # transformers' defaults, for configs that state only what differs.
 _TEXT = {"vocab_size": 49408, "max_position_embeddings": 77, "eos_token_id": CLIP_END}
@@ -41,7 +43,11 @@ _TEXT |= {"hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 
 _VISION = {"image_size": 224, "patch_size": 32, "projection_dim": 512}
 _VISION |= {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12}
 _CLIP = {"num_hidden_layers": 12, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5}
-_SIGLIP = {"num_hidden_layers": 12, "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6}
+_SIGLIP = {
+    "num_hidden_layers": 12,
+    "hidden_act": "gelu_pytorch_tanh",
+    "layer_norm_eps": 1e-6,
+}
 _SIGLIP |= {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12}
 _SIGLIP_TEXT = {"vocab_size": 32000, "max_position_embeddings": 64}
 _SIGLIP_VISION = {"image_size": 224, "patch_size": 16}
@@ -81,7 +87,9 @@ def from_huggingface(
     """The checkpoint of one of these models, or of a ``CLIPVisionModelWithProjection``."""
     shapes, path = config_from(config), find(PREPROCESS_FILE)
     values = {} if path is None else read_json(path)
-    preprocess = preprocess_from(shapes.vision.image_size, values, is_siglip=shapes.sigmoid)
+    preprocess = preprocess_from(
+        shapes.vision.image_size, values, is_siglip=shapes.sigmoid
+    )
     checkpoint = Checkpoint(shapes, rename(state), id, preprocess)
     return with_tokenizer(checkpoint, find if has_own_vocabulary(config) else None)
 
@@ -89,8 +97,12 @@ def from_huggingface(
 def shard_names(index: Path) -> list[str]:
     """The files that a ``model.safetensors.index.json`` names."""
     file_of = read_json(index).get("weight_map")
-    if not isinstance(file_of, dict) or not all(isinstance(v, str) for v in file_of.values()):
-        raise CheckpointError(f"{index} has no 'weight_map' with the file of every weight")
+    if not isinstance(file_of, dict) or not all(
+        isinstance(v, str) for v in file_of.values()
+    ):
+        raise CheckpointError(
+            f"{index} has no 'weight_map' with the file of every weight"
+        )
     return sorted(set(file_of.values()))
 
 
@@ -115,18 +127,27 @@ def config_from(config: Mapping[str, Any]) -> CLIPConfig:
             f"not supported: a Hugging Face model of type {kind!r} (only 'clip', 'metaclip_2' and "
             "'siglip' are); load it with its own library and pass it to cliquetta.from_model"
         )
-    given_text, given_vision = (_section(config, f"{tower}_config") for tower in ("text", "vision"))
+    given_text, given_vision = (
+        _section(config, f"{tower}_config") for tower in ("text", "vision")
+    )
     if kind == "siglip":
         vision = {**_SIGLIP, **_SIGLIP_VISION, **given_vision}
         if not vision.get("vision_use_head", True):
-            raise CheckpointError("not supported: a SigLIP image tower without its pooling head")
+            raise CheckpointError(
+                "not supported: a SigLIP image tower without its pooling head"
+            )
         image = replace(_vision_config(vision), pooling="attention")
         words = _text_config({**_SIGLIP, **_SIGLIP_TEXT, **given_text}, end=None)
         words = replace(words, causal=False, start_tokens=0, projection_bias=True)
         return CLIPConfig(vision["hidden_size"], image, words, sigmoid=True)
     # Early configs keep what was really set in a second dictionary.
     text = {**_CLIP, **_TEXT, **given_text, **_section(config, "text_config_dict")}
-    vision = {**_CLIP, **_VISION, **given_vision, **_section(config, "vision_config_dict")}
+    vision = {
+        **_CLIP,
+        **_VISION,
+        **given_vision,
+        **_section(config, "vision_config_dict"),
+    }
     end = text["eos_token_id"]
     if kind == "clip" and end not in (_LEGACY_END, CLIP_END, None):
         message = f"not supported: text that ends with token {end}; CLIP's end token is {CLIP_END}"
@@ -157,14 +178,18 @@ def rename(state: Mapping[str, Tensor]) -> State:
             names = [key.replace(".q_proj.", f".{letter}_proj.") for letter in "qkv"]
             missing = [name for name in names if name not in state]
             if missing:
-                raise CheckpointError(f"an incomplete checkpoint: {missing[0]} is missing")
+                raise CheckpointError(
+                    f"an incomplete checkpoint: {missing[0]} is missing"
+                )
             out[name] = torch.cat([state[name] for name in names])
         else:
             out[name] = tensor.T if name.endswith(".projection") else tensor
     if "visual.head.probe" in out:
         out["visual.head.probe"] = out["visual.head.probe"].flatten()
         for kind in ("weight", "bias"):
-            if f"visual.ln_post.{kind}" in out:  # the norm before the head: ours is part of it
+            if (
+                f"visual.ln_post.{kind}" in out
+            ):  # the norm before the head: ours is part of it
                 out[f"visual.head.ln_1.{kind}"] = out.pop(f"visual.ln_post.{kind}")
     return finish_scalars(out)
 
@@ -191,17 +216,23 @@ def _vision_config(values: Mapping[str, Any]) -> VisionConfig:
 
 def _text_config(values: Mapping[str, Any], *, end: int | None) -> TextConfig:
     length, vocab_size = values["max_position_embeddings"], values["vocab_size"]
-    return TextConfig(context_length=length, vocab_size=vocab_size, end=end, **_tower(values))
+    return TextConfig(
+        context_length=length, vocab_size=vocab_size, end=end, **_tower(values)
+    )
 
 
-def preprocess_from(size: int, values: Mapping[str, Any], *, is_siglip: bool = False) -> Preprocess:
+def preprocess_from(
+    size: int, values: Mapping[str, Any], *, is_siglip: bool = False
+) -> Preprocess:
     """The preprocessing of a ``preprocessor_config.json``; what it leaves out is the family's."""
     three: tuple[Any, str] = (list, tuple), "list of three numbers"
     expected = {"image_mean": three, "image_std": three, "resample": (int, "number")}
     for name, (kind, words) in expected.items():
         value = values.get(name)
         if value is not None and not isinstance(value, kind):
-            raise CheckpointError(f"{PREPROCESS_FILE} says {name} = {value!r}, expected a {words}")
+            raise CheckpointError(
+                f"{PREPROCESS_FILE} says {name} = {value!r}, expected a {words}"
+            )
     stated = values.get("size")
     # A height and a width are the target itself; an edge is that of the shorter side, then cropped.
     squash = "height" in stated if isinstance(stated, Mapping) else is_siglip

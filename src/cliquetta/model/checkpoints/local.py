@@ -26,7 +26,13 @@ from cliquetta.model.checkpoints.state import (
     read_safetensors,
 )
 from cliquetta.model.clip import CLIP
-from cliquetta.model.config import Activation, CLIPConfig, ResNetConfig, TextConfig, VisionConfig
+from cliquetta.model.config import (
+    Activation,
+    CLIPConfig,
+    ResNetConfig,
+    TextConfig,
+    VisionConfig,
+)
 from cliquetta.model.names import PICKLED
 from cliquetta.model.preprocess import Preprocess
 from cliquetta.tensor_file import pack_raw
@@ -72,16 +78,24 @@ def from_files(
         return huggingface.from_huggingface(state, read_json(path), id=id, find=find)
     path = find(open_clip.CONFIG_FILE)
     config = None if path is None else read_json(path)
-    is_stated = activation or arch or config is not None or openai.is_siglip_state(state)
+    is_stated = (
+        activation or arch or config is not None or openai.is_siglip_state(state)
+    )
     if not is_stated:
-        activation = guess_activation(state, metadata, paths[0].name, is_archive=is_archive)
+        activation = guess_activation(
+            state, metadata, paths[0].name, is_archive=is_archive
+        )
     return open_clip.from_open_clip(
         state, id=id, activation=activation, arch=arch, config=config, find=find
     )
 
 
 def guess_activation(
-    state: Mapping[str, Tensor], metadata: Mapping[str, str], name: str, *, is_archive: bool
+    state: Mapping[str, Tensor],
+    metadata: Mapping[str, str],
+    name: str,
+    *,
+    is_archive: bool,
 ) -> Activation:
     """Guess the activation that a local file with OpenAI's key names was trained with.
 
@@ -113,7 +127,11 @@ def _weights_in(folder: Path) -> list[Path]:
     pickled = [path for path in folder.iterdir() if path.suffix in PICKLED]
     if len(pickled) == 1:
         return pickled
-    held = f"{len(pickled)} pickled files: name one" if pickled else "no .safetensors or .pt file"
+    held = (
+        f"{len(pickled)} pickled files: name one"
+        if pickled
+        else "no .safetensors or .pt file"
+    )
     raise CheckpointError(f"{folder} holds {held}")
 
 
@@ -125,7 +143,9 @@ def read_tensors(paths: Sequence[Path]) -> tuple[State, dict[str, str], bool]:
         state, is_archive = read_pt(paths[0])
         return dequantise(state), {}, is_archive
     names = ", ".join(path.name for path in paths[:3])
-    raise CheckpointError(f"{names}: give one .pt file, or .safetensors files of one checkpoint")
+    raise CheckpointError(
+        f"{names}: give one .pt file, or .safetensors files of one checkpoint"
+    )
 
 
 def save_model(model: CLIP, path: str | Path, *, quantise: bool = False) -> None:
@@ -134,11 +154,17 @@ def save_model(model: CLIP, path: str | Path, *, quantise: bool = False) -> None
     ``quantise`` stores matrices in 8 bits with one scale per row, a quarter of the size.
     """
     if model.is_wrapped:
-        raise UserError(f"{model.id} is wrapped: save it with the library that it comes from")
+        raise UserError(
+            f"{model.id} is wrapped: save it with the library that it comes from"
+        )
     state: Mapping[str, Tensor] = model.state_dict()
     if quantise:
         state = quantise_state(state)
-    metadata = {"format": FORMAT, "id": model.id, "config": json.dumps(asdict(model.config))}
+    metadata = {
+        "format": FORMAT,
+        "id": model.id,
+        "config": json.dumps(asdict(model.config)),
+    }
     metadata["preprocess"] = json.dumps(model.preprocess.to_dict())
     write_atomically(Path(path), pack_raw(state, metadata))
 
@@ -150,7 +176,9 @@ def from_native(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Che
         preprocess = Preprocess.from_dict(json.loads(metadata["preprocess"]))
         name = metadata["id"]
     except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"the header of this {FORMAT} file is damaged: {error!r}") from None
+        raise CheckpointError(
+            f"the header of this {FORMAT} file is damaged: {error!r}"
+        ) from None
     return Checkpoint(config, state, name, preprocess)
 
 
@@ -163,4 +191,6 @@ def _config_from(values: Mapping[str, Any]) -> CLIPConfig:
     else:
         tower = ResNetConfig(**{**vision, "layers": tuple(vision["layers"])})
     text = None if text is None else TextConfig(**text)
-    return CLIPConfig(values["embed_dim"], tower, text, sigmoid=values.get("sigmoid", False))
+    return CLIPConfig(
+        values["embed_dim"], tower, text, sigmoid=values.get("sigmoid", False)
+    )

@@ -7,7 +7,11 @@ from torch import Tensor
 
 from cliquetta.model.checkpoints import openai, releases
 from cliquetta.model.checkpoints.openai import Conventions
-from cliquetta.model.checkpoints.state import Checkpoint, CheckpointError, with_tokenizer
+from cliquetta.model.checkpoints.state import (
+    Checkpoint,
+    CheckpointError,
+    with_tokenizer,
+)
 from cliquetta.model.config import Activation, CLIPConfig, ResNetConfig
 from cliquetta.model.preprocess import OPENAI_MEAN, OPENAI_STD, Preprocess
 from cliquetta.model.tokenizer import Find
@@ -74,7 +78,9 @@ def from_open_clip(
 
 def tokenizer_name(config: Mapping[str, Any] | None) -> str | None:
     """The hub repository whose tokenizer a config names; ``None`` for CLIP's own."""
-    name = (((config or {}).get("model_cfg") or {}).get("text_cfg") or {}).get("hf_tokenizer_name")
+    name = (((config or {}).get("model_cfg") or {}).get("text_cfg") or {}).get(
+        "hf_tokenizer_name"
+    )
     return str(name) if name else None
 
 
@@ -86,14 +92,19 @@ def refuse_other_models(state: Mapping[str, Tensor]) -> None:
         ("a CoCa model (it has a caption decoder)", "text_decoder."),
         ("a model with a timm image tower (EVA, ConvNeXt, ...)", "visual.trunk."),
         ("a model with an attentional pooler (CoCa, CLIPA)", "visual.attn_pool."),
-        ("a model with a Hugging Face text tower (RoBERTa, mT5, ...)", "transformer.embeddings."),
+        (
+            "a model with a Hugging Face text tower (RoBERTa, mT5, ...)",
+            "transformer.embeddings.",
+        ),
         ("an EVA image tower", "visual.patch_embed."),
     ):
         if any(key.removeprefix("text.").startswith(sign) for key in state):
             raise CheckpointError(
                 f"not supported: {kind}; load it with open_clip and pass it to cliquetta.from_model"
             )
-    scaled = next((key for key in state if key.endswith((".ls_1.gamma", ".ls_2.gamma"))), None)
+    scaled = next(
+        (key for key in state if key.endswith((".ls_1.gamma", ".ls_2.gamma"))), None
+    )
     if scaled is not None:
         raise CheckpointError(f"not supported: a tower with layer scale ({scaled})")
 
@@ -112,7 +123,11 @@ def _conventions_from(
     for part, values in sections.items():
         known = [*_KEYS[part].split(), *(_SIGLIP_KEYS.split() if is_siglip else ())]
         for key, value in values.items():
-            if not ((key, value) == ("pool_type", "eos") or key in known or value in _HARMLESS):
+            if not (
+                (key, value) == ("pool_type", "eos")
+                or key in known
+                or value in _HARMLESS
+            ):
                 raise CheckpointError(
                     f"not supported: {part}.{key} = {value!r} in {CONFIG_FILE}; load the model "
                     "with open_clip and pass it to cliquetta.from_model"
@@ -131,7 +146,9 @@ def _conventions_from(
     is_vit = not isinstance(vision.get("layers"), list)
     return Conventions(
         activation or ("quick_gelu" if model.get("quick_gelu", False) else "gelu"),
-        vision_heads=vision.get("width", 768) // vision.get("head_width", 64) if is_vit else None,
+        vision_heads=vision.get("width", 768) // vision.get("head_width", 64)
+        if is_vit
+        else None,
         text_heads=text.get("heads"),
         vision_eps=(vision.get("norm_kwargs") or {}).get("eps", 1e-5),
         text_eps=text_eps,

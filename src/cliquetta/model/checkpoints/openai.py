@@ -9,8 +9,19 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from cliquetta.model.checkpoints.state import CheckpointError, State, finish_scalars, rename_key
-from cliquetta.model.config import Activation, CLIPConfig, ResNetConfig, TextConfig, VisionConfig
+from cliquetta.model.checkpoints.state import (
+    CheckpointError,
+    State,
+    finish_scalars,
+    rename_key,
+)
+from cliquetta.model.config import (
+    Activation,
+    CLIPConfig,
+    ResNetConfig,
+    TextConfig,
+    VisionConfig,
+)
 
 # scalars that OpenAI's archives carry beside the weights
 SETTINGS = ("input_resolution", "context_length", "vocab_size")
@@ -31,7 +42,10 @@ _RENAMES = (
     (r"\.attn\.out_proj\.", ".out."),
     (r"\.mlp\.c_fc\.", ".fc."),
     (r"\.mlp\.c_proj\.", ".proj."),
-    (r"^visual\.trunk\.patch_embed\.proj\.", "visual.patch."),  # SigLIP's image towers are timm's
+    (
+        r"^visual\.trunk\.patch_embed\.proj\.",
+        "visual.patch.",
+    ),  # SigLIP's image towers are timm's
     (r"^visual\.trunk\.pos_embed$", "visual.position"),
     (r"^visual\.trunk\.norm\.", "visual.head.ln_1."),
     (r"^visual\.trunk\.attn_pool\.latent$", "visual.head.probe"),
@@ -61,8 +75,12 @@ class Conventions:
     vision_eps: float = 1e-5
     text_eps: float = 1e-5
     text_activation: Activation | None = None  # `None`: that of the image tower
-    text_end: int | None = None  # the token at which a text is read; `None` is the highest
-    image_size: int | None = None  # where patches do not fill the image, its stated side
+    text_end: int | None = (
+        None  # the token at which a text is read; `None` is the highest
+    )
+    image_size: int | None = (
+        None  # where patches do not fill the image, its stated side
+    )
 
 
 def siglip_activation(timm_name: str) -> Activation:
@@ -77,7 +95,9 @@ def is_siglip_state(state: Mapping[str, Tensor]) -> bool:
 
 def clean(state: Mapping[str, Tensor]) -> State:
     """The weights alone, with one name and one orientation each."""
-    custom = "text.token_embedding.weight" in state  # open_clip's models with a separate tower
+    custom = (
+        "text.token_embedding.weight" in state
+    )  # open_clip's models with a separate tower
     out: State = {}
     for key, tensor in state.items():
         name = key.removeprefix("text.") if custom else key
@@ -110,7 +130,11 @@ def config_from(state: Mapping[str, Tensor], conventions: Conventions) -> CLIPCo
     """The shapes of cleaned weights."""
     vision: VisionConfig | ResNetConfig
     try:
-        text = _text_config(state, conventions) if "token_embedding.weight" in state else None
+        text = (
+            _text_config(state, conventions)
+            if "token_embedding.weight" in state
+            else None
+        )
         if is_siglip_state(state):
             vision = _vision_config(state, conventions, pooling="attention")
             embed_dim = vision.width
@@ -122,9 +146,13 @@ def config_from(state: Mapping[str, Tensor], conventions: Conventions) -> CLIPCo
             embed_dim = state["visual.attnpool.c_proj.weight"].shape[0]
         else:
             parts = ", ".join(sorted({key.split(".")[0] for key in state})[:6])
-            raise CheckpointError(f"no image tower of a CLIP in this checkpoint; it holds {parts}")
+            raise CheckpointError(
+                f"no image tower of a CLIP in this checkpoint; it holds {parts}"
+            )
     except KeyError as error:
-        raise CheckpointError(f"an incomplete checkpoint: {error.args[0]} is missing") from None
+        raise CheckpointError(
+            f"an incomplete checkpoint: {error.args[0]} is missing"
+        ) from None
     sigmoid = is_siglip_state(state) or "logit_bias" in state
     return CLIPConfig(embed_dim, vision, text, sigmoid)
 
@@ -136,9 +164,15 @@ def _vision_config(
 ) -> VisionConfig:
     if pooling == "class":
         kernel, blocks = state["visual.conv1.weight"], "visual.transformer.resblocks."
-        patches, hidden = len(state["visual.positional_embedding"]) - 1, "mlp.c_fc.weight"
+        patches, hidden = (
+            len(state["visual.positional_embedding"]) - 1,
+            "mlp.c_fc.weight",
+        )
     else:
-        kernel, blocks = state["visual.trunk.patch_embed.proj.weight"], "visual.trunk.blocks."
+        kernel, blocks = (
+            state["visual.trunk.patch_embed.proj.weight"],
+            "visual.trunk.blocks.",
+        )
         patches, hidden = state["visual.trunk.pos_embed"].shape[1], "mlp.fc1.weight"
     width, patch = kernel.shape[0], kernel.shape[-1]
     side, stated = _square_side(patches), conventions.image_size or 0

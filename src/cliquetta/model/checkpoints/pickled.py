@@ -35,10 +35,14 @@ _DTYPES = {
 _PREFIXES = ("module.", "_orig_mod.")
 _CONTAINERS = ("state_dict", "model_state_dict", "model")
 _NESTED = 8
-_SLACK = 1 << 26  # bytes that an archive may save beyond half: the code of TorchScript does
+_SLACK = (
+    1 << 26
+)  # bytes that an archive may save beyond half: the code of TorchScript does
 _MOST_OBJECTS = 10_000_000
 _MOST_MODULES = 100_000
-_LEGACY_PICKLES = 5  # magic number, protocol, system, content, storages: before torch 1.6
+_LEGACY_PICKLES = (
+    5  # magic number, protocol, system, content, storages: before torch 1.6
+)
 
 
 def read_pt(path: Path) -> tuple[State, bool]:
@@ -49,7 +53,9 @@ def read_pt(path: Path) -> tuple[State, bool]:
             with zipfile.ZipFile(path) as archive:
                 _weigh_archive(archive, size)
                 root = _torchscript_root(archive)
-                state = {} if root is None else _flatten(_Unpickler(archive, root).load())
+                state = (
+                    {} if root is None else _flatten(_Unpickler(archive, root).load())
+                )
         else:
             with path.open("rb") as file:
                 _weigh_legacy(file, size)
@@ -64,18 +70,26 @@ def read_pt(path: Path) -> tuple[State, bool]:
             f"({_first_sentence(error)}). Save its state dict as safetensors, on a machine that "
             "trusts it"
         ) from None
-    except Exception as error:  # torch.load and zipfile fail in many ways on a damaged file
+    except (
+        Exception
+    ) as error:  # torch.load and zipfile fail in many ways on a damaged file
         message = f"{path} is not a readable checkpoint: {_first_sentence(error)}"
         raise CheckpointError(message) from None
-    if sum(tensor.nbytes for tensor in state.values()) > 2 * size:  # twice: weights may be tied
-        raise CheckpointError("refused: the tensors of the file claim to be larger than it is")
+    if (
+        sum(tensor.nbytes for tensor in state.values()) > 2 * size
+    ):  # twice: weights may be tied
+        raise CheckpointError(
+            "refused: the tensors of the file claim to be larger than it is"
+        )
     return state, root is not None
 
 
 def _weigh_archive(archive: zipfile.ZipFile, size: int) -> None:
     """Refuse an archive that unpacks to more than it is, or whose pickles do."""
     if sum(entry.file_size for entry in archive.infolist()) > 2 * size + _SLACK:
-        raise CheckpointError(f"{archive.filename} is refused: it would unpack to more than it is")
+        raise CheckpointError(
+            f"{archive.filename} is refused: it would unpack to more than it is"
+        )
     for entry in archive.infolist():
         if entry.filename.endswith(".pkl"):
             with archive.open(entry) as file:
@@ -108,7 +122,9 @@ def _weigh(file: IO[bytes], size: int) -> None:
         elif "PUT" in name or name == "MEMOIZE":
             slot = len(memo) if argument is None else int(argument)
             if slot > size:
-                raise CheckpointError("refused: a pickle that numbers more objects than it holds")
+                raise CheckpointError(
+                    "refused: a pickle that numbers more objects than it holds"
+                )
             memo[slot] = stack[-1] if stack else 1
         else:
             first = len(stack) - len(code.stack_before)
@@ -117,7 +133,9 @@ def _weigh(file: IO[bytes], size: int) -> None:
             weight = 1 + sum(stack[max(0, first) :])
             del stack[max(0, first) :]
             if weight > _MOST_OBJECTS:
-                raise CheckpointError("refused: a pickle that names the same objects without end")
+                raise CheckpointError(
+                    "refused: a pickle that names the same objects without end"
+                )
             stack += [weight] * len(code.stack_after)
 
 
@@ -137,8 +155,12 @@ def _state_dict(loaded: object, path: Path) -> State:
             break
         loaded = inner[name]
     if not isinstance(loaded, Mapping):
-        raise CheckpointError(f"{path} holds a {type(loaded).__name__}, expected a state dict")
-    state = {str(key): value for key, value in loaded.items() if isinstance(value, Tensor)}
+        raise CheckpointError(
+            f"{path} holds a {type(loaded).__name__}, expected a state dict"
+        )
+    state = {
+        str(key): value for key, value in loaded.items() if isinstance(value, Tensor)
+    }
     for prefix in _PREFIXES:
         if all(key.startswith(prefix) for key in state):
             state = {key.removeprefix(prefix): value for key, value in state.items()}
@@ -150,7 +172,9 @@ def _state_dict(loaded: object, path: Path) -> State:
 def _torchscript_root(archive: zipfile.ZipFile) -> str | None:
     """The folder of a TorchScript archive's files; ``None`` for any other zip."""
     names = set(archive.namelist())
-    roots = (n.removesuffix("constants.pkl") for n in names if n.endswith("constants.pkl"))
+    roots = (
+        n.removesuffix("constants.pkl") for n in names if n.endswith("constants.pkl")
+    )
     return next((root for root in roots if f"{root}data.pkl" in names), None)
 
 
@@ -204,12 +228,16 @@ class _Unpickler(pickle.Unpickler):
         """The storage that ``('storage', dtype, key, device, count)`` names, on the CPU."""
         kind, dtype, key, _, count = pid
         if kind != "storage" or not isinstance(dtype, torch.dtype):
-            raise CheckpointError(f"the archive refers to a {kind!r}, expected a storage")
+            raise CheckpointError(
+                f"the archive refers to a {kind!r}, expected a storage"
+            )
         if key not in self._storages:
             data = bytearray(self._archive.read(f"{self._root}data/{key}"))
             self._storages[key] = torch.empty(0, dtype=dtype)
             if count:
-                self._storages[key] = torch.frombuffer(data, dtype=dtype, count=int(count))
+                self._storages[key] = torch.frombuffer(
+                    data, dtype=dtype, count=int(count)
+                )
         return self._storages[key]
 
 
@@ -223,7 +251,9 @@ def _flatten(record: object) -> State:
         prefix, module = waiting.pop()
         modules += 1
         if modules > _MOST_MODULES:
-            raise CheckpointError("refused: the modules of the archive contain each other")
+            raise CheckpointError(
+                "refused: the modules of the archive contain each other"
+            )
         for name, value in module.attributes.items():
             if isinstance(value, Tensor):
                 state[f"{prefix}{name}"] = value

@@ -13,7 +13,11 @@ from cliquetta.model.config import Activation
 _QUICK = "-quickgelu"
 _PUBLISHED = "https://openaipublic.azureedge.net/clip/models"
 _HALF = (0.5, 0.5, 0.5)
-SIGLIP_PREPROCESS: Mapping[str, Any] = {"mean": _HALF, "std": _HALF, "resize_mode": "squash"}
+SIGLIP_PREPROCESS: Mapping[str, Any] = {
+    "mean": _HALF,
+    "std": _HALF,
+    "resize_mode": "squash",
+}
 
 
 @dataclass(frozen=True)
@@ -24,10 +28,18 @@ class Architecture:
     patch_size: int | None  # `None` for a ResNet
     width: int
     tags: Mapping[str, str]  # hub repository of each pretrained tag
-    quick_gelu: Sequence[str] = ()  # tags that were trained with it; open_clip's default is GELU
-    preprocess: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by tag, if unusual
-    siglip: dict[str, Any] | None = None  # config of a SigLIP that its weights do not show
-    openai: Mapping[str, str] = field(default_factory=dict)  # of OpenAI's: name, hash, repository
+    quick_gelu: Sequence[
+        str
+    ] = ()  # tags that were trained with it; open_clip's default is GELU
+    preprocess: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=dict
+    )  # by tag, if unusual
+    siglip: dict[str, Any] | None = (
+        None  # config of a SigLIP that its weights do not show
+    )
+    openai: Mapping[str, str] = field(
+        default_factory=dict
+    )  # of OpenAI's: name, hash, repository
 
 
 _TABLE = files("cliquetta.model") / "data" / "releases.json"
@@ -35,7 +47,9 @@ ARCHITECTURES = {
     name: Architecture(**entry)
     for name, entry in json.loads(_TABLE.read_text(encoding="utf-8")).items()
 }
-OPENAI = {entry.openai["name"]: name for name, entry in ARCHITECTURES.items() if entry.openai}
+OPENAI = {
+    entry.openai["name"]: name for name, entry in ARCHITECTURES.items() if entry.openai
+}
 """open_clip's name of each of OpenAI's models."""
 
 _SIGLIP_SIZES = {"base-patch16": (224, 256, 384, 512), "large-patch16": (256, 384)}
@@ -45,10 +59,19 @@ _SIGLIP_2_SIZES |= {"large-patch16": (256, 384, 512), "so400m-patch14": (224, 38
 _SIGLIP_2_SIZES |= {"so400m-patch16": (256, 384, 512), "giant-opt-patch16": (256, 384)}
 _META = "facebook/metaclip-2-worldwide"
 HUGGING_FACE: Mapping[str, int] = {
-    **{f"google/siglip-{k}-{s}": s for k, sizes in _SIGLIP_SIZES.items() for s in sizes},
+    **{
+        f"google/siglip-{k}-{s}": s for k, sizes in _SIGLIP_SIZES.items() for s in sizes
+    },
     "google/siglip-base-patch16-256-multilingual": 256,
-    **{f"google/siglip2-{k}-{s}": s for k, sizes in _SIGLIP_2_SIZES.items() for s in sizes},
-    **{f"{_META}-{k}": 224 for k in ("s16", "m16", "b32", "b16", "l14", "huge-quickgelu", "giant")},
+    **{
+        f"google/siglip2-{k}-{s}": s
+        for k, sizes in _SIGLIP_2_SIZES.items()
+        for s in sizes
+    },
+    **{
+        f"{_META}-{k}": 224
+        for k in ("s16", "m16", "b32", "b16", "l14", "huge-quickgelu", "giant")
+    },
     **{f"{_META}-{k}-384": 384 for k in ("b32", "b16")},
     **{f"{_META}-{k}-378": 378 for k in ("huge", "giant")},
     **{f"facebook/metaclip-2-mt5-worldwide-{k}": 224 for k in ("s16", "m16", "b32")},
@@ -58,13 +81,18 @@ HUGGING_FACE: Mapping[str, int] = {
 
 def address(name: str) -> tuple[str, str]:
     """Address where OpenAI published ``name``, and SHA-256 of the file (a part of the address)."""
-    sha256, file = ARCHITECTURES[OPENAI[name]].openai["sha256"], re.sub("[/@]", "-", name)
+    sha256, file = (
+        ARCHITECTURES[OPENAI[name]].openai["sha256"],
+        re.sub("[/@]", "-", name),
+    )
     return f"{_PUBLISHED}/{sha256}/{file}.pt", sha256
 
 
 def siglip_config(arch: str) -> dict[str, Any]:
     """Fields of open_clip's config of a SigLIP that its weights do not show."""
-    known = {name: entry.siglip for name, entry in ARCHITECTURES.items() if entry.siglip}
+    known = {
+        name: entry.siglip for name, entry in ARCHITECTURES.items() if entry.siglip
+    }
     return look_up("SigLIP of open_clip", arch, known)
 
 

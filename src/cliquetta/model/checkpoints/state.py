@@ -16,7 +16,12 @@ from cliquetta.errors import UserError
 from cliquetta.model.clip import CLIP
 from cliquetta.model.config import Activation, CLIPConfig, VisionConfig
 from cliquetta.model.preprocess import Preprocess
-from cliquetta.model.tokenizer import Find, TextTokenizer, find_tokenizer, is_clip_vocabulary
+from cliquetta.model.tokenizer import (
+    Find,
+    TextTokenizer,
+    find_tokenizer,
+    is_clip_vocabulary,
+)
 
 State = dict[str, Tensor]
 
@@ -45,7 +50,9 @@ def read_safetensors(paths: Iterable[Path]) -> tuple[State, dict[str, str]]:
                         )
                     state[key] = file.get_tensor(key)
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path} is not a readable safetensors file: {error}") from None
+            raise CheckpointError(
+                f"{path} is not a readable safetensors file: {error}"
+            ) from None
     return dequantise(state), metadata
 
 
@@ -56,7 +63,9 @@ def read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(values, dict):
-        raise CheckpointError(f"{path} holds a {type(values).__name__}, expected an object")
+        raise CheckpointError(
+            f"{path} holds a {type(values).__name__}, expected an object"
+        )
     return values
 
 
@@ -95,9 +104,15 @@ def dequantise(state: Mapping[str, Tensor]) -> State:
             name = key.removesuffix(_CODES)
             scale = state.get(name + _SCALES)
             if scale is None or scale.shape != tensor.shape[:1]:
-                raise CheckpointError(f"{key} has no scale per row: {name + _SCALES} is missing")
-            out[name] = tensor.float() * scale.float().view(-1, *[1] * (tensor.ndim - 1))
-        elif not (key.endswith(_SCALES) and key.removesuffix(_SCALES) + _CODES in state):
+                raise CheckpointError(
+                    f"{key} has no scale per row: {name + _SCALES} is missing"
+                )
+            out[name] = tensor.float() * scale.float().view(
+                -1, *[1] * (tensor.ndim - 1)
+            )
+        elif not (
+            key.endswith(_SCALES) and key.removesuffix(_SCALES) + _CODES in state
+        ):
             out[key] = tensor
     return out
 
@@ -110,7 +125,9 @@ class Checkpoint:
     state: Mapping[str, Tensor]  # weights under our key names, not quantised
     id: str
     preprocess: Preprocess
-    tokenizer: TextTokenizer | None = None  # `None`: CLIP's own, or none that came with the weights
+    tokenizer: TextTokenizer | None = (
+        None  # `None`: CLIP's own, or none that came with the weights
+    )
 
 
 def build(
@@ -126,8 +143,12 @@ def build(
         checkpoint = _at_size(checkpoint, image_size)
     state, id = checkpoint.state, checkpoint.id
     preprocess, tokenizer = checkpoint.preprocess, checkpoint.tokenizer
-    with torch.device("meta"):  # nothing is initialised: every weight comes from the checkpoint
-        model = CLIP(checkpoint.config, id=id, preprocess=preprocess, tokenizer=tokenizer)
+    with torch.device(
+        "meta"
+    ):  # nothing is initialised: every weight comes from the checkpoint
+        model = CLIP(
+            checkpoint.config, id=id, preprocess=preprocess, tokenizer=tokenizer
+        )
     wanted = model.state_dict()
     _check_fit(state, wanted, id)
     weights = {}
@@ -159,7 +180,9 @@ def _at_size(checkpoint: Checkpoint, image_size: int) -> Checkpoint:
     else:
         step, first, key = 32, 1, "visual.attnpool.positional_embedding"
     if image_size < step or image_size % step:
-        raise UserError(f"image_size is a multiple of {step} for {checkpoint.id}: {image_size}")
+        raise UserError(
+            f"image_size is a multiple of {step} for {checkpoint.id}: {image_size}"
+        )
     positions = checkpoint.state[key].float()
     old, new = vision.image_size // step, image_size // step
     grid = positions[first:].T.reshape(1, -1, old, old)
@@ -167,7 +190,9 @@ def _at_size(checkpoint: Checkpoint, image_size: int) -> Checkpoint:
     resized = torch.cat([positions[:first], grid.reshape(positions.shape[1], -1).T])
     return replace(
         checkpoint,
-        config=replace(checkpoint.config, vision=replace(vision, image_size=image_size)),
+        config=replace(
+            checkpoint.config, vision=replace(vision, image_size=image_size)
+        ),
         state={**checkpoint.state, key: resized},
         preprocess=replace(checkpoint.preprocess, size=image_size),
     )
@@ -194,7 +219,9 @@ def with_tokenizer(checkpoint: Checkpoint, find: Find | None) -> Checkpoint:
     if text is None or tokenizer is None:
         return checkpoint
     text = replace(text, start_tokens=len(tokenizer.prefix))
-    return replace(checkpoint, config=replace(checkpoint.config, text=text), tokenizer=tokenizer)
+    return replace(
+        checkpoint, config=replace(checkpoint.config, text=text), tokenizer=tokenizer
+    )
 
 
 def finish_scalars(state: State) -> State:
@@ -206,7 +233,9 @@ def finish_scalars(state: State) -> State:
     return state
 
 
-def _check_fit(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], name: str) -> None:
+def _check_fit(
+    state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], name: str
+) -> None:
     """Refuse weights that are missing, of another shape, or too many, by name."""
     problems = [
         f"{key} is {tuple(state[key].shape)}, expected {tuple(weight.shape)}"
