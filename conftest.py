@@ -7,4 +7,6 @@ import pytest
 def folder_of_examples(request: pytest.FixtureRequest) -> None:
     """Change into a temporary folder for an example."""
     if isinstance(request.node, pytest.DoctestItem):
-        request.getfixturevalue("monkeypatch").chdir(request.getfixturevalue("tmp_path"))
+        request.getfixturevalue("monkeypatch").chdir(
+            request.getfixturevalue("tmp_path")
+        )

@@ -5,11 +5,12 @@
     python -m benchmarks.bulk --memory 20000 --sizes 384x384 --workers 16    # memory over a list
     python -m benchmarks.bulk --ray --actors 2                               # through Ray Data
 
-Photographs are made for the run: bundled pictures, enlarged, with noise until a JPEG of quality 90
-has as many bytes for each pixel as one of a camera; 128 of them under as many names as are asked
-for. Each row has two rates: from the first batch to the last, and with the start of the workers,
-whose seconds it gives, too; then the cores that this process keeps busy, its workers not counted.
-``ViT-B/16`` and ``tiny`` (two blocks) have random weights.
+Photographs are made for the run: bundled pictures, enlarged, with noise until a JPEG of
+quality 90 has as many bytes for each pixel as one of a camera; 128 of them under as
+many names as are asked for. Each row has two rates: from the first batch to the last,
+and with the start of the workers, whose seconds it gives, too; then the cores that this
+process keeps busy, its workers not counted. ``ViT-B/16`` and ``tiny`` (two blocks) have
+random weights.
 """
 
 import argparse

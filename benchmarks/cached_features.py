@@ -1,7 +1,8 @@
 """How long TDA, Zero and MTA take over a dataset of ImageNet's size whose features are kept.
 
-Features are made up: unit vectors around 1000 directions, written through the feature cache and
-read back from it by the same runner as any other run, metrics and predictions on disk included.
+Features are made up: unit vectors around 1000 directions, written through the feature
+cache and read back from it by the same runner as any other run, metrics and predictions
+on disk included.
 
     python -m benchmarks.cached_features                       # TDA, 50,000 images
     python -m benchmarks.cached_features --method zero --images 5000 --views 64
@@ -67,7 +68,8 @@ class MadeUpFeatures(FeatureStream):
         for rows in blocks:
             generator = np.random.default_rng(rows.start)
             own = self.centres[labels[rows.start : rows.stop].numpy()][:, None]
-            # As with CLIP: images are far from their class's text, views near one another.
+            # As with CLIP: images are far from their class's text, views near one
+            # another.
             image = own + 6.0 * generator.standard_normal(own.shape) / np.sqrt(WIDTH)
             noise = (
                 2.0

@@ -2,9 +2,9 @@
 
     python -m benchmarks.decoding PHOTOS --model TOWER.safetensors --text-features TEXT.npz
 
-Give photographs whose shorter side has at least 448 pixels: smaller ones are decoded exactly by
-``--decode fast``, too. As a yardstick, the same files are predicted exactly with their pixels moved
-by one grey level at random, which no eye sees.
+Give photographs whose shorter side has at least 448 pixels: smaller ones are decoded
+exactly by ``--decode fast``, too. As a yardstick, the same files are predicted exactly
+with their pixels moved by one grey level at random, which no eye sees.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Accuracy that an exported model keeps: ``python -m benchmarks.exported``.
 
-A method adapts to the first half of a stream; its frozen model and its ONNX files answer the
-second half. Prints accuracy, differences of the logits and sizes.
+A method adapts to the first half of a stream; its frozen model and its ONNX files
+answer the second half. Prints accuracy, differences of the logits and sizes.
 """
 
 import argparse
@@ -58,9 +58,8 @@ def main() -> None:
                 path = Path(folder) / "model.onnx"
                 size = export_model(adapter, path, half=is_half).bytes / 1e6
                 options = onnxruntime.SessionOptions()
-                options.log_severity_level = (
-                    3  # it tells of every float16 product that it casts
-                )
+                # it tells of every float16 product that it casts
+                options.log_severity_level = 3
                 session = onnxruntime.InferenceSession(path, options)
                 found = torch.from_numpy(
                     session.run(["logits"], {"pixels": pixels.numpy()})[0]

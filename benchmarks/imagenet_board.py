@@ -4,18 +4,18 @@
     python -m benchmarks.imagenet_board pack --root ROOT --out RUNS --to FOLDER
     python -m benchmarks.imagenet_board table LOG
 
-``run`` does what ``cliquetta reproduce leaderboard --run --grid leaderboard-imagenet`` does with
-``--shard``, but a process that has finished a stream takes the next one, in the order of the grid
-file, so that what comes first there is recorded first and no process waits for another. With
-``--seconds`` it starts no run after that time and ends processes half a minute later. A second
-``run`` over the same folder goes on.
+``run`` does what ``cliquetta reproduce leaderboard --run --grid leaderboard-imagenet``
+does with ``--shard``, but a process that has finished a stream takes the next one, in
+the order of the grid file, so that what comes first there is recorded first and no
+process waits for another. With ``--seconds`` it starts no run after that time and ends
+processes half a minute later. A second ``run`` over the same folder goes on.
 
 Every minute, and at the end, finished records are packed (``pack`` does it alone) as
 ``leaderboard-imagenet.json``, which belongs into ``docs/results``, and as
-``leaderboard-imagenet.npz``: of every run the predicted classes of its images by their sorted
-names. ``--grid`` names another grid, such as ``published-imagenet``. ``table`` makes a table of
-what ``run`` printed, where no more than that is left of a call. ``benchmarks.real_data`` makes
-ROOT.
+``leaderboard-imagenet.npz``: of every run the predicted classes of its images by their
+sorted names. ``--grid`` names another grid, such as ``published-imagenet``. ``table``
+makes a table of what ``run`` printed, where no more than that is left of a call.
+``benchmarks.real_data`` makes ROOT.
 """
 
 import argparse

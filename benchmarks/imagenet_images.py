@@ -1,15 +1,17 @@
 """Packed ImageNet validation images, made from a clone of their source.
 
-``ndb796/Small-ImageNet-Validation-Dataset-1000-Classes`` holds 5,000 originals, five of each
-class, in folders that are named by the class index in torchvision's order. A part is one ``.npz``
-file: JPEG bytes one after another in ``data``, where image ``i`` is ``data[off[i]:off[i + 1]]``,
-with its class in ``label`` and in ``index`` its place among the five files of its class by name.
-Images 0, 2 and 4 of a class are for development; 1 and 3 are for reports.
+``ndb796/Small-ImageNet-Validation-Dataset-1000-Classes`` holds 5,000 originals, five of
+each class, in folders that are named by the class index in torchvision's order. A part
+is one ``.npz`` file: JPEG bytes one after another in ``data``, where image ``i`` is
+``data[off[i]:off[i + 1]]``, with its class in ``label`` and in ``index`` its place
+among the five files of its class by name. Images 0, 2 and 4 of a class are for
+development; 1 and 3 are for reports.
 
-``benchmarks.real_data --imagenet`` makes the parts and, from them, the folders of tar files that
-the grid ``leaderboard-imagenet`` reads: ``imagenet`` (all images, shorter side 224, centre crop),
-``imagenet-report`` (its report images), and ``imagenet-report-256`` (these, shorter side 256, not
-cropped) for methods that look at many views of an image.
+``benchmarks.real_data --imagenet`` makes the parts and, from them, the folders of tar
+files that the grid ``leaderboard-imagenet`` reads: ``imagenet`` (all images, shorter
+side 224, centre crop), ``imagenet-report`` (its report images), and
+``imagenet-report-256`` (these, shorter side 256, not cropped) for methods that look at
+many views of an image.
 """
 
 import io

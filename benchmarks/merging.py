@@ -2,9 +2,10 @@
 
     python -m benchmarks.merging
 
-For each development shift of the bundled images (never one that is reported): ``IMAGES`` images are
-learned from by one adapter, and in halves by two whose states are joined; then each predicts the
-next ``HELD`` images, going on to learn. Accuracy in percent on those.
+For each development shift of the bundled images (never one that is reported):
+``IMAGES`` images are learned from by one adapter, and in halves by two whose states are
+joined; then each predicts the next ``HELD`` images, going on to learn. Accuracy in
+percent on those.
 """
 
 import argparse

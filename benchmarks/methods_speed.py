@@ -3,15 +3,16 @@
     python -m benchmarks.methods_speed                              # micro on the CPU, float32
     python -m benchmarks.methods_speed --device cuda --dtype bf16   # a ViT-B/16 of random weights
 
-A batch is 64 images, or 8 images of 64 views each for methods with views (the CPU takes fewer).
-Before each timed batch plain encoding of the same pixels is timed (``encode_views``), so that
-a busy machine slows both. After a warm-up, batches are timed in rounds of four; figures are means
-over the medians of the first, second, third and fourth of them, since ``domain_norm`` learns from
-every fourth batch only. Pixels and views are on the device.
-Few-shot methods get random tensors in the shape of fitted ones (Tip-Adapter: 16 per class);
-SCAP gets planted cliques (about 100 with 300 memberships: random images have none) and a text
-Jacobian that is built already, as in the middle of a stream; ``domain_norm`` (settled) is past the
-images after which it learns less often, ``domain_norm:young`` is not, but past its first 256.
+A batch is 64 images, or 8 images of 64 views each for methods with views (the CPU takes
+fewer). Before each timed batch plain encoding of the same pixels is timed
+(``encode_views``), so that a busy machine slows both. After a warm-up, batches are
+timed in rounds of four; figures are means over the medians of the first, second, third
+and fourth of them, since ``domain_norm`` learns from every fourth batch only. Pixels
+and views are on the device. Few-shot methods get random tensors in the shape of fitted
+ones (Tip-Adapter: 16 per class); SCAP gets planted cliques (about 100 with 300
+memberships: random images have none) and a text Jacobian that is built already, as in
+the middle of a stream; ``domain_norm`` (settled) is past the images after which it
+learns less often, ``domain_norm:young`` is not, but past its first 256.
 """
 
 import argparse

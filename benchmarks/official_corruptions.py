@@ -5,12 +5,13 @@
     pip install --no-deps imagenet-c==0.0.3      # and ImageMagick's library, libmagickwand
     PYTHONPATH=src:. python -m benchmarks.official_corruptions docs/results/corruptions.md
 
-``imagenet-c`` holds the functions that ImageNet-C was made with; those of them that work on 224
-pixels only are replaced by ``imagecorruptions`` (the same for any size) on 32 and 64. Both know the
-constants of ImageNet-C only, so that ours are called with these at every size. Their numpy.random
-is fed from our generator; glass blur gets our moves. An option of scikit-image that has another
-name by now is translated. What they return is clipped and rounded as ours is; the published data
-cut fractions off instead, which darkens by half a level.
+``imagenet-c`` holds the functions that ImageNet-C was made with; those of them that
+work on 224 pixels only are replaced by ``imagecorruptions`` (the same for any size) on
+32 and 64. Both know the constants of ImageNet-C only, so that ours are called with
+these at every size. Their numpy.random is fed from our generator; glass blur gets our
+moves. An option of scikit-image that has another name by now is translated. What they
+return is clipped and rounded as ours is; the published data cut fractions off instead,
+which darkens by half a level.
 """
 
 import sys

@@ -3,8 +3,8 @@
     python -m benchmarks.rejection --logits DIR                 # the bundled model
     python -m benchmarks.rejection --logits DIR --root DATA     # and the real image tower
 
-Logits of all streams are kept in ``--logits`` and not computed again. Open streams leave every
-second name out of the class list and show its images all the same.
+Logits of all streams are kept in ``--logits`` and not computed again. Open streams
+leave every second name out of the class list and show its images all the same.
 """
 
 import argparse

@@ -3,9 +3,9 @@
     python -m benchmarks.scap_speed                              # micro on the CPU, float32
     python -m benchmarks.scap_speed --device cuda --dtype bf16   # a ViT-B/16 of random weights
 
-Cliques are planted (random images have none), so that their number is the same for everybody; all
-else is the adapter as users run it. Times are medians; the machine's own matrix-product rate is
-measured in the same run.
+Cliques are planted (random images have none), so that their number is the same for
+everybody; all else is the adapter as users run it. Times are medians; the machine's own
+matrix-product rate is measured in the same run.
 """
 
 import argparse

@@ -5,23 +5,26 @@
     python -m benchmarks.serve_load --sessions 1 --batches 200 --batch-size 1 --method domain_norm
     python -m benchmarks.serve_load --replicas 4 --sessions 200 --kills 5    # on Ray Serve
 
-One session runs inside this process, without any service: decoding and predicting the same bytes,
-on one thread and on one per core; the faster counts (threads that wait for one another are slow on
-a busy machine). Then a server is started as a process of its own, and as many clients as there are
-sessions send their batches to it, each waiting for its answer. Both take the same cores, and the
-clients run on them too. ``--check`` fails where an aim is missed.
+One session runs inside this process, without any service: decoding and predicting the
+same bytes, on one thread and on one per core; the faster counts (threads that wait for
+one another are slow on a busy machine). Then a server is started as a process of its
+own, and as many clients as there are sessions send their batches to it, each waiting
+for its answer. Both take the same cores, and the clients run on them too. ``--check``
+fails where an aim is missed.
 
-With ``--replicas`` the service runs on Ray Serve on this machine, and ``--kills`` of its replicas
-are killed (SIGKILL) at even times while the clients send. Where nothing is killed clients do not
-repeat a request: an error is one that they would see.
+With ``--replicas`` the service runs on Ray Serve on this machine, and ``--kills`` of
+its replicas are killed (SIGKILL) at even times while the clients send. Where nothing is
+killed clients do not repeat a request: an error is one that they would see.
 
-Bytes per batch are those of the batches without the first of each session: what the service handed
-to its database (its metric), and what reached the disk of this process by the kernel's count.
+Bytes per batch are those of the batches without the first of each session: what the
+service handed to its database (its metric), and what reached the disk of this process
+by the kernel's count.
 
-Predictions are compared with those of the same streams in this process, which nobody disturbed: on
-a CPU all of them are equal, bit by bit. On a GPU a method that learns need not be equal to itself,
-as kernels may add in any order; so the streams run here twice, and the second run says how many
-predictions differ, and by how much, without any service.
+Predictions are compared with those of the same streams in this process, which nobody
+disturbed: on a CPU all of them are equal, bit by bit. On a GPU a method that learns
+need not be equal to itself, as kernels may add in any order; so the streams run here
+twice, and the second run says how many predictions differ, and by how much, without any
+service.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Size of a session in the database by method and model: new, and when its memory is full.
 
-Zeros are not stored, so that a session begins small. Full is every number of its memory, which most
-methods reach after as many images as their caches hold. A ViT-B/16 has random weights, on which no
-size depends.
+Zeros are not stored, so that a session begins small. Full is every number of its
+memory, which most methods reach after as many images as their caches hold. A ViT-B/16
+has random weights, on which no size depends.
 """
 
 from __future__ import annotations

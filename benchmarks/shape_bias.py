@@ -3,9 +3,10 @@
     python -m benchmarks.shape_bias DIR --model FILES --text-features FILE
 
 DIR are the cue-conflict stimuli of Geirhos et al., ICLR 2019 (``stimuli/
-style-transfer-preprocessed-512`` of their repository): ``bear/bear1-clock2.png`` has the shape of a
-bear and the texture of a clock. The usual label is the shape. Both are printed, and the shape bias:
-of the answers that are one of two different cues, the share that are the shape.
+style-transfer-preprocessed-512`` of their repository): ``bear/bear1-clock2.png`` has
+the shape of a bear and the texture of a clock. The usual label is the shape. Both are
+printed, and the shape bias: of the answers that are one of two different cues, the
+share that are the shape.
 """
 
 import argparse

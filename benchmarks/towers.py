@@ -3,9 +3,9 @@
     python -m benchmarks.towers
     python -m benchmarks.towers --device cuda --dtype bf16
 
-The two take turns, so that a busy machine slows both; figures are medians. transformers runs with
-``scaled_dot_product_attention``, its fastest. Nothing is downloaded. ``--check`` fails where one of
-the aims is missed.
+The two take turns, so that a busy machine slows both; figures are medians. transformers
+runs with ``scaled_dot_product_attention``, its fastest. Nothing is downloaded.
+``--check`` fails where one of the aims is missed.
 """
 
 import argparse
@@ -30,7 +30,8 @@ from cliquetta.prompts.catalogue import class_names
 
 Run = Callable[[], Tensor]
 
-# patch, width, layers, heads of the image tower; width, heads of the text tower; common width
+# patch, width, layers, heads of the image tower; width, heads of the text tower; common
+# width
 SHAPES = {
     "tiny": (8, 192, 4, 3, 128, 2, 128),
     "ViT-B/32": (32, 768, 12, 12, 512, 8, 512),

@@ -1,8 +1,8 @@
 """Parts of the documentation site that come from the code, so that no page repeats it by hand.
 
-The navigation lists every registered method; a method's page gets its recorded figures (its program
-and settings stand in the file, see ``cliquetta.report.method_pages``); the API page lists
-``cliquetta.__all__``.
+The navigation lists every registered method; a method's page gets its recorded figures
+(its program and settings stand in the file, see ``cliquetta.report.method_pages``); the
+API page lists ``cliquetta.__all__``.
 """
 
 import re
@@ -70,7 +70,10 @@ def board_sentences(entry: MethodEntry) -> str:
         for title, rows in _boards().items()
         if entry.name != "zero_shot" and (sentence := method_sentence(rows, entry.name))
     ]
-    head = "On [the board of streams](../results/leaderboard.md), in points, mean over sets and seeds:"
+    head = (
+        "On [the board of streams](../results/leaderboard.md), in points, "
+        "mean over sets and seeds:"
+    )
     return "\n\n".join([head, *found]) if found else ""
 
 

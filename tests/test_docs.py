@@ -149,7 +149,8 @@ def test_the_program_beside_onnxruntime_prepares_images_as_we_do(
         variables: dict[str, Any] = {}
         exec(program, variables)
         expected = model.preprocess(open_image("photo.jpg")).numpy()
-        # one rounding each of a quotient, a difference and a quotient of numbers up to 3
+        # one rounding each of a quotient, a difference and a quotient of numbers up to
+        # 3
         np.testing.assert_allclose(
             variables["pixels"].transpose(2, 0, 1), expected, rtol=0, atol=2**-20
         )

@@ -101,7 +101,8 @@ def domain_norm(**options: Any) -> tuple[DomainNorm, Tensor]:
 
 
 def test_frozen_domain_is_the_next_single_image_of_the_method() -> None:
-    # with all classes equally frequent, since counting the image itself moves their frequencies
+    # with all classes equally frequent, since counting the image itself moves their
+    # frequencies
     adapter, fresh = domain_norm(prior="uniform", domains=1)
     frozen = adapter.frozen_model()
     state = adapter.state_dict()

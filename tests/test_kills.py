@@ -1,7 +1,8 @@
 """Everything that writes, stopped at every file operation and started again: the same files.
 
-The files are compared byte for byte with those of a run that was never stopped. Only clocks are
-left out, and counts of starts: the time in a record. Of sessions replies and states are compared.
+The files are compared byte for byte with those of a run that was never stopped. Only
+clocks are left out, and counts of starts: the time in a record. Of sessions replies and
+states are compared.
 """
 
 import json
@@ -87,8 +88,8 @@ def check(
 ) -> None:
     """Stop ``write`` at its every file operation, start it again, and compare what is there.
 
-    Only operations on files with ``name`` in their path count. A second start may say that the
-    output exists: then the first had come to its end.
+    Only operations on files with ``name`` in their path count. A second start may say
+    that the output exists: then the first had come to its end.
     """
 
     prepare(folder)
@@ -360,7 +361,8 @@ def test_feature_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_sessions(method: str, torn: bool, tiny_clip: CLIP, tmp_path: Path) -> None:
     """Every reply that a client got is that of a service that nobody stopped, and the state is.
 
-    SQLite is stopped between any two of its file operations, or in the middle of what it writes.
+    SQLite is stopped between any two of its file operations, or in the middle of what
+    it writes.
     """
     folder, replies = tmp_path / "sessions", tmp_path / "replies"
 

@@ -36,7 +36,7 @@ def test_every_stage_of_ci_is_a_target_that_contributing_names() -> None:
 def test_the_gpu_suite_has_every_file_whose_tests_ask_for_cuda() -> None:
     """Tests that a GPU would only stand in the way of are skipped where there is one."""
     asks = re.compile(
-        r"skipif\(not torch\.cuda\.is_available|DEVICE = .*cuda\.is_available"
+        r"skipif\(\s*not torch\.cuda\.is_available|DEVICE = .*cuda\.is_available"
     )
     files = [
         path for path in (ROOT / "tests").rglob("test_*.py") if path != Path(__file__)

@@ -1,13 +1,15 @@
 """CIFAR-10 and CIFAR-100 with the finer nouns of their original file names.
 
-Both sets were drawn from 80 Million Tiny Images, and the original file names still say which noun
-each picture was found under: ``train/bird/cassowary_s_000034.png`` is a bird and a cassowary.
-Those nouns (over a thousand) are what the captions of the ``micro`` model are made of.
+Both sets were drawn from 80 Million Tiny Images, and the original file names still say
+which noun each picture was found under: ``train/bird/cassowary_s_000034.png`` is a bird
+and a cassowary. Those nouns (over a thousand) are what the captions of the ``micro``
+model are made of.
 
-Two public copies keep the names, as folders of PNG files ``{train,test}/CLASS/NOUN_s_NUMBER.png``:
-github.com/cyizhuo/CIFAR-10-dataset and github.com/cyizhuo/CIFAR-100-dataset. This program reads
-them and writes packs: lossless WebP mosaics of 2,500 pictures each and the list of the file names,
-small enough to be carried to another machine::
+Two public copies keep the names, as folders of PNG files
+``{train,test}/CLASS/NOUN_s_NUMBER.png``: github.com/cyizhuo/CIFAR-10-dataset and
+github.com/cyizhuo/CIFAR-100-dataset. This program reads them and writes packs: lossless
+WebP mosaics of 2,500 pictures each and the list of the file names, small enough to be
+carried to another machine::
 
     python training/cifar.py CIFAR-10-dataset CIFAR-100-dataset --out packs
 
@@ -94,9 +96,13 @@ def fine_noun(stem: str) -> str:
 
     A few CIFAR-100 pictures were added by hand under names such as ``manual-skunk015``.
     """
-    found = re.fullmatch(r"(.+)_s_\d+", stem) or re.fullmatch(r"manual\d*-([a-z_]+?)\d+", stem)
+    found = re.fullmatch(r"(.+)_s_\d+", stem) or re.fullmatch(
+        r"manual\d*-([a-z_]+?)\d+", stem
+    )
     if found is None:
-        raise ValueError(f"{stem!r} is not an original CIFAR name such as 'cassowary_s_000034'")
+        raise ValueError(
+            f"{stem!r} is not an original CIFAR name such as 'cassowary_s_000034'"
+        )
     return found[1].replace("_", " ")
 
 
@@ -108,7 +114,9 @@ def read_folder(root: Path | str) -> dict[str, Split]:
 def _read_split(folder: Path) -> Split:
     files = sorted(folder.glob("*/*.png"))
     if not files:
-        raise FileNotFoundError(f"no CLASS/NAME.png under {folder}: is it a copy of CIFAR as PNG?")
+        raise FileNotFoundError(
+            f"no CLASS/NAME.png under {folder}: is it a copy of CIFAR as PNG?"
+        )
     images = np.empty((len(files), SIDE, SIDE, 3), np.uint8)
     for i, file in enumerate(files):
         with Image.open(file) as image:
@@ -119,9 +127,11 @@ def _read_split(folder: Path) -> Split:
 def join(cifar10: dict[str, Split], cifar100: dict[str, Split]) -> Cifar:
     """Both sets under one list of classes and one list of nouns."""
     train = (cifar10["train"], cifar100["train"])
-    classes = tuple(name for split in train for name in dict.fromkeys(split.class_names))
-    # The sets share no class name (CIFAR-10's truck is CIFAR-100's "pickup truck"), so one index
-    # serves both; a copy that breaks this would silently merge classes.
+    classes = tuple(
+        name for split in train for name in dict.fromkeys(split.class_names)
+    )
+    # The sets share no class name (CIFAR-10's truck is CIFAR-100's "pickup truck"), so
+    # one index serves both; a copy that breaks this would silently merge classes.
     if len(set(classes)) != len(classes):
         raise ValueError("the two sets share a class name")
     names = [noun for split in train for noun in split.noun_names]
@@ -159,7 +169,9 @@ def cut_mosaic(picture: Images, count: int, side: int = SIDE) -> Images:
     """The first ``count`` tiles of a mosaic: the inverse of :func:`mosaic`."""
     rows, columns = picture.shape[0] // side, picture.shape[1] // side
     if count > rows * columns:
-        raise ValueError(f"the mosaic holds {rows * columns} tiles, {count} were asked for")
+        raise ValueError(
+            f"the mosaic holds {rows * columns} tiles, {count} were asked for"
+        )
     tiles = picture.reshape(rows, side, columns, side, 3).swapaxes(1, 2)
     return tiles.reshape(-1, side, side, 3)[:count].copy()
 
@@ -167,7 +179,8 @@ def cut_mosaic(picture: Images, count: int, side: int = SIDE) -> Images:
 def save_packs(splits: dict[str, Split], folder: Path | str) -> list[Path]:
     """Write ``NAME-00.webp``... for each split, and ``labels.json.gz`` with every key.
 
-    ``splits`` names them ``train10``, ``test10``, ``train100``, ``test100``. Returns the files.
+    ``splits`` names them ``train10``, ``test10``, ``train100``, ``test100``. Returns
+    the files.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -183,25 +196,34 @@ def save_packs(splits: dict[str, Split], folder: Path | str) -> list[Path]:
     return [*(file for file, _ in jobs), folder / LABELS]
 
 
-def save_mosaic(file: Path, images: Images, columns: int = COLUMNS, effort: int = 60) -> None:
+def save_mosaic(
+    file: Path, images: Images, columns: int = COLUMNS, effort: int = 60
+) -> None:
     """One lossless WebP (a fifth smaller than PNG); ``effort`` 100 saves 1 % and takes 25 x."""
     picture = Image.fromarray(mosaic(images, columns))
-    picture.save(file, "WEBP", lossless=True, quality=effort, method=6 if effort == 100 else 4)
+    picture.save(
+        file, "WEBP", lossless=True, quality=effort, method=6 if effort == 100 else 4
+    )
 
 
 def load_packs(folder: Path | str) -> Cifar:
     """Read what :func:`save_packs` wrote, from ``folder`` or any folders below it.
 
-    The files of ``test100`` may be absent; any other missing file is an error that names it.
+    The files of ``test100`` may be absent; any other missing file is an error that
+    names it.
     """
     found = {file.name: file for file in Path(folder).rglob("*") if file.is_file()}
     if LABELS not in found:
-        raise FileNotFoundError(f"no {LABELS} under {folder}: write it with training/cifar.py")
+        raise FileNotFoundError(
+            f"no {LABELS} under {folder}: write it with training/cifar.py"
+        )
     stored = json.loads(gzip.decompress(found[LABELS].read_bytes()))
     keys = {name: tuple(listed) for name, listed in stored.items()}
     if "test100-00.webp" not in found:
         keys["test100"] = ()
-    splits = {name: Split(_load_images(found, name, len(k)), k) for name, k in keys.items()}
+    splits = {
+        name: Split(_load_images(found, name, len(k)), k) for name, k in keys.items()
+    }
     return join(
         {"train": splits["train10"], "test": splits["test10"]},
         {"train": splits["train100"], "test": splits["test100"]},
@@ -227,8 +249,12 @@ def _load_pack(found: dict[str, Path], images: Images, file: str, start: int) ->
 
 def main() -> None:
     """Command line: read the two folders, write the packs, report the sizes."""
-    parser = argparse.ArgumentParser(description="Pack CIFAR-10 and CIFAR-100 for training.")
-    parser.add_argument("root10", type=Path, help="copy of CIFAR-10: SPLIT/CLASS/NAME.png")
+    parser = argparse.ArgumentParser(
+        description="Pack CIFAR-10 and CIFAR-100 for training."
+    )
+    parser.add_argument(
+        "root10", type=Path, help="copy of CIFAR-10: SPLIT/CLASS/NAME.png"
+    )
     parser.add_argument("root100", type=Path, help="copy of CIFAR-100, likewise")
     parser.add_argument("--out", type=Path, required=True, help="folder for the packs")
     args = parser.parse_args()
@@ -245,7 +271,9 @@ def main() -> None:
     print(f"wrote {len(files)} files, {total / 1e6:.1f} MB, to {args.out}")
     start = time.perf_counter()
     data = load_packs(args.out)
-    print(f"read back in {time.perf_counter() - start:.1f} s: {len(data.nouns):,} nouns")
+    print(
+        f"read back in {time.perf_counter() - start:.1f} s: {len(data.nouns):,} nouns"
+    )
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
 """Make the slice of CIFAR-10 that the package carries.
 
 Reads a copy of CIFAR-10 as PNG files (see ``cifar.py``) and writes to
-``src/cliquetta/data/bundled``: ``test.webp`` and ``test.json`` with 200 test pictures per class,
-``few-shot.webp`` and ``few-shot.json`` with 16 training pictures per class::
+``src/cliquetta/data/bundled``: ``test.webp`` and ``test.json`` with 200 test pictures
+per class, ``few-shot.webp`` and ``few-shot.json`` with 16 training pictures per class::
 
     python training/make_bundle.py CIFAR-10-dataset
 
-The draw looks at nothing but file names: of each class, the pictures whose key has the smallest
-SHA-256 after the word :data:`SEED`. It is the same on every machine and version of Python.
+The draw looks at nothing but file names: of each class, the pictures whose key has the
+smallest SHA-256 after the word :data:`SEED`. It is the same on every machine and
+version of Python.
 """
 
 import argparse
@@ -31,7 +32,9 @@ def draw(keys: tuple[str, ...], per_class: int, seed: str = SEED) -> list[int]:
         by_class.setdefault(key.split("/")[0], []).append((rank, i))
     if short := [name for name, ranks in by_class.items() if len(ranks) < per_class]:
         raise ValueError(f"fewer than {per_class} pictures of {', '.join(short)}")
-    return sorted(i for ranks in by_class.values() for _, i in sorted(ranks)[:per_class])
+    return sorted(
+        i for ranks in by_class.values() for _, i in sorted(ranks)[:per_class]
+    )
 
 
 def write(split: Split, origin: str, per_class: int, name: str, folder: Path) -> None:
@@ -54,7 +57,9 @@ def write(split: Split, origin: str, per_class: int, name: str, folder: Path) ->
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="Make the bundled slice of CIFAR-10.")
-    parser.add_argument("root", type=Path, help="copy of CIFAR-10: SPLIT/CLASS/NAME.png")
+    parser.add_argument(
+        "root", type=Path, help="copy of CIFAR-10: SPLIT/CLASS/NAME.png"
+    )
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder to write to")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)

@@ -3,9 +3,10 @@
     python training/cifar.py CIFAR-10-dataset CIFAR-100-dataset --out packs
     python training/train_micro.py packs --out build/micro --epochs 160
 
-Captions are made from the finer nouns in the original file names of the images (``tabby`` for a
-cat) and from the class names, in neutral templates; nothing in training looks like a corruption,
-so that corruptions remain a shift. All images of a caption's class count as its positives.
+Captions are made from the finer nouns in the original file names of the images
+(``tabby`` for a cat) and from the class names, in neutral templates; nothing in
+training looks like a corruption, so that corruptions remain a shift. All images of a
+caption's class count as its positives.
 """
 
 import argparse
@@ -31,7 +32,9 @@ from cliquetta.prompts.classes import ClassPrompts
 MERGES = 3582  # 512 byte tokens + merges + 2 specials = 4096
 CONFIG = CLIPConfig(
     embed_dim=256,
-    vision=VisionConfig(image_size=32, patch_size=4, width=256, layers=8, heads=4, hidden=1024),
+    vision=VisionConfig(
+        image_size=32, patch_size=4, width=256, layers=8, heads=4, hidden=1024
+    ),
     text=TextConfig(
         context_length=32,
         vocab_size=512 + MERGES + 2,
@@ -84,7 +87,9 @@ class Recipe:
 def captions(noun: str, label: str) -> list[str]:
     """All captions of an image: its noun, its class, and both, in every template."""
     noun, label = noun.replace("_", " "), label.replace("_", " ")
-    forms = [noun, label] if noun == label else [noun, label, f"{noun}, a type of {label}"]
+    forms = (
+        [noun, label] if noun == label else [noun, label, f"{noun}, a type of {label}"]
+    )
     return [template.replace("{}", form) for form in forms for template in TEMPLATES]
 
 
@@ -104,24 +109,38 @@ def augment(images: Tensor, recipe: Recipe, generator: torch.Generator) -> Tenso
     columns = torch.where(flip, columns.flip(1), columns)
     rows = size + dy
     batch = torch.arange(B, device=device)[:, None, None]
-    x = x.permute(0, 2, 3, 1)[batch, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+    x = x.permute(0, 2, 3, 1)[batch, rows[:, :, None], columns[:, None, :]].permute(
+        0, 3, 1, 2
+    )
     x = x * uniform(0.7, 1.3)
     mean = x.mean(dim=(1, 2, 3), keepdim=True)
     x = (x - mean) * uniform(0.7, 1.3) + mean
     cy, cx = torch.randint(0, 32, (2, B, 1), device=device, generator=generator)
     half = recipe.cutout // 2
-    hole = ((size - cy).abs() < half)[:, :, None] & ((size - cx).abs() < half)[:, None, :]
+    hole = ((size - cy).abs() < half)[:, :, None] & ((size - cx).abs() < half)[
+        :, None, :
+    ]
     keep = torch.rand(B, 1, 1, device=device, generator=generator) < 0.5
     x = torch.where((hole & keep)[:, None], mean.expand_as(x), x)
     return x.clamp(0, 1)
 
 
-def contrastive_loss(image: Tensor, text: Tensor, positives: Tensor, scale: Tensor) -> Tensor:
+def contrastive_loss(
+    image: Tensor, text: Tensor, positives: Tensor, scale: Tensor
+) -> Tensor:
     """Cross-entropy in both directions against all positives of a row, weights summing to one."""
     logits = scale * image @ text.T
-    forward = -(positives / positives.sum(1, keepdim=True) * logits.log_softmax(1)).sum(1).mean()
+    forward = (
+        -(positives / positives.sum(1, keepdim=True) * logits.log_softmax(1))
+        .sum(1)
+        .mean()
+    )
     backward = (
-        -(positives / positives.sum(0, keepdim=True).clamp_min(1e-6) * logits.log_softmax(0))
+        -(
+            positives
+            / positives.sum(0, keepdim=True).clamp_min(1e-6)
+            * logits.log_softmax(0)
+        )
         .sum(0)
         .mean()
     )
@@ -129,7 +148,9 @@ def contrastive_loss(image: Tensor, text: Tensor, positives: Tensor, scale: Tens
 
 
 @torch.no_grad()
-def accuracy(model: CLIP, pixels: Tensor, labels: Tensor, prompts: ClassPrompts) -> float:
+def accuracy(
+    model: CLIP, pixels: Tensor, labels: Tensor, prompts: ClassPrompts
+) -> float:
     """Zero-shot top-1 in percent."""
     classifier = model.classifier(prompts)
     hits = 0
@@ -147,7 +168,9 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=Recipe.epochs)
     parser.add_argument("--minutes", type=float, default=Recipe.minutes)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument(
+        "--device", default="cuda" if torch.cuda.is_available() else "cpu"
+    )
     options = parser.parse_args()
     recipe = Recipe(epochs=options.epochs, minutes=options.minutes, seed=options.seed)
     device = torch.device(options.device)
@@ -185,7 +208,9 @@ def main() -> None:
     )
     average = copy.deepcopy(model).requires_grad_(False)
     visual = torch.compile(model.visual) if device.type == "cuda" else model.visual
-    encode = torch.compile(model.text.encode) if device.type == "cuda" else model.text.encode
+    encode = (
+        torch.compile(model.text.encode) if device.type == "cuda" else model.text.encode
+    )
     per_epoch = len(images) // recipe.batch
     steps = recipe.epochs * per_epoch
     log: list[dict[str, float]] = []
@@ -197,7 +222,9 @@ def main() -> None:
             if step >= steps:
                 break
             progress = step / steps
-            factor = min(progress / recipe.warmup, 0.5 * (1 + math.cos(math.pi * progress)))
+            factor = min(
+                progress / recipe.warmup, 0.5 * (1 + math.cos(math.pi * progress))
+            )
             for group in optimiser.param_groups:
                 group["lr"] = recipe.lr * factor
             x = augment(images[rows], recipe, generator)
@@ -206,13 +233,17 @@ def main() -> None:
             if torch.rand((), generator=None).item() < recipe.cutmix:
                 mate = torch.randperm(len(rows), device=device, generator=generator)
                 side = int(32 * math.sqrt(np.random.beta(1.0, 1.0)))
-                top, left = np.random.randint(0, 33 - side, size=2) if side < 32 else (0, 0)
+                top, left = (
+                    np.random.randint(0, 33 - side, size=2) if side < 32 else (0, 0)
+                )
                 x[:, :, top : top + side, left : left + side] = x[mate][
                     :, :, top : top + side, left : left + side
                 ]
                 share = 1 - side * side / 1024
                 same = share * same + (1 - share) * same[mate]
-            choice = torch.randint(0, most, (len(rows),), device=device, generator=generator)
+            choice = torch.randint(
+                0, most, (len(rows),), device=device, generator=generator
+            )
             ids = table[image_pair[rows], choice]
             with torch.autocast(device.type, torch.bfloat16):
                 image = F.normalize(visual((x - mean) / std).float(), dim=-1)
@@ -227,7 +258,9 @@ def main() -> None:
                 model.logit_scale.clamp_(0, math.log(100))
                 decay = min(recipe.average, (1 + step) / (10 + step))
                 torch._foreach_lerp_(
-                    list(average.parameters()), [p.detach() for p in model.parameters()], 1 - decay
+                    list(average.parameters()),
+                    [p.detach() for p in model.parameters()],
+                    1 - decay,
                 )
             total += float(loss.detach()) if step % 50 == 0 else 0.0
             step += 1
@@ -235,9 +268,13 @@ def main() -> None:
                 mark = time.time()
             if step == 400 and mark:
                 pace = (time.time() - mark) / 300
-                fits = int((recipe.minutes * 60 - (time.time() - started)) / pace) + step
+                fits = (
+                    int((recipe.minutes * 60 - (time.time() - started)) / pace) + step
+                )
                 if fits < steps:
-                    print(f"{pace * 1000:.1f} ms a step: {steps} steps shortened to {fits}")
+                    print(
+                        f"{pace * 1000:.1f} ms a step: {steps} steps shortened to {fits}"
+                    )
                     steps = fits
             if step % 1000 == 0:
                 entry = {
@@ -264,19 +301,31 @@ def main() -> None:
         "parameters": sum(p.numel() for p in average.parameters()),
         "log": log,
     }
-    for name, path in (("float", "micro-float.safetensors"), ("int8", "micro.safetensors")):
+    for name, path in (
+        ("float", "micro-float.safetensors"),
+        ("int8", "micro.safetensors"),
+    ):
         candidate = create_model(options.out / path).to(device)
         for split, pixels, labels, names in (
             ("cifar10", data.test10_images, data.test10_label, data.classes[:10]),
-            ("cifar100", data.test100_images, data.test100_label - 10, data.classes[10:]),
+            (
+                "cifar100",
+                data.test100_images,
+                data.test100_label - 10,
+                data.classes[10:],
+            ),
         ):
             x = torch.from_numpy(pixels).permute(0, 3, 1, 2).to(device).float() / 255
             answer = torch.from_numpy(np.asarray(labels)).to(device)
             prompts = ClassPrompts(tuple(names))
-            result[f"{split} {name}"] = accuracy(candidate, (x - mean) / std, answer, prompts)
+            result[f"{split} {name}"] = accuracy(
+                candidate, (x - mean) / std, answer, prompts
+            )
             if split == "cifar10":
                 for sigma in (0.05, 0.10):
-                    noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
+                    noise = torch.randn(
+                        x.shape, generator=torch.Generator().manual_seed(0)
+                    )
                     noisy = (x + sigma * noise.to(device)).clamp(0, 1)
                     result[f"{split} {name} noise {sigma}"] = accuracy(
                         candidate, (noisy - mean) / std, answer, prompts

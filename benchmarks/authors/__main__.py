@@ -3,9 +3,10 @@
     python -m benchmarks.authors DIR [--methods tda,mta] [--out docs/results/authors.md]
 
 DIR holds a work tree of each repository as ``owner+name`` (``git clone
-https://github.com/owner/name DIR/owner+name``); the table names the commits that were compared.
-Authors' files are imported or executed in parts, patched to run in float32 on the CPU, and nothing
-of them is stored. What they import beside torch: ``pip install -e .[authors]``.
+https://github.com/owner/name DIR/owner+name``); the table names the commits that were
+compared. Authors' files are imported or executed in parts, patched to run in float32 on
+the CPU, and nothing of them is stored. What they import beside torch: ``pip install -e
+.[authors]``.
 """
 
 import argparse

@@ -264,7 +264,8 @@ def tip_adapter(repository: Repository) -> Iterator[Row]:
 
     patches = {"import clip\n": "", "from tqdm import tqdm": "tqdm = lambda x: x"}
     space = run_text(repository.text("utils.py", patches=patches))
-    # Their counting of hits does not run under the installed numpy; the number is the same.
+    # Their counting of hits does not run under the installed numpy; the number is the
+    # same.
     space["cls_acc"] = lambda logits, labels, topk=1: (
         100.0 * float((logits.argmax(dim=1) == labels).float().mean())
     )

@@ -409,7 +409,8 @@ class Scaler:
 def subtta(repository: Repository, openai: Repository) -> Iterator[Row]:
     """``SUBTTA`` in batches larger than the features' width.
 
-    In smaller ones eigenvalues coincide, and torch's derivative of their decomposition is NaN.
+    In smaller ones eigenvalues coincide, and torch's derivative of their decomposition
+    is NaN.
     """
     folder = "classification"
     text = repository.text(

@@ -72,8 +72,8 @@ def rounding(size: float) -> float:
 def compare(case: str, ours: Tensor, theirs: Tensor, *, reason: str = "") -> Row:
     """Compare logits or probabilities (B, N).
 
-    A logit is a sum of products over the features' width. A probability moves by at most a quarter
-    of what logits of a scale of 100 do.
+    A logit is a sum of products over the features' width. A probability moves by at
+    most a quarter of what logits of a scale of 100 do.
     """
     ours, theirs = ours.detach().float(), theirs.detach().float()
     same = (ours.argmax(dim=1) == theirs.argmax(dim=1)).float().mean()

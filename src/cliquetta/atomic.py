@@ -115,8 +115,8 @@ def sync_folder(folder: Path) -> None:
 def exclusive(path: Path, lock_file: Path | None = None) -> Iterator[None]:
     """Hold the lock of a folder, or raise :class:`BusyError` at once; a dead process holds none.
 
-    An absent folder is made; a file has its lock in a hidden ``lock_file`` beside it. The file of a
-    lock goes with it (not on Windows).
+    An absent folder is made; a file has its lock in a hidden ``lock_file`` beside it.
+    The file of a lock goes with it (not on Windows).
     """
     lock_file = lock_file or path / ".lock"
     lock_file.parent.mkdir(parents=True, exist_ok=True)

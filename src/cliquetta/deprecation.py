@@ -25,8 +25,8 @@ def deprecated(
         until: The version that no longer has it.
 
     Returns:
-        A decorator. Readers see a :class:`FutureWarning`, because Python hides the usual
-        ``DeprecationWarning`` from them.
+        A decorator. Readers see a :class:`FutureWarning`, because Python hides the
+        usual ``DeprecationWarning`` from them.
 
     """
     remedy = f"use {instead}; it goes in version {until}"

@@ -1,7 +1,8 @@
 """Errors that more than one part of the package raises.
 
-A :class:`UserError` is bad input: its message says what to do, and a command prints it without a
-trace. Any other exception is a defect, except those of the operating system (``OSError``).
+A :class:`UserError` is bad input: its message says what to do, and a command prints it
+without a trace. Any other exception is a defect, except those of the operating system
+(``OSError``).
 """
 
 import difflib

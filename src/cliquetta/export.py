@@ -1,7 +1,7 @@
 """Adapted models for use without this package: ONNX, or a program of ``torch.export``.
 
-Preprocessed pixels in, logits out, for any batch size, as :meth:`Adapter.frozen_model` computes
-them; class names and preprocessing are in the file's metadata.
+Preprocessed pixels in, logits out, for any batch size, as :meth:`Adapter.frozen_model`
+computes them; class names and preprocessing are in the file's metadata.
 """
 
 import copy
@@ -69,12 +69,14 @@ def export_model(adapter: Adapter, path: Path | str, *, half: bool = False) -> E
         Path, size, opset and metadata of the file.
 
     Raises:
-        UserError: The method has nothing to export, the suffix is neither, or a package is missing.
+        UserError: The method has nothing to export, the suffix is neither, or a package
+            is missing.
 
     """
     path = Path(path)
     suffix = check_format(path)
-    # A copy: the adapter's own weights may be on another device or of another precision.
+    # A copy: the adapter's own weights may be on another device or of another
+    # precision.
     frozen = copy.deepcopy(adapter.frozen_model()).cpu().float()
     if half:
         frozen.visual.half()

@@ -66,8 +66,9 @@ def pipeline(
 
     Args:
         task: ``"zero-shot-image-classification"``, the only one.
-        model: Name or path of a model, or one that is loaded (see :func:`from_model`); there is
-            no default. ``"micro"`` comes with the package, a toy for images of 32 pixels.
+        model: Name or path of a model, or one that is loaded (see :func:`from_model`);
+            there is no default. ``"micro"`` comes with the package, a toy for images of
+            32 pixels.
         method: Name of a method.
         preset: Preset of its config.
         options: Fields of its config.
@@ -75,8 +76,8 @@ def pipeline(
         dtype: Precision of its weights.
         seed: Of the method's random draws and of views.
         batch_size: Images that are predicted, and learned from, at once.
-        reject: Name images of none of the labels: how many of them to look for, such as 0.9.
-            Results then have ``rejected`` and ``rejection_score``.
+        reject: Name images of none of the labels: how many of them to look for, such as
+            0.9. Results then have ``rejected`` and ``rejection_score``.
         calibrate: Scale scores by a temperature that the images set without labels.
         allow_urls: Fetch images that are named by an ``http(s)`` URL.
         url_seconds: Time that one of these may take.
@@ -220,30 +221,31 @@ class ZeroShotImageClassification:
         """Classify one image or several, and learn from them.
 
         Args:
-            images: A path, a URL where these are allowed, a PIL image, an array (H, W, 3) of
-                uint8, or whatever :func:`~cliquetta.data.inputs.separate_images` takes; or several
-                of them, also by a generator.
-            candidate_labels: The classes; those of the call before by default. With others than
-                before, the method keeps what it learned apart from them.
+            images: A path, a URL where these are allowed, a PIL image, an array (H, W,
+                3) of uint8, or whatever :func:`~cliquetta.data.inputs.separate_images`
+                takes; or several of them, also by a generator.
+            candidate_labels: The classes; those of the call before by default. With
+                others than before, the method keeps what it learned apart from them.
             hypothesis_template: Text with ``{}`` for the label, or several to average;
-                transformers' ``"This is a photo of {}."`` by default, without labels those of the
-                call before.
+                transformers' ``"This is a photo of {}."`` by default, without labels
+                those of the call before.
             top_k: Entries per image; all by default.
             batch_size: That of this call; by default that of the pipeline.
-            timeout: Seconds that a URL of this call may take; by default those of the pipeline.
-            progress: Show a progress bar; by default where somebody watches and there are several
-                batches.
+            timeout: Seconds that a URL of this call may take; by default those of the
+                pipeline.
+            progress: Show a progress bar; by default where somebody watches and there
+                are several batches.
             channel_order: Of arrays: ``bgr`` for images that OpenCV has read.
 
         Returns:
-            :class:`LabelScores` of one image, ``[{"score": ..., "label": ...}, ...]``, best first;
-            :class:`ImageScores`, a list of these, for several. Scores are probabilities; those of a
-            sigmoid model (SigLIP) as it is (``zero_shot``) are independent of each other, as
-            transformers gives them.
+            :class:`LabelScores` of one image, ``[{"score": ..., "label": ...}, ...]``,
+            best first; :class:`ImageScores`, a list of these, for several. Scores are
+            probabilities; those of a sigmoid model (SigLIP) as it is (``zero_shot``)
+            are independent of each other, as transformers gives them.
 
         Raises:
-            UserError: Labels that cannot be used, or an image that cannot be read; what was
-                learned is then as it was before the call.
+            UserError: Labels that cannot be used, or an image that cannot be read; what
+                was learned is then as it was before the call.
 
         """
         is_one = is_single(images)
@@ -370,7 +372,8 @@ class ZeroShotImageClassification:
         """Continue from a file of :meth:`save`, with its labels.
 
         Raises:
-            UserError: It was saved with another method, model or config, or not by a pipeline.
+            UserError: It was saved with another method, model or config, or not by a
+                pipeline.
 
         """
         notes = read_header(path)["notes"]

@@ -46,13 +46,15 @@ def connected(
 ) -> Iterator[Any]:
     """Ray, connected; a cluster of this machine has ``cores`` (all, if not given).
 
-    Workers have the priority of this process, and their threads wait as those of this process do.
+    Workers have the priority of this process, and their threads wait as those of this
+    process do.
     """
     try:
         os.environ.setdefault(
             "RAY_USAGE_STATS_ENABLED", "0"
         )  # nothing is sent to anybody
-        # hides Ray's own lines about what goes well, or was deprecated in versions that we allow
+        # hides Ray's own lines about what goes well, or was deprecated in versions that
+        # we allow
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
         import ray
 

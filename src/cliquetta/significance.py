@@ -9,8 +9,10 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-EXACT = 20_000  # up to this sum of weights p is exact; above, normal: right to a few percent
-STEPS = 8_000  # differences that are no whole numbers are rounded to this share of their sum
+# up to this sum of weights p is exact; above, normal: right to a few percent
+EXACT = 20_000
+# differences that are no whole numbers are rounded to this share of their sum
+STEPS = 8_000
 
 
 @dataclass(frozen=True)
@@ -89,8 +91,8 @@ NORMAL = NormalDist().inv_cdf(0.975)
 def student_quantile(freedom: int) -> float:
     """Return the 97.5 % quantile of Student's t with some degrees of freedom, five or more.
 
-    The Cornish-Fisher series in one over ``freedom``, right to 0.003 there (Abramowitz and Stegun,
-    26.7.5).
+    The Cornish-Fisher series in one over ``freedom``, right to 0.003 there (Abramowitz
+    and Stegun, 26.7.5).
     """
     z = NORMAL
     inverse = 1 / freedom

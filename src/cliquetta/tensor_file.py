@@ -1,6 +1,7 @@
 """Named tensors and a header in one safetensors file: states, fitted methods, checkpoints.
 
-Bytes of any origin may be read: they are parsed as safetensors and JSON, nothing is executed.
+Bytes of any origin may be read: they are parsed as safetensors and JSON, nothing is
+    executed.
 """
 
 import json
@@ -32,7 +33,8 @@ def pack_raw(
         return save(flat)
     data = save(flat, metadata=dict(metadata))
     end = 8 + int.from_bytes(data[:8], "little")
-    # safetensors writes the metadata in the order of a hash table, another one every time
+    # safetensors writes the metadata in the order of a hash table, another one every
+    # time
     head = json.dumps(
         json.loads(data[8:end]), sort_keys=True, separators=(",", ":")
     ).encode()

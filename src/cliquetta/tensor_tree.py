@@ -1,7 +1,8 @@
 """Nested tuples of tensors by the names of their fields.
 
-A tree is a tensor, a tuple of trees, or anything else, which is a constant. Named tuples give the
-names of their fields, others numbers, so that a tensor has a path such as ``domains.0.key.mean``.
+A tree is a tensor, a tuple of trees, or anything else, which is a constant. Named
+tuples give the names of their fields, others numbers, so that a tensor has a path such
+as ``domains.0.key.mean``.
 """
 
 from collections.abc import Callable, Iterator, Mapping

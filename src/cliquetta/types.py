@@ -14,8 +14,9 @@ from cliquetta.errors import UserError
 class Batch:
     """Preprocessed images and their names; ``views`` only when the method asked for them.
 
-    ``images`` is (B, 3, H, W). ``views`` is (B, V, 3, H, W) with view 0 equal to ``images``;
-    it is made per image from ``(seed, key)``, so that all methods of a comparison see the same.
+    ``images`` is (B, 3, H, W). ``views`` is (B, V, 3, H, W) with view 0 equal to
+    ``images``; it is made per image from ``(seed, key)``, so that all methods of a
+    comparison see the same.
     """
 
     images: Tensor
@@ -55,14 +56,15 @@ class Rejection(NamedTuple):
 class Prediction:
     """The prediction of a method: ``logits`` (B, N), float32, finite, always those scored.
 
-    ``softmax(logits)`` are the class probabilities of the method. Methods that compare features
-    return cosines times CLIP's scale; those that average or mix probabilities return their
-    logarithms. ``evidence`` explains a prediction to a report (cliques, prompts used, losses);
-    nothing that is scored may be computed from it. ``rejection`` says which images are of none of
-    the classes, where a method was asked to (:meth:`Adapter.enable_rejection`). ``names`` is the
-    class list. ``errors`` says why images could not be read, by their place in the batch, where a
-    method was asked for rows of these (``errors="row"`` of :meth:`Adapter.predict`): their logits
-    are NaN, and evidence is about the other images.
+    ``softmax(logits)`` are the class probabilities of the method. Methods that compare
+    features return cosines times CLIP's scale; those that average or mix probabilities
+    return their logarithms. ``evidence`` explains a prediction to a report (cliques,
+    prompts used, losses); nothing that is scored may be computed from it. ``rejection``
+    says which images are of none of the classes, where a method was asked to
+    (:meth:`Adapter.enable_rejection`). ``names`` is the class list. ``errors`` says why
+    images could not be read, by their place in the batch, where a method was asked for
+    rows of these (``errors="row"`` of :meth:`Adapter.predict`): their logits are NaN,
+    and evidence is about the other images.
 
     >>> prediction = Prediction(torch.tensor([[0.0, 2.0, 1.0]]), names=("cat", "dog", "ship"))
     >>> prediction.labels
@@ -108,8 +110,8 @@ class Prediction:
             independent: See :meth:`topk`.
 
         Returns:
-            ``(name, probability)`` pairs of every image, the best first; none of an image that
-            could not be read.
+            ``(name, probability)`` pairs of every image, the best first; none of an
+            image that could not be read.
 
         Raises:
             UserError: The prediction does not know the class names.
@@ -135,8 +137,9 @@ class Prediction:
 
         Args:
             k: Classes per image; all where there are fewer.
-            independent: Whether a class has the sigmoid of its logit as its probability, as models
-                such as SigLIP mean it, and not its share of the softmax.
+            independent: Whether a class has the sigmoid of its logit as its
+                probability, as models such as SigLIP mean it, and not its share of the
+                softmax.
 
         Returns:
             Probabilities and indices of the best classes, (B, k) each, the best first.
@@ -160,9 +163,9 @@ class ViewSpec:
     """The augmented views that a method wants: ``count`` of ``kind``, the first plain.
 
     ``kind`` is a key of :data:`cliquetta.data.views.VIEW_KINDS` (``resized-crop``,
-    ``zoom-crop``, ``augmix``); ``zoom`` is the shorter side, as a multiple of the model's input
-    size, to which ``zoom-crop`` enlarges before it crops; ``min_area`` is the smallest crop of the
-    other kinds, as a fraction of the image's area.
+    ``zoom-crop``, ``augmix``); ``zoom`` is the shorter side, as a multiple of the
+    model's input size, to which ``zoom-crop`` enlarges before it crops; ``min_area`` is
+    the smallest crop of the other kinds, as a fraction of the image's area.
     """
 
     kind: str

@@ -15,7 +15,8 @@ def make_clusters(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Features (images, width) in a random order, their labels, and text features.
 
-    Each class has a text direction and a centre some way off it, around which its images lie.
+    Each class has a text direction and a centre some way off it, around which its
+    images lie.
     """
     generator = torch.Generator().manual_seed(seed)
     text = F.normalize(torch.randn(classes, width, generator=generator), dim=-1)

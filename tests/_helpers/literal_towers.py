@@ -1,7 +1,7 @@
 """CLIP's towers written out: one sequence at a time, through torch's own attention.
 
-An independent reading of the model for the tests: it shares with the package only the names of
-the weights. Everything is differentiable.
+An independent reading of the model for the tests: it shares with the package only the
+names of the weights. Everything is differentiable.
 """
 
 from typing import Any

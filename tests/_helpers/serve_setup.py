@@ -92,8 +92,8 @@ class Alone:
     def __init__(self, model: CLIP, method: str = STATEFUL, **options: Any) -> None:
         config = method_config(method, None, options)
         self.adapter: Adapter = create_method(
-            method, model, ClassPrompts(CLASSES), config
-        )  # type: ignore[arg-type]
+            method, model, ClassPrompts(tuple(CLASSES)), config
+        )
 
     def predict(self, images: list[bytes]) -> list[dict[str, float]]:
         """Probability by class of every picture."""

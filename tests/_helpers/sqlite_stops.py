@@ -1,7 +1,7 @@
 """Processes that end at a chosen file operation of SQLite, as if they had been killed there.
 
-SQLite lets programs replace the functions by which it calls the operating system. Ours count those
-that change files, and end the process before the one that was chosen.
+SQLite lets programs replace the functions by which it calls the operating system. Ours
+count those that change files, and end the process before the one that was chosen.
 """
 
 import ctypes

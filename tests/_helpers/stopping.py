@@ -33,13 +33,13 @@ def in_fork(
 
     Only files with ``name`` in their path count.
 
-    Operations are those that Python reports to audit hooks (opening for writing, renaming,
-    removing, linking, making folders) and ``os.fsync``, which does nothing here: a process is
-    lost, not a machine. Nothing is flushed or cleaned up.
+    Operations are those that Python reports to audit hooks (opening for writing,
+    renaming, removing, linking, making folders) and ``os.fsync``, which does nothing
+    here: a process is lost, not a machine. Nothing is flushed or cleaned up.
 
     Returns:
-        Its exit status: 0, ``KILLED`` where it was stopped, 1 after an error, which is printed, or
-        that of SIGALRM if it hangs.
+        Its exit status: 0, ``KILLED`` where it was stopped, 1 after an error, which is
+        printed, or that of SIGALRM if it hangs.
 
     """
     _wait_for_threads()
@@ -60,15 +60,15 @@ def in_fork(
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-_steady = (
-    0  # threads of this process while nothing runs: pools of libraries, and this one
-)
+# threads of this process while nothing runs: pools of libraries, and this one
+_steady = 0
 
 
 def _wait_for_threads() -> None:
     """Wait until no thread is on its way out.
 
-    One that was joined still clears up below Python, and a fork has the locks that it holds then.
+    One that was joined still clears up below Python, and a fork has the locks that it
+    holds then.
     """
     global _steady
     tasks, end = Path("/proc/self/task"), time.monotonic() + 0.5
@@ -82,7 +82,8 @@ def _stop_at(number: int | None, folder: str, part: str) -> None:
 
     def operate(path: object) -> None:
         name = os.fsdecode(path) if isinstance(path, str | bytes | os.PathLike) else ""
-        # names without a folder are relative to an open one, as shutil.rmtree gives them
+        # names without a folder are relative to an open one, as shutil.rmtree gives
+        # them
         ours = name.startswith(folder) or (name and os.sep not in name)
         if ours and part in name and next(count) == number:
             os._exit(KILLED)

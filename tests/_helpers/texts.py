@@ -38,8 +38,8 @@ def words_in_templates() -> list[str]:
 
 
 def random_strings(count: int, *, seed: int, old_unicode: bool) -> list[str]:
-    """Random strings over all planes; ``old_unicode`` keeps to characters that every Unicode
-    table since 3.2 holds, as libraries are built with different ones."""
+    """Random strings over all planes; ``old_unicode`` keeps to characters that every
+    Unicode table since 3.2 holds, as libraries are built with different ones."""
     rng = random.Random(seed)
     blocks = [
         (32, 127),

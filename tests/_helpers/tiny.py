@@ -51,7 +51,8 @@ def _centre(model: CLIP) -> None:
     images.ln_post.bias.data -= images.ln_post(tokens).mean(dim=0)
     text = model.require_text()
     features = model.encode_text([f"a photo of a {name}." for name in TINY_NAMES])
-    # the projection is wide enough to be inverted: move the bias by what maps to the mean
+    # the projection is wide enough to be inverted: move the bias by what maps to the
+    # mean
     text.ln_final.bias.data -= features.mean(dim=0) @ torch.linalg.pinv(text.projection)
 
 

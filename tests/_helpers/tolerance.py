@@ -1,20 +1,22 @@
 """How far two computations of the same number may lie apart: the tolerances of all tests.
 
-Rounding. A sum of ``n`` rounded terms in a format with unit round-off ``u`` is off by at most
-``lambda * sqrt(n) * u`` times the sum of its terms' sizes, except with a chance of
-``2 n exp(-lambda**2 / 2)`` (Higham and Mary, SIAM J. Sci. Comput. 41, 2019); ``lambda = 6`` makes
-that one in a million for the sums here. Two computations that order the sum differently, as kernels
-of two CPUs do, are off by that much each. :func:`rounding` is this bound, and the names below are
-it for what the tests compare: the number format, the terms, and by what the result is scaled. A
-float32 result that is compared with one in float64 has the bound of its own format.
+Rounding. A sum of ``n`` rounded terms in a format with unit round-off ``u`` is off by
+at most ``lambda * sqrt(n) * u`` times the sum of its terms' sizes, except with a chance
+of ``2 n exp(-lambda**2 / 2)`` (Higham and Mary, SIAM J. Sci. Comput. 41, 2019);
+``lambda = 6`` makes that one in a million for the sums here. Two computations that
+order the sum differently, as kernels of two CPUs do, are off by that much each.
+:func:`rounding` is this bound, and the names below are it for what the tests compare:
+the number format, the terms, and by what the result is scaled. A float32 result that is
+compared with one in float64 has the bound of its own format.
 
-A name serves as absolute tolerance for values of size one and as relative tolerance otherwise.
-Where a test gives none, ``torch.testing.assert_close`` uses torch's own for the format, and
-``pytest.approx`` 1e-6 of the value, both far above a single rounding. Where two results must
-*differ*, the stated margin is the size of an effect, not a tolerance.
+A name serves as absolute tolerance for values of size one and as relative tolerance
+otherwise. Where a test gives none, ``torch.testing.assert_close`` uses torch's own for
+the format, and ``pytest.approx`` 1e-6 of the value, both far above a single rounding.
+Where two results must *differ*, the stated margin is the size of an effect, not a
+tolerance.
 
-Sampling. A share or a mean of ``n`` random draws is compared under :func:`sampling`, five standard
-errors.
+Sampling. A share or a mean of ``n`` random draws is compared under :func:`sampling`,
+five standard errors.
 """
 
 import math
@@ -65,10 +67,12 @@ GRADIENT = rounding(torch.float32, 3 * TOWER_TERMS, TINY_SCALE)
 ADAPTED = rounding(torch.float32, 4 * TOWER_TERMS, TINY_SCALE)
 """A logit after a step along such a gradient: a second forward pass comes on top."""
 DOUBLE = math.sqrt(torch.finfo(torch.float64).eps * torch.finfo(torch.float32).eps)
-"""Anything in float64: half-way, on a logarithmic scale, between the round-off of float64 and that
-of float32, so that a value that passed through float32 by mistake is caught."""
+"""Anything in float64: half-way, on a logarithmic scale, between the round-off of
+float64 and that of float32, so that a value that passed through float32 by mistake is
+caught."""
 STEP = rounding(torch.float64, 3 * TOWER_TERMS) * 1e-2 / 1e-8
-"""Parameters after a step of Adam in float64: ``lr * g / (|g| + eps)`` amplifies an error of a
-gradient near zero by ``lr / eps``, here 1e-2 and 1e-8; also iterations that amplify as much."""
+"""Parameters after a step of Adam in float64: ``lr * g / (|g| + eps)`` amplifies an
+error of a gradient near zero by ``lr / eps``, here 1e-2 and 1e-8; also iterations that
+amplify as much."""
 BLOCK_STORES = 8
 """Tensors that a block of a half-precision tower rounds: each sum inside is made in float32."""

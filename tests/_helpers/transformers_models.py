@@ -102,7 +102,8 @@ def tiny_metaclip2(end: int = 2) -> Any:
 def tiny_siglip(*, vocab_size: int = 64, sharpness: float = 1.0) -> Any:
     """A random ``SiglipModel`` of 32 pixels, whose texts and images differ in width.
 
-    ``sharpness`` scales queries and keys, so that a few words stand out among the padding.
+    ``sharpness`` scales queries and keys, so that a few words stand out among the
+    padding.
     """
     pytest.importorskip(
         "transformers", minversion="5"

@@ -115,8 +115,8 @@ def split(path: Path, rows: Sequence[tuple[str, int, str]]) -> None:
 def tree(folder: str, pictured: str, file: str = "", text: str = "") -> Tree:
     """Pictures ``path > key: class; ...`` below a folder, and a list of them.
 
-    A picture without a class is in no split. Where classes have numbers, as in ``key: 3 class``,
-    the list is a split file of CoOp.
+    A picture without a class is in no split. Where classes have numbers, as in ``key: 3
+    class``, the list is a split file of CoOp.
     """
     entries = [entry.partition(": ") for entry in pictured.split("; ")]
 
@@ -142,8 +142,8 @@ def tree(folder: str, pictured: str, file: str = "", text: str = "") -> Tree:
 
 
 def trees(table: str) -> list[tuple[str, Tree]]:
-    """Ids and trees of lines ``id | folder | pictures | file | text``, where the last two may be
-    left out, and indented lines continue the one above."""
+    """Ids and trees of lines ``id | folder | pictures | file | text``, where the last
+    two may be left out, and indented lines continue the one above."""
     rows = re.sub(r"\n +", " ", table.strip()).splitlines()
     cells = ([cell.strip(" ") for cell in row.split("|")] for row in rows)
     return [(id, tree(*about)) for id, *about in cells]

@@ -76,7 +76,8 @@ def test_other_classes_keep_the_stream_and_what_was_learned(
     other, pages = press(first, **form, classes="cat, truck, ship")
     assert (first.batches, other.batches) == (1, 2)
     assert "what was learned about the images is kept" in pages.notice
-    # the same as the library: an adapter with the old state, then the next images of the stream
+    # the same as the library: an adapter with the old state, then the next images of
+    # the stream
     adapter = create_method("domain_norm", tiny_clip, ClassPrompts(NAMES))
     adapter.load_state_dict(learned)
     assert adapter.memory["domains.0.norms.steps"] > 0

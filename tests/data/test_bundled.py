@@ -49,7 +49,8 @@ def test_a_split_that_is_not_bundled_is_refused_by_name() -> None:
         load_bundled(split)
 
 
-# Begin of the SHA-256 of 3,072 bytes, of PNG files of the original set read without this package.
+# Begin of the SHA-256 of 3,072 bytes, of PNG files of the original set read without
+# this package.
 @pytest.mark.parametrize(
     ("split", "index", "key", "digest"),
     [

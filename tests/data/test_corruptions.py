@@ -51,9 +51,9 @@ def test_order_and_company_do_not_matter(name: str) -> None:
     assert np.abs(single.astype(int) - together[4]).max() <= 1
 
 
-# By their published constants some do not move away from the original step by step: glass blur
-# (3 and 5 blur more than the one before, which removes noise), elastic (less shake, more
-# ripples) and frost (from 3 on, less of the picture rather than more ice).
+# By their published constants some do not move away from the original step by step:
+# glass blur (3 and 5 blur more than the one before, which removes noise), elastic (less
+# shake, more ripples) and frost (from 3 on, less of the picture rather than more ice).
 @pytest.mark.parametrize(
     "name", sorted(set(ALL) - {"glass_blur", "elastic_transform", "frost"})
 )

@@ -80,7 +80,8 @@ def test_motion_blur_of_a_point_points_the_right_way() -> None:
     weights /= weights.sum()
     assert np.abs(out[0, 10, 2:11][::-1] - weights).max() < PIXELS
     assert np.abs(out[1, 2:11, 10][::-1] - weights).max() < PIXELS
-    # At 45 degrees steps 1 and 2 (0.71 and 1.41 pixels each way) fall on the same pixel.
+    # At 45 degrees steps 1 and 2 (0.71 and 1.41 pixels each way) fall on the same
+    # pixel.
     diagonal = [out[2, 10 - i, 10 - i] for i in range(4)]
     expected = [weights[0], weights[1] + weights[2], weights[3], weights[4]]
     assert diagonal == pytest.approx(expected, abs=PIXELS)

@@ -190,7 +190,8 @@ def test_a_long_stream_repeats_its_datasets_as_often_as_needed() -> None:
 
 
 DEFAULTS = {
-    "gamma": 0.1,  # the Dirichlet streams of StatA and MOON: 0.1, 0.01, 0.001; the mildest
+    # the Dirichlet streams of StatA and MOON: 0.1, 0.01, 0.001; the mildest
+    "gamma": 0.1,
     "present": (3, 3),  # docs/reproduce.md: `--present 3`
     "imbalance": 10.0,  # the long tails of L-TTA: 10, 20, 50; the mildest
     "length": 10_000,  # help of `cliquetta evaluate --length`

@@ -26,9 +26,12 @@ def test_results_come_in_order(workers: int) -> None:
 
 def test_no_more_than_the_bound_waits_and_no_thread_stays() -> None:
     started: list[int] = []
-    results = map_ahead(
-        lambda x: started.append(x) or x, range(100), workers=2, ahead=3
-    )  # type: ignore[func-returns-value]
+
+    def start(item: int) -> int:
+        started.append(item)
+        return item
+
+    results = map_ahead(start, range(100), workers=2, ahead=3)
     next(results)
     time.sleep(0.05)
     assert len(started) <= 4

@@ -20,8 +20,8 @@ SMALL = ("cars", "sun397", "aircraft", "eurosat", "food101", "pets")
 TEN = (*SMALL, "flowers102", "caltech101", "dtd", "ucf101")
 DATASETS = {*OOD, *TEN}
 
-# The SCAP paper (CVPR 2025): table 1 and the last table of the supplement, columns in its order,
-# the average last.
+# The SCAP paper (CVPR 2025): table 1 and the last table of the supplement, columns in
+# its order, the average last.
 PAPER_OOD = """
 CLIP         47.87 73.98 46.09 61.88 57.46
 CoOp         49.71 75.21 47.99 64.20 59.28
@@ -39,7 +39,8 @@ PAPER_TEN = """
 TDA   67.28 67.62 23.91 58.00 86.14 88.63 71.42 94.24 47.40 70.66 67.53
 SCAP  69.25 66.41 25.44 58.62 86.58 90.27 71.65 94.42 47.79 68.36 67.88
 """
-# Its tables of components and of combination approaches, and the default of both figures.
+# Its tables of components and of combination approaches, and the default of both
+# figures.
 PAPER_COMPONENTS = """
 none               60.98
 text               62.57
@@ -112,8 +113,9 @@ def test_rows_of_other_publications_do_not_change(table: str, digest: str) -> No
     assert hashlib.sha256(rows.encode()).hexdigest()[:16] == digest
 
 
-# "the default values of alpha_r, sigma, L and K set to 1, 0.3, 6, and 3", "k = 3 in the initial
-# top-k predictions", "Adam with a learning rate of 0.003" (another alpha_r than 1 is no setting)
+# "the default values of alpha_r, sigma, L and K set to 1, 0.3, 6, and 3", "k = 3 in the
+# initial top-k predictions", "Adam with a learning rate of 0.003" (another alpha_r than
+# 1 is no setting)
 STATED = {"topk": 3, "lr": 0.003, "bandwidth": 0.3, "capacity": 6, "neighbours": 3}
 SCAP_RUNS = [
     spec
@@ -126,17 +128,19 @@ SCAP_RUNS = [
 @pytest.mark.parametrize("spec", SCAP_RUNS, ids=lambda spec: str(spec)[:60])
 def test_scap_is_run_as_the_paper_says(spec: RunSpec) -> None:
     assert spec.batch_size == 64  # "for all experiments"
-    # "an ensemble of multiple templates for the OOD benchmark, whereas dataset-specific templates
-    # are used for the cross-domain benchmark, following TDA"
+    # "an ensemble of multiple templates for the OOD benchmark, whereas dataset-specific
+    # templates are used for the cross-domain benchmark, following TDA"
     out_of_distribution = spec.dataset in OOD
     source = "scap" if out_of_distribution else "tda"
     assert spec.templates == templates(template_choice(source, spec.dataset))
-    # Their figures are those of 64 views; no views of one kind are printed for cross-domain sets.
+    # Their figures are those of 64 views; no views of one kind are printed for
+    # cross-domain sets.
     assert spec.preset == ("paper-views" if out_of_distribution else "paper-crops")
     options = dict(spec.options)
     config = method_config("scap", spec.preset, options)
     assert vars(config).items() >= {**STATED, "views": 64}.items()
-    # The paper prints no threshold; its ablations are on ImageNet-A, with one for all rows.
+    # The paper prints no threshold; its ablations are on ImageNet-A, with one for all
+    # rows.
     if spec.dataset == "imagenet-a":
         assert options["threshold"] in (
             0.65,

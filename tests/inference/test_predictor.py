@@ -155,7 +155,8 @@ def test_memory_does_not_grow_with_the_list(
         monkeypatch.setattr(logging.getLogger(name), "disabled", True)
     peaks, table = [], tmp_path / "list.csv"
     gc.collect()
-    gc.freeze()  # with what other tests left, collections are rare, and garbage is not needed
+    # with what other tests left, collections are rare, and garbage is not needed
+    gc.freeze()
     for count in (
         1_000,
         5_000,

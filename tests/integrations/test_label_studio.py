@@ -39,7 +39,8 @@ def test_predictions_are_valid_and_those_of_the_method(
         assert http.post("/setup", json={"schema": CONFIG}).json()["model_version"]
         request = {"tasks": tasks, "label_config": CONFIG}
         results = http.post("/predict", json=request).json()["results"]
-        # one that cannot be read has no prediction; a second request uses the same session
+        # one that cannot be read has no prediction; a second request uses the same
+        # session
         (tmp_path / "1.png").write_bytes(b"no image")
         again = http.post("/predict", json=request).json()["results"]
         assert len(client.sessions()) == 1

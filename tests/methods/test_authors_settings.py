@@ -1,13 +1,14 @@
 """Defaults and presets of all methods against a transcription that names where each value is from.
 
-A value that differs here was changed by accident, or its source was read again: then change the
-table, too, and say where the new value stands. Four kinds of sources, best first:
+A value that differs here was changed by accident, or its source was read again: then
+change the table, too, and say where the new value stands. Four kinds of sources, best
+first:
 
 * ``code``: read in the configuration of the authors' repository at the named commit;
-* ``facts``: our fact sheets of 2026-11-15 and 2026-11-16, written from papers and authors' code
-  before the methods were;
-* ``page``: only ``docs/methods/NAME.md`` says that it is the authors', or nobody else can: no code
-  of theirs is known, or it could not be read here;
+* ``facts``: our fact sheets of 2026-11-15 and 2026-11-16, written from papers and
+  authors' code before the methods were;
+* ``page``: only ``docs/methods/NAME.md`` says that it is the authors', or nobody else
+  can: no code of theirs is known, or it could not be read here;
 * ``ours``: no value of the authors; chosen here.
 """
 
@@ -24,7 +25,8 @@ BySource = dict[str, Settings]
 
 # Views, as TPT, C-TPT, MTA and Zero make them: "V-rrc" of the fact sheet.
 CROPS = {"views": 64, "view_kind": "resized-crop", "view_min_area": 0.08}
-# What the commands of the authors leave open: memory, and a zoom that only zoom crops read.
+# What the commands of the authors leave open: memory, and a zoom that only zoom crops
+# read.
 VIEWS_OURS = {"view_zoom": 1.15, "chunk": 256}
 ADAM = {"betas": (0.9, 0.999)}
 ADAMW = {"weight_decay": 0.01}
@@ -433,7 +435,8 @@ DEFAULTS: dict[str, BySource] = {
     "zero_shot": {"ours: no scaling": {"temperature": 1.0}},
 }
 
-# "code skylineeeeen/DOTA bc67d44, configs/vit": epsilon, rho, eta; views: the method's page.
+# "code skylineeeeen/DOTA bc67d44, configs/vit": epsilon, rho, eta; views: the method's
+# page.
 DOTA = """
 imagenet         0.0001   0.005   0.2  1
 imagenet-a       0.0001   0.02    0.5  64
@@ -471,7 +474,8 @@ sun397           2.0    3.0   1
 ucf101           3.0    8.0   1
 """
 
-# "facts methods appendix C": alpha, beta, lr, alignment; views and what is scored: rivals audit.
+# "facts methods appendix C": alpha, beta, lr, alignment; views and what is scored:
+# rivals audit.
 DPE = """
 imagenet         6.0   5.0   0.0006   0.5  64  plain
 imagenet-a       6.0   5.0   0.0003   2.5  64  confident

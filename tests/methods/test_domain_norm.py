@@ -53,7 +53,8 @@ def test_images_that_are_not_finite_teach_nothing_and_the_others_are_predicted()
     broken = torch.cat([images, images[:2]])
     broken[6, 0, 0, 0], broken[7] = torch.nan, torch.inf
     adapter, clean = build(window=6), build(window=6)
-    # as features that overflow would come; pixels that are not finite are refused before
+    # as features that overflow would come; pixels that are not finite are refused
+    # before
     actual, expected = adapter._predict(Batch(broken)), clean.predict(images)
     torch.testing.assert_close(actual.logits[:6], expected.logits)
     torch.testing.assert_close(actual.logits[6:], torch.full((2, 6), -math.log(6)))
@@ -88,7 +89,8 @@ def test_evidence_holds_figures_of_the_adaptation() -> None:
     adapter = build(window=20, domains=1)
     lines = [health(adapter.predict(images).evidence) for images in batches]
     distances = [line["distance"] for line in lines]
-    # Adam's first step moves every parameter by the learning rate (Eq. 12 at i = 1, k = W).
+    # Adam's first step moves every parameter by the learning rate (Eq. 12 at i = 1, k =
+    # W).
     assert distances[0] == pytest.approx(0.012, abs=1e-4)
     moved = (
         adapter.state.domains[0].norms.values - build().state.domains[0].norms.values

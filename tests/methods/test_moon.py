@@ -73,10 +73,10 @@ def test_a_batch_equals_numpy(images: int, config: MOONConfig) -> None:
 def test_a_class_with_one_sure_image_loses_it_by_hand() -> None:
     """Eq. (14) where all classes occur in unequal numbers.
 
-    Fifteen images of one class and one of another, of zero-shot margin 30, in 512 dimensions: all
-    share 0.8 of a direction, 0.3 of their text and a rest of their own. The mean of the rare class
-    is mostly its text, which has length 1: long, so that κ is large and its own image, at a cosine
-    of 0.5, far off.
+    Fifteen images of one class and one of another, of zero-shot margin 30, in 512
+    dimensions: all share 0.8 of a direction, 0.3 of their text and a rest of their own.
+    The mean of the rare class is mostly its text, which has length 1: long, so that κ
+    is large and its own image, at a cosine of 0.5, far off.
     """
     E, n = 512, 15
     text, images = torch.eye(E).double()[:2], torch.zeros(n + 1, E).double()

@@ -53,7 +53,8 @@ class MadeUp(FixedText):
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder of installed distributions, forgotten afterwards."""
     monkeypatch.syspath_prepend(str(tmp_path))
-    registry._load_all()  # modules register themselves once: those imported here would be lost
+    # modules register themselves once: those imported here would be lost
+    registry._load_all()
     monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))
     yield tmp_path
     registry._load_all.cache_clear()

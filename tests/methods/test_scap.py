@@ -116,8 +116,9 @@ def candidates_of_taught_classes(
 ) -> list[list[bool]]:
     """Say of each image whether one of its likeliest classes had a clique by then.
 
-    By hand: a class has a clique once two images that both have it among their likeliest
-    are more alike than the threshold. Prompts are retained per class, before a batch is predicted.
+    By hand: a class has a clique once two images that both have it among their
+    likeliest are more alike than the threshold. Prompts are retained per class, before
+    a batch is predicted.
     """
     taught: set[int] = set()
     reached = []

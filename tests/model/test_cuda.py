@@ -119,7 +119,8 @@ def test_scap_predicts_alike_recorded_and_not() -> None:
         actual, plain = (adapter.memory[name] for adapter in adapters[:2])
         torch.testing.assert_close(actual, plain, atol=SUM, rtol=SUM)
     recordings = adapters[0]._replayed._recorded
-    # one recording each: plain pass, gradients, fusing, and the blocks behind the prompts
+    # one recording each: plain pass, gradients, fusing, and the blocks behind the
+    # prompts
     assert len(recordings) == 4
     assert not any(adapters[1]._replayed._recorded.values())
 

@@ -12,7 +12,8 @@ from PIL import Image
 from cliquetta.errors import UserError
 from cliquetta.model.preprocess import Preprocess
 
-# Odd differences on either side of the crop, enlarging and shrinking, squares, one pixel.
+# Odd differences on either side of the crop, enlarging and shrinking, squares, one
+# pixel.
 SHAPES = [
     (48, 64),
     (64, 47),

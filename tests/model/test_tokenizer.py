@@ -19,8 +19,8 @@ from cliquetta.model.tokenizer import Tokenizer, clean
 from tests._helpers.texts import ODD, random_strings, words_in_templates
 
 START, END = "<|startoftext|>", "<|endoftext|>"
-# OpenAI's pattern ignores case, which makes the long s an s and U+0345, a mark, a letter; the
-# others do not. No other character is concerned.
+# OpenAI's pattern ignores case, which makes the long s an s and U+0345, a mark, a
+# letter; the others do not. No other character is concerned.
 FOLDING = {"ſ", "\u0345"}
 
 

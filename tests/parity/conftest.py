@@ -3,8 +3,9 @@
     make test-parity
     PYTHONPATH=src pytest tests/parity -m parity
 
-Where open_clip is not installed nothing in this folder is collected. The wheel of torchvision is
-linked against CUDA; declaring two of its operators lets it import next to a CPU build of torch.
+Where open_clip is not installed nothing in this folder is collected. The wheel of
+torchvision is linked against CUDA; declaring two of its operators lets it import next
+to a CPU build of torch.
 """
 
 import importlib.util

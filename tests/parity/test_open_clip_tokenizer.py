@@ -22,7 +22,8 @@ def test_ids_on_thousands_of_strings() -> None:
         *words_in_templates(),
         *random_strings(5000, seed=3, old_unicode=False),
     ]
-    # open_clip spells its special tokens differently; without them the texts are the same to both.
+    # open_clip spells its special tokens differently; without them the texts are the
+    # same to both.
     texts = [text for text in texts if "<|" not in text]
     assert len(texts) > 6000
     for text in texts:

@@ -1,7 +1,8 @@
 """``domain_norm`` once more, from docs/methods/domain_norm.md alone: loops over images in numpy.
 
-The image tower and its derivative are torch's (whoever re-implements the method has a CLIP);
-everything else is written out with the numbers of the page. Nothing of the method is imported.
+The image tower and its derivative are torch's (whoever re-implements the method has a
+CLIP); everything else is written out with the numbers of the page. Nothing of the
+method is imported.
 """
 
 from __future__ import annotations

@@ -30,9 +30,8 @@ class ReferenceSettings:
     concentration: float = 1.0  # lambda, the weight of the concentration loss.
     lr: float = 3e-3
     steps: int = 1
-    text_mix: float = (
-        0.5  # rho, the share of the fixed templates. One template alone: always 0.
-    )
+    text_mix: float = 0.5
+    """rho, the share of the fixed templates. One template alone: always 0."""
     capacity: int = 6  # L, pairs kept per class.
     neighbours: int = 3  # K of the retention graph.
     bandwidth: float = 0.3  # sigma of the Gaussian kernel.
@@ -212,7 +211,8 @@ def learn(
 ) -> Learned:
     """Eq. 4-10, 14: prompts of one clique from its images (n, 3, S, S).
 
-    ``text_of`` maps a context to text features. No ``start_visual``: images are encoded plainly.
+    ``text_of`` maps a context to text features. No ``start_visual``: images are encoded
+    plainly.
     """
     visual = None if start_visual is None else start_visual.clone().requires_grad_()
     text = None if start_text is None else start_text.clone().requires_grad_()
@@ -328,7 +328,8 @@ def compose(
 ) -> Tensor | None:
     """Eq. 15, 17: the prompt (B, sum of lengths, 2, D) of one pass, or ``None`` for no prompt.
 
-    Tokens are concatenated along their own axis: keys stay keys (index 0), values stay values.
+    Tokens are concatenated along their own axis: keys stay keys (index 0), values stay
+        values.
     """
     parts = list(cliques)
     extra = list(retained)

@@ -1,15 +1,19 @@
 """SCAP, literally: the oracle that the engine is compared with.
 
-One clique at a time, complete forward passes, plain autograd, ``torch.optim.Adam``; Python loops,
-lists and sets, in float64 if the model is. Readings where the paper is silent:
+One clique at a time, complete forward passes, plain autograd, ``torch.optim.Adam``;
+Python loops, lists and sets, in float64 if the model is. Readings where the paper is
+silent:
 
 * Classes ascend, rows of a set are in batch order, all ties go to the lower index.
-* ``full_sets`` puts the set S_i, even of one image, in front of its rows, and only once.
-* A learned context stands in the first template. Text for which none was learned is the plain
-  classifier; images without any prompt have their plain feature.
-* ``modalities="text"`` never prompts an image and retains no visual prompt; ``retention=False``
-  drops the visual cache only. Eq. 18 has alpha_r = 1: the running mean alone.
-* ``retained_combination="mean"`` averages each clique prompt with the retained one, half and half.
+* ``full_sets`` puts the set S_i, even of one image, in front of its rows, and only
+  once.
+* A learned context stands in the first template. Text for which none was learned is the
+  plain classifier; images without any prompt have their plain feature.
+* ``modalities="text"`` never prompts an image and retains no visual prompt;
+  ``retention=False`` drops the visual cache only. Eq. 18 has alpha_r = 1: the running
+  mean alone.
+* ``retained_combination="mean"`` averages each clique prompt with the retained one,
+  half and half.
 """
 
 from dataclasses import dataclass, field

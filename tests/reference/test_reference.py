@@ -30,7 +30,8 @@ def directions(*degrees: float) -> Tensor:
 
 
 def test_mine_collects_rows_not_graph_cliques() -> None:
-    # Within 30 degrees of row 0: {0, 1}; of row 1: all; of row 2: {1, 2}. 0 and 2 are 50 apart.
+    # Within 30 degrees of row 0: {0, 1}; of row 1: all; of row 2: {1, 2}. 0 and 2 are
+    # 50 apart.
     features = directions(0, 25, 50)
     cliques = eq.mine(features, [[4], [4], [4]], math.cos(math.radians(30)))
     assert cliques == [
@@ -139,7 +140,8 @@ def test_retain_fuses_the_closest_pair_at_the_lower_index(raw_keys: bool) -> Non
     for n, key in enumerate(keys):
         entries = eq.retain(entries, key, torch.full((1, 2, 4), float(n)), settings)
         assert len(entries) == min(n + 1, 3)
-    # 60 and 62 degrees are fused where 60 stood; values are averaged and never propagated.
+    # 60 and 62 degrees are fused where 60 stood; values are averaged and never
+    # propagated.
     assert [float(value[0, 0, 0]) for _, value in entries] == [0.0, 2.0, 2.0]
     moved = eq.propagate(keys, settings)
     source = keys if raw_keys else moved

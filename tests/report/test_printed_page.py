@@ -95,7 +95,8 @@ def test_a_difference_beyond_two_errors_is_bold_and_has_its_sentence() -> None:
 
 
 def test_the_section_replaces_what_was_between_its_marks() -> None:
-    page = "before\n<!-- imagenet: cliquetta reproduce published -->\nold\n<!-- /imagenet -->\nafter"
+    start = "<!-- imagenet: cliquetta reproduce published -->"
+    page = f"before\n{start}\nold\n<!-- /imagenet -->\nafter"
     assert insert_between(page, "imagenet", "published", "new") == page.replace(
         "old", "new"
     )

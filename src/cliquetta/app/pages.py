@@ -27,9 +27,8 @@ Picture = npt.NDArray[np.uint8]
 
 MOST_CLIQUES = 60  # galleries on one page
 NOTHING_YET = "<p class='cq-quiet'>Run a batch first.</p>"
-_CLASSES = (
-    40  # rows of the figure of a cache; of longer class lists the fullest are shown
-)
+# rows of the figure of a cache; of longer class lists the fullest are shown
+_CLASSES = 40
 _BATCHES = 60  # columns of it: the last ones
 
 CSS = """
@@ -251,7 +250,8 @@ def accuracy_figure(curve: Sequence[tuple[int, float, float]], method: str) -> s
     images, before, after = zip(*curve, strict=True)
     with new_figure(6.4, 2.6) as figure:
         axes = figure.add_subplot()
-        # zero-shot is drawn on top, dashed and hollow, so that equal curves are both seen
+        # zero-shot is drawn on top, dashed and hollow, so that equal curves are both
+        # seen
         plain = BASELINE_LOOK | {
             "marker": "s",
             "markersize": 7,

@@ -45,7 +45,8 @@ def serve(
     """
     check_binding(host, settings.tokens)
     open_port(host, port).close()
-    # Python remembers every different warning, and a visitor's file can cause any number of them.
+    # Python remembers every different warning, and a visitor's file can cause any
+    # number of them.
     warnings.filterwarnings("ignore", module=r"PIL\.")
     delete_left_uploads()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

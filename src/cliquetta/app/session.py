@@ -115,7 +115,8 @@ class AppSession:
     def with_classes(self, classes: Sequence[str]) -> AppSession:
         """A copy among other classes: images and what was learned of them go on.
 
-        The score starts again, since predictions among other classes cannot be compared.
+        The score starts again, since predictions among other classes cannot be
+        compared.
         """
         request, other = ClassesRequest(classes=list(classes)), copy.copy(self)
         other._use(*change_classes(request, self.info, self.adapter, self.settings))

@@ -59,8 +59,9 @@ def ablate(
 ) -> None:
     """Vary one field of a method's config, and nothing else.
 
-    Every value is a recorded run: completed runs are reused, and `cliquetta compare` reads them.
-    The curve is saved as a PNG in the output directory where matplotlib is installed.
+    Every value is a recorded run: completed runs are reused, and `cliquetta compare`
+    reads them. The curve is saved as a PNG in the output directory where matplotlib is
+    installed.
     """
     datasets = split_list(dataset, "datasets")
     varied = [] if field == "batch_size" else [f"{field}="]

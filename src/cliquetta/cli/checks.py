@@ -1,7 +1,7 @@
 """Checks of arguments that need no torch, so that a wrong one is answered within a second.
 
-Importing torch and the methods takes seconds. A command calls these checks first; whatever else may
-be wrong is found later, by the functions that use the argument.
+Importing torch and the methods takes seconds. A command calls these checks first;
+whatever else may be wrong is found later, by the functions that use the argument.
 """
 
 import re

@@ -140,8 +140,9 @@ def add_command(
 ) -> None:
     """Register ``function``, whose first parameter is a :class:`Common`, as a command of ``app``.
 
-    ``examples`` holds one per line. Options that concern computation are left out for a command
-    that loads no model (``compute=False``), ``--plugin`` unless it names methods (``plugins``).
+    ``examples`` holds one per line. Options that concern computation are left out for a
+    command that loads no model (``compute=False``), ``--plugin`` unless it names
+    methods (``plugins``).
     """
     own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
     common_options = inspect.signature(Common, eval_str=True).parameters.values()
@@ -171,8 +172,8 @@ def add_command(
 def _as_option(parameter: inspect.Parameter) -> inspect.Parameter:
     """A parameter of a command as typer takes it.
 
-    A text beside its type (and :class:`Bounds`) is the help of an option, or of a flag that has no
-    ``--no-`` form for a ``bool``.
+    A text beside its type (and :class:`Bounds`) is the help of an option, or of a flag
+    that has no ``--no-`` form for a ``bool``.
     """
     kind, *notes = get_args(parameter.annotation)
     note = notes[-1]

@@ -58,10 +58,10 @@ def compare(
 ) -> None:
     """Tabulate recorded runs.
 
-    Shown are mean ± standard deviation over seeds, and a paired test. Runs with different
-    preprocessing, templates, class names or images are not put into one column. ▲ and ▼ mark
-    methods that predict better or worse than the baseline (p < 0.05, exact paired test over
-    images, not corrected for the number of cells).
+    Shown are mean ± standard deviation over seeds, and a paired test. Runs with
+    different preprocessing, templates, class names or images are not put into one
+    column. ▲ and ▼ mark methods that predict better or worse than the baseline (p <
+    0.05, exact paired test over images, not corrected for the number of cells).
     """
     check_runs(runs)
     look_up("metric", metric, _TITLES)
@@ -144,8 +144,8 @@ def main_table(table: "Comparison") -> TextTable:
 def overall_table(table: "Comparison") -> TextTable:
     """Every method over all datasets, each counted once.
 
-    The baseline comes first, then methods by gain. A method that lacks a dataset is behind them,
-    and says how many it has: its means are over other images.
+    The baseline comes first, then methods by gain. A method that lacks a dataset is
+    behind them, and says how many it has: its means are over other images.
     """
     from cliquetta.evaluation.comparison import LOWER_IS_BETTER
 

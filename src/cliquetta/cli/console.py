@@ -28,9 +28,8 @@ from cliquetta.decimals import decimal
 from cliquetta.report.markup import count as count
 from cliquetta.serve.logs import JSONFormatter
 
-LINE_SECONDS = (
-    30.0  # how often progress is reported where there is no terminal to draw bars on
-)
+# how often progress is reported where there is no terminal to draw bars on
+LINE_SECONDS = 30.0
 
 
 def _standard_output() -> Console:
@@ -99,13 +98,15 @@ class Terminal:
     ) -> None:
         """A table, also with ``quiet``: it is the result. ``right`` lists right-aligned columns.
 
-        Columns that do not fit beside the others follow below, after the first one again.
+        Columns that do not fit beside the others follow below, after the first one
+        again.
         """
         if self.json:
             return
         widths = []
         for index, column in enumerate(columns):
-            # Names and numbers stay in one piece; of the rest, and of headers, lines are broken.
+            # Names and numbers stay in one piece; of the rest, and of headers, lines
+            # are broken.
             unbroken = (
                 [row[index] for row in rows] if index == 0 or column in right else []
             )
@@ -127,7 +128,8 @@ class Terminal:
             )
             for index in part:
                 figures = columns[index] in right
-                # Where it is tight, widths are given: rich would first narrow all columns alike.
+                # Where it is tight, widths are given: rich would first narrow all
+                # columns alike.
                 table.add_column(
                     escape(columns[index]),
                     justify="right" if figures else "left",

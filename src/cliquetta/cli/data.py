@@ -59,9 +59,9 @@ def doctor(
 ) -> None:
     """Check directories of known datasets, or images of your own.
 
-    Known datasets: which are there, in which layout, what is missing or wrong. Your own: images per
-    class, files that cannot be read, duplicates, small images, names that the class list lacks, and
-    with --model whether zero-shot beats chance.
+    Known datasets: which are there, in which layout, what is missing or wrong. Your
+    own: images per class, files that cannot be read, duplicates, small images, names
+    that the class list lacks, and with --model whether zero-shot beats chance.
     """
     own = own_data_id(data)
     if own is not None:

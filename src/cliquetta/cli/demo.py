@@ -28,11 +28,12 @@ SHIFTS = (
     "jpeg_compression:5",
     CLEAN,
 )
-"""The development shifts at full severity, and images as they are. That contrast comes first, and
-the numbers of images, were chosen after looking at gains and p values here: a show, no evidence."""
+"""The development shifts at full severity, and images as they are. That contrast comes
+first, and the numbers of images, were chosen after looking at gains and p values here:
+a show, no evidence."""
 CLIQUES = ("fog:3", "frost:3")
-"""Nearly all of their images have others like them: cliques are many. One that is no stream already
-is shown, so that the report keeps both."""
+"""Nearly all of their images have others like them: cliques are many. One that is no
+stream already is shown, so that the report keeps both."""
 SIGNIFICANT = 0.01  # a difference that chance makes more often is stated as none
 NO_GAIN = "none"  # what a table says of a smaller difference
 _BAR = 20  # columns of a bar of 100 %
@@ -90,12 +91,13 @@ def demo(
 ) -> None:
     """Compare plain CLIP and adapting methods on shifted images.
 
-    Model and images are bundled: a small CLIP trained on CIFAR images, and a slice of CIFAR-10's
-    test set that it never saw, with corruptions that it never saw either. The first shift is drawn
-    batch by batch; the other shifts follow, then the first one with images that come one at a time.
-    Last, SCAP as its paper prints it: the cliques that it finds, what their prompts do to
-    attention, what it retains. Every difference is tested; one that may be chance is called no
-    change. The report is about the streams in batches, with pictures of the cliques.
+    Model and images are bundled: a small CLIP trained on CIFAR images, and a slice of
+    CIFAR-10's test set that it never saw, with corruptions that it never saw either.
+    The first shift is drawn batch by batch; the other shifts follow, then the first one
+    with images that come one at a time. Last, SCAP as its paper prints it: the cliques
+    that it finds, what their prompts do to attention, what it retains. Every difference
+    is tested; one that may be chance is called no change. The report is about the
+    streams in batches, with pictures of the cliques.
     """
     wanted = split_list(shifts, "shifts")
     check_methods(method)

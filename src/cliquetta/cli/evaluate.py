@@ -142,8 +142,8 @@ def evaluate(
 ) -> None:
     """Run methods over datasets and score them.
 
-    Every run is a folder with its record. An interrupted command continues where it stopped when it
-    is run again; completed runs are reused.
+    Every run is a folder with its record. An interrupted command continues where it
+    stopped when it is run again; completed runs are reused.
     """
     if (grid_file is None) == (dataset is None):
         raise UserError(

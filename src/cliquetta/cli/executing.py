@@ -33,8 +33,8 @@ def run_grid(
 ) -> list[RunResult]:
     """Run a grid with bars, wherever the options and the environment ask for.
 
-    Every method and dataset of the grid has been built once when it starts: bad names end the
-    command before the first run. ``watch`` sees every batch of a run here.
+    Every method and dataset of the grid has been built once when it starts: bad names
+    end the command before the first run. ``watch`` sees every batch of a run here.
     """
     from cliquetta.evaluation.sweep import sweep
 

@@ -46,12 +46,12 @@ def export(
 ) -> None:
     """Write an adapted model as ONNX or torch.export.
 
-    Pixels in, logits out, for any batch size. The image tower with what was learned, the text
-    matrix, class names and preprocessing are in the file. `predict --frozen` gives the same
-    predictions.
+    Pixels in, logits out, for any batch size. The image tower with what was learned,
+    the text matrix, class names and preprocessing are in the file. `predict --frozen`
+    gives the same predictions.
 
-    A method that predicts an image only by means of the others in its batch, or from a memory that
-    changes with every image, has nothing to export and says so.
+    A method that predicts an image only by means of the others in its batch, or from a
+    memory that changes with every image, has nothing to export and says so.
     """
     check_methods(method, preset=preset, settings=settings or ())
     check_file(state, "--state")

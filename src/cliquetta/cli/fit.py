@@ -19,9 +19,8 @@ from cliquetta.model.names import choose_model
 if TYPE_CHECKING:
     from cliquetta.methods.building.few_shot import FitStep
 
-NOISE_SEED = (
-    1  # else image i of a shifted set would be fitted with the noise of test image i
-)
+# else image i of a shifted set would be fitted with the noise of test image i
+NOISE_SEED = 1
 EXAMPLES = """
 cliquetta fit --method coop --dataset bundled-fewshot --shots 16 --out coop.safetensors
 cliquetta fit --method tip_adapter --dataset folder:flowers --model ViT-B/16 --out tip.safetensors
@@ -46,8 +45,8 @@ def fit(
 ) -> None:
     """Fit a few-shot method and save what it learned.
 
-    Pass the file to `predict` and `evaluate` with --fitted. The class list may then differ from
-    that of fitting, where the method allows it.
+    Pass the file to `predict` and `evaluate` with --fitted. The class list may then
+    differ from that of fitting, where the method allows it.
     """
     check_methods(method, preset=preset, settings=settings or ())
     datasets = [dataset] if validation is None else [dataset, validation]

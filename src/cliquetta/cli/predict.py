@@ -179,8 +179,9 @@ def predict(
 ) -> None:
     """Predict the class of every image and write a table.
 
-    If the command is interrupted, run it again: it continues, and every image is predicted once.
-    An image that cannot be read is skipped and named in the column `error`.
+    If the command is interrupted, run it again: it continues, and every image is
+    predicted once. An image that cannot be read is skipped and named in the column
+    `error`.
     """
     check_sources(paths or ())
     check_methods(method, preset=preset, settings=settings or ())

@@ -40,8 +40,8 @@ def report(
 ) -> None:
     """Make one HTML page about recorded runs.
 
-    It holds tables, figures, galleries, and the commands that repeat the runs. Cliques, attention
-    and features are shown for runs made with `evaluate --evidence`.
+    It holds tables, figures, galleries, and the commands that repeat the runs. Cliques,
+    attention and features are shown for runs made with `evaluate --evidence`.
     """
     check_runs(runs)
     if attention not in ATTENTION:

@@ -69,9 +69,9 @@ def reproduce(
 ) -> None:
     """Write a page of our own results from its records.
 
-    With --run, first run what the records lack. Runs of a shard stay in --out; a last --run without
-    one records them beside the known ones. The paper's tables are grids for `cliquetta evaluate
-    --grid ood --root DATA`.
+    With --run, first run what the records lack. Runs of a shard stay in --out; a last
+    --run without one records them beside the known ones. The paper's tables are grids
+    for `cliquetta evaluate --grid ood --root DATA`.
     """
     check_page(page)
 

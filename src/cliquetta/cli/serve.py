@@ -196,7 +196,8 @@ def read_offer(
 ) -> "Settings":
     """Read what the operator offers, checked before a model is loaded.
 
-    Tokens are in a file or in the environment: a command line would show them to everyone.
+    Tokens are in a file or in the environment: a command line would show them to
+        everyone.
     """
     from cliquetta.serve.auth import Tokens, check_binding
     from cliquetta.serve.settings import LOCAL_HOSTS, Limits, Settings, served_methods

@@ -1,6 +1,7 @@
 """AugMix at severity 1 on 8-bit tensors, for all views at once; operations are Pillow's.
 
-Autocontrast alone may be one level apart, where Pillow's float table falls short of an integer.
+Autocontrast alone may be one level apart, where Pillow's float table falls short of an
+integer.
 """
 
 from collections.abc import Sequence
@@ -17,9 +18,8 @@ OPERATIONS = (
     *("shear-x", "shear-y", "translate-x", "translate-y"),
 )
 _CHAINS, _DEPTH = 3, 3
-_POSTERIZE_BITS = (
-    4  # severity 1 draws a level that always rounds to 0, which leaves four bits
-)
+# severity 1 draws a level that always rounds to 0, which leaves four bits
+_POSTERIZE_BITS = 4
 
 Reals = npt.NDArray[np.float64]
 

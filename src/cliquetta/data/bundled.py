@@ -20,7 +20,8 @@ _SIDE = 32
 def load_bundled(split: BundledSplit = "test") -> ArrayDataset:
     """The 2,000 test pictures, or 160 few-shot ones of the training set; read once, shared.
 
-    They are ordered by class, then by original file name; copy them before writing to them.
+    They are ordered by class, then by original file name; copy them before writing to
+    them.
     """
     if split not in SPLITS:
         raise UnknownNameError("bundled split", split, SPLITS)

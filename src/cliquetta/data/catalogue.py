@@ -112,8 +112,8 @@ def get_dataset(
 
     Args:
         id: Such as ``pacs/sketch@fog:3``, the sketches of PACS in fog. ``folder:PATH``,
-            ``csv:PATH``, ``tar:PATH`` and ``hf:NAME`` read your own data, ``features:PATH`` what an
-            encoder made of it.
+            ``csv:PATH``, ``tar:PATH`` and ``hf:NAME`` read your own data,
+            ``features:PATH`` what an encoder made of it.
         root: Folder of your copies of known datasets; nothing is downloaded.
         noise_seed: Seed of the noise of a shift.
         classes: Class names for data of your own that have none.
@@ -122,7 +122,8 @@ def get_dataset(
         The dataset; a :class:`~cliquetta.data.stream.Stream` puts it into batches.
 
     Raises:
-        UserError: No such dataset, split or shift, or its files are not where they should be.
+        UserError: No such dataset, split or shift, or its files are not where they
+            should be.
 
     """
     base, shift = parse_dataset_id(id)
@@ -144,7 +145,8 @@ def check_dataset(id: str, root: Path | str | None = None) -> None:
         root: Folder of your copies of known datasets.
 
     Raises:
-        UserError: No such dataset, split or shift, or nothing where its files should be.
+        UserError: No such dataset, split or shift, or nothing where its files should
+            be.
 
     """
     base, _ = parse_dataset_id(id)

@@ -1,9 +1,10 @@
 """The 15 corruptions of Hendrycks & Dietterich (ICLR 2019) at 5 severities, and three of our own.
 
-Constants are those of CIFAR-10-C up to a shorter side of 32, of ImageNet-C from 224 on, and between
-them a straight line in the logarithm of the side. Departures from the published programs: results
-are rounded (theirs are cut off, half a level darker); frost is drawn, not photographed; every
-picture has a stream of random numbers of its own. Of our own, severity 5 goes all the way.
+Constants are those of CIFAR-10-C up to a shorter side of 32, of ImageNet-C from 224 on,
+and between them a straight line in the logarithm of the side. Departures from the
+published programs: results are rounded (theirs are cut off, half a level darker); frost
+is drawn, not photographed; every picture has a stream of random numbers of its own. Of
+our own, severity 5 goes all the way.
 """
 
 import hashlib
@@ -66,7 +67,8 @@ def corrupt_batch(
 ) -> Images:
     """Corrupt a batch (N, H, W, 3) of any size; the picture with index i draws from ``(seed, i)``.
 
-    Any subset in any order gives the same pictures; ``indices`` are 0, 1, ... unless given.
+    Any subset in any order gives the same pictures; ``indices`` are 0, 1, ... unless
+    given.
     """
     size = images.shape[1:]
     if images.dtype != np.uint8 or len(size) != 3 or 0 in size or size[2] != 3:
@@ -95,7 +97,8 @@ def corrupt_batch(
 _ENTRIES = json.loads(
     (files("cliquetta.data") / "corruptions.json").read_text(encoding="utf-8")
 )
-CORRUPTIONS = {  # by name, which is that of its function; in the order of the paper, ours last
+# by name, which is that of its function; in the order of the paper, ours last
+CORRUPTIONS = {
     name: Corruption(
         name,
         entry["group"],

@@ -1,7 +1,8 @@
 """Random crops of an image and their resampling, for all views at once.
 
-A crop enlarged to S x S is ``Y @ image @ X.T`` with two small matrices of triangle weights; rounded
-after each factor, it is what Pillow computes with its antialiased bilinear filter.
+A crop enlarged to S x S is ``Y @ image @ X.T`` with two small matrices of triangle
+weights; rounded after each factor, it is what Pillow computes with its antialiased
+bilinear filter.
 """
 
 import math
@@ -21,8 +22,8 @@ Integers = npt.NDArray[np.int64]
 _ATTEMPTS = 10
 _NARROWEST, _WIDEST = 3 / 4, 4 / 3
 _LARGEST = 64
-"""Pictures enlarged to more crops' areas than this are resized crop by crop, as a 1 x 5,000,000
-image would take gigabytes."""
+"""Pictures enlarged to more crops' areas than this are resized crop by crop, as a 1 x
+5,000,000 image would take gigabytes."""
 ROW_BUDGET = 1 << 24  # elements of interpolation matrices that are held at a time
 
 
@@ -122,7 +123,8 @@ def crop_tensors(
 ) -> Tensor:
     """Crops (B, V, 3, size, size) of images (B, 3, H, W), float32, on their device; differentiable.
 
-    ``eight_bit`` says that values are 0 ... 255 and computes what Pillow computes, to the bit.
+    ``eight_bit`` says that values are 0 ... 255 and computes what Pillow computes, to
+    the bit.
     """
     B, C, H, W = images.shape
     V = len(boxes[0].top)
@@ -187,8 +189,8 @@ def _triangle(
 ) -> Tensor:
     """Weights (B, V, size, length), rows of sum one: triangles at least one input pixel wide.
 
-    If the image is not resized first, positions count from the edge of the crop and nothing outside
-    of it is seen; otherwise from the image's edge.
+    If the image is not resized first, positions count from the edge of the crop and
+    nothing outside of it is seen; otherwise from the image's edge.
     """
     enlarged = np.broadcast_to(resized != length, start.shape)
     step = np.where(enlarged, length / resized, extent / size)[..., None]  # (B, V, 1)

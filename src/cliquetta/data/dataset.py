@@ -33,7 +33,8 @@ OUTSIDE = (
 class Dataset(ABC):
     """Images with labels and keys: views, corruptions and predictions are tied to these.
 
-    Keys differ. ``labels`` (N,) index ``names``, or are :data:`UNKNOWN` or :data:`OUTSIDE`.
+    Keys differ. ``labels`` (N,) index ``names``, or are :data:`UNKNOWN` or
+    :data:`OUTSIDE`.
     """
 
     def __init__(
@@ -153,8 +154,9 @@ class ArrayDataset(Dataset):
 class FileDataset(Dataset):
     """Images in files, decoded when they are asked for.
 
-    ``paths`` are local or URLs, or what the ``members`` of tar files are called. Benchmarks leave
-    pixels as stored (``exif=False``). ``shorter``: see :func:`~cliquetta.data.images.open_image`.
+    ``paths`` are local or URLs, or what the ``members`` of tar files are called.
+    Benchmarks leave pixels as stored (``exif=False``). ``shorter``: see
+    :func:`~cliquetta.data.images.open_image`.
     """
 
     def __init__(

@@ -44,8 +44,9 @@ def defocus_blur(x: Floats, c: Constants, draws: Draws) -> Floats:
 def glass_blur(x: Floats, c: Constants, draws: Draws) -> Floats:
     """Blur, let each pixel take the value of a near one (last row first), blur again.
 
-    The paper says that near pixels are shuffled. The program that made its data writes through
-    views of one array, which copies instead of swapping; we do what made the data.
+    The paper says that near pixels are shuffled. The program that made its data writes
+    through views of one array, which copies instead of swapping; we do what made the
+    data.
     """
     sigma, reach, rounds = c[0], round(c[1]), round(c[2])
     count, height, width, _ = x.shape
@@ -69,9 +70,10 @@ def _copied(
 ) -> NDArray[np.int64]:
     """0..size-1 of each picture after copying others[0] to positions[0], then others[1] to ...
 
-    ``positions`` fall, in every round of ``others`` (N, rounds, n). A copy reads what an earlier
-    one of its round wrote if its source is behind it, so that values come along chains of such
-    sources; their ends are computed for all positions at once, by doubling the steps.
+    ``positions`` fall, in every round of ``others`` (N, rounds, n). A copy reads what
+    an earlier one of its round wrote if its source is behind it, so that values come
+    along chains of such sources; their ends are computed for all positions at once, by
+    doubling the steps.
     """
     count, rounds, _ = others.shape
     everywhere = np.arange(count * size).reshape(count, size)
@@ -162,8 +164,9 @@ def elastic_transform(x: Floats, c: Constants, draws: Draws) -> Floats:
     middle, arm = np.array([width // 2, height // 2]), min(height, width) // 3
     corners = middle + max(arm, 1) * np.array([[1, 1], [1, -1], [-1, -1]])
     moved = corners + draws.uniform(-shake, shake, 3, 2)
-    # Each new position is read at the old one: the map that takes the moved corners back. Corners
-    # shaken onto one line have no such map; the pseudo-inverse gives the nearest one.
+    # Each new position is read at the old one: the map that takes the moved corners
+    # back. Corners shaken onto one line have no such map; the pseudo-inverse gives the
+    # nearest one.
     ones = np.ones((count, 3, 1))
     back = np.linalg.pinv(np.concatenate([moved, ones], axis=2)) @ corners
     positions = np.stack([across, y, np.ones_like(y)], axis=-1) @ back[:, None]

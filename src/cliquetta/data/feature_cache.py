@@ -1,8 +1,8 @@
 """Encoded features on disk: memory-mapped, checked block by block, shared by processes.
 
-A table is a folder named by the hash of all that it depends on: ``features.npy``, and a checksum
-per block in ``table.json``. A block counts if its checksum is there and right: so builds continue,
-damage is made again, and readers need no lock.
+A table is a folder named by the hash of all that it depends on: ``features.npy``, and a
+checksum per block in ``table.json``. A block counts if its checksum is there and right:
+so builds continue, damage is made again, and readers need no lock.
 """
 
 import hashlib

@@ -92,8 +92,9 @@ def feature_dataset(
 ) -> FeatureDataset:
     """Features as users have them, as a dataset.
 
-    ``given`` is an array (N, E) or (N, V, E), a file with ``features`` and, if known, ``keys``,
-    ``labels`` and ``names``, or a DataFrame with a column of vectors. ``names`` is the class list.
+    ``given`` is an array (N, E) or (N, V, E), a file with ``features`` and, if known,
+    ``keys``, ``labels`` and ``names``, or a DataFrame with a column of vectors.
+    ``names`` is the class list.
     """
     if isinstance(given, FeatureDataset):
         return given

@@ -173,7 +173,8 @@ def find_column(columns: Sequence[str], wanted: Sequence[str]) -> str | None:
 def table_dataset(table: Path, names: Sequence[str] | None = None) -> FileDataset:
     """The images that ``table`` names, from its folder; classes (if known) as names or numbers.
 
-    Class list and templates default to ``classnames.txt`` and ``templates.txt`` beside the table.
+    Class list and templates default to ``classnames.txt`` and ``templates.txt`` beside
+    the table.
     """
     stated: dict[str, str | None] = {}
     with open_table(table) as (column, rows):
@@ -212,7 +213,8 @@ def number_labels(
 ) -> tuple[tuple[str, ...], list[int] | None]:
     """The class list, and a label for each of ``stated``: names, or numbers if ``numeric``.
 
-    Without ``names`` classes are in natural order. Labels are ``None`` if nothing is stated.
+    Without ``names`` classes are in natural order. Labels are ``None`` if nothing is
+    stated.
     """
     known = [value for value in stated if value is not None]
     numbers = numeric and bool(known) and all(value.isdecimal() for value in known)
@@ -251,8 +253,9 @@ Keep = Literal["all", "inside", "outside"]
 class RelabelledDataset(Dataset):
     """``base`` among another class list, matched by name.
 
-    ``keep`` chooses images for an open set: those of classes inside the list, or those outside,
-    labelled :data:`OUTSIDE`. ``"all"`` wants every class of the base to be in the list.
+    ``keep`` chooses images for an open set: those of classes inside the list, or those
+    outside, labelled :data:`OUTSIDE`. ``"all"`` wants every class of the base to be in
+    the list.
     """
 
     def __init__(self, base: Dataset, names: Sequence[str], keep: Keep = "all") -> None:

@@ -1,6 +1,7 @@
 """Array functions that corruptions are made of, of float32 pictures (N, H, W, C) of any size.
 
-Separable filters are written as one small matrix per axis, which holds any boundary rule exactly.
+Separable filters are written as one small matrix per axis, which holds any boundary
+rule exactly.
 """
 
 import math
@@ -13,9 +14,8 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 _BLOCK = 32  # rows of a filter matrix that are applied at a time
 _LEAST = 1e-8  # weights of a kernel below this are left out
-_FEW_TAPS = (
-    25  # weights of a kernel up to which a sum over shifted pictures is the faster way
-)
+# weights of a kernel up to which a sum over shifted pictures is the faster way
+_FEW_TAPS = 25
 
 
 class Draws:
@@ -238,8 +238,8 @@ def sample(images: Floats, y: Floats, x: Floats, rule: str) -> Floats:
 def plasma(draws: Draws, height: int, width: int, decay: float) -> Floats:
     """(N, H, W, 1) cloud maps in 0..1 by the diamond-square algorithm on a torus.
 
-    Each halving of the grid sets new points to the mean of their four neighbours plus noise whose
-    amplitude falls by ``decay`` squared, as in the published program.
+    Each halving of the grid sets new points to the mean of their four neighbours plus
+    noise whose amplitude falls by ``decay`` squared, as in the published program.
     """
     side = 2 ** max(1, (max(height, width) - 1).bit_length())
     count = len(draws.generators)

@@ -14,7 +14,8 @@ from cliquetta.errors import UserError, look_up
 _OPTIONS = dict.fromkeys(("split", "config", "image", "label"))
 
 
-Table = Any  # a `datasets.Dataset`: rows by number, columns by name, `features` with their types
+# a `datasets.Dataset`: rows by number, columns by name, `features` with their types
+Table = Any
 
 
 class HuggingFaceDataset(Dataset):

@@ -2,14 +2,16 @@
 
 What is done with the kinds of picture that loaders disagree on:
 
-* orientation in the EXIF data is applied, as users' photographs need it; ``exif=False`` leaves the
-  pixels as stored, as the loaders of the published benchmarks do;
-* transparency is dropped, not blended: RGBA, LA and palettes with transparent entries keep the
-  colours that are stored under it, as ``convert("RGB")`` does in the reference loaders;
-* CMYK and YCbCr are converted by Pillow; greyscale and 1-bit become three equal channels;
-* greyscale of more than 8 bits is scaled to 8 bits, where ``convert("RGB")`` would clip it to
-  white: 16-bit by its full range, 32-bit integers by the fewest bytes that hold them, and floats
-  by 255 where none is above 1;
+* orientation in the EXIF data is applied, as users' photographs need it; ``exif=False``
+  leaves the pixels as stored, as the loaders of the published benchmarks do;
+* transparency is dropped, not blended: RGBA, LA and palettes with transparent entries
+  keep the colours that are stored under it, as ``convert("RGB")`` does in the reference
+  loaders;
+* CMYK and YCbCr are converted by Pillow; greyscale and 1-bit become three equal
+  channels;
+* greyscale of more than 8 bits is scaled to 8 bits, where ``convert("RGB")`` would clip
+  it to white: 16-bit by its full range, 32-bit integers by the fewest bytes that hold
+  them, and floats by 255 where none is above 1;
 * of an animation the first frame is read;
 * HEIF (``.heic``) is read where ``pillow-heif`` is installed, AVIF where Pillow can.
 """
@@ -42,23 +44,21 @@ _RASTER = (
     ".avif",
 )
 EXTENSIONS = frozenset((".jpg", ".jpeg", ".jpe", ".jfif", *_RASTER))
-MAX_PIXELS = (
-    100_000_000  # images of more pixels than this are refused before they are decoded
-)
+# images of more pixels than this are refused before they are decoded
+MAX_PIXELS = 100_000_000
 MAX_BYTES = 2**30  # files larger than this are refused before they are read
 
 HEIF = "HEIF"
 UNTRUSTED_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", HEIF)
 """Pillow's decoders that a stranger's bytes may reach; others are large, rare or run programs."""
 _START_OF_SCAN = b"\xff\xda"
-_MOST_SCANS = (
-    200  # of a JPEG: each costs a pass over all pixels, however few bytes it has
-)
+# of a JPEG: each costs a pass over all pixels, however few bytes it has
+_MOST_SCANS = 200
 _AVIF = (b"avif", b"avis")
 
 Decode = Literal["exact", "fast", "gpu"]
-"""Every pixel by Pillow; JPEG's own downscaling first, where an image is at least twice as large as
-needed; or nvJPEG."""
+"""Every pixel by Pillow; JPEG's own downscaling first, where an image is at least twice
+as large as needed; or nvJPEG."""
 
 
 class ImageError(UserError):
@@ -89,9 +89,9 @@ def open_image(
 ) -> Image.Image:
     """The picture as 8-bit RGB, fully decoded, of at most ``max_pixels``; else :class:`ImageError`.
 
-    ``untrusted`` images reach the decoders of :data:`UNTRUSTED_FORMATS` only, and are refused if
-    expensive to decode. ``shorter`` lets a JPEG be decoded at a part of its size, as long as its
-    shorter side has that many pixels.
+    ``untrusted`` images reach the decoders of :data:`UNTRUSTED_FORMATS` only, and are
+    refused if expensive to decode. ``shorter`` lets a JPEG be decoded at a part of its
+    size, as long as its shorter side has that many pixels.
     """
     if isinstance(source, bytes):
         data, name = source, f"image of {len(source)} bytes"

@@ -26,14 +26,13 @@ from cliquetta.types import Batch, ViewSpec
 ImageLike = (
     str | os.PathLike[str] | bytes | Image.Image | npt.NDArray[np.uint8] | Tensor
 )
-"""A path or URL, the bytes of a file, a PIL image, an array (H, W), (H, W, 3) or (H, W, 4), or a
-tensor (3, H, W) of uint8."""
+"""A path or URL, the bytes of a file, a PIL image, an array (H, W), (H, W, 3) or (H, W,
+4), or a tensor (3, H, W) of uint8."""
 ChannelOrder = Literal["rgb", "bgr"]
 """Order of the channels of arrays and uint8 tensors: OpenCV reads images as ``bgr``."""
 _DATA_URI = "data:image/"
-_FEW_LEVELS = (
-    8  # a plain image has no more levels of brightness: nothing can be told from it
-)
+# a plain image has no more levels of brightness: nothing can be told from it
+_FEW_LEVELS = 8
 
 
 def is_single(images: Any) -> bool:
@@ -53,11 +52,11 @@ def separate_images(
     """Yield the images of whatever a user has, one by one.
 
     Args:
-        images: One image (:data:`ImageLike`, a file object, a ``data:`` URI or preprocessed pixels
-            (3, S, S)), a glob, an iterable of these, an array (N, H, W, 3), a tensor (N, 3, H, W),
-            or a DataFrame with a column of paths.
-        preprocess: The rule that made preprocessed pixels, which become pictures again; without it
-            they are refused.
+        images: One image (:data:`ImageLike`, a file object, a ``data:`` URI or
+            preprocessed pixels (3, S, S)), a glob, an iterable of these, an array (N,
+            H, W, 3), a tensor (N, 3, H, W), or a DataFrame with a column of paths.
+        preprocess: The rule that made preprocessed pixels, which become pictures again;
+            without it they are refused.
         channel_order: Of arrays and uint8 tensors; files and PIL images know theirs.
 
     """
@@ -114,7 +113,8 @@ def _as_rgb(image: ImageLike, channel_order: ChannelOrder) -> ImageLike:
 def refuse_unnormalised(pixels: Tensor, preprocess: Preprocess) -> None:
     """Refuse pixels of one image (3, S, S) that are bytes divided by 255, as ``ToTensor`` makes.
 
-    Normalised pixels are no such fractions, and reach beyond 0 and 1 but for plain grey.
+    Normalised pixels are no such fractions, and reach beyond 0 and 1 but for plain
+    grey.
     """
     low, high = pixels.aminmax()
     as_they_are = not any(preprocess.mean) and set(preprocess.std) == {1.0}
@@ -233,9 +233,10 @@ def as_batch(
 ) -> Batch:
     """Make the batch of some images, with the views that a method wants.
 
-    Keys are paths as they stand, or hashes, so that views do not depend on the batch. Tensors of
-    floats are preprocessed already. ``on_error`` gets the numbers of unreadable images, which are
-    left out; ``max_pixels`` and ``untrusted`` are for bytes.
+    Keys are paths as they stand, or hashes, so that views do not depend on the batch.
+    Tensors of floats are preprocessed already. ``on_error`` gets the numbers of
+    unreadable images, which are left out; ``max_pixels`` and ``untrusted`` are for
+    bytes.
     """
     if isinstance(images, Tensor) and images.is_floating_point():
         images = Batch(images if images.ndim > 3 else images[None])

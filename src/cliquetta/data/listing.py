@@ -1,6 +1,7 @@
 """The images of a long prediction run, listed once, in order, each once, in an SQLite file.
 
-A run that is continued sees the same images under the same numbers; memory does not grow.
+A run that is continued sees the same images under the same numbers; memory does not
+grow.
 """
 
 import hashlib
@@ -49,13 +50,13 @@ _BLOCK = 1 << 16
 class Entry(NamedTuple):
     """An image of a list."""
 
-    path: str  # a local path, a URL, or those of a tar file with the name of one of its members
+    # a local path, a URL, or those of a tar file with the name of one of its members
+    path: str
     columns: Mapping[str, str]
     member: Member | None = None
     image: ImageLike | None = None  # one in memory, which ``path`` names
-    folder: str = (
-        ""  # below the folder or in the tar file that was named; else the last one
-    )
+    folder: str = ""
+    """below the folder or in the tar file that was named; else the last one"""
     label: str = ""  # as it is stated, where labels were asked for
 
 
@@ -184,7 +185,10 @@ class ImageList:
     @property
     def in_memory(self) -> bool:
         """Whether images are on fsspec's file system in the memory of this process."""
-        query = "SELECT 1 FROM images WHERE path LIKE 'memory:%' OR member LIKE '%\"memory:%' LIMIT 1"
+        query = (
+            "SELECT 1 FROM images WHERE path LIKE 'memory:%' "
+            "OR member LIKE '%\"memory:%' LIMIT 1"
+        )
         return self._rows.execute(query).fetchone() is not None
 
     def groups(self) -> list[tuple[str, int]]:
@@ -202,9 +206,9 @@ class ImageList:
     ) -> None:
         """Store all entries, each path once; ``unused`` is counted while they are read.
 
-        With ``group_by``, the name of a column, images with the same value there follow one
-        another, groups in order of their first image. ``labels`` is the column that states
-        labels, or ``folder``.
+        With ``group_by``, the name of a column, images with the same value there follow
+        one another, groups in order of their first image. ``labels`` is the column that
+        states labels, or ``folder``.
         """
         columns: dict[str, None] = {}
         insert = (
@@ -268,12 +272,12 @@ def list_images(
 ) -> ImageList:
     """List the images of folders, image files, tar shards, and tables with a path column.
 
-    Each may be a URL (:mod:`cliquetta.data.remote`), a table also a DataFrame. A file that is
-    named itself counts as an image whatever its suffix. Paths in a CSV, TSV or Parquet file count
-    from its folder; its columns are copied. ``shard-{000..012}.tar`` stands for thirteen tar files.
-    ``-`` is ``stdin``, a file of paths separated by line breaks or NUL characters. ``group_by``
-    names the column whose values the list is sorted by, ``labels`` the one that states labels
-    (see :meth:`ImageList.fill`).
+    Each may be a URL (:mod:`cliquetta.data.remote`), a table also a DataFrame. A file
+    that is named itself counts as an image whatever its suffix. Paths in a CSV, TSV or
+    Parquet file count from its folder; its columns are copied. ``shard-{000..012}.tar``
+    stands for thirteen tar files. ``-`` is ``stdin``, a file of paths separated by line
+    breaks or NUL characters. ``group_by`` names the column whose values the list is
+    sorted by, ``labels`` the one that states labels (see :meth:`ImageList.fill`).
     """
     listing = ImageList(database)
     unused: Counter[str] = Counter()

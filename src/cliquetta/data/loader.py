@@ -1,8 +1,9 @@
 """Images on their way to the model, the same way for every command.
 
-Workers decode, resize and crop to bytes (:mod:`.workers`). A thread of this process gathers the
-bytes of a batch in pinned memory and sends them to the device on a stream of their own, while the
-last batch is computed there; on the device they become normalised pixels.
+Workers decode, resize and crop to bytes (:mod:`.workers`). A thread of this process
+gathers the bytes of a batch in pinned memory and sends them to the device on a stream
+of their own, while the last batch is computed there; on the device they become
+normalised pixels.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -101,18 +102,14 @@ class Loader(Generic[Job]):
     preprocess: Preprocess
     views: Sequence[ViewSpec | None]
     seed: int
-    workers: int | None = (
-        None  # 0: in the caller's thread; `None`: those of `default_workers`
-    )
-    device: torch.device | None = (
-        None  # where pixels are wanted; `None` leaves bytes as they are
-    )
-    local: bool = (
-        False  # images are in the memory of this process, so threads have to read them
-    )
-    decoder: JpegDecoder | None = (
-        None  # of JPEG files, which threads only read; not for views
-    )
+    workers: int | None = None
+    """0: in the caller's thread; `None`: those of `default_workers`"""
+    device: torch.device | None = None
+    """where pixels are wanted; `None` leaves bytes as they are"""
+    local: bool = False
+    """images are in the memory of this process, so threads have to read them"""
+    decoder: JpegDecoder | None = None
+    """of JPEG files, which threads only read; not for views"""
 
     def load(
         self, batches: Iterable[Sequence[Job]], count: int
@@ -148,7 +145,8 @@ class Loader(Generic[Job]):
             for batch in batches
             for first in range(0, len(batch), step)
         )
-        # Threads are enough beside a model on the CPU, unless a number of workers is given.
+        # Threads are enough beside a model on the CPU, unless a number of workers is
+        # given.
         processes = self.decoder is None and (
             self.workers is not None or _is_cuda(self.device)
         )
@@ -159,7 +157,8 @@ class Loader(Generic[Job]):
             ]
             room = step * sum(bytes_of) * 3 * self.preprocess.size**2
             return map_in_processes(self.read, chunks, workers=workers, room=room)
-        # Of views, which make batches large, threads read no more than they hold in their hands.
+        # Of views, which make batches large, threads read no more than they hold in
+        # their hands.
         ahead = workers + (0 if any(self.views) else _AHEAD)
         return map_ahead(self.read, chunks, workers=workers, ahead=max(1, ahead))
 

@@ -1,7 +1,7 @@
 """JPEG files decoded, resized and cropped on a GPU by nvJPEG, through torchvision.
 
-Pillow reads every file's header, and decodes what nvJPEG would not read or would read otherwise:
-other formats and colours, truncated files, extreme shapes.
+Pillow reads every file's header, and decodes what nvJPEG would not read or would read
+otherwise: other formats and colours, truncated files, extreme shapes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -116,8 +116,9 @@ class JpegDecoder:
     def stream(self) -> torch.cuda.Stream:
         """A stream for decoding alone, of the pool that nothing else takes streams from.
 
-        torchvision decodes on a stream of its own that does not wait for the caller's, into memory
-        which work queued there may still read (pytorch/vision#9606). On this one nothing is queued.
+        torchvision decodes on a stream of its own that does not wait for the caller's,
+        into memory which work queued there may still read (pytorch/vision#9606). On
+        this one nothing is queued.
         """
         return torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call]
 

@@ -1,7 +1,8 @@
 """Streams whose images were prepared once: pixels held on the device, or features encoded earlier.
 
-Both read every part of a stream once, as it is listed, into a table, and gather batches from it.
-Predictions are those from a plain :class:`Stream`; from features, up to rounding.
+Both read every part of a stream once, as it is listed, into a table, and gather batches
+from it. Predictions are those from a plain :class:`Stream`; from features, up to
+rounding.
 """
 
 from abc import ABC, abstractmethod
@@ -127,7 +128,8 @@ class PreparedStream(ABC, Generic[B]):
             "images": [part.fingerprint, part.contents()],
             "views": None if stream.views is None else asdict(stream.views),
             "view_seed": None if stream.views is None else stream.view_seed,
-            # Views are drawn from keys, which carry the id when there are several datasets.
+            # Views are drawn from keys, which carry the id when there are several
+            # datasets.
             "keys": part.id if shared else None,
         }
 
@@ -175,8 +177,9 @@ AnyBatch = Batch | FeatureBatch
 class FeatureStream(PreparedStream[FeatureBatch]):
     """Features instead of pixels; they are encoded when first asked for.
 
-    Tables (:mod:`cliquetta.data.feature_cache`) are tied to the model's weights, the preprocessing,
-    the views and their seed, and the images; whichever of them changes, another table is made.
+    Tables (:mod:`cliquetta.data.feature_cache`) are tied to the model's weights, the
+    preprocessing, the views and their seed, and the images; whichever of them changes,
+    another table is made.
     """
 
     def __init__(

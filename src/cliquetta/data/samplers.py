@@ -1,7 +1,8 @@
 """Samplers: which images a stream shows, and when. Pure functions of labels and a generator.
 
-:data:`SAMPLERS` is the one table of orders. A further one is a function from the datasets of a
-stream to :class:`Positions` and one entry there: stream, record and command line follow.
+:data:`SAMPLERS` is the one table of orders. A further one is a function from the
+datasets of a stream to :class:`Positions` and one entry there: stream, record and
+command line follow.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,16 +30,16 @@ class Positions(NamedTuple):
 
     domain: Indices
     image: Indices
-    round: Indices  # how often the dataset was repeated before; its noise is drawn anew each time
+    # how often the dataset was repeated before; its noise is drawn anew each time
+    round: Indices
 
 
 @dataclass(frozen=True)
 class SamplerOptions:
     """Settings of samplers; each reads those that its entry in :data:`SAMPLERS` names."""
 
-    gamma: float = (
-        0.1  # concentration of the Dirichlet distribution: near 0, one burst per class
-    )
+    gamma: float = 0.1
+    """concentration of the Dirichlet distribution: near 0, one burst per class"""
     present: tuple[int, int] = (3, 3)  # how many classes occur, at least and at most
     imbalance: float = 10.0  # images of the most frequent class for each of the rarest
     length: int = 10_000  # images of the stream
@@ -77,9 +78,10 @@ def shuffled(domain: LabelledSet, options: SamplerOptions, rng: Rng) -> Indices:
 def correlated(domain: LabelledSet, options: SamplerOptions, rng: Rng) -> Indices:
     """All images, those of one class in bursts.
 
-    As is usual for streams that are not i.i.d.: time has as many slots as there are classes, each
-    class spreads its images over the slots by a draw from a symmetric Dirichlet distribution, and
-    inside a slot classes follow one another. The larger ``gamma``, the more even the slots.
+    As is usual for streams that are not i.i.d.: time has as many slots as there are
+    classes, each class spreads its images over the slots by a draw from a symmetric
+    Dirichlet distribution, and inside a slot classes follow one another. The larger
+    ``gamma``, the more even the slots.
     """
     classes = np.unique(domain.labels)
     slots: list[list[Indices]] = [[] for _ in classes]
@@ -118,9 +120,10 @@ def separate(domain: LabelledSet, options: SamplerOptions, rng: Rng) -> Indices:
 def keff(domain: LabelledSet, options: SamplerOptions, rng: Rng) -> Indices:
     """Batches of few effective classes (K_eff of StatA and MOON), each image shown at most once.
 
-    A batch draws its number of classes from ``present``, the classes by the images that they have
-    left, and takes at least one image of each. Where they hold too few for a batch, further
-    classes join up to the maximum; where that does not help either, the stream ends.
+    A batch draws its number of classes from ``present``, the classes by the images that
+    they have left, and takes at least one image of each. Where they hold too few for a
+    batch, further classes join up to the maximum; where that does not help either, the
+    stream ends.
     """
     size, (low, high) = options.batch_size, options.present
     labels = domain.labels
@@ -162,8 +165,9 @@ def keff(domain: LabelledSet, options: SamplerOptions, rng: Rng) -> Indices:
 def long_tail(domain: LabelledSet, options: SamplerOptions, rng: Rng) -> Indices:
     """Images in random order, their classes thinned out exponentially (Cui et al., 2019).
 
-    Of C classes in random rank, class r keeps a share of ``imbalance ** (-r / (C - 1))`` of the
-    first one's images; as many are shown as the smallest class allows at that ratio.
+    Of C classes in random rank, class r keeps a share of ``imbalance ** (-r / (C -
+    1))`` of the first one's images; as many are shown as the smallest class allows at
+    that ratio.
     """
     order = shuffled(domain, options, rng)
     classes, counts = np.unique(domain.labels, return_counts=True)
@@ -271,9 +275,8 @@ class Sampler:
         str, ...
     ] = ()  # options, beside `limit`, on which the positions depend
     needs_labels: bool = False
-    interleaves: bool = (
-        False  # whether datasets are mixed (`a+b`) rather than in sequence (`a>b`)
-    )
+    interleaves: bool = False
+    """whether datasets are mixed (`a+b`) rather than in sequence (`a>b`)"""
 
 
 SAMPLERS: dict[str, Sampler] = {

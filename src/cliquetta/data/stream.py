@@ -42,8 +42,8 @@ class Skipped:
 class Stream:
     """Yields ``(Batch, labels)``; labels are -1 where unknown, -2 outside the class list.
 
-    Can start at any batch. Equal arguments give equal streams. A batch has fixed positions: an
-    unreadable file leaves its position empty, so the batch is shorter.
+    Can start at any batch. Equal arguments give equal streams. A batch has fixed
+    positions: an unreadable file leaves its position empty, so the batch is shorter.
 
     Args:
         dataset: One dataset, or several with one class list (``[a, b, a]``).
@@ -51,18 +51,21 @@ class Stream:
         batch_size: Images per batch.
         order: A key of :data:`cliquetta.data.samplers.SAMPLERS`.
         seed: Decides the order only.
-        views: The views that batches carry; they depend on ``view_seed`` and the image's key only.
+        views: The views that batches carry; they depend on ``view_seed`` and the
+            image's key only.
         view_seed: Seed of the views.
         gamma: Of order ``correlated``.
-        present: Of order ``uneven``: classes that occur, at least and at most; of ``keff``: those
-            of a batch.
-        imbalance: Of order ``long-tail``: images of the first class for each of the last.
+        present: Of order ``uneven``: classes that occur, at least and at most; of
+            ``keff``: those of a batch.
+        imbalance: Of order ``long-tail``: images of the first class for each of the
+            last.
         length: Of order ``long``: images of the stream.
-        unknown: A dataset of images outside the class list (``RelabelledDataset(..., "outside")``)
-            to strew among the others, at most as many.
+        unknown: A dataset of images outside the class list (``RelabelledDataset(...,
+            "outside")``) to strew among the others, at most as many.
         limit: Images per dataset, at most.
-        workers: Processes or threads that read ahead (:mod:`cliquetta.data.loader`): 0 reads in the
-            caller's thread, ``None`` uses as many as the cores and ``device`` suggest.
+        workers: Processes or threads that read ahead (:mod:`cliquetta.data.loader`): 0
+            reads in the caller's thread, ``None`` uses as many as the cores and
+            ``device`` suggest.
         device: Where batches are put; the CPU by default.
 
     Raises:

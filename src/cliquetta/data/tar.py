@@ -40,8 +40,9 @@ class TarSample(NamedTuple):
 def tar_dataset(path: Path, names: Sequence[str] | None = None) -> FileDataset:
     """The samples of one shard, of ``shard-{000..012}.tar``, or of all shards in a folder.
 
-    Classes are in ``.cls`` or ``.json`` members (:data:`LABEL_KEYS`), else they are the folders in
-    the archive; class list and templates are in text files beside the shards, or one folder up.
+    Classes are in ``.cls`` or ``.json`` members (:data:`LABEL_KEYS`), else they are the
+    folders in the archive; class list and templates are in text files beside the
+    shards, or one folder up.
     """
     shards = find_shards(path)
     samples = [sample for shard in shards for sample in index_shard(shard)]
@@ -112,9 +113,9 @@ def list_members(shard: Path | str) -> Iterator[tuple[str, Member]]:
 def index_shard(shard: Path | str) -> list[TarSample]:
     """The samples of a shard that have an image, in the order of the archive.
 
-    Files up to whose first dot the name is the same are one sample where one of them is ``.cls`` or
-    ``.json``, with its first image; elsewhere every image is a sample, by its file name if several
-    share what is before the dot.
+    Files up to whose first dot the name is the same are one sample where one of them is
+    ``.cls`` or ``.json``, with its first image; elsewhere every image is a sample, by
+    its file name if several share what is before the dot.
     """
     images: dict[str, dict[str, Member]] = {}
     stated: dict[str, str | None] = {}

@@ -33,11 +33,11 @@ def is_torch_data(data: Any) -> bool:
 class TorchImages(Sequence[ImageLike]):
     """Images of a torch dataset or loader, in its order.
 
-    An item is an image, ``(image, label)``, or a dict with one of :data:`IMAGE_KEYS` and, if
-    known, :data:`LABEL_KEYS`. Images are PIL images, uint8 arrays, or pixels that were made by
-    ``model.preprocess``. A map-style dataset is read while it is predicted, also that of a loader
-    with torch's own ``collate_fn``, in the order of the loader's sampler; everything else is read
-    first and kept in memory.
+    An item is an image, ``(image, label)``, or a dict with one of :data:`IMAGE_KEYS`
+    and, if known, :data:`LABEL_KEYS`. Images are PIL images, uint8 arrays, or pixels
+    that were made by ``model.preprocess``. A map-style dataset is read while it is
+    predicted, also that of a loader with torch's own ``collate_fn``, in the order of
+    the loader's sampler; everything else is read first and kept in memory.
 
     Args:
         data: The dataset or loader.
@@ -96,8 +96,8 @@ class TorchImages(Sequence[ImageLike]):
     def labels(self) -> list[str | int]:
         """Labels of all images, ``""`` where there is none.
 
-        They come from ``targets`` or ``labels`` of the dataset, else from its items, which are
-        then read once more.
+        They come from ``targets`` or ``labels`` of the dataset, else from its items,
+        which are then read once more.
         """
         stated = self._stated_labels()
         if stated is not None:

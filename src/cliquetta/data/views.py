@@ -1,7 +1,8 @@
 """Augmented views of an image: the plain one first, then random ones.
 
-They depend on ``(seed, key, spec)`` only, so that all methods of a comparison see the same. Crops
-are cut from the image as it was before preprocessing, by :func:`attach_views` from pixels.
+They depend on ``(seed, key, spec)`` only, so that all methods of a comparison see the
+same. Crops are cut from the image as it was before preprocessing, by
+:func:`attach_views` from pixels.
 """
 
 import hashlib
@@ -63,8 +64,8 @@ def attach_views(
 ) -> Batch:
     """The batch with views cropped from its preprocessed pixels, on their device.
 
-    What is outside the centre crop is out of reach: prefer ``Stream(views=...)``. ``augmix`` needs
-    ``preprocess`` to find the 8-bit pictures that it works on.
+    What is outside the centre crop is out of reach: prefer ``Stream(views=...)``.
+    ``augmix`` needs ``preprocess`` to find the 8-bit pictures that it works on.
     """
     check_spec(spec)
     if len(batch.keys) != len(batch):

@@ -1,8 +1,9 @@
 """Work ahead of its consumer, in order: by worker processes, by threads, or in the caller's thread.
 
-Threads share one interpreter lock and hold up the thread that feeds a GPU; processes scale. A free
-one takes the next item, where :class:`~torch.utils.data.DataLoader` waits for the slowest core.
-Arrays come back in a ring of shared memory: a segment per array costs a connection for each.
+Threads share one interpreter lock and hold up the thread that feeds a GPU; processes
+scale. A free one takes the next item, where :class:`~torch.utils.data.DataLoader` waits
+for the slowest core. Arrays come back in a ring of shared memory: a segment per array
+costs a connection for each.
 """
 
 import gc
@@ -79,7 +80,8 @@ def map_ahead(
 ) -> Generator[Result, None, None]:
     """``function`` of every item, in order, by threads, with at most ``ahead`` results waiting.
 
-    0 ``workers``: in the caller's thread. An exception reaches the caller at its item's turn.
+    0 ``workers``: in the caller's thread. An exception reaches the caller at its item's
+        turn.
     """
     if workers == 0:
         yield from map(function, items)
@@ -104,7 +106,8 @@ def map_in_processes(
 ) -> Generator[Made, None, None]:
     """``function`` of every item, in order, by worker processes, or by threads if there are none.
 
-    ``room`` is the most bytes that the arrays of an item take; they are valid until the next item.
+    ``room`` is the most bytes that the arrays of an item take; they are valid until the
+    next item.
     """
     pickled = _pickled(function)
     ahead = workers * (PREFETCH if room < _ROOMY else 1)
@@ -161,9 +164,8 @@ def _submit(executor: ProcessPoolExecutor, slot: int, item: Any) -> _Result:
         sys.modules["__main__"] = main
 
 
-_here: tuple[Callable[[Any], Made], _Ring] | None = (
-    None  # in a worker: what it does, and where
-)
+# in a worker: what it does, and where
+_here: tuple[Callable[[Any], Made], _Ring] | None = None
 
 
 def _settle(pickled: bytes, ring: _Ring, pillow: tuple[bool, int | None]) -> None:

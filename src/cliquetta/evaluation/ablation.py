@@ -13,9 +13,8 @@ from cliquetta.evaluation.record import Record
 from cliquetta.evaluation.sweep import RunResult
 from cliquetta.methods.registry import get_method, method_config
 
-BATCH_SIZE = (
-    "batch_size"  # the one field of a run, not of a method's config, that can be varied
-)
+# the one field of a run, not of a method's config, that can be varied
+BATCH_SIZE = "batch_size"
 
 
 @dataclass(frozen=True)
@@ -77,9 +76,8 @@ class Point:
     value: Any
     records: tuple[Record, ...]
     gain: float | None = None  # over zero-shot with the same seeds, in points
-    clique_size: float | None = (
-        None  # mean over batches of the largest, where counts were logged
-    )
+    clique_size: float | None = None
+    """mean over batches of the largest, where counts were logged"""
 
     @property
     def top1(self) -> list[float]:

@@ -1,7 +1,7 @@
 """Grids on a Ray cluster: one task per run, wherever there is room.
 
-Every machine sees the same files. A run keeps its state in its folder, so that it continues on
-another machine when one is lost.
+Every machine sees the same files. A run keeps its state in its folder, so that it
+continues on another machine when one is lost.
 """
 
 import logging
@@ -37,14 +37,15 @@ _log = logging.getLogger(__name__)
 class RayExecutor:
     """Runs cells as tasks of a Ray cluster (extra ``ray``); reports and results come back.
 
-    A connection that exists already is used and left open; else one is opened for the grid.
+    A connection that exists already is used and left open; else one is opened for the
+    grid.
     """
 
-    address: str = LOCAL  # ``local``, ``auto`` (the cluster of this machine) or ``ray://host:port``
+    # ``local``, ``auto`` (the cluster of this machine) or ``ray://host:port``
+    address: str = LOCAL
     cpus: float = 1.0  # cores of a run; also the threads it computes with
-    gpus: float | None = (
-        None  # share of one per run; ``None``: all of it if there is any
-    )
+    gpus: float | None = None
+    """share of one per run; ``None``: all of it if there is any"""
     retries: int = 3  # of a run that failed on the way or was lost with its worker
     on_report: Callable[[RunSpec, RunReport], None] | None = None
 
@@ -137,7 +138,8 @@ class _Grid:
             )
         if final or self.attempts[run] >= self.settings.retries:
             return result
-        # Not at once: a lost machine may hold the lock of the run's folder a little longer.
+        # Not at once: a lost machine may hold the lock of the run's folder a little
+        # longer.
         self.later.append((time.monotonic() + 2.0 ** self.attempts[run], run))
         self.attempts[run] += 1
         _log.warning("%s is sent again: %s", result.spec, result.error)

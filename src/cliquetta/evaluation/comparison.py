@@ -22,7 +22,8 @@ from cliquetta.significance import (
 
 Item = TypeVar("Item")
 Key = TypeVar("Key")
-ENOUGH = 6  # datasets from which on gains are tested: seeds share images, so are not independent
+# datasets from which on gains are tested: seeds share images, so are not independent
+ENOUGH = 6
 METRICS = ("top1", "top5", "mean_class", "macro_f1", "ece", "nll", "auroc", "fpr95")
 LOWER_IS_BETTER = frozenset({"ece", "nll", "fpr95"})
 DRAWS = 10  # seeds from which on the mean over the worst tenth of them is shown
@@ -101,7 +102,8 @@ class Overall:
 
     row: str
     columns: tuple[str, ...]
-    asked: int  # columns that were asked for; a row that lacks some is not ranked among others
+    # columns that were asked for; a row that lacks some is not ranked among others
+    asked: int
     mean: float | None
     sd: float | None  # of the mean over datasets, from seed to seed
     tail: float | None  # mean over datasets of :attr:`Cell.tail`
@@ -209,9 +211,10 @@ def compare(
 ) -> Comparison:
     """Put runs into a table; runs of one dataset under unlike conditions raise.
 
-    What must be equal in a column: preprocessing, class names, templates and the images. ``split``
-    gives every such group a column of its own instead. ``baseline`` is a method (with its preset)
-    that the others are tested against, seed by seed, on the same model.
+    What must be equal in a column: preprocessing, class names, templates and the
+    images. ``split`` gives every such group a column of its own instead. ``baseline``
+    is a method (with its preset) that the others are tested against, seed by seed, on
+    the same model.
     """
     if metric not in METRICS:
         raise UnknownNameError("metric", metric, METRICS)

@@ -41,9 +41,8 @@ Pictures = npt.NDArray[np.uint8]
 class EvidenceLimits:
     """Limits on the evidence that is stored."""
 
-    images: int = (
-        256  # in full, in batches spread over the stream; a batch is cut to this
-    )
+    images: int = 256
+    """in full, in batches spread over the stream; a batch is cut to this"""
     maps: int = 12  # images with attention maps
     pixels: int = 96  # longest side of the small pictures
 
@@ -58,7 +57,8 @@ class EvidenceLimits:
 class EvidenceLog:
     """Writes the evidence of one run while it runs, the same files if it is resumed.
 
-    Turns ``adapter.collect_evidence`` on for the batches it shows, which changes no prediction.
+    Turns ``adapter.collect_evidence`` on for the batches it shows, which changes no
+    prediction.
     """
 
     def __init__(
@@ -137,7 +137,8 @@ def _mosaic(pictures: Pictures) -> bytes:
     sheet = padded.reshape(rows, columns, side, side, 3).swapaxes(1, 2)
     file = io.BytesIO()
     picture = Image.fromarray(sheet.reshape(rows * side, columns * side, 3))
-    # Small pictures have no detail to spare, and their tiles would bleed into each other.
+    # Small pictures have no detail to spare, and their tiles would bleed into each
+    # other.
     picture.save(file, "WEBP", lossless=side <= 48, quality=90)
     return file.getvalue()
 

@@ -31,39 +31,38 @@ TEXT_CAPABILITIES = frozenset(
 class RunSpec:
     """One cell of a grid, in plain values that can be sent to another machine."""
 
-    dataset: str  # an id; ``a>b>a`` for datasets in sequence, ``a+b`` where the order interleaves
+    # an id; ``a>b>a`` for datasets in sequence, ``a+b`` where the order interleaves
+    dataset: str
     method: str
     model: str = "micro"  # a name or a path; the shards of one checkpoint with commas
-    seed: int = (
-        0  # decides the order of the stream, the views and the method's own draws
-    )
+    seed: int = 0
+    """decides the order of the stream, the views and the method's own draws"""
     preset: str | None = None
     options: tuple[
         tuple[str, Any], ...
     ] = ()  # config fields that differ from the preset
     fitted: str | None = None  # file of a few-shot method; it carries its own config
     batch_size: int = 64
-    order: str = (
-        "shuffled"  # a key of ``data.samplers.SAMPLERS``; some read the next four
-    )
+    order: str = "shuffled"
+    """a key of ``data.samplers.SAMPLERS``; some read the next four"""
     gamma: float = 0.1
     present: tuple[int, int] = (3, 3)
     imbalance: float = 10.0
     length: int = 10_000
     limit: int | None = None
     view_seed: int | None = None
-    """``None`` takes ``seed``. One for all seeds gives an image the same views in every run;
-    where pixels are held, a method that treats each image alone then predicts once for all."""
+    """``None`` takes ``seed``. One for all seeds gives an image the same views in every
+    run; where pixels are held, a method that treats each image alone then predicts once
+    for all."""
     templates: tuple[str, ...] | None = None  # ``None`` takes those of the dataset
-    classes: tuple[str, ...] | None = (
-        None  # in place of the dataset's; labels match by name
-    )
+    classes: tuple[str, ...] | None = None
+    """in place of the dataset's; labels match by name"""
     unknown: str | None = None
-    """Open set: a dataset whose classes outside the class list are mixed in, as unknown images;
-    with ``classes``, images of ``dataset`` outside of that list are left out."""
-    text_features: str | None = (
-        None  # text embeddings by class name, if there is no tower
-    )
+    """Open set: a dataset whose classes outside the class list are mixed in, as unknown
+    images; with ``classes``, images of ``dataset`` outside of that list are left
+    out."""
+    text_features: str | None = None
+    """text embeddings by class name, if there is no tower"""
     dtype: str = "float32"
 
     def __str__(self) -> str:
@@ -125,14 +124,15 @@ def zero_shot(spec: RunSpec) -> RunSpec:
 def read_grid(path: Path | str, *, root: str = "", **changes: Any) -> list[RunSpec]:
     """The runs of a grid file: JSON, a list of blocks, each a grid of its own.
 
-    A block holds ``datasets``, ``methods`` and ``seeds``, and any field of :class:`RunSpec` that
-    its runs share; one without ``datasets`` holds what the blocks after it have in common. Method
-    ``*`` stands for all that need no fitting (with ``text_features``: and no text tower) and are
-    not named beside it; ``limits`` has the most images per dataset of slow methods, by name, where
-    0 leaves a method out. ``shifts`` and ``severities`` lay every such shift over every dataset;
-    ``role`` is for reports, ``note`` for readers. ``classes`` may name a class list, ``templates``
-    a set, or a method whose authors chose one per dataset. ``{root}`` in a value stands for a
-    folder. ``changes`` overrule the fields of all blocks.
+    A block holds ``datasets``, ``methods`` and ``seeds``, and any field of
+    :class:`RunSpec` that its runs share; one without ``datasets`` holds what the blocks
+    after it have in common. Method ``*`` stands for all that need no fitting (with
+    ``text_features``: and no text tower) and are not named beside it; ``limits`` has
+    the most images per dataset of slow methods, by name, where 0 leaves a method out.
+    ``shifts`` and ``severities`` lay every such shift over every dataset; ``role`` is
+    for reports, ``note`` for readers. ``classes`` may name a class list, ``templates``
+    a set, or a method whose authors chose one per dataset. ``{root}`` in a value stands
+    for a folder. ``changes`` overrule the fields of all blocks.
     """
     known = sorted(f.name for f in fields(RunSpec))
     specs: list[RunSpec] = []

@@ -49,16 +49,19 @@ from torchmetrics.classification import (  # noqa: E402
     MulticlassCalibrationError,
 )
 
-BINS = 15  # bins of equal width for the calibration error, as in Guo et al. (2017); C-TPT takes 20
+# bins of equal width for the calibration error, as in Guo et al. (2017); C-TPT takes 20
+BINS = 15
 
 
 class Metrics:
     """Top-1, top-5, accuracy per class and its mean, macro-F1, ECE, NLL. Labels of -1 are left out.
 
-    Images outside the class list (label -2) enter no score of these; once there are some, AUROC
-    and FPR95 say how well the highest probability tells them from images of the list.
+    Images outside the class list (label -2) enter no score of these; once there are
+    some, AUROC and FPR95 say how well the highest probability tells them from images of
+    the list.
 
-    ``update``, ``compute`` and ``reset`` as in torchmetrics; ``state_dict`` is plain tensors.
+    ``update``, ``compute`` and ``reset`` as in torchmetrics; ``state_dict`` is plain
+    tensors.
     """
 
     def __init__(self, classes: int, *, bins: int = BINS) -> None:
@@ -116,7 +119,8 @@ class Metrics:
     def compute(self) -> dict[str, Any]:
         """All scores as JSON types: accuracies and ECE in percent, NLL in nats.
 
-        Classes without images are ``None`` and not in the mean, unlike in torchmetrics' own.
+        Classes without images are ``None`` and not in the mean, unlike in torchmetrics'
+        own.
         """
         if not self.seen:
             return {"labelled": 0}
@@ -232,7 +236,8 @@ def chance_p_value(right: int, images: int, *, classes: int) -> float:
 def near_chance(accuracy: float, *, classes: int, images: int) -> str | None:
     """A warning if a zero-shot accuracy (0 to 1) is so low that labels look shuffled.
 
-    The line is five times chance, or a quarter of the way to perfect where that is lower.
+    The line is five times chance, or a quarter of the way to perfect where that is
+    lower.
     """
     if not 0 <= accuracy <= 1:
         raise UserError(f"accuracy is a share between 0 and 1, got {accuracy}")

@@ -18,8 +18,8 @@ from cliquetta.evaluation.record import Record
 def add_changes(records: Sequence[Record], out: Path) -> list[Record]:
     """Add ``repaired`` and ``broken`` to the metrics of runs that lie in a folder of runs.
 
-    They count images against zero-shot on the same stream and texts. Runs without predictions
-    there, and those without such a run of zero-shot, stay as they are.
+    They count images against zero-shot on the same stream and texts. Runs without
+    predictions there, and those without such a run of zero-shot, stay as they are.
     """
     loaded: dict[str, Predictions] = {}
     for record in records:

@@ -81,7 +81,8 @@ class PredictionLog:
                     "p": [float(str(p)) for p in ps],
                 }
             )
-            for key, label, top, ps in rows  # str() of a float32 is the shortest that reads back
+            # str() of a float32 is the shortest that reads back
+            for key, label, top, ps in rows
         ]
         self._file.write("".join(line + "\n" for line in lines).encode())
         self._file.flush()
@@ -116,10 +117,11 @@ def load_predictions(folder: Path | str) -> Predictions:
 def paired_test(pairs: Sequence[tuple[Predictions, Predictions]]) -> PairedTest:
     """Compare ``(baseline, other)`` runs, one pair per seed, image by image.
 
-    An image is the unit: its differences are summed over seeds, since runs of several seeds on one
-    image are not independent. If both methods were equally good, each image's sum would as well
-    have had the other sign; ``p`` is the share of all sign patterns whose total is as far from
-    zero as the one seen. With one seed that is McNemar's exact test.
+    An image is the unit: its differences are summed over seeds, since runs of several
+    seeds on one image are not independent. If both methods were equally good, each
+    image's sum would as well have had the other sign; ``p`` is the share of all sign
+    patterns whose total is as far from zero as the one seen. With one seed that is
+    McNemar's exact test.
     """
     totals: dict[str, int] = {}
     repaired = broken = 0

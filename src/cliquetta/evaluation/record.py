@@ -347,7 +347,8 @@ class Run:
 def find_runs(paths: Iterable[Path | str]) -> tuple[list[Run], list[Run]]:
     """The finished and the unfinished runs in folders of runs, folders of one, or files.
 
-    They keep the order of ``paths``; those of one folder come in the order of their start.
+    They keep the order of ``paths``; those of one folder come in the order of their
+    start.
     """
     by_id: dict[str, Run] = {}
     for path in map(Path, paths):

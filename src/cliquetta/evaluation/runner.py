@@ -1,8 +1,9 @@
 """Run a method over a stream, score it, and lose nothing when the process dies.
 
-Every so often the method's memory, the scores and the length of the prediction file are saved
-together, in one file that is replaced atomically. A resumed run cuts its predictions back to that
-length and continues; what it writes is bit-equal to a run that was never stopped.
+Every so often the method's memory, the scores and the length of the prediction file are
+saved together, in one file that is replaced atomically. A resumed run cuts its
+predictions back to that length and continues; what it writes is bit-equal to a run that
+was never stopped.
 """
 
 from __future__ import annotations
@@ -66,11 +67,10 @@ from cliquetta.methods.state import unpack_state
 from cliquetta.types import Batch, Prediction
 
 WARM_UP = 3
-"""Batches of a process's part of a run that its rate leaves out: kernels are loaded and recorded
-in them, which the first method would pay for the others."""
-SCORE_SECONDS = (
-    0.2  # batches wait this long, at most, to be scored and written together
-)
+"""Batches of a process's part of a run that its rate leaves out: kernels are loaded and
+recorded in them, which the first method would pay for the others."""
+# batches wait this long, at most, to be scored and written together
+SCORE_SECONDS = 0.2
 
 
 def evaluate(
@@ -90,20 +90,23 @@ def evaluate(
 
     Args:
         adapter: The method.
-        stream: Images with labels, with the views that the method wants. A dataset, also your own
-            torch ``Dataset`` of (image, label), is shown in an order shuffled by the method's
-            seed, 64 images per batch; a ``DataLoader`` in its own order and batches. Labels are
-            names of the method's classes or their numbers.
-        out: Folder of runs; this one lives in ``out/<id>``. A finished one is returned at once, a
-            interrupted one is continued. ``None`` writes nothing.
-        preset: Name of the settings that the adapter's config was made from, for the record.
+        stream: Images with labels, with the views that the method wants. A dataset,
+            also your own torch ``Dataset`` of (image, label), is shown in an order
+            shuffled by the method's seed, 64 images per batch; a ``DataLoader`` in its
+            own order and batches. Labels are names of the method's classes or their
+            numbers.
+        out: Folder of runs; this one lives in ``out/<id>``. A finished one is returned
+            at once, a interrupted one is continued. ``None`` writes nothing.
+        preset: Name of the settings that the adapter's config was made from, for the
+            record.
         on_step: Is called after every batch.
         save_every: Batches after which state is saved, or
         save_seconds: seconds, whichever comes first.
         again: Run a finished one again.
-        evidence: Keep what reports show, too; needs ``out``. A run that was finished without is
-            run again.
-        cache: Earlier predictions of these images, if the method treats each image alone.
+        evidence: Keep what reports show, too; needs ``out``. A run that was finished
+            without is run again.
+        cache: Earlier predictions of these images, if the method treats each image
+            alone.
 
     Returns:
         The record of the finished run.
@@ -203,8 +206,9 @@ def warn_of_sorted_classes(stream: AnyStream, adapter: Adapter) -> None:
 class PredictionCache:
     """The predictions of an independent method, by image.
 
-    Neither order nor batch changes such a prediction. That the seed does not either is checked on
-    the first batch of every run, which is always computed; where it does, the cache is emptied.
+    Neither order nor batch changes such a prediction. That the seed does not either is
+    checked on the first batch of every run, which is always computed; where it does,
+    the cache is emptied.
     """
 
     def __init__(self) -> None:

@@ -39,27 +39,22 @@ class RunContext:
     out: Path | None  # output directory; ``None`` writes nothing
     root: Path | None = None
     device: str = "auto"
-    workers: int | None = (
-        0  # of the loader: 0 reads in the caller's thread, ``None`` chooses
-    )
+    workers: int | None = 0
+    """of the loader: 0 reads in the caller's thread, ``None`` chooses"""
     offline: bool = False
-    features: Path | None = (
-        None  # features encoded once, for methods that need no more of an image
-    )
+    features: Path | None = None
+    """features encoded once, for methods that need no more of an image"""
     evidence: bool = False  # keep what reports show (``evidence_log``); needs ``out``
     hold: bool | None = None
-    """Keep pixels and views on the device for the next run; ``None``: where a dataset of the grid
-    is run more than once and there is room."""
+    """Keep pixels and views on the device for the next run; ``None``: where a dataset
+    of the grid is run more than once and there is room."""
     again: bool = False
-    recorded: Callable[[Record], Record | None] | None = (
-        None  # finds a run recorded elsewhere
-    )
-    on_prepare: prepared.OnPrepare | None = (
-        None  # encoding or reading proceeds; not sent elsewhere
-    )
-    on_download: Callable[[int, int | None], None] | None = (
-        None  # bytes have arrived; not sent
-    )
+    recorded: Callable[[Record], Record | None] | None = None
+    """finds a run recorded elsewhere"""
+    on_prepare: prepared.OnPrepare | None = None
+    """encoding or reading proceeds; not sent elsewhere"""
+    on_download: Callable[[int, int | None], None] | None = None
+    """bytes have arrived; not sent"""
     _model: tuple[object, CLIP] | None = field(default=None, init=False, repr=False)
     _data: dict[str, Dataset] = field(default_factory=dict, init=False, repr=False)
     _pixels: prepared.PixelStore | None = field(default=None, init=False, repr=False)

@@ -82,66 +82,76 @@ def predict(
     ['error', 'path', 'prediction', 'probability']
 
     Args:
-        images: Folders, image files, globs, tar files, CSV or Parquet files with a column of paths
-            (their columns are copied), URLs of these, ``-`` for a list of paths on standard input;
-            a DataFrame with a column ``path``; images in memory, one or several (see
-            :func:`cliquetta.data.inputs.separate_images`); a torch ``Dataset`` or ``DataLoader``
-            (see :class:`cliquetta.data.torch_data.TorchImages`); or features of images, as
+        images: Folders, image files, globs, tar files, CSV or Parquet files with a
+            column of paths (their columns are copied), URLs of these, ``-`` for a list
+            of paths on standard input; a DataFrame with a column ``path``; images in
+            memory, one or several (see :func:`cliquetta.data.inputs.separate_images`);
+            a torch ``Dataset`` or ``DataLoader`` (see
+            :class:`cliquetta.data.torch_data.TorchImages`); or features of images, as
             :func:`cliquetta.data.features.feature_dataset` takes them.
-        classes: Class names, or prompts with templates; not needed with an :class:`Adapter`.
-        text_features: Features of the class names: an array or tensor (N, E), or a file (see
-            :func:`cliquetta.prompts.features.as_text_features`). Beside a ``model`` they replace
-            its text tower. Without one ``images`` are features from the model that made them.
+        classes: Class names, or prompts with templates; not needed with an
+            :class:`Adapter`.
+        text_features: Features of the class names: an array or tensor (N, E), or a file
+            (see :func:`cliquetta.prompts.features.as_text_features`). Beside a
+            ``model`` they replace its text tower. Without one ``images`` are features
+            from the model that made them.
         method: Name of a method, an adapter, or several of them; the predictions of
             several stand side by side.
         model: Name or path of a model, a loaded one, or a module that
-            :func:`cliquetta.from_model` takes; needed where ``method`` is a name. ``"micro"``,
-            which comes with the package, is a toy for images of 32 pixels.
+            :func:`cliquetta.from_model` takes; needed where ``method`` is a name.
+            ``"micro"``, which comes with the package, is a toy for images of 32 pixels.
         device: Where to load the model.
         batch_size: Images per batch.
         seed: Of the methods' random draws, of views, and of a shuffled order.
-        order: ``auto`` predicts in the order of the list, but shuffled where sub-folders are named
-            after classes and list their images class by class, which would tell a method that
-            adapts what they show; ``listed`` and ``shuffled`` do so always. Rows are in the order
-            of the list in any case.
-        labels: What images are known to show: ``"folder"`` (sub-folders named after classes), a
-            column of the input table, ``"label"`` of a torch dataset, or a label per image in
-            memory; names of classes or their numbers. Adds a column ``label``, and the run has
-            ``scores``. No method sees them.
-        zero_shot: Add plain CLIP's predictions as columns; always with ``labels``, to test whether
-            adapting helped. Costs a plain pass per image.
+        order: ``auto`` predicts in the order of the list, but shuffled where
+            sub-folders are named after classes and list their images class by class,
+            which would tell a method that adapts what they show; ``listed`` and
+            ``shuffled`` do so always. Rows are in the order of the list in any case.
+        labels: What images are known to show: ``"folder"`` (sub-folders named after
+            classes), a column of the input table, ``"label"`` of a torch dataset, or a
+            label per image in memory; names of classes or their numbers. Adds a column
+            ``label``, and the run has ``scores``. No method sees them.
+        zero_shot: Add plain CLIP's predictions as columns; always with ``labels``, to
+            test whether adapting helped. Costs a plain pass per image.
         top_k: Best classes to list per image.
         all_probabilities: Give the probability of every class, too.
-        multi_label: Score classes independently (sigmoid models such as SigLIP only) and list all
-            whose probability is at least this.
-        reject: Name images of none of the classes: how many of them to look for, between 0 and 1;
-            0.9 is a good start. The limit comes from the images themselves, without labels, and
-            is a part of ``state``.
-        calibrate: Scale probabilities by a temperature that the stream sets without labels; it is
-            a part of ``state``, too, and costs a plain pass per image.
-        channel_order: Of arrays and uint8 tensors: ``bgr`` for images that OpenCV has read.
-        workers: Processes that decode files; threads for images in memory, for fewer than a
-            thousand files, and where no process can be started. 0 decodes in this thread; by
-            default as many as there are cores where the model is on a GPU, else two threads.
-        decode: ``exact``; ``fast`` lets JPEG files be decoded at a half, a quarter or an eighth of
-            their size where that is still enough (other pixels, slightly); ``gpu`` decodes them by
-            nvJPEG (extra ``gpu-decode``; other pixels, slightly). Views are always exact.
-        state: File of one method's adapted state: continued from if it exists, saved at the end;
-            with ``group_by`` a folder of such files.
-        out: Output file or URL; ``-`` is standard output. Without it rows stay in memory.
-        file_format: ``csv``, ``jsonl`` or ``parquet``; by the suffix of ``out`` if not given.
-        shard: ``(i, n)`` predicts the i-th of n equal parts of the list, counted from 1, into a
-            file of its own.
+        multi_label: Score classes independently (sigmoid models such as SigLIP only)
+            and list all whose probability is at least this.
+        reject: Name images of none of the classes: how many of them to look for,
+            between 0 and 1; 0.9 is a good start. The limit comes from the images
+            themselves, without labels, and is a part of ``state``.
+        calibrate: Scale probabilities by a temperature that the stream sets without
+            labels; it is a part of ``state``, too, and costs a plain pass per image.
+        channel_order: Of arrays and uint8 tensors: ``bgr`` for images that OpenCV has
+            read.
+        workers: Processes that decode files; threads for images in memory, for fewer
+            than a thousand files, and where no process can be started. 0 decodes in
+            this thread; by default as many as there are cores where the model is on a
+            GPU, else two threads.
+        decode: ``exact``; ``fast`` lets JPEG files be decoded at a half, a quarter or
+            an eighth of their size where that is still enough (other pixels, slightly);
+            ``gpu`` decodes them by nvJPEG (extra ``gpu-decode``; other pixels,
+            slightly). Views are always exact.
+        state: File of one method's adapted state: continued from if it exists, saved at
+            the end; with ``group_by`` a folder of such files.
+        out: Output file or URL; ``-`` is standard output. Without it rows stay in
+            memory.
+        file_format: ``csv``, ``jsonl`` or ``parquet``; by the suffix of ``out`` if not
+            given.
+        shard: ``(i, n)`` predicts the i-th of n equal parts of the list, counted from
+            1, into a file of its own.
         overwrite: Replace an existing output file.
         keep_rows: Keep rows in memory although they go to a file.
-        group_by: Column of the input table: images that share a value there share a state, and no
-            others. Rows come group by group.
+        group_by: Column of the input table: images that share a value there share a
+            state, and no others. Rows come group by group.
         cluster: Where to run instead of here:
             :class:`~cliquetta.inference.ray_driver.RayCluster`.
-        on_progress: Called after each batch with the images done, of how many, and those skipped.
+        on_progress: Called after each batch with the images done, of how many, and
+            those skipped.
 
     Returns:
-        Counts, scores where labels are known, and the rows unless they went to a file only.
+        Counts, scores where labels are known, and the rows unless they went to a file
+        only.
 
     Raises:
         UserError: Something in the request cannot be used.
@@ -229,7 +239,8 @@ def read_input(images: Any, predictor: Predictor) -> Given:
     """Tell features, tables, paths, torch data and images in memory apart.
 
     Raises:
-        UserError: Something is not an image, or an option does not go with what was given.
+        UserError: Something is not an image, or an option does not go with what was
+            given.
 
     """
     options = predictor.options

@@ -1,8 +1,9 @@
 """The folder of an unfinished prediction run, from which it continues after being stopped.
 
-It holds the list of images (``images.sqlite``), the request (``run.json``), finished parts
-(``FIRST-LAST.jsonl``, complete or absent) and the methods' state after the last of every lane. A
-state is written before its part and removed after the next: the last part always has one.
+It holds the list of images (``images.sqlite``), the request (``run.json``), finished
+parts (``FIRST-LAST.jsonl``, complete or absent) and the methods' state after the last
+of every lane. A state is written before its part and removed after the next: the last
+part always has one.
 """
 
 import json

@@ -68,9 +68,8 @@ class Reader:
     preprocess: Preprocess
     views: tuple[ViewSpec | None, ...]
     options: PredictOptions
-    device: torch.device | None = (
-        None  # where pixels are wanted; `None`: bytes, for `develop`
-    )
+    device: torch.device | None = None
+    """where pixels are wanted; `None`: bytes, for `develop`"""
     model: CLIP | None = None  # what given features are of; images are read without it
 
     def stream(self, dataset: FeatureDataset, views: ViewSpec | None) -> FeatureStream:
@@ -170,7 +169,8 @@ class ImageSource:
 
     Args:
         images: The list, or the images.
-        row_format: The columns of the output, from which those of input tables must differ.
+        row_format: The columns of the output, from which those of input tables must
+            differ.
         labels: Labels of images in memory, by their numbers in the list.
 
     Raises:
@@ -224,7 +224,8 @@ class ImageSource:
         columns: dict[str, str] = {}
         for name in given:
             if name == LABEL == self.row_format.options.label_source:
-                continue  # the output has it under the same name, as the class list spells it
+                # the output has it under the same name, as the class list spells it
+                continue
             shown = name
             while shown in used:
                 shown = f"input_{shown}"
@@ -286,7 +287,8 @@ class ImageSource:
 
 States = Mapping[str, bytes]  # the packed state of every method, by name
 Health = dict[str, dict[str, int | float | str]]  # by method: how adaptation is doing
-HEALTH = "confidence"  # the figure that a method's evidence has if it tells how adaptation is doing
+# the figure that a method's evidence has if it tells how adaptation is doing
+HEALTH = "confidence"
 
 
 def predict_batch(adapter: Adapter, batch: AnyBatch) -> Prediction:
@@ -426,7 +428,8 @@ class Predictor:
     def load(self, state: Path | None) -> int:
         """Continue from a state file if there is one; return how many images it has seen.
 
-        Under another class list a method may keep what it has learned apart from the classes.
+        Under another class list a method may keep what it has learned apart from the
+        classes.
         """
         if state is None or not state.exists():
             return 0
@@ -434,7 +437,10 @@ class Predictor:
         saved = load_state(adapter, state, other_classes=True)
         self.classes_changed |= saved.classes_changed
         if saved.classes_changed:
-            rest = "what was learned about the images stays, what was counted per class starts again"
+            rest = (
+                "what was learned about the images stays, "
+                "what was counted per class starts again"
+            )
             warnings.warn(
                 f"{state} was saved with another class list: {rest}", stacklevel=2
             )

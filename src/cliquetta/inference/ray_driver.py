@@ -1,8 +1,9 @@
 """Prediction runs on a Ray cluster: CPU workers read and decode, actors adapt.
 
-One Ray Data pipeline per actor: a list of batches, tasks that read them, an actor that gets them in
-order. Parts are written by the process that started the run, so that they are those of a run on one
-machine; an actor that dies is replaced by one that continues after the last part.
+One Ray Data pipeline per actor: a list of batches, tasks that read them, an actor that
+gets them in order. Parts are written by the process that started the run, so that they
+are those of a run on one machine; an actor that dies is replaced by one that continues
+after the last part.
 """
 
 import copy
@@ -250,7 +251,8 @@ def read_batch(table: Any, reader: Reader, folder: str) -> Any:
 # --- from here on the process that started the run ------------------------------------------------
 
 
-WINDOW = 4096  # batches of one pipeline: bounds the memory of the process that started the run
+# batches of one pipeline: bounds the memory of the process that started the run
+WINDOW = 4096
 
 _log = logging.getLogger(__name__)
 
@@ -260,12 +262,10 @@ class RayCluster:
     """A Ray cluster for :func:`cliquetta.predict` to run on (extra ``ray``)."""
 
     address: str = LOCAL  # `local`, `auto` (the cluster of this machine) or an address
-    actors: int | None = (
-        None  # lanes adapted to at a time; by default as many as GPUs, or one
-    )
-    gpus_per_actor: float | None = (
-        None  # share of a GPU; by default all of one if there is any
-    )
+    actors: int | None = None
+    """lanes adapted to at a time; by default as many as GPUs, or one"""
+    gpus_per_actor: float | None = None
+    """share of a GPU; by default all of one if there is any"""
     threads: int = 1  # CPU threads, and cores, of an actor without a GPU
     retries: int = 3  # how often an actor is replaced that finished no part
 
@@ -421,8 +421,9 @@ class RayWorkers:
         read = batches.map_batches(
             read_there, fn_args=(reader, str(Path.cwd())), num_cpus=1, **one
         )
-        # batches one after the other; a batch that is lost with its actor ends the stream. Without
-        # restarts Ray Data waits for ever for an actor that was idle; a new one lacks the states
+        # batches one after the other; a batch that is lost with its actor ends the
+        # stream. Without restarts Ray Data waits for ever for an actor that was idle; a
+        # new one lacks the states
         actor_options = {
             "max_restarts": -1,
             "max_task_retries": 0,
@@ -437,7 +438,8 @@ class RayWorkers:
             ray_remote_args_fn=lambda: actor_options,
             **one,
         )
-        # closed here: what Ray Data left running would end this process when Ray is shut down
+        # closed here: what Ray Data left running would end this process when Ray is
+        # shut down
         rows: Any = iter(reports.iter_rows())
         with closing(rows):
             for row in rows:

@@ -1,8 +1,8 @@
 """A prediction run into a file, which survives being stopped at any moment.
 
-Finished parts lie in a folder beside the output file (:mod:`.parts`). The same command continues
-from there; batches, and so predictions, do not depend on where a run was stopped. When all parts
-are there they become the output file, and the folder goes.
+Finished parts lie in a folder beside the output file (:mod:`.parts`). The same command
+continues from there; batches, and so predictions, do not depend on where a run was
+stopped. When all parts are there they become the output file, and the folder goes.
 """
 
 import hashlib
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     from cliquetta.inference.ray_driver import RayWorkers
 
 _FORMAT = "cliquetta-predict-3"
-SORTED = "sorted.sqlite"  # rows on their way from the order of prediction to that of the list
-_LONGEST_NAME = (
-    200  # of a group; file systems take 255 bytes, with a suffix while it is written
-)
+# rows on their way from the order of prediction to that of the list
+SORTED = "sorted.sqlite"
+# of a group; file systems take 255 bytes, with a suffix while it is written
+_LONGEST_NAME = 200
 
 
 def parts_folder(target: Path | str) -> Path:
@@ -151,7 +151,8 @@ class FileRun:
         check_writable(self.target, self.state, overwrite=overwrite)
         # the folder goes before a cluster is left, which takes seconds
         with ExitStack() as connection, self.parts.held(), ExitStack() as stack:
-            # once more: a run of the same command may have ended just before the lock was ours
+            # once more: a run of the same command may have ended just before the lock
+            # was ours
             check_writable(self.target, self.state, overwrite=overwrite)
             workers = (
                 None if cluster is None else connection.enter_context(cluster.connect())
@@ -195,7 +196,8 @@ class FileRun:
     def _begin_or_continue(self, workers: "RayWorkers | None") -> dict[str, Any]:
         """Return the facts of the run in the folder of parts; begin it if there is none.
 
-        A run that was asked for something else is continued by its own command, or given up.
+        A run that was asked for something else is continued by its own command, or
+        given up.
         """
         asked = self._request(workers)
         facts = self.parts.read()

@@ -24,8 +24,8 @@ ZERO_SHOT = "zero_shot"  # the method of plain CLIP, and the prefix of its colum
 class RowFormat:
     """The output columns of some methods, and how predictions become rows.
 
-    Plain CLIP stands beside the methods if ``zero_shot`` is asked for or labels are known, unless
-    it is one of them.
+    Plain CLIP stands beside the methods if ``zero_shot`` is asked for or labels are
+    known, unless it is one of them.
     """
 
     methods: tuple[str, ...]

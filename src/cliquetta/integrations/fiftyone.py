@@ -22,8 +22,9 @@ from cliquetta.methods.base import Adapter
 class FiftyOneModel(LogitsMixin, Model):  # type: ignore[misc]
     """A method as a FiftyOne model: images in, classifications with confidence out.
 
-    It goes on adapting from batch to batch; give ``batch_size`` to ``apply_model``, because images
-    that come one by one teach methods less. ``Adapter.reset`` makes it forget.
+    It goes on adapting from batch to batch; give ``batch_size`` to ``apply_model``,
+    because images that come one by one teach methods less. ``Adapter.reset`` makes it
+    forget.
     """
 
     media_type = "image"

@@ -5,8 +5,8 @@ Run it beside the service and add its address under *Settings, Model* of a proje
     cliquetta serve --model ViT-B/16 --port 8765
     python -m cliquetta.integrations.label_studio --service http://127.0.0.1:8765 --port 9090
 
-The classes are those of the project's ``<Choices>``. Every project has a session of the service,
-which goes on adapting; a backend that is started again finds it there.
+The classes are those of the project's ``<Choices>``. Every project has a session of the
+service, which goes on adapting; a backend that is started again finds it there.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class Backend:
         client: The service.
         method: Method of new sessions.
         model: Model of new sessions; the first of the service if not given.
-        fetch: Path of the image of a task, from its address; Label Studio's own rule, with
-            ``LABEL_STUDIO_URL`` and ``LABEL_STUDIO_API_KEY``, if not given.
+        fetch: Path of the image of a task, from its address; Label Studio's own rule,
+            with ``LABEL_STUDIO_URL`` and ``LABEL_STUDIO_API_KEY``, if not given.
 
     """
 

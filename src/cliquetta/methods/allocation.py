@@ -48,8 +48,9 @@ class TorchWatch(TorchFunctionMode, ABC):
 class AllocationLimit(TorchWatch):
     """Refuses, inside the block, settings that ask for more bytes than ``most``, untried.
 
-    Sizes come from running the same function on torch's meta device, which allocates nothing. The
-    copies of ``Memory.declare`` add up to ``total``; other tensors must fit alone.
+    Sizes come from running the same function on torch's meta device, which allocates
+    nothing. The copies of ``Memory.declare`` add up to ``total``; other tensors must
+    fit alone.
     """
 
     def __init__(self, most: int) -> None:

@@ -53,8 +53,9 @@ class NonFiniteError(UserError):
 
 
 CHECKED_LATE = frozenset({"cuda"})
-"""Kinds of devices that work while the host goes on: pixels there are checked with the predictions,
-which saves a wait per batch. Elsewhere bad pixels are refused before anything is computed."""
+"""Kinds of devices that work while the host goes on: pixels there are checked with the
+predictions, which saves a wait per batch. Elsewhere bad pixels are refused before
+anything is computed."""
 
 
 def refuse_non_finite(images: Tensor, keys: Sequence[str] = ()) -> None:
@@ -103,9 +104,9 @@ def with_rows_of_errors(
 class Adapter(ZeroShotReference, ABC):
     """A classifier that may learn from the unlabelled batches it predicts.
 
-    A subclass sets ``batch_dependence``, prepares itself in :meth:`_setup`, keeps everything that
-    it remembers between batches in ``self.memory`` and implements :meth:`_predict`. Reset, save
-    and restore follow from that.
+    A subclass sets ``batch_dependence``, prepares itself in :meth:`_setup`, keeps
+    everything that it remembers between batches in ``self.memory`` and implements
+    :meth:`_predict`. Reset, save and restore follow from that.
     """
 
     name: str
@@ -144,9 +145,8 @@ class Adapter(ZeroShotReference, ABC):
         self.prompts = prompts
         self.config = config
         self.seed = seed
-        self.collect_evidence = (
-            False  # Also what takes extra time; never changes the logits.
-        )
+        # Also what takes extra time; never changes the logits.
+        self.collect_evidence = False
         self.memory = Memory()
         self._bias = model.bias
         self._setup()
@@ -170,12 +170,15 @@ class Adapter(ZeroShotReference, ABC):
         """Predict a batch; the method may learn from it.
 
         Args:
-            images: A :class:`Batch`, paths, PIL images, bytes of files, uint8 arrays (H, W, 3), or
-                preprocessed pixels (B, 3, S, S); views are added where the method wants them.
-            errors: ``raise`` an error about an image that cannot be read, or give it a ``row``:
+            images: A :class:`Batch`, paths, PIL images, bytes of files, uint8 arrays
+                (H, W, 3), or preprocessed pixels (B, 3, S, S); views are added where
+                the method wants them.
+            errors: ``raise`` an error about an image that cannot be read, or give it a
+                ``row``:
                 the others are predicted without it, its logits are NaN, and
                 :attr:`Prediction.errors` says why.
-            channel_order: Of arrays and uint8 tensors: ``bgr`` for images that OpenCV has read.
+            channel_order: Of arrays and uint8 tensors: ``bgr`` for images that OpenCV
+                has read.
 
         Returns:
             Logits of every image, in order.
@@ -221,8 +224,8 @@ class Adapter(ZeroShotReference, ABC):
     ) -> Prediction:
         """The prediction on the model's scale; whatever is raised, the memory is as it was.
 
-        Inputs that are not finite are named rather than what came of them. ``encode`` gives the
-        unit features (B, E) of plain CLIP where they are needed.
+        Inputs that are not finite are named rather than what came of them. ``encode``
+        gives the unit features (B, E) of plain CLIP where they are needed.
         """
         late = [inputs] if inputs.device.type in CHECKED_LATE else []
         if not late:
@@ -261,11 +264,12 @@ class Adapter(ZeroShotReference, ABC):
     def with_classes(self: A, classes: ClassPrompts | Sequence[str]) -> A:
         """An adapter for another class list that keeps what was learned apart from the classes.
 
-        What is remembered per class starts again, also for classes that are in both lists.
+        What is remembered per class starts again, also for classes that are in both
+        lists.
 
         Raises:
-            UserError: The method remembers nothing that outlives its class list, or the list
-                cannot be used.
+            UserError: The method remembers nothing that outlives its class list, or the
+                list cannot be used.
 
         """
         if not self.outlives_classes:
@@ -302,7 +306,8 @@ class Adapter(ZeroShotReference, ABC):
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from :meth:`state_dict` of an equally built adapter.
 
-        What only one of the two needs, to reject images or calibrate, starts again or is left out.
+        What only one of the two needs, to reject images or calibrate, starts again or
+        is left out.
         """
         self.memory.load_state_dict(self._fit_optional(state))
 
@@ -316,7 +321,8 @@ class Adapter(ZeroShotReference, ABC):
         """Write what was learned to a file; :func:`cliquetta.load_method` continues from there.
 
         Args:
-            path: The file, conventionally ``.safetensors``; replaced completely or not at all.
+            path: The file, conventionally ``.safetensors``; replaced completely or not
+                at all.
             extra: Tensors of your own to keep beside it.
             notes: JSON types of your own to keep in its header.
 
@@ -335,8 +341,8 @@ class Adapter(ZeroShotReference, ABC):
 
         Args:
             states: The state of each.
-            start: The state that all of them began with, if that had learned something: what it
-                holds is counted once.
+            start: The state that all of them began with, if that had learned something:
+                what it holds is counted once.
 
         Returns:
             The state of one adapter.
@@ -360,7 +366,8 @@ class Adapter(ZeroShotReference, ABC):
         """Freeze what is learned so far: a function from pixels (B, 3, S, S) to logits.
 
         Raises:
-            UserError: Predictions of the method depend on the other images of a batch or stream.
+            UserError: Predictions of the method depend on the other images of a batch
+                or stream.
 
         """
         raise UserError(
@@ -379,7 +386,8 @@ class Adapter(ZeroShotReference, ABC):
         Args:
             batch: The batch that was predicted, or its first images.
             prediction: What :meth:`predict` returned, with :attr:`collect_evidence` on.
-            maps: Number of images whose attention is read, for methods with visual prompts.
+            maps: Number of images whose attention is read, for methods with visual
+                prompts.
 
         Returns:
             The explanation of every image of ``batch``.

@@ -1,13 +1,14 @@
 """BATCLIP: adapt the LayerNorms of both towers so that the classes of a batch separate.
 
-Maharana et al., BATCLIP: Bimodal Online Test-Time Adaptation for CLIP, ICCV 2025. One AdamW step
-per batch on all LayerNorms of image and text tower, down
+Maharana et al., BATCLIP: Bimodal Online Test-Time Adaptation for CLIP, ICCV 2025. One
+AdamW step per batch on all LayerNorms of image and text tower, down
 
     mean entropy - mean over predicted classes of m_c·t_c - sum over c ≠ d of (1 - cos(m_c, m_d))
 
-with m_c the mean image feature of the images predicted as c, **before** normalisation, and
-t_c the unit text feature. The prediction is that of the forward pass before the step, which stays.
-The authors reset at every change of corruption: call ``reset`` where a stream is known to change.
+with m_c the mean image feature of the images predicted as c, **before** normalisation,
+and t_c the unit text feature. The prediction is that of the forward pass before the
+step, which stays. The authors reset at every change of corruption: call ``reset`` where
+a stream is known to change.
 """
 
 from dataclasses import dataclass
@@ -31,12 +32,10 @@ from cliquetta.types import Batch, Prediction
 class BATCLIPConfig(AdamWConfig):
     """Bimodal adaptation of LayerNorms, never reset."""
 
-    lr: Positive = (
-        5e-4  # Learning rate of AdamW; the default is the authors' for ImageNet-C.
-    )
-    adapt_text: bool = (
-        True  # Also adapt the text tower's LayerNorms; otherwise class texts stay.
-    )
+    lr: Positive = 5e-4
+    """Learning rate of AdamW; the default is the authors' for ImageNet-C."""
+    adapt_text: bool = True
+    """Also adapt the text tower's LayerNorms; otherwise class texts stay."""
 
 
 def class_means(

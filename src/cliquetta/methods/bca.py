@@ -1,13 +1,15 @@
 """BCA: adapt what classes look like and, beside it, what their embeddings stand for.
 
-Zhou et al., Bayesian Test-Time Adaptation for Vision-Language Models, CVPR 2025. One embedding μ_m
-per class (at first its text) with a prior over labels P(Y | μ_m) (at first one-hot) predicts by
+Zhou et al., Bayesian Test-Time Adaptation for Vision-Language Models, CVPR 2025. One
+embedding μ_m per class (at first its text) with a prior over labels P(Y | μ_m) (at
+first one-hot) predicts by
 
     P(Y | f) = Σ_m P(μ_m | f) P(Y | μ_m),   P(μ_m | f) = softmax_m(scale f·μ_m).
 
-With s the class of highest posterior P(Y | f): if that is above τ₁, f enters the running mean μ_s,
-which is normalised again; if it is above τ₂, the posterior enters the running mean P(Y | μ_s).
-Images come one by one, and each is predicted before it is learned from.
+With s the class of highest posterior P(Y | f): if that is above τ₁, f enters the
+running mean μ_s, which is normalised again; if it is above τ₂, the posterior enters the
+running mean P(Y | μ_s). Images come one by one, and each is predicted before it is
+learned from.
 """
 
 from dataclasses import dataclass
@@ -26,18 +28,14 @@ from cliquetta.model.clip import l2_normalize
 class BCAConfig(MethodConfig):
     """Bayesian class adaptation."""
 
-    likelihood_threshold: Weight = (
-        0.05  # τ₁: an embedding learns from images of a posterior above.
-    )
-    likelihood_count: Positive = (
-        20_000  # Images that the text counts for in an embedding's mean.
-    )
-    prior_threshold: Weight = (
-        0.65  # τ₂: a label prior learns from images of a posterior above.
-    )
-    prior_count: Positive = (
-        1  # Images that the one-hot start counts for in a label prior.
-    )
+    likelihood_threshold: Weight = 0.05
+    """τ₁: an embedding learns from images of a posterior above."""
+    likelihood_count: Positive = 20_000
+    """Images that the text counts for in an embedding's mean."""
+    prior_threshold: Weight = 0.65
+    """τ₂: a label prior learns from images of a posterior above."""
+    prior_count: Positive = 1
+    """Images that the one-hot start counts for in a label prior."""
 
 
 @register("bca", setting="TTABC's port")
@@ -70,7 +68,8 @@ class BCA(ImageByImage):
             ) @ priors
             best, label = posterior.max(dim=0, keepdim=True)
             posteriors.append(posterior)
-            # a weight of 0 or 1 instead of a condition, for which a GPU would be waited for
+            # a weight of 0 or 1 instead of a condition, for which a GPU would be waited
+            # for
             taught = (best > config.likelihood_threshold).to(counts.dtype)
             moved = counts[label] * embeddings[label] + taught * feature
             embeddings[label] = l2_normalize(moved).to(embeddings.dtype)

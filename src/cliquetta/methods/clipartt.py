@@ -1,11 +1,12 @@
 """CLIPArTT: one new text per image, made of its likeliest classes, as the targets of a batch.
 
-Hakim et al., CLIPArTT: Adaptation of CLIP to New Domains at Test Time, WACV 2025. For every batch
-the image tower's LayerNorms start from the loaded ones and take ten steps of Adam. In each step
-every image gets the text ``a photo of a c1 or c2 or c3`` of its three likeliest classes under the
-current norms; with unit image features V and features T of these texts the loss is the
-cross-entropy of softmax rows of scale·V·Tᵀ against Qᵀ, Q = softmax of ((V·Vᵀ + T·Tᵀ) / 2) / 0.01
-along its rows. The same batch is then predicted under the adapted norms with the ordinary texts.
+Hakim et al., CLIPArTT: Adaptation of CLIP to New Domains at Test Time, WACV 2025. For
+every batch the image tower's LayerNorms start from the loaded ones and take ten steps
+of Adam. In each step every image gets the text ``a photo of a c1 or c2 or c3`` of its
+three likeliest classes under the current norms; with unit image features V and features
+T of these texts the loss is the cross-entropy of softmax rows of scale·V·Tᵀ against Qᵀ,
+Q = softmax of ((V·Vᵀ + T·Tᵀ) / 2) / 0.01 along its rows. The same batch is then
+predicted under the adapted norms with the ordinary texts.
 """
 
 from dataclasses import dataclass
@@ -25,13 +26,11 @@ class CLIPArTTConfig(AdamConfig):
 
     steps: Count = 10  # Adam steps per batch.
     topk: Count = 3  # Number of likeliest classes named in the text of an image.
-    temperature: Positive = (
-        0.01  # Divides the similarities in the softmax of the targets.
-    )
+    temperature: Positive = 0.01
+    """Divides the similarities in the softmax of the targets."""
     template: Template = "a photo of a {}"  # Template around the joined class names.
-    detach_targets: bool = (
-        False  # Treat the targets as constants, which the authors do not.
-    )
+    detach_targets: bool = False
+    """Treat the targets as constants, which the authors do not."""
 
 
 def transductive_loss(
@@ -62,7 +61,8 @@ class CLIPArTT(EpisodicLayerNormAdapter):
         super()._setup()
         model, prompts = self.model, self.prompts
         self.top = min(self.config.topk, len(prompts))
-        # the longest text that can come up must fit, now rather than in the middle of a stream
+        # the longest text that can come up must fit, now rather than in the middle of a
+        # stream
         lengths = torch.tensor(
             [len(model.tokenizer.encode(name)) for name in prompts.names]
         )

@@ -1,14 +1,14 @@
 """CLIPTTA: adapt by CLIP's own kind of loss, contrastive over the batch, instead of by entropy.
 
-Lafon et al., CLIPTTA: Robust Contrastive Vision-Language Test-Time Adaptation, NeurIPS 2025; the
-closed-set method. Every image is paired with the text of its predicted class; over the pairs of a
-batch the loss is the entropy of image-to-text probabilities,
+Lafon et al., CLIPTTA: Robust Contrastive Vision-Language Test-Time Adaptation, NeurIPS
+2025; the closed-set method. Every image is paired with the text of its predicted class;
+over the pairs of a batch the loss is the entropy of image-to-text probabilities,
 
     L(batch) = mean_i H(p(text_j | image_i)),
 
-less λ times the entropy of the mean prediction, summed over the batch and over images drawn from a
-class-wise confident memory. Ten steps of Adam on the image tower's LayerNorms, which stay, precede
-the prediction of a batch.
+less λ times the entropy of the mean prediction, summed over the batch and over images
+drawn from a class-wise confident memory. Ten steps of Adam on the image tower's
+LayerNorms, which stay, precede the prediction of a batch.
 """
 
 from dataclasses import dataclass
@@ -39,15 +39,12 @@ class CLIPTTAConfig(AdamConfig):
 
     lr: Positive = 1e-4
     steps: Count = 10  # Adam steps per batch.
-    diversity_weight: NonNegative = (
-        1.0  # λ: weight of the entropy of the mean prediction.
-    )
-    memory_shots: NonNegativeCount = (
-        4  # Images remembered per class; 0 learns from the batch.
-    )
-    memory_drawn: Count = (
-        40  # Images drawn from the memory for each step, equally many per class.
-    )
+    diversity_weight: NonNegative = 1.0
+    """λ: weight of the entropy of the mean prediction."""
+    memory_shots: NonNegativeCount = 4
+    """Images remembered per class; 0 learns from the batch."""
+    memory_drawn: Count = 40
+    """Images drawn from the memory for each step, equally many per class."""
 
     @property
     def adam(self) -> Adam:

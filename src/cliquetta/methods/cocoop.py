@@ -1,8 +1,9 @@
 """CoCoOp: CoOp whose context moves with the image.
 
-Zhou et al., Conditional Prompt Learning for Vision-Language Models, CVPR 2022. A small network
-(linear, ReLU, linear) reads the unit image feature x, and its output pi(x) is added to every
-context token: V_m(x) = V_m + pi(x). Each image therefore has N texts of its own.
+Zhou et al., Conditional Prompt Learning for Vision-Language Models, CVPR 2022. A small
+network (linear, ReLU, linear) reads the unit image feature x, and its output pi(x) is
+added to every context token: V_m(x) = V_m + pi(x). Each image therefore has N texts of
+its own.
 """
 
 from dataclasses import dataclass
@@ -30,18 +31,16 @@ from cliquetta.types import Prediction
 class CoCoOpConfig(TextTraining):
     """The authors' defaults."""
 
-    epochs: Count | None = (
-        10  # Passes over the examples; ``None``: by number of shots, as CoOp.
-    )
+    epochs: Count | None = 10
+    """Passes over the examples; ``None``: by number of shots, as CoOp."""
     batch_size: Count = 1  # Images per step; each costs a pass of all class texts.
     context_init: str = "a photo of a"
     """Words whose embeddings initialise the context. Empty: ``context_length`` random tokens."""
     context_length: Count = 4  # Number of context tokens, if ``context_init`` is empty.
     hidden_dim: Count | None = None
     """Width of the network's hidden layer; ``None``: a sixteenth of the features' width."""
-    text_chunk: Count = (
-        2048  # Texts encoded at once when predicting. Bounds memory only.
-    )
+    text_chunk: Count = 2048
+    """Texts encoded at once when predicting. Bounds memory only."""
 
 
 def image_context(learned: coop.Learned, features: Tensor) -> Tensor:

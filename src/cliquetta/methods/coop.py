@@ -1,8 +1,8 @@
 """CoOp: learned context words in front of the class name, the same for every image.
 
-Zhou et al., Learning to Prompt for Vision-Language Models, IJCV 2022. The prompt of class n is
-[start] [V_1] ... [V_M] [name] [.] [end]; V is fitted by cross-entropy of the cosine logits, both
-towers frozen. Once fitted it is a fixed text classifier.
+Zhou et al., Learning to Prompt for Vision-Language Models, IJCV 2022. The prompt of
+class n is [start] [V_1] ... [V_M] [name] [.] [end]; V is fitted by cross-entropy of the
+cosine logits, both towers frozen. Once fitted it is a fixed text classifier.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,12 +39,11 @@ Learned = Mapping[str, Tensor]  # Learned tensors by name.
 class CoOpConfig(TextTraining):
     """The authors' defaults; ``epochs`` follows the number of shots."""
 
-    context_length: Count = (
-        16  # Number of context tokens M, if ``context_init`` is empty.
-    )
+    context_length: Count = 16
+    """Number of context tokens M, if ``context_init`` is empty."""
     context_init: str = ""
-    """Words whose embeddings initialise the context, such as ``a photo of a``; they then set M.
-    Empty: drawn from a normal distribution of standard deviation 0.02."""
+    """Words whose embeddings initialise the context, such as ``a photo of a``; they
+    then set M. Empty: drawn from a normal distribution of standard deviation 0.02."""
     class_specific: bool = False
     """One context per class instead of one for all; it cannot be used with new class names."""
     class_position: ClassPosition = "end"

@@ -1,8 +1,9 @@
 """C-TPT: TPT that also spreads the class texts, because spread texts are better calibrated.
 
-Yoon et al., C-TPT: Calibrated Test-Time Prompt Tuning for Vision-Language Models via Text Feature
-Dispersion, ICLR 2024. The loss of TPT minus a weight times the average text feature dispersion
-(ATFD): the mean distance of the unit class features from their centre. One joint step.
+Yoon et al., C-TPT: Calibrated Test-Time Prompt Tuning for Vision-Language Models via
+Text Feature Dispersion, ICLR 2024. The loss of TPT minus a weight times the average
+text feature dispersion (ATFD): the mean distance of the unit class features from their
+centre. One joint step.
 """
 
 from dataclasses import dataclass
@@ -19,9 +20,8 @@ from cliquetta.methods.tpt import TPT, TPTConfig
 class CTPTConfig(TPTConfig):
     """C-TPT with its authors' defaults."""
 
-    dispersion_weight: NonNegative = (
-        50.0  # Weight of the text feature dispersion; 0 is TPT.
-    )
+    dispersion_weight: NonNegative = 50.0
+    """Weight of the text feature dispersion; 0 is TPT."""
 
 
 def text_dispersion(text: Tensor) -> Tensor:

@@ -1,14 +1,16 @@
 """DART: tune text and visual prompts on each image, and remember them by class.
 
-Liu et al., DART: Dual-Modal Adaptive Online Prompting and Knowledge Retention for Test-Time
-Adaptation, AAAI 2024. A context per class and a key/value prompt in one visual block take one
-step down TPT's loss. Retention prompts, one of each kind per class, remember what was learned for
-the images predicted as that class, and later images start near them.
+Liu et al., DART: Dual-Modal Adaptive Online Prompting and Knowledge Retention for
+Test-Time Adaptation, AAAI 2024. A context per class and a key/value prompt in one
+visual block take one step down TPT's loss. Retention prompts, one of each kind per
+class, remember what was learned for the images predicted as that class, and later
+images start near them.
 
-Per image, in order of the stream: (1) context = 0.1 retained + 0.9 start, the visual prompt goes
-on from the last image; (2) one step on both; (3) the confident views under the new prompts name a
-class, whose retained visual prompt is mixed in; (4) the plain view is scored; (5) the retained
-prompts of the predicted class move by 1 - exp(-max logit / 5000).
+Per image, in order of the stream: (1) context = 0.1 retained + 0.9 start, the visual
+prompt goes on from the last image; (2) one step on both; (3) the confident views under
+the new prompts name a class, whose retained visual prompt is mixed in; (4) the plain
+view is scored; (5) the retained prompts of the predicted class move by 1 - exp(-max
+logit / 5000).
 """
 
 from dataclasses import dataclass
@@ -47,25 +49,22 @@ from cliquetta.types import Batch, Prediction
 class DARTConfig(SelectiveConfig):
     """DART with its authors' defaults."""
 
-    view_kind: ViewKind = (
-        "zoom-crop"  # How views are made; presets hold the zoom per dataset.
-    )
+    view_kind: ViewKind = "zoom-crop"
+    """How views are made; presets hold the zoom per dataset."""
     lr: NonNegative = 5e-3  # Learning rate of AdamW, for both kinds of prompts.
     weight_decay: NonNegative = 0.01
     """Weight decay of AdamW, PyTorch's default in the official code."""
-    block: NonNegativeCount = (
-        1  # Visual block, counted from 0, that takes the key/value prompt.
-    )
+    block: NonNegativeCount = 1
+    """Visual block, counted from 0, that takes the key/value prompt."""
     prompt_length: Count = 1  # Key/value pairs of the visual prompt.
-    retained_weight: Weight = (
-        0.1  # Weight of retained prompts in those that an image starts from.
-    )
-    ema_scale: Positive = (
-        5000.0  # Retained prompts move by 1 - exp(-max logit / ema_scale).
-    )
+    retained_weight: Weight = 0.1
+    """Weight of retained prompts in those that an image starts from."""
+    ema_scale: Positive = 5000.0
+    """Retained prompts move by 1 - exp(-max logit / ema_scale)."""
     score: Literal["plain", "views", "mixed"] = "plain"
-    """Which logits are returned: of the plain view under the learned prompts (the active code), the
-    mean of the confident views, or half those before learning and half the plain view after."""
+    """Which logits are returned: of the plain view under the learned prompts (the
+    active code), the mean of the confident views, or half those before learning and
+    half the plain view after."""
     text_chunk: Count = 1024  # Class texts encoded at once. Bounds memory only.
 
 

@@ -1,14 +1,16 @@
 """DeYO: learn from sure images whose prediction breaks when their shape is destroyed.
 
-Lee et al., Entropy is not Enough for Test-Time Adaptation: From the Perspective of Disentangled
-Factors, ICLR 2024. Of every batch those images teach that have an entropy below 0.5 ln N and whose
-probability of the predicted class falls by more than a threshold when the cells of a 4 x 4 grid are
-shuffled (PLPD); they lower the weighted mean of
+Lee et al., Entropy is not Enough for Test-Time Adaptation: From the Perspective of
+Disentangled Factors, ICLR 2024. Of every batch those images teach that have an entropy
+below 0.5 ln N and whose probability of the predicted class falls by more than a
+threshold when the cells of a 4 x 4 grid are shuffled (PLPD); they lower the weighted
+mean of
 
     H(x) · (exp(0.4 ln N - H(x)) + exp(PLPD(x)))
 
-by one step on the LayerNorms of the image tower, those of the last quarter of the blocks and the
-final one left out. The prediction is that of the forward pass before the step; the step stays.
+by one step on the LayerNorms of the image tower, those of the last quarter of the
+blocks and the final one left out. The prediction is that of the forward pass before the
+step; the step stays.
 """
 
 import math
@@ -33,9 +35,8 @@ class DeYOConfig(MomentumConfig):
     """τ_Ent as a multiple of ln N: images of higher entropy do not teach."""
     entropy_margin: NonNegative = 0.4
     """Ent₀ as a multiple of ln N: entropy at which the weight of certainty is 1."""
-    plpd_threshold: float = (
-        0.2  # τ_PLPD: images whose probability falls less do not teach.
-    )
+    plpd_threshold: float = 0.2
+    """τ_PLPD: images whose probability falls less do not teach."""
     patch_grid: Count = 4  # Cells per side of the grid that is shuffled.
 
 

@@ -1,9 +1,10 @@
 """DMN: a dynamic memory of test features that makes each query its own classifier.
 
-Zhang et al., Dual Memory Networks: A Versatile Adaptation Approach for Vision-Language Models,
-CVPR 2024; the zero-shot variant (dynamic memory only). Every image is offered to the memory of
-its predicted class, which holds the 50 of lowest entropy beside the class's text. For a query f
-the feature of class n is the mean of its entries m weighted by exp(-β(1 - f·m)), normalised, and
+Zhang et al., Dual Memory Networks: A Versatile Adaptation Approach for Vision-Language
+Models, CVPR 2024; the zero-shot variant (dynamic memory only). Every image is offered
+to the memory of its predicted class, which holds the 50 of lowest entropy beside the
+class's text. For a query f the feature of class n is the mean of its entries m weighted
+by exp(-β(1 - f·m)), normalised, and
 
     p = (softmax(scale f·text) + β₂ softmax(scale f·class feature)) / (1 + β₂).
 """
@@ -43,12 +44,11 @@ class DMNConfig(SelectiveConfig):
     selection_fraction: Fraction = 0.1
     """ρ: fraction of the views, those of lowest entropy, that give class and entropy."""
     capacity: Count = 50  # Images stored per class.
-    beta: NonNegative = (
-        5.5  # β: how fast an entry's weight falls with its distance from the query.
-    )
+    beta: NonNegative = 5.5
+    """β: how fast an entry's weight falls with its distance from the query."""
     memory_weight: Positive = 1.0
-    """β₂: weight of the memory's prediction relative to the text's; the authors search it on
-    labels."""
+    """β₂: weight of the memory's prediction relative to the text's; the authors search
+    it on labels."""
 
 
 def class_features(

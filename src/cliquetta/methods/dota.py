@@ -1,16 +1,18 @@
 """DOTA: estimate the distribution of each class from the stream instead of caching images.
 
-Han et al., DOTA: Distributional Test-Time Adaptation of Vision-Language Models, NeurIPS 2025. Every
-image counts for class k by its zero-shot probability ŷ_k in running estimates of the class's mean
-and covariance, from which Gaussian discriminant analysis gives a second prediction:
+Han et al., DOTA: Distributional Test-Time Adaptation of Vision-Language Models, NeurIPS
+2025. Every image counts for class k by its zero-shot probability ŷ_k in running
+estimates of the class's mean and covariance, from which Gaussian discriminant analysis
+gives a second prediction:
 
     μ_k ← (c_k μ_k + ŷ_k f) / (c_k + ŷ_k),    c_k ← c_k + ŷ_k
     Σ_k ← (c_k Σ_k + ŷ_k (f - μ_k)(f - μ_k)ᵀ) / (c_k + ŷ_k)          with the mean before f
     Λ = [(1 - ε) mean_k Σ_k + ε I]⁻¹,    g_k(f) = fᵀΛμ_k - ½ μ_kᵀΛμ_k
     logits = scale f·t_k + λ g_k(f),    λ = min(ρ · mean_k c_k, η)
 
-Images come one by one, and each is predicted before it is learned from. Every class starts with the
-weight of one image, a mean of 0.001 in all dimensions and the covariance σ²I.
+Images come one by one, and each is predicted before it is learned from. Every class
+starts with the weight of one image, a mean of 0.001 in all dimensions and the
+covariance σ²I.
 """
 
 from dataclasses import dataclass
@@ -42,17 +44,14 @@ class DOTAConfig(SelectiveConfig):
 
     views: Count = 1
     view_kind: ViewKind = "augmix"
-    initial_variance: Positive = (
-        2e-3  # σ²: variance of every dimension before the first image.
-    )
-    shrinkage: Fraction = (
-        1e-4  # ε: share of the identity in the covariance that is inverted.
-    )
+    initial_variance: Positive = 2e-3
+    """σ²: variance of every dimension before the first image."""
+    shrinkage: Fraction = 1e-4
+    """ε: share of the identity in the covariance that is inverted."""
     weight_per_count: NonNegative = 0.005
     """ρ: weight of the Gaussian prediction per image that a class was counted for, on average."""
-    largest_weight: NonNegative = (
-        0.2  # η: where that weight stops growing; 0 is zero-shot CLIP.
-    )
+    largest_weight: NonNegative = 0.2
+    """η: where that weight stops growing; 0 is zero-shot CLIP."""
 
 
 def update_gaussians(

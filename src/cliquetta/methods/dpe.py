@@ -1,15 +1,16 @@
 """DPE: text and visual prototypes that evolve together over the stream.
 
-Zhang et al., Dual Prototype Evolving for Test-Time Generalization of Vision-Language Models,
-NeurIPS 2024. The three surest images of every predicted class are cached; their mean is the class's
-visual prototype v_k. For each image residuals of all prototypes start at zero and take one AdamW
-step down
+Zhang et al., Dual Prototype Evolving for Test-Time Generalization of Vision-Language
+Models, NeurIPS 2024. The three surest images of every predicted class are cached; their
+mean is the class's visual prototype v_k. For each image residuals of all prototypes
+start at zero and take one AdamW step down
 
     H( scale f·t + α exp(-β (1 - f·v)) ) + a · InfoNCE(v, t)
 
-where t and v are the prototypes with their residuals, normalised, and the contrast at temperature
-0.01 pairs the two prototypes of each class that has both. The plain view is scored with them; if
-that prediction is sure, the text prototypes enter the running mean that the next image starts from.
+where t and v are the prototypes with their residuals, normalised, and the contrast at
+temperature 0.01 pairs the two prototypes of each class that has both. The plain view is
+scored with them; if that prediction is sure, the text prototypes enter the running mean
+that the next image starts from.
 """
 
 import math
@@ -49,12 +50,10 @@ class DPEConfig(SelectiveConfig):
     alpha: NonNegative = 6.0  # α: weight of the visual prototypes.
     beta: NonNegative = 5.0  # β: how fast a prototype's weight falls with its distance.
     lr: NonNegative = 6e-4  # Learning rate of AdamW for both residuals.
-    weight_decay: NonNegative = (
-        0.1  # Weight decay of AdamW; idle in the one step from zero.
-    )
-    alignment_weight: NonNegative = (
-        0.5  # a: weight of the contrast between the prototypes.
-    )
+    weight_decay: NonNegative = 0.1
+    """Weight decay of AdamW; idle in the one step from zero."""
+    alignment_weight: NonNegative = 0.5
+    """a: weight of the contrast between the prototypes."""
     scored: Literal["plain", "confident"] = "plain"
     """View that is scored: the plain one, or the mean of the confident ones (ImageNet-A)."""
     update_threshold: NonNegative = 0.1

@@ -1,15 +1,16 @@
 """ECALP: propagate labels from the texts over a graph of the images seen so far.
 
-Li et al., Efficient and Context-Aware Label Propagation for Zero-/Few-Shot Training-Free Adaptation
-of Vision-Language Model, ICLR 2025; the zero-shot variant. Nodes are the texts and the images. An
-image is joined to its three nearest texts by cosine and to its eight nearest images by
+Li et al., Efficient and Context-Aware Label Propagation for Zero-/Few-Shot
+Training-Free Adaptation of Vision-Language Model, ICLR 2025; the zero-shot variant.
+Nodes are the texts and the images. An image is joined to its three nearest texts by
+cosine and to its eight nearest images by
 
     (f ⊙ w)·f' / |f ⊙ w|,   w = variance of each dimension over the texts, f the earlier image,
 
-which looks where the classes differ; weights are similarities to the power γ = 10. With the
-symmetric normalisation S = D^-½ (W + Wᵀ) D^-½ three rounds Y ← S Y, the rows of texts held at
-their class, give an image its scores. Images seen earlier start from a fifth of their last best
-score (the label reset), new ones from nothing.
+which looks where the classes differ; weights are similarities to the power γ = 10. With
+the symmetric normalisation S = D^-½ (W + Wᵀ) D^-½ three rounds Y ← S Y, the rows of
+texts held at their class, give an image its scores. Images seen earlier start from a
+fifth of their last best score (the label reset), new ones from nothing.
 """
 
 from dataclasses import dataclass
@@ -34,9 +35,8 @@ class ECALPConfig(MethodConfig):
     """Label propagation with the authors' settings, the same for all datasets."""
 
     text_neighbours: Count = 3  # Nearest texts that an image is joined to.
-    image_neighbours: Count = (
-        8  # Nearest images that an image is joined to, itself among them.
-    )
+    image_neighbours: Count = 8
+    """Nearest images that an image is joined to, itself among them."""
     gamma: Positive = 10.0  # γ: exponent of similarities.
     steps: Count = 3  # Rounds of propagation per image.
     capacity: Count = 2048  # Images remembered, the newest ones; the authors keep all.
@@ -74,7 +74,8 @@ def spread(
 ) -> Tensor:
     """``steps`` rounds of ``scores`` (M, N) of images ← S Y, with Y those of texts and images.
 
-    Images have edges to texts ``to_texts`` (M, N) and to images ``rows``, of ``weights`` (M, k).
+    Images have edges to texts ``to_texts`` (M, N) and to images ``rows``, of
+    ``weights`` (M, k).
     """
     tiny = torch.finfo(weights.dtype).tiny
     ends = rows.flatten()

@@ -43,10 +43,12 @@ def fit_method(
         on_step: Called after every training step; a training-free method has none.
 
     Returns:
-        An adapter that predicts; after :meth:`Adapter.save`, :func:`load_method` builds it again.
+        An adapter that predicts; after :meth:`Adapter.save`, :func:`load_method` builds
+        it again.
 
     Raises:
-        UserError: Not a few-shot method, or images and classes that do not fit together.
+        UserError: Not a few-shot method, or images and classes that do not fit
+            together.
 
     """
     entry = get_method(name)

@@ -1,9 +1,10 @@
 """MaPLe: learned tokens in both towers and in several blocks, tied to one another.
 
-Khattak et al., MaPLe: Multi-modal Prompt Learning, CVPR 2023. The text tower has learned tokens
-behind its start token, at the input and afresh in blocks 1 ... J-1; the image tower has, at the end
-of its sequence and in the same blocks, linear images of them. Tokens and linear maps are fitted by
-cross-entropy, the towers stay frozen. Words of the start that are not learned ("of a") stay.
+Khattak et al., MaPLe: Multi-modal Prompt Learning, CVPR 2023. The text tower has
+learned tokens behind its start token, at the input and afresh in blocks 1 ... J-1; the
+image tower has, at the end of its sequence and in the same blocks, linear images of
+them. Tokens and linear maps are fitted by cross-entropy, the towers stay frozen. Words
+of the start that are not learned ("of a") stay.
 """
 
 from dataclasses import dataclass
@@ -32,22 +33,23 @@ from cliquetta.types import Batch, Prediction
 class MaPLeConfig(SGDTraining):
     """The authors' setting from base to novel classes."""
 
-    epochs: Count | None = (
-        5  # Passes over the examples; ``None``: by the number of shots, as CoOp.
-    )
+    epochs: Count | None = 5
+    """Passes over the examples; ``None``: by the number of shots, as CoOp."""
     batch_size: Count = 4  # Images per step.
     lr: Positive = 3.5e-3  # Learning rate at the start of the cosine schedule.
-    depth: Count = 9  # J: number of blocks with learned tokens, at most those of the smaller tower.
+    depth: Count = 9
+    """J: number of blocks with learned tokens, at most those of the smaller tower."""
     context_length: Count = 2  # Learned tokens in each block.
     context_init: str = "a photo of a"
-    """Words before the class name; the first ``context_length`` tokens are learned, others stay.
-    Empty: ``context_length`` random tokens."""
+    """Words before the class name; the first ``context_length`` tokens are learned,
+    others stay. Empty: ``context_length`` random tokens."""
 
 
 def visual_prompts(learned: coop.Learned) -> TokenPrompts:
     """Tokens of the image tower: linear maps of the textual ones, block by block.
 
-    ``context`` (M, D_t), ``deep`` (J-1, M, D_t), ``map.weight`` (J, D_v, D_t), its bias (J, D_v).
+    ``context`` (M, D_t), ``deep`` (J-1, M, D_t), ``map.weight`` (J, D_v, D_t), its bias
+    (J, D_v).
     """
     tokens = torch.cat([learned["context"][None], learned["deep"]])  # (J, M, D_t)
     visual = tokens @ learned["map.weight"].mT + learned["map.bias"][:, None]

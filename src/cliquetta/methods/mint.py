@@ -1,18 +1,19 @@
 """Mint: restore the variance between classes that corruptions take away.
 
 Bao et al., Mint: A Simple Test-Time Adaptation of Vision-Language Models against Common
-Corruptions, NeurIPS 2025. Under corruption all features move together; what falls with accuracy is
-the variance between classes. With z̃ and z̃_c the running means of all features and of those
-predicted as c, each batch gives the gradient of
+Corruptions, NeurIPS 2025. Under corruption all features move together; what falls with
+accuracy is the variance between classes. With z̃ and z̃_c the running means of all
+features and of those predicted as c, each batch gives the gradient of
 
     Σ_i w_i (|z_i - z̃|² - |z_i - z̃_c(i)|²)                 (total minus within-class variance)
 
-at the loaded LayerNorms of the image tower, where w_i gives every class that the batch is predicted
-to contain the same weight. Gradients are averaged over all batches so far, and one step of Adam
-from the loaded norms along that average gives the norms of the batch. Its features under them enter
-the means m_c of their predicted classes, and it is predicted by texts that are mixed with those
-means once K images were seen: normalised K₀ t_c + K m_c. Norms and optimiser start again with every
-batch; means and average gradient stay.
+at the loaded LayerNorms of the image tower, where w_i gives every class that the batch
+is predicted to contain the same weight. Gradients are averaged over all batches so far,
+and one step of Adam from the loaded norms along that average gives the norms of the
+batch. Its features under them enter the means m_c of their predicted classes, and it is
+predicted by texts that are mixed with those means once K images were seen: normalised
+K₀ t_c + K m_c. Norms and optimiser start again with every batch; means and average
+gradient stay.
 """
 
 from dataclasses import dataclass
@@ -34,10 +35,10 @@ from cliquetta.types import Batch, Prediction
 class MintConfig(AdamConfig):
     """Inter-class variance, with the authors' learning rate for a ViT-B."""
 
-    lr: Positive = 7e-3  # Learning rate of Adam; the authors take 1.5e-2 for a ViT-L on ImageNet-C.
-    text_weight: NonNegative = (
-        10_000  # K₀: images at which text and class mean weigh the same.
-    )
+    lr: Positive = 7e-3
+    """Learning rate of Adam; the authors take 1.5e-2 for a ViT-L on ImageNet-C."""
+    text_weight: NonNegative = 10_000
+    """K₀: images at which text and class mean weigh the same."""
 
 
 def between_class_variance(

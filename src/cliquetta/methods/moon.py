@@ -1,16 +1,18 @@
 """MOON: explain a batch by von Mises-Fisher classes that stay at their text unless present.
 
-Huang et al., Von Mises-Fisher Mixture Model with Dynamic Shrinkage for Realistic Test-Time
-Transduction, ICML 2026. Features on the unit sphere are a mixture of one vMF(μ_k, κ_k) per class,
-shrunk towards anchors at the texts by a KL term of weight α_k = 1 / λ_k. λ_k is large for classes
-that the zero-shot predictions ŷ of the batch contain and small for the others, which therefore stay
-at their text; images count by their certainty γ_i. Ten rounds of
+Huang et al., Von Mises-Fisher Mixture Model with Dynamic Shrinkage for Realistic
+Test-Time Transduction, ICML 2026. Features on the unit sphere are a mixture of one
+vMF(μ_k, κ_k) per class, shrunk towards anchors at the texts by a KL term of weight α_k
+= 1 / λ_k. λ_k is large for classes that the zero-shot predictions ŷ of the batch
+contain and small for the others, which therefore stay at their text; images count by
+their certainty γ_i. Ten rounds of
 
     z_ik ∝ ŷ_ik exp(κ_k μ_k·f_i + log C(κ_k) + Σ_j ω_ij z_jk)                            (12)
     A(κ_k) μ_k = β_k v_k + (1 - β_k) t_k,   β_k = n_k / (n_k + α_k)                      (14)
 
-with v_k the mean of the images weighted by γ_i z_ik, n_k the certain images assigned to k and ω the
-cosines of the three nearest neighbours. Written from the paper alone, without its code.
+with v_k the mean of the images weighted by γ_i z_ik, n_k the certain images assigned to
+k and ω the cosines of the three nearest neighbours. Written from the paper alone,
+without its code.
 """
 
 import math
@@ -40,9 +42,8 @@ TINY = 1e-12
 class MOONConfig(MethodConfig):
     """Transduction with dynamic shrinkage within each batch."""
 
-    neighbours: Count = (
-        3  # m: nearest neighbours of an image by cosine, excluding itself.
-    )
+    neighbours: Count = 3
+    """m: nearest neighbours of an image by cosine, excluding itself."""
     rounds: Count = 10  # T: updates of the assignments and of the distributions.
 
 

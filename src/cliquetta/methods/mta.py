@@ -1,9 +1,10 @@
 """MTA: the mode of an image's views, found by a mean shift that doubts outliers; no training.
 
-Zanella and Ben Ayed, On the Test-Time Zero-Shot Generalization of Vision-Language Models: Do We
-Really Need Prompt Learning?, CVPR 2024. Alternates between inlierness scores y of the views, a
-softmax of their density at the mode plus the agreement of their predictions, and the mode m, their
-weighted mean shift. The mode replaces the image feature.
+Zanella and Ben Ayed, On the Test-Time Zero-Shot Generalization of Vision-Language
+Models: Do We Really Need Prompt Learning?, CVPR 2024. Alternates between inlierness
+scores y of the views, a softmax of their density at the mode plus the agreement of
+their predictions, and the mode m, their weighted mean shift. The mode replaces the
+image feature.
 """
 
 from dataclasses import dataclass
@@ -25,20 +26,17 @@ class MTAConfig(ViewsConfig):
 
     neighbour_fraction: Fraction = 0.3
     """Fraction of the other views, the nearest ones, that set a view's bandwidth."""
-    affinity_weight: NonNegative = (
-        4.0  # λ: weight of the agreement between views' predictions.
-    )
+    affinity_weight: NonNegative = 4.0
+    """λ: weight of the agreement between views' predictions."""
     entropy_weight: Positive = 0.2
     """λ_y: weight of the entropy of the inlierness scores; larger is closer to uniform."""
-    iterations: Count = (
-        5  # Rounds of the alternation, and most iterations inside its halves.
-    )
+    iterations: Count = 5
+    """Rounds of the alternation, and most iterations inside its halves."""
     tolerance: NonNegative = 1e-6  # Change below which a half of the alternation stops.
 
 
-SMALLEST = (
-    1e-12  # Least squared bandwidth; float32 unit features that differ do so by more.
-)
+# Least squared bandwidth; float32 unit features that differ do so by more.
+SMALLEST = 1e-12
 
 
 def squared_bandwidth(features: Tensor, neighbours: float) -> Tensor:

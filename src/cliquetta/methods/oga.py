@@ -1,15 +1,17 @@
 """OGA: a Gaussian per class from a cache of sure images, with the zero-shot prediction as prior.
 
-Fuchs et al., Online Gaussian Test-Time Adaptation of Vision-Language Models, CVPR Workshops 2025.
-Of every predicted class the eight images of lowest entropy are cached. Means μ_k are the cache's,
-or the text of a class with fewer than two entries; they share a covariance Σ. The posterior is
+Fuchs et al., Online Gaussian Test-Time Adaptation of Vision-Language Models, CVPR
+Workshops 2025. Of every predicted class the eight images of lowest entropy are cached.
+Means μ_k are the cache's, or the text of a class with fewer than two entries; they
+share a covariance Σ. The posterior is
 
     z_k ∝ ŷ_k · softmax_k(τ log N(f; μ_k, Σ)),   τ = 0.05,
 
-with ŷ the zero-shot prediction. While the cache has n ≤ 4E entries, Σ⁻¹ is the empirical Bayes
-ridge estimate E ((n - 1) M + tr(M) I)⁻¹ of the pooled covariance M of residuals, then M⁻¹; until
-one class has more than two entries it is E·I. As in the official code (MIT) a batch enters the
-cache at once and is predicted with the statistics after it.
+with ŷ the zero-shot prediction. While the cache has n ≤ 4E entries, Σ⁻¹ is the
+empirical Bayes ridge estimate E ((n - 1) M + tr(M) I)⁻¹ of the pooled covariance M of
+residuals, then M⁻¹; until one class has more than two entries it is E·I. As in the
+official code (MIT) a batch enters the cache at once and is predicted with the
+statistics after it.
 """
 
 from dataclasses import dataclass
@@ -27,9 +29,8 @@ from cliquetta.methods.building.mixtures import linear_discriminant
 from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
 
-SMALLEST_TRACE = (
-    1e-6  # Usual: 0.3; equal images have no spread, by which nothing may be divided.
-)
+# Usual: 0.3; equal images have no spread, by which nothing may be divided.
+SMALLEST_TRACE = 1e-6
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """OnZeta: strictly online zero-shot labels with balanced classes and learned vision proxies.
 
-Qian and Hu, Online Zero-Shot Classification with CLIP, ECCV 2024. Images come one by one; for the
-t-th feature f, with text classifier T, proxies w (at first T) and a dual ρ ≥ 0 per class
+Qian and Hu, Online Zero-Shot Classification with CLIP, ECCV 2024. Images come one by
+one; for the t-th feature f, with text classifier T, proxies w (at first T) and a dual ρ
+≥ 0 per class
 
     q ∝ softmax(f·T / τ) exp(ρ)                     label from text, balanced by the dual
     ρ ← max(0, ρ - (c_r / √t) (q - α / N))          every class gets at least α / N on average
@@ -9,9 +10,10 @@ t-th feature f, with text classifier T, proxies w (at first T) and a dual ρ ≥
     p = β_t r + (1 - β_t) q,  β_t = β √(t / n)      the prediction, n the length of the stream
     w_k ← normalised w_k - (c_w / (√t τ_v)) (r_k - q_k) f
 
-as in the official code (Apache-2.0), whose constants for ImageNet are the defaults. A deployed
-stream has no known length: ours takes ``horizon`` for n, after which β_t stays at β. Ours also: the
-vision temperature is given as a multiple of the model's own, 4 for CLIP's 0.04.
+as in the official code (Apache-2.0), whose constants for ImageNet are the defaults. A
+deployed stream has no known length: ours takes ``horizon`` for n, after which β_t stays
+at β. Ours also: the vision temperature is given as a multiple of the model's own, 4 for
+CLIP's 0.04.
 """
 
 from dataclasses import dataclass
@@ -37,20 +39,16 @@ from cliquetta.model.clip import l2_normalize
 class OnZetaConfig(MethodConfig):
     """Online labels and proxies with the authors' constants."""
 
-    dual_lr: NonNegative = (
-        20.0  # c_r: step of the dual at the first image; it falls with √t.
-    )
-    proxy_lr: NonNegative = (
-        0.5  # c_w: step of the proxies at the first image; it falls with √t.
-    )
+    dual_lr: NonNegative = 20.0
+    """c_r: step of the dual at the first image; it falls with √t."""
+    proxy_lr: NonNegative = 0.5
+    """c_w: step of the proxies at the first image; it falls with √t."""
     balance: NonNegative = 1.0
     """α: share of an even distribution that each class is to get at least; 0 switches it off."""
-    vision_weight: Weight = (
-        0.8  # β: weight of the vision label at the end of the stream.
-    )
-    vision_temperature: Positive = (
-        4.0  # τ_v as a multiple of the model's own temperature.
-    )
+    vision_weight: Weight = 0.8
+    """β: weight of the vision label at the end of the stream."""
+    vision_temperature: Positive = 4.0
+    """τ_v as a multiple of the model's own temperature."""
     horizon: Count = 1000
     """n: images after which the vision label has its full weight; the stream's length if known."""
 
@@ -73,8 +71,9 @@ def vision_labels(
 ) -> tuple[Tensor, Tensor]:
     """Labels r (B, N), row after row, and the ``shares`` (B, N) of images in the proxies.
 
-    ``products`` (B, N) are of images and proxies at the start, ``gram`` (B, B) of images; proxies
-    end as normalised start_k + Σ_j shares_jk f_j. Steps are longer than proxies: give float64.
+    ``products`` (B, N) are of images and proxies at the start, ``gram`` (B, B) of
+    images; proxies end as normalised start_k + Σ_j shares_jk f_j. Steps are longer than
+    proxies: give float64.
     """
     cosines, weighted, one = (
         scale * products,

@@ -1,14 +1,16 @@
 """Panda: take from every feature what images without objects have in common; around any method.
 
-Deng et al., Panda: Test-Time Adaptation with Negative Data Augmentation, AAAI 2026. Corruptions add
-a shared component to all features and so bias predictions. B/10 images, rounded up, are put
-together from the batch: every patch is that of a random image at the same position, so that they
-keep the corruption but no object. With n̄ the mean of their unit features
+Deng et al., Panda: Test-Time Adaptation with Negative Data Augmentation, AAAI 2026.
+Corruptions add a shared component to all features and so bias predictions. B/10 images,
+rounded up, are put together from the batch: every patch is that of a random image at
+the same position, so that they keep the corruption but no object. With n̄ the mean of
+their unit features
 
     d_i = v_i - β n̄
 
-replaces every unit image feature v_i in the method that Panda is put around, its learning
-included; d is not normalised again. ``method`` names that method, ``options`` changes its settings.
+replaces every unit image feature v_i in the method that Panda is put around, its
+learning included; d is not normalised again. ``method`` names that method, ``options``
+changes its settings.
 """
 
 from __future__ import annotations
@@ -41,9 +43,8 @@ class PandaConfig(MethodConfig):
     offset: NonNegative = 0.2
     """β: how much of the negatives' mean feature is subtracted; 0 is the method alone."""
     images_per_negative: Count = 10  # Images of a batch per negative that is made.
-    patch_grid: Count = (
-        7  # Patches per side; the nearest number that divides the image is used.
-    )
+    patch_grid: Count = 7
+    """Patches per side; the nearest number that divides the image is used."""
     predict_after: bool = True
     """Predict once more after the step, with new negatives; of methods that keep LayerNorms."""
 

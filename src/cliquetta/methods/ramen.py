@@ -1,15 +1,17 @@
 """Ramen: a step of its own for every image, from gradients of earlier images of its domain.
 
-Bao et al., Ramen: Robust Test-Time Adaptation of Vision-Language Models with Active Sample
-Selection, CVPR 2026. Of every image the feature z and the gradient g of its entropy by the
-LayerNorms, both under the loaded norms, are remembered with its predicted class. Of every class the
-k images nearest to an image, which are likely of its domain, give the sign of its step
+Bao et al., Ramen: Robust Test-Time Adaptation of Vision-Language Models with Active
+Sample Selection, CVPR 2026. Of every image the feature z and the gradient g of its
+entropy by the LayerNorms, both under the loaded norms, are remembered with its
+predicted class. Of every class the k images nearest to an image, which are likely of
+its domain, give the sign of its step
 
     Σ_j exp(-H_j) exp(-β |z_i - z_j|) g_j
 
-from the loaded norms, whose every number moves by the learning rate. The image is predicted under
-them, and they are dropped. Streams of mixed domains are what it is for: no image is adapted to the
-average of them. A batch is remembered before its steps are made.
+from the loaded norms, whose every number moves by the learning rate. The image is
+predicted under them, and they are dropped. Streams of mixed domains are what it is for:
+no image is adapted to the average of them. A batch is remembered before its steps are
+made.
 """
 
 from dataclasses import dataclass
@@ -36,16 +38,13 @@ from cliquetta.types import Batch, Prediction
 class RamenConfig(MethodConfig):
     """One step per image from a support set of its domain."""
 
-    lr: Positive = (
-        0.01  # How far every LayerNorm parameter moves, along the sign of the gradient.
-    )
+    lr: Positive = 0.01
+    """How far every LayerNorm parameter moves, along the sign of the gradient."""
     neighbours: Count = 5  # k: images per class that a step is made of.
-    distance_weight: NonNegative = (
-        5.0  # β: how fast an entry's weight falls with its distance.
-    )
-    capacity: Count = (
-        1024  # Newest images remembered, each with a gradient by all LayerNorms.
-    )
+    distance_weight: NonNegative = 5.0
+    """β: how fast an entry's weight falls with its distance."""
+    capacity: Count = 1024
+    """Newest images remembered, each with a gradient by all LayerNorms."""
 
 
 def support_weights(
@@ -73,7 +72,8 @@ class Ramen(LayerNormAdapter):
 
     def _setup(self) -> None:
         super()._setup()
-        self.model.require_vit()  # only a tower of our own takes LayerNorm parameters per image
+        # only a tower of our own takes LayerNorm parameters per image
+        self.model.require_vit()
         M, new = self.config.capacity, self.classifier.new_zeros
         labels = torch.zeros(M, dtype=torch.long, device=self.model.device)
         self.memory.declare("features", new(M, self.classifier.shape[1]), UNIT)

@@ -1,14 +1,15 @@
 """The list of methods: adding one is one file with one ``@register`` line.
 
-A package of yours adds methods, too: its ``pyproject.toml`` names the module that registers them.
+A package of yours adds methods, too: its ``pyproject.toml`` names the module that
+    registers them.
 
 .. code-block:: toml
 
     [project.entry-points."cliquetta.methods"]
     my_method = "my_package.my_method"
 
-A file of yours adds methods without a package: ``--plugin my_method.py`` on the command line, or
-import it before you name the method.
+A file of yours adds methods without a package: ``--plugin my_method.py`` on the command
+line, or import it before you name the method.
 """
 
 import dataclasses
@@ -55,13 +56,11 @@ class MethodEntry:
     tuned_by_authors: frozenset[str] = (
         frozenset()
     )  # Presets of constants chosen per dataset.
-    fit: Callable[..., Mapping[str, Any]] | None = (
-        None  # Learns what a few-shot method is made of.
-    )
+    fit: Callable[..., Mapping[str, Any]] | None = None
+    """Learns what a few-shot method is made of."""
     setting: str = ""  # What the defaults are its authors' setting for.
-    for_batches: bool = (
-        False  # It compares the images of a batch: single ones are not its use.
-    )
+    for_batches: bool = False
+    """It compares the images of a batch: single ones are not its use."""
 
 
 _ENTRIES: dict[str, MethodEntry] = {}
@@ -83,14 +82,16 @@ def register(
 
     Args:
         name: The word for commands and :func:`cliquetta.create_method`.
-        config: The class of its settings; by default what the class annotates as ``config``.
+        config: The class of its settings; by default what the class annotates as
+            ``config``.
         summary: One line for lists; by default the first line of the class's docstring.
-        paper: The citation; by default what begins the second paragraph of the module's docstring,
-            up to the year.
+        paper: The citation; by default what begins the second paragraph of the module's
+            docstring, up to the year.
         presets: Settings by name.
         tuned: Presets whose constants the authors chose per dataset.
         fit: What a few-shot method learns from labelled images; see :class:`FewShot`.
-        setting: Data that the defaults are its authors' setting for, such as ``ImageNet``.
+        setting: Data that the defaults are its authors' setting for, such as
+            ``ImageNet``.
         for_batches: Whether it is made for batches of several images.
 
     Returns:
@@ -166,9 +167,8 @@ def _load_files() -> None:
         if spec is None or spec.loader is None:
             raise UserError(f"{file} is no Python file")
         module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = (
-            module  # dataclasses and pickle look a class's module up there
-        )
+        # dataclasses and pickle look a class's module up there
+        sys.modules[name] = module
         try:
             spec.loader.exec_module(module)
         except Exception as error:
@@ -221,7 +221,8 @@ def method_config(
 ) -> Any:
     """The config of ``name``: its defaults or a preset, with ``options`` replaced.
 
-    Options may be strings (as typed on a command line); they are converted to the field's type.
+    Options may be strings (as typed on a command line); they are converted to the
+    field's type.
     """
     entry = get_method(name)
     presets, kinds = entry.presets, field_types(entry.config)
@@ -266,15 +267,15 @@ def create_method(
         classes: Class names, or a :class:`ClassPrompts` with templates.
         config: The method's config; its defaults if not given.
         seed: Of the method's own random draws and of the views it asks for.
-        fitted: What the ``fit`` of a few-shot method learned for these classes; needed there and
-            refused elsewhere.
+        fitted: What the ``fit`` of a few-shot method learned for these classes; needed
+            there and refused elsewhere.
 
     Returns:
         An adapter that has seen nothing yet.
 
     Raises:
-        UserError: An unknown name, unusable class names, a model that lacks what is needed, or a
-            memory of more than half of this machine's.
+        UserError: An unknown name, unusable class names, a model that lacks what is
+            needed, or a memory of more than half of this machine's.
 
     """
     prompts = as_prompts(classes)

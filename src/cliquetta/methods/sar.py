@@ -1,10 +1,11 @@
 """SAR: entropy minimisation on reliable images, towards flat minima, with a way back.
 
-Niu et al., Towards Stable Test-Time Adaptation in Dynamic Wild World, ICLR 2023. Of every batch the
-images of entropy below 0.4 ln N give a gradient g; at the norms moved by ρ g/|g| to where the loss
-is worst nearby, those that are still below give the gradient of the step. The norms of the last
-quarter of the blocks and the final one are left out. If the moving average of the second loss falls
-below 0.2, the model has collapsed: the norms start again. The first forward pass predicts.
+Niu et al., Towards Stable Test-Time Adaptation in Dynamic Wild World, ICLR 2023. Of
+every batch the images of entropy below 0.4 ln N give a gradient g; at the norms moved
+by ρ g/|g| to where the loss is worst nearby, those that are still below give the
+gradient of the step. The norms of the last quarter of the blocks and the final one are
+left out. If the moving average of the second loss falls below 0.2, the model has
+collapsed: the norms start again. The first forward pass predicts.
 """
 
 import math
@@ -25,9 +26,8 @@ from cliquetta.types import Batch, Prediction
 class SARConfig(MomentumConfig):
     """Sharpness-aware and reliable entropy minimisation."""
 
-    entropy_threshold: NonNegative = (
-        0.4  # E₀ as a multiple of ln N: higher entropy does not teach.
-    )
+    entropy_threshold: NonNegative = 0.4
+    """E₀ as a multiple of ln N: higher entropy does not teach."""
     radius: Positive = 0.05  # ρ: how far the norms are moved to the worst point nearby.
     reset_threshold: NonNegative = 0.2
     """e_m: average second loss, in nats, below which the norms start again."""

@@ -1,17 +1,18 @@
 """StatA: Gaussian classes of a batch, anchored at the statistics that the texts predict.
 
-Zanella et al., Realistic Test-Time Adaptation of Vision-Language Models, CVPR 2025. As TransCLIP,
-but with a diagonal covariance per class and a KL term that holds class k at N(t_k, Σ') unless the
-batch has images of it. With ŷ the zero-shot predictions and n_k the images assigned to k
+Zanella et al., Realistic Test-Time Adaptation of Vision-Language Models, CVPR 2025. As
+TransCLIP, but with a diagonal covariance per class and a KL term that holds class k at
+N(t_k, Σ') unless the batch has images of it. With ŷ the zero-shot predictions and n_k
+the images assigned to k
 
     z_ik ∝ ŷ_ik exp( log N(f_i; μ_k, Σ_k) / τ + Σ_j (w_ij + w_ji) z_jk / (2·neighbours) )
     μ_k = normalised β_k v_k/|v_k| + (1 - β_k) t_k,   β_k = n_k / (n_k + α)
     Σ_k = β_k T_k + (1 - β_k) (Σ' + (t_k - μ_k)²)
 
-where v_k and T_k are the weighted mean of the images of k and their mean squared distance from μ_k,
-Σ' is the mean squared distance of images from the texts weighted by ŷ, τ = 50. α = 1; five
-assignment updates, then ten rounds of the means, the variances and five assignment updates. Each
-batch by itself; nothing is remembered.
+where v_k and T_k are the weighted mean of the images of k and their mean squared
+distance from μ_k, Σ' is the mean squared distance of images from the texts weighted by
+ŷ, τ = 50. α = 1; five assignment updates, then ten rounds of the means, the variances
+and five assignment updates. Each batch by itself; nothing is remembered.
 """
 
 from dataclasses import dataclass
@@ -31,14 +32,12 @@ from cliquetta.methods.transclip import VARIANCE_FLOOR, update_variance
 class StatAConfig(MethodConfig):
     """Anchored transduction within each batch."""
 
-    anchor_weight: Positive = (
-        1.0  # α: images of a class at which batch and text have equal say.
-    )
+    anchor_weight: Positive = 1.0
+    """α: images of a class at which batch and text have equal say."""
     gaussian_temperature: Positive = 50.0  # τ: divides the Gaussian log-likelihood.
     neighbours: Count = 3  # Nearest neighbours of an image by cosine, excluding itself.
-    rounds: Count = (
-        10  # Updates of means and covariances; assignments are updated before, too.
-    )
+    rounds: Count = 10
+    """Updates of means and covariances; assignments are updated before, too."""
     inner_steps: Count = 5  # Updates of the assignments each time.
 
 

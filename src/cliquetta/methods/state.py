@@ -153,18 +153,20 @@ def load_method(
     ('cat', 'dog')
 
     Args:
-        path: A file of :meth:`Adapter.save`, ``cliquetta predict --state`` or ``cliquetta fit``.
+        path: A file of :meth:`Adapter.save`, ``cliquetta predict --state`` or
+            ``cliquetta fit``.
         model: The model that it was saved with.
-        classes: Class names; those of the file if not given. Others suit methods with memory that
-            does not depend on the classes, and few-shot methods; of those, Tip-Adapter and
-            class-specific CoOp need a selection of the file's.
+        classes: Class names; those of the file if not given. Others suit methods with
+            memory that does not depend on the classes, and few-shot methods; of those,
+            Tip-Adapter and class-specific CoOp need a selection of the file's.
         seed: Of the method's own random draws; that of the file if not given.
 
     Returns:
         An adapter that continues from the file.
 
     Raises:
-        UserError: No such file, another model, or classes that the method does not know.
+        UserError: No such file, another model, or classes that the method does not
+            know.
 
     """
     model, header = from_model(model), read_header(path)
@@ -201,8 +203,9 @@ def unpack_state(
 ) -> SavedState:
     """Let ``adapter`` continue from :func:`pack_state`; ``source`` names the bytes in errors.
 
-    Bytes of any origin may come in: nothing is executed, and the adapter is as it was if they are
-    refused. With ``other_classes`` the ``class_free`` memory of another class list is loaded.
+    Bytes of any origin may come in: nothing is executed, and the adapter is as it was
+    if they are refused. With ``other_classes`` the ``class_free`` memory of another
+    class list is loaded.
     """
     tensors, header = unpack(data, source=source, kind="state file")
     header = _checked(header, source)
@@ -242,17 +245,19 @@ def merge_states(
 ) -> None:
     """Let ``adapter`` continue from what several equally built ones learned.
 
-    Each of them saw a part of a stream: the shards of a list, or the actors of a cluster. TDA's
-    and DMN's caches become those of one adapter that saw all parts; learned parameters are
-    averaged. One state alone is loaded as it is.
+    Each of them saw a part of a stream: the shards of a list, or the actors of a
+    cluster. TDA's and DMN's caches become those of one adapter that saw all parts;
+    learned parameters are averaged. One state alone is loaded as it is.
 
     Args:
         adapter: Built like those that learned.
         states: Files of :meth:`Adapter.save`, or bytes of :func:`pack_state`.
-        start: The same of the state that all of them began with, if they did not begin anew.
+        start: The same of the state that all of them began with, if they did not begin
+            anew.
 
     Raises:
-        StateMismatchError: A state belongs to another method, model, class list or config.
+        StateMismatchError: A state belongs to another method, model, class list or
+            config.
         UserError: The method cannot join states.
 
     """

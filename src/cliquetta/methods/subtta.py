@@ -1,15 +1,17 @@
 """SubTTA: turn the span of the image features towards that of the texts, then adapt inside it.
 
-Zeng et al., Subspace Alignment for Vision-Language Model Test-time Adaptation, 2026. B_T are the
-principal directions of the class texts, B_V those of a moving average of the batches' covariances
-of image features that starts at the texts' (eqs. 1, 2), the first one left out in both. For every
-batch one step of AdamW on the LayerNorms of the image tower brings the two spans together,
+Zeng et al., Subspace Alignment for Vision-Language Model Test-time Adaptation, 2026.
+B_T are the principal directions of the class texts, B_V those of a moving average of
+the batches' covariances of image features that starts at the texts' (eqs. 1, 2), the
+first one left out in both. For every batch one step of AdamW on the LayerNorms of the
+image tower brings the two spans together,
 
     L_align = r - |B_T B_Vᵀ|²;                                                            (4)
 
-the features under the new norms are projected on the texts' span, v B_Tᵀ B_T (eq. 5), normalised
-and labelled by the texts, and a second step raises the variance between the classes of the batch
-(Mint's loss). The batch is predicted after both steps, from plain features. What was learned stays.
+the features under the new norms are projected on the texts' span, v B_Tᵀ B_T (eq. 5),
+normalised and labelled by the texts, and a second step raises the variance between the
+classes of the batch (Mint's loss). The batch is predicted after both steps, from plain
+features. What was learned stays.
 """
 
 from dataclasses import dataclass
@@ -26,12 +28,11 @@ from cliquetta.methods.registry import register
 from cliquetta.model.clip import l2_normalize
 from cliquetta.types import Batch, Prediction
 
-SMALLEST_GAP = (
-    1e-4  # Least gap of eigenvalues inside and outside a span, by the largest.
-)
+# Least gap of eigenvalues inside and outside a span, by the largest.
+SMALLEST_GAP = 1e-4
 NOISE = 1e-5
-"""Share of the largest gradient of (4) below which it is rounding, of which Adam would make a full
-step: centred covariances do not see the bias of the final norm."""
+"""Share of the largest gradient of (4) below which it is rounding, of which Adam would
+make a full step: centred covariances do not see the bias of the final norm."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,8 @@ class SubTTAConfig(AdamWConfig):
     """Subspace alignment with its authors' setting for ImageNet-C, never reset."""
 
     lr: Positive = 5e-4  # Learning rate of AdamW.
-    rank: Count = (
-        256  # r: dimensions of both spans; at most the number of classes less two.
-    )
+    rank: Count = 256
+    """r: dimensions of both spans; at most the number of classes less two."""
     momentum: Decay = 0.5  # α: weight of the past in the moving average of covariances.
 
 

@@ -1,8 +1,9 @@
 """TDA: two caches of test features, one for what classes look like, one for what they are not.
 
-Karmanov et al., Efficient Test-Time Adaptation of Vision-Language Models, CVPR 2024. Every image
-is offered to the positive cache of its predicted class; if its entropy is within a middle window
-also to the negative one, together with the classes that it could be. Then
+Karmanov et al., Efficient Test-Time Adaptation of Vision-Language Models, CVPR 2024.
+Every image is offered to the positive cache of its predicted class; if its entropy is
+within a middle window also to the negative one, together with the classes that it could
+be. Then
 
     logits = CLIP's + α₊ Σ exp(-β₊(1 - f·k)) [class of k] - α₋ Σ exp(-β₋(1 - f·k)) [p(k) in window]
 
@@ -31,9 +32,8 @@ from cliquetta.methods.building.views import (
 from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
 
-GROUP = (
-    256  # Images predicted at once: bounds memory. Changes results by rounding only.
-)
+# Images predicted at once: bounds memory. Changes results by rounding only.
+GROUP = 256
 DENSE = (
     2**24
 )  # Size up to which a matrix of entries by classes is made: a product is faster.
@@ -44,23 +44,20 @@ SUM_ROUNDING = 1e-3  # By how much a sum of probabilities may exceed one.
 class TDAConfig(SelectiveConfig):
     """TDA with its authors' setting for ImageNet."""
 
-    views: Count = (
-        1  # Views per image, including the plain one; 1 uses the plain one only.
-    )
+    views: Count = 1
+    """Views per image, including the plain one; 1 uses the plain one only."""
     view_kind: ViewKind = "augmix"  # How views are made; unused with one view.
     positive_alpha: NonNegative = 2.0  # α₊: weight of the positive cache.
-    positive_beta: NonNegative = (
-        5.0  # β₊: how fast an entry's weight falls with its distance.
-    )
+    positive_beta: NonNegative = 5.0
+    """β₊: how fast an entry's weight falls with its distance."""
     positive_capacity: Count = 3  # Entries per class of the positive cache.
-    negative_alpha: NonNegative = (
-        0.117  # α₋: weight of the negative cache; 0 switches it off.
-    )
+    negative_alpha: NonNegative = 0.117
+    """α₋: weight of the negative cache; 0 switches it off."""
     negative_beta: NonNegative = 1.0  # β₋: how fast a negative entry's weight falls.
     negative_capacity: Count = 2  # Entries per class of the negative cache.
     entropy_window: Interval = (0.2, 0.5)
-    """Entropy (nats, divided by log2 of the number of classes) between which an image enters the
-    negative cache."""
+    """Entropy (nats, divided by log2 of the number of classes) between which an image
+    enters the negative cache."""
     probability_window: Interval = (0.03, 1.0)
     """Probabilities between which a negative entry counts against a class."""
 
@@ -90,7 +87,8 @@ def positive_logits(weights: Affinity, classes: Tensor) -> Tensor:
 def negative_logits(weights: Affinity, cached: Tensor, arriving: Tensor) -> Tensor:
     """Σ exp(-β(1 - f·k)) over the entries that count against each class, (B, N).
 
-    ``cached`` (N, K, M) and ``arriving`` (B, M) are the classes of entries and of images.
+    ``cached`` (N, K, M) and ``arriving`` (B, M) are the classes of entries and of
+    images.
     """
     entries = torch.cat([weights.old.flatten(1), weights.new], dim=1)
     classes = torch.cat([cached.flatten(0, 1), arriving])

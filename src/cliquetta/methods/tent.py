@@ -1,8 +1,9 @@
 """Tent: make the predictions of each batch more certain through the image tower's LayerNorms.
 
-Wang et al., Tent: Fully Test-Time Adaptation by Entropy Minimization, ICLR 2021. Of every batch
-the mean entropy of the predictions is lowered by one step of Adam on the gains and biases of all
-LayerNorms of the image tower, which stays; the prediction is of the forward pass before it.
+Wang et al., Tent: Fully Test-Time Adaptation by Entropy Minimization, ICLR 2021. Of
+every batch the mean entropy of the predictions is lowered by one step of Adam on the
+gains and biases of all LayerNorms of the image tower, which stays; the prediction is of
+the forward pass before it.
 """
 
 from dataclasses import dataclass
@@ -21,9 +22,8 @@ from cliquetta.types import Batch, Prediction
 class TentConfig(AdamConfig):
     """Entropy minimisation on visual LayerNorms, never reset."""
 
-    lr: Positive = (
-        1e-3  # Learning rate of Adam; norms drift above 1e-3, long streams need less.
-    )
+    lr: Positive = 1e-3
+    """Learning rate of Adam; norms drift above 1e-3, long streams need less."""
 
 
 @register("tent", for_batches=True)

@@ -1,8 +1,9 @@
 """Tip-Adapter and Tip-Adapter-F: a cache of labelled features beside the text classifier.
 
-Zhang et al., Tip-Adapter: Training-free Adaption of CLIP for Few-shot Classification, ECCV 2022.
-Keys F are the features of the labelled images (mean of ten augmentations, then unit length), values
-L their one-hot labels, W the text classifier. With a unit image feature f,
+Zhang et al., Tip-Adapter: Training-free Adaption of CLIP for Few-shot Classification,
+ECCV 2022. Keys F are the features of the labelled images (mean of ten augmentations,
+then unit length), values L their one-hot labels, W the text classifier. With a unit
+image feature f,
 
     logits = scale * f W^T + alpha * exp(-beta (1 - f F^T)) L.
 
@@ -52,21 +53,18 @@ class TipAdapterConfig(MethodConfig):
     """The authors' setting for ImageNet and three more of their eleven datasets."""
 
     alpha: NonNegative = 1.17  # Weight of the cache relative to the text classifier.
-    beta: NonNegative = (
-        1.0  # Sharpness: how fast the weight of a key falls with its distance.
-    )
+    beta: NonNegative = 1.0
+    """Sharpness: how fast the weight of a key falls with its distance."""
     augmentations: Count = 10  # Random crops whose mean feature makes a key.
     crop_scale: CropScale = (
         0.5,
         1.0,
     )  # Fraction of the image's area that a crop covers.
     search: bool = False  # Choose alpha and beta by accuracy on a validation split.
-    search_beta: SearchEnd = (
-        7.0  # Upper end of the search for beta, which starts at 0.1.
-    )
-    search_alpha: SearchEnd = (
-        3.0  # Upper end of the search for alpha, which starts at 0.1.
-    )
+    search_beta: SearchEnd = 7.0
+    """Upper end of the search for beta, which starts at 0.1."""
+    search_alpha: SearchEnd = 3.0
+    """Upper end of the search for alpha, which starts at 0.1."""
     search_steps: tuple[Count, Count] = (
         200,
         20,

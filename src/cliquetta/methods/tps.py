@@ -1,10 +1,11 @@
 """TPS: shift each class's text feature on every image until its confident views agree.
 
-Sui et al., Just Shift It: Test-Time Prototype Shifting for Zero-Shot Generalization with
-Vision-Language Models, WACV 2025. As TPT, but what is learned is a shift s_k of the text feature of
-each class, outside the text tower: the classifier normalised(t_k + s_k) starts at s = 0, takes one
-AdamW step down the marginal entropy of the tenth of the image's views that it is surest of (chosen
-again before each of several steps), and scores the plain view. Every image starts anew.
+Sui et al., Just Shift It: Test-Time Prototype Shifting for Zero-Shot Generalization
+with Vision-Language Models, WACV 2025. As TPT, but what is learned is a shift s_k of
+the text feature of each class, outside the text tower: the classifier normalised(t_k +
+s_k) starts at s = 0, takes one AdamW step down the marginal entropy of the tenth of the
+image's views that it is surest of (chosen again before each of several steps), and
+scores the plain view. Every image starts anew.
 """
 
 from dataclasses import dataclass
@@ -35,12 +36,10 @@ ELEMENTS = (
 class TPSConfig(SelectiveConfig):
     """Prototype shifting with its authors' defaults."""
 
-    lr: NonNegative = (
-        5e-3  # Learning rate of AdamW: about how far one step moves a coordinate.
-    )
-    weight_decay: NonNegative = (
-        0.01  # Weight decay of AdamW, PyTorch's default as theirs.
-    )
+    lr: NonNegative = 5e-3
+    """Learning rate of AdamW: about how far one step moves a coordinate."""
+    weight_decay: NonNegative = 0.01
+    """Weight decay of AdamW, PyTorch's default as theirs."""
     steps: Count = 1  # AdamW steps per image; views are selected before each.
 
 

@@ -1,12 +1,13 @@
 """TPT: tune the context on each image so that its confident views agree.
 
-Shu et al., Test-Time Prompt Tuning for Zero-Shot Generalization in Vision-Language Models,
-NeurIPS 2022. For every image the context starts at the template's words, takes one AdamW step
-down the marginal entropy of the tenth of its views that CLIP is surest of, and scores the plain
-view. Every image starts anew.
+Shu et al., Test-Time Prompt Tuning for Zero-Shot Generalization in Vision-Language
+Models, NeurIPS 2022. For every image the context starts at the template's words, takes
+one AdamW step down the marginal entropy of the tenth of its views that CLIP is surest
+of, and scores the plain view. Every image starts anew.
 
-Many images are tuned at once, each with a context of its own; AdamW works coordinate by coordinate,
-so that stacked contexts step as if alone. Of several templates, which are averaged, one is learned.
+Many images are tuned at once, each with a context of its own; AdamW works coordinate by
+coordinate, so that stacked contexts step as if alone. Of several templates, which are
+averaged, one is learned.
 """
 
 from dataclasses import dataclass
@@ -32,16 +33,13 @@ from cliquetta.types import Prediction
 class TPTConfig(SelectiveConfig):
     """TPT with its authors' defaults."""
 
-    lr: NonNegative = (
-        5e-3  # Learning rate of AdamW: about how far one step moves a coordinate.
-    )
-    weight_decay: NonNegative = (
-        0.01  # Weight decay of AdamW, PyTorch's default as theirs.
-    )
+    lr: NonNegative = 5e-3
+    """Learning rate of AdamW: about how far one step moves a coordinate."""
+    weight_decay: NonNegative = 0.01
+    """Weight decay of AdamW, PyTorch's default as theirs."""
     steps: Count = 1  # AdamW steps per image; views are selected before the first.
-    text_chunk: Count = (
-        1024  # Texts (images x classes) encoded at once. Bounds memory only.
-    )
+    text_chunk: Count = 1024
+    """Texts (images x classes) encoded at once. Bounds memory only."""
 
 
 @register("tpt", tuned=read_presets("tpt", TPTConfig))

@@ -1,14 +1,16 @@
 """TransCLIP: explain a batch by one Gaussian per class, neighbours and the zero-shot predictions.
 
-Zanella et al., Boosting Vision-Language Models with Transduction, NeurIPS 2024; the zero-shot
-variant. Of unit features f_i it seeks assignments z_i on the simplex, unit class means
-μ_k and one diagonal covariance σ² for all, which trade off Gaussian likelihood, agreement with
-the nearest neighbours and closeness to the zero-shot predictions ŷ_i:
+Zanella et al., Boosting Vision-Language Models with Transduction, NeurIPS 2024; the
+zero-shot variant. Of unit features f_i it seeks assignments z_i on the simplex, unit
+class means μ_k and one diagonal covariance σ² for all, which trade off Gaussian
+likelihood, agreement with the nearest neighbours and closeness to the zero-shot
+predictions ŷ_i:
 
     z_ik ∝ ŷ_ik^λ exp( -Σ_d (f_id - μ_kd)² / σ_d² / (2τ) + Σ_j (w_ij + w_ji) z_jk / (2·neighbours) )
 
-five times over, then μ_k = normalised mean of f weighted by z_k, σ² = mean squared residual; ten
-rounds. τ is 50; w_ij is the cosine of the three nearest neighbours of i, else 0.
+five times over, then μ_k = normalised mean of f weighted by z_k, σ² = mean squared
+residual; ten rounds. τ is 50; w_ij is the cosine of the three nearest neighbours of i,
+else 0.
 """
 
 from dataclasses import dataclass
@@ -26,9 +28,8 @@ from cliquetta.methods.building.mixtures import (
 )
 from cliquetta.methods.registry import register
 
-VARIANCE_FLOOR = (
-    1e-6  # Usual: 1 / E; equal images have no spread, by which nothing may be divided.
-)
+# Usual: 1 / E; equal images have no spread, by which nothing may be divided.
+VARIANCE_FLOOR = 1e-6
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,8 @@ class TransCLIPConfig(MethodConfig):
     text_weight: NonNegative = 1.0  # λ: exponent of the zero-shot probabilities.
     gaussian_temperature: Positive = 50.0  # τ: divides the Gaussian log-likelihood.
     neighbours: Count = 3  # Nearest neighbours of an image by cosine, excluding itself.
-    init_images: Count = (
-        8  # Most confident images of a class from which its mean is initialised.
-    )
+    init_images: Count = 8
+    """Most confident images of a class from which its mean is initialised."""
     rounds: Count = 10
     """Updates of the means and the variance; the assignments are updated once more after them."""
     inner_steps: Count = 5  # Updates of the assignments in each round.

@@ -1,11 +1,12 @@
 """WATT: adapt visual LayerNorms under several templates and average the weights.
 
-Osowiechi et al., WATT: Weight Average Test-Time Adaptation of CLIP, NeurIPS 2024. The loss
-is CLIPArTT's with the text of each image's likeliest class, in one of eight templates at a time.
-For every batch the norms start from the loaded ones. ``sequential`` (WATT-S): two steps of Adam
-under each template after the other, then the average of the eight results is the start of the
-next of five rounds. ``parallel`` (WATT-P, preset): each template starts from the round's common
-weights, fifty rounds. The batch is predicted under the last average by the templates' mean text.
+Osowiechi et al., WATT: Weight Average Test-Time Adaptation of CLIP, NeurIPS 2024. The
+loss is CLIPArTT's with the text of each image's likeliest class, in one of eight
+templates at a time. For every batch the norms start from the loaded ones.
+``sequential`` (WATT-S): two steps of Adam under each template after the other, then the
+average of the eight results is the start of the next of five rounds. ``parallel``
+(WATT-P, preset): each template starts from the round's common weights, fifty rounds.
+The batch is predicted under the last average by the templates' mean text.
 """
 
 from dataclasses import dataclass
@@ -42,12 +43,10 @@ class WATTConfig(AdamConfig):
     mode: Literal["sequential", "parallel"] = "sequential"
     """``sequential`` carries weights from template to template, ``parallel`` starts each alike."""
     steps: Count = 2  # Adam steps under each template.
-    rounds: Count = (
-        5  # Passes over all templates, each followed by averaging; 50 for ``parallel``.
-    )
-    temperature: Positive = (
-        0.01  # Divides the similarities in the softmax of the targets.
-    )
+    rounds: Count = 5
+    """Passes over all templates, each followed by averaging; 50 for ``parallel``."""
+    temperature: Positive = 0.01
+    """Divides the similarities in the softmax of the targets."""
     templates: tuple[Template, ...] = TEMPLATES
     """Templates to adapt under; the class texts used to predict are their mean."""
 

@@ -1,10 +1,11 @@
 """Zero: the confident views of an image vote; no training.
 
-Farina et al., Frustratingly Easy Test-Time Adaptation of Vision-Language Models, NeurIPS 2024.
-Softmax at temperature zero is one vote per view for its first class; the votes of the 30 % of the
-views with the lowest entropy are summed, and the class with most of them wins. Among tied classes
-the remaining views decide: the most confident one whose own prediction is tied, or, if there is
-none, the most confident one restricted to the tied classes.
+Farina et al., Frustratingly Easy Test-Time Adaptation of Vision-Language Models,
+NeurIPS 2024. Softmax at temperature zero is one vote per view for its first class; the
+votes of the 30 % of the views with the lowest entropy are summed, and the class with
+most of them wins. Among tied classes the remaining views decide: the most confident one
+whose own prediction is tied, or, if there is none, the most confident one restricted to
+the tied classes.
 """
 
 from dataclasses import dataclass
@@ -33,12 +34,11 @@ FP16_EPS = 2.0**-10
 class ZeroConfig(SelectiveConfig):
     """Zero with its authors' defaults."""
 
-    selection_fraction: Fraction = (
-        0.3  # γ: share of the views, of lowest entropy, that vote.
-    )
+    selection_fraction: Fraction = 0.3
+    """γ: share of the views, of lowest entropy, that vote."""
     vote: Vote = "hard"
-    """``hard``: one vote per view, for its first class (the paper); ``fp16-eps``: softmax of the
-    cosines at temperature 2^-10 (the official code under autocast)."""
+    """``hard``: one vote per view, for its first class (the paper); ``fp16-eps``:
+    softmax of the cosines at temperature 2^-10 (the official code under autocast)."""
 
 
 def count_votes(cosines: Tensor, vote: Vote) -> Tensor:

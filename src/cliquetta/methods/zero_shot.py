@@ -1,7 +1,8 @@
 """Zero-shot CLIP: cosine of image and class texts, nothing learned.
 
-One template or an ensemble of them is the choice of the prompts (``ClassPrompts.templates``), not
-of the method. Every other method is compared with this one.
+One template or an ensemble of them is the choice of the prompts
+(``ClassPrompts.templates``), not of the method. Every other method is compared with
+this one.
 """
 
 from dataclasses import dataclass

@@ -1,13 +1,16 @@
 """Rejection and calibration: comparing predictions with those of plain CLIP.
 
-Both learn from the stream, so that what they need is a part of a method's state while they are on.
+Both learn from the stream, so that what they need is a part of a method's state while
+they are on.
 
-Rejection asks both the method and zero-shot CLIP how unsure they are: adaptation draws images of no
-class to the classes, zero-shot CLIP does not follow the domain. Its limit needs no labels: an image
-whose class is left out of the list has a score that an image of no class has.
+Rejection asks both the method and zero-shot CLIP how unsure they are: adaptation draws
+images of no class to the classes, zero-shot CLIP does not follow the domain. Its limit
+needs no labels: an image whose class is left out of the list has a score that an image
+of no class has.
 
-Calibration divides by a temperature at which predictions are, on average, as sure as zero-shot CLIP
-finds the same classes probable: learning from its own predictions makes a method surer of them.
+Calibration divides by a temperature at which predictions are, on average, as sure as
+zero-shot CLIP finds the same classes probable: learning from its own predictions makes
+a method surer of them.
 """
 
 import math
@@ -80,7 +83,8 @@ TEMPERATURES = tuple(
     float(t) for t in torch.logspace(math.log10(0.2), math.log10(5), 33)
 )
 """At which confidences are counted; the temperature is between the first and the last."""
-HALF_LIFE = 16  # Images after which one counts half: predictions change as fast as methods learn.
+# Images after which one counts half: predictions change as fast as methods learn.
+HALF_LIFE = 16
 CONFIDENCES = "confidences"  # The sums in a method's memory.
 
 
@@ -164,11 +168,12 @@ class ZeroShotReference:
     def enable_rejection(self, share: float = SHARE) -> None:
         """Mark with every prediction from now on which images are of none of the classes.
 
-        The limit comes from the stream and is part of the state; every image costs a plain pass.
+        The limit comes from the stream and is part of the state; every image costs a
+        plain pass.
 
         Args:
-            share: Share of the images of no class to reject, above 0 and below 1; the higher it is,
-                the more images of the classes are rejected as well.
+            share: Share of the images of no class to reject, above 0 and below 1; the
+                higher it is, the more images of the classes are rejected as well.
 
         Raises:
             UserError: Another share, or fewer than three classes.
@@ -190,8 +195,8 @@ class ZeroShotReference:
     def enable_calibration(self) -> None:
         """Divide logits by a temperature from now on, so that probabilities can be trusted more.
 
-        Predictions become on average as sure as zero-shot CLIP finds them probable; the best class
-        stays the best. Every image costs a plain pass.
+        Predictions become on average as sure as zero-shot CLIP finds them probable; the
+        best class stays the best. Every image costs a plain pass.
         """
         self._remember_optional(CONFIDENCES)
         self.calibrated = True

@@ -1,7 +1,8 @@
 """Attention maps of the class token, plain and under prompts.
 
-A map is a row of 1 + T numbers that sum to one: the shares of prompts, class token and patches. For
-SigLIP, which has no class token (share 0), it is that of the pooling query.
+A map is a row of 1 + T numbers that sum to one: the shares of prompts, class token and
+patches. For SigLIP, which has no class token (share 0), it is that of the pooling
+query.
 """
 
 from collections.abc import Sequence
@@ -32,8 +33,9 @@ def class_attention(weights: Sequence[Tensor]) -> Tensor:
 def rollout(weights: Sequence[Tensor], share: Tensor | None = None) -> Tensor:
     """Attention rollout (B, 1 + T): shares that make up the class token after the last block.
 
-    ``share`` (B, T) weighs the tokens after the last block, if not that one alone. Each block mixes
-    half its input with half its attention, mean over heads; what goes to its prefix stays there.
+    ``share`` (B, T) weighs the tokens after the last block, if not that one alone. Each
+    block mixes half its input with half its attention, mean over heads; what goes to
+    its prefix stays there.
     """
     tokens = weights[0].shape[2]
     if share is None:
@@ -75,8 +77,9 @@ def prompted_maps(
 ) -> dict[Kind, Tensor]:
     """Maps (R, 1 + T) of one image from block ``blocks[0]`` on, each under a choice of prompts.
 
-    ``pixels`` (3, H, W); ``prompts`` (S, B, P, 2, D) of S cliques for the B prompted ``blocks``;
-    ``chosen`` (R, S) says which prompts the image gets in each row: none of them is plain CLIP.
+    ``pixels`` (3, H, W); ``prompts`` (S, B, P, 2, D) of S cliques for the B prompted
+    ``blocks``; ``chosen`` (R, S) says which prompts the image gets in each row: none of
+    them is plain CLIP.
     """
     S, _, P, _, D = prompts.shape
     first, last = blocks[0], len(tower.blocks)

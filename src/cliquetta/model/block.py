@@ -15,8 +15,8 @@ from cliquetta.model.config import TransformerConfig
 class Prefix:
     """Key/value prompt tokens of one block, per row of the batch.
 
-    ``tokens`` (R, P, 2, D), or (1, P, 2, D) for all rows, are inputs to the block's own key (0) and
-    value projection (1). ``mask`` (R, P) is true where a token exists.
+    ``tokens`` (R, P, 2, D), or (1, P, 2, D) for all rows, are inputs to the block's own
+    key (0) and value projection (1). ``mask`` (R, P) is true where a token exists.
     """
 
     tokens: Tensor
@@ -68,7 +68,8 @@ class Block(nn.Module):
     ) -> Tensor:
         """Hidden states (B, T, D) after the block, or (B, 1, D) of positions ``rows`` (B,) only.
 
-        ``mask`` is added to the attention scores or, if boolean, true where a token may be seen.
+        ``mask`` is added to the attention scores or, if boolean, true where a token may
+        be seen.
         """
         q, k, v = self.heads_of(self.ln_1(x), rows)
         if prefix is not None:
@@ -81,8 +82,8 @@ class Block(nn.Module):
     def packed(self, x: Tensor, slots: Tensor, tokens: Tensor, length: int) -> Tensor:
         """Causal block over tokens (T, D) packed one after the other.
 
-        Attention has rows of ``length`` slots: ``slots`` (T,) are those of the tokens, ``tokens``
-        (R * length,) the tokens in the slots.
+        Attention has rows of ``length`` slots: ``slots`` (T,) are those of the tokens,
+        ``tokens`` (R * length,) the tokens in the slots.
         """
         rows = self.qkv(self.ln_1(x)).index_select(0, tokens)
         parts = rows.view(-1, length, 3, self.heads, x.shape[1] // self.heads).unbind(
@@ -178,7 +179,8 @@ class Block(nn.Module):
         """The hidden layer u before its activation, (B, T, hidden); for QuickGELU 1.702 u."""
         if self.activation != "quick_gelu":
             return F.linear(normed, self.fc.weight, self.fc.bias)
-        # QuickGELU(u) = silu(cu) / c with c = 1.702: the matrix products absorb both factors
+        # QuickGELU(u) = silu(cu) / c with c = 1.702: the matrix products absorb both
+        # factors
         flat = normed.flatten(0, 1)
         scaled = torch.addmm(
             self.fc.bias, flat, self.fc.weight.t(), beta=QUICK, alpha=QUICK

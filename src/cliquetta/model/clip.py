@@ -259,8 +259,8 @@ Head = Callable[
 class FrozenModel(nn.Module):
     """Preprocessed pixels (B, 3, S, S) to logits (B, N), float32; every image by itself.
 
-    ``text`` (N, E) are unit class features; ``visual`` and ``scale`` replace those of the model,
-    with which all other weights are shared.
+    ``text`` (N, E) are unit class features; ``visual`` and ``scale`` replace those of
+    the model, with which all other weights are shared.
     """
 
     text: Tensor

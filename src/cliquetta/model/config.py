@@ -8,7 +8,8 @@ from cliquetta.errors import UnknownNameError, UserError
 
 Activation = Literal["quick_gelu", "gelu", "gelu_tanh"]
 
-# sizes beyond these are mistakes: no such model exists, and building one would take forever
+# sizes beyond these are mistakes: no such model exists, and building one would take
+# forever
 _MOST = {"layers": 1000, "vocab_size": 10**7}
 _MOST_OTHERWISE = 10**6
 
@@ -64,9 +65,8 @@ class VisionConfig(TransformerConfig):
 
     image_size: int
     patch_size: int
-    pooling: Literal["class", "attention"] = (
-        "class"  # a class token, or a learned query (SigLIP)
-    )
+    pooling: Literal["class", "attention"] = "class"
+    """a class token, or a learned query (SigLIP)"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -103,15 +103,12 @@ class TextConfig(TransformerConfig):
 
     context_length: int
     vocab_size: int
-    merges: int | None = (
-        None  # size of a reduced BPE vocabulary; `None` is all of OpenAI's
-    )
-    causal: bool = (
-        True  # else tokens see all others, padding too, and the last is read (SigLIP)
-    )
-    end: int | None = (
-        None  # the end token of a causal tower; `None` is the highest id, CLIP's
-    )
+    merges: int | None = None
+    """size of a reduced BPE vocabulary; `None` is all of OpenAI's"""
+    causal: bool = True
+    """else tokens see all others, padding too, and the last is read (SigLIP)"""
+    end: int | None = None
+    """the end token of a causal tower; `None` is the highest id, CLIP's"""
     start_tokens: int = 1  # special tokens before the first word
     projection_bias: bool = False
 
@@ -127,9 +124,8 @@ class CLIPConfig:
     embed_dim: int
     vision: VisionConfig | ResNetConfig
     text: TextConfig | None  # `None` without text weights; text features are then given
-    sigmoid: bool = (
-        False  # trained with a sigmoid per pair of image and text: logits have a bias
-    )
+    sigmoid: bool = False
+    """trained with a sigmoid per pair of image and text: logits have a bias"""
 
     def __post_init__(self) -> None:
         check_sizes(self, "embed_dim")

@@ -1,6 +1,7 @@
 """CUDA without idle time: calls replayed as CUDA graphs, small copies that wait for nothing else.
 
-A plain copy stops the host until the device is done, and the device then waits for the host.
+A plain copy stops the host until the device is done, and the device then waits for the
+host.
 """
 
 from collections.abc import Callable, Sequence
@@ -70,8 +71,9 @@ def record(
 class Replayed:
     """Calls functions; on CUDA, each is recorded for the first few shapes of its inputs.
 
-    A function must depend on its arguments only, trees of tensors (:mod:`cliquetta.tensor_tree`)
-    and constants that never change, and may not wait for the device. ``shapes=0`` records nothing.
+    A function must depend on its arguments only, trees of tensors
+    (:mod:`cliquetta.tensor_tree`) and constants that never change, and may not wait for
+    the device. ``shapes=0`` records nothing.
     """
 
     def __init__(self, shapes: int = 3) -> None:
@@ -90,7 +92,8 @@ class Replayed:
         most = CHUNK.get(rows[0].device.type)
         if most is None or not self.shapes:
             return function(*rows)
-        parts = []  # filled up with copies of a row, so that few recordings serve any number
+        # filled up with copies of a row, so that few recordings serve any number
+        parts = []
         for own in zip(*(torch.split(value, most) for value in rows), strict=True):
             n = len(own[0])
             fill = -n % STEP

@@ -58,24 +58,27 @@ def create_model(
 
     Args:
         name: ``micro``; an OpenAI name (``ViT-B/16`` or ``openai:ViT-B/16``);
-            ``open_clip:ARCHITECTURE/TAG``; ``hf:OWNER/NAME[@REVISION]``; ``hf-hub:OWNER/NAME`` for
-            a hub repository in open_clip's format; or a path: a ``.safetensors`` or ``.pt`` file, a
-            folder, a pattern or a list of the shards of one checkpoint. A path may stand behind
-            ``openai:``, ``hf:`` or ``open_clip:ARCHITECTURE/`` to say which family it belongs to.
+            ``open_clip:ARCHITECTURE/TAG``; ``hf:OWNER/NAME[@REVISION]``;
+            ``hf-hub:OWNER/NAME`` for a hub repository in open_clip's format; or a path:
+            a ``.safetensors`` or ``.pt`` file, a folder, a pattern or a list of the
+            shards of one checkpoint. A path may stand behind ``openai:``, ``hf:`` or
+            ``open_clip:ARCHITECTURE/`` to say which family it belongs to.
         device: A torch device or its name; ``auto`` takes a GPU if there is one.
         dtype: A torch dtype, or ``fp32``, ``bf16`` or ``fp16``.
         image_size: Another resolution; the positions are interpolated.
-        activation: Overrules the guess from the checkpoint, which a bare state dict leaves open
-            (see ``checkpoints.local.guess_activation``).
+        activation: Overrules the guess from the checkpoint, which a bare state dict
+            leaves open (see ``checkpoints.local.guess_activation``).
         cache_dir: Folder of downloads; by default that of the Hugging Face hub.
         offline: Whether to use only what has been downloaded before.
-        on_progress: Called with the bytes of a download, and with their total if it is known.
+        on_progress: Called with the bytes of a download, and with their total if it is
+            known.
 
     Returns:
         The model, in evaluation mode.
 
     Raises:
-        UserError: No such name or file, a checkpoint that is no CLIP, or a download that failed.
+        UserError: No such name or file, a checkpoint that is no CLIP, or a download
+            that failed.
 
     """
     target, kind = pick_device(device), pick_dtype(dtype)

@@ -1,6 +1,7 @@
 """Three steps of a block's backward pass as one GPU kernel each, written in Triton.
 
-Row r of a gradient belongs to row ``index[r]`` of the forward pass, which is read without copies.
+Row r of a gradient belongs to row ``index[r]`` of the forward pass, which is read
+without copies.
 """
 
 from __future__ import annotations
@@ -80,8 +81,9 @@ def _attention_kernel(  # type: ignore[no-untyped-def]
     KEYS: tl.constexpr,
     QUERIES: tl.constexpr,
 ):
-    # One program per head and row. It holds all keys and values, those of a prefix in front, and
-    # goes through the queries once; scores are keys by queries, so that sums over keys are columns.
+    # One program per head and row. It holds all keys and values, those of a prefix in
+    # front, and goes through the queries once; scores are keys by queries, so that sums
+    # over keys are columns.
     head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     image = tl.load(index + row)
     D: tl.constexpr = HEADS * SIZE
@@ -181,8 +183,8 @@ def attention_backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of what was attended to: ``packed``, ``query`` (if ``through``) and ``prefix``.
 
-    ``packed`` (b, T, 3 D) are queries, keys and values, without queries where there is a single
-    ``query`` (b, 1, D); ``prefix`` (b, P, 2 D) are keys and values in front.
+    ``packed`` (b, T, 3 D) are queries, keys and values, without queries where there is
+    a single ``query`` (b, 1, D); ``prefix`` (b, P, 2 D) are keys and values in front.
     """
     R, asked, D = grad.shape
     T, wide = packed.shape[1:]

@@ -1,7 +1,8 @@
 """Models that are already in memory: those of open_clip, transformers, or any that encodes images.
 
-A model whose towers are ours under other names becomes one of ours, with its weights where they
-are. Any other is wrapped (:mod:`.wrapped`), and can do what its own functions can.
+A model whose towers are ours under other names becomes one of ours, with its weights
+where they are. Any other is wrapped (:mod:`.wrapped`), and can do what its own
+functions can.
 """
 
 import os
@@ -39,28 +40,32 @@ def from_model(
 ) -> CLIP:
     """Adapt a model that you hold.
 
-    A model of open_clip (or OpenAI's ``clip``), or a ``CLIPModel``, ``MetaClip2Model`` or
-    ``SiglipModel`` of transformers, gets our towers with its own weights: shared where their layout
-    is the same, copied where transformers keeps apart what is one matrix here. One image and one
-    text are encoded by both to make sure that they agree. Any other module with ``encode_image`` or
-    ``get_image_features`` is wrapped, and put into evaluation mode, with a warning if it was not:
-    methods that need features or LayerNorms run, the others say what is missing. Device and
-    precision stay those of the model.
+    A model of open_clip (or OpenAI's ``clip``), or a ``CLIPModel``, ``MetaClip2Model``
+    or ``SiglipModel`` of transformers, gets our towers with its own weights: shared
+    where their layout is the same, copied where transformers keeps apart what is one
+    matrix here. One image and one text are encoded by both to make sure that they
+    agree. Any other module with ``encode_image`` or ``get_image_features`` is wrapped,
+    and put into evaluation mode, with a warning if it was not: methods that need
+    features or LayerNorms run, the others say what is missing. Device and precision
+    stay those of the model.
 
     Args:
         model: The model.
-        preprocess: How images are prepared: a :class:`Preprocess`, transforms of torchvision (as
-            ``open_clip.create_model_and_transforms`` returns them), or an image processor of
-            transformers; ``None`` takes what the model says of itself.
-        tokenizer: ``open_clip.get_tokenizer(...)`` or a tokenizer of transformers; ``None`` is
-            CLIP's own, where the vocabulary is CLIP's.
-        id: A name for records and saved states; by default that of the model or of its class.
+        preprocess: How images are prepared: a :class:`Preprocess`, transforms of
+            torchvision (as ``open_clip.create_model_and_transforms`` returns them), or
+            an image processor of transformers; ``None`` takes what the model says of
+            itself.
+        tokenizer: ``open_clip.get_tokenizer(...)`` or a tokenizer of transformers;
+            ``None`` is CLIP's own, where the vocabulary is CLIP's.
+        id: A name for records and saved states; by default that of the model or of its
+            class.
 
     Returns:
         A model for :func:`cliquetta.create_method`.
 
     Raises:
-        UserError: The model encodes no images, or preprocessing or tokenizer do not fit it.
+        UserError: The model encodes no images, or preprocessing or tokenizer do not fit
+            it.
 
     """
     if isinstance(model, CLIP):

@@ -44,7 +44,8 @@ class ModelName:
     """Where the name of a model leads."""
 
     family: Family
-    name: str  # within the family: ``ViT-B/16``, ``OWNER/NAME@REVISION``, ``ARCHITECTURE/TAG``
+    # within the family: ``ViT-B/16``, ``OWNER/NAME@REVISION``, ``ARCHITECTURE/TAG``
+    name: str
     paths: tuple[Path, ...] = ()  # files or a folder to read instead of a download
 
 
@@ -55,7 +56,8 @@ def list_models(pattern: str = "*") -> list[ModelEntry]:
         pattern: Such as ``*B-16*``.
 
     Returns:
-        An entry with ``name``, ``source``, ``image_size`` and more for each, the bundled one first.
+        An entry with ``name``, ``source``, ``image_size`` and more for each, the
+        bundled one first.
 
     """
     entries = [ModelEntry(MICRO, "bundled", 32, is_vit=True, is_bundled=True)]

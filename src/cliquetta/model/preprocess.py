@@ -25,11 +25,12 @@ _FILTERS = {
     "bilinear": Image.Resampling.BILINEAR,
     "lanczos": Image.Resampling.LANCZOS,
 }
-# Beyond this ratio of sides the picture is resized around its crop only: a 1 x 20,000 image would
-# otherwise need gigabytes on the way to 224 x 224.
+# Beyond this ratio of sides the picture is resized around its crop only: a 1 x 20,000
+# image would otherwise need gigabytes on the way to 224 x 224.
 LONGEST = 32
-# Sides of twice as many times the size of a squashed picture are averaged first: Pillow's filters
-# need memory in proportion to the longer side, and fail beyond some ten millions.
+# Sides of twice as many times the size of a squashed picture are averaged first:
+# Pillow's filters need memory in proportion to the longer side, and fail beyond some
+# ten millions.
 _REDUCED = 512
 
 
@@ -41,8 +42,8 @@ def resize_part(
 ) -> Image.Image:
     """``image.resize((size, size), resample, box=box)`` for a small part of a very large picture.
 
-    Pillow's boxes are float32, too coarse beyond 16 million pixels: the part is cut out first, with
-    the margin of the filter.
+    Pillow's boxes are float32, too coarse beyond 16 million pixels: the part is cut out
+    first, with the margin of the filter.
     """
     spans = ((box[0], box[2], image.width), (box[1], box[3], image.height))
     margins = [math.ceil(3 * max(1, (last - first) / size)) for first, last, _ in spans]
@@ -64,7 +65,8 @@ def resize_part(
 class Preprocess:
     """Resize, centre crop, scale to [0, 1], normalise; equal values, equal pixels.
 
-    Pictures are converted to RGB first, as the image-folder loaders of the benchmarks do.
+    Pictures are converted to RGB first, as the image-folder loaders of the benchmarks
+    do.
     """
 
     size: int
@@ -159,7 +161,8 @@ class Preprocess:
                 f"{self.size}; open them as PIL images to have them resized"
             )
         mean, std, levels = _constants(self.mean, self.std, data.device)
-        # a division by a Python number would become a product with its reciprocal on CUDA
+        # a division by a Python number would become a product with its reciprocal on
+        # CUDA
         scaled = data.movedim(-1, -3).contiguous().to(torch.float32).div_(levels)
         return scaled.sub_(mean).div_(std)
 

@@ -1,7 +1,8 @@
 """The text tower, with learnable context instead of template words.
 
-A causal tower reads only the end token, so sequences are cut there, in chunks sorted by length;
-SigLIP's reads the last position. On CUDA, without gradients, padding is not computed either.
+A causal tower reads only the end token, so sequences are cut there, in chunks sorted by
+length; SigLIP's reads the last position. On CUDA, without gradients, padding is not
+computed either.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,8 @@ CHUNK_TOKENS = {
     "cuda": 32768,
     "cpu": 4096,
 }  # GPUs want few launches, CPUs little padding
-PACKED = "cuda"  # where leaving out the padding pays: on a CPU, sorted chunks have little of it
+# where leaving out the padding pays: on a CPU, sorted chunks have little of it
+PACKED = "cuda"
 
 
 class TextTower(nn.Module):
@@ -27,7 +29,8 @@ class TextTower(nn.Module):
     def __init__(self, config: TextConfig, embed_dim: int) -> None:
         super().__init__()
         self.config = config
-        # a weight of its own: the random one would import torch._dynamo on the meta device
+        # a weight of its own: the random one would import torch._dynamo on the meta
+        # device
         unset = torch.zeros(config.vocab_size, config.width)
         self.tokens = nn.Embedding(config.vocab_size, config.width, _weight=unset)
         self.position = nn.Parameter(torch.zeros(config.context_length, config.width))
@@ -53,10 +56,11 @@ class TextTower(nn.Module):
     ) -> Tensor:
         """Features (N, E) of token ids (N, L), not normalised.
 
-        ``context`` (M, D), or (N, M, D) per row, replaces the token embeddings at ``positions``
-        (N, M), by default the first M words; ``deep[j - 1]`` (M', D) the first M' hidden words at
-        the input of block j (MaPLe). ``chunk`` rows run at a time, by default as many as
-        ``CHUNK_TOKENS`` allows. ``ends`` (N,) on the CPU are those of :meth:`ends`, if known.
+        ``context`` (M, D), or (N, M, D) per row, replaces the token embeddings at
+        ``positions`` (N, M), by default the first M words; ``deep[j - 1]`` (M', D) the
+        first M' hidden words at the input of block j (MaPLe). ``chunk`` rows run at a
+        time, by default as many as ``CHUNK_TOKENS`` allows. ``ends`` (N,) on the CPU
+        are those of :meth:`ends`, if known.
         """
         ends = (self.ends(ids) if ends is None else ends).cpu()
         N, longest = len(ids), int(ends.max()) + 1
@@ -135,7 +139,8 @@ class TextTower(nn.Module):
         R, L, D = embeddings.shape
         real = (torch.arange(L) <= ends.cpu()[:, None]).flatten()
         slots = send(real.nonzero()[:, 0], embeddings.device)
-        # The empty slots of a row repeat a token: what stands behind the end is never seen.
+        # The empty slots of a row repeat a token: what stands behind the end is never
+        # seen.
         tokens = send(real.cumsum(dim=0) - 1, embeddings.device)
         x = (embeddings + self.position[:L]).flatten(0, 1).index_select(0, slots)
         for index in range(len(self.blocks) - 1):

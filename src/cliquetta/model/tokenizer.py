@@ -20,7 +20,8 @@ from cliquetta.model.config import TextConfig
 
 START = "<|startoftext|>"
 END = "<|endoftext|>"
-MERGES = 48894  # merges of OpenAI's vocabulary: 49408 = 2 * 256 bytes + 48894 merges + 2 specials
+# merges of OpenAI's vocabulary: 49408 = 2 * 256 bytes + 48894 merges + 2 specials
+MERGES = 48894
 
 _VOCABULARY = 2 * 256 + MERGES + 2
 CLIP_END = _VOCABULARY - 1  # id of OpenAI's end-of-text token
@@ -28,8 +29,9 @@ _ADDED = 1024  # a fine-tuning may have added a few words
 _WORD_END = "</w>"
 _CACHED_WORDS = 1 << 16
 
-# Contractions, runs of letters, single digits, runs of anything else that is not a space. Case is
-# ignored although the text is lower case by then: it matters for letters such as the long s.
+# Contractions, runs of letters, single digits, runs of anything else that is not a
+# space. Case is ignored although the text is lower case by then: it matters for letters
+# such as the long s.
 _PIECE = regex.compile(
     r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|\p{L}+|\p{N}|[^\s\p{L}\p{N}]+",
     regex.IGNORECASE,
@@ -105,8 +107,9 @@ class TextTokenizer(ABC):
 class Tokenizer(TextTokenizer):
     """Turns texts into rows of ``context_length`` ids: start, the text's tokens, end, padding.
 
-    Ids are, in order: the 256 bytes, the 256 bytes that end a word, one per merge, start, end.
-    ``merges`` is the number of OpenAI's merges, by default all; fewer give a smaller vocabulary.
+    Ids are, in order: the 256 bytes, the 256 bytes that end a word, one per merge,
+    start, end. ``merges`` is the number of OpenAI's merges, by default all; fewer give
+    a smaller vocabulary.
     """
 
     pad = 0
@@ -121,7 +124,8 @@ class Tokenizer(TextTokenizer):
         self.context_length, self.merges = context_length, merges
         self._byte_symbols = _byte_symbols()
         learnt = _all_merges()[:merges]
-        # Symbols sort by code point, which puts the bytes that stand for themselves first.
+        # Symbols sort by code point, which puts the bytes that stand for themselves
+        # first.
         single = sorted(self._byte_symbols)
         symbols = [
             *single,
@@ -152,7 +156,8 @@ class Tokenizer(TextTokenizer):
         parts = [self._byte_symbols[byte] for byte in word.encode("utf-8")]
         parts[-1] += _WORD_END
         unknown = len(self._ranks)
-        # one pair at a time, which is the same as all equal ones: no two merges give one symbol
+        # one pair at a time, which is the same as all equal ones: no two merges give
+        # one symbol
         while len(parts) > 1:
             ranks = [self._ranks.get(pair, unknown) for pair in pairwise(parts)]
             first = ranks.index(min(ranks))
@@ -170,7 +175,8 @@ Find = Callable[
 ]  # looks for a file by its name, in a folder or repository
 # in a folder or repository; the first that is there is read
 FILES = ("tokenizer.json", "spiece.model", "tokenizer.model")
-# share of the embeddings by which a vocabulary may differ: extra tokens, rounded-up sizes
+# share of the embeddings by which a vocabulary may differ: extra tokens, rounded-up
+# sizes
 _MARGIN = 0.02
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _END = 1  # the end token of SigLIP's three vocabularies
@@ -184,8 +190,9 @@ def canonicalize(text: str) -> str:
 class PretrainedTokenizer(TextTokenizer):
     """The vocabulary in a file, with the special tokens that a text tower was trained with.
 
-    SigLIP's towers read canonicalised text, an end token and padding (in older vocabularies the end
-    token again); other towers get the special tokens of the file's post-processor.
+    SigLIP's towers read canonicalised text, an end token and padding (in older
+    vocabularies the end token again); other towers get the special tokens of the file's
+    post-processor.
     """
 
     def __init__(self, path: Path, text: TextConfig) -> None:

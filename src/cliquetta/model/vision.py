@@ -18,8 +18,9 @@ from cliquetta.model.config import ResNetConfig, VisionConfig
 class TokenPrompts:
     """Learnable tokens in the visual sequence: shallow (one entry) or deep (one per block).
 
-    ``layers[0]`` (p, D) or (B, p, D) enters before ``ln_pre``; ``layers[j]`` replaces those tokens
-    at the input of block j. ``position`` is that of VPT (after the class token) or MaPLe's (end).
+    ``layers[0]`` (p, D) or (B, p, D) enters before ``ln_pre``; ``layers[j]`` replaces
+    those tokens at the input of block j. ``position`` is that of VPT (after the class
+    token) or MaPLe's (end).
     """
 
     layers: Sequence[Tensor]
@@ -86,8 +87,8 @@ class VisionTower(nn.Module):
     ) -> Tensor:
         """Hidden states at the input of block ``stop``, from those at the input of ``start``.
 
-        At the end (``stop=None``) only the class token is computed, (B, 1, D), unless a pooling
-        head reads all tokens.
+        At the end (``stop=None``) only the class token is computed, (B, 1, D), unless a
+        pooling head reads all tokens.
         """
         self._check(prefix, start, stop)
         last = len(self.blocks) - 1

@@ -1,8 +1,9 @@
 """Many vector-Jacobian products of towers from one recorded forward pass.
 
-Where many gradients start from the same point (cliques from the same prompts, rows of a Jacobian),
-autograd would run the forward pass over and over. Each cotangent names the recorded row that it
-belongs to; weights are frozen, so only norms, activations and attention gather anything by row.
+Where many gradients start from the same point (cliques from the same prompts, rows of a
+Jacobian), autograd would run the forward pass over and over. Each cotangent names the
+recorded row that it belongs to; weights are frozen, so only norms, activations and
+attention gather anything by row.
 """
 
 import logging
@@ -39,7 +40,8 @@ class BlockTape:
     """Values of one block's forward pass that its backward pass needs, by row."""
 
     first: Norm
-    packed: Tensor  # queries, keys and values side by side (B, T, 3 D); without queries if `rows`
+    # queries, keys and values side by side (B, T, 3 D); without queries if `rows`
+    packed: Tensor
     query: (
         Tensor | None
     )  # the single one of each row (B, 1, D): of `rows`, or a pooling head's
@@ -183,7 +185,8 @@ def block_vjp(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Gradients of the block's input (if ``through``) and of its prefix tokens (R, P, 2, D).
 
-    ``grad`` (R, T, D) is that of the output; row r belongs to row ``index[r]`` of the tape.
+    ``grad`` (R, T, D) is that of the output; row r belongs to row ``index[r]`` of the
+    tape.
     """
     D = grad.shape[-1]
     inner = _activation_back(block, grad @ block.proj.weight, tape.hidden, index)
@@ -219,7 +222,8 @@ def _attention_vjp(
     block: Block, tape: BlockTape, grad: Tensor, index: Tensor | None, *, through: bool
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of the projections and the query (if ``through``), and of the prefix."""
-    # the attention itself is done again: its fused kernels are cheaper than keeping the weights
+    # the attention itself is done again: its fused kernels are cheaper than keeping the
+    # weights
     fused, free = (
         _fused(grad),
         tape.mask is None and not tape.causal and index is not None,
@@ -253,8 +257,8 @@ def _attention_vjp(
 class VisualTape:
     """A prompted image forward pass from one block on, ready for many backward passes.
 
-    ``hidden`` (b, T, D) are the states at the input of the first block with a ``prefix``. Backward
-    passes may be ``replayed`` if the tape does not move in memory.
+    ``hidden`` (b, T, D) are the states at the input of the first block with a
+    ``prefix``. Backward passes may be ``replayed`` if the tape does not move in memory.
     """
 
     @torch.no_grad()
@@ -288,8 +292,8 @@ class VisualTape:
     def vjp(self, cotangents: Tensor, index: Tensor | None) -> dict[int, Tensor]:
         """Gradients (R, P, 2, D) of every prefix, float32.
 
-        ``cotangents`` (R, E) are gradients of the loss in the features; row r is of image
-        ``index[r]``, or of image r without an index.
+        ``cotangents`` (R, E) are gradients of the loss in the features; row r is of
+        image ``index[r]``, or of image r without an index.
         """
         if index is None:
             return dict(zip(self.blocks, self._pull(cotangents, index), strict=True))
@@ -331,8 +335,8 @@ class VisualTape:
 class VisualTapes:
     """Makes visual tapes of prompts in some blocks; on CUDA, those of one shape are replayed.
 
-    A replayed tape is good until the next one is made: it is in the same memory. Batches of more
-    than ``most`` images are not recorded, because their memory is held.
+    A replayed tape is good until the next one is made: it is in the same memory.
+    Batches of more than ``most`` images are not recorded, because their memory is held.
     """
 
     def __init__(

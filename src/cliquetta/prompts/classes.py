@@ -21,9 +21,10 @@ DEFAULT_TEMPLATE = "a photo of a {}."
 class ClassPrompts:
     """Class names with templates; immutable, equal and hashed by content.
 
-    ``features`` (N, E) replaces the text tower where only embeddings are available; text then
-    stays fixed, and methods that learn text refuse to run. Names must differ unless
-    ``allow_duplicates`` is set (the curated ImageNet list holds two names twice).
+    ``features`` (N, E) replaces the text tower where only embeddings are available;
+    text then stays fixed, and methods that learn text refuse to run. Names must differ
+    unless ``allow_duplicates`` is set (the curated ImageNet list holds two names
+    twice).
     """
 
     names: tuple[str, ...]

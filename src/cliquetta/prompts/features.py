@@ -117,8 +117,8 @@ class TextFeatures:
     def select(self, names: Sequence[str]) -> Tensor:
         """The rows (N, E) of some classes, in their order.
 
-        The class list of the rows may hold a name twice, as ImageNet's does, if it is asked for
-        as a whole.
+        The class list of the rows may hold a name twice, as ImageNet's does, if it is
+        asked for as a whole.
         """
         import torch
 
@@ -163,9 +163,9 @@ class TextFeatures:
 def as_text_features(given: Any) -> TextFeatures:
     """Features of class names from an array or tensor (N, E), or from a file.
 
-    A file holds ``embeddings`` or ``features``; ``names`` (N,), the classes of its rows, which may
-    then come in any order; and ``scale``, what cosines are multiplied by (100, as CLIP's, unless
-    stated).
+    A file holds ``embeddings`` or ``features``; ``names`` (N,), the classes of its
+    rows, which may then come in any order; and ``scale``, what cosines are multiplied
+    by (100, as CLIP's, unless stated).
     """
     if isinstance(given, str | os.PathLike):
         path = Path(given)

@@ -34,11 +34,13 @@ def contact_sheet(run: PredictionRun, methods: Sequence[str] = ("",)) -> str:
     """Make a page of the images of a run, by class, folder, confidence and what changed.
 
     Args:
-        run: A run that kept its rows. The first :data:`MOST` images that could be read are shown.
+        run: A run that kept its rows. The first :data:`MOST` images that could be read
+            are shown.
         methods: Names of the methods where there are several.
 
     Returns:
-        HTML in one file that fetches nothing; the browser runs no script but the one in it.
+        HTML in one file that fetches nothing; the browser runs no script but the one in
+        it.
 
     """
     read = [row for row in run.rows if not row["error"]]

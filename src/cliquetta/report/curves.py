@@ -1,7 +1,8 @@
 """Curves of a setting: accuracy over a hyper-parameter, over components, over the batch size.
 
-Any runs will do. A curve is drawn for a setting where runs differ in it and in nothing else but the
-seed; "nothing else" is measured from the settings that most of the runs share.
+Any runs will do. A curve is drawn for a setting where runs differ in it and in nothing
+else but the seed; "nothing else" is measured from the settings that most of the runs
+share.
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -186,7 +187,8 @@ def _is_number(value: Any) -> bool:
 def _axis(axes: Axes, field: str, values: Sequence[Any]) -> Sequence[float]:
     """Positions of the values on the axis, which are the ticks.
 
-    Numbers that multiply are on a logarithm; words, and such numbers with a zero, evenly spaced.
+    Numbers that multiply are on a logarithm; words, and such numbers with a zero,
+    evenly spaced.
     """
     axes.set_xlabel(field.replace("_", " "))
     numbers = all(map(_is_number, values))

@@ -55,7 +55,8 @@ def _domains_in_words(evidence: Evidence) -> str:
     lines = [line for line in evidence.counts if "domain" in line]
     if not lines:
         return ""
-    # Between the steps of a settled domain nothing is compared with zero-shot predictions.
+    # Between the steps of a settled domain nothing is compared with zero-shot
+    # predictions.
     compared = [float(line["changed"]) for line in lines if "changed" in line]
     belief = mean(float(line["belief"]) for line in lines)
     domains = len({line["domain"] for line in lines})

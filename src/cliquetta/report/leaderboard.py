@@ -79,7 +79,8 @@ READING = (
 def stream_kind(record: Record, roles: Mapping[str, str]) -> str:
     """The kind of stream of a record: its protocol, else the shift of its images.
 
-    ``roles`` has the kind of datasets that are a shift themselves, by id; others are clean.
+    ``roles`` has the kind of datasets that are a shift themselves, by id; others are
+    clean.
     """
     stream, order = record.settings["stream"], Run(record, None).order
     if "unknown" in stream:
@@ -266,7 +267,8 @@ def _in_full(rows: Mapping[str, BoardRow], column: str) -> list[str]:
         by_set = {cell.column: _images(cell) for cell in row.measured(column)}
         if by_set:
             sizes[name] = sum(by_set.values())
-    # The default method is run on all of a column; some may have been shown other images as well.
+    # The default method is run on all of a column; some may have been shown other
+    # images as well.
     usual = max(sizes.values(), default=0)
     for name, size in sizes.items():
         if pages.method_of(name) == DEFAULT_METHOD:

@@ -16,7 +16,8 @@ from cliquetta.report.style import COLOURS, FAINT, GRID, INK, PAPER
 
 KINDS = tuple(column for column, (_, metric) in COLUMNS.items() if metric != "auroc")
 RIVALS = 5
-SHARE = 0.8  # of the cells that the best-covered method has; a rival with fewer is not drawn
+# of the cells that the best-covered method has; a rival with fewer is not drawn
+SHARE = 0.8
 LEFT, TOP, BETWEEN, BAR, GAP, POINT = (
     48,
     92,

@@ -81,7 +81,8 @@ def frame(
 ) -> str:
     """Make a page of sections of HTML; other texts are plain.
 
-    ``style`` adds rules. ``script`` is the one script that browsers may run, by its hash.
+    ``style`` adds rules. ``script`` is the one script that browsers may run, by its
+    hash.
     """
     css = files("cliquetta.report").joinpath("page.css").read_text(encoding="utf-8")
     links = "".join(
@@ -94,7 +95,8 @@ def frame(
         for index, (name, content) in enumerate(sections)
     )
     remarks = "".join(f'<p class="note">{esc(note)}</p>' for note in notes)
-    # The policy forbids the page to fetch anything: what is not in the file is not shown.
+    # The policy forbids the page to fetch anything: what is not in the file is not
+    # shown.
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     code = ""
     if script:

@@ -1,7 +1,7 @@
 """The parts of a method's page that follow from the code: how to run it, and its settings.
 
-They stand in the files between two marks, so that a reader of the repository sees them as well.
-``cliquetta reproduce methods`` writes them.
+They stand in the files between two marks, so that a reader of the repository sees them
+as well. ``cliquetta reproduce methods`` writes them.
 """
 
 import re
@@ -106,7 +106,8 @@ def write_page(text: str, entries: Sequence[MethodEntry]) -> str:
 
     Args:
         text: The page as it is.
-        entries: The methods that it describes; a program of the page's own replaces ours.
+        entries: The methods that it describes; a program of the page's own replaces
+            ours.
 
     """
     programs = [

@@ -1,7 +1,8 @@
 """The figures that papers print for ImageNet beside our own, as a section of Markdown.
 
-What is printed, and where, is data (``docs/results/printed-imagenet.json``); ours are records of
-the grid ``published-imagenet``, with the numbers of images that a method repairs and breaks.
+What is printed, and where, is data (``docs/results/printed-imagenet.json``); ours are
+records of the grid ``published-imagenet``, with the numbers of images that a method
+repairs and breaks.
 """
 
 import json
@@ -100,7 +101,8 @@ def measure(record: Record) -> Own:
     share = accuracy / 100
     accuracy_error = 100 * math.sqrt(share * (1 - share) / images)
 
-    # The gain is a mean of differences: 1 where an image is repaired, -1 where it is broken.
+    # The gain is a mean of differences: 1 where an image is repaired, -1 where it is
+    # broken.
     gain = None
     gain_error = None
     if "repaired" in record.metrics:

@@ -112,7 +112,8 @@ def headline(bundled: Sequence[Setting], real: Sequence[Setting]) -> str:
     head = ["method"]
     for name, _, columns in sides:
         head += [f"{name}, {len(columns)} shifts", "worst", "clean"]
-    # A method may need other options on one side: its text half stays fixed on the real tower.
+    # A method may need other options on one side: its text half stays fixed on the real
+    # tower.
     labels = [
         {method_of(row): row for row in reversed(s.table.rows)} for _, s, _ in sides
     ]
@@ -231,7 +232,8 @@ def sources(settings: Iterable[Setting]) -> str:
 def _every_method(settings: Sequence[Setting], folder: Path) -> str:
     """One row per method, wherever it was run; slow ones may have a setting of their own.
 
-    Only rows over all datasets and images of the first setting are ranked, the others follow.
+    Only rows over all datasets and images of the first setting are ranked, the others
+    follow.
     """
     head = (
         "method",

@@ -84,8 +84,8 @@ def load_runs(
 ) -> tuple[list[ReportedRun], list[Run]]:
     """The finished and the unfinished runs in run folders, folders of runs or record files.
 
-    ``root`` is the root directory of datasets; only class names are read from them, and only for
-    runs without any.
+    ``root`` is the root directory of datasets; only class names are read from them, and
+    only for runs without any.
     """
     finished, unfinished = find_runs(paths)
     if not finished:
@@ -135,8 +135,8 @@ def group_runs(runs: Sequence[ReportedRun]) -> list[RunGroup]:
 def shown_groups(runs: Sequence[ReportedRun]) -> list[RunGroup]:
     """One group per dataset, with one run per method: what figures can show.
 
-    Of several seeds the first; of several settings of a method the one that is closest to what
-    most of its runs have.
+    Of several seeds the first; of several settings of a method the one that is closest
+    to what most of its runs have.
     """
     first: dict[str, RunGroup] = {}
     for group in group_runs(runs):

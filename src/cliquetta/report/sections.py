@@ -74,8 +74,8 @@ def _result_row(cell: Cell) -> list[str]:
 def headline(runs: Sequence[ReportedRun]) -> str:
     """The figures to read first: of one method what it changed, of a few how often each is right.
 
-    All seeds count, as in the table below. Nothing for many methods, or where not all of them saw
-    the same images.
+    All seeds count, as in the table below. Nothing for many methods, or where not all
+    of them saw the same images.
     """
     streams = [
         {run.name: run.predictions for run in group.runs}  # zero-shot first

@@ -130,8 +130,8 @@ class Reliability:
 def reliability(predictions: Predictions) -> Reliability:
     """Bins of the labelled predictions; a bin holds its lower edge, the last one both.
 
-    The edges are torchmetrics' own, so that the error is the one of the record; there, only
-    confidences of exactly 1 have a bin to themselves.
+    The edges are torchmetrics' own, so that the error is the one of the record; there,
+    only confidences of exactly 1 have a bin to themselves.
     """
     known = predictions.labels >= 0
     confidence = predictions.probabilities[known, 0]

@@ -117,7 +117,8 @@ def to_svg(figure: Figure, alt: str, prefix: str) -> str:
     text = file.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    # Images are named by a hash of their pixels, twice where two are alike; nothing refers to them.
+    # Images are named by a hash of their pixels, twice where two are alike; nothing
+    # refers to them.
     text = re.sub(r'(<image\b[^>]*?) id="[^"]*"', r"\1", text)
     text = re.sub(r'\b(id="|url\(#|href="#)', rf"\1{prefix}-", text)
     for colour, themed in _THEMED.items():

@@ -230,9 +230,10 @@ async def delete_session(session: SessionOf, call: CallOf) -> None:
 async def send_batch(request: Request, session: SessionOf, call: CallOf) -> Response:
     """Classify a batch of images and learn from it.
 
-    Images that cannot be read are listed under ``errors``; the others are predicted. With
-    ``sequence`` (1 for the first batch, then one more each) a request may be repeated after a
-    lost response: it is applied once, and the same response comes back.
+    Images that cannot be read are listed under ``errors``; the others are predicted.
+    With ``sequence`` (1 for the first batch, then one more each) a request may be
+    repeated after a lost response: it is applied once, and the same response comes
+    back.
     """
     call.service.pool.check_room(call.owner, session)  # before the images are read
     batch = await _read_batch(request, call.service.limits.images)
@@ -253,8 +254,8 @@ async def set_classes(
 ) -> schema.SessionInfo:
     """Classify among other classes from the next batch on, keeping what does not depend on them.
 
-    It takes its turn among the session's batches and may be repeated. Methods that learn about
-    their classes only refuse.
+    It takes its turn among the session's batches and may be repeated. Methods that
+    learn about their classes only refuse.
     """
     return await call.run(session, call.sessions.set_classes, body)
 

@@ -40,7 +40,8 @@ class Tokens:
         """The owner that an ``Authorization`` header stands for, or a refusal with 401."""
         scheme, _, token = (authorization or "").partition(" ")
         digest = _digest(token.strip())
-        # All are compared, each in constant time: the delay tells nothing about a token.
+        # All are compared, each in constant time: the delay tells nothing about a
+        # token.
         matches = [
             known for known in self._digests if hmac.compare_digest(known, digest)
         ]
@@ -71,8 +72,8 @@ def check_binding(host: str, tokens: Tokens | None) -> None:
 def check_origin(headers: Headers, hosts: Collection[str] | None) -> None:
     """Refuse what a web page of another site made a browser send.
 
-    A server without tokens may be addressed by ``hosts`` only: a page may point a name of its own
-    at this machine.
+    A server without tokens may be addressed by ``hosts`` only: a page may point a name
+    of its own at this machine.
     """
     host = headers.get("host", "")
     if hosts is not None and (_parse(f"//{host}").hostname or "") not in hosts:

@@ -56,7 +56,8 @@ def predict_images(
                 deadline.check()
                 yield file.data
 
-        # in this thread: a single request would only wait for the way to a worker and back
+        # in this thread: a single request would only wait for the way to a worker and
+        # back
         batch = as_batch(
             timed(),
             adapter.model.preprocess,

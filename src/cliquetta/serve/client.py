@@ -57,18 +57,20 @@ class UnreachableError(ConnectionError):
 class Client:
     """A server's sessions.
 
-    A request that finds the server busy or gone is repeated, after the pause that the server asks
-    for or a growing one. Repeats change nothing twice: batches carry their number, new sessions a
-    key of their own, and all else may be repeated.
+    A request that finds the server busy or gone is repeated, after the pause that the
+    server asks for or a growing one. Repeats change nothing twice: batches carry their
+    number, new sessions a key of their own, and all else may be repeated.
 
     Args:
         url: Address of the server.
         token: The server's token, if it asks for one; sessions belong to it.
         timeout: Seconds that one request may take.
-        retry_seconds: How long a request is repeated; long enough for a server to restart.
+        retry_seconds: How long a request is repeated; long enough for a server to
+            restart.
 
     Raises:
-        UserError: The address is not of ``http(s)``, or the token not one line of ASCII.
+        UserError: The address is not of ``http(s)``, or the token not one line of
+            ASCII.
 
     """
 
@@ -198,7 +200,8 @@ class RemoteSession:
 
     def __init__(self, client: Client, info: schema.SessionInfo) -> None:
         self._client, self._path = client, f"/v1/sessions/{info.id}"
-        # where there are replicas, balancers send the same id to the same one: that is faster
+        # where there are replicas, balancers send the same id to the same one: that is
+        # faster
         self._headers = {schema.SESSION_HEADER: info.id}
         self.id = info.id
         self.classes = tuple(info.classes)
@@ -209,8 +212,9 @@ class RemoteSession:
     ) -> schema.BatchResponse:
         """Classify a batch, which the session learns from once, however often it is repeated.
 
-        After an :class:`UnreachableError` it is unknown whether the session has learned from the
-        batch: repeat the call, or take the session anew from :meth:`Client.session`.
+        After an :class:`UnreachableError` it is unknown whether the session has learned
+        from the batch: repeat the call, or take the session anew from
+        :meth:`Client.session`.
 
         Args:
             images: Whatever :func:`cliquetta.predict` takes of files and pictures.
@@ -255,7 +259,8 @@ class RemoteSession:
     ) -> None:
         """Classify among other classes from the next batch on.
 
-        What was learned apart from the classes stays; methods that learn nothing else refuse.
+        What was learned apart from the classes stays; methods that learn nothing else
+        refuse.
         """
         texts = None if templates is None else list(templates)
         body = {"classes": list(classes), "templates": texts}

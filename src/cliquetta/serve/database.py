@@ -1,7 +1,7 @@
 """The database of the sessions: SQLite in a folder, or PostgreSQL for several replicas.
 
-SQLAlchemy speaks to both. What differs is here: how to connect, to begin and to measure, and what
-an error of the database means to operators and clients.
+SQLAlchemy speaks to both. What differs is here: how to connect, to begin and to
+measure, and what an error of the database means to operators and clients.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ responses = sqlalchemy.Table(
 class UnavailableError(UserError):
     """The database cannot be used now.
 
-    ``sentence`` is for clients and names neither hosts nor files; ``retry_after`` is given where
-    waiting may help.
+    ``sentence`` is for clients and names neither hosts nor files; ``retry_after`` is
+    given where waiting may help.
     """
 
     def __init__(
@@ -422,7 +422,8 @@ def _connect_postgresql(url: URL) -> Engine:
                 "connect_timeout": _CONNECT_SECONDS,
                 "tcp_user_timeout": 10_000,
             },
-            pool_pre_ping=True,  # no request meets a connection that died with the database
+            # no request meets a connection that died with the database
+            pool_pre_ping=True,
             **_pool_options(),
         )
     except (ImportError, NoSuchModuleError):
@@ -430,7 +431,8 @@ def _connect_postgresql(url: URL) -> Engine:
 
     @sqlalchemy.event.listens_for(engine, "connect")
     def prepare(connection: Any, _: object) -> None:
-        # whatever the server's defaults are: a response is sent when its batch is on disk
+        # whatever the server's defaults are: a response is sent when its batch is on
+        # disk
         settings = (
             "SET synchronous_commit TO on; "
             f"SET lock_timeout TO '{_LOCK_SECONDS}s'; "

@@ -205,7 +205,8 @@ class _BoundedResponse:
         if self._dropped:
             return
         if message["type"] == "http.response.start":
-            # held back until the first part, so that a response without room can be refused
+            # held back until the first part, so that a response without room can be
+            # refused
             self._head, self.status = message, message["status"]
             return
         body = message.get("body", b"")

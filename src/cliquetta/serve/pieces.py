@@ -1,7 +1,8 @@
 """The memory of a session in pieces, so that a batch writes what it changed and no more.
 
-A tensor is cut into pieces of whole rows, or into blocks where a row is longer than a piece may
-be. Pieces of zeros, which is most of a new memory, are not stored until something is learned there.
+A tensor is cut into pieces of whole rows, or into blocks where a row is longer than a
+piece may be. Pieces of zeros, which is most of a new memory, are not stored until
+something is learned there.
 """
 
 import hashlib
@@ -109,8 +110,8 @@ class TensorLayout:
 class SavedMemory:
     """The memory of a session as the database has it.
 
-    Tensors are held, not copied: methods replace the tensors of their memory and never write into
-    them, so the old ones show what a batch has changed.
+    Tensors are held, not copied: methods replace the tensors of their memory and never
+    write into them, so the old ones show what a batch has changed.
     """
 
     session: str

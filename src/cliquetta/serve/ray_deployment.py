@@ -1,7 +1,7 @@
 """The service on Ray Serve: replicas over one database, behind Serve's own HTTP proxy.
 
-Serve sends requests with the same ``X-Session-Id`` to the same replica, for speed only: what keeps
-sessions right when replicas die, stall, come and go is the database.
+Serve sends requests with the same ``X-Session-Id`` to the same replica, for speed only:
+what keeps sessions right when replicas die, stall, come and go is the database.
 """
 
 from __future__ import annotations
@@ -49,19 +49,15 @@ class ReplicaPlan:
     """Number of replicas, and the resources of each."""
 
     least: int = 2  # replicas that are always there
-    most: int = (
-        2  # replicas at most; more than `least` are started while requests queue up
-    )
-    queue: float = (
-        4.0  # requests per replica, waiting or running, above which one is added
-    )
+    most: int = 2
+    """replicas at most; more than `least` are started while requests queue up"""
+    queue: float = 4.0
+    """requests per replica, waiting or running, above which one is added"""
     cpus: float = 1.0  # cores of a replica
-    gpus: float | None = (
-        None  # share of a GPU; `None`: one if the cluster has any, else none
-    )
-    address: str = (
-        LOCAL  # `local`, `auto` (the cluster of this machine) or an address of Ray
-    )
+    gpus: float | None = None
+    """share of a GPU; `None`: one if the cluster has any, else none"""
+    address: str = LOCAL
+    """`local`, `auto` (the cluster of this machine) or an address of Ray"""
 
     def __post_init__(self) -> None:
         if not 1 <= self.least <= self.most:
@@ -234,8 +230,9 @@ def _on_signals(deploy: Callable[[], None], *, is_local: bool) -> threading.Even
 def _stop(serve: Any, ray: Any, *, is_local: bool) -> None:
     """Stop the service and, with a cluster of its own, all processes of it.
 
-    A signal to the process group has reached those, too: then Ray does not respond any more, and
-    what is left of it is killed. Until it is saved no batch counts, so that nothing is lost.
+    A signal to the process group has reached those, too: then Ray does not respond any
+    more, and what is left of it is killed. Until it is saved no batch counts, so that
+    nothing is lost.
     """
     children = _own_processes() if is_local else []
 
@@ -251,7 +248,8 @@ def _stop(serve: Any, ray: Any, *, is_local: bool) -> None:
     while leaving.is_alive() and time.monotonic() < end:
         leaving.join(0.2)
         if any(map(_has_ended, children)):
-            break  # the signal has reached Ray's processes, and its calls would wait for them
+            # the signal has reached Ray's processes, and its calls would wait for them
+            break
     if leaving.is_alive():
         _end(children)
 

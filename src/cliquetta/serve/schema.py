@@ -11,9 +11,8 @@ from cliquetta.prompts.classes import DEFAULT_TEMPLATE
 
 Option = bool | int | float | str | None | list[int | float | str]
 
-CREATION_KEY = (
-    "Idempotency-Key"  # header: creations with the same key give the same session
-)
+# header: creations with the same key give the same session
+CREATION_KEY = "Idempotency-Key"
 SESSION_HEADER = "X-Session-Id"
 """Header by which balancers may keep a session on one replica; no server reads it."""
 _LONGEST_NAME = 255
@@ -105,7 +104,8 @@ class Upload(_Model):
 
     # returned with the prediction; never opened
     name: Annotated[str, BeforeValidator(_printable)] = ""
-    # JPEG, PNG, WebP, GIF, BMP, TIFF, or HEIC if the server can; in JSON as base64 or `data:` URI
+    # JPEG, PNG, WebP, GIF, BMP, TIFF, or HEIC if the server can; in JSON as base64 or
+    # `data:` URI
     data: Annotated[
         bytes,
         BeforeValidator(_raw_bytes),
@@ -169,7 +169,8 @@ class ImagePrediction(_Model):
     label: str
     probability: float
     top: list[Scored]
-    # in sessions with `reject`: whether it looks like none of the classes, and how unsure (0 to 1)
+    # in sessions with `reject`: whether it looks like none of the classes, and how
+    # unsure (0 to 1)
     rejected: bool | None = None
     rejection_score: float | None = None
 

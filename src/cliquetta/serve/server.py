@@ -28,9 +28,8 @@ from cliquetta.serve.settings import Limits, Settings
 
 STOPPING_SECONDS = 6
 """Time for requests that have begun to be answered when the server is stopped."""
-_BACKLOG = (
-    128  # connections accepted at once, each a file descriptor before it can be refused
-)
+# connections accepted at once, each a file descriptor before it can be refused
+_BACKLOG = 128
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 5\r\n\r\n"
 )
@@ -57,7 +56,8 @@ def serve(
 
     """
     check_binding(host, settings.tokens)
-    # Python remembers every different warning, and a client's file can make any number of them.
+    # Python remembers every different warning, and a client's file can make any number
+    # of them.
     warnings.filterwarnings("ignore", module=r"PIL\.")
     with (
         logging_as(log_format),
@@ -71,7 +71,8 @@ def serve(
             make_server(app, settings.limits).run(sockets=[opened])
         except (SystemExit, KeyboardInterrupt):
             if app.state.service.pool.count:
-                # work that does not end has changed nothing, and Python would wait for it
+                # work that does not end has changed nothing, and Python would wait for
+                # it
                 settings.tracing.close()
                 os._exit(0)
             raise
@@ -136,7 +137,8 @@ def make_server(app: ASGIApp, limits: Limits) -> uvicorn.Server:
 class BoundedProtocol(H11Protocol):
     """HTTP with bounds for what the middleware does not see: heads of requests, stalled readers.
 
-    At the cap on connections, the one that has waited longest without a request makes room.
+    At the cap on connections, the one that has waited longest without a request makes
+    room.
     """
 
     bounds: ClassVar[Limits]
@@ -146,8 +148,8 @@ class BoundedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept a connection; if there are too many, close an idle one or this one."""
-        # asyncio does so itself for sockets that it has opened: without it the body of a
-        # response waits for the receipt of its head, which a client delays by 40 ms
+        # asyncio does so itself for sockets that it has opened: without it the body of
+        # a response waits for the receipt of its head, which a client delays by 40 ms
         transport.get_extra_info("socket").setsockopt(
             socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
         )

@@ -117,7 +117,8 @@ class _Job:
 class FairPool:
     """Worker threads that serve owners in turn, and the sessions of an owner in turn.
 
-    Jobs of one session run one after the other, in their order; those beyond limits are refused.
+    Jobs of one session run one after the other, in their order; those beyond limits are
+    refused.
     """
 
     def __init__(
@@ -197,8 +198,8 @@ class FairPool:
     def close(self, seconds: float = 60.0) -> None:
         """Take no more jobs, finish those that wait, stop the threads.
 
-        After so many ``seconds`` those that wait are refused, and those that run are left alone:
-        until they are saved they have changed nothing.
+        After so many ``seconds`` those that wait are refused, and those that run are
+        left alone: until they are saved they have changed nothing.
         """
         end = time.monotonic() + seconds
         with self._change:

@@ -1,8 +1,8 @@
 """Sessions in the database: every change is one transaction.
 
-A row of ``sessions`` has a version. A replica that has read version 12 writes version 13 only if it
-is still 12, together with the pieces of memory that changed and the response. A server that is
-killed leaves each session before or after a batch.
+A row of ``sessions`` has a version. A replica that has read version 12 writes version
+13 only if it is still 12, together with the pieces of memory that changed and the
+response. A server that is killed leaves each session before or after a batch.
 """
 
 import hashlib
@@ -223,7 +223,8 @@ class SessionStore:
             ExistsError: There is one with its id already.
 
         """
-        # Versions begin with the time, so that an id that is deleted and made again has new ones.
+        # Versions begin with the time, so that an id that is deleted and made again has
+        # new ones.
         new = _touched(stored, saved, version=time.time_ns() // 1000)
         try:
             with self.database.writing() as connection:
@@ -330,7 +331,8 @@ class SessionStore:
         """Write a session of :meth:`export` as a new one with the same id.
 
         Raises:
-            UserError: The file is none of an exported session, or its session is here already.
+            UserError: The file is none of an exported session, or its session is here
+                already.
 
         """
         tensors, header = unpack(data, source=source, kind="exported session")

@@ -1,7 +1,8 @@
 """All sessions of a server: those in memory, and the requests of clients for them.
 
-A request for a session goes this way: read its version, and its memory if that is another one than
-the one in memory here; work; write the next version with what changed; respond.
+A request for a session goes this way: read its version, and its memory if that is
+another one than the one in memory here; work; write the next version with what changed;
+respond.
 """
 
 import json
@@ -58,8 +59,9 @@ class Resident:
 class Sessions:
     """All sessions of a database, a bounded number of them in memory.
 
-    Requests for one session must not overlap here (the scheduler sees to it), except :meth:`info`.
-    They raise :class:`OvertakenError` where another process has changed the session meanwhile.
+    Requests for one session must not overlap here (the scheduler sees to it), except
+    :meth:`info`. They raise :class:`OvertakenError` where another process has changed
+    the session meanwhile.
     """
 
     def __init__(
@@ -127,7 +129,8 @@ class Sessions:
     def predict(self, id: str, request: BatchRequest) -> tuple[bytes, bool]:
         """The response as JSON, and whether it is a repeat.
 
-        On return it is on disk with what was learned; on an exception the session is as it was.
+        On return it is on disk with what was learned; on an exception the session is as
+        it was.
         """
         start = time.perf_counter()
         digest = request.digest
@@ -135,7 +138,8 @@ class Sessions:
             last = resident.stored.info.sequence
             if not is_new(last, request.sequence):
                 return self._repeat(id, request.sequence or 0, digest), True
-            # An adapter that raises has rolled itself back: the session stays in memory.
+            # An adapter that raises has rolled itself back: the session stays in
+            # memory.
             result = self._run(resident, request)
             info = resident.stored.info
             progress = {

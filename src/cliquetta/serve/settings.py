@@ -24,19 +24,17 @@ class Limits:
     body_bytes: int = 32 * _MB  # size of one request, counted while it arrives
     body_seconds: float = 60.0  # time for a request to arrive in full
     response_seconds: float = 60.0  # time for a client to read a response in full
-    header_seconds: float = (
-        10.0  # time for a head to arrive, from connection or first byte on
-    )
-    # Time between two requests of one connection. Clients should give connections up earlier (httpx
-    # after 5 s, most load balancers after 60 s): a request that meets the server's closing is lost.
+    header_seconds: float = 10.0
+    """time for a head to arrive, from connection or first byte on"""
+    # Time between two requests of one connection. Clients should give connections up
+    # earlier (httpx after 5 s, most load balancers after 60 s): a request that meets
+    # the server's closing is lost.
     idle_seconds: float = 75.0
-    connections: int = (
-        512  # open connections; the process needs some more file descriptors
-    )
+    connections: int = 512
+    """open connections; the process needs some more file descriptors"""
     images: int = 256  # images per batch
-    image_pixels: int = (
-        25_000_000  # width times height, read from the header before it is decoded
-    )
+    image_pixels: int = 25_000_000
+    """width times height, read from the header before it is decoded"""
     view_bytes: int = (
         1024 * _MB
     )  # size of all views of a batch, counted before the first is made
@@ -47,24 +45,20 @@ class Limits:
     class_length: int = 200  # characters per class name or template
     templates: int = 100  # templates per session
     sessions: int = 1000  # sessions on disk, of all clients together
-    sessions_per_owner: int = (
-        200  # sessions on disk per token, or of all clients without tokens
-    )
+    sessions_per_owner: int = 200
+    """sessions on disk per token, or of all clients without tokens"""
     free_bytes: int = (
         64 * _MB
     )  # free disk space below which `/healthz` reports a full disk
-    resident_sessions: int = (
-        64  # sessions in memory; the least recently used are on disk only
-    )
+    resident_sessions: int = 64
+    """sessions in memory; the least recently used are on disk only"""
     resident_bytes: int = (
         1024 * _MB
     )  # size of all sessions in memory; one is always held
-    batch_seconds: float = (
-        60.0  # work on one request; then it is refused and changes nothing
-    )
-    wait_seconds: float = (
-        60.0  # time in the queue; a request that has waited longer is refused
-    )
+    batch_seconds: float = 60.0
+    """work on one request; then it is refused and changes nothing"""
+    wait_seconds: float = 60.0
+    """time in the queue; a request that has waited longer is refused"""
     queued: int = 128  # requests waiting or running, of all sessions
     queued_per_owner: int = 64  # the same of one token; without tokens `queued` counts
     queued_per_session: int = 8  # requests waiting, per session
@@ -114,17 +108,15 @@ class Settings:
     models: Mapping[str, CLIP] = field(default_factory=dict)
     methods: Mapping[str, MethodEntry] = field(default_factory=served_methods)
     tokens: Tokens | None = None  # accepted tokens; `None` accepts everyone
-    hosts: frozenset[str] | None = (
-        LOCAL_HOSTS  # accepted `Host` headers; `None`: any, with tokens
-    )
+    hosts: frozenset[str] | None = LOCAL_HOSTS
+    """accepted `Host` headers; `None`: any, with tokens"""
     limits: Limits = field(default_factory=Limits)
     workers: int = field(
         default_factory=lambda: os.cpu_count() or 1
     )  # sessions at once
     threads: int = 1  # threads of one computation
-    session_days: float | None = (
-        None  # delete sessions unused for so many days; `None` keeps them
-    )
+    session_days: float | None = None
+    """delete sessions unused for so many days; `None` keeps them"""
     tracing: Tracing = field(
         default_factory=Tracing
     )  # where spans go; nowhere by default

@@ -1,6 +1,7 @@
 """OpenTelemetry traces of requests (extra ``otel``); without a tracer nothing of it is imported.
 
-Sessions are named by a hash; tokens, names of classes and files, and messages are never sent.
+Sessions are named by a hash; tokens, names of classes and files, and messages are never
+sent.
 """
 
 from __future__ import annotations
@@ -99,7 +100,8 @@ class Tracing:
     def _open(self, name: str, **how: Any) -> Iterator[Any]:
         from opentelemetry.trace import StatusCode
 
-        # not OpenTelemetry's own record of an exception: its message may hold words of a client
+        # not OpenTelemetry's own record of an exception: its message may hold words of
+        # a client
         quiet = {"record_exception": False, "set_status_on_exception": False}
         with self._tracer.start_as_current_span(name, **quiet, **how) as span:
             try:

@@ -90,7 +90,8 @@ def test_a_shared_start_is_counted_once_and_its_displacement_not_multiplied() ->
     moved = torch.stack([one.norms.values - old.norms.values for one in ends]).mean(
         dim=0
     )
-    # The rate is at its floor by then, so that twenty steps are four times as long as five.
+    # The rate is at its floor by then, so that twenty steps are four times as long as
+    # five.
     torch.testing.assert_close(new.norms.values, old.norms.values + 4 * moved)
     added = [one.counts.marginal - old.counts.marginal for one in ends]
     torch.testing.assert_close(
@@ -120,7 +121,8 @@ def test_domains_that_are_the_same_are_joined_and_others_kept() -> None:
     torch.testing.assert_close(
         merged.key.mean, (4 * first.key.mean + 2 * second.key.mean) / 6
     )
-    # Four and two steps, the n-th of which is 1 / sqrt(n) of the first; one copy takes six.
+    # Four and two steps, the n-th of which is 1 / sqrt(n) of the first; one copy takes
+    # six.
     path = [sum(n**-0.5 for n in range(1, steps + 1)) for steps in (4, 2, 6)]
     start = fresh.state.domains[0].norms.values
     moved = (4 * (first.norms.values - start) + 2 * (second.norms.values - start)) / 6

@@ -1,7 +1,8 @@
 """Streams that nobody would send in good faith, and clean images after them.
 
-Long streams are sent to a small model, whose image tower is random and whose projection is fitted
-to patterns; short ones to the bundled model, which is a hundred times as slow.
+Long streams are sent to a small model, whose image tower is random and whose projection
+is fitted to patterns; short ones to the bundled model, which is a hundred times as
+slow.
 """
 
 from collections.abc import Sequence

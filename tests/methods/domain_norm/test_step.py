@@ -55,7 +55,8 @@ def test_step_equals_the_page(name: str) -> None:
     for batch in batches:
         actual = adapter.predict(batch).logits
         expected = literal.step(batch)
-        # Logarithms down to about -60 are rounded to float32 at the end, all else is float64.
+        # Logarithms down to about -60 are rounded to float32 at the end, all else is
+        # float64.
         np.testing.assert_allclose(actual.numpy(), expected, atol=64 * 2**-23, rtol=0)
     state = adapter.state
     assert int(state.current) == literal.current
@@ -68,7 +69,8 @@ def test_step_equals_the_page(name: str) -> None:
             own.counts.debiased.numpy(), other.debiased, rtol=1e-8
         )
     if name == "settled":
-        # Most images of a settled domain are predicted without their zero-shot prediction.
+        # Most images of a settled domain are predicted without their zero-shot
+        # prediction.
         assert max(domain.images - domain.n for domain in literal.domains) > 100
 
 

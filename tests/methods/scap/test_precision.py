@@ -43,7 +43,8 @@ def test_half_precision_remembers_in_float32_and_predicts_nearly_alike(
         values += [actual.logits, learned.visual, learned.text, learned.attributes]
         values.append(learned.after.total)
         difference = (actual.probabilities - expected.probabilities).abs()
-        # a probability moves by at most a quarter of its logit's error, here of one deviation
+        # a probability moves by at most a quarter of its logit's error, here of one
+        # deviation
         error = full.model.scale * STORES**0.5 * torch.finfo(dtype).eps / 2
         assert float(difference.mean()) < error / 4
     values += [
@@ -85,5 +86,6 @@ def test_gradients_are_those_of_float32_but_for_rounding(
     for actual, expected in zip(*gradients, strict=True):
         assert actual.dtype == torch.float32
         off = (actual - expected).norm(dim=1) / expected.norm(dim=1)
-        # three blocks, once forward and twice backward; weights are rounded like activations
+        # three blocks, once forward and twice backward; weights are rounded like
+        # activations
         assert (off < rounding(dtype, 3 * STORES)).all(), off

@@ -57,7 +57,8 @@ def test_views_are_scored_with_the_prompts_of_their_image_and_the_confident_aver
     """Each view as an image of its own, in the same batch and memory."""
     config = SCAPConfig(threshold=0.4, views=3, selection_fraction=0.67)
     views = torch.cat([BATCHES[0][:, None], VIEWS[:, :2]], dim=1)
-    # of one view, only what is scored changes: mining, learning and matching see the plain images
+    # of one view, only what is scored changes: mining, learning and matching see the
+    # plain images
     actual, *each = (
         SCAP(MODEL, PROMPTS, config).predict(Batch(BATCHES[0], views=some)).logits
         for some in (views, *views.split(1, dim=1))

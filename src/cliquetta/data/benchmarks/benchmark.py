@@ -25,9 +25,8 @@ class DataNotFoundError(UserError):
 
     def __init__(self, message: str, near_misses: Sequence[str] = ()) -> None:
         super().__init__(message)
-        self.near_misses = (
-            near_misses  # images that are there without their side file or split
-        )
+        # images that are there without their side file or split
+        self.near_misses = near_misses
 
 
 @dataclass(frozen=True)
@@ -46,9 +45,8 @@ class Listing:
     keys: Sequence[str]  # names that do not depend on the location
     labels: Sequence[int]
     paths: Sequence[Path] = ()
-    images: UInt8Array | None = (
-        None  # (N, H, W, 3) for data that come as arrays, without paths
-    )
+    images: UInt8Array | None = None
+    """(N, H, W, 3) for data that come as arrays, without paths"""
     missing: int = 0
     notes: tuple[str, ...] = ()  # peculiarities and how they were handled
 
@@ -63,16 +61,13 @@ class Layout:
     name: str  # for people: what a folder in this layout looks like
     read: Callable[[Location], Listing]
     inside: str = "."  # where the images may be in the dataset's folder
-    shows: str = (
-        ""  # patterns below the pictures' folder of which each must match something
-    )
-    files: str = (
-        ""  # side files, one of which is beside the pictures, above them or at the root
-    )
+    shows: str = ""
+    """patterns below the pictures' folder of which each must match something"""
+    files: str = ""
+    """side files, one of which is beside the pictures, above them or at the root"""
     splits: str = ""  # the splits that this layout can tell apart; all if empty
-    folders: str = (
-        ""  # names of the dataset's folder in this layout, if not the dataset's own
-    )
+    folders: str = ""
+    """names of the dataset's folder in this layout, if not the dataset's own"""
 
     def locations(
         self, root: Path, folders: Sequence[str], split: str

@@ -1,11 +1,12 @@
 """Feature caches of fixed size: of every class, the K least uncertain features seen so far.
 
-Each image is offered to the cache of its predicted class, which holds the K entries of lowest
-entropy so far, earlier ones first among equals. Which entry is present at which moment follows from
-ranks alone, so that a batch is predicted at once, exactly as one image after the other would be.
+Each image is offered to the cache of its predicted class, which holds the K entries of
+lowest entropy so far, earlier ones first among equals. Which entry is present at which
+moment follows from ranks alone, so that a batch is predicted at once, exactly as one
+image after the other would be.
 
-A cache is one tensor ``entropy`` (N, K), ascending per class and infinite where a slot is empty,
-and any number of tensors (N, K, ...) beside it, all zero at the start.
+A cache is one tensor ``entropy`` (N, K), ascending per class and infinite where a slot
+is empty, and any number of tensors (N, K, ...) beside it, all zero at the start.
 """
 
 from collections.abc import Mapping
@@ -26,9 +27,12 @@ Columns = Mapping[
 class CacheOccupancy:
     """The entries of a cache while a batch of B images arrives one by one."""
 
-    old: Tensor  # (B, N, K) bool: entry of the slot at the start, present once image b has arrived.
-    new: Tensor  # (B, B) bool: image e, itself included, is present once image b has arrived.
-    source: Tensor  # (N, K): content of each slot in the end, a row of the old slots and the batch.
+    # (B, N, K) bool: entry of the slot at the start, present once image b has arrived.
+    old: Tensor
+    # (B, B) bool: image e, itself included, is present once image b has arrived.
+    new: Tensor
+    # (N, K): content of each slot in the end, a row of the old slots and the batch.
+    source: Tensor
 
 
 def simulate_insertions(
@@ -54,7 +58,8 @@ def simulate_insertions(
         dim=1, dtype=torch.int32
     )  # (e, b)
 
-    # in the end, ranks are distinct within a class and cover 0 ... K - 1; the rest shares a slot
+    # in the end, ranks are distinct within a class and cover 0 ... K - 1; the rest
+    # shares a slot
     labels = torch.arange(N, device=entropy.device).repeat_interleave(
         K, output_size=N * K
     )

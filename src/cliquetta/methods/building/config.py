@@ -8,8 +8,9 @@
 Traceback (most recent call last):
 cliquetta.errors.UserError: steps must be at least 1, got 0
 
-All methods spell a setting alike: ``lr``, ``betas``, ``weight_decay``, ``steps``, ``views`` (how
-many), ``view_kind``, ``view_zoom``, ``selection_fraction``, ``temperature``, ``templates``.
+All methods spell a setting alike: ``lr``, ``betas``, ``weight_decay``, ``steps``,
+``views`` (how many), ``view_kind``, ``view_zoom``, ``selection_fraction``,
+``temperature``, ``templates``.
 """
 
 import ast

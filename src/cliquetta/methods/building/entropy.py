@@ -23,6 +23,7 @@ def prob_entropy(p: Tensor) -> Tensor:
 
 def marginal_entropy(logits: Tensor) -> Tensor:
     """Entropy (...) of the mean of softmax(logits) over the views of logits (..., K, N)."""
-    # by logsumexp and a clamp, so that a class without mass adds zero and no gradient becomes NaN
+    # by logsumexp and a clamp, so that a class without mass adds zero and no gradient
+    # becomes NaN
     log_p = logits.log_softmax(dim=-1).logsumexp(dim=-2) - math.log(logits.shape[-2])
     return log_prob_entropy(log_p.clamp(min=torch.finfo(log_p.dtype).min))

@@ -16,12 +16,10 @@ class Explanation:
 
     features: Tensor  # Unit features (n, E) of plain CLIP.
     before: Tensor  # Classes (n,) by plain CLIP.
-    prompted: Tensor | None = (
-        None  # Unit features (n, E) with prompts, mean over the passes.
-    )
-    description: dict[str, Any] | None = (
-        None  # The method's own account, as plain values.
-    )
+    prompted: Tensor | None = None
+    """Unit features (n, E) with prompts, mean over the passes."""
+    description: dict[str, Any] | None = None
+    """The method's own account, as plain values."""
     mapped: tuple[dict[str, Any], ...] = ()
     """Images with attention maps: ``index``, ids of ``cliques``, and number of ``rows`` of maps."""
     maps: dict[Kind, Tensor] | None = None  # (rows of all images, 1 + T).

@@ -19,7 +19,8 @@ from cliquetta.model.clip import encode_views
 from cliquetta.model.cuda import Replayed
 from cliquetta.types import Batch, Prediction
 
-GROUP = 64  # Images that an :class:`ImageByImage` takes at once; memory grows with its square.
+# Images that an :class:`ImageByImage` takes at once; memory grows with its square.
+GROUP = 64
 
 
 class FeatureLevel(Adapter):

@@ -121,17 +121,14 @@ class SGDTraining(MethodConfig):
 
     epochs: Count | None = None
     """Passes over the examples; ``None``: 200 from 8 shots on, 100 from 2 on, 50 for one."""
-    batch_size: Count = (
-        32  # Images per step; a shorter last batch of an epoch is dropped.
-    )
-    lr: Positive = (
-        2e-3  # Learning rate at the start of the cosine, stepped once per epoch.
-    )
+    batch_size: Count = 32
+    """Images per step; a shorter last batch of an epoch is dropped."""
+    lr: Positive = 2e-3
+    """Learning rate at the start of the cosine, stepped once per epoch."""
     momentum: Decay = 0.9  # Momentum of SGD.
     weight_decay: NonNegative = 5e-4  # Weight decay of SGD.
-    warmup_epochs: NonNegativeCount = (
-        1  # Epochs at ``warmup_lr`` before the cosine starts.
-    )
+    warmup_epochs: NonNegativeCount = 1
+    """Epochs at ``warmup_lr`` before the cosine starts."""
     warmup_lr: NonNegative = 1e-5  # Constant learning rate of the warm-up.
     crop_scale: CropScale = (
         0.08,
@@ -160,8 +157,9 @@ class TextTraining(SGDTraining):
     """Training of learners that leave the image tower as it is, and so may encode crops once."""
 
     crop_pool: Count | None = None
-    """Number of crops per image that are encoded before training, which then draws from them: many
-    epochs become cheap. ``None``: fresh crops at every step, as the authors."""
+    """Number of crops per image that are encoded before training, which then draws from
+    them: many epochs become cheap. ``None``: fresh crops at every step, as the
+    authors."""
 
 
 @dataclass(frozen=True)

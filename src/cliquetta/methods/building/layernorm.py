@@ -1,7 +1,8 @@
 """Adapting the LayerNorms of a tower without modifying it: Tent and the methods after it.
 
-The gains and biases of all LayerNorms of a tower are one flat vector, passed to the tower at every
-call. A method learns that vector, stored in its memory or dropped after the batch, not the model.
+The gains and biases of all LayerNorms of a tower are one flat vector, passed to the
+tower at every call. A method learns that vector, stored in its memory or dropped after
+the batch, not the model.
 """
 
 import copy
@@ -53,7 +54,8 @@ class LayerNormTower:
     def __init__(self, tower: nn.Module, *, precise: bool = True) -> None:
         """Wrap a tower; its ``layer_norms``, if it has some, name those that are passed in.
 
-        Without ``precise`` they have the tower's precision: faster, but half rounds steps away.
+        Without ``precise`` they have the tower's precision: faster, but half rounds
+        steps away.
         """
         self._tower = _copy_sharing_weights(tower)
         self._parameters: list[tuple[str, torch.Size, torch.dtype | None]] = []
@@ -63,7 +65,8 @@ class LayerNormTower:
                 chosen is not None and name not in chosen
             ):
                 continue
-            # One that other libraries made their own keeps its forward pass and its precision.
+            # One that other libraries made their own keeps its forward pass and its
+            # precision.
             is_plain = precise and type(module).forward is nn.LayerNorm.forward
             if is_plain:
                 self._tower.set_submodule(name, Float32LayerNorm(module))
@@ -78,7 +81,8 @@ class LayerNormTower:
 
     def early(self) -> Tensor:
         """(P,) 1 for parameters before the last quarter of the blocks, 0 from there on."""
-        # a name's first number is its block's; what has none stands before the blocks or after them
+        # a name's first number is its block's; what has none stands before the blocks
+        # or after them
         numbers = [re.search(r"(?:^|\.)(\d+)\.", name) for name, *_ in self._parameters]
         blocks = [int(match[1]) if match else None for match in numbers]
         depth = 1 + max((block for block in blocks if block is not None), default=-1)

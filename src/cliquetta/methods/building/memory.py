@@ -22,12 +22,10 @@ class Range:
 
     least: float = -MOST_COUNTED
     below: float = MOST_COUNTED
-    unit: bool = (
-        False  # Rows have length one, or are zero where nothing was stored yet.
-    )
-    diagonal: bool = (
-        False  # Only the diagonals of matrices are compared with ``least``.
-    )
+    unit: bool = False
+    """Rows have length one, or are zero where nothing was stored yet."""
+    diagonal: bool = False
+    """Only the diagonals of matrices are compared with ``least``."""
 
 
 ANY = Range()
@@ -82,8 +80,9 @@ class Memory:
     def declare(self, name: str, start: Tensor, values: Range = ANY) -> None:
         """Add a tensor; its shape, dtype and device stay fixed from here on.
 
-        A loaded state with numbers outside of ``values`` is refused. Integers are not negative
-        unless the start is, and only where the start is infinite may later values be.
+        A loaded state with numbers outside of ``values`` is refused. Integers are not
+        negative unless the start is, and only where the start is infinite may later
+        values be.
         """
         if name in self._start:
             raise KeyError(f"memory already holds {name!r}")

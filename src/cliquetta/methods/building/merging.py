@@ -9,8 +9,9 @@ from torch import Tensor
 from cliquetta.errors import UserError
 
 MergeRule = Literal["mean", "cache", "first"]
-"""Average, of counters the largest; of every class the entries of lowest entropy (:mod:`.cache`);
-or as in the first state: of the names that a rule is given for, of all if that is empty."""
+"""Average, of counters the largest; of every class the entries of lowest entropy
+(:mod:`.cache`); or as in the first state: of the names that a rule is given for, of all
+if that is empty."""
 States = Sequence[Mapping[str, Tensor]]
 
 

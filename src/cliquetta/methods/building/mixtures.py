@@ -1,7 +1,7 @@
 """Soft clustering of a batch of features: what TransCLIP, StatA, MOON, OGA and DOTA share.
 
-A batch of unit features (B, E) is explained by one distribution per class. Assignments are
-logarithms (B, N), so that classes of vanishing weight stay sound.
+A batch of unit features (B, E) is explained by one distribution per class. Assignments
+are logarithms (B, N), so that classes of vanishing weight stay sound.
 """
 
 import torch

@@ -13,7 +13,8 @@ R = TypeVar("R", bound=Any)
 def write(ring: R, **rows: Tensor) -> tuple[R, Tensor]:
     """Write rows (b, ...) of every field over the oldest, at most all; the ring and their slots.
 
-    Below the size, ``next`` (on the CPU) is the number of slots in use; above it, size + next slot.
+    Below the size, ``next`` (on the CPU) is the number of slots in use; above it, size
+    + next slot.
     """
     (name, first), *_ = rows.items()
     count, size = len(first), len(getattr(ring, name))

@@ -24,8 +24,9 @@ VIEWS_AT_ONCE = 512  # Images that are encoded together: bounds memory.
 class FewShot:
     """Labelled images of the model's input size.
 
-    ``images`` (n, 3, S, S) are pictures (uint8) or preprocessed pixels (float); ``labels`` (n,)
-    index the class names; ``validation`` is a split for methods that choose numbers by accuracy.
+    ``images`` (n, 3, S, S) are pictures (uint8) or preprocessed pixels (float);
+    ``labels`` (n,) index the class names; ``validation`` is a split for methods that
+    choose numbers by accuracy.
     """
 
     images: Tensor

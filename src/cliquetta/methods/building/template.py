@@ -12,10 +12,11 @@ from cliquetta.prompts.classes import ClassPrompts
 class LearnableTemplate:
     """Text classifiers under contexts that replace the words of the first template.
 
-    A context is (M, D), shared by all classes, or (N, M, D), one per class. The feature of a class
-    is its prompted template's, averaged with those of the other templates if there are any, or with
-    ``mix`` the unit vector of (1 - mix) u_learn + mix u_fix, where u_fix is their unit mean.
-    ``chunk`` texts are encoded at once. ``bare`` allows no words before the class name.
+    A context is (M, D), shared by all classes, or (N, M, D), one per class. The feature
+    of a class is its prompted template's, averaged with those of the other templates if
+    there are any, or with ``mix`` the unit vector of (1 - mix) u_learn + mix u_fix,
+    where u_fix is their unit mean. ``chunk`` texts are encoded at once. ``bare`` allows
+    no words before the class name.
     """
 
     @torch.no_grad()

@@ -1,7 +1,8 @@
 """Many views of one image: encoding them, choosing the confident ones, their joint entropy.
 
-Shared by the methods that look at an image more than once (TPT, C-TPT, DART, MTA, Zero, TDA).
-Every function takes any number of leading dimensions, so that many images go through at once.
+Shared by the methods that look at an image more than once (TPT, C-TPT, DART, MTA, Zero,
+TDA). Every function takes any number of leading dimensions, so that many images go
+through at once.
 """
 
 import math
@@ -24,17 +25,14 @@ class ViewsConfig(MethodConfig):
     """Views that a method looks at, and how many go through the image tower at once."""
 
     views: Count = 64  # Views per image, including the plain one.
-    view_kind: ViewKind = (
-        "resized-crop"  # How views are made: ``cliquetta.data.views.VIEW_KINDS``.
-    )
+    view_kind: ViewKind = "resized-crop"
+    """How views are made: ``cliquetta.data.views.VIEW_KINDS``."""
     view_zoom: Zoom = 1.15
     """For ``zoom-crop`` only: shorter side before the crop, as a multiple of the input size."""
-    view_min_area: Fraction = (
-        0.08  # For the other kinds: smallest crop, as a share of the area.
-    )
-    chunk: Count = (
-        256  # Views encoded at once. Bounds memory; results do not depend on it.
-    )
+    view_min_area: Fraction = 0.08
+    """For the other kinds: smallest crop, as a share of the area."""
+    chunk: Count = 256
+    """Views encoded at once. Bounds memory; results do not depend on it."""
 
     @property
     def spec(self) -> ViewSpec:
@@ -46,9 +44,8 @@ class ViewsConfig(MethodConfig):
 class SelectiveConfig(ViewsConfig):
     """Views of methods that go on with the most confident ones only."""
 
-    selection_fraction: Fraction = (
-        0.1  # Share of the views, those of lowest entropy, used.
-    )
+    selection_fraction: Fraction = 0.1
+    """Share of the views, those of lowest entropy, used."""
 
 
 def selected_count(views: int, fraction: float) -> int:

@@ -25,28 +25,29 @@ class DomainNormConfig(MethodConfig):
     lr_floor: Weight = 0.25
     """Share of the first learning rate below which it does not fall."""
     window: Count = 64
-    """Images that a step learns from, the last ones of the stream, and images of a domain per
-    step, whatever the batch size. While a domain has seen fewer than four times as many images,
-    a batch is predicted after its step; later the pass of the step is the prediction."""
+    """Images that a step learns from, the last ones of the stream, and images of a
+    domain per step, whatever the batch size. While a domain has seen fewer than four
+    times as many images, a batch is predicted after its step; later the pass of the
+    step is the prediction."""
     settled_steps: Count = 32
     """Steps after which a domain has settled."""
     settled_every: Count = 256
-    """Images of a settled domain per step. Images that come earlier than ``window`` before a step
-    are predicted by one pass, without their zero-shot prediction."""
+    """Images of a settled domain per step. Images that come earlier than ``window``
+    before a step are predicted by one pass, without their zero-shot prediction."""
     diversity: NonNegative = 1.0
-    """Weight of the KL divergence of the mean prediction from its target; at 0 predictions may
-    collapse to few classes."""
+    """Weight of the KL divergence of the mean prediction from its target; at 0
+    predictions may collapse to few classes."""
 
     # --- which classes occur
     prior: Literal["estimated", "uniform"] = "estimated"
-    """Class prior: estimated from the stream, and believed as far as it is uneven; or all classes
-    equally frequent, if that is known."""
+    """Class prior: estimated from the stream, and believed as far as it is uneven; or
+    all classes equally frequent, if that is known."""
     evenness_limits: tuple[Weight, Weight] = (0.72, 0.92)
-    """Relative evenness of the estimated frequencies below which they are believed: at a mean
-    confidence of 0.5 or less and of 0.9 or more, on a straight line between."""
+    """Relative evenness of the estimated frequencies below which they are believed: at
+    a mean confidence of 0.5 or less and of 0.9 or more, on a straight line between."""
     recent_images: NonNegative = 16.0
-    """Images after which one counts half in the frequencies that recognise bursts of classes; 0
-    leaves bursts alone."""
+    """Images after which one counts half in the frequencies that recognise bursts of
+    classes; 0 leaves bursts alone."""
 
     # --- domains
     domains: Count = 4

@@ -65,7 +65,8 @@ def merge_states(
     """Join several states that began with ``start``, or with nothing.
 
     Counts are those of the start and what each copy added. LayerNorms move by the mean
-    displacement, carried on as far as one copy would have come. Each keeps its newest images.
+    displacement, carried on as far as one copy would have come. Each keeps its newest
+    images.
     """
     matched = match_domains(states, config.domain_threshold, config.domains)
     start_of_all = start_state(network, config)

@@ -1,8 +1,9 @@
 """Which classes occur in a domain, and how far that is believed (Eq. 5 to 10).
 
-Bias, too, makes predictions bunch on few classes. It raises a class's background, the logit that
-it gets where it is absent; frequency does not. And few images of many classes look uneven by
-chance: frequencies are compared with those that as many images of equally frequent classes show.
+Bias, too, makes predictions bunch on few classes. It raises a class's background, the
+logit that it gets where it is absent; frequency does not. And few images of many
+classes look uneven by chance: frequencies are compared with those that as many images
+of equally frequent classes show.
 """
 
 from typing import NamedTuple
@@ -17,9 +18,8 @@ from cliquetta.methods.domain_norm.state import Counts
 SHARPNESS = 2.0  # of the debiased predictions, Eq. 5
 FOCUS = 4  # power of absence, Eq. 5
 DRAWS = 256  # terms of the sum in Eq. 7 ...
-MOST_DRAWS = (
-    100.0  # ... and draws per class beyond which their number no longer matters
-)
+# ... and draws per class beyond which their number no longer matters
+MOST_DRAWS = 100.0
 CHANCE = 4.0  # standard deviations by which evenness may fall short by chance, Eq. 7
 BAND = 0.1  # width over which belief rises, Eq. 8 and 9
 UNSURE = 0.5  # mean confidence up to which the lower limit of evenness holds, Eq. 8 ...
@@ -54,7 +54,8 @@ def count(counts: Counts, zero_shot: Tensor, config: DomainNormConfig) -> Counts
     absent_logits = counts.absent_logits + (absent * a).sum(dim=0)
     q = remove_background(a, absence, absent_logits)
 
-    # Moments of the logits start again when another class becomes the most predicted one.
+    # Moments of the logits start again when another class becomes the most predicted
+    # one.
     classes = counts.classes + count_classes(zero_shot)
     top = classes.argmax(dim=0, keepdim=True)
     same = top == counts.classes.argmax(dim=0, keepdim=True)
@@ -123,8 +124,8 @@ def class_prior(counts: Counts, config: DomainNormConfig) -> ClassPrior:
         burst = torch.zeros_like(n)
         return ClassPrior(marginal, log_prior.exp(), log_prior, belief, burst)
 
-    # A burst: recent images show fewer classes than so many images of the domain would. After one
-    # they show more than its frequencies.
+    # A burst: recent images show fewer classes than so many images of the domain would.
+    # After one they show more than its frequencies.
     present = classes * relative.clamp_max(1.0)
     recent_images = counts.recent.sum()
     recent = frequencies(counts.recent, recent_images)
@@ -143,8 +144,9 @@ def class_prior(counts: Counts, config: DomainNormConfig) -> ClassPrior:
 def predicts_few(counts: Counts, confidence: Tensor) -> Tensor:
     """Tell how far predicted classes are believed as they are, ρ () of Eq. 9.
 
-    A class of nearly every image leaves none to see its background by. Where CLIP is confident
-    and predicts few classes, these occur, unless one of them is a hub that all images look like.
+    A class of nearly every image leaves none to see its background by. Where CLIP is
+    confident and predicts few classes, these occur, unless one of them is a hub that
+    all images look like.
     """
     n = counts.images.clamp_min(1)
     plain = frequencies(counts.classes, counts.images)
@@ -210,8 +212,8 @@ def expected_evenness(
 ) -> Tensor:
     """Compute the evenness that images of equally frequent classes would show, Eq. 7.
 
-    The sum of a class's predictions is that of a Poisson number of draws of one weight each, which
-    has their mean and variance. ``classes`` need not be a whole number.
+    The sum of a class's predictions is that of a Poisson number of draws of one weight
+    each, which has their mean and variance. ``classes`` need not be a whole number.
     """
     most = MOST_DRAWS * classes
     draws = (images / weight).clamp_max(most)

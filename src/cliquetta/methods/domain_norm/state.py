@@ -1,7 +1,7 @@
 """CLIP as a function of its LayerNorms, and what is remembered between batches.
 
-The state is an immutable tree of tensors. Counters that decide what is done next are on the CPU:
-reading them does not wait for a GPU.
+The state is an immutable tree of tensors. Counters that decide what is done next are on
+the CPU: reading them does not wait for a GPU.
 """
 
 from __future__ import annotations

@@ -59,9 +59,8 @@ class Output(NamedTuple):
     log_probabilities: Tensor  # (b, N)
     prior: ClassPrior | None = None  # of the domain; none if no image could be encoded
     zero_shot: Tensor | None = None  # z (b, N), where all of them were computed
-    not_finite: int = (
-        0  # images without a finite feature: all classes alike, not remembered
-    )
+    not_finite: int = 0
+    """images without a finite feature: all classes alike, not remembered"""
 
 
 def step(state: State, images: Tensor, setup: Setup) -> tuple[State, Output]:
@@ -140,8 +139,9 @@ def look(
     """Encode a batch, by the LayerNorms of a domain if given; what the host has to know of it.
 
     Returns:
-        The encoded images, the distance of the batch from every domain, and the number of images
-        with finite features. Reading these is the only wait for a GPU in a step.
+        The encoded images, the distance of the batch from every domain, and the number
+        of images with finite features. Reading these is the only wait for a GPU in a
+        step.
 
     """
     theta = None if domain is None else domain.norms.values
@@ -300,7 +300,8 @@ def loss_gradient(
 
     """
     z = network.logits(plain).softmax(dim=1)
-    # The mean prediction that is asked for: what zero-shot over-predicts is divided out, Eq. 11.
+    # The mean prediction that is asked for: what zero-shot over-predicts is divided
+    # out, Eq. 11.
     over_predicted = prior.marginal.clamp_min(1e-8) / prior.prior
     target = normalize(z.mean(dim=0) / over_predicted, p=1, dim=0)
     with torch.enable_grad():

@@ -246,7 +246,8 @@ class SCAP(Adapter):
     ) -> composition.Composed:
         """Prompts that every pass is scored with (step 4), and texts.
 
-        Those are under the running mean, once there is one (Eq. 18 with alpha_r = 1, as printed).
+        Those are under the running mean, once there is one (Eq. 18 with alpha_r = 1, as
+        printed).
         """
         passes = composition.plan_passes(
             cliques, top, self.memory["count"], self.config

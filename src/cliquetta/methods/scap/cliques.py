@@ -45,9 +45,10 @@ def mine_cliques(
 ) -> Cliques:
     """Row neighbourhoods inside every candidate set, without singletons and repeats (Eq. 3).
 
-    ``similar`` (b, b) and ``top`` (b, k) are on the CPU, where plain indexing instead of
-    ``index_select`` would wake all threads. Classes ascend, rows are in batch order. ``full_sets``
-    puts every candidate set in front of its rows, ``repeats`` keeps equal rows.
+    ``similar`` (b, b) and ``top`` (b, k) are on the CPU, where plain indexing instead
+    of ``index_select`` would wake all threads. Classes ascend, rows are in batch order.
+    ``full_sets`` puts every candidate set in front of its rows, ``repeats`` keeps equal
+    rows.
     """
     b, k = top.shape
     image = torch.arange(b).repeat_interleave(k)

@@ -23,8 +23,8 @@ MEMORY = {"cuda": 6 * 2**30, "cpu": 2**30}
 class Passes:
     """R prompted passes, ``width`` per image, over (image, candidate set); all on the CPU.
 
-    A pass takes the prompts of distinct ``sets`` (R, G) where ``own``, and a retained prompt of the
-    class ``labels`` (R,) if that has one (``held``).
+    A pass takes the prompts of distinct ``sets`` (R, G) where ``own``, and a retained
+    prompt of the class ``labels`` (R,) if that has one (``held``).
     """
 
     image: Tensor
@@ -80,7 +80,8 @@ class Composed:
     passes: Passes
     prompts: Tensor  # Visual prompts (R, S, V).
     mask: Tensor  # (R, S) bool: where there is a prompt.
-    slots: Tensor  # (R,): the slot of its class's cache that a retained prompt came from, or -1.
+    # (R,): the slot of its class's cache that a retained prompt came from, or -1.
+    slots: Tensor
     text_features: Tensor  # (N, E).
 
 
@@ -93,7 +94,8 @@ def gather_prompts(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Composed prompts (R, S, V) of every pass, their mask, and the retained slots (R,) used.
 
-    ``learned`` (U, V) are those of the distinct sets; ``query`` (b, E) is matched with the cache.
+    ``learned`` (U, V) are those of the distinct sets; ``query`` (b, E) is matched with
+    the cache.
     """
     device, R = query.device, len(passes.labels)
     none = torch.zeros(R, 0, learned.shape[1], dtype=query.dtype, device=device)
@@ -119,8 +121,8 @@ def compose_prompts(
 ) -> tuple[Tensor, Tensor]:
     """Prompts (R, S, V) of every pass, its cliques' and a retained one, and their mask.
 
-    They are concatenated, keys with keys and values with values (Eq. 15, 17), or averaged: the
-    retained prompt half and half into each that is left.
+    They are concatenated, keys with keys and values with values (Eq. 15, 17), or
+    averaged: the retained prompt half and half into each that is left.
     """
     if config.clique_combination == "mean" and own.shape[1]:
         weight = own_mask.to(own.dtype)

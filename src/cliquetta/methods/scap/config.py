@@ -26,8 +26,9 @@ class SCAPConfig(MethodConfig):
 
     topk: Count = 3  # k of Eq. 1, classes per image that put it into candidate sets.
     threshold: float = 0.8
-    """t of Eq. 3, cosine above which two images are similar. Never stated in the paper; the
-    released default. Its scripts use 0.65 (ImageNet-A), 0.90 (R, Sketch) and 0.80 (V2)."""
+    """t of Eq. 3, cosine above which two images are similar. Never stated in the paper;
+    the released default. Its scripts use 0.65 (ImageNet-A), 0.90 (R, Sketch) and 0.80
+    (V2)."""
     modalities: Literal["both", "image", "text"] = "both"
     """P^I and P^T, P^I alone or P^T alone: the component ablation."""
     blocks: tuple[int, ...] = (1,)
@@ -38,7 +39,8 @@ class SCAPConfig(MethodConfig):
     concentration: NonNegative = 1.0
     """lambda of Eq. 14, weight of the concentration loss; 1.0 is the ablation's optimum."""
     lr: Positive = 3e-3  # Step size of Adam on the prompts; as printed.
-    steps: Count = 1  # Not stated in the paper; one is what the released code and its relatives do.
+    steps: Count = 1
+    """Not stated in the paper; one is what the released code and its relatives do."""
     retention: bool = True
     """Keep visual prompts in R_i, a cache per class. The running mean of text always is."""
     capacity: Count = 6  # L, prompts stored per class.
@@ -51,17 +53,14 @@ class SCAPConfig(MethodConfig):
     """How the retained prompt joins them (Eq. 17)."""
 
     # --- not in the paper's method; all published figures use views
-    views: Count = (
-        1  # Views that are aggregated; 64 for figures comparable with the paper's.
-    )
-    view_kind: ViewKind = (
-        "zoom-crop"  # How views are made; the released code takes zoom crops.
-    )
+    views: Count = 1
+    """Views that are aggregated; 64 for figures comparable with the paper's."""
+    view_kind: ViewKind = "zoom-crop"
+    """How views are made; the released code takes zoom crops."""
     view_zoom: Zoom = 410 / 224
     """Shorter side, in input sizes, that zoom crops are cut from (410 of 224 for ImageNet-A)."""
-    selection_fraction: Fraction = (
-        0.1  # Share of most confident views, whose logits are averaged.
-    )
+    selection_fraction: Fraction = 0.1
+    """Share of most confident views, whose logits are averaged."""
     variant: Literal["paper", "released"] = "paper"
     """Whose rules hold where the two differ; see ``cliquetta.methods.scap.released.Rules``."""
 
@@ -130,11 +129,11 @@ class SCAPConfig(MethodConfig):
 
 PRESETS: Mapping[str, SCAPConfig] = {
     "paper": SCAPConfig(),
-    # The only preset whose figures may be put beside the paper's table: 64 zoom crops, the
-    # confident tenth of them averaged.
+    # The only preset whose figures may be put beside the paper's table: 64 zoom crops,
+    # the confident tenth of them averaged.
     "paper-views": SCAPConfig(views=64),
-    # The same with the released code's other crops (RandomResizedCrop), which it makes unless a
-    # script asks for zoom crops: the cross-domain table.
+    # The same with the released code's other crops (RandomResizedCrop), which it makes
+    # unless a script asks for zoom crops: the cross-domain table.
     "paper-crops": SCAPConfig(views=64, view_kind="resized-crop"),
     # What the released ImageNet-A script does with the parts above, for audit.
     "released": SCAPConfig(

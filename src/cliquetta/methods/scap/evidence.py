@@ -41,15 +41,17 @@ _CLIQUES = 4  # Cliques of one image whose attention is shown.
 def describe(prediction: Prediction) -> dict[str, Any]:
     """Cliques, and what each image was scored with, in types that JSON knows.
 
-    * ``cliques``: in mining order, each with its ``id`` (index in this list), ``class``,
-      ``members`` (indices in the batch), ``size``, ``set`` (equal for equal member sets, which
-      share their prompts) and the losses ``before`` and ``after`` learning (``None`` unless the
-      adapter's ``collect_evidence`` was on or the config evaluates them anyway).
-    * ``images``: in batch order, each with its ``top`` classes, best first, and the ``passes``
-      that were scored: ``class``, the ``cliques`` whose prompts were in it and the ``retained``
-      slot of that class's cache, or ``None``. Empty where visual prompts were not scored with.
-    * ``visual_prompts``: ``composed``, ``discarded`` (learned, but not scored with) or ``none``;
-      ``text_gradient``: ``vjp`` or ``jacobian``.
+    * ``cliques``: in mining order, each with its ``id`` (index in this list),
+      ``class``, ``members`` (indices in the batch), ``size``, ``set`` (equal for equal
+      member sets, which share their prompts) and the losses ``before`` and ``after``
+      learning (``None`` unless the adapter's ``collect_evidence`` was on or the config
+      evaluates them anyway).
+    * ``images``: in batch order, each with its ``top`` classes, best first, and the
+      ``passes`` that were scored: ``class``, the ``cliques`` whose prompts were in it
+      and the ``retained`` slot of that class's cache, or ``None``. Empty where visual
+      prompts were not scored with.
+    * ``visual_prompts``: ``composed``, ``discarded`` (learned, but not scored with) or
+      ``none``; ``text_gradient``: ``vjp`` or ``jacobian``.
     """
     if len(prediction.logits) == 0:
         return {

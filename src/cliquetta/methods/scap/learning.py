@@ -28,8 +28,9 @@ from cliquetta.model.vjp import VisualTape, VisualTapes, chunks
 class Task:
     """The cliques of a batch, ready to be learned.
 
-    Row r of the memberships: image ``image[r]`` is in distinct set ``clique[r]``. ``hidden`` (b, T,
-    D) are the states at the first prompted block, ``plain`` (b, E) unit features without prompts.
+    Row r of the memberships: image ``image[r]`` is in distinct set ``clique[r]``.
+    ``hidden`` (b, T, D) are the states at the first prompted block, ``plain`` (b, E)
+    unit features without prompts.
     """
 
     hidden: Tensor
@@ -95,7 +96,8 @@ class Learner:
     ) -> Learned:
         """Prompts of all sets from ``start`` (B, P, 2, D), if images take one, and the context.
 
-        ``tape`` is of :meth:`record`, if that ran. ``explain`` evaluates the losses afterwards.
+        ``tape`` is of :meth:`record`, if that ran. ``explain`` evaluates the losses
+        afterwards.
         """
         config, states = self.config, dict[str, AdamState]()
         if start is not None:

@@ -11,29 +11,23 @@ from dataclasses import dataclass
 class Rules:
     """The decisions in which paper and released code differ; the defaults are the paper's."""
 
-    full_sets: bool = (
-        False  # Each candidate set is a clique as well, even of one image.
-    )
-    repeated_cliques: bool = (
-        False  # Equal cliques of one class count as often as they occur.
-    )
-    prompted_mining: bool = (
-        False  # Images are compared by their features under the start prompt.
-    )
-    text_per_class: bool = (
-        False  # A clique learns a context for each class (Eq. 6: one for all).
-    )
+    full_sets: bool = False
+    """Each candidate set is a clique as well, even of one image."""
+    repeated_cliques: bool = False
+    """Equal cliques of one class count as often as they occur."""
+    prompted_mining: bool = False
+    """Images are compared by their features under the start prompt."""
+    text_per_class: bool = False
+    """A clique learns a context for each class (Eq. 6: one for all)."""
     member_entropy: bool = False
     """The loss takes the mean of the members' entropies (Eq. 9: of their mean feature)."""
     mean_concentration: bool = False  # Squared distances are averaged (Eq. 10: summed).
     weight_decay: float = 0.0  # Decay of AdamW; 0 is Adam.
     isolated_keys: bool = False  # Every key is its only neighbour: keys / (1 - alpha).
-    raw_keys: bool = (
-        False  # Propagated keys only choose the pair (Eq. 13: "update all pairs").
-    )
-    best_class_only: bool = (
-        False  # Images are scored with the prompts of their best class alone.
-    )
+    raw_keys: bool = False
+    """Propagated keys only choose the pair (Eq. 13: "update all pairs")."""
+    best_class_only: bool = False
+    """Images are scored with the prompts of their best class alone."""
     discarded_prompts: bool = False
     """Visual prompts are learned and stored, but images are scored without them (Eq. 19)."""
 

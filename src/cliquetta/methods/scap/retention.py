@@ -1,7 +1,8 @@
 """Retention: a running mean of text prompts, and a cache of visual prompts per class.
 
-Every class has pairs of key (mean feature of a clique) and value (its prompt). When there are more
-than L, keys are propagated over their own graph and the closest pair is fused.
+Every class has pairs of key (mean feature of a clique) and value (its prompt). When
+there are more than L, keys are propagated over their own graph and the closest pair is
+fused.
 """
 
 from collections.abc import Callable
@@ -60,8 +61,8 @@ def propagate(keys: Tensor, config: SCAPConfig) -> Tensor:
 def resolvent(smooth: Tensor, alpha: float) -> Tensor:
     """(I - alpha S)^-1 of symmetric S (C, n, n) with eigenvalues in [-1, 1], alpha < 1.
 
-    The product of (I + (alpha S)^(2^k)), exact once alpha^(2^k) is less than rounding: a solver
-    would stop the device to look for errors.
+    The product of (I + (alpha S)^(2^k)), exact once alpha^(2^k) is less than rounding:
+    a solver would stop the device to look for errors.
     """
     power = alpha * smooth
     identity = torch.eye(smooth.shape[-1], dtype=smooth.dtype, device=smooth.device)
@@ -114,7 +115,8 @@ def retain(
 ) -> Cache:
     """The cache after m cliques in mining order: classes (m,) on the CPU, keys (m, E), values.
 
-    The r-th cliques of all classes enter together, and full classes are fused in one batched solve.
+    The r-th cliques of all classes enter together, and full classes are fused in one
+    batched solve.
     """
     replayed = replayed or Replayed(shapes=0)
     fuse = _fusion(config)

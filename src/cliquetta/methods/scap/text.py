@@ -1,8 +1,9 @@
 """Text features under a learned context, and their gradient with respect to it.
 
-At the start of every clique the context is the same, so that one forward pass serves all. Their
-gradients come from that pass by vector-Jacobian products or, on long streams, through the full
-Jacobian, built once per class list: then each clique costs one row of a matrix product.
+At the start of every clique the context is the same, so that one forward pass serves
+all. Their gradients come from that pass by vector-Jacobian products or, on long
+streams, through the full Jacobian, built once per class list: then each clique costs
+one row of a matrix product.
 """
 
 import torch
@@ -98,7 +99,8 @@ class PromptedText(LearnableTemplate):
     def choose_gradient(self, sets_learned: int) -> None:
         """Use the Jacobian once the products that it saves would have cost as much.
 
-        The tally is part of the method's state: a resumed stream changes over at the same batch.
+        The tally is part of the method's state: a resumed stream changes over at the
+        same batch.
         """
         self.jacobian = None
         size = self.start_features.numel() * self.start.numel()

@@ -35,9 +35,8 @@ class Fetcher:
     # `None`: `$CLIQUETTA_CACHE` or `~/.cache/cliquetta`; files of the hub in its own
     cache_dir: Path | None = None
     offline: bool = False  # also set by `CLIQUETTA_OFFLINE=1` or `HF_HUB_OFFLINE=1`
-    on_progress: Callable[[int, int | None], None] | None = (
-        None  # bytes so far, and in total
-    )
+    on_progress: Callable[[int, int | None], None] | None = None
+    """bytes so far, and in total"""
 
     def cached_file(self, url: str, sha256: str) -> Path | None:
         """The file at ``url`` if we, or OpenAI's ``clip`` package, downloaded it before."""

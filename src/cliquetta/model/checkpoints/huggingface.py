@@ -33,9 +33,8 @@ _ACTIVATIONS: Mapping[str, Activation] = {
 }
 _FILTERS = {1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 _HALF = (0.5, 0.5, 0.5)
-_LEGACY_END = (
-    2  # of early configs; transformers then pools at the highest id, the end token
-)
+# of early configs; transformers then pools at the highest id, the end token
+_LEGACY_END = 2
 
 # transformers' defaults, for configs that state only what differs.
 _TEXT = {"vocab_size": 49408, "max_position_embeddings": 77, "eos_token_id": CLIP_END}
@@ -234,7 +233,8 @@ def preprocess_from(
                 f"{PREPROCESS_FILE} says {name} = {value!r}, expected a {words}"
             )
     stated = values.get("size")
-    # A height and a width are the target itself; an edge is that of the shorter side, then cropped.
+    # A height and a width are the target itself; an edge is that of the shorter side,
+    # then cropped.
     squash = "height" in stated if isinstance(stated, Mapping) else is_siglip
     return Preprocess(
         size,

@@ -49,8 +49,8 @@ def from_files(
 ) -> Checkpoint:
     """A local checkpoint: a folder, a file, or the shards of one checkpoint.
 
-    ``activation``, or open_clip's name of the architecture, settles what a bare state dict leaves
-    open (see :func:`guess_activation`).
+    ``activation``, or open_clip's name of the architecture, settles what a bare state
+    dict leaves open (see :func:`guess_activation`).
     """
     if not paths:
         raise CheckpointError("no files of a checkpoint were given")
@@ -99,8 +99,9 @@ def guess_activation(
 ) -> Activation:
     """Guess the activation that a local file with OpenAI's key names was trained with.
 
-    It is QuickGELU: certainly for OpenAI's TorchScript archives, state dicts with their settings
-    (``input_resolution``) and where header or name says OpenAI or quickgelu, else with a warning.
+    It is QuickGELU: certainly for OpenAI's TorchScript archives, state dicts with their
+    settings (``input_resolution``) and where header or name says OpenAI or quickgelu,
+    else with a warning.
     """
     words = " ".join([name, *metadata.values()]).lower().replace("_", "")
     is_stated = is_archive or "openai" in words or "quickgelu" in words
@@ -151,7 +152,8 @@ def read_tensors(paths: Sequence[Path]) -> tuple[State, dict[str, str], bool]:
 def save_model(model: CLIP, path: str | Path, *, quantise: bool = False) -> None:
     """Write ``model`` to ``path``: never half a file, whatever happens in between.
 
-    ``quantise`` stores matrices in 8 bits with one scale per row, a quarter of the size.
+    ``quantise`` stores matrices in 8 bits with one scale per row, a quarter of the
+    size.
     """
     if model.is_wrapped:
         raise UserError(

@@ -46,8 +46,8 @@ def from_open_clip(
 ) -> Checkpoint:
     """The checkpoint of open_clip (or OpenAI) weights, with what its config file adds.
 
-    ``activation`` overrules the config; without either it is GELU. ``arch`` and ``tag``, where
-    known, add what that release is known for.
+    ``activation`` overrules the config; without either it is GELU. ``arch`` and
+    ``tag``, where known, add what that release is known for.
     """
     if activation is None and arch is not None:
         activation = releases.activation_of(arch, tag, config)

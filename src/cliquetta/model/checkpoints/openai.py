@@ -75,12 +75,10 @@ class Conventions:
     vision_eps: float = 1e-5
     text_eps: float = 1e-5
     text_activation: Activation | None = None  # `None`: that of the image tower
-    text_end: int | None = (
-        None  # the token at which a text is read; `None` is the highest
-    )
-    image_size: int | None = (
-        None  # where patches do not fill the image, its stated side
-    )
+    text_end: int | None = None
+    """the token at which a text is read; `None` is the highest"""
+    image_size: int | None = None
+    """where patches do not fill the image, its stated side"""
 
 
 def siglip_activation(timm_name: str) -> Activation:

@@ -1,8 +1,9 @@
 """Tensors of ``.pt`` files without running what is pickled in them.
 
-A plain state dict goes through ``torch.load(weights_only=True)``. Of OpenAI's TorchScript archives
-only ``data.pkl`` is read, by an unpickler that knows inert records, lists and tensors. A small file
-may ask for much: pickles are weighed before they are read, and tensors may not exceed the file.
+A plain state dict goes through ``torch.load(weights_only=True)``. Of OpenAI's
+TorchScript archives only ``data.pkl`` is read, by an unpickler that knows inert
+records, lists and tensors. A small file may ask for much: pickles are weighed before
+they are read, and tensors may not exceed the file.
 """
 
 import io
@@ -40,9 +41,8 @@ _SLACK = (
 )  # bytes that an archive may save beyond half: the code of TorchScript does
 _MOST_OBJECTS = 10_000_000
 _MOST_MODULES = 100_000
-_LEGACY_PICKLES = (
-    5  # magic number, protocol, system, content, storages: before torch 1.6
-)
+# magic number, protocol, system, content, storages: before torch 1.6
+_LEGACY_PICKLES = 5
 
 
 def read_pt(path: Path) -> tuple[State, bool]:
@@ -109,7 +109,8 @@ def _weigh_legacy(file: IO[bytes], size: int) -> None:
 
 def _weigh(file: IO[bytes], size: int) -> None:
     """Refuse a pickle whose objects, each counted wherever it is used, are beyond all measure."""
-    # tuples that name the same tuple twice, and so on, double the time of a hash with every level
+    # tuples that name the same tuple twice, and so on, double the time of a hash with
+    # every level
     stack: list[float] = []
     marks: list[int] = []
     memo: dict[int, float] = {}

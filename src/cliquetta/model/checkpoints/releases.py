@@ -34,9 +34,8 @@ class Architecture:
     preprocess: Mapping[str, Mapping[str, Any]] = field(
         default_factory=dict
     )  # by tag, if unusual
-    siglip: dict[str, Any] | None = (
-        None  # config of a SigLIP that its weights do not show
-    )
+    siglip: dict[str, Any] | None = None
+    """config of a SigLIP that its weights do not show"""
     openai: Mapping[str, str] = field(
         default_factory=dict
     )  # of OpenAI's: name, hash, repository

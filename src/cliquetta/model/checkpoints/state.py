@@ -125,9 +125,8 @@ class Checkpoint:
     state: Mapping[str, Tensor]  # weights under our key names, not quantised
     id: str
     preprocess: Preprocess
-    tokenizer: TextTokenizer | None = (
-        None  # `None`: CLIP's own, or none that came with the weights
-    )
+    tokenizer: TextTokenizer | None = None
+    """`None`: CLIP's own, or none that came with the weights"""
 
 
 def build(
@@ -165,7 +164,8 @@ def build(
         weights[key] = weight.to(device=device, dtype=kind, copy=not share)
         if not share:
             weights[key] = weights[key].contiguous()
-    # exp(logit_scale) is the temperature of all logits: 16 bits would shift it by up to 1 %.
+    # exp(logit_scale) is the temperature of all logits: 16 bits would shift it by up to
+    # 1 %.
     for key in {"logit_scale", "logit_bias"} & wanted.keys():
         weights[key] = state[key].to(device, torch.float32)
     model.load_state_dict(weights, assign=True)
