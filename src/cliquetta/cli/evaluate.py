@@ -71,7 +71,8 @@ def evaluate(
         Path | None,
         typer.Option(
             "--grid",
-            help="JSON file of grids, or a known one (ood, cross-domain, components, combination), "
+            help="JSON file of grids, or a known one (ood, cross-domain, components, "
+            "combination, leaderboard), "
             "instead of --dataset and --method.",
         ),
     ] = None,
