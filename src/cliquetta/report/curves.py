@@ -160,7 +160,7 @@ def _draw(axes: Axes, curve: Curve) -> Sequence[float]:
     """Accuracy with error bars, the default and zero-shot; returns where the points are."""
     points = [point for point in curve.points if point.mean is not None]
     values = [point.value for point in points]
-    means = [point.mean for point in points]
+    means = [point.mean or 0.0 for point in points]
     errors = [point.sd or 0.0 for point in points] if _several(curve) else None
     positions = _axis(axes, curve.field, values)
     axes.errorbar(positions, means, errors, **_ERROR_BARS, **line_look(0))

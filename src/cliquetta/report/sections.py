@@ -138,8 +138,11 @@ def _compared_streams(runs: Sequence[ReportedRun]) -> list[dict[str, Predictions
 
 def _right(streams: Sequence[Predictions]) -> str:
     """Share of correct predictions among the labelled images of all streams."""
-    labelled = sum(int((each.labels >= 0).sum()) for each in streams)
-    correct = sum(int(each.correct.sum()) for each in streams)
+    labelled = 0
+    correct = 0
+    for predictions in streams:
+        labelled += int((predictions.labels >= 0).sum())
+        correct += int(predictions.correct.sum())
     return f"{100 * correct / labelled:.1f} %"
 
 
