@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.results import results_pages as pages
 from benchmarks.results.headline_figure import Bars, headline_figure
 from benchmarks.results.imagenet_page import (
     CLEAN,
@@ -13,6 +12,10 @@ from benchmarks.results.imagenet_page import (
     on_all_images,
     own_rows,
 )
+from benchmarks.results.settings import CLEAN as CLEAN_ROLE
+from benchmarks.results.settings import DEVELOPMENT, REPORT, Setting
+from benchmarks.results.texts import BLANK, figure, method_of, times
+from cliquetta.decimals import signed
 from cliquetta.evaluation.comparison import Overall
 from cliquetta.evaluation.grid import BASELINE
 from cliquetta.evaluation.record import Record
@@ -28,25 +31,25 @@ SHOWN = ("scap",)
 
 def headline_table(
     imagenet: Sequence[Record],
-    real: Sequence[pages.Setting],
+    real: Sequence[Setting],
     costs: Mapping[str, float],
 ) -> str:
     """Write the table: zero-shot, the default, the best rivals on ImageNet-C, and SCAP."""
-    lines = []
-    for row in headline_rows(imagenet, real):
-        lines.append(_line(row.clean, row.corrupted, row.on_tower, costs))
+    rows = headline_rows(imagenet, real)
+    lines = [_line(row, costs) for row in rows]
     head = ("method", *kinds_of_images(real), "worst", "cost alone")
     return to_markdown(TextTable(head, tuple(lines))).rstrip()
 
 
-def headline_picture(imagenet: Sequence[Record], real: Sequence[pages.Setting]) -> str:
+def headline_picture(imagenet: Sequence[Record], real: Sequence[Setting]) -> str:
     """Draw the gains of the table's methods."""
     bars = []
     for row in headline_rows(imagenet, real):
+        if row.method == BASELINE:
+            continue
         on_tower = None if row.on_tower is None else row.on_tower.gain
         gains = (row.clean.gain, row.corrupted.gain, on_tower)
-        if row.method != BASELINE:
-            bars.append(Bars(method=row.method, gains=gains))
+        bars.append(Bars(method=row.method, gains=gains))
     return headline_figure(kinds_of_images(real), bars)
 
 
@@ -61,7 +64,7 @@ class HeadlineRow:
 
 
 def headline_rows(
-    imagenet: Sequence[Record], real: Sequence[pages.Setting]
+    imagenet: Sequence[Record], real: Sequence[Setting]
 ) -> list[HeadlineRow]:
     """The methods of the headline, zero-shot first, then by mean over the corruptions."""
     table, columns = on_all_images(imagenet)
@@ -70,7 +73,7 @@ def headline_rows(
     overall = [table.overall(name, corruptions) for name in own_rows(table)]
     rows = []
     for row in chosen_rows(overall):
-        method = pages.method_of(row.row)
+        method = method_of(row.row)
         rows.append(
             HeadlineRow(
                 method=method,
@@ -82,35 +85,27 @@ def headline_rows(
     return rows
 
 
-def kinds_of_images(real: Sequence[pages.Setting]) -> tuple[str, ...]:
+def kinds_of_images(real: Sequence[Setting]) -> tuple[str, ...]:
     """Name the kinds of images."""
-    shifts = len(real[0].columns(pages.REPORT)) if real else 0
+    shifts = len(real[0].columns(REPORT)) if real else 0
     return "ImageNet", "ImageNet-C, mean", f"{shifts} shifts, few classes"
 
 
-def _line(
-    clean: Overall,
-    corrupted: Overall,
-    on_tower: Overall | None,
-    costs: Mapping[str, float],
-) -> tuple[str, ...]:
+def _line(row: HeadlineRow, costs: Mapping[str, float]) -> tuple[str, ...]:
     """Write the cells of one method."""
-    method = pages.method_of(corrupted.row)
     lowest = []
-    if corrupted.worst is not None:
-        lowest.append(corrupted.worst[0])
-    if on_tower is not None and on_tower.worst is not None:
-        lowest.append(on_tower.worst[0])
-    cost = costs.get(method)
-    if method == BASELINE:
-        cost = 1.0
+    for shifted in (row.corrupted, row.on_tower):
+        if shifted is not None and shifted.worst is not None:
+            gain, _ = shifted.worst
+            lowest.append(gain)
+    cost = 1.0 if row.method == BASELINE else costs.get(row.method)
     return (
-        f"`{method}`",
-        _accuracy(clean),
-        _accuracy(corrupted),
-        _accuracy(on_tower),
-        pages.shown(min(lowest, default=None), "+.1f"),
-        pages.BLANK if cost is None else f"{cost:.1f} ×",
+        f"`{row.method}`",
+        _accuracy(row.clean),
+        _accuracy(row.corrupted),
+        _accuracy(row.on_tower),
+        figure(min(lowest, default=None), "+.1f"),
+        BLANK if cost is None else f"{cost:.1f} ×",
     )
 
 
@@ -119,7 +114,7 @@ def chosen_rows(rows: Sequence[Overall]) -> list[Overall]:
     by_method = {}
     for row in rows:
         if row.complete:
-            by_method[pages.method_of(row.row)] = row
+            by_method[method_of(row.row)] = row
     ranked = sorted(
         by_method,
         key=lambda name: by_method[name].mean or 0.0,
@@ -146,21 +141,82 @@ def read_costs(results: Path) -> dict[str, float]:
     return {str(row["method"]): float(row["x encoding"]) for row in rows}
 
 
-def _on_tower(setting: pages.Setting | None, method: str) -> Overall | None:
+def _on_tower(setting: Setting | None, method: str) -> Overall | None:
     """A method over the shifts of the real tower's grid on which nothing was chosen."""
     if setting is None:
         return None
     for row in setting.table.rows:
-        if pages.method_of(row) == method:
-            return setting.table.overall(row, setting.columns(pages.REPORT))
+        if method_of(row) == method:
+            return setting.table.overall(row, setting.columns(REPORT))
     return None
 
 
 def _accuracy(row: Overall | None) -> str:
     """Accuracy, with its gain over zero-shot."""
     if row is None:
-        return pages.BLANK
-    text = pages.shown(row.mean, ".1f")
+        return BLANK
+    text = figure(row.mean, ".1f")
     if row.gain is None:
         return text
     return f"{text} ({row.gain:+.1f})"
+
+
+def bundled_headline(bundled: Sequence[Setting], real: Sequence[Setting]) -> str:
+    """Write the table as long as ImageNet is not recorded.
+
+    It has a row per method of the first setting of each; of ``real`` only what is not
+    ``dev``.
+    """
+    sides = []
+    for setting in bundled[:1]:
+        sides.append(_Side("bundled set", setting, (REPORT, DEVELOPMENT)))
+    for setting in real[:1]:
+        sides.append(_Side("real tower", setting, (REPORT,)))
+    head = ["method"]
+    for side in sides:
+        head += [f"{side.name}, {len(side.columns)} shifts", "worst", "clean"]
+    lines = []
+    for row in sides[-1].setting.rows:
+        method = method_of(row.row)
+        if not all(method in side.labels for side in sides):
+            continue
+        line = [f"`{method}`"]
+        for side in sides:
+            line += side.cells(method)
+        lines.append((*line, times(row.cost)))
+    return to_markdown(TextTable((*head, "cost"), tuple(lines))).rstrip()
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One model's columns of the table without ImageNet."""
+
+    name: str
+    setting: Setting
+    roles: tuple[str, ...]
+
+    @property
+    def columns(self) -> list[str]:
+        """The shifts that the means are over."""
+        return self.setting.columns(*self.roles)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Labels of the rows by method; options may differ from one side to the other."""
+        rows = self.setting.table.rows
+        return {method_of(row): row for row in reversed(rows)}
+
+    def cells(self, method: str) -> list[str]:
+        """Accuracy with its gain, the worst shift, and what is left of clean images."""
+        label = self.labels[method]
+        table = self.setting.table
+        row = table.overall(label, self.columns)
+        clean = table.overall(label, self.setting.columns(CLEAN_ROLE))
+        if row.gain is None or row.worst is None:
+            return [f"{row.mean:.2f}", BLANK, figure(clean.mean, ".1f")]
+        lowest, _ = row.worst
+        return [
+            f"{row.mean:.2f} ({signed(row.gain)})",
+            signed(lowest),
+            figure(clean.gain, "+.1f"),
+        ]

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.results import headline
 from benchmarks.results.headline import headline_table, read_costs
 from benchmarks.results.headline_figure import Bars, headline_figure
-from benchmarks.results.results_pages import read_settings
+from benchmarks.results.settings import read_settings
 from cliquetta.evaluation.record import Record, load_record
 from tests._helpers.made_runs import LABELS, PLAIN, make_run, table_cells
 

@@ -5,14 +5,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.results.grid_files import GRIDS, grid_file
-from benchmarks.results.results_pages import (
-    BEGIN,
-    END,
-    ResultsPages,
-    ablation_page,
-    headline,
-    read_settings,
-)
+from benchmarks.results.headline import bundled_headline
+from benchmarks.results.methods_page import ablation_page
+from benchmarks.results.pages import ResultsPages
+from benchmarks.results.settings import read_settings
+from benchmarks.results.texts import insert_between
 from cliquetta.errors import UserError
 from cliquetta.evaluation.grid import ROOT, grid_roles, read_grid
 from cliquetta.evaluation.record import Record
@@ -26,7 +23,7 @@ ROLES = {"toy@fog:3": "report", "toy@contrast:3": "dev", "toy": "clean"}
 
 def test_the_headline_has_means_worst_clean_and_cost(records: list[Record]) -> None:
     settings = read_settings(records, ROLES)
-    table = headline(settings, settings)
+    table = bundled_headline(settings, settings)
     assert table_cells(table, "zero_shot") == [
         "55.00",
         "–",
@@ -43,7 +40,7 @@ def test_the_headline_has_means_worst_clean_and_cost(records: list[Record]) -> N
     assert table_cells(table, "tent")[2] == "-5.0"
     assert "| +5.00 |" in ablation_page(settings), "no interval of two datasets"
     assert "bundled set, 2 shifts" in table and "real tower, 1 shifts" in table
-    alone = headline(settings, [])
+    alone = bundled_headline(settings, [])
     assert table_cells(alone, "tda") == ["60.00 (+5.00)", "-5.00", "+0.0", "2 ×"]
 
 
@@ -60,18 +57,16 @@ def test_the_grids_of_the_pages_can_be_read() -> None:
 @pytest.mark.parametrize("page", GRIDS)
 def test_pages_are_what_the_records_say(page: str, tmp_path: Path) -> None:
     """The table of README is made from a README without it."""
-    docs, readme, emptied = (
-        REPOSITORY / "docs",
-        REPOSITORY / "README.md",
-        tmp_path / "README.md",
-    )
-    before, _, after = readme.read_text(encoding="utf-8").partition(BEGIN)
-    emptied.write_text(
-        f"{before}{BEGIN}\n{END}{after.partition(END)[2]}", encoding="utf-8"
-    )
+    docs = REPOSITORY / "docs"
+    readme = REPOSITORY / "README.md"
+    emptied = tmp_path / "README.md"
+    text = readme.read_text(encoding="utf-8")
+    without_table = insert_between(text, "headline", "headline", "")
+    emptied.write_text(without_table, encoding="utf-8")
     pages = ResultsPages(docs / "results", emptied, docs / "methods/README.md")
     for path, text in pages.texts(page).items():
-        known = (readme if path == emptied else path).read_text(encoding="utf-8")
+        file = readme if path == emptied else path
+        known = file.read_text(encoding="utf-8")
         assert known == text, f"run `python -m benchmarks.results {page}`"
 
 
