@@ -93,6 +93,7 @@ def kinds_of_images(real: Sequence[Setting]) -> tuple[str, ...]:
 
 def _line(row: HeadlineRow, costs: Mapping[str, float]) -> tuple[str, ...]:
     """Write the cells of one method."""
+    # The worst of all shifts, on whichever tower.
     lowest = []
     for shifted in (row.corrupted, row.on_tower):
         if shifted is not None and shifted.worst is not None:

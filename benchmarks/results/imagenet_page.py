@@ -181,6 +181,8 @@ def scap_table(records: Sequence[Record]) -> str:
     _add_mean(plain, corruptions)
     columns = [*shifts, MEAN]
     lines = [("zero-shot, one view", *(f"{plain[name]:.1f}" for name in columns))]
+
+    # Rows that add a part say what it changes beside the row above.
     above: dict[str, float] = {}
     for part in PARTS:
         own = found.get(part.name, {})
@@ -264,6 +266,7 @@ def scap_single_view(records: Sequence[Record]) -> str:
             broken += int(metrics["broken"])
     if not streams:
         return ""
+
     gain = 100 * (repaired - broken) / images
     return fill(
         f"Preset `paper` with one view, over {images:,} images ({streams} streams): "

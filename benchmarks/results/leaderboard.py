@@ -249,6 +249,7 @@ def method_sentence(rows: Mapping[str, BoardRow], method: str) -> str:
     labels = [label for label in rows if texts.method_of(label) == method]
     if not labels:
         return ""
+
     row = rows[labels[0]]
     gains = {}
     for column in COLUMNS:
@@ -259,6 +260,7 @@ def method_sentence(rows: Mapping[str, BoardRow], method: str) -> str:
     def on(columns: Sequence[str]) -> str:
         return ", ".join(f"{column} ({_points(gains[column])})" for column in columns)
 
+    # Largest gains first, then largest losses.
     by_gain = sorted(gains, key=lambda column: gains[column])
     losses = [column for column in by_gain if gains[column] <= 0]
     best_first = sorted(gains, key=lambda column: -gains[column])
@@ -367,6 +369,7 @@ def _advice(rows: Mapping[str, BoardRow], column: str) -> str:
     for name in full[1:]:
         if within_noise(best_runs, rows[name].runs(column)):
             alike.append(name)
+
     safe = []
     cheap = []
     for name in full:
@@ -381,6 +384,7 @@ def _advice(rows: Mapping[str, BoardRow], column: str) -> str:
         f"Highest gain: {_some(gains, [best])}; within noise of it: {_some(gains, alike)}.",
         f"Below zero-shot on average: {_some(gains, losing)}; on no set: {_some(gains, safe)}.",
     ]
+
     paid = ""
     if rows[best].cost:
         paid = f"`{best}` takes {texts.times(rows[best].cost)} the time of zero-shot"
@@ -404,6 +408,7 @@ def _some(gains: Mapping[str, float], names: Sequence[str]) -> str:
 
 def _standing(rows: Mapping[str, BoardRow], name: str) -> str:
     """The gain and the rank of one method, and how far the best of each column is from it."""
+    # The label has the preset behind the name.
     name = next((label for label in rows if label.split()[0] == name), name)
     lines = []
     for column in COLUMNS:

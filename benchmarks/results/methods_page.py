@@ -82,6 +82,7 @@ def methods_page(
     for setting in streams:
         parts += [f"### {setting.title}", _every_method([setting], folder)]
 
+    # Methods that cannot run on a side, or came later, are named as well.
     ran: set[str] = set()
     for setting in [*bundled, *real]:
         ran.update(map(method_of, setting.table.rows))
@@ -168,6 +169,7 @@ def _method_row(setting: Setting, row: Overall, folder: Path) -> tuple[str, ...]
     accuracy = figure(row.mean, ".2f")
     if row.sd is not None:
         accuracy += f" ± {row.sd:.2f}"
+    # Settings of methods may have been chosen on datasets of the role `dev`.
     untouched = setting.table.overall(row.row, setting.columns(REPORT))
     worst = BLANK
     if row.worst is not None:
@@ -229,11 +231,14 @@ def _ranking(settings: Sequence[Setting], kind: str) -> str:
     for entry in method_entries():
         if _kind(entry) == kind and entry.name != BASELINE:
             names.add(entry.name)
+
     gains = _shared_gains(settings)
     ranked = []
     for label in sorted(gains, key=lambda label: -gains[label]):
         if method_of(label) in names:
             ranked.append(f"`{label}` {signed(gains[label])}")
+
+    # Slow methods saw fewer images: they are named, not ranked.
     labels = dict.fromkeys(row.row for setting in settings for row in setting.rows)
     unranked = []
     for label in labels:
@@ -249,6 +254,7 @@ def _ranking(settings: Sequence[Setting], kind: str) -> str:
 
 def _shared_gains(settings: Sequence[Setting]) -> dict[str, float]:
     """Gains over the same datasets, in the setting that most methods were run in."""
+    # Settings of one title are one table: blocks of a grid may share them.
     largest: list[Overall] = []
     for alike in grouped(settings, lambda setting: setting.title).values():
         runs = [run for setting in alike for run in setting.runs]

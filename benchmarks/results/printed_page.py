@@ -137,6 +137,8 @@ def _runs_of(entry: Printed, records: Sequence[Record]) -> dict[str, Record]:
     for record in records:
         if record.method == entry.method and text_of(record) == entry.text:
             runs.append(record)
+
+    # Runs over some of the images count where there are none over all.
     whole = [run for run in runs if run.settings["stream"]["limit"] is None]
     by_dataset: dict[str, Record] = {}
     for run in whole or runs:
@@ -144,6 +146,7 @@ def _runs_of(entry: Printed, records: Sequence[Record]) -> dict[str, Record]:
         by_dataset.setdefault(run.dataset, run)
     if entry.method != BASELINE:
         return by_dataset
+    # Zero-shot has one row, the dataset with most images.
     most = max(by_dataset.values(), key=lambda run: run.images, default=None)
     return {} if most is None else {most.dataset: most}
 

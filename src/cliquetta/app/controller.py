@@ -135,6 +135,7 @@ class Controller:
         request = SessionRequest(classes=classes, model=form.model, method=form.method)
         if session is None:
             return AppSession(self.settings, request), ""
+
         same = (session.info.model, session.info.method) == (form.model, form.method)
         if same and session.info.classes == classes:
             return session, ""
@@ -173,6 +174,8 @@ class Controller:
         shown = session.last
         method = session.info.method
         classes = session.info.classes
+
+        # The first image that changed is chosen: its maps tell most.
         changed = [index for index, row in enumerate(shown.rows) if row.changed]
         pictures = []
         for index, row in enumerate(shown.rows):

@@ -56,6 +56,7 @@ def build_app(controller: Controller) -> gr.Blocks:
             with gr.Column(scale=3):
                 message = gr.HTML(notice(_WELCOME), elem_id="notice")
                 kind, shown, files = _tabs(controller, session, form, message)
+        # What a click changes, in the order of `_flat`.
         outputs = [session, message, *shown]
 
         def on_next(now: AppSession | None, kind: str, *values: Any) -> list[Any]:
@@ -66,6 +67,7 @@ def build_app(controller: Controller) -> gr.Blocks:
             current, pages = controller.reset(now)
             return _flat(current, pages)
 
+        # Downloads of an earlier batch are cleared by the next one.
         ran = run.click(on_next, [session, kind, *form], outputs, **_WORK)
         ran.then(list, None, files, **_QUICK)
         reset.click(on_reset, [session], outputs, **_WORK)

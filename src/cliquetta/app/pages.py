@@ -134,6 +134,7 @@ def cliques_page(shown: Shown, method: str, classes: Sequence[str]) -> str:
     """A gallery per clique of a batch."""
     if "cliques" not in shown.prediction.evidence:
         return _quiet(f"{method} forms no cliques; scap does.")
+
     cliques = describe(shown.prediction)["cliques"]
     if not cliques:
         return _quiet("No images of this batch were similar enough to form a clique.")
@@ -162,6 +163,8 @@ def _clique(
     after = clique["after"]
     if before is not None and after is not None:
         head += f" · loss {before['total']:.3f} → {after['total']:.3f}"
+
+    # Under every image the predictions that learning changed.
     members = []
     for index in clique["members"]:
         row = rows[index]
@@ -185,6 +188,7 @@ def attention_page(session: AppSession, shown: Shown, index: int, kind: str) -> 
         words = f"{session.info.model} has no attention to show: it is not a ViT."
         return _quiet(words)
     titles, maps = mapped
+
     row = shown.rows[index]
     picture = shown.pictures[index]
     cards = [_map_card("the image", "as the model sees it", picture)]
@@ -280,6 +284,7 @@ def cache_figure(history: Sequence[CacheCount], names: Sequence[str]) -> str:
 
     recent = history[-_BATCHES:]
     first = len(history) - len(recent) + 1  # number of the first batch that is shown
+
     capacity = history[-1].capacity
     table = np.array([count.held for count in recent]).T
 

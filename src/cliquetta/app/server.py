@@ -105,6 +105,8 @@ class VisitorMiddleware:
         self._app = app
         self._hosts = settings.hosts
         self._logins = admission.guess_limiter(settings.limits)
+
+        # Uploads are written to disk before anybody has asked for a prediction.
         most = settings.limits.upload_bytes
         refusal = f"more than {most:,} bytes uploaded within an hour; wait"
         self._uploads = RateLimiter(most / 3600, most, refusal)

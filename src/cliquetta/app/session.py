@@ -162,6 +162,7 @@ class AppSession:
         adapter = self.adapter
         check_views(adapter, batch_size, self.limits)
         dataset = get_dataset(id)
+        # The bundled images in the order of the dataset: positions are indices.
         stream = Stream(
             dataset,
             adapter.model.preprocess,
@@ -194,6 +195,8 @@ class AppSession:
         if start >= len(files):
             raise invalid("all of these images were predicted: add others, or reset")
         part = files[start : start + batch_size]
+
+        # The service reads no larger batch from anybody.
         size = sum(file.stat().st_size for file in part)
         most = self.limits.body_bytes
         if size > most:

@@ -84,6 +84,8 @@ def ablate(
         "", "", model, batch_size=batch_size, limit=limit, dtype=common.dtype
     )
     base = with_options(with_method(base, method), read_settings(settings or ()))
+
+    # One ablation per dataset; all their runs are one grid.
     varied_values = split_values(values)
     each_seed = read_seeds(seeds)
     ablations = {

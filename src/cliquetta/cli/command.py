@@ -145,6 +145,8 @@ def add_command(
     """
     _, *own = inspect.signature(function, eval_str=True).parameters.values()
     common_options = inspect.signature(Common, eval_str=True).parameters.values()
+
+    # A command that loads no model takes no option about computing.
     absent = [] if compute else list(_COMPUTE)
     if not (compute or plugins):
         absent.append("plugin")
@@ -164,6 +166,7 @@ def add_command(
     parameters = [_as_option(parameter) for parameter in (*own, *shared)]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters}
+
     paragraphs = ["Examples:", *examples.strip().splitlines(), EXIT_CODES]
     app.command(name, epilog="\n\n".join(paragraphs))(run)
 

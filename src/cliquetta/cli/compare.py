@@ -123,6 +123,8 @@ def main_table(table: "Comparison") -> TextTable:
             marks += cell.marks
         each_once = "".join(dict.fromkeys(marks))
         rows.append((f"{row} {each_once}".strip(), *texts))
+
+    # LaTeX prints the best mean of a column in bold.
     best = set()
     for place, column in enumerate(table.columns, start=1):
         winner = table.best(column)
@@ -163,6 +165,7 @@ def overall_table(table: "Comparison") -> TextTable:
             if row.worst is not None:
                 lowest, dataset = row.worst
                 line["worst"] = f"{signed(lowest)} ({dataset})"
+
         line["p"] = "–" if row.p is None else p_value(row.p)
         line[METRICS["ece"].heading] = number(row.ece)
         line["cost"] = "–" if row.cost is None else f"{row.cost:.3g} ×"

@@ -121,6 +121,7 @@ def demo(
         specs = grid(cells, datasets=[dataset], seeds=[seed])
         return DemoStream(shift, specs, batch_size=size)
 
+    # One table per kind of stream; the first one is drawn batch by batch.
     first, *others = wanted
     shifted = [shift for shift in others if shift != CLEAN]
     clean = [shift for shift in others if shift == CLEAN]
@@ -138,6 +139,8 @@ def demo(
         shift = unused[0] if unused else CLIQUES[0]
         shown_by_scap = stream(shift, scap, ["scap"])
         tables.append([shown_by_scap])
+
+    # All methods and datasets are built once before the first run.
     rows = [row for table in tables for row in table]
     context = RunContext(out, device=common.checked_device(), evidence=True)
     context.check([spec for row in rows for spec in row.specs])
@@ -146,6 +149,7 @@ def demo(
         is_first = table is tables[0]
         is_scap = shown_by_scap is not None and table[0] is shown_by_scap
         context.evidence = is_first or is_scap  # pictures of few streams are enough
+
         curve = LiveCurve(common.terminal) if is_first and methods else None
         specs = [spec for row in table for spec in row.specs]
         results += run_grid(specs, context, common.terminal, watch=curve)
@@ -158,6 +162,7 @@ def demo(
                 row.records = [records[spec] for spec in row.specs]
                 folders = [out / record.id for record in row.records]
                 row.predictions = [load_predictions(folder) for folder in folders]
+
         if curve is not None and table[0].records:
             curve.draw(table[0])
         if not all(row.records for row in table):
@@ -167,6 +172,7 @@ def demo(
         else:
             _show(table, common.terminal)
     if all(result.record is not None for result in results):
+        # The report is about streams in batches, and about SCAP.
         folders = []
         for row in rows:
             in_batches = row.batch_size == batch_size and row.label in wanted
@@ -304,6 +310,7 @@ def summary(
     ]
     lines = [f"Of {count(images, f'{kind} image')}, {', '.join(shares)} and {last}."]
     for method, change in changes.items():
+        # A difference that may be chance is stated as none.
         test = change.test
         if test is not None and change.changed and test.p >= SIGNIFICANT:
             lines.append(
@@ -324,6 +331,8 @@ def _show(table: Sequence[DemoStream], terminal: Terminal) -> None:
     changes = count_by_method(table)
     if not changes:
         return
+
+    # The sentences are about all streams of the table together.
     plain_right = 0
     for row in table:
         plain_right += int(row.predictions[0].correct.sum())

@@ -212,6 +212,7 @@ def evaluate(
             f"--features names a folder: evaluate with --dataset features:{features}"
         )
     device = common.device if ray else common.checked_device()
+
     context = RunContext(
         out=out,
         root=root,
@@ -235,6 +236,7 @@ def _report(results: "Sequence[RunResult]", out: Path, terminal: Terminal) -> No
             done.append(result.record)
             key = (result.record.dataset, result.spec.label)
             groups.setdefault(key, []).append(result.record)
+
     extra = _extra_metrics(done)
     columns = (
         "dataset",
@@ -292,6 +294,7 @@ def _difference(records: "Sequence[Record]", plain: "Sequence[Record] | None") -
     """Mean difference of top-1 to zero-shot, in points, over the seeds that both have."""
     if not plain or plain[0].method == records[0].method:
         return "–"
+
     plain_top1 = {record.seed: record.metrics.get("top1") for record in plain}
     gains = []
     for record in records:

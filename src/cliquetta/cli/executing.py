@@ -109,6 +109,8 @@ def finish(results: Sequence[RunResult], terminal: Terminal) -> None:
     from cliquetta.evaluation.metrics import near_chance
 
     records = [result.record for result in results if result.record is not None]
+
+    # Labels that do not fit the class list look like chance.
     plain: dict[str, Record] = {}
     for record in records:
         if record.method == "zero_shot":

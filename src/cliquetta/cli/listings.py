@@ -89,6 +89,8 @@ def _show(entry: "MethodEntry", terminal: Terminal) -> None:
     if rows:
         title = "Config (--set KEY=VALUE)"
         terminal.table(("field", "type", "default", "description"), rows, title=title)
+
+    # Of a preset only what it changes is shown.
     usual = vars(entry.config())
     presets = []
     for name, config in entry.presets.items():
@@ -101,6 +103,7 @@ def _show(entry: "MethodEntry", terminal: Terminal) -> None:
     if presets:
         columns = ("preset", "differs from the defaults in", "tuned by authors")
         terminal.table(columns, presets, title="Presets (--preset NAME)")
+
     defaults = plain_config(entry.config())
     options = [dataclasses.asdict(f) | {"default": defaults[f.name]} for f in fields]
     values = {name: plain_config(config) for name, config in entry.presets.items()}

@@ -52,6 +52,7 @@ def ablation(
                 f"batch_size is a whole number of at least 1, got {value!r}"
             )
         cells[_value(spec, field)] = spec
+
     by_value = []
     for value, spec in cells.items():
         by_value.append((value, tuple(replace(spec, seed=seed) for seed in seeds)))
@@ -135,6 +136,7 @@ class Curve:
 
 def curve(ablation: Ablation, results: Sequence[RunResult]) -> Curve:
     """Make the curve from the results of an ablation's runs."""
+    # A run that failed, or that has no labels, has no accuracy.
     scored = {}
     for result in results:
         if result.record and "top1" in result.record.metrics:

@@ -152,6 +152,7 @@ class Comparison:
         worst = min(
             by_column, key=lambda column: sign * by_column[column], default=None
         )
+
         records = [run.record for cell in cells for run in cell.runs]
         means = self._means_by_seed(records, len(cells))
         return Overall(
@@ -214,6 +215,7 @@ def compare(
     """
     if metric not in METRICS:
         raise UnknownNameError("metric", metric, list(METRICS))
+
     columns = _columns(runs, split=split)
     labels = _row_labels(runs)
     # The baseline leads; the others keep the order in which they were given.
@@ -270,6 +272,8 @@ def _why(dataset: str, firsts: Sequence[Run]) -> str:
             aspects.append(aspect)
             if another.protocol[aspect] != value:
                 differing.append(aspect)
+
+    # What differs between the two that are shown, if anything does.
     examples = []
     for aspect in differing or aspects:
         here = f"{one.protocol[aspect]} in {one.record.id}"
@@ -288,6 +292,7 @@ def _row_labels(runs: Sequence[Run]) -> dict[str, str]:
     conditions = varying([run.conditions for run in first.values()])
     if "model" in conditions and "weights" in conditions:
         conditions.remove("weights")  # other models have other weights
+    # Rows of one method are told apart by what differs, not by all that they have.
     labels = {}
     for key, run in first.items():
         kin = [other.setting for other in first.values() if other.name == run.name]

@@ -81,6 +81,7 @@ class EvidenceLog:
         about = {"format": FORMAT, "names": list(stream.names), "limits": vars(limits)}
         text = json.dumps(about, ensure_ascii=False)
         write_atomically(self.folder / _ABOUT, text.encode())
+
         counts = self.folder / _COUNTS
         if counts.exists():
             lines = counts.read_bytes().splitlines(keepends=True)
@@ -104,6 +105,7 @@ class EvidenceLog:
     def _write(self, step: Step, maps: int) -> None:
         """Write a batch in full: predictions, tensors of the explanation, pictures."""
         assert isinstance(step.batch, Batch)  # a stream of features has nothing to show
+
         batch = step.batch[: self.limits.images]
         labels = step.labels[: len(batch)]
         logits = step.prediction.logits[: len(batch)]
@@ -208,6 +210,7 @@ def load_evidence(run: Path | str) -> Evidence | None:
     if not has_evidence(run):
         return None
     about = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
+
     if about.get("format") != FORMAT:
         raise UserError(
             f"{folder} holds evidence of format {about.get('format')!r}, this version reads "
@@ -250,6 +253,7 @@ def _split_maps(
     arrays: Mapping[str, npt.NDArray[np.float32]],
 ) -> tuple[MapEvidence, ...]:
     """Give each image its rows of the maps, which lie one image after the other."""
+    # Tensors of maps are named after their kind behind a common start.
     by_kind = {}
     for name, array in arrays.items():
         if name.startswith(Explanation.MAPS):

@@ -195,6 +195,7 @@ def _base_of_block(
 def _expand(methods: Sequence[str], *, text: bool) -> list[str]:
     """Methods as they are written, ``*`` replaced; ``text`` says whether there is a text tower."""
     named = {re.split("[:/]", method)[0] for method in methods}
+    # Methods with a setting of their own are not run again in their usual one.
     lacking = frozenset() if text else TEXT_CAPABILITIES
     others = []
     for entry in method_entries():
@@ -239,6 +240,7 @@ def _blocks(
             shared = own
             continue
         block = {**shared, **own}
+
         datasets = block.pop("datasets")
         shifts = block.pop("shifts", [])
         severities = block.pop("severities", [5])

@@ -130,6 +130,7 @@ class Metrics:
         if not self.seen:
             return {"labelled": 0}
         by_class = self._metrics["per_class"]
+        # Of every class: hits over hits and misses.
         recall = by_class.compute()
         hits = torch.as_tensor(by_class.metric_state["tp"])
         misses = torch.as_tensor(by_class.metric_state["fn"])
@@ -198,6 +199,7 @@ def _values(state: Tensor | Sequence[Tensor]) -> Tensor:
 
 def auroc(known: Tensor, outside: Tensor) -> float:
     """Chance that an image of the class list scores above one outside of it; a tie counts half."""
+    # Every image of the list is ranked among those outside, twice: ties count half.
     ordered = outside.sort().values
     below = torch.searchsorted(ordered, known)
     up_to = torch.searchsorted(ordered, known, right=True)

@@ -142,6 +142,7 @@ def paired_test(pairs: Sequence[tuple[Predictions, Predictions]]) -> PairedTest:
             totals[key] = totals.get(key, 0) + change
             repaired += max(0, change)
             broken += max(0, -change)
+
     values = np.array(list(totals.values()), dtype=np.int64)
     # The unit is the image: its mean over seeds.
     means = values / max(1, len(pairs))

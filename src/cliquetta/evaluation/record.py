@@ -228,12 +228,15 @@ def pack_records(records: Iterable[Record]) -> str:
     for record in records:
         plain = dataclasses.asdict(record)
         plain["metrics"].pop("per_class", None)
+        # Names and reasons of unreadable files are of no use elsewhere, their number
+        # is.
         plain["skipped"] = [{"key": "", "reason": ""} for _ in plain["skipped"]]
         del plain["predictions"]
         plain["environment"] = share(plain["environment"])
 
         settings = plain["settings"]
         stream = settings["stream"]
+        # Streams of other orders and seeds have the same datasets.
         stream["datasets"] = share(stream["datasets"])
         for name, value in settings.items():
             settings[name] = share(value)

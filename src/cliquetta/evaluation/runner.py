@@ -222,6 +222,7 @@ class PredictionCache:
         self, adapter: Adapter, batch: Batch, *, first: bool
     ) -> tuple[Prediction, int]:
         """Predict a batch; also returns how many of its images came from the cache."""
+        # The first batch is always computed: it checks that the seed changes nothing.
         missing = [
             row for row, key in enumerate(batch.keys) if first or key not in self.logits
         ]
@@ -393,10 +394,14 @@ class Execution:
         progress = self.progress
         progress.seconds += took
         progress.recalled += recalled
+
+        # What a new process computes first is slower, and a cache faster.
         if self._done_here >= WARM_UP and not recalled:
             images, seconds = progress.timed
             progress.timed = (images + len(batch), seconds + took)
         self._done_here += 1
+
+        # Reports show the last batch's evidence, as far as it is plain.
         plain = {}
         for name, value in prediction.evidence.items():
             if isinstance(value, int | float | str):
@@ -447,6 +452,7 @@ class Execution:
             throughput["recalled"] = done.recalled
         if self.cache is not None and finished:
             self.cache.rate = throughput["images_per_second"]
+
         from_features = isinstance(self.stream, FeatureStream)
         held = isinstance(self.stream, HeldStream)
         record = replace(

@@ -124,6 +124,7 @@ class RunContext:
         templates = domains[0].templates if spec.templates is None else spec.templates
         features = None if text is None else text.select(names)
         prompts = ClassPrompts(names, templates, features, allow_duplicates=True)
+
         adapter = spec.method_spec.build(model, prompts, seed=spec.seed)
         stream = Stream(
             domains,
@@ -149,10 +150,12 @@ class RunContext:
             return adapter, prepared.from_given_features(stream, model)
         if self.evidence:
             return adapter, stream
+        # Features on disk are read instead of images, where a method needs no more.
         if self.features is not None and isinstance(adapter, FeatureLevel):
             return adapter, prepared.FeatureStream(
                 stream, model, self.features, self.on_prepare
             )
+        # Pixels that several runs share stay on the device, where there is room.
         if self.hold or (self.hold is None and spec.dataset in self._repeated):
             if self._pixels is None:
                 room = HOST_ROOM

@@ -62,6 +62,8 @@ def _image_maps(
         title = f"{names[label]}\n{title}"
 
     described = [] if batch.description is None else batch.description["cliques"]
+
+    # Titles name the class and the size of each clique.
     cliques = []
     for id in entry.cliques:
         clique = described[id]
@@ -91,6 +93,8 @@ def attention_figure(images: Sequence[ImageMaps]) -> Figure:
 def _draw(axes: Axes, top: float, image: ImageMaps) -> None:
     """One image with its two rows of maps, from ``top`` downwards."""
     grids = patch_grid(torch.from_numpy(image.maps)).numpy()
+
+    # All maps of an image have one scale, its differences one each.
     brightest = float(grids.max())
     titles = [
         "plain CLIP",
@@ -99,6 +103,8 @@ def _draw(axes: Axes, top: float, image: ImageMaps) -> None:
     ]
     # "all prompts" stands in the last column, whatever the number of cliques.
     columns = [*range(1, len(grids)), _COLUMNS]
+
+    # The picture is on the left, its maps above, their differences below.
     upper = top + 0.36
     lower = top + 1.62
     _show_picture(axes, 0, upper, image.picture, image.title)

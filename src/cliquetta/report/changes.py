@@ -83,6 +83,8 @@ def in_words(changes: Changes, label: str) -> str:
     test = changes.test
     if test is None or changes.gain is None:
         return text + "; without labels nobody can say which are right."
+
+    # The rest moved from one wrong class to another, or has no label.
     sideways = changes.changed - test.repaired - test.broken
     text += (
         f": {test.repaired:,} from wrong to right, {test.broken:,} from right to wrong, "
@@ -106,6 +108,8 @@ def moves(plain: Predictions, adapted: Predictions) -> list[Move]:
     after = adapted.classes[:, 0]
     images = np.stack([before, after, plain.labels], axis=1)
     changed = images[before != after].tolist()
+
+    # Repaired is what moved to its label, broken what moved away from it.
     with_label = Counter(map(tuple, changed))
     pairs = Counter((old, new) for old, new, _ in changed)
 
@@ -192,7 +196,9 @@ def confusion_figure(confusion: ChangedConfusion, names: tuple[str, ...]) -> Fig
     # The row and column of all other classes are drawn only where something happened.
     rows = size + int(confusion.difference[-1].any())
     columns = size + int(confusion.difference[:, -1].any())
+
     cells = confusion.difference[:rows, :columns]
+    # Half of the colours stay unused, so that numbers on dark cells can be read.
     most = max(1, int(np.abs(cells).max(initial=0)))
     with new_figure(2.0 + 0.46 * columns, 1.5 + 0.36 * rows) as figure:
         axes = figure.subplots()
@@ -208,6 +214,7 @@ def confusion_figure(confusion: ChangedConfusion, names: tuple[str, ...]) -> Fig
                 (corner, corner), 1, 1, fill=False, edgecolor=FAINT, linewidth=1.1
             )
             axes.add_patch(frame)
+
         axes.set_xticks(range(columns), labels[:columns], rotation=40, ha="right")
         axes.set_yticks(range(rows), labels[:rows])
         axes.set(xlabel="prediction", ylabel="label")

@@ -80,6 +80,7 @@ def _accuracy(scores: MethodScores) -> str:
     figures = [
         (f"{number(scores.accuracy, 1)} %", f"of {count(scores.images, 'image')} right")
     ]
+
     test = scores.versus_zero_shot
     if test is not None:
         figures += [
@@ -89,6 +90,7 @@ def _accuracy(scores: MethodScores) -> str:
             (f"{test.p:.2g}", "p of the paired test"),
         ]
     html = cards(figures)
+
     per_class = scores.per_class
     rows = []
     for label in sorted(per_class, key=lambda label: per_class[label].accuracy):
@@ -96,6 +98,7 @@ def _accuracy(scores: MethodScores) -> str:
         rows.append([label, f"{score.images:,}", number(score.accuracy, 1)])
     title = f"{count(len(rows), 'class', 'classes')}, worst first"
     html += details(title, table(("class", "images", "accuracy %"), rows))
+
     confused = []
     for label, predicted, images in scores.mistakes[:_CONFUSED]:
         confused.append([label, predicted, f"{images:,}"])
@@ -124,6 +127,8 @@ def _gallery(rows: Rows, methods: Sequence[str]) -> str:
     if compared:  # plain CLIP has a line of its own
         methods = [name for name in methods if name != ZERO_SHOT]
     prefixes = [f"{name}_" if name else "" for name in methods]
+
+    # Classes of all columns share one list of names, which the columns number.
     columns = [f"{prefix}prediction" for prefix in prefixes]
     if compared:
         columns.append(f"{ZERO_SHOT}_prediction")
@@ -132,6 +137,8 @@ def _gallery(rows: Rows, methods: Sequence[str]) -> str:
     classes = _most_frequent(rows, columns)
     folders = _folders([str(row["path"]) for row in rows])
     folder_names = sorted(set(folders))
+
+    # What the script fills the list with: columns of numbers, one per image.
     data: dict[str, Any] = {
         "block": BLOCK,
         "classes": classes,
@@ -144,6 +151,9 @@ def _gallery(rows: Rows, methods: Sequence[str]) -> str:
             [float(row[f"{prefix}probability"]) for row in rows] for prefix in prefixes
         ],
     }
+
+    # Controls in the order of the page; one that would offer a single choice is left
+    # out.
     choices = [
         (
             "sort",
@@ -177,6 +187,7 @@ def _gallery(rows: Rows, methods: Sequence[str]) -> str:
         if labelled:
             kinds |= {"repaired": "repaired", "broken": "broken"}
         choices.append(("changed", "Adapting", kinds))
+
     controls = "".join(_select(name, title, kinds) for name, title, kinds in choices)
     return (
         f'<form id="controls">{controls}</form>'

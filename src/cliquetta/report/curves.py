@@ -40,6 +40,8 @@ def find_curves(runs: Sequence[ReportedRun]) -> list[Curve]:
     for (dataset, method, model), members in groups.items():
         zero = [] if method == BASELINE else groups.get((dataset, BASELINE, model), [])
         baseline = average(run.metric("top1") for run in zero)
+
+        # What most of the runs have is what all points of a curve share.
         settings = [flat_settings(run) for run in members]
         keys = [key for key in varying(settings) if key not in _NOT_A_SETTING]
         common = {
@@ -85,6 +87,8 @@ def _points(pairs: Sequence[tuple[Any, ReportedRun]]) -> tuple[Point, ...]:
         records = tuple(run.record for _, run in members)
         size = average(_clique_size(run) for _, run in members)
         points.append(Point(value, records, clique_size=size))
+
+    # Values of several types, such as a number and none, have no order.
     try:
         return tuple(sorted(points, key=lambda point: point.value))
     except TypeError:
@@ -95,6 +99,8 @@ def _component_points(pairs: Sequence[Pair]) -> tuple[Point, ...]:
     """Points of the component ablation: what is learned, with and without retention."""
     order = ("image", "text", "both")
     words = ("image", "text", "image + text")
+
+    # Without retention first, then by what is learned.
     valued = []
     for setting, run in pairs:
         learned = order.index(setting["modalities"])
@@ -118,6 +124,8 @@ def curve_figure(curve: Curve) -> Figure:
     """Points joined where the setting is a number, rows of dots where it is a choice."""
     if not all(_is_number(point.value) for point in curve.points):
         return _choices(curve)
+
+    # Beside accuracy by batch size, the size of cliques where it was counted.
     sizes = [point.clique_size for point in curve.points]
     wide = curve.field == "batch_size" and all(size is not None for size in sizes)
     with new_figure(6.8 if wide else 3.9, 2.9) as figure:
@@ -149,8 +157,11 @@ def curves_figure(curves: Mapping[str, Curve]) -> Figure:
             other.set_ylabel("NLL (grey)", color=FAINT)
             other.tick_params(colors=FAINT)
             other.grid(False)
+            # In points of accuracy, and in nats.
             _widen(axes, 2.0)
             _widen(other, 0.05)
+
+        # An odd number of curves leaves a panel over.
         for axes in panels[len(curves) :]:
             axes.set_visible(False)
     return figure

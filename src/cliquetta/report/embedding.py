@@ -55,6 +55,7 @@ def tsne(features: Array) -> Array:
     points, _ = pca(features)
     spread = max(float(points[:, 0].std()), 1e-12)
     start = points / spread * 1e-4
+    # openTSNE wants fewer neighbours than a third of the points.
     perplexity = max(2.0, min(30.0, (len(features) - 1) / 3))
     fitted = TSNE(
         perplexity=perplexity,
@@ -71,6 +72,7 @@ def cohesion(features: Array, labels: npt.NDArray[np.int64]) -> float:
     present, owner = np.unique(labels, return_inverse=True)
     if len(present) < 2:
         return float("nan")
+    # A centre is the direction of the sum of its features.
     sums = np.zeros((len(present), features.shape[1]))
     np.add.at(sums, owner, features)
     centres = sums / np.linalg.norm(sums, axis=1, keepdims=True)
@@ -137,6 +139,7 @@ def embed(evidence: Evidence, how: How = "auto") -> Embedding | None:
 
 def embedding_figure(embedding: Embedding, names: tuple[str, ...]) -> Figure:
     """Two panels in the same axes, a marker and a colour per class."""
+    # The most frequent classes have colours; -1 is no class.
     frequent = Counter(embedding.labels.tolist()).most_common(CLASSES)
     shown = sorted(label for label, _ in frequent if label >= 0)
     with new_figure(7.2, 3.9) as figure:

@@ -61,6 +61,7 @@ def clique_cards(evidence: Evidence, limit: int) -> list[CliqueCard]:
             found.append(_Stored(batch, clique, frozenset(stored)))
     found.sort(key=lambda each: each.rank)
 
+    # Cliques of several classes may have the same images: one of them is enough.
     chosen: list[_Stored] = []
     for candidate in found:
         if len(chosen) == limit:
@@ -101,6 +102,8 @@ class _Stored:
         """The members with their mean cosine to the others, those that changed first."""
         members = sorted(self.members)
         features = self.batch.features[members]
+
+        # Features are of unit length: products are cosines, the diagonal is 1.
         cosines = features @ features.T
         to_others = cosines.sum(axis=1) - cosines.diagonal()
         mean = to_others / max(1, len(members) - 1)

@@ -40,6 +40,7 @@ def table(
 ) -> str:
     """A table; the first ``labels`` columns name the row, the others hold numbers."""
     sides = [""] * labels + [' class="number"'] * (len(columns) - labels)
+    # Cells of numbers are named after their column, which phones show beside them.
     names = [esc(name) for name in columns]
     head = ""
     for side, name in zip(sides, names, strict=True):
@@ -95,6 +96,7 @@ def frame(
             f'<section id="part-{index}" aria-labelledby="title-{index}">'
             f'<h2 id="title-{index}">{esc(name)}</h2>{content}</section>'
         )
+
     remarks = "".join(f'<p class="note">{esc(note)}</p>' for note in notes)
     # The policy forbids the page to fetch anything: what is not in the file is not
     # shown.

@@ -94,6 +94,8 @@ def _document(
     """The page with so much detail."""
     results = parts.headline(runs) + parts.results(runs)
     sections: list[tuple[str, str]] = [("Results", results)]
+
+    # Every stream of images has a section, with the evidence of a few runs.
     shown = 0
     left_out = 0
     for index, group in enumerate(groups):
@@ -117,6 +119,7 @@ def _document(
             )
             if section:
                 body += f"<h3>Inside {esc(label)}</h3>{section}"
+
         of_dataset = sum(run.record.dataset == group.dataset for run in runs)
         hidden = of_dataset - len(group.runs)
         if hidden:
@@ -124,6 +127,7 @@ def _document(
             body = f'<p class="note">{words}</p>{body}'
         if body:
             sections.append((group.dataset, body))
+
     curves = find_curves(runs)
     if curves:
         sections.append(("Settings", parts.curves_section(curves, figures)))

@@ -19,6 +19,7 @@ def repeat_command(record: Record) -> tuple[str, list[str]]:
     remarks: list[str] = []
     words = ["cliquetta", "evaluate", "--dataset", record.dataset]
 
+    # Only what differs from the preset is written.
     usual = settings["config"]
     try:
         get_method(record.method)

@@ -71,6 +71,7 @@ class RunGroup:
         """Labels by id: method and preset, and whatever else differs between runs of one label."""
         labels = {}
         for name, members in grouped(self.runs, lambda run: run.name).items():
+            # Runs of one label are told apart by the settings in which they differ.
             settings = {run.id: flat_settings(run) for run in members}
             keys = varying(list(settings.values()))
             for id, setting in settings.items():
@@ -120,6 +121,7 @@ def _class_names(
             names = get_dataset(dataset, root).names
         except (ValueError, KeyError, OSError, ImportError):  # it cannot be opened here
             names = ()
+        # The dataset of this machine may have other classes than that of the run.
         if digest(list(names)) != wanted:
             names = tuple(f"class {label}" for label in range(prompts["classes"]))
         class_lists[wanted] = names
@@ -128,6 +130,7 @@ def _class_names(
 
 def group_runs(runs: Sequence[ReportedRun]) -> list[RunGroup]:
     """Runs by dataset and by the images they saw, in the order given."""
+    # Predictions name their images in the order of the stream.
     groups = grouped(runs, lambda run: (run.record.dataset, run.predictions.keys))
     found = []
     for (dataset, _), members in groups.items():
@@ -162,6 +165,8 @@ def _one_per_method(runs: Sequence[ReportedRun]) -> tuple[ReportedRun, ...]:
     for members in grouped(runs, lambda run: run.name).values():
         settings = [flat_settings(run) for run in members]
         keys = [key for key in varying(settings) if key != "seed"]
+
+        # The run that agrees with the others in most settings stands for its method.
         usual = {key: most_common([each.get(key) for each in settings]) for key in keys}
         agreement = []
         for setting in settings:

@@ -107,6 +107,8 @@ def find(evidence: Evidence, kind: Kind = "class") -> ScapFindings | None:
                     retained_used.add((scored["class"], scored["retained"]))
     common = candidates.most_common(1)
     cliques = _total(lines, "cliques")
+
+    # Lines have means of a batch: the mean over cliques weighs them by their number.
     members = sum(line["cliques"] * line["mean_size"] for line in lines)
     return ScapFindings(
         images=images,

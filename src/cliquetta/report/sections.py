@@ -51,6 +51,7 @@ def results(runs: Sequence[ReportedRun]) -> str:
         METRICS["ece"].heading,
         "images/s",
     )
+
     notes = [f"{mark} {MARKS[mark]}" for mark in comparison.marks]
     if any(cell.better for cell in comparison.cells.values()):
         notes.append(
@@ -102,6 +103,8 @@ def headline(runs: Sequence[ReportedRun]) -> str:
         return ""
     if not all((run.labels >= 0).any() for each in streams for run in each.values()):
         return ""
+
+    # Accuracy of every method over all seeds, and what each changed.
     entries = []
     for name in streams[0]:
         accuracy = _right([each[name] for each in streams])
@@ -243,6 +246,7 @@ def curves_section(curves: Sequence[Curve], figures: PageFigures) -> str:
         about = curve.points[0].records[0]
         words = curve.field.replace("_", " ")
         alt = f"Top-1 of {about.method} on {about.dataset} over {words}; {values}"
+
         caption = f"{about.method} on {about.dataset}: {words}."
         if curve.default is not None:
             caption += f" Most runs have {curve.default}; everything else as in those."
@@ -292,6 +296,7 @@ def _settings(run: ReportedRun) -> str:
         ("device", str(record.environment.get("device_name", ""))),
         ("versions", ", ".join(versions)),
     ]
+
     config = []
     for key, value in record.settings["config"].items():
         config.append((key, json.dumps(value)))

@@ -64,6 +64,8 @@ def stream_figure(group: RunGroup) -> style.Figure:
             len(heights), 1, sharex=True, squeeze=False, height_ratios=heights
         )
         axes = panels[:, 0]
+
+        # Every method above, and below what it gained over zero-shot.
         for turn, run in enumerate(group.adapted):
             look = style.line_look(turn) | {"marker": ""}
             label = group.labels[run.id]
@@ -78,12 +80,15 @@ def stream_figure(group: RunGroup) -> style.Figure:
             values = accuracy_so_far(base.predictions)[drawn]
             label = f"{group.labels[base.id]}  {values[-1]:.1f} %"
             axes[0].plot(drawn + 1, values, label=label, **style.BASELINE_LOOK)
+
         _finish(axes[0], group, "right so far, %")
         _leave_the_start_out(axes[0])
         axes[0].legend(loc="best", ncols=1 if len(group.runs) < 7 else 2)
         if both:
             axes[1].axhline(0, color=style.FAINT, linewidth=1)
             _finish(axes[1], group, "predictions gained")
+
+            # Gains of no image at all would be drawn as a line between whole numbers.
             low, high = axes[1].get_ylim()
             axes[1].set_ylim(min(low, -1.3), max(high, 1.3))
             axes[1].yaxis.get_major_locator().set_params(integer=True)
@@ -99,6 +104,7 @@ def _drawn_images(images: int) -> npt.NDArray[np.int64]:
 
 def _leave_the_start_out(axes: style.Axes) -> None:
     """Scale to what comes after the first tenth: the mean of a few images jumps from 0 to 100."""
+    # The first tenth of every line is left out.
     parts = []
     for line in axes.get_lines():
         values = np.asarray(line.get_ydata(), dtype=np.float64)
@@ -108,6 +114,7 @@ def _leave_the_start_out(axes: style.Axes) -> None:
         return
     low = np.nanmin(heights)
     high = np.nanmax(heights)
+
     room = max(2.0, 0.15 * (high - low))
     axes.set_ylim(max(-1.0, low - room), min(101.0, high + room))
 
@@ -167,6 +174,7 @@ def reliability_figure(group: RunGroup) -> style.Figure:
     columns = min(4, len(group.runs))
     rows = -(-len(group.runs) // columns)
     with style.new_figure(max(2.6 * columns, 3.4), 3.3 * rows) as figure:
+        # Every run has two panels, one above the other.
         ratios = [3, 1] * rows
         grid = figure.subplots(
             2 * rows, columns, squeeze=False, sharex=True, height_ratios=ratios
