@@ -66,7 +66,7 @@ class HeadlineRow:
 def headline_rows(
     imagenet: Sequence[Record], real: Sequence[Setting]
 ) -> list[HeadlineRow]:
-    """The methods of the headline, zero-shot first, then by mean over the corruptions."""
+    """Choose the methods of the headline, zero-shot first, then by mean over the corruptions."""
     table, columns = on_all_images(imagenet)
     corruptions = corruption_columns(columns)
     tower = real[0] if real else None
@@ -143,7 +143,7 @@ def read_costs(results: Path) -> dict[str, float]:
 
 
 def _on_tower(setting: Setting | None, method: str) -> Overall | None:
-    """A method over the shifts of the real tower's grid on which nothing was chosen."""
+    """Summarise a method over the real tower's shifts on which nothing was chosen."""
     if setting is None:
         return None
     for row in setting.table.rows:
@@ -153,7 +153,7 @@ def _on_tower(setting: Setting | None, method: str) -> Overall | None:
 
 
 def _accuracy(row: Overall | None) -> str:
-    """Accuracy, with its gain over zero-shot."""
+    """Write accuracy, with its gain over zero-shot."""
     if row is None:
         return BLANK
     text = figure(row.mean, ".1f")
@@ -208,7 +208,7 @@ class _Side:
         return {method_of(row): row for row in reversed(rows)}
 
     def cells(self, method: str) -> list[str]:
-        """Accuracy with its gain, the worst shift, and what is left of clean images."""
+        """Write accuracy with its gain, the worst shift, and what is left of clean images."""
         label = self.labels[method]
         table = self.setting.table
         row = table.overall(label, self.columns)

@@ -121,12 +121,12 @@ def on_all_images(records: Sequence[Record]) -> tuple[Comparison, dict[str, str]
 
 
 def corruption_columns(columns: Mapping[str, str]) -> list[str]:
-    """The columns of the 15 corruptions, as far as they are there."""
+    """Return the columns of the 15 corruptions, as far as they are there."""
     return [columns[name] for name in OFFICIAL if name in columns]
 
 
 def _runs_on_all_images(records: Sequence[Record]) -> list[Run]:
-    """Runs over all images of one corruption, or the clean ones, in random order."""
+    """Choose runs over all images of one corruption, or the clean ones, in random order."""
     runs = []
     for record in records:
         stream = record.settings["stream"]
@@ -139,7 +139,7 @@ def _runs_on_all_images(records: Sequence[Record]) -> list[Run]:
 
 
 def own_rows(table: Comparison) -> list[str]:
-    """Rows of the table, zero-shot once: its batch size changes nothing."""
+    """Choose rows of the table, zero-shot once: its batch size changes nothing."""
     rows = []
     plain = []
     for row in table.rows:
@@ -203,7 +203,7 @@ def scap_table(records: Sequence[Record]) -> str:
 def _scap_accuracies(
     records: Sequence[Record],
 ) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
-    """Accuracies by shift: of zero-shot on SCAP's images, and of SCAP's parts by name."""
+    """Read accuracies by shift: of zero-shot on SCAP's images, and of SCAP's parts by name."""
     plain: dict[str, float] = {}
     found: dict[str, dict[str, float]] = {}
     for record in records:

@@ -79,7 +79,7 @@ READING = (
 
 
 def stream_kind(record: Record, roles: Mapping[str, str]) -> str:
-    """The kind of stream of a record: its protocol, else the shift of its images.
+    """Name the kind of stream of a record: its protocol, else the shift of its images.
 
     ``roles`` has the kind of datasets that are a shift themselves, by id; others are
     clean.
@@ -108,22 +108,22 @@ class BoardRow:
     """the sets of every column"""
 
     def measured(self, column: str) -> list[Cell]:
-        """The sets of a column with a gain."""
+        """Return the sets of a column with a gain."""
         return [cell for cell in self.cells.get(column, ()) if cell.gains]
 
     def gain(self, column: str) -> float | None:
-        """The mean over the sets of a column."""
+        """Average over the sets of a column."""
         return average(cell.gain for cell in self.measured(column))
 
     def worst(self, column: str) -> tuple[float, str]:
-        """The lowest gain among the sets of a column, and the set."""
+        """Return the lowest gain among the sets of a column, and the set."""
         gains = []
         for cell in self.measured(column):
             gains.append((cell.gain or 0.0, texts.short_id(cell.column)))
         return min(gains)
 
     def runs(self, column: str) -> Runs:
-        """Gains by set and seed."""
+        """Return gains by set and seed."""
         gains = {}
         for cell in self.measured(column):
             for seed, gain in cell.gains.items():
@@ -151,7 +151,7 @@ class BoardRow:
 def leaderboard_page(
     boards: Mapping[str, tuple[Sequence[Record], Mapping[str, BoardRow]]], folder: Path
 ) -> str:
-    """The boards as Markdown: by title, records and rows; ``folder`` holds the methods' texts."""
+    """Write the boards by title, of records and rows; ``folder`` holds the methods' pages."""
     about = (
         f"Written by `{COMMAND} leaderboard` from the records in `docs/results`: do "
         "not edit it. Every registered method that needs no labelled images; where text "
@@ -170,7 +170,7 @@ def leaderboard_page(
 def _sections(
     records: Sequence[Record], rows: Mapping[str, BoardRow], folder: Path
 ) -> list[str]:
-    """The sections of one board: its table, advice, the default method, sources."""
+    """Write the sections of one board: its table, advice, the default method, sources."""
     if not records:
         words = (
             f"**Not recorded yet.** `{COMMAND} leaderboard --run --device cuda` runs the "
@@ -194,7 +194,7 @@ def _sections(
 def board_rows(
     records: Iterable[Record], roles: Mapping[str, str]
 ) -> dict[str, BoardRow]:
-    """Every method by its label; zero-shot first, then by the mean over columns."""
+    """Read every method by its label; zero-shot first, then by the mean over columns."""
     kinds = grouped(records, lambda record: stream_kind(record, roles))
     rows: dict[str, BoardRow] = {}
     for column, (kind, metric) in COLUMNS.items():
@@ -216,7 +216,7 @@ def board_rows(
 
 
 def _everywhere(rows: Mapping[str, BoardRow]) -> set[str]:
-    """Methods that saw of every column as much as any: their means are of the same data."""
+    """Name methods that saw of every column as much as any: their means are of the same data."""
     names = set(rows)
     for column in recorded_columns(rows):
         full = set(_in_full(rows, column))
@@ -227,17 +227,17 @@ def _everywhere(rows: Mapping[str, BoardRow]) -> set[str]:
 
 
 def recorded_columns(rows: Mapping[str, BoardRow]) -> list[str]:
-    """The columns of which anything is recorded."""
+    """Return the columns of which anything is recorded."""
     return [c for c in COLUMNS if any(row.cells.get(c) for row in rows.values())]
 
 
 def for_batches(label: str) -> bool:
-    """Whether single images are not what a method is for."""
+    """Return whether single images are not what a method is for."""
     return get_method(texts.method_of(label)).for_batches
 
 
 def _setting(label: str) -> str:
-    """The setting of a method: a preset, or what its defaults are its authors' setting for."""
+    """Name the setting of a method: a preset, or what its defaults are its authors' setting for."""
     preset = re.search(r":([\w.-]+)", label)
     if preset:
         return preset[1]
@@ -278,7 +278,7 @@ def _images(cell: Cell) -> int:
 
 
 def _in_full(rows: Mapping[str, BoardRow], column: str) -> list[str]:
-    """Methods that saw of a column as much as the default method, or as any, best first."""
+    """Rank the methods that saw of a column as much as the default method, or as any."""
     sizes: dict[str, int] = {}
     for name, row in rows.items():
         by_set = {cell.column: _images(cell) for cell in row.measured(column)}
@@ -296,7 +296,7 @@ def _in_full(rows: Mapping[str, BoardRow], column: str) -> list[str]:
 
 
 def _board(rows: Mapping[str, BoardRow], folder: Path) -> str:
-    """The table of all methods by columns."""
+    """Write the table of all methods by columns."""
     recorded = recorded_columns(rows)
     full = {column: _in_full(rows, column) for column in recorded}
     lines = []
@@ -314,7 +314,7 @@ def _board(rows: Mapping[str, BoardRow], folder: Path) -> str:
 
 
 def _cell(row: BoardRow, column: str, name: str, full: Sequence[str]) -> str:
-    """A gain with its signs and the set with the lowest; zero-shot's own accuracy."""
+    """Write a gain with its signs and the set with the lowest; zero-shot's own accuracy."""
     if column == SINGLE and for_batches(name):
         return "for batches"
     gain = row.gain(column)
@@ -336,14 +336,14 @@ def _cell(row: BoardRow, column: str, name: str, full: Sequence[str]) -> str:
 
 
 def _points(gain: float) -> str:
-    """A gain in points, a loss with a triangle."""
+    """Write a gain in points, a loss with a triangle."""
     rounded = round(gain, 1) + 0.0
     sign = "▼" if rounded < 0 else ""
     return f"{sign}{rounded:+.1f}"
 
 
 def within_noise(better: Runs, other: Runs) -> bool:
-    """Whether two methods differ by less than twice the standard error, run by run."""
+    """Return whether two methods differ by less than twice the standard error, run by run."""
     differences = [better[run] - other[run] for run in better if run in other]
     if len(differences) < 2:
         return False
@@ -353,7 +353,7 @@ def within_noise(better: Runs, other: Runs) -> bool:
 
 
 def _advice(rows: Mapping[str, BoardRow], column: str) -> str:
-    """Three sentences: the best and who is as good; who loses, and who never; what is cheap."""
+    """Write who is best and who as good, who loses and who never, and what is cheap."""
     full = _in_full(rows, column)
     if not full:
         return "Nothing is recorded."
@@ -407,7 +407,7 @@ def _some(gains: Mapping[str, float], names: Sequence[str]) -> str:
 
 
 def _standing(rows: Mapping[str, BoardRow], name: str) -> str:
-    """The gain and the rank of one method, and how far the best of each column is from it."""
+    """Write the gain and the rank of one method, and how far the best of each column is from it."""
     # The label has the preset behind the name.
     name = next((label for label in rows if label.split()[0] == name), name)
     lines = []

@@ -31,7 +31,7 @@ Board = Mapping[str, BoardRow]
 
 
 def leaderboard_figure(boards: Mapping[str, Board]) -> str:
-    """An SVG of the boards by title, one below the other."""
+    """Draw the boards by title, one below the other, as SVG."""
     by_method = {}
     kinds = {}
     for title, rows in boards.items():
@@ -58,7 +58,7 @@ def leaderboard_figure(boards: Mapping[str, Board]) -> str:
 
 
 def best_rivals(boards: Sequence[Board]) -> list[str]:
-    """The rivals of highest mean gain over all cells, among those that have most of them."""
+    """Choose the rivals of highest mean gain among those that have most cells."""
     gains: dict[str, list[float]] = {}
     for rows in boards:
         for name, row in rows.items():
@@ -76,7 +76,7 @@ def best_rivals(boards: Sequence[Board]) -> list[str]:
 
 
 def _group_width(methods: Sequence[str]) -> int:
-    """Width of the bars of one kind of stream, with the gap to the next."""
+    """Return width of the bars of one kind of stream, with the gap to the next."""
     return len(methods) * BAR + GAP
 
 
@@ -133,7 +133,7 @@ class _Panel:
         self.bottom = self.height_of(self.low)
 
     def height_of(self, gain: float) -> float:
-        """Height on the page of a gain."""
+        """Return height on the page of a gain."""
         return self.zero - gain * POINT
 
     def draw(self, title: str) -> str:

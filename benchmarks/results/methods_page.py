@@ -55,7 +55,7 @@ def methods_page(
     streams: Sequence[Setting],
     folder: Path,
 ) -> str:
-    """Every registered method beside what was recorded of it; ``folder`` holds their pages."""
+    """Write every method beside what was recorded of it; ``folder`` holds their pages."""
     about = (
         f"Written by `{COMMAND} methods` from the records in `docs/results`: do not "
         "edit it. Each name leads to the method's own page."
@@ -97,7 +97,7 @@ def methods_page(
 
 
 def ablation_page(settings: Sequence[Setting]) -> str:
-    """The ablation of a method: one row per config, every dataset in its column."""
+    """Write the ablation of a method: one row per config, every dataset in its column."""
     parts = [
         "# Ablations",
         f"Written by `{COMMAND} ablation` from records: do not edit it.",
@@ -110,7 +110,7 @@ def ablation_page(settings: Sequence[Setting]) -> str:
 
 
 def sources(settings: Iterable[Setting]) -> str:
-    """Dates, hardware and versions of the runs, one line per setting."""
+    """Write dates, hardware and versions of the runs, one line per setting."""
     lines = []
     for setting in settings:
         dates = set()
@@ -131,7 +131,7 @@ def sources(settings: Iterable[Setting]) -> str:
 
 
 def _every_method(settings: Sequence[Setting], folder: Path) -> str:
-    """One row per method, wherever it was run; slow ones may have a setting of their own.
+    """Write a row per method, wherever it was run; slow ones may have a setting of their own.
 
     Only rows over all datasets and images of the first setting are ranked, the others
     follow.
@@ -189,7 +189,7 @@ def _method_row(setting: Setting, row: Overall, folder: Path) -> tuple[str, ...]
 
 
 def _by_dataset(setting: Setting, *, overall: bool = False) -> list[str]:
-    """Methods by datasets, in tables of a few datasets each; ``overall`` adds the gain."""
+    """Write methods by datasets, in tables of a few datasets each; ``overall`` adds the gain."""
     names = [*setting.shifted, *setting.columns(CLEAN)]
     tables = []
     for start in range(0, len(names), COLUMNS):
@@ -226,7 +226,7 @@ def _cell(cell: Cell | None) -> str:
 
 
 def _ranking(settings: Sequence[Setting], kind: str) -> str:
-    """The methods of a kind by gain over the datasets that all of them have; then the others."""
+    """Rank the methods of a kind over the datasets that all of them have; name the others."""
     names = set()
     for entry in method_entries():
         if _kind(entry) == kind and entry.name != BASELINE:
@@ -253,7 +253,7 @@ def _ranking(settings: Sequence[Setting], kind: str) -> str:
 
 
 def _shared_gains(settings: Sequence[Setting]) -> dict[str, float]:
-    """Gains over the same datasets, in the setting that most methods were run in."""
+    """Compute gains over the same datasets, in the setting that most methods were run in."""
     # Settings of one title are one table: blocks of a grid may share them.
     largest: list[Overall] = []
     for alike in grouped(settings, lambda setting: setting.title).values():
@@ -271,7 +271,7 @@ def _shared_gains(settings: Sequence[Setting]) -> dict[str, float]:
 
 
 def _gain(row: Overall) -> str:
-    """A gain with its interval and the p-value of its test, where they are known."""
+    """Write a gain with its interval and the p-value of its test, where they are known."""
     text = gain_with_interval(row)
     if row.gain is None or row.p is None:
         return text

@@ -34,11 +34,11 @@ class ResultsPages:
     methods: Path
 
     def records_file(self, grid: str) -> Path:
-        """The file of the records of a grid."""
+        """Return the file of the records of a grid."""
         return self.results / f"{grid}.json"
 
     def texts(self, page: str) -> Texts:
-        """The texts of a page's files, as its records say."""
+        """Write the texts of a page's files, as its records say."""
         if page == "published":
             return self._published()
         if page == "leaderboard":
@@ -73,7 +73,7 @@ class ResultsPages:
         return read_settings(self._records(grid), grid_roles(grid_file(grid)))
 
     def _headline(self, bundled: Sequence[Setting], real: Sequence[Setting]) -> Texts:
-        """README's table; with records of ImageNet its table and picture."""
+        """Write README's table; with records of ImageNet its table and picture."""
         readme = self.readme.read_text(encoding="utf-8")
         imagenet = self._records("leaderboard-imagenet")
         if not imagenet:
@@ -87,7 +87,7 @@ class ResultsPages:
         }
 
     def _leaderboard(self) -> Texts:
-        """The boards, their picture, and the tables of ImageNet-C."""
+        """Write the boards, their picture, and the tables of ImageNet-C."""
         boards = {}
         for grid in GRIDS["leaderboard"]:
             records = self._records(grid)
@@ -106,7 +106,7 @@ class ResultsPages:
         }
 
     def _published(self) -> Texts:
-        """The page of published numbers, with our own on ImageNet."""
+        """Write the page of published numbers, with our own on ImageNet."""
         path = self.results / "published.md"
         printed = printed_page.read_printed(self.results / printed_page.PRINTED)
         records = self._records("published-imagenet")

@@ -132,7 +132,7 @@ def match(printed: Sequence[Printed], records: Iterable[Record]) -> list[Row]:
 
 
 def _runs_of(entry: Printed, records: Sequence[Record]) -> dict[str, Record]:
-    """Our runs by dataset: those over all images, where there are such."""
+    """Find our runs by dataset: those over all images, where there are such."""
     runs = []
     for record in records:
         if record.method == entry.method and text_of(record) == entry.text:

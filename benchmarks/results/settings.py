@@ -29,7 +29,7 @@ class Setting:
         return compare(self.runs)
 
     def columns(self, *roles: str) -> list[str]:
-        """The datasets that have one of some roles."""
+        """Return the datasets that have one of some roles."""
         return [c for c in self.table.columns if self.roles.get(c, REPORT) in roles]
 
     @property
@@ -50,7 +50,7 @@ def rank(row: Overall) -> tuple[bool, bool, float]:
 
 
 def read_settings(records: Iterable[Record], roles: Mapping[str, str]) -> list[Setting]:
-    """Records by all that must be equal in one table, those of most datasets first."""
+    """Group records by all that must be equal in one table, most datasets first."""
     groups = grouped([Run(record, None) for record in records], _title)
     settings = [Setting(title, tuple(runs), roles) for title, runs in groups.items()]
 

@@ -14,24 +14,24 @@ _LINE = 100  # characters of a line of a page
 
 
 def method_of(label: str) -> str:
-    """The registered name in the label of a row."""
+    """Return the registered name in the label of a row."""
     return label.split()[0].partition(":")[0]
 
 
 def short_id(dataset: str) -> str:
-    """The id without the folder that its files are in."""
+    """Return the id without the folder that its files are in."""
     known = dataset.partition(" with unknown")[0]
     return known.rpartition("/")[2].replace("bundled@", "")
 
 
 def linked(label: str, folder: Path, way: str = "") -> str:
-    """The label of a row, leading to the method's page where ``folder`` has one."""
+    """Link the label of a row to the method's page where ``folder`` has one."""
     page = folder / f"{method_of(label)}.md"
     return f"[`{label}`]({way}{page.name})" if page.exists() else f"`{label}`"
 
 
 def figure(value: float | None, form: str) -> str:
-    """A figure of a table; a dash where there is none."""
+    """Write a figure of a table; a dash where there is none."""
     if value is None:
         return BLANK
     digits = int(form[-2])
@@ -39,12 +39,12 @@ def figure(value: float | None, form: str) -> str:
 
 
 def times(cost: float | None) -> str:
-    """A cost as a multiple."""
+    """Write a cost as a multiple."""
     return BLANK if cost is None else f"{cost:.3g} ×"
 
 
 def gain_with_interval(row: Overall) -> str:
-    """A gain with half of its 95 % interval, where that is known."""
+    """Write a gain with half of its 95 % interval, where that is known."""
     if row.gain is None:
         return BLANK
     spread = "" if row.half_width is None else f" ± {row.half_width:.2f}"
@@ -52,7 +52,7 @@ def gain_with_interval(row: Overall) -> str:
 
 
 def fill(text: str, indent: str = "") -> str:
-    """A paragraph of a page; ``indent`` is for its second line and those after it."""
+    """Break a paragraph into lines; ``indent`` is for the second and those after it."""
     wrapper = textwrap.TextWrapper(
         _LINE,
         subsequent_indent=indent,
@@ -63,7 +63,7 @@ def fill(text: str, indent: str = "") -> str:
 
 
 def as_item(text: str) -> str:
-    """An item of a list."""
+    """Write an item of a list."""
     return fill(f"- {text}", "  ")
 
 

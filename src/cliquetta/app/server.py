@@ -85,7 +85,7 @@ def _is_running(pid: int) -> bool:
 
 
 def server_settings(settings: Settings) -> dict[str, Any]:
-    """Settings of the web server."""
+    """Return settings of the web server."""
     middleware = [
         Middleware(admission.CSPMiddleware, policy=POLICY),
         Middleware(VisitorMiddleware, settings=settings),
@@ -137,7 +137,7 @@ class VisitorMiddleware:
 
 
 def token_auth(tokens: Tokens) -> Callable[[str, str], bool]:
-    """Admits who knows a token, under any name."""
+    """Admit who knows a token, under any name."""
 
     def admits(name: str, password: str) -> bool:
         del name

@@ -125,7 +125,7 @@ class AppSession:
         adapter.collect_evidence = True
 
     def with_classes(self, classes: Sequence[str]) -> AppSession:
-        """A copy among other classes: images and what was learned of them go on.
+        """Copy the session with other classes: images and what was learned of them go on.
 
         The score starts again, since predictions among other classes cannot be
         compared.
@@ -276,7 +276,7 @@ class AppSession:
             raise
 
     def predictions_csv(self) -> bytes:
-        """All predictions so far as a table."""
+        """Write all predictions so far as a table."""
         rows: list[list[object]] = []
         for row in self.rows:
             if isinstance(row, ImageProblem):
@@ -297,7 +297,7 @@ class AppSession:
         return to_csv(_COLUMNS, rows).encode()
 
     def state(self) -> bytes:
-        """State file for ``cliquetta predict --state`` and the service."""
+        """Write a state file for ``cliquetta predict --state`` and the service."""
         return pack_state(self.adapter, notes={"images": self.tally.images})
 
     def load_state(self, data: bytes) -> int:

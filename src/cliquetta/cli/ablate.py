@@ -123,13 +123,13 @@ def ablate(
 
 
 def split_values(given: str) -> list[str]:
-    """The parts of ``a,b`` or, where values hold commas themselves, of ``a;b,c``."""
+    """Split ``a,b`` or, where values hold commas themselves, ``a;b,c``."""
     parts = given.split(";" if ";" in given else ",")
     return [part.strip() for part in parts if part.strip()]
 
 
 def show_curve(curve: "Curve", terminal: Terminal, *, title: str) -> None:
-    """The points of a curve as a table."""
+    """Show the points of a curve as a table."""
     from cliquetta.evaluation.comparison import value_text
 
     columns = (

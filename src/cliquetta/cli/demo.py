@@ -56,7 +56,7 @@ class DemoStream:
 
 
 def count_by_method(streams: Sequence[DemoStream]) -> "dict[str, Changes]":
-    """Changes of each method's predictions against zero-shot, over all streams."""
+    """Count changes of each method's predictions against zero-shot, over all streams."""
     from cliquetta.report.changes import count_changes
 
     changes = {}
@@ -234,7 +234,7 @@ class LiveCurve:
         self.drawn = 0
 
     def __call__(self, spec: "RunSpec", step: "Step") -> None:
-        """A batch is done: zero-shot is remembered, the method drawn beside it."""
+        """Note a batch: zero-shot is remembered, the method drawn beside it."""
         share = step.accuracy or 0.0  # the bundled images have labels
         if spec.method == PLAIN:
             self.plain.append(share)
@@ -269,7 +269,7 @@ def _bar(percent: float) -> str:
 
 
 def read_methods(given: str) -> list[str]:
-    """The methods of ``a,b,c`` but zero-shot, which is always run."""
+    """Read the methods of ``a,b,c`` but zero-shot, which is always run."""
     from cliquetta.methods.registry import get_method
 
     names = [get_method(name).name for name in split_list(given, "methods")]
@@ -280,7 +280,7 @@ def read_methods(given: str) -> list[str]:
 
 
 def _make_page(folders: Sequence[Path], out: Path) -> Path | None:
-    """The report of these runs, where matplotlib is installed."""
+    """Write the report of these runs, where matplotlib is installed."""
     from cliquetta.report.style import can_draw
 
     if not can_draw():
@@ -323,7 +323,7 @@ def summary(
 
 
 def _show(table: Sequence[DemoStream], terminal: Terminal) -> None:
-    """One table and what it says in words."""
+    """Show one table and what it says in words."""
     columns, rows = tabulate(table)
     terminal.table(columns, rows, right=columns[1:])
     if any(NO_GAIN in row for row in rows):
@@ -341,7 +341,7 @@ def _show(table: Sequence[DemoStream], terminal: Terminal) -> None:
 
 
 def tabulate(table: Sequence[DemoStream]) -> tuple[list[str], list[list[str]]]:
-    """Headers and rows; ``fixed`` are wrong predictions set right, ``broken`` the reverse.
+    """Write headers and rows; ``fixed`` are wrong predictions set right, ``broken`` the reverse.
 
     These counts are for one method; of several the sentences below the table have them.
     """
@@ -368,7 +368,7 @@ def tabulate(table: Sequence[DemoStream]) -> tuple[list[str], list[list[str]]]:
 
 
 def count_tests(streams: Sequence[DemoStream]) -> list[dict[str, Any]]:
-    """The changes by each method as JSON types."""
+    """List the changes by each method as JSON types."""
     entries = []
     for method, change in count_by_method(streams).items():
         assert change.test is not None  # the bundled images have labels
@@ -378,7 +378,7 @@ def count_tests(streams: Sequence[DemoStream]) -> list[dict[str, Any]]:
 
 
 def _plain(stream: DemoStream, out: Path) -> dict[str, Any]:
-    """A stream as JSON types: ``change`` has one entry per method, ``runs`` zero-shot too."""
+    """Write a stream as JSON types: ``change`` has one entry per method, ``runs`` zero-shot too."""
     findings = find_scap(stream, out)
     runs = []
     for record in stream.records:

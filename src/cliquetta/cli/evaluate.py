@@ -283,7 +283,7 @@ def _extra_metrics(records: "Sequence[Record]") -> list[str]:
 
 
 def _spread(records: "Sequence[Record]", metric: str) -> str:
-    """Mean over seeds, with the standard deviation where there are several."""
+    """Average over seeds, with the standard deviation where there are several."""
     values = [record.metrics[metric] for record in records if metric in record.metrics]
     mean = statistics.mean(values) if values else None
     sd = statistics.stdev(values) if len(values) > 1 else None
@@ -291,7 +291,7 @@ def _spread(records: "Sequence[Record]", metric: str) -> str:
 
 
 def _difference(records: "Sequence[Record]", plain: "Sequence[Record] | None") -> str:
-    """Mean difference of top-1 to zero-shot, in points, over the seeds that both have."""
+    """Average the difference of top-1 to zero-shot, in points, over seeds that both have."""
     if not plain or plain[0].method == records[0].method:
         return "–"
 
@@ -306,7 +306,7 @@ def _difference(records: "Sequence[Record]", plain: "Sequence[Record] | None") -
 
 
 def _plain(result: "RunResult", out: Path) -> dict[str, Any]:
-    """A result as JSON types."""
+    """Write a result as JSON types."""
     record = result.record
     names = ("dataset", "method", "preset", "seed")
     outcome = {name: getattr(result.spec, name) for name in names}

@@ -111,7 +111,7 @@ def _show(entry: "MethodEntry", terminal: Terminal) -> None:
 
 
 def _plain(value: Any) -> str:
-    """A value as ``--set`` takes it."""
+    """Write a value as ``--set`` takes it."""
     if value is None:
         return "none"
     if isinstance(value, tuple):

@@ -35,7 +35,7 @@ class Ablation:
 def ablation(
     base: RunSpec, field: str, values: Sequence[Any], seeds: Sequence[int] = (0,)
 ) -> Ablation:
-    """``base`` with every value of ``batch_size`` or a field of its config, strings converted."""
+    """Vary ``batch_size`` or a field of the config of ``base``, strings converted."""
     fields = [f.name for f in dataclasses.fields(get_method(base.method).config)]
     if field not in fields and field != BATCH_SIZE:
         raise UnknownNameError(f"option of {base.method}", field, [*fields, BATCH_SIZE])
@@ -113,7 +113,7 @@ class Curve:
     baseline: float | None  # top-1 of zero-shot on the same images
 
     def plain(self) -> dict[str, Any]:
-        """The curve as JSON types."""
+        """Return the curve as JSON types."""
         points = []
         for point in self.points:
             plain = {

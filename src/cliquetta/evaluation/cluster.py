@@ -126,7 +126,7 @@ class _Grid:
                     yield result
 
     def _settle(self, task: Any) -> RunResult | None:
-        """The result of a task that ended, or ``None`` if its run will be sent again."""
+        """Return the result of a task that ended, or ``None`` if its run will be sent again."""
         run = self.running.pop(task)
         final = False
         result: RunResult

@@ -102,7 +102,7 @@ def in_words(changes: Changes, label: str) -> str:
 
 
 def moves(plain: Predictions, adapted: Predictions) -> list[Move]:
-    """All moves between two classes, the most frequent first."""
+    """Count all moves between two classes, the most frequent first."""
     _same(plain, adapted)
     before = plain.classes[:, 0]
     after = adapted.classes[:, 0]
@@ -127,7 +127,7 @@ def moves(plain: Predictions, adapted: Predictions) -> list[Move]:
 
 
 def net_gain(plain: Predictions, adapted: Predictions) -> npt.NDArray[np.int64]:
-    """Predictions gained over ``plain`` up to each image of the stream, (n,)."""
+    """Count predictions gained over ``plain`` up to each image of the stream, (n,)."""
     _same(plain, adapted)
     gained = adapted.correct.astype(np.int64) - plain.correct.astype(np.int64)
     return np.cumsum(gained)
@@ -155,7 +155,7 @@ class ChangedConfusion:
 def changed_confusion(
     plain: Predictions, adapted: Predictions, limit: int = CLASSES
 ) -> ChangedConfusion:
-    """Confusions over the classes that most predictions moved between, by class."""
+    """Count confusions over the classes that most predictions moved between, by class."""
     # A class counts by the images that changed: their labels and both predictions.
     labelled = plain.labels >= 0
     changed = plain.classes[:, 0] != adapted.classes[:, 0]
@@ -176,7 +176,7 @@ def _confusion(
     predicted: npt.NDArray[np.int64],
     classes: tuple[int, ...],
 ) -> npt.NDArray[np.int64]:
-    """Images by label and prediction, (C + 1, C + 1); all other classes share the last index."""
+    """Count images by label and prediction, (C + 1, C + 1); other classes share the last index."""
     index = {label: number for number, label in enumerate(classes)}
     others = len(classes)
     counts = np.zeros((others + 1, others + 1), np.int64)
@@ -188,7 +188,7 @@ def _confusion(
 
 
 def confusion_figure(confusion: ChangedConfusion, names: tuple[str, ...]) -> Figure:
-    """Cells that gained predictions and cells that lost some, with their numbers."""
+    """Draw cells that gained predictions and cells that lost some, with their numbers."""
     from matplotlib.patches import Rectangle
 
     labels = [*(names[label] for label in confusion.classes), "other"]

@@ -51,7 +51,7 @@ def build_page(
     unfinished: Sequence[Run] = (),
     choices: Choices | None = None,
 ) -> Page:
-    """The report of ``runs``; where it would grow too large, later ones get less detail."""
+    """Build the report of ``runs``; where it would grow too large, later ones get less detail."""
     choices = choices or Choices()
     figures = PageFigures()
     groups = shown_groups(runs)
@@ -91,7 +91,7 @@ def _document(
     figures: PageFigures,
     amounts: Amounts,
 ) -> str:
-    """The page with so much detail."""
+    """Render the page with so much detail."""
     results = parts.headline(runs) + parts.results(runs)
     sections: list[tuple[str, str]] = [("Results", results)]
 
@@ -181,7 +181,7 @@ def _lead(runs: Sequence[ReportedRun]) -> str:
 
 
 def unlearned_text(records: Sequence[Record]) -> list[str]:
-    """The remark on runs that were to learn text prompts and could not."""
+    """Remark on runs that were to learn text prompts and could not."""
     fine = {"learned", "not asked for"}
     remarks = {
         f"{record.method} learned no text prompt on {record.dataset}: "

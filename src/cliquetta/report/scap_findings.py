@@ -133,7 +133,7 @@ def _total(lines: Sequence[Mapping[str, Any]], name: str) -> int:
 
 
 def _moved(entry: MapEvidence, kind: Kind) -> float:
-    """Percent of the attention on patches that all prompts together moved elsewhere."""
+    """Return percent of the attention on patches that all prompts together moved elsewhere."""
     grids = patch_grid(torch.from_numpy(entry.maps[kind])).numpy()
     plain = grids[0]
     together = grids[-1]

@@ -17,7 +17,7 @@ _POINTS = 240  # points drawn per line; a page must stay small
 
 
 def accuracy_so_far(predictions: Predictions) -> npt.NDArray[np.float64]:
-    """Percent right among the labelled images up to each image, (n,); NaN before the first."""
+    """Compute percent right among labelled images up to each image, (n,); NaN before the first."""
     labelled = predictions.labels >= 0
     seen = labelled.cumsum()
     right = (predictions.correct & labelled).cumsum()
@@ -28,7 +28,7 @@ def accuracy_so_far(predictions: Predictions) -> npt.NDArray[np.float64]:
 
 
 def domain_starts(keys: Sequence[str], datasets: Iterable[str]) -> list[int]:
-    """Positions from which on images are of another of the datasets; others count for none."""
+    """Find where images of another of the datasets begin; others count for none."""
     by_length = sorted(set(datasets), key=len, reverse=True)
     starts = []
     current = None
@@ -44,7 +44,7 @@ def domain_starts(keys: Sequence[str], datasets: Iterable[str]) -> list[int]:
 
 
 def dataset_changes(run: ReportedRun) -> list[int]:
-    """Positions in a sequence of datasets at which another one begins."""
+    """Find where another dataset begins in a sequence of datasets."""
     if run.order == "mixed":
         return []
     stream = run.record.settings["stream"]
@@ -54,7 +54,7 @@ def dataset_changes(run: ReportedRun) -> list[int]:
 
 
 def stream_figure(group: RunGroup) -> style.Figure:
-    """Accuracy so far of every run, and below it the predictions gained over zero-shot."""
+    """Draw accuracy so far of every run, and below it predictions gained over zero-shot."""
     base = group.baseline
     both = base is not None and bool(group.adapted)
     drawn = _drawn_images(len(group.runs[0].predictions))
@@ -144,7 +144,7 @@ class Reliability:
 
 
 def reliability(predictions: Predictions) -> Reliability:
-    """Bins of the labelled predictions; a bin holds its lower edge, the last one both.
+    """Count labelled predictions in bins; a bin holds its lower edge, the last one both.
 
     The edges are torchmetrics' own, so that the error is the one of the record; there,
     only confidences of exactly 1 have a bin to themselves.
@@ -170,7 +170,7 @@ def reliability(predictions: Predictions) -> Reliability:
 
 
 def reliability_figure(group: RunGroup) -> style.Figure:
-    """One panel per run: accuracy by confidence over a histogram of the confidences."""
+    """Draw one panel per run: accuracy by confidence over a histogram of confidences."""
     columns = min(4, len(group.runs))
     rows = -(-len(group.runs) // columns)
     with style.new_figure(max(2.6 * columns, 3.4), 3.3 * rows) as figure:
