@@ -17,5 +17,5 @@ OWN_GRIDS = Path(__file__).parent / "grids"
 
 def grid_file(name: str) -> Path:
     """Return the path of a grid file: ours beside this module, else the package's."""
-    own = OWN_GRIDS / f"{name}.json"
-    return own if own.exists() else packaged_grid(name)
+    path = OWN_GRIDS / f"{name}.json"
+    return path if path.exists() else packaged_grid(name)

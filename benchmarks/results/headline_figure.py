@@ -29,9 +29,9 @@ class Bars:
 
 def headline_figure(kinds: Sequence[str], rows: Sequence[Bars]) -> str:
     """Draw the gains of some methods by kinds of images."""
-    known = [gain for row in rows for gain in row.gains if gain is not None]
-    lowest = min([0.0, *known])
-    highest = max([0.0, *known])
+    gains = [gain for row in rows for gain in row.gains if gain is not None]
+    lowest = min([0.0, *gains])
+    highest = max([0.0, *gains])
     room = WIDTH - LABELS - MARGIN
     scale = room / max(highest - lowest, 1.0)
     zero = LABELS - lowest * scale

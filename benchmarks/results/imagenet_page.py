@@ -90,7 +90,7 @@ def corruption_table(records: Sequence[Record]) -> str:
     """Write methods by corruptions: gain, mean, and the accuracy on each."""
     table, columns = on_all_images(records)
     corrupted = corruption_columns(columns)
-    shown = [name for name in (CLEAN, *OFFICIAL) if name in columns]
+    shifts = [name for name in (CLEAN, *OFFICIAL) if name in columns]
     rows = [table.overall(name, corrupted) for name in own_rows(table)]
     rows.sort(key=_rank)
 
@@ -100,13 +100,13 @@ def corruption_table(records: Sequence[Record]) -> str:
         if not row.complete:
             mean += f" ({row.datasets})"
         cells = []
-        for name in shown:
+        for name in shifts:
             cell = table.cells.get((row.row, columns[name]))
             accuracy = None if cell is None else cell.mean
             cells.append(figure(accuracy, ".1f"))
         label = f"`{method_of(row.row)}`"
         lines.append((label, gain_with_interval(row), mean, *cells))
-    head = ("method", "gain", "mean", *map(_in_words, shown))
+    head = ("method", "gain", "mean", *map(_in_words, shifts))
     return to_markdown(TextTable(head, tuple(lines))).rstrip()
 
 
@@ -185,17 +185,17 @@ def scap_table(records: Sequence[Record]) -> str:
     # Rows that add a part say what it changes beside the row above.
     above: dict[str, float] = {}
     for part in PARTS:
-        own = found.get(part.name, {})
-        _add_mean(own, corruptions)
+        accuracies = found.get(part.name, {})
+        _add_mean(accuracies, corruptions)
         cells = []
         for name in columns:
             change = None
-            if part.adds and name in own and name in above:
-                change = own[name] - above[name]
-            cells.append(_change(own.get(name), plain[name], change))
+            if part.adds and name in accuracies and name in above:
+                change = accuracies[name] - above[name]
+            cells.append(_change(accuracies.get(name), plain[name], change))
         lines.append((part.name, *cells))
         if part.starts or part.adds:
-            above = own
+            above = accuracies
     head = ("", *map(_in_words, columns))
     return to_markdown(TextTable(head, tuple(lines))).rstrip()
 
@@ -241,11 +241,11 @@ def scap_part(record: Record) -> Part | None:
     return None
 
 
-def _change(own: float | None, plain: float, change: float | None) -> str:
+def _change(accuracy: float | None, plain: float, change: float | None) -> str:
     """Write a gain over zero-shot, and the change from the row above where it is given."""
-    if own is None:
+    if accuracy is None:
         return BLANK
-    text = signed(own - plain, 1)
+    text = signed(accuracy - plain, 1)
     if change is None:
         return text
     return f"{text} ({signed(change, 1)})"

@@ -57,9 +57,9 @@ def page_of(name: str, folder: Path) -> Path | None:
         folder: Where the pages are.
 
     """
-    own = folder / f"{name}.md"
-    if own.exists():
-        return own
+    page = folder / f"{name}.md"
+    if page.exists():
+        return page
     for path in sorted(folder.glob("*.md")):
         if f"`{name}`" in path.read_text(encoding="utf-8").partition("\n")[0]:
             return path

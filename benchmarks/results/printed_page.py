@@ -74,12 +74,12 @@ class Row:
         The error is ours alone: papers average over 50,000 images.
         """
         printed = self.printed
-        own = self.own
+        ours = self.own
         if printed.method == BASELINE and printed.printed is not None:
-            return (own.accuracy - printed.printed) / own.accuracy_error
-        if printed.gain is None or own.gain is None or not own.gain_error:
+            return (ours.accuracy - printed.printed) / ours.accuracy_error
+        if printed.gain is None or ours.gain is None or not ours.gain_error:
             return None
-        return (own.gain - printed.gain) / own.gain_error
+        return (ours.gain - printed.gain) / ours.gain_error
 
 
 def read_printed(path: Path) -> list[Printed]:
@@ -184,8 +184,8 @@ def printed_section(printed: Sequence[Printed], records: Sequence[Record]) -> st
 def _line(row: Row) -> tuple[str, ...]:
     """Write the cells of one row."""
     entry = row.printed
-    own = row.own
-    images = f"{own.images:,}"
+    ours = row.own
+    images = f"{ours.images:,}"
     if "-256" in row.dataset:
         images += " (256 px)"
     return (
@@ -195,8 +195,8 @@ def _line(row: Row) -> tuple[str, ...]:
         figure(entry.printed, ".2f"),
         figure(entry.gain, "+.2f"),
         images,
-        f"{own.accuracy:.2f} ± {own.accuracy_error:.2f}",
-        _with_error(own.gain, own.gain_error),
+        f"{ours.accuracy:.2f} ± {ours.accuracy_error:.2f}",
+        _with_error(ours.gain, ours.gain_error),
         _far(row.distance),
     )
 

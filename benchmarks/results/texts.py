@@ -20,8 +20,8 @@ def method_of(label: str) -> str:
 
 def short_id(dataset: str) -> str:
     """Return the id without the folder that its files are in."""
-    known = dataset.partition(" with unknown")[0]
-    return known.rpartition("/")[2].replace("bundled@", "")
+    ids = dataset.partition(" with unknown")[0]
+    return ids.rpartition("/")[2].replace("bundled@", "")
 
 
 def linked(label: str, folder: Path, way: str = "") -> str:

@@ -155,7 +155,7 @@ class Controller:
         """Render the pages after ``run``, or the reason of a refusal above those before."""
         try:
             current, message = run()
-            shown = self._pages(current, message, kind)
+            tabs = self._pages(current, message, kind)
         except (ServiceError, ValueError, KeyError) as error:
             sentence = as_refusal(error).message
         except Exception:
@@ -164,27 +164,27 @@ class Controller:
         else:
             if current is not session:
                 self.forget(session)
-            return current, shown
+            return current, tabs
         return session, self._pages(session, pages.notice(sentence, bad=True), kind)
 
     def _pages(self, session: AppSession | None, message: str, kind: str) -> Pages:
         """Render all tabs after a batch; attention of the first image whose prediction changed."""
         if session is None or session.last is None:
             return Pages(message)
-        shown = session.last
+        batch = session.last
         method = session.info.method
         classes = session.info.classes
 
         # The first image that changed is chosen: its maps tell most.
-        changed = [index for index, row in enumerate(shown.rows) if row.changed]
+        changed = [index for index, row in enumerate(batch.rows) if row.changed]
         pictures = []
-        for index, row in enumerate(shown.rows):
-            picture = pages.enlarged(shown.pictures[index])
+        for index, row in enumerate(batch.rows):
+            picture = pages.enlarged(batch.pictures[index])
             pictures.append((picture, f"{index + 1}: {row.after}"))
         return Pages(
             notice=message,
-            predictions=pages.predictions_page(shown, method),
-            cliques=pages.cliques_page(shown, method, classes),
+            predictions=pages.predictions_page(batch, method),
+            cliques=pages.cliques_page(batch, method, classes),
             pictures=pictures,
             attention=self.attention(session, changed[0] if changed else 0, kind),
             memory=pages.memory_page(session.tally, method, classes),

@@ -55,9 +55,9 @@ def build_app(controller: Controller) -> gr.Blocks:
                     reset = gr.Button("Reset", min_width=80, elem_id="reset")
             with gr.Column(scale=3):
                 message = gr.HTML(notice(_WELCOME), elem_id="notice")
-                kind, shown, files = _tabs(controller, session, form, message)
+                kind, tabs, files = _tabs(controller, session, form, message)
         # What a click changes, in the order of `_flat`.
-        outputs = [session, message, *shown]
+        outputs = [session, message, *tabs]
 
         def on_next(now: AppSession | None, kind: str, *values: Any) -> list[Any]:
             current, pages = controller.next_batch(now, Form(*values), kind)
@@ -149,7 +149,7 @@ def _tabs(
         attention = gr.HTML(NOTHING_YET, elem_id="attention")
     with gr.Tab("Memory"):
         memory = gr.HTML(NOTHING_YET, elem_id="memory")
-    shown = [predictions, cliques, pictures, attention, memory]
+    widgets = [predictions, cliques, pictures, attention, memory]
     with gr.Tab("Files"):
         prepare = gr.Button("Prepare downloads", elem_id="prepare")
         files = gr.File(
@@ -181,9 +181,9 @@ def _tabs(
     kind.change(controller.attention, [session, chosen, kind], attention, **_WORK)
     prepare.click(controller.files, [session], [files, message], **_WORK)
     upload.upload(
-        on_load, [session, kind, upload, *form], [session, message, *shown], **_WORK
+        on_load, [session, kind, upload, *form], [session, message, *widgets], **_WORK
     )
-    return kind, shown, files
+    return kind, widgets, files
 
 
 def _flat(session: AppSession | None, pages: Pages) -> list[Any]:

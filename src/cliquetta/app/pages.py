@@ -69,13 +69,13 @@ def notice(text: str, *, bad: bool = False, items: Sequence[str] = ()) -> str:
     return f"<div class='{kind}' role='{role}'>{body}</div>"
 
 
-def batch_notice(session: AppSession, shown: Shown, opening: str) -> str:
+def batch_notice(session: AppSession, batch: Shown, opening: str) -> str:
     """Render a summary of a batch, and the score so far."""
     tally = session.tally
     method = session.info.method
     words = [opening] if opening else []
-    words.append(f"Batch {session.batches}: {count(len(shown.rows), 'image')}.")
-    changed = sum(row.changed for row in shown.rows)
+    words.append(f"Batch {session.batches}: {count(len(batch.rows), 'image')}.")
+    changed = sum(row.changed for row in batch.rows)
     words.append(f"{method} differs from zero-shot on {changed}.")
     if tally.labelled:
         before = 100 * tally.right["before"] / tally.labelled
@@ -85,17 +85,17 @@ def batch_notice(session: AppSession, shown: Shown, opening: str) -> str:
             f"{method} {after:.1f} %."
         )
     text = notice(" ".join(words))
-    if not shown.refused:
+    if not batch.refused:
         return text
-    sentence = f"{count(len(shown.refused), 'file')} could not be used; the others were predicted."
-    reasons = [f"{entry.name}: {entry.reason}" for entry in shown.refused]
+    sentence = f"{count(len(batch.refused), 'file')} could not be used; the others were predicted."
+    reasons = [f"{entry.name}: {entry.reason}" for entry in batch.refused]
     return text + notice(sentence, bad=True, items=reasons)
 
 
-def predictions_page(shown: Shown, method: str) -> str:
+def predictions_page(batch: Shown, method: str) -> str:
     """Render cards of a batch: both predictions side by side, changed ones marked."""
     cards = []
-    for row, picture in zip(shown.rows, shown.pictures, strict=True):
+    for row, picture in zip(batch.rows, batch.pictures, strict=True):
         file = escape(row.name.rpartition("/")[2])
         body = f"<p class='cq-name' title='{escape(row.name)}'>{file}</p>"
         body += _label("zero-shot", row.before, row.before_probability, row.truth)
@@ -130,20 +130,20 @@ def _label(who: str, label: str, probability: float, truth: str | None) -> str:
     return f"<div class='cq-line'>{line}</div><p><b>{escape(label)}</b></p>"
 
 
-def cliques_page(shown: Shown, method: str, classes: Sequence[str]) -> str:
+def cliques_page(batch: Shown, method: str, classes: Sequence[str]) -> str:
     """Render a gallery per clique of a batch."""
-    if "cliques" not in shown.prediction.evidence:
+    if "cliques" not in batch.prediction.evidence:
         return _quiet(f"{method} forms no cliques; scap does.")
 
-    cliques = describe(shown.prediction)["cliques"]
+    cliques = describe(batch.prediction)["cliques"]
     if not cliques:
         return _quiet("No images of this batch were similar enough to form a clique.")
-    small = [thumbnail(picture, 96) for picture in shown.pictures]
+    small = [thumbnail(picture, 96) for picture in batch.pictures]
     members = {index for clique in cliques for index in clique["members"]}
     images = count(len(members), "image")
     parts = [_quiet(f"{count(len(cliques), 'clique')} of {images}.")]
     for clique in cliques[:MOST_CLIQUES]:
-        parts.append(_clique(clique, shown.rows, small, classes))
+        parts.append(_clique(clique, batch.rows, small, classes))
     if len(cliques) > MOST_CLIQUES:
         words = f"The first {MOST_CLIQUES} of {len(cliques)} cliques are shown."
         parts.append(_quiet(words))
@@ -174,13 +174,13 @@ def _clique(
     return f"<div class='cq-clique'><p>{head}</p>{_grid(members)}</div>"
 
 
-def attention_page(session: AppSession, shown: Shown, index: int, kind: str) -> str:
+def attention_page(session: AppSession, batch: Shown, index: int, kind: str) -> str:
     """Render overlays of one image of a batch."""
-    index = min(max(index, 0), len(shown.rows) - 1)
+    index = min(max(index, 0), len(batch.rows) - 1)
     mapped = attention_maps(
         session.adapter,
-        shown.pixels,
-        shown.prediction,
+        batch.pixels,
+        batch.prediction,
         index,
         kind="rollout" if kind == "rollout" else "class",
     )
@@ -189,8 +189,8 @@ def attention_page(session: AppSession, shown: Shown, index: int, kind: str) -> 
         return _quiet(words)
     titles, maps = mapped
 
-    row = shown.rows[index]
-    picture = shown.pictures[index]
+    row = batch.rows[index]
+    picture = batch.pictures[index]
     cards = [_map_card("the image", "as the model sees it", picture)]
 
     # All maps have one scale; the first is plain CLIP's.

@@ -182,9 +182,9 @@ class AppSession:
             for label in labels.tolist():
                 name = dataset.names[label]
                 truths.append(name if name in self.info.classes else None)
-            shown = self._record(batch, prediction, batch.keys, truths)
+            result = self._record(batch, prediction, batch.keys, truths)
         self._position = end
-        return shown
+        return result
 
     def next_of_files(self, files: Sequence[Path], batch_size: int) -> Shown:
         """Predict the next ``batch_size`` of these images; other images begin a new round."""

@@ -122,9 +122,9 @@ def ablate(
     finish(results, common.terminal)
 
 
-def split_values(given: str) -> list[str]:
+def split_values(text: str) -> list[str]:
     """Split ``a,b`` or, where values hold commas themselves, ``a;b,c``."""
-    parts = given.split(";" if ";" in given else ",")
+    parts = text.split(";" if ";" in text else ",")
     return [part.strip() for part in parts if part.strip()]
 
 

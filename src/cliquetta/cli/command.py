@@ -143,7 +143,7 @@ def add_command(
     command that loads no model (``compute=False``), ``--plugin`` unless it names
     methods (``plugins``).
     """
-    _, *own = inspect.signature(function, eval_str=True).parameters.values()
+    _, *options = inspect.signature(function, eval_str=True).parameters.values()
     common_options = inspect.signature(Common, eval_str=True).parameters.values()
 
     # A command that loads no model takes no option about computing.
@@ -163,7 +163,7 @@ def add_command(
             function(common, **values)
 
     del run.__wrapped__  # typer would look through to the undecorated signature
-    parameters = [_as_option(parameter) for parameter in (*own, *shared)]
+    parameters = [_as_option(parameter) for parameter in (*options, *shared)]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters}
 
@@ -244,10 +244,10 @@ def _warnings(terminal: Terminal) -> Iterator[None]:
         yield
 
 
-def read_settings(given: Sequence[str]) -> dict[str, str]:
+def read_settings(texts: Sequence[str]) -> dict[str, str]:
     """Read the ``key=value`` pairs of ``--set``."""
     pairs = {}
-    for setting in given:
+    for setting in texts:
         key, equals, value = setting.partition("=")
         if not equals or not key.strip():
             raise UserError(f"--set takes key=value, got {setting!r}")
@@ -299,30 +299,30 @@ def read_cells(
     return [with_spec(base, spec) for spec in specs]
 
 
-def read_seeds(given: str) -> list[int]:
+def read_seeds(text: str) -> list[int]:
     """Read the integers of ``0,1,2``."""
     try:
-        return [int(seed) for seed in split_list(given, "seeds")]
+        return [int(seed) for seed in split_list(text, "seeds")]
     except ValueError:
         raise UserError(
-            f"--seeds takes whole numbers such as 0,1,2, got {given!r}"
+            f"--seeds takes whole numbers such as 0,1,2, got {text!r}"
         ) from None
 
 
-def read_shard(given: str) -> tuple[int, int]:
+def read_shard(text: str) -> tuple[int, int]:
     """Read ``(i, n)`` of ``i/n``, counted from 1."""
-    first, _, second = given.partition("/")
+    first, _, second = text.partition("/")
     if first.isdecimal() and second.isdecimal():
         number = int(first)
         shards = int(second)
         if 1 <= number <= shards:
             return number, shards
-    raise UserError(f"--shard takes I/N such as 2/8, got {given!r}")
+    raise UserError(f"--shard takes I/N such as 2/8, got {text!r}")
 
 
-def split_list(given: str, what: str) -> list[str]:
+def split_list(text: str, what: str) -> list[str]:
     """Split ``a,b,c`` into parts, each once; empty lists are refused."""
-    parts = [part.strip() for part in given.split(",")]
+    parts = [part.strip() for part in text.split(",")]
     named = [part for part in dict.fromkeys(parts) if part]
     if not named:
         raise UserError(f"no {what} given")

@@ -166,8 +166,8 @@ class Terminal:
             handler = RichHandler(
                 console=self.err, show_time=False, show_path=False, show_level=False
             )
-        shown = logging.ERROR if self.quiet else logging.WARNING
-        handler.setLevel(logging.DEBUG if debug else shown)
+        level = logging.ERROR if self.quiet else logging.WARNING
+        handler.setLevel(logging.DEBUG if debug else level)
         logger = logging.getLogger("cliquetta")
         propagate = logger.propagate
         logger.addHandler(handler)

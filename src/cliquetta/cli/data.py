@@ -63,14 +63,14 @@ def doctor(
     own: images per class, files that cannot be read, duplicates, small images, names
     that the class list lacks, and with --model whether zero-shot beats chance.
     """
-    own = own_data_id(data)
-    if own is not None:
-        check_datasets([own], None)
+    own_id = own_data_id(data)
+    if own_id is not None:
+        check_datasets([own_id], None)
         if classes is not None:
             check_classes(classes)
         if model is not None:
             check_model(model)
-        _examine_own(common, own, classes, model, limit, workers)
+        _examine_own(common, own_id, classes, model, limit, workers)
         return
 
     from cliquetta.data.doctor import examine

@@ -268,13 +268,13 @@ def _bar(percent: float) -> str:
     return f"{blocks:<{_BAR}} {percent:4.1f} %"
 
 
-def read_methods(given: str) -> list[str]:
+def read_methods(text: str) -> list[str]:
     """Read the methods of ``a,b,c`` but zero-shot, which is always run."""
     from cliquetta.methods.registry import get_method
 
-    names = [get_method(name).name for name in split_list(given, "methods")]
+    names = [get_method(name).name for name in split_list(text, "methods")]
     for name in names:
-        if [part.strip() for part in given.split(",")].count(name) > 1:
+        if [part.strip() for part in text.split(",")].count(name) > 1:
             raise UserError(f"--method names {name} twice: name every method once")
     return [name for name in names if name != PLAIN]
 

@@ -41,8 +41,8 @@ def run_grid(
 
     if gpus is not None and ray is None:
         raise UserError("--ray-gpus is for --ray")
-    with terminal.bars() as shown:
-        bars = GridBars(shown, len(dict.fromkeys(specs)), terminal)
+    with terminal.bars() as drawing:
+        bars = GridBars(drawing, len(dict.fromkeys(specs)), terminal)
         context.on_prepare = bars.show
         context.on_download = partial(bars.show, "download", note="bytes")
         if ray is not None:

@@ -447,14 +447,14 @@ def _report(
 def _show_classes(run: "PredictionRun", predicted: int, terminal: Terminal) -> None:
     """Show how often every class came first."""
     for name, classes in run.classes.items():
-        shown = classes.most_common(SHOWN_CLASSES)
+        most_frequent = classes.most_common(SHOWN_CLASSES)
         rows = []
-        for label, images in shown:
+        for label, images in most_frequent:
             share = number(100 * images / predicted, 1)
             rows.append((label, f"{images:,}", share))
         title = (
             "Predicted classes"
-            if len(shown) == len(classes)
+            if len(most_frequent) == len(classes)
             else "Most frequent classes"
         )
         if len(run.classes) > 1:

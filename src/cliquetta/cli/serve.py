@@ -158,12 +158,12 @@ def serve(
     serve_replicas(build, plan, host=host, port=port, on_ready=ready)
 
 
-def _read_replicas(given: str) -> tuple[int, int]:
+def _read_replicas(text: str) -> tuple[int, int]:
     """Read the least and the largest number of replicas."""
-    least, _, most = given.partition(":")
+    least, _, most = text.partition(":")
     most = most or least
     if not (least.isdecimal() and most.isdecimal()):
-        raise UserError(f"--replicas is N or MIN:MAX, got {given!r}")
+        raise UserError(f"--replicas is N or MIN:MAX, got {text!r}")
     return int(least), int(most)
 
 

@@ -77,8 +77,8 @@ def list_all(common: Common, sessions: Where = "sessions") -> None:
         )
         for one in stored
     ]
-    shown = [[str(cell) for cell in row] for row in rows]
-    common.terminal.table(_COLUMNS, shown, right=_NUMBERS)
+    cells = [[str(cell) for cell in row] for row in rows]
+    common.terminal.table(_COLUMNS, cells, right=_NUMBERS)
     megabytes = size.bytes / 2**20
     common.terminal.say(
         f"{count(len(stored), 'session')} in {name}, {megabytes:.1f} MiB on disk"

@@ -452,10 +452,10 @@ def _cost(pairs: Sequence[tuple[Run, Run]]) -> float | None:
     for plain, run in pairs:
         environments = [plain.record.environment, run.record.environment]
         devices = {environment.get("device_name") for environment in environments}
-        kept = any(
+        from_features = any(
             environment.get("features") == "kept" for environment in environments
         )
-        if len(devices) > 1 or kept:
+        if len(devices) > 1 or from_features:
             continue
         plain_rate = plain.record.throughput["images_per_second"]
         rate = run.record.throughput["images_per_second"]
@@ -469,5 +469,5 @@ def average(
     how: Callable[[list[float]], float] = statistics.mean,
 ) -> float | None:
     """Average the values that are known."""
-    known = [value for value in values if value is not None]
-    return how(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return how(numbers) if numbers else None

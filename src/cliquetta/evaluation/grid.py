@@ -235,11 +235,11 @@ def _blocks(
     if ROOT in text and not root:
         raise UserError(f"{path} needs a folder: say where its files are with --root")
     shared: dict[str, Any] = {}
-    for own in json.loads(text.replace(ROOT, root)):
-        if "datasets" not in own:
-            shared = own
+    for entry in json.loads(text.replace(ROOT, root)):
+        if "datasets" not in entry:
+            shared = entry
             continue
-        block = {**shared, **own}
+        block = {**shared, **entry}
 
         datasets = block.pop("datasets")
         shifts = block.pop("shifts", [])

@@ -11,20 +11,20 @@ def packaged_grid(name: str) -> Path:
     return Path(str(files("cliquetta.evaluation").joinpath(f"data/grids/{name}.json")))
 
 
-def find_grid(given: Path) -> Path:
+def find_grid(grid: Path) -> Path:
     """Return the file of a grid.
 
     Args:
-        given: A path, or the name of a grid that comes with the package.
+        grid: A path, or the name of a grid that comes with the package.
 
     Raises:
         UnknownNameError: It is neither.
 
     """
-    if given.exists():
-        return given
-    packaged = packaged_grid(given.name)
+    if grid.exists():
+        return grid
+    packaged = packaged_grid(grid.name)
     if not packaged.exists():
-        known = [path.stem for path in packaged.parent.glob("*.json")]
-        raise UnknownNameError("grid, and no file", str(given), known)
+        names = [path.stem for path in packaged.parent.glob("*.json")]
+        raise UnknownNameError("grid, and no file", str(grid), names)
     return packaged

@@ -197,20 +197,20 @@ def _values(state: Tensor | Sequence[Tensor]) -> Tensor:
     return torch.cat(list(state)) if state else torch.zeros(0)
 
 
-def auroc(known: Tensor, outside: Tensor) -> float:
+def auroc(inside: Tensor, outside: Tensor) -> float:
     """Estimate how often an image of the list scores above one outside; a tie counts half."""
     # Every image of the list is ranked among those outside, twice: ties count half.
     ordered = outside.sort().values
-    below = torch.searchsorted(ordered, known)
-    up_to = torch.searchsorted(ordered, known, right=True)
+    below = torch.searchsorted(ordered, inside)
+    up_to = torch.searchsorted(ordered, inside, right=True)
     mean = (below + up_to).double().mean()
     return float(mean) / (2 * len(outside))
 
 
-def fpr95(known: Tensor, outside: Tensor) -> float:
+def fpr95(inside: Tensor, outside: Tensor) -> float:
     """Share of images outside the list that pass the threshold that 95 % of the others pass."""
-    passing = -(-95 * len(known) // 100)  # rounded up
-    ordered = known.sort(descending=True).values
+    passing = -(-95 * len(inside) // 100)  # rounded up
+    ordered = inside.sort(descending=True).values
     threshold = ordered[passing - 1]
     accepted = outside >= threshold
     return float(accepted.double().mean())

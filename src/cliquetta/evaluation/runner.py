@@ -115,9 +115,9 @@ def evaluate(
         UserError: If method and stream do not fit together.
 
     """
-    shown = as_stream(stream, adapter)
-    warn_of_sorted_classes(shown, adapter)
-    stream = from_given_features(shown, adapter.model)
+    images = as_stream(stream, adapter)
+    warn_of_sorted_classes(images, adapter)
+    stream = from_given_features(images, adapter.model)
     if isinstance(stream, FeatureStream):
         require_features_only(type(adapter), adapter.name, towers=True)
     if stream.views != adapter.views:
@@ -148,7 +148,7 @@ def evaluate(
     return run.write_record("finished")
 
 
-def as_stream(given: Any, adapter: Adapter) -> AnyStream:
+def as_stream(data: Any, adapter: Adapter) -> AnyStream:
     """Return a stream of whatever a user wants to have scored.
 
     Raises:
@@ -160,23 +160,23 @@ def as_stream(given: Any, adapter: Adapter) -> AnyStream:
             f"evaluate takes a method first, got {type(adapter).__name__}: build it with "
             "create_method(name, model, classes)"
         )
-    if isinstance(given, Stream | FeatureStream | HeldStream):
-        return given
+    if isinstance(data, Stream | FeatureStream | HeldStream):
+        return data
     order = "shuffled"
     batch_size = 64
-    if is_torch_data(given):
-        if isinstance(given, DataLoader):
+    if is_torch_data(data):
+        if isinstance(data, DataLoader):
             order = "sequential"
-            batch_size = given.batch_size or batch_size
-        images = TorchImages(given, adapter.model.preprocess)
-        given = LabelledTorchImages(images, adapter.prompts.names)
-    if not isinstance(given, Dataset):
+            batch_size = data.batch_size or batch_size
+        images = TorchImages(data, adapter.model.preprocess)
+        data = LabelledTorchImages(images, adapter.prompts.names)
+    if not isinstance(data, Dataset):
         raise UserError(
             "evaluate takes a Stream, a dataset (get_dataset, or torch's, of (image, label) "
-            f"pairs) or a DataLoader, got {type(given).__name__}"
+            f"pairs) or a DataLoader, got {type(data).__name__}"
         )
     return Stream(
-        given,
+        data,
         adapter.model.preprocess,
         batch_size,
         order=order,

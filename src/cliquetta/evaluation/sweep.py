@@ -91,10 +91,10 @@ class RunContext:
         """Run one cell, or continue it, or find it finished; return its record."""
         adapter, stream = self.prepare(spec)
         if self.recorded is not None:
-            shown = prepared.from_given_features(stream, adapter.model)
-            known = self.recorded(plan(adapter, shown, spec.preset))
-            if known is not None:
-                return known
+            as_run = prepared.from_given_features(stream, adapter.model)
+            record = self.recorded(plan(adapter, as_run, spec.preset))
+            if record is not None:
+                return record
         # plain CLIP has nothing to explain
         explained = self.evidence and spec.method != BASELINE and self.out is not None
         return evaluate(
@@ -114,8 +114,8 @@ class RunContext:
             None if spec.text_features is None else as_text_features(spec.text_features)
         )
         domains, unknown = self._load_data(spec, None if text is None else text.names)
-        given = domains[0].features([0]) is not None
-        if given and text is not None:
+        has_features = domains[0].features([0]) is not None
+        if has_features and text is not None:
             device = pick_device(self.device)
             model: CLIP = FeaturesOnly(text.width, scale=text.scale, device=device)
         else:
@@ -143,7 +143,7 @@ class RunContext:
             workers=self.workers,
             device=model.device,
         )
-        if given:
+        if has_features:
             if self.evidence:
                 reason = "holds features, no images to show: leave out --evidence"
                 raise UserError(f"{stream.id} {reason}")
@@ -183,8 +183,10 @@ class RunContext:
             return None
         # Neither the seed nor the order matters to such a prediction.
         about = {**plan(adapter, stream).settings}
-        shown = about["stream"]
-        about["stream"] = [shown["datasets"], shown["views"], shown["view_seed"]]
+        settings = about["stream"]
+        about["stream"] = [
+            settings[name] for name in ("datasets", "views", "view_seed")
+        ]
         del about["seed"]
 
         start = f"{stream.id} "
@@ -209,13 +211,13 @@ class RunContext:
         return self._model[1]
 
     def _load_data(
-        self, spec: RunSpec, known: Sequence[str] | None = None
+        self, spec: RunSpec, class_names: Sequence[str] | None = None
     ) -> tuple[list[Dataset], Dataset | None]:
-        """Load the datasets of a stream, and of its unknown images; ``known`` are class names."""
+        """Load the datasets of a stream, and of its unknown images, by ``class_names``."""
         order = look_up("order", spec.order, SAMPLERS)
         ids = spec.dataset.split("+" if order.interleaves else ">")
         loaded = {
-            id: self._open(id, spec.classes or known) for id in dict.fromkeys(ids)
+            id: self._open(id, spec.classes or class_names) for id in dict.fromkeys(ids)
         }
         names = spec.classes or loaded[ids[0]].names
         if spec.unknown is not None and spec.unknown not in loaded:

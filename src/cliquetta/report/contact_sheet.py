@@ -46,16 +46,18 @@ def contact_sheet(run: PredictionRun, methods: Sequence[str] = ("",)) -> str:
     """
     read = [row for row in run.rows if not row["error"]]
     damaged = [row for row in run.rows if row["error"]]
-    shown = read[:MOST]
+    first_rows = read[:MOST]
     sections = []
     for name, scores in run.scores.items():
         title = f"Accuracy of {name}" if len(run.scores) > 1 else "Accuracy"
         if scores.images:
             sections.append((title, _accuracy(scores)))
-    sections.append(("Predictions", _gallery(shown, methods)))
+    sections.append(("Predictions", _gallery(first_rows, methods)))
     notes = []
-    if len(shown) < len(read):
-        notes.append(f"The first {len(shown):,} of {len(read):,} images are shown.")
+    if len(first_rows) < len(read):
+        notes.append(
+            f"The first {len(first_rows):,} of {len(read):,} images are shown."
+        )
     if damaged:
         sections.append(("Images that could not be read", _list_damaged(damaged)))
     return frame(

@@ -141,7 +141,7 @@ def embedding_figure(embedding: Embedding, names: tuple[str, ...]) -> Figure:
     """Draw two panels in the same axes, a marker and a colour per class."""
     # The most frequent classes have colours; -1 is no class.
     frequent = Counter(embedding.labels.tolist()).most_common(CLASSES)
-    shown = sorted(label for label, _ in frequent if label >= 0)
+    classes = sorted(label for label, _ in frequent if label >= 0)
     with new_figure(7.2, 3.9) as figure:
         axes = figure.subplots(1, 2, sharex=True, sharey=True)
         panels = (
@@ -150,11 +150,11 @@ def embedding_figure(embedding: Embedding, names: tuple[str, ...]) -> Figure:
         )
         for panel, (title, points) in enumerate(panels):
             area = axes[panel]
-            others = ~np.isin(embedding.labels, shown)
+            others = ~np.isin(embedding.labels, classes)
             if others.any():
                 x, y = points[others].T
                 area.scatter(x, y, s=8, color=FAINT, alpha=0.5, linewidths=0)
-            for turn, label in enumerate(shown):
+            for turn, label in enumerate(classes):
                 x, y = points[embedding.labels == label].T
                 look = line_look(turn)
                 area.scatter(
@@ -170,5 +170,5 @@ def embedding_figure(embedding: Embedding, names: tuple[str, ...]) -> Figure:
             area.set(title=title, xticks=[], yticks=[])
             area.set_xlabel(f"cohesion {embedding.cohesion[panel]:.4f}")
             area.grid(False)
-        figure.legend(loc="outside lower center", ncols=min(5, max(1, len(shown))))
+        figure.legend(loc="outside lower center", ncols=min(5, max(1, len(classes))))
     return figure

@@ -154,10 +154,10 @@ def changed_section(run: ReportedRun, evidence: Evidence, limit: int) -> str:
     tiles = changed_tiles(evidence, limit)
     if not tiles:
         return ""
-    shown = sum(len(batch.keys) for batch in evidence.batches)
+    images = sum(len(batch.keys) for batch in evidence.batches)
     return (
         f"<h3>Images whose prediction changed</h3>{_tile_list(run, tiles)}"
-        f'<p class="note">Out of {count(shown, "image")} that the run stored, against plain '
+        f'<p class="note">Out of {count(images, "image")} that the run stored, against plain '
         "CLIP on the same image. ✓ and a full frame: now right; ✗ and a dashed frame: now "
         "wrong.</p>"
     )

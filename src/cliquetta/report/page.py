@@ -96,17 +96,17 @@ def _document(
     sections: list[tuple[str, str]] = [("Results", results)]
 
     # Every stream of images has a section, with the evidence of a few runs.
-    shown = 0
+    galleries = 0
     left_out = 0
     for index, group in enumerate(groups):
         body = parts.group_section(group, figures, draw=index < amounts.datasets)
         for run in group.runs:
             if run.evidence is None or not run.evidence.batches or run.plain:
                 continue
-            if shown == amounts.runs:
+            if galleries == amounts.runs:
                 left_out += 1
                 continue
-            shown += 1
+            galleries += 1
             label = group.labels[run.id]
             section = evidence_section(
                 run,
