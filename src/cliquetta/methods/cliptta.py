@@ -53,15 +53,14 @@ class CLIPTTAConfig(AdamConfig):
 
 
 def soft_contrastive_loss(logits: Tensor) -> Tensor:
-    """Mean entropy of images over the texts paired with a batch, from its logits (B, N)."""
-    pairs = logits[
-        :, logits.detach().argmax(dim=-1)
-    ]  # (B, B): image i, text of image j
+    """Average the entropy of images over the texts paired with a batch, from logits (B, N)."""
+    labels = logits.detach().argmax(dim=-1)
+    pairs = logits[:, labels]  # (B, B): image i, text of image j
     return entropy(pairs).mean()
 
 
 def mean_prediction_entropy(logits: Tensor) -> Tensor:
-    """Entropy of the mean probabilities of logits (B, N)."""
+    """Return the entropy of the mean probabilities of logits (B, N)."""
     mean = logits.softmax(dim=-1).mean(dim=0)
     return -(mean * (mean + EPS).log()).sum()
 
@@ -80,57 +79,73 @@ class CLIPTTA(LayerNormAdapter):
 
     def _setup(self) -> None:
         super()._setup()
-        shape = (len(self.prompts), self.config.memory_shots)
-        pixels = (3, self.model.image_size, self.model.image_size)
-        AdamState.begin(self.tower.start).declare(self.memory, "norms")
-        self.memory.declare(
-            "doubt", self.classifier.new_full(shape, torch.inf), NON_NEGATIVE
-        )
-        self.memory.declare(
-            "images", torch.zeros(*shape, *pixels, device=self.model.device)
-        )
-        self.memory.declare_generator("generator", self.seed)
+        memory = self.memory
+        AdamState.begin(self.tower.start).declare(memory, "norms")
+
+        # the confident memory: images by class, and 1 - probability of that class
+        classes = len(self.prompts)
+        shots = self.config.memory_shots
+        size = self.model.image_size
+        doubt = self.classifier.new_full((classes, shots), torch.inf)
+        images = torch.zeros(classes, shots, 3, size, size, device=self.model.device)
+        memory.declare("doubt", doubt, NON_NEGATIVE)
+        memory.declare("images", images)
+        memory.declare_generator("generator", self.seed)
 
     def _predict(self, batch: Batch) -> Prediction:
         state = AdamState.load(self.memory, "norms")
-        if self.config.memory_shots:
+        has_memory = self.config.memory_shots > 0
+        if has_memory:
             self._remember(batch.images, state.values)
 
         def loss(norms: Tensor) -> Tensor:
-            parts = (
-                [batch.images, self._recall()]
-                if self.config.memory_shots
-                else [batch.images]
-            )
+            parts = [batch.images]
+            if has_memory:
+                parts.append(self._recall())
+
+            # one forward pass for both, whose losses are added
             logits = self.logits(norms, torch.cat(parts))
-            each = torch.split(logits, [len(part) for part in parts])
-            return sum(map(self.loss, each), norms.new_zeros(()))
+            total = norms.new_zeros(())
+            for part in torch.split(logits, [len(part) for part in parts]):
+                total = total + self.loss(part)
+            return total
 
         state = minimize(state, loss, self.config.steps, self.config.adam)
         state.store(self.memory, "norms")
+
+        # unlike Tent's, the prediction is that after the steps
         with torch.no_grad():
-            return Prediction(self.logits(state.values, batch.images).float())
+            logits = self.logits(state.values, batch.images)
+        return Prediction(logits.float())
 
     def loss(self, logits: Tensor) -> Tensor:
-        """Contrast of a batch, less its diversity, from its logits (B, N)."""
+        """Subtract the weighted diversity from the contrast of logits (B, N)."""
         diversity = self.config.diversity_weight * mean_prediction_entropy(logits)
         return soft_contrastive_loss(logits) - diversity
 
     def _recall(self) -> Tensor:
-        """Images drawn from the memory, equally many of every class that has as many."""
-        filled = self.memory["doubt"].isfinite()
+        """Draw images from the memory, equally many of every class that has as many."""
+        filled = self.memory["doubt"].isfinite()  # (N, K)
         count = max(1, self.config.memory_drawn // len(filled))
         with self.memory.generator("generator") as generator:
             order = torch.rand(filled.shape, generator=generator).to(filled.device)
-        rank = order.masked_fill(~filled, torch.inf).argsort(dim=1).argsort(dim=1)
-        return self.memory["images"][filled & (rank < count)]
+
+        # a random rank for every filled slot of a class; the empty ones come last
+        order = order.masked_fill(~filled, torch.inf)
+        rank = order.argsort(dim=1).argsort(dim=1)
+        drawn = filled & (rank < count)
+        return self.memory["images"][drawn]
 
     @torch.no_grad()
     def _remember(self, images: Tensor, norms: Tensor) -> None:
-        """Keep the surest images of each class that they are predicted as under ``norms``."""
+        """Remember the surest images of each predicted class, as predicted under ``norms``."""
+        memory = self.memory
+
+        # the memory judges by the softmax of cosines, without the scale
         cosines = self.logits(norms, images) / self.scale
         probability, labels = cosines.softmax(dim=-1).max(dim=-1)
-        doubt = (1 - probability).to(self.memory["doubt"].dtype)
-        occupancy = simulate_insertions(self.memory["doubt"], labels, doubt)
-        self.memory["doubt"] = store(self.memory["doubt"], doubt, occupancy)
-        self.memory["images"] = store(self.memory["images"], images.float(), occupancy)
+        doubt = (1 - probability).to(memory["doubt"].dtype)
+
+        occupancy = simulate_insertions(memory["doubt"], labels, doubt)
+        memory["doubt"] = store(memory["doubt"], doubt, occupancy)
+        memory["images"] = store(memory["images"], images.float(), occupancy)

@@ -44,9 +44,21 @@ class MintConfig(AdamConfig):
 def between_class_variance(
     features: Tensor, labels: Tensor, mean: Tensor, class_means: Tensor
 ) -> Tensor:
-    """Mean squared distance of features (B, E) from ``mean`` minus that from their class's mean."""
+    """Subtract the variance of features (B, E) within classes from the total.
+
+    Args:
+        features: (B, E), of which every predicted class has the same weight.
+        labels: Predicted classes (B,).
+        mean: z̃ (E,), running mean of all features.
+        class_means: z̃_c (N, E), running means by predicted class.
+
+    """
+    # w_i: one over the number of classes and of the images of this one
     counts = labels.bincount(minlength=len(class_means))
-    weights = 1 / ((counts > 0).sum() * counts[labels])
+    classes = (counts > 0).sum()
+    weights = 1 / (classes * counts[labels])
+
+    # Σ_i w_i (|z_i - z̃|² - |z_i - z̃_c(i)|²)
     total = (features - mean).square().sum(dim=-1)
     within = (features - class_means[labels]).square().sum(dim=-1)
     return ((total - within) * weights).sum()
@@ -64,50 +76,74 @@ class Mint(LayerNormAdapter):
 
     def _setup(self) -> None:
         super()._setup()
-        N, E = self.classifier.shape
-        for name in ("before", "after"):  # the step
-            self.memory.declare(f"{name}.sums", self.classifier.new_zeros(N, E))
-            self.memory.declare(
-                f"{name}.counts", self.classifier.new_zeros(N), NON_NEGATIVE
-            )
-        self.memory.declare("gradient", torch.zeros_like(self.tower.start))
-        self.memory.declare("batches", self.tower.start.new_zeros(()), NON_NEGATIVE)
+        memory = self.memory
+        norms = self.tower.start
+        classes = len(self.classifier)
+
+        # sums and counts by predicted class, of features before and after the step
+        for moment in ("before", "after"):
+            sums = torch.zeros_like(self.classifier)
+            counts = self.classifier.new_zeros(classes)
+            memory.declare(f"{moment}.sums", sums)
+            memory.declare(f"{moment}.counts", counts, NON_NEGATIVE)
+
+        # the average gradient over all batches
+        memory.declare("gradient", torch.zeros_like(norms))
+        memory.declare("batches", norms.new_zeros(()), NON_NEGATIVE)
 
     def _predict(self, batch: Batch) -> Prediction:
-        memory = self.memory
-        with torch.enable_grad():
-            start = self.tower.start.detach().requires_grad_()
-            features = self.features(start, batch.images)
-            labels, means, mean = self._class_means("before", features.detach())
-            variance = between_class_variance(features, labels, mean, means)
-            (gradient,) = torch.autograd.grad(-variance, start)
-        memory["batches"] = memory["batches"] + 1
-        memory["gradient"] = torch.lerp(
-            memory["gradient"], gradient, 1 / float(memory["batches"])
-        )
+        gradient, variance = self._variance_gradient(batch.images)
+
+        # averaged over all batches so far
+        batches = self.memory["batches"] + 1
+        average = torch.lerp(self.memory["gradient"], gradient, 1 / float(batches))
+        self.memory["batches"] = batches
+        self.memory["gradient"] = average
+
+        # one step of Adam along it, from the loaded norms
         fresh = AdamState.begin(self.tower.start)
-        norms = adam_step(fresh, memory["gradient"], self.config.adam).values
+        norms = adam_step(fresh, average, self.config.adam).values
         with torch.no_grad():
             features = self.features(norms, batch.images)
-            _, means, _ = self._class_means("after", features)
-            seen = memory["after.counts"].sum()
-            text = l2_normalize(
-                self.config.text_weight * self.classifier + seen * means
-            )
+            text = self._mixed_texts(features)
             logits = self.scale * features @ text.T
-        return Prediction(logits.float(), {"variance": variance.detach()})
+        return Prediction(logits.float(), {"variance": variance})
 
-    def _class_means(
-        self, name: str, features: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Labels (B,) of features by the texts; running means by class, and of all, with these."""
+    def _variance_gradient(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gradient of the negative variance at the loaded norms; the variance."""
+        with torch.enable_grad():
+            norms = self.tower.start.detach().requires_grad_()
+            features = self.features(norms, images)
+            labels, sums, counts = self._remember("before", features.detach())
+            variance = between_class_variance(
+                features,
+                labels,
+                mean=sums.sum(dim=0) / counts.sum(),
+                class_means=sums / counts.clamp_min(1)[:, None],
+            )
+            (gradient,) = torch.autograd.grad(-variance, norms)
+        return gradient, variance.detach()
+
+    def _mixed_texts(self, features: Tensor) -> Tensor:
+        """Mix texts with the class means of adapted features: normalised K₀ t_c + K m_c."""
+        _, sums, counts = self._remember("after", features)
+        means = sums / counts.clamp_min(1)[:, None]
+
+        # K: images so far
+        text = self.config.text_weight * self.classifier + counts.sum() * means
+        return l2_normalize(text)
+
+    def _remember(self, moment: str, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Count features (B, E) for the classes that the texts predict.
+
+        Returns:
+            Labels (B,); sums (N, E) and counts (N,) of all features so far by class.
+
+        """
         labels = (features @ self.classifier.T).argmax(dim=-1)
-        member = F.one_hot(labels, len(self.prompts)).to(features.dtype)
-        sums = self.memory[f"{name}.sums"] + member.T @ features
-        counts = self.memory[f"{name}.counts"] + member.sum(dim=0)
-        self.memory[f"{name}.sums"], self.memory[f"{name}.counts"] = sums, counts
-        return (
-            labels,
-            sums / counts.clamp_min(1)[:, None],
-            sums.sum(dim=0) / counts.sum(),
-        )
+        member = F.one_hot(labels, len(self.prompts)).to(features.dtype)  # (B, N)
+        sums = self.memory[f"{moment}.sums"] + member.T @ features
+        counts = self.memory[f"{moment}.counts"] + member.sum(dim=0)
+        self.memory[f"{moment}.sums"] = sums
+        self.memory[f"{moment}.counts"] = counts
+        return labels, sums, counts
