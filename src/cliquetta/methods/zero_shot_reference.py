@@ -37,17 +37,18 @@ LEFT_OUT = "left_out_scores"  # The window in a method's memory.
 
 
 def rejection_score(logits: Tensor) -> Tensor:
-    """Uncertainty (B,) of logits (B, N): entropy when softened, 1 for a mere guess."""
+    """Return the uncertainty (B,) of logits (B, N): softened entropy, 1 for a mere guess."""
     return entropy(logits.float() / SOFTENING) / math.log(logits.shape[1])
 
 
 def left_out_score(logits: Tensor) -> Tensor:
-    """The scores (B,) with the prediction of each image left out of the class list."""
-    return rejection_score(logits.sort(dim=1, descending=True).values[:, 1:])
+    """Score images (B,) with the prediction of each left out of the class list."""
+    ascending = logits.sort(dim=1, descending=True).values
+    return rejection_score(ascending[:, 1:])
 
 
 def empty_window() -> Tensor:
-    """Left-out scores (WINDOW,) before the first image: infinite where there is none."""
+    """Return left-out scores (WINDOW,) before the first image: infinite where there is none."""
     return torch.full((WINDOW,), torch.inf)
 
 
@@ -59,24 +60,35 @@ def reject(
     *,
     learn: bool = True,
 ) -> tuple[Rejection, Tensor]:
-    """Images of none of the classes, by logits and plain CLIP's (B, N); also the new window."""
+    """Reject images of none of the classes, by logits and plain CLIP's (B, N).
+
+    Returns:
+        The rejection, and the window after the images, which it is unless they ``learn``.
+
+    """
     score = (rejection_score(logits) + rejection_score(zero_shot)) / 2
     if learn:
         left_out = (left_out_score(logits) + left_out_score(zero_shot)) / 2
         window = torch.cat([window, left_out])[-WINDOW:]
-    return Rejection(score, score > rejection_limit(window, share)), window
+    rejected = score > rejection_limit(window, share)
+    return Rejection(score, rejected), window
 
 
 def rejection_limit(window: Tensor, share: float) -> Tensor:
-    """The score () that ``share`` of a window's scores exceed."""
+    """Return the score () that ``share`` of a window's scores exceed."""
     return window[window.isfinite()].quantile(1 - share)
 
 
 def merge_windows(windows: Sequence[Tensor]) -> Tensor:
-    """One window from several: all scores, or evenly spaced ones of them in order."""
-    pooled = torch.cat([window[window.isfinite()] for window in windows]).sort().values
-    ranks = torch.linspace(0, len(pooled) - 1, min(WINDOW, len(pooled))).long()
-    return torch.cat([empty_window().to(pooled), pooled[ranks]])[-WINDOW:]
+    """Merge several windows: all scores, or evenly spaced ones of them in order."""
+    scores = [window[window.isfinite()] for window in windows]
+    ascending = torch.cat(scores).sort().values
+
+    # as many as fit, at the end of a window as if they had come one by one
+    count = min(WINDOW, len(ascending))
+    ranks = torch.linspace(0, len(ascending) - 1, count).long()
+    empty = empty_window().to(ascending)
+    return torch.cat([empty, ascending[ranks]])[-WINDOW:]
 
 
 TEMPERATURES = tuple(
@@ -89,43 +101,59 @@ CONFIDENCES = "confidences"  # The sums in a method's memory.
 
 
 def no_confidences() -> Tensor:
-    """Sums (1 + len(TEMPERATURES),) before the first image; see :func:`count_confidences`."""
+    """Return sums (1 + len(TEMPERATURES),) before the first image; see :func:`count_confidences`."""
     return torch.zeros(1 + len(TEMPERATURES))
 
 
 def count_confidences(sums: Tensor, logits: Tensor, zero_shot: Tensor) -> Tensor:
-    """Add a batch's probabilities of its classes: ``zero_shot`` (B, N), then per temperature."""
+    """Add the probabilities of a batch's classes to fading sums.
+
+    Args:
+        sums: (1 + len(TEMPERATURES),): zero-shot CLIP's, then the method's by temperature.
+        logits: Of the method (B, N).
+        zero_shot: Probabilities of plain CLIP (B, N).
+
+    """
     logits = logits.float()
-    backing = zero_shot.gather(1, logits.argmax(dim=1, keepdim=True)).sum()
-    sure = [(logits / t).softmax(dim=1).amax(dim=1).sum() for t in TEMPERATURES]
-    return sums * math.pow(0.5, len(logits) / HALF_LIFE) + torch.stack(
-        [backing, *sure]
-    ).to(sums)
+    labels = logits.argmax(dim=1, keepdim=True)
+    added = [zero_shot.gather(1, labels).sum()]
+    for temperature in TEMPERATURES:
+        probabilities = (logits / temperature).softmax(dim=1)
+        added.append(probabilities.amax(dim=1).sum())
+    fading = math.pow(0.5, len(logits) / HALF_LIFE)
+    return sums * fading + torch.stack(added).to(sums)
 
 
 def find_temperature(sums: Tensor) -> Tensor:
-    """The temperature () at which predictions are as sure as zero-shot CLIP backs them; or 1."""
-    backing, sure = sums[0], sums[1:]
-    high = (sure > backing).sum().clamp(1, len(sure) - 1)
-    before, after = (
-        sure.take(high - 1),
-        sure.take(high),
-    )  # an index would wait for the device
+    """Find the temperature () at which predictions are as sure as zero-shot CLIP backs them; or 1."""
+    backing = sums[0]
+    confidences = sums[1:]  # falling with the temperature
+
+    # the first of them at or below the backing, and the one before it; by ``take``, as
+    # an index would wait for the device
+    high = (confidences > backing).sum().clamp(1, len(confidences) - 1)
+    low = high - 1
+    before = confidences.take(low)
+    after = confidences.take(high)
+
+    # between the two, linear in the logarithm of the temperature
     fall = (before - after).clamp_min(torch.finfo(sums.dtype).tiny)
     weight = ((before - backing) / fall).clamp(0, 1)
     scale = _log_temperatures(sums.device).to(sums)
-    temperature = scale.take(high - 1).lerp(scale.take(high), weight).exp()
+    temperature = scale.take(low).lerp(scale.take(high), weight).exp()
+
+    # nothing was counted yet
     return torch.where(sums.sum() > 0, temperature, torch.ones_like(temperature))
 
 
 @cache
 def _log_temperatures(device: torch.device) -> Tensor:
-    """Logarithms of :data:`TEMPERATURES`; they are copied to the device once."""
+    """Return the logarithms of :data:`TEMPERATURES`, copied to the device once."""
     return torch.tensor(TEMPERATURES).log().to(device)
 
 
 def calibrate(logits: Tensor, sums: Tensor) -> Tensor:
-    """Logits (B, N) divided by the temperature."""
+    """Divide logits (B, N) by the temperature."""
     return logits / find_temperature(sums).to(logits)
 
 
@@ -134,7 +162,7 @@ OPTIONAL = {LEFT_OUT: empty_window, CONFIDENCES: no_confidences}
 
 
 def without_optional(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state without what rejection and calibration need."""
+    """Drop from a state what rejection and calibration need."""
     return {name: value for name, value in state.items() if name not in OPTIONAL}
 
 
@@ -209,36 +237,52 @@ class ZeroShotReference:
     def _compare(
         self, prediction: Prediction, encode: Callable[[], Tensor]
     ) -> Prediction:
-        """The prediction with rejections and another temperature, by what plain CLIP encodes."""
+        """Compare a prediction with plain CLIP's, as far as that was asked for.
+
+        Args:
+            prediction: Of the method.
+            encode: Gives the unit features (B, E) of plain CLIP.
+
+        Returns:
+            The prediction with rejections and another temperature.
+
+        """
         if self.reject_share is None and not self.calibrated:
             return prediction
         logits = prediction.logits
         memory = self.memory
         learns = not self.frozen
         zero_shot = self.model.scale * encode() @ self.zero_shot_classifier.T
+
         if self.reject_share is not None:
-            rejection, window = reject(
-                logits, zero_shot, memory[LEFT_OUT], self.reject_share, learn=learns
+            window = memory[LEFT_OUT]
+            rejection, memory[LEFT_OUT] = reject(
+                logits, zero_shot, window, self.reject_share, learn=learns
             )
-            memory[LEFT_OUT] = window
             prediction = replace(prediction, rejection=rejection)
+
         if self.calibrated:
+            sums = memory[CONFIDENCES]
             if learns:
                 plain = zero_shot.softmax(dim=1)
-                sums = memory[CONFIDENCES]
-                memory[CONFIDENCES] = self._replayed(
-                    count_confidences, sums, logits, plain
-                )
-            logits = self._replayed(calibrate, logits, memory[CONFIDENCES])
+                sums = self._replayed(count_confidences, sums, logits, plain)
+                memory[CONFIDENCES] = sums
+            logits = self._replayed(calibrate, logits, sums)
             prediction = replace(prediction, logits=logits)
         return prediction
 
     def _fit_optional(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A state with what this adapter needs beside its own: from its start where missing."""
-        mine = {
+        """Return a state with the optional tensors that this adapter has, and no others.
+
+        Those that the state lacks start again.
+        """
+        fitting = {
             name: start() for name, start in OPTIONAL.items() if name in self.memory
         }
-        return mine | {n: v for n, v in state.items() if n in mine or n not in OPTIONAL}
+        for name, value in state.items():
+            if name in fitting or name not in OPTIONAL:
+                fitting[name] = value
+        return fitting
 
     def _merge_optional(
         self, states: Sequence[Mapping[str, Tensor]]
@@ -246,9 +290,9 @@ class ZeroShotReference:
         """Merge what rejection and calibration learned on several parts of a stream."""
         merged = {}
         if LEFT_OUT in self.memory:
-            merged[LEFT_OUT] = merge_windows([state[LEFT_OUT] for state in states])
+            windows = [state[LEFT_OUT] for state in states]
+            merged[LEFT_OUT] = merge_windows(windows)
         if CONFIDENCES in self.memory:
-            merged[CONFIDENCES] = torch.stack(
-                [state[CONFIDENCES] for state in states]
-            ).sum(dim=0)
+            sums = [state[CONFIDENCES] for state in states]
+            merged[CONFIDENCES] = torch.stack(sums).sum(dim=0)
         return merged
