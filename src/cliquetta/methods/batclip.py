@@ -45,7 +45,8 @@ def class_means(
 
     The mean of an absent class is zero.
     """
-    member = F.one_hot(labels, classes).to(features.dtype)  # (B, N)
+    # which image is of which class, (B, N)
+    member = F.one_hot(labels, classes).to(features.dtype)
     counts = member.sum(dim=0)
 
     # an absent class divides its zero sum by one
@@ -78,10 +79,11 @@ def batclip_loss(logits: Tensor, features: Tensor, text: Tensor) -> Tensor:
         text: Unit text features (N, E).
 
     """
+    # m_c, the mean feature of the images predicted as c
     labels = logits.argmax(dim=-1)
     means, present = class_means(features, labels, logits.shape[1])
 
-    # certain, close to their texts, and apart from one another
+    # predictions are certain, class means close to their texts and far from one another
     uncertainty = entropy(logits).mean()
     matching = projection_matching(means, present, text)
     separation = inter_class_separation(means, present)
@@ -119,28 +121,33 @@ class BATCLIP(Adapter):
         AdamState.begin(self.images.start).declare(self.memory, "image_norms")
         self.learned = ["image_norms"]
 
+        # otherwise class texts stay
         if not adapt_text:
             self.fixed = model.classifier(prompts)
             return
         self.texts = LayerNormTower(model.require_text())
         AdamState.begin(self.texts.start).declare(self.memory, "text_norms")
         self.learned.append("text_norms")
-        self.ids = []  # of the class texts in each template
-        for template in prompts.templates:
-            ids = model.tokenizer(prompts.texts(template))
-            self.ids.append(ids.to(model.device))
+
+        # ids of the class texts in each template
+        texts = [prompts.texts(template) for template in prompts.templates]
+        self.ids = [model.tokenizer(names).to(model.device) for names in texts]
 
     def _predict(self, batch: Batch) -> Prediction:
         states = [AdamState.load(self.memory, name) for name in self.learned]
         with torch.enable_grad():
             norms = [state.values.detach().requires_grad_() for state in states]
             features = self.images(norms[0], batch.images)
-            text = self.classifier(norms[1]) if self.config.adapt_text else self.fixed
+            if self.config.adapt_text:
+                text = self.classifier(norms[1])
+            else:
+                text = self.fixed
 
             # the forward pass before the step is the prediction
-            logits = self.scale * self.model.unit_image(features) @ text.T
+            units = self.model.unit_image(features)
+            logits = self.scale * units @ text.T
 
-            # the matching and separation terms take features that are not normalised
+            # class means are of features that are not normalised
             loss = batclip_loss(logits, features, text)
             gradients = torch.autograd.grad(loss, norms)
 

@@ -47,16 +47,18 @@ class BCA(ImageByImage):
     def _setup(self) -> None:
         super()._setup()
         memory = self.memory
-        one_hot = torch.eye(
-            len(self.prompts), device=self.model.device
-        )  # P(Y | μ), (N, N)
-        ones = torch.ones_like(one_hot[0])
+        priors = torch.eye(len(self.prompts), device=self.model.device)
+        ones = torch.ones_like(priors[0])
+
+        # μ (N, E), at first the texts, and how many images each counts for
         counts = ones * self.config.likelihood_count
-        prior_counts = ones * self.config.prior_count
-        memory.declare("embeddings", self.classifier, SHORT)  # μ, (N, E)
+        memory.declare("embeddings", self.classifier, SHORT)
         memory.declare("embedding_counts", counts, NON_NEGATIVE)
-        memory.declare("priors", one_hot, NON_NEGATIVE)
-        memory.declare("prior_counts", prior_counts, NON_NEGATIVE)
+
+        # P(Y | μ) (N, N), at first one-hot, and how many images each row counts for
+        counts = ones * self.config.prior_count
+        memory.declare("priors", priors, NON_NEGATIVE)
+        memory.declare("prior_counts", counts, NON_NEGATIVE)
 
     def predict_group(self, features: Tensor) -> Tensor:
         """Predict posteriors (B, N), each from the state that the images before it left."""

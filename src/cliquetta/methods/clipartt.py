@@ -54,13 +54,15 @@ def transductive_loss(
         Mean cross-entropy of softmax(scale V Tᵀ) against Qᵀ.
 
     """
-    # Q: agreement of the images with one another and of their texts
-    similarities = images @ images.T + texts @ texts.T  # V Vᵀ + T Tᵀ
+    # Q = softmax of ((V·Vᵀ + T·Tᵀ) / 2) / temperature along its rows
+    similarities = images @ images.T + texts @ texts.T
     targets = (similarities / (2 * temperature)).softmax(dim=-1)
     if detach:
         targets = targets.detach()
 
-    logs = (scale * images @ texts.T).log_softmax(dim=-1)
+    # cross-entropy of the softmax rows of scale·V·Tᵀ against Qᵀ
+    logits = scale * images @ texts.T
+    logs = logits.log_softmax(dim=-1)
     return -(targets.T * logs).sum(dim=-1).mean()
 
 
@@ -78,9 +80,9 @@ class CLIPArTT(EpisodicLayerNormAdapter):
 
         # the longest text that can come up must fit, now rather than in the middle of a
         # stream
-        lengths = torch.tensor([len(tokenizer.encode(name)) for name in names])
-        longest = lengths.topk(self.top).indices.tolist()
-        tokenizer([self.mixed_text(longest)])
+        lengths = [len(tokenizer.encode(name)) for name in names]
+        longest = torch.tensor(lengths).topk(self.top).indices
+        tokenizer([self.mixed_text(longest.tolist())])
 
     def adapt(self, images: Tensor) -> Tensor:
         """Return flat LayerNorm parameters after all steps on one batch."""
@@ -108,10 +110,11 @@ class CLIPArTT(EpisodicLayerNormAdapter):
     @torch.no_grad()
     def pseudo_texts(self, features: Tensor) -> Tensor:
         """Encode a text per image, of its likeliest classes: unit features (B, E)."""
+        # the three likeliest under the current norms, (B, 3)
         cosines = features @ self.classifier.T
-        likeliest = cosines.topk(self.top, dim=-1).indices  # (B, top)
+        likeliest = cosines.topk(self.top, dim=-1).indices
 
-        # images that share their likeliest classes share a text, which is encoded once
+        # images that share them share a text, which is encoded once
         rows, text_of_image = torch.unique(likeliest, dim=0, return_inverse=True)
         texts = [self.mixed_text(classes) for classes in rows.tolist()]
         encoded = self.model.encode_text(texts, normalize=True)

@@ -54,6 +54,7 @@ class CLIPTTAConfig(AdamConfig):
 
 def soft_contrastive_loss(logits: Tensor) -> Tensor:
     """Average the entropy of images over the texts paired with a batch, from logits (B, N)."""
+    # p(text_j | image_i): every image is paired with the text of its predicted class
     labels = logits.detach().argmax(dim=-1)
     pairs = logits[:, labels]  # (B, B): image i, text of image j
     return entropy(pairs).mean()
@@ -82,13 +83,15 @@ class CLIPTTA(LayerNormAdapter):
         memory = self.memory
         AdamState.begin(self.tower.start).declare(memory, "norms")
 
-        # the confident memory: images by class, and 1 - probability of that class
+        # the class-wise confident memory: 1 - probability, infinite where it is empty
         classes = len(self.prompts)
         shots = self.config.memory_shots
-        size = self.model.image_size
         doubt = self.classifier.new_full((classes, shots), torch.inf)
-        images = torch.zeros(classes, shots, 3, size, size, device=self.model.device)
         memory.declare("doubt", doubt, NON_NEGATIVE)
+
+        # its images, and from where they are drawn at random
+        size = self.model.image_size
+        images = torch.zeros(classes, shots, 3, size, size, device=self.model.device)
         memory.declare("images", images)
         memory.declare_generator("generator", self.seed)
 
@@ -105,10 +108,9 @@ class CLIPTTA(LayerNormAdapter):
 
             # one forward pass for both, whose losses are added
             logits = self.logits(norms, torch.cat(parts))
-            total = norms.new_zeros(())
-            for part in torch.split(logits, [len(part) for part in parts]):
-                total = total + self.loss(part)
-            return total
+            each = torch.split(logits, [len(part) for part in parts])
+            losses = [self.loss(part) for part in each]
+            return torch.stack(losses).sum()
 
         state = minimize(state, loss, self.config.steps, self.config.adam)
         state.store(self.memory, "norms")
@@ -126,13 +128,18 @@ class CLIPTTA(LayerNormAdapter):
     def _recall(self) -> Tensor:
         """Draw images from the memory, equally many of every class that has as many."""
         filled = self.memory["doubt"].isfinite()  # (N, K)
+
+        # images per class
         count = max(1, self.config.memory_drawn // len(filled))
         with self.memory.generator("generator") as generator:
             order = torch.rand(filled.shape, generator=generator).to(filled.device)
 
-        # a random rank for every filled slot of a class; the empty ones come last
+        # a random rank for every slot within its class, of which the empty ones come
+        # last
         order = order.masked_fill(~filled, torch.inf)
         rank = order.argsort(dim=1).argsort(dim=1)
+
+        # the first of the filled ones
         drawn = filled & (rank < count)
         return self.memory["images"][drawn]
 
@@ -146,6 +153,8 @@ class CLIPTTA(LayerNormAdapter):
         probability, labels = cosines.softmax(dim=-1).max(dim=-1)
         doubt = (1 - probability).to(memory["doubt"].dtype)
 
+        # an image goes to the memory of its predicted class, where it replaces one
+        # that was less sure
         occupancy = simulate_insertions(memory["doubt"], labels, doubt)
         memory["doubt"] = store(memory["doubt"], doubt, occupancy)
         memory["images"] = store(memory["images"], images.float(), occupancy)

@@ -48,7 +48,9 @@ def image_context(learned: coop.Learned, features: Tensor) -> Tensor:
     # pi(x): linear, ReLU, linear
     hidden = F.linear(features, learned["down.weight"], learned["down.bias"])
     hidden = F.relu(hidden)
-    shift = F.linear(hidden, learned["up.weight"], learned["up.bias"])  # (B, D)
+
+    # (B, D)
+    shift = F.linear(hidden, learned["up.weight"], learned["up.bias"])
 
     # V_m(x) = V_m + pi(x)
     return learned["context"] + shift[:, None]
@@ -84,10 +86,13 @@ def initial_parameters(
     model: CLIP, config: CoCoOpConfig, generator: torch.Generator
 ) -> dict[str, Tensor]:
     """Draw the context and the network before training."""
-    width = model.require_text().config.width
+    # the network: linear, ReLU, linear
     hidden = config.hidden_dim or max(1, model.embed_dim // 16)
+    width = model.require_text().config.width
     down, down_bias = coop.initial_linear(model.embed_dim, hidden, generator)
     up, up_bias = coop.initial_linear(hidden, width, generator)
+
+    # V, before the network moves it
     context = coop.initial_context(
         model, config.context_init, config.context_length, generator
     )
@@ -105,10 +110,12 @@ def fit_cocoop(task: FitTask, config: CoCoOpConfig) -> dict[str, Tensor]:
     """Fit ``context`` (M, D) and the network: ``down.*`` (E -> hidden), ``up.*`` (hidden -> D)."""
     generator = torch.Generator().manual_seed(task.seed)
     start = initial_parameters(task.model, config, generator)
-    length = len(start["context"])
-    tokens = coop.prompt_tokens(task.model, task.prompts, length)
-    logits = partial(cocoop_logits, task.model, tokens)
-    return learn(start, logits, task, config)
+
+    # class texts with room for the context
+    tokens = coop.prompt_tokens(task.model, task.prompts, len(start["context"]))
+
+    # cross-entropy of the cosine logits, by SGD
+    return learn(start, partial(cocoop_logits, task.model, tokens), task, config)
 
 
 @register("cocoop", fit=fit_cocoop)
@@ -120,6 +127,8 @@ class CoCoOp(FeatureLevel, FewShotAdapter):
 
     def _setup(self) -> None:
         model = self.model
+
+        # what was fitted, in the shapes that this model takes
         width = model.require_text().config.width
         hidden = len(self.tensor("down.bias", None))
         context = self.tensor("context", None, width)
@@ -130,6 +139,8 @@ class CoCoOp(FeatureLevel, FewShotAdapter):
             "up.weight": self.tensor("up.weight", width, hidden),
             "up.bias": self.tensor("up.bias", width),
         }
+
+        # class texts with room for it
         self.tokens = coop.prompt_tokens(model, self.prompts, len(context))
         self.chunk: int = self.config.text_chunk
 

@@ -66,8 +66,12 @@ def prompt_tokens(
 
     """
     tokenizer = model.tokenizer
+
+    # context tokens before the class name and behind it
     before = {"end": count, "middle": count // 2, "front": 0}[position]
     after = count - before
+
+    # padding everywhere
     ids = torch.full((len(prompts), tokenizer.context_length), tokenizer.pad)
     positions = torch.zeros(len(prompts), count, dtype=torch.int64)
 
@@ -86,10 +90,8 @@ def prompt_tokens(
                 f"model's context holds {tokenizer.context_length}: use fewer context tokens"
             )
 
-        # the rest of the row is padding
+        # the rest of the row stays padding
         ids[row, : len(tokens)] = torch.tensor(tokens)
-
-        # context before the name and behind it
         positions[row, :before] = torch.arange(first, first + before)
         positions[row, before:] = torch.arange(second, second + after)
     return ids.to(model.device), positions.to(model.device)
@@ -110,22 +112,26 @@ def initial_linear(
     inputs: int, outputs: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Draw weight (outputs, inputs) and bias uniformly in ±1 / sqrt(inputs), as torch's."""
-    bound = inputs**-0.5
+    # in [0, 1)
     weight = torch.rand(outputs, inputs, generator=generator)
     bias = torch.rand(outputs, generator=generator)
 
-    # from [0, 1) to [-bound, bound)
+    # in [-bound, bound)
+    bound = inputs**-0.5
     return (2 * weight - 1) * bound, (2 * bias - 1) * bound
+
+
+def text_features(model: CLIP, tokens: Tokens, context: Tensor) -> Tensor:
+    """Encode the class texts with a learned context: unit features (N, E)."""
+    ids, positions = tokens
+    return model.encode_text(ids, context=context, positions=positions, normalize=True)
 
 
 def coop_logits(
     model: CLIP, tokens: Tokens, learned: Learned, features: Tensor
 ) -> Tensor:
     """Return scale * cos(image, text with context V): (B, N) of unit features (B, E)."""
-    ids, positions = tokens
-    text = model.encode_text(
-        ids, context=learned["context"], positions=positions, normalize=True
-    )
+    text = text_features(model, tokens, learned["context"])
     return model.scale * features @ text.T
 
 
@@ -139,14 +145,17 @@ def fit_coop(task: FitTask, config: CoOpConfig) -> dict[str, Tensor]:
     )
     tokens = prompt_tokens(model, prompts, len(context), config.class_position)
 
+    # one context per class: words start alike for all, random tokens do not
     if config.class_specific:
         context = context.repeat(len(prompts), 1, 1)
-        # words start alike for all classes, random tokens do not
         if not config.context_init:
             drawn = torch.randn(context.shape, generator=generator)
             context = INIT_STD * drawn.to(model.device)
-    logits = partial(coop_logits, model, tokens)
-    return learn({"context": context}, logits, task, config)
+
+    # cross-entropy of the cosine logits, by SGD
+    return learn(
+        {"context": context}, partial(coop_logits, model, tokens), task, config
+    )
 
 
 @register(
@@ -162,9 +171,8 @@ class CoOp(FeatureLevel, FewShotAdapter):
     config: CoOpConfig
 
     def _setup(self) -> None:
-        model = self.model
         config = self.config
-        width = model.require_text().config.width
+        width = self.model.require_text().config.width
         if config.class_specific:
             context = self.tensor("context", len(self.prompts), None, width)
         else:
@@ -172,13 +180,9 @@ class CoOp(FeatureLevel, FewShotAdapter):
 
         # the learned context makes a fixed text classifier
         length = context.shape[-2]
-        ids, positions = prompt_tokens(
-            model, self.prompts, length, config.class_position
-        )
+        tokens = prompt_tokens(self.model, self.prompts, length, config.class_position)
         with torch.no_grad():
-            self.classifier = model.encode_text(
-                ids, context=context, positions=positions, normalize=True
-            )
+            self.classifier = text_features(self.model, tokens, context)
 
     def _predict_features(self, features: Tensor) -> Prediction:
         return Prediction(self.model.scale * features[:, 0] @ self.classifier.T)

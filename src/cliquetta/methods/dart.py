@@ -91,22 +91,24 @@ class DART(Adapter):
         self.scale = model.scale
 
         # the visual prompt starts uniform in [-1, 1), (P, 2, D): keys and values
-        length = self.config.prompt_length
-        width = self.tower.config.width
+        shape = (self.config.prompt_length, 2, self.tower.config.width)
         generator = torch.Generator().manual_seed(self.seed)
-        visual = 2 * torch.rand(length, 2, width, generator=generator) - 1
+        visual = 2 * torch.rand(shape, generator=generator) - 1
         visual = visual.to(model.device)
-
-        # all retained prompts start as the prompts do
-        classes = len(self.prompts)
-        context = self.template.start
         self.memory.declare("visual", visual)
+
+        # one retained prompt of each kind per class, which starts as the prompts do
+        classes = len(self.prompts)
+        context = self.template.start.repeat(classes, 1, 1)
         self.memory.declare("retained_visual", visual.repeat(classes, 1, 1, 1))
-        self.memory.declare("retained_context", context.repeat(classes, 1, 1))
+        self.memory.declare("retained_context", context)
 
     @torch.no_grad()
     def _predict(self, batch: Batch) -> Prediction:
+        # an image without views is its only one
         images = batch.images[:, None] if batch.views is None else batch.views
+
+        # one after the other
         logits = []
         losses = []
         for views in images:
@@ -125,7 +127,8 @@ class DART(Adapter):
         fraction = self.config.selection_fraction
         hidden = self._hidden_states(views)
 
-        # (1) the context starts near the retained ones, the visual prompt at the last image's
+        # (1) the context starts near the retained ones, the visual prompt goes on from
+        # the last image
         context = self._mix(self.memory["retained_context"], self.template.start)
         visual = self.memory["visual"]
 
@@ -137,14 +140,15 @@ class DART(Adapter):
             hidden[confident_before], context=context, visual=visual, text=text
         )
 
-        # (3) the views that are confident now name a class, whose retained prompt is mixed in
+        # (3) the views that are confident under the new prompts name a class, whose
+        # retained visual prompt is mixed in
         text = self.template.features(context[None])[0]
         after = self.scale * self.encode(hidden, visual) @ text.T
         confident_after = confident_views(after, fraction)
         label = mean_logits(after, confident_after).argmax()
         visual = self._mix(self.memory["retained_visual"][label], visual)
 
-        # (4) the plain view is scored
+        # (4) the plain view is scored, or the confident ones
         plain = self.encode(hidden[:1], visual)
         logits = self.scale * (plain @ text.T)[0]
         if self.config.score == "views":
@@ -157,7 +161,10 @@ class DART(Adapter):
         return logits, loss
 
     def _hidden_states(self, views: Tensor) -> Tensor:
-        """Run views up to the block that takes the prompt: the same whatever the prompt."""
+        """Run views up to the block that takes the prompt.
+
+        Their hidden states there do not depend on the prompt.
+        """
         states = []
         for part in torch.split(views, self.config.chunk):
             embedded = self.tower.embed(part)
@@ -173,6 +180,8 @@ class DART(Adapter):
         """Encode hidden states under a visual prompt (P, 2, D): unit features (V, E)."""
         block = self.config.block
         prefix = {block: Prefix(visual[None])}
+
+        # from the prompted block to the end, some views at a time
         features = []
         for part in torch.split(hidden, self.config.chunk):
             end = self.tower.run(part, block, prefix=prefix)
@@ -198,19 +207,22 @@ class DART(Adapter):
             visual_leaf = visual.detach().requires_grad_()
             features = self.encode(hidden, visual_leaf)
 
-            # the loss is cut off from both towers, so that each has a backward pass alone
+            # gradients of the loss by what comes out of the two towers
             feature_leaf = features.detach().requires_grad_()
             text_leaf = text.detach().requires_grad_()
             loss = marginal_entropy(self.scale * feature_leaf @ text_leaf.T)
             by_features, by_text = torch.autograd.grad(loss, (feature_leaf, text_leaf))
 
-            # scaled to near one, a backward pass in half precision loses no small gradients
+            # back through the image tower; scaled to near one, so that half precision
+            # neither overflows nor loses small gradients
             scaled, factor = near_one(by_features[None])
             (by_visual,) = torch.autograd.grad(features, visual_leaf, scaled[0])
             by_visual = by_visual / factor.flatten()
+
+        # back through the text tower, which does the same
         by_context = self.template.gradient(context[None], by_text[None])[0]
 
-        # Adam's moments start again with every image
+        # AdamW, whose moments start again with every image
         adam = Adam(self.config.lr, weight_decay=self.config.weight_decay)
         context = adam_step(AdamState.begin(context), by_context, adam).values
         visual = adam_step(AdamState.begin(visual), by_visual, adam).values
@@ -221,7 +233,7 @@ class DART(Adapter):
         label = logits.argmax()
         learned = {"retained_context": context[label], "retained_visual": visual}
 
-        # P̃ ← β P̃ + (1 - β) P with β = exp(-max logit / 5000)
+        # they move by 1 - exp(-max logit / 5000)
         decay = torch.exp(-logits[label] / self.config.ema_scale)
         for name, prompt in learned.items():
             retained = self.memory[name].clone()

@@ -42,7 +42,10 @@ class DeYOConfig(MomentumConfig):
 
 def shuffle_patches(images: Tensor, grid: int, generator: torch.Generator) -> Tensor:
     """Reorder the cells of images (B, 3, S, S) at random, the same way in all of them."""
-    order = torch.randperm(grid * grid, generator=generator).to(images.device)
+    order = torch.randperm(grid * grid, generator=generator)
+    order = order.to(images.device)
+
+    # the whole batch at once
     patches = split_patches(images, grid)
     return join_patches(patches[:, order], images.shape[-1])
 
@@ -50,6 +53,8 @@ def shuffle_patches(images: Tensor, grid: int, generator: torch.Generator) -> Te
 def probability_drop(logits: Tensor, shuffled: Tensor) -> Tensor:
     """Return the PLPD (B,): probability of the predicted class, minus the shuffled image's."""
     label = logits.argmax(dim=-1, keepdim=True)
+
+    # probabilities of that class, (B, 1)
     before = logits.softmax(dim=-1).gather(1, label)
     after = shuffled.softmax(dim=-1).gather(1, label)
     return (before - after)[:, 0]
@@ -65,23 +70,28 @@ def split_patches(images: Tensor, grid: int) -> Tensor:
 
     Where ``grid`` does not divide S, images are reduced to the next size that it does.
     """
-    side = images.shape[-1] // grid  # of a patch
+    # the side of a patch
+    side = images.shape[-1] // grid
     images = _resample(images, side * grid)
 
     # (B, 3, row, h, column, w) -> (B, row, column, 3, h, w)
     B, C = images.shape[:2]
     cells = images.view(B, C, grid, side, grid, side)
-    return cells.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
+    cells = cells.permute(0, 2, 4, 1, 3, 5)
+    return cells.flatten(1, 2)
 
 
 def join_patches(patches: Tensor, size: int) -> Tensor:
     """Put patches (B, grid², 3, h, w) together row by row: images (B, 3, size, size)."""
-    B, cells, C, h, w = patches.shape
-    grid = round(cells**0.5)
+    B, count, C, h, w = patches.shape
+    grid = round(count**0.5)
 
     # (B, row, column, 3, h, w) -> (B, 3, row, h, column, w)
-    images = patches.view(B, grid, grid, C, h, w).permute(0, 3, 1, 4, 2, 5)
-    images = images.reshape(B, C, grid * h, grid * w)
+    cells = patches.view(B, grid, grid, C, h, w)
+    cells = cells.permute(0, 3, 1, 4, 2, 5)
+
+    # back to the size before a reduction
+    images = cells.reshape(B, C, grid * h, grid * w)
     return _resample(images, size)
 
 
@@ -107,12 +117,14 @@ class DeYO(MomentumAdapter):
         self.memory.declare_generator("generator", self.seed)
 
     def _predict(self, batch: Batch) -> Prediction:
-        memory = self.memory
-        with memory.generator("generator") as generator:
+        # the same images with their shape destroyed
+        with self.memory.generator("generator") as generator:
             shuffled = shuffle_patches(batch.images, self.config.patch_grid, generator)
 
         with torch.enable_grad():
-            norms = memory["norms"].detach().requires_grad_()
+            norms = self.memory["norms"].detach().requires_grad_()
+
+            # the forward pass before the step is the prediction
             logits = self.logits(norms, batch.images)
             loss, teaching = self.loss(logits, norms.detach(), shuffled)
 

@@ -66,9 +66,12 @@ def class_features(
     # entries from earlier batches
     total = torch.einsum("bnk,nke->bne", weights.old, keys)
 
-    # entries that the batch itself made, each under its class
-    member = F.one_hot(classes, len(keys)).to(weights.new.dtype)  # (B, N)
+    # entries that the batch itself made, each under its class, (B, N)
+    member = F.one_hot(classes, len(keys))
+    member = member.to(weights.new.dtype)
     total = total + torch.einsum("bj,jn,je->bne", weights.new, member, queries)
+
+    # beside the text of the class
     return F.normalize(total + constant, dim=-1)
 
 
@@ -95,7 +98,9 @@ class DMN(FixedText):
         """Predict one group (B, V, E), which enters the memory: logits (B, N)."""
         beta = self.config.beta
         plain = features[:, 0]
-        logits = self.scale * features @ self.classifier.T  # (B, V, N)
+
+        # by the texts alone, (B, V, N)
+        logits = self.scale * features @ self.classifier.T
 
         # the confident views name the class and give the entropy
         index = confident_views(logits, self.config.selection_fraction)
@@ -107,16 +112,21 @@ class DMN(FixedText):
         keys = self.memory["keys"]
         occupancy = insert(self.memory, classes, offered, {"keys": plain})
 
-        # exp(-β(1 - f·m)) of the entries m of a class, of which its text is one
+        # exp(-β(1 - f·m)) of the entries m of a class
         weights = affinity(plain, keys, occupancy, beta)
+
+        # and of its text, which is one of them
         text_weights = ((plain @ self.classifier.T - 1) * beta).exp()  # (B, N)
         text = text_weights[:, :, None] * self.classifier
+
+        # for each query a classifier of its own, (B, N, E)
         by_query = class_features(plain, classes, keys, weights, text)
 
-        # p = (p_text + β₂ p_memory) / (1 + β₂), in logarithms
         cosines = (by_query @ plain[:, :, None])[:, :, 0]
         dynamic = (self.scale * cosines).log_softmax(dim=-1)
         fixed = logits[:, 0].log_softmax(dim=-1)
+
+        # p = (p_text + β₂ p_memory) / (1 + β₂), in logarithms
         weight = self.config.memory_weight
         mixed = torch.logaddexp(fixed, dynamic + math.log(weight))
         return (mixed - math.log1p(weight)).float()

@@ -67,6 +67,7 @@ def update_gaussians(
         Means (N, E), covariances (N, E, E) and counts (N,) after them.
 
     """
+    # c_k + ŷ_k
     total = counts + weights.sum(dim=0)
 
     # μ_k ← (c_k μ_k + ŷ_k f) / (c_k + ŷ_k)
@@ -74,9 +75,11 @@ def update_gaussians(
     new_means = summed / total[:, None]
 
     # Σ_k ← (c_k Σ_k + ŷ_k (f - μ_k)(f - μ_k)ᵀ) / (c_k + ŷ_k), with the mean before f
-    residuals = features - means[:, None]  # (N, B, E)
-    shares = weights.T / total[:, None]  # (N, B)
     faded = covariances * (counts / total)[:, None, None]
+    shares = weights.T / total[:, None]  # (N, B)
+
+    # residuals are (N, B, E)
+    residuals = features - means[:, None]
     weighted = residuals * shares[:, :, None]
     new_covariances = torch.baddbmm(faded, weighted.mT, residuals)
     return new_means, new_covariances, total
@@ -95,12 +98,18 @@ class DOTA(FixedText):
         super()._setup()
         text = self.classifier
         classes, width = text.shape
-        identity = torch.eye(width, dtype=text.dtype, device=text.device)
-        variances = self.config.initial_variance * identity  # σ²I
 
-        # every class starts with the weight of one image
-        self.memory.declare("means", torch.full_like(text, FIRST_MEAN), SHORT)
-        self.memory.declare("covariances", variances.repeat(classes, 1, 1), VARIANCE)
+        # a mean of 0.001 in all dimensions
+        means = torch.full_like(text, FIRST_MEAN)
+        self.memory.declare("means", means, SHORT)
+
+        # the covariance σ²I
+        identity = torch.eye(width, dtype=text.dtype, device=text.device)
+        covariance = self.config.initial_variance * identity
+        covariances = covariance.repeat(classes, 1, 1)
+        self.memory.declare("covariances", covariances, VARIANCE)
+
+        # and the weight of one image
         self.memory.declare("counts", text.new_ones(classes), NON_NEGATIVE)
 
     def _predict_features(self, features: Tensor) -> Prediction:

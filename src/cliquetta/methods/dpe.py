@@ -76,11 +76,18 @@ class DPE(FixedText):
 
     def _setup(self) -> None:
         super()._setup()
-        config = self.config
-        self.adam = Adam(config.lr, eps=EPS, weight_decay=config.weight_decay)
+        self.adam = Adam(
+            self.config.lr,
+            eps=EPS,
+            weight_decay=self.config.weight_decay,
+        )
+
+        # the running mean of the text prototypes, and how many have entered it
         self.memory.declare("text", self.classifier, SHORT)
         self.memory.declare("updates", torch.zeros((), dtype=torch.long))
-        declare(self.memory, self.classifier, config.capacity, keys=SHORT)
+
+        # the surest images of every predicted class
+        declare(self.memory, self.classifier, self.config.capacity, keys=SHORT)
 
     def _predict_features(self, features: Tensor) -> Prediction:
         logits = [self._predict_image(views) for views in features]
@@ -106,7 +113,7 @@ class DPE(FixedText):
             return uncertainty + config.alignment_weight * alignment(v, t[present])
 
         # one AdamW step on the residuals of all prototypes, from zero
-        zeros = text.new_zeros(len(text) + len(present), text.shape[1])
+        zeros = torch.zeros_like(torch.cat([text, visual]))
         state = minimize(AdamState.begin(zeros), loss, 1, self.adam)
         t, v = prototypes(state.values)
 
@@ -128,19 +135,26 @@ class DPE(FixedText):
         """Offer the mean (E,) of the confident views to the cache of its class; return it."""
         confident = self._confident(views, text)
         feature = confident.mean(dim=0)
+
+        # the class that the views predict, and how surely they do
         logits = self.scale * confident @ text.T
         label = logits.mean(dim=0).argmax(dim=-1, keepdim=True)
         offered = marginal_entropy(logits)[None]
+
         insert(self.memory, label, offered, {"keys": feature[None]})
         return feature
 
     def _visual_prototypes(self) -> tuple[Tensor, Tensor]:
         """Average the cache by class: prototypes (C, E) of the classes (C,) that have entries."""
         filled = self.memory["entropy"].isfinite()  # (N, K)
-        present = filled.any(dim=1).nonzero()[:, 0]
 
-        sums = (self.memory["keys"] * filled[:, :, None]).sum(dim=1)
-        means = sums / filled.sum(dim=1).clamp_min(1)[:, None]
+        # v_k, the mean of what is cached of a class
+        keys = self.memory["keys"] * filled[:, :, None]
+        counts = filled.sum(dim=1).clamp_min(1)
+        means = keys.sum(dim=1) / counts[:, None]
+
+        # only of classes with entries
+        present = filled.any(dim=1).nonzero()[:, 0]
         return means[present], present
 
     def _confident(self, views: Tensor, text: Tensor) -> Tensor:

@@ -71,12 +71,15 @@ def nearest_images(similarity: Tensor, count: int) -> tuple[Tensor, Tensor]:
         Similarities and nodes (M + 1, k) of the neighbours.
 
     """
+    # the nearest among the images alone
     M = len(similarity)
     nearest = similarity.topk(min(count, M), dim=-1)
 
-    # the copy is one more candidate, as near as the last image
+    # the copy, node M, is one more candidate, as near as the last image
     values = torch.cat([nearest.values, similarity[:, -1:]], dim=1)
     rows = F.pad(nearest.indices, (0, 1), value=M)
+
+    # the k nearest among all of them
     best = values.sort(dim=-1, descending=True, stable=True)
     values = best.values[:, :count].clamp_min(0)
     rows = rows.gather(1, best.indices[:, :count])
@@ -103,7 +106,7 @@ def spread(
     tiny = torch.finfo(weights.dtype).tiny
     ends = rows.flatten()
 
-    # D: an edge counts at both of its ends
+    # D^-½ of images and texts: an edge counts at both of its ends
     degree = to_texts.sum(dim=1) + weights.sum(dim=1)
     degree = degree.index_add(0, ends, weights.flatten())
     root = degree.clamp_min(tiny).rsqrt()[:, None]
@@ -133,13 +136,17 @@ class ECALP(FixedText):
         super()._setup()
         capacity = self.config.capacity
         width = self.classifier.shape[1]
-        labels = torch.zeros(capacity, dtype=torch.long, device=self.model.device)
+        declare = self.memory.declare
 
         # the newest images, the last one at the end; empty rows stand before them
-        declare = self.memory.declare
         declare("features", self.classifier.new_zeros(capacity, width), UNIT)
+
+        # the best score of each image, and its class
+        labels = torch.zeros(capacity, dtype=torch.long, device=self.model.device)
         declare("scores", self.classifier.new_zeros(capacity), NON_NEGATIVE)
         declare("labels", labels, Range(below=len(self.prompts)))
+
+        # the number of images so far
         declare("images", torch.zeros((), dtype=torch.long))
 
     def _predict_features(self, features: Tensor) -> Prediction:
@@ -147,11 +154,13 @@ class ECALP(FixedText):
         memory = self.memory
         text = self.classifier
         capacity = self.config.capacity
+
+        # earlier images, without the empty rows
         empty = max(0, capacity - int(memory["images"]))
         scores = memory["scores"][empty:]
         labels = memory["labels"][empty:]
 
-        # edges among all images, and to their texts; of weight similarity^γ
+        # similarities of all images, and edges to their nearest texts
         nodes = torch.cat([memory["features"][empty:], features])
         similarity = context_similarity(nodes, text)
         to_texts = nearest_texts(nodes, text, self.config.text_neighbours)
@@ -178,9 +187,11 @@ class ECALP(FixedText):
         memory["labels"] = F.pad(labels, padding)
         memory["images"] = memory["images"] + len(features)
 
-        # mixed with the zero-shot prediction, so that classes out of reach stay finite
+        # probabilities of the propagated scores and of the texts
         propagated = F.normalize(torch.stack(reached), p=1, dim=-1)
         zero_shot = (self.scale * features @ text.T).softmax(dim=-1)
+
+        # mixed, so that classes out of reach stay finite
         mixed = torch.lerp(propagated, zero_shot, SMOOTHING)
         tiny = torch.finfo(features.dtype).tiny
         return Prediction(mixed.clamp_min(tiny).log().float())
@@ -200,14 +211,20 @@ class ECALP(FixedText):
             Scores (N,) of the copy; best scores and their classes (M,) of the images.
 
         """
+        # edges among images, of weight similarity^γ
         images = len(similarity)
         weights, rows = nearest_images(similarity, self.config.image_neighbours)
         weights = weights**self.config.gamma
+
+        # the copy has the texts of the last image
         to_texts = torch.cat([to_texts, to_texts[-1:]])
 
-        # the label reset: earlier images start from a fifth, the last one from nothing
+        # the label reset: earlier images start from a fifth of their last best score,
+        # the last one and its copy from nothing
         start = torch.zeros_like(to_texts)
         start[: images - 1].scatter_(1, labels[:, None], scores[:, None] / RESET)
         reached = spread(to_texts, weights, rows, start, self.config.steps)
+
+        # of the images as they are remembered
         best = reached[:images].max(dim=-1)
         return reached[images], best.values, best.indices

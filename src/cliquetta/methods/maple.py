@@ -99,9 +99,9 @@ def maple_logits(
 
 def prompted_blocks(model: CLIP, config: MaPLeConfig) -> int:
     """Return J: the number of blocks with learned tokens, no more than both towers have."""
-    text = model.require_text().config
-    image = model.require_vit().config
-    return min(config.depth, text.layers, image.layers)
+    text_blocks = model.require_text().config.layers
+    image_blocks = model.require_vit().config.layers
+    return min(config.depth, text_blocks, image_blocks)
 
 
 def initial_parameters(
@@ -110,6 +110,8 @@ def initial_parameters(
     """Draw the tokens and the maps before training."""
     length = config.context_length
     later = prompted_blocks(model, config) - 1  # blocks after the first
+
+    # D_t and D_v
     text_width = model.require_text().config.width
     image_width = model.require_vit().config.width
 
@@ -133,9 +135,10 @@ def fit_maple(task: FitTask, config: MaPLeConfig) -> dict[str, Tensor]:
     """Fit the tensors that :func:`visual_prompts` names."""
     generator = torch.Generator().manual_seed(task.seed)
     start = initial_parameters(task.model, config, generator)
+
+    # cross-entropy of the cosine logits, by SGD
     tokens = text_tokens(task.model, task.prompts, config)
-    logits = partial(maple_logits, task.model, tokens)
-    return learn(start, logits, task, config)
+    return learn(start, partial(maple_logits, task.model, tokens), task, config)
 
 
 @register(

@@ -53,14 +53,16 @@ def between_class_variance(
         class_means: z̃_c (N, E), running means by predicted class.
 
     """
-    # w_i: one over the number of classes and of the images of this one
+    # w_i: every class that the batch is predicted to contain has the same weight
     counts = labels.bincount(minlength=len(class_means))
     classes = (counts > 0).sum()
     weights = 1 / (classes * counts[labels])
 
-    # Σ_i w_i (|z_i - z̃|² - |z_i - z̃_c(i)|²)
+    # |z_i - z̃|² and |z_i - z̃_c(i)|²
     total = (features - mean).square().sum(dim=-1)
     within = (features - class_means[labels]).square().sum(dim=-1)
+
+    # Σ_i w_i (total - within)
     return ((total - within) * weights).sum()
 
 
@@ -77,73 +79,73 @@ class Mint(LayerNormAdapter):
     def _setup(self) -> None:
         super()._setup()
         memory = self.memory
-        norms = self.tower.start
-        classes = len(self.classifier)
 
         # sums and counts by predicted class, of features before and after the step
+        counts = self.classifier.new_zeros(len(self.classifier))
         for moment in ("before", "after"):
-            sums = torch.zeros_like(self.classifier)
-            counts = self.classifier.new_zeros(classes)
-            memory.declare(f"{moment}.sums", sums)
+            memory.declare(f"{moment}.sums", torch.zeros_like(self.classifier))
             memory.declare(f"{moment}.counts", counts, NON_NEGATIVE)
 
-        # the average gradient over all batches
+        # the average gradient, and over how many batches
+        norms = self.tower.start
         memory.declare("gradient", torch.zeros_like(norms))
         memory.declare("batches", norms.new_zeros(()), NON_NEGATIVE)
 
     def _predict(self, batch: Batch) -> Prediction:
-        gradient, variance = self._variance_gradient(batch.images)
+        memory = self.memory
+
+        # the gradient of a batch at the loaded norms
+        with torch.enable_grad():
+            norms = self.tower.start.detach().requires_grad_()
+            features = self.features(norms, batch.images)
+            labels, class_means, mean = self._class_means("before", features.detach())
+            variance = between_class_variance(
+                features, labels, mean=mean, class_means=class_means
+            )
+            (gradient,) = torch.autograd.grad(-variance, norms)
 
         # averaged over all batches so far
-        batches = self.memory["batches"] + 1
-        average = torch.lerp(self.memory["gradient"], gradient, 1 / float(batches))
-        self.memory["batches"] = batches
-        self.memory["gradient"] = average
+        memory["batches"] = memory["batches"] + 1
+        share = 1 / float(memory["batches"])
+        average = torch.lerp(memory["gradient"], gradient, share)
+        memory["gradient"] = average
 
         # one step of Adam along it, from the loaded norms
         fresh = AdamState.begin(self.tower.start)
-        norms = adam_step(fresh, average, self.config.adam).values
+        stepped = adam_step(fresh, average, self.config.adam)
         with torch.no_grad():
-            features = self.features(norms, batch.images)
-            text = self._mixed_texts(features)
-            logits = self.scale * features @ text.T
-        return Prediction(logits.float(), {"variance": variance})
+            features = self.features(stepped.values, batch.images)
 
-    def _variance_gradient(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the gradient of the negative variance at the loaded norms; the variance."""
-        with torch.enable_grad():
-            norms = self.tower.start.detach().requires_grad_()
-            features = self.features(norms, images)
-            labels, sums, counts = self._remember("before", features.detach())
-            variance = between_class_variance(
-                features,
-                labels,
-                mean=sums.sum(dim=0) / counts.sum(),
-                class_means=sums / counts.clamp_min(1)[:, None],
-            )
-            (gradient,) = torch.autograd.grad(-variance, norms)
-        return gradient, variance.detach()
+            # normalised K₀ t_c + K m_c, once K images were seen
+            _, class_means, _ = self._class_means("after", features)
+            count = memory["after.counts"].sum()
+            text = self.config.text_weight * self.classifier + count * class_means
+            logits = self.scale * features @ l2_normalize(text).T
+        return Prediction(logits.float(), {"variance": variance.detach()})
 
-    def _mixed_texts(self, features: Tensor) -> Tensor:
-        """Mix texts with the class means of adapted features: normalised K₀ t_c + K m_c."""
-        _, sums, counts = self._remember("after", features)
-        means = sums / counts.clamp_min(1)[:, None]
-
-        # K: images so far
-        text = self.config.text_weight * self.classifier + counts.sum() * means
-        return l2_normalize(text)
-
-    def _remember(self, moment: str, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _class_means(
+        self, moment: str, features: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Count features (B, E) for the classes that the texts predict.
 
+        Args:
+            moment: Whether they are from ``before`` or ``after`` the step.
+            features: (B, E).
+
         Returns:
-            Labels (B,); sums (N, E) and counts (N,) of all features so far by class.
+            Labels (B,); running means by class (N, E) and of all (E,), with the features.
 
         """
         labels = (features @ self.classifier.T).argmax(dim=-1)
+
+        # sums and counts by class
         member = F.one_hot(labels, len(self.prompts)).to(features.dtype)  # (B, N)
         sums = self.memory[f"{moment}.sums"] + member.T @ features
         counts = self.memory[f"{moment}.counts"] + member.sum(dim=0)
         self.memory[f"{moment}.sums"] = sums
         self.memory[f"{moment}.counts"] = counts
-        return labels, sums, counts
+
+        # a class that was never predicted has a mean of zero
+        class_means = sums / counts.clamp_min(1)[:, None]
+        mean = sums.sum(dim=0) / counts.sum()
+        return labels, class_means, mean

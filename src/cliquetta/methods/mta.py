@@ -41,10 +41,10 @@ SMALLEST = 1e-12
 
 def squared_bandwidth(features: Tensor, neighbours: float) -> Tensor:
     """Return h² (B, V): half the mean squared distance of each view from its nearest others."""
-    V = features.shape[1]
-    if V == 1:
+    views = features.shape[1]
+    if views == 1:
         return features.new_full(features.shape[:2], SMALLEST)
-    count = max(1, int(neighbours * (V - 1)))
+    count = max(1, int(neighbours * (views - 1)))
     distances = torch.cdist(
         features, features, compute_mode="donot_use_mm_for_euclid_dist"
     )
@@ -76,12 +76,15 @@ def find_mode(
 
     """
     h2 = squared_bandwidth(features, config.neighbour_fraction)
-    agreement = probabilities @ probabilities.transpose(1, 2)  # (B, V, V)
 
-    # from the plain view, all views alike
+    # how far each two views predict the same, (B, V, V)
+    agreement = probabilities @ probabilities.transpose(1, 2)
+
+    # from the plain view, with all views alike
     mode = features[:, 0]
     inlierness = features.new_full(features.shape[:2], 1 / features.shape[1])
     for _ in range(config.iterations):
+        # y for the mode of before, then the mode for that y
         kernel = density(features, mode, h2)
         inlierness = _settle_inlierness(inlierness, kernel, agreement, config)
         mode = _shift_mode(mode, features, inlierness, h2, config)
@@ -91,12 +94,17 @@ def find_mode(
 def _settle_inlierness(
     y: Tensor, kernel: Tensor, agreement: Tensor, config: MTAConfig
 ) -> Tensor:
-    """Take the first half of a round: y = softmax((K + λ A y) / λ_y) to its fixed point."""
+    """Take the first half of a round: the inlierness for a mode, to its fixed point."""
     active = torch.ones(len(y), 1, dtype=torch.bool, device=y.device)
     for _ in range(config.iterations):
-        support = (agreement @ y[:, :, None])[:, :, 0]  # A y, (B, V)
+        # A y: support from views that predict the same, (B, V)
+        support = (agreement @ y[:, :, None])[:, :, 0]
+
+        # y = softmax((K + λ A y) / λ_y)
         logits = kernel + config.affinity_weight * support
         new = (logits / config.entropy_weight).softmax(dim=-1)
+
+        # images that have settled stay as they are
         y, active = _advance(y, new, active, config.tolerance)
     return y
 
@@ -107,12 +115,16 @@ def _shift_mode(
     """Take the second half of a round: the mean shift of the mode, weighted by inlierness."""
     active = torch.ones(len(mode), 1, dtype=torch.bool, device=mode.device)
     for _ in range(config.iterations):
-        weight = inlierness * density(features, mode, h2)  # y K, (B, V)
+        # Σ_p y_p K_p f_p, normalised
+        weight = inlierness * density(features, mode, h2)  # (B, V)
         mean = (weight[:, None] @ features)[:, 0]
+        new = l2_normalize(mean)
 
         # a mode whose weights have all vanished stays where it is
         alive = weight.sum(dim=-1, keepdim=True) > 0
-        new = torch.where(alive, l2_normalize(mean), mode)
+        new = torch.where(alive, new, mode)
+
+        # so do modes that have settled
         mode, active = _advance(mode, new, active, config.tolerance)
     return mode
 
@@ -132,8 +144,9 @@ class MTA(FixedText):
     config: MTAConfig
 
     def _predict_features(self, features: Tensor) -> Prediction:
-        cosines = self.scale * features @ self.classifier.T
-        mode, inlierness = find_mode(features, cosines.softmax(dim=-1), self.config)
+        # views by the texts, (B, V, N)
+        logits = self.scale * features @ self.classifier.T
+        mode, inlierness = find_mode(features, logits.softmax(dim=-1), self.config)
 
         # the mode replaces the image feature
         logits = self.scale * mode @ self.classifier.T

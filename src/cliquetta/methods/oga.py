@@ -48,6 +48,8 @@ def cache_means(
 ) -> Tensor:
     """Average cached keys (N, K, E) where ``filled`` (N, K); text with fewer than two."""
     count = filled.sum(dim=1, keepdim=True)
+
+    # μ_k: sums of a class's entries by their number, or by that of all slots
     divisor = config.capacity if config.divisor == "capacity" else count.clamp_min(1)
     means = (keys * filled[:, :, None]).sum(dim=1) / divisor
     return torch.where(count >= 2, means, text)
@@ -59,8 +61,10 @@ def ridge_covariance(keys: Tensor, filled: Tensor, means: Tensor) -> Tensor:
     Conditions are tensors: to read a number of the device would wait for it.
     """
     width = keys.shape[2]
+
+    # n, by class and in all
     counts = filled.sum(dim=1)
-    entries = counts.sum()  # n
+    entries = counts.sum()
     present = filled[:, :, None]
 
     # residuals of the entries, less their mean over all classes
@@ -73,10 +77,12 @@ def ridge_covariance(keys: Tensor, filled: Tensor, means: Tensor) -> Tensor:
     trace = scatter.diagonal().sum() / (entries - 1)
     trace = trace.clamp_min(SMALLEST_TRACE)
 
-    # n ≤ 4E: Σ = ((n - 1) M + tr(M) I) / E; then Σ = M, with a ridge against rounding
+    # numerator and denominator of the ridge estimate, and of M once n > 4E
     few = entries <= 4 * width
     ridge = torch.where(few, trace, 1e-6 * (entries - 1) * trace)
     divisor = torch.where(few, width, entries - 1)
+
+    # n ≤ 4E: Σ = ((n - 1) M + tr(M) I) / E; else M, with a ridge against rounding
     identity = torch.eye(width, dtype=keys.dtype, device=keys.device)
     covariance = (scatter + ridge * identity) / divisor
 
@@ -100,6 +106,8 @@ class OGA(FixedText):
 
     def _predict_features(self, features: Tensor) -> Prediction:
         features = features[:, 0]
+
+        # a batch enters the cache at once, and is predicted with what that holds then
         logits, means, covariance = self.replay(self._learn, features)
 
         # z_k ∝ ŷ_k · softmax_k(τ log N(f; μ_k, Σ))
@@ -115,10 +123,12 @@ class OGA(FixedText):
 
         """
         logits = self.scale * features @ self.classifier.T
+
+        # the images of lowest entropy of every predicted class
         labels = logits.argmax(dim=-1)
         insert(self.memory, labels, entropy(logits), {"keys": features})
 
-        # the Gaussians of the cache
+        # the Gaussians of what is cached
         keys = self.memory["keys"]
         filled = self.memory["entropy"].isfinite()
         means = cache_means(keys, filled, self.classifier, self.config)

@@ -76,7 +76,12 @@ def balanced_labels(
         # q ∝ softmax(f·T / τ) exp(ρ)
         label = (row + dual).softmax(dim=0)
         labels.append(label)
-        dual = torch.maximum(torch.addcmul(dual, label, lr, value=-1), least)
+
+        # ρ - lr q, at least zero with what was gained
+        lowered = torch.addcmul(dual, label, lr, value=-1)
+        dual = torch.maximum(lowered, least)
+
+    # ρ itself again
     return torch.stack(labels), dual + gained[-1]
 
 
@@ -137,15 +142,21 @@ class OnZeta(ImageByImage):
 
     def _setup(self) -> None:
         super()._setup()
-        self._replayed.shapes = GROUP.bit_length()
-        self.vision_scale = self.scale / self.config.vision_temperature  # 1 / τ_v
 
-        # ρ, w, and the number of images
+        # a recording for each size of a group
+        self._replayed.shapes = GROUP.bit_length()
+
+        # 1 / τ_v
+        self.vision_scale = self.scale / self.config.vision_temperature
+
+        # ρ and w
         device = self.model.device
         dual = torch.zeros(len(self.prompts), dtype=torch.float64, device=device)
-        images = torch.zeros((), dtype=torch.long, device=device)
         self.memory.declare("dual", dual)
         self.memory.declare("proxies", self.classifier, SHORT)
+
+        # t, the number of images so far
+        images = torch.zeros((), dtype=torch.long, device=device)
         self.memory.declare("images", images)
 
     def predict_group(self, features: Tensor) -> Tensor:
@@ -172,10 +183,12 @@ class OnZeta(ImageByImage):
         parts = [classes, classes, images]
         logits, products, gram = torch.split(products, parts, dim=1)
 
-        # 1 / √t, with which steps fade; what is no image takes none
+        # t of each image
         present = features.any(dim=1)
         order = torch.arange(1, images + 1, device=features.device)
         time = (memory["images"] + order).double()
+
+        # steps fade with 1 / √t; what is no image takes none
         fade = present * time.rsqrt()
 
         # q from text, with ρ after it
@@ -185,6 +198,8 @@ class OnZeta(ImageByImage):
         # r from vision, with w after it
         lrs = config.proxy_lr * self.vision_scale * fade
         vision, shares = vision_labels(products, gram, text, lrs, self.vision_scale)
+
+        # w, normalised in the end alone
         proxies = torch.addmm(memory["proxies"].double(), shares.T, features.double())
         memory["dual"] = dual
         memory["proxies"] = l2_normalize(proxies).to(memory["proxies"].dtype)

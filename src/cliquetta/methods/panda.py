@@ -77,6 +77,7 @@ def make_negatives(
     source = torch.randint(others, (count, cells), generator=generator)
     source = (source + (source >= left_out)).to(images.device)
 
+    # each patch stays where it was
     patches = split_patches(images, grid)
     positions = torch.arange(cells, device=images.device)
     return join_patches(patches[source, positions], images.shape[-1])
@@ -105,7 +106,11 @@ class OffsetTower(VisionTower):
         # one pass for both
         encoded = super().forward(torch.cat([pixels, negatives]), **prompts)
         features = l2_normalize(encoded)
+
+        # n̄, zero where there are no negatives
         mean = features[images:].sum(dim=0) / max(1, len(negatives))
+
+        # v_i - β n̄, which is not normalised again
         return features[:images] - self.offset * mean
 
 

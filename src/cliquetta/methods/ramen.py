@@ -63,12 +63,13 @@ def support_weights(
     """
     chosen = torch.zeros_like(distances)
     for label in torch.unique(labels):
-        members = (labels == label).nonzero()[:, 0]
-
         # the k nearest of this class
+        members = (labels == label).nonzero()[:, 0]
         count = min(config.neighbours, len(members))
         nearest = distances[:, members].topk(count, dim=1, largest=False).indices
         chosen.scatter_(1, members[nearest], 1.0)
+
+    # sure images and near ones count more
     weights = (-entropies - config.distance_weight * distances).exp()
     return chosen * weights
 
@@ -88,17 +89,21 @@ class Ramen(LayerNormAdapter):
         # only a tower of our own takes LayerNorm parameters per image
         self.model.require_vit()
         capacity = self.config.capacity
-        width = self.classifier.shape[1]
-        norms = self.tower.start.numel()
-        labels = torch.zeros(capacity, dtype=torch.long, device=self.model.device)
-
-        # the newest images, the last one at the end; empty rows stand before them
         zeros = self.classifier.new_zeros
         declare = self.memory.declare
+
+        # the newest images, the last one at the end; empty rows stand before them
+        width = self.classifier.shape[1]
         declare("features", zeros(capacity, width), UNIT)
+
+        # the gradient of each, its entropy and its predicted class
+        norms = self.tower.start.numel()
+        labels = torch.zeros(capacity, dtype=torch.long, device=self.model.device)
         declare("gradients", zeros(capacity, norms))
         declare("entropies", zeros(capacity), NON_NEGATIVE)
         declare("labels", labels, Range(below=len(self.prompts)))
+
+        # the number of images so far
         declare("images", torch.zeros((), dtype=torch.long))
 
     def _predict(self, batch: Batch) -> Prediction:
@@ -138,16 +143,21 @@ class Ramen(LayerNormAdapter):
         """Remember the images of a batch, of which the newest stay.
 
         Returns:
-            All that is remembered with the batch, the capacity exceeded.
+            All that is remembered together with the batch, beyond the capacity.
 
         """
         memory = self.memory
         capacity = self.config.capacity
+
+        # rows of zeros before the first image
         empty = max(0, capacity - int(memory["images"]))
         memory["images"] = memory["images"] + len(arrivals["labels"])
+
         support = {}
         for name, values in arrivals.items():
             rows = torch.cat([memory[name], values])
             support[name] = rows[empty:]
+
+            # a copy, so that what is forgotten is freed
             memory[name] = rows[-capacity:].clone()
         return support

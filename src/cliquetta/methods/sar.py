@@ -42,8 +42,10 @@ class SAR(MomentumAdapter):
 
     def _setup(self) -> None:
         super()._setup()
-        chance = math.log(len(self.prompts))  # entropy of a mere guess
-        self.threshold = self.config.entropy_threshold * chance  # E₀
+
+        # E₀, by the entropy of a mere guess
+        chance = math.log(len(self.prompts))
+        self.threshold = self.config.entropy_threshold * chance
 
         # of the second loss, infinite before the first step
         average = self.tower.start.new_full((), torch.inf)
@@ -88,7 +90,7 @@ class SAR(MomentumAdapter):
             return torch.zeros_like(gradient)
         loss = entropies[still].mean()
 
-        # the first loss starts the average
+        # the moving average of this loss, which the first one starts
         decay = self.config.reset_decay
         average = self.memory["average"]
         smoothed = decay * average + (1 - decay) * loss.detach()

@@ -54,14 +54,16 @@ def class_log_likelihood(moments: Tensor, means: Tensor, variances: Tensor) -> T
         variances: σ² (N, E).
 
     """
-    # -½ (f - μ)² / σ² = f·μ/σ² - ½ f²/σ² - ½ μ²/σ²
     precision = variances.reciprocal()
     scaled = means * precision
-    factors = torch.cat([scaled, -0.5 * precision], dim=1)
 
-    # log |Σ_k| and μ²/σ² are the same for all images
+    # -½ (f - μ)² / σ² = f·μ/σ² - ½ f²/σ² - ½ μ²/σ²
+    factors = torch.cat([scaled, -0.5 * precision], dim=1)
+    mixed = moments @ factors.T
+
+    # μ²/σ² and log |Σ_k| are the same for all images
     constant = torch.addcmul(variances.log(), scaled, means).sum(dim=-1)
-    return (moments @ factors.T).sub(constant, alpha=0.5)
+    return mixed.sub(constant, alpha=0.5)
 
 
 def anchored_update(

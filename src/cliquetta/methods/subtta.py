@@ -82,6 +82,8 @@ def chordal_distance(
 
     """
     rank = len(basis)
+
+    # largest eigenvalue first
     ascending = torch.linalg.eigh(covariance)
     values = ascending.eigenvalues.flip(-1)
     vectors = ascending.eigenvectors.flip(-1)
@@ -91,6 +93,8 @@ def chordal_distance(
     is_inside[skipped : skipped + rank] = True
     inside = vectors[:, is_inside]
     outside = vectors[:, ~is_inside]
+
+    # how far the texts' directions lie in each
     text_inside = basis @ inside  # B_T B_Vᵀ, (r, r)
     text_outside = basis @ outside  # (r, E - r)
 
@@ -99,6 +103,8 @@ def chordal_distance(
     gap = values[is_inside, None] - values[None, ~is_inside]
     least = SMALLEST_GAP * values[0]
     gap = torch.where(gap.abs() < least, least.copysign(gap), gap)
+
+    # the gradient, symmetric as the covariance
     rates = text_inside.T @ text_outside / gap
     half = inside @ rates @ outside.T
     return rank - text_inside.square().sum(), -(half + half.T)
@@ -107,6 +113,8 @@ def chordal_distance(
 def batch_variance(features: Tensor, labels: Tensor, classes: int) -> Tensor:
     """Subtract the variance of features (B, E) within classes from the total."""
     means, _ = class_means(features, labels, classes)
+
+    # from the mean of the batch, and from those of its classes
     total = (features - features.mean(dim=0)).square().sum(dim=-1)
     within = (features - means[labels]).square().sum(dim=-1)
     return (total - within).mean()
@@ -130,18 +138,20 @@ class SubTTA(LayerNormAdapter):
 
     def _setup(self) -> None:
         super()._setup()
-        classes, width = self.classifier.shape
+        AdamState.begin(self.tower.start).declare(self.memory, "norms")
 
         # the first direction of both spans is left out, if there are three classes
+        classes, width = self.classifier.shape
         self.skipped = int(classes > 2)
         most = width - 1 - self.skipped
         rank = min(self.config.rank, max(1, classes - 2), most)
 
-        # B_T, float64; the average of the images' covariances starts at the texts'
+        # B_T, float64
         texts = covariance(self.classifier)
         self.basis = principal_directions(texts, rank, self.skipped)
+
+        # the average of the images' covariances starts at the texts'
         self.memory.declare("covariance", texts, VARIANCE)
-        AdamState.begin(self.tower.start).declare(self.memory, "norms")
 
     def _predict(self, batch: Batch) -> Prediction:
         state = AdamState.load(self.memory, "norms")
@@ -161,7 +171,7 @@ class SubTTA(LayerNormAdapter):
             loss = self.align(norms, images)
             (gradient,) = torch.autograd.grad(loss, norms)
 
-        # Adam would make a full step of what is rounding only
+        # what is rounding only, Adam would make a full step of
         size = gradient.abs()
         gradient = gradient * (size > NOISE * size.max())
         return adam_step(state, gradient, self.config.adam)
@@ -171,14 +181,18 @@ class SubTTA(LayerNormAdapter):
         with torch.enable_grad():
             norms = state.values.detach().requires_grad_()
 
-            # v B_Tᵀ B_T, eq. (5)
+            # v B_Tᵀ B_T, eq. (5), normalised
             projector = (self.basis.T @ self.basis).to(norms.dtype)
             features = l2_normalize(self.tower(norms, images) @ projector)
+
+            # labelled by the texts
             labels = (features.detach() @ self.classifier.T).argmax(dim=-1)
 
             # a batch of one predicted class has no variance between classes
             if (labels == labels[0]).all():
                 return state
+
+            # up the variance, Mint's loss
             variance = batch_variance(features, labels, len(self.prompts))
             (gradient,) = torch.autograd.grad(-variance, norms)
         return adam_step(state, gradient, self.config.adam)

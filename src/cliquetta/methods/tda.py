@@ -18,7 +18,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cliquetta.methods.base import BatchDependence
-from cliquetta.methods.building.cache import Affinity, affinity, declare, insert
+from cliquetta.methods.building.cache import (
+    Affinity,
+    Columns,
+    affinity,
+    declare,
+    insert,
+)
 from cliquetta.methods.building.config import Count, Interval, NonNegative, read_presets
 from cliquetta.methods.building.entropy import marginal_entropy
 from cliquetta.methods.building.feature_level import FixedText
@@ -73,8 +79,11 @@ def classes_within(
     probabilities: Tensor, window: tuple[float, float], count: int
 ) -> Tensor:
     """List classes (B, count), from 1 on, whose probability (B, N) is in a window; else 0."""
+    # the likeliest ones, as many as can be in the window
     low, high = window
     top = probabilities.topk(count)
+
+    # 0 stands for no class
     inside = (top.values > low) & (top.values < high)
     return torch.where(inside, top.indices + 1, 0)
 
@@ -95,14 +104,20 @@ def negative_logits(weights: Affinity, cached: Tensor, arriving: Tensor) -> Tens
     ``cached`` (N, K, M) and ``arriving`` (B, M) are the classes of entries and of
     images.
     """
+    # old entries and those of the batch, (B, N K + B), each with its classes
     entries = torch.cat([weights.old.flatten(1), weights.new], dim=1)
     classes = torch.cat([cached.flatten(0, 1), arriving])
-    width = len(cached) + 1  # the first column is of no class
+
+    # the first column is of no class
+    width = len(cached) + 1
 
     # as a product with the classes of each entry, if that matrix is not too large
     if len(classes) * width <= DENSE:
-        member = entries.new_zeros(len(classes), width).scatter_(1, classes, 1.0)
+        member = entries.new_zeros(len(classes), width)
+        member.scatter_(1, classes, 1.0)
         return (entries @ member)[:, 1:]
+
+    # else one class of each entry after the other
     sums = entries.new_zeros(len(entries), width)
     for column in classes.unbind(dim=1):
         sums.scatter_add_(1, column.expand_as(entries), entries)
@@ -122,21 +137,18 @@ class TDA(FixedText):
     def _setup(self) -> None:
         super()._setup()
         config = self.config
-        memory = self.memory
-        declare(memory, self.classifier, config.positive_capacity, "positive.")
-        declare(memory, self.classifier, config.negative_capacity, "negative.")
+
+        # features of sure images, and of unsure ones
+        declare(self.memory, self.classifier, config.positive_capacity, "positive.")
+        declare(self.memory, self.classifier, config.negative_capacity, "negative.")
 
         # the classes that a negative entry counts against
         classes = len(self.prompts)
         most = most_classes(config.probability_window[0], classes)
-        against = torch.zeros(
-            classes,
-            config.negative_capacity,
-            most,
-            dtype=torch.long,
-            device=self.classifier.device,
+        against = self.classifier.new_zeros(
+            classes, config.negative_capacity, most, dtype=torch.long
         )
-        memory.declare("negative.classes", against, Range(below=classes + 1))
+        self.memory.declare("negative.classes", against, Range(below=classes + 1))
 
     def _predict_features(self, features: Tensor) -> Prediction:
         logits = [
@@ -163,40 +175,42 @@ class TDA(FixedText):
         logits = logits.mean(dim=1)
         classes = logits.argmax(dim=-1)
 
-        # each image is in the caches when it reads them
-        positive = self._positive(features, classes, entropy)
-        negative = self._negative(features, classes, entropy, probabilities)
-        logits = logits + config.positive_alpha * positive
+        # α₊ Σ exp(-β₊(1 - f·k)) over what was predicted as a class
+        columns = {"keys": features}
+        weights = self._offer(
+            "positive.", classes, entropy, columns, beta=config.positive_beta
+        )
+        logits = logits + config.positive_alpha * positive_logits(weights, classes)
+
+        # images of middle entropy: nats, divided by log2 of the number of classes
+        bits = math.log2(len(self.prompts))
+        low, high = config.entropy_window
+        is_middle = (entropy > low * bits) & (entropy < high * bits)
+        entropy = entropy.masked_fill(~is_middle, torch.inf)
+
+        # with the classes that they could be
+        cached = self.memory["negative.classes"]
+        window = config.probability_window
+        columns["classes"] = classes_within(probabilities, window, cached.shape[2])
+
+        # α₋ Σ exp(-β₋(1 - f·k)) over what could be a class
+        weights = self._offer(
+            "negative.", classes, entropy, columns, beta=config.negative_beta
+        )
+        negative = negative_logits(weights, cached, columns["classes"])
         logits = logits - config.negative_alpha * negative
         return (logits.float(),)
 
-    def _positive(self, features: Tensor, classes: Tensor, entropy: Tensor) -> Tensor:
-        """Offer images to the positive cache; return what it adds for each, (B, N)."""
-        keys = self.memory["positive.keys"]
-        columns = {"keys": features}
-        occupancy = insert(self.memory, classes, entropy, columns, "positive.")
-        weights = affinity(features, keys, occupancy, self.config.positive_beta)
-        return positive_logits(weights, classes)
-
-    def _negative(
-        self, features: Tensor, classes: Tensor, entropy: Tensor, probabilities: Tensor
-    ) -> Tensor:
-        """Offer images to the negative cache; return what counts against each class, (B, N)."""
-        config = self.config
-        keys = self.memory["negative.keys"]
-        cached = self.memory["negative.classes"]
-
-        # only images of middle entropy: nats, divided by log2 of the number of classes
-        unit = math.log2(len(self.prompts))
-        low, high = config.entropy_window
-        is_middle = (entropy > low * unit) & (entropy < high * unit)
-        offered = entropy.masked_fill(~is_middle, torch.inf)
-
-        # with the classes that they could be
-        arriving = classes_within(
-            probabilities, config.probability_window, cached.shape[2]
-        )
-        columns = {"keys": features, "classes": arriving}
-        occupancy = insert(self.memory, classes, offered, columns, "negative.")
-        weights = affinity(features, keys, occupancy, config.negative_beta)
-        return negative_logits(weights, cached, arriving)
+    def _offer(
+        self,
+        prefix: str,
+        classes: Tensor,
+        entropy: Tensor,
+        columns: Columns,
+        *,
+        beta: float,
+    ) -> Affinity:
+        """Offer images to a cache; weigh its entries, themselves included, for each of them."""
+        keys = self.memory[f"{prefix}keys"]
+        occupancy = insert(self.memory, classes, entropy, columns, prefix)
+        return affinity(columns["keys"], keys, occupancy, beta)

@@ -65,16 +65,20 @@ class TPS(FixedText):
 
         def loss(shift: Tensor) -> Tensor:
             """Marginal entropy of the confident views, chosen before every step."""
+            # normalised(t_k + s_k), (B, E, N)
             text = F.normalize(self.classifier + shift, dim=-1).mT
             with torch.no_grad():
                 logits = self.scale * features @ text
                 index = confident_views(logits, config.selection_fraction)
+
+            # images do not feel one another in a sum
             confident = take_views(features, index)
             return marginal_entropy(self.scale * confident @ text).sum()
 
         # s = 0 for every image and class
-        classes, width = self.classifier.shape
-        zeros = features.new_zeros(len(features), classes, width)
+        zeros = features.new_zeros(len(features), *self.classifier.shape)
+
+        # AdamW, coordinate by coordinate: images step as if alone
         adam = Adam(config.lr, weight_decay=config.weight_decay)
         shift = minimize(AdamState.begin(zeros), loss, config.steps, adam).values
 

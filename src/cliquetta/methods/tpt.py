@@ -59,13 +59,16 @@ class TPT(FeatureLevel):
         self.classifier = self.template.features(self.template.start[None])[0]
 
     def _predict_features(self, features: Tensor) -> Prediction:
-        # the views that CLIP is surest of
-        logits = self.scale * features @ self.classifier.T  # (B, V, N)
+        # the views that CLIP is surest of, by logits (B, V, N)
+        logits = self.scale * features @ self.classifier.T
         index = confident_views(logits, self.config.selection_fraction)
-        context, loss = self.tune(take_views(features, index))
+        confident = take_views(features, index)
 
-        # the plain view is scored with the texts of its image
-        text = self.template.features(context)  # (B, N, E)
+        # a context for each image
+        context, loss = self.tune(confident)
+
+        # the plain view is scored with the texts of its image, (B, N, E)
+        text = self.template.features(context)
         logits = self.scale * torch.einsum("be,bne->bn", features[:, 0], text)
         return Prediction(logits, {"selected_views": index, "loss": loss})
 
@@ -79,12 +82,16 @@ class TPT(FeatureLevel):
         images = len(features)
         config = self.config
         adam = Adam(config.lr, weight_decay=config.weight_decay)
+
+        # the template's words for every image
         state = AdamState.begin(self.template.start.repeat(images, 1, 1))
 
         # at the start all images have the same texts
         text = self.classifier.expand(images, -1, -1)
         first, gradient = self.gradient(features, state.values, text)
         state = adam_step(state, gradient, adam)
+
+        # further steps on the same views
         for _ in range(config.steps - 1):
             text = self.template.features(state.values)
             _, gradient = self.gradient(features, state.values, text)

@@ -54,8 +54,11 @@ def neighbour_links(features: Tensor, neighbours: int) -> Tensor:
 
 def first_means(features: Tensor, prior: Tensor, seeds: int) -> Tensor:
     """Average each class's most confident images by ``prior`` (B, N): unit means (N, E)."""
-    weights, chosen = prior.topk(min(seeds, len(prior)), dim=0)  # (S, N)
+    # the surest images of each class, (S, N)
+    weights, chosen = prior.topk(min(seeds, len(prior)), dim=0)
     weights = weights / weights.sum(dim=0)
+
+    # their weighted mean
     means = torch.einsum("sn,sne->ne", weights, features[chosen])
     return F.normalize(means, dim=-1)
 
@@ -75,7 +78,7 @@ def gaussian_log_likelihood(
 def update_variance(features: Tensor, means: Tensor, assignments: Tensor) -> Tensor:
     """Average squared residuals over images and, by assignment, over classes: σ² (E,)."""
     # Σ_k z_ik (f - μ_k)² without a tensor over images, classes and dimensions
-    mixed = assignments @ means
+    mixed = assignments @ means  # Σ_k z_ik μ_k
     crossed = 2 * features * mixed
     squared = features.square() - crossed + assignments @ means.square()
     return squared.mean(dim=0).clamp_min(VARIANCE_FLOOR)
@@ -97,7 +100,9 @@ def transduce(
 
     """
     links = neighbour_links(features, config.neighbours)
-    weighted_prior = config.text_weight * log_prior  # of ŷ^λ
+
+    # log ŷ^λ
+    weighted_prior = config.text_weight * log_prior
     means = first_means(features, log_prior.exp(), config.init_images)
     variance = torch.full_like(features[0], 1 / features.shape[1])
     logs = log_prior
@@ -107,7 +112,8 @@ def transduce(
             means = F.normalize(weighted_means(features, logs), dim=-1)
             variance = update_variance(features, means, logs.exp())
 
-        # z_ik ∝ ŷ_ik^λ exp(-Σ_d (f_id - μ_kd)² / σ_d² / (2τ) + neighbours), five times
+        # z_ik ∝ ŷ_ik^λ exp(-Σ_d (f_id - μ_kd)² / σ_d² / (2τ) + what the neighbours are),
+        # five times over
         likelihood = gaussian_log_likelihood(features, means, variance)
         fixed = weighted_prior.add(likelihood, alpha=1 / config.gaussian_temperature)
         logs = propagate(fixed, links, logs, config.inner_steps)

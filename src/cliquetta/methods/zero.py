@@ -43,9 +43,12 @@ class ZeroConfig(SelectiveConfig):
 
 def count_votes(cosines: Tensor, vote: Vote) -> Tensor:
     """Sum the votes of views (B, K, N) for each class, (B, N)."""
+    # one vote per view, for its first class
     if vote == "hard":
         first = cosines.argmax(dim=-1)
         return F.one_hot(first, cosines.shape[-1]).sum(dim=1).float()
+
+    # the official code's: almost one vote
     return (cosines / FP16_EPS).softmax(dim=-1).sum(dim=1)
 
 
@@ -60,6 +63,7 @@ def decide(votes: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
         Winners (B,), and which classes are in the tie (B, N).
 
     """
+    # more than one class only in a tie
     tied = votes == votes.amax(dim=-1, keepdim=True)
 
     # the most confident view whose prediction is tied
@@ -86,6 +90,8 @@ def vote_logits(votes: Tensor, winner: Tensor, top: Tensor) -> Tensor:
     """
     classes = votes.shape[-1]
     is_tie = top.sum(dim=-1, keepdim=True) > 1
+
+    # the vote that decides
     deciding = F.one_hot(winner, classes) * is_tie
     return (votes + deciding + 1 / classes).log().log_softmax(dim=-1)
 
@@ -105,11 +111,14 @@ def elect(cosines: Tensor, scale: float, config: ZeroConfig) -> tuple[Tensor, Te
     # most confident first
     order = confident_views(scale * cosines, 1.0)
     cosines = take_views(cosines, order)
+
+    # the views that vote
     views = cosines.shape[1]
     count = selected_count(views, config.selection_fraction)
 
-    # the others decide ties, or all if there are no others
     votes = count_votes(cosines[:, :count], config.vote)
+
+    # the others decide ties, or all if there are no others
     others = cosines[:, count:] if count < views else cosines
     winner, tied = decide(votes, others)
     return vote_logits(votes, winner, tied), votes

@@ -43,8 +43,8 @@ def rejection_score(logits: Tensor) -> Tensor:
 
 def left_out_score(logits: Tensor) -> Tensor:
     """Score images (B,) with the prediction of each left out of the class list."""
-    ascending = logits.sort(dim=1, descending=True).values
-    return rejection_score(ascending[:, 1:])
+    descending = logits.sort(dim=1, descending=True).values
+    return rejection_score(descending[:, 1:])
 
 
 def empty_window() -> Tensor:
@@ -63,13 +63,18 @@ def reject(
     """Reject images of none of the classes, by logits and plain CLIP's (B, N).
 
     Returns:
-        The rejection, and the window after the images, which it is unless they ``learn``.
+        The rejection, and the window, which holds the images if they ``learn``.
 
     """
+    # the method and plain CLIP have the same say
     score = (rejection_score(logits) + rejection_score(zero_shot)) / 2
+
+    # the newest left-out scores, of these images if they teach
     if learn:
         left_out = (left_out_score(logits) + left_out_score(zero_shot)) / 2
         window = torch.cat([window, left_out])[-WINDOW:]
+
+    # surer images are of one of the classes
     rejected = score > rejection_limit(window, share)
     return Rejection(score, rejected), window
 
@@ -81,12 +86,15 @@ def rejection_limit(window: Tensor, share: float) -> Tensor:
 
 def merge_windows(windows: Sequence[Tensor]) -> Tensor:
     """Merge several windows: all scores, or evenly spaced ones of them in order."""
+    # infinite where a window is empty
     scores = [window[window.isfinite()] for window in windows]
     ascending = torch.cat(scores).sort().values
 
-    # as many as fit, at the end of a window as if they had come one by one
+    # as many as fit, evenly spaced
     count = min(WINDOW, len(ascending))
     ranks = torch.linspace(0, len(ascending) - 1, count).long()
+
+    # at the end of a window, as if they had come one by one
     empty = empty_window().to(ascending)
     return torch.cat([empty, ascending[ranks]])[-WINDOW:]
 
@@ -101,7 +109,7 @@ CONFIDENCES = "confidences"  # The sums in a method's memory.
 
 
 def no_confidences() -> Tensor:
-    """Return sums (1 + len(TEMPERATURES),) before the first image; see :func:`count_confidences`."""
+    """Return the sums of :func:`count_confidences` before the first image."""
     return torch.zeros(1 + len(TEMPERATURES))
 
 
@@ -114,18 +122,24 @@ def count_confidences(sums: Tensor, logits: Tensor, zero_shot: Tensor) -> Tensor
         zero_shot: Probabilities of plain CLIP (B, N).
 
     """
+    # how probable plain CLIP finds the classes that the method predicts
     logits = logits.float()
     labels = logits.argmax(dim=1, keepdim=True)
-    added = [zero_shot.gather(1, labels).sum()]
-    for temperature in TEMPERATURES:
-        probabilities = (logits / temperature).softmax(dim=1)
-        added.append(probabilities.amax(dim=1).sum())
+    backing = zero_shot.gather(1, labels).sum()
+
+    # how sure the method is at every temperature
+    sure = [(logits / t).softmax(dim=1).amax(dim=1).sum() for t in TEMPERATURES]
+
+    # older images fade
     fading = math.pow(0.5, len(logits) / HALF_LIFE)
-    return sums * fading + torch.stack(added).to(sums)
+    return sums * fading + torch.stack([backing, *sure]).to(sums)
 
 
 def find_temperature(sums: Tensor) -> Tensor:
-    """Find the temperature () at which predictions are as sure as zero-shot CLIP backs them; or 1."""
+    """Find the temperature () at which predictions are as sure as plain CLIP backs them.
+
+    It is 1 as long as nothing was counted.
+    """
     backing = sums[0]
     confidences = sums[1:]  # falling with the temperature
 
@@ -142,7 +156,7 @@ def find_temperature(sums: Tensor) -> Tensor:
     scale = _log_temperatures(sums.device).to(sums)
     temperature = scale.take(low).lerp(scale.take(high), weight).exp()
 
-    # nothing was counted yet
+    # without a wait for the device
     return torch.where(sums.sum() > 0, temperature, torch.ones_like(temperature))
 
 
