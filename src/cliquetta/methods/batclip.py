@@ -41,7 +41,7 @@ class BATCLIPConfig(AdamWConfig):
 def class_means(
     features: Tensor, labels: Tensor, classes: int
 ) -> tuple[Tensor, Tensor]:
-    """Average the features (B, E) of each class: means (N, E), and which are present (N,).
+    """Average the features (B, E) of each class: means (N, E), and its presence (N,).
 
     The mean of an absent class is zero.
     """
@@ -112,8 +112,9 @@ class BATCLIP(Adapter):
         adapt_text = self.config.adapt_text
         if adapt_text and (model.text is None or prompts.features is not None):
             raise UserError(
-                "batclip learns the text tower's LayerNorms, but text is fixed here; give it a "
-                "model with a text tower and class names, or set adapt_text=False"
+                "batclip learns the text tower's LayerNorms, but text is fixed here; "
+                "give it a model with a text tower and class names, or set "
+                "adapt_text=False"
             )
 
         self.scale = model.scale
@@ -129,9 +130,11 @@ class BATCLIP(Adapter):
         AdamState.begin(self.texts.start).declare(self.memory, "text_norms")
         self.learned.append("text_norms")
 
-        # ids of the class texts in each template
-        texts = [prompts.texts(template) for template in prompts.templates]
-        self.ids = [model.tokenizer(names).to(model.device) for names in texts]
+        # of the class texts in each template
+        self.ids = [
+            model.tokenizer(prompts.texts(template)).to(model.device)
+            for template in prompts.templates
+        ]
 
     def _predict(self, batch: Batch) -> Prediction:
         states = [AdamState.load(self.memory, name) for name in self.learned]
@@ -158,7 +161,7 @@ class BATCLIP(Adapter):
         return Prediction(logits.detach().float(), {"loss": loss.detach()})
 
     def classifier(self, norms: Tensor) -> Tensor:
-        """Encode the class texts (N, E) under flat LayerNorm parameters of the text tower."""
+        """Encode the class texts (N, E) under LayerNorms of the text tower."""
         templates = [l2_normalize(self.texts(norms, ids)) for ids in self.ids]
         return l2_normalize(torch.stack(templates).mean(dim=0))
 

@@ -61,7 +61,7 @@ class BCA(ImageByImage):
         memory.declare("prior_counts", counts, NON_NEGATIVE)
 
     def predict_group(self, features: Tensor) -> Tensor:
-        """Predict posteriors (B, N), each from the state that the images before it left."""
+        """Predict posteriors (B, N), each from what the images before it left."""
         memory = self.memory
         embeddings = memory["embeddings"].clone()
         counts = memory["embedding_counts"].clone()
@@ -78,14 +78,14 @@ class BCA(ImageByImage):
             # s, the class of highest posterior, is the one that learns
             highest, label = posterior.max(dim=0, keepdim=True)
 
-            # above τ₁ the feature enters the running mean of the embedding μ_s;
-            # a weight of 0 or 1 instead of a condition, for which a GPU would be waited for
+            # above τ₁ the feature enters the running mean of the embedding μ_s; by a
+            # weight of 0 or 1, as a condition would wait for the GPU
             weight = (highest > self.config.likelihood_threshold).to(counts.dtype)
             summed = counts[label] * embeddings[label] + weight * feature
             embeddings[label] = l2_normalize(summed).to(embeddings.dtype)
             counts[label] += weight
 
-            # above τ₂ the posterior enters the running mean of the label prior P(Y | μ_s)
+            # above τ₂ the posterior enters the running mean of the prior P(Y | μ_s)
             weight = (highest > self.config.prior_threshold).to(prior_counts.dtype)
             count = prior_counts[label]
             summed = count * priors[label] + weight * posterior

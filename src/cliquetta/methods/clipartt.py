@@ -41,7 +41,7 @@ def transductive_loss(
     *,
     detach: bool = False,
 ) -> Tensor:
-    """Compare a batch's image-text similarities with those among images and among texts.
+    """Compare similarities of images and texts with those among images and among texts.
 
     Args:
         images: Unit features (B, E).

@@ -53,7 +53,7 @@ class CLIPTTAConfig(AdamConfig):
 
 
 def soft_contrastive_loss(logits: Tensor) -> Tensor:
-    """Average the entropy of images over the texts paired with a batch, from logits (B, N)."""
+    """Average the entropy of images over a batch's paired texts; logits (B, N)."""
     # p(text_j | image_i): every image is paired with the text of its predicted class
     labels = logits.detach().argmax(dim=-1)
     pairs = logits[:, labels]  # (B, B): image i, text of image j
@@ -97,13 +97,13 @@ class CLIPTTA(LayerNormAdapter):
 
     def _predict(self, batch: Batch) -> Prediction:
         state = AdamState.load(self.memory, "norms")
-        has_memory = self.config.memory_shots > 0
-        if has_memory:
+        shots = self.config.memory_shots
+        if shots:
             self._remember(batch.images, state.values)
 
         def loss(norms: Tensor) -> Tensor:
             parts = [batch.images]
-            if has_memory:
+            if shots:
                 parts.append(self._recall())
 
             # one forward pass for both, whose losses are added
@@ -145,7 +145,7 @@ class CLIPTTA(LayerNormAdapter):
 
     @torch.no_grad()
     def _remember(self, images: Tensor, norms: Tensor) -> None:
-        """Remember the surest images of each predicted class, as predicted under ``norms``."""
+        """Remember the surest images of each class that ``norms`` predict."""
         memory = self.memory
 
         # the memory judges by the softmax of cosines, without the scale

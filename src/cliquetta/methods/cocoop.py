@@ -107,7 +107,10 @@ def initial_parameters(
 
 
 def fit_cocoop(task: FitTask, config: CoCoOpConfig) -> dict[str, Tensor]:
-    """Fit ``context`` (M, D) and the network: ``down.*`` (E -> hidden), ``up.*`` (hidden -> D)."""
+    """Fit ``context`` (M, D) and the network.
+
+    ``down.*`` maps E to the hidden width, ``up.*`` that to D.
+    """
     generator = torch.Generator().manual_seed(task.seed)
     start = initial_parameters(task.model, config, generator)
 

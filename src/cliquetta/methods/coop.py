@@ -86,8 +86,9 @@ def prompt_tokens(
         tokens += [*[0] * after, *name[stop:], *tokenizer.suffix]
         if len(tokens) > tokenizer.context_length:
             raise UserError(
-                f"class {text[:-1]!r} with {count} context tokens takes {len(tokens)} tokens, the "
-                f"model's context holds {tokenizer.context_length}: use fewer context tokens"
+                f"class {text[:-1]!r} with {count} context tokens takes {len(tokens)} "
+                f"tokens, the model's context holds {tokenizer.context_length}: use "
+                "fewer context tokens"
             )
 
         # the rest of the row stays padding
@@ -111,7 +112,7 @@ def initial_context(
 def initial_linear(
     inputs: int, outputs: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Draw weight (outputs, inputs) and bias uniformly in ±1 / sqrt(inputs), as torch's."""
+    """Draw weight (outputs, inputs) and bias as torch: uniform in ±1 / sqrt(inputs)."""
     # in [0, 1)
     weight = torch.rand(outputs, inputs, generator=generator)
     bias = torch.rand(outputs, generator=generator)
@@ -130,7 +131,7 @@ def text_features(model: CLIP, tokens: Tokens, context: Tensor) -> Tensor:
 def coop_logits(
     model: CLIP, tokens: Tokens, learned: Learned, features: Tensor
 ) -> Tensor:
-    """Return scale * cos(image, text with context V): (B, N) of unit features (B, E)."""
+    """Return scale * cos(image, text with context V), (B, N), of features (B, E)."""
     text = text_features(model, tokens, learned["context"])
     return model.scale * features @ text.T
 
@@ -179,8 +180,9 @@ class CoOp(FeatureLevel, FewShotAdapter):
             context = self.tensor("context", None, width)
 
         # the learned context makes a fixed text classifier
-        length = context.shape[-2]
-        tokens = prompt_tokens(self.model, self.prompts, length, config.class_position)
+        tokens = prompt_tokens(
+            self.model, self.prompts, context.shape[-2], config.class_position
+        )
         with torch.no_grad():
             self.classifier = text_features(self.model, tokens, context)
 

@@ -25,7 +25,7 @@ class CTPTConfig(TPTConfig):
 
 
 def text_dispersion(text: Tensor) -> Tensor:
-    """Return the ATFD (...) of unit class features (..., N, E): mean distance from their mean."""
+    """Return the ATFD (...): mean distance of features (..., N, E) from their mean."""
     centre = text.mean(dim=-2, keepdim=True)
     distances: Tensor = torch.linalg.vector_norm(text - centre, dim=-1)
     return distances.mean(dim=-1)

@@ -177,7 +177,7 @@ class DART(Adapter):
         return weight * retained + (1 - weight) * current
 
     def encode(self, hidden: Tensor, visual: Tensor) -> Tensor:
-        """Encode hidden states under a visual prompt (P, 2, D): unit features (V, E)."""
+        """Encode hidden states under a visual prompt (P, 2, D): features (V, E)."""
         block = self.config.block
         prefix = {block: Prefix(visual[None])}
 
@@ -229,7 +229,7 @@ class DART(Adapter):
         return context, visual, loss.detach()
 
     def _remember(self, logits: Tensor, context: Tensor, visual: Tensor) -> None:
-        """Move the retained prompts of the predicted class towards those of this image."""
+        """Move the retained prompts of the predicted class towards the image's."""
         label = logits.argmax()
         learned = {"retained_context": context[label], "retained_visual": visual}
 

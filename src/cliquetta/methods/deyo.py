@@ -41,9 +41,8 @@ class DeYOConfig(MomentumConfig):
 
 
 def shuffle_patches(images: Tensor, grid: int, generator: torch.Generator) -> Tensor:
-    """Reorder the cells of images (B, 3, S, S) at random, the same way in all of them."""
-    order = torch.randperm(grid * grid, generator=generator)
-    order = order.to(images.device)
+    """Reorder the cells of images (B, 3, S, S) at random, in all of them alike."""
+    order = torch.randperm(grid * grid, generator=generator).to(images.device)
 
     # the whole batch at once
     patches = split_patches(images, grid)
@@ -51,7 +50,7 @@ def shuffle_patches(images: Tensor, grid: int, generator: torch.Generator) -> Te
 
 
 def probability_drop(logits: Tensor, shuffled: Tensor) -> Tensor:
-    """Return the PLPD (B,): probability of the predicted class, minus the shuffled image's."""
+    """Return the PLPD (B,): by how much the predicted class loses probability."""
     label = logits.argmax(dim=-1, keepdim=True)
 
     # probabilities of that class, (B, 1)
@@ -82,7 +81,7 @@ def split_patches(images: Tensor, grid: int) -> Tensor:
 
 
 def join_patches(patches: Tensor, size: int) -> Tensor:
-    """Put patches (B, grid², 3, h, w) together row by row: images (B, 3, size, size)."""
+    """Join patches (B, grid², 3, h, w) row by row: images (B, 3, size, size)."""
     B, count, C, h, w = patches.shape
     grid = round(count**0.5)
 
@@ -96,6 +95,7 @@ def join_patches(patches: Tensor, size: int) -> Tensor:
 
 
 def _resample(images: Tensor, size: int) -> Tensor:
+    """Change images (B, 3, S, S) to another size, unless it is theirs."""
     if images.shape[-1] == size:
         return images
     return F.interpolate(images, size=(size, size), mode="bilinear", antialias=True)
@@ -137,7 +137,7 @@ class DeYO(MomentumAdapter):
     def loss(
         self, logits: Tensor, norms: Tensor, shuffled: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the weighted mean entropy of the images that teach, and which (B,) do."""
+        """Return the weighted mean entropy of images that teach, and which (B,) do."""
         config = self.config
         chance = math.log(len(self.prompts))  # entropy of a mere guess
         entropies = entropy(logits)

@@ -100,14 +100,12 @@ class DOTA(FixedText):
         classes, width = text.shape
 
         # a mean of 0.001 in all dimensions
-        means = torch.full_like(text, FIRST_MEAN)
-        self.memory.declare("means", means, SHORT)
+        self.memory.declare("means", torch.full_like(text, FIRST_MEAN), SHORT)
 
         # the covariance σ²I
         identity = torch.eye(width, dtype=text.dtype, device=text.device)
         covariance = self.config.initial_variance * identity
-        covariances = covariance.repeat(classes, 1, 1)
-        self.memory.declare("covariances", covariances, VARIANCE)
+        self.memory.declare("covariances", covariance.repeat(classes, 1, 1), VARIANCE)
 
         # and the weight of one image
         self.memory.declare("counts", text.new_ones(classes), NON_NEGATIVE)
@@ -117,7 +115,7 @@ class DOTA(FixedText):
         return Prediction(torch.stack(logits).float())
 
     def _predict_image(self, views: Tensor) -> Tensor:
-        """Predict an image with views (V, E), which is learned from afterwards: logits (N,)."""
+        """Predict an image by its views (V, E), then learn from it: logits (N,)."""
         config = self.config
         means = self.memory["means"]
         covariances = self.memory["covariances"]

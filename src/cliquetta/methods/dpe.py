@@ -101,13 +101,13 @@ class DPE(FixedText):
         visual, present = self._visual_prototypes()
 
         def prototypes(residuals: Tensor) -> tuple[Tensor, Tensor]:
-            """Unit t (N, E) and v (C, E) with their residuals (N + C, E)."""
+            """Return unit t (N, E) and v (C, E) with their residuals (N + C, E)."""
             t = F.normalize(text + residuals[: len(text)], dim=-1)
             v = F.normalize(visual + residuals[len(text) :], dim=-1)
             return t, v
 
         def loss(residuals: Tensor) -> Tensor:
-            """H(scale f·t + α exp(-β (1 - f·v))) + a · InfoNCE(v, t)."""
+            """Return H(scale f·t + α exp(-β (1 - f·v))) + a · InfoNCE(v, t)."""
             t, v = prototypes(residuals)
             uncertainty = entropy(self._scores(feature, t, v, present))
             return uncertainty + config.alignment_weight * alignment(v, t[present])
@@ -132,7 +132,7 @@ class DPE(FixedText):
         return logits
 
     def _cache(self, views: Tensor, text: Tensor) -> Tensor:
-        """Offer the mean (E,) of the confident views to the cache of its class; return it."""
+        """Offer the mean (E,) of the confident views to the cache; return it."""
         confident = self._confident(views, text)
         feature = confident.mean(dim=0)
 
@@ -145,7 +145,7 @@ class DPE(FixedText):
         return feature
 
     def _visual_prototypes(self) -> tuple[Tensor, Tensor]:
-        """Average the cache by class: prototypes (C, E) of the classes (C,) that have entries."""
+        """Average the cache by class: prototypes (C, E) of the classes (C,) in it."""
         filled = self.memory["entropy"].isfinite()  # (N, K)
 
         # v_k, the mean of what is cached of a class
@@ -158,7 +158,7 @@ class DPE(FixedText):
         return means[present], present
 
     def _confident(self, views: Tensor, text: Tensor) -> Tensor:
-        """Choose the views (K, E) among (V, E) that unit texts (N, E) predict most surely."""
+        """Choose the views (K, E) of which unit texts (N, E) are surest."""
         logits = self.scale * views @ text.T
         index = confident_views(logits, self.config.selection_fraction)
         return take_views(views, index)
@@ -166,7 +166,7 @@ class DPE(FixedText):
     def _scores(
         self, feature: Tensor, text: Tensor, visual: Tensor, present: Tensor
     ) -> Tensor:
-        """Return logits (N,) of a feature (E,), by all texts and by the visual prototypes."""
+        """Return logits (N,) of a feature (E,), by texts and by visual prototypes."""
         # exp(-β (1 - f·v)), (C,)
         closeness = ((feature @ visual.T - 1) * self.config.beta).exp()
 

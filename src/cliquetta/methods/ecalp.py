@@ -43,7 +43,7 @@ class ECALPConfig(MethodConfig):
 
 
 def context_similarity(features: Tensor, text: Tensor) -> Tensor:
-    """Compare images in the dimensions in which texts vary: (M, M), earlier ones weighted."""
+    """Compare images (M, M), dimensions weighted on the earlier one of each pair."""
     context = text.var(dim=0)  # w
     weighted = F.normalize(features * context, dim=-1)
 
@@ -53,7 +53,7 @@ def context_similarity(features: Tensor, text: Tensor) -> Tensor:
 
 
 def nearest_texts(features: Tensor, text: Tensor, count: int) -> Tensor:
-    """Return cosines (M, N) with each image's nearest texts, else 0; none is negative."""
+    """Return cosines (M, N) with an image's nearest texts; 0 elsewhere."""
     cosine = features @ text.T
     nearest = cosine.topk(min(count, len(text)), dim=-1)
     values = nearest.values.clamp_min(0)
@@ -61,7 +61,7 @@ def nearest_texts(features: Tensor, text: Tensor, count: int) -> Tensor:
 
 
 def nearest_images(similarity: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Find the nearest images of each node, of which the last is a copy of the last image.
+    """Find the nearest images of each node; the last is a copy of the last image.
 
     Args:
         similarity: Of the images (M, M).
@@ -117,7 +117,7 @@ def spread(
     for _ in range(steps):
         normalised = root * scores
 
-        # W Y, then Wᵀ Y: along the edges of an image, and back along those that end there
+        # W Y and Wᵀ Y: along the edges of an image, and back along those to it
         along = torch.einsum("mk,mkn->mn", weights, normalised[rows])
         back = (weights[:, :, None] * normalised[:, None]).flatten(0, 1)
         arrived = along.index_add_(0, ends, back)
@@ -193,13 +193,13 @@ class ECALP(FixedText):
 
         # mixed, so that classes out of reach stay finite
         mixed = torch.lerp(propagated, zero_shot, SMOOTHING)
-        tiny = torch.finfo(features.dtype).tiny
-        return Prediction(mixed.clamp_min(tiny).log().float())
+        mixed = mixed.clamp_min(torch.finfo(features.dtype).tiny)
+        return Prediction(mixed.log().float())
 
     def _propagate(
         self, similarity: Tensor, *, to_texts: Tensor, scores: Tensor, labels: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Predict the last image, which is in the graph twice: remembered, and as a copy.
+        """Predict the last image, which is in the graph twice: as itself and as a copy.
 
         Args:
             similarity: Of the images (M, M).

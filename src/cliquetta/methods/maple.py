@@ -58,7 +58,7 @@ def visual_prompts(learned: coop.Learned) -> TokenPrompts:
 
 
 def text_tokens(model: CLIP, prompts: ClassPrompts, config: MaPLeConfig) -> coop.Tokens:
-    """Return the token ids of the class texts, and where the learned tokens are in them."""
+    """Return the token ids of the class texts, and places of the learned tokens."""
     length = config.context_length
     if not config.context_init:
         return coop.prompt_tokens(model, prompts, length)
@@ -98,7 +98,7 @@ def maple_logits(
 
 
 def prompted_blocks(model: CLIP, config: MaPLeConfig) -> int:
-    """Return J: the number of blocks with learned tokens, no more than both towers have."""
+    """Return J, the number of blocks with learned tokens: no more than a tower has."""
     text_blocks = model.require_text().config.layers
     image_blocks = model.require_vit().config.layers
     return min(config.depth, text_blocks, image_blocks)

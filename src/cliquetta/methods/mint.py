@@ -133,7 +133,7 @@ class Mint(LayerNormAdapter):
             features: (B, E).
 
         Returns:
-            Labels (B,); running means by class (N, E) and of all (E,), with the features.
+            Labels (B,); running means by class (N, E) and of all (E,) after them.
 
         """
         labels = (features @ self.classifier.T).argmax(dim=-1)

@@ -48,7 +48,7 @@ class MOONConfig(MethodConfig):
 
 
 def class_presence(prior: Tensor) -> Tensor:
-    """Return λ (N,) of zero-shot predictions (B, N): √(mean of images · largest), eq. (11)."""
+    """Return λ (N,) = √(mean · largest) of zero-shot predictions (B, N), eq. (11)."""
     return (prior.mean(dim=0) * prior.amax(dim=0)).sqrt()
 
 
@@ -77,17 +77,19 @@ def vmf_log_likelihood(features: Tensor, directions: Tensor, kappa: Tensor) -> T
 
 
 def anchor_length(features: Tensor, prior: Tensor, text: Tensor) -> Tensor:
-    """Return A(κ'_k) (N,): mean of 1 - |f_i - t_k|²/2 = f_i·t_k by ``prior``, eq. (7)."""
+    """Return A(κ'_k) (N,), eq. (7).
+
+    Mean of 1 - |f_i - t_k|²/2 = f_i·t_k, weighted by ``prior`` (B, N).
+    """
     weights = prior / prior.sum(dim=0).clamp_min(TINY)  # (B, N)
-    cosines = features @ text.T
-    length = (weights * cosines).sum(dim=0)
+    length = (weights * (features @ text.T)).sum(dim=0)
     return length.clamp(SHORTEST, LONGEST)
 
 
 def shrunk_means(
     features: Tensor, logs: Tensor, text: Tensor, anchor_weight: Tensor
 ) -> Tensor:
-    """Return A(κ_k) μ_k (N, E), between the batch's means and the texts, eqs. (14), (19).
+    """Return A(κ_k) μ_k (N, E), between the batch's means and texts, eqs. (14), (19).
 
     Args:
         features: Unit features (B, E).
@@ -127,8 +129,6 @@ def transduce(
 
     """
     prior = log_prior.exp()
-    width = features.shape[1]
-
     # ω: cosines of the nearest neighbours
     links = nearest_affinity(features @ features.T, config.neighbours)
 
@@ -137,9 +137,9 @@ def transduce(
     means = anchor_length(features, prior, text)[:, None] * text
     logs = log_prior
     for _ in range(config.rounds):
-        kappa = concentration(means.norm(dim=-1), width)
+        # lengths A(κ_k) and directions μ_k of the means
+        kappa = concentration(means.norm(dim=-1), features.shape[1])
         directions = F.normalize(means, dim=-1)
-
         # z_ik ∝ ŷ_ik exp(κ_k μ_k·f_i + log C(κ_k) + Σ_j ω_ij z_jk), eq. (12)
         likelihood = vmf_log_likelihood(features, directions, kappa)
         logs = propagate(log_prior + likelihood, links, logs, 1)

@@ -40,7 +40,7 @@ SMALLEST = 1e-12
 
 
 def squared_bandwidth(features: Tensor, neighbours: float) -> Tensor:
-    """Return h² (B, V): half the mean squared distance of each view from its nearest others."""
+    """Return h² (B, V): half the mean squared distance of views from their nearest."""
     views = features.shape[1]
     if views == 1:
         return features.new_full(features.shape[:2], SMALLEST)
@@ -112,13 +112,12 @@ def _settle_inlierness(
 def _shift_mode(
     mode: Tensor, features: Tensor, inlierness: Tensor, h2: Tensor, config: MTAConfig
 ) -> Tensor:
-    """Take the second half of a round: the mean shift of the mode, weighted by inlierness."""
+    """Take the second half of a round: the mode's mean shift, by inlierness."""
     active = torch.ones(len(mode), 1, dtype=torch.bool, device=mode.device)
     for _ in range(config.iterations):
         # Σ_p y_p K_p f_p, normalised
         weight = inlierness * density(features, mode, h2)  # (B, V)
-        mean = (weight[:, None] @ features)[:, 0]
-        new = l2_normalize(mean)
+        new = l2_normalize((weight[:, None] @ features)[:, 0])
 
         # a mode whose weights have all vanished stays where it is
         alive = weight.sum(dim=-1, keepdim=True) > 0

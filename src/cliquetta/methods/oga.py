@@ -46,7 +46,7 @@ class OGAConfig(MethodConfig):
 def cache_means(
     keys: Tensor, filled: Tensor, text: Tensor, config: OGAConfig
 ) -> Tensor:
-    """Average cached keys (N, K, E) where ``filled`` (N, K); text with fewer than two."""
+    """Average cached keys (N, K, E) where ``filled`` (N, K); below two, the text."""
     count = filled.sum(dim=1, keepdim=True)
 
     # μ_k: sums of a class's entries by their number, or by that of all slots
@@ -56,7 +56,7 @@ def cache_means(
 
 
 def ridge_covariance(keys: Tensor, filled: Tensor, means: Tensor) -> Tensor:
-    """Estimate Σ (E, E) of the residuals of cached keys (N, K, E) from their class's mean.
+    """Estimate Σ (E, E) of cached keys (N, K, E) around their class's mean.
 
     Conditions are tensors: to read a number of the device would wait for it.
     """
@@ -74,8 +74,7 @@ def ridge_covariance(keys: Tensor, filled: Tensor, means: Tensor) -> Tensor:
 
     # (n - 1) M and tr(M) of the pooled covariance M
     scatter = residual.T @ residual
-    trace = scatter.diagonal().sum() / (entries - 1)
-    trace = trace.clamp_min(SMALLEST_TRACE)
+    trace = (scatter.diagonal().sum() / (entries - 1)).clamp_min(SMALLEST_TRACE)
 
     # numerator and denominator of the ridge estimate, and of M once n > 4E
     few = entries <= 4 * width
@@ -119,14 +118,14 @@ class OGA(FixedText):
         """Enter a batch (B, E) in the cache.
 
         Returns:
-            Its zero-shot logits (B, N); means (N, E) and covariance of the cache after it.
+            Zero-shot logits (B, N); means (N, E) and covariance of the cache after it.
 
         """
         logits = self.scale * features @ self.classifier.T
 
         # the images of lowest entropy of every predicted class
-        labels = logits.argmax(dim=-1)
-        insert(self.memory, labels, entropy(logits), {"keys": features})
+        columns = {"keys": features}
+        insert(self.memory, logits.argmax(dim=-1), entropy(logits), columns)
 
         # the Gaussians of what is cached
         keys = self.memory["keys"]

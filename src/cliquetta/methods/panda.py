@@ -119,7 +119,7 @@ class OffsetCLIP(CLIP):
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """The capabilities of a CLIP that concern text and LayerNorms."""
+        """Return those of a CLIP that concern text and LayerNorms."""
         inside = {"visual-blocks", "visual-prefix", "visual-tokens", "attention"}
         return super().capabilities - inside
 
@@ -129,7 +129,7 @@ class OffsetCLIP(CLIP):
 
 
 def with_offset(model: CLIP, offset: float) -> tuple[CLIP, Negatives]:
-    """Return a model that shares all weights with ``model``, and its place for negatives."""
+    """Return a model that shares the weights of ``model``, and its negatives."""
     tower = copy.copy(model.require_vit())
     tower.__class__ = OffsetTower
     assert isinstance(tower, OffsetTower)
@@ -169,7 +169,8 @@ class Panda(Adapter):
         except MissingCapabilityError as error:
             raise UserError(
                 f"panda cannot be put around {name!r}, which runs the image tower "
-                "block by block; choose one that takes its features as they come, such as tent"
+                "block by block; choose one that takes its features as they come, "
+                "such as tent"
             ) from error
         self.grid = nearest_divisor(self.model.image_size, self.config.patch_grid)
 
@@ -181,7 +182,7 @@ class Panda(Adapter):
 
     @property
     def views(self) -> ViewSpec | None:
-        """The views of the method inside."""
+        """Return the views of the method inside."""
         return self.inner.views
 
     def _predict(self, batch: Batch) -> Prediction:

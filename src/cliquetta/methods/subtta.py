@@ -46,7 +46,7 @@ class SubTTAConfig(AdamWConfig):
 
 
 def covariance(features: Tensor) -> Tensor:
-    """Return the covariance (E, E) of features (B, E), float64; zero of a single one."""
+    """Return the covariance (E, E) of features (B, E), float64; zero of one alone."""
     centred = (features - features.mean(dim=0)).double()
     return centred.T @ centred / max(1, len(features) - 1)
 
@@ -168,8 +168,7 @@ class SubTTA(LayerNormAdapter):
         """Take the first step, which brings the spans of images and texts together."""
         with torch.enable_grad():
             norms = state.values.detach().requires_grad_()
-            loss = self.align(norms, images)
-            (gradient,) = torch.autograd.grad(loss, norms)
+            (gradient,) = torch.autograd.grad(self.align(norms, images), norms)
 
         # what is rounding only, Adam would make a full step of
         size = gradient.abs()
@@ -177,7 +176,7 @@ class SubTTA(LayerNormAdapter):
         return adam_step(state, gradient, self.config.adam)
 
     def _variance_step(self, state: AdamState, images: Tensor) -> AdamState:
-        """Take the second step, which separates the predicted classes inside the texts' span."""
+        """Take the second step, which separates classes inside the texts' span."""
         with torch.enable_grad():
             norms = state.values.detach().requires_grad_()
 

@@ -69,7 +69,7 @@ class TDAConfig(SelectiveConfig):
 
 
 def most_classes(least: float, classes: int) -> int:
-    """Count how many of ``classes`` can have a probability above ``least``: their sum is one."""
+    """Return how many classes can have a probability above ``least``, by their sum."""
     if least <= 0:
         return classes
     return min(classes, int((1 + SUM_ROUNDING) / least))
@@ -78,7 +78,7 @@ def most_classes(least: float, classes: int) -> int:
 def classes_within(
     probabilities: Tensor, window: tuple[float, float], count: int
 ) -> Tensor:
-    """List classes (B, count), from 1 on, whose probability (B, N) is in a window; else 0."""
+    """List classes (B, count), from 1 on, whose probability is in a window; else 0."""
     # the likeliest ones, as many as can be in the window
     low, high = window
     top = probabilities.topk(count)
@@ -210,7 +210,7 @@ class TDA(FixedText):
         *,
         beta: float,
     ) -> Affinity:
-        """Offer images to a cache; weigh its entries, themselves included, for each of them."""
+        """Offer images to a cache; weigh its entries for each, itself included."""
         keys = self.memory[f"{prefix}keys"]
         occupancy = insert(self.memory, classes, entropy, columns, prefix)
         return affinity(columns["keys"], keys, occupancy, beta)

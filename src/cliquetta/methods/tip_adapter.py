@@ -78,16 +78,9 @@ class TipAdapterFConfig(TipAdapterConfig):
     weight_decay: NonNegative = 0.01  # Weight decay of AdamW.
 
 
-PRESETS = read_presets("tip_adapter", TipAdapterConfig)
-PRESETS_F = {
-    **read_presets("tip_adapter", TipAdapterFConfig),
-    **read_presets("tip_adapter_f", TipAdapterFConfig),
-}
-
-
 @dataclass(frozen=True)
 class TipCache:
-    """Labelled features: keys F (NK, E), one-hot values L (NK, N), and their strengths."""
+    """Labelled features: keys F (NK, E), one-hot values L (NK, N), their strengths."""
 
     keys: Tensor
     values: Tensor
@@ -145,11 +138,11 @@ class Validation:
 def encode_validation(
     model: CLIP, split: FewShot | None, classifier: Tensor
 ) -> Validation:
-    """Encode the validation split of the examples; an error says so if there is none."""
+    """Encode the validation split of the examples, which there must be."""
     if split is None:
         raise UserError(
-            "search=True chooses numbers by accuracy and needs a validation split for it: give "
-            "FewShot(validation=...), and never the test set"
+            "search=True chooses numbers by accuracy and needs a validation split for "
+            "it: give FewShot(validation=...), and never the test set"
         )
     parts = math.ceil(len(split) / VIEWS_AT_ONCE)
     encoded = []
@@ -167,19 +160,21 @@ def search_strengths(
 ) -> tuple[float, float]:
     """Choose (alpha, beta) of the best accuracy on a grid; the first of equals."""
     beta_steps, alpha_steps = config.search_steps
+    betas = _search_values(config.search_beta, beta_steps)
     alphas = _search_values(config.search_alpha, alpha_steps)
+
+    # all alphas at once, for one beta after the other
     weights = torch.tensor(alphas, device=cache.keys.device)[:, None, None]
-    highest = -1.0
-    strengths = (config.alpha, config.beta)
-    for beta in _search_values(config.search_beta, beta_steps):
-        # all alphas at once
+    found = []
+    for beta in betas:
         votes = replace(cache, beta=beta).votes(validation.features)
         accuracy = validation.accuracy(validation.text_logits + weights * votes)
+
+        # the first of the best alphas
         best = int((accuracy == accuracy.max()).nonzero()[0])
-        if float(accuracy[best]) > highest:
-            highest = float(accuracy[best])
-            strengths = (alphas[best], beta)
-    return strengths
+        found.append((float(accuracy[best]), alphas[best], beta))
+    _, alpha, beta = max(found, key=lambda entry: entry[0])
+    return alpha, beta
 
 
 def _search_values(end: float, steps: int) -> list[float]:
@@ -188,7 +183,7 @@ def _search_values(end: float, steps: int) -> list[float]:
 
 
 def fit_tip_adapter(task: FitTask, config: TipAdapterConfig) -> dict[str, Tensor]:
-    """Fit ``keys`` (n, E), ``labels`` (n,) and, with a search, ``alpha`` and ``beta``."""
+    """Fit ``keys`` (n, E), ``labels`` (n,); with a search ``alpha`` and ``beta``."""
     model = task.model
     few_shot = task.few_shot
     validation = None
@@ -228,7 +223,7 @@ def train_keys(
     cache: TipCache,
     generator: np.random.Generator,
 ) -> Iterator[TipCache]:
-    """Yield the cache after each epoch of AdamW on random crops; its rate follows a cosine."""
+    """Yield the cache after each epoch of AdamW on random crops, at a cosine rate."""
     model = task.model
     few_shot = task.few_shot
     images = len(few_shot)
@@ -263,7 +258,11 @@ def train_keys(
         yield replace(cache, keys=state.values)
 
 
-@register("tip_adapter", tuned=PRESETS, fit=fit_tip_adapter)
+@register(
+    "tip_adapter",
+    tuned=read_presets("tip_adapter", TipAdapterConfig),
+    fit=fit_tip_adapter,
+)
 class TipAdapter(FeatureLevel, FewShotAdapter):
     """A cache of labelled features beside the text classifier; no training."""
 
@@ -302,7 +301,7 @@ class TipAdapter(FeatureLevel, FewShotAdapter):
     def for_classes(
         cls, fitted: Mapping[str, Tensor], known: Sequence[str], wanted: Sequence[str]
     ) -> dict[str, Tensor]:
-        """Restrict the cache to some of its classes: the others' keys have no value left."""
+        """Restrict the cache to keys of some of its classes."""
         rows = cls.indices_of(known, wanted, by="the cache of Tip-Adapter")
 
         # by old label the new one, -1 for classes that are left out
@@ -316,7 +315,12 @@ class TipAdapter(FeatureLevel, FewShotAdapter):
         return {**fitted, "keys": keys, "labels": labels[stay]}
 
 
-@register("tip_adapter_f", fit=fit_tip_adapter, tuned=PRESETS_F)
+@register(
+    "tip_adapter_f",
+    tuned=read_presets("tip_adapter", TipAdapterFConfig)
+    | read_presets("tip_adapter_f", TipAdapterFConfig),
+    fit=fit_tip_adapter,
+)
 class TipAdapterF(TipAdapter):
     """Tip-Adapter with trained keys."""
 

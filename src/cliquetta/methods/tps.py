@@ -56,15 +56,15 @@ class TPS(FixedText):
     def _predict_features(self, features: Tensor) -> Prediction:
         # each image has a shift (N, E) of its own
         images = max(1, ELEMENTS // self.classifier.numel())
-        groups = torch.split(features, images)
-        return Prediction(torch.cat([self._predict_group(group) for group in groups]))
+        logits = [self._predict_group(group) for group in torch.split(features, images)]
+        return Prediction(torch.cat(logits))
 
     def _predict_group(self, features: Tensor) -> Tensor:
         """Predict unit features (B, V, E): logits (B, N)."""
         config = self.config
 
         def loss(shift: Tensor) -> Tensor:
-            """Marginal entropy of the confident views, chosen before every step."""
+            """Sum marginal entropies of confident views, chosen before every step."""
             # normalised(t_k + s_k), (B, E, N)
             text = F.normalize(self.classifier + shift, dim=-1).mT
             with torch.no_grad():

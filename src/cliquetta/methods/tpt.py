@@ -99,13 +99,13 @@ class TPT(FeatureLevel):
         return state.values, first
 
     def loss(self, features: Tensor, text: Tensor) -> Tensor:
-        """Return losses (B,) of selected views (B, K, E) under classifiers (B, N, E)."""
+        """Return losses (B,) of selected views (B, K, E) under texts (B, N, E)."""
         return marginal_entropy(self.scale * features @ text.transpose(1, 2))
 
     def gradient(
         self, features: Tensor, context: Tensor, text: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Differentiate the losses of selected views by contexts whose classifiers are ``text``.
+        """Differentiate losses of selected views by contexts, whose texts are ``text``.
 
         Returns:
             Losses (B,), and gradients (B, M, D).

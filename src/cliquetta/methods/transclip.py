@@ -53,7 +53,7 @@ def neighbour_links(features: Tensor, neighbours: int) -> Tensor:
 
 
 def first_means(features: Tensor, prior: Tensor, seeds: int) -> Tensor:
-    """Average each class's most confident images by ``prior`` (B, N): unit means (N, E)."""
+    """Average each class's surest images by ``prior`` (B, N): unit means (N, E)."""
     # the surest images of each class, (S, N)
     weights, chosen = prior.topk(min(seeds, len(prior)), dim=0)
     weights = weights / weights.sum(dim=0)
@@ -76,7 +76,7 @@ def gaussian_log_likelihood(
 
 
 def update_variance(features: Tensor, means: Tensor, assignments: Tensor) -> Tensor:
-    """Average squared residuals over images and, by assignment, over classes: σ² (E,)."""
+    """Average squared residuals over images and classes, by assignment: σ² (E,)."""
     # Σ_k z_ik (f - μ_k)² without a tensor over images, classes and dimensions
     mixed = assignments @ means  # Σ_k z_ik μ_k
     crossed = 2 * features * mixed
@@ -112,7 +112,7 @@ def transduce(
             means = F.normalize(weighted_means(features, logs), dim=-1)
             variance = update_variance(features, means, logs.exp())
 
-        # z_ik ∝ ŷ_ik^λ exp(-Σ_d (f_id - μ_kd)² / σ_d² / (2τ) + what the neighbours are),
+        # z_ik ∝ ŷ_ik^λ exp(-Σ_d (f_id - μ_kd)² / σ_d² / (2τ) + neighbours' share),
         # five times over
         likelihood = gaussian_log_likelihood(features, means, variance)
         fixed = weighted_prior.add(likelihood, alpha=1 / config.gaussian_temperature)

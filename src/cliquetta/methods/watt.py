@@ -72,15 +72,16 @@ class WATT(EpisodicLayerNormAdapter):
     config: WATTConfig
 
     def _setup(self) -> None:
-        names = self.prompts.names
         if self.prompts.features is not None:
             raise UserError(
-                "watt writes class names in its own templates, but the class list has fixed text "
-                "features; give it names only"
+                "watt writes class names in its own templates, but the class list has "
+                "fixed text features; give it names only"
             )
         classifiers = []
         for template in self.config.templates:
-            prompts = ClassPrompts(names, (template,), allow_duplicates=True)
+            prompts = ClassPrompts(
+                self.prompts.names, (template,), allow_duplicates=True
+            )
             classifiers.append(self.model.classifier(prompts))
         self.texts = torch.stack(classifiers)  # (T, N, E)
 
@@ -98,7 +99,7 @@ class WATT(EpisodicLayerNormAdapter):
             state = state._replace(values=average)
             reached = []
             for texts in self.texts:
-                # WATT-P: each template from the round's common weights, at first untouched
+                # WATT-P: every template starts from the common weights of the round
                 if is_parallel:
                     state = start if round_ == 0 else state._replace(values=average)
                 state = self._minimize(state, images, texts)

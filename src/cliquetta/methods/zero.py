@@ -45,8 +45,8 @@ def count_votes(cosines: Tensor, vote: Vote) -> Tensor:
     """Sum the votes of views (B, K, N) for each class, (B, N)."""
     # one vote per view, for its first class
     if vote == "hard":
-        first = cosines.argmax(dim=-1)
-        return F.one_hot(first, cosines.shape[-1]).sum(dim=1).float()
+        predicted = cosines.argmax(dim=-1)
+        return F.one_hot(predicted, cosines.shape[-1]).sum(dim=1).float()
 
     # the official code's: almost one vote
     return (cosines / FP16_EPS).softmax(dim=-1).sum(dim=1)

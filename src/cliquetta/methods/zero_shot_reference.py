@@ -37,18 +37,17 @@ LEFT_OUT = "left_out_scores"  # The window in a method's memory.
 
 
 def rejection_score(logits: Tensor) -> Tensor:
-    """Return the uncertainty (B,) of logits (B, N): softened entropy, 1 for a mere guess."""
+    """Return the softened entropy (B,) of logits (B, N), 1 for a mere guess."""
     return entropy(logits.float() / SOFTENING) / math.log(logits.shape[1])
 
 
 def left_out_score(logits: Tensor) -> Tensor:
     """Score images (B,) with the prediction of each left out of the class list."""
-    descending = logits.sort(dim=1, descending=True).values
-    return rejection_score(descending[:, 1:])
+    return rejection_score(logits.sort(dim=1, descending=True).values[:, 1:])
 
 
 def empty_window() -> Tensor:
-    """Return left-out scores (WINDOW,) before the first image: infinite where there is none."""
+    """Return left-out scores (WINDOW,) before the first image: all infinite."""
     return torch.full((WINDOW,), torch.inf)
 
 
@@ -95,8 +94,7 @@ def merge_windows(windows: Sequence[Tensor]) -> Tensor:
     ranks = torch.linspace(0, len(ascending) - 1, count).long()
 
     # at the end of a window, as if they had come one by one
-    empty = empty_window().to(ascending)
-    return torch.cat([empty, ascending[ranks]])[-WINDOW:]
+    return torch.cat([empty_window().to(ascending), ascending[ranks]])[-WINDOW:]
 
 
 TEMPERATURES = tuple(
@@ -117,7 +115,8 @@ def count_confidences(sums: Tensor, logits: Tensor, zero_shot: Tensor) -> Tensor
     """Add the probabilities of a batch's classes to fading sums.
 
     Args:
-        sums: (1 + len(TEMPERATURES),): zero-shot CLIP's, then the method's by temperature.
+        sums: (1 + len(TEMPERATURES),), of plain CLIP's, then of the method's at each
+            temperature.
         logits: Of the method (B, N).
         zero_shot: Probabilities of plain CLIP (B, N).
 
@@ -136,7 +135,7 @@ def count_confidences(sums: Tensor, logits: Tensor, zero_shot: Tensor) -> Tensor
 
 
 def find_temperature(sums: Tensor) -> Tensor:
-    """Find the temperature () at which predictions are as sure as plain CLIP backs them.
+    """Find the temperature () at which predictions are as sure as CLIP backs them.
 
     It is 1 as long as nothing was counted.
     """
@@ -192,12 +191,12 @@ class ZeroShotReference:
 
     @cached_property
     def _replayed(self) -> Replayed:
-        """Calls the many small operations of calibration as one."""
+        """Call the many small operations of calibration as one."""
         return Replayed()
 
     @cached_property
     def zero_shot_classifier(self) -> Tensor:
-        """Unit class features (N, E) of plain CLIP."""
+        """Return the unit class features (N, E) of plain CLIP."""
         return self.model.classifier(self.prompts)
 
     def enable(self, *, reject: float | None, calibrate: bool) -> None:
@@ -208,7 +207,7 @@ class ZeroShotReference:
             self.enable_calibration()
 
     def enable_rejection(self, share: float = SHARE) -> None:
-        """Mark with every prediction from now on which images are of none of the classes.
+        """Mark from now on which images are of none of the classes.
 
         The limit comes from the stream and is part of the state; every image costs a
         plain pass.
@@ -223,19 +222,19 @@ class ZeroShotReference:
         """
         if not 0 < share < 1:
             raise UserError(
-                f"the share of images of no class to reject is above 0 and below 1, got {share}: "
-                f"{SHARE} is a good start"
+                "the share of images of no class to reject is above 0 and below 1, got "
+                f"{share}: {SHARE} is a good start"
             )
         if len(self.prompts) < 3:
             raise UserError(
-                "rejection compares classes with one of them left out: give at least three, got "
-                f"{len(self.prompts)}"
+                "rejection compares classes with one of them left out: give at least "
+                f"three, got {len(self.prompts)}"
             )
         self._remember_optional(LEFT_OUT)
         self.reject_share = share
 
     def enable_calibration(self) -> None:
-        """Divide logits by a temperature from now on, so that probabilities can be trusted more.
+        """Divide logits from now on by a temperature, for more truthful probabilities.
 
         Predictions become on average as sure as zero-shot CLIP finds them probable; the
         best class stays the best. Every image costs a plain pass.
@@ -286,7 +285,7 @@ class ZeroShotReference:
         return prediction
 
     def _fit_optional(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return a state with the optional tensors that this adapter has, and no others.
+        """Return a state with the optional tensors of this adapter, and no others.
 
         Those that the state lacks start again.
         """
@@ -304,8 +303,7 @@ class ZeroShotReference:
         """Merge what rejection and calibration learned on several parts of a stream."""
         merged = {}
         if LEFT_OUT in self.memory:
-            windows = [state[LEFT_OUT] for state in states]
-            merged[LEFT_OUT] = merge_windows(windows)
+            merged[LEFT_OUT] = merge_windows([state[LEFT_OUT] for state in states])
         if CONFIDENCES in self.memory:
             sums = [state[CONFIDENCES] for state in states]
             merged[CONFIDENCES] = torch.stack(sums).sum(dim=0)
