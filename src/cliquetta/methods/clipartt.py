@@ -110,7 +110,7 @@ class CLIPArTT(EpisodicLayerNormAdapter):
     @torch.no_grad()
     def pseudo_texts(self, features: Tensor) -> Tensor:
         """Encode a text per image, of its likeliest classes: unit features (B, E)."""
-        # the three likeliest under the current norms, (B, 3)
+        # the likeliest classes under the current norms, (B, top)
         cosines = features @ self.classifier.T
         likeliest = cosines.topk(self.top, dim=-1).indices
 

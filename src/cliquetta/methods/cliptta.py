@@ -48,7 +48,7 @@ class CLIPTTAConfig(AdamConfig):
 
     @property
     def adam(self) -> Adam:
-        """Adam with the authors' epsilon."""
+        """Return Adam with the authors' epsilon."""
         return Adam(self.lr, self.betas, eps=1e-6)
 
 
@@ -115,7 +115,7 @@ class CLIPTTA(LayerNormAdapter):
         state = minimize(state, loss, self.config.steps, self.config.adam)
         state.store(self.memory, "norms")
 
-        # unlike Tent's, the prediction is that after the steps
+        # the steps precede the prediction
         with torch.no_grad():
             logits = self.logits(state.values, batch.images)
         return Prediction(logits.float())

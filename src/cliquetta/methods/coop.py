@@ -79,9 +79,11 @@ def prompt_tokens(
         name = tokenizer.encode(text)
         stop = len(tokenizer.encode(text[:-1]))  # of the name, without the full stop
 
-        # [start] [V_1] ... [name] ... [V_M] [.] [end], with zeros for the context
+        # [start] [V_1] ... [name], with zeros for the context
         first = len(tokenizer.prefix)
         tokens = [*tokenizer.prefix, *[0] * before, *name[:stop]]
+
+        # ... [V_M] [.] [end]
         second = len(tokens)
         tokens += [*[0] * after, *name[stop:], *tokenizer.suffix]
         if len(tokens) > tokenizer.context_length:
@@ -172,16 +174,15 @@ class CoOp(FeatureLevel, FewShotAdapter):
     config: CoOpConfig
 
     def _setup(self) -> None:
-        config = self.config
         width = self.model.require_text().config.width
-        if config.class_specific:
+        if self.config.class_specific:
             context = self.tensor("context", len(self.prompts), None, width)
         else:
             context = self.tensor("context", None, width)
 
         # the learned context makes a fixed text classifier
         tokens = prompt_tokens(
-            self.model, self.prompts, context.shape[-2], config.class_position
+            self.model, self.prompts, context.shape[-2], self.config.class_position
         )
         with torch.no_grad():
             self.classifier = text_features(self.model, tokens, context)

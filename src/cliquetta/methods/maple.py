@@ -133,6 +133,7 @@ def initial_parameters(
 
 def fit_maple(task: FitTask, config: MaPLeConfig) -> dict[str, Tensor]:
     """Fit the tensors that :func:`visual_prompts` names."""
+    # tokens and maps, both towers frozen
     generator = torch.Generator().manual_seed(task.seed)
     start = initial_parameters(task.model, config, generator)
 

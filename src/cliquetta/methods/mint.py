@@ -116,7 +116,7 @@ class Mint(LayerNormAdapter):
         with torch.no_grad():
             features = self.features(stepped.values, batch.images)
 
-            # normalised K₀ t_c + K m_c, once K images were seen
+            # normalised K₀ t_c + K m_c, with K the number of images so far
             _, class_means, _ = self._class_means("after", features)
             count = memory["after.counts"].sum()
             text = self.config.text_weight * self.classifier + count * class_means
@@ -138,10 +138,14 @@ class Mint(LayerNormAdapter):
         """
         labels = (features @ self.classifier.T).argmax(dim=-1)
 
-        # sums and counts by class
-        member = F.one_hot(labels, len(self.prompts)).to(features.dtype)  # (B, N)
+        # which image is of which class, (B, N)
+        member = F.one_hot(labels, len(self.prompts)).to(features.dtype)
+
+        # sums and counts by class, over all batches
         sums = self.memory[f"{moment}.sums"] + member.T @ features
         counts = self.memory[f"{moment}.counts"] + member.sum(dim=0)
+
+        # with this batch from now on
         self.memory[f"{moment}.sums"] = sums
         self.memory[f"{moment}.counts"] = counts
 

@@ -143,10 +143,10 @@ class MTA(FixedText):
     config: MTAConfig
 
     def _predict_features(self, features: Tensor) -> Prediction:
-        # views by the texts, (B, V, N)
+        # predictions of the views, (B, V, N)
         logits = self.scale * features @ self.classifier.T
         mode, inlierness = find_mode(features, logits.softmax(dim=-1), self.config)
 
-        # the mode replaces the image feature
+        # the mode replaces the feature of the image
         logits = self.scale * mode @ self.classifier.T
         return Prediction(logits, {"inlierness": inlierness})

@@ -49,9 +49,11 @@ def cache_means(
     """Average cached keys (N, K, E) where ``filled`` (N, K); below two, the text."""
     count = filled.sum(dim=1, keepdim=True)
 
-    # μ_k: sums of a class's entries by their number, or by that of all slots
+    # of entries, or as in the official code of all slots
     divisor = config.capacity if config.divisor == "capacity" else count.clamp_min(1)
     means = (keys * filled[:, :, None]).sum(dim=1) / divisor
+
+    # one entry is no distribution
     return torch.where(count >= 2, means, text)
 
 

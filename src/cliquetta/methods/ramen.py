@@ -61,6 +61,7 @@ def support_weights(
         exp(-H_j - β |z_i - z_j|) (B, M) of the nearest of every class, zero of others.
 
     """
+    # 1 for the images that an image steps by
     chosen = torch.zeros_like(distances)
     for label in torch.unique(labels):
         # the k nearest of this class

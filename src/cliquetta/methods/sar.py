@@ -1,4 +1,4 @@
-"""SAR: entropy minimisation on reliable images, towards flat minima, with a way back.
+"""SAR: entropy minimisation on reliable images, towards flat minima, with reset.
 
 Niu et al., Towards Stable Test-Time Adaptation in Dynamic Wild World, ICLR 2023. Of
 every batch the images of entropy below 0.4 ln N give a gradient g; at the norms moved

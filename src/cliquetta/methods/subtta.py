@@ -117,6 +117,8 @@ def batch_variance(features: Tensor, labels: Tensor, classes: int) -> Tensor:
     # from the mean of the batch, and from those of its classes
     total = (features - features.mean(dim=0)).square().sum(dim=-1)
     within = (features - means[labels]).square().sum(dim=-1)
+
+    # what separates the classes
     return (total - within).mean()
 
 
@@ -143,8 +145,7 @@ class SubTTA(LayerNormAdapter):
         # the first direction of both spans is left out, if there are three classes
         classes, width = self.classifier.shape
         self.skipped = int(classes > 2)
-        most = width - 1 - self.skipped
-        rank = min(self.config.rank, max(1, classes - 2), most)
+        rank = min(self.config.rank, max(1, classes - 2), width - 1 - self.skipped)
 
         # B_T, float64
         texts = covariance(self.classifier)

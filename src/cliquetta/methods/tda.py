@@ -69,7 +69,7 @@ class TDAConfig(SelectiveConfig):
 
 
 def most_classes(least: float, classes: int) -> int:
-    """Return how many classes can have a probability above ``least``, by their sum."""
+    """Count the probabilities that can be above ``least``: all of them sum to one."""
     if least <= 0:
         return classes
     return min(classes, int((1 + SUM_ROUNDING) / least))
@@ -104,7 +104,7 @@ def negative_logits(weights: Affinity, cached: Tensor, arriving: Tensor) -> Tens
     ``cached`` (N, K, M) and ``arriving`` (B, M) are the classes of entries and of
     images.
     """
-    # old entries and those of the batch, (B, N K + B), each with its classes
+    # (B, N K + B): entries from before and of the batch, each with its classes
     entries = torch.cat([weights.old.flatten(1), weights.new], dim=1)
     classes = torch.cat([cached.flatten(0, 1), arriving])
 

@@ -173,6 +173,8 @@ def search_strengths(
         # the first of the best alphas
         best = int((accuracy == accuracy.max()).nonzero()[0])
         found.append((float(accuracy[best]), alphas[best], beta))
+
+    # and of the best betas
     _, alpha, beta = max(found, key=lambda entry: entry[0])
     return alpha, beta
 
@@ -242,7 +244,7 @@ def train_keys(
                 features = model.encode_image(crops[:, 0], normalize=True)
                 text_logits = model.scale * features @ classifier.T
 
-            # cross-entropy, by the keys alone
+            # cross-entropy, by the keys alone: W and L stay
             labels = few_shot.labels[torch.from_numpy(rows)].to(model.device)
             with torch.enable_grad():
                 keys = state.values.detach().requires_grad_()
@@ -254,7 +256,11 @@ def train_keys(
             lr = config.lr * (1 + math.cos(math.pi * step / steps)) / 2
             state = adam_step(state, gradient, replace(adam, lr=lr))
             step += 1
+
+            # progress, and a refusal of a loss that is not finite
             task.report(FitStep(step, steps, epoch, float(loss.detach()), lr))
+
+        # after the epoch
         yield replace(cache, keys=state.values)
 
 

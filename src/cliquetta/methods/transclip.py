@@ -58,7 +58,7 @@ def first_means(features: Tensor, prior: Tensor, seeds: int) -> Tensor:
     weights, chosen = prior.topk(min(seeds, len(prior)), dim=0)
     weights = weights / weights.sum(dim=0)
 
-    # their weighted mean
+    # their mean, of which only the direction counts
     means = torch.einsum("sn,sne->ne", weights, features[chosen])
     return F.normalize(means, dim=-1)
 

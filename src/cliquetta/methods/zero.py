@@ -91,8 +91,10 @@ def vote_logits(votes: Tensor, winner: Tensor, top: Tensor) -> Tensor:
     classes = votes.shape[-1]
     is_tie = top.sum(dim=-1, keepdim=True) > 1
 
-    # the vote that decides
+    # one more vote, which decides
     deciding = F.one_hot(winner, classes) * is_tie
+
+    # a class without votes has a finite logarithm
     return (votes + deciding + 1 / classes).log().log_softmax(dim=-1)
 
 

@@ -155,7 +155,7 @@ def find_temperature(sums: Tensor) -> Tensor:
     scale = _log_temperatures(sums.device).to(sums)
     temperature = scale.take(low).lerp(scale.take(high), weight).exp()
 
-    # without a wait for the device
+    # a condition would wait for the device
     return torch.where(sums.sum() > 0, temperature, torch.ones_like(temperature))
 
 
@@ -302,6 +302,8 @@ class ZeroShotReference:
     ) -> dict[str, Tensor]:
         """Merge what rejection and calibration learned on several parts of a stream."""
         merged = {}
+
+        # scores of all parts, and sums over all of them
         if LEFT_OUT in self.memory:
             merged[LEFT_OUT] = merge_windows([state[LEFT_OUT] for state in states])
         if CONFIDENCES in self.memory:
