@@ -120,7 +120,7 @@ class BATCLIP(Adapter):
         self.scale = model.scale
         self.images = LayerNormTower(model.visual)
         AdamState.begin(self.images.start).declare(self.memory, "image_norms")
-        self.learned = ["image_norms"]
+        self.norm_names = ["image_norms"]
 
         # otherwise class texts stay
         if not adapt_text:
@@ -128,7 +128,7 @@ class BATCLIP(Adapter):
             return
         self.texts = LayerNormTower(model.require_text())
         AdamState.begin(self.texts.start).declare(self.memory, "text_norms")
-        self.learned.append("text_norms")
+        self.norm_names.append("text_norms")
 
         # of the class texts in each template
         self.ids = [
@@ -137,7 +137,7 @@ class BATCLIP(Adapter):
         ]
 
     def _predict(self, batch: Batch) -> Prediction:
-        states = [AdamState.load(self.memory, name) for name in self.learned]
+        states = [AdamState.load(self.memory, name) for name in self.norm_names]
         with torch.enable_grad():
             norms = [state.values.detach().requires_grad_() for state in states]
             features = self.images(norms[0], batch.images)
@@ -155,7 +155,9 @@ class BATCLIP(Adapter):
             gradients = torch.autograd.grad(loss, norms)
 
         # one AdamW step on the norms of each tower, which stays
-        for name, state, gradient in zip(self.learned, states, gradients, strict=True):
+        for name, state, gradient in zip(
+            self.norm_names, states, gradients, strict=True
+        ):
             stepped = adam_step(state, gradient, self.config.adam)
             stepped.store(self.memory, name)
         return Prediction(logits.detach().float(), {"loss": loss.detach()})

@@ -63,6 +63,8 @@ class DPEConfig(SelectiveConfig):
 def alignment(visual: Tensor, text: Tensor) -> Tensor:
     """Return InfoNCE of visual prototypes (C, E), whose positives are texts (C, E)."""
     cosines = F.normalize(visual, dim=-1) @ F.normalize(text, dim=-1).T
+
+    # the positive of a prototype is the text of its class
     positives = torch.arange(len(visual), device=visual.device)
     return F.cross_entropy(cosines / CONTRAST_TEMPERATURE, positives)
 
@@ -102,6 +104,7 @@ class DPE(FixedText):
 
         def prototypes(residuals: Tensor) -> tuple[Tensor, Tensor]:
             """Return unit t (N, E) and v (C, E) with their residuals (N + C, E)."""
+            # residuals of all texts come first
             t = F.normalize(text + residuals[: len(text)], dim=-1)
             v = F.normalize(visual + residuals[len(text) :], dim=-1)
             return t, v
@@ -110,6 +113,8 @@ class DPE(FixedText):
             """Return H(scale f·t + α exp(-β (1 - f·v))) + a · InfoNCE(v, t)."""
             t, v = prototypes(residuals)
             uncertainty = entropy(self._scores(feature, t, v, present))
+
+            # v has the classes with a cache only
             return uncertainty + config.alignment_weight * alignment(v, t[present])
 
         # one AdamW step on the residuals of all prototypes, from zero

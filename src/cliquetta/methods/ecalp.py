@@ -56,6 +56,8 @@ def nearest_texts(features: Tensor, text: Tensor, count: int) -> Tensor:
     """Return cosines (M, N) with an image's nearest texts; 0 elsewhere."""
     cosine = features @ text.T
     nearest = cosine.topk(min(count, len(text)), dim=-1)
+
+    # no edge has a negative weight
     values = nearest.values.clamp_min(0)
     return torch.zeros_like(cosine).scatter(1, nearest.indices, values)
 

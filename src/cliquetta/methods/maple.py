@@ -51,9 +51,12 @@ def visual_prompts(learned: coop.Learned) -> TokenPrompts:
     ``context`` (M, D_t), ``deep`` (J-1, M, D_t), ``map.weight`` (J, D_v, D_t), its bias
     (J, D_v).
     """
-    tokens = torch.cat([learned["context"][None], learned["deep"]])  # (J, M, D_t)
+    # one set of tokens per block, (J, M, D_t)
+    tokens = torch.cat([learned["context"][None], learned["deep"]])
+
+    # each mapped by its block, (J, M, D_v)
     mapped = tokens @ learned["map.weight"].mT
-    visual = mapped + learned["map.bias"][:, None]  # (J, M, D_v)
+    visual = mapped + learned["map.bias"][:, None]
     return TokenPrompts(visual.unbind(), "end")
 
 

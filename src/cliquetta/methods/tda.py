@@ -95,6 +95,8 @@ def positive_logits(weights: Affinity, classes: Tensor) -> Tensor:
     """
     N = weights.old.shape[1]
     member = F.one_hot(classes, N).to(weights.new.dtype)
+
+    # entries from before, and of the batch
     return weights.old.sum(dim=2) + weights.new @ member
 
 
@@ -211,6 +213,7 @@ class TDA(FixedText):
         beta: float,
     ) -> Affinity:
         """Offer images to a cache; weigh its entries for each, itself included."""
+        # as the cache was before the batch
         keys = self.memory[f"{prefix}keys"]
         occupancy = insert(self.memory, classes, entropy, columns, prefix)
         return affinity(columns["keys"], keys, occupancy, beta)

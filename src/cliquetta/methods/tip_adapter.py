@@ -295,6 +295,7 @@ class TipAdapter(FeatureLevel, FewShotAdapter):
         self.classifier = self.model.classifier(self.prompts)
 
     def _predict_features(self, features: Tensor) -> Prediction:
+        # the plain view alone
         plain = features[:, 0]
         text_logits = self.model.scale * plain @ self.classifier.T
         return Prediction(self.cache.logits(plain, text_logits))

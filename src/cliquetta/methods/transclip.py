@@ -81,6 +81,8 @@ def update_variance(features: Tensor, means: Tensor, assignments: Tensor) -> Ten
     mixed = assignments @ means  # Σ_k z_ik μ_k
     crossed = 2 * features * mixed
     squared = features.square() - crossed + assignments @ means.square()
+
+    # images without spread have the least variance
     return squared.mean(dim=0).clamp_min(VARIANCE_FLOOR)
 
 
