@@ -117,5 +117,7 @@ class CLIPArTT(EpisodicLayerNormAdapter):
         # images that share them share a text, which is encoded once
         rows, text_of_image = torch.unique(likeliest, dim=0, return_inverse=True)
         texts = [self.mixed_text(classes) for classes in rows.tolist()]
+
+        # (texts, E), then (B, E)
         encoded = self.model.encode_text(texts, normalize=True)
         return encoded[text_of_image]

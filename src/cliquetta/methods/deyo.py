@@ -56,6 +56,8 @@ def probability_drop(logits: Tensor, shuffled: Tensor) -> Tensor:
     # probabilities of that class, (B, 1)
     before = logits.softmax(dim=-1).gather(1, label)
     after = shuffled.softmax(dim=-1).gather(1, label)
+
+    # positive where the prediction depends on the shape
     return (before - after)[:, 0]
 
 

@@ -316,6 +316,7 @@ class TipAdapter(FeatureLevel, FewShotAdapter):
         renumbered[rows] = torch.arange(len(rows))
         labels = renumbered[fitted["labels"].cpu()]
 
+        # keys and labels of the classes that stay
         stay = labels >= 0
         keys = fitted["keys"]
         keys = keys[stay.to(keys.device)]

@@ -75,6 +75,8 @@ def decide(votes: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
     # without one, the most confident view among the tied classes
     restricted = others[:, 0].masked_fill(~tied, -torch.inf)
     last_resort = restricted.argmax(dim=-1)
+
+    # without a tie the winner is the only class that is allowed
     winner = torch.where(is_tied.any(dim=-1), deciding, last_resort)
     return winner, tied
 
