@@ -118,7 +118,7 @@ cpu-avx2 cpu-default:
 	$(call timed,numeric tests as $@,$(PYTEST) -n 0 $(FAST) $(NUMERIC))
 
 docs: .venv/.docs
-	$(call timed,docs,NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet)
+	$(call timed,docs,NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet)
 
 test-parity: .venv-parity/.installed
 	.venv-parity/bin/python -m pytest tests/parity -m parity

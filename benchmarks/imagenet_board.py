@@ -4,7 +4,7 @@
     python -m benchmarks.imagenet_board pack --root ROOT --out RUNS --to FOLDER
     python -m benchmarks.imagenet_board table LOG
 
-``run`` does what ``cliquetta reproduce leaderboard --run --grid leaderboard-imagenet``
+``run`` does what ``python -m benchmarks.results leaderboard --run --grid leaderboard-imagenet``
 does with ``--shard``, but a process that has finished a stream takes the next one, in
 the order of the grid file, so that what comes first there is recorded first and no
 process waits for another. With ``--seconds`` it starts no run after that time and ends
@@ -35,15 +35,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.results.grid_files import grid_file
+from benchmarks.results.imagenet_page import CLEAN, OFFICIAL
+from benchmarks.results.pairing import add_changes
 from cliquetta.atomic import write_atomically
 from cliquetta.evaluation.comparison import ENOUGH
-from cliquetta.evaluation.grid import BASELINE, ROOT, RunSpec, packaged_grid, read_grid
-from cliquetta.evaluation.pairing import add_changes
+from cliquetta.evaluation.grid import BASELINE, ROOT, RunSpec, read_grid
 from cliquetta.evaluation.predictions import load_predictions
 from cliquetta.evaluation.record import Record, list_records, pack_records
 from cliquetta.evaluation.sweep import RunContext
 from cliquetta.evaluation.tables import TextTable, to_markdown
-from cliquetta.report.imagenet_page import CLEAN, OFFICIAL
 from cliquetta.significance import mean_half_width
 
 GRID = "leaderboard-imagenet"
@@ -58,7 +59,7 @@ GRACE_SECONDS = 30
 class Plan:
     """What every process is told."""
 
-    grid: str  # name of a packaged grid, or a file
+    grid: str  # name of a grid, or a file
     root: Path
     out: Path
     features: Path | None
@@ -73,7 +74,7 @@ def read_streams(plan: Plan) -> list[list[RunSpec]]:
 
     A stream comes again where a later block of the grid file has it, too: slow methods.
     """
-    path = Path(plan.grid) if plan.grid.endswith(".json") else packaged_grid(plan.grid)
+    path = Path(plan.grid) if plan.grid.endswith(".json") else grid_file(plan.grid)
     specs = read_grid(path, root=str(plan.root))
     chosen = [spec for spec in specs if plan.only in describe(spec, plan)]
 

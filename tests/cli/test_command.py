@@ -78,9 +78,6 @@ def folder(tiny_file: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
             "no fitting",
         ),
         (("compare", "nowhere"), "no such folder"),
-        (("reproduce", "headlin"), "did you mean 'headline'"),
-        (("reproduce", "ood"), "evaluate --grid ood"),
-        (("reproduce", "headline", "--results", ".", "--again", "tent"), "needs --run"),
         (("data", "doctor", "gone"), "no folder"),
         (
             ("export", "--method", "tda", *MICRO, "--out", "m.onnx"),

@@ -1,15 +1,26 @@
 """Records: read back, alike by their settings, and listed once."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from cliquetta.data.stream import Stream
+from cliquetta.evaluation.comparison import compare
 from cliquetta.evaluation.predictions import PREDICTIONS, load_predictions
-from cliquetta.evaluation.record import RECORD, find_runs, load_record, plan
+from cliquetta.evaluation.record import (
+    RECORD,
+    find_runs,
+    load_record,
+    pack_records,
+    plan,
+    unpack_records,
+)
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
-from tests._helpers.made_runs import BASE
+from tests._helpers.made_runs import BASE, make_records
 from tests._helpers.streaming import Drift, DriftConfig, made_up_dataset
 
 
@@ -53,3 +64,23 @@ def test_the_id_depends_on_every_setting(
     other = [identity(DriftConfig(rate=0.2)), identity(seed=1), identity(batch_size=3)]
     other += [identity(order="sequential"), identity(limit=10), identity()]
     assert len(set(other)) == 6 and identity().startswith("made-up--Drift--0--")
+
+
+def test_packed_records_are_small_and_say_the_same(tmp_path: Path) -> None:
+    records = make_records(tmp_path)
+    path = tmp_path / "packed.json"
+    path.write_text(pack_records(records), encoding="utf-8")
+    assert unpack_records(path) == [
+        replace(r, metrics={k: v for k, v in r.metrics.items() if k != "per_class"})
+        for r in records
+    ]
+    runs = [run for run in find_runs([tmp_path])[0] if run.folder is not None]
+    single, packed = compare(runs), compare(find_runs([path])[0])
+    for key, cell in single.cells.items():
+        assert (packed.cells[key].mean, packed.cells[key].gain) == (
+            cell.mean,
+            cell.gain,
+        )
+        assert packed.cells[key].test is None
+    assert single.overall("tda").worst == (pytest.approx(-5.0), "toy@contrast:3")  # type: ignore[comparison-overlap]
+    assert single.overall("tda").cost == pytest.approx(2.0)

@@ -10,9 +10,12 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 import cliquetta
+from benchmarks.results import method_pages
+from benchmarks.results.grid_files import GRIDS, grid_file
+from benchmarks.results.results_pages import methods_page
 from cliquetta.cli.main import app
 from cliquetta.errors import UnknownNameError
-from cliquetta.evaluation.grid import packaged_grid, read_grid
+from cliquetta.evaluation.grid import read_grid
 from cliquetta.methods import registry
 from cliquetta.methods.building.feature_level import FixedText
 from cliquetta.methods.registry import (
@@ -22,8 +25,6 @@ from cliquetta.methods.registry import (
     method_entries,
     register,
 )
-from cliquetta.report import method_pages
-from cliquetta.report.results_pages import GRIDS, methods_page
 from cliquetta.types import Prediction
 from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS
 from tests._helpers.tolerance import LOGIT
@@ -92,7 +93,7 @@ def test_one_file_enters_a_method_everywhere(install: Path) -> None:
     # ImageNet's grid names its methods, each with settings of its own.
     for grid in set(GRIDS["leaderboard"]) - {"leaderboard-imagenet"}:
         assert "made_up" in {
-            spec.method for spec in read_grid(packaged_grid(grid), root="/data")
+            spec.method for spec in read_grid(grid_file(grid), root="/data")
         }
     assert "`made_up`" in methods_page([], [], [], install).partition("not run")[2]
     assert "`factor`" in method_pages.settings_table(get_method("made_up"))

@@ -1,7 +1,5 @@
 """Runs to report on: made by hand, and evaluated with evidence."""
 
-from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +8,6 @@ import pytest
 
 from cliquetta.evaluation.evidence_log import BatchEvidence, Evidence
 from cliquetta.evaluation.grid import RunSpec, with_method
-from cliquetta.evaluation.record import Record, load_record
 from cliquetta.evaluation.sweep import RunContext
 from cliquetta.report.page import build_page
 from cliquetta.report.runs import load_runs
@@ -92,34 +89,3 @@ def evidence() -> Evidence:
         maps=(),
     )
     return Evidence(NAMES, (), (batch,))
-
-
-@pytest.fixture
-def records(tmp_path: Path) -> list[Record]:
-    """Zero-shot and two methods on three datasets with two seeds; TDA takes twice the time."""
-    right = {  # by method, on three datasets
-        "zero_shot": ((10, 10), (12, 12), (18, 18)),
-        "tda": ((12, 14), (11, 11), (18, 18)),
-        "tent": ((9, 9), (8, 8), (16, 18)),
-    }
-    cells = product(
-        right, zip(("toy@fog:3", "toy@contrast:3", "toy"), range(3), strict=True)
-    )
-    labels, records = (0, 1, 2, 3) * 5, []
-    for method, (dataset, column) in cells:
-        for seed, count in enumerate(right[method][column]):
-            classes = [
-                (label + (index >= count)) % 4 for index, label in enumerate(labels)
-            ]
-            folder = make_run(
-                tmp_path, method, labels, classes, dataset=dataset, seed=seed
-            )
-            rate = {
-                "images_per_second": 50.0 if method == "tda" else 100.0,
-                "seconds": 1.0,
-            }
-            about = {"device_name": "toaster", "versions": {"torch": "9.9"}}
-            record = replace(load_record(folder), throughput=rate, environment=about)
-            record.save(folder)
-            records.append(record)
-    return records

@@ -14,7 +14,8 @@ from cliquetta.serve.settings import Settings
 
 _log = logging.getLogger(__name__)
 
-STREAM, FILES = "Bundled stream", "My images"
+STREAM = "Bundled stream"
+FILES = "My images"
 NO_SHIFT = "none"
 _OTHER_CLASSES = (
     "The class list changed: what was learned about the images is kept; what was remembered per "
@@ -66,16 +67,13 @@ class Controller:
             current, opening = self._session(session, form)
             batch_size = max(1, int(form.batch_size))
             if form.source == FILES:
-                shown = current.next_of_files(
-                    [Path(f) for f in form.files or ()], batch_size
-                )
+                files = [Path(name) for name in form.files or ()]
+                shown = current.next_of_files(files, batch_size)
             else:
-                shifted = (
-                    ""
-                    if form.shift == NO_SHIFT
-                    else f"@{form.shift}:{int(form.severity)}"
-                )
-                shown = current.next_of_stream(f"bundled{shifted}", batch_size)
+                dataset = "bundled"
+                if form.shift != NO_SHIFT:
+                    dataset += f"@{form.shift}:{int(form.severity)}"
+                shown = current.next_of_stream(dataset, batch_size)
             return current, pages.batch_notice(current, shown, opening)
 
         return self._reported(session, run, kind)
@@ -91,7 +89,8 @@ class Controller:
                 raise invalid(f"a state may have {most:,} bytes")
             current, _ = self._session(session, form)
             images = current.load_state(path.read_bytes())
-            words = f"{path.name} is loaded: {current.info.method} has seen {images:,} images."
+            method = current.info.method
+            words = f"{path.name} is loaded: {method} has seen {images:,} images."
             return current, pages.notice(words)
 
         return self._reported(session, run, kind)
@@ -100,25 +99,22 @@ class Controller:
         """Forget what was learned and shown."""
         if session is not None:
             session.reset()
-        return session, Pages(
-            pages.notice("Forgotten: the next batch is the first one.")
-        )
+        words = "Forgotten: the next batch is the first one."
+        return session, Pages(pages.notice(words))
 
     def files(self, session: AppSession | None) -> tuple[list[str], str]:
         """Predictions and state as files to download, and a notice."""
         if session is None:
-            return [], pages.notice(
-                "Nothing to download yet: run a batch first.", bad=True
-            )
+            words = "Nothing to download yet: run a batch first."
+            return [], pages.notice(words, bad=True)
         folder = self.folder / session.id
         folder.mkdir(exist_ok=True)
         table = folder / "predictions.csv"
         table.write_bytes(session.predictions_csv())
         state = folder / f"{session.info.method}-state.safetensors"
         state.write_bytes(session.state())
-        return [str(table), str(state)], pages.notice(
-            "Predictions and state are ready."
-        )
+        words = "Predictions and state are ready."
+        return [str(table), str(state)], pages.notice(words)
 
     def attention(self, session: AppSession | None, index: int, kind: str) -> str:
         """Attention maps of one image of the last batch."""
@@ -144,11 +140,9 @@ class Controller:
             return session, ""
         if same and session.adapter.outlives_classes:
             return session.with_classes(classes), _OTHER_CLASSES
-        why = (
-            f"{form.method} learns about its classes only"
-            if same
-            else "Another model or method"
-        )
+        why = "Another model or method"
+        if same:
+            why = f"{form.method} learns about its classes only"
         return AppSession(self.settings, request), f"{why}: it starts over."
 
     def _reported(
@@ -173,28 +167,31 @@ class Controller:
         return session, self._pages(session, pages.notice(sentence, bad=True), kind)
 
     def _pages(self, session: AppSession | None, message: str, kind: str) -> Pages:
+        """All tabs after a batch; attention of the first image whose prediction changed."""
         if session is None or session.last is None:
             return Pages(message)
-        shown, method, classes = session.last, session.info.method, session.info.classes
-        index = next((i for i, row in enumerate(shown.rows) if row.changed), 0)
-        captions = [
-            f"{number}: {row.after}" for number, row in enumerate(shown.rows, start=1)
-        ]
+        shown = session.last
+        method = session.info.method
+        classes = session.info.classes
+        changed = [index for index, row in enumerate(shown.rows) if row.changed]
+        pictures = []
+        for index, row in enumerate(shown.rows):
+            picture = pages.enlarged(shown.pictures[index])
+            pictures.append((picture, f"{index + 1}: {row.after}"))
         return Pages(
-            message,
-            pages.predictions_page(shown, method),
-            pages.cliques_page(shown, method, classes),
-            list(zip(map(pages.enlarged, shown.pictures), captions, strict=True)),
-            self.attention(session, index, kind),
-            pages.memory_page(session.tally, method, classes),
+            notice=message,
+            predictions=pages.predictions_page(shown, method),
+            cliques=pages.cliques_page(shown, method, classes),
+            pictures=pictures,
+            attention=self.attention(session, changed[0] if changed else 0, kind),
+            memory=pages.memory_page(session.tally, method, classes),
         )
 
 
 def read_classes(text: str) -> list[str]:
     """Class names as typed, one per line or separated by commas."""
-    names = [
-        part.strip() for part in text.replace(",", "\n").splitlines() if part.strip()
-    ]
+    parts = [part.strip() for part in text.replace(",", "\n").splitlines()]
+    names = [part for part in parts if part]
     if not names:
         raise invalid("no class names: type at least one, separated by commas or lines")
     return names

@@ -59,10 +59,12 @@ def build_app(controller: Controller) -> gr.Blocks:
         outputs = [session, message, *shown]
 
         def on_next(now: AppSession | None, kind: str, *values: Any) -> list[Any]:
-            return _flat(*controller.next_batch(now, Form(*values), kind))
+            current, pages = controller.next_batch(now, Form(*values), kind)
+            return _flat(current, pages)
 
         def on_reset(now: AppSession | None) -> list[Any]:
-            return _flat(*controller.reset(now))
+            current, pages = controller.reset(now)
+            return _flat(current, pages)
 
         ran = run.click(on_next, [session, kind, *form], outputs, **_WORK)
         ran.then(list, None, files, **_QUICK)
@@ -78,9 +80,15 @@ def _form(controller: Controller) -> list[Any]:
     default = DEFAULT_METHOD if DEFAULT_METHOD in methods else methods[0]
     source = gr.Radio([STREAM, FILES], value=STREAM, label="Images", elem_id="source")
     with gr.Group() as bundled:
-        shifts, ends = [NO_SHIFT, *CORRUPTIONS], (min(SEVERITIES), max(SEVERITIES))
+        shifts = [NO_SHIFT, *CORRUPTIONS]
         shift = gr.Dropdown(shifts, value=Form.shift, label="Shift", elem_id="shift")
-        severity = gr.Slider(*ends, Form.severity, step=1, label="Severity")
+        severity = gr.Slider(
+            minimum=min(SEVERITIES),
+            maximum=max(SEVERITIES),
+            value=Form.severity,
+            step=1,
+            label="Severity",
+        )
     files = gr.File(
         label=f"Images, at most {controller.settings.limits.images}",
         file_count="multiple",
@@ -163,7 +171,9 @@ def _tabs(
     def on_load(
         now: AppSession | None, kind: str, path: str, *values: Any
     ) -> list[Any]:
-        return _flat(*controller.load_state(now, Form(*values), Path(path), kind))
+        form = Form(*values)
+        current, pages = controller.load_state(now, form, Path(path), kind)
+        return _flat(current, pages)
 
     pictures.select(on_select, [session, kind], [chosen, attention], **_WORK)
     kind.change(controller.attention, [session, chosen, kind], attention, **_WORK)

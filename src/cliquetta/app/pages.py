@@ -30,6 +30,8 @@ NOTHING_YET = "<p class='cq-quiet'>Run a batch first.</p>"
 # rows of the figure of a cache; of longer class lists the fullest are shown
 _CLASSES = 40
 _BATCHES = 60  # columns of it: the last ones
+_NUMBERED_BATCHES = 20  # columns up to which its cells have numbers
+_MAP_SIDE = 192  # pixels of an attention map
 
 CSS = """
 .cq-grid {display: flex; flex-wrap: wrap; gap: 10px}
@@ -58,23 +60,26 @@ CSS = """
 
 def notice(text: str, *, bad: bool = False, items: Sequence[str] = ()) -> str:
     """A sentence above the tabs, with a list under it."""
-    kind, role = ("cq-notice cq-bad", "alert") if bad else ("cq-notice", "status")
-    listed = "".join(f"<li>{escape(item)}</li>" for item in items)
-    below = f"<ul>{listed}</ul>" if items else ""
-    return f"<div class='{kind}' role='{role}'>{escape(text)}{below}</div>"
+    kind = "cq-notice cq-bad" if bad else "cq-notice"
+    role = "alert" if bad else "status"
+    body = escape(text)
+    if items:
+        listed = "".join(f"<li>{escape(item)}</li>" for item in items)
+        body += f"<ul>{listed}</ul>"
+    return f"<div class='{kind}' role='{role}'>{body}</div>"
 
 
 def batch_notice(session: AppSession, shown: Shown, opening: str = "") -> str:
     """Summary of a batch, and the score so far."""
-    tally, method = session.tally, session.info.method
+    tally = session.tally
+    method = session.info.method
     words = [opening] if opening else []
     words.append(f"Batch {session.batches}: {count(len(shown.rows), 'image')}.")
     changed = sum(row.changed for row in shown.rows)
     words.append(f"{method} differs from zero-shot on {changed}.")
     if tally.labelled:
-        before, after = (
-            100 * tally.right[side] / tally.labelled for side in ("before", "after")
-        )
+        before = 100 * tally.right["before"] / tally.labelled
+        after = 100 * tally.right["after"] / tally.labelled
         words.append(
             f"Right so far, of {count(tally.labelled, 'image')}: zero-shot {before:.1f} %, "
             f"{method} {after:.1f} %."
@@ -91,14 +96,15 @@ def predictions_page(shown: Shown, method: str) -> str:
     """Cards of a batch: both predictions side by side, changed ones marked."""
     cards = []
     for row, picture in zip(shown.rows, shown.pictures, strict=True):
-        name, file = escape(row.name), escape(row.name.rpartition("/")[2])
-        body = f"<p class='cq-name' title='{name}'>{file}</p>"
+        file = escape(row.name.rpartition("/")[2])
+        body = f"<p class='cq-name' title='{escape(row.name)}'>{file}</p>"
         body += _label("zero-shot", row.before, row.before_probability, row.truth)
         body += _label(method, row.after, row.after_probability, row.truth)
         if row.truth is not None:
             body += _quiet(f"truth: {row.truth}")
+        body += _badge(row)
         kind = "cq-changed" if row.changed else ""
-        cards.append(_card(thumbnail(picture), row.name, body + _badge(row), kind))
+        cards.append(_card(thumbnail(picture), row.name, body, kind))
     return _grid(cards)
 
 
@@ -116,8 +122,10 @@ def _badge(row: Row) -> str:
 
 
 def _label(who: str, label: str, probability: float, truth: str | None) -> str:
-    mark = "" if truth is None else (" ✓" if label == truth else " ✗")
-    share = f"{100 * probability:.0f}%{mark}"
+    """A class with its probability, marked as right or wrong where the truth is known."""
+    share = f"{100 * probability:.0f}%"
+    if truth is not None:
+        share += " ✓" if label == truth else " ✗"
     line = f"<span class='cq-quiet'>{escape(who)}</span><span>{share}</span>"
     return f"<div class='cq-line'>{line}</div><p><b>{escape(label)}</b></p>"
 
@@ -131,16 +139,13 @@ def cliques_page(shown: Shown, method: str, classes: Sequence[str]) -> str:
         return _quiet("No images of this batch were similar enough to form a clique.")
     small = [thumbnail(picture, 96) for picture in shown.pictures]
     members = {index for clique in cliques for index in clique["members"]}
-    parts = [
-        _quiet(f"{count(len(cliques), 'clique')} of {count(len(members), 'image')}.")
-    ]
-    parts += [
-        _clique(clique, shown.rows, small, classes) for clique in cliques[:MOST_CLIQUES]
-    ]
+    images = count(len(members), "image")
+    parts = [_quiet(f"{count(len(cliques), 'clique')} of {images}.")]
+    for clique in cliques[:MOST_CLIQUES]:
+        parts.append(_clique(clique, shown.rows, small, classes))
     if len(cliques) > MOST_CLIQUES:
-        parts.append(
-            _quiet(f"The first {MOST_CLIQUES} of {len(cliques)} cliques are shown.")
-        )
+        words = f"The first {MOST_CLIQUES} of {len(cliques)} cliques are shown."
+        parts.append(_quiet(words))
     return "".join(parts)
 
 
@@ -150,12 +155,13 @@ def _clique(
     small: Sequence[str],
     classes: Sequence[str],
 ) -> str:
-    head = (
-        f"<b>{escape(classes[clique['class']])}</b> · {count(clique['size'], 'image')}"
-    )
-    if clique["before"] is not None and clique["after"] is not None:
-        before, after = clique["before"]["total"], clique["after"]["total"]
-        head += f" · loss {before:.3f} → {after:.3f}"
+    """A clique: its class, its size, its loss before and after learning, its members."""
+    name = escape(classes[clique["class"]])
+    head = f"<b>{name}</b> · {count(clique['size'], 'image')}"
+    before = clique["before"]
+    after = clique["after"]
+    if before is not None and after is not None:
+        head += f" · loss {before['total']:.3f} → {after['total']:.3f}"
     members = []
     for index in clique["members"]:
         row = rows[index]
@@ -168,30 +174,33 @@ def _clique(
 def attention_page(session: AppSession, shown: Shown, index: int, kind: str) -> str:
     """Overlays of one image of a batch."""
     index = min(max(index, 0), len(shown.rows) - 1)
-    chosen: Any = "rollout" if kind == "rollout" else "class"
     mapped = attention_maps(
-        session.adapter, shown.pixels, shown.prediction, index, chosen
+        session.adapter,
+        shown.pixels,
+        shown.prediction,
+        index,
+        kind="rollout" if kind == "rollout" else "class",
     )
     if mapped is None:
-        return _quiet(
-            f"{session.info.model} has no attention to show: it is not a ViT."
-        )
-    row, picture = shown.rows[index], shown.pictures[index]
-    cards = [_map_card("the image", "as the model sees it", thumbnail(picture, 192))]
+        words = f"{session.info.model} has no attention to show: it is not a ViT."
+        return _quiet(words)
     titles, maps = mapped
-    grids, moved = patch_grid(maps).numpy(), difference(maps, maps[:1])
-    top = float(grids.max()) or 1.0  # one scale for all
-    for title, grid, away, to_prompts in zip(
-        titles, grids, moved.tolist(), maps[:, 0].tolist(), strict=True
-    ):
-        below = (
-            f"{100 * away:.1f}% of it moved, {100 * to_prompts:.1f}% to prompts"
-            if away
-            else ""
-        )
-        cards.append(
-            _map_card(title, below, thumbnail(overlay(picture, grid / top), 192))
-        )
+    row = shown.rows[index]
+    picture = shown.pictures[index]
+    cards = [_map_card("the image", "as the model sees it", picture)]
+
+    # All maps have one scale; the first is plain CLIP's.
+    grids = patch_grid(maps).numpy()
+    brightest = float(grids.max()) or 1.0
+    moved = difference(maps, maps[:1]).tolist()
+    to_prompts = maps[:, 0].tolist()
+    for number, title in enumerate(titles):
+        heat = overlay(picture, grids[number] / brightest)
+        below = ""
+        if moved[number]:
+            away = f"{100 * moved[number]:.1f}% of it moved"
+            below = f"{away}, {100 * to_prompts[number]:.1f}% to prompts"
+        cards.append(_map_card(title, below, heat))
     words = (
         f"{row.name}: zero-shot says {row.before}, {session.info.method} {row.after}."
     )
@@ -202,10 +211,9 @@ def attention_page(session: AppSession, shown: Shown, index: int, kind: str) -> 
     return f"<p>{escape(words)}</p>{_grid(cards)}"
 
 
-def _map_card(title: str, below: str, image: str) -> str:
-    return _card(
-        image, title, f"<p><b>{escape(title)}</b></p>{_quiet(below)}", "cq-map"
-    )
+def _map_card(title: str, below: str, picture: Picture) -> str:
+    body = f"<p><b>{escape(title)}</b></p>{_quiet(below)}"
+    return _card(thumbnail(picture, _MAP_SIDE), title, body, "cq-map")
 
 
 def memory_page(tally: Tally, method: str, classes: Sequence[str]) -> str:
@@ -213,11 +221,12 @@ def memory_page(tally: Tally, method: str, classes: Sequence[str]) -> str:
     parts = []
     for cache, latest in tally.counts[-1].items():
         figure = cache_figure([counts[cache] for counts in tally.counts], classes)
-        total, filled = sum(latest.held), sum(held > 0 for held in latest.held)
+        name = escape(cache)
+        filled = sum(held > 0 for held in latest.held)
         parts.append(
-            f"<p><b>{escape(cache)}</b>: {total} held for {filled} of {len(latest.held)} classes, "
-            f"at most {latest.capacity} each.</p>"
-            f"<img class='cq-figure' src='{figure}' alt='{escape(cache)} per class and batch'>"
+            f"<p><b>{name}</b>: {sum(latest.held)} held for {filled} of "
+            f"{len(latest.held)} classes, at most {latest.capacity} each.</p>"
+            f"<img class='cq-figure' src='{figure}' alt='{name} per class and batch'>"
         )
     if not parts:
         parts.append(_quiet(f"{method} keeps no cache of entries per class."))
@@ -247,21 +256,16 @@ def thumbnail(picture: Picture, side: int = 112) -> str:
 
 def accuracy_figure(curve: Sequence[tuple[int, float, float]], method: str) -> str:
     """Accuracy so far, over the images of the stream."""
-    images, before, after = zip(*curve, strict=True)
+    images = [seen for seen, _, _ in curve]
+    before = [100 * share for _, share, _ in curve]
+    after = [100 * share for _, _, share in curve]
     with new_figure(6.4, 2.6) as figure:
         axes = figure.add_subplot()
-        # zero-shot is drawn on top, dashed and hollow, so that equal curves are both
-        # seen
-        plain = BASELINE_LOOK | {
-            "marker": "s",
-            "markersize": 7,
-            "fillstyle": "none",
-            "zorder": 3,
-        }
-        axes.plot(images, [100 * share for share in before], label="zero-shot", **plain)
-        axes.plot(
-            images, [100 * share for share in after], label=method, **line_look(0)
-        )
+        # Zero-shot is drawn on top, dashed and hollow, so that equal curves are both
+        # seen.
+        hollow = {"marker": "s", "markersize": 7, "fillstyle": "none", "zorder": 3}
+        axes.plot(images, before, label="zero-shot", **BASELINE_LOOK | hollow)
+        axes.plot(images, after, label=method, **line_look(0))
         axes.set_ylim(0, 105)
         axes.set_xlabel("images so far")
         axes.set_ylabel("accuracy, %")
@@ -274,25 +278,29 @@ def cache_figure(history: Sequence[CacheCount], names: Sequence[str]) -> str:
     """Entries per class (rows) after each batch (columns)."""
     from matplotlib.ticker import MaxNLocator
 
-    table = np.array([count.held for count in history[-_BATCHES:]]).T
-    first = len(history) - table.shape[1] + 1
-    rows = np.sort(np.argsort(-table[:, -1], kind="stable")[:_CLASSES])
-    table = table[rows]
+    recent = history[-_BATCHES:]
+    first = len(history) - len(recent) + 1  # number of the first batch that is shown
     capacity = history[-1].capacity
-    with new_figure(6.4, 1.0 + 0.22 * len(rows)) as figure:
+    table = np.array([count.held for count in recent]).T
+
+    # Of many classes the fullest are shown, in the order of the class list.
+    fullest = np.argsort(-table[:, -1], kind="stable")[:_CLASSES]
+    labels = np.sort(fullest)
+    table = table[labels]
+    height, width = table.shape
+    with new_figure(6.4, 1.0 + 0.22 * height) as figure:
         axes = figure.add_subplot()
         axes.grid(visible=False)
-        edges = (first - 0.5, first + table.shape[1] - 0.5, len(rows) - 0.5, -0.5)
+        edges = (first - 0.5, first + width - 0.5, height - 0.5, -0.5)
         drawn = axes.imshow(table, vmin=0, vmax=capacity, aspect="auto", extent=edges)
-        axes.set_yticks(range(len(rows)), [names[row] for row in rows])
+        axes.set_yticks(range(height), [names[label] for label in labels])
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("batch")
-        if table.shape[1] <= 20:
+        if width <= _NUMBERED_BATCHES:
+            centred: dict[str, Any] = {"ha": "center", "va": "center"}
             for (row, column), held in np.ndenumerate(table):
                 ink = "white" if held < 0.6 * capacity else "black"
-                axes.text(
-                    first + column, row, str(held), ha="center", va="center", color=ink
-                )
+                axes.text(first + column, row, str(held), color=ink, **centred)
         figure.colorbar(drawn, ax=axes, label=f"entries, at most {capacity}", pad=0.02)
         return _png(to_file(figure, "png"))
 
@@ -312,16 +320,20 @@ def attention_maps(
     if not isinstance(tower, VisionTower):
         return None
     image = pixels[row].to(adapter.model.device)
-    prompts = torch.zeros(0, 1, 1, 2, tower.config.width, device=tower.position.device)
-    titles, chosen = ["plain CLIP"], torch.zeros(1, 0)
-    blocks: Sequence[int] = (len(tower.blocks) - 1,)
+    titles = ["plain CLIP"]
     passes = adapter.prompted_passes(prediction, row)
-    if passes is not None:
-        titles, prompts, blocks = (
-            titles + list(passes.titles),
-            passes.prompts,
-            passes.blocks,
+    if passes is None:
+        prompts = torch.zeros(
+            0, 1, 1, 2, tower.config.width, device=tower.position.device
         )
-        chosen = torch.cat([torch.zeros(1, passes.used.shape[1]), passes.used.cpu()])
-    maps = prompted_maps(tower, image, prompts, blocks, chosen.bool())[kind]
+        blocks: Sequence[int] = (len(tower.blocks) - 1,)
+        used = torch.zeros(1, 0)
+    else:
+        titles += passes.titles
+        prompts = passes.prompts
+        blocks = passes.blocks
+        # The first pass, plain CLIP's, uses no prompt.
+        no_prompt = torch.zeros(1, passes.used.shape[1])
+        used = torch.cat([no_prompt, passes.used.cpu()])
+    maps = prompted_maps(tower, image, prompts, blocks, used.bool())[kind]
     return titles, maps.float().cpu()

@@ -68,8 +68,11 @@ def serve(
 def delete_left_uploads() -> None:
     """Delete folders of apps that were killed: their process is gone."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
-        pid = folder.name.removeprefix(_FOLDER).partition("-")[0]
-        if pid.isdecimal() and (int(pid) == os.getpid() or not _is_running(int(pid))):
+        number = folder.name.removeprefix(_FOLDER).partition("-")[0]
+        if not number.isdecimal():
+            continue
+        pid = int(number)
+        if pid == os.getpid() or not _is_running(pid):
             shutil.rmtree(folder, ignore_errors=True)  # of another user: stays
 
 
@@ -99,7 +102,8 @@ class VisitorMiddleware:
     """Refuses pages of other sites, guessed passwords and uploads without end."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
-        self._app, self._hosts = app, settings.hosts
+        self._app = app
+        self._hosts = settings.hosts
         self._logins = admission.guess_limiter(settings.limits)
         most = settings.limits.upload_bytes
         refusal = f"more than {most:,} bytes uploaded within an hour; wait"
@@ -110,9 +114,11 @@ class VisitorMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        address, path = admission.client_address(scope), scope["path"].rstrip("/")
+        address = admission.client_address(scope)
+        path = scope["path"].rstrip("/")
 
         async def counted() -> Message:
+            """Receive a part of the body, and count its bytes."""
             message = await receive()
             self._uploads.take(address, cost=len(message.get("body", b"")))
             return message
@@ -124,7 +130,8 @@ class VisitorMiddleware:
         except ServiceError as error:
             await admission.problem_response(error)(scope, receive, send)
             return
-        await self._app(scope, counted if path.endswith("/upload") else receive, send)
+        is_upload = path.endswith("/upload")
+        await self._app(scope, counted if is_upload else receive, send)
 
 
 def token_auth(tokens: Tokens) -> Callable[[str, str], bool]:

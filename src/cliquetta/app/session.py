@@ -38,7 +38,14 @@ from cliquetta.serve.settings import Settings
 from cliquetta.types import Batch, Prediction
 
 _COLUMNS = (
-    "batch,image,zero_shot,zero_shot_probability,prediction,probability,label,error"
+    "batch",
+    "image",
+    "zero_shot",
+    "zero_shot_probability",
+    "prediction",
+    "probability",
+    "label",
+    "error",
 )
 
 
@@ -85,17 +92,31 @@ class Tally:
 
     def add(self, rows: Sequence[Row], counts: Mapping[str, CacheCount]) -> None:
         """Count one batch."""
-        known = [row for row in rows if row.truth is not None]
+        labelled = [row for row in rows if row.truth is not None]
         self.images += len(rows)
-        self.labelled += len(known)
-        self.right["before"] += sum(row.before == row.truth for row in known)
-        self.right["after"] += sum(row.after == row.truth for row in known)
-        if known:
-            before, after = (
-                self.right[side] / self.labelled for side in ("before", "after")
-            )
+        self.labelled += len(labelled)
+        self.right["before"] += sum(row.before == row.truth for row in labelled)
+        self.right["after"] += sum(row.after == row.truth for row in labelled)
+        if labelled:
+            before = self.right["before"] / self.labelled
+            after = self.right["after"] / self.labelled
             self.curve.append((self.labelled, before, after))
         self.counts.append(counts)
+
+
+@dataclass(frozen=True)
+class _Best:
+    """The most probable class of an image."""
+
+    label: int
+    probability: float
+
+
+def _most_probable(prediction: Prediction) -> list[_Best]:
+    """Return the most probable class of every image."""
+    probabilities, labels = prediction.topk()
+    pairs = zip(labels[:, 0].tolist(), probabilities[:, 0].tolist(), strict=True)
+    return [_Best(label, probability) for label, probability in pairs]
 
 
 class AppSession:
@@ -103,12 +124,16 @@ class AppSession:
 
     def __init__(self, settings: Settings, request: SessionRequest) -> None:
         self.id = uuid.uuid4().hex
-        self.settings, self.limits = settings, settings.limits
-        self._use(*create_session(request, settings, self.id))
+        self.settings = settings
+        self.limits = settings.limits
+        info, adapter = create_session(request, settings, self.id)
+        self._use(info, adapter)
         self._begin()
 
     def _use(self, info: SessionInfo, adapter: Adapter) -> None:
-        self.info, self.adapter = info, adapter
+        """Take a method, with plain CLIP beside it."""
+        self.info = info
+        self.adapter = adapter
         self.plain = create_method("zero_shot", adapter.model, adapter.prompts)
         adapter.collect_evidence = True
 
@@ -118,12 +143,16 @@ class AppSession:
         The score starts again, since predictions among other classes cannot be
         compared.
         """
-        request, other = ClassesRequest(classes=list(classes)), copy.copy(self)
-        other._use(*change_classes(request, self.info, self.adapter, self.settings))
-        other.rows, other.tally = list(self.rows), Tally()
+        request = ClassesRequest(classes=list(classes))
+        info, adapter = change_classes(request, self.info, self.adapter, self.settings)
+        other = copy.copy(self)
+        other._use(info, adapter)
+        other.rows = list(self.rows)
+        other.tally = Tally()
         return other
 
     def _begin(self) -> None:
+        """Start with no image shown."""
         self.tally = Tally()
         self.rows: list[Row | ImageProblem] = []
         self.last: Shown | None = None
@@ -161,9 +190,11 @@ class AppSession:
         with self._undone_on_error(), bounded(self.limits.batch_seconds, CHEAPER):
             batch, labels = next(stream.read([range(self._position, end)]))
             prediction = predict_finite(adapter, batch)
-            truths = [dataset.names[label] for label in labels.tolist()]
-            known = [truth if truth in self.info.classes else None for truth in truths]
-            shown = self._record(batch, prediction, batch.keys, known)
+            truths: list[str | None] = []
+            for label in labels.tolist():
+                name = dataset.names[label]
+                truths.append(name if name in self.info.classes else None)
+            shown = self._record(batch, prediction, batch.keys, truths)
         self._position = end
         return shown
 
@@ -176,7 +207,8 @@ class AppSession:
         if start >= len(files):
             raise invalid("all of these images were predicted: add others, or reset")
         part = files[start : start + batch_size]
-        size, most = sum(file.stat().st_size for file in part), self.limits.body_bytes
+        size = sum(file.stat().st_size for file in part)
+        most = self.limits.body_bytes
         if size > most:
             raise too_large(
                 f"this batch has {size:,} bytes, at most {most:,} are read: use fewer images per "
@@ -186,11 +218,15 @@ class AppSession:
         with self._undone_on_error():
             result = predict_images(self.adapter, uploads, self.limits)
             names = [uploads[index].name for index in result.positions]
-            unknown = [None] * len(names)
             shown = self._record(
-                result.batch, result.prediction, names, unknown, result.refused
+                result.batch,
+                result.prediction,
+                names,
+                truths=[None] * len(names),
+                refused=result.refused,
             )
-        self._files, self._next_file = tuple(files), start + len(part)
+        self._files = tuple(files)
+        self._next_file = start + len(part)
         return shown
 
     def _check_count(self, images: int) -> None:
@@ -209,23 +245,39 @@ class AppSession:
     ) -> Shown:
         """Count a batch that succeeded, beside the predictions of plain CLIP."""
         plain = self.plain.predict(Batch(batch.images, batch.keys))
-        columns = [
-            part[:, 0].tolist() for one in (plain, prediction) for part in one.topk()
-        ]
+        best_before = _most_probable(plain)
+        best_after = _most_probable(prediction)
         classes = self.info.classes
-        rows = tuple(
-            Row(self.batches + 1, name, classes[c], p, classes[d], q, truth)
-            for name, truth, p, c, q, d in zip(names, truths, *columns, strict=True)
-        )
-        pictures = self.adapter.model.preprocess.unnormalise(batch.images).cpu().numpy()
+        rows = []
+        for name, truth, before, after in zip(
+            names, truths, best_before, best_after, strict=True
+        ):
+            row = Row(
+                batch=self.batches + 1,
+                name=name,
+                before=classes[before.label],
+                before_probability=before.probability,
+                after=classes[after.label],
+                after_probability=after.probability,
+                truth=truth,
+            )
+            rows.append(row)
+        pictures = self.adapter.model.preprocess.unnormalise(batch.images)
         self.tally.add(rows, self.adapter.cache_counts())
         self.batches += 1
         self.rows += [*rows, *refused]
-        self.last = Shown(rows, refused, batch.images, pictures, prediction)
+        self.last = Shown(
+            rows=tuple(rows),
+            refused=refused,
+            pixels=batch.images,
+            pictures=pictures.cpu().numpy(),
+            prediction=prediction,
+        )
         return self.last
 
     @contextmanager
     def _undone_on_error(self) -> Iterator[None]:
+        """Restore the method's memory where a batch fails."""
         memory = self.adapter.state_dict()
         try:
             yield
@@ -238,12 +290,21 @@ class AppSession:
         rows: list[list[object]] = []
         for row in self.rows:
             if isinstance(row, ImageProblem):
-                rows.append([None, row.name, *[None] * 5, row.reason])
+                unpredicted = [None] * (len(_COLUMNS) - 3)
+                rows.append([None, row.name, *unpredicted, row.reason])
                 continue
-            before = [row.before, f"{row.before_probability:.6f}"]
-            after = [row.after, f"{row.after_probability:.6f}"]
-            rows.append([row.batch, row.name, *before, *after, row.truth, None])
-        return to_csv(_COLUMNS.split(","), rows).encode()
+            cells = [
+                row.batch,
+                row.name,
+                row.before,
+                f"{row.before_probability:.6f}",
+                row.after,
+                f"{row.after_probability:.6f}",
+                row.truth,
+                None,
+            ]
+            rows.append(cells)
+        return to_csv(_COLUMNS, rows).encode()
 
     def state(self) -> bytes:
         """State file for ``cliquetta predict --state`` and the service."""
@@ -251,8 +312,7 @@ class AppSession:
 
     def load_state(self, data: bytes) -> int:
         """Continue from a state; returns how many images it had seen. Counters start at zero."""
-        images = unpack_state(self.adapter, data, source="the file").notes.get(
-            "images", 0
-        )
+        state = unpack_state(self.adapter, data, source="the file")
+        images = state.notes.get("images", 0)
         self._begin()
         return images if isinstance(images, int) else 0

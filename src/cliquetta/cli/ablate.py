@@ -24,11 +24,13 @@ from cliquetta.cli.command import (
 )
 from cliquetta.cli.console import Terminal, number
 from cliquetta.cli.executing import finish, run_grid
+from cliquetta.evaluation.metric_table import METRICS
 from cliquetta.model.names import choose_model
 
 if TYPE_CHECKING:
     from cliquetta.evaluation.ablation import Curve
 
+_NAME_LENGTH = 80  # characters of a file's name
 EXAMPLES = """
 cliquetta ablate --method scap --field threshold --values 0.6,0.7,0.8,0.9 --dataset bundled@fog:3
 cliquetta ablate --method scap --field blocks --values '0;1;0,1' --dataset bundled --limit 256
@@ -82,34 +84,39 @@ def ablate(
         "", "", model, batch_size=batch_size, limit=limit, dtype=common.dtype
     )
     base = with_options(with_method(base, method), read_settings(settings or ()))
-    bases = [replace(base, dataset=id) for id in datasets]
-    chosen, own_seeds = split_values(values), read_seeds(seeds)
-    ablations = [ablation(each, field, chosen, own_seeds) for each in bases]
-    context = RunContext(out, root, common.checked_device(), workers)
-    specs = [spec for each in ablations for spec in each.specs]
-    results = run_grid(specs, context, common.terminal)
-    curves = {
-        e.dataset: curve(a, results) for e, a in zip(bases, ablations, strict=True)
+    varied_values = split_values(values)
+    each_seed = read_seeds(seeds)
+    ablations = {
+        id: ablation(replace(base, dataset=id), field, varied_values, each_seed)
+        for id in datasets
     }
-    for id, shown in curves.items():
-        show_curve(shown, common.terminal, title=f"{method} on {id}")
-    stem = re.sub(r"[^A-Za-z0-9_.-]+", "_", f"ablate-{method}-{field}-{dataset}")[:80]
-    plain = [{"dataset": id, **shown.plain()} for id, shown in curves.items()]
-    document = {"method": method, "curves": plain}
-    numbers, picture = out / f"{stem}.json", out / f"{stem}.png"
-    write_atomically(
-        numbers, json.dumps(document, indent=1, ensure_ascii=False).encode()
+    context = RunContext(
+        out=out, root=root, device=common.checked_device(), workers=workers
     )
+    specs = [spec for each in ablations.values() for spec in each.specs]
+    results = run_grid(specs, context, common.terminal)
+    curves = {id: curve(each, results) for id, each in ablations.items()}
+    for id, points in curves.items():
+        show_curve(points, common.terminal, title=f"{method} on {id}")
+
+    plain = [{"dataset": id, **points.plain()} for id, points in curves.items()]
+    document = {"method": method, "curves": plain}
+    stem = re.sub(r"[^A-Za-z0-9_.-]+", "_", f"ablate-{method}-{field}-{dataset}")
+    stem = stem[:_NAME_LENGTH]
+    numbers = out / f"{stem}.json"
+    text = json.dumps(document, indent=1, ensure_ascii=False)
+    write_atomically(numbers, text.encode())
     common.terminal.say(f"numbers: {numbers}")
     common.terminal.document(document)
-    outcome = (
-        "curves are drawn where matplotlib is installed: pip install cliquetta[report]"
-    )
     if can_draw():
-        titles = {f"{field} on {id}": shown for id, shown in curves.items()}
+        picture = out / f"{stem}.png"
+        titles = {f"{field} on {id}": points for id, points in curves.items()}
         write_atomically(picture, to_file(curves_figure(titles), "png"))
-        outcome = f"curves: {picture}"
-    common.terminal.say(outcome)
+        common.terminal.say(f"curves: {picture}")
+    else:
+        common.terminal.say(
+            "curves are drawn where matplotlib is installed: pip install cliquetta[report]"
+        )
     finish(results, common.terminal)
 
 
@@ -123,15 +130,25 @@ def show_curve(curve: "Curve", terminal: Terminal, *, title: str) -> None:
     """The points of a curve as a table."""
     from cliquetta.evaluation.comparison import value_text
 
-    columns = (curve.field, "seeds", "top-1 %", "vs zero_shot", "NLL", "note")
+    columns = (
+        curve.field,
+        "seeds",
+        METRICS["top1"].heading,
+        "vs zero_shot",
+        METRICS["nll"].heading,
+        "note",
+    )
     rows = []
     for point in curve.points:
-        mean, gain = number(point.mean, sd=point.sd), number(point.gain, signed=True)
-        note = "default" if point.value == curve.default else ""
-        seeds = str(len(point.records))
-        rows.append(
-            (value_text(point.value), seeds, mean, gain, number(point.nll, 4), note)
+        row = (
+            value_text(point.value),
+            str(len(point.records)),
+            number(point.mean, sd=point.sd),
+            number(point.gain, signed=True),
+            number(point.nll, 4),
+            "default" if point.value == curve.default else "",
         )
+        rows.append(row)
     terminal.table(columns, rows, title=title, right=columns[1:5])
     if len({point.mean for point in curve.points}) == 1 < len(curve.points):
         terminal.say(

@@ -125,9 +125,10 @@ def check_file(path: Path | str | None, option: str) -> None:
         option: How users write it, such as ``--fitted``.
 
     """
-    if path is not None and not Path(path).expanduser().is_file():
-        remedy = "it is a folder" if Path(path).is_dir() else "there is no such file"
-        raise UserError(f"{option} {path}: {remedy}")
+    if path is None or Path(path).expanduser().is_file():
+        return
+    reason = "it is a folder" if Path(path).is_dir() else "there is no such file"
+    raise UserError(f"{option} {path}: {reason}")
 
 
 def check_runs(runs: Sequence[Path]) -> None:

@@ -18,9 +18,8 @@ from cliquetta.cli.console import Terminal
 from cliquetta.errors import BusyError, UserError
 from cliquetta.methods.building.index import name_plug_in_files
 
-if (
-    TYPE_CHECKING
-):  # what loads torch is imported when it is needed: `--help` does without
+# What loads torch is imported when it is needed: `--help` does without.
+if TYPE_CHECKING:
     from cliquetta.evaluation.grid import RunSpec
     from cliquetta.methods.spec import MethodSpec
     from cliquetta.model.clip import CLIP
@@ -144,7 +143,7 @@ def add_command(
     command that loads no model (``compute=False``), ``--plugin`` unless it names
     methods (``plugins``).
     """
-    own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+    _, *own = inspect.signature(function, eval_str=True).parameters.values()
     common_options = inspect.signature(Common, eval_str=True).parameters.values()
     absent = [] if compute else list(_COMPUTE)
     if not (compute or plugins):
@@ -178,13 +177,15 @@ def _as_option(parameter: inspect.Parameter) -> inspect.Parameter:
     kind, *notes = get_args(parameter.annotation)
     note = notes[-1]
     if isinstance(note, str):
-        flags = [f"--{parameter.name.replace('_', '-')}"] if kind is bool else []
         bounds = notes[0] if len(notes) > 1 else Bounds()
-        note = typer.Option(*flags, help=note, min=bounds.least, max=bounds.most)
+        note = typer.Option(help=note, min=bounds.least, max=bounds.most)
+        if kind is bool:
+            note.param_decls = (f"--{parameter.name.replace('_', '-')}",)
     if isinstance(note, OptionInfo) and note.metavar is None:
         # typer's own names of types leave no room for the help
         kinds = (kind, *get_args(kind))
-        note.metavar = next((_TYPES[each] for each in kinds if each in _TYPES), None)
+        names = [_TYPES[each] for each in kinds if each in _TYPES]
+        note.metavar = names[0] if names else None
     return parameter.replace(
         kind=inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[kind, note]
     )
@@ -198,10 +199,8 @@ def _errors(common: Common) -> Iterator[None]:
     except (typer.Exit, typer.Abort):
         raise
     except Exception as error:
-        sentence, code = (
-            _explain(error),
-            BAD_INPUT if isinstance(error, UserError) else FAILED,
-        )
+        sentence = _explain(error)
+        code = BAD_INPUT if isinstance(error, UserError) else FAILED
         if common.debug:
             common.terminal.trace()
         common.terminal.fail(sentence)
@@ -216,9 +215,8 @@ def _explain(error: Exception) -> str:
     if isinstance(error, OSError):
         if error.strerror is None:
             return str(error)  # ours: a sentence already
-        return (
-            f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-        )
+        about = f"{error.filename}: " if error.filename else ""
+        return f"{about}{error.strerror}"
     # Torch's class by its name: importing torch is what `--help` does without.
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return "out of memory: try a smaller --batch-size"
@@ -316,21 +314,18 @@ def read_seeds(given: str) -> list[int]:
 def read_shard(given: str) -> tuple[int, int]:
     """``(i, n)`` of ``i/n``, counted from 1."""
     first, _, second = given.partition("/")
-    shard = (
-        (int(first), int(second))
-        if first.isdecimal() and second.isdecimal()
-        else (0, 0)
-    )
-    if not 1 <= shard[0] <= shard[1]:
-        raise UserError(f"--shard takes I/N such as 2/8, got {given!r}")
-    return shard
+    if first.isdecimal() and second.isdecimal():
+        number = int(first)
+        shards = int(second)
+        if 1 <= number <= shards:
+            return number, shards
+    raise UserError(f"--shard takes I/N such as 2/8, got {given!r}")
 
 
 def split_list(given: str, what: str) -> list[str]:
     """The parts of ``a,b,c``, each once; empty lists are refused."""
-    parts = list(
-        dict.fromkeys(part.strip() for part in given.split(",") if part.strip())
-    )
-    if not parts:
+    parts = [part.strip() for part in given.split(",")]
+    named = [part for part in dict.fromkeys(parts) if part]
+    if not named:
         raise UserError(f"no {what} given")
-    return parts
+    return named

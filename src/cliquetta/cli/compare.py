@@ -11,22 +11,13 @@ from cliquetta.cli.command import Common
 from cliquetta.cli.console import Terminal, count, number
 from cliquetta.decimals import signed
 from cliquetta.errors import UserError, look_up
+from cliquetta.evaluation.metric_table import METRICS
 from cliquetta.evaluation.tables import TextTable, to_csv, to_latex, to_markdown
 
 if TYPE_CHECKING:
     from cliquetta.evaluation.comparison import Cell, Comparison
 
 Format = Literal["terminal", "markdown", "csv", "latex"]
-_TITLES = {
-    "top1": "top-1 %",
-    "top5": "top-5 %",
-    "mean_class": "mean accuracy of classes %",
-    "macro_f1": "macro-F1 %",
-    "ece": "ECE %",
-    "nll": "NLL",
-    "auroc": "AUROC % of unknown images",
-    "fpr95": "FPR95 % of unknown images",
-}
 EXAMPLES = """
 cliquetta compare runs
 cliquetta compare runs --format latex > table.tex
@@ -47,7 +38,7 @@ def compare(
     baseline: Annotated[
         str, "Method to test against: NAME or NAME:PRESET."
     ] = "zero_shot",
-    metric: Annotated[str, f"{', '.join(_TITLES)}."] = "top1",
+    metric: Annotated[str, f"{', '.join(METRICS)}."] = "top1",
     save: Annotated[
         Path | None,
         "Write the records to one small file, without predictions per image.",
@@ -64,7 +55,7 @@ def compare(
     0.05, exact paired test over images, not corrected for the number of cells).
     """
     check_runs(runs)
-    look_up("metric", metric, _TITLES)
+    look_up("metric", metric, METRICS)
 
     from cliquetta.evaluation.comparison import compare as tabulate
     from cliquetta.evaluation.record import find_runs, pack_records
@@ -91,20 +82,11 @@ def present(
     terminal.document(entries)
     if terminal.json:
         return
-    tables = [
-        t
-        for t in (main_table(table), overall_table(table), paired_table(table))
-        if t.rows
-    ]
+    parts = (main_table(table), overall_table(table), paired_table(table))
+    tables = [part for part in parts if part.rows]
     notes = footnotes(table)
     if format == "csv":
-        rows = [
-            [
-                " ".join(map(str, v)) if isinstance(v, list) else v
-                for v in entry.values()
-            ]
-            for entry in entries
-        ]
+        rows = [[_csv_value(value) for value in entry.values()] for entry in entries]
         text = to_csv(list(entries[0]), rows)
     elif format == "markdown":
         text = "\n".join([*map(to_markdown, tables), "\n".join(notes)]) + "\n"
@@ -121,24 +103,37 @@ def present(
     terminal.out.file.write(text)
 
 
+def _csv_value(value: Any) -> Any:
+    """Write a list with blanks between its values."""
+    return " ".join(map(str, value)) if isinstance(value, list) else value
+
+
 def main_table(table: "Comparison") -> TextTable:
     """Methods by datasets: means over seeds, with standard deviations where there are several."""
     rows = []
     for row in table.rows:
-        cells = [table.cells.get((row, column)) for column in table.columns]
-        shown = [
-            "–" if c is None else f"{number(c.mean, sd=c.sd)}{c.better}" for c in cells
-        ]
-        marks = "".join(dict.fromkeys(m for cell in cells if cell for m in cell.marks))
-        rows.append((f"{row} {marks}".strip(), *shown))
-    best = frozenset(
-        (number, place)
-        for number, row in enumerate(table.rows)
-        for place, column in enumerate(table.columns, start=1)
-        if table.best(column) == row
+        texts = []
+        marks = ""
+        for column in table.columns:
+            cell = table.cells.get((row, column))
+            if cell is None:
+                texts.append("–")
+                continue
+            texts.append(f"{number(cell.mean, sd=cell.sd)}{cell.better}")
+            marks += cell.marks
+        each_once = "".join(dict.fromkeys(marks))
+        rows.append((f"{row} {each_once}".strip(), *texts))
+    best = set()
+    for place, column in enumerate(table.columns, start=1):
+        winner = table.best(column)
+        if winner is not None:
+            best.add((table.rows.index(winner), place))
+    return TextTable(
+        columns=("method", *table.columns),
+        rows=tuple(rows),
+        title=METRICS[table.metric].title,
+        best=frozenset(best),
     )
-    columns = ("method", *table.columns)
-    return TextTable(columns, tuple(rows), title=_TITLES[table.metric], best=best)
 
 
 def overall_table(table: "Comparison") -> TextTable:
@@ -147,42 +142,36 @@ def overall_table(table: "Comparison") -> TextTable:
     The baseline comes first, then methods by gain. A method that lacks a dataset is
     behind them, and says how many it has: its means are over other images.
     """
-    from cliquetta.evaluation.comparison import LOWER_IS_BETTER
-
     summaries = [table.overall(row) for row in table.rows]
-    first = summaries[:1]
+    sign = -1 if METRICS[table.metric].lower_is_better else 1
     ranked = [row for row in summaries[1:] if row.complete]
-    unranked = [row for row in summaries[1:] if not row.complete]
-    sign = -1 if table.metric in LOWER_IS_BETTER else 1
     ranked.sort(key=lambda row: -sign * (row.gain or 0.0))
-    summaries = [*first, *ranked, *unranked]
-    tail = ("worst tenth",) if any(row.tail is not None for row in summaries) else ()
+    unranked = [row for row in summaries[1:] if not row.complete]
+    summaries = [*summaries[:1], *ranked, *unranked]
+
+    has_tail = any(row.tail is not None for row in summaries)
     several = any(len(row.columns) > 1 for row in summaries)
-    lowest = ("worst",) if several else ()
-    columns = (
-        "method",
-        "datasets",
-        "average",
-        *tail,
-        "gain",
-        *lowest,
-        "p",
-        "ECE %",
-        "cost",
-    )
-    rows = []
+    lines = []
     for row in summaries:
-        means = (number(row.mean), *(number(row.tail) for _ in tail))
-        gain = with_interval(row.gain, row.half_width)
-        worst = "–"
-        if row.worst is not None:
-            worst = f"{signed(row.worst[0])} ({row.worst[1]})"
-        lowest_gain = (worst,) if several else ()
-        p = "–" if row.p is None else p_value(row.p)
-        cost = "–" if row.cost is None else f"{row.cost:.3g} ×"
-        figures = (gain, *lowest_gain, p, number(row.ece), cost)
-        rows.append((row.row, row.datasets, *means, *figures))
-    return TextTable(columns, tuple(rows), title="over all datasets")
+        line = {"method": row.row, "datasets": row.datasets}
+        line["average"] = number(row.mean)
+        if has_tail:
+            line["worst tenth"] = number(row.tail)
+        line["gain"] = with_interval(row.gain, row.half_width)
+        if several:
+            line["worst"] = "–"
+            if row.worst is not None:
+                lowest, dataset = row.worst
+                line["worst"] = f"{signed(lowest)} ({dataset})"
+        line["p"] = "–" if row.p is None else p_value(row.p)
+        line[METRICS["ece"].heading] = number(row.ece)
+        line["cost"] = "–" if row.cost is None else f"{row.cost:.3g} ×"
+        lines.append(line)
+    return TextTable(
+        columns=tuple(lines[0]),
+        rows=tuple(tuple(line.values()) for line in lines),
+        title="over all datasets",
+    )
 
 
 def paired_table(table: "Comparison") -> TextTable:
@@ -190,19 +179,27 @@ def paired_table(table: "Comparison") -> TextTable:
     columns = ("dataset", "method", "seeds", "images", "gain", "better / worse", "p")
     rows = []
     for cell in table.cells.values():
-        if cell.test is not None and cell.gain is not None:
-            seeds, images = str(len(cell.runs)), str(cell.test.images)
-            changes = f"{cell.test.repaired} / {cell.test.broken}"
-            gain = with_interval(cell.gain, cell.half_width)
-            p = p_value(cell.test.p)
-            rows.append((cell.column, cell.row, seeds, images, gain, changes, p))
+        test = cell.test
+        if test is not None and cell.gain is not None:
+            row = (
+                cell.column,
+                cell.row,
+                str(len(cell.runs)),
+                str(test.images),
+                with_interval(cell.gain, cell.half_width),
+                f"{test.repaired} / {test.broken}",
+                p_value(test.p),
+            )
+            rows.append(row)
     return TextTable(columns, tuple(rows), labels=2, title=f"against {table.baseline}")
 
 
 def with_interval(gain: float | None, half_width: float | None) -> str:
     """Write a gain with the half-width of its 95 % interval, where that is known."""
     text = number(gain, signed=True)
-    return text if gain is None or half_width is None else f"{text} ± {half_width:.2f}"
+    if gain is None or half_width is None:
+        return text
+    return f"{text} ± {half_width:.2f}"
 
 
 def footnotes(table: "Comparison") -> list[str]:
@@ -210,7 +207,8 @@ def footnotes(table: "Comparison") -> list[str]:
     from cliquetta.evaluation.comparison import MARKS
 
     lines = [f"{mark} {MARKS[mark]}" for mark in table.marks]
-    cells, against = table.cells.values(), table.baseline
+    cells = table.cells.values()
+    against = table.baseline
     if any(cell.better for cell in cells):
         lines.append(
             f"▲ ▼ predicts better or worse than {against}, p < 0.05 (paired, exact)"
@@ -245,8 +243,12 @@ def p_value(p: float) -> str:
 def _plain(cell: "Cell") -> dict[str, Any]:
     """A cell as JSON types."""
     first = cell.runs[0].record
-    stream, prompts = first.settings["stream"], first.settings["prompts"]
+    stream = first.settings["stream"]
     test = cell.test
+    records = []
+    for run in cell.runs:
+        path = None if run.folder is None else str(run.folder / "record.json")
+        records.append(path or run.record.id)
     return {
         "dataset": cell.column,
         "method": cell.row,
@@ -254,7 +256,7 @@ def _plain(cell: "Cell") -> dict[str, Any]:
         "marks": cell.marks,
         "model": first.settings["model"]["id"],
         "views": stream["views"]["count"] if stream["views"] else 1,
-        "templates": len(prompts["templates"]),
+        "templates": len(first.settings["prompts"]["templates"]),
         "batch_size": stream["batch_size"],
         "seeds": [run.record.seed for run in cell.runs],
         "images": first.images,
@@ -264,14 +266,10 @@ def _plain(cell: "Cell") -> dict[str, Any]:
         "tail": cell.tail,
         "gain": cell.gain,
         "half_width": cell.half_width,
-        **{
-            name: getattr(test, name) if test else None
-            for name in ("repaired", "broken", "p")
-        },
+        "repaired": test.repaired if test else None,
+        "broken": test.broken if test else None,
+        "p": test.p if test else None,
         "ece": cell.ece,
         "cost": cell.cost,
-        "records": [
-            run.record.id if run.folder is None else str(run.folder / "record.json")
-            for run in cell.runs
-        ],
+        "records": records,
     }

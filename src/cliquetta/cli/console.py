@@ -30,6 +30,8 @@ from cliquetta.serve.logs import JSONFormatter
 
 # how often progress is reported where there is no terminal to draw bars on
 LINE_SECONDS = 30.0
+_BETWEEN = 3  # columns of the terminal between two columns of a table
+_LEAST_NAME = 12  # to which the first column is narrowed at most
 
 
 def _standard_output() -> Console:
@@ -84,9 +86,11 @@ class Terminal:
             "name": "cliquetta.cli",
             "levelno": level,
             "levelname": logging.getLevelName(level),
+            "msg": message,
+            **more,
         }
-        record = logging.makeLogRecord({**about, "msg": message, **more})
-        self.err.file.write(JSONFormatter().format(record) + "\n")
+        line = JSONFormatter().format(logging.makeLogRecord(about))
+        self.err.file.write(f"{line}\n")
 
     def table(
         self,
@@ -103,42 +107,32 @@ class Terminal:
         """
         if self.json:
             return
-        widths = []
-        for index, column in enumerate(columns):
-            # Names and numbers stay in one piece; of the rest, and of headers, lines
-            # are broken.
-            unbroken = (
-                [row[index] for row in rows] if index == 0 or column in right else []
-            )
-            widths.append(max(map(len, [*column.split(), *unbroken])))
+        widths = _unbroken_widths(columns, rows, right)
         # Rather break long names than lose columns of numbers at the edge.
-        room = self.out.width - sum(widths[1:]) - 3 * len(columns) - 1
-        tight, widths[0] = widths[0] > room, min(widths[0], max(12, room))
-        parts, left = [[0]], self.out.width - widths[0] - 4
-        for index in range(1, len(columns)):
-            if widths[index] + 3 > left and len(parts[-1]) > 1:
-                parts.append([0])
-                left = self.out.width - widths[0] - 4
-            parts[-1].append(index)
-            left -= widths[index] + 3
-        for part in parts:
-            heading = title if part is parts[0] else None
+        others = sum(widths[1:]) + _BETWEEN * len(columns) + 1
+        room = self.out.width - others
+        is_tight = widths[0] > room
+        widths[0] = min(widths[0], max(_LEAST_NAME, room))
+        for part in _split_columns(widths, self.out.width):
             table = Table(
-                title=heading, title_justify="left", title_style="bold", box=SIMPLE_HEAD
+                title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD
             )
+            title = None  # of the first part only
             for index in part:
-                figures = columns[index] in right
+                is_figure = columns[index] in right
                 # Where it is tight, widths are given: rich would first narrow all
                 # columns alike.
+                is_fixed = is_tight and (index == 0 or is_figure)
                 table.add_column(
                     escape(columns[index]),
-                    justify="right" if figures else "left",
+                    justify="right" if is_figure else "left",
                     overflow="fold",
                     min_width=widths[index],
-                    width=widths[index] if tight and (index == 0 or figures) else None,
+                    width=widths[index] if is_fixed else None,
                 )
             for row in rows:
-                table.add_row(*(escape(row[index]) for index in part))
+                cells = [escape(row[index]) for index in part]
+                table.add_row(*cells)
             self.out.print(table)
 
     def document(self, value: Any) -> None:
@@ -157,9 +151,8 @@ class Terminal:
             TimeRemainingColumn(compact=True),
         )
         kind = Progress if self.err.is_terminal else _Lines
-        with kind(
-            *columns, console=self.err, disable=self.quiet or self.json_log
-        ) as progress:
+        silent = self.quiet or self.json_log
+        with kind(*columns, console=self.err, disable=silent) as progress:
             yield Bars(progress)
 
     @contextmanager
@@ -186,6 +179,37 @@ class Terminal:
             logger.propagate = propagate
 
 
+def _unbroken_widths(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str]
+) -> list[int]:
+    """Least width of every column.
+
+    Names and numbers stay in one piece; of the rest, and of headers, lines are broken.
+    """
+    widths = []
+    for index, column in enumerate(columns):
+        pieces = column.split()
+        if index == 0 or column in right:
+            pieces += [row[index] for row in rows]
+        widths.append(max(map(len, pieces)))
+    return widths
+
+
+def _split_columns(widths: Sequence[int], width: int) -> list[list[int]]:
+    """Split columns into parts that fit a terminal, each led by the first column."""
+    whole = width - widths[0] - _BETWEEN - 1
+    parts = [[0]]
+    left = whole
+    for index in range(1, len(widths)):
+        needed = widths[index] + _BETWEEN
+        if needed > left and len(parts[-1]) > 1:
+            parts.append([0])
+            left = whole
+        parts[-1].append(index)
+        left -= needed
+    return parts
+
+
 class Bars:
     """Bars by name; each appears when it is first shown."""
 
@@ -195,11 +219,13 @@ class Bars:
 
     def show(self, name: str, done: int, total: int | None, note: str = "") -> None:
         """Draw the bar ``name`` at ``done``."""
-        now: dict[str, Any] = {"completed": done, "total": total, "note": note}
         if name in self._tasks:
-            self._progress.update(self._tasks[name], **now)
+            task = self._tasks[name]
+            self._progress.update(task, completed=done, total=total, note=note)
         else:
-            self._tasks[name] = self._progress.add_task(name, **now)
+            self._tasks[name] = self._progress.add_task(
+                name, completed=done, total=total, note=note
+            )
 
     def remove(self, name: str) -> None:
         """Remove a bar, if it is there."""
@@ -224,12 +250,13 @@ class _Lines(Progress):
         if self.disable or now - self.printed < LINE_SECONDS:
             return
         self.printed = now
-        tasks = (task for task in self.tasks if task.total and not task.finished)
-        shown = [
-            f"{t.description.strip()} {t.completed:,.0f}/{t.total:,.0f}" for t in tasks
-        ]
-        if shown:
-            self.console.print(escape(", ".join(shown)), soft_wrap=True)
+        parts = []
+        for task in self.tasks:
+            if task.total and not task.finished:
+                done = f"{task.completed:,.0f}/{task.total:,.0f}"
+                parts.append(f"{task.description.strip()} {done}")
+        if parts:
+            self.console.print(escape(", ".join(parts)), soft_wrap=True)
 
 
 def number(
@@ -240,5 +267,5 @@ def number(
     signed: bool = False,
 ) -> str:
     """A figure of a table, with its standard deviation; a dash where there is none."""
-    shown = "–" if value is None else decimal(value, digits, signed=signed)
-    return shown if sd is None else f"{shown} ± {sd:.{digits}f}"
+    text = "–" if value is None else decimal(value, digits, signed=signed)
+    return text if sd is None else f"{text} ± {sd:.{digits}f}"

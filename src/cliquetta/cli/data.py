@@ -183,16 +183,16 @@ def _show_own(
     found: "OwnImages", score: Mapping[str, float] | None, terminal: Terminal
 ) -> None:
     """Print the classes, the sizes, what is wrong, and zero-shot beside chance."""
-    shown = sorted(found.classes.items(), key=lambda item: -item[1])
-    rows = [(name, f"{images:,}") for name, images in shown[:_CLASSES_SHOWN]]
+    classes = sorted(found.classes, key=lambda name: -found.classes[name])
+    rows = [(name, f"{found.classes[name]:,}") for name in classes[:_CLASSES_SHOWN]]
     if rows:
-        terminal.table(
-            ("class", "images"), rows, title="Images per class", right=("images",)
-        )
-    if len(shown) > len(rows):
-        rest = sum(images for _, images in shown[len(rows) :])
-        more = count(len(shown) - len(rows), "further class", "further classes")
-        terminal.say(f"... and {more} with {count(rest, 'image')}")
+        columns = ("class", "images")
+        terminal.table(columns, rows, title="Images per class", right=("images",))
+    others = classes[_CLASSES_SHOWN:]
+    if others:
+        images = sum(found.classes[name] for name in others)
+        more = count(len(others), "further class", "further classes")
+        terminal.say(f"... and {more} with {count(images, 'image')}")
     readable = found.images - len(found.unreadable)
     terminal.say(
         f"{count(found.images, 'image')} in {found.id}, {readable:,} readable; shorter side "
@@ -252,16 +252,21 @@ def _show(common: Common, report: "Report", *, named: bool) -> None:
 
 
 def _row(finding: "Finding") -> tuple[str, ...]:
-    counts = {
-        name: f"{s.found:,} / {s.expected:,}" for name, s in finding.splits.items()
-    }
-    others = [f"{name} {number}" for name, number in list(counts.items())[1:]]
+    """Write a dataset: images of its first split, then its other splits and its folder."""
+    first = "–"
+    others = []
+    for index, (name, split) in enumerate(finding.splits.items()):
+        counts = f"{split.found:,} / {split.expected:,}"
+        if index == 0:
+            first = counts
+        else:
+            others.append(f"{name} {counts}")
     folder = f"{finding.folder} ({finding.layout})" if finding.folder else "–"
-    first = next(iter(counts.values()), "–")
     return finding.id, finding.state, first, ", ".join(others) or "–", folder
 
 
 def _remarks(finding: "Finding") -> list[str]:
+    """List what is wrong with a dataset, how to get it, and what opening it showed."""
     lines = [f"to fix: {problem}" for problem in finding.problems]
     if finding.problems and finding.get:
         lines.append(finding.get)
@@ -271,8 +276,6 @@ def _remarks(finding: "Finding") -> list[str]:
             f"{count(opened.images, 'image')} opened, {len(opened.unreadable):,} unreadable, "
             f"{count(opened.duplicates, 'duplicate')}"
         )
-        lines += [
-            f"the same image in two classes: {first} and {second}"
-            for first, second in opened.contradictions[:5]
-        ]
+        for first, second in opened.contradictions[:5]:
+            lines.append(f"the same image in two classes: {first} and {second}")
     return lines + [f"note: {note}" for note in finding.notes]

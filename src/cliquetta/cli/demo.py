@@ -59,13 +59,12 @@ def count_by_method(streams: Sequence[DemoStream]) -> "dict[str, Changes]":
     """Changes of each method's predictions against zero-shot, over all streams."""
     from cliquetta.report.changes import count_changes
 
-    return {
-        record.method: count_changes(
-            [(s.predictions[0], s.predictions[i]) for s in streams]
-        )
-        for i, record in enumerate(streams[0].records)
-        if i > 0
-    }
+    changes = {}
+    for index, record in enumerate(streams[0].records):
+        if index > 0:
+            pairs = [(s.predictions[0], s.predictions[index]) for s in streams]
+            changes[record.method] = count_changes(pairs)
+    return changes
 
 
 def demo(
@@ -113,22 +112,22 @@ def demo(
     def stream(
         shift: str, limit: int, names: Sequence[str], size: int = batch_size
     ) -> DemoStream:
-        plain = replace(
-            base, limit=limit
-        )  # predicts each image by itself, in batches of any size
+        # Plain CLIP predicts each image by itself, in batches of any size.
+        plain = replace(base, limit=limit)
+        cells = [plain]
+        for name in names:
+            cells.append(with_method(replace(plain, batch_size=size), name))
         dataset = "bundled" if shift == CLEAN else f"bundled@{shift}"
-        cells = [
-            plain,
-            *(with_method(replace(plain, batch_size=size), name) for name in names),
-        ]
         specs = grid(cells, datasets=[dataset], seeds=[seed])
         return DemoStream(shift, specs, batch_size=size)
 
     first, *others = wanted
+    shifted = [shift for shift in others if shift != CLEAN]
+    clean = [shift for shift in others if shift == CLEAN]
     tables = [
         [stream(first, max(images, singles), methods)],
-        [stream(shift, images, methods) for shift in others if shift != CLEAN],
-        [stream(shift, images, methods) for shift in others if shift == CLEAN],
+        [stream(shift, images, methods) for shift in shifted],
+        [stream(shift, images, methods) for shift in clean],
     ]
     if singles and methods:
         single = stream(first, singles, methods[:1], 1)
@@ -144,23 +143,21 @@ def demo(
     context.check([spec for row in rows for spec in row.specs])
     results = []
     for table in filter(None, tables):
+        is_first = table is tables[0]
         is_scap = shown_by_scap is not None and table[0] is shown_by_scap
-        context.evidence = (
-            table is tables[0] or is_scap
-        )  # pictures of few streams are enough
-        curve = LiveCurve(common.terminal) if table is tables[0] and methods else None
+        context.evidence = is_first or is_scap  # pictures of few streams are enough
+        curve = LiveCurve(common.terminal) if is_first and methods else None
         specs = [spec for row in table for spec in row.specs]
         results += run_grid(specs, context, common.terminal, watch=curve)
-        records = {
-            result.spec: result.record
-            for result in results
-            if result.record is not None
-        }
-        for row in (row for row in table if records.keys() >= set(row.specs)):
-            row.records = [records[spec] for spec in row.specs]
-            row.predictions = [
-                load_predictions(out / record.id) for record in row.records
-            ]
+        records = {}
+        for result in results:
+            if result.record is not None:
+                records[result.spec] = result.record
+        for row in table:
+            if all(spec in records for spec in row.specs):
+                row.records = [records[spec] for spec in row.specs]
+                folders = [out / record.id for record in row.records]
+                row.predictions = [load_predictions(folder) for folder in folders]
         if curve is not None and table[0].records:
             curve.draw(table[0])
         if not all(row.records for row in table):
@@ -170,13 +167,12 @@ def demo(
         else:
             _show(table, common.terminal)
     if all(result.record is not None for result in results):
-        shown = [
-            row
-            for row in rows
-            if row is shown_by_scap
-            or (row.batch_size == batch_size and row.label in wanted)
-        ]
-        page = _make_page([out / r.id for row in shown for r in row.records], out)
+        folders = []
+        for row in rows:
+            in_batches = row.batch_size == batch_size and row.label in wanted
+            if in_batches or row is shown_by_scap:
+                folders += [out / record.id for record in row.records]
+        page = _make_page(folders, out)
         runs = {record.id for row in rows for record in row.records}
         common.terminal.say(
             f"Records: {count(len(runs), 'run')} in {out}, each with record.json"
@@ -237,25 +233,36 @@ class LiveCurve:
         if spec.method == PLAIN:
             self.plain.append(share)
         elif self.drawn < step.number <= len(self.plain):
-            self._line(spec.method, step.images, self.plain[step.number - 1], share)
+            plain = self.plain[step.number - 1]
+            self._line(spec.method, step.images, plain=plain, adapted=share)
 
     def draw(self, stream: DemoStream) -> None:
         """Draw the batches that were not run now, from the recorded predictions."""
-        plain, method = (predictions.correct for predictions in stream.predictions[:2])
-        ends = [*range(stream.batch_size, len(plain), stream.batch_size), len(plain)]
+        plain, adapted, *_ = (each.correct for each in stream.predictions)
+        images = len(plain)
+        ends = [*range(stream.batch_size, images, stream.batch_size), images]
         for end in ends[self.drawn :]:
-            shares = (100 * float(correct[:end].mean()) for correct in (plain, method))
-            self._line(stream.records[1].method, end, *shares)
+            self._line(
+                stream.records[1].method,
+                end,
+                plain=100 * float(plain[:end].mean()),
+                adapted=100 * float(adapted[:end].mean()),
+            )
 
-    def _line(self, method: str, images: int, *shares: float) -> None:
+    def _line(self, method: str, images: int, *, plain: float, adapted: float) -> None:
+        """Print one line of bars, with the names above the first."""
         if not self.drawn:
-            names = "  ".join(f"{name:<{_BAR + 7}}" for name in (PLAIN, method))
+            width = _BAR + 7
+            names = f"{PLAIN:<{width}}  {method:<{width}}"
             self.terminal.say(f"Accuracy over the stream\nimages  {names}")
-        bars = "  ".join(
-            f"{'█' * round(_BAR * s / 100):<{_BAR}} {s:4.1f} %" for s in shares
-        )
-        self.terminal.say(f"{images:>6}  {bars}")
+        self.terminal.say(f"{images:>6}  {_bar(plain)}  {_bar(adapted)}")
         self.drawn += 1
+
+
+def _bar(percent: float) -> str:
+    """Draw a bar of blocks with its figure."""
+    blocks = "█" * round(_BAR * percent / 100)
+    return f"{blocks:<{_BAR}} {percent:4.1f} %"
 
 
 def read_methods(given: str) -> list[str]:
@@ -291,19 +298,23 @@ def summary(
 
     images = next(iter(changes.values())).images
     before = 100 * plain_right / images
-    shares = [f"{PLAIN} gets {number(before)} % right"]
-    shares += [
-        f"{name} {number(before + (c.gain or 0.0))} %" for name, c in changes.items()
+    *shares, last = [
+        f"{PLAIN} gets {number(before)} % right",
+        *(
+            f"{method} {number(before + (change.gain or 0.0))} %"
+            for method, change in changes.items()
+        ),
     ]
-    lines = [
-        f"Of {count(images, f'{kind} image')}, {', '.join(shares[:-1])} and {shares[-1]}."
-    ]
+    lines = [f"Of {count(images, f'{kind} image')}, {', '.join(shares)} and {last}."]
     for method, change in changes.items():
-        line = in_words(change, method)
-        if change.test is not None and change.changed and change.test.p >= SIGNIFICANT:
-            line = f"{method} changed {change.changed:,} of {count(images, 'prediction')}; the "
-            line += f"difference in accuracy may be chance (p = {change.test.p:.2g})."
-        lines.append(line)
+        test = change.test
+        if test is not None and change.changed and test.p >= SIGNIFICANT:
+            lines.append(
+                f"{method} changed {change.changed:,} of {count(images, 'prediction')}; the "
+                f"difference in accuracy may be chance (p = {test.p:.2g})."
+            )
+        else:
+            lines.append(in_words(change, method))
     return lines
 
 
@@ -314,10 +325,13 @@ def _show(table: Sequence[DemoStream], terminal: Terminal) -> None:
     if any(NO_GAIN in row for row in rows):
         terminal.say(f"{NO_GAIN}: the difference may be chance (p >= {SIGNIFICANT:g})")
     changes = count_by_method(table)
-    if changes:
-        right = sum(int(row.predictions[0].correct.sum()) for row in table)
-        kind = CLEAN if all(row.label == CLEAN for row in table) else "shifted"
-        terminal.say("\n".join(summary(changes, right, kind)))
+    if not changes:
+        return
+    plain_right = 0
+    for row in table:
+        plain_right += int(row.predictions[0].correct.sum())
+    kind = CLEAN if all(row.label == CLEAN for row in table) else "shifted"
+    terminal.say("\n".join(summary(changes, plain_right, kind)))
 
 
 def tabulate(table: Sequence[DemoStream]) -> tuple[list[str], list[list[str]]]:
@@ -337,12 +351,10 @@ def tabulate(table: Sequence[DemoStream]) -> tuple[list[str], list[list[str]]]:
         counts = count_tests([stream])
         row = [stream.label, plain]
         for top1, change in zip(adapted, counts, strict=True):
-            row += [
-                top1,
-                number(change["gain"], signed=True)
-                if change["p"] < SIGNIFICANT
-                else NO_GAIN,
-            ]
+            gain = NO_GAIN
+            if change["p"] < SIGNIFICANT:
+                gain = number(change["gain"], signed=True)
+            row += [top1, gain]
         if len(counts) == 1:
             row += [str(counts[0]["repaired"]), str(counts[0]["broken"])]
         rows.append(row)
@@ -362,19 +374,20 @@ def count_tests(streams: Sequence[DemoStream]) -> list[dict[str, Any]]:
 def _plain(stream: DemoStream, out: Path) -> dict[str, Any]:
     """A stream as JSON types: ``change`` has one entry per method, ``runs`` zero-shot too."""
     findings = find_scap(stream, out)
+    runs = []
+    for record in stream.records:
+        run = {
+            "method": record.method,
+            "top1": record.metrics["top1"],
+            "ece": record.metrics["ece"],
+            "images_per_second": record.throughput["images_per_second"],
+            "record": str(out / record.id / "record.json"),
+        }
+        runs.append(run)
     return {
         "shift": stream.label,
         "batch_size": stream.batch_size,
         "change": count_tests([stream]),
         "scap": None if findings is None else findings.plain(),
-        "runs": [
-            {
-                "method": record.method,
-                "top1": record.metrics["top1"],
-                "ece": record.metrics["ece"],
-                "images_per_second": record.throughput["images_per_second"],
-                "record": str(out / record.id / "record.json"),
-            }
-            for record in stream.records
-        ],
+        "runs": runs,
     }

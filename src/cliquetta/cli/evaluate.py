@@ -37,6 +37,7 @@ from cliquetta.cli.console import Terminal, count, number
 from cliquetta.cli.executing import finish, run_grid
 from cliquetta.errors import UserError
 from cliquetta.evaluation.grid_files import find_grid
+from cliquetta.evaluation.metric_table import METRICS
 from cliquetta.model.names import choose_model
 
 if TYPE_CHECKING:
@@ -71,7 +72,8 @@ def evaluate(
         Path | None,
         typer.Option(
             "--grid",
-            help="JSON file of grids, or a known one (ood, cross-domain, components, combination), "
+            help="JSON file of grids, or a known one (ood, cross-domain, components, "
+            "combination, leaderboard), "
             "instead of --dataset and --method.",
         ),
     ] = None,
@@ -210,48 +212,55 @@ def evaluate(
             f"--features names a folder: evaluate with --dataset features:{features}"
         )
     device = common.device if ray else common.checked_device()
-    context = RunContext(out, root, device, workers, False, features, evidence, hold)
+    context = RunContext(
+        out=out,
+        root=root,
+        device=device,
+        workers=workers,
+        features=features,
+        evidence=evidence,
+        hold=hold,
+    )
     results = run_grid(specs, context, common.terminal, ray=ray, gpus=ray_gpus)
     _report(results, out, common.terminal)
     finish(results, common.terminal)
 
 
 def _report(results: "Sequence[RunResult]", out: Path, terminal: Terminal) -> None:
-    done = [
-        (result.spec, result.record) for result in results if result.record is not None
-    ]
+    """Print a row per dataset and method, and what could not be read."""
     groups: dict[tuple[str, str], list[Record]] = {}
-    for spec, record in done:
-        groups.setdefault((record.dataset, spec.label), []).append(record)
-    long_tail = any(
-        record.settings["stream"]["order"] == "long-tail" for _, record in done
-    )
-    open_set = any("auroc" in record.metrics for _, record in done)
-    extra = {"macro-F1 %": "macro_f1"} if long_tail else {}
-    extra |= {"AUROC %": "auroc", "FPR95 %": "fpr95"} if open_set else {}
-    extra = extra or {"ECE %": "ece"}
+    done = []
+    for result in results:
+        if result.record is not None:
+            done.append(result.record)
+            key = (result.record.dataset, result.spec.label)
+            groups.setdefault(key, []).append(result.record)
+    extra = _extra_metrics(done)
     columns = (
         "dataset",
         "method",
         "seeds",
-        "top-1 %",
+        METRICS["top1"].heading,
         "vs zero_shot",
-        *extra,
+        *(METRICS[metric].heading for metric in extra),
         "images/s",
     )
     rows = []
     for (dataset, name), records in groups.items():
-        gain = _difference(records, groups.get((dataset, "zero_shot")))
-        scores = (
-            _spread(records, "top1"),
-            gain,
-            *(_spread(records, m) for m in extra.values()),
-        )
         rate = statistics.mean(r.throughput["images_per_second"] for r in records)
-        rows.append((dataset, name, str(len(records)), *scores, number(rate, 0)))
+        row = (
+            dataset,
+            name,
+            str(len(records)),
+            _spread(records, "top1"),
+            _difference(records, groups.get((dataset, "zero_shot"))),
+            *(_spread(records, metric) for metric in extra),
+            number(rate, 0),
+        )
+        rows.append(row)
     if rows:
         terminal.table(columns, rows, right=columns[2:])
-    skipped = {entry["key"] for _, record in done for entry in record.skipped}
+    skipped = {entry["key"] for record in done for entry in record.skipped}
     if skipped:
         terminal.warn(
             f"{count(len(skipped), 'image')} could not be read: see the records"
@@ -261,22 +270,35 @@ def _report(results: "Sequence[RunResult]", out: Path, terminal: Terminal) -> No
     terminal.document([_plain(result, out) for result in results])
 
 
+def _extra_metrics(records: "Sequence[Record]") -> list[str]:
+    """Choose what is shown beside accuracy: calibration, or what a special stream asks for."""
+    extra = []
+    if any(record.settings["stream"]["order"] == "long-tail" for record in records):
+        extra.append("macro_f1")
+    if any("auroc" in record.metrics for record in records):
+        extra += ["auroc", "fpr95"]
+    return extra or ["ece"]
+
+
 def _spread(records: "Sequence[Record]", metric: str) -> str:
     """Mean over seeds, with the standard deviation where there are several."""
     values = [record.metrics[metric] for record in records if metric in record.metrics]
+    mean = statistics.mean(values) if values else None
     sd = statistics.stdev(values) if len(values) > 1 else None
-    return number(statistics.mean(values) if values else None, sd=sd)
+    return number(mean, sd=sd)
 
 
 def _difference(records: "Sequence[Record]", plain: "Sequence[Record] | None") -> str:
     """Mean difference of top-1 to zero-shot, in points, over the seeds that both have."""
     if not plain or plain[0].method == records[0].method:
         return "–"
-    before = {record.seed: record.metrics.get("top1") for record in plain}
-    pairs = [
-        (record.metrics.get("top1"), before.get(record.seed)) for record in records
-    ]
-    gains = [now - then for now, then in pairs if now is not None and then is not None]
+    plain_top1 = {record.seed: record.metrics.get("top1") for record in plain}
+    gains = []
+    for record in records:
+        top1 = record.metrics.get("top1")
+        before = plain_top1.get(record.seed)
+        if top1 is not None and before is not None:
+            gains.append(top1 - before)
     return number(statistics.mean(gains) if gains else None, signed=True)
 
 

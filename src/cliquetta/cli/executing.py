@@ -17,6 +17,7 @@ from cliquetta.errors import UserError
 if TYPE_CHECKING:
     from cliquetta.evaluation.grid import RunSpec
     from cliquetta.evaluation.progress import RunReport, Step
+    from cliquetta.evaluation.record import Record
     from cliquetta.evaluation.sweep import Executor, RunContext, RunResult
 
 REDRAW_SECONDS = 0.2
@@ -65,19 +66,25 @@ class GridBars:
     """One bar for the grid, and one for everything under way."""
 
     def __init__(self, bars: Bars, runs: int, terminal: Terminal) -> None:
-        self._bars, self._runs, self._terminal = bars, runs, terminal
-        self._drawn: dict[str, float] = {}
+        self._bars = bars
+        self._runs = runs
+        self._terminal = terminal
+        self._drawn: dict[str, float] = {}  # when each bar was drawn last
         self._over: list[str] = []
         bars.show("runs", 0, runs)
 
     def step(self, spec: RunSpec, now: Step | RunReport) -> None:
         """A batch of a run here or elsewhere is done; drawn now and then: accuracy takes time."""
         name = str(spec)
-        late = name in self._over  # a report that was still on its way
-        if not late and time.monotonic() - self._drawn.get(name, 0.0) >= REDRAW_SECONDS:
-            self._drawn[name] = time.monotonic()
-            note = "" if now.accuracy is None else f"{now.accuracy:.1f} %"
-            self._bars.show(name, now.number, now.batches, note)
+        if name in self._over:  # a report that was still on its way
+            return
+        seconds = time.monotonic()
+        if seconds - self._drawn.get(name, 0.0) < REDRAW_SECONDS:
+            return
+        self._drawn[name] = seconds
+        accuracy = now.accuracy
+        note = "" if accuracy is None else f"{accuracy:.1f} %"
+        self._bars.show(name, now.number, now.batches, note)
 
     def show(
         self, name: str, done: int, total: int | None, note: str = "images"
@@ -102,13 +109,17 @@ def finish(results: Sequence[RunResult], terminal: Terminal) -> None:
     from cliquetta.evaluation.metrics import near_chance
 
     records = [result.record for result in results if result.record is not None]
-    plain = {r.dataset: r for r in reversed(records) if r.method == "zero_shot"}
-    for dataset, first in reversed(plain.items()):
-        if "top1" not in first.metrics or "@" in dataset:
+    plain: dict[str, Record] = {}
+    for record in records:
+        if record.method == "zero_shot":
+            plain.setdefault(record.dataset, record)
+    for dataset, record in plain.items():
+        if "top1" not in record.metrics or "@" in dataset:
             continue
-        classes = int(first.settings["prompts"]["classes"])
         doubt = near_chance(
-            first.metrics["top1"] / 100, classes=classes, images=first.images
+            record.metrics["top1"] / 100,
+            classes=int(record.settings["prompts"]["classes"]),
+            images=record.images,
         )
         if doubt:
             terminal.warn(f"{dataset}: {doubt}")

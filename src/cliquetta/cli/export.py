@@ -89,14 +89,16 @@ def export(
     terminal.say("tracing; this takes a minute for a large model")
     written = export_model(adapter, out, half=half)
     kind = "torch.export" if written.opset is None else f"ONNX, opset {written.opset}"
-    precision, names = written.metadata["precision"], written.metadata["classes"]
+    about = written.metadata
     terminal.say(
-        f"{written.metadata['method']} on {written.metadata['model']}, {len(names)} classes, "
-        f"in {out}: {kind}, {precision}, {written.bytes / 1e6:.1f} MB"
+        f"{about['method']} on {about['model']}, {len(about['classes'])} classes, "
+        f"in {out}: {kind}, {about['precision']}, {written.bytes / 1e6:.1f} MB"
     )
-    about = {
-        "opset": written.opset,
-        "bytes": written.bytes,
-        "metadata": written.metadata,
-    }
-    terminal.document({"out": str(out), **about})
+    terminal.document(
+        {
+            "out": str(out),
+            "opset": written.opset,
+            "bytes": written.bytes,
+            "metadata": about,
+        }
+    )

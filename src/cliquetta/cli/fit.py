@@ -62,13 +62,11 @@ def fit(
     config = method_config(method, preset, read_settings(settings or ()))
     images = get_dataset(dataset, root, noise_seed=NOISE_SEED)
     clip = common.model(model)
-    held = (
-        None
-        if validation is None
-        else get_dataset(validation, root, noise_seed=NOISE_SEED)
-    )
+    held_out = None
+    if validation is not None:
+        held_out = get_dataset(validation, root, noise_seed=NOISE_SEED)
     few_shot = FewShot.from_dataset(
-        images, shots, clip.preprocess, seed, validation=held
+        images, shots, clip.preprocess, seed, validation=held_out
     )
     with common.terminal.bars() as bars:
 

@@ -43,12 +43,14 @@ def methods(
         return
     rows = []
     for entry in method_entries():
-        fitted, presets = (
+        row = (
+            entry.name,
+            entry.adapter.batch_dependence.value,
             "yes" if entry.fit is not None else "",
             str(len(entry.presets) or ""),
+            entry.summary,
         )
-        batch = entry.adapter.batch_dependence.value
-        rows.append((entry.name, batch, fitted, presets, entry.summary))
+        rows.append(row)
     columns = ("method", "batch", "few-shot", "presets", "description")
     common.terminal.table(columns, rows, right=("presets",))
     common.terminal.say(
@@ -87,15 +89,15 @@ def _show(entry: "MethodEntry", terminal: Terminal) -> None:
     if rows:
         title = "Config (--set KEY=VALUE)"
         terminal.table(("field", "type", "default", "description"), rows, title=title)
-    presets, usual = [], vars(entry.config())
+    usual = vars(entry.config())
+    presets = []
     for name, config in entry.presets.items():
-        own = [
-            f"{field}={_plain(v)}"
-            for field, v in vars(config).items()
-            if v != usual[field]
-        ]
+        changes = []
+        for field, value in vars(config).items():
+            if value != usual[field]:
+                changes.append(f"{field}={_plain(value)}")
         tuned = "yes" if name in entry.tuned_by_authors else ""
-        presets.append((name, ", ".join(own) or "nothing", tuned))
+        presets.append((name, ", ".join(changes) or "nothing", tuned))
     if presets:
         columns = ("preset", "differs from the defaults in", "tuned by authors")
         terminal.table(columns, presets, title="Presets (--preset NAME)")
@@ -107,9 +109,11 @@ def _show(entry: "MethodEntry", terminal: Terminal) -> None:
 
 def _plain(value: Any) -> str:
     """A value as ``--set`` takes it."""
+    if value is None:
+        return "none"
     if isinstance(value, tuple):
-        return ",".join(str(part) for part in value)
-    return "none" if value is None else str(value)
+        return ",".join(map(str, value))
+    return str(value)
 
 
 def models(
@@ -149,26 +153,22 @@ def datasets(common: Common) -> None:
         images = f"{entry.expected['images']:,}" if "images" in entry.expected else "–"
         files = "--root" if entry.needs_root else "bundled"
         splits = f"; splits {', '.join(entry.splits)}" if len(entry.splits) > 1 else ""
-        rows.append(
-            (entry.id, f"{entry.classes:,}", images, files, entry.summary + splits)
-        )
-    rows += [
-        (f"{prefix}...", "–", "–", "your own", what)
-        for prefix, (_, what) in YOURS.items()
-    ]
+        summary = entry.summary + splits
+        rows.append((entry.id, f"{entry.classes:,}", images, files, summary))
+    for prefix, (_, what) in YOURS.items():
+        rows.append((f"{prefix}...", "–", "–", "your own", what))
     columns = ("dataset", "classes", "images", "files", "description")
     common.terminal.table(columns, rows, right=("classes", "images"))
     common.terminal.say(
         f"A shift is appended to an id, as in bundled@fog:3, with severity {min(SEVERITIES)} to "
         f"{max(SEVERITIES)}: {', '.join(sorted(CORRUPTIONS))}."
     )
-    known = [
-        {name: value for name, value in vars(entry).items() if name != "build"}
-        for entry in entries
-    ]
+    plain = [dict(vars(entry)) for entry in entries]
+    for values in plain:
+        del values["build"]
     common.terminal.document(
         {
-            "datasets": known,
+            "datasets": plain,
             "shifts": sorted(CORRUPTIONS),
             "severities": list(SEVERITIES),
         }

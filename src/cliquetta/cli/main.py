@@ -16,7 +16,6 @@ from cliquetta.cli import (
     listings,
     predict,
     report,
-    reproduce,
     serve,
     sessions,
 )
@@ -41,7 +40,6 @@ for _name, _function, _examples in (
     ("evaluate", evaluate.evaluate, evaluate.EXAMPLES),
     ("compare", compare.compare, compare.EXAMPLES),
     ("report", report.report, report.EXAMPLES),
-    ("reproduce", reproduce.reproduce, reproduce.EXAMPLES),
     ("ablate", ablate.ablate, ablate.EXAMPLES),
     ("fit", fit.fit, fit.EXAMPLES),
     ("export", export.export, export.EXAMPLES),

@@ -493,15 +493,16 @@ def _show_scores(name: str, scores: "MethodScores", terminal: Terminal) -> None:
 
 def scores_in_words(name: str, scores: "MethodScores") -> str:
     """Return accuracy and the paired test against plain CLIP as sentences."""
-    words = (
-        f"Accuracy of {name}: {number(scores.accuracy, 1)} % of {count(scores.images, 'image')} "
-        "with a label"
-    )
+    accuracy = number(scores.accuracy, 1)
+    images = count(scores.images, "image")
+    words = f"Accuracy of {name}: {accuracy} % of {images} with a label"
     test = scores.versus_zero_shot
     if test is None:
         return f"{words}."
-    gain = f"{number(test.gain, 1, signed=True)} ± {number(test.half_width, 1)} points"
-    words += f", zero-shot {number(scores.zero_shot_accuracy, 1)} %: {gain}."
+    plain = number(scores.zero_shot_accuracy, 1)
+    gain = number(test.gain, 1, signed=True)
+    half_width = number(test.half_width, 1)
+    words += f", zero-shot {plain} %: {gain} ± {half_width} points."
     counts = f"{test.repaired:,} repaired and {test.broken:,} broken, p = {test.p:.2g}"
     if test.p >= SIGNIFICANT:
         return f"{words} Adapting made no difference beyond chance ({counts})."
@@ -511,14 +512,13 @@ def scores_in_words(name: str, scores: "MethodScores") -> str:
 
 def _document(run: "PredictionRun", options: "PredictOptions") -> dict[str, Any]:
     """Return everything about a run as JSON types."""
-    damaged = [
-        {"path": row["path"], "reason": row["error"]}
-        for row in run.rows
-        if row["error"]
-    ]
-    counts = {
-        name: dict(classes.most_common()) for name, classes in run.classes.items()
-    }
+    damaged = []
+    for row in run.rows:
+        if row["error"]:
+            damaged.append({"path": row["path"], "reason": row["error"]})
+    counts = {}
+    for name, classes in run.classes.items():
+        counts[name] = dict(classes.most_common())
     document: dict[str, Any] = {
         "out": None if options.target is None else str(options.target),
         "images": run.images - run.skipped,

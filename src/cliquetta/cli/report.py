@@ -55,7 +55,7 @@ def report(
     finished, unfinished = load_runs(runs, root)
     if unfinished:
         common.terminal.warn(f"{count(len(unfinished), 'unfinished run')} left out")
-    choices = Choices(title, attention, map)
+    choices = Choices(title=title, attention=attention, map=map)
     page = build_page(finished, unfinished, choices)
     size = write_page(page, out)
     names = [] if figures is None else write_figures(page, figures)

@@ -53,9 +53,8 @@ cliquetta app --model micro
 cliquetta app --model micro --model b16=/models/ViT-B-16.pt --open
 cliquetta app --model micro --host 0.0.0.0 --token-file tokens.txt --limit images=64
 """
-_APP_BODY_BYTES = (
-    128 * 2**20
-)  # several photographs per batch; the service's default fits fewer
+_APP_BODY_BYTES = 128 * 2**20
+"""Room for several photographs per batch; the service's default fits fewer."""
 
 
 def serve(
@@ -115,16 +114,12 @@ def serve(
     settings = read_offer(common, method, host, token_file, limit)
     workers = workers or (1 if ray else os.cpu_count()) or 1
     settings = replace(settings, workers=workers, session_days=session_days)
-    # a line of the log, which standard output may be part of, is JSON as well
-    say = (
-        common.terminal.say
-        if log_format == "text"
-        else getLogger("cliquetta.serve").info
-    )
     name = shown_name(sessions)
-    ready = partial(
-        say, f"http://{host}:{port}, sessions in {name}; press Ctrl-C to stop"
-    )
+    sentence = f"http://{host}:{port}, sessions in {name}; press Ctrl-C to stop"
+    ready = partial(common.terminal.say, sentence)
+    if log_format != "text":
+        # Standard output may be part of the log, whose lines are JSON.
+        ready = partial(getLogger("cliquetta.serve").info, sentence)
     sources = name_models(model or ())
     if ray is None:
         models = load_models(sources, common.model)
@@ -166,9 +161,10 @@ def serve(
 def _read_replicas(given: str) -> tuple[int, int]:
     """The least and the largest number of replicas."""
     least, _, most = given.partition(":")
-    if not (least.isdecimal() and (most or least).isdecimal()):
+    most = most or least
+    if not (least.isdecimal() and most.isdecimal()):
         raise UserError(f"--replicas is N or MIN:MAX, got {given!r}")
-    return int(least), int(most or least)
+    return int(least), int(most)
 
 
 def check_offer(
@@ -202,11 +198,11 @@ def read_offer(
     from cliquetta.serve.auth import Tokens, check_binding
     from cliquetta.serve.settings import LOCAL_HOSTS, Limits, Settings, served_methods
 
-    tokens, value = None, os.environ.get(TOKEN_VARIABLE)
+    tokens = None
     if token_file is not None:
         tokens = Tokens(token_file.read_text(encoding="utf-8").splitlines())
-    elif value is not None:
-        tokens = Tokens([value])
+    elif TOKEN_VARIABLE in os.environ:
+        tokens = Tokens([os.environ[TOKEN_VARIABLE]])
     check_binding(host, tokens)
     return Settings(
         methods=served_methods(method),

@@ -32,6 +32,7 @@ IMPORT_EXAMPLES = """
 cliquetta sessions import exported/*.session --sessions postgresql+psycopg://host/cliquetta
 """
 SUFFIX = ".session"
+_SECONDS_PER_DAY = 86400
 
 Where = Annotated[
     str,
@@ -97,15 +98,17 @@ def delete(
     if not ids and unused_days is None:
         raise UserError("no sessions given: name their ids, or use --unused-days")
     with _open(sessions) as store:
-        chosen = _check_ids(store, ids) if ids else []
-        for id in chosen:
+        deleted = _check_ids(store, ids) if ids else []
+        for id in deleted:
             store.delete(id)
         if unused_days is not None:
-            oldest = time.time() - 86400 * unused_days
-            unused = [id for _, id in store.unused_since(oldest)]
-            chosen += [id for id in unused if store.delete(id, unused_since=oldest)]
-    common.terminal.say(f"{count(len(chosen), 'session')} deleted")
-    common.terminal.document({"sessions": chosen})
+            oldest = time.time() - _SECONDS_PER_DAY * unused_days
+            for _, id in store.unused_since(oldest):
+                # One that was used in the meantime stays.
+                if store.delete(id, unused_since=oldest):
+                    deleted.append(id)
+    common.terminal.say(f"{count(len(deleted), 'session')} deleted")
+    common.terminal.document({"sessions": deleted})
 
 
 def export(
@@ -117,9 +120,10 @@ def export(
     """Export sessions with all that they learned, also those of a running server."""
     out.mkdir(parents=True, exist_ok=True)
     with _open(sessions) as store:
-        chosen = (
-            _check_ids(store, ids) if ids else [one.info.id for one in store.find_all()]
-        )
+        if ids:
+            chosen = _check_ids(store, ids)
+        else:
+            chosen = [one.info.id for one in store.find_all()]
         for id in chosen:
             try:
                 create_atomically(out / f"{id}{SUFFIX}", store.export(id))

@@ -52,21 +52,23 @@ def ablation(
                 f"batch_size is a whole number of at least 1, got {value!r}"
             )
         cells[_value(spec, field)] = spec
+    by_value = []
+    for value, spec in cells.items():
+        by_value.append((value, tuple(replace(spec, seed=seed) for seed in seeds)))
     return Ablation(
-        field,
-        _value(base, field),
-        tuple(
-            (v, tuple(replace(spec, seed=s) for s in seeds))
-            for v, spec in cells.items()
-        ),
-        tuple(replace(zero_shot(base), seed=seed) for seed in seeds),
+        field=field,
+        default=_value(base, field),
+        cells=tuple(by_value),
+        baselines=tuple(replace(zero_shot(base), seed=seed) for seed in seeds),
     )
 
 
 def _value(spec: RunSpec, field: str) -> Any:
+    """Return what a cell has for the field that is varied."""
     if field == BATCH_SIZE:
         return spec.batch_size
-    return getattr(method_config(spec.method, spec.preset, dict(spec.options)), field)
+    config = method_config(spec.method, spec.preset, dict(spec.options))
+    return getattr(config, field)
 
 
 @dataclass(frozen=True)
@@ -113,38 +115,46 @@ class Curve:
         """The curve as JSON types."""
         points = []
         for point in self.points:
-            scores = {
+            plain = {
+                "value": point.value,
                 "top1": point.mean,
                 "sd": point.sd,
                 "gain": point.gain,
                 "nll": point.nll,
+                "seeds": [record.seed for record in point.records],
+                "records": [record.id for record in point.records],
             }
-            seeds, ids = [r.seed for r in point.records], [r.id for r in point.records]
-            points.append(
-                {"value": point.value, **scores, "seeds": seeds, "records": ids}
-            )
-        about = {
+            points.append(plain)
+        return {
             "field": self.field,
             "default": self.default,
             "zero_shot": self.baseline,
+            "points": points,
         }
-        return about | {"points": points}
 
 
 def curve(ablation: Ablation, results: Sequence[RunResult]) -> Curve:
     """Make the curve from the results of an ablation's runs."""
-    records = {
-        r.spec: r.record for r in results if r.record and "top1" in r.record.metrics
-    }
-    plain = {spec.seed: records[spec] for spec in ablation.baselines if spec in records}
+    scored = {}
+    for result in results:
+        if result.record and "top1" in result.record.metrics:
+            scored[result.spec] = result.record
+    zero_shot_top1 = {}
+    for spec in ablation.baselines:
+        if spec in scored:
+            zero_shot_top1[spec.seed] = scored[spec].metrics["top1"]
+
     points = []
     for value, specs in ablation.cells:
-        own = [records[spec] for spec in specs if spec in records]
-        gains = [
-            r.metrics["top1"] - plain[r.seed].metrics["top1"]
-            for r in own
-            if r.seed in plain
-        ]
-        points.append(Point(value, tuple(own), average(gains)))
-    baseline = average(record.metrics["top1"] for record in plain.values())
-    return Curve(ablation.field, ablation.default, tuple(points), baseline)
+        records = tuple(scored[spec] for spec in specs if spec in scored)
+        gains = []
+        for record in records:
+            if record.seed in zero_shot_top1:
+                gains.append(record.metrics["top1"] - zero_shot_top1[record.seed])
+        points.append(Point(value, records, gain=average(gains)))
+    return Curve(
+        field=ablation.field,
+        default=ablation.default,
+        points=tuple(points),
+        baseline=average(zero_shot_top1.values()),
+    )

@@ -22,12 +22,8 @@ from cliquetta.evaluation.progress import ProgressBoard, RunReport, Step
 from cliquetta.evaluation.sweep import RunContext, RunResult
 from cliquetta.ray_connection import LOCAL, connected
 
-FINAL = (
-    ValueError,
-    KeyError,
-    TypeError,
-    ImportError,
-)  # a second attempt would only repeat them
+FINAL = (ValueError, KeyError, TypeError, ImportError)
+"""Errors that a second attempt would only repeat."""
 REPORT_SECONDS = 0.5
 
 _log = logging.getLogger(__name__)
@@ -76,8 +72,11 @@ class _Grid:
         context: RunContext,
         specs: Sequence[RunSpec],
     ) -> None:
-        self.ray, self.settings, self.specs = ray, settings, specs
-        self.context, self.folder = ray.put(pickle.dumps(context)), str(Path.cwd())
+        self.ray = ray
+        self.settings = settings
+        self.specs = specs
+        self.context = ray.put(pickle.dumps(context))
+        self.folder = str(Path.cwd())
         present = ray.cluster_resources().get("GPU", 0)
         share = settings.gpus
         if share is None:
@@ -86,10 +85,10 @@ class _Grid:
             raise UserError(
                 f"a run is to have {share} GPUs, the cluster has {present:.0f}"
             )
-        self.task = ray.remote(num_cpus=settings.cpus, num_gpus=share, max_retries=0)(
-            _run_there
-        )
-        self.board = ray.remote(num_cpus=0)(ProgressBoard).remote()
+        as_task = ray.remote(num_cpus=settings.cpus, num_gpus=share, max_retries=0)
+        self.task = as_task(_run_there)
+        as_actor = ray.remote(num_cpus=0)
+        self.board = as_actor(ProgressBoard).remote()
         self.reports = self.board.take.remote()
         self.attempts = [0] * len(specs)
         self.running: dict[Any, int] = {}  # task -> number of its run
@@ -102,15 +101,15 @@ class _Grid:
             due = [run for when, run in self.later if when <= time.monotonic()]
             self.later = [entry for entry in self.later if entry[1] not in due]
             for run in due:
-                given = (
+                task = self.task.remote(
                     self.context,
                     self.specs[run],
                     run,
                     self.board,
-                    self.folder,
-                    threads,
+                    folder=self.folder,
+                    threads=threads,
                 )
-                self.running[self.task.remote(*given)] = run
+                self.running[task] = run
             ready: list[Any] = []
             if self.running:
                 ready, _ = self.ray.wait(list(self.running), timeout=REPORT_SECONDS)
@@ -129,13 +128,11 @@ class _Grid:
         result: RunResult
         try:
             result, final = self.ray.get(task)
-        except (
-            self.ray.exceptions.RayError
-        ) as error:  # the worker or its machine is gone
+        except self.ray.exceptions.RayError as error:
+            # The worker or its machine is gone.
             reason = next(iter(str(error).splitlines()), "")
-            result = RunResult(
-                self.specs[run], error=f"{type(error).__name__}: {reason}"
-            )
+            text = f"{type(error).__name__}: {reason}"
+            result = RunResult(self.specs[run], error=text)
         if final or self.attempts[run] >= self.settings.retries:
             return result
         # Not at once: a lost machine may hold the lock of the run's folder a little
@@ -154,7 +151,7 @@ class _Grid:
             reports: dict[int, RunReport] = self.ray.get(self.reports)
             self.reports = self.board.take.remote()
         except self.ray.exceptions.RayError:
-            return  # it fell with its machine: the runs go on without one
+            return  # the actor died with its node: the runs go on without one
         for run, report in reports.items():
             if self.settings.on_report is not None:
                 self.settings.on_report(self.specs[run], report)
@@ -171,8 +168,13 @@ def _run_there(
         now = time.monotonic()
         if now - last >= REPORT_SECONDS or step.number == step.batches:
             last = now
-            shown = RunReport(step.number, step.batches, step.images, step.accuracy)
-            board.post.remote(run, shown)
+            latest = RunReport(
+                number=step.number,
+                batches=step.batches,
+                images=step.images,
+                accuracy=step.accuracy,
+            )
+            board.post.remote(run, latest)
 
     try:
         os.chdir(folder)  # paths were given as seen from there

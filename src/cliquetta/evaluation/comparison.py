@@ -1,6 +1,7 @@
 """Runs side by side: a row per method, a column per dataset, nothing unlike in one column."""
 
 import json
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -9,8 +10,9 @@ from typing import Any, TypeVar
 
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.evaluation.grid import BASELINE
+from cliquetta.evaluation.metric_table import METRICS
 from cliquetta.evaluation.predictions import paired_test
-from cliquetta.evaluation.record import Run
+from cliquetta.evaluation.record import Record, Run
 from cliquetta.methods.registry import get_method, method_config
 from cliquetta.methods.state import plain_config
 from cliquetta.significance import (
@@ -24,8 +26,6 @@ Item = TypeVar("Item")
 Key = TypeVar("Key")
 # datasets from which on gains are tested: seeds share images, so are not independent
 ENOUGH = 6
-METRICS = ("top1", "top5", "mean_class", "macro_f1", "ece", "nll", "auroc", "fpr95")
-LOWER_IS_BETTER = frozenset({"ece", "nll", "fpr95"})
 DRAWS = 10  # seeds from which on the mean over the worst tenth of them is shown
 TUNED_BY_AUTHORS = "*"
 SEVERAL_SETTINGS = "‡"
@@ -52,15 +52,12 @@ class Cell:
     metric: str
     mean: float | None  # ``None`` where no image has a label
     sd: float | None  # over seeds; ``None`` for one
-    tail: (
-        float | None
-    )  # mean over the worst tenth of the seeds; ``None`` below :data:`DRAWS`
-    gains: Mapping[
-        int, float
-    ]  # of the metric over the baseline, by every seed that both have
-    test: (
-        PairedTest | None
-    )  # of predictions against the baseline's; ``None`` for itself
+    tail: float | None
+    """mean over the worst tenth of the seeds; ``None`` below :data:`DRAWS`"""
+    gains: Mapping[int, float]
+    """of the metric over the baseline, by every seed that both have"""
+    test: PairedTest | None
+    """of predictions against the baseline's; ``None`` for itself"""
     marks: str
     cost: float | None  # time per image as a multiple of zero-shot's in the same column
 
@@ -77,11 +74,13 @@ class Cell:
         """
         if self.test is not None:
             return self.test.half_width
-        metrics = self.runs[0].record.metrics
-        if self.metric != "top1" or len(self.runs) > 1 or "repaired" not in metrics:
+        record = self.runs[0].record
+        counted = "repaired" in record.metrics
+        if self.metric != "top1" or len(self.runs) > 1 or not counted:
             return None
-        images = self.runs[0].record.images
-        return share_half_width(metrics["repaired"], metrics["broken"], images)
+        return share_half_width(
+            record.metrics["repaired"], record.metrics["broken"], record.images
+        )
 
     @property
     def ece(self) -> float | None:
@@ -102,20 +101,18 @@ class Overall:
 
     row: str
     columns: tuple[str, ...]
-    # columns that were asked for; a row that lacks some is not ranked among others
     asked: int
+    """columns that were asked for; a row that lacks some is not ranked among others"""
     mean: float | None
     sd: float | None  # of the mean over datasets, from seed to seed
     tail: float | None  # mean over datasets of :attr:`Cell.tail`
     gain: float | None
     gain_sd: float | None  # from dataset to dataset
-    half_width: (
-        float | None
-    )  # of the gain's 95 % interval over datasets; ``None`` as ``p``
+    half_width: float | None
+    """of the gain's 95 % interval over datasets; ``None`` as ``p``"""
     worst: tuple[float, str] | None  # the least favourable gain, and on which dataset
-    p: (
-        float | None
-    )  # of the gains, paired by dataset; ``None`` below :data:`ENOUGH` of them
+    p: float | None
+    """of the gains, paired by dataset; ``None`` below :data:`ENOUGH` of them"""
     ece: float | None
     cost: float | None  # median over datasets
     images: int  # per dataset, on average
@@ -128,9 +125,9 @@ class Overall:
     @property
     def datasets(self) -> str:
         """On how many datasets the row's means are."""
-        return (
-            str(self.asked) if self.complete else f"{len(self.columns)} of {self.asked}"
-        )
+        if self.complete:
+            return str(self.asked)
+        return f"{len(self.columns)} of {self.asked}"
 
 
 @dataclass(frozen=True)
@@ -149,57 +146,58 @@ class Comparison:
         cells = [
             self.cells[row, column] for column in wanted if (row, column) in self.cells
         ]
-        gains = {cell.column: cell.gain for cell in cells if cell.gain is not None}
-        sign = -1 if self.metric in LOWER_IS_BETTER else 1
-        worst = min(gains, key=lambda column: sign * gains[column], default=None)
-        records = [run.record for cell in cells for run in cell.runs]
-        scored = [
-            (r.seed, r.metrics[self.metric])
-            for r in records
-            if self.metric in r.metrics
-        ]
-        by_seed = grouped(scored, lambda pair: pair[0]).values()
-        seeds = [
-            statistics.mean(v for _, v in own)
-            for own in by_seed
-            if len(own) == len(cells)
-        ]
+        by_column = {cell.column: cell.gain for cell in cells if cell.gain is not None}
+        gains = list(by_column.values())
         enough = len(gains) >= ENOUGH
+        sign = -1 if METRICS[self.metric].lower_is_better else 1
+        worst = min(
+            by_column, key=lambda column: sign * by_column[column], default=None
+        )
+        records = [run.record for cell in cells for run in cell.runs]
+        means = self._means_by_seed(records, len(cells))
         return Overall(
             row=row,
             columns=tuple(cell.column for cell in cells),
             asked=len(wanted),
             mean=average(cell.mean for cell in cells),
-            sd=statistics.stdev(seeds) if len(seeds) > 1 else None,
+            sd=_deviation(means),
             tail=average(cell.tail for cell in cells),
-            gain=average(gains.values()),
-            gain_sd=statistics.stdev(gains.values()) if len(gains) > 1 else None,
-            half_width=mean_half_width(list(gains.values())) if enough else None,
-            worst=None if worst is None else (gains[worst], worst),
-            p=sign_flip_p(list(gains.values())) if enough else None,
+            gain=average(gains),
+            gain_sd=_deviation(gains),
+            half_width=mean_half_width(gains) if enough else None,
+            worst=None if worst is None else (by_column[worst], worst),
+            p=sign_flip_p(gains) if enough else None,
             ece=average(cell.ece for cell in cells),
             cost=average((cell.cost for cell in cells), statistics.median),
             images=round(average(record.images for record in records) or 0),
         )
 
+    def _means_by_seed(self, records: Sequence[Record], datasets: int) -> list[float]:
+        """Means over datasets of every seed that all of them were run with."""
+        scored = [record for record in records if self.metric in record.metrics]
+        means = []
+        for of_seed in grouped(scored, lambda record: record.seed).values():
+            if len(of_seed) == datasets:
+                values = [record.metrics[self.metric] for record in of_seed]
+                means.append(statistics.mean(values))
+        return means
+
     def best(self, column: str) -> str | None:
         """Return the row with the best mean of a column; ``None`` where there is no choice."""
-        means = {
-            row: cell.mean for (row, of), cell in self.cells.items() if of == column
-        }
-        known = {row: mean for row, mean in means.items() if mean is not None}
-        if len(known) < 2:
+        means = {}
+        for (row, of), cell in self.cells.items():
+            if of == column and cell.mean is not None:
+                means[row] = cell.mean
+        if len(means) < 2:
             return None
-        return (min if self.metric in LOWER_IS_BETTER else max)(
-            known, key=lambda row: known[row]
-        )
+        choose = min if METRICS[self.metric].lower_is_better else max
+        return choose(means, key=lambda row: means[row])
 
     @property
     def marks(self) -> str:
         """The marks in use."""
-        return "".join(
-            m for m in MARKS if any(m in cell.marks for cell in self.cells.values())
-        )
+        used = "".join(cell.marks for cell in self.cells.values())
+        return "".join(mark for mark in MARKS if mark in used)
 
 
 def compare(
@@ -217,7 +215,7 @@ def compare(
     the same model.
     """
     if metric not in METRICS:
-        raise UnknownNameError("metric", metric, METRICS)
+        raise UnknownNameError("metric", metric, list(METRICS))
     columns = _columns(runs, split=split)
     labels = _row_labels(runs)
     # The baseline leads; the others keep the order in which they were given.
@@ -225,40 +223,61 @@ def compare(
     cells: dict[tuple[str, str], Cell] = {}
     for column, members in columns.items():
         by_row = grouped(members, lambda run: run.row)
-        for key in (key for key in ordered if key in by_row):
-            cell = _cell(
-                column, labels[key], tuple(by_row[key]), members, baseline, metric
-            )
-            cells[labels[key], column] = cell
-    names = tuple(labels[key] for key in ordered)
-    return Comparison(names, tuple(columns), cells, metric, baseline)
+        for key in ordered:
+            if key in by_row:
+                label = labels[key]
+                cells[label, column] = _cell(
+                    column,
+                    label,
+                    tuple(by_row[key]),
+                    members,
+                    baseline=baseline,
+                    metric=metric,
+                )
+    return Comparison(
+        rows=tuple(labels[key] for key in ordered),
+        columns=tuple(columns),
+        cells=cells,
+        metric=metric,
+        baseline=baseline,
+    )
 
 
 def _columns(runs: Sequence[Run], *, split: bool) -> dict[str, list[Run]]:
     """Runs by dataset; groups that cannot be compared apart, or refused."""
     columns: dict[str, list[Run]] = {}
     for dataset, all_runs in grouped(runs, lambda run: run.record.dataset).items():
-        alike = grouped(all_runs, lambda run: json.dumps(run.protocol, sort_keys=True))
-        if len(alike) > 1 and not split:
-            raise IncomparableError(
-                _why(dataset, [members[0] for members in alike.values()])
-            )
-        for number, members in enumerate(alike.values(), start=1):
-            columns[dataset if len(alike) == 1 else f"{dataset} #{number}"] = members
+        by_protocol = grouped(
+            all_runs, lambda run: json.dumps(run.protocol, sort_keys=True)
+        )
+        groups = list(by_protocol.values())
+        if len(groups) == 1:
+            columns[dataset] = groups[0]
+            continue
+        if not split:
+            raise IncomparableError(_why(dataset, [members[0] for members in groups]))
+        for number, members in enumerate(groups, start=1):
+            columns[f"{dataset} #{number}"] = members
     return columns
 
 
 def _why(dataset: str, firsts: Sequence[Run]) -> str:
-    """In one sentence what keeps runs apart, with an example of each side."""
-    first, other = firsts[0].protocol, firsts[1].protocol
-    aspects = [
-        aspect for aspect in first if len({run.protocol[aspect] for run in firsts}) > 1
-    ]
-    one, another = firsts[0].record.id, firsts[1].record.id
-    details = "; ".join(
-        f"{aspect}: {first[aspect]} in {one}, {other[aspect]} in {another}"
-        for aspect in [a for a in aspects if first[a] != other[a]] or aspects
-    )
+    """Say in one sentence why two runs cannot be compared, with an example of each side."""
+    one = firsts[0]
+    another = firsts[1]
+    aspects = []
+    differing = []
+    for aspect, value in one.protocol.items():
+        if len({run.protocol[aspect] for run in firsts}) > 1:
+            aspects.append(aspect)
+            if another.protocol[aspect] != value:
+                differing.append(aspect)
+    examples = []
+    for aspect in differing or aspects:
+        here = f"{one.protocol[aspect]} in {one.record.id}"
+        there = f"{another.protocol[aspect]} in {another.record.id}"
+        examples.append(f"{aspect}: {here}, {there}")
+    details = "; ".join(examples)
     return (
         f"runs on {dataset} with different {' and '.join(aspects)} do not belong in one column "
         f"({details}): run them alike, compare them apart, or give each its own column with --split"
@@ -269,20 +288,31 @@ def _row_labels(runs: Sequence[Run]) -> dict[str, str]:
     """A label for every row: method and preset, options that differ from it, unlike conditions."""
     first = {key: alike[0] for key, alike in grouped(runs, lambda run: run.row).items()}
     conditions = varying([run.conditions for run in first.values()])
-    if "model" in conditions or "weights" not in conditions:
-        conditions = [name for name in conditions if name != "weights"]
+    if "model" in conditions and "weights" in conditions:
+        conditions.remove("weights")  # other models have other weights
     labels = {}
     for key, run in first.items():
         kin = [other.setting for other in first.values() if other.name == run.name]
-        usual = _usual(run)
-        values = {n: v for n, v in run.setting.items() if n in usual and v != usual[n]}
-        values |= {n: run.setting.get(n) for n in varying(kin) if n not in usual}
-        values |= {
-            name: run.conditions[name] for name in conditions if name in run.conditions
-        }
-        shown = [f"{name}={value_text(value, '+')}" for name, value in values.items()]
-        labels[key] = " ".join([run.name, *shown])
+        values = _unusual_options(run, kin)
+        for name in conditions:
+            if name in run.conditions:
+                values[name] = run.conditions[name]
+        words = [f"{name}={value_text(value, '+')}" for name, value in values.items()]
+        labels[key] = " ".join([run.name, *words])
     return labels
+
+
+def _unusual_options(run: Run, kin: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Options that differ from the preset's; where it has none, those in which kin differ."""
+    usual = _usual(run)
+    values = {}
+    for name, value in run.setting.items():
+        if name in usual and value != usual[name]:
+            values[name] = value
+    for name in varying(kin):
+        if name not in usual:
+            values[name] = run.setting.get(name)
+    return values
 
 
 def _usual(run: Run) -> dict[str, Any]:
@@ -305,93 +335,109 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list
 def varying(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """The names under which settings hold more than one value."""
     names = dict.fromkeys(name for setting in settings for name in setting)
-    return [
-        n
-        for n in names
-        if len({json.dumps(s.get(n), default=str) for s in settings}) > 1
-    ]
+    found = []
+    for name in names:
+        values = {json.dumps(each.get(name), default=str) for each in settings}
+        if len(values) > 1:
+            found.append(name)
+    return found
 
 
 def value_text(value: Any, joint: str = ",") -> str:
     """A value of a setting as it is shown."""
     if isinstance(value, float):
         return f"{value:g}"
-    return (
-        joint.join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-    )
+    if isinstance(value, list | tuple):
+        return joint.join(map(str, value))
+    return str(value)
 
 
 def _pairs(
-    own: Sequence[Run], column: Sequence[Run], baseline: str
+    runs: Sequence[Run], column: Sequence[Run], baseline: str
 ) -> list[tuple[Run, Run]]:
     """``(baseline run, run)`` for every seed that both have, on the same weights."""
-    plain = [other for other in column if other.name == baseline]
+    plain = grouped(
+        [other for other in column if other.name == baseline], _seed_and_weights
+    )
     pairs = []
-    for run in own:
-        wanted = (run.record.seed, run.record.settings["model"])
-        partners = [
-            p for p in plain if (p.record.seed, p.record.settings["model"]) == wanted
-        ]
-        if partners:  # batch size and order may differ: use the closest conditions
-            alike = [
-                partner for partner in partners if partner.conditions == run.conditions
-            ]
-            pairs.append(((alike or partners)[0], run))
+    for run in runs:
+        partners = plain.get(_seed_and_weights(run), [])
+        # Batch size and order may differ: use the closest conditions.
+        alike = [other for other in partners if other.conditions == run.conditions]
+        for partner in (alike or partners)[:1]:
+            pairs.append((partner, run))
     return pairs
 
 
+def _seed_and_weights(run: Run) -> str:
+    return json.dumps([run.record.seed, run.record.settings["model"]], sort_keys=True)
+
+
 def _marks(run: Run, column: Sequence[Run]) -> str:
+    """Return the signs of a cell: tuned by the authors, or scored with several settings."""
     marks = ""
+    method = run.record.method
     with suppress(UnknownNameError):  # of a plug-in that is not installed here
-        if run.record.preset in get_method(run.record.method).tuned_by_authors:
+        if run.record.preset in get_method(method).tuned_by_authors:
             marks += TUNED_BY_AUTHORS
-    own = [
-        other.setting for other in column if other.record.method == run.record.method
-    ]
-    return marks + (SEVERAL_SETTINGS if varying(own) else "")
+    settings = [other.setting for other in column if other.record.method == method]
+    if varying(settings):
+        marks += SEVERAL_SETTINGS
+    return marks
 
 
 def _cell(
     column: str,
     row: str,
-    own: tuple[Run, ...],
+    runs: tuple[Run, ...],
     members: Sequence[Run],
+    *,
     baseline: str,
     metric: str,
 ) -> Cell:
-    """The cell of the runs ``own`` among the ``members`` of their column."""
-    pairs = [] if own[0].name == baseline else _pairs(own, members, baseline)
-    values = [run.record.metrics[metric] for run in own if metric in run.record.metrics]
-    gains = {
-        run.record.seed: run.record.metrics[metric] - before.record.metrics[metric]
-        for before, run in pairs
-        if metric in run.record.metrics and metric in before.record.metrics
-    }
+    """The cell of some runs of a row among the ``members`` of their column."""
+    scores = [run.record.metrics.get(metric) for run in runs]
+    values = [score for score in scores if score is not None]
+    pairs = [] if runs[0].name == baseline else _pairs(runs, members, baseline)
+    gains = {}
+    for before, run in pairs:
+        score = run.record.metrics.get(metric)
+        score_before = before.record.metrics.get(metric)
+        if score is not None and score_before is not None:
+            gains[run.record.seed] = score - score_before
+
+    # Packed records are without predictions, which the test compares.
     test = None
     if gains and all(run.folder is not None for pair in pairs for run in pair):
-        test = paired_test(
-            [(before.predictions, run.predictions) for before, run in pairs]
-        )
+        predictions = [(before.predictions, run.predictions) for before, run in pairs]
+        test = paired_test(predictions)
     return Cell(
-        column,
-        row,
-        own,
-        metric,
+        column=column,
+        row=row,
+        runs=runs,
+        metric=metric,
         mean=average(values),
-        sd=statistics.stdev(values) if len(values) > 1 else None,
-        tail=worst_tenth(values, lowest=metric not in LOWER_IS_BETTER),
+        sd=_deviation(values),
+        tail=worst_tenth(values, lowest=not METRICS[metric].lower_is_better),
         gains=gains,
         test=test,
-        marks=_marks(own[0], members),
-        cost=_cost(_pairs(own, members, BASELINE)),
+        marks=_marks(runs[0], members),
+        cost=_cost(_pairs(runs, members, BASELINE)),
     )
+
+
+def _deviation(values: Sequence[float]) -> float | None:
+    """Standard deviation; ``None`` of fewer than two values."""
+    return statistics.stdev(values) if len(values) > 1 else None
 
 
 def worst_tenth(values: Sequence[float], *, lowest: bool = True) -> float | None:
     """Mean over the worst tenth, rounded up, of :data:`DRAWS` values or more."""
     if len(values) < DRAWS:
         return None
-    return statistics.mean(sorted(values, reverse=not lowest)[: -(-len(values) // 10)])
+    worst_first = sorted(values, reverse=not lowest)
+    tenth = math.ceil(len(values) / 10)
+    return statistics.mean(worst_first[:tenth])
 
 
 def _cost(pairs: Sequence[tuple[Run, Run]]) -> float | None:
@@ -399,15 +445,20 @@ def _cost(pairs: Sequence[tuple[Run, Run]]) -> float | None:
 
     Runs from features that were encoded earlier tell nothing of what an image costs.
     """
-    rates = []
-    for pair in pairs:
-        about = [run.record.environment for run in pair]
-        alike = about[0].get("device_name") == about[1].get("device_name")
-        if alike and all(one.get("features") != "kept" for one in about):
-            rates.append([run.record.throughput["images_per_second"] for run in pair])
-    return average(
-        (plain / own for plain, own in rates if plain and own), statistics.median
-    )
+    ratios = []
+    for plain, run in pairs:
+        environments = [plain.record.environment, run.record.environment]
+        devices = {environment.get("device_name") for environment in environments}
+        kept = any(
+            environment.get("features") == "kept" for environment in environments
+        )
+        if len(devices) > 1 or kept:
+            continue
+        plain_rate = plain.record.throughput["images_per_second"]
+        rate = run.record.throughput["images_per_second"]
+        if plain_rate and rate:
+            ratios.append(plain_rate / rate)
+    return average(ratios, statistics.median)
 
 
 def average(

@@ -6,7 +6,7 @@ Every batch leaves one line of counts; some, spread over the stream, leave every
 import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from cliquetta.atomic import write_atomically
 from cliquetta.data.images import cut_mosaic, open_image
 from cliquetta.data.stream import Stream
 from cliquetta.errors import UserError
+from cliquetta.evaluation.predictions import complete_lines
 from cliquetta.evaluation.progress import Step
 from cliquetta.methods.base import Adapter
 from cliquetta.methods.building.explanation import Explanation
@@ -33,6 +34,7 @@ FOLDER = "evidence"
 FORMAT = "cliquetta-evidence-2"
 _ABOUT = "about.json"
 _COUNTS = "batches.jsonl"
+_LOSSLESS_SIDE = 48
 
 Pictures = npt.NDArray[np.uint8]
 
@@ -50,8 +52,10 @@ class EvidenceLimits:
         """Numbers, from 1, of the batches that are shown in full: the last, then the first."""
         if self.images < 1 or total < 1:
             return frozenset()
-        wanted = min(total, max(1, self.images // max(1, size)))
-        return frozenset(np.linspace(total, 1, wanted).round().astype(int).tolist())
+        whole_batches = self.images // max(1, size)
+        wanted = min(total, max(1, whole_batches))
+        spread = np.linspace(total, 1, wanted).round().astype(int)
+        return frozenset(spread.tolist())
 
 
 class EvidenceLog:
@@ -70,12 +74,13 @@ class EvidenceLog:
         done: int,
     ) -> None:
         """Continue after ``done`` batches; what was written of later ones is dropped."""
-        self.folder, self.adapter, self.limits = folder, adapter, limits
+        self.folder = folder
+        self.adapter = adapter
+        self.limits = limits
         self.shown = limits.batches(len(stream), stream.batch_size)
         about = {"format": FORMAT, "names": list(stream.names), "limits": vars(limits)}
-        write_atomically(
-            self.folder / _ABOUT, json.dumps(about, ensure_ascii=False).encode()
-        )
+        text = json.dumps(about, ensure_ascii=False)
+        write_atomically(self.folder / _ABOUT, text.encode())
         counts = self.folder / _COUNTS
         if counts.exists():
             lines = counts.read_bytes().splitlines(keepends=True)
@@ -84,17 +89,21 @@ class EvidenceLog:
 
     def __call__(self, step: Step) -> None:
         """Keep what is wanted of a batch."""
-        line = {"batch": step.number, **self.adapter.summarize(step.prediction)}
+        counts = self.adapter.summarize(step.prediction)
+        line = json.dumps({"batch": step.number, **counts})
         with (self.folder / _COUNTS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(f"{line}\n")
         if step.number in self.shown and len(step.batch):
-            self._write(step, -(-self.limits.maps // len(self.shown)))
+            maps = math.ceil(self.limits.maps / len(self.shown))
+            self._write(step, maps)
         self.adapter.collect_evidence = step.number + 1 in self.shown
 
     def _write(self, step: Step, maps: int) -> None:
+        """Write a batch in full: predictions, tensors of the explanation, pictures."""
         assert isinstance(step.batch, Batch)  # a stream of features has nothing to show
         batch = step.batch[: self.limits.images]
-        labels, logits = step.labels[: len(batch)], step.prediction.logits[: len(batch)]
+        labels = step.labels[: len(batch)]
+        logits = step.prediction.logits[: len(batch)]
         explanation = self.adapter.explain(batch, step.prediction, maps=maps)
         entry = {
             "batch": step.number,
@@ -105,17 +114,16 @@ class EvidenceLog:
             "description": explanation.description,
             "maps": explanation.mapped,
         }
-        name = f"{step.number:06d}"
-        model = self.adapter.model
-        pictures = small_pictures(batch.images, model.preprocess, self.limits.pixels)
-        write_atomically(self.folder / f"{name}.webp", _mosaic(pictures))
-        write_atomically(
-            self.folder / f"{name}.safetensors", pack_raw(explanation.tensors())
-        )
+        preprocess = self.adapter.model.preprocess
+        pictures = small_pictures(batch.images, preprocess, self.limits.pixels)
+        tensors = pack_raw(explanation.tensors())
         text = json.dumps(entry, ensure_ascii=False)
-        write_atomically(
-            self.folder / f"{name}.json", text.encode()
-        )  # last: the batch is complete
+
+        # The last file says that the batch is complete.
+        name = f"{step.number:06d}"
+        write_atomically(self.folder / f"{name}.webp", _mosaic(pictures))
+        write_atomically(self.folder / f"{name}.safetensors", tensors)
+        write_atomically(self.folder / f"{name}.json", text.encode())
 
 
 def small_pictures(images: Tensor, preprocess: Preprocess, side: int) -> Pictures:
@@ -124,22 +132,27 @@ def small_pictures(images: Tensor, preprocess: Preprocess, side: int) -> Picture
         images = F.interpolate(
             images.float(), (side, side), mode="bilinear", antialias=True
         )
-    return np.ascontiguousarray(preprocess.unnormalise(images).cpu().numpy())
+    pixels = preprocess.unnormalise(images)
+    return np.ascontiguousarray(pixels.cpu().numpy())
 
 
 def _mosaic(pictures: Pictures) -> bytes:
     """Pictures in one WebP file, row by row."""
-    n, side = pictures.shape[:2]
-    columns = math.ceil(math.sqrt(n))
-    rows = -(-n // columns)
+    count, side = pictures.shape[:2]
+    columns = math.ceil(math.sqrt(count))
+    rows = math.ceil(count / columns)
     padded = np.zeros((rows * columns, side, side, 3), np.uint8)
-    padded[:n] = pictures
-    sheet = padded.reshape(rows, columns, side, side, 3).swapaxes(1, 2)
-    file = io.BytesIO()
-    picture = Image.fromarray(sheet.reshape(rows * side, columns * side, 3))
+    padded[:count] = pictures
+
+    # Row by row of tiles, then row by row of pixels.
+    tiles = padded.reshape(rows, columns, side, side, 3)
+    sheet = tiles.swapaxes(1, 2).reshape(rows * side, columns * side, 3)
+
     # Small pictures have no detail to spare, and their tiles would bleed into each
     # other.
-    picture.save(file, "WEBP", lossless=side <= 48, quality=90)
+    file = io.BytesIO()
+    lossless = side <= _LOSSLESS_SIDE
+    Image.fromarray(sheet).save(file, "WEBP", lossless=lossless, quality=90)
     return file.getvalue()
 
 
@@ -148,9 +161,8 @@ class MapEvidence:
     """Attention maps of one image: plain CLIP first, then each clique, then all together."""
 
     index: int  # of the image in its batch
-    cliques: tuple[
-        int, ...
-    ]  # ids in the batch's description; with none, there is plain CLIP only
+    cliques: tuple[int, ...]
+    """ids in the batch's description; with none, there is plain CLIP only"""
     maps: Mapping[str, npt.NDArray[np.float32]]
     """(1 + cliques + 1, 1 + T) by kind: ``class`` or ``rollout``."""
 
@@ -164,13 +176,11 @@ class BatchEvidence:
     labels: tuple[int, ...]  # -1 where unknown
     before: tuple[int, ...]  # class by plain CLIP
     after: tuple[int, ...]  # class by the method
-    description: (
-        Mapping[str, Any] | None
-    )  # of ``methods.scap.evidence.describe``, or ``None``
+    description: Mapping[str, Any] | None
+    """of ``methods.scap.evidence.describe``, or ``None``"""
     features: npt.NDArray[np.float32]  # unit features (n, E) of plain CLIP
-    prompted: (
-        npt.NDArray[np.float32] | None
-    )  # the same with the prompts that scored the image
+    prompted: npt.NDArray[np.float32] | None
+    """the same with the prompts that scored the image"""
     pictures: Pictures  # (n, s, s, 3)
     maps: tuple[MapEvidence, ...]
 
@@ -200,39 +210,52 @@ def load_evidence(run: Path | str) -> Evidence | None:
             f"{folder} holds evidence of format {about.get('format')!r}, this version reads "
             f"{FORMAT}: run again with --evidence"
         )
-    data = (folder / _COUNTS).read_bytes() if (folder / _COUNTS).exists() else b""
+    counts = folder / _COUNTS
+    lines = complete_lines(counts) if counts.exists() else []
+    paths = sorted(folder.glob("[0-9]*.json"))
     return Evidence(
-        tuple(about["names"]),
-        tuple(json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()),
-        tuple(_read_batch(path) for path in sorted(folder.glob("[0-9]*.json"))),
+        names=tuple(about["names"]),
+        counts=tuple(json.loads(line) for line in lines),
+        batches=tuple(_read_batch(path) for path in paths),
     )
 
 
 def _read_batch(path: Path) -> BatchEvidence:
+    """Read what was kept of a batch; its pictures are tiles of one square sheet."""
     entry = json.loads(path.read_text(encoding="utf-8"))
     tensors = load(path.with_suffix(".safetensors").read_bytes())
     arrays = {name: value.float().numpy() for name, value in tensors.items()}
-    start = Explanation.MAPS
-    kinds = {
-        n.removeprefix(start): value
-        for n, value in arrays.items()
-        if n.startswith(start)
-    }
-    maps, first = [], 0
-    for image in entry["maps"]:
-        rows = slice(first, first + image["rows"])
-        own = {kind: value[rows] for kind, value in kinds.items()}
-        maps.append(MapEvidence(image["index"], tuple(image["cliques"]), own))
-        first = rows.stop
-    names = ("keys", "labels", "before", "after")
-    lists: dict[str, Any] = {name: tuple(entry[name]) for name in names}
-    count, sheet = len(entry["keys"]), open_image(path.with_suffix(".webp"))
+    count = len(entry["keys"])
+    columns = math.ceil(math.sqrt(count))
+    sheet = open_image(path.with_suffix(".webp"))
     return BatchEvidence(
-        entry["batch"],
-        **lists,
+        number=entry["batch"],
+        keys=tuple(entry["keys"]),
+        labels=tuple(entry["labels"]),
+        before=tuple(entry["before"]),
+        after=tuple(entry["after"]),
         description=entry["description"],
         features=arrays["features"],
         prompted=arrays.get("prompted"),
-        pictures=cut_mosaic(sheet, sheet.width // math.ceil(math.sqrt(count)), count),
-        maps=tuple(maps),
+        pictures=cut_mosaic(sheet, sheet.width // columns, count),
+        maps=_split_maps(entry["maps"], arrays),
     )
+
+
+def _split_maps(
+    images: Sequence[Mapping[str, Any]],
+    arrays: Mapping[str, npt.NDArray[np.float32]],
+) -> tuple[MapEvidence, ...]:
+    """Give each image its rows of the maps, which lie one image after the other."""
+    by_kind = {}
+    for name, array in arrays.items():
+        if name.startswith(Explanation.MAPS):
+            by_kind[name.removeprefix(Explanation.MAPS)] = array
+    found = []
+    first = 0
+    for image in images:
+        last = first + image["rows"]
+        maps = {kind: array[first:last] for kind, array in by_kind.items()}
+        found.append(MapEvidence(image["index"], tuple(image["cliques"]), maps))
+        first = last
+    return tuple(found)

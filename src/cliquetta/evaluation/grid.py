@@ -22,25 +22,23 @@ from cliquetta.prompts.catalogue import (
 
 BASELINE = "zero_shot"
 
-TEXT_CAPABILITIES = frozenset(
-    {"text", "text-prompts"}
-)  # a text tower's; no file has them
+TEXT_CAPABILITIES = frozenset({"text", "text-prompts"})
+"""Capabilities of a text tower; no file of text features has them."""
 
 
 @dataclass(frozen=True)
 class RunSpec:
     """One cell of a grid, in plain values that can be sent to another machine."""
 
-    # an id; ``a>b>a`` for datasets in sequence, ``a+b`` where the order interleaves
     dataset: str
+    """an id; ``a>b>a`` for datasets in sequence, ``a+b`` where the order interleaves"""
     method: str
     model: str = "micro"  # a name or a path; the shards of one checkpoint with commas
     seed: int = 0
     """decides the order of the stream, the views and the method's own draws"""
     preset: str | None = None
-    options: tuple[
-        tuple[str, Any], ...
-    ] = ()  # config fields that differ from the preset
+    options: tuple[tuple[str, Any], ...] = ()
+    """config fields that differ from the preset"""
     fitted: str | None = None  # file of a few-shot method; it carries its own config
     batch_size: int = 64
     order: str = "shuffled"
@@ -134,72 +132,95 @@ def read_grid(path: Path | str, *, root: str = "", **changes: Any) -> list[RunSp
     a set, or a method whose authors chose one per dataset. ``{root}`` in a value stands
     for a folder. ``changes`` overrule the fields of all blocks.
     """
-    known = sorted(f.name for f in fields(RunSpec))
     specs: list[RunSpec] = []
     for _, datasets, block in _blocks(path, root):
-        methods = _expand(block.pop("methods"), text="text_features" not in block)
-        seeds, baseline = block.pop("seeds", [0]), block.pop("baseline", True)
-        unknown = [block["unknown"]] if "unknown" in block else []
-        is_features = all(dataset.startswith("features:") for dataset in datasets)
-        if not (is_features and "text_features" in block):
-            block["model"] = choose_model(block.get("model"), [*datasets, *unknown])
-        limits, texts = block.pop("limits", {}), block.get("templates")
+        written_methods = block.pop("methods")
+        seeds = block.pop("seeds", [0])
+        baseline = block.pop("baseline", True)
+        limits = block.pop("limits", {})
         block.pop("note", None)
-        if isinstance(block.get("classes"), str):
-            block["classes"] = class_names(block["classes"])
-        if isinstance(texts, str):
+        texts = block.get("templates")
+        if isinstance(
+            texts, str
+        ):  # a name: which texts it means depends on the dataset
             del block["templates"]
-        for name in block:
-            if name not in known:
-                raise UnknownNameError(f"field of {path}", name, known)
-        shared: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in {**block, **changes}.items()
-        }
-        base = RunSpec("", BASELINE, **shared)
+        base = _base_of_block(path, datasets, block, changes)
+
+        # Zero-shot is run beside each number of images that any method sees.
+        has_text_tower = "text_features" not in block
         by_limit: dict[int | None, list[RunSpec]] = {}
-        for cell in (with_method(base, method) for method in methods):
-            stated = [n for n in (base.limit, limits.get(cell.method)) if n is not None]
-            limit = min(stated, default=None)
+        for method in _expand(written_methods, text=has_text_tower):
+            cell = with_method(base, method)
+            limit = _lowest(base.limit, limits.get(cell.method))
             if limit != 0:
                 by_limit.setdefault(limit, []).append(replace(cell, limit=limit))
         for cells in by_limit.values():
             made = grid(cells, datasets=datasets, seeds=seeds, baseline=baseline)
             if isinstance(texts, str):
-                is_set = texts in list_templates()
-                names = {
-                    s: texts if is_set else template_choice(texts, s.dataset)
-                    for s in made
-                }
-                made = [
-                    replace(spec, templates=templates(name))
-                    for spec, name in names.items()
-                ]
+                made = [_with_named_templates(spec, texts) for spec in made]
             specs += made
     return list(dict.fromkeys(specs))
+
+
+def _base_of_block(
+    path: Path | str,
+    datasets: Sequence[str],
+    block: dict[str, Any],
+    changes: Mapping[str, Any],
+) -> RunSpec:
+    """Return what all runs of a block share, its fields checked."""
+    unknown = [block["unknown"]] if "unknown" in block else []
+    is_features = all(dataset.startswith("features:") for dataset in datasets)
+    if not (is_features and "text_features" in block):
+        block["model"] = choose_model(block.get("model"), [*datasets, *unknown])
+    if isinstance(block.get("classes"), str):
+        block["classes"] = class_names(block["classes"])
+    known = sorted(field.name for field in fields(RunSpec))
+    shared: dict[str, Any] = {}
+    for name, value in {**block, **changes}.items():
+        if name not in known:
+            raise UnknownNameError(f"field of {path}", name, known)
+        shared[name] = tuple(value) if isinstance(value, list) else value
+    return RunSpec("", BASELINE, **shared)
+
+
+def _lowest(*limits: int | None) -> int | None:
+    """Return the lowest of the limits that are stated."""
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _with_named_templates(spec: RunSpec, name: str) -> RunSpec:
+    """Return a run with a named set of templates, or with those that authors chose."""
+    if name not in list_templates():
+        name = template_choice(name, spec.dataset)
+    return replace(spec, templates=templates(name))
 
 
 def _expand(methods: Sequence[str], *, text: bool) -> list[str]:
     """Methods as they are written, ``*`` replaced; ``text`` says whether there is a text tower."""
     named = {re.split("[:/]", method)[0] for method in methods}
     lacking = frozenset() if text else TEXT_CAPABILITIES
-    others = [
-        e.name
-        for e in method_entries()
-        if e.fit is None and e.name not in named and not e.adapter.needs & lacking
-    ]
-    return [
-        name for method in methods for name in (others if method == "*" else [method])
-    ]
+    others = []
+    for entry in method_entries():
+        able = entry.fit is None and not entry.adapter.needs & lacking
+        if able and entry.name not in named:
+            others.append(entry.name)
+    expanded = []
+    for method in methods:
+        expanded += others if method == "*" else [method]
+    return expanded
 
 
 def shard_of(specs: Sequence[RunSpec], number: int, count: int) -> list[RunSpec]:
     """The runs on every ``count``-th stream from ``number`` (1, 2 ...) on."""
-    streams = [(s.dataset, s.order, s.batch_size, s.unknown) for s in specs]
-    chosen = set(list(dict.fromkeys(streams))[number - 1 :: count])
-    return [
-        spec for spec, stream in zip(specs, streams, strict=True) if stream in chosen
-    ]
+    by_stream: dict[tuple[Any, ...], list[RunSpec]] = {}
+    for spec in specs:
+        stream = (spec.dataset, spec.order, spec.batch_size, spec.unknown)
+        by_stream.setdefault(stream, []).append(spec)
+    chosen = set()
+    for runs in list(by_stream.values())[number - 1 :: count]:
+        chosen.update(runs)
+    return [spec for spec in specs if spec in chosen]
 
 
 def grid_roles(path: Path | str) -> dict[str, str]:
@@ -223,10 +244,10 @@ def _blocks(
             shared = own
             continue
         block = {**shared, **own}
-        datasets, shifts = block.pop("datasets"), block.pop("shifts", [])
+        datasets = block.pop("datasets")
+        shifts = block.pop("shifts", [])
         severities = block.pop("severities", [5])
         if shifts:
-            datasets = [
-                f"{d}@{s}:{n}" for d, n, s in product(datasets, severities, shifts)
-            ]
+            shifted = product(datasets, severities, shifts)
+            datasets = [f"{id}@{shift}:{severity}" for id, severity, shift in shifted]
         yield block.pop("role", "report"), datasets, block

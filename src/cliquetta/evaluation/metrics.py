@@ -65,7 +65,9 @@ class Metrics:
     """
 
     def __init__(self, classes: int, *, bins: int = BINS) -> None:
-        self.classes, self.bins, self.seen = classes, bins, 0
+        self.classes = classes
+        self.bins = bins
+        self.seen = 0
         count = max(2, classes)  # torchmetrics knows no problem with one class
         accuracy: dict[str, Any] = {"num_classes": count, "validate_args": False}
         self._metrics: dict[str, Metric] = {
@@ -88,28 +90,31 @@ class Metrics:
                 f"logits {tuple(logits.shape)} do not fit {len(labels)} labels of "
                 f"{self.classes} classes"
             )
-        outside = logits.detach()[(labels == OUTSIDE).to(logits.device)].float().cpu()
+        logits = logits.detach()
+        is_outside = (labels == OUTSIDE).to(logits.device)
+        outside = logits[is_outside].float().cpu()
         if len(outside):
-            self._metrics["outside"].update(outside.softmax(dim=-1).amax(dim=-1))
-        known = labels >= 0
-        if not known.any():
+            confidence = outside.softmax(dim=-1).amax(dim=-1)
+            self._metrics["outside"].update(confidence)
+
+        labelled = labels >= 0
+        if not labelled.any():
             return
-        parts = [
-            int(part.sum()) for part in torch.split(known, list(sizes) or len(known))
-        ]
-        labels = labels[known].cpu()
-        logits = logits.detach()[known.to(logits.device)].float().cpu()
+        parts = torch.split(labelled, list(sizes) or len(labelled))
+        labels = labels[labelled].cpu()
+        logits = logits[labelled.to(logits.device)].float().cpu()
         if self.classes == 1:
             logits = F.pad(logits, (0, 1), value=-torch.inf)
         self.seen += len(labels)
         for name in ("top1", "top5", "per_class"):
             self._metrics[name].update(logits, labels)
         self._metrics["ece"].update(logits.softmax(dim=-1), labels)
-        for losses in torch.split(
-            F.cross_entropy(logits, labels, reduction="none"), parts
-        ):
-            if len(losses):
-                self._metrics["nll"].update(losses)
+
+        # Sums of losses are rounded batch by batch, however many come together.
+        losses = F.cross_entropy(logits, labels, reduction="none")
+        for part in torch.split(losses, [int(part.sum()) for part in parts]):
+            if len(part):
+                self._metrics["nll"].update(part)
 
     @property
     def accuracy(self) -> float | None:
@@ -124,24 +129,26 @@ class Metrics:
         """
         if not self.seen:
             return {"labelled": 0}
-        each = self._metrics["per_class"]
-        recall = each.compute()
-        hits, misses, wrong = (
-            torch.as_tensor(each.metric_state[f]) for f in ("tp", "fn", "fp")
-        )
+        by_class = self._metrics["per_class"]
+        recall = by_class.compute()
+        hits = torch.as_tensor(by_class.metric_state["tp"])
+        misses = torch.as_tensor(by_class.metric_state["fn"])
+        wrong = torch.as_tensor(by_class.metric_state["fp"])
         present = hits + misses > 0
         f1 = 2 * hits / (2 * hits + misses + wrong).clamp_min(1)
-        scored = zip(recall, present, strict=True)
-        per_class = [100 * float(value) if there else None for value, there in scored]
+        per_class = []
+        for value, has_images in zip(recall, present, strict=True):
+            per_class.append(100 * float(value) if has_images else None)
+
         outside = _values(self._metrics["outside"].metric_state["value"])
         inside = _values(self._metrics["ece"].metric_state["confidences"])
         open_set: dict[str, Any] = {}
         if len(outside):
-            scores = {
+            open_set = {
+                "outside": len(outside),
                 "auroc": 100 * auroc(inside, outside),
                 "fpr95": 100 * fpr95(inside, outside),
             }
-            open_set = {"outside": len(outside), **scores}
         return {
             "labelled": self.seen,
             "top1": 100 * float(self._metrics["top1"].compute()),
@@ -166,7 +173,8 @@ class Metrics:
         state = {"seen": torch.tensor(self.seen)}
         for name, metric in self._metrics.items():
             for field, value in metric.metric_state.items():
-                state[f"{name}.{field}"] = _values(value).clone()
+                counted = _values(value)
+                state[f"{name}.{field}"] = counted.clone()
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -193,14 +201,17 @@ def auroc(known: Tensor, outside: Tensor) -> float:
     ordered = outside.sort().values
     below = torch.searchsorted(ordered, known)
     up_to = torch.searchsorted(ordered, known, right=True)
-    return float((below + up_to).double().mean()) / (2 * len(outside))
+    mean = (below + up_to).double().mean()
+    return float(mean) / (2 * len(outside))
 
 
 def fpr95(known: Tensor, outside: Tensor) -> float:
     """Share of images outside the list that pass the threshold that 95 % of the others pass."""
-    passing = -(-95 * len(known) // 100)
-    threshold = known.sort(descending=True).values[passing - 1]
-    return float((outside >= threshold).double().mean())
+    passing = -(-95 * len(known) // 100)  # rounded up
+    ordered = known.sort(descending=True).values
+    threshold = ordered[passing - 1]
+    accepted = outside >= threshold
+    return float(accepted.double().mean())
 
 
 FEW_IMAGES = 30  # below this many images chance itself swings too far to say anything

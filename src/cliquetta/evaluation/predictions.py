@@ -36,9 +36,8 @@ class Predictions:
 
     keys: tuple[str, ...]
     labels: npt.NDArray[np.int64]  # (n,), -1 where unknown
-    classes: npt.NDArray[
-        np.int64
-    ]  # (n, k) most probable, best first; k is 5 or all of them
+    classes: npt.NDArray[np.int64]
+    """(n, k) most probable, best first; k is 5 or all of them"""
     probabilities: npt.NDArray[np.float32]  # (n, k) their probabilities
 
     def __len__(self) -> int:
@@ -69,22 +68,22 @@ class PredictionLog:
 
     def append(self, keys: Sequence[str], labels: Tensor, logits: Tensor) -> None:
         """Add the predictions of some images and hand them to the system."""
-        best = logits.float().softmax(dim=-1).topk(min(TOP, logits.shape[-1]), dim=-1)
-        classes, shares = best.indices.tolist(), best.values.cpu().numpy()
-        rows = zip(keys, labels.tolist(), classes, shares, strict=True)
-        lines = [
-            json.dumps(
-                {
-                    "key": key,
-                    "label": label,
-                    "top": top,
-                    "p": [float(str(p)) for p in ps],
-                }
-            )
-            # str() of a float32 is the shortest that reads back
-            for key, label, top, ps in rows
-        ]
-        self._file.write("".join(line + "\n" for line in lines).encode())
+        shares = logits.float().softmax(dim=-1)
+        best = shares.topk(min(TOP, logits.shape[-1]), dim=-1)
+        rows = zip(
+            keys,
+            labels.tolist(),
+            best.indices.tolist(),
+            best.values.cpu().numpy(),
+            strict=True,
+        )
+        text = ""
+        for key, label, classes, probabilities in rows:
+            # str() of a float32 is the shortest that reads back.
+            short = [float(str(probability)) for probability in probabilities]
+            line = {"key": key, "label": label, "top": classes, "p": short}
+            text += json.dumps(line) + "\n"
+        self._file.write(text.encode())
         self._file.flush()
 
     def sync(self) -> int:
@@ -99,19 +98,24 @@ class PredictionLog:
 
 def load_predictions(folder: Path | str) -> Predictions:
     """The predictions in a run's folder, also while they are being written, without a torn line."""
-    data = (Path(folder) / PREDICTIONS).read_bytes()
-    rows = [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
-    width = len(rows[0]["top"]) if rows else 0
+    lines = complete_lines(Path(folder) / PREDICTIONS)
+    rows = [json.loads(line) for line in lines]
+    shape = (len(rows), len(rows[0]["top"]) if rows else 0)
+    classes = np.array([row["top"] for row in rows], dtype=np.int64)
+    probabilities = np.array([row["p"] for row in rows], dtype=np.float32)
     return Predictions(
-        tuple(row["key"] for row in rows),
-        np.array([row["label"] for row in rows], dtype=np.int64),
-        np.array([row["top"] for row in rows], dtype=np.int64).reshape(
-            len(rows), width
-        ),
-        np.array([row["p"] for row in rows], dtype=np.float32).reshape(
-            len(rows), width
-        ),
+        keys=tuple(row["key"] for row in rows),
+        labels=np.array([row["label"] for row in rows], dtype=np.int64),
+        classes=classes.reshape(shape),
+        probabilities=probabilities.reshape(shape),
     )
+
+
+def complete_lines(path: Path) -> list[bytes]:
+    """Return the lines of a file that grows, without one that is still being written."""
+    data = path.read_bytes()
+    end = data.rfind(b"\n") + 1
+    return data[:end].splitlines()
 
 
 def paired_test(pairs: Sequence[tuple[Predictions, Predictions]]) -> PairedTest:
@@ -124,9 +128,11 @@ def paired_test(pairs: Sequence[tuple[Predictions, Predictions]]) -> PairedTest:
     McNemar's exact test.
     """
     totals: dict[str, int] = {}
-    repaired = broken = 0
+    repaired = 0
+    broken = 0
     for baseline, other in pairs:
-        before, now = _right_by_key(baseline), _right_by_key(other)
+        before = _right_by_key(baseline)
+        now = _right_by_key(other)
         if before.keys() != now.keys():
             raise UserError(
                 "a paired test needs runs over the same images, these differ"
@@ -141,9 +147,9 @@ def paired_test(pairs: Sequence[tuple[Predictions, Predictions]]) -> PairedTest:
     means = values / max(1, len(pairs))
     half_width = 0.0
     if len(means):
-        half_width = difference_half_width(
-            float(means.mean()), float((means**2).mean()), len(means)
-        )
+        mean = float(means.mean())
+        mean_square = float((means**2).mean())
+        half_width = difference_half_width(mean, mean_square, len(means))
     return PairedTest(
         images=len(totals),
         repaired=repaired,

@@ -53,5 +53,6 @@ class ProgressBoard:
 
     def take(self) -> dict[int, RunReport]:
         """Return the reports since the last call."""
-        reports, self.reports = self.reports, {}
+        reports = self.reports
+        self.reports = {}
         return reports

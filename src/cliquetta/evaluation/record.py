@@ -31,14 +31,14 @@ from cliquetta.version import installed_version
 
 try:
     import resource
-except (
-    ImportError
-):  # Windows has no such module; the record then leaves the host's peak out
+except ImportError:
+    # Windows has no such module; the record then leaves the host's peak out.
     resource = None  # type: ignore[assignment]
 
 RECORD = "record.json"
 STATE = "state.safetensors"
 
+_DATASET_LENGTH = 60  # characters of a dataset in the name of a run
 _PACKAGES = ("cliquetta", "torch", "numpy", "pillow", "safetensors", "torchmetrics")
 
 
@@ -90,7 +90,9 @@ class Record:
 
 def plan(adapter: Adapter, stream: AnyStream, preset: str | None = None) -> Record:
     """The record of a run before it runs: its id and all that its predictions depend on."""
-    model, prompts, preprocess = adapter.model, adapter.prompts, stream.preprocess
+    model = adapter.model
+    prompts = adapter.prompts
+    preprocess = stream.preprocess
     settings = {
         "dataset": stream.id,
         "method": adapter.name,
@@ -119,30 +121,31 @@ def plan(adapter: Adapter, stream: AnyStream, preset: str | None = None) -> Reco
 
 def run_id(settings: Mapping[str, Any]) -> str:
     """A name that equal settings share: dataset, method, seed, hash."""
-    dataset = re.sub(r"[^A-Za-z0-9.@+_>-]+", "-", str(settings["dataset"])).strip("-")
-    dataset = re.sub(r"[@>+]", "_", dataset)[-60:].strip("-_.")
-    return (
-        f"{dataset}--{settings['method']}--{settings['seed']}--{digest(settings)[:10]}"
-    )
+    dataset = str(settings["dataset"])
+    dataset = re.sub(r"[^A-Za-z0-9.@+_>-]+", "-", dataset).strip("-")
+    dataset = re.sub(r"[@>+]", "_", dataset)
+    dataset = dataset[-_DATASET_LENGTH:].strip("-_.")
+    parts = (dataset, settings["method"], settings["seed"], digest(settings)[:10])
+    return "--".join(map(str, parts))
 
 
 def digest(value: Any) -> str:
     """Hash of JSON content."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+    text = json.dumps(value, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def environment(device: torch.device) -> dict[str, Any]:
     """Describe versions, platform and device of this process."""
-    name = (
-        torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else platform.processor()
-    )
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    else:
+        name = platform.processor()
+    versions = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        versions[package] = installed_version(package)
     return {
-        "versions": {
-            "python": platform.python_version(),
-            **{p: installed_version(p) for p in _PACKAGES},
-        },
+        "versions": versions,
         "platform": platform.platform(),
         "device": str(device),
         "device_name": name or platform.machine(),
@@ -190,23 +193,21 @@ def verify_predictions(record: Record, folder: Path) -> None:
     if not record.predictions:  # read from a packed file
         return
     try:
-        damage = (
-            ""
-            if fingerprint_predictions(folder) == record.predictions
-            else "was changed"
-        )
+        if fingerprint_predictions(folder) == record.predictions:
+            return
+        damage = "was changed"
     except FileNotFoundError:
         damage = "is gone"
-    if damage:
-        raise DamagedRunError(
-            f"the run {record.id} is damaged: {folder / PREDICTIONS} {damage} after it had "
-            "finished; `cliquetta evaluate` with the same options runs it again, or delete the "
-            "folder"
-        )
+    raise DamagedRunError(
+        f"the run {record.id} is damaged: {folder / PREDICTIONS} {damage} after it had "
+        "finished; `cliquetta evaluate` with the same options runs it again, or delete the "
+        "folder"
+    )
 
 
 PACKED = "cliquetta-records-1"
 _SHARED = "$shared"
+_SHARED_LENGTH = 40  # characters of JSON from which on a value is kept once for all
 
 
 def pack_records(records: Iterable[Record]) -> str:
@@ -214,29 +215,31 @@ def pack_records(records: Iterable[Record]) -> str:
     shared: dict[str, Any] = {}
 
     def share(value: Any) -> Any:
-        if not isinstance(value, (Mapping, list)) or len(json.dumps(value)) < 40:
+        """Keep a value once for all records, and leave its hash in its place."""
+        nested = isinstance(value, Mapping | list)
+        if not nested or len(json.dumps(value)) < _SHARED_LENGTH:
             return value
-        shared[digest(value)] = value
-        return {_SHARED: digest(value)}
+        name = digest(value)
+        shared[name] = value
+        return {_SHARED: name}
 
     lines = []
     for record in records:
         plain = dataclasses.asdict(record)
-        plain["metrics"] = {
-            k: v for k, v in plain["metrics"].items() if k != "per_class"
-        }
+        plain["metrics"].pop("per_class", None)
         plain["skipped"] = [{"key": "", "reason": ""} for _ in plain["skipped"]]
         del plain["predictions"]
         plain["environment"] = share(plain["environment"])
-        stream = plain["settings"]["stream"]
+
+        settings = plain["settings"]
+        stream = settings["stream"]
         stream["datasets"] = share(stream["datasets"])
-        plain["settings"] = {
-            name: share(value) for name, value in plain["settings"].items()
-        }
+        for name, value in settings.items():
+            settings[name] = share(value)
         lines.append(json.dumps(plain, ensure_ascii=False))
-    known = json.dumps(shared, ensure_ascii=False)
+    table = json.dumps(shared, ensure_ascii=False)
     body = ",\n".join(lines)
-    return f'{{"format": "{PACKED}",\n"shared": {known},\n"records": [\n{body}\n]}}\n'
+    return f'{{"format": "{PACKED}",\n"shared": {table},\n"records": [\n{body}\n]}}\n'
 
 
 def unpack_records(path: Path | str) -> list[Record]:
@@ -247,13 +250,13 @@ def unpack_records(path: Path | str) -> list[Record]:
             raise UserError(f"{path} has format {document['format']!r}, not {PACKED}")
 
         def restore(value: Any) -> Any:
-            if isinstance(value, dict) and _SHARED in value:
+            """Put shared values back, at any depth."""
+            if not isinstance(value, dict):
+                return value
+            if _SHARED in value:
                 value = document["shared"][value[_SHARED]]
-            return (
-                {k: restore(v) for k, v in value.items()}
-                if isinstance(value, dict)
-                else value
-            )
+                return restore(value)
+            return {name: restore(entry) for name, entry in value.items()}
 
         return [_parse(restore(entry)) for entry in document["records"]]
     except (json.JSONDecodeError, KeyError, TypeError) as error:
@@ -278,10 +281,15 @@ class Run:
         return load_predictions(self.folder)
 
     @property
+    def finished(self) -> bool:
+        """Whether all images were predicted."""
+        return self.record.status == "finished"
+
+    @property
     def name(self) -> str:
         """Method and preset."""
         preset = self.record.preset
-        return self.record.method + (f":{preset}" if preset else "")
+        return f"{self.record.method}:{preset}" if preset else self.record.method
 
     @property
     def order(self) -> str:
@@ -291,35 +299,51 @@ class Run:
     @property
     def own_order(self) -> dict[str, Any]:
         """Settings that only some orders have."""
+        if self.order not in SAMPLERS:
+            return {}
         stream = self.record.settings["stream"]
-        reads = SAMPLERS[self.order].reads if self.order in SAMPLERS else ()
-        return {name: stream[name] for name in reads if name in stream}
+        names = SAMPLERS[self.order].reads
+        return {name: stream[name] for name in names if name in stream}
 
     @property
     def protocol(self) -> dict[str, str]:
         """Properties that are equal within a column; the order counts where it chose the images."""
-        settings, own_order = self.record.settings, self.own_order
-        prompts, stream = settings["prompts"], settings["stream"]
-        templates, limit = prompts["templates"], stream["limit"]
-        shown = (
-            repr(templates[0]) if len(templates) == 1 else f"{len(templates)} templates"
-        )
-        order = {"order": self.order, "dirichlet": stream["dirichlet"], **own_order}
-        chosen = [limit, *order.values()] if limit or own_order else []
-        unknown = [stream["unknown"]] if "unknown" in stream else []
-        files = [[domain["files"] for domain in stream["datasets"]], chosen, *unknown]
-        total = sum(domain["images"] for domain in stream["datasets"])
+        settings = self.record.settings
+        prompts = settings["prompts"]
+        templates = prompts["templates"]
+        if len(templates) == 1:
+            template_text = repr(templates[0])
+        else:
+            template_text = f"{len(templates)} templates"
         return {
             "preprocessing": settings["preprocessing"]["fingerprint"],
             "class names": f"{prompts['classes']} names {prompts['names']}",
-            "templates": f"{shown} {prompts['fingerprint']}",
-            "images": f"{f'{limit} of ' if limit else ''}{total} {digest(files)}",
+            "templates": f"{template_text} {prompts['fingerprint']}",
+            "images": self._images_text(),
         }
+
+    def _images_text(self) -> str:
+        """Number of images, and a hash of which they are."""
+        stream = self.record.settings["stream"]
+        limit = stream["limit"]
+        own_order = self.own_order
+        files: list[Any] = [[domain["files"] for domain in stream["datasets"]]]
+        if limit or own_order:
+            order = (self.order, stream["dirichlet"], *own_order.values())
+            files.append([limit, *order])
+        else:
+            files.append([])
+        if "unknown" in stream:
+            files.append(stream["unknown"])
+        total = sum(domain["images"] for domain in stream["datasets"])
+        some = f"{limit} of " if limit else ""
+        return f"{some}{total} {digest(files)}"
 
     @property
     def conditions(self) -> dict[str, Any]:
         """Conditions of a row beside the method's config; shown where rows differ in them."""
-        model, stream = self.record.settings["model"], self.record.settings["stream"]
+        model = self.record.settings["model"]
+        stream = self.record.settings["stream"]
         return {
             "model": model["id"],
             "weights": model["fingerprint"],
@@ -352,24 +376,32 @@ def find_runs(paths: Iterable[Path | str]) -> tuple[list[Run], list[Run]]:
     """
     by_id: dict[str, Run] = {}
     for path in map(Path, paths):
-        folder = path.parent if path.name == RECORD else path
-        if path.name != RECORD and path.is_file():
-            runs = [Run(record, None) for record in unpack_records(path)]
-        elif (folder / RECORD).exists():
-            runs = [Run(load_record(folder), folder)]
-        elif folder.is_dir():
-            in_order = sorted(list_records(folder), key=lambda record: record.started)
-            runs = [Run(record, folder / record.id) for record in in_order]
-        else:
-            raise UserError(f"no such folder: {path}")
-        if not runs:
-            raise UserError(
-                f"no runs in {path}: `cliquetta evaluate --out {path}` makes some"
-            )
-        for run in runs:
-            if run.folder is not None and run.record.status == "finished":
+        for run in _runs_at(path):
+            if run.finished and run.folder is not None:
                 verify_predictions(run.record, run.folder)
-            if by_id.setdefault(run.record.id, run).record.status != "finished":
+            # A run may be in several places: a finished one counts.
+            before = by_id.setdefault(run.record.id, run)
+            if not before.finished:
                 by_id[run.record.id] = run
-    finished = [run for run in by_id.values() if run.record.status == "finished"]
-    return finished, [run for run in by_id.values() if run.record.status != "finished"]
+    finished = [run for run in by_id.values() if run.finished]
+    unfinished = [run for run in by_id.values() if not run.finished]
+    return finished, unfinished
+
+
+def _runs_at(path: Path) -> list[Run]:
+    """List the runs of a file of records, of a run's folder, or of a folder of runs."""
+    folder = path.parent if path.name == RECORD else path
+    if path.name != RECORD and path.is_file():
+        runs = [Run(record, None) for record in unpack_records(path)]
+    elif (folder / RECORD).exists():
+        runs = [Run(load_record(folder), folder)]
+    elif folder.is_dir():
+        in_order = sorted(list_records(folder), key=lambda record: record.started)
+        runs = [Run(record, folder / record.id) for record in in_order]
+    else:
+        raise UserError(f"no such folder: {path}")
+    if not runs:
+        raise UserError(
+            f"no runs in {path}: `cliquetta evaluate --out {path}` makes some"
+        )
+    return runs

@@ -96,7 +96,7 @@ def evaluate(
             own order and batches. Labels are names of the method's classes or their
             numbers.
         out: Folder of runs; this one lives in ``out/<id>``. A finished one is returned
-            at once, a interrupted one is continued. ``None`` writes nothing.
+            at once, an interrupted one is continued. ``None`` writes nothing.
         preset: Name of the settings that the adapter's config was made from, for the
             record.
         on_step: Is called after every batch.
@@ -131,16 +131,18 @@ def evaluate(
             f"{len(adapter.prompts)} apart; build it with the prompts of the dataset"
         )
     run = Execution(adapter, stream, plan(adapter, stream, preset), cache)
-    with run.opened(out, again, evidence) as finished:
+    with run.opened(out, again=again, evidence=evidence) as finished:
         if finished is not None:
             return finished
-        saved_at, saved_batch = time.monotonic(), run.progress.batches
+        saved_at = time.monotonic()
+        saved_batch = run.progress.batches
         for batch, labels in stream.batches(run.progress.batches):
             step = run.advance(batch, labels)
             late = time.monotonic() - saved_at >= save_seconds
             if late or step.number - saved_batch >= save_every:
                 run.save()
-                saved_at, saved_batch = time.monotonic(), step.number
+                saved_at = time.monotonic()
+                saved_batch = step.number
             if on_step is not None:
                 on_step(step)
     return run.write_record("finished")
@@ -220,29 +222,33 @@ class PredictionCache:
         self, adapter: Adapter, batch: Batch, *, first: bool
     ) -> tuple[Prediction, int]:
         """Predict a batch; also returns how many of its images came from the cache."""
-        rows = [
+        missing = [
             row for row, key in enumerate(batch.keys) if first or key not in self.logits
         ]
-        if rows:
-            keys = tuple(batch.keys[row] for row in rows)
-            views = None if batch.views is None else batch.views[rows]
-            some = (
-                batch
-                if len(rows) == len(batch)
-                else Batch(batch.images[rows], keys, views)
-            )
-            computed = adapter.predict(some)
-            logits, self.evidence = computed.logits.cpu(), computed.evidence
-            tolerance = 1e-3 if adapter.model.dtype == torch.float32 else 2e-2
-            tolerance *= float(adapter.model.scale)  # rounding in another batch
-            for key, row in zip(keys, logits, strict=True):
-                before = self.logits.get(key, row)
-                if not torch.allclose(before, row, rtol=0, atol=tolerance):
-                    self.logits.clear()
-            self.logits.update(zip(keys, logits, strict=True))
+        if missing:
+            self._compute(adapter, batch, missing)
         logits = torch.stack([self.logits[key] for key in batch.keys])
-        known = Prediction(logits, self.evidence, names=adapter.prompts.names)
-        return known, len(batch) - len(rows)
+        prediction = Prediction(logits, self.evidence, names=adapter.prompts.names)
+        return prediction, len(batch) - len(missing)
+
+    def _compute(self, adapter: Adapter, batch: Batch, rows: Sequence[int]) -> None:
+        """Predict some rows of a batch; where one differs from before, forget all others."""
+        keys = tuple(batch.keys[row] for row in rows)
+        if len(rows) < len(batch):
+            views = None if batch.views is None else batch.views[rows]
+            batch = Batch(batch.images[rows], keys, views)
+        computed = adapter.predict(batch)
+        self.evidence = computed.evidence
+        logits = computed.logits.cpu()
+
+        # Another batch rounds differently.
+        tolerance = 1e-3 if adapter.model.dtype == torch.float32 else 2e-2
+        tolerance *= float(adapter.model.scale)
+        for key, row in zip(keys, logits, strict=True):
+            before = self.logits.get(key, row)
+            if not torch.allclose(before, row, rtol=0, atol=tolerance):
+                self.logits.clear()
+        self.logits.update(zip(keys, logits, strict=True))
 
 
 def _now() -> str:
@@ -257,14 +263,13 @@ class RunProgress:
     images: int = 0
     seconds: float = 0.0
     timed: tuple[int, float] = (0, 0.0)  # images, seconds: without a process's warm-up
-    recalled: int = 0  # images that the prediction cache knew
+    recalled: int = 0  # images whose prediction came from the cache
     written: int = 0  # length of the prediction file in bytes
     resumed: int = 0
     started: str = field(default_factory=_now)
     skipped: tuple[Skipped, ...] = ()
-    evidence: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # plain values, of the last batch
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    """plain values, of the last batch"""
 
 
 class Execution:
@@ -277,20 +282,17 @@ class Execution:
         record: Record,
         cache: PredictionCache | None,
     ) -> None:
-        self.adapter, self.stream, self.record, self.cache = (
-            adapter,
-            stream,
-            record,
-            cache,
-        )
+        self.adapter = adapter
+        self.stream = stream
+        self.record = record
+        self.cache = cache
         self.folder: Path | None = None
         self.log: PredictionLog | None = None
         self.evidence: EvidenceLog | None = None
         self.metrics = Metrics(len(adapter.prompts))
         self.progress = RunProgress()
-        self._earlier: tuple[
-            Skipped, ...
-        ] = ()  # files skipped before the run was resumed
+        # files skipped before the run was resumed
+        self._earlier: tuple[Skipped, ...] = ()
         self._waiting: list[tuple[Sequence[str], Tensor, Tensor]] = []
         self._flushed_at = time.monotonic()
         self._done_here = 0  # batches that this process has predicted
@@ -298,7 +300,7 @@ class Execution:
 
     @contextmanager
     def opened(
-        self, out: Path | str | None, again: bool, evidence: EvidenceLimits | None
+        self, out: Path | str | None, *, again: bool, evidence: EvidenceLimits | None
     ) -> Iterator[Record | None]:
         """The run's folder, locked; gives the record of a finished run. Failures are recorded."""
         with ExitStack() as stack:
@@ -318,12 +320,14 @@ class Execution:
                 )
                 stack.enter_context(closing(self.log))
                 if evidence is not None:
-                    assert isinstance(
-                        self.stream, Stream
-                    )  # features have nothing to show
-                    folder, done = self.folder / FOLDER, self.progress.batches
+                    # Features have nothing to show.
+                    assert isinstance(self.stream, Stream)
                     self.evidence = EvidenceLog(
-                        folder, self.adapter, self.stream, evidence, done
+                        self.folder / FOLDER,
+                        self.adapter,
+                        self.stream,
+                        evidence,
+                        done=self.progress.batches,
                     )
                     stack.callback(setattr, self.adapter, "collect_evidence", False)
             try:
@@ -335,6 +339,7 @@ class Execution:
                 raise
 
     def _begin(self) -> None:
+        """Reset the method, or restore what was saved of an interrupted run."""
         self.adapter.reset()
         state = None if self.folder is None else self.folder / STATE
         if state is not None and state.exists():
@@ -348,22 +353,31 @@ class Execution:
 
     def advance(self, batch: AnyBatch, labels: Tensor) -> Step:
         """Predict a batch and count it; labels are for the scores only."""
-        prediction, progress = self._predict(batch), self.progress
+        prediction = self._predict(batch)
+        progress = self.progress
         progress.batches += 1
         progress.images += len(batch)
         progress.skipped = self._earlier + tuple(self.stream.skipped)
         self._waiting.append((batch.keys, labels, prediction.logits))
         if time.monotonic() - self._flushed_at >= SCORE_SECONDS:
             self._flush()
-        done = (progress.batches, len(self.stream), progress.images)
-        step = Step(*done, batch, labels, prediction, self._accuracy)
+        step = Step(
+            number=progress.batches,
+            batches=len(self.stream),
+            images=progress.images,
+            batch=batch,
+            labels=labels,
+            prediction=prediction,
+            score=self._accuracy,
+        )
         if self.evidence is not None:
             self.evidence(step)
         return step
 
     def _predict(self, batch: AnyBatch) -> Prediction:
         """The method's prediction, timed; only the batch goes in, never a label."""
-        start, recalled = time.perf_counter(), 0
+        recalled = 0
+        start = time.perf_counter()
         if self.cache is not None and isinstance(batch, Batch) and len(batch):
             prediction, recalled = self.cache.predict(
                 self.adapter, batch, first=self._done_here == 0
@@ -372,33 +386,35 @@ class Execution:
             prediction = predict_batch(self.adapter, batch)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        took, progress = time.perf_counter() - start, self.progress
+        took = time.perf_counter() - start
+
+        progress = self.progress
         progress.seconds += took
         progress.recalled += recalled
         if self._done_here >= WARM_UP and not recalled:
             images, seconds = progress.timed
             progress.timed = (images + len(batch), seconds + took)
         self._done_here += 1
-        plain = {
-            k: v
-            for k, v in prediction.evidence.items()
-            if isinstance(v, int | float | str)
-        }
+        plain = {}
+        for name, value in prediction.evidence.items():
+            if isinstance(value, int | float | str):
+                plain[name] = value
         progress.evidence = plain or progress.evidence
         return prediction
 
     def _flush(self) -> None:
         """Score and write what is waiting."""
         if self._waiting:
-            keys, labels, logits = zip(*self._waiting, strict=True)
+            keys: list[str] = []
+            for batch_keys, _, _ in self._waiting:
+                keys += batch_keys
+            labels = torch.cat([labels for _, labels, _ in self._waiting])
+            logits = torch.cat([logits.cpu() for _, _, logits in self._waiting])
+            sizes = [len(labels) for _, labels, _ in self._waiting]
             self._waiting = []
-            known, scores = (
-                torch.cat(labels),
-                torch.cat([part.cpu() for part in logits]),
-            )
-            self.metrics.update(scores, known, [len(part) for part in labels])
+            self.metrics.update(logits, labels, sizes)
             if self.log is not None:
-                self.log.append([key for part in keys for key in part], known, scores)
+                self.log.append(keys, labels, logits)
         self._flushed_at = time.monotonic()
 
     def _accuracy(self) -> float | None:
@@ -410,31 +426,36 @@ class Execution:
         self._flush()
         if self.folder is not None and self.log is not None:
             self.progress.written = self.log.sync()
-            extra, notes = self.metrics.state_dict(), asdict(self.progress)
-            self.adapter.save(self.folder / STATE, extra=extra, notes=notes)
+            self.adapter.save(
+                self.folder / STATE,
+                extra=self.metrics.state_dict(),
+                notes=asdict(self.progress),
+            )
 
     def write_record(self, status: Any, *, error: str = "") -> Record:
         """The record as things stand, written if there is a folder."""
         self._flush()
-        done, finished = self.progress, status == "finished"
-        images, seconds = done.timed if done.timed[0] else (done.images, done.seconds)
-        rate = images / seconds if seconds else 0.0
-        if self.cache is not None and done.recalled:
-            rate = self.cache.rate
-        elif self.cache is not None and finished:
-            self.cache.rate = rate
-        features = "kept" if isinstance(self.stream, FeatureStream) else "encoded"
-        pixels = "held" if isinstance(self.stream, HeldStream) else "read"
+        done = self.progress
+        finished = status == "finished"
+        throughput = {"images_per_second": self._rate(), "seconds": done.seconds}
+        if done.recalled:
+            throughput["recalled"] = done.recalled
+        if self.cache is not None and finished:
+            self.cache.rate = throughput["images_per_second"]
+        from_features = isinstance(self.stream, FeatureStream)
+        held = isinstance(self.stream, HeldStream)
         record = replace(
             self.record,
             status=status,
-            environment=environment(self._device)
-            | {"features": features, "pixels": pixels},
+            environment={
+                **environment(self._device),
+                "features": "kept" if from_features else "encoded",
+                "pixels": "held" if held else "read",
+            },
             metrics=self.metrics.compute(),
             images=done.images,
             skipped=tuple(asdict(entry) for entry in done.skipped),
-            throughput={"images_per_second": rate, "seconds": done.seconds}
-            | ({"recalled": done.recalled} if done.recalled else {}),
+            throughput=throughput,
             peak_memory=peak_memory(self._device),
             notes=done.evidence,
             started=done.started,
@@ -450,15 +471,23 @@ class Execution:
             record.save(self.folder)
         return record
 
+    def _rate(self) -> float:
+        """Images per second; that of an earlier run where predictions came from its cache."""
+        done = self.progress
+        if self.cache is not None and done.recalled:
+            return self.cache.rate
+        images, seconds = done.timed if done.timed[0] else (done.images, done.seconds)
+        return images / seconds if seconds else 0.0
+
 
 def _finished(folder: Path, *, again: bool, with_evidence: bool) -> Record | None:
     """The record of a finished run; one that is to be run again is deleted."""
-    known = load_record(folder) if (folder / RECORD).exists() else None
-    if known is not None and known.status == "finished":
+    record = load_record(folder) if (folder / RECORD).exists() else None
+    if record is not None and record.status == "finished":
         try:
-            verify_predictions(known, folder)
+            verify_predictions(record, folder)
             if not again and (has_evidence(folder) or not with_evidence):
-                return known
+                return record
         except DamagedRunError as error:
             warnings.warn(f"{error}; running it again", stacklevel=2)
         again = True

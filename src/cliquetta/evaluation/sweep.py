@@ -77,14 +77,12 @@ class RunContext:
 
     def check(self, specs: Sequence[RunSpec]) -> None:
         """Build every method once and open every dataset once: bad names end a grid here."""
-        methods = {
-            (s.method, s.preset, s.options, s.fitted): s for s in reversed(specs)
-        }
-        datasets = {s.dataset: s for s in reversed(specs)}
-        for spec in {
-            **dict.fromkeys(methods.values()),
-            **dict.fromkeys(datasets.values()),
-        }:
+        methods = {}
+        datasets = {}
+        for spec in reversed(specs):
+            methods[spec.method, spec.preset, spec.options, spec.fitted] = spec
+            datasets[spec.dataset] = spec
+        for spec in dict.fromkeys([*methods.values(), *datasets.values()]):
             self.prepare(spec)
 
     def run(
@@ -122,8 +120,8 @@ class RunContext:
             model: CLIP = FeaturesOnly(text.width, scale=text.scale, device=device)
         else:
             model = self._load_model(spec)
-        names, usual = domains[0].names, domains[0].templates
-        templates = usual if spec.templates is None else spec.templates
+        names = domains[0].names
+        templates = domains[0].templates if spec.templates is None else spec.templates
         features = None if text is None else text.select(names)
         prompts = ClassPrompts(names, templates, features, allow_duplicates=True)
         adapter = spec.method_spec.build(model, prompts, seed=spec.seed)
@@ -157,12 +155,10 @@ class RunContext:
             )
         if self.hold or (self.hold is None and spec.dataset in self._repeated):
             if self._pixels is None:
-                on_gpu = model.device.type == "cuda"
-                room = (
-                    torch.cuda.mem_get_info(model.device)[0] // 2
-                    if on_gpu
-                    else HOST_ROOM
-                )
+                room = HOST_ROOM
+                if model.device.type == "cuda":
+                    free, _ = torch.cuda.mem_get_info(model.device)
+                    room = free // 2
                 self._pixels = prepared.PixelStore(room)
             if self._pixels.fits(stream, model):
                 return adapter, prepared.HeldStream(
@@ -182,16 +178,17 @@ class RunContext:
         independent = adapter.batch_dependence is BatchDependence.INDEPENDENT
         if not isinstance(stream, prepared.HeldStream) or not independent:
             return None
+        # Neither the seed nor the order matters to such a prediction.
         about = {**plan(adapter, stream).settings}
-        about["stream"] = [
-            about["stream"][name] for name in ("datasets", "views", "view_seed")
-        ]
+        shown = about["stream"]
+        about["stream"] = [shown["datasets"], shown["views"], shown["view_seed"]]
         del about["seed"]
-        key = f"{stream.id} {digest(about)}"
-        self._cached = {
-            k: v for k, v in self._cached.items() if k.startswith(f"{stream.id} ")
-        }
-        return self._cached.setdefault(key, PredictionCache())
+
+        start = f"{stream.id} "
+        for key in list(self._cached):
+            if not key.startswith(start):
+                del self._cached[key]
+        return self._cached.setdefault(start + digest(about), PredictionCache())
 
     def _load_model(self, spec: RunSpec) -> CLIP:
         key = (spec.model, spec.dtype)
@@ -218,12 +215,9 @@ class RunContext:
             id: self._open(id, spec.classes or known) for id in dict.fromkeys(ids)
         }
         names = spec.classes or loaded[ids[0]].names
-        if (
-            spec.unknown is not None
-        ):  # images of no class need no class names of their own
-            loaded[spec.unknown] = loaded.get(spec.unknown) or self._open(
-                spec.unknown, names
-            )
+        if spec.unknown is not None and spec.unknown not in loaded:
+            # Images of no class need no class names of their own.
+            loaded[spec.unknown] = self._open(spec.unknown, names)
         self._data = loaded
         domains = [loaded[id] for id in ids]
         if spec.classes is not None:
@@ -279,9 +273,8 @@ def sweep(
         try:
             observe = None if on_step is None else partial(on_step, spec)
             settle(RunResult(spec, context.run(spec, observe)))
-        except (
-            Exception
-        ) as error:  # a grid of a hundred runs goes on without the one that failed
+        except Exception as error:
+            # A grid of a hundred runs goes on without the one that failed.
             settle(RunResult(spec, error=f"{type(error).__name__}: {error}"))
     lost = "the executor returned nothing for this run"
     return [results.get(spec, RunResult(spec, error=lost)) for spec in specs]

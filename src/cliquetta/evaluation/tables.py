@@ -30,21 +30,17 @@ class TextTable:
 
 def to_markdown(table: TextTable) -> str:
     """A pipe table, numbers to the right."""
-    marks = [
-        "---" if column < table.labels else "---:"
-        for column in range(len(table.columns))
-    ]
-    lines = [_pipes(table.columns), _pipes(marks), *map(_pipes, table.rows)]
-    heading = [f"**{table.title}**", ""] if table.title else []
-    return "\n".join([*heading, *lines]) + "\n"
+    numbers = len(table.columns) - table.labels
+    marks = ["---"] * table.labels + ["---:"] * numbers
+    lines = [f"**{table.title}**", ""] if table.title else []
+    for cells in (table.columns, marks, *table.rows):
+        lines.append(_pipes(cells))
+    return "\n".join(lines) + "\n"
 
 
 def _pipes(cells: Sequence[str]) -> str:
-    return (
-        "| "
-        + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells)
-        + " |"
-    )
+    escaped = [cell.replace("|", "\\|").replace("\n", " ") for cell in cells]
+    return f"| {' | '.join(escaped)} |"
 
 
 def to_csv(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -52,23 +48,33 @@ def to_csv(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
-    writer.writerows(["" if cell is None else cell for cell in row] for row in rows)
+    for row in rows:
+        writer.writerow(["" if cell is None else cell for cell in row])
     return text.getvalue()
 
 
 _LATEX = str.maketrans(
-    {sign: f"\\{sign}" for sign in "&%$#_{}"}
-    | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}"}
-    | {
+    {
+        **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "\\": r"\textbackslash{}",
         "<": r"\textless{}",
         ">": r"\textgreater{}",
         "±": r"$\pm$",
         "−": "$-$",
         "–": "--",
+        "▲": r"$\blacktriangle$",
+        "▼": r"$\blacktriangledown$",
+        "→": r"$\to$",
+        "×": r"$\times$",
+        "φ": r"$\varphi$",
+        "κ": r"$\kappa$",
+        "°": r"$^\circ$",
+        "λ": r"$\lambda$",
+        "†": r"$\dagger$",
+        "‡": r"$\ddagger$",
     }
-    | {"▲": r"$\blacktriangle$", "▼": r"$\blacktriangledown$", "→": r"$\to$"}
-    | {"×": r"$\times$", "φ": r"$\varphi$", "κ": r"$\kappa$", "°": r"$^\circ$"}
-    | {"λ": r"$\lambda$", "†": r"$\dagger$", "‡": r"$\ddagger$"}
 )
 
 
@@ -93,7 +99,9 @@ def _latex_row(table: TextTable, number: int) -> str:
     cells = []
     for column, cell in enumerate(table.rows[number]):
         text = cell.translate(_LATEX)
-        cells.append(rf"\textbf{{{text}}}" if (number, column) in table.best else text)
+        if (number, column) in table.best:
+            text = rf"\textbf{{{text}}}"
+        cells.append(text)
     return " & ".join(cells) + r" \\"
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, zip_longest
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 
-from cliquetta.evaluation.evidence_log import Evidence
+from cliquetta.evaluation.evidence_log import BatchEvidence, Evidence, MapEvidence
 from cliquetta.model.attention import Kind, patch_grid
 from cliquetta.report.style import (
     DIVERGING,
@@ -23,10 +22,9 @@ from cliquetta.report.style import (
 
 _SIDE = 96  # pixels of an overlay
 _COLUMNS = 6  # maps of one image: plain, up to four cliques, together
-_STEP, _BLOCK = (
-    1.14,
-    2.74,
-)  # from column to column, from image to image, in sides of a picture
+# Distances in sides of a picture.
+_STEP = 1.14  # from column to column
+_BLOCK = 2.74  # from image to image
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,35 +41,43 @@ def image_maps(
     evidence: Evidence, names: Sequence[str], limit: int, kind: Kind = "class"
 ) -> list[ImageMaps]:
     """The first ``limit`` images with maps, from the batches in turn."""
-    queues = [[(batch, entry) for entry in batch.maps] for batch in evidence.batches]
-    turns = chain.from_iterable(zip_longest(*queues))
-    images = []
-    for batch, entry in [pair for pair in turns if pair is not None][:limit]:
-        cliques = [] if batch.description is None else batch.description["cliques"]
-        before, after = (
-            names[batch.before[entry.index]],
-            names[batch.after[entry.index]],
-        )
-        label = batch.labels[entry.index]
-        prediction = before if before == after else f"{before} → {after}"
-        truth = f"{names[label]}\n" if label >= 0 else ""
-        images.append(
-            ImageMaps(
-                batch.pictures[entry.index],
-                f"{truth}{prediction}",
-                entry.maps[kind],
-                tuple(
-                    (names[cliques[id]["class"]], cliques[id]["size"])
-                    for id in entry.cliques
-                ),
-            )
-        )
-    return images
+    # The first image of every batch, then the second of every batch, and so on.
+    turns = []
+    for batch in evidence.batches:
+        for turn, entry in enumerate(batch.maps):
+            turns.append((turn, batch, entry))
+    turns.sort(key=lambda entry: entry[0])
+    return [_image_maps(batch, entry, names, kind) for _, batch, entry in turns[:limit]]
+
+
+def _image_maps(
+    batch: BatchEvidence, entry: MapEvidence, names: Sequence[str], kind: Kind
+) -> ImageMaps:
+    """The maps of one image, with its label, its predictions and its cliques in words."""
+    before = names[batch.before[entry.index]]
+    after = names[batch.after[entry.index]]
+    title = before if before == after else f"{before} → {after}"
+    label = batch.labels[entry.index]
+    if label >= 0:
+        title = f"{names[label]}\n{title}"
+
+    described = [] if batch.description is None else batch.description["cliques"]
+    cliques = []
+    for id in entry.cliques:
+        clique = described[id]
+        cliques.append((names[clique["class"]], clique["size"]))
+    return ImageMaps(
+        picture=batch.pictures[entry.index],
+        title=title,
+        maps=entry.maps[kind],
+        cliques=tuple(cliques),
+    )
 
 
 def attention_figure(images: Sequence[ImageMaps]) -> Figure:
     """Two rows an image: its maps on one scale, and how each differs from plain CLIP's."""
-    width, height = (_COLUMNS + 1) * _STEP, len(images) * _BLOCK
+    width = (_COLUMNS + 1) * _STEP
+    height = len(images) * _BLOCK
     # One pair of axes for all pictures: laying out dozens takes longer than the run.
     with new_figure(1.06 * width, 1.06 * height) as figure:
         axes = figure.subplots()
@@ -93,23 +99,23 @@ def _draw(axes: Axes, top: float, image: ImageMaps) -> None:
     ]
     # "all prompts" stands in the last column, whatever the number of cliques.
     columns = [*range(1, len(grids)), _COLUMNS]
-    upper, lower = top + 0.36, top + 1.62
+    upper = top + 0.36
+    lower = top + 1.62
     _show_picture(axes, 0, upper, image.picture, image.title)
     note = "less and more\nthan plain CLIP,\neach on its\nown scale"
     axes.text(
         1.0, lower + 0.5, note, ha="right", va="center", fontsize=7.5, color=FAINT
     )
     for column, grid, title in zip(columns, grids, titles, strict=True):
-        _show_picture(
-            axes, column, upper, overlay(image.picture, grid / brightest), title
-        )
+        heat = overlay(image.picture, grid / brightest)
+        _show_picture(axes, column, upper, heat, title)
         if column > 1:
             shift = grid - grids[0]
             most = max(float(np.abs(shift).max()), 1e-12)
-            moved = f"{100 * np.abs(shift).sum() / 2:.2g} % moved"
-            _show_picture(
-                axes, column, lower, shift, moved, cmap=DIVERGING, vmin=-most, vmax=most
-            )
+            # What leaves one patch arrives at another: each shift is counted twice.
+            moved = 100 * np.abs(shift).sum() / 2
+            look = {"cmap": DIVERGING, "vmin": -most, "vmax": most}
+            _show_picture(axes, column, lower, shift, f"{moved:.2g} % moved", **look)
 
 
 def _show_picture(
@@ -122,7 +128,9 @@ def _show_picture(
 ) -> None:
     """A picture of side 1 in a column, with its title above it."""
     left = column * _STEP
-    extent = (left, left + 1, top + 1, top)
+    right = left + 1
+    bottom = top + 1
+    extent = (left, right, bottom, top)
     axes.imshow(picture, extent=extent, interpolation="none", **look)
     axes.text(left + 0.5, top - 0.05, title, ha="center", va="bottom", fontsize=8)
 
@@ -134,11 +142,15 @@ def overlay(
     from matplotlib import colormaps
 
     size = (_SIDE, _SIDE)
-    grey = Image.fromarray(picture).convert("L").resize(size, Image.Resampling.BICUBIC)
-    smooth = Image.fromarray(heat.astype(np.float32)).resize(
-        size, Image.Resampling.BILINEAR
-    )
-    colour = colormaps[SEQUENTIAL](np.clip(np.asarray(smooth), 0, 1))[:, :, :3]
-    light = np.asarray(grey, np.float32)[:, :, None] / 255
+    grey = Image.fromarray(picture).convert("L")
+    grey = grey.resize(size, Image.Resampling.BICUBIC)
+    light = np.asarray(grey, np.float32)[:, :, None] / 255  # (s, s, 1)
+
+    smooth = Image.fromarray(heat.astype(np.float32))
+    smooth = smooth.resize(size, Image.Resampling.BILINEAR)
+    attention = np.clip(np.asarray(smooth), 0, 1)
+    colour = colormaps[SEQUENTIAL](attention)[:, :, :3]  # (s, s, 3), without alpha
+
     mixed = 0.38 * light + 0.62 * colour
-    return np.asarray((255 * np.clip(mixed, 0, 1)).round(), np.uint8)
+    pixels = 255 * np.clip(mixed, 0, 1)
+    return np.asarray(pixels.round(), np.uint8)

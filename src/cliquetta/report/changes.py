@@ -25,12 +25,12 @@ Pair = tuple[
 
 @dataclass(frozen=True)
 class Changes:
-    """Counts over streams; ``test`` is ``None`` without labels."""
+    """Counts over streams."""
 
     images: int  # in all streams: a picture under two shifts counts twice
     labelled: int
     changed: int  # images whose first prediction differs
-    test: PairedTest | None
+    test: PairedTest | None  # ``None`` without labels
 
     @property
     def gain(self) -> float | None:
@@ -56,13 +56,21 @@ def count_changes(pairs: Sequence[Pair]) -> Changes:
 
     To the test a key that is in several pairs is one picture, seen several times.
     """
-    images = labelled = changed = 0
+    images = 0
+    labelled = 0
+    changed = 0
     for plain, adapted in pairs:
         _same(plain, adapted)
         images += len(plain)
         labelled += int((plain.labels >= 0).sum())
-        changed += int((plain.classes[:, 0] != adapted.classes[:, 0]).sum())
-    return Changes(images, labelled, changed, paired_test(pairs) if labelled else None)
+        differs = plain.classes[:, 0] != adapted.classes[:, 0]
+        changed += int(differs.sum())
+    return Changes(
+        images=images,
+        labelled=labelled,
+        changed=changed,
+        test=paired_test(pairs) if labelled else None,
+    )
 
 
 def in_words(changes: Changes, label: str) -> str:
@@ -94,23 +102,31 @@ def in_words(changes: Changes, label: str) -> str:
 def moves(plain: Predictions, adapted: Predictions) -> list[Move]:
     """All moves between two classes, the most frequent first."""
     _same(plain, adapted)
-    before, after = plain.classes[:, 0], adapted.classes[:, 0]
-    differs = before != after
-    changed = np.stack([before, after, plain.labels], axis=1)[differs].tolist()
-    triples = Counter(map(tuple, changed))
+    before = plain.classes[:, 0]
+    after = adapted.classes[:, 0]
+    images = np.stack([before, after, plain.labels], axis=1)
+    changed = images[before != after].tolist()
+    with_label = Counter(map(tuple, changed))
     pairs = Counter((old, new) for old, new, _ in changed)
-    return [
-        Move(old, new, number, triples[old, new, new], triples[old, new, old])
-        for (old, new), number in sorted(
-            pairs.items(), key=lambda item: (-item[1], item[0])
+
+    found = []
+    for old, new in sorted(pairs, key=lambda pair: (-pairs[pair], pair)):
+        move = Move(
+            before=old,
+            after=new,
+            count=pairs[old, new],
+            repaired=with_label[old, new, new],
+            broken=with_label[old, new, old],
         )
-    ]
+        found.append(move)
+    return found
 
 
 def net_gain(plain: Predictions, adapted: Predictions) -> npt.NDArray[np.int64]:
     """Predictions gained over ``plain`` up to each image of the stream, (n,)."""
     _same(plain, adapted)
-    return np.cumsum(adapted.correct.astype(np.int64) - plain.correct.astype(np.int64))
+    gained = adapted.correct.astype(np.int64) - plain.correct.astype(np.int64)
+    return np.cumsum(gained)
 
 
 def _same(plain: Predictions, adapted: Predictions) -> None:
@@ -136,18 +152,19 @@ def changed_confusion(
     plain: Predictions, adapted: Predictions, limit: int = CLASSES
 ) -> ChangedConfusion:
     """Confusions over the classes that most predictions moved between, by class."""
-    known = plain.labels >= 0
+    # A class counts by the images that changed: their labels and both predictions.
+    labelled = plain.labels >= 0
     changed = plain.classes[:, 0] != adapted.classes[:, 0]
-    weight = Counter(plain.labels[changed & known].tolist())
+    weight = Counter(plain.labels[changed & labelled].tolist())
     for move in moves(plain, adapted):
         weight.update({move.before: move.count, move.after: move.count})
-    busiest = sorted(weight, key=lambda label: (-weight[label], label))[:limit]
-    classes = tuple(sorted(busiest))
-    before, after = (
-        _confusion(plain.labels[known], some.classes[known, 0], classes)
-        for some in (plain, adapted)
-    )
-    return ChangedConfusion(classes, before, after)
+    busiest = sorted(weight, key=lambda label: (-weight[label], label))
+    classes = tuple(sorted(busiest[:limit]))
+
+    labels = plain.labels[labelled]
+    before = _confusion(labels, plain.classes[labelled, 0], classes)
+    after = _confusion(labels, adapted.classes[labelled, 0], classes)
+    return ChangedConfusion(classes=classes, before=before, after=after)
 
 
 def _confusion(
@@ -157,9 +174,12 @@ def _confusion(
 ) -> npt.NDArray[np.int64]:
     """Images by label and prediction, (C + 1, C + 1); all other classes share the last index."""
     index = {label: number for number, label in enumerate(classes)}
-    counts = np.zeros((len(classes) + 1, len(classes) + 1), np.int64)
-    for pair in zip(labels.tolist(), predicted.tolist(), strict=True):
-        counts[tuple(index.get(label, len(classes)) for label in pair)] += 1
+    others = len(classes)
+    counts = np.zeros((others + 1, others + 1), np.int64)
+    for label, prediction in zip(labels.tolist(), predicted.tolist(), strict=True):
+        row = index.get(label, others)
+        column = index.get(prediction, others)
+        counts[row, column] += 1
     return counts
 
 
@@ -167,8 +187,8 @@ def confusion_figure(confusion: ChangedConfusion, names: tuple[str, ...]) -> Fig
     """Cells that gained predictions and cells that lost some, with their numbers."""
     from matplotlib.patches import Rectangle
 
-    shown = [names[label] for label in confusion.classes]
-    size = len(shown)
+    labels = [*(names[label] for label in confusion.classes), "other"]
+    size = len(confusion.classes)
     # The row and column of all other classes are drawn only where something happened.
     rows = size + int(confusion.difference[-1].any())
     columns = size + int(confusion.difference[:, -1].any())
@@ -178,18 +198,18 @@ def confusion_figure(confusion: ChangedConfusion, names: tuple[str, ...]) -> Fig
         axes = figure.subplots()
         axes.grid(False)
         axes.imshow(cells, cmap=DIVERGING, vmin=-2 * most, vmax=2 * most, aspect="auto")
-        for row, column in zip(*cells.nonzero(), strict=True):
+        for row, column in np.argwhere(cells):
             text = f"{cells[row, column]:+d}".replace("-", "−")
             axes.text(column, row, text, ha="center", va="center", color="#101418")
-        for corner in np.arange(size) - 0.5:  # of the diagonal: correct predictions
+
+        # The diagonal, where predictions are correct, is framed.
+        for corner in np.arange(size) - 0.5:
             frame = Rectangle(
                 (corner, corner), 1, 1, fill=False, edgecolor=FAINT, linewidth=1.1
             )
             axes.add_patch(frame)
-        axes.set_xticks(
-            range(columns), [*shown, "other"][:columns], rotation=40, ha="right"
-        )
-        axes.set_yticks(range(rows), [*shown, "other"][:rows])
+        axes.set_xticks(range(columns), labels[:columns], rotation=40, ha="right")
+        axes.set_yticks(range(rows), labels[:rows])
         axes.set(xlabel="prediction", ylabel="label")
         axes.spines[:].set(visible=True, color=INK, linewidth=0.6)
     return figure

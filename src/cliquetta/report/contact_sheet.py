@@ -106,12 +106,12 @@ def _accuracy(scores: MethodScores) -> str:
 
 
 def _list_damaged(rows: Rows) -> str:
-    items = [
-        f"<li>{esc(row['path'])}: {esc(row['error'])}</li>" for row in rows[:LISTED]
-    ]
+    items = ""
+    for row in rows[:LISTED]:
+        items += f"<li>{esc(row['path'])}: {esc(row['error'])}</li>"
     if len(rows) > LISTED:
-        items.append(f"<li>and {len(rows) - LISTED:,} more</li>")
-    return f"<ul>{''.join(items)}</ul>"
+        items += f"<li>and {len(rows) - LISTED:,} more</li>"
+    return f"<ul>{items}</ul>"
 
 
 # --- images ---------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def _gallery(rows: Rows, methods: Sequence[str]) -> str:
         if labelled:
             kinds |= {"repaired": "repaired", "broken": "broken"}
         choices.append(("changed", "Adapting", kinds))
-    controls = "".join(_select(*choice) for choice in choices)
+    controls = "".join(_select(name, title, kinds) for name, title, kinds in choices)
     return (
         f'<form id="controls">{controls}</form>'
         '<div class="turn"><button type="button" id="previous">Previous</button>'
@@ -239,10 +239,9 @@ def _all_or(named: Mapping[str, int]) -> dict[str, str]:
 
 
 def _select(name: str, title: str, options: Mapping[str, str]) -> str:
-    body = "".join(
-        f'<option value="{esc(value)}">{esc(words)}</option>'
-        for value, words in options.items()
-    )
+    body = ""
+    for value, words in options.items():
+        body += f'<option value="{esc(value)}">{esc(words)}</option>'
     return f'<label>{esc(title)}<select name="{esc(name)}">{body}</select></label>'
 
 

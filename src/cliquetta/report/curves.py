@@ -5,6 +5,7 @@ else but the seed; "nothing else" is measured from the settings that most of the
 share.
 """
 
+import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
@@ -26,18 +27,15 @@ Pair = tuple[dict[str, Any], ReportedRun]  # settings, and a run with them
 COMPONENTS = frozenset({"modalities", "retention"})
 _NOT_A_SETTING = frozenset({"seed", "model", "weights"})
 _BASELINE = {key: value for key, value in BASELINE_LOOK.items() if key != "marker"}
+_ERROR_BARS: dict[str, Any] = {"capsize": 3, "elinewidth": 1.2}
+_MULTIPLIED = 16  # largest over smallest value from which an axis is logarithmic
+_TICKS = 9
 
 
 def find_curves(runs: Sequence[ReportedRun]) -> list[Curve]:
     """All curves that can be drawn from ``runs``, one per dataset, method and setting."""
-    groups = grouped(
-        [run for run in runs if run.metric("top1") is not None],
-        lambda run: (
-            run.record.dataset,
-            run.record.method,
-            run.record.settings["model"]["id"],
-        ),
-    )
+    scored = [run for run in runs if run.metric("top1") is not None]
+    groups = grouped(scored, _stream_and_method)
     curves = []
     for (dataset, method, model), members in groups.items():
         zero = [] if method == BASELINE else groups.get((dataset, BASELINE, model), [])
@@ -48,16 +46,23 @@ def find_curves(runs: Sequence[ReportedRun]) -> list[Curve]:
             key: most_common([each.get(key) for each in settings]) for key in keys
         }
         pairs = list(zip(settings, members, strict=True))
-        together = COMPONENTS.issubset(keys)
-        if together:
+
+        # Components that vary both are one curve: its points name the combinations.
+        if COMPONENTS.issubset(keys):
             points = _component_points(_usual(pairs, common, COMPONENTS))
             curves.append(Curve("components", None, points, baseline))
-        for key in (key for key in keys if not (together and key in COMPONENTS)):
-            points = _points(
-                [(own.get(key), run) for own, run in _usual(pairs, common, {key})]
-            )
+            keys = [key for key in keys if key not in COMPONENTS]
+        for key in keys:
+            usual = _usual(pairs, common, {key})
+            points = _points([(setting.get(key), run) for setting, run in usual])
             curves.append(Curve(key, common[key], points, baseline))
     return [curve for curve in curves if len(curve.points) > 1]
+
+
+def _stream_and_method(run: ReportedRun) -> tuple[str, str, str]:
+    """Dataset, method and model, which all points of a curve share."""
+    record = run.record
+    return record.dataset, record.method, record.settings["model"]["id"]
 
 
 def _usual(
@@ -66,18 +71,20 @@ def _usual(
     """The runs with the settings that most have, ``but`` for some."""
     wanted = {key: value for key, value in common.items() if key not in but}
     return [
-        (own, run)
-        for own, run in pairs
-        if all(own.get(key) == value for key, value in wanted.items())
+        (setting, run)
+        for setting, run in pairs
+        if all(setting.get(key) == value for key, value in wanted.items())
     ]
 
 
-def _points(own: Sequence[tuple[Any, ReportedRun]]) -> tuple[Point, ...]:
+def _points(pairs: Sequence[tuple[Any, ReportedRun]]) -> tuple[Point, ...]:
+    """Make a point of the runs at each value; in order where values have one."""
     points = []
-    for members in grouped(own, lambda pair: repr(pair[0])).values():
-        size = average(_clique_size(run) for _, run in members)
+    for members in grouped(pairs, lambda pair: repr(pair[0])).values():
+        value = members[0][0]
         records = tuple(run.record for _, run in members)
-        points.append(Point(members[0][0], records, clique_size=size))
+        size = average(_clique_size(run) for _, run in members)
+        points.append(Point(value, records, clique_size=size))
     try:
         return tuple(sorted(points, key=lambda point: point.value))
     except TypeError:
@@ -86,17 +93,19 @@ def _points(own: Sequence[tuple[Any, ReportedRun]]) -> tuple[Point, ...]:
 
 def _component_points(pairs: Sequence[Pair]) -> tuple[Point, ...]:
     """Points of the component ablation: what is learned, with and without retention."""
-    order, words = ("image", "text", "both"), ("image", "text", "image + text")
-    points = _points(
-        [((s["retention"], order.index(s["modalities"])), run) for s, run in pairs]
-    )
-    return tuple(
-        replace(
-            point,
-            value=words[point.value[1]] + (" + retention" if point.value[0] else ""),
-        )
-        for point in points
-    )
+    order = ("image", "text", "both")
+    words = ("image", "text", "image + text")
+    valued = []
+    for setting, run in pairs:
+        learned = order.index(setting["modalities"])
+        valued.append(((setting["retention"], learned), run))
+
+    points = []
+    for point in _points(valued):
+        retention, learned = point.value
+        name = words[learned] + (" + retention" if retention else "")
+        points.append(replace(point, value=name))
+    return tuple(points)
 
 
 def _clique_size(run: ReportedRun) -> float | None:
@@ -115,9 +124,8 @@ def curve_figure(curve: Curve) -> Figure:
         axes = figure.subplots(1, 2 if wide else 1, squeeze=False)[0]
         _draw(axes[0], curve)
         if wide:
-            positions = _axis(
-                axes[1], curve.field, [point.value for point in curve.points]
-            )
+            values = [point.value for point in curve.points]
+            positions = _axis(axes[1], curve.field, values)
             axes[1].plot(positions, sizes, **line_look(1))
             axes[1].set_ylabel("largest clique, images")
             axes[1].set_ylim(bottom=0)
@@ -150,21 +158,16 @@ def curves_figure(curves: Mapping[str, Curve]) -> Figure:
 
 def _draw(axes: Axes, curve: Curve) -> Sequence[float]:
     """Accuracy with error bars, the default and zero-shot; returns where the points are."""
-    known = [(point, point.mean) for point in curve.points if point.mean is not None]
-    values = [point.value for point, _ in known]
+    points = [point for point in curve.points if point.mean is not None]
+    values = [point.value for point in points]
+    means = [point.mean or 0.0 for point in points]
+    errors = [point.sd or 0.0 for point in points] if _several(curve) else None
     positions = _axis(axes, curve.field, values)
-    axes.errorbar(
-        positions,
-        [mean for _, mean in known],
-        [point.sd or 0.0 for point, _ in known] if _several(curve) else None,
-        capsize=3,
-        elinewidth=1.2,
-        **line_look(0),
-    )
+    axes.errorbar(positions, means, errors, **_ERROR_BARS, **line_look(0))
     axes.set_ylabel("top-1, %")
-    defaults = [
-        x for x, value in zip(positions, values, strict=True) if value == curve.default
-    ]
+
+    marked = zip(positions, values, strict=True)
+    defaults = [position for position, value in marked if value == curve.default]
     for position in defaults:
         axes.axvline(
             position, color=FAINT, linewidth=0.8, linestyle=":", label="default"
@@ -193,14 +196,17 @@ def _axis(axes: Axes, field: str, values: Sequence[Any]) -> Sequence[float]:
     axes.set_xlabel(field.replace("_", " "))
     numbers = all(map(_is_number, values))
     sizes = [abs(value) for value in values if value] if numbers else []
-    multiply = bool(sizes) and max(sizes) / min(sizes) >= 16
+    multiply = bool(sizes) and max(sizes) / min(sizes) >= _MULTIPLIED
     positions: Sequence[float] = range(len(values))
     if numbers and not (multiply and min(values) <= 0):
         positions = values
         if multiply:
             axes.set_xscale("log", base=2 if field == "batch_size" else 10)
-    step = -(-len(values) // 9)
-    axes.set_xticks(positions[::step], [value_text(value) for value in values[::step]])
+
+    # Labels of many ticks would overlap.
+    step = math.ceil(len(values) / _TICKS)
+    labels = [value_text(value) for value in values[::step]]
+    axes.set_xticks(positions[::step], labels)
     axes.minorticks_off()
     return positions
 
@@ -209,7 +215,9 @@ def _widen(axes: Axes, span: float) -> None:
     """Show at least ``span`` of the vertical axis: zoomed in, rounding would look like a trend."""
     low, high = axes.get_ylim()
     if high - low < span:
-        axes.set_ylim((low + high - span) / 2, (low + high + span) / 2)
+        bottom = (low + high - span) / 2
+        top = (low + high + span) / 2
+        axes.set_ylim(bottom, top)
 
 
 def _choices(curve: Curve) -> Figure:
@@ -220,22 +228,23 @@ def _choices(curve: Curve) -> Figure:
             mean = point.mean or 0.0
             look = line_look(position) | {"linestyle": "none", "markersize": 7}
             error = (point.sd or 0.0) if _several(curve) else None
-            axes.errorbar(mean, position, xerr=error, capsize=3, elinewidth=1.2, **look)
-            where: dict[str, Any] = {
-                "textcoords": "offset points",
-                "ha": "center",
-                "va": "bottom",
-            }
-            axes.annotate(f"{mean:.1f}", (mean, position), (0, 6), fontsize=8, **where)
-        if curve.baseline is not None:
-            axes.axvline(
-                curve.baseline, label=f"zero_shot {curve.baseline:.1f}", **_BASELINE
+            axes.errorbar(mean, position, xerr=error, **_ERROR_BARS, **look)
+            axes.annotate(
+                f"{mean:.1f}",
+                xy=(mean, position),
+                xytext=(0, 6),
+                fontsize=8,
+                textcoords="offset points",
+                ha="center",
+                va="bottom",
             )
+        if curve.baseline is not None:
+            label = f"zero_shot {curve.baseline:.1f}"
+            axes.axvline(curve.baseline, label=label, **_BASELINE)
             axes.legend(loc="lower left", bbox_to_anchor=(0, 1), borderpad=0)
         axes.margins(x=0.12)
-        axes.set_yticks(
-            range(len(curve.points)), [str(point.value) for point in curve.points]
-        )
+        labels = [str(point.value) for point in curve.points]
+        axes.set_yticks(range(len(labels)), labels)
         axes.set_ylim(len(curve.points) - 0.5, -0.7)
         axes.set_xlabel("top-1, %")
         if curve.field != "components":

@@ -37,10 +37,15 @@ def pca(features: Array) -> tuple[Array, float]:
     centred = features - features.mean(axis=0)
     _, scale, directions = np.linalg.svd(centred, full_matrices=False)
     directions = directions[:2]
+
+    # A singular vector has no sign of its own.
     largest = np.abs(directions).argmax(axis=1)
-    directions *= np.sign(directions[np.arange(len(directions)), largest])[:, None]
-    power = scale**2
-    return centred @ directions.T, float(power[:2].sum() / max(power.sum(), 1e-12))
+    entries = directions[np.arange(len(directions)), largest]
+    directions *= np.sign(entries)[:, None]
+
+    variance = scale**2
+    share = variance[:2].sum() / max(variance.sum(), 1e-12)
+    return centred @ directions.T, float(share)
 
 
 def tsne(features: Array) -> Array:
@@ -48,7 +53,8 @@ def tsne(features: Array) -> Array:
     from openTSNE import TSNE
 
     points, _ = pca(features)
-    start = points / max(float(points[:, 0].std()), 1e-12) * 1e-4
+    spread = max(float(points[:, 0].std()), 1e-12)
+    start = points / spread * 1e-4
     perplexity = max(2.0, min(30.0, (len(features) - 1) / 3))
     fitted = TSNE(
         perplexity=perplexity,
@@ -62,16 +68,19 @@ def tsne(features: Array) -> Array:
 
 def cohesion(features: Array, labels: npt.NDArray[np.int64]) -> float:
     """Mean over images of cosine to the own class's centre minus that to the nearest other one."""
-    present, own = np.unique(labels, return_inverse=True)
+    present, owner = np.unique(labels, return_inverse=True)
     if len(present) < 2:
         return float("nan")
     sums = np.zeros((len(present), features.shape[1]))
-    np.add.at(sums, own, features)
+    np.add.at(sums, owner, features)
     centres = sums / np.linalg.norm(sums, axis=1, keepdims=True)
-    cosines = features @ centres.T
-    mine = cosines[np.arange(len(own)), own]
-    cosines[np.arange(len(own)), own] = -np.inf
-    return float((mine - cosines.max(axis=1)).mean())
+
+    cosines = features @ centres.T  # (images, classes)
+    images = np.arange(len(owner))
+    to_owner = cosines[images, owner]
+    cosines[images, owner] = -np.inf
+    to_nearest_other = cosines.max(axis=1)
+    return float((to_owner - to_nearest_other).mean())
 
 
 def embed(evidence: Evidence, how: How = "auto") -> Embedding | None:
@@ -81,42 +90,55 @@ def embed(evidence: Evidence, how: How = "auto") -> Embedding | None:
     """
     if how not in MAPS:
         raise UnknownNameError("map", how, MAPS)
-    batches = [batch for batch in evidence.batches if batch.prompted is not None]
+    available = importlib.util.find_spec("openTSNE") is not None
+    batches = []
+    prompted_parts = []
+    for batch in evidence.batches:
+        if batch.prompted is not None:
+            batches.append(batch)
+            prompted_parts.append(batch.prompted)
     if not batches:
         return None
-    both = np.concatenate(
-        [batch.features for batch in batches]
-        + [batch.prompted for batch in batches if batch.prompted is not None]
-    ).astype(np.float64)
-    plain, prompted = np.split(both, 2)
-    labels = np.concatenate([batch.labels for batch in batches])
-    if (labels < 0).all():
-        labels = np.concatenate([batch.after for batch in batches])
-    available = importlib.util.find_spec("openTSNE") is not None
     if how == "tsne" and not available:
         raise UserError(
             "a t-SNE map needs openTSNE: pip install 'cliquetta[tsne]', or take pca"
         )
-    if len(plain) < 3:
+
+    plain_parts = [batch.features for batch in batches]
+    both = np.concatenate([*plain_parts, *prompted_parts]).astype(np.float64)
+    plain, prompted = np.split(both, 2)
+    images = len(plain)
+    if images < 3:
         return None
+
+    # Where no image has a label, what the method predicted takes its place.
+    labels = np.concatenate([batch.labels for batch in batches])
+    if (labels < 0).all():
+        labels = np.concatenate([batch.after for batch in batches])
+
     if how == "pca" or not available:
         points, share = pca(both)
         words = f"PCA, {100 * share:.0f} % of the variance"
     else:
-        points, words = tsne(both), "t-SNE (openTSNE)"
-    known = labels >= 0
-    before, after = (cohesion(each[known], labels[known]) for each in (plain, prompted))
+        points = tsne(both)
+        words = "t-SNE (openTSNE)"
+
+    labelled = labels >= 0
+    before = cohesion(plain[labelled], labels[labelled])
+    after = cohesion(prompted[labelled], labels[labelled])
     return Embedding(
-        points[: len(plain)], points[len(plain) :], labels, words, (before, after)
+        plain=points[:images],
+        prompted=points[images:],
+        labels=labels,
+        how=words,
+        cohesion=(before, after),
     )
 
 
 def embedding_figure(embedding: Embedding, names: tuple[str, ...]) -> Figure:
     """Two panels in the same axes, a marker and a colour per class."""
-    most = [
-        label for label, _ in Counter(embedding.labels.tolist()).most_common(CLASSES)
-    ]
-    shown = sorted(label for label in most if label >= 0)
+    frequent = Counter(embedding.labels.tolist()).most_common(CLASSES)
+    shown = sorted(label for label, _ in frequent if label >= 0)
     with new_figure(7.2, 3.9) as figure:
         axes = figure.subplots(1, 2, sharex=True, sharey=True)
         panels = (
@@ -124,19 +146,26 @@ def embedding_figure(embedding: Embedding, names: tuple[str, ...]) -> Figure:
             ("with attribute prompts", embedding.prompted),
         )
         for panel, (title, points) in enumerate(panels):
-            own = axes[panel]
-            rest = ~np.isin(embedding.labels, shown)
-            if rest.any():
-                own.scatter(*points[rest].T, s=8, color=FAINT, alpha=0.5, linewidths=0)
+            area = axes[panel]
+            others = ~np.isin(embedding.labels, shown)
+            if others.any():
+                x, y = points[others].T
+                area.scatter(x, y, s=8, color=FAINT, alpha=0.5, linewidths=0)
             for turn, label in enumerate(shown):
-                look = {key: line_look(turn)[key] for key in ("color", "marker")}
-                look |= {"edgecolors": PAPER, "linewidths": 0.4}
-                name = names[label] if panel == 0 else None
-                own.scatter(
-                    *points[embedding.labels == label].T, s=26, label=name, **look
+                x, y = points[embedding.labels == label].T
+                look = line_look(turn)
+                area.scatter(
+                    x,
+                    y,
+                    s=26,
+                    label=names[label] if panel == 0 else None,
+                    color=look["color"],
+                    marker=look["marker"],
+                    edgecolors=PAPER,
+                    linewidths=0.4,
                 )
-            own.set(title=title, xticks=[], yticks=[])
-            own.set_xlabel(f"cohesion {embedding.cohesion[panel]:.4f}")
-            own.grid(False)
+            area.set(title=title, xticks=[], yticks=[])
+            area.set_xlabel(f"cohesion {embedding.cohesion[panel]:.4f}")
+            area.grid(False)
         figure.legend(loc="outside lower center", ncols=min(5, max(1, len(shown))))
     return figure

@@ -33,7 +33,7 @@ def evidence_section(
     kind: Kind = "class",
     how: How = "auto",
 ) -> str:
-    """Everything that a run left to look at."""
+    """Render all evidence of a run."""
     return (
         _cliques_in_words(evidence)
         + _domains_in_words(evidence)
@@ -57,14 +57,14 @@ def _domains_in_words(evidence: Evidence) -> str:
         return ""
     # Between the steps of a settled domain nothing is compared with zero-shot
     # predictions.
-    compared = [float(line["changed"]) for line in lines if "changed" in line]
-    belief = mean(float(line["belief"]) for line in lines)
-    domains = len({line["domain"] for line in lines})
+    changed = [float(line["changed"]) for line in lines if "changed" in line]
+    batches = count(len(lines), "batch", "batches")
+    domains = count(len({line["domain"] for line in lines}), "domain")
+    prior_weight = 100 * mean(float(line["belief"]) for line in lines)
     text = (
-        f"{count(len(lines), 'batch', 'batches')} with the LayerNorms of "
-        f"{count(domains, 'domain')}. Weight of the class prior, on average: "
-        f"{100 * belief:.0f} %. Predictions that differ from zero-shot CLIP's: "
-        f"{100 * mean(compared):.0f} %."
+        f"{batches} with the LayerNorms of {domains}. Weight of the class prior, on "
+        f"average: {prior_weight:.0f} %. Predictions that differ from zero-shot CLIP's: "
+        f"{100 * mean(changed):.0f} %."
     )
     return f"<p>{esc(text)}</p>"
 

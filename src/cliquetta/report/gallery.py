@@ -15,6 +15,7 @@ from cliquetta.report.markup import count, esc, number
 from cliquetta.report.runs import ReportedRun
 
 MEMBERS = 10  # members of a clique that are shown
+_SMALL_PIXELS = 64  # side up to which a picture is enlarged
 _SIGNS = {"repaired": "✓ ", "broken": "✗ ", "moved": "", "same": "prediction "}
 """Signs of the ways in which a prediction changed, in the order in which tiles are shown."""
 
@@ -35,9 +36,11 @@ class Tile:
         """``same``, ``repaired``, ``broken``, or ``moved`` for anything else."""
         if self.before == self.after:
             return "same"
-        if self.label >= 0 and self.after == self.label:
+        if self.label < 0:
+            return "moved"
+        if self.after == self.label:
             return "repaired"
-        return "broken" if self.label >= 0 and self.before == self.label else "moved"
+        return "broken" if self.before == self.label else "moved"
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,46 +54,60 @@ class CliqueCard:
 
 def clique_cards(evidence: Evidence, limit: int) -> list[CliqueCard]:
     """Up to ``limit`` cliques, those with most changed images first, none like one before it."""
-    ranked: list[
-        tuple[tuple[int, ...], BatchEvidence, Mapping[str, Any], frozenset[int]]
-    ] = []
+    found = []
     for batch in evidence.batches:
         for clique in () if batch.description is None else batch.description["cliques"]:
-            members = frozenset(
-                index for index in clique["members"] if index < len(batch.keys)
-            )
-            changed = sum(
-                batch.before[index] != batch.after[index] for index in members
-            )
-            rank = (-min(changed, 3), -min(len(members), 6), batch.number, clique["id"])
-            ranked.append((rank, batch, clique, members))
-    chosen: list[CliqueCard] = []
-    shown: list[tuple[int, frozenset[int]]] = []
-    for _, batch, clique, members in sorted(ranked, key=lambda entry: entry[0]):
+            stored = [index for index in clique["members"] if index < len(batch.keys)]
+            found.append(_Stored(batch, clique, frozenset(stored)))
+    found.sort(key=lambda each: each.rank)
+
+    chosen: list[_Stored] = []
+    for candidate in found:
         if len(chosen) == limit:
             break
-        known = [other for number, other in shown if number == batch.number]
-        if any(
-            2 * len(members & other) > min(len(members), len(other)) for other in known
-        ):
-            continue
-        shown.append((batch.number, members))
-        chosen.append(
-            CliqueCard(batch.number, clique, _members(batch, sorted(members)))
-        )
-    return chosen
+        if not any(candidate.resembles(other) for other in chosen):
+            chosen.append(candidate)
+    return [CliqueCard(each.batch.number, each.clique, each.tiles()) for each in chosen]
 
 
-def _members(batch: BatchEvidence, members: list[int]) -> list[Tile]:
-    cosines = batch.features[members] @ batch.features[members].T
-    others = max(1, len(members) - 1)
-    mean = (cosines.sum(axis=1) - cosines.diagonal()) / others
-    tiles = [
-        _tile(batch, index, float(value))
-        for index, value in zip(members, mean, strict=True)
-    ]
-    tiles.sort(key=lambda tile: (_order(tile), -(tile.similarity or 0)))
-    return tiles[:MEMBERS]
+@dataclass(frozen=True, eq=False)
+class _Stored:
+    """A clique and those of its members whose pictures were stored."""
+
+    batch: BatchEvidence
+    clique: Mapping[str, Any]
+    members: frozenset[int]
+
+    @property
+    def rank(self) -> tuple[int, ...]:
+        """Order of cliques: many changed images first, then many members."""
+        before = self.batch.before
+        after = self.batch.after
+        changed = sum(before[index] != after[index] for index in self.members)
+        most_changed = -min(changed, 3)
+        largest = -min(len(self.members), 6)
+        return most_changed, largest, self.batch.number, self.clique["id"]
+
+    def resembles(self, other: "_Stored") -> bool:
+        """Whether more than half of the smaller clique is in both."""
+        if self.batch.number != other.batch.number:
+            return False
+        shared = len(self.members & other.members)
+        return 2 * shared > min(len(self.members), len(other.members))
+
+    def tiles(self) -> list[Tile]:
+        """The members with their mean cosine to the others, those that changed first."""
+        members = sorted(self.members)
+        features = self.batch.features[members]
+        cosines = features @ features.T
+        to_others = cosines.sum(axis=1) - cosines.diagonal()
+        mean = to_others / max(1, len(members) - 1)
+        tiles = [
+            _tile(self.batch, index, float(value))
+            for index, value in zip(members, mean, strict=True)
+        ]
+        tiles.sort(key=lambda tile: (_order(tile), -(tile.similarity or 0)))
+        return tiles[:MEMBERS]
 
 
 def changed_tiles(evidence: Evidence, limit: int) -> list[Tile]:
@@ -109,9 +126,13 @@ def _order(tile: Tile) -> int:
 
 
 def _tile(batch: BatchEvidence, index: int, similarity: float | None = None) -> Tile:
-    label, before, after = batch.labels[index], batch.before[index], batch.after[index]
     return Tile(
-        batch.pictures[index], batch.keys[index], label, before, after, similarity
+        picture=batch.pictures[index],
+        key=batch.keys[index],
+        label=batch.labels[index],
+        before=batch.before[index],
+        after=batch.after[index],
+        similarity=similarity,
     )
 
 
@@ -119,7 +140,8 @@ def data_uri(picture: npt.NDArray[np.uint8]) -> str:
     """A small picture (s, s, 3) as text that a page can hold."""
     file = io.BytesIO()
     Image.fromarray(picture).save(file, "WEBP", quality=82, method=6)
-    return "data:image/webp;base64," + base64.b64encode(file.getvalue()).decode()
+    text = base64.b64encode(file.getvalue()).decode()
+    return f"data:image/webp;base64,{text}"
 
 
 def changed_section(run: ReportedRun, evidence: Evidence, limit: int) -> str:
@@ -151,34 +173,48 @@ def cliques_section(run: ReportedRun, evidence: Evidence, limit: int) -> str:
 
 
 def _card(run: ReportedRun, card: CliqueCard) -> str:
-    size, before, after = (card.clique[key] for key in ("size", "before", "after"))
+    """Write a clique: its class, its size, its loss before and after learning, its members."""
+    size = card.clique["size"]
     facts = [f"batch {card.batch}", count(size, "image")]
-    if before is not None:  # losses: entropy, concentration, total
-        learned = "" if after is None else f" → {number(after['total'], 3)}"
-        facts.append(f"loss {number(before['total'], 3)}{learned}")
+    before = card.clique["before"]
+    after = card.clique["after"]
+    if before is not None:
+        loss = f"loss {number(before['total'], 3)}"
+        if after is not None:
+            loss += f" → {number(after['total'], 3)}"
+        facts.append(loss)
     if size > len(card.tiles):
         facts.append(f"{size - len(card.tiles)} not shown")
+    name = esc(run.class_name(card.clique["class"]))
+    small = esc(" · ".join(facts))
     return (
-        f'<div class="clique"><h4>candidates for “{esc(run.class_name(card.clique["class"]))}” '
-        f"<small>{esc(' · '.join(facts))}</small></h4>{_tile_list(run, card.tiles)}</div>"
+        f'<div class="clique"><h4>candidates for “{name}” '
+        f"<small>{small}</small></h4>{_tile_list(run, card.tiles)}</div>"
     )
 
 
 def _tile_list(run: ReportedRun, tiles: Sequence[Tile]) -> str:
-    return f'<ul class="tiles">{"".join(_tile_item(run, tile) for tile in tiles)}</ul>'
+    items = "".join(_tile_item(run, tile) for tile in tiles)
+    return f'<ul class="tiles">{items}</ul>'
 
 
 def _tile_item(run: ReportedRun, tile: Tile) -> str:
-    before, after = run.class_name(tile.before), run.class_name(tile.after)
-    prediction = after if tile.change == "same" else f"{before} → {after}"
+    """Write an image with its label and its predictions."""
+    prediction = run.class_name(tile.after)
+    if tile.change != "same":
+        prediction = f"{run.class_name(tile.before)} → {prediction}"
     label = "" if tile.label < 0 else run.class_name(tile.label)
+
     lines = f"<span>is {esc(label)}</span>" if label else ""
     if tile.similarity is not None:
         lines += f"<span>cosine {tile.similarity:.2f}</span>"
     lines += f'<span class="prediction">{_SIGNS[tile.change]}{esc(prediction)}</span>'
-    small = " small-pictures" if len(tile.picture) <= 64 else ""
-    alt = f"{label or 'image'}, predicted {prediction}"
+
+    looks = f"tile {tile.change}"
+    if len(tile.picture) <= _SMALL_PIXELS:
+        looks += " small-pictures"
+    alt = esc(f"{label or 'image'}, predicted {prediction}")
     return (
-        f'<li class="tile {tile.change}{small}" title="{esc(tile.key)}">'
-        f'<img src="{data_uri(tile.picture)}" alt="{esc(alt)}">{lines}</li>'
+        f'<li class="{looks}" title="{esc(tile.key)}">'
+        f'<img src="{data_uri(tile.picture)}" alt="{alt}">{lines}</li>'
     )

@@ -10,6 +10,9 @@ from importlib.resources import files
 from cliquetta.decimals import decimal
 from cliquetta.report.style import Figure, to_svg
 
+_WIDE_INCHES = 5  # width from which on a figure takes the whole line
+_REM_PER_INCH = 7.4
+
 
 def esc(value: object) -> str:
     """Text for HTML, also inside of attributes."""
@@ -36,31 +39,30 @@ def table(
     labels: int = 1,
 ) -> str:
     """A table; the first ``labels`` columns name the row, the others hold numbers."""
-    sides = [
-        "" if index < labels else ' class="number"' for index in range(len(columns))
-    ]
-    names = [(side, esc(name)) for side, name in zip(sides, columns, strict=True)]
-    head = "".join(f'<th scope="col"{side}>{name}</th>' for side, name in names)
+    sides = [""] * labels + [' class="number"'] * (len(columns) - labels)
+    names = [esc(name) for name in columns]
+    head = ""
+    for side, name in zip(sides, names, strict=True):
+        head += f'<th scope="col"{side}>{name}</th>'
     body = ""
     for first, *others in rows:
-        cells = "".join(
-            f'<td{side} data-column="{name}">{esc(text)}</td>'
-            for (side, name), text in zip(names[1:], others, strict=True)
-        )
-        body += f'<tr><th scope="row">{esc(first)}</th>{cells}</tr>'
+        body += f'<tr><th scope="row">{esc(first)}</th>'
+        for side, name, text in zip(sides[1:], names[1:], others, strict=True):
+            body += f'<td{side} data-column="{name}">{esc(text)}</td>'
+        body += "</tr>"
     title = f"<caption>{esc(caption)}</caption>" if caption else ""
+    label = esc(caption or columns[0])
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{esc(caption or columns[0])}">'
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{label}">'
         f"<table>{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
 
 def cards(entries: Sequence[tuple[str, str]]) -> str:
     """Large figures with what they mean: ``(figure, meaning)``."""
-    items = "".join(
-        f"<li><b>{esc(value)}</b><span>{esc(meaning)}</span></li>"
-        for value, meaning in entries
-    )
+    items = ""
+    for value, meaning in entries:
+        items += f"<li><b>{esc(value)}</b><span>{esc(meaning)}</span></li>"
     return f'<ul class="cards">{items}</ul>'
 
 
@@ -85,23 +87,23 @@ def frame(
     hash.
     """
     css = files("cliquetta.report").joinpath("page.css").read_text(encoding="utf-8")
-    links = "".join(
-        f'<li><a href="#part-{index}">{esc(name)}</a></li>'
-        for index, (name, _) in enumerate(sections)
-    )
-    body = "".join(
-        f'<section id="part-{index}" aria-labelledby="title-{index}">'
-        f'<h2 id="title-{index}">{esc(name)}</h2>{content}</section>'
-        for index, (name, content) in enumerate(sections)
-    )
+    links = ""
+    body = ""
+    for index, (name, content) in enumerate(sections):
+        links += f'<li><a href="#part-{index}">{esc(name)}</a></li>'
+        body += (
+            f'<section id="part-{index}" aria-labelledby="title-{index}">'
+            f'<h2 id="title-{index}">{esc(name)}</h2>{content}</section>'
+        )
     remarks = "".join(f'<p class="note">{esc(note)}</p>' for note in notes)
     # The policy forbids the page to fetch anything: what is not in the file is not
     # shown.
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     code = ""
     if script:
-        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-        policy += f"; script-src 'sha256-{digest}'"
+        digest = hashlib.sha256(script.encode()).digest()
+        script_hash = base64.b64encode(digest).decode()
+        policy += f"; script-src 'sha256-{script_hash}'"
         code = f"<script>{script}</script>\n"
     return f"""<!doctype html>
 <html lang="en">
@@ -134,12 +136,13 @@ class PageFigures:
     def add(self, name: str, draw: Callable[[], Figure], alt: str, caption: str) -> str:
         """The figure of this name as HTML, drawn the first time; ``caption`` is plain text."""
         if name not in self.rendered:
-            figure = self.drawn[name] = draw()
-            width = figure.get_size_inches()[0]
-            wide = ' class="wide"' if width > 5 else ""
+            figure = draw()
+            self.drawn[name] = figure
+            inches = figure.get_size_inches()[0]
+            wide = ' class="wide"' if inches > _WIDE_INCHES else ""
             svg = to_svg(figure, alt, f"f{len(self.rendered)}")
             self.rendered[name] = (
-                f'<figure{wide} style="max-width:{width * 7.4:.0f}rem">{svg}'
+                f'<figure{wide} style="max-width:{inches * _REM_PER_INCH:.0f}rem">{svg}'
                 f"<figcaption>{esc(caption)}</figcaption></figure>"
             )
         return self.rendered[name]

@@ -29,9 +29,9 @@ class Choices:
 
 _AMOUNTS = (
     Amounts(),
-    Amounts(4, 16, 3, runs=4, datasets=16),
-    Amounts(3, 8, 2, runs=2, datasets=8),
-    Amounts(2, 8, 1, runs=1, datasets=4),
+    Amounts(cliques=4, changed=16, maps=3, runs=4, datasets=16),
+    Amounts(cliques=3, changed=8, maps=2, runs=2, datasets=8),
+    Amounts(cliques=2, changed=8, maps=1, runs=1, datasets=4),
     Amounts(runs=0, datasets=1),
     Amounts(runs=0, datasets=0),
 )
@@ -52,8 +52,10 @@ def build_page(
     choices: Choices | None = None,
 ) -> Page:
     """The report of ``runs``; where it would grow too large, later ones get less detail."""
-    choices, figures, html = choices or Choices(), PageFigures(), ""
+    choices = choices or Choices()
+    figures = PageFigures()
     groups = shown_groups(runs)
+    html = ""
     for amounts in _AMOUNTS:
         html = _document(runs, groups, unfinished, choices, figures, amounts)
         if len(html.encode()) <= choices.limit:
@@ -90,10 +92,10 @@ def _document(
     amounts: Amounts,
 ) -> str:
     """The page with so much detail."""
-    sections: list[tuple[str, str]] = [
-        ("Results", parts.headline(runs) + parts.results(runs))
-    ]
-    shown = left_out = 0
+    results = parts.headline(runs) + parts.results(runs)
+    sections: list[tuple[str, str]] = [("Results", results)]
+    shown = 0
+    left_out = 0
     for index, group in enumerate(groups):
         body = parts.group_section(group, figures, draw=index < amounts.datasets)
         for run in group.runs:
@@ -110,14 +112,13 @@ def _document(
                 run.evidence,
                 amounts,
                 figures,
-                choices.attention,
-                choices.map,
+                kind=choices.attention,
+                how=choices.map,
             )
             if section:
                 body += f"<h3>Inside {esc(label)}</h3>{section}"
-        hidden = sum(run.record.dataset == group.dataset for run in runs) - len(
-            group.runs
-        )
+        of_dataset = sum(run.record.dataset == group.dataset for run in runs)
+        hidden = of_dataset - len(group.runs)
         if hidden:
             words = f"One run per method is shown here; {hidden:,} more are among the results."
             body = f'<p class="note">{words}</p>{body}'
@@ -127,15 +128,19 @@ def _document(
     if curves:
         sections.append(("Settings", parts.curves_section(curves, figures)))
     sections.append(("How to repeat it", parts.repeat_section(runs)))
+
     notes = unlearned_text([run.record for run in runs])
     if any(run.record.settings["model"]["id"] == MICRO for run in runs):
         notes.append(f"{MICRO_NOTE}.")
     if unfinished:
         names = ", ".join(run.record.id for run in unfinished[:3])
         notes.append(f"{count(len(unfinished), 'unfinished run')} left out: {names}.")
+    less = []
+    if left_out:
+        less.append(f"the galleries of {count(left_out, 'run')}")
     undrawn = len(groups) - amounts.datasets
-    less = [f"the galleries of {count(left_out, 'run')}"] if left_out else []
-    less += [f"the figures of {count(undrawn, 'dataset')}"] if undrawn > 0 else []
+    if undrawn > 0:
+        less.append(f"the figures of {count(undrawn, 'dataset')}")
     if less:
         what = f"To keep the page small it leaves out {' and '.join(less)}"
         notes.append(f"{what}: report on fewer runs to see them.")
@@ -143,24 +148,27 @@ def _document(
 
 
 def _title(runs: Sequence[ReportedRun]) -> str:
-    methods, datasets = {run.name for run in runs}, {run.record.dataset for run in runs}
+    """Name the method and the dataset, or how many there are."""
+    methods = {run.name for run in runs}
     if len(methods) == 2:  # one, beside what it is compared with
         methods = {run.name for run in runs if not run.plain} or methods
+    datasets = {run.record.dataset for run in runs}
     what = methods.pop() if len(methods) == 1 else f"{len(methods)} methods"
     where = datasets.pop() if len(datasets) == 1 else f"{len(datasets)} datasets"
     return f"{what} on {where}"
 
 
 def _lead(runs: Sequence[ReportedRun]) -> str:
-    models = ", ".join(
-        dict.fromkeys(str(run.record.settings["model"]["id"]) for run in runs)
-    )
+    """Say how many runs there are, with which models, and when the last one finished."""
+    ids = dict.fromkeys(str(run.record.settings["model"]["id"]) for run in runs)
+    models = ", ".join(ids)
     last = max(run.record.finished for run in runs)
+    when = last.replace("T", " ")[:16]
     version = runs[0].record.environment.get("versions", {}).get("cliquetta", "")
     numbered = f" {version}" if version[:1].isdigit() else ""
     return (
         f"{count(len(runs), 'run')} of CliqueTTA{numbered} with {models}; the last one finished "
-        f"{last.replace('T', ' ')[:16]} UTC."
+        f"{when} UTC."
     )
 
 

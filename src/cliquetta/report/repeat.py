@@ -1,6 +1,7 @@
 """The command that repeats a run: it gives the same record again."""
 
 import shlex
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cliquetta.errors import UnknownNameError
@@ -15,9 +16,9 @@ _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 def repeat_command(record: Record) -> tuple[str, list[str]]:
     """``cliquetta evaluate ...`` for a record's settings, and remarks on what it cannot say."""
     settings = record.settings
-    stream, model = settings["stream"], settings["model"]
-    words = ["cliquetta", "evaluate", "--dataset", record.dataset]
     remarks: list[str] = []
+    words = ["cliquetta", "evaluate", "--dataset", record.dataset]
+
     usual = settings["config"]
     try:
         get_method(record.method)
@@ -27,10 +28,8 @@ def repeat_command(record: Record) -> tuple[str, list[str]]:
             f"{record.method} is not a method of this version: its plug-in is needed."
         )
     if settings["fitted"] is None:
-        words += [
-            "--method",
-            record.method + (f":{record.preset}" if record.preset else ""),
-        ]
+        preset = f":{record.preset}" if record.preset else ""
+        words += ["--method", f"{record.method}{preset}"]
         for key, value in settings["config"].items():
             if usual.get(key) != value:
                 words += ["--set", f"{key}={_typed(value)}"]
@@ -40,34 +39,50 @@ def repeat_command(record: Record) -> tuple[str, list[str]]:
             "FILE is what `cliquetta fit` made; its content must have the fingerprint "
             f"{settings['fitted']}."
         )
+
+    model = settings["model"]
     words += ["--model", str(model["id"]), "--seeds", str(record.seed)]
-    words += ["--batch-size", str(stream["batch_size"])]
-    words += ["--order", stream["order"]]
-    present = map(str, dict.fromkeys(stream.get("present", ())))
-    for name, value in (
-        ("gamma", stream["dirichlet"]),
-        ("present", "-".join(present) or None),
-        ("imbalance", stream.get("imbalance")),
-        ("length", stream.get("length")),
-        ("limit", stream["limit"]),
-    ):
-        if value is not None:
-            words += [f"--{name}", str(value)]
-    prompts = settings["prompts"]["templates"]
-    sets = list_templates() if len(prompts) > 1 else ()
-    known = [name for name in sets if list(templates(name)) == list(prompts)]
-    for template in known[:1] or prompts:
+    words += _stream_options(settings["stream"])
+    for template in _template_options(settings["prompts"]["templates"]):
         words += ["--templates", template]
-    words += ["--dtype", _DTYPES.get(str(model["dtype"]), str(model["dtype"]))]
+    dtype = str(model["dtype"])
+    words += ["--dtype", _DTYPES.get(dtype, dtype)]
     device = str(record.environment.get("device", ""))
     if device:
         words += ["--device", device]
     words.append("--no-baseline")
+
+    stream = settings["stream"]
     if stream["seed"] != record.seed or stream["view_seed"] not in (None, record.seed):
         remarks.append(
             "The order or the views had another seed than the method: use the library."
         )
     return shlex.join(words), remarks
+
+
+def _stream_options(stream: Mapping[str, Any]) -> list[str]:
+    """Write the order of a stream with what belongs to it."""
+    words = ["--batch-size", str(stream["batch_size"]), "--order", stream["order"]]
+    present = map(str, dict.fromkeys(stream.get("present", ())))
+    values = {
+        "gamma": stream["dirichlet"],
+        "present": "-".join(present) or None,
+        "imbalance": stream.get("imbalance"),
+        "length": stream.get("length"),
+        "limit": stream["limit"],
+    }
+    for name, value in values.items():
+        if value is not None:
+            words += [f"--{name}", str(value)]
+    return words
+
+
+def _template_options(prompts: Sequence[str]) -> Sequence[str]:
+    """Return the name of a set of templates if it is one, else the templates."""
+    for name in list_templates() if len(prompts) > 1 else ():
+        if list(templates(name)) == list(prompts):
+            return [name]
+    return prompts
 
 
 def _typed(value: Any) -> str:

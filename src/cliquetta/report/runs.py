@@ -71,11 +71,11 @@ class RunGroup:
         """Labels by id: method and preset, and whatever else differs between runs of one label."""
         labels = {}
         for name, members in grouped(self.runs, lambda run: run.name).items():
-            settings = [flat_settings(run) for run in members]
-            keys = varying(settings)
-            for run, own in zip(members, settings, strict=True):
-                extra = ", ".join(f"{key} {own.get(key)}" for key in keys)
-                labels[run.id] = f"{name} ({extra})" if extra else name
+            settings = {run.id: flat_settings(run) for run in members}
+            keys = varying(list(settings.values()))
+            for id, setting in settings.items():
+                extra = ", ".join(f"{key} {setting.get(key)}" for key in keys)
+                labels[id] = f"{name} ({extra})" if extra else name
         return labels
 
 
@@ -97,39 +97,43 @@ def load_runs(
         None if run.folder is None else load_evidence(run.folder) for run in finished
     ]
     # One run that knows the names is enough for all with the same class list.
-    known = {digest(list(e.names)): e.names for e in evidences if e is not None}
-    reported = [
-        ReportedRun(run.record, run.folder, evidence, _names(run.record, root, known))
-        for run, evidence in zip(finished, evidences, strict=True)
-    ]
+    class_lists = {}
+    for evidence in evidences:
+        if evidence is not None:
+            class_lists[digest(list(evidence.names))] = evidence.names
+    reported = []
+    for run, evidence in zip(finished, evidences, strict=True):
+        names = _class_names(run.record, root, class_lists)
+        reported.append(ReportedRun(run.record, run.folder, evidence, names))
     return reported, unfinished
 
 
-def _names(
-    record: Record, root: Path | str | None, known: dict[str, tuple[str, ...]]
+def _class_names(
+    record: Record, root: Path | str | None, class_lists: dict[str, tuple[str, ...]]
 ) -> tuple[str, ...]:
     """Class names of a run, looked up once per class list."""
     prompts = record.settings["prompts"]
     wanted = str(prompts["names"])
-    if wanted not in known:
+    if wanted not in class_lists:
+        dataset = record.settings["stream"]["datasets"][0]["id"]
         try:
-            names = get_dataset(
-                record.settings["stream"]["datasets"][0]["id"], root
-            ).names
+            names = get_dataset(dataset, root).names
         except (ValueError, KeyError, OSError, ImportError):  # it cannot be opened here
             names = ()
-        numbered = tuple(f"class {label}" for label in range(prompts["classes"]))
-        known[wanted] = names if digest(list(names)) == wanted else numbered
-    return known[wanted]
+        if digest(list(names)) != wanted:
+            names = tuple(f"class {label}" for label in range(prompts["classes"]))
+        class_lists[wanted] = names
+    return class_lists[wanted]
 
 
 def group_runs(runs: Sequence[ReportedRun]) -> list[RunGroup]:
     """Runs by dataset and by the images they saw, in the order given."""
     groups = grouped(runs, lambda run: (run.record.dataset, run.predictions.keys))
-    return [
-        RunGroup(dataset, tuple(sorted(members, key=lambda run: not run.plain)))
-        for (dataset, _), members in groups.items()
-    ]
+    found = []
+    for (dataset, _), members in groups.items():
+        zero_shot_first = sorted(members, key=lambda run: not run.plain)
+        found.append(RunGroup(dataset, tuple(zero_shot_first)))
+    return found
 
 
 def shown_groups(runs: Sequence[ReportedRun]) -> list[RunGroup]:
@@ -138,36 +142,39 @@ def shown_groups(runs: Sequence[ReportedRun]) -> list[RunGroup]:
     Of several seeds the first; of several settings of a method the one that is closest
     to what most of its runs have.
     """
-    first: dict[str, RunGroup] = {}
+    # Of several streams over a dataset the one that most methods saw.
+    by_dataset: dict[str, RunGroup] = {}
     for group in group_runs(runs):
-        known = first.setdefault(group.dataset, group)
-        if len({run.name for run in group.runs}) > len(
-            {run.name for run in known.runs}
-        ):
-            first[group.dataset] = group
-    return [
-        RunGroup(group.dataset, _one_per_method(group.runs)) for group in first.values()
-    ]
+        best = by_dataset.setdefault(group.dataset, group)
+        if _methods(group) > _methods(best):
+            by_dataset[group.dataset] = group
+    groups = by_dataset.values()
+    return [RunGroup(group.dataset, _one_per_method(group.runs)) for group in groups]
+
+
+def _methods(group: RunGroup) -> int:
+    return len({run.name for run in group.runs})
 
 
 def _one_per_method(runs: Sequence[ReportedRun]) -> tuple[ReportedRun, ...]:
+    """Choose of each method the run whose settings are the usual ones."""
     chosen = []
     for members in grouped(runs, lambda run: run.name).values():
         settings = [flat_settings(run) for run in members]
         keys = [key for key in varying(settings) if key != "seed"]
         usual = {key: most_common([each.get(key) for each in settings]) for key in keys}
-        fit = [
-            sum(each.get(key) == value for key, value in usual.items())
-            for each in settings
-        ]
-        chosen.append(members[fit.index(max(fit))])
+        agreement = []
+        for setting in settings:
+            usual_keys = [key for key in keys if setting.get(key) == usual[key]]
+            agreement.append(len(usual_keys))
+        chosen.append(members[agreement.index(max(agreement))])
     return tuple(chosen[:_SHOWN])
 
 
 def most_common(values: Sequence[Any]) -> Any:
     """The value that most have; of equally many the first."""
-    best = Counter(map(repr, values)).most_common(1)[0][0]
-    return next(value for value in values if repr(value) == best)
+    ((most_frequent, _),) = Counter(map(repr, values)).most_common(1)
+    return next(value for value in values if repr(value) == most_frequent)
 
 
 def flat_settings(run: Run) -> dict[str, Any]:

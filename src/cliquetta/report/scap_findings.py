@@ -35,9 +35,8 @@ class ScapFindings:
     mean_size: float
     max_size: int
     images_with_clique: int
-    common_class: (
-        str  # that most cliques are candidates for; empty where none is stored
-    )
+    common_class: str
+    """that most cliques are candidates for; empty where none is stored"""
     common_cliques: int
     mapped: int  # images with attention maps
     moved: float  # percent of their attention that all prompts moved, on average
@@ -94,17 +93,19 @@ def find(evidence: Evidence, kind: Kind = "class") -> ScapFindings | None:
     images = _total(lines, "images")
     if not images:
         return None
-    described = [b.description for b in evidence.batches if b.description is not None]
-    owners = [clique["class"] for one in described for clique in one["cliques"]]
-    ((common, frequency),) = Counter(owners).most_common(1) or [(None, 0)]
-    moved = [_moved(entry, kind) for batch in evidence.batches for entry in batch.maps]
-    used = {
-        (scored["class"], scored["retained"])
-        for one in described
-        for image in one["images"]
-        for scored in image["passes"]
-        if scored["retained"] is not None
-    }
+    candidates: Counter[int] = Counter()
+    retained_used = set()
+    moved = []
+    for batch in evidence.batches:
+        moved += [_moved(entry, kind) for entry in batch.maps]
+        if batch.description is None:
+            continue
+        candidates.update(clique["class"] for clique in batch.description["cliques"])
+        for image in batch.description["images"]:
+            for scored in image["passes"]:
+                if scored["retained"] is not None:
+                    retained_used.add((scored["class"], scored["retained"]))
+    common = candidates.most_common(1)
     cliques = _total(lines, "cliques")
     members = sum(line["cliques"] * line["mean_size"] for line in lines)
     return ScapFindings(
@@ -115,13 +116,13 @@ def find(evidence: Evidence, kind: Kind = "class") -> ScapFindings | None:
         mean_size=members / max(1, cliques),
         max_size=max(int(line["max_size"]) for line in lines),
         images_with_clique=_total(lines, "images_with_clique"),
-        common_class="" if common is None else evidence.names[common],
-        common_cliques=frequency,
+        common_class=evidence.names[common[0][0]] if common else "",
+        common_cliques=common[0][1] if common else 0,
         mapped=len(moved),
         moved=mean(moved) if moved else 0.0,
         most_moved=max(moved, default=0.0),
         images_with_retained=_total(lines, "images_with_retained"),
-        retained_used=len(used),
+        retained_used=len(retained_used),
     )
 
 
@@ -134,4 +135,5 @@ def _moved(entry: MapEvidence, kind: Kind) -> float:
     grids = patch_grid(torch.from_numpy(entry.maps[kind])).numpy()
     plain = grids[0]
     together = grids[-1]
-    return float(50 * np.abs(together - plain).sum())
+    shift = np.abs(together - plain).sum()
+    return float(50 * shift)  # what leaves one patch arrives at another

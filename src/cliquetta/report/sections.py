@@ -8,7 +8,7 @@ from functools import partial
 
 from cliquetta.evaluation.ablation import Curve
 from cliquetta.evaluation.comparison import MARKS, Cell, compare, grouped
-from cliquetta.evaluation.grid import BASELINE
+from cliquetta.evaluation.metric_table import METRICS
 from cliquetta.evaluation.predictions import Predictions
 from cliquetta.report import changes, stream
 from cliquetta.report.curves import curve_figure
@@ -26,6 +26,7 @@ from cliquetta.report.runs import ReportedRun, RunGroup, shown_groups
 
 _MOVES = 8  # moves between classes in the table
 _CARDS = 4  # methods whose figures head a page
+_CHANGED = 4  # methods whose changed predictions are shown
 _FOLDED = 8  # runs up to which commands are shown without a click
 
 
@@ -38,8 +39,18 @@ def results(runs: Sequence[ReportedRun]) -> str:
     """One row per dataset and method, seeds together."""
     comparison = compare(runs, split=True)
     rows = [_result_row(cell) for cell in comparison.cells.values()]
-    columns = ("dataset", "method", "seeds", "top-1 %", "vs zero_shot", "wrong → right",
-               "right → wrong", "p", "ECE %", "images/s")  # fmt: skip
+    columns = (
+        "dataset",
+        "method",
+        "seeds",
+        METRICS["top1"].heading,
+        "vs zero_shot",
+        "wrong → right",
+        "right → wrong",
+        "p",
+        METRICS["ece"].heading,
+        "images/s",
+    )
     notes = [f"{mark} {MARKS[mark]}" for mark in comparison.marks]
     if any(cell.better for cell in comparison.cells.values()):
         notes.append(
@@ -50,69 +61,89 @@ def results(runs: Sequence[ReportedRun]) -> str:
 
 
 def _result_row(cell: Cell) -> list[str]:
-    test = cell.test
-    tested = (
-        [f"{test.repaired:,}", f"{test.broken:,}", f"{test.p:.2g}"]
-        if test
-        else ["–"] * 3
-    )
-    rate = statistics.mean(
-        r.record.throughput.get("images_per_second", 0.0) for r in cell.runs
-    )
+    """Write a method on a dataset: accuracy, the paired test, calibration, speed."""
+    accuracy = number(cell.mean)
+    if cell.sd is not None:
+        accuracy += f" ± {number(cell.sd)}"
+    repaired = broken = p = "–"
+    if cell.test:
+        repaired = f"{cell.test.repaired:,}"
+        broken = f"{cell.test.broken:,}"
+        p = f"{cell.test.p:.2g}"
+    rates = [run.record.throughput.get("images_per_second", 0.0) for run in cell.runs]
+    rate = statistics.mean(rates)
     return [
         cell.column,
         f"{cell.row} {cell.marks}".strip(),
         str(len(cell.runs)),
-        number(cell.mean) + ("" if cell.sd is None else f" ± {number(cell.sd)}"),
+        accuracy,
         f"{number(cell.gain, signed=True)} {cell.better}".strip(),
-        *tested,
+        repaired,
+        broken,
+        p,
         number(cell.ece),
         number(rate, 1 if rate < 10 else 0),
     ]
 
 
 def headline(runs: Sequence[ReportedRun]) -> str:
-    """The figures to read first: of one method what it changed, of a few how often each is right.
+    """Headline numbers: of one method what it changed, of a few how often each is right.
 
     All seeds count, as in the table below. Nothing for many methods, or where not all
     of them saw the same images.
     """
-    streams = [
-        {run.name: run.predictions for run in group.runs}  # zero-shot first
-        for members in grouped(runs, lambda run: run.record.seed).values()
-        for group in shown_groups(members)
-        if group.baseline and group.adapted
-    ]
-    plain, *methods = streams[0] if streams else (BASELINE,)
-    if not 1 <= len(methods) <= _CARDS or any(
+    streams = _compared_streams(runs)
+    if not streams:
+        return ""
+    plain, *methods = streams[0]  # zero-shot is first
+    if len(methods) > _CARDS or any(
         each.keys() != streams[0].keys() for each in streams
     ):
         return ""
     if not all((run.labels >= 0).any() for each in streams for run in each.values()):
         return ""
-    entries = [
-        (_right([each[m] for each in streams]), f"right with {m}") for m in streams[0]
-    ]
-    pairs = [[(each[plain], each[method]) for each in streams] for method in methods]
-    counts = [changes.count_changes(pair) for pair in pairs]
+    entries = []
+    for name in streams[0]:
+        accuracy = _right([each[name] for each in streams])
+        entries.append((accuracy, f"right with {name}"))
+    counts = {}
+    for method in methods:
+        pairs = [(each[plain], each[method]) for each in streams]
+        counts[method] = changes.count_changes(pairs)
+
     if len(counts) > 1:
-        # On one stream of images its own section says the same.
-        words = map(changes.in_words, counts, methods) if len(streams) > 1 else ()
-        return cards(entries) + "".join(f"<p>{esc(sentence)}</p>" for sentence in words)
-    test = counts[0].test
-    assert test is not None
-    entries.append(
-        (f"{counts[0].changed:,}", f"of {counts[0].images:,} predictions changed")
-    )
-    entries.append((f"{test.repaired:,}", "from wrong to right"))
-    entries.append((f"{test.broken:,}", "from right to wrong"))
+        html = cards(entries)
+        if len(streams) > 1:  # the section of a single stream says the same
+            for method, counted in counts.items():
+                html += f"<p>{esc(changes.in_words(counted, method))}</p>"
+        return html
+    (counted,) = counts.values()
+    assert counted.test is not None
+    changed = f"{counted.changed:,}"
+    entries.append((changed, f"of {counted.images:,} predictions changed"))
+    entries.append((f"{counted.test.repaired:,}", "from wrong to right"))
+    entries.append((f"{counted.test.broken:,}", "from right to wrong"))
     return cards(entries)
+
+
+def _compared_streams(runs: Sequence[ReportedRun]) -> list[dict[str, Predictions]]:
+    """Predictions by method, zero-shot first, for every seed and dataset with both."""
+    streams = []
+    for members in grouped(runs, lambda run: run.record.seed).values():
+        for group in shown_groups(members):
+            if group.baseline and group.adapted:
+                streams.append({run.name: run.predictions for run in group.runs})
+    return streams
 
 
 def _right(streams: Sequence[Predictions]) -> str:
     """Share of correct predictions among the labelled images of all streams."""
-    known = sum(int((each.labels >= 0).sum()) for each in streams)
-    return f"{100 * sum(int(each.correct.sum()) for each in streams) / known:.1f} %"
+    labelled = 0
+    correct = 0
+    for predictions in streams:
+        labelled += int((predictions.labels >= 0).sum())
+        correct += int(predictions.correct.sum())
+    return f"{100 * correct / labelled:.1f} %"
 
 
 def group_section(group: RunGroup, figures: PageFigures, *, draw: bool) -> str:
@@ -132,36 +163,37 @@ def group_section(group: RunGroup, figures: PageFigures, *, draw: bool) -> str:
         return "".join(parts)
     if group.runs[0].labelled:
         name = f"{slug(group.dataset)}-{group.runs[0].id[-10:]}"
-        parts += [_stream(group, figures, name), _reliability(group, figures, name)]
+        parts.append(_stream(group, figures, name))
+        parts.append(_reliability(group, figures, name))
     if base is not None:
-        own = group.adapted[:4]
-        parts += [_changed(base, run, group.labels[run.id], figures) for run in own]
+        for run in group.adapted[:_CHANGED]:
+            parts.append(_changed(base, run, group.labels[run.id], figures))
     return "".join(parts)
 
 
 def _stream(group: RunGroup, figures: PageFigures, name: str) -> str:
-    ends = {
-        group.labels[run.id]: stream.accuracy_so_far(run.predictions)[-1]
-        for run in group.runs
-    }
-    alt = "Accuracy over the stream; at its end " + ", ".join(
-        f"{label} {value:.1f} %" for label, value in ends.items()
-    )
+    """The figure of accuracy over the stream."""
+    ends = {}
+    for run in group.runs:
+        ends[group.labels[run.id]] = stream.accuracy_so_far(run.predictions)[-1]
+    at_end = ", ".join(f"{label} {value:.1f} %" for label, value in ends.items())
+    alt = f"Accuracy over the stream; at its end {at_end}"
     caption = "Share of correct predictions up to each image."
     if group.baseline is not None and group.adapted:
         caption += " Below, correct predictions more (or fewer) than zero_shot so far."
     if stream.dataset_changes(group.runs[0]):
         caption += " Dotted lines: another dataset begins."
-    figure = figures.add(
-        f"stream-{name}", lambda: stream.stream_figure(group), alt, caption
-    )
+    draw = partial(stream.stream_figure, group)
+    figure = figures.add(f"stream-{name}", draw, alt, caption)
     return f"<h3>Accuracy over the stream</h3>{figure}"
 
 
 def _reliability(group: RunGroup, figures: PageFigures, name: str) -> str:
-    alt = "Reliability diagrams; expected calibration error " + ", ".join(
-        f"{group.labels[run.id]} {number(run.metric('ece'), 1)} %" for run in group.runs
-    )
+    """The figure of calibration, a panel per run."""
+    errors = []
+    for run in group.runs:
+        errors.append(f"{group.labels[run.id]} {number(run.metric('ece'), 1)} %")
+    alt = f"Reliability diagrams; expected calibration error {', '.join(errors)}"
     caption = (
         "How often predictions of a confidence are right; on the dashed line they would be "
         "calibrated. Hatched: the gap. Below, how many predictions have that confidence."
@@ -174,22 +206,19 @@ def _reliability(group: RunGroup, figures: PageFigures, name: str) -> str:
 def _changed(
     base: ReportedRun, run: ReportedRun, label: str, figures: PageFigures
 ) -> str:
-    most_frequent = changes.moves(base.predictions, run.predictions)
-    if not most_frequent:
+    """Predictions that a run changed: a table of moves, with labels beside a figure."""
+    moves = changes.moves(base.predictions, run.predictions)
+    if not moves:
         return ""
-    rows = [
-        (
-            f"{run.class_name(move.before)} → {run.class_name(move.after)}",
-            f"{move.count:,}",
-            f"{move.repaired:,}" if run.labelled else "–",
-            f"{move.broken:,}" if run.labelled else "–",
-        )
-        for move in most_frequent[:_MOVES]
-    ]
+    rows = []
+    for move in moves[:_MOVES]:
+        words = f"{run.class_name(move.before)} → {run.class_name(move.after)}"
+        repaired = f"{move.repaired:,}" if run.labelled else "–"
+        broken = f"{move.broken:,}" if run.labelled else "–"
+        rows.append((words, f"{move.count:,}", repaired, broken))
     columns = ("prediction, before → after", "images", "now right", "now wrong")
-    listed = table(
-        columns, rows, caption=f"Most frequent of {count(len(most_frequent), 'move')}"
-    )
+    caption = f"Most frequent of {count(len(moves), 'move')}"
+    listed = table(columns, rows, caption=caption)
     heading = f"<h3>Predictions that {esc(label)} changed</h3>"
     if not run.labelled:
         return heading + listed
@@ -209,10 +238,10 @@ def curves_section(curves: Sequence[Curve], figures: PageFigures) -> str:
     """Settings that were varied."""
     parts = []
     for curve in curves:
-        values = ", ".join(
-            f"{point.value}: {point.mean:.1f} %" for point in curve.points
-        )
-        about, words = curve.points[0].records[0], curve.field.replace("_", " ")
+        points = [f"{point.value}: {point.mean:.1f} %" for point in curve.points]
+        values = ", ".join(points)
+        about = curve.points[0].records[0]
+        words = curve.field.replace("_", " ")
         alt = f"Top-1 of {about.method} on {about.dataset} over {words}; {values}"
         caption = f"{about.method} on {about.dataset}: {words}."
         if curve.default is not None:
@@ -231,24 +260,27 @@ def repeat_section(runs: Sequence[ReportedRun]) -> str:
     parts = []
     for run in runs:
         line, remarks = repeat_command(run.record)
-        notes = "".join(f'<p class="note">{esc(remark)}</p>' for remark in remarks)
-        command, settings = (
-            f"<pre><code>{esc(line)}</code></pre>{notes}",
-            _settings(run),
-        )
-        shown = f"<h3>{esc(run.id)}</h3>{command}{details('Settings and machine', settings)}"
-        parts.append(
-            details(run.id, command + settings) if len(runs) > _FOLDED else shown
-        )
+        command = f"<pre><code>{esc(line)}</code></pre>"
+        for remark in remarks:
+            command += f'<p class="note">{esc(remark)}</p>'
+        settings = _settings(run)
+        if len(runs) > _FOLDED:
+            parts.append(details(run.id, command + settings))
+        else:
+            folded = details("Settings and machine", settings)
+            parts.append(f"<h3>{esc(run.id)}</h3>{command}{folded}")
     return "".join(parts)
 
 
 def _settings(run: ReportedRun) -> str:
+    """Tables of what a run was, on which machine, and of the fields of its config."""
     record = run.record
-    memory = [
-        f"{kind} {size / 2**20:,.0f} MiB" for kind, size in record.peak_memory.items()
-    ]
-    versions = record.environment.get("versions", {})
+    memory = []
+    for kind, size in record.peak_memory.items():
+        memory.append(f"{kind} {size / 2**20:,.0f} MiB")
+    versions = []
+    for package, version in record.environment.get("versions", {}).items():
+        versions.append(f"{package} {version}")
     model = record.settings["model"]
     facts = [
         ("images", f"{record.images:,}"),
@@ -258,17 +290,12 @@ def _settings(run: ReportedRun) -> str:
         ("seconds of prediction", number(record.throughput.get("seconds"), 1)),
         ("peak memory", ", ".join(memory)),
         ("device", str(record.environment.get("device_name", ""))),
-        (
-            "versions",
-            ", ".join(f"{name} {version}" for name, version in versions.items()),
-        ),
+        ("versions", ", ".join(versions)),
     ]
-    config = [
-        (key, json.dumps(value)) for key, value in record.settings["config"].items()
-    ]
-    listed = (
-        table(("setting", "value"), config, labels=2)
-        if config
-        else "<p>No settings.</p>"
-    )
-    return table(("fact", "value"), facts, labels=2) + listed
+    config = []
+    for key, value in record.settings["config"].items():
+        config.append((key, json.dumps(value)))
+    html = table(("fact", "value"), facts, labels=2)
+    if not config:
+        return f"{html}<p>No settings.</p>"
+    return html + table(("setting", "value"), config, labels=2)

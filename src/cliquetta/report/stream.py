@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,51 +18,52 @@ _POINTS = 240  # points drawn per line; a page must stay small
 
 def accuracy_so_far(predictions: Predictions) -> npt.NDArray[np.float64]:
     """Percent right among the labelled images up to each image, (n,); NaN before the first."""
-    known = predictions.labels >= 0
-    seen = known.cumsum()
-    right = (predictions.correct & known).cumsum()
+    labelled = predictions.labels >= 0
+    seen = labelled.cumsum()
+    right = (predictions.correct & labelled).cumsum()
     with np.errstate(invalid="ignore", divide="ignore"):
-        share: npt.NDArray[np.float64] = np.where(seen > 0, 100 * right / seen, np.nan)
+        percent = 100 * right / seen
+    share: npt.NDArray[np.float64] = np.where(seen > 0, percent, np.nan)
     return share
 
 
 def domain_starts(keys: Sequence[str], datasets: Iterable[str]) -> list[int]:
     """Positions from which on images are of another of the datasets; others count for none."""
     by_length = sorted(set(datasets), key=len, reverse=True)
-    owners = [
-        next((id for id in by_length if key.startswith(f"{id}/")), None) for key in keys
-    ]
-    owned = [(index, owner) for index, owner in enumerate(owners) if owner is not None]
-    return [index for (_, before), (index, owner) in pairwise(owned) if owner != before]
+    starts = []
+    current = None
+    for index, key in enumerate(keys):
+        owners = (id for id in by_length if key.startswith(f"{id}/"))
+        owner = next(owners, None)
+        if owner is None:
+            continue
+        if current not in (None, owner):
+            starts.append(index)
+        current = owner
+    return starts
 
 
 def dataset_changes(run: ReportedRun) -> list[int]:
     """Positions in a sequence of datasets at which another one begins."""
+    if run.order == "mixed":
+        return []
     stream = run.record.settings["stream"]
-    ids = {entry["id"] for entry in stream["datasets"]} - {
-        stream.get("unknown")
-    }  # is mixed in
-    return [] if run.order == "mixed" else domain_starts(run.predictions.keys, ids)
+    datasets = {entry["id"] for entry in stream["datasets"]}
+    datasets.discard(stream.get("unknown"))  # it is mixed in
+    return domain_starts(run.predictions.keys, datasets)
 
 
 def stream_figure(group: RunGroup) -> style.Figure:
     """Accuracy so far of every run, and below it the predictions gained over zero-shot."""
     base = group.baseline
     both = base is not None and bool(group.adapted)
+    drawn = _drawn_images(len(group.runs[0].predictions))
     with style.new_figure(6.8, 4.6 if both else 3.0) as figure:
-        axes = figure.subplots(
-            2 if both else 1,
-            1,
-            sharex=True,
-            squeeze=False,
-            height_ratios=[3, 2][: 1 + both],
-        )[:, 0]
-        images = len(
-            group.runs[0].predictions
-        )  # evenly spread points, the last image included
-        drawn = np.unique(
-            np.linspace(0, images - 1, min(images, _POINTS)).round().astype(np.int64)
+        heights = [3, 2] if both else [3]
+        panels = figure.subplots(
+            len(heights), 1, sharex=True, squeeze=False, height_ratios=heights
         )
+        axes = panels[:, 0]
         for turn, run in enumerate(group.adapted):
             look = style.line_look(turn) | {"marker": ""}
             label = group.labels[run.id]
@@ -92,23 +91,33 @@ def stream_figure(group: RunGroup) -> style.Figure:
     return figure
 
 
+def _drawn_images(images: int) -> npt.NDArray[np.int64]:
+    """Choose evenly spread images, the last one included."""
+    spread = np.linspace(0, images - 1, min(images, _POINTS))
+    return np.unique(spread.round().astype(np.int64))
+
+
 def _leave_the_start_out(axes: style.Axes) -> None:
     """Scale to what comes after the first tenth: the mean of a few images jumps from 0 to 100."""
-    lines = [
-        np.asarray(line.get_ydata(), dtype=np.float64) for line in axes.get_lines()
-    ]
-    heights = np.concatenate([values[len(values) // 10 :] for values in lines])
-    if not np.isnan(heights).all():
-        low, high = np.nanmin(heights), np.nanmax(heights)
-        room = max(2.0, 0.15 * (high - low))
-        axes.set_ylim(max(-1.0, low - room), min(101.0, high + room))
+    parts = []
+    for line in axes.get_lines():
+        values = np.asarray(line.get_ydata(), dtype=np.float64)
+        parts.append(values[len(values) // 10 :])
+    heights = np.concatenate(parts)
+    if np.isnan(heights).all():
+        return
+    low = np.nanmin(heights)
+    high = np.nanmax(heights)
+    room = max(2.0, 0.15 * (high - low))
+    axes.set_ylim(max(-1.0, low - room), min(101.0, high + room))
 
 
 def _finish(axes: style.Axes, group: RunGroup, label: str) -> None:
     axes.set_ylabel(label)
     axes.margins(x=0.01)
+    dotted = (0, (1, 2))
     for start in dataset_changes(group.runs[0]):
-        axes.axvline(start + 1, color=style.FAINT, linewidth=1, linestyle=(0, (1, 2)))
+        axes.axvline(start + 1, color=style.FAINT, linewidth=1, linestyle=dotted)
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,16 +142,24 @@ def reliability(predictions: Predictions) -> Reliability:
     The edges are torchmetrics' own, so that the error is the one of the record; there,
     only confidences of exactly 1 have a bin to themselves.
     """
-    known = predictions.labels >= 0
-    confidence = predictions.probabilities[known, 0]
-    right = predictions.correct[known].astype(np.float64)
+    labelled = predictions.labels >= 0
+    confidence = predictions.probabilities[labelled, 0]
+    right = predictions.correct[labelled].astype(np.float64)
+
     edges = torch.linspace(0, 1, BINS + 1).numpy()
-    slot = np.clip(np.digitize(confidence, edges) - 1, 0, BINS - 1)
+    slot = np.digitize(confidence, edges) - 1
+    slot = np.clip(slot, 0, BINS - 1)
+
     count = np.bincount(slot, minlength=BINS)
     with np.errstate(invalid="ignore"):
-        mean = np.bincount(slot, confidence, BINS) / count
+        mean_confidence = np.bincount(slot, confidence, BINS) / count
         accuracy = np.bincount(slot, right, BINS) / count
-    return Reliability(edges.astype(np.float64), count, mean, accuracy)
+    return Reliability(
+        edges=edges.astype(np.float64),
+        count=count,
+        confidence=mean_confidence,
+        accuracy=accuracy,
+    )
 
 
 def reliability_figure(group: RunGroup) -> style.Figure:
@@ -156,7 +173,8 @@ def reliability_figure(group: RunGroup) -> style.Figure:
         )
         for turn in range(rows * columns):
             row, column = divmod(turn, columns)
-            upper, lower = grid[2 * row, column], grid[2 * row + 1, column]
+            upper = grid[2 * row, column]
+            lower = grid[2 * row + 1, column]
             if turn >= len(group.runs):
                 upper.set_axis_off()
                 lower.set_axis_off()
@@ -170,31 +188,35 @@ def reliability_figure(group: RunGroup) -> style.Figure:
 
 
 def _panel(upper: style.Axes, lower: style.Axes, run: ReportedRun, label: str) -> None:
+    """Draw one run: accuracy by confidence above, the share of predictions below."""
     bins = reliability(run.predictions)
-    width = 100 / len(bins.count)
+    width = 0.94 * (100 / len(bins.count))
     centres = 100 * (bins.edges[:-1] + bins.edges[1:]) / 2
-    accuracy, confidence = 100 * bins.accuracy, 100 * bins.confidence
-    upper.bar(centres, accuracy, width * 0.94, color=style.COLOURS[0])
-    gap, bottom = np.nan_to_num(confidence - accuracy), np.nan_to_num(accuracy)
-    hatched: dict[str, Any] = {
-        "facecolor": "none",
-        "edgecolor": style.COLOURS[1],
-        "hatch": "////",
-    }
-    upper.bar(centres, gap, width * 0.94, bottom=bottom, linewidth=0.8, **hatched)
-    upper.plot(
-        [0, 100], [0, 100], color=style.FAINT, linewidth=1, linestyle=(0, (3, 3))
+
+    # Solid bars are the accuracy; hatched ones lead from there to the confidence.
+    accuracy = 100 * bins.accuracy
+    gap = 100 * bins.confidence - accuracy
+    upper.bar(centres, accuracy, width, color=style.COLOURS[0])
+    upper.bar(
+        centres,
+        np.nan_to_num(gap),
+        width,
+        bottom=np.nan_to_num(accuracy),
+        linewidth=0.8,
+        facecolor="none",
+        edgecolor=style.COLOURS[1],
+        hatch="////",
     )
+    dashed = (0, (3, 3))
+    upper.plot([0, 100], [0, 100], color=style.FAINT, linewidth=1, linestyle=dashed)
     upper.set_title(label if len(label) < 24 else label[:22] + "…")
+
     error = run.metric("ece") or 100 * bins.error
     box = {"facecolor": style.PAPER, "edgecolor": "none", "alpha": 0.85, "pad": 1.5}
     upper.text(4, 97, f"ECE {error:.1f} %", va="top", color=style.INK, bbox=box)
     upper.set(xlim=(0, 100), ylim=(0, 102), yticks=[0, 25, 50, 75, 100])
-    lower.bar(
-        centres,
-        100 * bins.count / max(1, bins.count.sum()),
-        width * 0.94,
-        color=style.FAINT,
-    )
+
+    share = 100 * bins.count / max(1, bins.count.sum())
+    lower.bar(centres, share, width, color=style.FAINT)
     lower.set(xlim=(0, 100), xticks=[0, 50, 100])
     lower.set_xlabel("confidence, %")

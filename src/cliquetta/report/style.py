@@ -63,10 +63,15 @@ _INKED = (
 )
 _SETTINGS: Any = {  # matplotlib types its keys from some version on
     **dict.fromkeys(_INKED, INK),
-    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
-    **dict.fromkeys(("axes.grid", "axes.axisbelow"), True),
-    **dict.fromkeys(("font.size", "axes.labelsize"), 9.5),
-    **dict.fromkeys(("grid.linewidth", "hatch.linewidth"), 0.7),
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "font.size": 9.5,
+    "axes.labelsize": 9.5,
+    "grid.linewidth": 0.7,
+    "hatch.linewidth": 0.7,
     "font.family": "sans-serif",
     "axes.titlesize": 10.5,
     "axes.titleweight": "bold",
@@ -133,7 +138,8 @@ def to_file(figure: Figure, kind: str) -> bytes:
     """The figure as ``png`` (200 dpi) or ``pdf``, on white."""
     import matplotlib
 
-    file, metadata = io.BytesIO(), {"CreationDate": None} if kind == "pdf" else None
+    file = io.BytesIO()
+    metadata = {"CreationDate": None} if kind == "pdf" else None
     with matplotlib.rc_context(_SETTINGS):
         figure.savefig(file, format=kind, dpi=200, facecolor=PAPER, metadata=metadata)
     return file.getvalue()

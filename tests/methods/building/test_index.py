@@ -43,7 +43,7 @@ def test_names_read_from_the_source_are_those_registered() -> None:
 
 
 def test_the_packaged_index_is_up_to_date() -> None:
-    """`cliquetta reproduce methods --overwrite` writes it."""
+    """`python -m benchmarks.results methods --overwrite` writes it."""
     entries = {
         entry.name: (
             list(entry.presets),

@@ -18,7 +18,7 @@ PLUG_INS = "cliquetta.methods"
 PLUG_IN_FILES = "CLIQUETTA_PLUGINS"
 """Environment variable of files that register methods, which child processes read as well."""
 INDEX_FILE = Path("src/cliquetta/methods/data/index.json")
-"""The index in a clone of the repository, written by ``cliquetta reproduce methods``."""
+"""The index in a clone of the repository, written by ``python -m benchmarks.results methods``."""
 _REGISTERED = re.compile(r'@register\(\s*"([^"]+)"')
 
 

@@ -11,11 +11,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.results import COMMAND
+from benchmarks.results import results_pages as pages
 from cliquetta.decimals import signed
 from cliquetta.evaluation.grid import BASELINE
 from cliquetta.evaluation.record import Record
 from cliquetta.evaluation.tables import TextTable, to_markdown
-from cliquetta.report import results_pages as pages
 
 PRINTED = "printed-imagenet.json"
 SINGLE = "single"
@@ -153,7 +154,7 @@ def printed_section(printed: Sequence[Printed], records: Sequence[Record]) -> st
     """Write the section: the table, then a sentence for every method."""
     rows = match(printed, records)
     if not rows:
-        return "**Not recorded yet**: `cliquetta reproduce published --run --root DIR`."
+        return f"**Not recorded yet**: `{COMMAND} published --run --root DIR`."
     head = (
         "method",
         "texts",
@@ -240,7 +241,7 @@ def _sentence(entry: Printed) -> str:
 
 def insert_between(page: str, name: str, command: str, text: str) -> str:
     """Put a text between the two marks of its name on a page."""
-    begin = f"<!-- {name}: cliquetta reproduce {command} -->"
+    begin = f"<!-- {name}: {COMMAND} {command} -->"
     end = f"<!-- /{name} -->"
     before, found_begin, rest = page.partition(begin)
     _, found_end, after = rest.partition(end)

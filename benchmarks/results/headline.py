@@ -5,19 +5,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cliquetta.evaluation.comparison import Overall
-from cliquetta.evaluation.grid import BASELINE
-from cliquetta.evaluation.record import Record
-from cliquetta.evaluation.tables import TextTable, to_markdown
-from cliquetta.methods.registry import DEFAULT_METHOD
-from cliquetta.report import results_pages as pages
-from cliquetta.report.headline_figure import Bars, headline_figure
-from cliquetta.report.imagenet_page import (
+from benchmarks.results import results_pages as pages
+from benchmarks.results.headline_figure import Bars, headline_figure
+from benchmarks.results.imagenet_page import (
     CLEAN,
     corruption_columns,
     on_all_images,
     own_rows,
 )
+from cliquetta.evaluation.comparison import Overall
+from cliquetta.evaluation.grid import BASELINE
+from cliquetta.evaluation.record import Record
+from cliquetta.evaluation.tables import TextTable, to_markdown
+from cliquetta.methods.registry import DEFAULT_METHOD
 
 COSTS = "speed-h200-methods_speed.json"
 """Time of methods beside encoding, each alone on the machine (``benchmarks.methods_speed``)."""

@@ -7,11 +7,11 @@ from xml.etree.ElementTree import fromstring
 
 import pytest
 
+from benchmarks.results import headline
+from benchmarks.results.headline import headline_table, read_costs
+from benchmarks.results.headline_figure import Bars, headline_figure
+from benchmarks.results.results_pages import read_settings
 from cliquetta.evaluation.record import Record, load_record
-from cliquetta.report import headline
-from cliquetta.report.headline import headline_table, read_costs
-from cliquetta.report.headline_figure import Bars, headline_figure
-from cliquetta.report.results_pages import read_settings
 from tests._helpers.made_runs import LABELS, PLAIN, make_run, table_cells
 
 CLEAN = "tar:{root}/tar/imagenet"
@@ -81,7 +81,7 @@ def test_the_best_rivals_are_shown_in_order_and_scap_wherever_it_stands(
 
 
 def test_costs_are_those_of_methods_alone() -> None:
-    costs: dict[str, Any] = read_costs(Path(__file__).parents[2] / "docs/results")
+    costs: dict[str, Any] = read_costs(Path(__file__).parents[3] / "docs/results")
     assert 1 < costs["tda"] < costs["tent"] < costs["scap"]
 
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from cliquetta.evaluation.grid import packaged_grid, read_grid
-from cliquetta.evaluation.record import Record
-from cliquetta.report.printed_page import (
+from benchmarks.results.grid_files import grid_file
+from benchmarks.results.printed_page import (
     DESCRIPTIONS,
     SINGLE,
     Printed,
@@ -19,8 +18,10 @@ from cliquetta.report.printed_page import (
     printed_section,
     read_printed,
 )
+from cliquetta.evaluation.grid import read_grid
+from cliquetta.evaluation.record import Record
 
-RESULTS = Path(__file__).parents[2] / "docs/results"
+RESULTS = Path(__file__).parents[3] / "docs/results"
 TDA = Printed(
     method="tda",
     name="TDA",
@@ -95,7 +96,7 @@ def test_a_difference_beyond_two_errors_is_bold_and_has_its_sentence() -> None:
 
 
 def test_the_section_replaces_what_was_between_its_marks() -> None:
-    start = "<!-- imagenet: cliquetta reproduce published -->"
+    start = "<!-- imagenet: python -m benchmarks.results published -->"
     page = f"before\n{start}\nold\n<!-- /imagenet -->\nafter"
     assert insert_between(page, "imagenet", "published", "new") == page.replace(
         "old", "new"
@@ -105,7 +106,7 @@ def test_the_section_replaces_what_was_between_its_marks() -> None:
 
 
 def test_every_printed_figure_has_a_source_and_a_run_in_the_grid() -> None:
-    specs = read_grid(packaged_grid("published-imagenet"), root="ROOT")
+    specs = read_grid(grid_file("published-imagenet"), root="ROOT")
     runs = {(s.method, DESCRIPTIONS if s.templates else SINGLE) for s in specs}
     printed = read_printed(RESULTS / "printed-imagenet.json")
     assert all(entry.source for entry in printed)

@@ -8,17 +8,17 @@ from xml.etree.ElementTree import fromstring
 
 import pytest
 
-from cliquetta.evaluation import grid as grids
-from cliquetta.evaluation.record import Record
-from cliquetta.methods.registry import method_entries
-from cliquetta.report import leaderboard, leaderboard_figure
-from cliquetta.report.leaderboard import (
+from benchmarks.results import leaderboard, leaderboard_figure
+from benchmarks.results.grid_files import GRIDS, grid_file
+from benchmarks.results.leaderboard import (
     COLUMNS,
     leaderboard_page,
     stream_kind,
     within_noise,
 )
-from cliquetta.report.results_pages import GRIDS
+from cliquetta.evaluation import grid as grids
+from cliquetta.evaluation.record import Record
+from cliquetta.methods.registry import method_entries
 from tests._helpers.made_runs import table_cells
 
 
@@ -162,7 +162,7 @@ FILLED = {
 @pytest.mark.parametrize("grid", GRIDS["leaderboard"])
 def test_the_grids_of_the_boards_fill_their_columns(grid: str) -> None:
     """With every method that can run there, and each beside zero-shot on the same images."""
-    path = grids.packaged_grid(grid)
+    path = grid_file(grid)
     specs = grids.read_grid(path, root=grids.ROOT)
     lacking = grids.TEXT_CAPABILITIES if specs[0].text_features else frozenset()
     able = {

@@ -8,10 +8,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from benchmarks.results.leaderboard import COLUMNS, BoardRow, recorded_columns
+from benchmarks.results.results_pages import method_of
 from cliquetta.evaluation.grid import BASELINE
 from cliquetta.methods.registry import DEFAULT_METHOD
-from cliquetta.report.leaderboard import COLUMNS, BoardRow, recorded_columns
-from cliquetta.report.results_pages import method_of
 from cliquetta.report.style import COLOURS, FAINT, GRID, INK, PAPER
 
 KINDS = tuple(column for column, (_, metric) in COLUMNS.items() if metric != "auroc")

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from cliquetta.evaluation.pairing import add_changes
+from benchmarks.results.pairing import add_changes
 from cliquetta.evaluation.record import load_record
 from tests._helpers.made_runs import ADAPTED, LABELS, PLAIN, make_run
 

@@ -1,18 +1,19 @@
 """The parts of a method's page that follow from the code: how to run it, and its settings.
 
 They stand in the files between two marks, so that a reader of the repository sees them
-as well. ``cliquetta reproduce methods`` writes them.
+as well. ``python -m benchmarks.results methods`` writes them.
 """
 
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.results import COMMAND
 from cliquetta.methods.building.config import config_fields
 from cliquetta.methods.building.index import index_text
 from cliquetta.methods.registry import MethodEntry, method_entries
 
-BEGIN = "<!-- written by `cliquetta reproduce methods` -->"
+BEGIN = f"<!-- written by `{COMMAND} methods` -->"
 END = "<!-- /written -->"
 RUN = "How to run it"
 SETTINGS = "Settings"

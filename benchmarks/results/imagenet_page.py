@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from benchmarks.results import results_pages as pages
+from benchmarks.results.printed_page import insert_between, recorded_line
 from cliquetta.data.corruptions import CORRUPTIONS, parse_dataset_id
 from cliquetta.decimals import signed
 from cliquetta.evaluation.comparison import Comparison, Overall, compare
 from cliquetta.evaluation.grid import BASELINE
 from cliquetta.evaluation.record import Record, Run
 from cliquetta.evaluation.tables import TextTable, to_markdown
-from cliquetta.report import results_pages as pages
-from cliquetta.report.printed_page import insert_between, recorded_line
 
 OFFICIAL = [
     name for name, one in CORRUPTIONS.items() if one.group not in ("rendering", "hub")

@@ -2,9 +2,7 @@
 
 from pathlib import Path
 
-from cliquetta.methods.building.index import INDEX_FILE
-from cliquetta.methods.registry import get_method, method_entries
-from cliquetta.report.method_pages import (
+from benchmarks.results.method_pages import (
     BEGIN,
     END,
     RUN,
@@ -14,8 +12,10 @@ from cliquetta.report.method_pages import (
     settings_table,
     write_page,
 )
+from cliquetta.methods.building.index import INDEX_FILE
+from cliquetta.methods.registry import get_method, method_entries
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 PAGE = """# TDA
 
 ## How to run it
@@ -36,7 +36,9 @@ def test_pages_and_index_are_what_the_code_says() -> None:
     index = REPOSITORY / INDEX_FILE
     for path, text in method_files(REPOSITORY / "docs/methods", index).items():
         known = path.read_text(encoding="utf-8")
-        assert known == text, f"run `cliquetta reproduce methods --overwrite`: {path}"
+        assert known == text, (
+            f"run `python -m benchmarks.results methods --overwrite`: {path}"
+        )
 
 
 def test_no_page_of_a_method_has_an_empty_section() -> None:

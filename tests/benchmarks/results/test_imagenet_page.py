@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from cliquetta.evaluation.record import Record, load_record
-from cliquetta.report.imagenet_page import (
+from benchmarks.results.imagenet_page import (
     OFFICIAL,
     PARTS,
     corruption_table,
@@ -16,6 +15,7 @@ from cliquetta.report.imagenet_page import (
     scap_single_view,
     scap_table,
 )
+from cliquetta.evaluation.record import Record, load_record
 from tests._helpers.made_runs import ADAPTED, LABELS, PLAIN, make_run, table_cells
 
 CLEAN = "tar:{root}/tar/imagenet"
@@ -123,7 +123,7 @@ def test_the_official_corruptions_are_fifteen() -> None:
 def test_a_page_without_records_says_so() -> None:
     names = ("corruptions", "scap", "recorded")
     marks = [
-        f"<!-- {name}: cliquetta reproduce leaderboard -->\n<!-- /{name} -->"
+        f"<!-- {name}: python -m benchmarks.results leaderboard -->\n<!-- /{name} -->"
         for name in names
     ]
     assert imagenet_page("\n".join(marks), []).count("**Not recorded yet.**") == 3

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.results import COMMAND
+from benchmarks.results import results_pages as pages
 from cliquetta.data.corruptions import CORRUPTIONS, parse_dataset_id
 from cliquetta.decimals import signed
 from cliquetta.evaluation.comparison import Cell, average, compare, grouped
@@ -14,7 +16,6 @@ from cliquetta.evaluation.grid import BASELINE
 from cliquetta.evaluation.record import Record, Run
 from cliquetta.evaluation.tables import TextTable, to_markdown
 from cliquetta.methods.registry import DEFAULT_METHOD, get_method
-from cliquetta.report import results_pages as pages
 
 BOARDS = {
     "leaderboard": "Bundled model",
@@ -144,7 +145,7 @@ def leaderboard_page(
 ) -> str:
     """The boards as Markdown: by title, records and rows; ``folder`` holds the methods' pages."""
     about = (
-        "Written by `cliquetta reproduce leaderboard` from the records in `docs/results`: do "
+        f"Written by `{COMMAND} leaderboard` from the records in `docs/results`: do "
         "not edit it. Every registered method that needs no labelled images; where text "
         "features are fixed, every one that needs no text tower."
     )
@@ -162,7 +163,7 @@ def _sections(
     records: Sequence[Record], rows: Mapping[str, BoardRow], folder: Path
 ) -> list[str]:
     if not records:
-        command = "`cliquetta reproduce leaderboard --run --device cuda` runs the grid"
+        command = f"`{COMMAND} leaderboard --run --device cuda` runs the grid"
         shares = "and writes this page; `--shard I/N` shares it out over processes."
         return [pages.fill(f"**Not recorded yet.** {command} {shares}")]
     columns = recorded_columns(rows)

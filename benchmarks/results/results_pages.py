@@ -6,23 +6,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from benchmarks.results import COMMAND
+from benchmarks.results.grid_files import GRIDS, grid_file
 from cliquetta.decimals import signed
 from cliquetta.errors import UserError
 from cliquetta.evaluation.comparison import Cell, Comparison, Overall, compare, grouped
-from cliquetta.evaluation.grid import BASELINE, grid_roles, packaged_grid
+from cliquetta.evaluation.grid import BASELINE, grid_roles
 from cliquetta.evaluation.record import Record, Run, unpack_records
 from cliquetta.evaluation.tables import TextTable, to_markdown
 from cliquetta.methods.registry import MethodEntry, get_method, method_entries
 
-GRIDS = {
-    "headline": ("bundled", "real", "leaderboard-imagenet"),
-    "methods": ("bundled", "methods", "real", "streams", "streams-real"),
-    "ablation": ("ablation", "ablation-real"),
-    "leaderboard": ("leaderboard", "leaderboard-real", "leaderboard-imagenet"),
-    "published": ("published-imagenet",),
-}
-"""Pages of our own results, and the grids whose records they are written from."""
-BEGIN, END = "<!-- headline: cliquetta reproduce headline -->", "<!-- /headline -->"
+BEGIN = f"<!-- headline: {COMMAND} headline -->"
+END = "<!-- /headline -->"
 BLANK = "–"
 REPORT, DEVELOPMENT, CLEAN = "report", "dev", "clean"
 COLUMNS = 8  # datasets of a table shift by shift
@@ -161,7 +156,7 @@ def methods_page(
     parts = [
         "# The methods compared",
         fill(
-            "Written by `cliquetta reproduce methods` from the records in `docs/results`: do not "
+            f"Written by `{COMMAND} methods` from the records in `docs/results`: do not "
             "edit it. Each name leads to the method's own page."
         ),
         "## How to read and choose",
@@ -202,7 +197,7 @@ def ablation_page(settings: Sequence[Setting]) -> str:
     """The ablation of a method: one row per config, every dataset in its column."""
     parts = [
         "# Ablations",
-        "Written by `cliquetta reproduce ablation` from records: do not edit it.",
+        f"Written by `{COMMAND} ablation` from records: do not edit it.",
         "\n".join(map(as_item, READING[:2])),
     ]
     for setting in settings:
@@ -409,14 +404,14 @@ class ResultsPages:
     def texts(self, page: str) -> dict[Path, str]:
         """The texts of a page's files, as its records say."""
         # which are made of this module
-        from cliquetta.report.headline import (
+        from benchmarks.results.headline import (
             headline_picture,
             headline_table,
             read_costs,
         )
-        from cliquetta.report.imagenet_page import imagenet_page
-        from cliquetta.report.leaderboard import BOARDS, board_rows, leaderboard_page
-        from cliquetta.report.leaderboard_figure import leaderboard_figure
+        from benchmarks.results.imagenet_page import imagenet_page
+        from benchmarks.results.leaderboard import BOARDS, board_rows, leaderboard_page
+        from benchmarks.results.leaderboard_figure import leaderboard_figure
 
         records = {
             grid: unpack_records(self.records(grid))
@@ -426,7 +421,7 @@ class ResultsPages:
         }
         if page == "published":
             return self._published(records["published-imagenet"])
-        roles = {grid: grid_roles(packaged_grid(grid)) for grid in records}
+        roles = {grid: grid_roles(grid_file(grid)) for grid in records}
         if page == "leaderboard":
             boards = {
                 BOARDS[g]: (some, board_rows(some, roles[g]))
@@ -452,7 +447,7 @@ class ResultsPages:
         first = GRIDS[page][0]
         if not recorded[first]:
             raise UserError(
-                f"no records in {self.records(first)}: `cliquetta reproduce {page} --run` makes "
+                f"no records in {self.records(first)}: `{COMMAND} {page} --run` makes "
                 "them; start it in a clone of the repository"
             )
         if page == "headline":
@@ -483,7 +478,7 @@ class ResultsPages:
 
     def _published(self, records: Sequence[Record]) -> dict[Path, str]:
         """The page of published numbers, with our own on ImageNet."""
-        from cliquetta.report import printed_page
+        from benchmarks.results import printed_page
 
         path = self.results / "published.md"
         printed = printed_page.read_printed(self.results / printed_page.PRINTED)
