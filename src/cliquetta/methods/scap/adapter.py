@@ -22,12 +22,19 @@ from cliquetta.methods.building.explanation import (
 from cliquetta.methods.building.memory import Range
 from cliquetta.methods.building.views import confident_views, mean_logits
 from cliquetta.methods.registry import register
-from cliquetta.methods.scap import composition, evidence
+from cliquetta.methods.scap import evidence
 from cliquetta.methods.scap.cliques import (
     Cliques,
     mine_cliques,
     similar_images,
     top_classes,
+)
+from cliquetta.methods.scap.composition import (
+    Composed,
+    PrefixedTower,
+    gather_prompts,
+    merge_passes,
+    plan_passes,
 )
 from cliquetta.methods.scap.config import PRESETS, SCAPConfig
 from cliquetta.methods.scap.learning import Learned, Learner, Task
@@ -62,7 +69,7 @@ class SCAP(Adapter):
 
     batch_dependence = BatchDependence.JOINT
     config: SCAPConfig
-    visual: composition.PrefixedTower | None
+    visual: PrefixedTower | None
     text: PromptedText | None
 
     def _setup(self) -> None:
@@ -83,7 +90,6 @@ class SCAP(Adapter):
             rows=1 if self.visual is None else self.visual.rows,
             replayed=self._replayed,
         )
-        self._refuse_nothing_to_learn()
         self._warn()
         self._declare()
 
@@ -95,10 +101,7 @@ class SCAP(Adapter):
 
         # Section 3.2: mine the supportive cliques (Eq. 1-3). The CPU mines; a GPU runs
         # the first pass of 3.3 in the meantime.
-        features = images.plain
-        if self.config.rules.prompted_mining:
-            features = self._start_features(images)
-        related = self._relate(features)
+        related = self._relate(images)
         start_pass = self._record_ahead(images)
         top, cliques = self._mine(related)
 
@@ -109,14 +112,12 @@ class SCAP(Adapter):
         self._retain(cliques, learned)
 
         # Section 3.5: compose the prompts of every image (Eq. 15-18) and infer (Eq. 19).
-        query = self._query(images, features, learned)
+        query = self._query(images, learned)
         composed = self._compose(cliques, top, learned, query)
         logits = self._infer(batch, images, composed)
 
         self.memory["batches"] = self.memory["batches"] + 1
-        rests_on = self._evidence(cliques, top, learned, composed)
-        if self.collect_evidence:
-            rests_on |= self._evidence_of_prompts(images, composed)
+        rests_on = self._evidence(images, cliques, top, learned, composed)
         return Prediction(logits.float(), rests_on)
 
     def _encode(self, images: Tensor) -> Encoded:
@@ -134,8 +135,11 @@ class SCAP(Adapter):
         start = self.memory["start_prompt"]
         return self.learner.prompted(images.hidden, start[None])
 
-    def _relate(self, features: Tensor) -> Fetched:
+    def _relate(self, images: Encoded) -> Fetched:
         """Compute top classes (b, k) and similar pairs (b, b), on their way to the CPU."""
+        features = images.plain
+        if self.config.rules.prompted_mining:
+            features = self._start_features(images)
         # Eq. 1: topk(x_j) by the logits of plain text features.
         logits = self.model.scale * features @ self.classifier.T
         top = top_classes(logits, self.config.topk)
@@ -145,9 +149,11 @@ class SCAP(Adapter):
 
     def _record_ahead(self, images: Encoded) -> VisualTape | None:
         """Queue the pass under the start prompt where a GPU runs it while the CPU mines."""
-        if not (self.config.learns_visual and images.hidden.is_cuda):
+        is_ahead = self.config.learns_visual and images.hidden.is_cuda
+        if not is_ahead:
             return None
-        return self.learner.record(images.hidden, self.memory["start_prompt"])
+        start = self.memory["start_prompt"]
+        return self.learner.record(images.hidden, start)
 
     def _mine(self, related: Fetched) -> tuple[Tensor, Cliques]:
         """Mine the cliques (Eq. 3) on the CPU: the one synchronisation per batch."""
@@ -209,10 +215,12 @@ class SCAP(Adapter):
         times = torch.bincount(cliques.set_of, minlength=len(cliques.sets))
         times = send(times, text.device).to(text.dtype)
         total = torch.einsum("u,u...->...", times, text)
-        mean = self.memory["text_mean"]
+
+        new = len(cliques)
         seen = int(self.memory["text_seen"])
-        self.memory["text_mean"] = running_mean(mean, seen, total, len(cliques))
-        self.memory["text_seen"] = torch.tensor(seen + len(cliques))
+        mean = self.memory["text_mean"]
+        self.memory["text_mean"] = running_mean(mean, seen, total, new)
+        self.memory["text_seen"] = torch.tensor(seen + new)
 
     def _cache(self) -> Cache | None:
         """Read the retained visual prompts R, where there are such."""
@@ -221,7 +229,7 @@ class SCAP(Adapter):
         memory = self.memory
         return Cache(memory["keys"], memory["values"], memory["count"])
 
-    def _query(self, images: Encoded, mined: Tensor, learned: Learned | None) -> Tensor:
+    def _query(self, images: Encoded, learned: Learned | None) -> Tensor:
         """Choose the features (b, E) that are matched with the keys: f_j^I of Eq. 16.
 
         They are under the start prompt, as the keys are.
@@ -231,27 +239,23 @@ class SCAP(Adapter):
             return images.plain  # nothing to match
         if learned is not None:
             return learned.start_features
-        if self.config.rules.prompted_mining:
-            return mined
         return self._start_features(images)
 
     def _compose(
         self, cliques: Cliques, top: Tensor, learned: Learned | None, query: Tensor
-    ) -> composition.Composed:
+    ) -> Composed:
         """Compose the visual prompts of every pass (Eq. 15-17), and the texts (Eq. 18)."""
-        passes = composition.plan_passes(
-            cliques, top, self.memory["count"], self.config
-        )
+        passes = plan_passes(cliques, top, self.memory["count"], self.config)
         if learned is not None and learned.visual is not None:
             visual = learned.visual.flatten(1)
         else:
             has_start = "start_prompt" in self.memory
             size = self.memory["start_prompt"].numel() if has_start else 0
             visual = query.new_zeros(0, size)
-        prompts, mask, slots = composition.gather_prompts(
+        prompts, mask, slots = gather_prompts(
             passes, visual, self._cache(), query, self.config
         )
-        return composition.Composed(
+        return Composed(
             passes=passes,
             prompts=prompts,
             mask=mask,
@@ -263,35 +267,32 @@ class SCAP(Adapter):
         """Compute text features (N, E) under P_C^T: Eq. 18 with alpha_r = 1, as printed."""
         if self.text is None or int(self.memory["text_seen"]) == 0:
             return self.classifier
-        return self.text.features(self.memory["text_mean"][None])[0]
+        context = self.memory["text_mean"]
+        features = self.text.features(context[None])
+        return features[0]
 
-    def _infer(
-        self, batch: Batch, images: Encoded, composed: composition.Composed
-    ) -> Tensor:
+    def _infer(self, batch: Batch, images: Encoded, composed: Composed) -> Tensor:
         """Score every image (b, N), or the most confident of its views."""
         if batch.views is None:
             return self._logits(images, composed)
+        # (b, V, N): every view under the prompts of its image.
         views = [self._encode(view) for view in batch.views.unbind(dim=1)]
-        logits = torch.stack([self._logits(view, composed) for view in views], dim=1)
+        by_view = [self._logits(view, composed) for view in views]
+        logits = torch.stack(by_view, dim=1)
         confident = confident_views(logits, self.config.selection_fraction)
         return mean_logits(logits, confident)
 
-    def _logits(self, images: Encoded, composed: composition.Composed) -> Tensor:
+    def _logits(self, images: Encoded, composed: Composed) -> Tensor:
         """Score one view of every image, (b, N): Eq. 19, then Eq. 7."""
         passes = composed.passes
         plain = images.plain
-        is_prompted = self.visual is not None and self.config.learns_visual
-        if (
-            self.visual is None
-            or not is_prompted
-            or self.config.rules.discarded_prompts
-        ):
+        if self.visual is None or not self.config.scores_with_visual:
             features = plain[send(passes.image, plain.device)]
         else:
             features = self.visual.pass_features(images.hidden, plain, composed)
         logits = self.model.scale * features @ composed.text_features.T
         by_image = logits.view(-1, passes.width, logits.shape[-1])
-        return composition.merge_passes(by_image)
+        return merge_passes(by_image)
 
     # --- set-up -----------------------------------------------------------------
 
@@ -308,7 +309,7 @@ class SCAP(Adapter):
                 )
         self.model.require(frozenset(needs), by="scap")
 
-    def _build_visual(self) -> composition.PrefixedTower | None:
+    def _build_visual(self) -> PrefixedTower | None:
         """Build the prompted image tower; ``None`` for a tower that takes no prompts."""
         tower = self.model.visual
         if not isinstance(tower, VisionTower):
@@ -318,20 +319,15 @@ class SCAP(Adapter):
             raise UserError(
                 f"scap.blocks {blocks}: {self.model.id} has {len(tower.blocks)} blocks"
             )
-        return composition.PrefixedTower(
-            tower, blocks, self.config.prompt_length, self._replayed
-        )
+        return PrefixedTower(tower, blocks, self.config.prompt_length, self._replayed)
 
-    def _refuse_nothing_to_learn(self) -> None:
-        """Refuse text prompts alone where no word can be learned."""
+    def _warn(self) -> None:
+        """Warn of settings without effect; refuse those with which nothing is learned."""
         if self.config.modalities == "text" and not self.learner.learns_text:
             raise UserError(
                 f"nothing to learn: template {self.prompts.templates[0]!r} has no words "
                 "before the class name; put another first, or set scap.modalities=image"
             )
-
-    def _warn(self) -> None:
-        """Warn of settings without effect, and of text prompts that are not learned."""
         for name in self.config.without_effect():
             warnings.warn(
                 f"scap.{name} has no effect beside the other settings", stacklevel=3
@@ -359,9 +355,13 @@ class SCAP(Adapter):
         real = torch.float64 if model.dtype == torch.float64 else torch.float32
         classes = len(self.prompts)
 
-        # P0^I, which every clique starts from, and the cache R.
+        # P0^I from U(-1, 1), which every clique starts from, and the cache R.
         if self.visual is not None:
-            start = self._draw_start_prompt(self.visual, real).to(model.device)
+            width = self.visual.tower.config.width
+            shape = len(config.blocks), config.prompt_length, 2, width
+            generator = torch.Generator().manual_seed(self.seed)
+            start = 2 * torch.rand(shape, generator=generator, dtype=real) - 1
+            start = start.to(model.device)
             self.memory.declare("start_prompt", start)
             if config.learns_visual:
                 slots = config.capacity + 1
@@ -385,31 +385,25 @@ class SCAP(Adapter):
         self.memory.declare("sets_learned", torch.tensor(0))
         self.memory.declare("batches", torch.tensor(0))
 
-    def _draw_start_prompt(
-        self, visual: composition.PrefixedTower, dtype: torch.dtype
-    ) -> Tensor:
-        """Draw P0^I (B, P, 2, D) from U(-1, 1)."""
-        width = visual.tower.config.width
-        shape = len(visual.blocks), visual.length, 2, width
-        generator = torch.Generator().manual_seed(self.seed)
-        return 2 * torch.rand(shape, generator=generator, dtype=dtype) - 1
-
     # --- for reports and the app ------------------------------------------------
 
     def _evidence(
         self,
+        images: Encoded,
         cliques: Cliques,
         top: Tensor,
         learned: Learned | None,
-        composed: composition.Composed,
+        composed: Composed,
     ) -> dict[str, Any]:
         """Collect what :func:`cliquetta.methods.scap.evidence.describe` reads."""
         visual_prompts = "none"
         if self.config.learns_visual:
-            discarded = self.config.rules.discarded_prompts
-            visual_prompts = "discarded" if discarded else "composed"
-        by_jacobian = self.text is not None and self.text.jacobian is not None
-        return {
+            scored = self.config.scores_with_visual
+            visual_prompts = "composed" if scored else "discarded"
+        by_jacobian = (
+            learned and self.text is not None and self.text.jacobian is not None
+        )
+        rests_on = {
             "cliques": cliques,
             "learned": learned,
             "passes": composed.passes,
@@ -417,20 +411,15 @@ class SCAP(Adapter):
             "top": top,
             "text_prompts": self._text_prompts(),
             "visual_prompts": visual_prompts,
-            "text_gradient": "jacobian" if learned and by_jacobian else "vjp",
+            "text_gradient": "jacobian" if by_jacobian else "vjp",
         }
-
-    def _evidence_of_prompts(
-        self, images: Encoded, composed: composition.Composed
-    ) -> dict[str, Any]:
-        """Collect the tensors that an explanation reads."""
-        cache = self._cache()
-        return {
-            "plain": images.plain,
-            "prompts": composed.prompts,
-            "prompt_mask": composed.mask,
-            "retained_prompts": None if cache is None else cache.values,
-        }
+        if self.collect_evidence:  # what an explanation reads
+            cache = self._cache()
+            rests_on["plain"] = images.plain
+            rests_on["prompts"] = composed.prompts
+            rests_on["prompt_mask"] = composed.mask
+            rests_on["retained_prompts"] = None if cache is None else cache.values
+        return rests_on
 
     @torch.no_grad()
     def explain(

@@ -101,9 +101,12 @@ def _first_occurrences(keys: Sequence[object]) -> tuple[Tensor, Tensor]:
     """Find the first index of each distinct key, ascending, and which one every key is."""
     first: dict[object, int] = {}
     rank: dict[object, int] = {}
+    which = []
     for index, key in enumerate(keys):
         first.setdefault(key, index)
         rank.setdefault(key, len(rank))
-    firsts = torch.tensor([*first.values()], dtype=torch.long)
-    which = torch.tensor([rank[key] for key in keys], dtype=torch.long)
-    return firsts, which
+        which.append(rank[key])
+    return (
+        torch.tensor(list(first.values()), dtype=torch.long),
+        torch.tensor(which, dtype=torch.long),
+    )

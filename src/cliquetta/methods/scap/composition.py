@@ -65,7 +65,7 @@ def plan_passes(
     counts = is_class.any(dim=1)
     row = (image * k + is_class.long().argmax(dim=1))[counts]
     clique = clique[counts]
-    sets, has_set = _ragged(row, cliques.set_of[clique], clique, b * k)
+    sets, has_set = _ragged(row, cliques.set_of[clique], b * k)
 
     if config.retention:
         has_retained = count[top] > 0
@@ -81,20 +81,19 @@ def plan_passes(
     )
 
 
-def _ragged(
-    row: Tensor, values: Tensor, order: Tensor, rows: int
-) -> tuple[Tensor, Tensor]:
-    """Gather values by row, in ``order``, in a padded matrix (rows, G) and its mask."""
-    by_order = order.argsort(stable=True)
-    by_row = row[by_order].argsort(stable=True)
-    index = by_order[by_row]
-    row = row[index]
+def _ragged(row: Tensor, values: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """Gather values by row, in their order, in a padded matrix (rows, G) and its mask."""
+    by_row = row.argsort(stable=True)
+    row = row[by_row]
+
+    # The column of a value: its position less that of its row's first.
     counts = torch.bincount(row, minlength=rows)
     starts = counts.cumsum(0) - counts
     column = torch.arange(len(row)) - starts[row]
-    width = int(counts.max()) if len(row) else 0
+
+    width = int(counts.max())
     padded = torch.zeros(rows, width, dtype=torch.long)
-    padded[row, column] = values[index]
+    padded[row, column] = values[by_row]
     mask = torch.zeros(rows, width, dtype=torch.bool)
     mask[row, column] = True
     return padded, mask
@@ -187,16 +186,22 @@ def compose_prompts(
         Prompts (R, S, V) of every pass, and their mask (R, S).
 
     """
+    # Eq. 15, or the ablation's mean over the cliques.
     if config.clique_combination == "mean" and of_cliques.shape[1]:
         weight = clique_mask.to(of_cliques.dtype)
-        total = (of_cliques * weight[:, :, None]).sum(dim=1, keepdim=True)
-        of_cliques = total / weight.sum(dim=1).clamp_min(1)[:, None, None]
+        weighted = of_cliques * weight[:, :, None]
+        total = weighted.sum(dim=1, keepdim=True)
+        count = weight.sum(dim=1).clamp_min(1)
+        of_cliques = total / count[:, None, None]
         clique_mask = clique_mask.any(dim=1, keepdim=True)
+
+    # Eq. 17, or the mean with the retained prompt.
     if config.retained_combination == "mean" and retained.shape[1]:
         has_both = clique_mask & retained_mask
         halfway = (of_cliques + retained) / 2
         of_cliques = torch.where(has_both[:, :, None], halfway, of_cliques)
-        retained_mask = retained_mask & ~clique_mask.any(dim=1, keepdim=True)
+        has_clique = clique_mask.any(dim=1, keepdim=True)
+        retained_mask = retained_mask & ~has_clique
     prompts = torch.cat([of_cliques, retained], dim=1)
     mask = torch.cat([clique_mask, retained_mask], dim=1)
     return prompts, mask
@@ -207,7 +212,9 @@ def merge_passes(logits: Tensor) -> Tensor:
     k = logits.shape[1]
     if k == 1:
         return logits[:, 0]
-    return logits.log_softmax(dim=-1).logsumexp(dim=1) - math.log(k)
+    log_p = logits.log_softmax(dim=-1)
+    log_sum = log_p.logsumexp(dim=1)
+    return log_sum - math.log(k)
 
 
 @dataclass(frozen=True)
@@ -226,8 +233,10 @@ class PrefixedTower:
         config = self.tower.config
         position = self.tower.position
         budget = MEMORY.get(position.device.type, MEMORY["cpu"])
+        # What a block's forward pass holds of a token.
         width = 8 * config.width + 2 * config.hidden
-        row_bytes = (config.patches + 1) * width * position.element_size()
+        tokens = config.patches + 1
+        row_bytes = tokens * width * position.element_size()
         return max(1, budget // row_bytes)
 
     def hidden(self, images: Tensor) -> Tensor:
@@ -293,11 +302,16 @@ class PrefixedTower:
         passes = composed.passes
         image = send(passes.image, plain.device)
         features = plain[image]
-        has_prompt = passes.has_set.any(dim=1) | passes.has_retained
-        prompted = send(has_prompt.nonzero()[:, 0], plain.device)
+
+        # Which passes have a prompt is known on the CPU: nothing waits for the GPU.
+        has_clique = passes.has_set.any(dim=1)
+        has_prompt = has_clique | passes.has_retained
+        (prompted,) = has_prompt.nonzero(as_tuple=True)
+        prompted = send(prompted, plain.device)
         for part in chunks(len(prompted), self.rows):
             rows = prompted[part]
+            states = hidden[image[rows]]
             prompts = composed.prompts[rows]
             mask = composed.mask[rows]
-            features[rows] = self.encode(hidden[image[rows]], prompts, mask)
+            features[rows] = self.encode(states, prompts, mask)
         return features

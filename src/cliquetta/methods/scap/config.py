@@ -122,6 +122,11 @@ class SCAPConfig(MethodConfig):
         return self.modalities in ("both", "image")
 
     @property
+    def scores_with_visual(self) -> bool:
+        """Whether images are scored with the visual prompts that are learned."""
+        return self.learns_visual and not self.rules.discarded_prompts
+
+    @property
     def learns_text(self) -> bool:
         """Whether a text context is learned."""
         return self.modalities in ("both", "text")

@@ -119,7 +119,7 @@ class Learner:
         # A fresh optimiser for every set: states of (U, ...) prompts.
         states: dict[str, AdamState] = {}
         if start is not None:
-            visual = start.expand(task.count, *start.shape)
+            visual = start.expand(task.count, -1, -1, -1, -1)
             states["visual"] = AdamState.begin(visual)
             tape = tape or self.record(task.hidden, start)
         if self.learns_text and self.text is not None:
@@ -188,12 +188,16 @@ class Learner:
         """Pull gradients (M, E) of raw features back to the visual prompts (U, B, P, 2, D)."""
         blocks = self.config.blocks
         width = tape.tower.config.width
-        prompt_shape = len(blocks), self.config.prompt_length, 2, width
-        total = grad.new_zeros(task.count, *prompt_shape)
+        length = self.config.prompt_length
+        total = grad.new_zeros(task.count, len(blocks), length, 2, width)
         for part in chunks(len(grad), self.rows):
+            # Of every membership, the gradient of its own copy of the prompt.
             by_block = tape.vjp(grad[part], task.image[part])
-            stacked = torch.stack([by_block[block] for block in blocks], dim=1)
-            total += clique_sum(stacked, task.clique[part], task.count)
+            in_order = [by_block[block] for block in blocks]
+            stacked = torch.stack(in_order, dim=1)
+            # The copies of a clique are one prompt.
+            clique = task.clique[part]
+            total += clique_sum(stacked, clique, task.count)
         return total
 
     def _text_gradient(self, grad_logits: Tensor, queries: Members) -> Tensor:
@@ -211,8 +215,10 @@ class Learner:
         N = grad_logits.shape[1]
         E = features.shape[1]
         total = grad_logits.new_zeros(count, N, E)
-        for part in chunks(len(grad_logits), max(1, OUTER_ENTRIES // (N * E))):
-            outer = grad_logits[part][:, :, None] * features[part][:, None]
+        at_once = max(1, OUTER_ENTRIES // (N * E))
+        for part in chunks(len(grad_logits), at_once):
+            left = grad_logits[part]
+            outer = left[:, :, None] * features[part][:, None]
             total += clique_sum(outer, owner[part], count)
         return self.text.vjp(total)
 
@@ -227,7 +233,8 @@ class Learner:
                 for name, value in prompts.items()
             }
             with torch.enable_grad():
-                total = self._losses_of(part, leaves).total.sum()
+                losses = self._losses_of(part, leaves)
+                total = losses.total.sum()
                 gradients = torch.autograd.grad(total, list(leaves.values()))
             for name, gradient in zip(leaves, gradients, strict=True):
                 parts[name].append(gradient)
@@ -238,9 +245,11 @@ class Learner:
         """Evaluate the losses of all cliques at their own prompts."""
         parts = []
         for sets, part in self._parts(task):
-            own_prompts = {name: value[sets] for name, value in prompts.items()}
-            parts.append(self._losses_of(part, own_prompts))
-        return CliqueLosses._make(map(torch.cat, zip(*parts, strict=True)))
+            part_prompts = {name: value[sets] for name, value in prompts.items()}
+            losses = self._losses_of(part, part_prompts)
+            parts.append(losses)
+        columns = zip(*parts, strict=True)
+        return CliqueLosses._make(torch.cat(column) for column in columns)
 
     def _losses_of(self, task: Task, prompts: Prompts) -> CliqueLosses:
         """Evaluate the losses of the cliques of ``task`` from full forward passes."""
@@ -261,9 +270,12 @@ class Learner:
         """Encode states (R, T, D) under prompts (R or 1, B, P, 2, D): unit features (Eq. 4)."""
         assert self.tower is not None
         blocks = self.config.blocks
-        prefix = {block: Prefix(visual[:, at]) for at, block in enumerate(blocks)}
+        prefix = {
+            block: Prefix(visual[:, number]) for number, block in enumerate(blocks)
+        }
         states = self.tower.run(hidden, blocks[0], prefix=prefix)
-        return l2_normalize(self.tower.pool(states))
+        features = self.tower.pool(states)
+        return l2_normalize(features)
 
     def _parts(self, task: Task) -> Iterator[tuple[slice, Task]]:
         """Split the task into parts of at most ``graph_rows`` memberships, none inside a set."""

@@ -40,10 +40,12 @@ def clique_sum(rows: Tensor, clique: Tensor, count: int) -> Tensor:
     # A matrix product, because scattered additions have no fixed order on a GPU.
     flat = rows.flatten(1)
     sums = []
-    every_clique = torch.arange(count, device=rows.device)
-    for some in torch.split(every_clique, max(1, CELLS // len(rows))):
-        is_member = some[:, None] == clique
-        sums.append(is_member.to(rows.dtype) @ flat)
+    cliques = torch.arange(count, device=rows.device)
+    at_once = max(1, CELLS // len(rows))
+    for some in torch.split(cliques, at_once):
+        is_member = some[:, None] == clique  # (some, M)
+        weight = is_member.to(rows.dtype)
+        sums.append(weight @ flat)
     return torch.cat(sums).view(count, *rows.shape[1:])
 
 
@@ -93,9 +95,11 @@ def classify(
 
 def entropy_loss(logits: Tensor, clique: Tensor, count: int, rules: Rules) -> Tensor:
     """Compute the entropy (U,) of every clique from its queries' logits (Eq. 7-9)."""
-    each = log_prob_entropy(logits.log_softmax(dim=-1))
+    log_p = logits.log_softmax(dim=-1)  # Eq. 7-8
+    each = log_prob_entropy(log_p)  # Eq. 9
     if not rules.member_entropy:
         return each
+    # The released code's mean over the members.
     total = clique_sum(each[:, None], clique, count)[:, 0]
     return total / clique_sizes(clique, count)
 

@@ -74,9 +74,13 @@ def propagate(keys: Tensor, config: SCAPConfig) -> Tensor:
     if config.rules.isolated_keys:
         return keys / (1 - alpha)
     weights = retention_graph(keys, config.bandwidth, config.neighbours)
+
     # D^-1/2; zero for a key that is too far from all others for any weight.
-    root = weights.sum(dim=-1).rsqrt()
+    degree = weights.sum(dim=-1)
+    root = degree.rsqrt()
     root = torch.where(root.isfinite(), root, 0.0)
+
+    # S = D^-1/2 W D^-1/2
     smooth = root[:, :, None] * weights * root[:, None]
     return (1 - alpha) * resolvent(smooth, alpha) @ keys
 
@@ -102,15 +106,19 @@ def closest_pairs(keys: Tensor) -> tuple[Tensor, Tensor]:
     """Find the two closest keys (C,) of every class, i < j; the lowest pair on ties."""
     n = keys.shape[1]
     distance = _squared_distances(keys)
+
+    # The pairs i < j in the order of (i, j), so that a stable sort settles ties.
     first, second = torch.triu_indices(n, n, offset=1, device=keys.device)
-    ranked = distance[:, first, second].sort(dim=1, stable=True).indices
+    by_pair = distance[:, first, second]
+    ranked = by_pair.sort(dim=1, stable=True).indices
     best = ranked[:, 0]
     return first[best], second[best]
 
 
 def _squared_distances(keys: Tensor) -> Tensor:
     """Compare all keys (C, n, E) of a class with each other, (C, n, n)."""
-    return (keys[:, :, None] - keys[:, None]).square().sum(dim=-1)
+    difference = keys[:, :, None] - keys[:, None]
+    return difference.square().sum(dim=-1)
 
 
 def fuse_closest(
@@ -132,7 +140,9 @@ def fuse_closest(
     for pairs in (keys, values):
         whole_rows = slot[:, :, None].expand(-1, -1, pairs.shape[2])
         rest = pairs.gather(1, whole_rows).clone()
-        rest[row, first] = (pairs[row, first] + pairs[row, second]) / 2
+        # Eq. 13: a_new and P_new^I, half of each.
+        total = pairs[row, first] + pairs[row, second]
+        rest[row, first] = total / 2
         fused.append(rest)
     return fused[0], fused[1]
 
@@ -201,14 +211,19 @@ def rounds(classes: Tensor) -> list[Tensor]:
     """Group clique indices: round r holds the r-th clique of each class."""
     if len(classes) == 0:
         return []
+    # By class; within one, in mining order.
     order = classes.argsort(stable=True)
     label = classes[order]
+
+    # How many of its class came before: its position less that of the class's first.
     position = torch.arange(len(label))
     is_first = torch.ones(len(label), dtype=torch.bool)
     is_first[1:] = label[1:] != label[:-1]
-    start = torch.where(is_first, position, 0).cummax(dim=0).values
-    nth_of_class = position - start
-    return [order[nth_of_class == r] for r in range(int(nth_of_class.max()) + 1)]
+    start = torch.where(is_first, position, 0)
+    start = start.cummax(dim=0).values
+    earlier = position - start
+    last = int(earlier.max())
+    return [order[earlier == r] for r in range(last + 1)]
 
 
 def _send_rounds(planned: list[Round], device: torch.device) -> list[Round]:
@@ -216,10 +231,18 @@ def _send_rounds(planned: list[Round], device: torch.device) -> list[Round]:
     if not planned:
         return []
     fields = [index for entering in planned for index in entering]
+    sizes = [len(index) for index in fields]
     together = send(torch.cat(fields), device)
-    sent = torch.split(together, [len(index) for index in fields])
-    width = len(Round._fields)
-    return [Round._make(sent[at : at + width]) for at in range(0, len(sent), width)]
+    sent = iter(torch.split(together, sizes))
+    return [
+        Round(
+            classes=next(sent),
+            slots=next(sent),
+            cliques=next(sent),
+            full_classes=next(sent),
+        )
+        for _ in planned
+    ]
 
 
 @cache
@@ -236,9 +259,14 @@ def best_entries(cache: Cache, classes: Tensor, query: Tensor) -> Tensor:
 
     A class without any key gets slot 0, which means nothing.
     """
+    # The inner product of f_j with every key of the class, (R, L + 1).
     keys = cache.keys[classes]
-    score = torch.einsum("re,rle->rl", query.to(keys.dtype), keys)
+    query = query.to(keys.dtype)
+    score = torch.einsum("re,rle->rl", query, keys)
+
+    # Slots that hold nothing match nothing.
     held = send(cache.count, keys.device)[classes]
     slots = torch.arange(keys.shape[1], device=keys.device)
     is_empty = slots >= held[:, None]
-    return score.masked_fill(is_empty, -torch.inf).argmax(dim=1)
+    score = score.masked_fill(is_empty, -torch.inf)
+    return score.argmax(dim=1)

@@ -45,20 +45,27 @@ class PromptedText(LearnableTemplate):
             sum.
 
         """
+        U, N, _ = cotangents.shape
+        M, D = self.start.shape
         if self.jacobian is not None:
-            largest = cotangents.abs().amax(dim=(1, 2), keepdim=True).clamp_min(TINY)
+            # Scaled to one, so that the product in half precision does not underflow.
+            largest = cotangents.abs().amax(dim=(1, 2), keepdim=True)
+            largest = largest.clamp_min(TINY)
             scaled = (cotangents / largest).to(self.jacobian.dtype)
             back = torch.einsum("une,nec->unc", scaled, self.jacobian)
             back = back.to(largest.dtype) * largest
-            return back.view(len(cotangents), self.classes, *self.start.shape)
+            return back.view(U, N, M, D)
+
+        # Without it, through the recorded pass of each group of classes.
         raw = self._through_mixing(cotangents)
-        gradients = raw.new_zeros(len(raw), self.classes, *self.start.shape)
+        gradients = raw.new_zeros(U, N, M, D)
         for classes in self._length_groups():
+            n = len(classes)
             tape = self._tape(classes)
-            for part in chunks(len(raw), max(1, ROWS // len(classes))):
+            for part in chunks(U, max(1, ROWS // n)):
                 rows = raw[part][:, classes]
                 back = self._pull(tape, rows)
-                gradients[part, classes] = back.view(*rows.shape[:2], *self.start.shape)
+                gradients[part, classes] = back.view(len(rows), n, M, D)
         return gradients
 
     @torch.no_grad()
@@ -77,21 +84,26 @@ class PromptedText(LearnableTemplate):
 
         """
         U = len(grad_logits)
+        M, D = self.start.shape
         gradients = []
         if self.jacobian is None:
             for part in chunks(U, max(1, ROWS // self.classes)):
                 cotangents = _outer(grad_logits[part], query_features[part])
-                gradients.append(self.vjp(cotangents).sum(dim=1))
+                by_class = self.vjp(cotangents)
+                gradients.append(by_class.sum(dim=1))
             return torch.cat(gradients)
-        largest = grad_logits.abs().amax(dim=1, keepdim=True).clamp_min(TINY)
-        dtype = self.jacobian.dtype
-        flat = self.jacobian.flatten(0, 1)  # (N E, M D)
+
+        # One matrix product of the cotangents (U, N E) and the Jacobian (N E, M D).
+        flat = self.jacobian.flatten(0, 1)
+        largest = grad_logits.abs().amax(dim=1, keepdim=True)
+        largest = largest.clamp_min(TINY)
         for part in chunks(U, max(1, PRODUCTS // len(flat))):
-            scaled = (grad_logits[part] / largest[part]).to(dtype)
-            cotangents = _outer(scaled, query_features[part].to(dtype))
+            scaled = grad_logits[part] / largest[part]
+            features = query_features[part].to(flat.dtype)
+            cotangents = _outer(scaled.to(flat.dtype), features)
             back = cotangents.flatten(1) @ flat
             gradients.append(back.to(largest.dtype) * largest[part])
-        return torch.cat(gradients).view(U, *self.start.shape)
+        return torch.cat(gradients).view(U, M, D)
 
     @torch.no_grad()
     def build_jacobian(self) -> None:
@@ -108,9 +120,13 @@ class PromptedText(LearnableTemplate):
             for classes in torch.split(group, max(1, ROWS // E)):
                 n = len(classes)
                 tape = self._tape(classes)
+
+                # One cotangent per direction of the feature and class, (E, n, E).
                 cotangents = directions[:, None].expand(-1, n, -1)
-                back = self._pull(tape, self._through_mixing(cotangents, classes))
-                jacobian[classes] = back.view(E, n, -1).transpose(0, 1).to(dtype)
+                raw = self._through_mixing(cotangents, classes)
+                back = self._pull(tape, raw)
+                by_class = back.view(E, n, -1).transpose(0, 1)
+                jacobian[classes] = by_class.to(dtype)
         self.jacobian = self._built = jacobian
 
     def choose_gradient(self, sets_learned: int) -> None:
@@ -120,18 +136,21 @@ class PromptedText(LearnableTemplate):
         same batch.
         """
         self.jacobian = None
-        entries = self.start_features.numel() * self.start.numel()
-        size = entries * self.tower.projection.element_size()
+        N, E = self.start_features.shape
+        entry = self.tower.projection.element_size()
+        size = N * E * self.start.numel() * entry
         budget = MEMORY.get(self.ids.device.type, MEMORY["cpu"])
-        if sets_learned > self.start_features.shape[1] and size <= budget:
+        # The Jacobian takes E products per class, a learned set one.
+        if sets_learned > E and size <= budget:
             self.build_jacobian()
 
     def _pull(self, tape: TextTape, cotangents: Tensor) -> Tensor:
         """Pull cotangents (U, n, E) of the tower's output back: (U n, M, D)."""
         U, n, _ = cotangents.shape
-        recorded_row = torch.arange(n, device=cotangents.device).repeat(U)
-        positions = self._positions(U * n)
-        return tape.vjp(cotangents.flatten(0, 1), recorded_row, positions)
+        recorded_row = torch.arange(n, device=cotangents.device)
+        recorded_row = recorded_row.repeat(U)
+        rows = cotangents.flatten(0, 1)
+        return tape.vjp(rows, recorded_row, self._positions(U * n))
 
     def _through_mixing(
         self, cotangents: Tensor, classes: Tensor | None = None
@@ -139,11 +158,13 @@ class PromptedText(LearnableTemplate):
         """Pull cotangents (..., n, E) of the mixed unit features back to the tower's output."""
         raw = self._raw if classes is None else self._raw[classes]
         length: Tensor = torch.linalg.vector_norm(raw, dim=-1, keepdim=True)
-        learned = raw / length
+        learned = raw / length  # u_learn
         if self.fixed is not None:
+            # f^T = unit vector of (1 - rho) u_learn + rho u_fix
             fixed = self.fixed if classes is None else self.fixed[classes]
             mixed = self.weight * learned + fixed
-            cotangents = self.weight * _through_unit(mixed, cotangents)
+            back = _through_unit(mixed, cotangents)
+            cotangents = self.weight * back
         return _through_unit(learned, cotangents) / length
 
     def _positions(self, rows: int) -> Tensor:
@@ -153,9 +174,11 @@ class PromptedText(LearnableTemplate):
         """Record the pass of some classes at the start context, cut at their longest end."""
         ends = self.ends[classes]
         length = int(ends.max()) + 1
-        tokens = self.tower.tokens(self.ids[classes, :length])
+        ids = self.ids[classes, :length]
         positions = self._positions(len(classes))
-        return TextTape(self.tower, with_context(tokens, self.start, positions), ends)
+        tokens = self.tower.tokens(ids)
+        tokens = with_context(tokens, self.start, positions)
+        return TextTape(self.tower, tokens, ends)
 
     def _length_groups(self) -> list[Tensor]:
         """Group the classes with equally long texts, so that none is padded."""
@@ -171,5 +194,7 @@ def _through_unit(x: Tensor, cotangents: Tensor) -> Tensor:
     """Pull cotangents of x / |x| back to x."""
     length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     direction = x / length
-    radial = (cotangents * direction).sum(dim=-1, keepdim=True)
+    # What points along x changes its length only.
+    along = cotangents * direction
+    radial = along.sum(dim=-1, keepdim=True)
     return (cotangents - radial * direction) / length
