@@ -66,7 +66,12 @@ class AdamState(NamedTuple):
         """Return the state before the first step."""
         zero = torch.zeros_like(values)
         steps = torch.zeros((), dtype=torch.long, device=values.device)
-        return cls(values, first=zero, second=zero, steps=steps)
+        return cls(
+            values=values,
+            first=zero,
+            second=zero,
+            steps=steps,
+        )
 
     @classmethod
     def load(cls, memory: Memory, name: str) -> AdamState:

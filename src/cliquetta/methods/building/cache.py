@@ -94,6 +94,7 @@ def declare(
 ) -> None:
     """Enter an empty cache of features, as many per class as ``capacity``; ``like`` (N, E)."""
     N, E = like.shape
+    # An empty slot is one of infinite entropy.
     no_entropy = like.new_full((N, capacity), torch.inf)
     no_keys = like.new_zeros(N, capacity, E)
     memory.declare(f"{prefix}entropy", no_entropy, NON_NEGATIVE)
@@ -123,9 +124,13 @@ def affinity(
     features: Tensor, keys: Tensor, occupancy: CacheOccupancy, beta: float
 ) -> Affinity:
     """Compute exp(-beta (1 - f·k)) of arriving images (B, E) with a cache (N, K, E)."""
+    # With the entries at the start, (B, N K), and with the images of the batch.
     entries = keys.flatten(0, 1)
-    old = _affinity(features @ entries.T, beta).view(occupancy.old.shape)
+    old = _affinity(features @ entries.T, beta)
+    old = old.view(occupancy.old.shape)
     new = _affinity(features @ features.T, beta)
+
+    # Only with what is present as each image arrives.
     return Affinity(old * occupancy.old, new * occupancy.new)
 
 

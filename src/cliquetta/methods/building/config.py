@@ -115,8 +115,11 @@ def _check_tuple(name: str, value: Any, hint: Any) -> None:
     """Check a tuple of fixed length, or of any (``tuple[int, ...]``), part by part."""
     kinds = get_args(hint)
     is_tuple = isinstance(value, tuple)
+
+    # ``tuple[int, ...]``: each part is of the first kind.
     if is_tuple and kinds[-1] is Ellipsis:
         kinds = kinds[:1] * len(value)
+
     if not is_tuple or len(value) != len(kinds):
         raise UserError(f"{name} must be {describe(hint)}, got {value!r}")
     for part, kind in zip(value, kinds, strict=True):
@@ -174,6 +177,7 @@ def describe(hint: Any) -> str:
         return f"{describe(_present(arguments))}, or none"
     if origin is tuple:
         kinds = ["..." if part is Ellipsis else describe(part) for part in arguments]
+        # A description with a comma, such as ``int, at least 1``, is no list of two.
         has_comma = any("," in kind for kind in kinds)
         separator = "; " if has_comma else ", "
         return f"tuple[{separator.join(kinds)}]"
@@ -188,9 +192,12 @@ def _present(alternatives: tuple[Any, ...]) -> Any:
 def read_presets(method: str, config: type[Config]) -> dict[str, Config]:
     """Read presets from ``data/<method>.json``: fields that its authors chose per dataset."""
     path = files("cliquetta.methods").joinpath(f"data/{method}.json")
-    document = json.loads(path.read_text(encoding="utf-8"))
-    entries: dict[str, dict[str, Any]] = document["presets"]
-    return {name: config(**entry["options"]) for name, entry in entries.items()}
+    text = path.read_text(encoding="utf-8")
+    entries: dict[str, dict[str, Any]] = json.loads(text)["presets"]
+    presets = {}
+    for name, entry in entries.items():
+        presets[name] = config(**entry["options"])
+    return presets
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,8 @@ def marginal_entropy(logits: Tensor) -> Tensor:
     # By logsumexp and a clamp, so that a class without mass adds zero and no gradient
     # becomes NaN.
     views = logits.shape[-2]
-    log_p = logits.log_softmax(dim=-1).logsumexp(dim=-2) - math.log(views)
-    log_p = log_p.clamp(min=torch.finfo(log_p.dtype).min)
+    by_view = logits.log_softmax(dim=-1)
+    log_p = by_view.logsumexp(dim=-2) - math.log(views)
+    least = torch.finfo(log_p.dtype).min
+    log_p = log_p.clamp(min=least)
     return log_prob_entropy(log_p)

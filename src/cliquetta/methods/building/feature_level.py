@@ -87,7 +87,8 @@ class FixedText(FeatureLevel):
             for name, value in zip(names, state, strict=True):
                 memory[name] = value
             results = step(features)
-            return *(memory[name] for name in names), *results
+            after = tuple(memory[name] for name in names)
+            return after + results
 
         function.__name__ = step.__name__  # distinguishes recordings
         state = [memory[name] for name in names]
@@ -103,10 +104,13 @@ class ImageByImage(FixedText):
     batch_dependence = BatchDependence.SEQUENTIAL
 
     def _predict_features(self, features: Tensor) -> Prediction:
-        groups = torch.split(features[:, 0], GROUP)
+        images = features[:, 0]
+        groups = torch.split(images, GROUP)
         p = torch.cat([self.predict_group(group) for group in groups])
-        p = p.clamp_min(torch.finfo(torch.float32).tiny)
-        log_p = p.log()
+
+        # A probability of zero stays finite.
+        least = torch.finfo(torch.float32).tiny
+        log_p = p.clamp_min(least).log()
         return Prediction(log_p.float())
 
     @abstractmethod
@@ -122,10 +126,10 @@ class Transductive(FixedText):
     """Log assignments (B, N) of unit features, from zero-shot ones, class texts and the config."""
 
     def _predict_features(self, features: Tensor) -> Prediction:
-        features = features[:, 0]
-        logits = self.scale * features @ self.classifier.T
+        images = features[:, 0]
+        logits = self.scale * images @ self.classifier.T
         log_prior = logits.log_softmax(dim=-1)
-        (logs,) = self._replayed(self._assign, features, log_prior)
+        (logs,) = self._replayed(self._assign, images, log_prior)
         return Prediction(logs.float())
 
     def _assign(self, features: Tensor, log_prior: Tensor) -> tuple[Tensor]:

@@ -144,7 +144,8 @@ class SGDTraining(MethodConfig):
         """Compute the learning rate: a cosine of ``epochs`` that starts after the warm-up."""
         if epoch < self.warmup_epochs:
             return self.warmup_lr
-        phase = math.pi * (epoch - self.warmup_epochs) / epochs
+        after_warmup = epoch - self.warmup_epochs
+        phase = math.pi * after_warmup / epochs
         return self.lr * (1 + math.cos(phase)) / 2
 
 

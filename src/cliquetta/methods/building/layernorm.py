@@ -40,10 +40,12 @@ class Float32LayerNorm(nn.Module):
         if self.weight.ndim == 1:
             normed = F.layer_norm(wide, self.shape, self.weight, self.bias, self.eps)
         else:
+            # (B, 1, ..., D): those of an image for all its tokens.
             per_image = [len(self.weight)] + [1] * (x.ndim - 2) + [-1]
             gain = self.weight.view(per_image)
             bias = self.bias.view(per_image)
-            normed = F.layer_norm(wide, self.shape, eps=self.eps) * gain + bias
+            normed = F.layer_norm(wide, self.shape, eps=self.eps)
+            normed = normed * gain + bias
         return normed.to(x.dtype)
 
 
@@ -109,7 +111,8 @@ class LayerNormTower:
     def frozen(self, parameters: Tensor) -> nn.Module:
         """Build a tower with flat LayerNorm ``parameters`` (P,); other weights are shared."""
         tower = _copy_sharing_weights(self._tower)
-        for name, value in self.named(parameters.detach()).items():
+        named = self.named(parameters.detach())
+        for name, value in named.items():
             owner, _, kind = name.rpartition(".")
             parameter = nn.Parameter(value, requires_grad=False)
             setattr(tower.get_submodule(owner), kind, parameter)
@@ -117,9 +120,10 @@ class LayerNormTower:
 
     def named(self, parameters: Tensor) -> dict[str, Tensor]:
         """Split flat parameters into gains and biases by name."""
-        images = parameters.shape[:-1]
+        images = parameters.shape[:-1]  # (), or (B,).
         sizes = [shape.numel() for _, shape, _ in self._parameters]
         parts = torch.split(parameters, sizes, dim=-1)
+
         named = {}
         for part, (name, shape, dtype) in zip(parts, self._parameters, strict=True):
             value = part.view(images + shape)
@@ -160,9 +164,10 @@ class LayerNormAdapter(Adapter):
     class_free = AdamState.names("norms") | {"generator"}
 
     def _setup(self) -> None:
-        self.classifier = self.model.classifier(self.prompts)  # (N, E)
-        self.scale = self.model.scale
-        self.tower = LayerNormTower(self.model.visual)
+        model = self.model
+        self.classifier = model.classifier(self.prompts)  # (N, E)
+        self.scale = model.scale
+        self.tower = LayerNormTower(model.visual)
 
     def features(self, norms: Tensor, images: Tensor) -> Tensor:
         """Encode images under flat LayerNorm parameters: unit features (B, E)."""
@@ -230,9 +235,12 @@ class MomentumAdapter(LayerNormAdapter):
 
     def step(self, gradient: Tensor, images: int) -> None:
         """Step down a gradient (P,) of so many images."""
+        # In proportion to the batch; doubled for one image.
         rate = self.config.lr * images / 64
         if images == 1:
             rate *= 2
+
+        # v <- m v + g, then norms <- norms - rate v.
         velocity = self.memory["velocity"]
         velocity = self.config.momentum * velocity + gradient * self.mask
         norms = self.memory["norms"]

@@ -71,7 +71,9 @@ class Memory:
     def __init__(self) -> None:
         self._start: dict[str, Tensor] = {}
         self._now: dict[str, Tensor] = {}
+        # The numbers that a loaded state may have.
         self._ranges: dict[str, Range] = {}
+        # Names of tensors in which infinity means "empty".
         self._open: set[str] = set()
 
     def declare(self, name: str, start: Tensor, values: Range = ANY) -> None:
@@ -94,8 +96,11 @@ class Memory:
     def declare_tree(self, start: Any, ranges: Mapping[str, Range]) -> None:
         """Add the tensors of a tree by their paths; ``ranges`` by the endings of some of them."""
         for path, value in items(start):
-            endings = [ending for ending in ranges if path.endswith(ending)]
-            allowed = ranges[endings[0]] if endings else ANY
+            allowed = ANY
+            for ending, values in ranges.items():
+                if path.endswith(ending):
+                    allowed = values
+                    break
             self.declare(path, value, allowed)
 
     def store_tree(self, tree: Any) -> None:
@@ -109,7 +114,8 @@ class Memory:
 
     def __setitem__(self, name: str, value: Tensor) -> None:
         start = self._start[name]
-        if value.shape != start.shape or value.dtype != start.dtype:
+        fits = value.shape == start.shape and value.dtype == start.dtype
+        if not fits:
             raise UserError(
                 f"memory {name!r} holds {tuple(start.shape)} {start.dtype}, "
                 f"got {tuple(value.shape)} {value.dtype}"
@@ -145,7 +151,8 @@ class Memory:
         loaded = {}
         for name, start in self._start.items():
             value = state[name]
-            if value.shape != start.shape or value.dtype != start.dtype:
+            fits = value.shape == start.shape and value.dtype == start.dtype
+            if not fits:
                 raise UserError(
                     f"state {name!r} is {tuple(value.shape)} {value.dtype}, this adapter keeps "
                     f"{tuple(start.shape)} {start.dtype}; it was saved with other classes or config"

@@ -59,20 +59,24 @@ def merge_caches(states: States) -> dict[str, Tensor]:
     entries[by_entropy] = entries[by_entropy].masked_fill(repeated, torch.inf)
     entries = _sorted(entries, entries[by_entropy])
 
-    is_filled = entries[by_entropy][:, :capacity].isfinite()
+    # What is left empty is as at the start: infinite entropy, and zero beside it.
+    first = entries[by_entropy][:, :capacity]
+    is_filled = first.isfinite()
     merged = {}
     for name, values in entries.items():
         empty = values.new_full((), torch.inf if name == by_entropy else 0)
-        shape = is_filled.shape + (1,) * (values.ndim - 2)
-        merged[name] = torch.where(is_filled.view(shape), values[:, :capacity], empty)
+        broadcast = is_filled.shape + (1,) * (values.ndim - 2)
+        has_entry = is_filled.view(broadcast)
+        merged[name] = torch.where(has_entry, values[:, :capacity], empty)
     return merged
 
 
 def _sorted(cache: Mapping[str, Tensor], entropy: Tensor) -> dict[str, Tensor]:
     """Sort the entries (N, K, ...) of each class by entropy, earlier ones first among equals."""
     order = entropy.argsort(dim=1, stable=True)
-    rows = torch.arange(len(order), device=order.device)[:, None]
-    return {name: values[rows, order] for name, values in cache.items()}
+    classes = torch.arange(len(order), device=order.device)
+    index = classes[:, None], order
+    return {name: values[index] for name, values in cache.items()}
 
 
 def _repeated(cache: Mapping[str, Tensor], name: str) -> Tensor:

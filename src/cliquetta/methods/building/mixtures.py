@@ -10,11 +10,15 @@ from torch import Tensor
 
 def nearest_affinity(similarity: Tensor, neighbours: int) -> Tensor:
     """Keep of W (B, B) each row's nearest others; 0 elsewhere and if negative."""
+    # No row is its own neighbour.
+    others = similarity.clone()
+    others = others.fill_diagonal_(-float("inf"))
     count = min(neighbours, len(similarity) - 1)
-    others = similarity.clone().fill_diagonal_(-float("inf"))
     nearest = others.topk(count, dim=-1, sorted=False)
+
     links = torch.zeros_like(similarity)
-    return links.scatter(1, nearest.indices, nearest.values.clamp_min(0))
+    weights = nearest.values.clamp_min(0)
+    return links.scatter(1, nearest.indices, weights)
 
 
 def propagate(fixed: Tensor, links: Tensor, logs: Tensor, steps: int) -> Tensor:
@@ -38,8 +42,10 @@ def linear_discriminant(features: Tensor, means: Tensor, covariance: Tensor) -> 
 
     That is xᵀΣ⁻¹μ_k - ½ μ_kᵀΣ⁻¹μ_k.
     """
+    # Σ⁻¹μ_k in the columns (E, N), by the Cholesky factor of Σ.
     factor = torch.linalg.cholesky_ex(covariance).L
-    weights = torch.cholesky_solve(means.T, factor)  # Σ⁻¹μ, (E, N)
+    weights = torch.cholesky_solve(means.T, factor)
+
     scores = features @ weights
     squared = (weights * means.T).sum(dim=0)
     return scores - 0.5 * squared

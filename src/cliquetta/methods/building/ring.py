@@ -24,16 +24,21 @@ def write(ring: R, **rows: Tensor) -> tuple[R, Tensor]:
     count = len(first)
     size = len(getattr(ring, name))
     written = {}
-    if count == size:  # all of it, without a copy
-        for name, new in rows.items():
-            written[name] = new.to(getattr(ring, name).dtype)
-        return ring._replace(**written, next=torch.tensor(size)), torch.arange(size)
 
+    # All of it, without a copy.
+    if count == size:
+        for name, new in rows.items():
+            old: Tensor = getattr(ring, name)
+            written[name] = new.to(old.dtype)
+        written["next"] = torch.tensor(size)
+        return ring._replace(**written), torch.arange(size)
+
+    # From the write position on, around the end.
     slots = (ring.next + torch.arange(count)) % size
     after = ring.next + count
     written["next"] = torch.where(after < 2 * size, after, after - size)
     for name, new in rows.items():
-        old: Tensor = getattr(ring, name)
+        old = getattr(ring, name)
         positions = send(slots, old.device)
         written[name] = old.index_copy(0, positions, new.to(old.dtype))
     return ring._replace(**written), slots

@@ -154,8 +154,9 @@ def crop_features(
     """Encode ``count`` random crops of each image: raw features (n, count, E)."""
     images = len(few_shot)
     at_once = max(1, VIEWS_AT_ONCE // count)
+    groups = np.array_split(np.arange(images), math.ceil(images / at_once))
     parts = []
-    for rows in np.array_split(np.arange(images), math.ceil(images / at_once)):
+    for rows in groups:
         crops = few_shot.crops(rows, model, generator, scale=scale, count=count)
         features = model.encode_image(crops.flatten(0, 1))
         parts.append(features.view(len(rows), count, -1))

@@ -94,6 +94,8 @@ class LearnableTemplate:
     def gradient(self, contexts: Tensor, cotangent: Tensor) -> Tensor:
         """Pull a loss's gradient by the features back to the contexts, in their shape."""
         cotangent, factor = near_one(cotangent)
+
+        # Class by class, or many at once: the gradients add up.
         total = torch.zeros_like(contexts)
         with torch.enable_grad():
             for classes in self._chunks(len(contexts)):

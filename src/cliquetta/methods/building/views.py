@@ -55,14 +55,18 @@ def selected_count(views: int, fraction: float) -> int:
 
 def confident_views(logits: Tensor, fraction: float) -> Tensor:
     """Choose the views of lowest entropy, (..., K), by logits (..., V, N); ties to the earlier."""
-    order = entropy(logits).argsort(dim=-1, stable=True)
-    count = selected_count(logits.shape[-2], fraction)
+    views = logits.shape[-2]
+    by_view = entropy(logits)
+    order = by_view.argsort(dim=-1, stable=True)
+    count = selected_count(views, fraction)
     return order[..., :count]
 
 
 def take_views(values: Tensor, index: Tensor) -> Tensor:
     """Gather the rows (..., K, X) of ``values`` (..., V, X) at ``index`` (..., K)."""
-    shape = (*index.shape, values.shape[-1])
+    # `gather` takes an index for every entry of a row.
+    width = values.shape[-1]
+    shape = (*index.shape, width)
     whole_rows = index[..., None].expand(shape)
     return values.gather(-2, whole_rows)
 
@@ -79,8 +83,12 @@ def near_one(cotangent: Tensor) -> tuple[Tensor, Tensor]:
     """
     sizes = cotangent.abs().flatten(1)
     largest = sizes.amax(dim=1)
+
+    # largest = mantissa * 2^exponent with a mantissa in [0.5, 1).
     exponent = torch.frexp(largest).exponent
-    factor = torch.ldexp(torch.ones_like(largest), -exponent)
+    one = torch.ones_like(largest)
+    factor = torch.ldexp(one, -exponent)
+
     one_per_row = [-1] + [1] * (cotangent.ndim - 1)
     factor = factor.view(one_per_row)
     return cotangent * factor, factor
