@@ -267,7 +267,7 @@ class Adapter(ZeroShotReference, ABC):
         )
 
     def with_classes(self: A, classes: ClassPrompts | Sequence[str]) -> A:
-        """Build an adapter for another class list that keeps what was learned apart from it.
+        """Build an adapter for another class list; what is free of classes stays learned.
 
         What is remembered per class starts again, also for classes that are in both
         lists.
@@ -381,7 +381,7 @@ class Adapter(ZeroShotReference, ABC):
             "of a single image; those of domain_norm are"
         )
 
-    # --- what reports, the app and a cluster ask of a method ------------------------------------
+    # --- what reports, the app and a cluster ask of a method --------------------------
 
     @torch.no_grad()
     def explain(

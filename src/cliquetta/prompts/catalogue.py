@@ -109,10 +109,10 @@ def read_prompts(
     return ClassPrompts(tuple(names), texts)
 
 
-def read_templates(given: Sequence[str]) -> tuple[str, ...]:
+def read_templates(choices: Sequence[str]) -> tuple[str, ...]:
     """Read templates: written out, in a file (one per line), or a set such as ``openai-80``."""
     texts: list[str] = []
-    for value in given:
+    for value in choices:
         if "{}" in value:
             texts.append(value)
         elif _is_file(value):

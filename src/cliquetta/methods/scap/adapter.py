@@ -123,8 +123,9 @@ class SCAP(Adapter):
     def _encode(self, images: Tensor) -> Encoded:
         """Encode images (b, 3, S, S) without prompts."""
         if self.visual is None:
+            no_states = images[:0]
             plain = self.model.encode_image(images, normalize=True)
-            return Encoded(images[:0], plain)
+            return Encoded(no_states, plain)
         hidden, plain = self._replayed(self.visual.hidden_and_plain, images)
         return Encoded(hidden, plain)
 
@@ -211,8 +212,9 @@ class SCAP(Adapter):
 
     def _retain_text(self, cliques: Cliques, text: Tensor) -> None:
         """Average the text prompts (U, ...) of all cliques so far (Eq. 11)."""
-        # Every clique counts, so a set counts as often as classes share it.
-        times = torch.bincount(cliques.set_of, minlength=len(cliques.sets))
+        # Every clique counts, so a set counts as often as it is a clique of a class.
+        sets = len(cliques.sets)
+        times = torch.bincount(cliques.set_of, minlength=sets)
         times = send(times, text.device).to(text.dtype)
         total = torch.einsum("u,u...->...", times, text)
 
@@ -290,8 +292,11 @@ class SCAP(Adapter):
             features = plain[send(passes.image, plain.device)]
         else:
             features = self.visual.pass_features(images.hidden, plain, composed)
+
+        # One row per pass, then one per image.
         logits = self.model.scale * features @ composed.text_features.T
-        by_image = logits.view(-1, passes.width, logits.shape[-1])
+        classes = logits.shape[-1]
+        by_image = logits.view(-1, passes.width, classes)
         return merge_passes(by_image)
 
     # --- set-up -----------------------------------------------------------------
@@ -443,5 +448,5 @@ class SCAP(Adapter):
         """Count the retained prompts of every class."""
         if self._cache() is None:
             return {}
-        held = tuple(self.memory["count"].tolist())
-        return {"retained prompts": CacheCount(held, self.config.capacity)}
+        counts = tuple(self.memory["count"].tolist())
+        return {"retained prompts": CacheCount(counts, self.config.capacity)}

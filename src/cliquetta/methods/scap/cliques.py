@@ -72,9 +72,9 @@ def mine_cliques(
     is_clique = rows.sum(dim=1) > 1
     if full_sets:
         is_clique &= (rows != own_set).any(dim=1)
-    kept = is_clique.nonzero()[:, 0]
-    rows = rows.index_select(0, kept)
-    classes = label[kept]
+    valid = is_clique.nonzero()[:, 0]
+    rows = rows.index_select(0, valid)
+    classes = label[valid]
     if full_sets:
         rows = torch.cat([candidates, rows])
         classes, order = torch.cat([present, classes]).sort(stable=True)
@@ -98,7 +98,7 @@ def _packed(rows: Tensor) -> list[bytes]:
 
 
 def _first_occurrences(keys: Sequence[object]) -> tuple[Tensor, Tensor]:
-    """Find the first index of each distinct key, ascending, and which one every key is."""
+    """Number the distinct keys: the first index of each, and the number of every key."""
     first: dict[object, int] = {}
     rank: dict[object, int] = {}
     which = []

@@ -180,7 +180,7 @@ def _describe_images(evidence: Mapping[str, Any]) -> list[dict[str, Any]]:
     return described
 
 
-# --- explanations: prompted features, attention under prompts -----------------------------------
+# --- explanations: prompted features, attention under prompts -------------------------
 
 
 def explain(
@@ -241,14 +241,18 @@ def _cliques_of(description: Mapping[str, Any], index: int) -> list[int]:
     Of equal member sets only the first is listed; those much like a larger one are
     last.
     """
-    cliques = [one for one in description["cliques"] if index in one["members"]]
-    distinct = {clique["set"]: clique for clique in reversed(cliques)}
+    distinct: dict[int, dict[str, Any]] = {}
+    for clique in description["cliques"]:
+        if index in clique["members"]:
+            distinct.setdefault(clique["set"], clique)
     by_size = sorted(distinct.values(), key=lambda one: (-one["size"], one["id"]))
+
     unlike: list[set[int]] = []
     first_ids = []
     last_ids = []
     for clique in by_size:
         members = set(clique["members"])
+
         # More than half of what two of them hold, both hold.
         if any(2 * len(members & other) > len(members | other) for other in unlike):
             last_ids.append(clique["id"])
@@ -299,8 +303,10 @@ def _maps(
     # Rows of maps: without any, with one each, with all.
     mapped = min(MAPPED_CLIQUES, len(of_cliques))
     chosen = torch.zeros(mapped + 2, len(prompts), dtype=torch.bool)
-    chosen[torch.arange(1, mapped + 1), torch.arange(mapped)] = True
+    for number in range(mapped):
+        chosen[number + 1, number] = True
     chosen[-1] = True
+
     blocks = adapter.config.blocks
     return prompted_maps(adapter.visual.tower, pixels, prompts, blocks, chosen)
 

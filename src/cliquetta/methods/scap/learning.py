@@ -148,7 +148,7 @@ class Learner:
             start_features=start_features,
         )
 
-    # --- the first step, from the shared start --------------------------------------------------
+    # --- the first step, from the shared start ----------------------------------------
 
     def _start_gradients(
         self, task: Task, tape: VisualTape | None
@@ -222,12 +222,13 @@ class Learner:
             total += clique_sum(outer, owner[part], count)
         return self.text.vjp(total)
 
-    # --- later steps, where every clique stands elsewhere ---------------------------------------
+    # --- later steps, where every clique stands elsewhere -----------------------------
 
     def _gradients(self, task: Task, prompts: Prompts) -> dict[str, Tensor]:
         """Differentiate Eq. 14 by autograd, over as many cliques at a time as fit."""
         parts: dict[str, list[Tensor]] = {name: [] for name in prompts}
         for sets, part in self._parts(task):
+            # Cliques share no parameter, so one backward pass serves all of a part.
             leaves = {
                 name: value[sets].detach().requires_grad_()
                 for name, value in prompts.items()
@@ -245,7 +246,9 @@ class Learner:
         """Evaluate the losses of all cliques at their own prompts."""
         parts = []
         for sets, part in self._parts(task):
-            part_prompts = {name: value[sets] for name, value in prompts.items()}
+            part_prompts = {}
+            for name, value in prompts.items():
+                part_prompts[name] = value[sets]
             losses = self._losses_of(part, part_prompts)
             parts.append(losses)
         columns = zip(*parts, strict=True)
@@ -253,13 +256,19 @@ class Learner:
 
     def _losses_of(self, task: Task, prompts: Prompts) -> CliqueLosses:
         """Evaluate the losses of the cliques of ``task`` from full forward passes."""
+        # Eq. 4: every member under its clique's visual prompt, (M, E).
         features = task.plain[task.image]
-        text_features = self.start_text
         if "visual" in prompts:
             hidden = task.hidden[task.image]
-            features = self.prompted(hidden, prompts["visual"][task.clique])
+            own_prompts = prompts["visual"][task.clique]
+            features = self.prompted(hidden, own_prompts)
+
+        # Eq. 6: the classes under every clique's text prompt, (U, N, E).
+        text_features = self.start_text
         if "text" in prompts and self.text is not None:
             text_features = self.text.features(prompts["text"])
+
+        # Eq. 5, 7-10.
         members = Members(features, task.clique, task.count)
         queries, logits = classify(
             members, text_features, self.scale, self.config.rules

@@ -265,8 +265,8 @@ def best_entries(cache: Cache, classes: Tensor, query: Tensor) -> Tensor:
     score = torch.einsum("re,rle->rl", query, keys)
 
     # Slots that hold nothing match nothing.
-    held = send(cache.count, keys.device)[classes]
+    count = send(cache.count, keys.device)[classes]
     slots = torch.arange(keys.shape[1], device=keys.device)
-    is_empty = slots >= held[:, None]
+    is_empty = slots >= count[:, None]
     score = score.masked_fill(is_empty, -torch.inf)
     return score.argmax(dim=1)

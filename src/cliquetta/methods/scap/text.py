@@ -34,7 +34,7 @@ class PromptedText(LearnableTemplate):
         self._raw = to_float32(self.tower(self.ids, context=self.start))
         self.start_features = self.combine(self._raw)
 
-    # --- gradients at the start context ---------------------------------------------------------
+    # --- gradients at the start context -----------------------------------------------
 
     @torch.no_grad()
     def vjp(self, cotangents: Tensor) -> Tensor:
@@ -97,12 +97,15 @@ class PromptedText(LearnableTemplate):
         flat = self.jacobian.flatten(0, 1)
         largest = grad_logits.abs().amax(dim=1, keepdim=True)
         largest = largest.clamp_min(TINY)
-        for part in chunks(U, max(1, PRODUCTS // len(flat))):
-            scaled = grad_logits[part] / largest[part]
+        at_once = max(1, PRODUCTS // len(flat))
+        for part in chunks(U, at_once):
+            size = largest[part]
+            scaled = grad_logits[part] / size
+            scaled = scaled.to(flat.dtype)
             features = query_features[part].to(flat.dtype)
-            cotangents = _outer(scaled.to(flat.dtype), features)
+            cotangents = _outer(scaled, features)
             back = cotangents.flatten(1) @ flat
-            gradients.append(back.to(largest.dtype) * largest[part])
+            gradients.append(back.to(size.dtype) * size)
         return torch.cat(gradients).view(U, M, D)
 
     @torch.no_grad()
@@ -147,6 +150,7 @@ class PromptedText(LearnableTemplate):
     def _pull(self, tape: TextTape, cotangents: Tensor) -> Tensor:
         """Pull cotangents (U, n, E) of the tower's output back: (U n, M, D)."""
         U, n, _ = cotangents.shape
+        # Cotangent (u, class) belongs to the recorded row of the class.
         recorded_row = torch.arange(n, device=cotangents.device)
         recorded_row = recorded_row.repeat(U)
         rows = cotangents.flatten(0, 1)
@@ -156,12 +160,16 @@ class PromptedText(LearnableTemplate):
         self, cotangents: Tensor, classes: Tensor | None = None
     ) -> Tensor:
         """Pull cotangents (..., n, E) of the mixed unit features back to the tower's output."""
-        raw = self._raw if classes is None else self._raw[classes]
+        raw = self._raw
+        fixed = self.fixed
+        if classes is not None:
+            raw = raw[classes]
+            fixed = None if fixed is None else fixed[classes]
+
         length: Tensor = torch.linalg.vector_norm(raw, dim=-1, keepdim=True)
         learned = raw / length  # u_learn
-        if self.fixed is not None:
+        if fixed is not None:
             # f^T = unit vector of (1 - rho) u_learn + rho u_fix
-            fixed = self.fixed if classes is None else self.fixed[classes]
             mixed = self.weight * learned + fixed
             back = _through_unit(mixed, cotangents)
             cotangents = self.weight * back
@@ -172,9 +180,11 @@ class PromptedText(LearnableTemplate):
 
     def _tape(self, classes: Tensor) -> TextTape:
         """Record the pass of some classes at the start context, cut at their longest end."""
+        # Nothing behind a text's end changes its feature.
         ends = self.ends[classes]
         length = int(ends.max()) + 1
         ids = self.ids[classes, :length]
+
         positions = self._positions(len(classes))
         tokens = self.tower.tokens(ids)
         tokens = with_context(tokens, self.start, positions)
