@@ -17,7 +17,7 @@ class StateTooLargeError(UserError):
 
 
 def half_of_memory() -> int:
-    """Half of this machine's memory in bytes; unlimited where the system does not report it."""
+    """Return half of this machine's memory in bytes; unlimited where it is not reported."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     except (AttributeError, ValueError, OSError):
@@ -55,7 +55,8 @@ class AllocationLimit(TorchWatch):
 
     def __init__(self, most: int) -> None:
         super().__init__()
-        self._most, self.total = most, 0
+        self._most = most
+        self.total = 0
 
     def before(
         self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]
@@ -63,43 +64,49 @@ class AllocationLimit(TorchWatch):
         """Count what ``func`` would allocate."""
         if func not in _MAKERS:
             return
+        options = dict(kwargs)
+        for name in ("device", "generator", "out"):
+            options.pop(name, None)
         with torch._C.DisableTorchFunction():
-            meta = [
-                torch.empty(value.shape, dtype=value.dtype, device="meta")
-                if isinstance(value, Tensor)
-                else value
-                for value in args
-            ]
-            named = {
-                k: v
-                for k, v in kwargs.items()
-                if k not in ("device", "generator", "out")
-            }
-            made = (
-                func(*meta, **named, device="meta") if func in _PLACED else func(*meta)
-            )
+            on_meta = [_without_data(value) for value in args]
+            if func in _PLACED:
+                result = func(*on_meta, **options, device="meta")
+            else:
+                result = func(*on_meta)
         if func is torch.clone:
-            self.total += made.nbytes
-        if max(self.total, made.nbytes) > self._most:
+            self.total += result.nbytes
+        if max(self.total, result.nbytes) > self._most:
             raise StateTooLargeError(
                 f"the method would remember more than {self._most:,} bytes with these classes and "
                 "options: use fewer or smaller ones"
             )
 
 
+def _without_data(value: Any) -> Any:
+    """Return a tensor of the same shape on the meta device; other values as they are."""
+    if not isinstance(value, Tensor):
+        return value
+    return torch.empty(value.shape, dtype=value.dtype, device="meta")
+
+
 _PLACED = frozenset(
     {
-        *(
-            torch.zeros,
-            torch.ones,
-            torch.full,
-            torch.empty,
-            torch.rand,
-            torch.randn,
-            torch.eye,
-        ),
-        *(torch.zeros_like, torch.ones_like, torch.full_like, torch.empty_like),
-        *(Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, Tensor.new_empty),
+        torch.zeros,
+        torch.ones,
+        torch.full,
+        torch.empty,
+        torch.rand,
+        torch.randn,
+        torch.eye,
+        torch.zeros_like,
+        torch.ones_like,
+        torch.full_like,
+        torch.empty_like,
+        Tensor.new_zeros,
+        Tensor.new_ones,
+        Tensor.new_full,
+        Tensor.new_empty,
     }
 )
+"""Functions that make a tensor on a device of choice."""
 _MAKERS = _PLACED | {Tensor.repeat, torch.clone}

@@ -62,7 +62,8 @@ def refuse_non_finite(images: Tensor, keys: Sequence[str] = ()) -> None:
     """Refuse pixels or features (B, ...) that are not finite, and name the first such image."""
     if all_finite([images]):
         return
-    bad = (~images.isfinite().flatten(1).all(dim=1)).nonzero()[:, 0].tolist()
+    is_finite = images.isfinite().flatten(1).all(dim=1)
+    bad = (~is_finite).nonzero()[:, 0].tolist()
     if bad:
         name = f" ({keys[bad[0]]})" if keys else ""
         raise NonFiniteError(
@@ -137,8 +138,8 @@ class Adapter(ZeroShotReference, ABC):
     ) -> None:
         if len(prompts) < 2:
             raise UserError(
-                f"one class, {prompts.names[0]!r}, which every image would be with certainty: give "
-                "at least two, such as 'something else' beside it"
+                f"one class, {prompts.names[0]!r}: at least two classes are needed, give "
+                "another, such as 'something else', beside it"
             )
         model.require(self.needs, by=self.name)
         self.model = model
@@ -157,7 +158,9 @@ class Adapter(ZeroShotReference, ABC):
     @property
     def views(self) -> ViewSpec | None:
         """The views that batches must carry, or ``None``: those of the config, if several."""
-        spec = self.config.spec if isinstance(self.config, MethodConfig) else None
+        if not isinstance(self.config, MethodConfig):
+            return None
+        spec = self.config.spec
         return None if spec is None or spec.count == 1 else spec
 
     def predict(
@@ -222,7 +225,7 @@ class Adapter(ZeroShotReference, ABC):
         predict: Callable[[], Prediction],
         encode: Callable[[], Tensor],
     ) -> Prediction:
-        """The prediction on the model's scale; whatever is raised, the memory is as it was.
+        """Predict on the model's scale; whatever is raised, the memory is as it was.
 
         Inputs that are not finite are named rather than what came of them. ``encode``
         gives the unit features (B, E) of plain CLIP where they are needed.
@@ -232,8 +235,10 @@ class Adapter(ZeroShotReference, ABC):
             refuse_non_finite(inputs, keys)
         before = self.memory.snapshot()
         try:
-            prediction = self._on_model_scale(self._compare(predict(), encode))
-            if not all_finite([*late, prediction.logits, *self.memory.changed(before)]):
+            prediction = self._compare(predict(), encode)
+            prediction = self._on_model_scale(prediction)
+            learned = self.memory.changed(before)
+            if not all_finite([*late, prediction.logits, *learned]):
                 raise NonFiniteError(
                     f"{self.name} gave or learned numbers that are not finite: lower its "
                     "learning rate, or start without the state; nothing was learned from this batch"
@@ -262,7 +267,7 @@ class Adapter(ZeroShotReference, ABC):
         )
 
     def with_classes(self: A, classes: ClassPrompts | Sequence[str]) -> A:
-        """An adapter for another class list that keeps what was learned apart from the classes.
+        """Build an adapter for another class list; what is free of classes stays learned.
 
         What is remembered per class starts again, also for classes that are in both
         lists.
@@ -286,12 +291,12 @@ class Adapter(ZeroShotReference, ABC):
         return other
 
     def _rebuild(self: A, prompts: ClassPrompts) -> A:
-        """An adapter that has seen nothing, built as this one was, for a class list."""
+        """Build an adapter that has seen nothing, as this one was, for a class list."""
         return type(self)(self.model, prompts, self.config, seed=self.seed)
 
     @property
     def outlives_classes(self) -> bool:
-        """Whether some of the memory is valid for another class list, or there is none."""
+        """True if some of the memory is valid for another class list, or there is none."""
         learned = set(self.memory) - OPTIONAL.keys()
         return not learned or bool(self.class_free & learned)
 
@@ -300,7 +305,7 @@ class Adapter(ZeroShotReference, ABC):
         self.memory.reset()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Everything remembered, as named tensors (copies)."""
+        """Return copies of everything remembered, by name."""
         return self.memory.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -337,7 +342,7 @@ class Adapter(ZeroShotReference, ABC):
         states: Sequence[Mapping[str, Tensor]],
         start: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Tensor]:
-        """One state from those that equally built adapters reached on parts of a stream.
+        """Merge the states that equally built adapters reached on parts of a stream.
 
         Args:
             states: The state of each.
@@ -351,14 +356,15 @@ class Adapter(ZeroShotReference, ABC):
             UserError: What the method learns on several streams cannot be joined.
 
         """
-        own = [without_optional(state) for state in states]
+        learned = [without_optional(state) for state in states]
         shared = None if start is None else without_optional(start)
-        return self._merge(own, shared) | self._merge_optional(states)
+        merged = self._merge(learned, shared)
+        return merged | self._merge_optional(states)
 
     def _merge(
         self, states: Sequence[Mapping[str, Tensor]], start: Mapping[str, Tensor] | None
     ) -> dict[str, Tensor]:
-        """One state from several, without what rejection and calibration need."""
+        """Merge several states, without what rejection and calibration need."""
         del start  # averages and caches come out right without
         return merge_memories(states, self.merge_rules, self.name)
 
@@ -375,7 +381,7 @@ class Adapter(ZeroShotReference, ABC):
             "of a single image; those of domain_norm are"
         )
 
-    # --- what reports, the app and a cluster ask of a method ------------------------------------
+    # --- what reports, the app and a cluster ask of a method --------------------------
 
     @torch.no_grad()
     def explain(
@@ -399,34 +405,39 @@ class Adapter(ZeroShotReference, ABC):
             images = batch.images.to(self.model.device)
             features = self.model.encode_image(images, normalize=True)
         features = features[: len(batch)]
-        return Explanation(
-            features, (features @ self.zero_shot_classifier.T).argmax(dim=-1)
-        )
+        cosines = features @ self.zero_shot_classifier.T
+        return Explanation(features, before=cosines.argmax(dim=-1))
 
     def summarize(self, prediction: Prediction) -> dict[str, int | float | str]:
-        """One line about a batch: its number of images, and the numbers among its evidence."""
+        """Summarise a batch: its number of images, and the numbers among its evidence."""
         line: dict[str, int | float | str] = {"images": len(prediction.logits)}
         for name, value in prediction.evidence.items():
+            is_number = isinstance(value, float)
+            if isinstance(value, Tensor):
+                is_number = value.ndim == 0
             if isinstance(value, int):
                 line[name] = value
-            elif isinstance(value, float) or (
-                isinstance(value, Tensor) and value.ndim == 0
-            ):
+            elif is_number:
                 line[name] = round(float(value), 4)
         return line
 
     def prompted_passes(
         self, prediction: Prediction, index: int
     ) -> PromptedPasses | None:
-        """The passes with visual prompts over image ``index`` of a batch; ``None`` if none."""
+        """Return the passes with visual prompts over an image; ``None`` if there are none."""
         del prediction, index
         return None
 
     def cache_counts(self) -> dict[str, CacheCount]:
-        """Occupancy, by name, of the caches that :attr:`merge_rules` declare."""
+        """Count, by name, the entries of the caches that :attr:`merge_rules` declare."""
         counts = {}
-        for owner in (owner for owner, rule in self.merge_rules if rule == "cache"):
-            entropy = self.memory[f"{owner}.entropy" if owner else "entropy"]  # (N, K)
-            held = tuple(entropy.isfinite().sum(dim=1).tolist())
-            counts[f"{owner} entries".strip()] = CacheCount(held, entropy.shape[1])
+        for owner, rule in self.merge_rules:
+            if rule != "cache":
+                continue
+            name = f"{owner}.entropy" if owner else "entropy"
+            entropy = self.memory[name]  # (N, K), infinite where a slot is empty.
+            capacity = entropy.shape[1]
+            filled = entropy.isfinite().sum(dim=1)
+            title = f"{owner} entries".strip()
+            counts[title] = CacheCount(tuple(filled.tolist()), capacity)
         return counts

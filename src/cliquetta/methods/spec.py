@@ -61,12 +61,17 @@ class MethodSpec:
 
     def build(self, model: CLIP, prompts: ClassPrompts, *, seed: int = 0) -> Adapter:
         """Build the method for a model and a class list."""
+        # A fitted file carries its own config.
         if self.fitted is not None:
             return load_method(self.fitted, model, prompts, seed=seed)
+
         config = method_config(self.method, self.preset, dict(self.options))
         return create_method(self.method, model, prompts, config, seed=seed)
 
     def __str__(self) -> str:
-        preset = f":{self.preset}" if self.preset else ""
-        options = "".join(f"/{name}={value}" for name, value in self.options)
-        return f"{self.method}{preset}{options}"
+        written = self.method
+        if self.preset:
+            written += f":{self.preset}"
+        for name, value in self.options:
+            written += f"/{name}={value}"
+        return written

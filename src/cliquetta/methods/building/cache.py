@@ -18,9 +18,8 @@ from torch import Tensor
 
 from cliquetta.methods.building.memory import NON_NEGATIVE, UNIT, Memory, Range
 
-Columns = Mapping[
-    str, Tensor
-]  # Tensors (B, ...) that images are remembered with, by name.
+# Tensors (B, ...) that images are remembered with, by name.
+Columns = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -40,44 +39,54 @@ def simulate_insertions(
 ) -> CacheOccupancy:
     """Follow images of ``classes`` (B,) with entropy ``offered`` (B,), infinite for none."""
     N, K = entropy.shape
-    time = torch.arange(len(classes), device=entropy.device)
-    slots = torch.arange(K, device=entropy.device, dtype=torch.int32)
+    device = entropy.device
+    time = torch.arange(len(classes), device=device)
+    slots = torch.arange(K, device=device, dtype=torch.int32)
 
-    own = classes[:, None] == torch.arange(N, device=entropy.device)  # (B, N)
-    pushes = own[:, :, None] & (
-        offered[:, None, None] < entropy
-    )  # image b goes before the entry
-    old_rank = slots + pushes.cumsum(dim=0, dtype=torch.int32)  # (B, N, K)
+    # Entries of the start: image b of their class pushes those of higher entropy back
+    # by one. Their rank once b has arrived, (B, N, K).
+    is_class = classes[:, None] == torch.arange(N, device=device)  # (B, N)
+    is_lower = offered[:, None, None] < entropy
+    pushes = is_class[:, :, None] & is_lower
+    old_rank = slots + pushes.cumsum(dim=0, dtype=torch.int32)
 
-    rival = classes[:, None] == classes  # (B, B), row e, column j
-    lower = (offered < offered[:, None]) | (
-        (offered == offered[:, None]) & (time < time[:, None])
-    )
-    ahead = (entropy[classes] <= offered[:, None]).sum(dim=1, dtype=torch.int32)
-    new_rank = ahead[:, None] + (rival & lower).cumsum(
-        dim=1, dtype=torch.int32
-    )  # (e, b)
+    # Images: behind the entries of no higher entropy, and behind the images of their
+    # class of lower entropy, or the same and earlier. Rank of e once b has arrived,
+    # (B, B) with row e and column b.
+    is_rival = classes[:, None] == classes
+    is_lower = offered < offered[:, None]
+    is_equal = offered == offered[:, None]
+    is_earlier = time < time[:, None]
+    goes_before = is_rival & (is_lower | (is_equal & is_earlier))
+    entries_before = entropy[classes] <= offered[:, None]
+    first_rank = entries_before.sum(dim=1, dtype=torch.int32)
+    new_rank = first_rank[:, None] + goes_before.cumsum(dim=1, dtype=torch.int32)
 
-    # in the end, ranks are distinct within a class and cover 0 ... K - 1; the rest
-    # shares a slot
-    labels = torch.arange(N, device=entropy.device).repeat_interleave(
-        K, output_size=N * K
-    )
+    # In the end, ranks are distinct within a class and cover 0 ... K - 1; the rest
+    # shares a slot behind the last.
+    labels = torch.arange(N, device=device)
+    labels = labels.repeat_interleave(K, output_size=N * K)
     owner = torch.cat([labels, classes])
-    rank = torch.cat([old_rank[-1].flatten(), new_rank[:, -1]]).long()
+    rank = torch.cat([old_rank[-1].flatten(), new_rank[:, -1]])
+    rank = rank.long()
     slot = torch.where(rank < K, owner * K + rank, N * K)
-    source = torch.zeros(N * K + 1, dtype=torch.long, device=entropy.device)
-    source = source.scatter(0, slot, torch.arange(len(owner), device=entropy.device))
+    source = torch.zeros(N * K + 1, dtype=torch.long, device=device)
+    rows = torch.arange(len(owner), device=device)
+    source = source.scatter(0, slot, rows)
+
+    has_arrived = time >= time[:, None]
+    is_new = (new_rank < K) & has_arrived
     return CacheOccupancy(
         old=(old_rank < K) & entropy.isfinite(),
-        new=((new_rank < K) & (time >= time[:, None])).T,
+        new=is_new.T,
         source=source[:-1].view(N, K),
     )
 
 
 def store(old: Tensor, arrivals: Tensor, occupancy: CacheOccupancy) -> Tensor:
-    """A cache tensor (N, K, ...) after the batch, from that before and the images' own (B, ...)."""
-    return torch.cat([old.flatten(0, 1), arrivals])[occupancy.source]
+    """Update a cache tensor (N, K, ...) with that of the images (B, ...)."""
+    candidates = torch.cat([old.flatten(0, 1), arrivals])
+    return candidates[occupancy.source]
 
 
 def declare(
@@ -85,10 +94,11 @@ def declare(
 ) -> None:
     """Enter an empty cache of features, as many per class as ``capacity``; ``like`` (N, E)."""
     N, E = like.shape
-    memory.declare(
-        f"{prefix}entropy", like.new_full((N, capacity), torch.inf), NON_NEGATIVE
-    )
-    memory.declare(f"{prefix}keys", like.new_zeros(N, capacity, E), keys)
+    # An empty slot is one of infinite entropy.
+    no_entropy = like.new_full((N, capacity), torch.inf)
+    no_keys = like.new_zeros(N, capacity, E)
+    memory.declare(f"{prefix}entropy", no_entropy, NON_NEGATIVE)
+    memory.declare(f"{prefix}keys", no_keys, keys)
 
 
 def insert(
@@ -96,8 +106,10 @@ def insert(
 ) -> CacheOccupancy:
     """Offer images of ``classes`` (B,), entropy (B,) infinite for none, and columns (B, ...)."""
     occupancy = simulate_insertions(memory[f"{prefix}entropy"], classes, entropy)
-    for name, arrivals in {**columns, "entropy": entropy}.items():
-        memory[prefix + name] = store(memory[prefix + name], arrivals, occupancy)
+    columns = {**columns, "entropy": entropy}
+    for name, arrivals in columns.items():
+        path = prefix + name
+        memory[path] = store(memory[path], arrivals, occupancy)
     return occupancy
 
 
@@ -111,9 +123,17 @@ class Affinity(NamedTuple):
 def affinity(
     features: Tensor, keys: Tensor, occupancy: CacheOccupancy, beta: float
 ) -> Affinity:
-    """exp(-beta (1 - f·k)) of the arriving images (B, E) with what the cache (N, K, E) holds."""
-    old = (
-        ((features @ keys.flatten(0, 1).T - 1) * beta).exp_().view(occupancy.old.shape)
-    )
-    new = ((features @ features.T - 1) * beta).exp_()
+    """Compute exp(-beta (1 - f·k)) of arriving images (B, E) with a cache (N, K, E)."""
+    # With the entries at the start, (B, N K), and with the images of the batch.
+    entries = keys.flatten(0, 1)
+    old = _affinity(features @ entries.T, beta)
+    old = old.view(occupancy.old.shape)
+    new = _affinity(features @ features.T, beta)
+
+    # Only with what is present as each image arrives.
     return Affinity(old * occupancy.old, new * occupancy.new)
+
+
+def _affinity(cosine: Tensor, beta: float) -> Tensor:
+    """Compute exp(-beta (1 - cosine))."""
+    return ((cosine - 1) * beta).exp_()

@@ -53,10 +53,11 @@ class FeatureLevel(Adapter):
     def _predict(self, batch: Batch) -> Prediction:
         views = batch.images[:, None] if self.views is None else batch.views
         assert views is not None
-        chunk = (
-            self.config.chunk if isinstance(self.config, ViewsConfig) else len(batch)
-        )
-        return self._predict_features(encode_views(self.model, views, chunk=chunk))
+        chunk = len(batch)
+        if isinstance(self.config, ViewsConfig):
+            chunk = self.config.chunk
+        features = encode_views(self.model, views, chunk=chunk)
+        return self._predict_features(features)
 
     @abstractmethod
     def _predict_features(self, features: Tensor) -> Prediction:
@@ -74,20 +75,24 @@ class FixedText(FeatureLevel):
     def replay(
         self, step: Callable[[Tensor], tuple[Tensor, ...]], features: Tensor
     ) -> tuple[Tensor, ...]:
-        """``step(features)``, recorded on CUDA; it may replace the memory, but wait for nothing."""
-        memory, names = (
-            self.memory,
-            [name for name in self.memory if name not in OPTIONAL],
-        )
+        """Call ``step(features)``, recorded on CUDA.
+
+        The step may replace the memory, but wait for nothing. A recording reads and
+        writes arguments only, so the memory goes in and comes out as some.
+        """
+        memory = self.memory
+        names = [name for name in memory if name not in OPTIONAL]
 
         def function(features: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
             for name, value in zip(names, state, strict=True):
                 memory[name] = value
             results = step(features)
-            return *(memory[name] for name in names), *results
+            after = tuple(memory[name] for name in names)
+            return after + results
 
         function.__name__ = step.__name__  # distinguishes recordings
-        results = self._replayed(function, features, *(memory[name] for name in names))
+        state = [memory[name] for name in names]
+        results = self._replayed(function, features, *state)
         for name, value in zip(names, results, strict=False):
             memory[name] = value
         return results[len(names) :]
@@ -99,9 +104,14 @@ class ImageByImage(FixedText):
     batch_dependence = BatchDependence.SEQUENTIAL
 
     def _predict_features(self, features: Tensor) -> Prediction:
-        groups = torch.split(features[:, 0], GROUP)
+        images = features[:, 0]
+        groups = torch.split(images, GROUP)
         p = torch.cat([self.predict_group(group) for group in groups])
-        return Prediction(p.clamp_min(torch.finfo(torch.float32).tiny).log().float())
+
+        # A probability of zero stays finite.
+        least = torch.finfo(torch.float32).tiny
+        log_p = p.clamp_min(least).log()
+        return Prediction(log_p.float())
 
     @abstractmethod
     def predict_group(self, features: Tensor) -> Tensor:
@@ -116,10 +126,12 @@ class Transductive(FixedText):
     """Log assignments (B, N) of unit features, from zero-shot ones, class texts and the config."""
 
     def _predict_features(self, features: Tensor) -> Prediction:
-        features = features[:, 0]
-        log_prior = (self.scale * features @ self.classifier.T).log_softmax(dim=-1)
-        (logs,) = self._replayed(self._assign, features, log_prior)
+        images = features[:, 0]
+        logits = self.scale * images @ self.classifier.T
+        log_prior = logits.log_softmax(dim=-1)
+        (logs,) = self._replayed(self._assign, images, log_prior)
         return Prediction(logs.float())
 
     def _assign(self, features: Tensor, log_prior: Tensor) -> tuple[Tensor]:
-        return (self.transduce(features, log_prior, self.classifier, self.config),)
+        logs = self.transduce(features, log_prior, self.classifier, self.config)
+        return (logs,)

@@ -47,7 +47,8 @@ def method_names() -> list[str]:
 def method_index() -> Mapping[str, IndexEntry]:
     """Return the packaged index by method; what is newer than the index is not in it."""
     path = files("cliquetta.methods").joinpath("data/index.json")
-    entries = json.loads(path.read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8")
+    entries = json.loads(text)
     return {name: IndexEntry(**entry) for name, entry in entries.items()}
 
 
