@@ -217,11 +217,11 @@ def long_tail(domain: LabelledSet, options: SamplerOptions, rng: Rng) -> Indices
     # The class that has the fewest images for its share limits all of them.
     largest = (counts / shares).min()
     sizes = np.floor(largest * shares + 1e-9).astype(np.int64)
-    shown = []
+    pieces = []
     for label, size in zip(classes, np.maximum(1, sizes), strict=True):
         members = order[domain.labels[order] == label]
-        shown.append(members[:size])
-    return order[np.isin(order, np.concatenate(shown))]
+        pieces.append(members[:size])
+    return order[np.isin(order, np.concatenate(pieces))]
 
 
 def in_turn(order: Order) -> "Draw":
