@@ -15,12 +15,14 @@ from cliquetta.data.files import NoClassNamesError, same_name, walk_images
 from cliquetta.data.images import ImageError, open_image
 from cliquetta.data.remote import read_listed
 
+# Side of the images that most CLIPs take.
 USUAL_SIDE = 224
-"""Side of the images that most CLIPs take."""
 _AHEAD = 64
-_PLACEHOLDER = ("image",)  # the class list of images whose classes nobody named
+# The class list of images whose classes nobody named.
+_PLACEHOLDER = ("image",)
 
-OnImage = Callable[[int, int], None]  # how many images are opened, of how many
+# How many images are opened, of how many.
+OnImage = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -29,23 +31,27 @@ class OwnImages:
 
     id: str
     images: int
-    classes: Mapping[
-        str, int
-    ]  # images per class, of labelled images; empty without labels
-    unused: Mapping[str, int] = field(
-        default_factory=dict
-    )  # other files in the folder, by kind
-    unreadable: Mapping[str, str] = field(default_factory=dict)  # name and reason
-    duplicates: tuple[tuple[str, str], ...] = ()  # pairs of files with the same content
-    contradictions: tuple[
-        tuple[str, str], ...
-    ] = ()  # those of them in different classes
-    side: int = USUAL_SIDE  # the model's, which sizes are compared with
-    shortest: int = 0  # pixels of the shorter side: the smallest image
+    classes: Mapping[str, int]
+    """images per class, of labelled images; empty without labels"""
+    unused: Mapping[str, int] = field(default_factory=dict)
+    """other files in the folder, by kind"""
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+    """name and reason"""
+    duplicates: tuple[tuple[str, str], ...] = ()
+    """pairs of files with the same content"""
+    contradictions: tuple[tuple[str, str], ...] = ()
+    """those of them in different classes"""
+    side: int = USUAL_SIDE
+    """the model's, which sizes are compared with"""
+    shortest: int = 0
+    """pixels of the shorter side: the smallest image"""
     median: int = 0
-    smaller: tuple[str, ...] = ()  # images whose shorter side is below the model's
-    unlisted: tuple[str, ...] = ()  # classes of the images that the class list lacks
-    empty: tuple[str, ...] = ()  # names of the class list without an image
+    smaller: tuple[str, ...] = ()
+    """images whose shorter side is below the model's"""
+    unlisted: tuple[str, ...] = ()
+    """classes of the images that the class list lacks"""
+    empty: tuple[str, ...] = ()
+    """names of the class list without an image"""
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -55,11 +61,12 @@ class OwnImages:
 
 @dataclass(frozen=True)
 class _Opened:
-    """What reading one image showed."""
+    """Findings from reading one image."""
 
     digest: str = ""
     side: int = 0
-    reason: str = ""  # why it cannot be read
+    reason: str = ""
+    """why it cannot be read"""
 
 
 def examine_own(
@@ -74,7 +81,7 @@ def examine_own(
 
     Args:
         id: ``folder:PATH``, ``csv:PATH`` or ``tar:PATH``.
-        classes: The class list that is to be predicted with, if it is known.
+        classes: The class list that is to be predicted with, if there is one.
         side: Side of the images that the model takes.
         workers: Threads that open images.
         on_image: Called after every image.
@@ -168,6 +175,7 @@ class _Reader:
     dataset: Dataset
 
     def __call__(self, row: int) -> _Opened:
+        """Read one image."""
         try:
             if isinstance(self.dataset, FileDataset):
                 data = read_listed(self.dataset.paths[row], self.dataset.members[row])
