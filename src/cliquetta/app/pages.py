@@ -69,7 +69,7 @@ def notice(text: str, *, bad: bool = False, items: Sequence[str] = ()) -> str:
     return f"<div class='{kind}' role='{role}'>{body}</div>"
 
 
-def batch_notice(session: AppSession, shown: Shown, opening: str = "") -> str:
+def batch_notice(session: AppSession, shown: Shown, opening: str) -> str:
     """Summary of a batch, and the score so far."""
     tally = session.tally
     method = session.info.method

@@ -92,31 +92,18 @@ class Tally:
 
     def add(self, rows: Sequence[Row], counts: Mapping[str, CacheCount]) -> None:
         """Count one batch."""
-        labelled = [row for row in rows if row.truth is not None]
         self.images += len(rows)
-        self.labelled += len(labelled)
-        self.right["before"] += sum(row.before == row.truth for row in labelled)
-        self.right["after"] += sum(row.after == row.truth for row in labelled)
-        if labelled:
-            before = self.right["before"] / self.labelled
-            after = self.right["after"] / self.labelled
-            self.curve.append((self.labelled, before, after))
         self.counts.append(counts)
-
-
-@dataclass(frozen=True)
-class _Best:
-    """The most probable class of an image."""
-
-    label: int
-    probability: float
-
-
-def _most_probable(prediction: Prediction) -> list[_Best]:
-    """Return the most probable class of every image."""
-    probabilities, labels = prediction.topk()
-    pairs = zip(labels[:, 0].tolist(), probabilities[:, 0].tolist(), strict=True)
-    return [_Best(label, probability) for label, probability in pairs]
+        labelled = [row for row in rows if row.truth is not None]
+        if not labelled:
+            return
+        self.labelled += len(labelled)
+        for row in labelled:
+            self.right["before"] += row.before == row.truth
+            self.right["after"] += row.after == row.truth
+        before = self.right["before"] / self.labelled
+        after = self.right["after"] / self.labelled
+        self.curve.append((self.labelled, before, after))
 
 
 class AppSession:
@@ -245,23 +232,23 @@ class AppSession:
     ) -> Shown:
         """Count a batch that succeeded, beside the predictions of plain CLIP."""
         plain = self.plain.predict(Batch(batch.images, batch.keys))
-        best_before = _most_probable(plain)
-        best_after = _most_probable(prediction)
+        shares_before, before = (best[:, 0].tolist() for best in plain.topk())
+        shares_after, after = (best[:, 0].tolist() for best in prediction.topk())
         classes = self.info.classes
         rows = []
-        for name, truth, before, after in zip(
-            names, truths, best_before, best_after, strict=True
-        ):
+        for index, name in enumerate(names):
             row = Row(
                 batch=self.batches + 1,
                 name=name,
-                before=classes[before.label],
-                before_probability=before.probability,
-                after=classes[after.label],
-                after_probability=after.probability,
-                truth=truth,
+                before=classes[before[index]],
+                before_probability=shares_before[index],
+                after=classes[after[index]],
+                after_probability=shares_after[index],
+                truth=truths[index],
             )
             rows.append(row)
+
+        # From here on nothing can fail: the batch counts.
         pictures = self.adapter.model.preprocess.unnormalise(batch.images)
         self.tally.add(rows, self.adapter.cache_counts())
         self.batches += 1

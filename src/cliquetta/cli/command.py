@@ -287,18 +287,13 @@ def read_methods(
 
 
 def read_cells(
-    base: "RunSpec",
-    method: str | None,
-    fitted: Path | None,
-    settings: Sequence[str],
-    preset: str | None = None,
+    base: "RunSpec", method: str | None, fitted: Path | None, settings: Sequence[str]
 ) -> "list[RunSpec]":
     """Return a cell of a grid for every method that was asked for."""
     from cliquetta.evaluation.grid import with_spec
 
-    return [
-        with_spec(base, spec) for spec in read_methods(method, fitted, settings, preset)
-    ]
+    specs = read_methods(method, fitted, settings)
+    return [with_spec(base, spec) for spec in specs]
 
 
 def read_seeds(given: str) -> list[int]:

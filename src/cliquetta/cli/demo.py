@@ -234,7 +234,7 @@ class LiveCurve:
             self.plain.append(share)
         elif self.drawn < step.number <= len(self.plain):
             plain = self.plain[step.number - 1]
-            self._line(spec.method, step.images, plain=plain, adapted=share)
+            self._line(spec.method, step.images, plain, share)
 
     def draw(self, stream: DemoStream) -> None:
         """Draw the batches that were not run now, from the recorded predictions."""
@@ -242,14 +242,11 @@ class LiveCurve:
         images = len(plain)
         ends = [*range(stream.batch_size, images, stream.batch_size), images]
         for end in ends[self.drawn :]:
-            self._line(
-                stream.records[1].method,
-                end,
-                plain=100 * float(plain[:end].mean()),
-                adapted=100 * float(adapted[:end].mean()),
-            )
+            plain_share = 100 * float(plain[:end].mean())
+            share = 100 * float(adapted[:end].mean())
+            self._line(stream.records[1].method, end, plain_share, share)
 
-    def _line(self, method: str, images: int, *, plain: float, adapted: float) -> None:
+    def _line(self, method: str, images: int, plain: float, adapted: float) -> None:
         """Print one line of bars, with the names above the first."""
         if not self.drawn:
             width = _BAR + 7

@@ -107,7 +107,6 @@ class Overall:
     sd: float | None  # of the mean over datasets, from seed to seed
     tail: float | None  # mean over datasets of :attr:`Cell.tail`
     gain: float | None
-    gain_sd: float | None  # from dataset to dataset
     half_width: float | None
     """of the gain's 95 % interval over datasets; ``None`` as ``p``"""
     worst: tuple[float, str] | None  # the least favourable gain, and on which dataset
@@ -163,7 +162,6 @@ class Comparison:
             sd=_deviation(means),
             tail=average(cell.tail for cell in cells),
             gain=average(gains),
-            gain_sd=_deviation(gains),
             half_width=mean_half_width(gains) if enough else None,
             worst=None if worst is None else (by_column[worst], worst),
             p=sign_flip_p(gains) if enough else None,

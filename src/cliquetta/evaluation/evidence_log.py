@@ -93,10 +93,13 @@ class EvidenceLog:
         line = json.dumps({"batch": step.number, **counts})
         with (self.folder / _COUNTS).open("a", encoding="utf-8") as file:
             file.write(f"{line}\n")
+
+        # Batches in full share the images that may have attention maps.
         if step.number in self.shown and len(step.batch):
             maps = math.ceil(self.limits.maps / len(self.shown))
             self._write(step, maps)
-        self.adapter.collect_evidence = step.number + 1 in self.shown
+        following = step.number + 1
+        self.adapter.collect_evidence = following in self.shown
 
     def _write(self, step: Step, maps: int) -> None:
         """Write a batch in full: predictions, tensors of the explanation, pictures."""

@@ -151,14 +151,19 @@ def read_grid(path: Path | str, *, root: str = "", **changes: Any) -> list[RunSp
         by_limit: dict[int | None, list[RunSpec]] = {}
         for method in _expand(written_methods, text=has_text_tower):
             cell = with_method(base, method)
-            limit = _lowest(base.limit, limits.get(cell.method))
+            stated = (base.limit, limits.get(cell.method))
+            limit = min((n for n in stated if n is not None), default=None)
             if limit != 0:
                 by_limit.setdefault(limit, []).append(replace(cell, limit=limit))
         for cells in by_limit.values():
-            made = grid(cells, datasets=datasets, seeds=seeds, baseline=baseline)
-            if isinstance(texts, str):
-                made = [_with_named_templates(spec, texts) for spec in made]
-            specs += made
+            for spec in grid(cells, datasets=datasets, seeds=seeds, baseline=baseline):
+                if not isinstance(texts, str):
+                    specs.append(spec)
+                    continue
+                # A set of templates, or a method whose authors chose one per dataset.
+                is_set = texts in list_templates()
+                name = texts if is_set else template_choice(texts, spec.dataset)
+                specs.append(replace(spec, templates=templates(name)))
     return list(dict.fromkeys(specs))
 
 
@@ -169,31 +174,22 @@ def _base_of_block(
     changes: Mapping[str, Any],
 ) -> RunSpec:
     """Return what all runs of a block share, its fields checked."""
-    unknown = [block["unknown"]] if "unknown" in block else []
+    # Features on both sides need no model.
     is_features = all(dataset.startswith("features:") for dataset in datasets)
     if not (is_features and "text_features" in block):
+        unknown = [block["unknown"]] if "unknown" in block else []
         block["model"] = choose_model(block.get("model"), [*datasets, *unknown])
     if isinstance(block.get("classes"), str):
         block["classes"] = class_names(block["classes"])
-    known = sorted(field.name for field in fields(RunSpec))
+
+    # JSON has lists where a run, which is a key of dictionaries, has tuples.
+    names = sorted(field.name for field in fields(RunSpec))
     shared: dict[str, Any] = {}
     for name, value in {**block, **changes}.items():
-        if name not in known:
-            raise UnknownNameError(f"field of {path}", name, known)
+        if name not in names:
+            raise UnknownNameError(f"field of {path}", name, names)
         shared[name] = tuple(value) if isinstance(value, list) else value
     return RunSpec("", BASELINE, **shared)
-
-
-def _lowest(*limits: int | None) -> int | None:
-    """Return the lowest of the limits that are stated."""
-    return min((limit for limit in limits if limit is not None), default=None)
-
-
-def _with_named_templates(spec: RunSpec, name: str) -> RunSpec:
-    """Return a run with a named set of templates, or with those that authors chose."""
-    if name not in list_templates():
-        name = template_choice(name, spec.dataset)
-    return replace(spec, templates=templates(name))
 
 
 def _expand(methods: Sequence[str], *, text: bool) -> list[str]:
@@ -213,14 +209,13 @@ def _expand(methods: Sequence[str], *, text: bool) -> list[str]:
 
 def shard_of(specs: Sequence[RunSpec], number: int, count: int) -> list[RunSpec]:
     """The runs on every ``count``-th stream from ``number`` (1, 2 ...) on."""
-    by_stream: dict[tuple[Any, ...], list[RunSpec]] = {}
-    for spec in specs:
-        stream = (spec.dataset, spec.order, spec.batch_size, spec.unknown)
-        by_stream.setdefault(stream, []).append(spec)
-    chosen = set()
-    for runs in list(by_stream.values())[number - 1 :: count]:
-        chosen.update(runs)
-    return [spec for spec in specs if spec in chosen]
+
+    def stream(spec: RunSpec) -> tuple[Any, ...]:
+        return spec.dataset, spec.order, spec.batch_size, spec.unknown
+
+    streams = list(dict.fromkeys(map(stream, specs)))
+    chosen = streams[number - 1 :: count]
+    return [spec for spec in specs if stream(spec) in chosen]
 
 
 def grid_roles(path: Path | str) -> dict[str, str]:

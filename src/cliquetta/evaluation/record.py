@@ -121,12 +121,13 @@ def plan(adapter: Adapter, stream: AnyStream, preset: str | None = None) -> Reco
 
 def run_id(settings: Mapping[str, Any]) -> str:
     """A name that equal settings share: dataset, method, seed, hash."""
+    # Signs that a folder's name may not have become dashes, those of ids underscores.
     dataset = str(settings["dataset"])
     dataset = re.sub(r"[^A-Za-z0-9.@+_>-]+", "-", dataset).strip("-")
     dataset = re.sub(r"[@>+]", "_", dataset)
     dataset = dataset[-_DATASET_LENGTH:].strip("-_.")
-    parts = (dataset, settings["method"], settings["seed"], digest(settings)[:10])
-    return "--".join(map(str, parts))
+    run_hash = digest(settings)[:10]
+    return f"{dataset}--{settings['method']}--{settings['seed']}--{run_hash}"
 
 
 def digest(value: Any) -> str:

@@ -345,8 +345,10 @@ class Execution:
         if state is not None and state.exists():
             saved = unpack_state(self.adapter, state.read_bytes(), source=str(state))
             self.metrics.load_state_dict(saved.extra)
-            self._earlier = tuple(Skipped(**entry) for entry in saved.notes["skipped"])
-            self.progress = RunProgress(**{**saved.notes, "skipped": self._earlier})
+            skipped = [Skipped(**entry) for entry in saved.notes["skipped"]]
+            self._earlier = tuple(skipped)
+            self.progress = RunProgress(**saved.notes)
+            self.progress.skipped = self._earlier
             self.progress.resumed += 1
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
@@ -406,13 +408,16 @@ class Execution:
         """Score and write what is waiting."""
         if self._waiting:
             keys: list[str] = []
-            for batch_keys, _, _ in self._waiting:
+            label_parts = []
+            logit_parts = []
+            for batch_keys, batch_labels, batch_logits in self._waiting:
                 keys += batch_keys
-            labels = torch.cat([labels for _, labels, _ in self._waiting])
-            logits = torch.cat([logits.cpu() for _, _, logits in self._waiting])
-            sizes = [len(labels) for _, labels, _ in self._waiting]
+                label_parts.append(batch_labels)
+                logit_parts.append(batch_logits.cpu())
             self._waiting = []
-            self.metrics.update(logits, labels, sizes)
+            labels = torch.cat(label_parts)
+            logits = torch.cat(logit_parts)
+            self.metrics.update(logits, labels, [len(part) for part in label_parts])
             if self.log is not None:
                 self.log.append(keys, labels, logits)
         self._flushed_at = time.monotonic()

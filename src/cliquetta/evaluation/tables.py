@@ -30,11 +30,13 @@ class TextTable:
 
 def to_markdown(table: TextTable) -> str:
     """A pipe table, numbers to the right."""
+    lines = []
+    if table.title:
+        lines += [f"**{table.title}**", ""]
+    lines.append(_pipes(table.columns))
     numbers = len(table.columns) - table.labels
-    marks = ["---"] * table.labels + ["---:"] * numbers
-    lines = [f"**{table.title}**", ""] if table.title else []
-    for cells in (table.columns, marks, *table.rows):
-        lines.append(_pipes(cells))
+    lines.append(_pipes(["---"] * table.labels + ["---:"] * numbers))
+    lines += map(_pipes, table.rows)
     return "\n".join(lines) + "\n"
 
 

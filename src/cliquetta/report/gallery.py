@@ -80,13 +80,15 @@ class _Stored:
 
     @property
     def rank(self) -> tuple[int, ...]:
-        """Order of cliques: many changed images first, then many members."""
+        """Order of cliques: with changed images first, then with many members."""
         before = self.batch.before
         after = self.batch.after
         changed = sum(before[index] != after[index] for index in self.members)
-        most_changed = -min(changed, 3)
-        largest = -min(len(self.members), 6)
-        return most_changed, largest, self.batch.number, self.clique["id"]
+
+        # Three changes tell as much as thirty, six members as much as sixty.
+        fewest_first = min(changed, 3)
+        smallest_first = min(len(self.members), 6)
+        return -fewest_first, -smallest_first, self.batch.number, self.clique["id"]
 
     def resembles(self, other: "_Stored") -> bool:
         """Whether more than half of the smaller clique is in both."""

@@ -152,9 +152,13 @@ def _title(runs: Sequence[ReportedRun]) -> str:
     methods = {run.name for run in runs}
     if len(methods) == 2:  # one, beside what it is compared with
         methods = {run.name for run in runs if not run.plain} or methods
+    what = f"{len(methods)} methods"
+    if len(methods) == 1:
+        (what,) = methods
     datasets = {run.record.dataset for run in runs}
-    what = methods.pop() if len(methods) == 1 else f"{len(methods)} methods"
-    where = datasets.pop() if len(datasets) == 1 else f"{len(datasets)} datasets"
+    where = f"{len(datasets)} datasets"
+    if len(datasets) == 1:
+        (where,) = datasets
     return f"{what} on {where}"
 
 

@@ -96,7 +96,7 @@ def can_draw() -> bool:
 
 
 @contextmanager
-def new_figure(width: float = 6.4, height: float = 3.4) -> Iterator[Figure]:
+def new_figure(width: float, height: float) -> Iterator[Figure]:
     """A figure in our look, drawn without a screen; ``width`` and ``height`` in inches."""
     if not can_draw():
         raise UserError(
