@@ -100,43 +100,6 @@ def _title(run: Run) -> str:
     )
 
 
-def headline(bundled: Sequence[Setting], real: Sequence[Setting]) -> str:
-    """One row per method of the first setting of each; of ``real`` only what is not ``dev``."""
-    sides = [("bundled set", s, s.columns(REPORT, DEVELOPMENT)) for s in bundled[:1]]
-    sides += [("real tower", s, s.columns(REPORT)) for s in real[:1]]
-    head = ["method"]
-    for name, _, columns in sides:
-        head += [f"{name}, {len(columns)} shifts", "worst", "clean"]
-    # A method may need other options on one side: its text half stays fixed on the real
-    # tower.
-    labels = [
-        {method_of(row): row for row in reversed(s.table.rows)} for _, s, _ in sides
-    ]
-    rows = []
-    for row in sides[-1][1].rows:
-        name = method_of(row.row)
-        if all(name in known for known in labels):
-            cells = []
-            for (_, setting, columns), known in zip(sides, labels, strict=True):
-                cells += _headline_cells(setting, columns, known[name])
-            rows.append((f"`{name}`", *cells, times(row.cost)))
-    return to_markdown(TextTable((*head, "cost"), tuple(rows))).rstrip()
-
-
-def _headline_cells(setting: Setting, columns: Sequence[str], method: str) -> list[str]:
-    """Accuracy with its gain, the worst shift, and what is left of clean images."""
-    row = setting.table.overall(method, columns)
-    clean = setting.table.overall(method, setting.columns(CLEAN))
-    if row.gain is None or row.worst is None:
-        return [f"{row.mean:.2f}", BLANK, shown(clean.mean, ".1f")]
-    left = None if clean.gain is None else round(clean.gain, 1) + 0.0
-    return [
-        f"{row.mean:.2f} ({signed(row.gain)})",
-        signed(row.worst[0]),
-        shown(left, "+.1f"),
-    ]
-
-
 def insert_headline(text: str, table: str) -> str:
     """A README with the table between its two marks."""
     before, begin, rest = text.partition(BEGIN)
@@ -408,6 +371,7 @@ class ResultsPages:
             headline_picture,
             headline_table,
             read_costs,
+            read_headline,
         )
         from benchmarks.results.imagenet_page import imagenet_page
         from benchmarks.results.leaderboard import BOARDS, board_rows, leaderboard_page
@@ -451,21 +415,18 @@ class ResultsPages:
                 "them; start it in a clone of the repository"
             )
         if page == "headline":
-            if records["leaderboard-imagenet"]:
-                costs = read_costs(self.results)
-                table = headline_table(
-                    records["leaderboard-imagenet"], recorded["real"], costs
-                )
-            else:
-                table = headline(recorded["bundled"], recorded["real"])
+            headline = read_headline(
+                records["leaderboard-imagenet"],
+                records["leaderboard-real"],
+                roles["leaderboard-real"],
+            )
+            table = headline_table(headline, read_costs(self.results))
             readme = self.readme.read_text(encoding="utf-8")
-            texts = {self.readme: insert_headline(readme, table)}
-            if records["leaderboard-imagenet"]:
-                picture = self.results.parent / "images/headline.svg"
-                texts[picture] = headline_picture(
-                    records["leaderboard-imagenet"], recorded["real"]
-                )
-            return texts
+            picture = self.results.parent / "images/headline.svg"
+            return {
+                self.readme: insert_headline(readme, table),
+                picture: headline_picture(headline),
+            }
         if page == "ablation":
             text = ablation_page(
                 [s for settings in recorded.values() for s in settings]
