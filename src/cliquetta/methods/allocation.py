@@ -64,6 +64,7 @@ class AllocationLimit(TorchWatch):
         """Count what ``func`` would allocate."""
         if func not in _MAKERS:
             return
+        # The same call on the meta device, where nothing is allocated.
         options = dict(kwargs)
         for name in ("device", "generator", "out"):
             options.pop(name, None)
@@ -73,6 +74,8 @@ class AllocationLimit(TorchWatch):
                 result = func(*on_meta, **options, device="meta")
             else:
                 result = func(*on_meta)
+
+        # Memory.declare clones what it keeps.
         if func is torch.clone:
             self.total += result.nbytes
         if max(self.total, result.nbytes) > self._most:

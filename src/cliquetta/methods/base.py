@@ -62,6 +62,7 @@ def refuse_non_finite(images: Tensor, keys: Sequence[str] = ()) -> None:
     """Refuse pixels or features (B, ...) that are not finite, and name the first such image."""
     if all_finite([images]):
         return
+    # Only now image by image, which takes longer.
     is_finite = images.isfinite().flatten(1).all(dim=1)
     bad = (~is_finite).nonzero()[:, 0].tolist()
     if bad:
@@ -87,6 +88,8 @@ def with_rows_of_errors(
         return prediction
     logits = prediction.logits
     images = len(logits) + len(unreadable)
+
+    # Every prediction goes to its image's place among all.
     read = [row for row in range(images) if row not in unreadable]
     full = logits.new_full((images, logits.shape[1]), torch.nan)
     full[read] = logits
@@ -146,7 +149,7 @@ class Adapter(ZeroShotReference, ABC):
         self.prompts = prompts
         self.config = config
         self.seed = seed
-        # Also what takes extra time; never changes the logits.
+        # Evidence that takes extra time, too; it never changes the logits.
         self.collect_evidence = False
         self.memory = Memory()
         self._bias = model.bias
@@ -230,6 +233,7 @@ class Adapter(ZeroShotReference, ABC):
         Inputs that are not finite are named rather than what came of them. ``encode``
         gives the unit features (B, E) of plain CLIP where they are needed.
         """
+        # On a GPU the inputs are checked with the predictions: one wait for both.
         late = [inputs] if inputs.device.type in CHECKED_LATE else []
         if not late:
             refuse_non_finite(inputs, keys)
@@ -283,6 +287,8 @@ class Adapter(ZeroShotReference, ABC):
                 "class list could keep: build a new one for it"
             )
         other = self._rebuild(as_prompts(classes))
+
+        # As this one rejects and calibrates, and with what it learned about images.
         other.enable(reject=self.reject_share, calibrate=self.calibrated)
         shared = {
             name: self.memory[name] for name in self.class_free & set(self.memory)

@@ -231,6 +231,8 @@ def method_config(
         config = entry.config()
     else:
         config = look_up(f"preset of {name}", preset, entry.presets)
+
+    # Values typed on a command line get the type of their field.
     kinds = field_types(entry.config)
     changes = {}
     for option, value in (options or {}).items():
@@ -286,6 +288,8 @@ def create_method(
     config = own_config(entry, config)
     if isinstance(model, FeaturesOnly):
         require_features_only(entry.adapter, name)
+
+    # A method that learns while it predicts.
     if entry.fit is None:
         if fitted is not None:
             raise UserError(
@@ -293,6 +297,8 @@ def create_method(
             )
         with AllocationLimit(half_of_memory()):
             return entry.adapter(model, prompts, config, seed=seed)
+
+    # A few-shot method.
     if fitted is None:
         raise UserError(
             f"{name} learns from labelled images first: fit it with `cliquetta fit --method {name} "

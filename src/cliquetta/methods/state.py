@@ -186,6 +186,8 @@ def load_method(
     prompts = as_prompts(classes)
     config = method_config(name, options=header["config"])
     seed = header["seed"] if seed is None else seed
+
+    # A stream's state goes into an adapter; a fit is what one is built from.
     if header["fitted"] is None:
         adapter = create_method(name, model, prompts, config, seed=seed)
         load_state(adapter, path, other_classes=True)
@@ -227,6 +229,8 @@ def unpack_state(
     """
     tensors, header = unpack(data, source=source, kind="state file")
     header = _checked(header, source)
+
+    # The adapter must be built as that of the file was.
     mine = describe(adapter)
     differing = [field for field in DIFFERENCES if header.get(field) != mine[field]]
     classes_changed = (
@@ -245,6 +249,8 @@ def unpack_state(
             f"{source} was saved with {DIFFERENCES[field]} "
             f"({_difference(header.get(field), mine[field])}); {remedy}, or start without the state"
         )
+
+    # Of another class list, only what does not depend on the classes.
     memory = _named(tensors, MEMORY)
     if classes_changed:
         adapter.reset()
@@ -278,6 +284,7 @@ def merge_states(
         UserError: The method cannot join states.
 
     """
+    # The adapter reads every state, and so refuses those of others.
     memories = []
     for state in states if start is None else [start, *states]:
         if isinstance(state, bytes):

@@ -95,6 +95,8 @@ def read_prompts(
             "--classes imagenet"
         )
     texts = read_templates(given_templates)
+
+    # A file, a known list, or names with commas between them.
     if _is_file(classes):
         names = text_lines(Path(classes))
         if not names:

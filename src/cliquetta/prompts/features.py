@@ -162,6 +162,7 @@ def as_text_features(value: Any) -> TextFeatures:
     rows, which may then come in any order; and ``scale``, what cosines are multiplied
     by (100, as CLIP's, unless stated).
     """
+    # An array says neither names nor a scale; a file may.
     names = None
     scale = 100.0
     if isinstance(value, str | os.PathLike):

@@ -105,7 +105,8 @@ def check(name: str, value: Any, hint: Any) -> None:
     elif hint in _KINDS:
         kind, text = _KINDS[hint]
         is_kind = isinstance(value, kind)
-        if isinstance(value, bool) and hint is not bool:  # which is an int in Python
+        # True is an int in Python, but no number of views.
+        if isinstance(value, bool) and hint is not bool:
             is_kind = False
         if not is_kind or (hint is float and not math.isfinite(value)):
             raise UserError(f"{name} must be {text}, got {value!r}")
@@ -148,18 +149,25 @@ def parse(name: str, text: Any, hint: Any) -> Any:
         return tuple(text) if isinstance(text, list) else text
     origin = get_origin(hint)
     arguments = get_args(hint)
+
+    # What wraps another type.
     if origin is Annotated:
         return parse(name, text, arguments[0])
     if origin in (Union, types.UnionType):
-        missing = text.lower() in {"none", "null"}
-        return None if missing else parse(name, text, _present(arguments))
+        if text.lower() in {"none", "null"}:
+            return None
+        return parse(name, text, _present(arguments))
+
+    # A list of parts, or a single value.
     try:
         if origin is tuple:
             parts = [part for part in text.split(",") if part]
             return tuple(parse(name, part, arguments[0]) for part in parts)
         if hint is bool:
             return _TRUTH[text.lower()]
-        return hint(text) if hint in (int, float) else text
+        if hint in (int, float):
+            return hint(text)
+        return text
     except (KeyError, ValueError):
         raise UserError(f"{name} is {describe(hint)}, {text!r} is not") from None
 
@@ -194,6 +202,7 @@ def read_presets(method: str, config: type[Config]) -> dict[str, Config]:
     path = files("cliquetta.methods").joinpath(f"data/{method}.json")
     text = path.read_text(encoding="utf-8")
     entries: dict[str, dict[str, Any]] = json.loads(text)["presets"]
+
     presets = {}
     for name, entry in entries.items():
         presets[name] = config(**entry["options"])

@@ -27,7 +27,9 @@ def marginal_entropy(logits: Tensor) -> Tensor:
     # becomes NaN.
     views = logits.shape[-2]
     by_view = logits.log_softmax(dim=-1)
-    log_p = by_view.logsumexp(dim=-2) - math.log(views)
+    log_sum = by_view.logsumexp(dim=-2)
+    log_p = log_sum - math.log(views)
+
     least = torch.finfo(log_p.dtype).min
     log_p = log_p.clamp(min=least)
     return log_prob_entropy(log_p)

@@ -25,7 +25,7 @@ class Explanation:
     maps: dict[Kind, Tensor] | None = None  # (rows of all images, 1 + T).
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor by name, as stored: features in half precision, maps in full."""
+        """Name every tensor as stored: features in half precision, maps in full."""
         stored = {"features": self.features.half()}
         if self.prompted is not None:
             stored["prompted"] = self.prompted.half()

@@ -51,8 +51,10 @@ class FeatureLevel(Adapter):
 
     @torch.no_grad()
     def _predict(self, batch: Batch) -> Prediction:
+        # The image itself is the only view where none are asked for.
         views = batch.images[:, None] if self.views is None else batch.views
         assert views is not None
+
         chunk = len(batch)
         if isinstance(self.config, ViewsConfig):
             chunk = self.config.chunk
@@ -115,7 +117,7 @@ class ImageByImage(FixedText):
 
     @abstractmethod
     def predict_group(self, features: Tensor) -> Tensor:
-        """Probabilities (B, N) of a group of unit features (B, E), learned from in order."""
+        """Predict a group of unit features (B, E), learned from in order: probabilities (B, N)."""
 
 
 class Transductive(FixedText):

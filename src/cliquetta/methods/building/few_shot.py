@@ -239,19 +239,23 @@ def learn(
         momentum=config.momentum,
         weight_decay=config.weight_decay,
     )
-    generator = np.random.default_rng([task.seed, 0xC0])
     n = len(few_shot)
     size = config.batch_size
     epochs = config.epochs_for(few_shot.shots)
     steps = epochs * max(1, n // size)
+
+    generator = np.random.default_rng([task.seed, 0xC0])
     step = 0
     for epoch in range(epochs):
+        # The learning rate is stepped once per epoch.
         lr = config.lr_at(epoch, epochs)
         optimiser.param_groups[0]["lr"] = lr
+
         for rows in epoch_batches(n, size, generator, drop_last=True):
             crops = draw(rows, generator)
             labels = few_shot.labels[torch.from_numpy(rows)]
             labels = labels.to(task.model.device)
+
             with torch.enable_grad():
                 loss = F.cross_entropy(logits(learned, crops), labels)
                 gradients = torch.autograd.grad(loss, parameters)

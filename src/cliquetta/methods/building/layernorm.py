@@ -36,16 +36,19 @@ class Float32LayerNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last dimension; gain and bias are (D,) or one per image, (B, D)."""
-        wide = x.to(self.weight.dtype)
-        if self.weight.ndim == 1:
-            normed = F.layer_norm(wide, self.shape, self.weight, self.bias, self.eps)
-        else:
-            # (B, 1, ..., D): those of an image for all its tokens.
-            per_image = [len(self.weight)] + [1] * (x.ndim - 2) + [-1]
-            gain = self.weight.view(per_image)
-            bias = self.bias.view(per_image)
-            normed = F.layer_norm(wide, self.shape, eps=self.eps)
-            normed = normed * gain + bias
+        gain: Tensor = self.weight
+        bias: Tensor = self.bias
+        wide = x.to(gain.dtype)
+        if gain.ndim == 1:
+            normed = F.layer_norm(wide, self.shape, gain, bias, self.eps)
+            return normed.to(x.dtype)
+
+        # (B, 1, ..., D): those of an image for all its tokens.
+        per_image = [len(gain)] + [1] * (x.ndim - 2) + [-1]
+        gain = gain.view(per_image)
+        bias = bias.view(per_image)
+        normed = F.layer_norm(wide, self.shape, eps=self.eps)
+        normed = normed * gain + bias
         return normed.to(x.dtype)
 
 
@@ -71,6 +74,8 @@ class LayerNormTower:
             is_plain = precise and type(module).forward is nn.LayerNorm.forward
             if is_plain:
                 self._tower.set_submodule(name, Float32LayerNorm(module))
+
+            # Gain and bias, of which other libraries may leave one out.
             for kind in ("weight", "bias"):
                 value = getattr(module, kind)
                 if value is not None:
@@ -88,7 +93,8 @@ class LayerNormTower:
         for name, _, _ in self._parameters:
             number = re.search(r"(?:^|\.)(\d+)\.", name)
             blocks.append(int(number[1]) if number else None)
-        depth = 1 + max((block for block in blocks if block is not None), default=-1)
+        numbers = [block for block in blocks if block is not None]
+        depth = 1 + max(numbers, default=-1)
         late = depth - depth // 4
 
         parts = []
@@ -99,7 +105,8 @@ class LayerNormTower:
             else:
                 is_before_blocks = False
                 is_early = block < late
-            parts.append(self.start.new_full((shape.numel(),), float(is_early)))
+            size = (shape.numel(),)
+            parts.append(self.start.new_full(size, float(is_early)))
         return torch.cat(parts)
 
     def __call__(self, parameters: Tensor, inputs: Tensor) -> Tensor:
@@ -112,6 +119,7 @@ class LayerNormTower:
         """Build a tower with flat LayerNorm ``parameters`` (P,); other weights are shared."""
         tower = _copy_sharing_weights(self._tower)
         named = self.named(parameters.detach())
+
         for name, value in named.items():
             owner, _, kind = name.rpartition(".")
             parameter = nn.Parameter(value, requires_grad=False)

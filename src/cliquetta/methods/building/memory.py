@@ -85,10 +85,12 @@ class Memory:
         """
         if name in self._start:
             raise KeyError(f"memory already holds {name!r}")
-        # torch.clone, which AllocationLimit counts
+        # torch.clone, which AllocationLimit counts.
         self._start[name] = torch.clone(start.detach())
         self._now[name] = torch.clone(start.detach())
         self._ranges[name] = values
+
+        # Infinity at the start means "empty".
         has_numbers = start.is_floating_point() and start.numel() > 0
         if has_numbers and start.amax() == torch.inf:
             self._open.add(name)
@@ -148,6 +150,8 @@ class Memory:
                 f"state does not fit: missing {sorted(missing)}, unknown {sorted(extra)}; it was "
                 "saved by another method or version"
             )
+
+        # All of them are checked before the first is taken over.
         loaded = {}
         for name, start in self._start.items():
             value = state[name]
@@ -167,6 +171,8 @@ class Memory:
             return
         values = self._ranges[name]
         closed = self._closed(name, value)
+
+        # The least that is allowed: of counters it follows from the start.
         least = values.least
         if not value.is_floating_point():
             least = min(0, int(self._start[name].min()))
@@ -175,6 +181,8 @@ class Memory:
                 f"state {name!r} holds numbers that are not finite: it is damaged, or was saved by "
                 "a run that diverged; start without it"
             )
+
+        # Both ends of the range.
         bounded = closed.diagonal(dim1=-2, dim2=-1) if values.diagonal else closed
         low = float(bounded.min())
         high = float(closed.max())
@@ -183,6 +191,8 @@ class Memory:
                 f"state {name!r} holds {low if low < least else high:g}, outside of {least:g} to "
                 f"{values.below:g}: it is damaged; start without it"
             )
+
+        # Unit vectors; zero is an empty slot.
         if values.unit:
             length = closed.double().norm(dim=-1)
             is_off = (length - 1).abs() > _UNIT_ROUNDING

@@ -38,7 +38,8 @@ def _average(states: States) -> dict[str, Tensor]:
     """Average numbers; of counters take the largest."""
     merged = {}
     for name in states[0]:
-        values = torch.stack([state[name] for state in states])
+        of_all = [state[name] for state in states]
+        values = torch.stack(of_all)
         is_counter = not values.is_floating_point()
         merged[name] = values.amax(dim=0) if is_counter else values.mean(dim=0)
     return merged

@@ -120,6 +120,8 @@ class FewShot:
         images = self.images[torch.from_numpy(rows)]
         images = images.to(model.device)
         n, _, S, _ = images.shape
+
+        # One draw for all, then the boxes of each image.
         drawn = resized_crop_boxes(S, S, n * count, generator, scale=scale)
         boxes = []
         for first in range(0, n * count, count):
@@ -134,8 +136,11 @@ class FewShot:
                 mirrored=drawn.mirrored[of_image],
             )
             boxes.append(own_boxes)
+
         if images.dtype != torch.uint8:
             return crop_tensors(images, boxes, S)
+
+        # Pictures are rounded to 8 bits, as their files are, before they are normalised.
         crops = crop_tensors(images, boxes, S, eight_bit=True).to(torch.uint8)
         pictures = crops.flatten(0, 1).permute(0, 2, 3, 1)
         pixels = model.preprocess.pixels(pictures)
@@ -155,10 +160,13 @@ def crop_features(
     images = len(few_shot)
     at_once = max(1, VIEWS_AT_ONCE // count)
     groups = np.array_split(np.arange(images), math.ceil(images / at_once))
+
     parts = []
     for rows in groups:
         crops = few_shot.crops(rows, model, generator, scale=scale, count=count)
-        features = model.encode_image(crops.flatten(0, 1))
+        # The tower takes all crops of a group as one batch.
+        flat = crops.flatten(0, 1)
+        features = model.encode_image(flat)
         parts.append(features.view(len(rows), count, -1))
     return torch.cat(parts)
 
@@ -202,12 +210,16 @@ def _read(
 ) -> tuple[Tensor, Tensor]:
     """Read pictures (n, 3, S, S) uint8 and their labels."""
     size = (preprocess.size, preprocess.size)
+
+    # Datasets that hold arrays of the right size need no decoding.
     pictures = dataset.arrays(rows.tolist())
     if pictures is None or pictures.shape[1:3] != size:
         resized = [
             np.asarray(preprocess.picture(dataset.load(row))) for row in rows.tolist()
         ]
         pictures = np.stack(resized)
+
+    # (n, S, S, 3) to (n, 3, S, S).
     images = torch.from_numpy(np.array(pictures))
     images = images.permute(0, 3, 1, 2).contiguous()
     labels = torch.from_numpy(_labels(dataset)[rows])

@@ -85,9 +85,10 @@ class LearnableTemplate:
         """Encode the classes (U, N, E) under U contexts, (U, M, D) or (U, N, M, D)."""
         if self.chunk is None:
             return self._encode(contexts, slice(None))
+        U = len(contexts)
         E = self.tower.projection.shape[1]
-        encoded = contexts.new_empty(len(contexts), self.classes, E)
-        for classes in self._chunks(len(contexts)):
+        encoded = contexts.new_empty(U, self.classes, E)
+        for classes in self._chunks(U):
             encoded[:, classes] = self._encode(contexts, classes)
         return encoded
 
@@ -116,8 +117,11 @@ class LearnableTemplate:
         U = len(contexts)
         ids = self.ids[classes]
         C = len(ids)
+
+        # The context of every class, (U, C, M, D), which a shared one is for all.
         each = contexts[:, None] if contexts.ndim == 3 else contexts[:, classes]
-        by_class = each.expand(-1, C, -1, -1)  # (U, C, M, D)
+        by_class = each.expand(-1, C, -1, -1)
+
         is_whole = self.chunk is None
         raw = self.tower(
             ids.repeat(U, 1),
