@@ -100,13 +100,13 @@ class SCAP(Adapter):
         images = self._encode(batch.images)
 
         # Section 3.2: mine the supportive cliques (Eq. 1-3). The CPU mines; a GPU runs
-        # the first pass of 3.3 in the meantime.
+        # the first pass of 3.3 in the meantime and records it on a tape.
         related = self._relate(images)
-        start_pass = self._record_ahead(images)
+        tape = self._record_ahead(images)
         top, cliques = self._mine(related)
 
         # Section 3.3: learn the attribute prompts of every clique (Eq. 4-10, 14).
-        learned = self._learn(cliques, images, start_pass)
+        learned = self._learn(cliques, images, tape)
 
         # Section 3.4: retain them (Eq. 11-13).
         self._retain(cliques, learned)
@@ -122,6 +122,7 @@ class SCAP(Adapter):
 
     def _encode(self, images: Tensor) -> Encoded:
         """Encode images (b, 3, S, S) without prompts."""
+        # A tower that takes no prompts has no states to go on from.
         if self.visual is None:
             no_states = images[:0]
             plain = self.model.encode_image(images, normalize=True)
@@ -166,7 +167,7 @@ class SCAP(Adapter):
         return top, cliques
 
     def _learn(
-        self, cliques: Cliques, images: Encoded, start_pass: VisualTape | None
+        self, cliques: Cliques, images: Encoded, tape: VisualTape | None
     ) -> Learned | None:
         """Learn prompts of the distinct member sets; ``None`` if there are none."""
         count = len(cliques.sets)
@@ -175,19 +176,17 @@ class SCAP(Adapter):
         self.memory["sets_learned"] = self.memory["sets_learned"] + count
         if self.text is not None and self.learner.learns_text:
             self.text.choose_gradient(int(self.memory["sets_learned"]))
-        clique, image = cliques.sets.nonzero(as_tuple=True)
+        set_index, image = cliques.sets.nonzero(as_tuple=True)
         device = images.plain.device
         task = Task(
             hidden=images.hidden,
             plain=images.plain,
-            clique=send(clique, device),
+            set_index=send(set_index, device),
             image=send(image, device),
             count=count,
         )
         start = self.memory["start_prompt"] if self.config.learns_visual else None
-        return self.learner.learn(
-            task, start, tape=start_pass, explain=self.collect_evidence
-        )
+        return self.learner.learn(task, start, tape=tape, explain=self.collect_evidence)
 
     def _retain(self, cliques: Cliques, learned: Learned | None) -> None:
         """Retain the prompts of all cliques, in mining order."""
@@ -215,9 +214,11 @@ class SCAP(Adapter):
         # Every clique counts, so a set counts as often as it is a clique of a class.
         sets = len(cliques.sets)
         times = torch.bincount(cliques.set_of, minlength=sets)
-        times = send(times, text.device).to(text.dtype)
+        times = send(times, text.device)
+        times = times.to(text.dtype)
         total = torch.einsum("u,u...->...", times, text)
 
+        # Eq. 11 for all of them at once.
         new = len(cliques)
         seen = int(self.memory["text_seen"])
         mean = self.memory["text_mean"]
@@ -365,18 +366,20 @@ class SCAP(Adapter):
             width = self.visual.tower.config.width
             shape = len(config.blocks), config.prompt_length, 2, width
             generator = torch.Generator().manual_seed(self.seed)
-            start = 2 * torch.rand(shape, generator=generator, dtype=real) - 1
+            draw = torch.rand(shape, generator=generator, dtype=real)
+            start = 2 * draw - 1
             start = start.to(model.device)
             self.memory.declare("start_prompt", start)
+
             if config.learns_visual:
                 slots = config.capacity + 1
                 keys = start.new_zeros(classes, slots, model.embed_dim)
                 values = start.new_zeros(classes, slots, start.numel())
                 self.memory.declare("keys", keys)
                 self.memory.declare("values", values)
-        below = Range(below=config.capacity + 1)
+        at_most = Range(below=config.capacity + 1)
         count = torch.zeros(classes, dtype=torch.long)
-        self.memory.declare("count", count, below)
+        self.memory.declare("count", count, at_most)
 
         # The mean text prompt, and over how many cliques.
         if self.learner.learns_text and self.text is not None:

@@ -58,13 +58,15 @@ def plan_passes(
         top = top[:, :1]
     b, k = top.shape
 
-    # Every membership whose class is among the image's best, and the pass it is for.
+    # Every membership whose class is among the image's best (all of them, unless only
+    # the best counts), and the pass that it is for.
     clique, image = cliques.members.nonzero(as_tuple=True)
     image_top = top.index_select(0, image)
     is_class = image_top == cliques.classes.index_select(0, clique)[:, None]
-    counts = is_class.any(dim=1)
-    row = (image * k + is_class.long().argmax(dim=1))[counts]
-    clique = clique[counts]
+    is_used = is_class.any(dim=1)
+    rank = is_class.long().argmax(dim=1)
+    row = (image * k + rank)[is_used]
+    clique = clique[is_used]
     sets, has_set = _ragged(row, cliques.set_of[clique], b * k)
 
     if config.retention:
@@ -191,7 +193,8 @@ def compose_prompts(
         weight = clique_mask.to(of_cliques.dtype)
         weighted = of_cliques * weight[:, :, None]
         total = weighted.sum(dim=1, keepdim=True)
-        count = weight.sum(dim=1).clamp_min(1)
+        count = weight.sum(dim=1)
+        count = count.clamp_min(1)
         of_cliques = total / count[:, None, None]
         clique_mask = clique_mask.any(dim=1, keepdim=True)
 
@@ -265,14 +268,18 @@ class PrefixedTower:
         first = self.blocks[0]
         after = self.blocks[-1] + 1
 
-        # One prefix of S P tokens per prompted block; 2 is for keys and values.
-        by_block = prompts.view(R, S, len(self.blocks), P, 2, -1).movedim(2, 0)
+        # (B, R, S, P, 2, D): the prompts of every block; 2 is for keys and values.
+        by_block = prompts.view(R, S, len(self.blocks), P, 2, -1)
+        by_block = by_block.movedim(2, 0)
+
+        # Eq. 15 and 17: one prefix of S P tokens in a row for each block.
         exists = None if S == 1 else mask.repeat_interleave(P, dim=1)
         prefix = {
             block: Prefix(tokens.reshape(R, S * P, 2, -1), exists)
             for block, tokens in zip(self.blocks, by_block, strict=True)
         }
 
+        # The blocks behind the last prompt are the same for any S: a GPU replays them.
         if after == len(self.tower.blocks):
             states = self.tower.run(hidden, first, prefix=prefix)
             return self._unit_features(states)

@@ -165,9 +165,11 @@ def _describe_images(evidence: Mapping[str, Any]) -> list[dict[str, Any]]:
     slots = evidence["retained"].reshape(len(top), -1).tolist()
     described: list[dict[str, Any]] = []
     for j, best in enumerate(top.tolist()):
+        # The image's cliques by their class, in mining order.
         by_class = defaultdict(list)
         for g in members[:, j].nonzero()[:, 0].tolist():
             by_class[classes[g]].append(g)
+
         passes = []
         for label, slot in zip(labels[j], slots[j], strict=True):
             scored = {
@@ -192,6 +194,7 @@ def explain(
         return replace(plain, description=description)
     images = batch.images.to(adapter.model.device)
     changed = plain.before != prediction.logits[: len(batch)].argmax(dim=-1)
+
     mapped = []
     parts = []
     for index in _worth_a_map(description, changed.tolist(), maps):
@@ -200,6 +203,8 @@ def explain(
         rows = len(of_image["class"])
         mapped.append({"index": index, "cliques": ids[:MAPPED_CLIQUES], "rows": rows})
         parts.append(of_image)
+
+    # The maps of all images, one below the other.
     joined = None
     if parts:
         joined = {kind: torch.cat([part[kind] for part in parts]) for kind in parts[0]}
@@ -340,8 +345,10 @@ def prompted_passes(
     turns = torch.arange(width, device=mask.device)
     uses[turns, turns] = mask
 
-    prompted = mask.any(dim=1).nonzero()[:, 0].tolist()
-    passes = describe(prediction)["images"][index]["passes"]
+    has_prompt = mask.any(dim=1)
+    prompted = has_prompt.nonzero()[:, 0].tolist()
+    images = describe(prediction)["images"]
+    passes = images[index]["passes"]
     names = adapter.prompts.names
     length = adapter.config.prompt_length
     blocks = len(adapter.config.blocks)

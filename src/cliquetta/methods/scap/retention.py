@@ -53,13 +53,15 @@ def retention_graph(keys: Tensor, bandwidth: float, neighbours: int) -> Tensor:
 
     # Eq. 12: Gaussian weights. A loop is below any weight, so that it is never a
     # neighbour, not even among zeros.
-    weights = torch.exp(-_squared_distances(keys) / (2 * bandwidth**2))
+    squared = _squared_distances(keys)
+    weights = torch.exp(-squared / (2 * bandwidth**2))
     itself = torch.eye(n, dtype=torch.bool, device=keys.device)
     weights = weights.masked_fill(itself, -1.0)
 
     # "K-max values in each row", then the union of both directions.
     ranked = weights.sort(dim=-1, descending=True, stable=True).indices
-    nearest = ranked[..., : min(neighbours, n - 1)]
+    K = min(neighbours, n - 1)
+    nearest = ranked[..., :K]
     edges = torch.zeros_like(weights)
     edges = edges.scatter(-1, nearest, weights.gather(-1, nearest))
     return torch.maximum(edges, edges.transpose(-1, -2))
@@ -91,11 +93,15 @@ def resolvent(smooth: Tensor, alpha: float) -> Tensor:
     The product of (I + (alpha S)^(2^k)), exact once alpha^(2^k) is less than rounding:
     a solver would stop the device to look for errors.
     """
+    n = smooth.shape[-1]
+    identity = torch.eye(n, dtype=smooth.dtype, device=smooth.device)
+    rounding = torch.finfo(smooth.dtype).eps / 8
+
+    # `total` is the sum of all powers of alpha S below `reach`.
     power = alpha * smooth
-    identity = torch.eye(smooth.shape[-1], dtype=smooth.dtype, device=smooth.device)
     total = identity + power
     reach = 2
-    while alpha**reach > torch.finfo(smooth.dtype).eps / 8:
+    while alpha**reach > rounding:
         power = power @ power
         total = torch.baddbmm(total, total, power)
         reach *= 2
@@ -177,21 +183,26 @@ def retain(
     """
     replayed = replayed or Replayed(shapes=0)
     fuse = _fusion(config)
+    L = config.capacity
     new_keys = cache.keys.clone()
     new_values = cache.values.clone()
     count = cache.count.clone()
-    planned = plan_rounds(classes, count, config.capacity)
+    planned = plan_rounds(classes, count, L)
     for entering in _send_rounds(planned, cache.keys.device):
+        # Add (a_ik, P_ik^I) to R_i; if that is full, as the pair L + 1.
         slots = entering.classes, entering.slots
-        new_keys[slots] = keys[entering.cliques].to(new_keys.dtype)
-        new_values[slots] = values[entering.cliques].to(new_values.dtype)
+        cliques = entering.cliques
+        new_keys[slots] = keys[cliques].to(new_keys.dtype)
+        new_values[slots] = values[cliques].to(new_values.dtype)
+
+        # "Update all pairs and aggregate the two that are most similar".
         full = entering.full_classes
         if len(full):
             fused_keys, fused_values = replayed.by_rows(
                 fuse, new_keys[full], new_values[full]
             )
-            new_keys[full, : config.capacity] = fused_keys
-            new_values[full, : config.capacity] = fused_values
+            new_keys[full, :L] = fused_keys
+            new_values[full, :L] = fused_values
     return Cache(new_keys, new_values, count)
 
 
