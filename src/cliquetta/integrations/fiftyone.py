@@ -55,6 +55,7 @@ class FiftyOneModel(LogitsMixin, Model):  # type: ignore[misc]
         confidences = probabilities[:, 0].tolist()
         names = self.classes
         logits = prediction.logits.cpu().numpy() if self.store_logits else None
+
         labels = []
         for row, best in enumerate(classes[:, 0].tolist()):
             label: dict[str, Any] = {

@@ -110,6 +110,8 @@ class Backend:
         results: list[dict[str, Any]] = []
         for start in range(0, len(tasks), BATCH):
             part = tasks[start : start + BATCH]
+
+            # A session takes paths of files on this machine.
             addresses = [str(task["data"][control.image]) for task in part]
             paths = [self.fetch(address) for address in addresses]
             reply = session.predict(paths, top_k=1)

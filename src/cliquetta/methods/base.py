@@ -180,8 +180,7 @@ class Adapter(ZeroShotReference, ABC):
                 (H, W, 3), or preprocessed pixels (B, 3, S, S); views are added where
                 the method wants them.
             errors: ``raise`` an error about an image that cannot be read, or give it a
-                ``row``:
-                the others are predicted without it, its logits are NaN, and
+                ``row``: the others are predicted without it, its logits are NaN, and
                 :attr:`Prediction.errors` says why.
             channel_order: Of arrays and uint8 tensors: ``bgr`` for images that OpenCV
                 has read.
@@ -214,10 +213,10 @@ class Adapter(ZeroShotReference, ABC):
         else:
             batch = batch.to(self.model.device)
             prediction = self._predict_safely(
-                batch.images if batch.views is None else batch.views,
-                batch.keys,
-                lambda: self._predict(batch),
-                lambda: self.model.encode_image(batch.images, normalize=True),
+                inputs=batch.images if batch.views is None else batch.views,
+                keys=batch.keys,
+                predict=lambda: self._predict(batch),
+                encode=lambda: self.model.encode_image(batch.images, normalize=True),
             )
         return with_rows_of_errors(prediction, unreadable)
 
@@ -405,7 +404,7 @@ class Adapter(ZeroShotReference, ABC):
             The explanation of every image of ``batch``.
 
         """
-        del maps
+        del maps  # of no use without visual prompts
         features = prediction.evidence.get("plain")
         if features is None:
             images = batch.images.to(self.model.device)

@@ -243,7 +243,8 @@ def method_config(
 
 def own_config(entry: MethodEntry, config: Any) -> Any:
     """Return the config of a method, by default its own; that of another is refused."""
-    config = entry.config() if config is None else config
+    if config is None:
+        return entry.config()
     if not isinstance(config, entry.config):
         expected = entry.config.__name__
         actual = type(config).__name__

@@ -37,11 +37,14 @@ class MethodSpec:
         """
         head, *pairs = written.split("/")
         name, _, preset = head.partition(":")
+
         options = {}
         for pair in pairs:
             field, _, value = pair.partition("=")
             options[field] = value
-        return cls(name, preset or None).with_options(options)
+
+        spec = cls(name, preset or None)
+        return spec.with_options(options)
 
     @classmethod
     def from_fitted(cls, path: Path | str) -> "MethodSpec":
@@ -52,6 +55,8 @@ class MethodSpec:
         """Return this method with config fields set, converted to their types."""
         usual = method_config(self.method, self.preset)
         config = method_config(self.method, self.preset, options)
+
+        # Only what differs is kept: equal methods are written alike.
         differing = []
         for field in fields(config):
             value = getattr(config, field.name)

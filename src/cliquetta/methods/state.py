@@ -179,6 +179,8 @@ def load_method(
     model = from_model(model)
     header = read_header(path)
     name = header["method"]
+
+    # Classes, config and seed are the file's, unless others are asked for.
     names = tuple(header["names"])
     if classes is None:
         templates = tuple(header["templates"])
@@ -192,6 +194,7 @@ def load_method(
         adapter = create_method(name, model, prompts, config, seed=seed)
         load_state(adapter, path, other_classes=True)
         return adapter
+
     _refuse_other_model(header, model, path)
     tensors, _ = unpack(Path(path).read_bytes(), source=str(path), kind="state file")
     few_shot = get_method(name).adapter
@@ -324,6 +327,7 @@ def _difference(saved: Any, mine: Any) -> str:
     """Write both values; of two configs only the fields that differ."""
     if not (isinstance(saved, dict) and isinstance(mine, dict)):
         return f"{saved!r} there, {mine!r} here"
+
     parts = []
     for field in sorted(saved.keys() | mine.keys()):
         there = saved.get(field)

@@ -79,6 +79,7 @@ def check_features(array: npt.NDArray[Any], source: str) -> FloatArray:
             f"features are numbers of shape (rows, width), or (rows, views, width); {source} "
             f"holds {array.shape} {array.dtype}"
         )
+
     features = np.ascontiguousarray(array, dtype=np.float32)
     _refuse_rows(~np.isfinite(features), "not finite (NaN or infinity)", source)
     has_direction: Any = (features != 0).any(axis=-1)
@@ -120,6 +121,7 @@ class TextFeatures:
         """
         import torch
 
+        # All rows as they are, or those of the names.
         rows = list(range(len(self.features)))
         if self.names is not None and tuple(names) != self.names:
             row_of = {name: row for row, name in enumerate(self.names)}

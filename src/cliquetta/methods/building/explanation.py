@@ -26,6 +26,7 @@ class Explanation:
 
     def tensors(self) -> dict[str, Tensor]:
         """Name every tensor as stored: features in half precision, maps in full."""
+        # Features need few digits; maps are shown as they are.
         stored = {"features": self.features.half()}
         if self.prompted is not None:
             stored["prompted"] = self.prompted.half()

@@ -43,10 +43,10 @@ class FeatureLevel(Adapter):
         with torch.no_grad():
             features = features.to(self.model.device, non_blocking=True)
             return self._predict_safely(
-                features,
-                (),
-                lambda: self._predict_features(features),
-                lambda: features[:, 0],
+                inputs=features,
+                keys=(),
+                predict=lambda: self._predict_features(features),
+                encode=lambda: features[:, 0],
             )
 
     @torch.no_grad()

@@ -9,7 +9,6 @@ from functools import cache
 from importlib.metadata import entry_points
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from cliquetta.errors import UserError
 
@@ -86,11 +85,8 @@ def name_plug_in_files(paths: Sequence[Path | str]) -> None:
 
 def index_text(entries: Mapping[str, tuple[Sequence[str], Sequence[str]]]) -> str:
     """Write the index: presets and options of every method, one method per line."""
-    document: dict[str, Any] = {
-        name: {"presets": list(presets), "options": list(options)}
-        for name, (presets, options) in sorted(entries.items())
-    }
-    lines = [
-        f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in document.items()
-    ]
+    lines = []
+    for name, (presets, options) in sorted(entries.items()):
+        entry = {"presets": list(presets), "options": list(options)}
+        lines.append(f"{json.dumps(name)}: {json.dumps(entry)}")
     return "{\n" + ",\n".join(lines) + "\n}\n"

@@ -132,6 +132,7 @@ class LayerNormTower:
         sizes = [shape.numel() for _, shape, _ in self._parameters]
         parts = torch.split(parameters, sizes, dim=-1)
 
+        # Norms of other libraries keep their precision (``dtype``).
         named = {}
         for part, (name, shape, dtype) in zip(parts, self._parameters, strict=True):
             value = part.view(images + shape)

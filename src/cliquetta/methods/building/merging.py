@@ -52,9 +52,10 @@ def merge_caches(states: States) -> dict[str, Tensor]:
     capacity = states[0][by_entropy].shape[1]
 
     # All entries of a class beside each other, (N, K states, ...), repeated ones last.
-    entries = {
-        name: torch.cat([state[name] for state in states], dim=1) for name in names
-    }
+    entries = {}
+    for name in names:
+        of_all = [state[name] for state in states]
+        entries[name] = torch.cat(of_all, dim=1)
     entries = _sorted(entries, entries[by_entropy])
     repeated = _repeated(entries, by_entropy)
     entries[by_entropy] = entries[by_entropy].masked_fill(repeated, torch.inf)
@@ -85,11 +86,14 @@ def _repeated(cache: Mapping[str, Tensor], name: str) -> Tensor:
     entropy = cache[name]
     repeated = torch.zeros_like(entropy, dtype=torch.bool)
     for lag in range(1, entropy.shape[1]):
-        # Equal entries have equal entropy, so that they are near each other.
+        # Equal entries have equal entropy, so that they are near each other: once no
+        # two at this distance have, none farther apart do.
         later = entropy[:, lag:]
         is_equal = later == entropy[:, :-lag]
         if not (is_equal & later.isfinite()).any():
             break
+
+        # All that is stored beside the entropy must be equal, too.
         is_same = torch.ones_like(is_equal)
         for values in cache.values():
             is_equal = values[:, lag:] == values[:, :-lag]

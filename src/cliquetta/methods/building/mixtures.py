@@ -24,6 +24,8 @@ def nearest_affinity(similarity: Tensor, neighbours: int) -> Tensor:
 def propagate(fixed: Tensor, links: Tensor, logs: Tensor, steps: int) -> Tensor:
     """Update log assignments (B, N) ``steps`` times: z ∝ exp(fixed + links z)."""
     assignments = logs.exp()
+
+    # The last update stays a logarithm.
     for _ in range(steps - 1):
         scores = torch.addmm(fixed, links, assignments)
         assignments = scores.softmax(dim=-1)

@@ -34,6 +34,7 @@ class FewShot:
     validation: FewShot | None = None
 
     def __post_init__(self) -> None:
+        # Images: square, with three channels, as pictures or as pixels.
         shape = tuple(self.images.shape)
         if len(shape) != 4 or shape[1] != 3 or shape[2] != shape[3]:
             raise UserError(f"few-shot images are (n, 3, S, S), got {shape}")
@@ -41,6 +42,8 @@ class FewShot:
             raise UserError(
                 f"few-shot images are uint8 or float, got {self.images.dtype}"
             )
+
+        # One label for each, and none missing.
         if self.labels.shape != shape[:1] or self.labels.dtype != torch.int64:
             raise UserError(
                 f"{shape[0]} few-shot images need {shape[0]} labels (int64), got "

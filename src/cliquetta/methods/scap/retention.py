@@ -40,7 +40,10 @@ class Round(NamedTuple):
 
 
 def running_mean(mean: Tensor, seen: int, total: Tensor, new: int) -> Tensor:
-    """Average ``seen`` earlier prompts and ``new`` more that sum to ``total`` (Eq. 11)."""
+    """Average ``seen`` earlier prompts and ``new`` more that sum to ``total`` (Eq. 11).
+
+    ``seen`` is the tau of that equation, for any number of cliques at once.
+    """
     return (mean * seen + total) / (seen + new)
 
 
