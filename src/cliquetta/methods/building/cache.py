@@ -1,4 +1,4 @@
-"""Feature caches of fixed size: of every class, the K least uncertain features seen so far.
+"""Feature caches of fixed size: the K least uncertain features of every class.
 
 Each image is offered to the cache of its predicted class, which holds the K entries of
 lowest entropy so far, earlier ones first among equals. Which entry is present at which
@@ -37,7 +37,7 @@ class CacheOccupancy:
 def simulate_insertions(
     entropy: Tensor, classes: Tensor, offered: Tensor
 ) -> CacheOccupancy:
-    """Follow images of ``classes`` (B,) with entropy ``offered`` (B,), infinite for none."""
+    """Follow images of ``classes`` (B,) and entropy ``offered`` (B,); inf for none."""
     N, K = entropy.shape
     device = entropy.device
     time = torch.arange(len(classes), device=device)
@@ -95,7 +95,7 @@ def store(old: Tensor, arrivals: Tensor, occupancy: CacheOccupancy) -> Tensor:
 def declare(
     memory: Memory, like: Tensor, capacity: int, prefix: str = "", keys: Range = UNIT
 ) -> None:
-    """Enter an empty cache of features, as many per class as ``capacity``; ``like`` (N, E)."""
+    """Enter an empty cache of ``capacity`` features per class; ``like`` (N, E)."""
     N, E = like.shape
 
     # An empty slot is one of infinite entropy.
@@ -109,7 +109,7 @@ def declare(
 def insert(
     memory: Memory, classes: Tensor, entropy: Tensor, columns: Columns, prefix: str = ""
 ) -> CacheOccupancy:
-    """Offer images of ``classes`` (B,), entropy (B,) infinite for none, and columns (B, ...)."""
+    """Offer images: ``classes`` (B,), entropy (B,), inf for none, columns (B, ...)."""
     before = memory[f"{prefix}entropy"]
     occupancy = simulate_insertions(before, classes, entropy)
 
@@ -121,7 +121,7 @@ def insert(
 
 
 class Affinity(NamedTuple):
-    """Weights of the entries of a cache as each image of a batch arrives, 0 where absent."""
+    """Weights of a cache's entries as each image arrives, 0 where absent."""
 
     old: Tensor  # (B, N, K), for the entries at the start.
     new: Tensor  # (B, B), for the images of the batch.

@@ -1,4 +1,4 @@
-"""Entropies in nats: of logits, of (log-)probabilities, and of the mean of several predictions."""
+"""Entropies in nats: of logits, (log-)probabilities and mean predictions."""
 
 import math
 
@@ -22,7 +22,7 @@ def prob_entropy(p: Tensor) -> Tensor:
 
 
 def marginal_entropy(logits: Tensor) -> Tensor:
-    """Compute the entropy (...) of the mean prediction over the views of logits (..., K, N)."""
+    """Compute the entropy (...) of the mean over views of logits (..., K, N)."""
     # By logsumexp and a clamp, so that a class without mass adds zero and no gradient
     # becomes NaN.
     views = logits.shape[-2]

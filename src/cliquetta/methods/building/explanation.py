@@ -21,7 +21,7 @@ class Explanation:
     description: dict[str, Any] | None = None
     """The method's own account, as plain values."""
     mapped: tuple[dict[str, Any], ...] = ()
-    """Images with attention maps: ``index``, ids of ``cliques``, and number of ``rows`` of maps."""
+    """Images with maps: ``index``, ids of ``cliques``, number of ``rows``."""
     maps: dict[Kind, Tensor] | None = None  # (rows of all images, 1 + T).
 
     def tensors(self) -> dict[str, Tensor]:
@@ -37,7 +37,7 @@ class Explanation:
 
 @dataclass(frozen=True)
 class CacheCount:
-    """Number of entries that a cache holds of every class, and its capacity per class."""
+    """Entries that a cache holds of every class, and its capacity per class."""
 
     held: tuple[int, ...]
     capacity: int

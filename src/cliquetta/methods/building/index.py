@@ -1,4 +1,4 @@
-"""Index of the methods: names, presets and options, known without importing a method or torch."""
+"""Index of the methods: names, presets and options without an import of torch."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from cliquetta.errors import UserError
 PLUG_INS = "cliquetta.methods"
 """Entry points of other packages: modules that register methods."""
 PLUG_IN_FILES = "CLIQUETTA_PLUGINS"
-"""Environment variable of files that register methods, which child processes read as well."""
+"""Environment variable of files that register methods; child processes read it."""
 INDEX_FILE = Path("src/cliquetta/methods/data/index.json")
 """The index in a clone of the repository, written by ``cliquetta reproduce methods``."""
 _REGISTERED = re.compile(r'@register\(\s*"([^"]+)"')
@@ -44,7 +44,7 @@ def method_names() -> list[str]:
 
 @cache
 def method_index() -> Mapping[str, IndexEntry]:
-    """Return the packaged index by method; what is newer than the index is not in it."""
+    """Return the packaged index by method; newer methods are not in it."""
     path = files("cliquetta.methods").joinpath("data/index.json")
     text = path.read_text(encoding="utf-8")
     entries = json.loads(text)

@@ -1,4 +1,4 @@
-"""Adapting the LayerNorms of a tower without modifying it: Tent and the methods after it.
+"""LayerNorms of a tower that is not modified: Tent and the methods after it.
 
 The gains and biases of all LayerNorms of a tower are one flat vector, passed to the
 tower at every call. A method learns that vector, stored in its memory or dropped after
@@ -25,7 +25,7 @@ from cliquetta.types import Batch, Prediction
 
 
 class Float32LayerNorm(nn.Module):
-    """LayerNorm in the precision of its gain: steps of 1e-3 are below bfloat16's resolution."""
+    """LayerNorm in its gain's precision: bfloat16 would round steps of 1e-3 away."""
 
     def __init__(self, norm: nn.LayerNorm) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Float32LayerNorm(nn.Module):
         self.bias = norm.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last dimension; gain and bias are (D,) or one per image, (B, D)."""
+        """Normalise the last dimension; gain and bias are (D,), or (B, D)."""
         gain: Tensor = self.weight
         bias: Tensor = self.bias
         wide = x.to(gain.dtype)
@@ -53,10 +53,10 @@ class Float32LayerNorm(nn.Module):
 
 
 class LayerNormTower:
-    """A tower as a function of its LayerNorm parameters; all other weights are shared with it."""
+    """Tower as a function of its LayerNorm parameters; other weights are shared."""
 
     def __init__(self, tower: nn.Module, *, precise: bool = True) -> None:
-        """Wrap a tower; its ``layer_norms``, if it has some, name those that are passed in.
+        """Wrap a tower; its ``layer_norms``, if any, name those that are passed in.
 
         Without ``precise`` they have the tower's precision: faster, but half rounds
         steps away.
@@ -86,7 +86,7 @@ class LayerNormTower:
         self.start = torch.cat(start)
 
     def early(self) -> Tensor:
-        """Mark the parameters (P,): 1 before the last quarter of the blocks, 0 from there on."""
+        """Mark parameters (P,): 1 before the last quarter of the blocks, else 0."""
         # A name's first number is its block's; what has none stands before the blocks
         # or after them.
         blocks: list[int | None] = []
@@ -110,13 +110,13 @@ class LayerNormTower:
         return torch.cat(parts)
 
     def __call__(self, parameters: Tensor, inputs: Tensor) -> Tensor:
-        """Encode inputs, in float32 or more, under flat parameters (P,), or (B, P) for each."""
+        """Encode inputs, in float32 or more, under flat parameters (P,) or (B, P)."""
         named = self.named(parameters)
         features: Tensor = functional_call(self._tower, named, (inputs,))
         return to_float32(features)
 
     def frozen(self, parameters: Tensor) -> nn.Module:
-        """Build a tower with flat LayerNorm ``parameters`` (P,); other weights are shared."""
+        """Build a tower with flat parameters (P,); other weights are shared."""
         tower = _copy_sharing_weights(self._tower)
         named = self.named(parameters.detach())
 
@@ -147,7 +147,7 @@ def _copy_sharing_weights(tower: nn.Module) -> nn.Module:
 
 
 class LateBlocks(nn.Module):
-    """The blocks of a ViT from one on, and its pooling: features (B, E) of hidden states."""
+    """Blocks of a ViT from one on, and its pooling."""
 
     def __init__(self, tower: VisionTower, start: int) -> None:
         super().__init__()
@@ -166,7 +166,7 @@ class LateBlocks(nn.Module):
 
 
 class LayerNormAdapter(Adapter):
-    """A method that learns the LayerNorms of the image tower; class texts stay as they are."""
+    """Base of methods that learn the LayerNorms of the image tower."""
 
     batch_dependence = BatchDependence.JOINT
     needs = frozenset({"norm"})
@@ -196,7 +196,7 @@ class LayerNormAdapter(Adapter):
         return None
 
     def frozen_model(self) -> FrozenModel:
-        """Freeze the tower under the norms learned so far, where those outlive a batch."""
+        """Freeze the tower under the norms learned, where they outlive a batch."""
         if self.learned is None:
             return super().frozen_model()
         visual = self.tower.frozen(self.learned)
@@ -204,7 +204,7 @@ class LayerNormAdapter(Adapter):
 
 
 class EpisodicLayerNormAdapter(LayerNormAdapter):
-    """One that adapts to every batch from the loaded LayerNorms and remembers nothing."""
+    """Base of those that adapt to every batch anew and remember nothing."""
 
     needs = frozenset({"norm", "text"})
 
@@ -221,7 +221,7 @@ class EpisodicLayerNormAdapter(LayerNormAdapter):
 
 @dataclass(frozen=True)
 class MomentumConfig(MethodConfig):
-    """Base of the configs of methods that take SGD steps with momentum on LayerNorms."""
+    """Base of the configs of methods that take SGD steps with momentum."""
 
     lr: Positive = 1e-3
     """Learning rate of SGD at batches of 64: in proportion to the batch, doubled for one image."""
@@ -229,7 +229,7 @@ class MomentumConfig(MethodConfig):
 
 
 class MomentumAdapter(LayerNormAdapter):
-    """One that learns the LayerNorms before the last quarter of the blocks by such steps."""
+    """Base of those that learn all but the last quarter of the blocks by such steps."""
 
     class_free = frozenset({"norms", "velocity", "generator"})
     scaled_cosines = True

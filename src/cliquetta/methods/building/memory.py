@@ -13,12 +13,12 @@ from cliquetta.errors import UserError
 from cliquetta.tensor_tree import items
 
 MOST_COUNTED = 2**48
-"""Counters of a state that claim more than this are refused, and larger numbers of any kind."""
+"""Numbers of a state that are larger than this are refused."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers that a method can have written into a tensor; a state with others is refused."""
+    """Numbers that a method can have written; a state with others is refused."""
 
     least: float = -MOST_COUNTED
     below: float = MOST_COUNTED
@@ -36,7 +36,7 @@ VARIANCE = Range(least=-1e-3, diagonal=True)  # Covariance matrices (..., E, E).
 SHORT = Range(least=-2, below=2)
 UNIT = Range(least=-2, below=2, unit=True)
 _UNIT_ROUNDING = 2**-6
-"""How far from one a length may be: twice the rounding of bfloat16, in which towers may run."""
+"""How far from one a length may be: twice the rounding of bfloat16."""
 
 
 def all_finite(values: Iterable[Tensor]) -> bool:
@@ -59,7 +59,7 @@ def all_finite(values: Iterable[Tensor]) -> bool:
 
 
 class Memory:
-    """Named tensors that know their start values, so that reset and restore need no code.
+    """Named tensors that know their start: reset and restore need no code.
 
     >>> memory = Memory()
     >>> memory.declare("count", torch.zeros(()))
@@ -96,7 +96,7 @@ class Memory:
             self._open.add(name)
 
     def declare_tree(self, start: Any, ranges: Mapping[str, Range]) -> None:
-        """Add the tensors of a tree by their paths; ``ranges`` by the endings of some of them."""
+        """Add the tensors of a tree by their paths; ``ranges`` go by path endings."""
         for path, value in items(start):
             allowed = ANY
             for ending, values in ranges.items():
@@ -203,7 +203,7 @@ class Memory:
                 )
 
     def snapshot(self) -> dict[str, Tensor]:
-        """List the tensors for :meth:`restore`: methods replace them, and write into none."""
+        """List the tensors for :meth:`restore`; methods never write into them."""
         return dict(self._now)
 
     def restore(self, snapshot: dict[str, Tensor]) -> None:
@@ -211,7 +211,7 @@ class Memory:
         self._now = snapshot
 
     def changed(self, snapshot: Mapping[str, Tensor]) -> list[Tensor]:
-        """List the tensors that differ from ``snapshot``, zero where they may be infinite."""
+        """List the tensors that differ from a snapshot, with zero for "empty"."""
         return [
             self._closed(name, value)
             for name, value in self._now.items()
@@ -225,7 +225,7 @@ class Memory:
         return value.nan_to_num(torch.nan, 0, torch.nan)
 
     def declare_generator(self, name: str, seed: int) -> None:
-        """Add the state of a CPU generator that starts from ``seed``; see :meth:`generator`."""
+        """Add the state of a CPU generator, for :meth:`generator`."""
         self.declare(name, torch.Generator().manual_seed(seed).get_state())
 
     @contextmanager

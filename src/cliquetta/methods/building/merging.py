@@ -46,7 +46,7 @@ def _average(states: States) -> dict[str, Tensor]:
 
 
 def merge_caches(states: States) -> dict[str, Tensor]:
-    """Keep the K entries of lowest ``entropy`` of caches (N, K, ...); equal ones count once."""
+    """Keep the K entries of lowest ``entropy``, equal ones once, of (N, K, ...)."""
     names = list(states[0])
     by_entropy = next(name for name in names if name.rpartition(".")[2] == "entropy")
     capacity = states[0][by_entropy].shape[1]
@@ -74,7 +74,7 @@ def merge_caches(states: States) -> dict[str, Tensor]:
 
 
 def _sorted(cache: Mapping[str, Tensor], entropy: Tensor) -> dict[str, Tensor]:
-    """Sort the entries (N, K, ...) of each class by entropy, earlier ones first among equals."""
+    """Sort the entries (N, K, ...) of each class by entropy, stably."""
     order = entropy.argsort(dim=1, stable=True)
     classes = torch.arange(len(order), device=order.device)
     index = classes[:, None], order

@@ -1,4 +1,4 @@
-"""Soft clustering of a batch of features: what TransCLIP, StatA, MOON, OGA and DOTA share.
+"""Soft clustering of features, for TransCLIP, StatA, MOON, OGA and DOTA.
 
 A batch of unit features (B, E) is explained by one distribution per class. Assignments
 are logarithms (B, N), so that classes of vanishing weight stay sound.

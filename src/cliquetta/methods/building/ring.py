@@ -1,4 +1,4 @@
-"""Ring buffers: named tuples of tensors with as many rows each, and the ``next`` write position."""
+"""Ring buffers: named tuples of tensors, with the ``next`` write position."""
 
 from typing import Any, TypeVar
 

@@ -119,7 +119,7 @@ class FewShot:
         scale: tuple[float, float],
         count: int = 1,
     ) -> Tensor:
-        """Draw ``count`` random resized crops, mirrored half the time: (n, count, 3, S, S)."""
+        """Draw random crops, half of them mirrored: (n, count, 3, S, S)."""
         images = self.images[torch.from_numpy(rows)]
         images = images.to(model.device)
         n, _, S, _ = images.shape
@@ -175,7 +175,7 @@ def crop_features(
 
 
 def choose_shots(dataset: Dataset, shots: int, seed: int) -> Rows:
-    """Draw ``shots`` images of every class at random: indices in the dataset's order."""
+    """Draw ``shots`` images of every class: indices in the dataset's order."""
     if shots < 1:
         raise UserError(f"shots is at least 1, got {shots}")
     rows = _labelled(dataset)

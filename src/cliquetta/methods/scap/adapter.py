@@ -138,7 +138,7 @@ class SCAP(Adapter):
         return self.learner.prompted(images.hidden, start[None])
 
     def _relate(self, images: Encoded) -> Fetched:
-        """Compute top classes (b, k) and similar pairs (b, b), on their way to the CPU."""
+        """Send top classes (b, k) and similar pairs (b, b) on their way to the CPU."""
         features = images.plain
         if self.config.rules.prompted_mining:
             features = self._start_features(images)
@@ -150,7 +150,7 @@ class SCAP(Adapter):
         return Fetched(top, similar)
 
     def _record_ahead(self, images: Encoded) -> VisualTape | None:
-        """Queue the pass under the start prompt where a GPU runs it while the CPU mines."""
+        """Queue the pass under the start prompt on a GPU, which runs it meanwhile."""
         is_ahead = self.config.learns_visual and images.hidden.is_cuda
         if not is_ahead:
             return None
@@ -174,6 +174,7 @@ class SCAP(Adapter):
         if count == 0:
             return None
         self.memory["sets_learned"] = self.memory["sets_learned"] + count
+        # On a long stream, text gradients come from a Jacobian that is built once.
         if self.text is not None and self.learner.learns_text:
             self.text.choose_gradient(int(self.memory["sets_learned"]))
         set_index, image = cliques.sets.nonzero(as_tuple=True)
@@ -247,7 +248,7 @@ class SCAP(Adapter):
     def _compose(
         self, cliques: Cliques, top: Tensor, learned: Learned | None, query: Tensor
     ) -> Composed:
-        """Compose the visual prompts of every pass (Eq. 15-17), and the texts (Eq. 18)."""
+        """Compose the visual prompts of every pass (Eq. 15-17) and texts (Eq. 18)."""
         passes = plan_passes(cliques, top, self.memory["count"], self.config)
         if learned is not None and learned.visual is not None:
             visual = learned.visual.flatten(1)
@@ -267,7 +268,7 @@ class SCAP(Adapter):
         )
 
     def _text_features(self) -> Tensor:
-        """Compute text features (N, E) under P_C^T: Eq. 18 with alpha_r = 1, as printed."""
+        """Encode the classes (N, E) under P_C^T (Eq. 18 with alpha_r = 1)."""
         if self.text is None or int(self.memory["text_seen"]) == 0:
             return self.classifier
         context = self.memory["text_mean"]
@@ -316,7 +317,7 @@ class SCAP(Adapter):
         self.model.require(frozenset(needs), by="scap")
 
     def _build_visual(self) -> PrefixedTower | None:
-        """Build the prompted image tower; ``None`` for a tower that takes no prompts."""
+        """Build the prompted image tower; ``None`` if it takes no prompts."""
         tower = self.model.visual
         if not isinstance(tower, VisionTower):
             return None
@@ -328,7 +329,7 @@ class SCAP(Adapter):
         return PrefixedTower(tower, blocks, self.config.prompt_length, self._replayed)
 
     def _warn(self) -> None:
-        """Warn of settings without effect; refuse those with which nothing is learned."""
+        """Warn of settings without effect; refuse those that learn nothing."""
         if self.config.modalities == "text" and not self.learner.learns_text:
             raise UserError(
                 f"nothing to learn: template {self.prompts.templates[0]!r} has no words "
@@ -433,7 +434,7 @@ class SCAP(Adapter):
     def explain(
         self, batch: Batch, prediction: Prediction, *, maps: int = 0
     ) -> Explanation:
-        """Explain as any method does, with cliques, prompted features and attention maps."""
+        """Explain as any method does, with cliques, prompts and attention maps."""
         plain = super().explain(batch, prediction)
         return evidence.explain(self, batch, prediction, plain, maps)
 

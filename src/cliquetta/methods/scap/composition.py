@@ -84,7 +84,7 @@ def plan_passes(
 
 
 def _ragged(row: Tensor, values: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """Gather values by row, in their order, in a padded matrix (rows, G) and its mask."""
+    """Gather values by row, in order, in a padded matrix (rows, G) and its mask."""
     by_row = row.argsort(stable=True)
     row = row[by_row]
 
@@ -228,7 +228,7 @@ class PrefixedTower:
     blocks: tuple[int, ...]  # Blocks that take a prompt, ascending.
     length: int  # Tokens of a prompt per block.
     replayed: Replayed = field(default_factory=Replayed)
-    """Calls the blocks behind the last prompt, whose shapes do not depend on how many there are."""
+    """Calls the blocks behind the last prompt, which have one shape for any number."""
 
     @property
     def rows(self) -> int:
@@ -247,7 +247,7 @@ class PrefixedTower:
         return self.tower.run(self.tower.embed(images), 0, self.blocks[0])
 
     def hidden_and_plain(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Encode up to the first prompted block, and to the end without prompts (b, E)."""
+        """Encode up to the first prompted block, and to the end (b, E)."""
         hidden = self.hidden(images)
         return hidden, self._unit_features(self.tower.run(hidden, self.blocks[0]))
 
@@ -298,7 +298,7 @@ class PrefixedTower:
     def pass_features(
         self, hidden: Tensor, plain: Tensor, composed: Composed
     ) -> Tensor:
-        """Compute unit features (R, E) of all passes; without any prompt, the plain ones.
+        """Compute unit features (R, E) of all passes; plain ones without any prompt.
 
         Args:
             hidden: The images' states (b, T, D) at the first prompted block.

@@ -60,11 +60,11 @@ class Learned:
     before: CliqueLosses  # Under the start prompts.
     after: CliqueLosses | None  # Under the learned ones, if asked for.
     start_features: Tensor
-    """Unit features (b, E) of the images under the start prompt; plain ones without a prompt."""
+    """Unit features (b, E) of the images under the start prompt, if there is one."""
 
 
 class Learner:
-    """Learns the cliques of one batch after another; ``rows`` prompted images at once, or fewer."""
+    """Learns the cliques of a batch; at most ``rows`` prompted images at once."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Learner:
             self.tapes = VisualTapes(tower, config.blocks, replayed, self.graph_rows)
 
     def record(self, hidden: Tensor, start: Tensor) -> VisualTape:
-        """Record the pass over images with these states under the shared start prompt."""
+        """Record the pass over images with these states under the start prompt."""
         assert self.tapes is not None
         return self.tapes(hidden, start)
 
@@ -189,7 +189,7 @@ class Learner:
         return before, gradients, l2_normalize(raw)
 
     def _visual_gradient(self, tape: VisualTape, task: Task, grad: Tensor) -> Tensor:
-        """Pull gradients (M, E) of raw features back to the visual prompts (U, B, P, 2, D)."""
+        """Pull gradients (M, E) of raw features back to visual prompts, per set."""
         blocks = self.config.blocks
         width = tape.tower.config.width
         length = self.config.prompt_length
@@ -205,7 +205,7 @@ class Learner:
         return total
 
     def _text_gradient(self, grad_cosines: Tensor, queries: Members) -> Tensor:
-        """Pull gradients (Q, N) of cosines back to the text prompts (U, ...) of all sets."""
+        """Pull gradients (Q, N) of cosines back to the text prompts, per set."""
         assert self.text is not None
         rules = self.config.rules
         features, owner, count = queries
@@ -281,7 +281,7 @@ class Learner:
         return clique_losses(members, logits, queries.clique, self.config)
 
     def prompted(self, hidden: Tensor, visual: Tensor) -> Tensor:
-        """Encode states (R, T, D) under prompts (R or 1, B, P, 2, D): unit features (Eq. 4)."""
+        """Encode states (R, T, D) under prompts (R or 1, B, P, 2, D) (Eq. 4)."""
         assert self.tower is not None
         blocks = self.config.blocks
         prefix = {
@@ -292,7 +292,7 @@ class Learner:
         return l2_normalize(features)
 
     def _parts(self, task: Task) -> Iterator[tuple[slice, Task]]:
-        """Split the task into parts of at most ``graph_rows`` memberships, none inside a set."""
+        """Split the task, between sets, into at most ``graph_rows`` memberships."""
         set_index = task.set_index.cpu()
         sizes = torch.bincount(set_index, minlength=task.count)
         ends = sizes.cumsum(0).tolist()

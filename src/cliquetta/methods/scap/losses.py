@@ -1,4 +1,4 @@
-"""Loss of a clique: entropy of its mean feature, and concentration around it (Eq. 5-10).
+"""Loss of a clique: entropy of its mean feature, concentration (Eq. 5-10).
 
 All cliques at once: a row for every membership, and the number of the clique that it
 belongs to. A loss depends on the members only, so equal cliques of several classes have
@@ -29,7 +29,7 @@ class CliqueLosses(NamedTuple):
 
 
 class Members(NamedTuple):
-    """Unit features (M, E) of the members of U cliques: row r is of clique ``clique[r]``."""
+    """Unit features (M, E) of members: row r is of clique ``clique[r]``."""
 
     features: Tensor
     clique: Tensor
@@ -37,7 +37,7 @@ class Members(NamedTuple):
 
 
 def clique_sum(rows: Tensor, clique: Tensor, count: int) -> Tensor:
-    """Sum (U, ...) the rows (M, ...) of every clique; row r is of clique ``clique[r]``."""
+    """Sum the rows (M, ...) of every clique, (U, ...); row r is of ``clique[r]``."""
     # A matrix product, because scattered additions have no fixed order on a GPU.
     flat = rows.flatten(1)
     at_once = max(1, CELLS // len(rows))

@@ -51,7 +51,7 @@ def running_mean(mean: Tensor, seen: int, total: Tensor, new: int) -> Tensor:
 
 
 def retention_graph(keys: Tensor, bandwidth: float, neighbours: int) -> Tensor:
-    """Weigh the K nearest neighbours of keys (C, n, E): symmetric W (C, n, n) (Eq. 12)."""
+    """Weigh the K nearest of keys (C, n, E): symmetric W (C, n, n) (Eq. 12)."""
     n = keys.shape[1]
 
     # Eq. 12: Gaussian weights. A loop is below any weight, so that it is never a
@@ -91,7 +91,7 @@ def propagate(keys: Tensor, config: SCAPConfig) -> Tensor:
 
 
 def resolvent(smooth: Tensor, alpha: float) -> Tensor:
-    """Invert I - alpha S for symmetric S (C, n, n) with eigenvalues in [-1, 1], alpha < 1.
+    """Invert I - alpha S for symmetric S (C, n, n), |eigenvalues| <= 1, alpha < 1.
 
     The product of (I + (alpha S)^(2^k)), exact once alpha^(2^k) is less than rounding:
     a solver would stop the device to look for errors.
@@ -133,7 +133,7 @@ def _squared_distances(keys: Tensor) -> Tensor:
 def fuse_closest(
     keys: Tensor, values: Tensor, config: SCAPConfig
 ) -> tuple[Tensor, Tensor]:
-    """Average the closest two of L + 1 pairs (C, L + 1, .) into the lower slot (Eq. 13)."""
+    """Average the closest two of L + 1 pairs into the lower slot (Eq. 13)."""
     C, n, _ = keys.shape
     moved = propagate(keys, config)
     first, second = closest_pairs(moved)
@@ -210,7 +210,7 @@ def retain(
 
 
 def plan_rounds(classes: Tensor, count: Tensor, capacity: int) -> list[Round]:
-    """Plan where the cliques of ``classes`` (m,) are written; updates ``count`` (N,)."""
+    """Plan where cliques of ``classes`` (m,) are written; updates ``count``."""
     planned = []
     for clique in rounds(classes):
         label = classes[clique]
@@ -261,7 +261,7 @@ def _send_rounds(planned: list[Round], device: torch.device) -> list[Round]:
 
 @cache
 def _fusion(config: SCAPConfig) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Make the function that fuses under some settings: one object, as replaying needs."""
+    """Make the function that fuses: one object per config, as replaying needs."""
     return partial(fuse_closest, config=config)
 
 

@@ -29,7 +29,7 @@ class PromptedText(LearnableTemplate):
     def __init__(self, model: CLIP, prompts: ClassPrompts, mix: float) -> None:
         super().__init__(model, prompts, by="SCAP", mix=mix, bare=True)
         self.jacobian: Tensor | None = None
-        """Used for gradients if not ``None``; it rounds differently from single products."""
+        """Used for gradients if there is one; it rounds differently from products."""
         self._built: Tensor | None = None
 
         # The tower's output at the start context, (N, E), and the mixed unit features.
@@ -113,7 +113,7 @@ class PromptedText(LearnableTemplate):
 
     @torch.no_grad()
     def build_jacobian(self) -> None:
-        """Use the Jacobian (N, E, M D) at the start context, mixing included; built only once."""
+        """Use the Jacobian (N, E, M D) at the start context; it is built once."""
         if self._built is not None:
             self.jacobian = self._built
             return
@@ -166,7 +166,7 @@ class PromptedText(LearnableTemplate):
     def _through_mixing(
         self, cotangents: Tensor, classes: Tensor | None = None
     ) -> Tensor:
-        """Pull cotangents (..., n, E) of the mixed unit features back to the tower's output."""
+        """Pull cotangents (..., n, E) of mixed features back to the tower's output."""
         raw = self._raw
         fixed = self.fixed
         if classes is not None:
@@ -186,7 +186,7 @@ class PromptedText(LearnableTemplate):
         return self.positions.expand(rows, -1)
 
     def _tape(self, classes: Tensor) -> TextTape:
-        """Record the pass of some classes at the start context, cut at their longest end."""
+        """Record the pass of some classes, cut at their longest end."""
         # Nothing behind a text's end changes its feature.
         ends = self.ends[classes]
         length = int(ends.max()) + 1
