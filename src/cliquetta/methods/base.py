@@ -38,10 +38,10 @@ A = TypeVar("A", bound="Adapter")
 
 
 class BatchDependence(str, Enum):
-    """Dependence of a prediction on the other images of its batch; contract tests check it."""
+    """Dependence of a prediction on the other images of its batch."""
 
     JOINT = "joint"
-    """Images of a batch inform each other; their order inside the batch does not matter."""
+    """Images of a batch inform each other; their order does not matter."""
     SEQUENTIAL = "sequential"
     """One image after the other: splitting a batch changes nothing, order does."""
     INDEPENDENT = "independent"
@@ -59,7 +59,7 @@ anything is computed."""
 
 
 def refuse_non_finite(images: Tensor, keys: Sequence[str] = ()) -> None:
-    """Refuse pixels or features (B, ...) that are not finite, and name the first such image."""
+    """Refuse pixels or features (B, ...) that are not finite, and name the image."""
     if all_finite([images]):
         return
     # Only now image by image, which takes longer.
@@ -118,19 +118,19 @@ class Adapter(ZeroShotReference, ABC):
 
     batch_dependence: ClassVar[BatchDependence]
     needs: ClassVar[frozenset[str]] = frozenset()
-    """Capabilities of the model (``CLIP.capabilities``) without which the method cannot run."""
+    """Capabilities of the model (``CLIP.capabilities``) that the method needs."""
 
     scaled_cosines: bool = False
-    """Whether logits are the model's own: scaled cosines of an image and a text, with its bias."""
+    """Whether logits are the model's: scaled cosines of image and text, with bias."""
 
     fitted: Mapping[str, Tensor] | None = None
-    """Tensors that a few-shot method was built from; with others, adapters share no state."""
+    """Tensors of a few-shot method; adapters with others share no state."""
 
     class_free: frozenset[str] = frozenset()
-    """Names in ``memory`` (of some configs) that stay valid when the class list changes."""
+    """Names in ``memory``, of any config, that stay valid with other classes."""
 
     merge_rules: ClassVar[Sequence[tuple[str, MergeRule]]] = ()
-    """How to join what several copies remember under a name (or a name, a dot and more)."""
+    """How to merge what copies remember under a name (or a name, a dot, more)."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -156,11 +156,11 @@ class Adapter(ZeroShotReference, ABC):
         self._setup()
 
     def _setup(self) -> None:
-        """Prepare what a subclass predicts with, from model, prompts, config and seed."""
+        """Prepare what a subclass predicts with, from what it was built with."""
 
     @property
     def views(self) -> ViewSpec | None:
-        """The views that batches must carry, or ``None``: those of the config, if several."""
+        """Views that batches must carry, or ``None`` for the image alone."""
         if not isinstance(self.config, MethodConfig):
             return None
         spec = self.config.spec
@@ -254,7 +254,7 @@ class Adapter(ZeroShotReference, ABC):
         return replace(prediction, names=self.prompts.names)
 
     def _on_model_scale(self, prediction: Prediction) -> Prediction:
-        """Add the bias of a sigmoid model (SigLIP), which no softmax inside a method needs."""
+        """Add the bias of a sigmoid model (SigLIP), which no softmax needs."""
         if not self._bias:
             return prediction
         return replace(prediction, logits=prediction.logits + self._bias)
@@ -270,7 +270,7 @@ class Adapter(ZeroShotReference, ABC):
         )
 
     def with_classes(self: A, classes: ClassPrompts | Sequence[str]) -> A:
-        """Build an adapter for another class list; what is free of classes stays learned.
+        """Build an adapter for other classes; what is free of classes stays learned.
 
         What is remembered per class starts again, also for classes that are in both
         lists.
@@ -301,7 +301,7 @@ class Adapter(ZeroShotReference, ABC):
 
     @property
     def outlives_classes(self) -> bool:
-        """True if some of the memory is valid for another class list, or there is none."""
+        """True if some of the memory is valid for other classes, or there is none."""
         learned = set(self.memory) - OPTIONAL.keys()
         return not learned or bool(self.class_free & learned)
 
@@ -328,7 +328,7 @@ class Adapter(ZeroShotReference, ABC):
         extra: Mapping[str, Tensor] | None = None,
         notes: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write what was learned to a file; :func:`cliquetta.load_method` continues from there.
+        """Write what was learned to a file, for :func:`cliquetta.load_method`.
 
         Args:
             path: The file, conventionally ``.safetensors``; replaced completely or not
@@ -414,7 +414,7 @@ class Adapter(ZeroShotReference, ABC):
         return Explanation(features, before=cosines.argmax(dim=-1))
 
     def summarize(self, prediction: Prediction) -> dict[str, int | float | str]:
-        """Summarise a batch: its number of images, and the numbers among its evidence."""
+        """Summarise a batch: its size, and the numbers among its evidence."""
         line: dict[str, int | float | str] = {"images": len(prediction.logits)}
         for name, value in prediction.evidence.items():
             is_number = isinstance(value, float)
@@ -429,12 +429,12 @@ class Adapter(ZeroShotReference, ABC):
     def prompted_passes(
         self, prediction: Prediction, index: int
     ) -> PromptedPasses | None:
-        """Return the passes with visual prompts over an image; ``None`` if there are none."""
+        """Return the passes with visual prompts over an image, if there are any."""
         del prediction, index
         return None
 
     def cache_counts(self) -> dict[str, CacheCount]:
-        """Count, by name, the entries of the caches that :attr:`merge_rules` declare."""
+        """Count the entries of the caches that :attr:`merge_rules` declare."""
         counts = {}
         for owner, rule in self.merge_rules:
             if rule != "cache":

@@ -16,7 +16,7 @@ from cliquetta.types import Batch
 Build = Callable[[], Adapter]
 ORDER = (7, 2, 9, 0, 4, 1, 8, 3, 6, 5)
 TOLERANCE: dict[str, float] = {"atol": 5e-3, "rtol": 1e-4}
-"""For logits that differ by the order of floating-point sums only, after a method has learned."""
+"""For logits that differ by the order of sums only, after some learning."""
 
 
 def check_method(
@@ -144,7 +144,7 @@ def failures_teach_nothing(build: Build, batch: Batch, **_: float) -> None:
 
 
 def reset_replays_the_stream(build: Build, batch: Batch, **_: float) -> None:
-    """Expect the same predictions of a stream after a reset, and of an equal adapter."""
+    """Expect the same predictions after a reset, and of an equal adapter."""
     adapter = build()
     stream = stream_of(batch)
     first = logits_of(adapter, stream)
@@ -231,7 +231,7 @@ def random_numbers_are_its_own(build: Build, batch: Batch, **_: float) -> None:
 
 
 def dependence_is_as_declared(build: Build, batch: Batch, **tolerance: Any) -> None:
-    """Expect order inside a batch to matter if sequential only, splitting if joint only."""
+    """Expect order to matter if sequential only, splitting if joint only."""
     adapter = build()
     together = adapter.predict(batch).logits
     kind = adapter.batch_dependence

@@ -1,4 +1,4 @@
-"""A method as it is asked for: its name, preset, settings that differ, and a fitted file."""
+"""Methods as they are asked for: name, preset, options, and a fitted file."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -14,7 +14,7 @@ from cliquetta.prompts.classes import ClassPrompts
 
 @dataclass(frozen=True)
 class MethodSpec:
-    """A method in plain values that can be written, compared and sent to another machine.
+    """Method in plain values that can be written, compared and sent.
 
     >>> str(MethodSpec.parse("scap:paper-views/lr=0.1"))
     'scap:paper-views/lr=0.1'

@@ -49,7 +49,7 @@ class SavedState:
     extra: Mapping[str, Tensor]
     notes: Mapping[str, Any]
     classes_changed: bool = False
-    """The file is of another class list: only what does not depend on the classes was loaded."""
+    """Whether only what does not depend on the file's classes was loaded."""
 
 
 def describe(adapter: Adapter) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def pack_state(
     notes: Mapping[str, Any] | None = None,
     fitted: bool = False,
 ) -> bytes:
-    """Pack the memory, ``extra`` tensors, JSON ``notes`` and, with ``fitted``, a few-shot fit."""
+    """Pack memory, ``extra`` tensors, JSON ``notes`` and, if ``fitted``, the fit."""
     tensors = _prefixed(MEMORY, adapter.state_dict())
     if fitted and adapter.fitted:
         tensors |= _prefixed(FITTED, adapter.fitted)
@@ -125,7 +125,7 @@ def read_fitted_method(path: Path | str) -> str:
 def load_state(
     adapter: Adapter, path: Path | str, *, other_classes: bool = False
 ) -> SavedState:
-    """Let ``adapter`` continue from a file of :meth:`Adapter.save`; refuse one of another kind."""
+    """Let an adapter continue from a file of :meth:`Adapter.save`."""
     path = Path(path)
     size = path.stat().st_size
     names = read_header(path).get("names", ())
@@ -151,7 +151,7 @@ def load_method(
     *,
     seed: int | None = None,
 ) -> Adapter:
-    """Build the adapter that a file was saved from, with what it had learned or was fitted to.
+    """Build the adapter that a file was saved from, with what it had learned.
 
     >>> from cliquetta import create_method, create_model
     >>> model = create_model("micro")
@@ -224,10 +224,10 @@ def unpack_state(
     source: str = "the state",
     other_classes: bool = False,
 ) -> SavedState:
-    """Let ``adapter`` continue from :func:`pack_state`; ``source`` names the bytes in errors.
+    """Let an adapter continue from the bytes of :func:`pack_state`.
 
     Bytes of any origin may come in: nothing is executed, and the adapter is as it was
-    if they are refused. With ``other_classes`` the ``class_free`` memory of another
+    if they are refused. ``source`` names them in errors. With ``other_classes`` the ``class_free`` memory of another
     class list is loaded.
     """
     tensors, header = unpack(data, source=source, kind="state file")
