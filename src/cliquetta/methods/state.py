@@ -227,8 +227,8 @@ def unpack_state(
     """Let an adapter continue from the bytes of :func:`pack_state`.
 
     Bytes of any origin may come in: nothing is executed, and the adapter is as it was
-    if they are refused. ``source`` names them in errors. With ``other_classes`` the ``class_free`` memory of another
-    class list is loaded.
+    if they are refused. ``source`` names them in errors. With ``other_classes`` the
+    ``class_free`` memory of another class list is loaded.
     """
     tensors, header = unpack(data, source=source, kind="state file")
     header = _checked(header, source)
