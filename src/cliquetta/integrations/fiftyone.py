@@ -48,13 +48,14 @@ class FiftyOneModel(LogitsMixin, Model):  # type: ignore[misc]
         return self.predict_all([arg])[0]
 
     def predict_all(self, args: Sequence[NDArray[np.uint8]]) -> list[Classification]:
-        """Classify every image (H, W, C) of a batch, which the method may learn from."""
+        """Classify a batch of images (H, W, C), which the method may learn from."""
         images = [Image.fromarray(np.asarray(image)) for image in args]
         prediction = self.adapter.predict(images)
         probabilities, classes = prediction.topk()
         confidences = probabilities[:, 0].tolist()
         names = self.classes
         logits = prediction.logits.cpu().numpy() if self.store_logits else None
+
         labels = []
         for row, best in enumerate(classes[:, 0].tolist()):
             label: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Pre-labels in Label Studio: its machine-learning backend, a client of ``cliquetta serve``.
+"""Pre-labels in Label Studio: a backend that is a client of ``cliquetta serve``.
 
 Run it beside the service and add its address under *Settings, Model* of a project::
 
@@ -31,7 +31,7 @@ BATCH = 64  # images per request to the service
 
 @dataclass(frozen=True)
 class Control:
-    """The question of a labelling configuration: one choice of ``labels`` for an image."""
+    """Question of a labelling configuration: one of ``labels`` for an image."""
 
     from_name: str
     to_name: str
@@ -62,7 +62,7 @@ class Control:
     def prediction(
         self, predicted: ImagePrediction | None, version: str
     ) -> dict[str, Any]:
-        """Write a prediction in Label Studio's format; empty for an unreadable image."""
+        """Write a prediction in Label Studio's format; empty if unreadable."""
         if predicted is None:
             return {"result": [], "score": 0.0, "model_version": version}
         score = predicted.probability
@@ -110,6 +110,8 @@ class Backend:
         results: list[dict[str, Any]] = []
         for start in range(0, len(tasks), BATCH):
             part = tasks[start : start + BATCH]
+
+            # A session takes paths of files on this machine.
             addresses = [str(task["data"][control.image]) for task in part]
             paths = [self.fetch(address) for address in addresses]
             reply = session.predict(paths, top_k=1)

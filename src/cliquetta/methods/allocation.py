@@ -13,11 +13,11 @@ from cliquetta.errors import UserError
 
 
 class StateTooLargeError(UserError):
-    """A method with these classes and options would remember more than there is room for."""
+    """A method would remember more than there is room for."""
 
 
 def half_of_memory() -> int:
-    """Return half of this machine's memory in bytes; unlimited where it is not reported."""
+    """Return half of this machine's memory in bytes, if the system reports it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     except (AttributeError, ValueError, OSError):
@@ -25,7 +25,7 @@ def half_of_memory() -> int:
 
 
 class TorchWatch(TorchFunctionMode, ABC):
-    """Calls :meth:`before` ahead of every torch function, in the thread that entered it only."""
+    """Calls :meth:`before` ahead of every torch function, in its own thread."""
 
     @abstractmethod
     def before(
@@ -46,7 +46,7 @@ class TorchWatch(TorchFunctionMode, ABC):
 
 
 class AllocationLimit(TorchWatch):
-    """Refuses, inside the block, settings that ask for more bytes than ``most``, untried.
+    """Refuses, inside the block, settings that ask for more bytes than ``most``.
 
     Sizes come from running the same function on torch's meta device, which allocates
     nothing. The copies of ``Memory.declare`` add up to ``total``; other tensors must
@@ -64,6 +64,7 @@ class AllocationLimit(TorchWatch):
         """Count what ``func`` would allocate."""
         if func not in _MAKERS:
             return
+        # The same call on the meta device, where nothing is allocated.
         options = dict(kwargs)
         for name in ("device", "generator", "out"):
             options.pop(name, None)
@@ -73,6 +74,8 @@ class AllocationLimit(TorchWatch):
                 result = func(*on_meta, **options, device="meta")
             else:
                 result = func(*on_meta)
+
+        # Memory.declare clones what it keeps.
         if func is torch.clone:
             self.total += result.nbytes
         if max(self.total, result.nbytes) > self._most:
@@ -83,7 +86,7 @@ class AllocationLimit(TorchWatch):
 
 
 def _without_data(value: Any) -> Any:
-    """Return a tensor of the same shape on the meta device; other values as they are."""
+    """Return a tensor's like on the meta device; other values as they are."""
     if not isinstance(value, Tensor):
         return value
     return torch.empty(value.shape, dtype=value.dtype, device="meta")

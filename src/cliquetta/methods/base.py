@@ -38,10 +38,10 @@ A = TypeVar("A", bound="Adapter")
 
 
 class BatchDependence(str, Enum):
-    """Dependence of a prediction on the other images of its batch; contract tests check it."""
+    """Dependence of a prediction on the other images of its batch."""
 
     JOINT = "joint"
-    """Images of a batch inform each other; their order inside the batch does not matter."""
+    """Images of a batch inform each other; their order does not matter."""
     SEQUENTIAL = "sequential"
     """One image after the other: splitting a batch changes nothing, order does."""
     INDEPENDENT = "independent"
@@ -59,9 +59,10 @@ anything is computed."""
 
 
 def refuse_non_finite(images: Tensor, keys: Sequence[str] = ()) -> None:
-    """Refuse pixels or features (B, ...) that are not finite, and name the first such image."""
+    """Refuse pixels or features (B, ...) that are not finite, and name the image."""
     if all_finite([images]):
         return
+    # Only now image by image, which takes longer.
     is_finite = images.isfinite().flatten(1).all(dim=1)
     bad = (~is_finite).nonzero()[:, 0].tolist()
     if bad:
@@ -87,6 +88,8 @@ def with_rows_of_errors(
         return prediction
     logits = prediction.logits
     images = len(logits) + len(unreadable)
+
+    # Every prediction goes to its image's place among all.
     read = [row for row in range(images) if row not in unreadable]
     full = logits.new_full((images, logits.shape[1]), torch.nan)
     full[read] = logits
@@ -115,19 +118,19 @@ class Adapter(ZeroShotReference, ABC):
 
     batch_dependence: ClassVar[BatchDependence]
     needs: ClassVar[frozenset[str]] = frozenset()
-    """Capabilities of the model (``CLIP.capabilities``) without which the method cannot run."""
+    """Capabilities of the model (``CLIP.capabilities``) that the method needs."""
 
     scaled_cosines: bool = False
-    """Whether logits are the model's own: scaled cosines of an image and a text, with its bias."""
+    """Whether logits are the model's: scaled cosines of image and text, with bias."""
 
     fitted: Mapping[str, Tensor] | None = None
-    """Tensors that a few-shot method was built from; with others, adapters share no state."""
+    """Tensors of a few-shot method; adapters with others share no state."""
 
     class_free: frozenset[str] = frozenset()
-    """Names in ``memory`` (of some configs) that stay valid when the class list changes."""
+    """Names in ``memory``, of any config, that stay valid with other classes."""
 
     merge_rules: ClassVar[Sequence[tuple[str, MergeRule]]] = ()
-    """How to join what several copies remember under a name (or a name, a dot and more)."""
+    """How to merge what copies remember under a name (or a name, a dot, more)."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -146,18 +149,18 @@ class Adapter(ZeroShotReference, ABC):
         self.prompts = prompts
         self.config = config
         self.seed = seed
-        # Also what takes extra time; never changes the logits.
+        # Evidence that takes extra time, too; it never changes the logits.
         self.collect_evidence = False
         self.memory = Memory()
         self._bias = model.bias
         self._setup()
 
     def _setup(self) -> None:
-        """Prepare what a subclass predicts with, from model, prompts, config and seed."""
+        """Prepare what a subclass predicts with, from what it was built with."""
 
     @property
     def views(self) -> ViewSpec | None:
-        """The views that batches must carry, or ``None``: those of the config, if several."""
+        """Views that batches must carry, or ``None`` for the image alone."""
         if not isinstance(self.config, MethodConfig):
             return None
         spec = self.config.spec
@@ -177,8 +180,7 @@ class Adapter(ZeroShotReference, ABC):
                 (H, W, 3), or preprocessed pixels (B, 3, S, S); views are added where
                 the method wants them.
             errors: ``raise`` an error about an image that cannot be read, or give it a
-                ``row``:
-                the others are predicted without it, its logits are NaN, and
+                ``row``: the others are predicted without it, its logits are NaN, and
                 :attr:`Prediction.errors` says why.
             channel_order: Of arrays and uint8 tensors: ``bgr`` for images that OpenCV
                 has read.
@@ -211,10 +213,10 @@ class Adapter(ZeroShotReference, ABC):
         else:
             batch = batch.to(self.model.device)
             prediction = self._predict_safely(
-                batch.images if batch.views is None else batch.views,
-                batch.keys,
-                lambda: self._predict(batch),
-                lambda: self.model.encode_image(batch.images, normalize=True),
+                inputs=batch.images if batch.views is None else batch.views,
+                keys=batch.keys,
+                predict=lambda: self._predict(batch),
+                encode=lambda: self.model.encode_image(batch.images, normalize=True),
             )
         return with_rows_of_errors(prediction, unreadable)
 
@@ -230,6 +232,7 @@ class Adapter(ZeroShotReference, ABC):
         Inputs that are not finite are named rather than what came of them. ``encode``
         gives the unit features (B, E) of plain CLIP where they are needed.
         """
+        # On a GPU the inputs are checked with the predictions: one wait for both.
         late = [inputs] if inputs.device.type in CHECKED_LATE else []
         if not late:
             refuse_non_finite(inputs, keys)
@@ -251,7 +254,7 @@ class Adapter(ZeroShotReference, ABC):
         return replace(prediction, names=self.prompts.names)
 
     def _on_model_scale(self, prediction: Prediction) -> Prediction:
-        """Add the bias of a sigmoid model (SigLIP), which no softmax inside a method needs."""
+        """Add the bias of a sigmoid model (SigLIP), which no softmax needs."""
         if not self._bias:
             return prediction
         return replace(prediction, logits=prediction.logits + self._bias)
@@ -267,7 +270,7 @@ class Adapter(ZeroShotReference, ABC):
         )
 
     def with_classes(self: A, classes: ClassPrompts | Sequence[str]) -> A:
-        """Build an adapter for another class list; what is free of classes stays learned.
+        """Build an adapter for other classes; what is free of classes stays learned.
 
         What is remembered per class starts again, also for classes that are in both
         lists.
@@ -283,6 +286,8 @@ class Adapter(ZeroShotReference, ABC):
                 "class list could keep: build a new one for it"
             )
         other = self._rebuild(as_prompts(classes))
+
+        # As this one rejects and calibrates, and with what it learned about images.
         other.enable(reject=self.reject_share, calibrate=self.calibrated)
         shared = {
             name: self.memory[name] for name in self.class_free & set(self.memory)
@@ -296,7 +301,7 @@ class Adapter(ZeroShotReference, ABC):
 
     @property
     def outlives_classes(self) -> bool:
-        """True if some of the memory is valid for another class list, or there is none."""
+        """True if some of the memory is valid for other classes, or there is none."""
         learned = set(self.memory) - OPTIONAL.keys()
         return not learned or bool(self.class_free & learned)
 
@@ -323,7 +328,7 @@ class Adapter(ZeroShotReference, ABC):
         extra: Mapping[str, Tensor] | None = None,
         notes: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write what was learned to a file; :func:`cliquetta.load_method` continues from there.
+        """Write what was learned to a file, for :func:`cliquetta.load_method`.
 
         Args:
             path: The file, conventionally ``.safetensors``; replaced completely or not
@@ -399,7 +404,7 @@ class Adapter(ZeroShotReference, ABC):
             The explanation of every image of ``batch``.
 
         """
-        del maps
+        del maps  # of no use without visual prompts
         features = prediction.evidence.get("plain")
         if features is None:
             images = batch.images.to(self.model.device)
@@ -409,7 +414,7 @@ class Adapter(ZeroShotReference, ABC):
         return Explanation(features, before=cosines.argmax(dim=-1))
 
     def summarize(self, prediction: Prediction) -> dict[str, int | float | str]:
-        """Summarise a batch: its number of images, and the numbers among its evidence."""
+        """Summarise a batch: its size, and the numbers among its evidence."""
         line: dict[str, int | float | str] = {"images": len(prediction.logits)}
         for name, value in prediction.evidence.items():
             is_number = isinstance(value, float)
@@ -424,12 +429,12 @@ class Adapter(ZeroShotReference, ABC):
     def prompted_passes(
         self, prediction: Prediction, index: int
     ) -> PromptedPasses | None:
-        """Return the passes with visual prompts over an image; ``None`` if there are none."""
+        """Return the passes with visual prompts over an image, if there are any."""
         del prediction, index
         return None
 
     def cache_counts(self) -> dict[str, CacheCount]:
-        """Count, by name, the entries of the caches that :attr:`merge_rules` declare."""
+        """Count the entries of the caches that :attr:`merge_rules` declare."""
         counts = {}
         for owner, rule in self.merge_rules:
             if rule != "cache":

@@ -16,7 +16,7 @@ from cliquetta.types import Batch
 Build = Callable[[], Adapter]
 ORDER = (7, 2, 9, 0, 4, 1, 8, 3, 6, 5)
 TOLERANCE: dict[str, float] = {"atol": 5e-3, "rtol": 1e-4}
-"""For logits that differ by the order of floating-point sums only, after a method has learned."""
+"""For logits that differ by the order of sums only, after some learning."""
 
 
 def check_method(
@@ -41,10 +41,10 @@ def check_method(
     """
     if images is None:
         size = build().model.preprocess.size
-        images = torch.randn(
-            10, 3, size, size, generator=torch.Generator().manual_seed(0)
-        )
-    batch = Batch(images, tuple(f"image-{number}" for number in range(10)))
+        generator = torch.Generator().manual_seed(0)
+        images = torch.randn(10, 3, size, size, generator=generator)
+    keys = tuple(f"image-{number}" for number in range(10))
+    batch = Batch(images, keys)
     for check in CHECKS:
         check(build, batch, **tolerance or TOLERANCE)
 
@@ -81,10 +81,12 @@ def logits_are_finite_float32(build: Build, batch: Batch, **_: float) -> None:
     adapter = build()
     for part in stream_of(batch):
         logits = adapter.predict(part).logits
+
         actual = tuple(logits.shape)
         images = len(part)
         shape = (images, len(adapter.prompts))
         expect(actual == shape, f"logits are {actual}, not {shape}")
+
         expect(logits.dtype == torch.float32, f"logits are {logits.dtype}")
         expect(logits.isfinite().all(), "logits are not finite")
 
@@ -104,6 +106,8 @@ def bad_pixels_teach_nothing(build: Build, batch: Batch, **_: float) -> None:
     stream = stream_of(batch)
     expected = logits_of(build(), stream)
     actual = logits_of(adapter, stream[:1])
+
+    # The third of four images has one bad pixel.
     for value in (torch.nan, torch.inf, -torch.inf):
         spoilt = batch.images[:4].clone()
         spoilt[2, 1, 5, 7] = value
@@ -115,6 +119,7 @@ def bad_pixels_teach_nothing(build: Build, batch: Batch, **_: float) -> None:
             expect(names_it, f"no image is named: {error}")
         else:
             raise AssertionError(f"a pixel of {value} was accepted")
+
     actual += logits_of(adapter, stream[1:])
     expect(_equal(expected, actual), "refused images teach")
 
@@ -139,7 +144,7 @@ def failures_teach_nothing(build: Build, batch: Batch, **_: float) -> None:
 
 
 def reset_replays_the_stream(build: Build, batch: Batch, **_: float) -> None:
-    """Expect the same predictions of a stream after a reset, and of an equal adapter."""
+    """Expect the same predictions after a reset, and of an equal adapter."""
     adapter = build()
     stream = stream_of(batch)
     first = logits_of(adapter, stream)
@@ -197,8 +202,10 @@ def gradients_stay_inside(build: Build, batch: Batch, **_: float) -> None:
     logits = adapter.predict(batch).logits
     values = [logits, *adapter.state_dict().values()]
     expect(torch.is_grad_enabled(), "gradients were left switched off")
+
     requiring = [value for value in values if value.requires_grad]
     expect(not requiring, "a result still requires gradients")
+
     with torch.no_grad():
         without = build().predict(batch).logits
     expect(torch.equal(logits, without), "no_grad changes predictions")
@@ -224,7 +231,7 @@ def random_numbers_are_its_own(build: Build, batch: Batch, **_: float) -> None:
 
 
 def dependence_is_as_declared(build: Build, batch: Batch, **tolerance: Any) -> None:
-    """Expect order inside a batch to matter if sequential only, splitting if joint only."""
+    """Expect order to matter if sequential only, splitting if joint only."""
     adapter = build()
     together = adapter.predict(batch).logits
     kind = adapter.batch_dependence

@@ -143,7 +143,7 @@ def _citation(adapter: type[Adapter]) -> str:
 
 @cache
 def _load_all() -> None:
-    """Import all methods once, so that each can register itself: ours, then installed plug-ins."""
+    """Import all methods once, which registers them: ours, then plug-ins."""
     import cliquetta.methods as package
 
     for module in pkgutil.iter_modules(package.__path__):
@@ -195,7 +195,7 @@ def method_entries() -> list[MethodEntry]:
 
 
 def get_method(name: str) -> MethodEntry:
-    """Find the entry of ``name``, or raise a :class:`KeyError` that names the nearest one."""
+    """Find the entry of a name; an error for another suggests the nearest."""
     _load_all()
     _load_files()
     return look_up("method", name, _ENTRIES)
@@ -204,7 +204,7 @@ def get_method(name: str) -> MethodEntry:
 def require_features_only(
     adapter: type[Adapter], name: str, *, towers: bool = False
 ) -> None:
-    """Raise unless features are all that a method needs; ``towers``: and those of the model."""
+    """Raise unless features, or with ``towers`` the model, are all that is needed."""
     if issubclass(adapter, FeatureLevel) and (towers or not adapter.needs):
         return
     names = []
@@ -221,7 +221,7 @@ def require_features_only(
 def method_config(
     name: str, preset: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Any:
-    """Build the config of ``name``: its defaults or a preset, with ``options`` replaced.
+    """Build the config of a method: defaults or a preset, with options replaced.
 
     Options may be strings (as typed on a command line); they are converted to the
     field's type.
@@ -231,6 +231,8 @@ def method_config(
         config = entry.config()
     else:
         config = look_up(f"preset of {name}", preset, entry.presets)
+
+    # Values typed on a command line get the type of their field.
     kinds = field_types(entry.config)
     changes = {}
     for option, value in (options or {}).items():
@@ -241,7 +243,8 @@ def method_config(
 
 def own_config(entry: MethodEntry, config: Any) -> Any:
     """Return the config of a method, by default its own; that of another is refused."""
-    config = entry.config() if config is None else config
+    if config is None:
+        return entry.config()
     if not isinstance(config, entry.config):
         expected = entry.config.__name__
         actual = type(config).__name__
@@ -286,6 +289,8 @@ def create_method(
     config = own_config(entry, config)
     if isinstance(model, FeaturesOnly):
         require_features_only(entry.adapter, name)
+
+    # A method that learns while it predicts.
     if entry.fit is None:
         if fitted is not None:
             raise UserError(
@@ -293,6 +298,8 @@ def create_method(
             )
         with AllocationLimit(half_of_memory()):
             return entry.adapter(model, prompts, config, seed=seed)
+
+    # A few-shot method.
     if fitted is None:
         raise UserError(
             f"{name} learns from labelled images first: fit it with `cliquetta fit --method {name} "

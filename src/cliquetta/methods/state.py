@@ -49,7 +49,7 @@ class SavedState:
     extra: Mapping[str, Tensor]
     notes: Mapping[str, Any]
     classes_changed: bool = False
-    """The file is of another class list: only what does not depend on the classes was loaded."""
+    """Whether only what does not depend on the file's classes was loaded."""
 
 
 def describe(adapter: Adapter) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def pack_state(
     notes: Mapping[str, Any] | None = None,
     fitted: bool = False,
 ) -> bytes:
-    """Pack the memory, ``extra`` tensors, JSON ``notes`` and, with ``fitted``, a few-shot fit."""
+    """Pack memory, ``extra`` tensors, JSON ``notes`` and, if ``fitted``, the fit."""
     tensors = _prefixed(MEMORY, adapter.state_dict())
     if fitted and adapter.fitted:
         tensors |= _prefixed(FITTED, adapter.fitted)
@@ -125,7 +125,7 @@ def read_fitted_method(path: Path | str) -> str:
 def load_state(
     adapter: Adapter, path: Path | str, *, other_classes: bool = False
 ) -> SavedState:
-    """Let ``adapter`` continue from a file of :meth:`Adapter.save`; refuse one of another kind."""
+    """Let an adapter continue from a file of :meth:`Adapter.save`."""
     path = Path(path)
     size = path.stat().st_size
     names = read_header(path).get("names", ())
@@ -151,7 +151,7 @@ def load_method(
     *,
     seed: int | None = None,
 ) -> Adapter:
-    """Build the adapter that a file was saved from, with what it had learned or was fitted to.
+    """Build the adapter that a file was saved from, with what it had learned.
 
     >>> from cliquetta import create_method, create_model
     >>> model = create_model("micro")
@@ -179,6 +179,8 @@ def load_method(
     model = from_model(model)
     header = read_header(path)
     name = header["method"]
+
+    # Classes, config and seed are the file's, unless others are asked for.
     names = tuple(header["names"])
     if classes is None:
         templates = tuple(header["templates"])
@@ -186,10 +188,13 @@ def load_method(
     prompts = as_prompts(classes)
     config = method_config(name, options=header["config"])
     seed = header["seed"] if seed is None else seed
+
+    # A stream's state goes into an adapter; a fit is what one is built from.
     if header["fitted"] is None:
         adapter = create_method(name, model, prompts, config, seed=seed)
         load_state(adapter, path, other_classes=True)
         return adapter
+
     _refuse_other_model(header, model, path)
     tensors, _ = unpack(Path(path).read_bytes(), source=str(path), kind="state file")
     few_shot = get_method(name).adapter
@@ -219,14 +224,16 @@ def unpack_state(
     source: str = "the state",
     other_classes: bool = False,
 ) -> SavedState:
-    """Let ``adapter`` continue from :func:`pack_state`; ``source`` names the bytes in errors.
+    """Let an adapter continue from the bytes of :func:`pack_state`.
 
     Bytes of any origin may come in: nothing is executed, and the adapter is as it was
-    if they are refused. With ``other_classes`` the ``class_free`` memory of another
-    class list is loaded.
+    if they are refused. ``source`` names them in errors. With ``other_classes`` the
+    ``class_free`` memory of another class list is loaded.
     """
     tensors, header = unpack(data, source=source, kind="state file")
     header = _checked(header, source)
+
+    # The adapter must be built as that of the file was.
     mine = describe(adapter)
     differing = [field for field in DIFFERENCES if header.get(field) != mine[field]]
     classes_changed = (
@@ -245,6 +252,8 @@ def unpack_state(
             f"{source} was saved with {DIFFERENCES[field]} "
             f"({_difference(header.get(field), mine[field])}); {remedy}, or start without the state"
         )
+
+    # Of another class list, only what does not depend on the classes.
     memory = _named(tensors, MEMORY)
     if classes_changed:
         adapter.reset()
@@ -278,6 +287,7 @@ def merge_states(
         UserError: The method cannot join states.
 
     """
+    # The adapter reads every state, and so refuses those of others.
     memories = []
     for state in states if start is None else [start, *states]:
         if isinstance(state, bytes):
@@ -317,6 +327,7 @@ def _difference(saved: Any, mine: Any) -> str:
     """Write both values; of two configs only the fields that differ."""
     if not (isinstance(saved, dict) and isinstance(mine, dict)):
         return f"{saved!r} there, {mine!r} here"
+
     parts = []
     for field in sorted(saved.keys() | mine.keys()):
         there = saved.get(field)

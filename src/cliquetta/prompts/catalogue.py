@@ -1,4 +1,4 @@
-"""Class lists and templates: those of known datasets (data files with hashes), and users' own."""
+"""Class lists and templates: those of known datasets, and users' own."""
 
 import json
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ def list_templates() -> list[str]:
 
 
 def class_names(list_id: str) -> tuple[str, ...]:
-    """Read the class names of a list in the order of labels; ImageNet's hold two duplicates."""
+    """Read the class names of a list by label; ImageNet's hold two duplicates."""
     entry = look_up("class list", list_id, _class_lists())
     if "subset_of" not in entry:
         return tuple(entry["names"])
@@ -44,7 +44,7 @@ def class_names(list_id: str) -> tuple[str, ...]:
 
 
 def wnids(list_id: str) -> tuple[str, ...]:
-    """Read the WordNet ids of a list's classes, in the order of labels; ImageNet's lists only."""
+    """Read the WordNet ids of a list of ImageNet classes, by label."""
     ids = {
         name: entry["wnids"]
         for name, entry in _class_lists().items()
@@ -72,7 +72,7 @@ def templates(set_id: str) -> tuple[str, ...]:
 
 
 def template_choice(scheme: str, dataset: str) -> str:
-    """Choose the template set that a method (``coop``, ``tda``, ``scap``) takes for a dataset."""
+    """Choose the template set of a method (``coop``, ``tda``, ``scap``)."""
     choices = _read("templates.json", "choices")
     choice = look_up("choice of templates", scheme, choices)
     sets = choice["sets"]
@@ -95,6 +95,8 @@ def read_prompts(
             "--classes imagenet"
         )
     texts = read_templates(given_templates)
+
+    # A file, a known list, or names with commas between them.
     if _is_file(classes):
         names = text_lines(Path(classes))
         if not names:
@@ -110,7 +112,7 @@ def read_prompts(
 
 
 def read_templates(choices: Sequence[str]) -> tuple[str, ...]:
-    """Read templates: written out, in a file (one per line), or a set such as ``openai-80``."""
+    """Read templates: texts, files (one per line), sets such as ``openai-80``."""
     texts: list[str] = []
     for value in choices:
         if "{}" in value:
@@ -138,7 +140,7 @@ def text_lines(path: Path) -> list[str]:
 
 
 def _is_file(text: str) -> bool:
-    """Return whether it names one; text that cannot be a path (too long, a NUL) does not."""
+    """Return whether text names a file, also if it cannot even be a path."""
     try:
         return Path(text).is_file()
     except (OSError, ValueError):

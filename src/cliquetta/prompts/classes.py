@@ -80,7 +80,8 @@ class ClassPrompts:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of names, templates and fixed features: equal prompts, equal fingerprint."""
+        """Hash of names, templates and fixed features."""
+        # Features count as well: the same names may stand for other ones.
         text = json.dumps([self.names, self.templates])
         digest = hashlib.sha256(text.encode())
         if self.features is not None:

@@ -1,4 +1,4 @@
-"""Features that were encoded elsewhere: arrays and files of them, and those of class names."""
+"""Features that were encoded elsewhere: of images, and of class names."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FloatArray = npt.NDArray[np.float32]
 
 
 def read_arrays(path: Path | str) -> dict[str, npt.NDArray[Any]]:
-    """Read the arrays of a file (an ``.npy`` file holds ``features``); nothing is executed."""
+    """Read the arrays of a file (``features`` of ``.npy``) without running code."""
     path = Path(path).expanduser()
     if not path.is_file() or path.suffix not in FEATURE_FILES:
         what = f"{path} is none" if path.exists() else f"there is no {path}"
@@ -55,7 +55,7 @@ def read_arrays(path: Path | str) -> dict[str, npt.NDArray[Any]]:
 
 
 def pick_features(arrays: Arrays, source: str) -> FloatArray:
-    """Pick the features among arrays: the array of that name, or the only one that fits."""
+    """Pick the features among arrays: by name, or the only one that fits."""
     named = [arrays[name] for name in FEATURE_NAMES if name in arrays]
 
     # By another name: the only table of numbers.
@@ -72,13 +72,14 @@ def pick_features(arrays: Arrays, source: str) -> FloatArray:
 
 
 def check_features(array: npt.NDArray[Any], source: str) -> FloatArray:
-    """Check features (N, E), or (N, V, E) of V views each: float32, rows with a direction."""
+    """Check features (N, E), or (N, V, E) of V views, and make them float32."""
     is_numeric = np.issubdtype(array.dtype, np.number)
     if array.ndim not in (2, 3) or 0 in array.shape or not is_numeric:
         raise UserError(
             f"features are numbers of shape (rows, width), or (rows, views, width); {source} "
             f"holds {array.shape} {array.dtype}"
         )
+
     features = np.ascontiguousarray(array, dtype=np.float32)
     _refuse_rows(~np.isfinite(features), "not finite (NaN or infinity)", source)
     has_direction: Any = (features != 0).any(axis=-1)
@@ -120,6 +121,7 @@ class TextFeatures:
         """
         import torch
 
+        # All rows as they are, or those of the names.
         rows = list(range(len(self.features)))
         if self.names is not None and tuple(names) != self.names:
             row_of = {name: row for row, name in enumerate(self.names)}
@@ -144,7 +146,7 @@ class TextFeatures:
             )
 
     def prompts(self, classes: ClassPrompts | Sequence[str] | None) -> ClassPrompts:
-        """Build the class list with these features; by default all names that they have."""
+        """Build the class list with these features; by default all their names."""
         if classes is None and self.names is None:
             message = f"{self.source} holds no class names: give them in the order of its rows"
             raise UserError(message)
@@ -162,6 +164,7 @@ def as_text_features(value: Any) -> TextFeatures:
     rows, which may then come in any order; and ``scale``, what cosines are multiplied
     by (100, as CLIP's, unless stated).
     """
+    # An array says neither names nor a scale; a file may.
     names = None
     scale = 100.0
     if isinstance(value, str | os.PathLike):

@@ -1,4 +1,4 @@
-"""Adam as a pure function of its state: what LayerNorms, contexts and prompts are learned with."""
+"""Adam as a pure function of its state, for LayerNorms, contexts and prompts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cliquetta.methods.building.memory import ANY, NON_NEGATIVE, Memory
 
 @dataclass(frozen=True)
 class Adam:
-    """The settings of Adam; with ``weight_decay`` it is AdamW (decay apart from the gradient)."""
+    """Settings of Adam; with ``weight_decay`` it is AdamW."""
 
     lr: float
     betas: tuple[float, float] = (0.9, 0.999)
@@ -43,7 +43,7 @@ class AdamConfig(MethodConfig):
 
 @dataclass(frozen=True)
 class AdamWConfig(AdamConfig):
-    """Base of the configs of methods that take AdamW steps: with decay of the weights."""
+    """Base of the configs of methods that take AdamW steps."""
 
     weight_decay: NonNegative = 0.01  # Weight decay of AdamW.
 
@@ -97,7 +97,7 @@ class AdamState(NamedTuple):
 
 @torch.no_grad()
 def adam_step(state: AdamState, gradient: Tensor, adam: Adam) -> AdamState:
-    """Take a step of Adam, in the operations of ``torch.optim``, each coordinate by itself."""
+    """Take a step of Adam, in the operations of ``torch.optim``."""
     beta1, beta2 = adam.betas
 
     # Both moments.

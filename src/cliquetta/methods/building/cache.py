@@ -1,4 +1,4 @@
-"""Feature caches of fixed size: of every class, the K least uncertain features seen so far.
+"""Feature caches of fixed size: the K least uncertain features of every class.
 
 Each image is offered to the cache of its predicted class, which holds the K entries of
 lowest entropy so far, earlier ones first among equals. Which entry is present at which
@@ -37,7 +37,7 @@ class CacheOccupancy:
 def simulate_insertions(
     entropy: Tensor, classes: Tensor, offered: Tensor
 ) -> CacheOccupancy:
-    """Follow images of ``classes`` (B,) with entropy ``offered`` (B,), infinite for none."""
+    """Follow images of ``classes`` (B,) and entropy ``offered`` (B,); inf for none."""
     N, K = entropy.shape
     device = entropy.device
     time = torch.arange(len(classes), device=device)
@@ -62,13 +62,16 @@ def simulate_insertions(
     first_rank = entries_before.sum(dim=1, dtype=torch.int32)
     new_rank = first_rank[:, None] + goes_before.cumsum(dim=1, dtype=torch.int32)
 
-    # In the end, ranks are distinct within a class and cover 0 ... K - 1; the rest
-    # shares a slot behind the last.
+    # Class and last rank of all candidates: the N K old entries, then the B images.
     labels = torch.arange(N, device=device)
     labels = labels.repeat_interleave(K, output_size=N * K)
     owner = torch.cat([labels, classes])
-    rank = torch.cat([old_rank[-1].flatten(), new_rank[:, -1]])
-    rank = rank.long()
+    last_old_rank = old_rank[-1].flatten()
+    last_new_rank = new_rank[:, -1]
+    rank = torch.cat([last_old_rank, last_new_rank]).long()
+
+    # In the end, ranks are distinct within a class and cover 0 ... K - 1; the rest
+    # shares a slot behind the last.
     slot = torch.where(rank < K, owner * K + rank, N * K)
     source = torch.zeros(N * K + 1, dtype=torch.long, device=device)
     rows = torch.arange(len(owner), device=device)
@@ -92,11 +95,13 @@ def store(old: Tensor, arrivals: Tensor, occupancy: CacheOccupancy) -> Tensor:
 def declare(
     memory: Memory, like: Tensor, capacity: int, prefix: str = "", keys: Range = UNIT
 ) -> None:
-    """Enter an empty cache of features, as many per class as ``capacity``; ``like`` (N, E)."""
+    """Enter an empty cache of ``capacity`` features per class; ``like`` (N, E)."""
     N, E = like.shape
+
     # An empty slot is one of infinite entropy.
     no_entropy = like.new_full((N, capacity), torch.inf)
     no_keys = like.new_zeros(N, capacity, E)
+
     memory.declare(f"{prefix}entropy", no_entropy, NON_NEGATIVE)
     memory.declare(f"{prefix}keys", no_keys, keys)
 
@@ -104,8 +109,10 @@ def declare(
 def insert(
     memory: Memory, classes: Tensor, entropy: Tensor, columns: Columns, prefix: str = ""
 ) -> CacheOccupancy:
-    """Offer images of ``classes`` (B,), entropy (B,) infinite for none, and columns (B, ...)."""
-    occupancy = simulate_insertions(memory[f"{prefix}entropy"], classes, entropy)
+    """Offer images: ``classes`` (B,), entropy (B,), inf for none, columns (B, ...)."""
+    before = memory[f"{prefix}entropy"]
+    occupancy = simulate_insertions(before, classes, entropy)
+
     columns = {**columns, "entropy": entropy}
     for name, arrivals in columns.items():
         path = prefix + name
@@ -114,7 +121,7 @@ def insert(
 
 
 class Affinity(NamedTuple):
-    """Weights of the entries of a cache as each image of a batch arrives, 0 where absent."""
+    """Weights of a cache's entries as each image arrives, 0 where absent."""
 
     old: Tensor  # (B, N, K), for the entries at the start.
     new: Tensor  # (B, B), for the images of the batch.

@@ -1,4 +1,4 @@
-"""The config of a method: a frozen dataclass whose annotations say which values a field takes.
+"""Configs of methods: frozen dataclasses whose annotations limit the values.
 
 >>> @dataclass(frozen=True)
 ... class ExampleConfig(MethodConfig):
@@ -42,7 +42,7 @@ Config = TypeVar("Config")
 
 @dataclass(frozen=True)
 class Rule:
-    """A condition on the value of a field, and how an error states it after "must be"."""
+    """Condition on the value of a field, as stated after "must be"."""
 
     text: str
     holds: Callable[[Any], bool]
@@ -66,7 +66,7 @@ CropScale = Annotated[tuple[Fraction, Fraction], _ASCENDING]
 
 @dataclass(frozen=True)
 class MethodConfig:
-    """Base of all configs: every field is checked against its annotation when one is built."""
+    """Base of all configs: every field is checked against its annotation."""
 
     @property
     def spec(self) -> ViewSpec | None:
@@ -86,7 +86,7 @@ def field_types(config: type[Any]) -> dict[str, Any]:
 
 
 def check(name: str, value: Any, hint: Any) -> None:
-    """Raise a :class:`UserError` unless ``value`` suits the annotation of field ``name``."""
+    """Raise a :class:`UserError` unless a value suits its field's annotation."""
     origin = get_origin(hint)
     arguments = get_args(hint)
     if origin is Annotated:
@@ -105,7 +105,8 @@ def check(name: str, value: Any, hint: Any) -> None:
     elif hint in _KINDS:
         kind, text = _KINDS[hint]
         is_kind = isinstance(value, kind)
-        if isinstance(value, bool) and hint is not bool:  # which is an int in Python
+        # True is an int in Python, but no number of views.
+        if isinstance(value, bool) and hint is not bool:
             is_kind = False
         if not is_kind or (hint is float and not math.isfinite(value)):
             raise UserError(f"{name} must be {text}, got {value!r}")
@@ -143,23 +144,30 @@ _TRUTH = {
 
 
 def parse(name: str, text: Any, hint: Any) -> Any:
-    """Parse the value of a field as typed on a command line; JSON lists become tuples."""
+    """Parse a value as typed on a command line; JSON lists become tuples."""
     if not isinstance(text, str):
         return tuple(text) if isinstance(text, list) else text
     origin = get_origin(hint)
     arguments = get_args(hint)
+
+    # What wraps another type.
     if origin is Annotated:
         return parse(name, text, arguments[0])
     if origin in (Union, types.UnionType):
-        missing = text.lower() in {"none", "null"}
-        return None if missing else parse(name, text, _present(arguments))
+        if text.lower() in {"none", "null"}:
+            return None
+        return parse(name, text, _present(arguments))
+
+    # A list of parts, or a single value.
     try:
         if origin is tuple:
             parts = [part for part in text.split(",") if part]
             return tuple(parse(name, part, arguments[0]) for part in parts)
         if hint is bool:
             return _TRUTH[text.lower()]
-        return hint(text) if hint in (int, float) else text
+        if hint in (int, float):
+            return hint(text)
+        return text
     except (KeyError, ValueError):
         raise UserError(f"{name} is {describe(hint)}, {text!r} is not") from None
 
@@ -190,10 +198,11 @@ def _present(alternatives: tuple[Any, ...]) -> Any:
 
 
 def read_presets(method: str, config: type[Config]) -> dict[str, Config]:
-    """Read presets from ``data/<method>.json``: fields that its authors chose per dataset."""
+    """Read presets, chosen by the authors per dataset, from ``data/<method>.json``."""
     path = files("cliquetta.methods").joinpath(f"data/{method}.json")
     text = path.read_text(encoding="utf-8")
     entries: dict[str, dict[str, Any]] = json.loads(text)["presets"]
+
     presets = {}
     for name, entry in entries.items():
         presets[name] = config(**entry["options"])
@@ -211,7 +220,7 @@ class ConfigField:
 
 
 def config_fields(config: type[Any]) -> list[ConfigField]:
-    """List the fields of ``config``, also inherited ones, with the text behind or under each."""
+    """List the fields, also inherited ones, with the text behind or under each."""
     docs: dict[str, str] = {}
     for parent in reversed(config.__mro__):
         if dataclasses.is_dataclass(parent):

@@ -1,4 +1,4 @@
-"""Entropies in nats: of logits, of (log-)probabilities, and of the mean of several predictions."""
+"""Entropies in nats: of logits, (log-)probabilities and mean predictions."""
 
 import math
 
@@ -22,12 +22,14 @@ def prob_entropy(p: Tensor) -> Tensor:
 
 
 def marginal_entropy(logits: Tensor) -> Tensor:
-    """Compute the entropy (...) of the mean prediction over the views of logits (..., K, N)."""
+    """Compute the entropy (...) of the mean over views of logits (..., K, N)."""
     # By logsumexp and a clamp, so that a class without mass adds zero and no gradient
     # becomes NaN.
     views = logits.shape[-2]
     by_view = logits.log_softmax(dim=-1)
-    log_p = by_view.logsumexp(dim=-2) - math.log(views)
+    log_sum = by_view.logsumexp(dim=-2)
+    log_p = log_sum - math.log(views)
+
     least = torch.finfo(log_p.dtype).min
     log_p = log_p.clamp(min=least)
     return log_prob_entropy(log_p)

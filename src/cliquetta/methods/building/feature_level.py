@@ -24,12 +24,12 @@ GROUP = 64
 
 
 class FeatureLevel(Adapter):
-    """An adapter that reads features only: :meth:`predict` is encoding, then the same."""
+    """Base of methods that read features only."""
 
     batch_dependence = BatchDependence.INDEPENDENT
 
     def predict_features(self, features: Tensor) -> Prediction:
-        """Predict images whose views have the unit features (B, V, E), or (B, E), in order."""
+        """Predict images by the unit features (B, V, E) of their views, or (B, E)."""
         if features.ndim == 2:
             features = features[:, None]
         E = self.model.embed_dim
@@ -43,16 +43,18 @@ class FeatureLevel(Adapter):
         with torch.no_grad():
             features = features.to(self.model.device, non_blocking=True)
             return self._predict_safely(
-                features,
-                (),
-                lambda: self._predict_features(features),
-                lambda: features[:, 0],
+                inputs=features,
+                keys=(),
+                predict=lambda: self._predict_features(features),
+                encode=lambda: features[:, 0],
             )
 
     @torch.no_grad()
     def _predict(self, batch: Batch) -> Prediction:
+        # The image itself is the only view where none are asked for.
         views = batch.images[:, None] if self.views is None else batch.views
         assert views is not None
+
         chunk = len(batch)
         if isinstance(self.config, ViewsConfig):
             chunk = self.config.chunk
@@ -61,11 +63,11 @@ class FeatureLevel(Adapter):
 
     @abstractmethod
     def _predict_features(self, features: Tensor) -> Prediction:
-        """Predict unit features (B, V, E) of at least one image; no gradients are recorded."""
+        """Predict unit features (B, V, E) of at least one image, without gradients."""
 
 
 class FixedText(FeatureLevel):
-    """One that leaves the class texts as they are: ``classifier`` (N, E) and CLIP's ``scale``."""
+    """Base of those that leave the class texts, ``classifier`` (N, E), as they are."""
 
     def _setup(self) -> None:
         self.classifier = self.model.classifier(self.prompts)
@@ -99,7 +101,7 @@ class FixedText(FeatureLevel):
 
 
 class ImageByImage(FixedText):
-    """One whose every step depends on the one before: in products of the features of a group."""
+    """Base of those that learn image by image, computed in groups."""
 
     batch_dependence = BatchDependence.SEQUENTIAL
 
@@ -115,15 +117,15 @@ class ImageByImage(FixedText):
 
     @abstractmethod
     def predict_group(self, features: Tensor) -> Tensor:
-        """Probabilities (B, N) of a group of unit features (B, E), learned from in order."""
+        """Predict unit features (B, E), learned from in order: probabilities (B, N)."""
 
 
 class Transductive(FixedText):
-    """One that explains images of a batch jointly; on CUDA its many small steps are replayed."""
+    """Base of those that explain a batch jointly; on CUDA the steps are replayed."""
 
     batch_dependence = BatchDependence.JOINT
     transduce: Callable[[Tensor, Tensor, Tensor, Any], Tensor]
-    """Log assignments (B, N) of unit features, from zero-shot ones, class texts and the config."""
+    """Log assignments (B, N) from features, zero-shot ones, texts and config."""
 
     def _predict_features(self, features: Tensor) -> Prediction:
         images = features[:, 0]

@@ -30,7 +30,7 @@ Own = TypeVar("Own", bound="FewShotAdapter")
 
 
 class FewShotAdapter(Adapter):
-    """A classifier made from fitted tensors; it learns nothing more while it predicts."""
+    """Classifier made from fitted tensors, which learns nothing more."""
 
     batch_dependence = BatchDependence.INDEPENDENT
     fitted: Mapping[str, Tensor]
@@ -62,7 +62,7 @@ class FewShotAdapter(Adapter):
         )
 
     def tensor(self, name: str, *shape: int | None) -> Tensor:
-        """Return the fitted tensor ``name`` of a shape; ``None`` stands for any size."""
+        """Return a fitted tensor of some shape; ``None`` stands for any size."""
         if name not in self.fitted:
             raise UserError(
                 f"fitted tensors of {self.name} lack {name!r}: of another method?"
@@ -82,7 +82,7 @@ class FewShotAdapter(Adapter):
     def for_classes(
         cls, fitted: Mapping[str, Tensor], known: Sequence[str], wanted: Sequence[str]
     ) -> dict[str, Tensor]:
-        """Choose tensors for classes ``wanted`` from those fitted on ``known``: by default all."""
+        """Choose tensors for ``wanted`` classes from those fitted on ``known`` ones."""
         del known, wanted
         return dict(fitted)
 
@@ -90,7 +90,7 @@ class FewShotAdapter(Adapter):
     def indices_of(
         known: Sequence[str], wanted: Sequence[str], *, by: str
     ) -> list[int]:
-        """Find each ``wanted`` class among the ``known`` ones; all must be there, once."""
+        """Find each ``wanted`` class, once, among the ``known`` ones."""
         if tuple(known) == tuple(wanted):
             return list(range(len(known)))
         strange = [name for name in wanted if name not in known]
@@ -141,7 +141,7 @@ class SGDTraining(MethodConfig):
         return 100 if shots >= 2 else 50
 
     def lr_at(self, epoch: int, epochs: int) -> float:
-        """Compute the learning rate: a cosine of ``epochs`` that starts after the warm-up."""
+        """Compute the learning rate: a cosine that starts after the warm-up."""
         if epoch < self.warmup_epochs:
             return self.warmup_lr
         after_warmup = epoch - self.warmup_epochs
@@ -151,7 +151,7 @@ class SGDTraining(MethodConfig):
 
 @dataclass(frozen=True)
 class TextTraining(SGDTraining):
-    """Training of learners that leave the image tower as it is, and so may encode crops once."""
+    """Training of learners that leave the image tower as it is."""
 
     crop_pool: Count | None = None
     """Number of crops per image that are encoded before training, which then draws from
@@ -202,7 +202,10 @@ Logits = Callable[[Mapping[str, Tensor], Tensor], Tensor]
 def epoch_batches(
     count: int, size: int, generator: np.random.Generator, *, drop_last: bool
 ) -> Iterator[Rows]:
-    """Shuffle the examples into batches; a short last one is dropped unless it is the only one."""
+    """Shuffle examples into batches.
+
+    With ``drop_last`` a short last one is left out, unless it is the only one.
+    """
     order = generator.permutation(count)
     stop = count
     if drop_last and count >= size:
@@ -239,19 +242,23 @@ def learn(
         momentum=config.momentum,
         weight_decay=config.weight_decay,
     )
-    generator = np.random.default_rng([task.seed, 0xC0])
     n = len(few_shot)
     size = config.batch_size
     epochs = config.epochs_for(few_shot.shots)
     steps = epochs * max(1, n // size)
+
+    generator = np.random.default_rng([task.seed, 0xC0])
     step = 0
     for epoch in range(epochs):
+        # The learning rate is stepped once per epoch.
         lr = config.lr_at(epoch, epochs)
         optimiser.param_groups[0]["lr"] = lr
+
         for rows in epoch_batches(n, size, generator, drop_last=True):
             crops = draw(rows, generator)
             labels = few_shot.labels[torch.from_numpy(rows)]
             labels = labels.to(task.model.device)
+
             with torch.enable_grad():
                 loss = F.cross_entropy(logits(learned, crops), labels)
                 gradients = torch.autograd.grad(loss, parameters)

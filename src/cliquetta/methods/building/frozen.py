@@ -13,7 +13,7 @@ from cliquetta.types import Batch, Prediction
 
 
 class FrozenAdapter(Adapter):
-    """Predicts with :meth:`Adapter.frozen_model` of an adapter as it was when this was made."""
+    """Adapter with the :meth:`Adapter.frozen_model` of another as it was."""
 
     batch_dependence = BatchDependence.INDEPENDENT
     frozen = True

@@ -1,4 +1,4 @@
-"""Adapting the LayerNorms of a tower without modifying it: Tent and the methods after it.
+"""LayerNorms of a tower that is not modified: Tent and the methods after it.
 
 The gains and biases of all LayerNorms of a tower are one flat vector, passed to the
 tower at every call. A method learns that vector, stored in its memory or dropped after
@@ -25,7 +25,7 @@ from cliquetta.types import Batch, Prediction
 
 
 class Float32LayerNorm(nn.Module):
-    """LayerNorm in the precision of its gain: steps of 1e-3 are below bfloat16's resolution."""
+    """LayerNorm in its gain's precision: bfloat16 would round steps of 1e-3 away."""
 
     def __init__(self, norm: nn.LayerNorm) -> None:
         super().__init__()
@@ -35,25 +35,28 @@ class Float32LayerNorm(nn.Module):
         self.bias = norm.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last dimension; gain and bias are (D,) or one per image, (B, D)."""
-        wide = x.to(self.weight.dtype)
-        if self.weight.ndim == 1:
-            normed = F.layer_norm(wide, self.shape, self.weight, self.bias, self.eps)
-        else:
-            # (B, 1, ..., D): those of an image for all its tokens.
-            per_image = [len(self.weight)] + [1] * (x.ndim - 2) + [-1]
-            gain = self.weight.view(per_image)
-            bias = self.bias.view(per_image)
-            normed = F.layer_norm(wide, self.shape, eps=self.eps)
-            normed = normed * gain + bias
+        """Normalise the last dimension; gain and bias are (D,), or (B, D)."""
+        gain: Tensor = self.weight
+        bias: Tensor = self.bias
+        wide = x.to(gain.dtype)
+        if gain.ndim == 1:
+            normed = F.layer_norm(wide, self.shape, gain, bias, self.eps)
+            return normed.to(x.dtype)
+
+        # (B, 1, ..., D): those of an image for all its tokens.
+        per_image = [len(gain)] + [1] * (x.ndim - 2) + [-1]
+        gain = gain.view(per_image)
+        bias = bias.view(per_image)
+        normed = F.layer_norm(wide, self.shape, eps=self.eps)
+        normed = normed * gain + bias
         return normed.to(x.dtype)
 
 
 class LayerNormTower:
-    """A tower as a function of its LayerNorm parameters; all other weights are shared with it."""
+    """Tower as a function of its LayerNorm parameters; other weights are shared."""
 
     def __init__(self, tower: nn.Module, *, precise: bool = True) -> None:
-        """Wrap a tower; its ``layer_norms``, if it has some, name those that are passed in.
+        """Wrap a tower; its ``layer_norms``, if any, name those that are passed in.
 
         Without ``precise`` they have the tower's precision: faster, but half rounds
         steps away.
@@ -71,6 +74,8 @@ class LayerNormTower:
             is_plain = precise and type(module).forward is nn.LayerNorm.forward
             if is_plain:
                 self._tower.set_submodule(name, Float32LayerNorm(module))
+
+            # Gain and bias, of which other libraries may leave one out.
             for kind in ("weight", "bias"):
                 value = getattr(module, kind)
                 if value is not None:
@@ -81,14 +86,15 @@ class LayerNormTower:
         self.start = torch.cat(start)
 
     def early(self) -> Tensor:
-        """Mark the parameters (P,): 1 before the last quarter of the blocks, 0 from there on."""
+        """Mark parameters (P,): 1 before the last quarter of the blocks, else 0."""
         # A name's first number is its block's; what has none stands before the blocks
         # or after them.
         blocks: list[int | None] = []
         for name, _, _ in self._parameters:
             number = re.search(r"(?:^|\.)(\d+)\.", name)
             blocks.append(int(number[1]) if number else None)
-        depth = 1 + max((block for block in blocks if block is not None), default=-1)
+        numbers = [block for block in blocks if block is not None]
+        depth = 1 + max(numbers, default=-1)
         late = depth - depth // 4
 
         parts = []
@@ -99,19 +105,21 @@ class LayerNormTower:
             else:
                 is_before_blocks = False
                 is_early = block < late
-            parts.append(self.start.new_full((shape.numel(),), float(is_early)))
+            size = (shape.numel(),)
+            parts.append(self.start.new_full(size, float(is_early)))
         return torch.cat(parts)
 
     def __call__(self, parameters: Tensor, inputs: Tensor) -> Tensor:
-        """Encode inputs, in float32 or more, under flat parameters (P,), or (B, P) for each."""
+        """Encode inputs, in float32 or more, under flat parameters (P,) or (B, P)."""
         named = self.named(parameters)
         features: Tensor = functional_call(self._tower, named, (inputs,))
         return to_float32(features)
 
     def frozen(self, parameters: Tensor) -> nn.Module:
-        """Build a tower with flat LayerNorm ``parameters`` (P,); other weights are shared."""
+        """Build a tower with flat parameters (P,); other weights are shared."""
         tower = _copy_sharing_weights(self._tower)
         named = self.named(parameters.detach())
+
         for name, value in named.items():
             owner, _, kind = name.rpartition(".")
             parameter = nn.Parameter(value, requires_grad=False)
@@ -124,6 +132,7 @@ class LayerNormTower:
         sizes = [shape.numel() for _, shape, _ in self._parameters]
         parts = torch.split(parameters, sizes, dim=-1)
 
+        # Norms of other libraries keep their precision (``dtype``).
         named = {}
         for part, (name, shape, dtype) in zip(parts, self._parameters, strict=True):
             value = part.view(images + shape)
@@ -138,7 +147,7 @@ def _copy_sharing_weights(tower: nn.Module) -> nn.Module:
 
 
 class LateBlocks(nn.Module):
-    """The blocks of a ViT from one on, and its pooling: features (B, E) of hidden states."""
+    """Blocks of a ViT from one on, and its pooling."""
 
     def __init__(self, tower: VisionTower, start: int) -> None:
         super().__init__()
@@ -157,7 +166,7 @@ class LateBlocks(nn.Module):
 
 
 class LayerNormAdapter(Adapter):
-    """A method that learns the LayerNorms of the image tower; class texts stay as they are."""
+    """Base of methods that learn the LayerNorms of the image tower."""
 
     batch_dependence = BatchDependence.JOINT
     needs = frozenset({"norm"})
@@ -187,7 +196,7 @@ class LayerNormAdapter(Adapter):
         return None
 
     def frozen_model(self) -> FrozenModel:
-        """Freeze the tower under the norms learned so far, where those outlive a batch."""
+        """Freeze the tower under the norms learned, where they outlive a batch."""
         if self.learned is None:
             return super().frozen_model()
         visual = self.tower.frozen(self.learned)
@@ -195,7 +204,7 @@ class LayerNormAdapter(Adapter):
 
 
 class EpisodicLayerNormAdapter(LayerNormAdapter):
-    """One that adapts to every batch from the loaded LayerNorms and remembers nothing."""
+    """Base of those that adapt to every batch anew and remember nothing."""
 
     needs = frozenset({"norm", "text"})
 
@@ -212,7 +221,7 @@ class EpisodicLayerNormAdapter(LayerNormAdapter):
 
 @dataclass(frozen=True)
 class MomentumConfig(MethodConfig):
-    """Base of the configs of methods that take SGD steps with momentum on LayerNorms."""
+    """Base of the configs of methods that take SGD steps with momentum."""
 
     lr: Positive = 1e-3
     """Learning rate of SGD at batches of 64: in proportion to the batch, doubled for one image."""
@@ -220,7 +229,7 @@ class MomentumConfig(MethodConfig):
 
 
 class MomentumAdapter(LayerNormAdapter):
-    """One that learns the LayerNorms before the last quarter of the blocks by such steps."""
+    """Base of those that learn all but the last quarter of the blocks by such steps."""
 
     class_free = frozenset({"norms", "velocity", "generator"})
     scaled_cosines = True

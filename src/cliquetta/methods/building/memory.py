@@ -13,12 +13,12 @@ from cliquetta.errors import UserError
 from cliquetta.tensor_tree import items
 
 MOST_COUNTED = 2**48
-"""Counters of a state that claim more than this are refused, and larger numbers of any kind."""
+"""Numbers of a state that are larger than this are refused."""
 
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers that a method can have written into a tensor; a state with others is refused."""
+    """Numbers that a method can have written; a state with others is refused."""
 
     least: float = -MOST_COUNTED
     below: float = MOST_COUNTED
@@ -36,7 +36,7 @@ VARIANCE = Range(least=-1e-3, diagonal=True)  # Covariance matrices (..., E, E).
 SHORT = Range(least=-2, below=2)
 UNIT = Range(least=-2, below=2, unit=True)
 _UNIT_ROUNDING = 2**-6
-"""How far from one a length may be: twice the rounding of bfloat16, in which towers may run."""
+"""How far from one a length may be: twice the rounding of bfloat16."""
 
 
 def all_finite(values: Iterable[Tensor]) -> bool:
@@ -59,7 +59,7 @@ def all_finite(values: Iterable[Tensor]) -> bool:
 
 
 class Memory:
-    """Named tensors that know their start values, so that reset and restore need no code.
+    """Named tensors that know their start: reset and restore need no code.
 
     >>> memory = Memory()
     >>> memory.declare("count", torch.zeros(()))
@@ -85,16 +85,18 @@ class Memory:
         """
         if name in self._start:
             raise KeyError(f"memory already holds {name!r}")
-        # torch.clone, which AllocationLimit counts
+        # torch.clone, which AllocationLimit counts.
         self._start[name] = torch.clone(start.detach())
         self._now[name] = torch.clone(start.detach())
         self._ranges[name] = values
+
+        # Infinity at the start means "empty".
         has_numbers = start.is_floating_point() and start.numel() > 0
         if has_numbers and start.amax() == torch.inf:
             self._open.add(name)
 
     def declare_tree(self, start: Any, ranges: Mapping[str, Range]) -> None:
-        """Add the tensors of a tree by their paths; ``ranges`` by the endings of some of them."""
+        """Add the tensors of a tree by their paths; ``ranges`` go by path endings."""
         for path, value in items(start):
             allowed = ANY
             for ending, values in ranges.items():
@@ -148,6 +150,8 @@ class Memory:
                 f"state does not fit: missing {sorted(missing)}, unknown {sorted(extra)}; it was "
                 "saved by another method or version"
             )
+
+        # All of them are checked before the first is taken over.
         loaded = {}
         for name, start in self._start.items():
             value = state[name]
@@ -167,6 +171,8 @@ class Memory:
             return
         values = self._ranges[name]
         closed = self._closed(name, value)
+
+        # The least that is allowed: of counters it follows from the start.
         least = values.least
         if not value.is_floating_point():
             least = min(0, int(self._start[name].min()))
@@ -175,6 +181,8 @@ class Memory:
                 f"state {name!r} holds numbers that are not finite: it is damaged, or was saved by "
                 "a run that diverged; start without it"
             )
+
+        # Both ends of the range.
         bounded = closed.diagonal(dim1=-2, dim2=-1) if values.diagonal else closed
         low = float(bounded.min())
         high = float(closed.max())
@@ -183,6 +191,8 @@ class Memory:
                 f"state {name!r} holds {low if low < least else high:g}, outside of {least:g} to "
                 f"{values.below:g}: it is damaged; start without it"
             )
+
+        # Unit vectors; zero is an empty slot.
         if values.unit:
             length = closed.double().norm(dim=-1)
             is_off = (length - 1).abs() > _UNIT_ROUNDING
@@ -193,7 +203,7 @@ class Memory:
                 )
 
     def snapshot(self) -> dict[str, Tensor]:
-        """List the tensors for :meth:`restore`: methods replace them, and write into none."""
+        """List the tensors for :meth:`restore`; methods never write into them."""
         return dict(self._now)
 
     def restore(self, snapshot: dict[str, Tensor]) -> None:
@@ -201,7 +211,7 @@ class Memory:
         self._now = snapshot
 
     def changed(self, snapshot: Mapping[str, Tensor]) -> list[Tensor]:
-        """List the tensors that differ from ``snapshot``, zero where they may be infinite."""
+        """List the tensors that differ from a snapshot, with zero for "empty"."""
         return [
             self._closed(name, value)
             for name, value in self._now.items()
@@ -215,7 +225,7 @@ class Memory:
         return value.nan_to_num(torch.nan, 0, torch.nan)
 
     def declare_generator(self, name: str, seed: int) -> None:
-        """Add the state of a CPU generator that starts from ``seed``; see :meth:`generator`."""
+        """Add the state of a CPU generator, for :meth:`generator`."""
         self.declare(name, torch.Generator().manual_seed(seed).get_state())
 
     @contextmanager

@@ -38,22 +38,24 @@ def _average(states: States) -> dict[str, Tensor]:
     """Average numbers; of counters take the largest."""
     merged = {}
     for name in states[0]:
-        values = torch.stack([state[name] for state in states])
+        of_all = [state[name] for state in states]
+        values = torch.stack(of_all)
         is_counter = not values.is_floating_point()
         merged[name] = values.amax(dim=0) if is_counter else values.mean(dim=0)
     return merged
 
 
 def merge_caches(states: States) -> dict[str, Tensor]:
-    """Keep the K entries of lowest ``entropy`` of caches (N, K, ...); equal ones count once."""
+    """Keep the K entries of lowest ``entropy``, equal ones once, of (N, K, ...)."""
     names = list(states[0])
     by_entropy = next(name for name in names if name.rpartition(".")[2] == "entropy")
     capacity = states[0][by_entropy].shape[1]
 
     # All entries of a class beside each other, (N, K states, ...), repeated ones last.
-    entries = {
-        name: torch.cat([state[name] for state in states], dim=1) for name in names
-    }
+    entries = {}
+    for name in names:
+        of_all = [state[name] for state in states]
+        entries[name] = torch.cat(of_all, dim=1)
     entries = _sorted(entries, entries[by_entropy])
     repeated = _repeated(entries, by_entropy)
     entries[by_entropy] = entries[by_entropy].masked_fill(repeated, torch.inf)
@@ -72,7 +74,7 @@ def merge_caches(states: States) -> dict[str, Tensor]:
 
 
 def _sorted(cache: Mapping[str, Tensor], entropy: Tensor) -> dict[str, Tensor]:
-    """Sort the entries (N, K, ...) of each class by entropy, earlier ones first among equals."""
+    """Sort the entries (N, K, ...) of each class by entropy, stably."""
     order = entropy.argsort(dim=1, stable=True)
     classes = torch.arange(len(order), device=order.device)
     index = classes[:, None], order
@@ -84,11 +86,14 @@ def _repeated(cache: Mapping[str, Tensor], name: str) -> Tensor:
     entropy = cache[name]
     repeated = torch.zeros_like(entropy, dtype=torch.bool)
     for lag in range(1, entropy.shape[1]):
-        # Equal entries have equal entropy, so that they are near each other.
+        # Equal entries have equal entropy, so that they are near each other: once no
+        # two at this distance have, none farther apart do.
         later = entropy[:, lag:]
         is_equal = later == entropy[:, :-lag]
         if not (is_equal & later.isfinite()).any():
             break
+
+        # All that is stored beside the entropy must be equal, too.
         is_same = torch.ones_like(is_equal)
         for values in cache.values():
             is_equal = values[:, lag:] == values[:, :-lag]

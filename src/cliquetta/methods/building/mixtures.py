@@ -1,4 +1,4 @@
-"""Soft clustering of a batch of features: what TransCLIP, StatA, MOON, OGA and DOTA share.
+"""Soft clustering of features, for TransCLIP, StatA, MOON, OGA and DOTA.
 
 A batch of unit features (B, E) is explained by one distribution per class. Assignments
 are logarithms (B, N), so that classes of vanishing weight stay sound.
@@ -24,6 +24,8 @@ def nearest_affinity(similarity: Tensor, neighbours: int) -> Tensor:
 def propagate(fixed: Tensor, links: Tensor, logs: Tensor, steps: int) -> Tensor:
     """Update log assignments (B, N) ``steps`` times: z ∝ exp(fixed + links z)."""
     assignments = logs.exp()
+
+    # The last update stays a logarithm.
     for _ in range(steps - 1):
         scores = torch.addmm(fixed, links, assignments)
         assignments = scores.softmax(dim=-1)

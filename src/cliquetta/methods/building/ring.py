@@ -1,4 +1,4 @@
-"""Ring buffers: named tuples of tensors with as many rows each, and the ``next`` write position."""
+"""Ring buffers: named tuples of tensors, with the ``next`` write position."""
 
 from typing import Any, TypeVar
 
@@ -36,7 +36,9 @@ def write(ring: R, **rows: Tensor) -> tuple[R, Tensor]:
     # From the write position on, around the end.
     slots = (ring.next + torch.arange(count)) % size
     after = ring.next + count
-    written["next"] = torch.where(after < 2 * size, after, after - size)
+    is_in_range = after < 2 * size
+    written["next"] = torch.where(is_in_range, after, after - size)
+
     for name, new in rows.items():
         old = getattr(ring, name)
         positions = send(slots, old.device)

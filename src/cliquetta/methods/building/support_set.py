@@ -34,6 +34,7 @@ class FewShot:
     validation: FewShot | None = None
 
     def __post_init__(self) -> None:
+        # Images: square, with three channels, as pictures or as pixels.
         shape = tuple(self.images.shape)
         if len(shape) != 4 or shape[1] != 3 or shape[2] != shape[3]:
             raise UserError(f"few-shot images are (n, 3, S, S), got {shape}")
@@ -41,6 +42,8 @@ class FewShot:
             raise UserError(
                 f"few-shot images are uint8 or float, got {self.images.dtype}"
             )
+
+        # One label for each, and none missing.
         if self.labels.shape != shape[:1] or self.labels.dtype != torch.int64:
             raise UserError(
                 f"{shape[0]} few-shot images need {shape[0]} labels (int64), got "
@@ -116,10 +119,12 @@ class FewShot:
         scale: tuple[float, float],
         count: int = 1,
     ) -> Tensor:
-        """Draw ``count`` random resized crops, mirrored half the time: (n, count, 3, S, S)."""
+        """Draw random crops, half of them mirrored: (n, count, 3, S, S)."""
         images = self.images[torch.from_numpy(rows)]
         images = images.to(model.device)
         n, _, S, _ = images.shape
+
+        # One draw for all, then the boxes of each image.
         drawn = resized_crop_boxes(S, S, n * count, generator, scale=scale)
         boxes = []
         for first in range(0, n * count, count):
@@ -134,8 +139,11 @@ class FewShot:
                 mirrored=drawn.mirrored[of_image],
             )
             boxes.append(own_boxes)
+
         if images.dtype != torch.uint8:
             return crop_tensors(images, boxes, S)
+
+        # Pictures are rounded to 8 bits, as their files are, before they are normalised.
         crops = crop_tensors(images, boxes, S, eight_bit=True).to(torch.uint8)
         pictures = crops.flatten(0, 1).permute(0, 2, 3, 1)
         pixels = model.preprocess.pixels(pictures)
@@ -155,16 +163,19 @@ def crop_features(
     images = len(few_shot)
     at_once = max(1, VIEWS_AT_ONCE // count)
     groups = np.array_split(np.arange(images), math.ceil(images / at_once))
+
     parts = []
     for rows in groups:
         crops = few_shot.crops(rows, model, generator, scale=scale, count=count)
-        features = model.encode_image(crops.flatten(0, 1))
+        # The tower takes all crops of a group as one batch.
+        flat = crops.flatten(0, 1)
+        features = model.encode_image(flat)
         parts.append(features.view(len(rows), count, -1))
     return torch.cat(parts)
 
 
 def choose_shots(dataset: Dataset, shots: int, seed: int) -> Rows:
-    """Draw ``shots`` images of every class at random: indices in the dataset's order."""
+    """Draw ``shots`` images of every class: indices in the dataset's order."""
     if shots < 1:
         raise UserError(f"shots is at least 1, got {shots}")
     rows = _labelled(dataset)
@@ -202,12 +213,16 @@ def _read(
 ) -> tuple[Tensor, Tensor]:
     """Read pictures (n, 3, S, S) uint8 and their labels."""
     size = (preprocess.size, preprocess.size)
+
+    # Datasets that hold arrays of the right size need no decoding.
     pictures = dataset.arrays(rows.tolist())
     if pictures is None or pictures.shape[1:3] != size:
         resized = [
             np.asarray(preprocess.picture(dataset.load(row))) for row in rows.tolist()
         ]
         pictures = np.stack(resized)
+
+    # (n, S, S, 3) to (n, 3, S, S).
     images = torch.from_numpy(np.array(pictures))
     images = images.permute(0, 3, 1, 2).contiguous()
     labels = torch.from_numpy(_labels(dataset)[rows])

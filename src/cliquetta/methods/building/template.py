@@ -39,7 +39,7 @@ class LearnableTemplate:
         words = first.split("{}")[0]
         self.tower = model.require_text()
         self.start = model.context(words)
-        """Start context (M, D): embeddings of the template's words before the class name."""
+        """Start context (M, D): embeddings of the words before the class name."""
         self.ids = model.tokenizer(prompts.texts(first)).to(model.device)  # (N, L)
         self.positions = self.tower.word_positions(len(self.start))
         wanted = torch.tensor(model.tokenizer.encode(words), device=self.ids.device)
@@ -56,7 +56,7 @@ class LearnableTemplate:
         self.order = self.ends.argsort(stable=True)  # short texts first
         self.weight = 1.0
         self.fixed: Tensor | None = None
-        """Share of the other templates, added to ``weight`` times the learned feature, (N, E)."""
+        """Part of the other templates, added to ``weight`` u_learn, (N, E)."""
         if others and mix is not None:
             fixed = ClassPrompts(prompts.names, tuple(others), allow_duplicates=True)
             self.weight = 1 - mix
@@ -74,7 +74,7 @@ class LearnableTemplate:
         return len(self.ids)
 
     def combine(self, raw: Tensor, classes: Tensor | slice = slice(None)) -> Tensor:
-        """Mix the tower's output for some classes with ``fixed``: unit features (..., C, E)."""
+        """Mix the output for some classes with ``fixed``: unit features (..., C, E)."""
         learned = l2_normalize(raw)
         if self.fixed is None:
             return learned
@@ -85,14 +85,15 @@ class LearnableTemplate:
         """Encode the classes (U, N, E) under U contexts, (U, M, D) or (U, N, M, D)."""
         if self.chunk is None:
             return self._encode(contexts, slice(None))
+        U = len(contexts)
         E = self.tower.projection.shape[1]
-        encoded = contexts.new_empty(len(contexts), self.classes, E)
-        for classes in self._chunks(len(contexts)):
+        encoded = contexts.new_empty(U, self.classes, E)
+        for classes in self._chunks(U):
             encoded[:, classes] = self._encode(contexts, classes)
         return encoded
 
     def gradient(self, contexts: Tensor, cotangent: Tensor) -> Tensor:
-        """Pull a loss's gradient by the features back to the contexts, in their shape."""
+        """Pull a loss's gradient by the features back to the contexts."""
         cotangent, factor = near_one(cotangent)
 
         # Class by class, or many at once: the gradients add up.
@@ -107,7 +108,7 @@ class LearnableTemplate:
         return total / factor.view(one_per_context)
 
     def _chunks(self, contexts: int) -> tuple[Tensor, ...]:
-        """Group classes of similar text length, as many as fit with so many contexts each."""
+        """Group classes of similar text length, as many as fit."""
         texts = self.chunk or self.classes
         return torch.split(self.order, max(1, texts // contexts))
 
@@ -116,8 +117,11 @@ class LearnableTemplate:
         U = len(contexts)
         ids = self.ids[classes]
         C = len(ids)
+
+        # The context of every class, (U, C, M, D), which a shared one is for all.
         each = contexts[:, None] if contexts.ndim == 3 else contexts[:, classes]
-        by_class = each.expand(-1, C, -1, -1)  # (U, C, M, D)
+        by_class = each.expand(-1, C, -1, -1)
+
         is_whole = self.chunk is None
         raw = self.tower(
             ids.repeat(U, 1),

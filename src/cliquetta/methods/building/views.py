@@ -1,4 +1,4 @@
-"""Many views of one image: encoding them, choosing the confident ones, their joint entropy.
+"""Many views of one image: choosing the confident ones, averaging them.
 
 Shared by the methods that look at an image more than once (TPT, C-TPT, DART, MTA, Zero,
 TDA). Every function takes any number of leading dimensions, so that many images go
@@ -54,7 +54,7 @@ def selected_count(views: int, fraction: float) -> int:
 
 
 def confident_views(logits: Tensor, fraction: float) -> Tensor:
-    """Choose the views of lowest entropy, (..., K), by logits (..., V, N); ties to the earlier."""
+    """Choose the views (..., K) of lowest entropy by logits (..., V, N)."""
     views = logits.shape[-2]
     by_view = entropy(logits)
     order = by_view.argsort(dim=-1, stable=True)
@@ -77,7 +77,7 @@ def mean_logits(logits: Tensor, index: Tensor) -> Tensor:
 
 
 def near_one(cotangent: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale rows (B, ...) by powers of two to a largest value in [0.5, 1); also the factors.
+    """Scale rows by powers of two to a largest value in [0.5, 1); return both.
 
     A backward pass in half precision then neither overflows nor loses small gradients.
     """

@@ -100,13 +100,13 @@ class SCAP(Adapter):
         images = self._encode(batch.images)
 
         # Section 3.2: mine the supportive cliques (Eq. 1-3). The CPU mines; a GPU runs
-        # the first pass of 3.3 in the meantime.
+        # the first pass of 3.3 in the meantime and records it on a tape.
         related = self._relate(images)
-        start_pass = self._record_ahead(images)
+        tape = self._record_ahead(images)
         top, cliques = self._mine(related)
 
         # Section 3.3: learn the attribute prompts of every clique (Eq. 4-10, 14).
-        learned = self._learn(cliques, images, start_pass)
+        learned = self._learn(cliques, images, tape)
 
         # Section 3.4: retain them (Eq. 11-13).
         self._retain(cliques, learned)
@@ -122,6 +122,7 @@ class SCAP(Adapter):
 
     def _encode(self, images: Tensor) -> Encoded:
         """Encode images (b, 3, S, S) without prompts."""
+        # A tower that takes no prompts has no states to go on from.
         if self.visual is None:
             no_states = images[:0]
             plain = self.model.encode_image(images, normalize=True)
@@ -137,7 +138,7 @@ class SCAP(Adapter):
         return self.learner.prompted(images.hidden, start[None])
 
     def _relate(self, images: Encoded) -> Fetched:
-        """Compute top classes (b, k) and similar pairs (b, b), on their way to the CPU."""
+        """Send top classes (b, k) and similar pairs (b, b) on their way to the CPU."""
         features = images.plain
         if self.config.rules.prompted_mining:
             features = self._start_features(images)
@@ -149,7 +150,7 @@ class SCAP(Adapter):
         return Fetched(top, similar)
 
     def _record_ahead(self, images: Encoded) -> VisualTape | None:
-        """Queue the pass under the start prompt where a GPU runs it while the CPU mines."""
+        """Queue the pass under the start prompt on a GPU, which runs it meanwhile."""
         is_ahead = self.config.learns_visual and images.hidden.is_cuda
         if not is_ahead:
             return None
@@ -166,28 +167,27 @@ class SCAP(Adapter):
         return top, cliques
 
     def _learn(
-        self, cliques: Cliques, images: Encoded, start_pass: VisualTape | None
+        self, cliques: Cliques, images: Encoded, tape: VisualTape | None
     ) -> Learned | None:
         """Learn prompts of the distinct member sets; ``None`` if there are none."""
         count = len(cliques.sets)
         if count == 0:
             return None
         self.memory["sets_learned"] = self.memory["sets_learned"] + count
+        # On a long stream, text gradients come from a Jacobian that is built once.
         if self.text is not None and self.learner.learns_text:
             self.text.choose_gradient(int(self.memory["sets_learned"]))
-        clique, image = cliques.sets.nonzero(as_tuple=True)
+        set_index, image = cliques.sets.nonzero(as_tuple=True)
         device = images.plain.device
         task = Task(
             hidden=images.hidden,
             plain=images.plain,
-            clique=send(clique, device),
+            set_index=send(set_index, device),
             image=send(image, device),
             count=count,
         )
         start = self.memory["start_prompt"] if self.config.learns_visual else None
-        return self.learner.learn(
-            task, start, tape=start_pass, explain=self.collect_evidence
-        )
+        return self.learner.learn(task, start, tape=tape, explain=self.collect_evidence)
 
     def _retain(self, cliques: Cliques, learned: Learned | None) -> None:
         """Retain the prompts of all cliques, in mining order."""
@@ -215,9 +215,11 @@ class SCAP(Adapter):
         # Every clique counts, so a set counts as often as it is a clique of a class.
         sets = len(cliques.sets)
         times = torch.bincount(cliques.set_of, minlength=sets)
-        times = send(times, text.device).to(text.dtype)
+        times = send(times, text.device)
+        times = times.to(text.dtype)
         total = torch.einsum("u,u...->...", times, text)
 
+        # Eq. 11 for all of them at once.
         new = len(cliques)
         seen = int(self.memory["text_seen"])
         mean = self.memory["text_mean"]
@@ -246,7 +248,7 @@ class SCAP(Adapter):
     def _compose(
         self, cliques: Cliques, top: Tensor, learned: Learned | None, query: Tensor
     ) -> Composed:
-        """Compose the visual prompts of every pass (Eq. 15-17), and the texts (Eq. 18)."""
+        """Compose the visual prompts of every pass (Eq. 15-17) and texts (Eq. 18)."""
         passes = plan_passes(cliques, top, self.memory["count"], self.config)
         if learned is not None and learned.visual is not None:
             visual = learned.visual.flatten(1)
@@ -266,7 +268,7 @@ class SCAP(Adapter):
         )
 
     def _text_features(self) -> Tensor:
-        """Compute text features (N, E) under P_C^T: Eq. 18 with alpha_r = 1, as printed."""
+        """Encode the classes (N, E) under P_C^T (Eq. 18 with alpha_r = 1)."""
         if self.text is None or int(self.memory["text_seen"]) == 0:
             return self.classifier
         context = self.memory["text_mean"]
@@ -315,7 +317,7 @@ class SCAP(Adapter):
         self.model.require(frozenset(needs), by="scap")
 
     def _build_visual(self) -> PrefixedTower | None:
-        """Build the prompted image tower; ``None`` for a tower that takes no prompts."""
+        """Build the prompted image tower; ``None`` if it takes no prompts."""
         tower = self.model.visual
         if not isinstance(tower, VisionTower):
             return None
@@ -327,7 +329,7 @@ class SCAP(Adapter):
         return PrefixedTower(tower, blocks, self.config.prompt_length, self._replayed)
 
     def _warn(self) -> None:
-        """Warn of settings without effect; refuse those with which nothing is learned."""
+        """Warn of settings without effect; refuse those that learn nothing."""
         if self.config.modalities == "text" and not self.learner.learns_text:
             raise UserError(
                 f"nothing to learn: template {self.prompts.templates[0]!r} has no words "
@@ -365,18 +367,20 @@ class SCAP(Adapter):
             width = self.visual.tower.config.width
             shape = len(config.blocks), config.prompt_length, 2, width
             generator = torch.Generator().manual_seed(self.seed)
-            start = 2 * torch.rand(shape, generator=generator, dtype=real) - 1
+            draw = torch.rand(shape, generator=generator, dtype=real)
+            start = 2 * draw - 1
             start = start.to(model.device)
             self.memory.declare("start_prompt", start)
+
             if config.learns_visual:
                 slots = config.capacity + 1
                 keys = start.new_zeros(classes, slots, model.embed_dim)
                 values = start.new_zeros(classes, slots, start.numel())
                 self.memory.declare("keys", keys)
                 self.memory.declare("values", values)
-        below = Range(below=config.capacity + 1)
+        at_most = Range(below=config.capacity + 1)
         count = torch.zeros(classes, dtype=torch.long)
-        self.memory.declare("count", count, below)
+        self.memory.declare("count", count, at_most)
 
         # The mean text prompt, and over how many cliques.
         if self.learner.learns_text and self.text is not None:
@@ -430,7 +434,7 @@ class SCAP(Adapter):
     def explain(
         self, batch: Batch, prediction: Prediction, *, maps: int = 0
     ) -> Explanation:
-        """Explain as any method does, with cliques, prompted features and attention maps."""
+        """Explain as any method does, with cliques, prompts and attention maps."""
         plain = super().explain(batch, prediction)
         return evidence.explain(self, batch, prediction, plain, maps)
 

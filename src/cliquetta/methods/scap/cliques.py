@@ -1,4 +1,4 @@
-"""Supportive cliques: which images of a batch belong together, for which class (Eq. 1-3)."""
+"""Supportive cliques: images of a batch that belong together (Eq. 1-3)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Cliques:
 
 
 def top_classes(logits: Tensor, k: int) -> Tensor:
-    """Rank the ``k`` best classes (b, k) of every image; ties to the lower class (Eq. 1)."""
+    """Rank the ``k`` best classes (b, k); ties go to the lower class (Eq. 1)."""
     k = min(k, logits.shape[1])
     return logits.sort(dim=1, descending=True, stable=True).indices[:, :k]
 
@@ -98,7 +98,7 @@ def _packed(rows: Tensor) -> list[bytes]:
 
 
 def _first_occurrences(keys: Sequence[object]) -> tuple[Tensor, Tensor]:
-    """Number the distinct keys: the first index of each, and the number of every key."""
+    """Number the distinct keys: the first index of each, every key's number."""
     first: dict[object, int] = {}
     rank: dict[object, int] = {}
     which = []

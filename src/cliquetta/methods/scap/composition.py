@@ -58,13 +58,15 @@ def plan_passes(
         top = top[:, :1]
     b, k = top.shape
 
-    # Every membership whose class is among the image's best, and the pass it is for.
+    # Every membership whose class is among the image's best (all of them, unless only
+    # the best counts), and the pass that it is for.
     clique, image = cliques.members.nonzero(as_tuple=True)
     image_top = top.index_select(0, image)
     is_class = image_top == cliques.classes.index_select(0, clique)[:, None]
-    counts = is_class.any(dim=1)
-    row = (image * k + is_class.long().argmax(dim=1))[counts]
-    clique = clique[counts]
+    is_used = is_class.any(dim=1)
+    rank = is_class.long().argmax(dim=1)
+    row = (image * k + rank)[is_used]
+    clique = clique[is_used]
     sets, has_set = _ragged(row, cliques.set_of[clique], b * k)
 
     if config.retention:
@@ -82,7 +84,7 @@ def plan_passes(
 
 
 def _ragged(row: Tensor, values: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """Gather values by row, in their order, in a padded matrix (rows, G) and its mask."""
+    """Gather values by row, in order, in a padded matrix (rows, G) and its mask."""
     by_row = row.argsort(stable=True)
     row = row[by_row]
 
@@ -191,7 +193,8 @@ def compose_prompts(
         weight = clique_mask.to(of_cliques.dtype)
         weighted = of_cliques * weight[:, :, None]
         total = weighted.sum(dim=1, keepdim=True)
-        count = weight.sum(dim=1).clamp_min(1)
+        count = weight.sum(dim=1)
+        count = count.clamp_min(1)
         of_cliques = total / count[:, None, None]
         clique_mask = clique_mask.any(dim=1, keepdim=True)
 
@@ -225,7 +228,7 @@ class PrefixedTower:
     blocks: tuple[int, ...]  # Blocks that take a prompt, ascending.
     length: int  # Tokens of a prompt per block.
     replayed: Replayed = field(default_factory=Replayed)
-    """Calls the blocks behind the last prompt, whose shapes do not depend on how many there are."""
+    """Calls the blocks behind the last prompt, which have one shape for any number."""
 
     @property
     def rows(self) -> int:
@@ -244,7 +247,7 @@ class PrefixedTower:
         return self.tower.run(self.tower.embed(images), 0, self.blocks[0])
 
     def hidden_and_plain(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Encode up to the first prompted block, and to the end without prompts (b, E)."""
+        """Encode up to the first prompted block, and to the end (b, E)."""
         hidden = self.hidden(images)
         return hidden, self._unit_features(self.tower.run(hidden, self.blocks[0]))
 
@@ -265,14 +268,18 @@ class PrefixedTower:
         first = self.blocks[0]
         after = self.blocks[-1] + 1
 
-        # One prefix of S P tokens per prompted block; 2 is for keys and values.
-        by_block = prompts.view(R, S, len(self.blocks), P, 2, -1).movedim(2, 0)
+        # (B, R, S, P, 2, D): the prompts of every block; 2 is for keys and values.
+        by_block = prompts.view(R, S, len(self.blocks), P, 2, -1)
+        by_block = by_block.movedim(2, 0)
+
+        # Eq. 15 and 17: one prefix of S P tokens in a row for each block.
         exists = None if S == 1 else mask.repeat_interleave(P, dim=1)
         prefix = {
             block: Prefix(tokens.reshape(R, S * P, 2, -1), exists)
             for block, tokens in zip(self.blocks, by_block, strict=True)
         }
 
+        # The blocks behind the last prompt are the same for any S: a GPU replays them.
         if after == len(self.tower.blocks):
             states = self.tower.run(hidden, first, prefix=prefix)
             return self._unit_features(states)
@@ -291,7 +298,7 @@ class PrefixedTower:
     def pass_features(
         self, hidden: Tensor, plain: Tensor, composed: Composed
     ) -> Tensor:
-        """Compute unit features (R, E) of all passes; without any prompt, the plain ones.
+        """Compute unit features (R, E) of all passes; plain ones without any prompt.
 
         Args:
             hidden: The images' states (b, T, D) at the first prompted block.

@@ -1,4 +1,4 @@
-"""Evidence of a prediction, for reports, the app and the service: cliques, passes, maps."""
+"""Evidence of a prediction for reports, app and service: cliques, passes, maps."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def describe(prediction: Prediction) -> dict[str, Any]:
 
 
 def summary(prediction: Prediction) -> dict[str, int | float | str]:
-    """Count over the batch; ``memberships`` are those of the distinct sets, which are learned."""
+    """Count over the batch; ``memberships`` are those of the distinct sets."""
     images = len(prediction.logits)
     if images == 0:
         return dict.fromkeys(COUNTS, 0)
@@ -165,9 +165,11 @@ def _describe_images(evidence: Mapping[str, Any]) -> list[dict[str, Any]]:
     slots = evidence["retained"].reshape(len(top), -1).tolist()
     described: list[dict[str, Any]] = []
     for j, best in enumerate(top.tolist()):
+        # The image's cliques by their class, in mining order.
         by_class = defaultdict(list)
         for g in members[:, j].nonzero()[:, 0].tolist():
             by_class[classes[g]].append(g)
+
         passes = []
         for label, slot in zip(labels[j], slots[j], strict=True):
             scored = {
@@ -186,12 +188,13 @@ def _describe_images(evidence: Mapping[str, Any]) -> list[dict[str, Any]]:
 def explain(
     adapter: SCAP, batch: Batch, prediction: Prediction, plain: Explanation, maps: int
 ) -> Explanation:
-    """Add cliques, prompted features and attention maps to the ``plain`` explanation."""
+    """Add cliques, prompted features and attention maps to an explanation."""
     description = describe(prediction)
     if adapter.visual is None or not adapter.config.learns_visual:
         return replace(plain, description=description)
     images = batch.images.to(adapter.model.device)
     changed = plain.before != prediction.logits[: len(batch)].argmax(dim=-1)
+
     mapped = []
     parts = []
     for index in _worth_a_map(description, changed.tolist(), maps):
@@ -200,6 +203,8 @@ def explain(
         rows = len(of_image["class"])
         mapped.append({"index": index, "cliques": ids[:MAPPED_CLIQUES], "rows": rows})
         parts.append(of_image)
+
+    # The maps of all images, one below the other.
     joined = None
     if parts:
         joined = {kind: torch.cat([part[kind] for part in parts]) for kind in parts[0]}
@@ -215,7 +220,7 @@ def explain(
 def _prompted_features(
     adapter: SCAP, images: Tensor, plain: Tensor, prediction: Prediction
 ) -> Tensor:
-    """Average each image's passes: unit features (n, E); a pass without prompts is plain."""
+    """Average the features of each image's passes: unit vectors (n, E)."""
     assert adapter.visual is not None
     prompts = prediction.evidence["prompts"]
     mask = prediction.evidence["prompt_mask"]
@@ -265,7 +270,7 @@ def _cliques_of(description: Mapping[str, Any], index: int) -> list[int]:
 def _worth_a_map(
     description: Mapping[str, Any], changed: Sequence[bool], count: int
 ) -> list[int]:
-    """Choose images: those with several cliques whose predicted class changed come first."""
+    """Choose images: first those with several cliques and another class now."""
     sizes = {}
     for index in range(len(changed)):
         cliques = len(_cliques_of(description, index))
@@ -287,7 +292,7 @@ def _maps(
     description: Mapping[str, Any],
     index: int,
 ) -> dict[Kind, Tensor]:
-    """Map one image: plain, with the prompt of each of its first cliques, with everything."""
+    """Map one image: plain, with each of its first cliques' prompts, with all."""
     assert adapter.visual is not None
     ids = _cliques_of(description, index)
     sets = [description["cliques"][id]["set"] for id in ids]
@@ -340,8 +345,10 @@ def prompted_passes(
     turns = torch.arange(width, device=mask.device)
     uses[turns, turns] = mask
 
-    prompted = mask.any(dim=1).nonzero()[:, 0].tolist()
-    passes = describe(prediction)["images"][index]["passes"]
+    has_prompt = mask.any(dim=1)
+    prompted = has_prompt.nonzero()[:, 0].tolist()
+    images = describe(prediction)["images"]
+    passes = images[index]["passes"]
     names = adapter.prompts.names
     length = adapter.config.prompt_length
     blocks = len(adapter.config.blocks)

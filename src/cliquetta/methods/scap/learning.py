@@ -40,13 +40,13 @@ OUTER_ENTRIES = 2**26
 class Task:
     """The U distinct member sets of a batch, ready to be learned.
 
-    Row r of the M memberships: image ``image[r]`` is in set ``clique[r]``.
+    Row r of the M memberships: image ``image[r]`` is in set ``set_index[r]``.
     """
 
     hidden: Tensor  # (b, T, D): the images' states at the first prompted block.
     plain: Tensor  # (b, E): unit features without prompts.
-    clique: Tensor  # (M,), ascending.
-    image: Tensor  # (M,).
+    set_index: Tensor  # (M,), ascending: a number below U.
+    image: Tensor  # (M,): a number below b.
     count: int  # U.
 
 
@@ -57,14 +57,14 @@ class Learned:
     visual: Tensor | None  # P^I (U, B, P, 2, D) for B prompted blocks.
     text: Tensor | None  # P^T (U, M, D), or (U, N, M, D) when classes have their own.
     attributes: Tensor  # Keys (U, E): mean features, not normalised.
-    before: CliqueLosses
-    after: CliqueLosses | None
+    before: CliqueLosses  # Under the start prompts.
+    after: CliqueLosses | None  # Under the learned ones, if asked for.
     start_features: Tensor
-    """Unit features (b, E) of the images under the start prompt; plain ones without a prompt."""
+    """Unit features (b, E) of the images under the start prompt, if there is one."""
 
 
 class Learner:
-    """Learns the cliques of one batch after another; ``rows`` prompted images at once, or fewer."""
+    """Learns the cliques of a batch; at most ``rows`` prompted images at once."""
 
     def __init__(
         self,
@@ -80,9 +80,11 @@ class Learner:
         self.text = text
         self.scale = scale
         self.config = config
-        self.rows = rows
-        self.start_text = classifier if text is None else text.start_features  # (N, E)
+        # Class texts (N, E) at the start.
+        self.start_text = classifier if text is None else text.start_features
         self.learns_text = text is not None and len(text.start) > 0
+        # Images at once where one block is in memory, and where autograd holds them all.
+        self.rows = rows
         self.graph_rows = rows
         self.tapes: VisualTapes | None = None
         if tower is not None:
@@ -91,7 +93,7 @@ class Learner:
             self.tapes = VisualTapes(tower, config.blocks, replayed, self.graph_rows)
 
     def record(self, hidden: Tensor, start: Tensor) -> VisualTape:
-        """Record the pass over images with these states under the shared start prompt."""
+        """Record the pass over images with these states under the start prompt."""
         assert self.tapes is not None
         return self.tapes(hidden, start)
 
@@ -165,7 +167,7 @@ class Learner:
         # Eq. 4-10 from the features of every membership (M, E), not yet normalised.
         with torch.enable_grad():
             rows = raw[task.image].detach().requires_grad_()
-            members = Members(l2_normalize(rows), task.clique, task.count)
+            members = Members(l2_normalize(rows), task.set_index, task.count)
             queries, logits = classify(
                 members, self.start_text, self.scale, config.rules
             )
@@ -180,12 +182,14 @@ class Learner:
             gradients["visual"] = self._visual_gradient(tape, task, grad_rows)
         if self.learns_text:
             queries = queries._replace(features=queries.features.detach())
-            gradients["text"] = self._text_gradient(grad_logits * self.scale, queries)
+            # By the cosines, of which logits are `scale` times.
+            grad_cosines = grad_logits * self.scale
+            gradients["text"] = self._text_gradient(grad_cosines, queries)
         before = CliqueLosses._make(value.detach() for value in losses)
         return before, gradients, l2_normalize(raw)
 
     def _visual_gradient(self, tape: VisualTape, task: Task, grad: Tensor) -> Tensor:
-        """Pull gradients (M, E) of raw features back to the visual prompts (U, B, P, 2, D)."""
+        """Pull gradients (M, E) of raw features back to visual prompts, per set."""
         blocks = self.config.blocks
         width = tape.tower.config.width
         length = self.config.prompt_length
@@ -195,29 +199,29 @@ class Learner:
             by_block = tape.vjp(grad[part], task.image[part])
             in_order = [by_block[block] for block in blocks]
             stacked = torch.stack(in_order, dim=1)
-            # The copies of a clique are one prompt.
-            clique = task.clique[part]
-            total += clique_sum(stacked, clique, task.count)
+            # The copies of a set are one prompt.
+            set_index = task.set_index[part]
+            total += clique_sum(stacked, set_index, task.count)
         return total
 
-    def _text_gradient(self, grad_logits: Tensor, queries: Members) -> Tensor:
-        """Pull gradients (Q, N) of unscaled logits back to the text prompts of all cliques."""
+    def _text_gradient(self, grad_cosines: Tensor, queries: Members) -> Tensor:
+        """Pull gradients (Q, N) of cosines back to the text prompts, per set."""
         assert self.text is not None
         rules = self.config.rules
         features, owner, count = queries
         if not rules.text_per_class:
-            gradients = self.text.vjp_shared(grad_logits, features)
+            gradients = self.text.vjp_shared(grad_cosines, features)
             if rules.member_entropy:  # Q members, not U means.
                 gradients = clique_sum(gradients, owner, count)
             return gradients
 
         # Cotangents (U, N, E) of the class texts: sums of outer products over queries.
-        N = grad_logits.shape[1]
+        N = grad_cosines.shape[1]
         E = features.shape[1]
-        total = grad_logits.new_zeros(count, N, E)
+        total = grad_cosines.new_zeros(count, N, E)
         at_once = max(1, OUTER_ENTRIES // (N * E))
-        for part in chunks(len(grad_logits), at_once):
-            left = grad_logits[part]
+        for part in chunks(len(grad_cosines), at_once):
+            left = grad_cosines[part]
             outer = left[:, :, None] * features[part][:, None]
             total += clique_sum(outer, owner[part], count)
         return self.text.vjp(total)
@@ -228,11 +232,12 @@ class Learner:
         """Differentiate Eq. 14 by autograd, over as many cliques at a time as fit."""
         parts: dict[str, list[Tensor]] = {name: [] for name in prompts}
         for sets, part in self._parts(task):
+            leaves = {}
+            for name, value in prompts.items():
+                leaf = value[sets].detach()
+                leaves[name] = leaf.requires_grad_()
+
             # Cliques share no parameter, so one backward pass serves all of a part.
-            leaves = {
-                name: value[sets].detach().requires_grad_()
-                for name, value in prompts.items()
-            }
             with torch.enable_grad():
                 losses = self._losses_of(part, leaves)
                 total = losses.total.sum()
@@ -260,7 +265,7 @@ class Learner:
         features = task.plain[task.image]
         if "visual" in prompts:
             hidden = task.hidden[task.image]
-            own_prompts = prompts["visual"][task.clique]
+            own_prompts = prompts["visual"][task.set_index]
             features = self.prompted(hidden, own_prompts)
 
         # Eq. 6: the classes under every clique's text prompt, (U, N, E).
@@ -269,14 +274,14 @@ class Learner:
             text_features = self.text.features(prompts["text"])
 
         # Eq. 5, 7-10.
-        members = Members(features, task.clique, task.count)
+        members = Members(features, task.set_index, task.count)
         queries, logits = classify(
             members, text_features, self.scale, self.config.rules
         )
         return clique_losses(members, logits, queries.clique, self.config)
 
     def prompted(self, hidden: Tensor, visual: Tensor) -> Tensor:
-        """Encode states (R, T, D) under prompts (R or 1, B, P, 2, D): unit features (Eq. 4)."""
+        """Encode states (R, T, D) under prompts (R or 1, B, P, 2, D) (Eq. 4)."""
         assert self.tower is not None
         blocks = self.config.blocks
         prefix = {
@@ -287,22 +292,26 @@ class Learner:
         return l2_normalize(features)
 
     def _parts(self, task: Task) -> Iterator[tuple[slice, Task]]:
-        """Split the task into parts of at most ``graph_rows`` memberships, none inside a set."""
-        sizes = torch.bincount(task.clique.cpu(), minlength=task.count)
+        """Split the task, between sets, into at most ``graph_rows`` memberships."""
+        set_index = task.set_index.cpu()
+        sizes = torch.bincount(set_index, minlength=task.count)
         ends = sizes.cumsum(0).tolist()
         texts = 1 if self.text is None else self.text.classes
         first_set = 0
         first_row = 0
         for index, end in enumerate(ends):
             next_end = ends[index + 1] if index + 1 < task.count else math.inf
+
+            # Whether one set more would be too many rows, or too many texts.
             rows_full = next_end - first_row > self.graph_rows
-            texts_full = (index + 2 - first_set) * texts > 4 * self.graph_rows
+            next_count = index + 2 - first_set
+            texts_full = next_count * texts > 4 * self.graph_rows
             if rows_full or texts_full:
                 rows = slice(first_row, end)
                 sets = slice(first_set, index + 1)
                 part = replace(
                     task,
-                    clique=task.clique[rows] - first_set,
+                    set_index=task.set_index[rows] - first_set,
                     image=task.image[rows],
                     count=index + 1 - first_set,
                 )

@@ -1,7 +1,8 @@
-"""Loss of a clique: entropy of its mean feature, and concentration around it (Eq. 5-10).
+"""Loss of a clique: entropy of its mean feature, concentration (Eq. 5-10).
 
-All cliques at once: a row for every membership, and the index of the clique that it
-belongs to. ``U`` is the number of cliques, ``M`` that of memberships.
+All cliques at once: a row for every membership, and the number of the clique that it
+belongs to. A loss depends on the members only, so equal cliques of several classes have
+one number: ``U`` counts the distinct member sets, ``M`` their memberships.
 """
 
 from typing import NamedTuple
@@ -28,7 +29,7 @@ class CliqueLosses(NamedTuple):
 
 
 class Members(NamedTuple):
-    """Unit features (M, E) of the members of U cliques: row r is of clique ``clique[r]``."""
+    """Unit features (M, E) of members: row r is of clique ``clique[r]``."""
 
     features: Tensor
     clique: Tensor
@@ -36,14 +37,16 @@ class Members(NamedTuple):
 
 
 def clique_sum(rows: Tensor, clique: Tensor, count: int) -> Tensor:
-    """Sum (U, ...) the rows (M, ...) of every clique; row r is of clique ``clique[r]``."""
+    """Sum the rows (M, ...) of every clique, (U, ...); row r is of ``clique[r]``."""
     # A matrix product, because scattered additions have no fixed order on a GPU.
     flat = rows.flatten(1)
-    sums = []
-    cliques = torch.arange(count, device=rows.device)
     at_once = max(1, CELLS // len(rows))
+    cliques = torch.arange(count, device=rows.device)
+
+    sums = []
     for some in torch.split(cliques, at_once):
-        is_member = some[:, None] == clique  # (some, M)
+        # (some cliques, M): 1 where a row is a member's.
+        is_member = some[:, None] == clique
         weight = is_member.to(rows.dtype)
         sums.append(weight @ flat)
     return torch.cat(sums).view(count, *rows.shape[1:])
@@ -80,11 +83,14 @@ def classify(
 
     """
     queries = members
+    # Eq. 5: the attribute a_ik, as a unit vector for the cosine of Eq. 8.
     if not rules.member_entropy:
         mean = attribute_features(members.features, members.clique, members.cliques)
         unit = l2_normalize(mean)
         own_clique = torch.arange(members.cliques, device=unit.device)
         queries = Members(unit, own_clique, members.cliques)
+
+    # Eq. 8: cos(a_ik, f_n^T) / tau.
     if text.ndim == 2:
         logits = scale * queries.features @ text.T
     else:
@@ -109,9 +115,10 @@ def concentration_loss(
 ) -> Tensor:
     """Sum the squared distances (U,) of members to their clique's mean (Eq. 10)."""
     count = len(means)
-    own_mean = means[clique]
-    squared = (features - own_mean).square().sum(dim=1)
+    distance = features - means[clique]
+    squared = distance.square().sum(dim=1)
     total = clique_sum(squared[:, None], clique, count)[:, 0]
+    # The released code's mean over the members.
     if rules.mean_concentration:
         total = total / clique_sizes(clique, count)
     return total
@@ -134,6 +141,7 @@ def clique_losses(
     """
     features, clique, count = members
     attributes = attribute_features(features, clique, count)
+
     entropy = entropy_loss(logits, owner, count, config.rules)
     concentration = concentration_loss(features, clique, attributes, config.rules)
     # Eq. 14, each clique's summand: L_en + lambda L_con.

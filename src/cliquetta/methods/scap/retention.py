@@ -40,7 +40,10 @@ class Round(NamedTuple):
 
 
 def running_mean(mean: Tensor, seen: int, total: Tensor, new: int) -> Tensor:
-    """Average ``seen`` earlier prompts and ``new`` more that sum to ``total`` (Eq. 11)."""
+    """Average ``seen`` earlier prompts and ``new`` more that sum to ``total`` (Eq. 11).
+
+    ``seen`` is the tau of that equation, for any number of cliques at once.
+    """
     return (mean * seen + total) / (seen + new)
 
 
@@ -48,18 +51,20 @@ def running_mean(mean: Tensor, seen: int, total: Tensor, new: int) -> Tensor:
 
 
 def retention_graph(keys: Tensor, bandwidth: float, neighbours: int) -> Tensor:
-    """Weigh the K nearest neighbours of keys (C, n, E): symmetric W (C, n, n) (Eq. 12)."""
+    """Weigh the K nearest of keys (C, n, E): symmetric W (C, n, n) (Eq. 12)."""
     n = keys.shape[1]
 
     # Eq. 12: Gaussian weights. A loop is below any weight, so that it is never a
     # neighbour, not even among zeros.
-    weights = torch.exp(-_squared_distances(keys) / (2 * bandwidth**2))
+    squared = _squared_distances(keys)
+    weights = torch.exp(-squared / (2 * bandwidth**2))
     itself = torch.eye(n, dtype=torch.bool, device=keys.device)
     weights = weights.masked_fill(itself, -1.0)
 
     # "K-max values in each row", then the union of both directions.
     ranked = weights.sort(dim=-1, descending=True, stable=True).indices
-    nearest = ranked[..., : min(neighbours, n - 1)]
+    K = min(neighbours, n - 1)
+    nearest = ranked[..., :K]
     edges = torch.zeros_like(weights)
     edges = edges.scatter(-1, nearest, weights.gather(-1, nearest))
     return torch.maximum(edges, edges.transpose(-1, -2))
@@ -86,16 +91,20 @@ def propagate(keys: Tensor, config: SCAPConfig) -> Tensor:
 
 
 def resolvent(smooth: Tensor, alpha: float) -> Tensor:
-    """Invert I - alpha S for symmetric S (C, n, n) with eigenvalues in [-1, 1], alpha < 1.
+    """Invert I - alpha S for symmetric S (C, n, n), |eigenvalues| <= 1, alpha < 1.
 
     The product of (I + (alpha S)^(2^k)), exact once alpha^(2^k) is less than rounding:
     a solver would stop the device to look for errors.
     """
+    n = smooth.shape[-1]
+    identity = torch.eye(n, dtype=smooth.dtype, device=smooth.device)
+    rounding = torch.finfo(smooth.dtype).eps / 8
+
+    # `total` is the sum of all powers of alpha S below `reach`.
     power = alpha * smooth
-    identity = torch.eye(smooth.shape[-1], dtype=smooth.dtype, device=smooth.device)
     total = identity + power
     reach = 2
-    while alpha**reach > torch.finfo(smooth.dtype).eps / 8:
+    while alpha**reach > rounding:
         power = power @ power
         total = torch.baddbmm(total, total, power)
         reach *= 2
@@ -124,7 +133,7 @@ def _squared_distances(keys: Tensor) -> Tensor:
 def fuse_closest(
     keys: Tensor, values: Tensor, config: SCAPConfig
 ) -> tuple[Tensor, Tensor]:
-    """Average the closest two of L + 1 pairs (C, L + 1, .) into the lower slot (Eq. 13)."""
+    """Average the closest two of L + 1 pairs into the lower slot (Eq. 13)."""
     C, n, _ = keys.shape
     moved = propagate(keys, config)
     first, second = closest_pairs(moved)
@@ -177,26 +186,31 @@ def retain(
     """
     replayed = replayed or Replayed(shapes=0)
     fuse = _fusion(config)
+    L = config.capacity
     new_keys = cache.keys.clone()
     new_values = cache.values.clone()
     count = cache.count.clone()
-    planned = plan_rounds(classes, count, config.capacity)
+    planned = plan_rounds(classes, count, L)
     for entering in _send_rounds(planned, cache.keys.device):
+        # Add (a_ik, P_ik^I) to R_i; if that is full, as the pair L + 1.
         slots = entering.classes, entering.slots
-        new_keys[slots] = keys[entering.cliques].to(new_keys.dtype)
-        new_values[slots] = values[entering.cliques].to(new_values.dtype)
+        cliques = entering.cliques
+        new_keys[slots] = keys[cliques].to(new_keys.dtype)
+        new_values[slots] = values[cliques].to(new_values.dtype)
+
+        # "Update all pairs and aggregate the two that are most similar".
         full = entering.full_classes
         if len(full):
             fused_keys, fused_values = replayed.by_rows(
                 fuse, new_keys[full], new_values[full]
             )
-            new_keys[full, : config.capacity] = fused_keys
-            new_values[full, : config.capacity] = fused_values
+            new_keys[full, :L] = fused_keys
+            new_values[full, :L] = fused_values
     return Cache(new_keys, new_values, count)
 
 
 def plan_rounds(classes: Tensor, count: Tensor, capacity: int) -> list[Round]:
-    """Plan where the cliques of ``classes`` (m,) are written; updates ``count`` (N,)."""
+    """Plan where cliques of ``classes`` (m,) are written; updates ``count``."""
     planned = []
     for clique in rounds(classes):
         label = classes[clique]
@@ -247,7 +261,7 @@ def _send_rounds(planned: list[Round], device: torch.device) -> list[Round]:
 
 @cache
 def _fusion(config: SCAPConfig) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Make the function that fuses under some settings: one object, as replaying needs."""
+    """Make the function that fuses: one object per config, as replaying needs."""
     return partial(fuse_closest, config=config)
 
 

@@ -29,9 +29,12 @@ class PromptedText(LearnableTemplate):
     def __init__(self, model: CLIP, prompts: ClassPrompts, mix: float) -> None:
         super().__init__(model, prompts, by="SCAP", mix=mix, bare=True)
         self.jacobian: Tensor | None = None
-        """Used for gradients if not ``None``; it rounds differently from single products."""
+        """Used for gradients if there is one; it rounds differently from products."""
         self._built: Tensor | None = None
-        self._raw = to_float32(self.tower(self.ids, context=self.start))
+
+        # The tower's output at the start context, (N, E), and the mixed unit features.
+        raw = self.tower(self.ids, context=self.start)
+        self._raw = to_float32(raw)
         self.start_features = self.combine(self._raw)
 
     # --- gradients at the start context -----------------------------------------------
@@ -69,38 +72,38 @@ class PromptedText(LearnableTemplate):
         return gradients
 
     @torch.no_grad()
-    def vjp_shared(self, grad_logits: Tensor, query_features: Tensor) -> Tensor:
-        """Pull gradients of logits back to a start context that all classes share.
+    def vjp_shared(self, grad_cosines: Tensor, query_features: Tensor) -> Tensor:
+        """Pull gradients of cosines back to a start context that all classes share.
 
-        The logit of query u and class n is an inner product, so that the cotangent of
-        the feature of class n is ``grad_logits[u, n] * query_features[u]``.
+        The cosine of query u and class n is an inner product, so that the cotangent of
+        the feature of class n is ``grad_cosines[u, n] * query_features[u]``.
 
         Args:
-            grad_logits: Gradients (U, N) by the queries' logits.
+            grad_cosines: Gradients (U, N) by the queries' cosines with the classes.
             query_features: Unit features (U, E) of the queries.
 
         Returns:
             Gradients (U, M, D).
 
         """
-        U = len(grad_logits)
+        U = len(grad_cosines)
         M, D = self.start.shape
         gradients = []
         if self.jacobian is None:
             for part in chunks(U, max(1, ROWS // self.classes)):
-                cotangents = _outer(grad_logits[part], query_features[part])
+                cotangents = _outer(grad_cosines[part], query_features[part])
                 by_class = self.vjp(cotangents)
                 gradients.append(by_class.sum(dim=1))
             return torch.cat(gradients)
 
         # One matrix product of the cotangents (U, N E) and the Jacobian (N E, M D).
         flat = self.jacobian.flatten(0, 1)
-        largest = grad_logits.abs().amax(dim=1, keepdim=True)
+        largest = grad_cosines.abs().amax(dim=1, keepdim=True)
         largest = largest.clamp_min(TINY)
         at_once = max(1, PRODUCTS // len(flat))
         for part in chunks(U, at_once):
             size = largest[part]
-            scaled = grad_logits[part] / size
+            scaled = grad_cosines[part] / size
             scaled = scaled.to(flat.dtype)
             features = query_features[part].to(flat.dtype)
             cotangents = _outer(scaled, features)
@@ -110,17 +113,21 @@ class PromptedText(LearnableTemplate):
 
     @torch.no_grad()
     def build_jacobian(self) -> None:
-        """Use the Jacobian (N, E, M D) at the start context, mixing included; built only once."""
+        """Use the Jacobian (N, E, M D) at the start context; it is built once."""
         if self._built is not None:
             self.jacobian = self._built
             return
         N, E = self.start_features.shape
         dtype = self.tower.projection.dtype
         device = self.ids.device
-        jacobian = torch.empty(N, E, self.start.numel(), dtype=dtype, device=device)
+        entries = self.start.numel()
+        jacobian = torch.empty(N, E, entries, dtype=dtype, device=device)
         directions = torch.eye(E, device=device, dtype=self.start_features.dtype)
+
+        # At most `ROWS` cotangents at once, all of classes with equally long texts.
         for group in self._length_groups():
-            for classes in torch.split(group, max(1, ROWS // E)):
+            at_once = max(1, ROWS // E)
+            for classes in torch.split(group, at_once):
                 n = len(classes)
                 tape = self._tape(classes)
 
@@ -159,7 +166,7 @@ class PromptedText(LearnableTemplate):
     def _through_mixing(
         self, cotangents: Tensor, classes: Tensor | None = None
     ) -> Tensor:
-        """Pull cotangents (..., n, E) of the mixed unit features back to the tower's output."""
+        """Pull cotangents (..., n, E) of mixed features back to the tower's output."""
         raw = self._raw
         fixed = self.fixed
         if classes is not None:
@@ -179,7 +186,7 @@ class PromptedText(LearnableTemplate):
         return self.positions.expand(rows, -1)
 
     def _tape(self, classes: Tensor) -> TextTape:
-        """Record the pass of some classes at the start context, cut at their longest end."""
+        """Record the pass of some classes, cut at their longest end."""
         # Nothing behind a text's end changes its feature.
         ends = self.ends[classes]
         length = int(ends.max()) + 1
