@@ -38,14 +38,14 @@ Reals = npt.NDArray[np.float64]
 class Recipe:
     """Random choices of AugMix for V views of one image."""
 
+    # (V, 3, 3): which, by chain and depth; -1 behind its end.
     operation: npt.NDArray[np.int64]
-    """(V, 3, 3): which, by chain and depth; -1 behind its end"""
+    # (V, 3, 3): strength in (0.1, 1), negative where the sign is.
     level: Reals
-    """(V, 3, 3): strength in (0.1, 1), negative where the sign is"""
+    # (V, 3): share of each chain in the mixture.
     weights: Reals
-    """(V, 3): share of each chain in the mixture"""
+    # (V,): share of the image without operations.
     plain: Reals
-    """(V,): share of the image without operations"""
 
 
 def draw_recipe(count: int, generator: np.random.Generator) -> Recipe:

@@ -47,17 +47,17 @@ class DatasetEntry:
 
     id: str
     summary: str
+    # Build it from root, split and class names.
     build: Callable[[Path | None, str | None, Names], Dataset]
-    """build it from root, split and class names"""
     classes: int
+    # Counts that a complete copy has, such as `{"images": 2000}`.
     expected: Mapping[str, int]
-    """counts that a complete copy has, such as `{"images": 2000}`"""
+    # Where the data come from and under what terms.
     source: str
-    """where the data come from and under what terms"""
+    # Images of each, the default first.
     splits: Mapping[str, int] = field(default_factory=dict)
-    """images of each, the default first"""
+    # False for data that come with the package.
     needs_root: bool = True
-    """false for data that come with the package"""
 
 
 def _bundled(id: str, which: BundledSplit, images: int, summary: str) -> DatasetEntry:

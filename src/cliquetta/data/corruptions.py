@@ -41,15 +41,15 @@ class Corruption:
     """Kind of shift: what it does, and its constants at the five severities."""
 
     name: str
+    # `noise`, `blur`, `weather`, `digital`, `rendering` or `hub`.
     group: str
-    """`noise`, `blur`, `weather`, `digital`, `rendering` or `hub`"""
     summary: str
+    # Change pictures in 0..1; the result may leave these.
     apply: Callable[[Floats, Constants, Draws], Floats]
-    """change pictures in 0..1; the result may leave these"""
+    # Constants for pictures of at most 32 pixels (CIFAR-10-C).
     small: Table
-    """constants for pictures of at most 32 pixels (CIFAR-10-C)"""
+    # Constants for pictures of at least 224 pixels (ImageNet-C).
     large: Table
-    """constants for pictures of at least 224 pixels (ImageNet-C)"""
 
     def constants(self, severity: int, side: int) -> Constants:
         """Return the constants for pictures whose shorter side is ``side``."""

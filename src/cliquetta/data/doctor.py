@@ -36,12 +36,12 @@ class Opened:
     """Findings from opening every image of the default split."""
 
     images: int
+    # Key and reason.
     unreadable: Mapping[str, str] = field(default_factory=dict)
-    """key and reason"""
+    # Files whose content another file has as well.
     duplicates: int = 0
-    """files whose content another file has as well"""
+    # Pairs of equal files in different classes.
     contradictions: tuple[tuple[str, str], ...] = ()
-    """pairs of equal files in different classes"""
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class Finding:
     splits: Mapping[str, SplitCount] = field(default_factory=dict)
     empty_classes: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
+    # Pitfalls of this dataset that are handled here.
     notes: tuple[str, ...] = ()
-    """pitfalls of this dataset that are handled here"""
     opened: Opened | None = None
     get: str = ""
 

@@ -40,10 +40,10 @@ FloatArray = npt.NDArray[np.float32]
 class FeatureBlock:
     """Consecutive rows of a table."""
 
+    # (rows, V, E); any finite value where an image could not be read.
     features: FloatArray
-    """(rows, V, E); any finite value where an image could not be read"""
+    # Why images could not be read, by row of the table.
     unreadable: Mapping[int, str] = field(default_factory=dict)
-    """why images could not be read, by row of the table"""
 
     def checksum(self) -> int:
         """CRC-32 of features and notes: notices a torn or flipped block, and costs little."""
@@ -56,12 +56,12 @@ class FeatureBlock:
 class TableLayout:
     """Shape of a table and all that decides it; equal layouts share a table."""
 
+    # Everything that decides the features, as JSON types.
     depends_on: Mapping[str, Any]
-    """everything that decides the features, as JSON types"""
+    # Images, views of each, entries of a feature.
     shape: tuple[int, int, int]
-    """images, views of each, entries of a feature"""
+    # Of a block.
     rows: int
-    """of a block"""
 
     @property
     def name(self) -> str:

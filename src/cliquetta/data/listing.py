@@ -50,16 +50,17 @@ _BLOCK = 1 << 16
 class Entry(NamedTuple):
     """Image of a list."""
 
+    # A local path, a URL, or those of a tar file with the name of one of its
+    # members.
     path: str
-    """a local path, a URL, or those of a tar file with the name of one of its members"""
     columns: Mapping[str, str]
     member: Member | None = None
+    # One in memory, which ``path`` names.
     image: ImageLike | None = None
-    """one in memory, which ``path`` names"""
+    # Below the folder or in the tar file that was named; else the last one.
     folder: str = ""
-    """below the folder or in the tar file that was named; else the last one"""
+    # As it is stated, where labels were asked for.
     label: str = ""
-    """as it is stated, where labels were asked for"""
 
 
 class _Pictures(Dataset):

@@ -50,8 +50,8 @@ class Chunk(Generic[Job]):
     """Jobs of a batch that a worker reads at a time."""
 
     jobs: Sequence[Job]
+    # Number of the first in the batch.
     first: int
-    """number of the first in the batch"""
     batch_size: int
 
 
@@ -61,21 +61,21 @@ class ImageGroup(NamedTuple):
     dataset: Dataset
     indices: Sequence[int]
     keys: Sequence[str]
+    # Their numbers in the chunk.
     positions: Sequence[int]
-    """their numbers in the chunk"""
 
 
 @dataclass(frozen=True)
 class Loaded:
     """Images of a batch that could be read, and why others could not."""
 
+    # Their numbers in the batch.
     positions: Sequence[int]
-    """their numbers in the batch"""
+    # (B, ...), for every kind of views: pixels, or what they are made of.
     images: Sequence[Tensor]
-    """(B, ...), for every kind of views: pixels, or what they are made of"""
     unreadable: Sequence[tuple[int, str]]
+    # When the images are on a GPU.
     arrived: torch.cuda.Event | None = None
-    """when the images are on a GPU"""
 
     def batches(
         self, keys: Sequence[str], views: Sequence[ViewSpec | None]
@@ -113,19 +113,19 @@ def expect_images(device: torch.device | str, workers: int | None) -> None:
 class Loader(Generic[Job]):
     """Loads images into batches."""
 
+    # Find the image of each job; runs in a worker.
     find: Callable[[Sequence[Job]], Sequence[ImageGroup]]
-    """find the image of each job; runs in a worker"""
     preprocess: Preprocess
     views: Sequence[ViewSpec | None]
     seed: int
+    # 0: in the caller's thread; `None`: those of `default_workers`.
     workers: int | None = None
-    """0: in the caller's thread; `None`: those of `default_workers`"""
+    # Where pixels are wanted; `None` leaves bytes as they are.
     device: torch.device | None = None
-    """where pixels are wanted; `None` leaves bytes as they are"""
+    # Images are in the memory of this process, so threads have to read them.
     local: bool = False
-    """images are in the memory of this process, so threads have to read them"""
+    # Of JPEG files, which threads only read; not for views.
     decoder: JpegDecoder | None = None
-    """of JPEG files, which threads only read; not for views"""
 
     def load(
         self, batches: Iterable[Sequence[Job]], count: int

@@ -33,22 +33,22 @@ class Jpeg(NamedTuple):
     """JPEG file that nvJPEG reads as Pillow does."""
 
     data: bytes
+    # Of EXIF.
     orientation: int = 1
-    """of EXIF"""
 
 
 class ChunkNote(NamedTuple):
     """What a worker reports beside the pictures of a chunk; images are numbered in their batch."""
 
+    # Numbers of the pictures, in their order.
     readable: list[int]
-    """numbers of the pictures, in their order"""
+    # Numbers of other images, and why they could not be read.
     unreadable: list[tuple[int, str]]
-    """numbers of other images, and why they could not be read"""
+    # Whether the batch ends with this chunk.
     last: bool
-    """whether the batch ends with this chunk"""
     batch_size: int
+    # Files that are left to a :class:`JpegDecoder`, by number.
     jpegs: dict[int, Jpeg]
-    """files that are left to a :class:`JpegDecoder`, by number"""
 
 
 def open_or_read(dataset: Dataset, index: int) -> Image.Image | Jpeg:

@@ -31,27 +31,27 @@ class OwnImages:
 
     id: str
     images: int
+    # Images per class, of labelled images; empty without labels.
     classes: Mapping[str, int]
-    """images per class, of labelled images; empty without labels"""
+    # Other files in the folder, by kind.
     unused: Mapping[str, int] = field(default_factory=dict)
-    """other files in the folder, by kind"""
+    # Name and reason.
     unreadable: Mapping[str, str] = field(default_factory=dict)
-    """name and reason"""
+    # Pairs of files with the same content.
     duplicates: tuple[tuple[str, str], ...] = ()
-    """pairs of files with the same content"""
+    # Those of them in different classes.
     contradictions: tuple[tuple[str, str], ...] = ()
-    """those of them in different classes"""
+    # The model's, which sizes are compared with.
     side: int = USUAL_SIDE
-    """the model's, which sizes are compared with"""
+    # Pixels of the shorter side: the smallest image.
     shortest: int = 0
-    """pixels of the shorter side: the smallest image"""
     median: int = 0
+    # Images whose shorter side is below the model's.
     smaller: tuple[str, ...] = ()
-    """images whose shorter side is below the model's"""
+    # Classes of the images that the class list lacks.
     unlisted: tuple[str, ...] = ()
-    """classes of the images that the class list lacks"""
+    # Names of the class list without an image.
     empty: tuple[str, ...] = ()
-    """names of the class list without an image"""
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -65,8 +65,8 @@ class _Opened:
 
     digest: str = ""
     side: int = 0
+    # Why it cannot be read.
     reason: str = ""
-    """why it cannot be read"""
 
 
 def examine_own(

@@ -51,10 +51,10 @@ class FeatureBatch:
 class PixelTable(NamedTuple):
     """Preprocessed images of a part on the model's device, with their views if there are any."""
 
+    # (n, 3, S, S), or (n, V, 3, S, S) with views.
     pixels: Tensor
-    """(n, 3, S, S), or (n, V, 3, S, S) with views"""
+    # (n,) which images of the part, in ascending order.
     rows: Indices
-    """(n,) which images of the part, in ascending order"""
     unreadable: dict[int, str]
 
     def take(self, rows: Indices) -> Tensor:
@@ -312,8 +312,8 @@ def _bytes_per_image(stream: Stream, model: CLIP) -> int:
 class PixelStore:
     """Tables that the runs of a grid share; the oldest are dropped where room is needed."""
 
+    # Bytes.
     room: int
-    """bytes"""
     _tables: dict[str, PixelTable] = field(default_factory=dict, init=False, repr=False)
 
     @staticmethod

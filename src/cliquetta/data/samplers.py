@@ -38,16 +38,16 @@ class Positions(NamedTuple):
 class SamplerOptions:
     """Settings of samplers; each reads those that its entry in :data:`SAMPLERS` names."""
 
+    # Concentration of the Dirichlet distribution: near 0, one burst per class.
     gamma: float = 0.1
-    """concentration of the Dirichlet distribution: near 0, one burst per class"""
+    # How many classes occur, at least and at most.
     present: tuple[int, int] = (3, 3)
-    """how many classes occur, at least and at most"""
+    # Images of the most frequent class for each of the rarest.
     imbalance: float = 10.0
-    """images of the most frequent class for each of the rarest"""
+    # Images of the stream.
     length: int = 10_000
-    """images of the stream"""
+    # Images per dataset, at most.
     limit: int | None = None
-    """images per dataset, at most"""
     batch_size: int = 64
 
     def __post_init__(self) -> None:
@@ -328,11 +328,11 @@ class Sampler:
 
     summary: str
     draw: Draw
+    # Options, beside `limit`, on which the positions depend.
     reads: tuple[str, ...] = ()
-    """options, beside `limit`, on which the positions depend"""
     needs_labels: bool = False
+    # Whether datasets are mixed (`a+b`) rather than in sequence (`a>b`).
     interleaves: bool = False
-    """whether datasets are mixed (`a+b`) rather than in sequence (`a>b`)"""
 
 
 SAMPLERS: dict[str, Sampler] = {

@@ -322,8 +322,8 @@ class _Shown:
 
     parts: Sequence[Dataset]
     rounds: Indices
+    # Whether keys are led by the dataset's id.
     several: bool
-    """whether keys are led by the dataset's id"""
     part_of: Indices
     index_of: Indices
 

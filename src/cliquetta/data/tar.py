@@ -30,8 +30,8 @@ class TarSample(NamedTuple):
 
     key: str
     member: Member
+    # Class by its `.cls` or `.json` member.
     stated: str | None = None
-    """class by its `.cls` or `.json` member"""
 
 
 def tar_dataset(path: Path, names: Sequence[str] | None = None) -> FileDataset:

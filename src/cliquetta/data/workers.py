@@ -142,8 +142,8 @@ def map_in_processes(
 class _Ring:
     """Slots of shared memory for the arrays of an item each, in turn."""
 
+    # `slots` times `room` bytes, gone with the last process that holds them.
     memory: Any
-    """`slots` times `room` bytes, gone with the last process that holds them"""
     room: int
     slots: int
 

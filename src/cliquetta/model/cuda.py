@@ -29,8 +29,8 @@ class Recording:
 
     graph: torch.cuda.CUDAGraph
     inputs: dict[str, Tensor]
+    # A tree.
     outputs: Any
-    """a tree"""
 
     def fits(self, *inputs: Tensor) -> bool:
         """Whether these inputs have the recorded shapes."""

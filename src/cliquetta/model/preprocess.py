@@ -74,16 +74,18 @@ class Preprocess:
     do.
     """
 
+    # Side of the square that the model takes.
     size: int
-    """Side of the square that the model takes."""
     mean: tuple[float, float, float] = OPENAI_MEAN
     std: tuple[float, float, float] = OPENAI_STD
+    # Pillow's filter, antialiased.
     interpolation: Literal["bicubic", "bilinear", "lanczos"] = "bicubic"
-    """Pillow's filter, antialiased."""
+    # ``shorter``: the shorter side to ``size``, then crop; ``squash``: both
+    # sides, no crop.
     resize: Literal["shorter", "squash"] = "shorter"
-    """``shorter``: the shorter side to ``size``, then crop; ``squash``: both sides, no crop."""
+    # Half a pixel of crop offset: rounded to even (torchvision), or down
+    # (transformers).
     crop_rounding: Literal["round", "floor"] = "round"
-    """Half a pixel of crop offset: rounded to even (torchvision), or down (transformers)."""
 
     def __post_init__(self) -> None:
         """Validate the fields."""

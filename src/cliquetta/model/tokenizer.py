@@ -76,12 +76,12 @@ class TextTokenizer(ABC):
     """Texts as rows of ``context_length`` ids: the text's between special tokens, padding."""
 
     context_length: int
+    # Special tokens before a text.
     prefix: tuple[int, ...]
-    """special tokens before a text"""
+    # Special tokens after it.
     suffix: tuple[int, ...]
-    """special tokens after it"""
+    # Fills the rest of a row.
     pad: int
-    """fills the rest of a row"""
     vocab_size: int
 
     @abstractmethod

@@ -40,12 +40,13 @@ class BlockTape:
     """Values of one block's forward pass that its backward pass needs, by row."""
 
     first: Norm
+    # Queries, keys and values side by side (B, T, 3 D); without queries if
+    # `query`.
     packed: Tensor
-    """queries, keys and values side by side (B, T, 3 D); without queries if `query`"""
+    # The single one of each row (B, 1, D): of `rows`, or a pooling head's.
     query: Tensor | None
-    """the single one of each row (B, 1, D): of `rows`, or a pooling head's"""
+    # Keys and values of the prefix (B, P, 2 D).
     extra: Tensor | None
-    """keys and values of the prefix (B, P, 2 D)"""
     mask: Tensor | None
     causal: bool
     second: Norm

@@ -31,26 +31,26 @@ class DataNotFoundError(UserError):
 class Location:
     """Folder in which a layout has a split."""
 
+    # The folder that holds the pictures.
     images: Path
-    """the folder that holds the pictures"""
     split: str
+    # The first of the layout's side files.
     file: Path | None = None
-    """the first of the layout's side files"""
 
 
 @dataclass(frozen=True, eq=False)
 class Listing:
     """Images of one split of a dataset, in order."""
 
+    # Names that do not depend on the location.
     keys: Sequence[str]
-    """names that do not depend on the location"""
     labels: Sequence[int]
     paths: Sequence[Path] = ()
+    # (N, H, W, 3) for data that come as arrays, without paths.
     images: UInt8Array | None = None
-    """(N, H, W, 3) for data that come as arrays, without paths"""
     missing: int = 0
+    # Peculiarities and how they were handled.
     notes: tuple[str, ...] = ()
-    """peculiarities and how they were handled"""
 
 
 @dataclass(frozen=True)
@@ -60,19 +60,19 @@ class Layout:
     ``{split}`` in a name stands for the split, ``{domain}`` for it without ``-test``.
     """
 
+    # For people: what a folder in this layout looks like.
     name: str
-    """for people: what a folder in this layout looks like"""
     read: Callable[[Location], Listing]
+    # Where the images may be in the dataset's folder.
     inside: str = "."
-    """where the images may be in the dataset's folder"""
+    # Patterns below the pictures' folder of which each must match something.
     shows: str = ""
-    """patterns below the pictures' folder of which each must match something"""
+    # Side files, one of which is beside the pictures, above them or at the root.
     files: str = ""
-    """side files, one of which is beside the pictures, above them or at the root"""
+    # The splits that this layout distinguishes; all if empty.
     splits: str = ""
-    """the splits that this layout distinguishes; all if empty"""
+    # Names of the dataset's folder in this layout, if not the dataset's own.
     folders: str = ""
-    """names of the dataset's folder in this layout, if not the dataset's own"""
 
     def locations(
         self, root: Path, folders: Sequence[str], split: str
@@ -158,19 +158,19 @@ class Benchmark:
 
     id: str
     summary: str
+    # Names of its folder under the root; case, `-` and `_` do not count.
     folders: tuple[str, ...]
-    """names of its folder under the root; case, `-` and `_` do not count"""
+    # From the most to the least trusted.
     layouts: tuple[Layout, ...]
-    """from the most to the least trusted"""
+    # Images of each in a complete copy; the first is the default.
     splits: Mapping[str, int]
-    """images of each in a complete copy; the first is the default"""
     get: str
+    # Who made it, and on what terms it may be used.
     terms: str
-    """who made it, and on what terms it may be used"""
+    # Id of its class list (`catalogue`); empty for images of no class.
     class_list: str
-    """id of its class list (`catalogue`); empty for images of no class"""
+    # Pitfalls of its labels, and how they are handled.
     traps: tuple[str, ...] = ()
-    """pitfalls of its labels, and how they are handled"""
 
     @property
     def default_split(self) -> str:

@@ -32,12 +32,13 @@ class DownloadError(ConnectionError):
 class Fetcher:
     """Fetches files of the hub: cache folder, and whether the network may be used."""
 
+    # `None`: `$CLIQUETTA_CACHE` or `~/.cache/cliquetta`; files of the hub in its
+    # own.
     cache_dir: Path | None = None
-    """`None`: `$CLIQUETTA_CACHE` or `~/.cache/cliquetta`; files of the hub in its own"""
+    # Also set by `CLIQUETTA_OFFLINE=1` or `HF_HUB_OFFLINE=1`.
     offline: bool = False
-    """also set by `CLIQUETTA_OFFLINE=1` or `HF_HUB_OFFLINE=1`"""
+    # Bytes so far, and in total.
     on_progress: Callable[[int, int | None], None] | None = None
-    """bytes so far, and in total"""
 
     def cached_file(self, url: str, sha256: str) -> Path | None:
         """Return the file at ``url`` if we, or OpenAI's ``clip`` package, downloaded it before."""

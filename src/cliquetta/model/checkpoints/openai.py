@@ -69,17 +69,17 @@ class Conventions:
     """Properties of the towers that the shapes of the weights do not show."""
 
     activation: Activation = "quick_gelu"
+    # `None`: see `_default_heads`.
     vision_heads: int | None = None
-    """`None`: see `_default_heads`"""
     text_heads: int | None = None
     vision_eps: float = 1e-5
     text_eps: float = 1e-5
+    # `None`: that of the image tower.
     text_activation: Activation | None = None
-    """`None`: that of the image tower"""
+    # The token at which a text is read; `None` is the highest.
     text_end: int | None = None
-    """the token at which a text is read; `None` is the highest"""
+    # Where patches do not fill the image, its stated side.
     image_size: int | None = None
-    """where patches do not fill the image, its stated side"""
 
 
 def siglip_activation(timm_name: str) -> Activation:

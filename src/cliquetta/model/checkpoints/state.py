@@ -126,12 +126,12 @@ class Checkpoint:
     """Model before it is built, whatever family it came from."""
 
     config: CLIPConfig
+    # Weights under our key names, not quantised.
     state: Mapping[str, Tensor]
-    """weights under our key names, not quantised"""
     id: str
     preprocess: Preprocess
+    # `None`: CLIP's own, or none that came with the weights.
     tokenizer: TextTokenizer | None = None
-    """`None`: CLIP's own, or none that came with the weights"""
 
 
 def build(
