@@ -53,8 +53,10 @@ def draw_recipe(count: int, generator: np.random.Generator) -> Recipe:
     shape = (count, _CHAINS, _DEPTH)
     operation = generator.integers(0, len(OPERATIONS), size=shape)
     depth = generator.integers(1, _DEPTH + 1, size=(count, _CHAINS, 1))
+
     strength = generator.uniform(0.1, 1.0, size=shape)
     negative = generator.random(shape) < 0.5
+
     return Recipe(
         operation=np.where(np.arange(_DEPTH) < depth, operation, -1),
         level=np.where(negative, -1.0, 1.0) * strength,
@@ -79,6 +81,7 @@ def augmix_chains(pictures: Tensor, recipes: Sequence[Recipe]) -> Tensor:
             chosen = np.flatnonzero(operation[:, depth] == index)
             if not len(chosen):
                 continue
+
             rows = torch.from_numpy(chosen).to(pictures.device)
             levels = level[chosen, depth]
             chains[rows] = apply_operation(name, chains[rows], levels)
@@ -95,6 +98,7 @@ def mix(plain: Tensor, chains: Tensor, recipes: Sequence[Recipe]) -> Tensor:
     # m: (B, V)
     shares = np.stack([recipe.plain for recipe in recipes])
     share = torch.from_numpy(shares).to(plain)[..., None, None, None]
+
     return share * plain + (1 - share) * mixture
 
 
@@ -130,6 +134,8 @@ def _autocontrast(pictures: Tensor) -> Tensor:
     values = pictures.to(torch.int32)
     low = values.amin(dim=(2, 3), keepdim=True)
     high = values.amax(dim=(2, 3), keepdim=True)
+
+    # A flat channel has no contrast to stretch.
     extent = (high - low).clamp(min=1)
     stretched = (values - low) * 255 // extent
     return torch.where(high > low, stretched, values).to(torch.uint8)
@@ -155,6 +161,7 @@ def _equalize(pictures: Tensor) -> Tensor:
     # Too few pixels for one step: leave the channel as it is.
     unchanged = torch.arange(256, device=flat.device)
     table = torch.where(step > 0, table, unchanged)
+
     return table.gather(2, flat).view_as(pictures).to(torch.uint8)
 
 
@@ -164,7 +171,9 @@ def _rotation(level: Reals, size: int) -> Reals:
     angle = -np.radians(degrees)
     cos = np.cos(angle)
     sin = np.sin(angle)
+
     matrix = _identity(level)
+
     matrix[:, 0, 0] = cos
     matrix[:, 0, 1] = sin
     matrix[:, 1, 0] = -sin
@@ -212,6 +221,7 @@ def _affine(pictures: Tensor, matrix: Reals) -> Tensor:
 
     # grid_sample counts from -1 to 1.
     position = (point * (2 / S) - 1).view(R, S, S, 2)
+
     values = F.grid_sample(
         pictures.float(),
         position,

@@ -140,7 +140,10 @@ def get_dataset(
 
     """
     base, shift = parse_dataset_id(id)
+
     folder = None if root is None else Path(root).expanduser()
+
+    # Class names serve only where the data have none.
     try:
         dataset = _plain_dataset(base, folder, None)
     except NoClassNamesError:
@@ -169,6 +172,7 @@ def check_dataset(id: str, root: Path | str | None = None) -> None:
         if is_local:
             require_exists(Path(rest).expanduser())
         return
+
     name, split = _split_id(base)
     for benchmark in BENCHMARKS:
         if benchmark.id == name:
@@ -200,5 +204,6 @@ def _plain_dataset(id: str, root: Path | None, classes: Names) -> Dataset:
     if colon and f"{prefix}:" in YOURS:
         build, _ = YOURS[f"{prefix}:"]
         return build(rest, classes)
+
     name, split = _split_id(id)
     return _find_entry(name, id).build(root, split, classes)

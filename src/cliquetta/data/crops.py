@@ -54,12 +54,15 @@ def resized_crop_boxes(
 ) -> Boxes:
     """Draw crops of random area and aspect ratio; the largest fitting one if ten draws fail."""
     smallest, largest = scale
+
     attempts = (count, _ATTEMPTS)
     area = height * width * generator.uniform(smallest, largest, size=attempts)
     log_aspect = generator.uniform(
         math.log(_NARROWEST), math.log(_WIDEST), size=attempts
     )
     aspect = np.exp(log_aspect)
+
+    # Width times height is the area, width over height the aspect.
     columns = np.rint(np.sqrt(area * aspect)).astype(np.int64)
     rows = np.rint(np.sqrt(area / aspect)).astype(np.int64)
 
@@ -136,16 +139,20 @@ def crop_image(image: Image.Image, boxes: Boxes, size: int) -> npt.NDArray[np.ui
     down = image.height / boxes.height
 
     crops = np.empty((len(boxes.top), size, size, 3), dtype=np.uint8)
+
+    # Left, top, right and bottom of every crop: (V, 4).
     right = boxes.left + boxes.columns
     bottom = boxes.top + boxes.rows
     edges = np.stack([boxes.left, boxes.top, right, bottom], axis=1)
     for view, (x0, y0, x1, y1) in enumerate(edges.tolist()):
+        # Part by part, in pixels of the picture as it is.
         if piecewise:
             part = (x0 * across, y0 * down, x1 * across, y1 * down)
             crop = resize_part(image, size, Image.Resampling.BILINEAR, part)
         else:
             crop = _resize(image.crop((x0, y0, x1, y1)), size, size)
         crops[view] = np.asarray(crop)
+
     crops[boxes.mirrored] = crops[boxes.mirrored, :, ::-1]
     return crops
 
@@ -175,6 +182,8 @@ def crop_tensors(
         device = torch.device("cpu") if device.type == "mps" else device
 
     out = torch.empty(B, V, C, size, size, device=images.device)
+
+    # Images at once, by the memory of their matrices.
     step = max(1, ROW_BUDGET // max(1, V * size * max(H, W)))
     for first in range(0, B, step):
         part = images[first : first + step].to(device, dtype)
@@ -182,6 +191,7 @@ def crop_tensors(
         if eight_bit:
             across = _to_fixed_point(across)
             down = _to_fixed_point(down)
+
         n = len(part)
 
         # Across, one product for all views of an image:
@@ -231,6 +241,8 @@ def _matrices(
         length=H,
         size=size,
     )
+
+    # A mirrored crop reads its columns from the right.
     mirrored = torch.from_numpy(np.stack([box.mirrored for box in boxes]))
     across[mirrored] = across[mirrored].flip(-2)
     return across, down
@@ -249,19 +261,24 @@ def _triangle(
 
     # Where the pixels of the crop are centred among those of the image: (B, V, size).
     first = np.where(enlarged, start, 0)[..., None]
+
     centre = (first + np.arange(size) + 0.5) * step
 
     # The pixels of the image, and which of them are seen: (B, V, length).
     origin = np.where(enlarged, 0, start)[..., None]
     end = np.where(enlarged, length, extent)[..., None]
     position = np.arange(length) - origin
+
     inside = (position >= 0) & (position < end)
 
     # A weight falls from 1 at the centre to 0 one step away: (B, V, size, length).
     weights = position[..., None, :] - centre[..., None] + 0.5
     weights *= 1 / np.maximum(step, 1.0)[..., None]
+
     np.abs(weights, out=weights)
     np.subtract(1.0, weights, out=weights)
+
+    # Rows sum to one over the pixels that are seen.
     weights *= inside[..., None, :]
     np.maximum(weights, 0.0, out=weights)
     weights /= weights.sum(axis=-1, keepdims=True)

@@ -51,6 +51,7 @@ class Dataset(ABC):
         self.names = tuple(names)
         self.keys = tuple(keys)
         self.templates = tuple(templates)
+
         if not self.keys:
             raise UserError(f"dataset {id} holds no images")
         if len(set(self.keys)) != len(self.keys):
@@ -67,6 +68,7 @@ class Dataset(ABC):
                 f"dataset {self.id} has {len(self.keys)} images and labels of shape "
                 f"{tuple(labels.shape)}"
             )
+
         low = int(labels.min())
         high = int(labels.max())
         if low < OUTSIDE or high >= len(self.names):
@@ -130,12 +132,14 @@ class ArrayDataset(Dataset):
         templates: Sequence[str] = (DEFAULT_TEMPLATE,),
     ) -> None:
         super().__init__(id, names=names, keys=keys, labels=labels, templates=templates)
+
         if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3:
             raise UserError(
                 f"images are (N, H, W, 3) uint8, got {images.shape} {images.dtype}"
             )
         if len(images) != len(self.keys):
             raise UserError(f"{len(images)} images for {len(self.keys)} keys")
+
         self.images = images
 
     def load(self, index: int) -> Image.Image:
@@ -177,11 +181,13 @@ class FileDataset(Dataset):
         self.members = tuple(members) or (None,) * len(self.paths)
         self.exif = exif
         self.shorter = shorter
+
         if keys is None:
             keys = [
                 path if isinstance(path, str) else path.as_posix()
                 for path in self.paths
             ]
+
         super().__init__(id, names=names, keys=keys, labels=labels, templates=templates)
         if len(self.paths) != len(self.keys):
             raise UserError(f"{len(self.paths)} files for {len(self.keys)} keys")
@@ -203,6 +209,7 @@ class FileDataset(Dataset):
         files: dict[Path | str, None] = {}  # in order, each once
         for path, member in zip(self.paths, self.members, strict=True):
             files[member.archive if member else path] = None
+
         digest = hashlib.blake2b(digest_size=8)
         for file in files:
             try:

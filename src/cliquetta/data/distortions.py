@@ -36,6 +36,7 @@ def impulse_noise(x: Floats, c: Constants, draws: Draws) -> Floats:
     # A value turns white below the share, and black below half of it.
     whitened = np.where(chance < share, 1, x)
     noisy = np.where(chance < share / 2, 0, whitened)
+
     return noisy.astype(np.float32)
 
 
@@ -54,6 +55,7 @@ def glass_blur(x: Floats, c: Constants, draws: Draws) -> Floats:
     sigma = c[0]
     reach = round(c[1])
     rounds = round(c[2])
+
     count, height, width, _ = x.shape
 
     # Pixels far enough from the border, from the last one to the first: (n,).
@@ -68,6 +70,7 @@ def glass_blur(x: Floats, c: Constants, draws: Draws) -> Floats:
     order = _resolve_copies(height * width, positions, sources)
 
     blurred = filters.gaussian_blur(x, sigma).reshape(count, height * width, 3)
+
     shuffled = np.take_along_axis(blurred, order[..., None], axis=1)
     return filters.gaussian_blur(shuffled.reshape(x.shape), sigma)
 
@@ -84,8 +87,10 @@ def _resolve_copies(
     for all positions at once, by doubling the steps.
     """
     count, rounds, _ = sources.shape
+
     places = np.arange(count * size).reshape(count, size)
     order = places.ravel()
+
     for round in range(rounds):
         source = places.copy()
         source[:, positions] = sources[:, round] + places[:, :1]
@@ -96,6 +101,7 @@ def _resolve_copies(
             if np.array_equal(further, end):
                 break
             end = further
+
         order = order[source.ravel()[end]]
     return order.reshape(count, size) - places[:, :1]
 
@@ -129,6 +135,7 @@ def snow(x: Floats, c: Constants, draws: Draws) -> Floats:
     # Flakes are the peaks of enlarged noise: (N, H, W, 1).
     normal = draws.normal(1, height, width)
     noise = np.float32(mean) + np.float32(spread) * normal
+
     enlarged = np.moveaxis(filters.zoom(noise, factor), 1, 3)
     clipped = np.clip(enlarged, 0, 1)
     peaks = np.where(enlarged < threshold, 0, clipped)
@@ -136,6 +143,7 @@ def snow(x: Floats, c: Constants, draws: Draws) -> Floats:
 
     # They fall: the smear is within 45 degrees of the vertical.
     direction = draws.uniform(-135, -45)
+
     layer = filters.motion_blur(flakes, round(radius), sigma, degrees=direction)
 
     # The picture moves towards a bright grey copy of itself.
@@ -169,6 +177,7 @@ def fog(x: Floats, c: Constants, draws: Draws) -> Floats:
     strength = np.float32(c[0])
     roughness = c[1]
     _, height, width, _ = x.shape
+
     clouds = filters.plasma(draws, height, width, roughness)
     foggy = x + strength * clouds
 
@@ -181,7 +190,9 @@ def fog(x: Floats, c: Constants, draws: Draws) -> Floats:
 def brightness(x: Floats, c: Constants, draws: Draws) -> Floats:
     """Raise V of HSV: hue and saturation stay if all channels grow by the same factor."""
     value = x.max(axis=3, keepdims=True)
+
     raised = np.clip(value + np.float32(c[0]), 0, 1)
+
     growth = raised / np.maximum(value, 1e-6)
 
     # Black has no hue: it becomes grey.
@@ -207,7 +218,9 @@ def elastic_transform(x: Floats, c: Constants, draws: Draws) -> Floats:
     # The affine map moves three corners (N, 3, 2) around the middle.
     middle = np.array([width // 2, height // 2])
     arm = max(shorter // 3, 1)
+
     corners = middle + arm * np.array([[1, 1], [1, -1], [-1, -1]])
+
     moved = corners + draws.uniform(-shake, shake, 3, 2)
 
     # Each new position is read at the old one: the map that takes the moved corners
@@ -215,14 +228,17 @@ def elastic_transform(x: Floats, c: Constants, draws: Draws) -> Floats:
     # nearest one.
     ones = np.ones((count, 3, 1))
     homogeneous = np.concatenate([moved, ones], axis=2)
+
     back = np.linalg.pinv(homogeneous) @ corners
     grid = np.stack([across, y, np.ones_like(y)], axis=-1)
     positions = grid @ back[:, None]  # (N, H, W, 2): x, y
+
     image = filters.sample(x, positions[..., 1], positions[..., 0], "reflect")
 
     # The smooth field (N, H, W, 2): y, x.
     noise = np.moveaxis(draws.uniform(-1, 1, 2, height, width), 1, 3)
     smooth = filters.gaussian_blur(noise, sigma, "symmetric", truncate=3)
+
     field = strength * smooth
     return filters.sample(image, y + field[..., 0], across + field[..., 1], "symmetric")
 
@@ -284,6 +300,7 @@ def edges(x: Floats, c: Constants, draws: Draws) -> Floats:
 
     strength = np.hypot(across, down)
     peak = strength.max(axis=(1, 2, 3), keepdims=True)
+
     drawing: Floats = 1 - strength / np.maximum(peak, 1e-6)
     return _blend(x, drawing, c[0])
 
@@ -306,6 +323,7 @@ def _neighbour_filter(size: int, *weights: float) -> Floats:
     """Return a filter of three neighbours as (size, size); beyond the border the edge repeats."""
     matrix = np.zeros((size, size), np.float32)
     targets = np.arange(size)
+
     neighbours = zip((-1, 0, 1), weights, strict=True)
     for offset, weight in neighbours:
         sources = filters.fold(targets + offset, size, "nearest")

@@ -86,9 +86,11 @@ def examine(
     if not root.is_dir():
         raise UserError(f"no folder {root}")
     by_id = {benchmark.id: benchmark for benchmark in BENCHMARKS}
+
     findings = []
     for benchmark in [look_up("dataset", id, by_id) for id in ids or by_id]:
         findings.append(_examine_one(benchmark, root, deep, workers, on_image))
+
     unknown = () if ids else _unknown_folders(root)
     return Report(str(root), tuple(findings), unknown)
 
@@ -119,6 +121,7 @@ def _examine_one(
     names = benchmark.names
     empty = tuple(name for label, name in enumerate(names) if label not in labels)
     splits = _count_splits(benchmark, root, listing)
+
     problems = _problems(splits[benchmark.default_split], empty, len(names), opened)
     return replace(
         finding,
@@ -151,11 +154,13 @@ def _count_splits(
 def _archives(benchmark: Benchmark, root: Path) -> Iterator[str]:
     """Report archives of a dataset that were not extracted."""
     names = {squeeze(name.split("/")[0]) for name in benchmark.folders}
+
     for path in sorted(root.iterdir()):
         file_name = path.name.lower()
         ending = next((end for end in _ARCHIVES if file_name.endswith(end)), None)
         if ending is None:
             continue
+
         if squeeze(path.name[: -len(ending)]) in names:
             yield f"{path} is not extracted"
 
@@ -170,11 +175,13 @@ def _problems(
         problems.append(
             f"{count.found:,} images, a complete copy has {count.expected:,}{absent}"
         )
+
     if empty:
         names = ", ".join(empty[:5]) + (", ..." if len(empty) > 5 else "")
         problems.append(
             f"{len(empty):,} of {classes:,} classes have no images: {names}"
         )
+
     if opened is not None and opened.unreadable:
         key, reason = next(iter(opened.unreadable.items()))
         unreadable = len(opened.unreadable)

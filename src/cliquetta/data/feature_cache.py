@@ -167,6 +167,7 @@ class _Store:
             if written is None:
                 missing.append(rows)
                 continue
+
             features = mapped[rows.start : rows.stop]
             block = FeatureBlock(features, written.unreadable)
             if block.checksum() != written.checksum:
@@ -194,6 +195,8 @@ class _Store:
             np.lib.format.open_memmap(
                 self.path, mode="w+", dtype=np.float32, shape=self.layout.shape
             )
+
+        # What is written anew does not count until it is saved.
         for rows in missing:
             self.written.pop(rows.start, None)
 
@@ -216,6 +219,7 @@ class _Store:
         mapped = self._map()
         if mapped is None:
             raise OSError(f"{self.path} was changed while it was being read; run again")
+
         unreadable: dict[int, str] = {}
         for written in self.written.values():
             unreadable.update(written.unreadable)
@@ -248,9 +252,12 @@ class _Store:
         images, views, width = self.layout.shape
         features = np.ascontiguousarray(block.features, dtype=np.float32)
         features = features.reshape(len(rows), views, width)
+
         row_bytes = features.itemsize * views * width
+
         end = self.path.stat().st_size
         file.seek(end - (images - rows.start) * row_bytes)
+
         file.write(features.data)
 
         unreadable = dict(block.unreadable)
@@ -273,5 +280,6 @@ class _Store:
             "rows": self.layout.rows,
             "blocks": blocks,
         }
+
         text = json.dumps(table, ensure_ascii=False)
         write_atomically(self.folder / TABLE, text.encode())

@@ -66,6 +66,7 @@ class FeatureDataset(Dataset):
             raise UserError(
                 f"{id} has {len(rows)} features and {len(keys)} names of images"
             )
+
         super().__init__(id, names=names, keys=keys, labels=labels)
         lengths = np.linalg.norm(rows, axis=-1, keepdims=True)
         self.rows: FloatArray = rows / lengths
@@ -118,11 +119,13 @@ def feature_dataset(
     labels = _find_texts(arrays, _LABELS) if labelled else None
     if labels is not None and len(labels) != len(features):
         raise UserError(f"{id} has {len(features)} features and {len(labels)} labels")
+
     if names is None:
         names = _find_texts(arrays, ("names",))
     stated: list[str | None] = [None] * len(features)
     if labels is not None:
         stated = [None if text in _NO_LABEL else _whole(text) for text in labels]
+
     class_list, numbers = number_labels(stated, names, id)
     return FeatureDataset(
         id,
@@ -168,6 +171,7 @@ def _from_frame(frame: Any) -> dict[str, Any]:
         column = vectors[0]
     if find_column(list(arrays), _KEYS) is None:
         arrays["keys"] = np.asarray(frame.index.astype(str))
+
     rows = [np.asarray(value) for value in frame[column]]
     arrays[FEATURE_NAMES[0]] = as_array(rows, "the DataFrame")
     return arrays

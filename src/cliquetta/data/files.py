@@ -66,6 +66,7 @@ def _list_folder(folder: Path) -> list[Path]:
             entry.name: f"{entry.name}/" if entry.is_dir() else entry.name
             for entry in entries
         }
+
     names = sorted(keys, key=lambda name: natural_key(keys[name]))
     return [folder / name for name in names]
 
@@ -103,6 +104,7 @@ def folder_dataset(folder: Path, names: Sequence[str] | None = None) -> FileData
         names, labels = number_labels(
             stated, names, f"folders of {folder}", numeric=False
         )
+
     if names is None:
         raise NoClassNamesError(
             f"{folder} has no sub-folders to name its classes: "
@@ -122,12 +124,14 @@ def open_table(table: Path | str) -> Iterator[tuple[str, Iterator[Mapping[str, s
         raise UserError(
             f"{name} is a folder, expected a table of paths: write folder:{name}"
         )
+
     with open_location(table) as file:
         if name.lower().endswith(PARQUET):
             columns, rows = _parquet_rows(file, name)
             path = path_column(columns, name)
             yield path, (row for row in rows if row[path].strip())
             return
+
         delimiter = "\t" if name.lower().endswith((".tsv", ".tab")) else ","
         try:
             text = io.TextIOWrapper(file, newline="", encoding="utf-8-sig")
@@ -199,6 +203,7 @@ def table_dataset(table: Path, names: Sequence[str] | None = None) -> FileDatase
                 raise UserError(f"{table} names {path} twice, with different classes")
     if not stated:
         raise UserError(f"{table} lists no images")
+
     folder = table.parent
     names = names or read_beside(CLASS_FILES, folder)
     names, labels = number_labels(list(stated.values()), names, str(table))
@@ -286,6 +291,7 @@ class RelabelledDataset(Dataset):
         if base.labels is not None:
             labels = base.labels.tolist()
             classes = [base.names[n] if n >= 0 else None for n in labels]
+
         self.rows = list(range(len(base)))
         if keep != "all":
             listed = set(map(same_name, names))
@@ -293,6 +299,7 @@ class RelabelledDataset(Dataset):
                 name is not None and same_name(name) in listed for name in classes
             ]
             self.rows = [row for row in self.rows if inside[row] == (keep == "inside")]
+
         if not self.rows:
             raise UserError(f"{base.id} has no images of classes {keep} the class list")
 
@@ -300,6 +307,7 @@ class RelabelledDataset(Dataset):
         if keep != "outside":
             stated = [classes[row] for row in self.rows]
             _, relabelled = number_labels(stated, names, base.id)
+
         super().__init__(
             base.id,
             names=names,

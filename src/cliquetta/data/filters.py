@@ -68,6 +68,7 @@ def fold(index: Integers, size: int, rule: str) -> Integers:
         period = 2 * size
         index = index % period
         mirrored = period - 1 - index
+
     return np.where(index < size, index, mirrored)
 
 
@@ -99,6 +100,8 @@ def _blocks(matrix: Floats) -> Iterator[tuple[slice, slice]]:
     for start in range(0, len(matrix), _BLOCK):
         block = slice(start, start + _BLOCK)
         used = np.flatnonzero(matrix[block].any(axis=0))
+
+        # A block that is zero reads one column, for the shape.
         if len(used):
             seen = slice(int(used[0]), int(used[-1]) + 1)
         else:
@@ -121,6 +124,7 @@ def _line_filter(
     matrix = np.zeros((size, size))
     weights = np.broadcast_to(weights, sources.shape)
     np.add.at(matrix, (targets, sources), weights)
+
     return matrix
 
 
@@ -131,6 +135,7 @@ def gaussian_blur(
     radius = int(truncate * sigma + 0.5)
     offsets = np.arange(-radius, radius + 1)
     positive = max(sigma, 1e-12)
+
     rows, columns = (
         _line_filter(size, offsets, positive, rule).astype(np.float32)
         for size in images.shape[1:3]
@@ -149,12 +154,14 @@ def zoom_matrix(size: int, factor: float) -> Floats:
     start = (size - part) // 2
     stretched = max(round(part * factor), size)
     margin = (stretched - size) // 2
+
     step = (part - 1) / (stretched - 1) if stretched > 1 else 0.0
 
     # Each target lies between two neighbouring points of the part.
     targets = np.arange(size)
     position = (targets + margin) * step
     lower = np.floor(position).astype(np.int64)
+
     lower = np.clip(lower, 0, max(part - 2, 0))
     upper = np.minimum(lower + 1, part - 1)
     upper_share = position - lower
@@ -199,8 +206,10 @@ def convolve(images: Floats, kernel: Floats) -> Floats:
     reach = kernel.shape[0] // 2
     rows = fold(np.arange(-reach, height + reach), height, "reflect")
     columns = fold(np.arange(-reach, width + reach), width, "reflect")
+
     padded = images[:, rows][:, :, columns]
 
+    # Few weights: a sum over shifted pictures; many: products of matrices.
     taps = np.argwhere(kernel > _LEAST)
     if len(taps) > _FEW_TAPS:
         planes = np.moveaxis(padded, 3, 1)
@@ -218,6 +227,7 @@ def _convolve_planes(padded: Floats, kernel: Floats, height: int, width: int) ->
     padded = np.ascontiguousarray(padded)
     count, channels, _, _ = padded.shape
     out = np.zeros((count, channels, height, width), np.float32)
+
     reach = kernel.shape[0] // 2
     for i in range(reach + 1):
         used = np.flatnonzero(kernel[i] > _LEAST)
@@ -232,6 +242,8 @@ def _convolve_planes(padded: Floats, kernel: Floats, height: int, width: int) ->
 
         band = _band(kernel[i, used[0] : used[-1] + 1])
         reached = len(band) - _BLOCK  # beyond the block itself
+
+        # Multiply block by block along the lines.
         for start in range(0, width, _BLOCK):
             size = min(_BLOCK, width - start)
             first = start + used[0]
@@ -268,12 +280,16 @@ def motion_blur(images: Floats, radius: int, sigma: float, degrees: Floats) -> F
     # Sum the pictures shifted by every step that counts.
     pixels = images.reshape(-1, channels)
     first = _first_pixels(images)
+
     out = np.zeros((count, height, width, channels), np.float32)
     for step in steps[tails > _LEAST_TAIL]:
         rows = np.arange(height) + down[:, step, None]
         columns = np.arange(width) + right[:, step, None]
+
+        # Beyond the border the edge repeats.
         y = np.clip(rows, 0, height - 1)
         x = np.clip(columns, 0, width - 1)
+
         positions = first + y[:, :, None] * width + x[:, None, :]
         shifted = np.take(pixels, positions, axis=0)
         out += np.float32(weights[step]) * shifted
@@ -289,11 +305,13 @@ def sample(images: Floats, y: Floats, x: Floats, rule: str) -> Floats:
     left = np.floor(x).astype(np.int64)
     left_columns = fold(left, width, rule)
     right_columns = fold(left + 1, width, rule)
+
     right_share = (x - left)[..., None]
     down_share = (y - top)[..., None]
 
     def interpolate_row(row: Integers) -> Floats:
         start = first + fold(row, height, rule) * width
+
         at_left = np.take(pixels, start + left_columns, axis=0)
         at_right = np.take(pixels, start + right_columns, axis=0)
 
@@ -321,6 +339,8 @@ def plasma(draws: Draws, height: int, width: int, decay: float) -> Floats:
     noise whose amplitude falls by ``decay`` squared, as in the published program.
     """
     longer = max(height, width)
+
+    # The grid is a power of two that covers the picture.
     side = 2 ** max(1, (longer - 1).bit_length())
     field = np.zeros((len(draws.generators), side, side))
     amplitude = 100.0**2

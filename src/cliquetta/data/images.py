@@ -107,6 +107,7 @@ def open_image(
         name = os.fspath(source)
     if not data:
         raise ImageError(name, "an empty file")
+
     image = _open_stored(data, name, max_pixels, untrusted)
     _check_size(image.width, image.height, name, max_pixels)
     try:
@@ -193,6 +194,7 @@ def to_rgb(image: Image.Image, *, exif: bool = True) -> Image.Image:
         return image
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         return _scale_grey(image).convert("RGB")
+
     if image.mode == "P" and isinstance(image.info.get("transparency"), bytes):
         image = image.convert("RGBA")  # what Pillow asks for; the colours stay the same
     return image.convert("RGB")
@@ -202,11 +204,14 @@ def _scale_grey(image: Image.Image) -> Image.Image:
     """Scale greyscale of more than 8 bits to 8 bits."""
     values = np.asarray(image).astype(np.float64)
     largest = values.max(initial=0)
+
+    # The value that becomes white.
     white = 65535.0
     if image.mode == "I":
         white = next(2**bits - 1 for bits in (8, 16, 24, 31) if largest < 2**bits)
     elif image.mode == "F":
         white = 1 if largest <= 1 else 255
+
     levels = np.nan_to_num(values / white * 255).clip(0, 255)
     return Image.fromarray(levels.round().astype(np.uint8))
 
@@ -231,6 +236,7 @@ def read_image(path: str | os.PathLike[str]) -> bytes:
             raise ImageError(name, "not a regular file")
         if status.st_size > MAX_BYTES:
             raise ImageError(name, f"too large ({status.st_size / 2**30:.1f} GB)")
+
         data = Path(path).read_bytes()
     except FileNotFoundError:
         raise ImageError(name, "no such file") from None

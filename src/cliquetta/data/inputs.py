@@ -41,6 +41,7 @@ def is_single(images: Any) -> bool:
         return images.startswith(_DATA_URI) or expand_glob(images) is None
     if isinstance(images, np.ndarray | Tensor):
         return images.ndim < 4
+
     if isinstance(images, os.PathLike | bytes | bytearray | Image.Image):
         return True
     return _is_file(images)
@@ -91,6 +92,7 @@ def _restore_picture(
         raise not_an_image(pixels)
     if channel_order != "rgb":
         raise UserError("preprocessed pixels are RGB: leave out channel_order")
+
     refuse_unnormalised(pixels, preprocess)
     picture: npt.NDArray[np.uint8] = preprocess.unnormalise(pixels).cpu().numpy()
     return picture
@@ -104,6 +106,7 @@ def _as_rgb(image: ImageLike, channel_order: ChannelOrder) -> ImageLike:
         return image
     if isinstance(image, Tensor):
         return image.flip(0) if len(image) == 3 else image
+
     order = {3: [2, 1, 0], 4: [2, 1, 0, 3]}.get(image.shape[2])
     if order is None:
         return image  # refused where it is opened
@@ -120,7 +123,9 @@ def refuse_unnormalised(pixels: Tensor, preprocess: Preprocess) -> None:
     normalises = any(preprocess.mean) or set(preprocess.std) != {1.0}
     if low < 0 or high > 1 or not normalises:
         return
+
     levels = pixels.detach().float().cpu() * 255
+
     from_whole = (levels - levels.round()).abs().max()
     if from_whole < 1e-3 and len(np.unique(levels.numpy())) > _FEW_LEVELS:
         raise UserError(
@@ -155,14 +160,18 @@ def to_picture(
         return image, open_listed(image)
     if isinstance(image, str | os.PathLike):
         return Path(image).as_posix(), open_image(image)
+
     if isinstance(image, bytes | bytearray):
         picture = open_image(bytes(image), max_pixels=max_pixels, untrusted=untrusted)
         return _hash(image), picture
     if isinstance(image, Image.Image):
         picture = to_rgb(image)
         return _hash(np.asarray(picture).data), picture
+
+    # Tensors have their channels first.
     if isinstance(image, Tensor) and image.ndim == 3:
         image = image.movedim(0, -1).cpu().numpy()
+
     if isinstance(image, np.ndarray) and image.dtype == np.uint8:
         is_grey = image.ndim == 2
         is_coloured = image.ndim == 3 and image.shape[2] in (3, 4)
@@ -186,12 +195,14 @@ def _describe(value: Any) -> str:
     """Describe a value in a few words, however much it holds."""
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return f"{tuple(value.shape)} {value.dtype}"
+
     if isinstance(value, list | tuple):
         kinds = [type(part).__name__ for part in value[:3]]
         if len(value) > 3:
             kinds.append("...")
         kind = type(value).__name__
         return f"a {kind} of {len(value)} ({', '.join(kinds)})"
+
     text = repr(value)
     return " ".join(text.split())[:80]
 
@@ -264,6 +275,7 @@ def as_batch(
             on_error(number, error)
             continue
         keys.append(key)
+
         if views is None:
             made.append(torch.tensor(np.asarray(preprocess.picture(picture))))
         else:

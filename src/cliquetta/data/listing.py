@@ -108,6 +108,7 @@ class ImageList:
             # where the order is not that of the list: whose turn it is, counted from 1
             "CREATE TABLE IF NOT EXISTS turns (turn INTEGER PRIMARY KEY, number INTEGER)"
         )
+
         facts = dict(self._rows.execute("SELECT name, value FROM facts"))
         # Of input tables.
         self.columns: list[str] = json.loads(facts.get("columns", "[]"))
@@ -235,6 +236,7 @@ class ImageList:
                 entry.folder if labels == FOLDER else row.get(labels or "", ""),
             )
             self.repeated += self._rows.execute(insert, values).rowcount == 0
+
         if labels is not None and labels != FOLDER:
             _require_column(labels, "of labels", list(columns))
         if group_by is not None:
@@ -319,6 +321,7 @@ def _expand(
         return
 
     name = str(source)
+
     suffix = posixpath.splitext(name)[1].lower()
     if suffix == TAR:
         yield from _expand_tar(name)
@@ -348,6 +351,7 @@ def _expand_frame(frame: Any) -> Iterator[Entry]:
     """Yield the images that a DataFrame names."""
     columns = [str(name) for name in frame.columns]
     column = path_column(columns, "the DataFrame")
+
     texts = frame.fillna("").astype(str)
     for row in texts.to_dict("records"):
         if path := row[column].strip():
@@ -381,6 +385,7 @@ def _folder_below(root: str, path: str) -> str:
     if not is_url(root):
         folder = Path(path).parent.relative_to(Path(root)).as_posix()
         return "" if folder == "." else folder
+
     if not path.startswith(root):  # a file system may spell a URL differently
         return last_folder(path)
     return posixpath.dirname(path.removeprefix(root).lstrip("/"))
@@ -393,10 +398,12 @@ def _expand_table(table: str) -> Iterator[Entry]:
     with open_table(table) as (column, rows):
         for row in rows:
             path = row[column].strip()
+
             if in_store:
                 path = join_url(folder, path)
             elif not is_url(path):
                 path = os.fspath(Path(folder) / path)
+
             columns = {name.strip(): value or "" for name, value in row.items() if name}
             yield Entry(path, columns, folder=last_folder(path))
 
@@ -405,6 +412,7 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
     """Yield paths of a list, separated by NUL if its first block has one, else by line."""
     separator = b"\0" if b"\0" in file.read(_BLOCK) else b"\n"
     rest = b""
+
     file.seek(0)
     while block := file.read(_BLOCK):
         *complete, rest = (rest + block).split(separator)
@@ -429,6 +437,7 @@ def digest(sources: Sequence[Source], stdin: Path | None) -> str:
             read.append(source)
     if stdin is not None:
         read.append(stdin)
+
     total = hashlib.sha256(json.dumps(names).encode())
     for path in read:
         with naming(path), open_location(path) as file:

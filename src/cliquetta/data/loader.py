@@ -156,6 +156,7 @@ class Loader(Generic[Job]):
         """Yield results of :meth:`read` for all chunks, in order."""
         views = [1 if kind is None else kind.count for kind in self.views]
         step = max(1, CHUNK // max(views))
+
         chunks = (
             Chunk(batch[first : first + step], first=first, batch_size=len(batch))
             for batch in batches
@@ -207,6 +208,7 @@ class Loader(Generic[Job]):
                     made[number] = self._prepare(image, group.keys[row])
 
         readable = sorted(made)
+
         note = ChunkNote(
             readable=readable,
             unreadable=unreadable,
@@ -242,11 +244,15 @@ class Loader(Generic[Job]):
         for arrays, note in reading:
             if arrays and not buffers:
                 buffers = [self._buffer(array, note.batch_size) for array in arrays]
+
             filled = len(positions)
             positions += note.readable
             unreadable += note.unreadable
+
+            # Arrays are valid until the next item only: copy them.
             for buffer, array in zip(buffers, arrays, strict=False):
                 buffer.numpy()[filled : len(positions)] = array
+
             if note.last:
                 images = [buffer[: len(positions)] for buffer in buffers]
                 loaded = Loaded(positions, images or self._nothing(), unreadable)
@@ -267,6 +273,7 @@ class Loader(Generic[Job]):
         images = []
         for kind in self.views:
             views = () if kind is None else (kind.count,)
+
             shape = (0, *views, size, size, 3)
             images.append(torch.empty(shape, dtype=torch.uint8))
         return images
@@ -278,6 +285,7 @@ class Loader(Generic[Job]):
             return loaded
         if not _is_cuda(device):
             return replace(loaded, images=self._pixels(loaded.images, device))
+
         side = side_stream(device)
         with torch.cuda.stream(side):
             images = self._pixels(loaded.images, device)

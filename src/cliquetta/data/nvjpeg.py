@@ -107,8 +107,10 @@ def resize_and_crop(image: Tensor, preprocess: Preprocess) -> Tensor:
     resized = F.interpolate(
         floats, (rows, columns), mode=preprocess.interpolation, antialias=True
     )[0]
+
     top = preprocess.offset(rows - size)
     left = preprocess.offset(columns - size)
+
     cropped = resized[:, top : top + size, left : left + size]
     levels = cropped.round().clamp(0, 255)
     return levels.to(torch.uint8).movedim(0, -1)
@@ -163,6 +165,7 @@ class JpegDecoder:
         if arrays:
             (opened,) = arrays  # one: there are no views
             pictures |= dict(zip(note.readable, opened, strict=True))
+
         readable = sorted(pictures)
         completed = note._replace(
             readable=readable,
@@ -183,6 +186,7 @@ class JpegDecoder:
             decoded = self._decode(list(jpegs.values()))
             return dict(zip(jpegs, decoded, strict=True)), []
 
+        # One by one, by Pillow.
         pictures: dict[int, Array] = {}
         unreadable: list[tuple[int, str]] = []
         for number, jpeg in jpegs.items():
@@ -191,6 +195,7 @@ class JpegDecoder:
                 pictures[number] = np.asarray(self.preprocess.picture(image))
             except ImageError as error:
                 unreadable.append((number, error.reason))
+
         return pictures, unreadable
 
     def _decode(self, jpegs: Sequence[Jpeg]) -> Array:

@@ -104,6 +104,7 @@ def examine_own(
         opened.append(result)
         if on_image is not None:
             on_image(len(opened), len(dataset))
+
     pairs = list(_equal_pairs(opened))
     keys = dataset.keys
     stated = _stated_classes(dataset)
@@ -194,6 +195,7 @@ def _equal_pairs(opened: Sequence[_Opened]) -> Iterator[tuple[int, int]]:
     for row, one in enumerate(opened):
         if not one.reason:
             rows_by_digest[one.digest].append(row)
+
     for first, *others in rows_by_digest.values():
         for other in others:
             yield first, other

@@ -101,6 +101,7 @@ class PreparedStream(ABC, Generic[B]):
     ) -> tuple[B, Tensor]:
         """Gather a batch; an unreadable image leaves its position empty."""
         parts, rows = self.stream.origin(positions)
+
         readable: list[int] = []
         for offset, position in enumerate(positions):
             part = int(parts[offset])
@@ -157,9 +158,12 @@ class PreparedStream(ABC, Generic[B]):
         """
         listed = self.stream.parts if rows is None else rows
         before = sum(len(part) for part in listed[:number])
+
+        # Where the blocks lie among the images of all parts.
         positions = [
             range(before + block.start, before + block.stop) for block in blocks
         ]
+
         loading = self.stream.listing(rows).load(positions)
         for block, (batch, loaded) in zip(blocks, loading, strict=True):
             unreadable = {
@@ -177,6 +181,8 @@ def _gather(
     for number in numbers:
         values = tables[number].take(rows[parts == number])
         pieces.append(torch.as_tensor(values))
+
+    # One table gives the rows in their order; several are interleaved.
     first = pieces[0]
     if len(pieces) == 1:
         return first
@@ -210,6 +216,8 @@ class FeatureStream(PreparedStream[FeatureBatch]):
         super().__init__(stream, model, on_prepare)
         self.root = root
         self._tables: dict[int, FeatureTable] = {}
+
+        # Datasets of features need no table on disk.
         for number, part in enumerate(stream.parts):
             features = part.features(range(len(part)))
             if features is not None:
@@ -224,6 +232,7 @@ class FeatureStream(PreparedStream[FeatureBatch]):
                 f"{self.model.id} works with {self.model.embed_dim}: "
                 "give text features of the model that made them, or that model"
             )
+
         count = self.count
         if views < count:
             raise UserError(
@@ -263,7 +272,10 @@ class FeatureStream(PreparedStream[FeatureBatch]):
         read = self._read(number, blocks)
         for block, (batch, rows, unreadable) in zip(blocks, read, strict=True):
             views = batch.images[:, None] if batch.views is None else batch.views
+
             features = np.zeros((len(block), views.shape[1], width), np.float32)
+
+            # Rows of unreadable images stay zero.
             if len(batch):
                 views = views.to(self.model.device, non_blocking=True)
                 encoded = encode_views(self.model, views, chunk=VIEWS_AT_ONCE)
@@ -360,13 +372,17 @@ class HeldStream(PreparedStream[Batch]):
         rows = self._rows[number]
         model = self.model
         shape = self._shape(self.stream.parts[number])
+
+        # All that decides the pixels, so that runs share tables.
         key = f"{shape} {model.dtype} {model.device} {hash(rows.tobytes())}"
+
         size = len(rows) * _bytes_per_image(self.stream, model)
         return self.store.get(key, size, lambda: self._hold(number))
 
     def _hold(self, number: int) -> PixelTable:
         """Read and preprocess a part."""
         rows = self._rows[number]
+
         count = len(rows)
         size = self.preprocess.size
         views = () if self.views is None else (self.count,)
@@ -375,6 +391,7 @@ class HeldStream(PreparedStream[Batch]):
             dtype=self.model.dtype,
             device=self.model.device,
         )
+
         step = max(1, VIEWS_AT_ONCE // self.count)
         blocks = [
             range(first, min(first + step, count)) for first in range(0, count, step)
@@ -383,12 +400,15 @@ class HeldStream(PreparedStream[Batch]):
         unreadable: dict[int, str] = {}
         read = self._read(number, blocks, self._rows)
         for block, (batch, made, missing) in zip(blocks, read, strict=True):
+            # Reasons are noted by row of the part, not of what is held.
             for position, reason in missing.items():
                 unreadable[int(rows[position])] = reason
             if len(batch):
                 images = batch.images if batch.views is None else batch.views
+
                 positions = torch.from_numpy(made + block.start).to(pixels.device)
                 pixels[positions] = images.to(pixels.device, pixels.dtype)
+
             self._report(f"read {self.stream.parts[number].id}", block.stop, count)
         return PixelTable(pixels, rows, unreadable)
 

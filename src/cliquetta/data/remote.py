@@ -172,6 +172,7 @@ def walk_urls(url: str, unused: Counter[str]) -> Iterator[str]:
     filesystem, path = find_filesystem(url)
     for file in sorted(filesystem.find(path), key=natural_key):
         name = file.rpartition("/")[2]
+
         suffix = posixpath.splitext(name)[1].lower()
         if name.startswith("."):
             unused["hidden"] += 1
@@ -222,6 +223,7 @@ def _http_opener() -> urllib.request.OpenerDirector:
     opener.add_handler(urllib.request.ProxyHandler())
     opener.add_handler(urllib.request.HTTPHandler())
     opener.add_handler(urllib.request.HTTPSHandler())
+
     opener.add_handler(urllib.request.HTTPRedirectHandler())
     opener.add_handler(urllib.request.HTTPErrorProcessor())
     opener.add_handler(urllib.request.HTTPDefaultErrorHandler())

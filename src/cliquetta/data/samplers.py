@@ -100,6 +100,7 @@ def correlated(domain: LabelledSet, options: SamplerOptions, rng: Rng) -> Indice
         for slot, piece in zip(slots, pieces, strict=True):
             slot.append(piece)
 
+    # The bursts of a slot follow one another at random.
     bursts: list[Indices] = []
     for slot in slots:
         turns = rng.permutation(len(slot))
@@ -111,6 +112,7 @@ def uneven(domain: LabelledSet, options: SamplerOptions, rng: Rng) -> Indices:
     """Order the images of a few classes at random; the class list is that of the dataset."""
     order = shuffled(domain, options, rng)
     classes = rng.permutation(np.unique(domain.labels))
+
     low, high = options.present
     _check_classes(domain, classes=len(classes), needed=high)
 
@@ -185,6 +187,7 @@ def _draw_classes(left: Indices, options: SamplerOptions, rng: Rng) -> Indices |
     if left[drawn].sum() < size:
         drawn = np.argsort(-left)[:most]
     filled = np.cumsum(left[drawn])
+
     needed = 1 + int(np.searchsorted(filled, size))
     if needed > most:
         return None
@@ -210,6 +213,7 @@ def long_tail(domain: LabelledSet, options: SamplerOptions, rng: Rng) -> Indices
     """
     order = shuffled(domain, options, rng)
     classes, counts = np.unique(domain.labels, return_counts=True)
+
     rank = rng.permutation(len(classes))
     last_rank = max(1, len(classes) - 1)
     shares = options.imbalance ** (-rank / last_rank)
@@ -242,6 +246,7 @@ def mixed(
     """Interleave images of several datasets at random."""
     orders = [shuffled(domain, options, rng)[: options.limit] for domain in domains]
     in_sequence = _concatenate(orders)
+
     turns = rng.permutation(in_sequence.domain)
 
     # The n-th turn of a dataset shows the n-th image of its order.
@@ -260,7 +265,9 @@ def recurring(
     for domain in domains:
         if domain.id in shares:
             continue
+
         order = shuffled(domain, options, rng)[: options.limit]
+
         turns = ids.count(domain.id)
         shares[domain.id] = np.array_split(order, turns)
     return _concatenate([shares[id].pop(0) for id in ids])
@@ -275,6 +282,7 @@ def long(
     images = 0
     while images < options.length:
         positions = draw(domains, options, rng)
+
         round = np.full_like(positions.image, len(rounds))
         rounds.append(positions._replace(round=round))
         images += len(round)

@@ -193,6 +193,7 @@ class Stream:
         if rows is None:
             rows = [np.arange(len(part)) for part in self.parts]
         counts = [len(some) for some in rows]
+
         listed = copy.copy(self)
         listed._shown = replace(
             self._shown,
@@ -229,6 +230,7 @@ class Stream:
         }
         if self.unknown is not None:
             settings["unknown"] = self.unknown.id
+
         for name in self.sampler.reads:
             value = getattr(self.options, name)
             if name == "gamma":
@@ -251,6 +253,7 @@ class Stream:
             raise UserError(
                 f"the stream has {len(self)} batches, cannot start at {start}"
             )
+
         size = self.batch_size
         firsts = range(start * size, self.images, size)
         return [range(first, min(first + size, self.images)) for first in firsts]
@@ -349,6 +352,7 @@ class _Shown:
         number = self.part_of[position]
         part = self.parts[number]
         round = self.rounds[number]
+
         key = part.keys[self.index_of[position]]
         if round:
             key = f"{key}#{round}"

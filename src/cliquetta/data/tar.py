@@ -42,14 +42,17 @@ def tar_dataset(path: Path, names: Sequence[str] | None = None) -> FileDataset:
     shards, or one folder up.
     """
     shards = find_shards(path)
+
     samples = [sample for shard in shards for sample in index_shard(shard)]
     if not samples:
         raise no_images(path)
     home = shards[0].parent
+
     names = read_beside(CLASS_FILES, home, home.parent) if names is None else names
     stated = [sample.stated for sample in samples]
     if all(value is None for value in stated):
         stated = [_folder(sample.key) for sample in samples]
+
     names, labels = number_labels(stated, names, str(path))
     templates = read_beside(TEMPLATE_FILES, home, home.parent) or (DEFAULT_TEMPLATE,)
 
@@ -85,6 +88,7 @@ def find_shards(path: Path) -> list[Path]:
             raise UserError(f"no tar files in {path}")
     else:
         shards = [path]
+
     for shard in shards:
         if not shard.is_file():
             raise UserError(f"no tar file {shard}")
@@ -97,6 +101,8 @@ def expand_braces(name: str) -> list[str]:
     if braces is None:
         return [name]
     low, high = braces.groups()
+
+    # Numbers are as long as the first one: 000, 001, ...
     digits = len(low)
     numbers = range(int(low), int(high) + 1)
     return [name.replace(braces[0], f"{number:0{digits}d}") for number in numbers]
@@ -126,6 +132,7 @@ def index_shard(shard: Path | str) -> list[TarSample]:
     for archive, info in _files(shard):
         name = info.name.removeprefix("./")
         folder, slash, base = name.rpartition("/")
+
         stem, _, ending = base.partition(".")
         key = f"{folder}{slash}{stem}"
 

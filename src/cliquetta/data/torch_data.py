@@ -60,11 +60,14 @@ class TorchImages(Sequence[ImageLike]):
         self._data = dataset
         self._items: list[tuple[ImageLike, Any]] | None = None
         self.id = f"torch:{type(dataset).__name__}"
+
         indices: Sequence[int] | None = None
         if isinstance(data, DataLoader):
             indices = _indices_of_loader(data)
         elif not isinstance(data, IterableDataset):
             indices = range(len(dataset))
+
+        # Neither numbered nor listed by a sampler: read it now.
         if indices is None:
             self._items = list(self._read_all(data))
             indices = range(len(self._items))
@@ -169,8 +172,10 @@ def split_item(item: Any) -> tuple[Any, Any]:
             raise UserError(
                 f"an item with {keys} names no image: call it {' or '.join(IMAGE_KEYS[:3])}"
             )
+
         label_key = next((key for key in LABEL_KEYS if key in item), None)
         return item[image_key], None if label_key is None else item[label_key]
+
     if isinstance(item, list | tuple):
         if not item:
             raise UserError(

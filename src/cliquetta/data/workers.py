@@ -64,6 +64,7 @@ def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
         try:
             text = " ".join((cgroup / name).read_text() for name in names)
             quota, period = text.split()
+
             limit = int(quota) / int(period)
         except (OSError, ValueError, ZeroDivisionError):
             continue  # there is no such limit, or it says "max"
@@ -125,6 +126,7 @@ def map_in_processes(
         for slot in count():
             if not waiting:
                 return
+
             shapes, note = waiting.popleft().result()
             for number, item in islice(jobs, 1):
                 waiting.append(_submit(executor, number, item))
@@ -195,6 +197,7 @@ def _work(slot: int, item: Any) -> tuple[_Shapes, Any]:
     function, ring = _here
     arrays, note = function(item)
     shapes: _Shapes = [(array.shape, array.dtype.str) for array in arrays]
+
     places = ring.arrays(slot, shapes)
     for place, array in zip(places, arrays, strict=True):
         place[...] = array
@@ -256,6 +259,7 @@ def _start(
                 Image.MAX_IMAGE_PIXELS,
             ),
         )
+
         waiting = deque(_submit(executor, slot, item) for slot, item in jobs)
     except OSError as error:
         _log.warning(

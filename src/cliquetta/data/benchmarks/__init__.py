@@ -24,6 +24,7 @@ def _load() -> tuple[Benchmark, ...]:
             pairs = product(corruptions, (5, 4, 3, 2, 1))
             images = facts["splits"]
             facts["splits"] = {f"{name}/{severity}": images for name, severity in pairs}
+
         class_list = facts["class_list"]
         layouts = [read_layout(class_list, entry) for entry in facts["layouts"]]
         facts["layouts"] = tuple(layouts)

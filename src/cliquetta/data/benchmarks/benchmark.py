@@ -88,8 +88,10 @@ class Layout:
                     continue
                 if not all(any(images.glob(pattern)) for pattern in patterns):
                     continue
+
                 beside = (_side_file(root, folder, images, name) for name in files)
                 file = next((path for path in beside if path is not None), None)
+
                 lack = ""
                 if self.splits and split not in alternatives(self.splits, split):
                     lack = f"{images} is there, but its layout has no split {split!r}"
@@ -112,6 +114,7 @@ def _side_file(root: Path, folder: Path, images: Path, name: str) -> Path | None
     # At the root, names like val.txt could be any dataset's.
     if folder == root or name.startswith(COOP):
         homes.append(root)
+
     for home in homes:
         for below in _SPLIT_FOLDERS:
             path = home / below / name
@@ -131,6 +134,8 @@ def candidate_folders(root: Path, names: Sequence[str]) -> Iterator[Path]:
     for name in names:
         steps = [squeeze(step) for step in name.split("/")]
         folders = _descend(root, steps)
+
+        # The root may be the dataset's own folder.
         if squeeze(root.absolute().name) == steps[0]:
             folders += _descend(root, steps[1:])
         for folder in folders:
@@ -205,6 +210,7 @@ class Benchmark:
                 if not lack:
                     return layout, location
                 lacks[lack] = None
+
             files = " or ".join(alternatives(layout.files, split))
             layouts.append(f"{layout.name} with {files}" if files else layout.name)
             folders += alternatives(layout.folders, split)
@@ -257,7 +263,9 @@ class Benchmark:
                 f"{count:,}; cliquetta data doctor {root} says more",
                 stacklevel=1,
             )
+
         id = self._id_of(split)
+
         facts: dict[str, Any] = {
             "names": self.names or classes,
             "keys": listing.keys,
