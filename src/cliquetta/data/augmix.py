@@ -167,11 +167,9 @@ def _equalize(pictures: Tensor) -> Tensor:
 
 def _rotation(level: Reals, size: int) -> Reals:
     """Return affine maps (R, 2, 3) that turn by up to 3 degrees around the centre."""
-    degrees = np.sign(level) * np.trunc(np.abs(level) * 3.0)
-    angle = -np.radians(degrees)
+    angle = -np.radians(np.trunc(level * 3.0))
     cos = np.cos(angle)
     sin = np.sin(angle)
-
     matrix = _identity(level)
 
     matrix[:, 0, 0] = cos
@@ -189,7 +187,7 @@ def _shear(name: str, level: Reals) -> Reals:
     """Return affine maps (R, 2, 3) that slant by up to 0.03 pixels per pixel."""
     row = 0 if name == "shear-x" else 1
     matrix = _identity(level)
-    matrix[:, row, 1 - row] = np.sign(level) * np.abs(level) * 0.03
+    matrix[:, row, 1 - row] = level * 0.03
     return matrix
 
 
@@ -197,7 +195,7 @@ def _translation(name: str, level: Reals, size: int) -> Reals:
     """Return affine maps (R, 2, 3) that move by whole pixels, up to a thirtieth of the size."""
     row = 0 if name == "translate-x" else 1
     matrix = _identity(level)
-    matrix[:, row, 2] = np.sign(level) * np.trunc(np.abs(level) * size / 30)
+    matrix[:, row, 2] = np.trunc(level * size / 30)
     return matrix
 
 

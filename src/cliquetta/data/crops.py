@@ -189,8 +189,10 @@ def crop_tensors(
         part = images[first : first + step].to(device, dtype)
         across, down = _matrices(boxes[first : first + step], H, W, size)
         if eight_bit:
-            across = _to_fixed_point(across)
-            down = _to_fixed_point(down)
+            # Pillow's weights are integers, too.
+            across, down = (
+                (weights * _ONE + 0.5).floor_() for weights in (across, down)
+            )
 
         n = len(part)
 
@@ -211,11 +213,6 @@ def crop_tensors(
             crop = _to_levels(crop)
         out[first : first + n] = crop
     return out
-
-
-def _to_fixed_point(weights: Tensor) -> Tensor:
-    """Round weights to Pillow's integers."""
-    return (weights * _ONE + 0.5).floor_()
 
 
 def _to_levels(values: Tensor) -> Tensor:

@@ -291,16 +291,21 @@ def edges(x: Floats, c: Constants, draws: Draws) -> Floats:
     grey = filters.luma(x)
 
     # The Sobel filter is smoothing along one axis and a difference along the other.
-    smooth_down = _neighbour_filter(height, 1, 2, 1)
-    smooth_across = _neighbour_filter(width, 1, 2, 1)
-    differ_down = _neighbour_filter(height, -1, 0, 1)
-    differ_across = _neighbour_filter(width, -1, 0, 1)
-    across = filters.apply_axes(grey, smooth_down, differ_across)
-    down = filters.apply_axes(grey, differ_down, smooth_across)
-
+    smooth = (1, 2, 1)
+    differ = (-1, 0, 1)
+    across = filters.apply_axes(
+        grey,
+        rows=_neighbour_filter(height, smooth),
+        columns=_neighbour_filter(width, differ),
+    )
+    down = filters.apply_axes(
+        grey,
+        rows=_neighbour_filter(height, differ),
+        columns=_neighbour_filter(width, smooth),
+    )
     strength = np.hypot(across, down)
-    peak = strength.max(axis=(1, 2, 3), keepdims=True)
 
+    peak = strength.max(axis=(1, 2, 3), keepdims=True)
     drawing: Floats = 1 - strength / np.maximum(peak, 1e-6)
     return _blend(x, drawing, c[0])
 
@@ -319,13 +324,12 @@ def _blend(x: Floats, other: Floats, share: float) -> Floats:
     return x + np.float32(share) * (other - x)
 
 
-def _neighbour_filter(size: int, *weights: float) -> Floats:
+def _neighbour_filter(size: int, weights: tuple[float, float, float]) -> Floats:
     """Return a filter of three neighbours as (size, size); beyond the border the edge repeats."""
     matrix = np.zeros((size, size), np.float32)
     targets = np.arange(size)
-
-    neighbours = zip((-1, 0, 1), weights, strict=True)
-    for offset, weight in neighbours:
-        sources = filters.fold(targets + offset, size, "nearest")
+    for number, weight in enumerate(weights):
+        # The neighbours are one before, the point itself and one behind.
+        sources = filters.fold(targets + number - 1, size, "nearest")
         np.add.at(matrix, (targets, sources), weight)
     return matrix

@@ -124,7 +124,10 @@ def feature_dataset(
         names = _find_texts(arrays, ("names",))
     stated: list[str | None] = [None] * len(features)
     if labels is not None:
-        stated = [None if text in _NO_LABEL else _whole(text) for text in labels]
+        # Arrays of floats write whole numbers with a decimal.
+        stated = [
+            None if text in _NO_LABEL else text.removesuffix(".0") for text in labels
+        ]
 
     class_list, numbers = number_labels(stated, names, id)
     return FeatureDataset(
@@ -134,11 +137,6 @@ def feature_dataset(
         keys=_find_texts(arrays, _KEYS),
         labels=numbers,
     )
-
-
-def _whole(text: str) -> str:
-    """Write a whole number without the decimal that arrays of floats give it."""
-    return text.removesuffix(".0")
 
 
 def _find_texts(arrays: Arrays, wanted: Sequence[str]) -> list[str] | None:

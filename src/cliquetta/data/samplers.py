@@ -282,15 +282,14 @@ def long(
     images = 0
     while images < options.length:
         positions = draw(domains, options, rng)
-
         round = np.full_like(positions.image, len(rounds))
         rounds.append(positions._replace(round=round))
         images += len(round)
 
-    return Positions(
-        domain=np.concatenate([r.domain for r in rounds])[: options.length],
-        image=np.concatenate([r.image for r in rounds])[: options.length],
-        round=np.concatenate([r.round for r in rounds])[: options.length],
+    # Column by column: datasets, images and rounds, cut where the stream ends.
+    columns = zip(*rounds, strict=True)
+    return Positions._make(
+        np.concatenate(column)[: options.length] for column in columns
     )
 
 
