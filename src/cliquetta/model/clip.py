@@ -60,6 +60,7 @@ class CLIP(nn.Module):
         self.preprocess = preprocess or Preprocess.openai(self.image_size)
         if tokenizer is not None:
             self.tokenizer = tokenizer
+
         self.visual: nn.Module
         if isinstance(config.vision, VisionConfig):
             self.visual = VisionTower(config.vision, config.embed_dim)
@@ -68,10 +69,12 @@ class CLIP(nn.Module):
         self.text: TextTower | None = None
         if config.text is not None:
             self.text = TextTower(config.text, config.embed_dim)
+
         self.logit_scale = nn.Parameter(torch.full((), math.log(100.0)))
         self.logit_bias: nn.Parameter | None = None
         if config.sigmoid:
             self.logit_bias = nn.Parameter(torch.full((), -10.0))
+
         self.requires_grad_(False)
         self.eval()
 
@@ -135,6 +138,7 @@ class CLIP(nn.Module):
         digest = hashlib.sha256()
         for name, tensor in sorted(self.state_dict().items()):
             digest.update(name.encode())
+
             values = tensor.detach().float().cpu().numpy()
             digest.update(values.tobytes())
         return digest.hexdigest()[:16]
@@ -222,6 +226,7 @@ class CLIP(nn.Module):
                     f"{self.embed_dim}"
                 )
             return l2_normalize(features.to(self.device))
+
         by_template = []
         for template in prompts.templates:
             texts = prompts.texts(template)
@@ -276,6 +281,7 @@ class FrozenModel(nn.Module):
         super().__init__()
         self.visual = model.visual if visual is None else visual
         self.register_buffer("text", text.detach())
+
         self.scale = model.scale if scale is None else scale
         self.bias = model.bias
         self.head = head
@@ -347,6 +353,7 @@ def initialise(model: CLIP, seed: int = 0) -> CLIP:
         else:
             draw_blocks([visual.head], width, layers)
             normal(visual.head.probe, width**-0.5)
+
         normal(visual.position, 0.02)
         normal(visual.patch.weight, visual.patch.weight[0].numel() ** -0.5)
     else:

@@ -42,6 +42,7 @@ class Recording:
         values = flatten(tuple(inputs))
         sources = [values[path] for path in self.inputs]
         torch._foreach_copy_(list(self.inputs.values()), sources)
+
         self.graph.replay()
         return map_tensors(torch.clone, self.outputs)
 
@@ -92,12 +93,15 @@ class Replayed:
         most = CHUNK.get(rows[0].device.type)
         if most is None or not self.shapes:
             return function(*rows)
+
         split = [torch.split(value, most) for value in rows]
         parts = []
         for chunk in zip(*split, strict=True):
             count = len(chunk[0])
+
             outputs = self._call(function, _fill_up(chunk), most // STEP)
             parts.append([output[:count] for output in outputs])
+
         if len(parts) == 1:
             return tuple(parts[0])
         return tuple(torch.cat(column) for column in zip(*parts, strict=True))
@@ -112,6 +116,7 @@ class Replayed:
             return function(*inputs)
 
         recorded = self._recorded.setdefault(function, {})
+
         key = tuple((path, v.shape, v.dtype, v.device) for path, v in tensors.items())
         if key not in recorded:
             if len(recorded) >= shapes:
@@ -150,6 +155,7 @@ class Fetched:
     def __init__(self, *values: Tensor) -> None:
         self._values = tuple(value.to("cpu", non_blocking=True) for value in values)
         self._arrived: torch.cuda.Event | None = None
+
         device = values[0].device
         if device.type == "cuda":
             self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]

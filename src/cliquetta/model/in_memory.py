@@ -153,10 +153,12 @@ def _of_open_clip(model: nn.Module, name: str) -> Checkpoint | None:
         conventions = _conventions_of(model, is_siglip=is_siglip)
     except (AttributeError, KeyError, IndexError, TypeError):  # built of other modules
         return None
+
     shapes = openai.config_from(weights, conventions)
     stated = getattr(model.visual, "preprocess_cfg", None)
     if stated is None:
         stated = SIGLIP_PREPROCESS if is_siglip else {}
+
     preprocess = open_clip.preprocess_from(shapes.vision.image_size, stated)
     return Checkpoint(shapes, openai.rename(weights), name, preprocess)
 
@@ -167,6 +169,7 @@ def _conventions_of(model: Any, *, is_siglip: bool) -> Conventions:
     text_block = text.transformer.resblocks[0]
     pooling = getattr(text, "pool_type", getattr(model, "text_pool_type", "argmax"))
     end = getattr(text, "eos_id", getattr(model, "text_eos_id", None))
+
     side = getattr(model.visual, "image_size", None)
     text_activation = _activation(text_block.mlp.gelu)
     common = Conventions(
@@ -177,6 +180,7 @@ def _conventions_of(model: Any, *, is_siglip: bool) -> Conventions:
         text_end=end if pooling == "eos" else None,
         image_size=side[0] if isinstance(side, Sequence) else side,
     )
+
     if is_siglip:
         block = model.visual.trunk.blocks[0]
         activation = block.mlp.act
@@ -210,6 +214,7 @@ def _agree(native: CLIP, model: nn.Module) -> bool:
     size = native.image_size
     noise = torch.randn(1, 3, size, size, generator=draw)
     pixels = noise.to(native.device, native.dtype)
+
     encode_image = find_encoder(model, IMAGE_ENCODERS)
     assert encode_image is not None
     if not _are_close(native.encode_image(pixels), encode_image(pixels), native.dtype):
@@ -220,6 +225,7 @@ def _agree(native: CLIP, model: nn.Module) -> bool:
     if text is None or encode_text is None:
         return True
     highest = min(CLIP_END, text.vocab_size - 1)
+
     ids = torch.randint(8, highest, (1, text.context_length), generator=draw)
     if text.causal:
         ids[:, text.context_length // 2] = highest if text.end is None else text.end

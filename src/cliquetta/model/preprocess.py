@@ -46,6 +46,8 @@ def resize_part(
     first, with the margin of the filter.
     """
     x0, y0, x1, y1 = box
+
+    # The margins of the filter.
     across = math.ceil(3 * max(1, (x1 - x0) / size))
     down = math.ceil(3 * max(1, (y1 - y0) / size))
 
@@ -91,9 +93,11 @@ class Preprocess:
         """Validate the fields."""
         if not isinstance(self.size, int) or self.size < 1:
             raise UserError(f"image size is at least 1, got {self.size}")
+
         valid = _are_channels(self.mean) and _are_channels(self.std)
         if not valid or min(self.std) <= 0:
             raise UserError("mean and std hold three numbers, those of std above 0")
+
         for name, value, choices in (
             ("interpolation", self.interpolation, list(_FILTERS)),
             ("resize", self.resize, ["shorter", "squash"]),
@@ -127,12 +131,15 @@ class Preprocess:
 
         width, height = image.size
         size = self.size
+
         longer = int(size * max(width, height) / min(width, height))
         if longer > LONGEST * size:
             return self._resize_middle(image, longer)
+
         target = (size, longer) if width <= height else (longer, size)
         if image.size != target:
             image = image.resize(target, _FILTERS[self.interpolation])
+
         left = self.offset(image.width - size)
         top = self.offset(image.height - size)
         return image.crop((left, top, left + size, top + size))
@@ -142,6 +149,7 @@ class Preprocess:
         most = _REDUCED * self.size
         across = max(1, image.width // most)
         down = max(1, image.height // most)
+
         if across * down > 1:
             image = image.reduce((across, down))
         return image.resize((self.size, self.size), _FILTERS[self.interpolation])
@@ -150,7 +158,10 @@ class Preprocess:
         """Resize only what the crop of a very long picture needs: the same up to rounding."""
         width, height = image.size
         offset = self.offset(longer - self.size)
+
         scale = longer / max(width, height)
+
+        # The crop in pixels of the picture as it is.
         first = offset / scale
         last = (offset + self.size) / scale
         box = (first, 0, last, height) if width > height else (0, first, width, last)
@@ -164,11 +175,13 @@ class Preprocess:
                 f"pixels takes uint8 (N, {self.size}, {self.size}, 3), "
                 f"got {data.dtype} {tuple(data.shape)}"
             )
+
         if data.shape[-3:-1] != (self.size, self.size):
             raise UserError(
                 f"pictures are {data.shape[-3]} x {data.shape[-2]}, the model takes {self.size} x "
                 f"{self.size}; open them as PIL images to have them resized"
             )
+
         mean, std, levels = _constants(self.mean, self.std, data.device)
         # A division by a Python number would become a product with its reciprocal on
         # CUDA.
@@ -194,6 +207,7 @@ class Preprocess:
     def from_dict(cls, values: Mapping[str, Any]) -> "Preprocess":
         """Read the value that :meth:`to_dict` wrote."""
         names = [field.name for field in dataclasses.fields(cls)]
+
         fields: dict[str, Any] = {}
         for name, value in dict(values).items():
             if name not in names:

@@ -26,6 +26,7 @@ class RowTokenizer(TextTokenizer):
         self._tokenizer = tokenizer
         self._tower_size = vocab_size
         self.vocab_size = vocab_size or int(getattr(tokenizer, "vocab_size", 0))
+
         stated = getattr(tokenizer, "context_length", context_length)
         self.context_length = (
             context_length if stated is None else min(stated, context_length)

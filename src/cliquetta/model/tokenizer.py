@@ -101,6 +101,7 @@ class TextTokenizer(ABC):
                     f"text {excerpt!r} takes {len(ids)} tokens with start and end, the model's "
                     f"context holds {self.context_length}: shorten the class name or template"
                 )
+
             row[: len(ids)] = torch.tensor(ids)
         return rows
 
@@ -122,9 +123,11 @@ class Tokenizer(TextTokenizer):
         if context_length < 2:
             message = f"a context of {context_length} has no room for the start and end tokens"
             raise UserError(message)
+
         self.context_length = context_length
         self.merges = merges
         self._byte_symbols = _byte_symbols()
+
         learnt = _all_merges()[:merges]
         self._ranks = {pair: rank for rank, pair in enumerate(learnt)}
 
@@ -135,10 +138,12 @@ class Tokenizer(TextTokenizer):
         symbols += [left + right for left, right in learnt]
         symbols += [START, END]
         self._ids = {symbol: id for id, symbol in enumerate(symbols)}
+
         self._word = lru_cache(maxsize=_CACHED_WORDS)(self._encode_word)
         self.vocab_size = len(symbols)
         self.start = self._ids[START]
         self.end = self._ids[END]
+
         self.prefix = (self.start,)
         self.suffix = (self.end,)
 
@@ -169,6 +174,7 @@ class Tokenizer(TextTokenizer):
             if earliest == no_rank:
                 break
             first = ranks.index(earliest)
+
             joined = parts[first] + parts[first + 1]
             parts[first : first + 2] = [joined]
         return tuple(self._ids[part] for part in parts)
@@ -208,12 +214,14 @@ class PretrainedTokenizer(TextTokenizer):
         self.text = text
         self.context_length = text.context_length
         self.is_canonical = not text.causal or text.end == _END
+
         self._encode, self.vocab_size, token = _read(path)
         if abs(self.vocab_size - text.vocab_size) > max(64, _MARGIN * text.vocab_size):
             raise UserError(
                 f"{path.name} is a tokenizer of another vocabulary: it has {self.vocab_size} "
                 f"tokens, the text tower {text.vocab_size}"
             )
+
         if self.is_canonical:
             self.prefix = ()
             self.suffix = (_END,)
@@ -229,6 +237,7 @@ class PretrainedTokenizer(TextTokenizer):
         start = next(starts, 0)
         self.prefix = tuple(row[:start])
         self.suffix = tuple(row[start + size :])
+
         if text.end is None or text.end not in self.suffix:
             raise UserError(
                 f"{path.name} is a tokenizer of another model: it does not end a text with token "

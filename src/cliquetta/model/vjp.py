@@ -148,6 +148,7 @@ def record_block(
     # A single query is projected by itself, all others with keys and values.
     first_row = 0 if query is None else x.shape[-1]
     packed = F.linear(normed, block.qkv.weight[first_row:], block.qkv.bias[first_row:])
+
     extra = None
     if prefix is not None:
         if mask is not None or prefix.mask is not None:
@@ -199,6 +200,7 @@ def _attention(
         before = extra.view(B, extra.shape[1], 2, heads, -1)
         k = torch.cat([before[:, :, 0].transpose(1, 2), k], dim=2)
         v = torch.cat([before[:, :, 1].transpose(1, 2), v], dim=2)
+
     out = F.scaled_dot_product_attention(
         q.transpose(1, 2), k, v, attn_mask=mask, is_causal=causal
     )
@@ -237,10 +239,13 @@ def block_vjp(
         normed = packed @ weight
         hidden = norm_vjp(block.ln_1, tape.first, normed, index, residual=middle)
         return hidden, prefix
+
     normed = packed @ weight[D:]
     if tape.rows is None:
         # Query and output of a pooling head belong to no position.
         return norm_vjp(block.ln_1, tape.first, normed, index), prefix
+
+    # A single query was read at one position.
     position = _rows(tape.rows, index)[:, None, None].expand(-1, 1, D)
     normed = normed.scatter_add(1, position, query @ weight[:D])
     hidden = norm_vjp(block.ln_1, tape.first, normed, index)
@@ -275,6 +280,7 @@ def _attention_vjp(
     query = leaf(tape.query, through)
     extra = leaf(tape.extra, True)
     mask = None if tape.mask is None else _rows(tape.mask, index)
+
     with torch.enable_grad():
         out = _attention(block, packed, query, extra, mask, tape.causal)
     leaves = [x for x in (packed, query, extra) if x is not None and x.requires_grad]
@@ -306,6 +312,7 @@ class VisualTape:
         self.blocks = sorted(prefix)
         self.replayed = replayed or Replayed(shapes=0)
         self.tapes: list[BlockTape] = []
+
         last = len(tower.blocks) - 1
         for number in range(self.start, last + 1):
             # Of the last block only the class token is read.
@@ -339,6 +346,7 @@ class VisualTape:
         # Rows of one image, one behind the other, are read from a cache.
         order = index.argsort()
         gradients = self.replayed.by_rows(self._pull, cotangents[order], index[order])
+
         by_block = {}
         for block, rows in zip(self.blocks, gradients, strict=True):
             by_block[block] = torch.empty_like(rows).index_copy(0, order, rows)
@@ -414,6 +422,7 @@ class VisualTapes:
             return self._new(hidden, prompts)
         if not self._forward.fits(hidden, prompts):
             return self._new(hidden, prompts)
+
         self._forward.replay((hidden, prompts))
         return self._tape
 
@@ -434,6 +443,7 @@ class TextTape:
     def __init__(self, tower: TextTower, embeddings: Tensor, ends: Tensor) -> None:
         self.tower = tower
         L = embeddings.shape[1]
+
         last = len(tower.blocks) - 1
         x = embeddings + tower.position[:L]
         self.tapes: list[BlockTape] = []
@@ -445,6 +455,7 @@ class TextTape:
         mask = tower.seen(ends, L)
         x, tape = record_block(tower.block(last), x, mask=mask, rows=ends)
         self.tapes.append(tape)
+
         normed, self.final = record_norm(tower.ln_final, x[:, 0])
         self.features = tower.project(normed)
         """Features (n, E), not normalised, in the tower's dtype."""
@@ -452,10 +463,12 @@ class TextTape:
     @torch.no_grad()
     def vjp(self, cotangents: Tensor, index: Tensor, positions: Tensor) -> Tensor:
         """Compute gradients (R, M, D), float32, of the embeddings at ``positions`` (R, M)."""
+        # Back through projection and final norm.
         tower = self.tower
         unit, size = _unit_rows(cotangents)
         grad = unit.to(tower.projection.dtype) @ tower.projection.t()
         grad = norm_vjp(tower.ln_final, self.final, grad, index)[:, None]
+
         for number in range(len(self.tapes) - 1, -1, -1):
             back, _ = block_vjp(
                 tower.block(number), self.tapes[number], grad, index, through=True

@@ -123,6 +123,7 @@ def rename(state: Mapping[str, Tensor]) -> State:
     for key, tensor in state.items():
         same = is_resnet and key.startswith("visual.")
         out[key if same else rename_key(key, _RENAMES)] = tensor
+
     if is_siglip_state(state):
         out["visual.position"] = out["visual.position"].flatten(0, 1)
         out["visual.head.probe"] = out["visual.head.probe"].flatten()
@@ -136,6 +137,7 @@ def config_from(state: Mapping[str, Tensor], conventions: Conventions) -> CLIPCo
     try:
         if "token_embedding.weight" in state:
             text = _text_config(state, conventions)
+
         if is_siglip_state(state):
             vision = _siglip_vision_config(state, conventions)
             embed_dim = vision.width
@@ -154,6 +156,7 @@ def config_from(state: Mapping[str, Tensor], conventions: Conventions) -> CLIPCo
         raise CheckpointError(
             f"an incomplete checkpoint: {error.args[0]} is missing"
         ) from None
+
     sigmoid = is_siglip_state(state) or "logit_bias" in state
     return CLIPConfig(embed_dim, vision, text, sigmoid)
 
