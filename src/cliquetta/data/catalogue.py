@@ -1,4 +1,4 @@
-"""The list of datasets: adding one is one entry."""
+"""List of datasets: adding one is one entry."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""The 15 corruptions of Hendrycks & Dietterich (ICLR 2019) at 5 severities, and three of our own.
+"""Corruptions: the 15 of Hendrycks & Dietterich (ICLR 2019) at 5 severities, and three of our own.
 
 Constants are those of CIFAR-10-C up to a shorter side of 32, of ImageNet-C from 224 on,
 and between them a straight line in the logarithm of the side. Departures from the
@@ -142,7 +142,7 @@ _SHIFT = re.compile(r"(?P<name>[A-Za-z_]+)(?::(?P<severity>\d+))?")
 
 @dataclass(frozen=True)
 class Shift:
-    """A corruption at one severity."""
+    """Corruption at one severity."""
 
     name: str
     severity: int = DEFAULT_SEVERITY
@@ -211,6 +211,7 @@ class ShiftedDataset(Dataset):
         return None if pictures is None else self._corrupt(pictures, indices)
 
     def _corrupt(self, pictures: Images, indices: Sequence[int]) -> Images:
+        """Corrupt pictures of the base."""
         return corrupt_batch(
             pictures,
             self.shift.name,

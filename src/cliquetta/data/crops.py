@@ -166,7 +166,7 @@ def _resize(image: Image.Image, width: int, height: int) -> Image.Image:
 def crop_tensors(
     images: Tensor, boxes: Sequence[Boxes], size: int, *, eight_bit: bool = False
 ) -> Tensor:
-    """Crops (B, V, 3, size, size) of images (B, 3, H, W), float32, on their device; differentiable.
+    """Cut crops (B, V, 3, size, size) of images (B, 3, H, W), float32, differentiable.
 
     ``eight_bit`` says that values are 0 ... 255 and computes what Pillow computes, to
     the bit.
@@ -223,7 +223,7 @@ def _to_levels(values: Tensor) -> Tensor:
 def _matrices(
     boxes: Sequence[Boxes], H: int, W: int, size: int
 ) -> tuple[Tensor, Tensor]:
-    """Interpolation matrices (B, V, size, W) and (B, V, size, H) of the crops of H x W images."""
+    """Compute interpolation matrices (B, V, size, W) and (B, V, size, H) of H x W images."""
     across = _triangle(
         start=np.stack([box.left for box in boxes]),
         extent=np.stack([box.columns for box in boxes]),
@@ -248,7 +248,7 @@ def _matrices(
 def _triangle(
     start: Integers, extent: Integers, resized: Integers, length: int, size: int
 ) -> Tensor:
-    """Weights (B, V, size, length), rows of sum one: triangles at least one input pixel wide.
+    """Compute weights (B, V, size, length), rows of sum one: triangles a pixel wide or more.
 
     If the image is not resized first, positions count from the edge of the crop and
     nothing outside of it is seen; otherwise from the image's edge.

@@ -1,4 +1,4 @@
-"""The contract of a dataset: named images, their labels if known, and the class list."""
+"""Contract of a dataset: named images, their labels if any, and the class list."""
 
 from __future__ import annotations
 

@@ -128,9 +128,10 @@ def open_table(
 
 @dataclass(frozen=True)
 class _Written:
-    """What is written down of a block: its checksum, and why images could not be read."""
+    """Entry of a block in the list of a table."""
 
     checksum: int
+    # Why images could not be read, by row of the table.
     unreadable: Mapping[int, str]
 
 

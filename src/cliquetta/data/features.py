@@ -94,26 +94,26 @@ class FeatureDataset(Dataset):
 
 
 def feature_dataset(
-    given: Any, names: Sequence[str] | None = None, *, labelled: bool = True
+    source: Any, names: Sequence[str] | None = None, *, labelled: bool = True
 ) -> FeatureDataset:
     """Make a dataset of features as users have them.
 
-    ``given`` is an array (N, E) or (N, V, E), a file with ``features`` and, if known,
+    ``source`` is an array (N, E) or (N, V, E), a file with ``features`` and, if known,
     ``keys``, ``labels`` and ``names``, or a DataFrame with a column of vectors.
     ``names`` is the class list.
     """
-    if isinstance(given, FeatureDataset):
-        return given
+    if isinstance(source, FeatureDataset):
+        return source
     id = "features"
     arrays: Arrays
-    if isinstance(given, str | os.PathLike):
-        path = Path(given)
+    if isinstance(source, str | os.PathLike):
+        path = Path(source)
         id = f"features:{path.as_posix()}"
         arrays = read_arrays(path)
-    elif hasattr(given, "columns") and hasattr(given, "index"):
-        arrays = _from_frame(given)
+    elif hasattr(source, "columns") and hasattr(source, "index"):
+        arrays = _from_frame(source)
     else:
-        arrays = {FEATURE_NAMES[0]: as_array(given, id)}
+        arrays = {FEATURE_NAMES[0]: as_array(source, id)}
 
     features = pick_features(arrays, id)
     labels = _find_texts(arrays, _LABELS) if labelled else None

@@ -79,7 +79,7 @@ def apply_axes(images: Floats, rows: Floats, columns: Floats) -> Floats:
 
 
 def apply_to_planes(planes: Floats, rows: Floats, columns: Floats) -> Floats:
-    """:func:`apply_axes` of planes (N, C, H, W); blocks of a matrix skip what they do not reach."""
+    """Multiply both axes of planes (N, C, H, W); blocks of a matrix skip what they do not reach."""
     count, channels, _, width = planes.shape
 
     # Down: (N, C, H', W).

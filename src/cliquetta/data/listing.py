@@ -1,4 +1,4 @@
-"""The images of a long prediction run, listed once, in order, each once, in an SQLite file.
+"""Images of a long prediction run, listed in order, each once, in an SQLite file.
 
 A run that is continued sees the same images under the same numbers; memory does not
 grow.

@@ -38,7 +38,7 @@ class Jpeg(NamedTuple):
 
 
 class ChunkNote(NamedTuple):
-    """What a worker reports beside the pictures of a chunk; images are numbered in their batch."""
+    """Report of a worker beside the pictures of a chunk; images are numbered in their batch."""
 
     # Numbers of the pictures, in their order.
     readable: list[int]
@@ -92,7 +92,7 @@ def turn(image: Tensor, orientation: int) -> Tensor:
 
 
 def resize_and_crop(image: Tensor, preprocess: Preprocess) -> Tensor:
-    """:meth:`Preprocess.picture` (S, S, 3) of an image (3, H, W), uint8; equal up to rounding."""
+    """Make the picture (S, S, 3) of an image (3, H, W) as Pillow does, up to rounding."""
     size = preprocess.size
     height, width = image.shape[-2:]
     rows = columns = size

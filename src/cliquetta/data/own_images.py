@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -105,40 +105,50 @@ def examine_own(
         if on_image is not None:
             on_image(len(opened), len(dataset))
 
-    pairs = list(_equal_pairs(opened))
     keys = dataset.keys
+    unreadable: dict[str, str] = {}
+    sides: list[int] = []
+    smaller: list[str] = []
+    for key, one in zip(keys, opened, strict=True):
+        if one.reason:
+            unreadable[key] = one.reason
+            continue
+        sides.append(one.side)
+        if one.side < side:
+            smaller.append(key)
+
+    # Equal files should not be of two classes.
     stated = _stated_classes(dataset)
+    duplicates: list[tuple[str, str]] = []
+    contradictions: list[tuple[str, str]] = []
+    for first, second in _equal_pairs(opened):
+        pair = (keys[first], keys[second])
+        duplicates.append(pair)
+        if stated[first] != stated[second]:
+            contradictions.append(pair)
+
     counts = Counter(name for name in stated if name is not None)
-    sides = [one.side for one in opened if not one.reason]
-    listed = {same_name(name) for name in classes or ()}
-    found = {same_name(name) for name in counts}
     return OwnImages(
         id=id,
         images=len(dataset),
         classes=dict(counts),
         unused=_unused_files(id),
-        unreadable={
-            keys[row]: one.reason for row, one in enumerate(opened) if one.reason
-        },
-        duplicates=tuple((keys[first], keys[second]) for first, second in pairs),
-        contradictions=tuple(
-            (keys[first], keys[second])
-            for first, second in pairs
-            if stated[first] != stated[second]
-        ),
+        unreadable=unreadable,
+        duplicates=tuple(duplicates),
+        contradictions=tuple(contradictions),
         side=side,
         shortest=min(sides, default=0),
         median=int(statistics.median(sides)) if sides else 0,
-        smaller=tuple(
-            keys[row] for row, one in enumerate(opened) if 0 < one.side < side
-        ),
-        unlisted=tuple(
-            name for name in counts if listed and same_name(name) not in listed
-        ),
-        empty=tuple(
-            name for name in classes or () if counts and same_name(name) not in found
-        ),
+        smaller=tuple(smaller),
+        unlisted=_names_outside(counts, classes) if classes else (),
+        empty=_names_outside(classes, counts) if classes and counts else (),
     )
+
+
+def _names_outside(names: Iterable[str], others: Iterable[str]) -> tuple[str, ...]:
+    """Return the names that are not among others, as names of classes are compared."""
+    listed = {same_name(name) for name in others}
+    return tuple(name for name in names if same_name(name) not in listed)
 
 
 def _open_dataset(id: str, classes: Sequence[str] | None) -> Dataset:

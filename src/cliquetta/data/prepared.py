@@ -243,9 +243,11 @@ class FeatureStream(PreparedStream[FeatureBatch]):
         return FeatureTable(features[:, :count], {})
 
     def _batch(self, values: Tensor, keys: tuple[str, ...]) -> FeatureBatch:
+        """Make a batch of features."""
         return FeatureBatch(values, keys)
 
     def _table(self, number: int) -> FeatureTable:
+        """Return the table of a part, encoded if there is none."""
         part = self.stream.parts[number]
         if number in self._tables:
             return self._tables[number]
@@ -269,8 +271,8 @@ class FeatureStream(PreparedStream[FeatureBatch]):
     def _encode(self, number: int, blocks: Sequence[range]) -> Iterator[FeatureBlock]:
         """Encode blocks of one part."""
         width = self.model.embed_dim
-        read = self._read(number, blocks)
-        for block, (batch, rows, unreadable) in zip(blocks, read, strict=True):
+        batches = self._read(number, blocks)
+        for block, (batch, rows, unreadable) in zip(blocks, batches, strict=True):
             views = batch.images[:, None] if batch.views is None else batch.views
 
             features = np.zeros((len(block), views.shape[1], width), np.float32)
@@ -369,6 +371,7 @@ class HeldStream(PreparedStream[Batch]):
         self._rows = held_rows(stream)
 
     def _table(self, number: int) -> PixelTable:
+        """Return the table of a part, read if no run has it."""
         rows = self._rows[number]
         model = self.model
         shape = self._shape(self.stream.parts[number])
@@ -398,21 +401,22 @@ class HeldStream(PreparedStream[Batch]):
         ]
 
         unreadable: dict[int, str] = {}
-        read = self._read(number, blocks, self._rows)
-        for block, (batch, made, missing) in zip(blocks, read, strict=True):
+        batches = self._read(number, blocks, self._rows)
+        for block, (batch, positions, missing) in zip(blocks, batches, strict=True):
             # Reasons are noted by row of the part, not of what is held.
             for position, reason in missing.items():
                 unreadable[int(rows[position])] = reason
             if len(batch):
                 images = batch.images if batch.views is None else batch.views
 
-                positions = torch.from_numpy(made + block.start).to(pixels.device)
-                pixels[positions] = images.to(pixels.device, pixels.dtype)
+                held = torch.from_numpy(positions + block.start).to(pixels.device)
+                pixels[held] = images.to(pixels.device, pixels.dtype)
 
             self._report(f"read {self.stream.parts[number].id}", block.stop, count)
         return PixelTable(pixels, rows, unreadable)
 
     def _batch(self, values: Tensor, keys: tuple[str, ...]) -> Batch:
+        """Make a batch of pixels."""
         if self.views is None:
             return Batch(values, keys)
         return Batch(values[:, 0], keys, values)

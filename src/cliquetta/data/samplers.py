@@ -259,7 +259,7 @@ def mixed(
 def recurring(
     domains: Sequence[LabelledSet], options: SamplerOptions, rng: Rng
 ) -> Positions:
-    """``a>b>a``: share out the images of a dataset over its turns, none shown twice."""
+    """Share out the images of a dataset over its turns (``a>b>a``), none shown twice."""
     ids = [domain.id for domain in domains]
     shares: dict[str, list[Indices]] = {}
     for domain in domains:

@@ -1,4 +1,4 @@
-"""A stream: datasets in a seeded order, in batches, with the views that a method asked for.
+"""Streams: datasets in a seeded order, in batches, with the views that a method asked for.
 
 Labels travel beside the batches and never inside them.
 """

@@ -100,7 +100,7 @@ class TorchImages(Sequence[ImageLike]):
         return image
 
     def labels(self) -> list[str | int]:
-        """Labels of all images, ``""`` where there is none.
+        """Return the labels of all images, ``""`` where there is none.
 
         They come from ``targets`` or ``labels`` of the dataset, else from its items,
         which are then read once more.
@@ -195,7 +195,7 @@ def _plain_label(label: Any) -> str | int:
 
 
 class LabelledTorchImages(Dataset):
-    """A torch dataset or loader as a dataset of this package, for streams and scores.
+    """Torch dataset or loader as a dataset of this package, for streams and scores.
 
     Args:
         images: The images.

@@ -90,9 +90,9 @@ def attach_views(
     if len(batch) == 0:
         return Batch(images, (), images.new_empty(0, spec.count, 3, S, S))
 
-    drawn = [_draw(spec, seed, key, S, S, size=S) for key in batch.keys]
-    boxes = [box for box, _ in drawn]
-    recipes = [recipe for _, recipe in drawn if recipe is not None]
+    choices = [_draw(spec, seed, key, S, S, size=S) for key in batch.keys]
+    boxes = [box for box, _ in choices]
+    recipes = [recipe for _, recipe in choices if recipe is not None]
     if not recipes:
         crops = crop_tensors(images, boxes, S).to(images.dtype)
         views = torch.cat([images[:, None], crops], dim=1)

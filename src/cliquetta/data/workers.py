@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 
 
 class WorkerError(RuntimeError):
-    """A worker process ended before its work was done."""
+    """End of a worker process before its work was done."""
 
 
 def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:

@@ -40,7 +40,7 @@ def resize_part(
     resample: Image.Resampling,
     box: tuple[float, float, float, float],
 ) -> Image.Image:
-    """``image.resize((size, size), resample, box=box)`` for a small part of a very large picture.
+    """Resize a small part (``box``) of a very large picture, as ``image.resize`` would.
 
     Pillow's boxes are float32, too coarse beyond 16 million pixels: the part is cut out
     first, with the margin of the filter.

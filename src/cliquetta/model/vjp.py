@@ -283,8 +283,12 @@ def _attention_vjp(
 
     with torch.enable_grad():
         out = _attention(block, packed, query, extra, mask, tape.causal)
-    leaves = [x for x in (packed, query, extra) if x is not None and x.requires_grad]
-    gradients = iter(torch.autograd.grad(out, leaves, grad.to(out.dtype)))
+
+    # Only what needs a gradient may be asked for one.
+    leaves = [packed, query] if through else []
+    leaves.append(extra)
+    present = [x for x in leaves if x is not None]
+    gradients = iter(torch.autograd.grad(out, present, grad.to(out.dtype)))
     return (
         next(gradients) if through else None,
         next(gradients) if through and query is not None else None,

@@ -1,4 +1,4 @@
-"""The known datasets, all in ``facts.json``, in the order of the paper's tables; their readers."""
+"""Datasets of the literature, in the order of the paper's tables (``facts.json``); their readers."""
 
 import json
 from importlib.resources import files
