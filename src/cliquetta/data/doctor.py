@@ -199,26 +199,38 @@ def _open_all(
 
     if listing.images is not None:
         return None
+    digests = []
     unreadable: dict[str, str] = {}
-    rows_by_digest: dict[str, list[int]] = defaultdict(list)
     results = map_ahead(_try, listing.paths, workers=workers, ahead=_AHEAD)
     for row, (digest, reason) in enumerate(results):
+        digests.append(digest)
         if reason:
             unreadable[listing.keys[row]] = reason
-        else:
-            rows_by_digest[digest].append(row)
         if on_image is not None:
             on_image(id, row + 1, len(listing.paths))
 
-    # Of equal files the first is compared with every other one.
     duplicates = 0
     contradictions = []
-    for first, *others in rows_by_digest.values():
-        duplicates += len(others)
-        for other in others:
-            if listing.labels[first] != listing.labels[other]:
-                contradictions.append((listing.keys[first], listing.keys[other]))
+    for first, other in equal_pairs(digests):
+        duplicates += 1
+        if listing.labels[first] != listing.labels[other]:
+            contradictions.append((listing.keys[first], listing.keys[other]))
     return Opened(len(listing.paths), unreadable, duplicates, tuple(contradictions))
+
+
+def equal_pairs(digests: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Yield the first of each set of equal files with every other one, by their hashes.
+
+    Files without a hash, which cannot be read, are equal to none.
+    """
+    rows_by_digest: dict[str, list[int]] = defaultdict(list)
+    for row, digest in enumerate(digests):
+        if digest:
+            rows_by_digest[digest].append(row)
+
+    for first, *others in rows_by_digest.values():
+        for other in others:
+            yield first, other
 
 
 def _try(path: Path) -> tuple[str, str]:

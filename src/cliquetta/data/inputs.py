@@ -263,8 +263,8 @@ def as_batch(
             return images
         return _add_views(images, views, seed, preprocess)
 
-    keys: list[str] = []
-    made: list[Tensor] = []
+    keys = []
+    made = []
     separated = separate_images(images, preprocess, channel_order=channel_order)
     for number, image in enumerate(separated):
         try:

@@ -426,7 +426,7 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
 def digest(sources: Sequence[Source], stdin: Path | None) -> str:
     """Hash the sources and the content of lists; the content of folders does not count."""
     names = []
-    read: list[Any] = []
+    read = []
     for source in sources:
         if is_table(source):
             names.append(source.to_csv())

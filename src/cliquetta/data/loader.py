@@ -227,7 +227,7 @@ class Loader(Generic[Job]):
 
     def _prepare(self, image: Image.Image, key: str) -> list[Array]:
         """Resize and crop an image, for every kind of views."""
-        arrays: list[Array] = []
+        arrays = []
         for kind in self.views:
             if kind is None:
                 arrays.append(np.asarray(self.preprocess.picture(image)))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import statistics
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from cliquetta.data.catalogue import FOLDER, get_dataset
 from cliquetta.data.dataset import Dataset, FileDataset
+from cliquetta.data.doctor import equal_pairs
 from cliquetta.data.files import NoClassNamesError, same_name, walk_images
 from cliquetta.data.images import ImageError, open_image
 from cliquetta.data.remote import read_listed
@@ -99,7 +100,7 @@ def examine_own(
     results = map_ahead(
         _Reader(dataset), range(len(dataset)), workers=workers, ahead=_AHEAD
     )
-    opened: list[_Opened] = []
+    opened = []
     for result in results:
         opened.append(result)
         if on_image is not None:
@@ -107,8 +108,8 @@ def examine_own(
 
     keys = dataset.keys
     unreadable: dict[str, str] = {}
-    sides: list[int] = []
-    smaller: list[str] = []
+    sides = []
+    smaller = []
     for key, one in zip(keys, opened, strict=True):
         if one.reason:
             unreadable[key] = one.reason
@@ -121,7 +122,7 @@ def examine_own(
     stated = _stated_classes(dataset)
     duplicates: list[tuple[str, str]] = []
     contradictions: list[tuple[str, str]] = []
-    for first, second in _equal_pairs(opened):
+    for first, second in equal_pairs([one.digest for one in opened]):
         pair = (keys[first], keys[second])
         duplicates.append(pair)
         if stated[first] != stated[second]:
@@ -197,18 +198,6 @@ class _Reader:
         except ImageError as error:
             return _Opened(reason=error.reason)
         return _Opened(hashlib.sha256(data).hexdigest(), min(image.size))
-
-
-def _equal_pairs(opened: Sequence[_Opened]) -> Iterator[tuple[int, int]]:
-    """Yield the first of each set of equal files with every other one."""
-    rows_by_digest: dict[str, list[int]] = defaultdict(list)
-    for row, one in enumerate(opened):
-        if not one.reason:
-            rows_by_digest[one.digest].append(row)
-
-    for first, *others in rows_by_digest.values():
-        for other in others:
-            yield first, other
 
 
 def _problems(found: OwnImages) -> Iterator[str]:

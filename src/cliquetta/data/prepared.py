@@ -102,7 +102,7 @@ class PreparedStream(ABC, Generic[B]):
         """Gather a batch; an unreadable image leaves its position empty."""
         parts, rows = self.stream.origin(positions)
 
-        readable: list[int] = []
+        readable = []
         for offset, position in enumerate(positions):
             part = int(parts[offset])
             reason = tables[part].unreadable.get(int(rows[offset]))

@@ -154,7 +154,7 @@ def keff(domain: LabelledSet, options: SamplerOptions, rng: Rng) -> Indices:
     members = [rng.permutation(np.flatnonzero(labels == label)) for label in classes]
     _check_classes(domain, classes=len(members), needed=high)
 
-    batches: list[Indices] = []
+    batches = []
     images = options.limit or len(labels)
     for _ in range(images // size):
         left = np.array([len(unseen) for unseen in members])

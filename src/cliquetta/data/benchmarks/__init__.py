@@ -1,4 +1,4 @@
-"""Datasets of the literature, in the order of the paper's tables (``facts.json``); their readers."""
+"""Datasets of the literature, in the order of the paper's tables (``facts.json``), with readers."""
 
 import json
 from importlib.resources import files

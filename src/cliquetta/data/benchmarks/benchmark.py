@@ -130,7 +130,7 @@ def squeeze(name: str) -> str:
 
 def candidate_folders(root: Path, names: Sequence[str]) -> Iterator[Path]:
     """Find folders called like one of ``names``, ``root`` among them; names may be paths."""
-    seen: set[Path] = set()
+    seen = set()
     for name in names:
         steps = [squeeze(step) for step in name.split("/")]
         folders = _descend(root, steps)

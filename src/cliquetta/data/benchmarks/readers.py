@@ -89,7 +89,7 @@ def several(list_id: str, domains: Mapping[str, Sequence[str]]) -> Read:
     read_one = class_folders(by_name(list_id))
 
     def read(location: Location) -> Listing:
-        keys: list[str] = []
+        keys = []
         labels: list[int] = []
         paths: list[Path] = []
 
@@ -229,8 +229,8 @@ def cifar_pickles(list_id: str, field: str, parts: Mapping[str, Sequence[str]]) 
     names = [name.replace(" ", "_") for name in class_names(list_id)]
 
     def read(location: Location) -> Listing:
-        keys: list[str] = []
-        labels: list[int] = []
+        keys = []
+        labels = []
         rows = []
 
         # Batch after batch, as the files number them.
