@@ -98,7 +98,6 @@ def mix(plain: Tensor, chains: Tensor, recipes: Sequence[Recipe]) -> Tensor:
     # m: (B, V)
     shares = np.stack([recipe.plain for recipe in recipes])
     share = torch.from_numpy(shares).to(plain)[..., None, None, None]
-
     return share * plain + (1 - share) * mixture
 
 
@@ -161,7 +160,6 @@ def _equalize(pictures: Tensor) -> Tensor:
     # Too few pixels for one step: leave the channel as it is.
     unchanged = torch.arange(256, device=flat.device)
     table = torch.where(step > 0, table, unchanged)
-
     return table.gather(2, flat).view_as(pictures).to(torch.uint8)
 
 

@@ -140,7 +140,6 @@ def get_dataset(
 
     """
     base, shift = parse_dataset_id(id)
-
     folder = None if root is None else Path(root).expanduser()
 
     # Class names serve only where the data have none.

@@ -61,7 +61,6 @@ class Corruption:
 
         # Beyond both sizes the constants stay.
         share = min(max(share, 0.0), 1.0)
-
         pairs = zip(self.small[severity - 1], self.large[severity - 1], strict=True)
         return tuple((1 - share) * small + share * large for small, large in pairs)
 
@@ -86,13 +85,11 @@ def corrupt_batch(
     corruption = look_up("corruption", name, CORRUPTIONS)
     size = images.shape[1:]
     constants = corruption.constants(severity, min(size[:2]))
-
     out = np.empty_like(images)
 
     step = max(1, _CHUNK // math.prod(size))
     for start in range(0, len(images), step):
         part = slice(start, start + step)
-
         generators = [np.random.default_rng((seed, int(i))) for i in numbers[part]]
         scaled = images[part].astype(np.float32) / np.float32(255)
         changed = corruption.apply(scaled, constants, Draws(generators))

@@ -54,7 +54,6 @@ def resized_crop_boxes(
 ) -> Boxes:
     """Draw crops of random area and aspect ratio; the largest fitting one if ten draws fail."""
     smallest, largest = scale
-
     attempts = (count, _ATTEMPTS)
     area = height * width * generator.uniform(smallest, largest, size=attempts)
     log_aspect = generator.uniform(
@@ -137,7 +136,6 @@ def crop_image(image: Image.Image, boxes: Boxes, size: int) -> npt.NDArray[np.ui
     # Pixels of the picture for each pixel of the resized one that boxes refer to.
     across = image.width / boxes.width
     down = image.height / boxes.height
-
     crops = np.empty((len(boxes.top), size, size, 3), dtype=np.uint8)
 
     # Left, top, right and bottom of every crop: (V, 4).
@@ -180,7 +178,6 @@ def crop_tensors(
         # not; MPS has no float64.
         dtype = torch.float64
         device = torch.device("cpu") if device.type == "mps" else device
-
     out = torch.empty(B, V, C, size, size, device=images.device)
 
     # Images at once, by the memory of their matrices.
@@ -193,7 +190,6 @@ def crop_tensors(
             across, down = (
                 (weights * _ONE + 0.5).floor_() for weights in (across, down)
             )
-
         n = len(part)
 
         # Across, one product for all views of an image:
@@ -258,14 +254,12 @@ def _triangle(
 
     # Where the pixels of the crop are centred among those of the image: (B, V, size).
     first = np.where(enlarged, start, 0)[..., None]
-
     centre = (first + np.arange(size) + 0.5) * step
 
     # The pixels of the image, and which of them are seen: (B, V, length).
     origin = np.where(enlarged, 0, start)[..., None]
     end = np.where(enlarged, length, extent)[..., None]
     position = np.arange(length) - origin
-
     inside = (position >= 0) & (position < end)
 
     # A weight falls from 1 at the centre to 0 one step away: (B, V, size, length).

@@ -132,14 +132,12 @@ class ArrayDataset(Dataset):
         templates: Sequence[str] = (DEFAULT_TEMPLATE,),
     ) -> None:
         super().__init__(id, names=names, keys=keys, labels=labels, templates=templates)
-
         if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3:
             raise UserError(
                 f"images are (N, H, W, 3) uint8, got {images.shape} {images.dtype}"
             )
         if len(images) != len(self.keys):
             raise UserError(f"{len(images)} images for {len(self.keys)} keys")
-
         self.images = images
 
     def load(self, index: int) -> Image.Image:

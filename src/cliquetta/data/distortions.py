@@ -36,7 +36,6 @@ def impulse_noise(x: Floats, c: Constants, draws: Draws) -> Floats:
     # A value turns white below the share, and black below half of it.
     whitened = np.where(chance < share, 1, x)
     noisy = np.where(chance < share / 2, 0, whitened)
-
     return noisy.astype(np.float32)
 
 
@@ -55,7 +54,6 @@ def glass_blur(x: Floats, c: Constants, draws: Draws) -> Floats:
     sigma = c[0]
     reach = round(c[1])
     rounds = round(c[2])
-
     count, height, width, _ = x.shape
 
     # Pixels far enough from the border, from the last one to the first: (n,).
@@ -68,7 +66,6 @@ def glass_blur(x: Floats, c: Constants, draws: Draws) -> Floats:
     sources = np.tile(positions, rounds) + moves[:, 0] * width + moves[:, 1]
     sources = sources.reshape(count, rounds, len(positions))
     order = _resolve_copies(height * width, positions, sources)
-
     blurred = filters.gaussian_blur(x, sigma).reshape(count, height * width, 3)
 
     shuffled = np.take_along_axis(blurred, order[..., None], axis=1)
@@ -87,7 +84,6 @@ def _resolve_copies(
     for all positions at once, by doubling the steps.
     """
     count, rounds, _ = sources.shape
-
     places = np.arange(count * size).reshape(count, size)
     order = places.ravel()
 
@@ -101,7 +97,6 @@ def _resolve_copies(
             if np.array_equal(further, end):
                 break
             end = further
-
         order = order[source.ravel()[end]]
     return order.reshape(count, size) - places[:, :1]
 
@@ -143,7 +138,6 @@ def snow(x: Floats, c: Constants, draws: Draws) -> Floats:
 
     # They fall: the smear is within 45 degrees of the vertical.
     direction = draws.uniform(-135, -45)
-
     layer = filters.motion_blur(flakes, round(radius), sigma, degrees=direction)
 
     # The picture moves towards a bright grey copy of itself.
@@ -190,9 +184,7 @@ def fog(x: Floats, c: Constants, draws: Draws) -> Floats:
 def brightness(x: Floats, c: Constants, draws: Draws) -> Floats:
     """Raise V of HSV: hue and saturation stay if all channels grow by the same factor."""
     value = x.max(axis=3, keepdims=True)
-
     raised = np.clip(value + np.float32(c[0]), 0, 1)
-
     growth = raised / np.maximum(value, 1e-6)
 
     # Black has no hue: it becomes grey.
@@ -218,9 +210,7 @@ def elastic_transform(x: Floats, c: Constants, draws: Draws) -> Floats:
     # The affine map moves three corners (N, 3, 2) around the middle.
     middle = np.array([width // 2, height // 2])
     arm = max(shorter // 3, 1)
-
     corners = middle + arm * np.array([[1, 1], [1, -1], [-1, -1]])
-
     moved = corners + draws.uniform(-shake, shake, 3, 2)
 
     # Each new position is read at the old one: the map that takes the moved corners
@@ -232,7 +222,6 @@ def elastic_transform(x: Floats, c: Constants, draws: Draws) -> Floats:
     back = np.linalg.pinv(homogeneous) @ corners
     grid = np.stack([across, y, np.ones_like(y)], axis=-1)
     positions = grid @ back[:, None]  # (N, H, W, 2): x, y
-
     image = filters.sample(x, positions[..., 1], positions[..., 0], "reflect")
 
     # The smooth field (N, H, W, 2): y, x.

@@ -154,7 +154,6 @@ def _count_splits(
 def _archives(benchmark: Benchmark, root: Path) -> Iterator[str]:
     """Report archives of a dataset that were not extracted."""
     names = {squeeze(name.split("/")[0]) for name in benchmark.folders}
-
     for path in sorted(root.iterdir()):
         file_name = path.name.lower()
         ending = next((end for end in _ARCHIVES if file_name.endswith(end)), None)

@@ -253,12 +253,10 @@ class _Store:
         images, views, width = self.layout.shape
         features = np.ascontiguousarray(block.features, dtype=np.float32)
         features = features.reshape(len(rows), views, width)
-
         row_bytes = features.itemsize * views * width
 
         end = self.path.stat().st_size
         file.seek(end - (images - rows.start) * row_bytes)
-
         file.write(features.data)
 
         unreadable = dict(block.unreadable)

@@ -124,7 +124,6 @@ def _line_filter(
     matrix = np.zeros((size, size))
     weights = np.broadcast_to(weights, sources.shape)
     np.add.at(matrix, (targets, sources), weights)
-
     return matrix
 
 
@@ -154,7 +153,6 @@ def zoom_matrix(size: int, factor: float) -> Floats:
     start = (size - part) // 2
     stretched = max(round(part * factor), size)
     margin = (stretched - size) // 2
-
     step = (part - 1) / (stretched - 1) if stretched > 1 else 0.0
 
     # Each target lies between two neighbouring points of the part.
@@ -206,7 +204,6 @@ def convolve(images: Floats, kernel: Floats) -> Floats:
     reach = kernel.shape[0] // 2
     rows = fold(np.arange(-reach, height + reach), height, "reflect")
     columns = fold(np.arange(-reach, width + reach), width, "reflect")
-
     padded = images[:, rows][:, :, columns]
 
     # Few weights: a sum over shifted pictures; many: products of matrices.
@@ -311,7 +308,6 @@ def sample(images: Floats, y: Floats, x: Floats, rule: str) -> Floats:
 
     def interpolate_row(row: Integers) -> Floats:
         start = first + fold(row, height, rule) * width
-
         at_left = np.take(pixels, start + left_columns, axis=0)
         at_right = np.take(pixels, start + right_columns, axis=0)
 

@@ -30,7 +30,6 @@ class HuggingFaceDataset(Dataset):
         feature = look_up(f"column of {id}", label, table.features)
         classes = getattr(feature, "names", None)
         stated = [None if cell in (None, -1) else str(cell) for cell in table[label]]
-
         names, labels = number_labels(stated, classes, id)
 
         # Keys sort like the rows.

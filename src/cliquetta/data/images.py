@@ -236,7 +236,6 @@ def read_image(path: str | os.PathLike[str]) -> bytes:
             raise ImageError(name, "not a regular file")
         if status.st_size > MAX_BYTES:
             raise ImageError(name, f"too large ({status.st_size / 2**30:.1f} GB)")
-
         data = Path(path).read_bytes()
     except FileNotFoundError:
         raise ImageError(name, "no such file") from None

@@ -123,7 +123,6 @@ def refuse_unnormalised(pixels: Tensor, preprocess: Preprocess) -> None:
     normalises = any(preprocess.mean) or set(preprocess.std) != {1.0}
     if low < 0 or high > 1 or not normalises:
         return
-
     levels = pixels.detach().float().cpu() * 255
 
     from_whole = (levels - levels.round()).abs().max()

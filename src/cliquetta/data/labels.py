@@ -29,7 +29,6 @@ class LabelReader:
     def __init__(self, names: Sequence[str], stated: Iterable[str]) -> None:
         stripped = [text.strip() for text in stated]
         labels = [text for text in stripped if text]
-
         by_name = {same_name(name): name for name in names}
 
         # Numbers count classes, unless one is a class by its name.
@@ -105,6 +104,5 @@ def comes_class_by_class(labels: Iterable[str | int]) -> bool:
 
     # Two images drawn at random are of one class this often.
     by_chance = sum((count / total) ** 2 for count in counts.values())
-
     limit = by_chance + (1 - by_chance) / 2
     return equal_neighbours / (total - 1) > limit

@@ -108,7 +108,6 @@ class ImageList:
             # where the order is not that of the list: whose turn it is, counted from 1
             "CREATE TABLE IF NOT EXISTS turns (turn INTEGER PRIMARY KEY, number INTEGER)"
         )
-
         facts = dict(self._rows.execute("SELECT name, value FROM facts"))
         # Of input tables.
         self.columns: list[str] = json.loads(facts.get("columns", "[]"))
@@ -319,7 +318,6 @@ def _expand(
                 path = os.fsdecode(line)
                 yield Entry(path, {}, folder=last_folder(path))
         return
-
     name = str(source)
 
     suffix = posixpath.splitext(name)[1].lower()
@@ -398,7 +396,6 @@ def _expand_table(table: str) -> Iterator[Entry]:
     with open_table(table) as (column, rows):
         for row in rows:
             path = row[column].strip()
-
             if in_store:
                 path = join_url(folder, path)
             elif not is_url(path):

@@ -156,7 +156,6 @@ class Loader(Generic[Job]):
         """Yield results of :meth:`read` for all chunks, in order."""
         views = [1 if kind is None else kind.count for kind in self.views]
         step = max(1, CHUNK // max(views))
-
         chunks = (
             Chunk(batch[first : first + step], first=first, batch_size=len(batch))
             for batch in batches
@@ -206,7 +205,6 @@ class Loader(Generic[Job]):
                     jpegs[number] = image
                 else:
                     made[number] = self._prepare(image, group.keys[row])
-
         readable = sorted(made)
 
         note = ChunkNote(
@@ -273,7 +271,6 @@ class Loader(Generic[Job]):
         images = []
         for kind in self.views:
             views = () if kind is None else (kind.count,)
-
             shape = (0, *views, size, size, 3)
             images.append(torch.empty(shape, dtype=torch.uint8))
         return images

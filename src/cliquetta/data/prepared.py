@@ -101,7 +101,6 @@ class PreparedStream(ABC, Generic[B]):
     ) -> tuple[B, Tensor]:
         """Gather a batch; an unreadable image leaves its position empty."""
         parts, rows = self.stream.origin(positions)
-
         readable = []
         for offset, position in enumerate(positions):
             part = int(parts[offset])
@@ -274,7 +273,6 @@ class FeatureStream(PreparedStream[FeatureBatch]):
         batches = self._read(number, blocks)
         for block, (batch, rows, unreadable) in zip(blocks, batches, strict=True):
             views = batch.images[:, None] if batch.views is None else batch.views
-
             features = np.zeros((len(block), views.shape[1], width), np.float32)
 
             # Rows of unreadable images stay zero.
@@ -378,14 +376,12 @@ class HeldStream(PreparedStream[Batch]):
 
         # All that decides the pixels, so that runs share tables.
         key = f"{shape} {model.dtype} {model.device} {hash(rows.tobytes())}"
-
         size = len(rows) * _bytes_per_image(self.stream, model)
         return self.store.get(key, size, lambda: self._hold(number))
 
     def _hold(self, number: int) -> PixelTable:
         """Read and preprocess a part."""
         rows = self._rows[number]
-
         count = len(rows)
         size = self.preprocess.size
         views = () if self.views is None else (self.count,)
@@ -408,10 +404,8 @@ class HeldStream(PreparedStream[Batch]):
                 unreadable[int(rows[position])] = reason
             if len(batch):
                 images = batch.images if batch.views is None else batch.views
-
                 held = torch.from_numpy(positions + block.start).to(pixels.device)
                 pixels[held] = images.to(pixels.device, pixels.dtype)
-
             self._report(f"read {self.stream.parts[number].id}", block.stop, count)
         return PixelTable(pixels, rows, unreadable)
 

@@ -172,7 +172,6 @@ def walk_urls(url: str, unused: Counter[str]) -> Iterator[str]:
     filesystem, path = find_filesystem(url)
     for file in sorted(filesystem.find(path), key=natural_key):
         name = file.rpartition("/")[2]
-
         suffix = posixpath.splitext(name)[1].lower()
         if name.startswith("."):
             unused["hidden"] += 1

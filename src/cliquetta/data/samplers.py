@@ -246,7 +246,6 @@ def mixed(
     """Interleave images of several datasets at random."""
     orders = [shuffled(domain, options, rng)[: options.limit] for domain in domains]
     in_sequence = _concatenate(orders)
-
     turns = rng.permutation(in_sequence.domain)
 
     # The n-th turn of a dataset shows the n-th image of its order.
@@ -265,7 +264,6 @@ def recurring(
     for domain in domains:
         if domain.id in shares:
             continue
-
         order = shuffled(domain, options, rng)[: options.limit]
 
         turns = ids.count(domain.id)

@@ -42,7 +42,6 @@ def tar_dataset(path: Path, names: Sequence[str] | None = None) -> FileDataset:
     shards, or one folder up.
     """
     shards = find_shards(path)
-
     samples = [sample for shard in shards for sample in index_shard(shard)]
     if not samples:
         raise no_images(path)

@@ -55,9 +55,7 @@ def image_views(
         image = image.convert("RGB")
     size = preprocess.size
     boxes, recipe = _draw(spec, seed, key, image.height, image.width, size)
-
     crops = torch.from_numpy(crop_image(image, boxes, size))
-
     plain = torch.from_numpy(np.array(preprocess.picture(image)))
 
     if recipe is None:
@@ -103,7 +101,6 @@ def attach_views(
             "augmix needs the normalisation: "
             "attach_views(..., preprocess=model.preprocess)"
         )
-
     pictures = preprocess.unnormalise(images)
 
     crops = crop_tensors(pictures.movedim(-1, -3), boxes, S, eight_bit=True)

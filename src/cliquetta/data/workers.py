@@ -64,7 +64,6 @@ def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
         try:
             text = " ".join((cgroup / name).read_text() for name in names)
             quota, period = text.split()
-
             limit = int(quota) / int(period)
         except (OSError, ValueError, ZeroDivisionError):
             continue  # there is no such limit, or it says "max"
@@ -259,7 +258,6 @@ def _start(
                 Image.MAX_IMAGE_PIXELS,
             ),
         )
-
         waiting = deque(_submit(executor, slot, item) for slot, item in jobs)
     except OSError as error:
         _log.warning(

@@ -39,7 +39,6 @@ def rollout(weights: Sequence[Tensor], share: Tensor | None = None) -> Tensor:
     its prefix stays there.
     """
     B, _, T, _ = weights[0].shape
-
     if share is None:
         share = weights[0].new_zeros(B, T)
         share[:, 0] = 1
@@ -88,7 +87,6 @@ def prompted_maps(
     them is plain CLIP.
     """
     S, _, P, _, D = prompts.shape
-
     first = blocks[0]
     last = len(tower.blocks)
     has_head = tower.head is not None

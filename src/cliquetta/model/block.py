@@ -95,7 +95,6 @@ class Block(nn.Module):
         projected = self.qkv(self.ln_1(x)).index_select(0, tokens)
         parts = projected.view(-1, length, 3, self.heads, size).unbind(dim=2)
         q, k, v = (part.transpose(1, 2) for part in parts)
-
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
         # Back to the tokens: (T, D).
@@ -108,7 +107,6 @@ class Block(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return hidden states and attention weights (B, heads, T, P + T), prefix first."""
         q, k, v = self.heads_of(self.ln_1(x), None)
-
         mask = None
         if prefix is not None:
             k, v, mask = self.prepend(prefix, k, v, None)
@@ -130,7 +128,6 @@ class Block(nn.Module):
         With ``rows`` there is one query for each sequence.
         """
         B, T, D = normed.shape
-
         size = D // self.heads
 
         query = self.single_query(normed, rows)
@@ -166,11 +163,9 @@ class Block(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Put keys and values of the prefix in front; return them with the mask that fits."""
         B, H, T, size = k.shape
-
         R, P, _, _ = prefix.tokens.shape
         if mask is not None:
             raise UserError("a prefix and an attention mask cannot be combined")
-
         keys, values = self.project_prefix(prefix, k.dtype)
 
         # By heads (R, H, P, D/H); one row stands for all.

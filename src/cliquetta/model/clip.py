@@ -138,7 +138,6 @@ class CLIP(nn.Module):
         digest = hashlib.sha256()
         for name, tensor in sorted(self.state_dict().items()):
             digest.update(name.encode())
-
             values = tensor.detach().float().cpu().numpy()
             digest.update(values.tobytes())
         return digest.hexdigest()[:16]

@@ -98,7 +98,6 @@ class Replayed:
         parts = []
         for chunk in zip(*split, strict=True):
             count = len(chunk[0])
-
             outputs = self._call(function, _fill_up(chunk), most // STEP)
             parts.append([output[:count] for output in outputs])
 
@@ -114,13 +113,14 @@ class Replayed:
         first = next(iter(tensors.values()))
         if not first.is_cuda:
             return function(*inputs)
-
         recorded = self._recorded.setdefault(function, {})
 
         key = tuple((path, v.shape, v.dtype, v.device) for path, v in tensors.items())
         if key not in recorded:
             if len(recorded) >= shapes:
                 return function(*inputs)
+
+            # All recordings share one pool: they never run at the same time.
             with torch.cuda.device(first.device):
                 if self._pool is None:
                     self._pool = torch.cuda.graph_pool_handle()

@@ -33,7 +33,6 @@ def _silu_kernel(out, grad, hidden, index, size, BLOCK: tl.constexpr):  # type: 
     # silu'(x) = s (1 + x (1 - s)) with s = sigmoid(x).
     s = tl.sigmoid(x)
     back = g * s * (1 + x * (1 - s))
-
     tl.store(out + row * size + at, back, mask=inside)
 
 
@@ -75,9 +74,7 @@ def _norm_kernel(  # type: ignore[no-untyped-def]
     slope = tl.sum(g * normed, axis=0) / width
     offset = tl.sum(g, axis=0) / width
     back = scale * (g - offset - slope * normed)
-
     back += tl.load(residual + here + at, mask=inside, other=0.0).to(tl.float32)
-
     tl.store(out + here + at, back, mask=inside)
 
 
@@ -111,6 +108,8 @@ def _attention_kernel(  # type: ignore[no-untyped-def]
 
     image = tl.load(index + row)
     D: tl.constexpr = HEADS * SIZE
+
+    # Keys and values lie side by side, behind the queries if there are any.
     first_kv: tl.constexpr = KV_STEP - 2 * D
     feature = head * SIZE + tl.arange(0, SIZE)[None, :]
 
@@ -173,7 +172,6 @@ def _attention_kernel(  # type: ignore[no-untyped-def]
 def silu_backward(grad: Tensor, hidden: Tensor, index: Tensor) -> Tensor:
     """Compute the gradient (R, T, H) of the input of silu, which was ``hidden`` (b, T, H)."""
     grad = grad.contiguous()
-
     out = torch.empty_like(grad)
     size = hidden[0].numel()
     with torch.cuda.device_of(grad):  # type: ignore[no-untyped-call]
@@ -218,8 +216,9 @@ def attends(grad: Tensor, heads: int, packed: Tensor, prefix: Tensor | None) -> 
     keys = packed.shape[1]
     if prefix is not None:
         keys += prefix.shape[1]
-
     size = grad.shape[2] // heads
+
+    # More keys, or other sizes, do not fit into the registers of a program.
     if keys > 256 or size not in (16, 32, 64) or grad.element_size() != 2:
         return False
     return torch.cuda.get_device_capability(grad.device) == (9, 0)
@@ -250,6 +249,8 @@ def attention_backward(
     out = grad.new_empty(R, T, wide) if through else None
     out_query = grad.new_empty(R, 1, D) if through and query is not None else None
     out_prefix = None if prefix is None else grad.new_empty(R, P, 2 * D)
+
+    # Queries lie beside keys and values, unless there is a single one.
     out_asks = out if query is None else out_query
 
     def pointer(value: Tensor | None) -> Tensor:

@@ -224,6 +224,8 @@ def _agree(native: CLIP, model: nn.Module) -> bool:
     encode_text = find_encoder(model, TEXT_ENCODERS)
     if text is None or encode_text is None:
         return True
+
+    # Ids of words: special tokens come first and last.
     highest = min(CLIP_END, text.vocab_size - 1)
 
     ids = torch.randint(8, highest, (1, text.context_length), generator=draw)

@@ -64,7 +64,6 @@ def list_models(pattern: str = "*") -> list[ModelEntry]:
 
     """
     entries = [ModelEntry(MICRO, "bundled", 32, is_vit=True, is_bundled=True)]
-
     sizes: dict[str, int] = {}
     for name, architecture in releases.OPENAI.items():
         arch = releases.architecture(architecture)

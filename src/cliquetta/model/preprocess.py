@@ -147,6 +147,8 @@ class Preprocess:
     def _squash(self, image: Image.Image) -> Image.Image:
         """Resize both sides; average very long ones first."""
         most = _REDUCED * self.size
+
+        # Whole pixels that are averaged to one.
         across = max(1, image.width // most)
         down = max(1, image.height // most)
 
@@ -158,7 +160,6 @@ class Preprocess:
         """Resize only what the crop of a very long picture needs: the same up to rounding."""
         width, height = image.size
         offset = self.offset(longer - self.size)
-
         scale = longer / max(width, height)
 
         # The crop in pixels of the picture as it is.
@@ -181,7 +182,6 @@ class Preprocess:
                 f"pictures are {data.shape[-3]} x {data.shape[-2]}, the model takes {self.size} x "
                 f"{self.size}; open them as PIL images to have them resized"
             )
-
         mean, std, levels = _constants(self.mean, self.std, data.device)
         # A division by a Python number would become a product with its reciprocal on
         # CUDA.
@@ -207,7 +207,6 @@ class Preprocess:
     def from_dict(cls, values: Mapping[str, Any]) -> "Preprocess":
         """Read the value that :meth:`to_dict` wrote."""
         names = [field.name for field in dataclasses.fields(cls)]
-
         fields: dict[str, Any] = {}
         for name, value in dict(values).items():
             if name not in names:
@@ -238,6 +237,7 @@ def _constants(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Put mean and standard deviation (3, 1, 1), and the highest level, on a device."""
     with torch.inference_mode(False):
+        # Not as inference tensors, which autograd could not use later.
         return (
             torch.tensor(mean, dtype=torch.float32, device=device).view(3, 1, 1),
             torch.tensor(std, dtype=torch.float32, device=device).view(3, 1, 1),

@@ -63,7 +63,6 @@ class TextTower(nn.Module):
         are those of :meth:`ends`, if known.
         """
         ends = (self.ends(ids) if ends is None else ends).cpu()
-
         N = len(ids)
         longest = int(ends.max()) + 1
         if context is not None and positions is None:
@@ -81,7 +80,6 @@ class TextTower(nn.Module):
         parts = []
         for chunk_ends, rows in zip(sorted_ends, sorted_rows, strict=True):
             length = int(chunk_ends[-1]) + 1
-
             words = context
             if context is not None and context.ndim == 3:
                 words = context[rows]
@@ -120,7 +118,6 @@ class TextTower(nn.Module):
     ) -> Tensor:
         """Compute features (R, E) of cut token ids (R, L) at once; ``ends`` (R,) on the CPU."""
         x = self.tokens(ids)
-
         if context is not None and positions is not None:
             x = with_context(x, context, positions)
         # Gathering has a slow backward pass, so gradients take the padded way.

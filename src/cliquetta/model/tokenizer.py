@@ -101,7 +101,6 @@ class TextTokenizer(ABC):
                     f"text {excerpt!r} takes {len(ids)} tokens with start and end, the model's "
                     f"context holds {self.context_length}: shorten the class name or template"
                 )
-
             row[: len(ids)] = torch.tensor(ids)
         return rows
 

@@ -73,7 +73,6 @@ class VisionTower(nn.Module):
         if self.head is None:
             first = self.class_token.to(x.dtype).expand(x.shape[0], 1, -1)
             x = torch.cat([first, x], dim=1)
-
         x = x + self.position
 
         if tokens is not None:
@@ -102,7 +101,6 @@ class VisionTower(nn.Module):
             if tokens is not None and 0 < index < len(tokens.layers):
                 span = tokens.span(self.config)
                 hidden = _with_prompt(hidden, tokens.layers[index], span)
-
             entry = None if prefix is None else prefix.get(index)
 
             # Of the last block only the class token is read.
@@ -110,7 +108,6 @@ class VisionTower(nn.Module):
             if stop is None and index == count - 1 and self.head is None:
                 batch = hidden.shape[0]
                 rows = torch.zeros(batch, dtype=torch.long, device=hidden.device)
-
             hidden = self.blocks[index](hidden, prefix=entry, rows=rows)
         return hidden
 
@@ -211,6 +208,8 @@ class Bottleneck(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Run one residual block."""
         shortcut = x if self.downsample is None else self.downsample(x)
+
+        # Fewer channels, a look at the neighbours, all channels again.
         x = F.relu(self.bn1(self.conv1(x)))
         x = F.relu(self.bn2(self.conv2(x)))
 
@@ -233,6 +232,7 @@ class ResNetPool(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute features (B, E) of a map (B, C, S, S)."""
+        # Positions as a sequence, their mean in front: (B, 1 + S * S, C).
         x = x.flatten(2).transpose(1, 2)
         mean = x.mean(dim=1, keepdim=True)
         x = torch.cat([mean, x], dim=1) + self.positional_embedding

@@ -263,7 +263,6 @@ class Benchmark:
                 f"{count:,}; cliquetta data doctor {root} says more",
                 stacklevel=1,
             )
-
         id = self._id_of(split)
 
         facts: dict[str, Any] = {

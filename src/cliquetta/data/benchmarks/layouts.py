@@ -142,7 +142,6 @@ def _severities(list_id: str) -> Read:
             raise UserError(
                 f"{file} has {len(images)} images: five severities of the same"
             )
-
         end = int(severity) * size
 
         rows = slice(end - size, end)
@@ -156,7 +155,6 @@ def _unlabelled(list_id: str) -> Read:
 
     def read(location: Location) -> Listing:
         paths = list(walk_images(location.images))
-
         keys = [path.relative_to(location.images).as_posix() for path in paths]
         return Listing(keys, [UNKNOWN] * len(keys), paths)
 
@@ -172,7 +170,6 @@ def _cifar101(list_id: str) -> Read:
         images, labels = load_pair(
             folder / f"{stem}_data.npy", folder / f"{stem}_labels.npy"
         )
-
         return numbered_arrays(location, images, labels, list_id, digits=4)
 
     return read

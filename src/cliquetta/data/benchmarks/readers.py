@@ -129,7 +129,6 @@ def from_list(
 
     def read(location: Location) -> Listing:
         labels, repeated = read_labels(location)
-
         paths = {key: location.images / key for key in labels}
         if anywhere:
             by_file_name = {path.name: path for path in walk_images(location.images)}
@@ -216,7 +215,6 @@ def numbered_arrays(
         raise UserError(
             f"{location.images} holds no labels of {list_id} for {location.split}"
         )
-
     keys = [f"{location.split}/{number:0{digits}d}" for number in range(len(images))]
 
     pictures = np.ascontiguousarray(images, dtype=np.uint8)
@@ -258,7 +256,6 @@ def cifar_records(list_id: str, lead: int, parts: Mapping[str, Sequence[str]]) -
 
         if len(values) % size:
             raise UserError(f"{files[0]} is cut off: its records are not complete")
-
         records = values.reshape(-1, size)
 
         # The label is the last byte before the pixels.

@@ -64,7 +64,6 @@ def from_files(
     if first.is_dir():
         folder = first
         paths = _weights_in(folder)
-
     state, metadata, is_archive = read_tensors(paths)
 
     def find(name: str) -> Path | None:

@@ -169,7 +169,6 @@ def _state_dict(loaded: object, path: Path) -> State:
         raise CheckpointError(
             f"{path} holds a {type(loaded).__name__}, expected a state dict"
         )
-
     state = {
         str(key): value for key, value in loaded.items() if isinstance(value, Tensor)
     }

@@ -86,7 +86,6 @@ def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
 
     # The grid is symmetric around zero.
     levels = (rows / scale[:, None]).round().clamp(-_LEVELS, _LEVELS)
-
     codes = levels.to(torch.int8)
     return codes.view(weight.shape), scale
 
@@ -154,7 +153,6 @@ def build(
     """
     if image_size is not None and image_size != checkpoint.config.vision.image_size:
         checkpoint = _at_size(checkpoint, image_size)
-
     state = checkpoint.state
     # Nothing is initialised: every weight comes from the checkpoint.
     with torch.device("meta"):
