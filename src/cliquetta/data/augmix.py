@@ -57,6 +57,7 @@ def draw_recipe(count: int, generator: np.random.Generator) -> Recipe:
     strength = generator.uniform(0.1, 1.0, size=shape)
     negative = generator.random(shape) < 0.5
 
+    # Operations behind the end of a chain are none, -1.
     return Recipe(
         operation=np.where(np.arange(_DEPTH) < depth, operation, -1),
         level=np.where(negative, -1.0, 1.0) * strength,
@@ -68,6 +69,8 @@ def draw_recipe(count: int, generator: np.random.Generator) -> Recipe:
 def augmix_chains(pictures: Tensor, recipes: Sequence[Recipe]) -> Tensor:
     """Return the ends of the three chains, (B, V, 3, C, S, S), of views (B, V, C, S, S) uint8."""
     B, V, C, S, _ = pictures.shape
+
+    # Every chain starts from the picture itself: (B * V * 3, C, S, S).
     starts = pictures[:, :, None].expand(B, V, _CHAINS, C, S, S)
     chains = starts.reshape(-1, C, S, S).clone()
 
@@ -93,6 +96,8 @@ def mix(plain: Tensor, chains: Tensor, recipes: Sequence[Recipe]) -> Tensor:
     # w: (B, V, 3)
     chain_weights = np.stack([recipe.weights for recipe in recipes])
     weights = torch.from_numpy(chain_weights).to(plain)
+
+    # (B, V, 3, S, S), a weighted mean over the chains of each view.
     mixture = torch.einsum("bvk,bvkchw->bvchw", weights, chains)
 
     # m: (B, V)
@@ -136,12 +141,15 @@ def _autocontrast(pictures: Tensor) -> Tensor:
 
     # A flat channel has no contrast to stretch.
     extent = (high - low).clamp(min=1)
+
+    # In integers; Pillow's float table may fall short of one.
     stretched = (values - low) * 255 // extent
     return torch.where(high > low, stretched, values).to(torch.uint8)
 
 
 def _equalize(pictures: Tensor) -> Tensor:
     """Flatten each channel's histogram."""
+    # One histogram for each channel: (R, C, 256).
     flat = pictures.flatten(2).to(torch.int64)
     R, C, pixels = flat.shape
     counts = torch.zeros(R, C, 256, dtype=torch.int64, device=flat.device)
@@ -217,7 +225,6 @@ def _affine(pictures: Tensor, matrix: Reals) -> Tensor:
 
     # grid_sample counts from -1 to 1.
     position = (point * (2 / S) - 1).view(R, S, S, 2)
-
     values = F.grid_sample(
         pictures.float(),
         position,
@@ -225,4 +232,6 @@ def _affine(pictures: Tensor, matrix: Reals) -> Tensor:
         padding_mode="border",
         align_corners=False,
     )
+
+    # Black is outside the picture; the cut to integers is Pillow's.
     return ((values + _FLOAT_SLACK) * inside).to(torch.uint8)

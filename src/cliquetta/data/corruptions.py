@@ -82,6 +82,7 @@ def corrupt_batch(
     if len(numbers) != len(images):
         raise UserError(f"{len(images)} pictures but {len(numbers)} indices")
 
+    # Constants depend on the size, which all pictures share.
     corruption = look_up("corruption", name, CORRUPTIONS)
     size = images.shape[1:]
     constants = corruption.constants(severity, min(size[:2]))
@@ -90,10 +91,13 @@ def corrupt_batch(
     step = max(1, _CHUNK // math.prod(size))
     for start in range(0, len(images), step):
         part = slice(start, start + step)
+
+        # Every picture draws from its own generator.
         generators = [np.random.default_rng((seed, int(i))) for i in numbers[part]]
         scaled = images[part].astype(np.float32) / np.float32(255)
         changed = corruption.apply(scaled, constants, Draws(generators))
 
+        # Back to 8 bits, rounded.
         levels = np.rint(np.clip(changed, 0, 1) * 255)
         out[part] = levels.astype(np.uint8)
     return out

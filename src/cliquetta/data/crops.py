@@ -53,6 +53,7 @@ def resized_crop_boxes(
     scale: tuple[float, float] = (0.08, 1.0),
 ) -> Boxes:
     """Draw crops of random area and aspect ratio; the largest fitting one if ten draws fail."""
+    # Ten attempts for each crop: (count, attempts).
     smallest, largest = scale
     attempts = (count, _ATTEMPTS)
     area = height * width * generator.uniform(smallest, largest, size=attempts)
@@ -107,6 +108,8 @@ def zoom_crop_boxes(
     short = round(zoom * size)
     shorter = min(height, width)
     factor = short / shorter
+
+    # The shorter side becomes exactly `short`, the other one follows.
     tall = short if height == shorter else int(height * factor)
     wide = short if width == shorter else int(width * factor)
 
@@ -129,6 +132,8 @@ def zoom_crop_boxes(
 def crop_image(image: Image.Image, boxes: Boxes, size: int) -> npt.NDArray[np.uint8]:
     """Cut the crops (V, size, size, 3) of an RGB picture by Pillow."""
     enlarged = (boxes.width, boxes.height) != image.size
+
+    # A very long picture is never resized as a whole.
     piecewise = enlarged and boxes.width * boxes.height > _LARGEST * size**2
     if enlarged and not piecewise:
         image = _resize(image, boxes.width, boxes.height)
@@ -250,6 +255,8 @@ def _triangle(
     nothing outside of it is seen; otherwise from the image's edge.
     """
     enlarged = np.broadcast_to(resized != length, start.shape)
+
+    # Pixels of the image for each pixel of the crop.
     step = np.where(enlarged, length / resized, extent / size)[..., None]  # (B, V, 1)
 
     # Where the pixels of the crop are centred among those of the image: (B, V, size).

@@ -208,6 +208,7 @@ class FileDataset(Dataset):
         for path, member in zip(self.paths, self.members, strict=True):
             files[member.archive if member else path] = None
 
+        # A tar file counts once, however many images it has.
         digest = hashlib.blake2b(digest_size=8)
         for file in files:
             try:

@@ -66,8 +66,9 @@ def glass_blur(x: Floats, c: Constants, draws: Draws) -> Floats:
     sources = np.tile(positions, rounds) + moves[:, 0] * width + moves[:, 1]
     sources = sources.reshape(count, rounds, len(positions))
     order = _resolve_copies(height * width, positions, sources)
-    blurred = filters.gaussian_blur(x, sigma).reshape(count, height * width, 3)
 
+    # Pixels of each picture in one row: (N, H * W, 3).
+    blurred = filters.gaussian_blur(x, sigma).reshape(count, height * width, 3)
     shuffled = np.take_along_axis(blurred, order[..., None], axis=1)
     return filters.gaussian_blur(shuffled.reshape(x.shape), sigma)
 
@@ -162,6 +163,8 @@ def frost(x: Floats, c: Constants, draws: Draws) -> Floats:
 
     blue = np.array([0.88, 0.95, 1.0], np.float32)
     tinted = (ice * blue).astype(np.float32)
+
+    # Both shares together may exceed one: frost also brightens.
     frozen: Floats = np.float32(picture_share) * x + np.float32(ice_share) * tinted
     return frozen
 
@@ -196,6 +199,8 @@ def contrast(x: Floats, c: Constants, draws: Draws) -> Floats:
     """Draw every value towards the mean of its channel."""
     means = x.mean(axis=(1, 2), keepdims=True)
     deviations = x - means
+
+    # A share of one would leave the picture as it is.
     flatter: Floats = deviations * np.float32(c[0]) + means
     return flatter
 
@@ -205,6 +210,8 @@ def elastic_transform(x: Floats, c: Constants, draws: Draws) -> Floats:
     count, height, width, _ = x.shape
     shorter = min(height, width)
     strength, sigma, shake = (part * shorter for part in c)
+
+    # Positions of the pixels: (H, W).
     y, across = np.meshgrid(np.arange(height), np.arange(width), indexing="ij")
 
     # The affine map moves three corners (N, 3, 2) around the middle.
@@ -235,6 +242,8 @@ def elastic_transform(x: Floats, c: Constants, draws: Draws) -> Floats:
 def pixelate(x: Floats, c: Constants, draws: Draws) -> Floats:
     """Shrink to a share c[0] of the size and enlarge again, both with a box filter."""
     height, width = x.shape[1:3]
+
+    # At least one pixel is left.
     small_width = max(1, int(width * c[0]))
     small_height = max(1, int(height * c[0]))
 
@@ -321,4 +330,6 @@ def _neighbour_filter(size: int, weights: tuple[float, float, float]) -> Floats:
         # The neighbours are one before, the point itself and one behind.
         sources = filters.fold(targets + number - 1, size, "nearest")
         np.add.at(matrix, (targets, sources), weight)
+
+    # Weights that meet at the border add up.
     return matrix

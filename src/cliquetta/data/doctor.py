@@ -208,6 +208,7 @@ def _open_all(
         if on_image is not None:
             on_image(id, row + 1, len(listing.paths))
 
+    # Of equal files in different classes, one has a wrong label.
     duplicates = 0
     contradictions = []
     for first, other in equal_pairs(digests):

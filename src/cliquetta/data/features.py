@@ -57,6 +57,7 @@ class FeatureDataset(Dataset):
         keys: Sequence[str] | None = None,
         labels: Sequence[int] | Tensor | None = None,
     ) -> None:
+        # (N, V, E), also where there is one view.
         rows = check_features(as_array(features, id), id)
         if rows.ndim == 2:
             rows = rows[:, None]

@@ -35,7 +35,11 @@ def walk_images(folder: Path, unused: Counter[str] | None = None) -> Iterator[Pa
     if not folder.is_dir():
         raise UserError(f"no folder {folder}")
     unused = Counter() if unused is None else unused
+
+    # Folders by device and number: a link may lead back to one.
     seen: set[tuple[int, int]] = set()
+
+    # One iterator for each level that is open.
     pending = [iter([folder])]
     while pending:
         path = next(pending[-1], None)
@@ -66,7 +70,6 @@ def _list_folder(folder: Path) -> list[Path]:
             entry.name: f"{entry.name}/" if entry.is_dir() else entry.name
             for entry in entries
         }
-
     names = sorted(keys, key=lambda name: natural_key(keys[name]))
     return [folder / name for name in names]
 
@@ -193,6 +196,7 @@ def table_dataset(table: Path, names: Sequence[str] | None = None) -> FileDatase
     Class list and templates default to ``classnames.txt`` and ``templates.txt`` beside
     the table.
     """
+    # The class of each path, in the order of the table.
     stated: dict[str, str | None] = {}
     with open_table(table) as (column, rows):
         for row in rows:
@@ -287,6 +291,7 @@ class RelabelledDataset(Dataset):
     """
 
     def __init__(self, base: Dataset, names: Sequence[str], keep: Keep = "all") -> None:
+        # The class of every image, by its name.
         classes: list[str | None] = [None] * len(base)
         if base.labels is not None:
             labels = base.labels.tolist()

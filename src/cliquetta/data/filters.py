@@ -99,6 +99,9 @@ def _blocks(matrix: Floats) -> Iterator[tuple[slice, slice]]:
     """Yield blocks of rows of a matrix, and the columns beyond which each block is zero."""
     for start in range(0, len(matrix), _BLOCK):
         block = slice(start, start + _BLOCK)
+
+        # Between its first and last column that is not zero, a block is applied
+        # whole.
         used = np.flatnonzero(matrix[block].any(axis=0))
 
         # A block that is zero reads one column, for the shape.
@@ -121,6 +124,7 @@ def _line_filter(
     sources = fold(points + offsets, size, rule)
     targets = np.broadcast_to(points, sources.shape)
 
+    # Folded sources may meet: their weights add up.
     matrix = np.zeros((size, size))
     weights = np.broadcast_to(weights, sources.shape)
     np.add.at(matrix, (targets, sources), weights)
@@ -164,6 +168,7 @@ def zoom_matrix(size: int, factor: float) -> Floats:
     upper = np.minimum(lower + 1, part - 1)
     upper_share = position - lower
 
+    # Each row holds the two shares, at their places in the middle of the axis.
     matrix = np.zeros((size, size))
     np.add.at(matrix, (targets, start + lower), 1 - upper_share)
     np.add.at(matrix, (targets, start + upper), upper_share)
@@ -186,6 +191,8 @@ def disk_kernel(radius: float, alias_blur: float) -> Floats:
     else:
         reach = math.ceil(radius)
         softened = 2
+
+    # The squared distance of each pixel from the middle one.
     line = np.arange(-reach, reach + 1)
     distance = line[:, None] ** 2 + line**2
     disk = (distance <= radius**2).astype(np.float32)
@@ -202,6 +209,8 @@ def convolve(images: Floats, kernel: Floats) -> Floats:
     """Correlate channels with a point-symmetric odd kernel; borders mirror without the edge."""
     _, height, width, _ = images.shape
     reach = kernel.shape[0] // 2
+
+    # Mirror the borders, each axis by an index.
     rows = fold(np.arange(-reach, height + reach), height, "reflect")
     columns = fold(np.arange(-reach, width + reach), width, "reflect")
     padded = images[:, rows][:, :, columns]
@@ -300,6 +309,8 @@ def sample(images: Floats, y: Floats, x: Floats, rule: str) -> Floats:
     first = _first_pixels(images)
     top = np.floor(y).astype(np.int64)
     left = np.floor(x).astype(np.int64)
+
+    # The four pixels around each position.
     left_columns = fold(left, width, rule)
     right_columns = fold(left + 1, width, rule)
 
@@ -338,6 +349,8 @@ def plasma(draws: Draws, height: int, width: int, decay: float) -> Floats:
 
     # The grid is a power of two that covers the picture.
     side = 2 ** max(1, (longer - 1).bit_length())
+
+    # Points of the torus, of which only the first is set: to zero.
     field = np.zeros((len(draws.generators), side, side))
     amplitude = 100.0**2
     step = side

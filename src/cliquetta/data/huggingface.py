@@ -65,8 +65,9 @@ def hugging_face_dataset(name: str) -> HuggingFaceDataset:
         remedy = "pip install 'cliquetta[hf-datasets]'"
         raise UserError(f"datasets of Hugging Face need an extra: {remedy}") from None
     base, options = parse_name(name)
-
     split = options.get("split", "test")
+
+    # Saved to disk, or on the hub.
     folder = Path(base)
     files = (folder / "dataset_info.json", folder / "dataset_dict.json")
     if any(file.is_file() for file in files):

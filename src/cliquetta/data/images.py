@@ -110,6 +110,8 @@ def open_image(
 
     image = _open_stored(data, name, max_pixels, untrusted)
     _check_size(image.width, image.height, name, max_pixels)
+
+    # Decoding happens here; a draft makes it cheaper.
     try:
         if shorter is not None and isinstance(image, JpegImageFile):
             image.draft("RGB", (shorter, shorter))
@@ -212,6 +214,7 @@ def _scale_grey(image: Image.Image) -> Image.Image:
     elif image.mode == "F":
         white = 1 if largest <= 1 else 255
 
+    # Values that are not numbers become black.
     levels = np.nan_to_num(values / white * 255).clip(0, 255)
     return Image.fromarray(levels.round().astype(np.uint8))
 
@@ -220,6 +223,8 @@ def cut_mosaic(sheet: Image.Image, side: int, count: int) -> NDArray[np.uint8]:
     """Cut the first ``count`` tiles (n, side, side, 3) of a picture that was filled row by row."""
     pixels = np.asarray(sheet)
     columns = pixels.shape[1] // side
+
+    # Rows of tiles (rows, side, columns, side, 3), then tile by tile.
     rows = pixels.reshape(-1, side, columns, side, 3)
     tiles = rows.swapaxes(1, 2).reshape(-1, side, side, 3)
     return tiles[:count].copy()

@@ -69,6 +69,7 @@ def separate_images(
     elif not isinstance(images, Iterable) or isinstance(images, Mapping):
         raise not_an_image(images)
 
+    # A collection may mix all kinds of images.
     for image in images:
         if isinstance(image, str) and image.startswith(_DATA_URI):
             yield from_base64(image)
@@ -123,6 +124,8 @@ def refuse_unnormalised(pixels: Tensor, preprocess: Preprocess) -> None:
     normalises = any(preprocess.mean) or set(preprocess.std) != {1.0}
     if low < 0 or high > 1 or not normalises:
         return
+
+    # Divided bytes are whole again times 255.
     levels = pixels.detach().float().cpu() * 255
 
     from_whole = (levels - levels.round()).abs().max()
@@ -172,6 +175,7 @@ def to_picture(
         image = image.movedim(0, -1).cpu().numpy()
 
     if isinstance(image, np.ndarray) and image.dtype == np.uint8:
+        # Pixels of 8 bits: grey, RGB or RGBA.
         is_grey = image.ndim == 2
         is_coloured = image.ndim == 3 and image.shape[2] in (3, 4)
         if is_grey or is_coloured:
@@ -196,12 +200,12 @@ def _describe(value: Any) -> str:
         return f"{tuple(value.shape)} {value.dtype}"
 
     if isinstance(value, list | tuple):
+        # A few types stand for all.
         kinds = [type(part).__name__ for part in value[:3]]
         if len(value) > 3:
             kinds.append("...")
         kind = type(value).__name__
         return f"a {kind} of {len(value)} ({', '.join(kinds)})"
-
     text = repr(value)
     return " ".join(text.split())[:80]
 

@@ -409,8 +409,9 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
     """Yield paths of a list, separated by NUL if its first block has one, else by line."""
     separator = b"\0" if b"\0" in file.read(_BLOCK) else b"\n"
     rest = b""
-
     file.seek(0)
+
+    # A line may go on in the next block.
     while block := file.read(_BLOCK):
         *complete, rest = (rest + block).split(separator)
         for part in complete:

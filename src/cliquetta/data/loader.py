@@ -206,7 +206,6 @@ class Loader(Generic[Job]):
                 else:
                     made[number] = self._prepare(image, group.keys[row])
         readable = sorted(made)
-
         note = ChunkNote(
             readable=readable,
             unreadable=unreadable,
@@ -214,6 +213,8 @@ class Loader(Generic[Job]):
             batch_size=chunk.batch_size,
             jpegs=jpegs,
         )
+
+        # From lists per image to one array per kind of views.
         kinds = zip(*(made[number] for number in readable), strict=True)
         return tuple(np.stack(pictures) for pictures in kinds), note
 
@@ -236,6 +237,7 @@ class Loader(Generic[Job]):
 
     def _gather(self, reading: Iterator[Made]) -> Loaded | None:
         """Gather the chunks of the next batch and send it on its way to the device."""
+        # One buffer for each kind of views, pinned if a GPU waits for it.
         buffers: list[Tensor] = []
         positions: list[int] = []
         unreadable: list[tuple[int, str]] = []
@@ -283,6 +285,8 @@ class Loader(Generic[Job]):
         if not _is_cuda(device):
             return replace(loaded, images=self._pixels(loaded.images, device))
 
+        # The copy runs beside the work on the current stream, which waits for it
+        # later.
         side = side_stream(device)
         with torch.cuda.stream(side):
             images = self._pixels(loaded.images, device)

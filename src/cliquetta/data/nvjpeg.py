@@ -78,6 +78,8 @@ def read_jpeg(data: bytes, *, exif: bool = True) -> Jpeg | None:
     short, long = sorted(image.size)
     if long > LONGEST * short or short * long > MAX_PIXELS:
         return None
+
+    # A truncated file is Pillow's to report.
     complete = data.rstrip(b"\0").endswith(_END_OF_IMAGE)
     return Jpeg(data, orientation) if complete else None
 
@@ -95,6 +97,8 @@ def resize_and_crop(image: Tensor, preprocess: Preprocess) -> Tensor:
     """Make the picture (S, S, 3) of an image (3, H, W) as Pillow does, up to rounding."""
     size = preprocess.size
     height, width = image.shape[-2:]
+
+    # The size before the crop; squashed pictures have no crop.
     rows = columns = size
     if preprocess.resize == "shorter":
         longer = int(size * max(height, width) / min(height, width))
@@ -166,6 +170,7 @@ class JpegDecoder:
             (opened,) = arrays  # one: there are no views
             pictures |= dict(zip(note.readable, opened, strict=True))
 
+        # In the order of the batch, whoever decoded them.
         readable = sorted(pictures)
         completed = note._replace(
             readable=readable,

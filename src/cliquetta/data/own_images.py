@@ -189,6 +189,7 @@ class _Reader:
     def __call__(self, row: int) -> _Opened:
         """Read one image."""
         try:
+            # The file itself where there is one: equal files are equal bytes.
             if isinstance(self.dataset, FileDataset):
                 data = read_listed(self.dataset.paths[row], self.dataset.members[row])
                 image = open_image(data)

@@ -175,6 +175,7 @@ def _gather(
     tables: Sequence[FeatureTable | PixelTable], parts: Indices, rows: Indices
 ) -> Tensor:
     """Gather rows of the tables that ``parts`` numbers."""
+    # Without an image, the first table says what shape nothing has.
     numbers = np.unique(parts).tolist() or [0]
     pieces = []
     for number in numbers:
@@ -251,6 +252,8 @@ class FeatureStream(PreparedStream[FeatureBatch]):
         if number in self._tables:
             return self._tables[number]
         assert self.root is not None, "features that are encoded need a folder"
+
+        # The table depends on the weights and on all that decides the pixels.
         model = {"model": self.model.fingerprint, "dtype": str(self.model.dtype)}
         layout = TableLayout(
             model | self._shape(part),
@@ -272,6 +275,7 @@ class FeatureStream(PreparedStream[FeatureBatch]):
         width = self.model.embed_dim
         batches = self._read(number, blocks)
         for block, (batch, rows, unreadable) in zip(blocks, batches, strict=True):
+            # The plain image is a view, too: (B, V, 3, S, S).
             views = batch.images[:, None] if batch.views is None else batch.views
             features = np.zeros((len(block), views.shape[1], width), np.float32)
 
@@ -343,6 +347,8 @@ class PixelStore:
         if table is None:
             self._make_room(size)
             table = make()
+
+        # Behind all others: what is used last is dropped last.
         self._tables[key] = table
         return table
 
@@ -381,6 +387,7 @@ class HeldStream(PreparedStream[Batch]):
 
     def _hold(self, number: int) -> PixelTable:
         """Read and preprocess a part."""
+        # The table of this part, zero where an image cannot be read.
         rows = self._rows[number]
         count = len(rows)
         size = self.preprocess.size

@@ -186,6 +186,8 @@ def fetch_image(url: str, *, seconds: float = 10.0, max_bytes: int = 2**25) -> b
     end = time.monotonic() + seconds
     request = urllib.request.Request(url, headers={"User-Agent": "cliquetta"})
     too_large = ImageError(url, f"too large (more than {max_bytes:,} bytes)")
+
+    # The declared size may be missing or wrong: count what arrives.
     data = bytearray()
     try:
         response = _http_opener().open(request, timeout=seconds)

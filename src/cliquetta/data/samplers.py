@@ -149,6 +149,8 @@ def keff(domain: LabelledSet, options: SamplerOptions, rng: Rng) -> Indices:
     """
     size = options.batch_size
     _, high = options.present
+
+    # Images of each class in random order, which batches use up.
     labels = domain.labels
     classes = np.unique(labels)
     members = [rng.permutation(np.flatnonzero(labels == label)) for label in classes]
@@ -192,6 +194,7 @@ def _draw_classes(left: Indices, options: SamplerOptions, rng: Rng) -> Indices |
     if needed > most:
         return None
 
+    # As many classes as are drawn, but enough of them to fill the batch.
     count = max(needed, int(rng.integers(low, most + 1)))
     return drawn[: min(size, count)]
 
@@ -264,6 +267,8 @@ def recurring(
     for domain in domains:
         if domain.id in shares:
             continue
+
+        # Drawn once, however often the dataset comes back.
         order = shuffled(domain, options, rng)[: options.limit]
 
         turns = ids.count(domain.id)

@@ -335,6 +335,8 @@ class _Shown:
         where = list(positions)
         part_of = self.part_of[where]
         index_of = self.index_of[where]
+
+        # A group for each part, so that arrays are read at once.
         groups = []
         for number in np.unique(part_of):
             rows = np.flatnonzero(part_of == number).tolist()

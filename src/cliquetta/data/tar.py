@@ -126,6 +126,7 @@ def index_shard(shard: Path | str) -> list[TarSample]:
     ``.cls`` or ``.json``, with its first image; elsewhere every image is a sample, by
     its file name if several share what is before the dot.
     """
+    # Images and classes of each sample, by its key.
     images: dict[str, dict[str, Member]] = {}
     stated: dict[str, str | None] = {}
     for archive, info in _files(shard):
@@ -144,6 +145,7 @@ def index_shard(shard: Path | str) -> list[TarSample]:
             label = _read_class(kind, file.read() if file else b"")
             stated[key] = label or stated.get(key)
 
+    # Without a class, images that share a key are samples of their own.
     samples = []
     for key, members in images.items():
         if key in stated or len(members) == 1:

@@ -148,6 +148,8 @@ class TorchImages(Sequence[ImageLike]):
             if is_single(images):
                 yield self._read(images), labels
                 continue
+
+            # A batch of images.
             if labels is None:
                 labels = [None] * len(images)
             for image, label in zip(images, labels, strict=True):

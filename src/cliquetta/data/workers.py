@@ -91,6 +91,8 @@ def map_ahead(
     pool = ThreadPoolExecutor(
         max_workers=workers, thread_name_prefix="cliquetta-loader"
     )
+
+    # Results in order, at most `ahead` of them.
     waiting: deque[Future[Result]] = deque()
     try:
         waiting.extend(pool.submit(function, item) for item in islice(source, ahead))
@@ -112,6 +114,8 @@ def map_in_processes(
     """
     pickled = _pickle_function(function)
     ahead = workers * (PREFETCH if room < _ROOMY else 1)
+
+    # Start with as many items as may be ahead of the caller.
     jobs = enumerate(items)
     first = list(islice(jobs, ahead))
     started = None if pickled is None else _start(pickled, first, workers, room)
@@ -182,6 +186,8 @@ def _initialise(
     """Initialise a worker process; ``truncated`` and ``pixels`` are settings of Pillow."""
     global _here
     gc.freeze()  # collecting what was forked would write to it, and so copy its pages
+
+    # Ctrl-C is the main process's to handle; without it, this one ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)

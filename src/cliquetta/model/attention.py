@@ -42,6 +42,8 @@ def rollout(weights: Sequence[Tensor], share: Tensor | None = None) -> Tensor:
     if share is None:
         share = weights[0].new_zeros(B, T)
         share[:, 0] = 1
+
+    # From the last block back to the first.
     prompts = share.new_zeros(len(share), 1)
 
     for block in reversed(weights):

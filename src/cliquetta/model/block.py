@@ -242,6 +242,8 @@ class AttentionPool(Block):
     def single_query(self, normed: Tensor, rows: Tensor | None) -> Tensor:
         """Project the probe for every sequence."""
         B, _, D = normed.shape
+
+        # The probe is one learned vector for all images.
         query = F.linear(self.probe, self.qkv.weight[:D], self.qkv.bias[:D])
         return query.expand(B, 1, D)
 

@@ -226,6 +226,7 @@ class CLIP(nn.Module):
                 )
             return l2_normalize(features.to(self.device))
 
+        # One classifier for each template: (N, E).
         by_template = []
         for template in prompts.templates:
             texts = prompts.texts(template)
@@ -295,6 +296,8 @@ class FrozenModel(nn.Module):
         """Compute logits (B, N), float32."""
         features = l2_normalize(self.visual(pixels))
         logits = self.text_logits(features)
+
+        # A head, such as a cache model, may change the logits.
         if self.head is not None:
             logits = self.head(features, logits)
         return logits + self.bias
@@ -320,6 +323,7 @@ class PromptedTower(nn.Module):
 @torch.no_grad()
 def initialise(model: CLIP, seed: int = 0) -> CLIP:
     """Draw all weights of ``model`` in place, scaled by width and depth as CLIP's training does."""
+    # On the CPU, so that every device gets the same weights.
     generator = torch.Generator().manual_seed(seed)
 
     def normal(tensor: Tensor, std: float) -> None:

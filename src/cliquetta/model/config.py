@@ -49,6 +49,8 @@ class TransformerConfig:
     def __post_init__(self) -> None:
         """Validate fields."""
         check_sizes(self, "width", "layers", "heads", "hidden")
+
+        # Every head is as wide.
         divides = self.width % self.heads == 0
         _check(
             self, "heads", divides, f"which does not divide its width of {self.width}"

@@ -94,6 +94,7 @@ class Replayed:
         if most is None or not self.shapes:
             return function(*rows)
 
+        # Chunk by chunk, each filled up to a shape that is recorded.
         split = [torch.split(value, most) for value in rows]
         parts = []
         for chunk in zip(*split, strict=True):
@@ -113,6 +114,8 @@ class Replayed:
         first = next(iter(tensors.values()))
         if not first.is_cuda:
             return function(*inputs)
+
+        # Recordings of this function, by shapes.
         recorded = self._recorded.setdefault(function, {})
 
         key = tuple((path, v.shape, v.dtype, v.device) for path, v in tensors.items())
@@ -156,6 +159,7 @@ class Fetched:
         self._values = tuple(value.to("cpu", non_blocking=True) for value in values)
         self._arrived: torch.cuda.Event | None = None
 
+        # An event says when the copies are there; the CPU's are at once.
         device = values[0].device
         if device.type == "cuda":
             self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -194,6 +194,8 @@ def norm_backward(
     out = torch.empty_like(residual)
     x, mean, rstd = forward
     R, T, D = residual.shape
+
+    # One program holds a whole token.
     with torch.cuda.device_of(grad):  # type: ignore[no-untyped-call]
         _norm_kernel[(T, R)](
             out,
@@ -216,6 +218,8 @@ def attends(grad: Tensor, heads: int, packed: Tensor, prefix: Tensor | None) -> 
     keys = packed.shape[1]
     if prefix is not None:
         keys += prefix.shape[1]
+
+    # A program holds keys of one head in 16 bits, up to 256 of them.
     size = grad.shape[2] // heads
 
     # More keys, or other sizes, do not fit into the registers of a program.
@@ -243,6 +247,7 @@ def attention_backward(
     T, wide = packed.shape[1:]
     P = 0 if prefix is None else prefix.shape[1]
 
+    # The kernel counts on memory without gaps.
     packed = packed.contiguous()
     asks = packed if query is None else query.contiguous()
 
@@ -285,6 +290,7 @@ def attention_backward(
 
 def try_out(like: Tensor) -> None:
     """Build and run kernels for tensors like this one; raises where Triton cannot."""
+    # The smallest tensors that each kernel takes.
     x = like.new_ones(1, 1, 16)
     packed = like.new_ones(1, 1, 48)
     index = torch.zeros(1, dtype=torch.long, device=x.device)

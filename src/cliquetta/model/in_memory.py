@@ -81,6 +81,8 @@ def from_model(
             "get_image_features"
         )
     name = id or getattr(model, "name_or_path", "") or type(model).__name__
+
+    # Modules get their mode back where our towers share the weights.
     training = [module for module in model.modules() if module.training]
     model.eval()
     native = _native(model, name)
@@ -117,6 +119,8 @@ def _native(model: nn.Module, name: str) -> CLIP | None:
         checkpoint = _of_transformers(model, name) or _of_open_clip(model, name)
         if checkpoint is None:
             return None
+
+        # Device and precision stay those of the model.
         weight = next(w for w in model.parameters() if w.ndim > 1)
         native = build(checkpoint, device=weight.device, dtype=weight.dtype, share=True)
     except CheckpointError:

@@ -64,6 +64,8 @@ def list_models(pattern: str = "*") -> list[ModelEntry]:
 
     """
     entries = [ModelEntry(MICRO, "bundled", 32, is_vit=True, is_bundled=True)]
+
+    # Repositories of transformers, OpenAI's copies first.
     sizes: dict[str, int] = {}
     for name, architecture in releases.OPENAI.items():
         arch = releases.architecture(architecture)
@@ -120,6 +122,8 @@ def resolve_name(name: str) -> ModelName:
         return _open_clip(rest)
     if colon and family == "local-dir":
         return ModelName("files", rest, (Path(rest),))
+
+    # A path, or a name without its family.
     paths = existing_paths(name)
     if paths:
         return ModelName("files", name, paths)

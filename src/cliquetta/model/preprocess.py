@@ -98,6 +98,7 @@ class Preprocess:
         if not valid or min(self.std) <= 0:
             raise UserError("mean and std hold three numbers, those of std above 0")
 
+        # Choices, which may come from a file.
         for name, value, choices in (
             ("interpolation", self.interpolation, list(_FILTERS)),
             ("resize", self.resize, ["shorter", "squash"]),
@@ -132,6 +133,7 @@ class Preprocess:
         width, height = image.size
         size = self.size
 
+        # The shorter side becomes `size`, the longer one keeps the ratio.
         longer = int(size * max(width, height) / min(width, height))
         if longer > LONGEST * size:
             return self._resize_middle(image, longer)
@@ -140,6 +142,7 @@ class Preprocess:
         if image.size != target:
             image = image.resize(target, _FILTERS[self.interpolation])
 
+        # The crop is at the centre.
         left = self.offset(image.width - size)
         top = self.offset(image.height - size)
         return image.crop((left, top, left + size, top + size))
@@ -148,6 +151,7 @@ class Preprocess:
         """Resize both sides; average very long ones first."""
         most = _REDUCED * self.size
 
+        # Whole pixels that are averaged to one.
         # Whole pixels that are averaged to one.
         across = max(1, image.width // most)
         down = max(1, image.height // most)

@@ -62,6 +62,7 @@ class TextTower(nn.Module):
         time, by default as many as ``CHUNK_TOKENS`` allows. ``ends`` (N,) on the CPU
         are those of :meth:`ends`, if known.
         """
+        # Nothing behind the longest text is computed.
         ends = (self.ends(ids) if ends is None else ends).cpu()
         N = len(ids)
         longest = int(ends.max()) + 1
@@ -165,7 +166,6 @@ class TextTower(nn.Module):
 
         for index in range(len(self.blocks) - 1):
             x = self.block(index).packed(x, slots, tokens, L)
-
         padded = x.index_select(0, tokens).view(R, L, D)
         return self._read_ends(padded, send(ends, device))
 

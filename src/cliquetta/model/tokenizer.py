@@ -68,6 +68,8 @@ def _all_merges() -> tuple[tuple[str, str], ...]:
     """Read OpenAI's merges, the first learnt first."""
     path = files("cliquetta.model") / "data" / "bpe_simple_vocab_16e6.txt.gz"
     text = gzip.decompress(path.read_bytes()).decode("utf-8")
+
+    # The first line is a header.
     lines = text.split("\n")[1 : MERGES + 1]
     return tuple((left, right) for left, right in map(str.split, lines))
 
@@ -94,6 +96,7 @@ class TextTokenizer(ABC):
         shape = (len(texts), self.context_length)
         rows = torch.full(shape, self.pad, dtype=torch.int64)
         for row, text in zip(rows, texts, strict=True):
+            # Special tokens around the text's, padding behind.
             ids = [*self.prefix, *self.encode(text), *self.suffix]
             if len(ids) > self.context_length:
                 excerpt = text if len(text) <= 80 else text[:77] + "..."
@@ -138,6 +141,7 @@ class Tokenizer(TextTokenizer):
         symbols += [START, END]
         self._ids = {symbol: id for id, symbol in enumerate(symbols)}
 
+        # Words repeat: their ids are kept.
         self._word = lru_cache(maxsize=_CACHED_WORDS)(self._encode_word)
         self.vocab_size = len(symbols)
         self.start = self._ids[START]
@@ -213,8 +217,9 @@ class PretrainedTokenizer(TextTokenizer):
         self.text = text
         self.context_length = text.context_length
         self.is_canonical = not text.causal or text.end == _END
-
         self._encode, self.vocab_size, token = _read(path)
+
+        # A tokenizer of another model would give other words, unseen.
         if abs(self.vocab_size - text.vocab_size) > max(64, _MARGIN * text.vocab_size):
             raise UserError(
                 f"{path.name} is a tokenizer of another vocabulary: it has {self.vocab_size} "

@@ -40,6 +40,8 @@ class VisionTower(nn.Module):
     def __init__(self, config: VisionConfig, embed_dim: int) -> None:
         super().__init__()
         self.config = config
+
+        # Without a class token, a pooling head ends the tower (SigLIP).
         width = config.width
         patch = config.patch_size
         has_class = config.pooling == "class"
@@ -99,6 +101,7 @@ class VisionTower(nn.Module):
         count = len(self.blocks)
         for index in range(start, count if stop is None else stop):
             if tokens is not None and 0 < index < len(tokens.layers):
+                # Deep prompts: those of the block before are replaced.
                 span = tokens.span(self.config)
                 hidden = _with_prompt(hidden, tokens.layers[index], span)
             entry = None if prefix is None else prefix.get(index)
@@ -232,6 +235,7 @@ class ResNetPool(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute features (B, E) of a map (B, C, S, S)."""
+        # Positions as a sequence, their mean in front: (B, 1 + S * S, C).
         # Positions as a sequence, their mean in front: (B, 1 + S * S, C).
         x = x.flatten(2).transpose(1, 2)
         mean = x.mean(dim=1, keepdim=True)

@@ -74,6 +74,8 @@ def norm_vjp(
     if fused is not None and index is not None and residual is not None:
         forward = (tape.x, tape.mean, tape.rstd)
         return fused.norm_backward(residual, grad, forward, layer.weight, index)  # type: ignore[no-any-return]
+
+    # Without fused kernels, the recorded rows are copied for each gradient.
     back: Tensor = torch.ops.aten.native_layer_norm_backward(
         grad,
         _rows(tape.x, index),
@@ -328,6 +330,7 @@ class VisualTape:
             )
             self.tapes.append(tape)
 
+        # What turns the last state into features is recorded, too.
         if tower.head is None:
             normed, self.post = record_norm(tower.ln_post, hidden[:, 0])
             self.features = normed @ tower.projection
@@ -411,6 +414,7 @@ class VisualTapes:
         if not hidden.is_cuda:
             return self._new(hidden, prompts, self.replayed)
         if self._forward is None and len(hidden) <= self.most and self.replayed.shapes:
+            # The first batch is recorded; the tape lives in the recording's memory.
             made: list[VisualTape] = []
 
             def run(hidden: Tensor, prompts: Tensor) -> tuple[()]:

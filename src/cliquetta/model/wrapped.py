@@ -73,6 +73,7 @@ class WrappedCLIP(CLIP):
         self.text = None
         self._text = find_encoder(model, TEXT_ENCODERS)
 
+        # One image shows whether it encodes, and how wide features are.
         try:
             features = self.visual.watch(torch.zeros(1, 3, size, size))
         except Exception as error:  # whatever a foreign module raises on a wrong size

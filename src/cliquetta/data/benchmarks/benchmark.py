@@ -108,6 +108,7 @@ def alternatives(names: str, split: str) -> list[str]:
 
 def _side_file(root: Path, folder: Path, images: Path, name: str) -> Path | None:
     """Find a side file beside the pictures, above them or at the root."""
+    # From the pictures' folder up, below the root.
     homes = [images, *images.parents]
     below_root = homes.index(root) if root in homes else 1
     homes = homes[:below_root]
@@ -215,6 +216,7 @@ class Benchmark:
             layouts.append(f"{layout.name} with {files}" if files else layout.name)
             folders += alternatives(layout.folders, split)
 
+        # Nothing fits: say where it was looked for, and what came close.
         close = f" {'. '.join(lacks)}." if lacks else ""
         message = (
             f"{self._id_of(split)} is not under {root}. Looked in folders named "

@@ -171,6 +171,8 @@ def coop_rows(list_id: str, location: Location, file: Path) -> Rows:
             f"{file} is not a split file of CoOp (JSON of [path, label, class name]); "
             "was it downloaded completely?"
         ) from None
+
+    # A split file of another dataset would shift labels unseen.
     names = class_names(list_id)
     for key, label, name in pictures:
         ours = names[label] if 0 <= label < len(names) else "no class"
@@ -238,7 +240,6 @@ def cifar_pickles(list_id: str, field: str, parts: Mapping[str, Sequence[str]]) 
             for label, file in zip(batch[field], batch["filenames"], strict=True):
                 keys.append(f"{names[int(label)]}/{file}")
                 labels.append(int(label))
-
         pictures = _pictures(np.concatenate(rows))
         return Listing(keys, labels, images=np.ascontiguousarray(pictures))
 

@@ -58,6 +58,8 @@ class Fetcher:
                 f"{path.name} is not in the cache ({path.parent}) and {_OFFLINE}"
             )
         path.parent.mkdir(parents=True, exist_ok=True)
+
+        # One process downloads; others wait, and find the file.
         part = path.with_name(path.name + ".part")
         with FileLock(path.with_name(path.name + ".lock")):
             if path.exists():  # another process was faster
@@ -178,6 +180,7 @@ def _resume(
             return
         raise
     with response:
+        # A server may ignore the range and start again.
         resumed = response.status == 206
         if not resumed:
             done = 0

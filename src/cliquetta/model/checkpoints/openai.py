@@ -111,6 +111,7 @@ def clean(state: Mapping[str, Tensor]) -> State:
 
 def rename(state: Mapping[str, Tensor]) -> State:
     """Put cleaned weights under our key names; those of a ResNet are the same."""
+    # timm keeps queries apart from keys and values.
     state = dict(state)
     for kind in ("weight", "bias"):
         q = f"visual.trunk.attn_pool.q.{kind}"

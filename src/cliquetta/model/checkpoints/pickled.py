@@ -133,6 +133,7 @@ def _weigh(file: IO[bytes], size: int) -> None:
                 )
             memo[slot] = stack[-1] if stack else 1
         else:
+            # What the opcode takes from the stack, up to a mark if it takes all.
             first = len(stack) - len(code.stack_before)
             if pickletools.stackslice in code.stack_before or name == "POP_MARK":
                 first = marks.pop() - code.stack_before.index(pickletools.markobject)
@@ -159,6 +160,7 @@ def _first_sentence(error: Exception) -> str:
 
 def _state_dict(loaded: object, path: Path) -> State:
     """Take the state dict out of the containers and prefixes of training programs."""
+    # Containers may lie in one another.
     for _ in range(_NESTED):
         inner = loaded if isinstance(loaded, Mapping) else {}
         name = next((k for k in _CONTAINERS if isinstance(inner.get(k), Mapping)), None)
@@ -249,6 +251,7 @@ class _Unpickler(pickle.Unpickler):
                 f"the archive refers to a {kind!r}, expected a storage"
             )
 
+        # Several tensors may share a storage.
         if key not in self._storages:
             data = bytearray(self._archive.read(f"{self._root}data/{key}"))
             self._storages[key] = torch.empty(0, dtype=dtype)
