@@ -38,14 +38,14 @@ Reals = npt.NDArray[np.float64]
 class Recipe:
     """Random choices of AugMix for V views of one image."""
 
+    # (V, 3, 3): which, by chain and depth; -1 behind its end.
     operation: npt.NDArray[np.int64]
-    """(V, 3, 3): which, by chain and depth; -1 behind its end"""
+    # (V, 3, 3): strength in (0.1, 1), negative where the sign is.
     level: Reals
-    """(V, 3, 3): strength in (0.1, 1), negative where the sign is"""
+    # (V, 3): share of each chain in the mixture.
     weights: Reals
-    """(V, 3): share of each chain in the mixture"""
+    # (V,): share of the image without operations.
     plain: Reals
-    """(V,): share of the image without operations"""
 
 
 def draw_recipe(count: int, generator: np.random.Generator) -> Recipe:
@@ -53,8 +53,11 @@ def draw_recipe(count: int, generator: np.random.Generator) -> Recipe:
     shape = (count, _CHAINS, _DEPTH)
     operation = generator.integers(0, len(OPERATIONS), size=shape)
     depth = generator.integers(1, _DEPTH + 1, size=(count, _CHAINS, 1))
+
     strength = generator.uniform(0.1, 1.0, size=shape)
     negative = generator.random(shape) < 0.5
+
+    # Operations behind the end of a chain are none, -1.
     return Recipe(
         operation=np.where(np.arange(_DEPTH) < depth, operation, -1),
         level=np.where(negative, -1.0, 1.0) * strength,
@@ -66,6 +69,8 @@ def draw_recipe(count: int, generator: np.random.Generator) -> Recipe:
 def augmix_chains(pictures: Tensor, recipes: Sequence[Recipe]) -> Tensor:
     """Return the ends of the three chains, (B, V, 3, C, S, S), of views (B, V, C, S, S) uint8."""
     B, V, C, S, _ = pictures.shape
+
+    # Every chain starts from the picture itself: (B * V * 3, C, S, S).
     starts = pictures[:, :, None].expand(B, V, _CHAINS, C, S, S)
     chains = starts.reshape(-1, C, S, S).clone()
 
@@ -79,6 +84,7 @@ def augmix_chains(pictures: Tensor, recipes: Sequence[Recipe]) -> Tensor:
             chosen = np.flatnonzero(operation[:, depth] == index)
             if not len(chosen):
                 continue
+
             rows = torch.from_numpy(chosen).to(pictures.device)
             levels = level[chosen, depth]
             chains[rows] = apply_operation(name, chains[rows], levels)
@@ -90,6 +96,8 @@ def mix(plain: Tensor, chains: Tensor, recipes: Sequence[Recipe]) -> Tensor:
     # w: (B, V, 3)
     chain_weights = np.stack([recipe.weights for recipe in recipes])
     weights = torch.from_numpy(chain_weights).to(plain)
+
+    # (B, V, 3, S, S), a weighted mean over the chains of each view.
     mixture = torch.einsum("bvk,bvkchw->bvchw", weights, chains)
 
     # m: (B, V)
@@ -130,13 +138,18 @@ def _autocontrast(pictures: Tensor) -> Tensor:
     values = pictures.to(torch.int32)
     low = values.amin(dim=(2, 3), keepdim=True)
     high = values.amax(dim=(2, 3), keepdim=True)
+
+    # A flat channel has no contrast to stretch.
     extent = (high - low).clamp(min=1)
+
+    # In integers; Pillow's float table may fall short of one.
     stretched = (values - low) * 255 // extent
     return torch.where(high > low, stretched, values).to(torch.uint8)
 
 
 def _equalize(pictures: Tensor) -> Tensor:
     """Flatten each channel's histogram."""
+    # One histogram for each channel: (R, C, 256).
     flat = pictures.flatten(2).to(torch.int64)
     R, C, pixels = flat.shape
     counts = torch.zeros(R, C, 256, dtype=torch.int64, device=flat.device)
@@ -160,11 +173,11 @@ def _equalize(pictures: Tensor) -> Tensor:
 
 def _rotation(level: Reals, size: int) -> Reals:
     """Return affine maps (R, 2, 3) that turn by up to 3 degrees around the centre."""
-    degrees = np.sign(level) * np.trunc(np.abs(level) * 3.0)
-    angle = -np.radians(degrees)
+    angle = -np.radians(np.trunc(level * 3.0))
     cos = np.cos(angle)
     sin = np.sin(angle)
     matrix = _identity(level)
+
     matrix[:, 0, 0] = cos
     matrix[:, 0, 1] = sin
     matrix[:, 1, 0] = -sin
@@ -180,7 +193,7 @@ def _shear(name: str, level: Reals) -> Reals:
     """Return affine maps (R, 2, 3) that slant by up to 0.03 pixels per pixel."""
     row = 0 if name == "shear-x" else 1
     matrix = _identity(level)
-    matrix[:, row, 1 - row] = np.sign(level) * np.abs(level) * 0.03
+    matrix[:, row, 1 - row] = level * 0.03
     return matrix
 
 
@@ -188,7 +201,7 @@ def _translation(name: str, level: Reals, size: int) -> Reals:
     """Return affine maps (R, 2, 3) that move by whole pixels, up to a thirtieth of the size."""
     row = 0 if name == "translate-x" else 1
     matrix = _identity(level)
-    matrix[:, row, 2] = np.sign(level) * np.trunc(np.abs(level) * size / 30)
+    matrix[:, row, 2] = np.trunc(level * size / 30)
     return matrix
 
 
@@ -219,4 +232,6 @@ def _affine(pictures: Tensor, matrix: Reals) -> Tensor:
         padding_mode="border",
         align_corners=False,
     )
+
+    # Black is outside the picture; the cut to integers is Pillow's.
     return ((values + _FLOAT_SLACK) * inside).to(torch.uint8)

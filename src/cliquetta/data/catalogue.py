@@ -1,4 +1,4 @@
-"""The list of datasets: adding one is one entry."""
+"""List of datasets: adding one is one entry."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,17 +47,17 @@ class DatasetEntry:
 
     id: str
     summary: str
+    # Build it from root, split and class names.
     build: Callable[[Path | None, str | None, Names], Dataset]
-    """build it from root, split and class names"""
     classes: int
+    # Counts that a complete copy has, such as `{"images": 2000}`.
     expected: Mapping[str, int]
-    """counts that a complete copy has, such as `{"images": 2000}`"""
+    # Where the data come from and under what terms.
     source: str
-    """where the data come from and under what terms"""
+    # Images of each, the default first.
     splits: Mapping[str, int] = field(default_factory=dict)
-    """images of each, the default first"""
+    # False for data that come with the package.
     needs_root: bool = True
-    """false for data that come with the package"""
 
 
 def _bundled(id: str, which: BundledSplit, images: int, summary: str) -> DatasetEntry:
@@ -141,6 +141,8 @@ def get_dataset(
     """
     base, shift = parse_dataset_id(id)
     folder = None if root is None else Path(root).expanduser()
+
+    # Class names serve only where the data have none.
     try:
         dataset = _plain_dataset(base, folder, None)
     except NoClassNamesError:
@@ -169,6 +171,7 @@ def check_dataset(id: str, root: Path | str | None = None) -> None:
         if is_local:
             require_exists(Path(rest).expanduser())
         return
+
     name, split = _split_id(base)
     for benchmark in BENCHMARKS:
         if benchmark.id == name:
@@ -200,5 +203,6 @@ def _plain_dataset(id: str, root: Path | None, classes: Names) -> Dataset:
     if colon and f"{prefix}:" in YOURS:
         build, _ = YOURS[f"{prefix}:"]
         return build(rest, classes)
+
     name, split = _split_id(id)
     return _find_entry(name, id).build(root, split, classes)

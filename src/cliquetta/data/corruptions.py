@@ -1,4 +1,4 @@
-"""The 15 corruptions of Hendrycks & Dietterich (ICLR 2019) at 5 severities, and three of our own.
+"""Corruptions: the 15 of Hendrycks & Dietterich (ICLR 2019) at 5 severities, and three of our own.
 
 Constants are those of CIFAR-10-C up to a shorter side of 32, of ImageNet-C from 224 on,
 and between them a straight line in the logarithm of the side. Departures from the
@@ -41,15 +41,15 @@ class Corruption:
     """Kind of shift: what it does, and its constants at the five severities."""
 
     name: str
+    # `noise`, `blur`, `weather`, `digital`, `rendering` or `hub`.
     group: str
-    """`noise`, `blur`, `weather`, `digital`, `rendering` or `hub`"""
     summary: str
+    # Change pictures in 0..1; the result may leave these.
     apply: Callable[[Floats, Constants, Draws], Floats]
-    """change pictures in 0..1; the result may leave these"""
+    # Constants for pictures of at most 32 pixels (CIFAR-10-C).
     small: Table
-    """constants for pictures of at most 32 pixels (CIFAR-10-C)"""
+    # Constants for pictures of at least 224 pixels (ImageNet-C).
     large: Table
-    """constants for pictures of at least 224 pixels (ImageNet-C)"""
 
     def constants(self, severity: int, side: int) -> Constants:
         """Return the constants for pictures whose shorter side is ``side``."""
@@ -58,6 +58,8 @@ class Corruption:
 
         # Where the side lies between both sizes, on a logarithmic scale.
         share = math.log(max(side, 1) / _SMALL) / math.log(_LARGE / _SMALL)
+
+        # Beyond both sizes the constants stay.
         share = min(max(share, 0.0), 1.0)
         pairs = zip(self.small[severity - 1], self.large[severity - 1], strict=True)
         return tuple((1 - share) * small + share * large for small, large in pairs)
@@ -79,17 +81,23 @@ def corrupt_batch(
     numbers = range(len(images)) if indices is None else indices
     if len(numbers) != len(images):
         raise UserError(f"{len(images)} pictures but {len(numbers)} indices")
+
+    # Constants depend on the size, which all pictures share.
     corruption = look_up("corruption", name, CORRUPTIONS)
     size = images.shape[1:]
     constants = corruption.constants(severity, min(size[:2]))
-
     out = np.empty_like(images)
+
     step = max(1, _CHUNK // math.prod(size))
     for start in range(0, len(images), step):
         part = slice(start, start + step)
+
+        # Every picture draws from its own generator.
         generators = [np.random.default_rng((seed, int(i))) for i in numbers[part]]
         scaled = images[part].astype(np.float32) / np.float32(255)
         changed = corruption.apply(scaled, constants, Draws(generators))
+
+        # Back to 8 bits, rounded.
         levels = np.rint(np.clip(changed, 0, 1) * 255)
         out[part] = levels.astype(np.uint8)
     return out
@@ -135,7 +143,7 @@ _SHIFT = re.compile(r"(?P<name>[A-Za-z_]+)(?::(?P<severity>\d+))?")
 
 @dataclass(frozen=True)
 class Shift:
-    """A corruption at one severity."""
+    """Corruption at one severity."""
 
     name: str
     severity: int = DEFAULT_SEVERITY
@@ -204,6 +212,7 @@ class ShiftedDataset(Dataset):
         return None if pictures is None else self._corrupt(pictures, indices)
 
     def _corrupt(self, pictures: Images, indices: Sequence[int]) -> Images:
+        """Corrupt pictures of the base."""
         return corrupt_batch(
             pictures,
             self.shift.name,

@@ -53,6 +53,7 @@ def resized_crop_boxes(
     scale: tuple[float, float] = (0.08, 1.0),
 ) -> Boxes:
     """Draw crops of random area and aspect ratio; the largest fitting one if ten draws fail."""
+    # Ten attempts for each crop: (count, attempts).
     smallest, largest = scale
     attempts = (count, _ATTEMPTS)
     area = height * width * generator.uniform(smallest, largest, size=attempts)
@@ -60,6 +61,8 @@ def resized_crop_boxes(
         math.log(_NARROWEST), math.log(_WIDEST), size=attempts
     )
     aspect = np.exp(log_aspect)
+
+    # Width times height is the area, width over height the aspect.
     columns = np.rint(np.sqrt(area * aspect)).astype(np.int64)
     rows = np.rint(np.sqrt(area / aspect)).astype(np.int64)
 
@@ -105,6 +108,8 @@ def zoom_crop_boxes(
     short = round(zoom * size)
     shorter = min(height, width)
     factor = short / shorter
+
+    # The shorter side becomes exactly `short`, the other one follows.
     tall = short if height == shorter else int(height * factor)
     wide = short if width == shorter else int(width * factor)
 
@@ -127,6 +132,8 @@ def zoom_crop_boxes(
 def crop_image(image: Image.Image, boxes: Boxes, size: int) -> npt.NDArray[np.uint8]:
     """Cut the crops (V, size, size, 3) of an RGB picture by Pillow."""
     enlarged = (boxes.width, boxes.height) != image.size
+
+    # A very long picture is never resized as a whole.
     piecewise = enlarged and boxes.width * boxes.height > _LARGEST * size**2
     if enlarged and not piecewise:
         image = _resize(image, boxes.width, boxes.height)
@@ -134,18 +141,21 @@ def crop_image(image: Image.Image, boxes: Boxes, size: int) -> npt.NDArray[np.ui
     # Pixels of the picture for each pixel of the resized one that boxes refer to.
     across = image.width / boxes.width
     down = image.height / boxes.height
-
     crops = np.empty((len(boxes.top), size, size, 3), dtype=np.uint8)
+
+    # Left, top, right and bottom of every crop: (V, 4).
     right = boxes.left + boxes.columns
     bottom = boxes.top + boxes.rows
     edges = np.stack([boxes.left, boxes.top, right, bottom], axis=1)
     for view, (x0, y0, x1, y1) in enumerate(edges.tolist()):
+        # Part by part, in pixels of the picture as it is.
         if piecewise:
             part = (x0 * across, y0 * down, x1 * across, y1 * down)
             crop = resize_part(image, size, Image.Resampling.BILINEAR, part)
         else:
             crop = _resize(image.crop((x0, y0, x1, y1)), size, size)
         crops[view] = np.asarray(crop)
+
     crops[boxes.mirrored] = crops[boxes.mirrored, :, ::-1]
     return crops
 
@@ -159,7 +169,7 @@ def _resize(image: Image.Image, width: int, height: int) -> Image.Image:
 def crop_tensors(
     images: Tensor, boxes: Sequence[Boxes], size: int, *, eight_bit: bool = False
 ) -> Tensor:
-    """Crops (B, V, 3, size, size) of images (B, 3, H, W), float32, on their device; differentiable.
+    """Cut crops (B, V, 3, size, size) of images (B, 3, H, W), float32, differentiable.
 
     ``eight_bit`` says that values are 0 ... 255 and computes what Pillow computes, to
     the bit.
@@ -173,15 +183,18 @@ def crop_tensors(
         # not; MPS has no float64.
         dtype = torch.float64
         device = torch.device("cpu") if device.type == "mps" else device
-
     out = torch.empty(B, V, C, size, size, device=images.device)
+
+    # Images at once, by the memory of their matrices.
     step = max(1, ROW_BUDGET // max(1, V * size * max(H, W)))
     for first in range(0, B, step):
         part = images[first : first + step].to(device, dtype)
         across, down = _matrices(boxes[first : first + step], H, W, size)
         if eight_bit:
-            across = _to_fixed_point(across)
-            down = _to_fixed_point(down)
+            # Pillow's weights are integers, too.
+            across, down = (
+                (weights * _ONE + 0.5).floor_() for weights in (across, down)
+            )
         n = len(part)
 
         # Across, one product for all views of an image:
@@ -203,11 +216,6 @@ def crop_tensors(
     return out
 
 
-def _to_fixed_point(weights: Tensor) -> Tensor:
-    """Round weights to Pillow's integers."""
-    return (weights * _ONE + 0.5).floor_()
-
-
 def _to_levels(values: Tensor) -> Tensor:
     """Round fixed-point sums in place to the nearest 8-bit values, halves up."""
     return values.div_(_ONE).add_(0.5).floor_().clamp_(0, 255)
@@ -216,7 +224,7 @@ def _to_levels(values: Tensor) -> Tensor:
 def _matrices(
     boxes: Sequence[Boxes], H: int, W: int, size: int
 ) -> tuple[Tensor, Tensor]:
-    """Interpolation matrices (B, V, size, W) and (B, V, size, H) of the crops of H x W images."""
+    """Compute interpolation matrices (B, V, size, W) and (B, V, size, H) of H x W images."""
     across = _triangle(
         start=np.stack([box.left for box in boxes]),
         extent=np.stack([box.columns for box in boxes]),
@@ -231,6 +239,8 @@ def _matrices(
         length=H,
         size=size,
     )
+
+    # A mirrored crop reads its columns from the right.
     mirrored = torch.from_numpy(np.stack([box.mirrored for box in boxes]))
     across[mirrored] = across[mirrored].flip(-2)
     return across, down
@@ -239,12 +249,14 @@ def _matrices(
 def _triangle(
     start: Integers, extent: Integers, resized: Integers, length: int, size: int
 ) -> Tensor:
-    """Weights (B, V, size, length), rows of sum one: triangles at least one input pixel wide.
+    """Compute weights (B, V, size, length), rows of sum one: triangles a pixel wide or more.
 
     If the image is not resized first, positions count from the edge of the crop and
     nothing outside of it is seen; otherwise from the image's edge.
     """
     enlarged = np.broadcast_to(resized != length, start.shape)
+
+    # Pixels of the image for each pixel of the crop.
     step = np.where(enlarged, length / resized, extent / size)[..., None]  # (B, V, 1)
 
     # Where the pixels of the crop are centred among those of the image: (B, V, size).
@@ -260,8 +272,11 @@ def _triangle(
     # A weight falls from 1 at the centre to 0 one step away: (B, V, size, length).
     weights = position[..., None, :] - centre[..., None] + 0.5
     weights *= 1 / np.maximum(step, 1.0)[..., None]
+
     np.abs(weights, out=weights)
     np.subtract(1.0, weights, out=weights)
+
+    # Rows sum to one over the pixels that are seen.
     weights *= inside[..., None, :]
     np.maximum(weights, 0.0, out=weights)
     weights /= weights.sum(axis=-1, keepdims=True)

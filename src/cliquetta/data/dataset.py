@@ -1,4 +1,4 @@
-"""The contract of a dataset: named images, their labels if known, and the class list."""
+"""Contract of a dataset: named images, their labels if any, and the class list."""
 
 from __future__ import annotations
 
@@ -51,6 +51,7 @@ class Dataset(ABC):
         self.names = tuple(names)
         self.keys = tuple(keys)
         self.templates = tuple(templates)
+
         if not self.keys:
             raise UserError(f"dataset {id} holds no images")
         if len(set(self.keys)) != len(self.keys):
@@ -67,6 +68,7 @@ class Dataset(ABC):
                 f"dataset {self.id} has {len(self.keys)} images and labels of shape "
                 f"{tuple(labels.shape)}"
             )
+
         low = int(labels.min())
         high = int(labels.max())
         if low < OUTSIDE or high >= len(self.names):
@@ -177,11 +179,13 @@ class FileDataset(Dataset):
         self.members = tuple(members) or (None,) * len(self.paths)
         self.exif = exif
         self.shorter = shorter
+
         if keys is None:
             keys = [
                 path if isinstance(path, str) else path.as_posix()
                 for path in self.paths
             ]
+
         super().__init__(id, names=names, keys=keys, labels=labels, templates=templates)
         if len(self.paths) != len(self.keys):
             raise UserError(f"{len(self.paths)} files for {len(self.keys)} keys")
@@ -203,6 +207,8 @@ class FileDataset(Dataset):
         files: dict[Path | str, None] = {}  # in order, each once
         for path, member in zip(self.paths, self.members, strict=True):
             files[member.archive if member else path] = None
+
+        # A tar file counts once, however many images it has.
         digest = hashlib.blake2b(digest_size=8)
         for file in files:
             try:

@@ -67,6 +67,7 @@ def glass_blur(x: Floats, c: Constants, draws: Draws) -> Floats:
     sources = sources.reshape(count, rounds, len(positions))
     order = _resolve_copies(height * width, positions, sources)
 
+    # Pixels of each picture in one row: (N, H * W, 3).
     blurred = filters.gaussian_blur(x, sigma).reshape(count, height * width, 3)
     shuffled = np.take_along_axis(blurred, order[..., None], axis=1)
     return filters.gaussian_blur(shuffled.reshape(x.shape), sigma)
@@ -86,6 +87,7 @@ def _resolve_copies(
     count, rounds, _ = sources.shape
     places = np.arange(count * size).reshape(count, size)
     order = places.ravel()
+
     for round in range(rounds):
         source = places.copy()
         source[:, positions] = sources[:, round] + places[:, :1]
@@ -129,6 +131,7 @@ def snow(x: Floats, c: Constants, draws: Draws) -> Floats:
     # Flakes are the peaks of enlarged noise: (N, H, W, 1).
     normal = draws.normal(1, height, width)
     noise = np.float32(mean) + np.float32(spread) * normal
+
     enlarged = np.moveaxis(filters.zoom(noise, factor), 1, 3)
     clipped = np.clip(enlarged, 0, 1)
     peaks = np.where(enlarged < threshold, 0, clipped)
@@ -160,6 +163,8 @@ def frost(x: Floats, c: Constants, draws: Draws) -> Floats:
 
     blue = np.array([0.88, 0.95, 1.0], np.float32)
     tinted = (ice * blue).astype(np.float32)
+
+    # Both shares together may exceed one: frost also brightens.
     frozen: Floats = np.float32(picture_share) * x + np.float32(ice_share) * tinted
     return frozen
 
@@ -169,6 +174,7 @@ def fog(x: Floats, c: Constants, draws: Draws) -> Floats:
     strength = np.float32(c[0])
     roughness = c[1]
     _, height, width, _ = x.shape
+
     clouds = filters.plasma(draws, height, width, roughness)
     foggy = x + strength * clouds
 
@@ -193,6 +199,8 @@ def contrast(x: Floats, c: Constants, draws: Draws) -> Floats:
     """Draw every value towards the mean of its channel."""
     means = x.mean(axis=(1, 2), keepdims=True)
     deviations = x - means
+
+    # A share of one would leave the picture as it is.
     flatter: Floats = deviations * np.float32(c[0]) + means
     return flatter
 
@@ -202,6 +210,8 @@ def elastic_transform(x: Floats, c: Constants, draws: Draws) -> Floats:
     count, height, width, _ = x.shape
     shorter = min(height, width)
     strength, sigma, shake = (part * shorter for part in c)
+
+    # Positions of the pixels: (H, W).
     y, across = np.meshgrid(np.arange(height), np.arange(width), indexing="ij")
 
     # The affine map moves three corners (N, 3, 2) around the middle.
@@ -215,6 +225,7 @@ def elastic_transform(x: Floats, c: Constants, draws: Draws) -> Floats:
     # nearest one.
     ones = np.ones((count, 3, 1))
     homogeneous = np.concatenate([moved, ones], axis=2)
+
     back = np.linalg.pinv(homogeneous) @ corners
     grid = np.stack([across, y, np.ones_like(y)], axis=-1)
     positions = grid @ back[:, None]  # (N, H, W, 2): x, y
@@ -223,6 +234,7 @@ def elastic_transform(x: Floats, c: Constants, draws: Draws) -> Floats:
     # The smooth field (N, H, W, 2): y, x.
     noise = np.moveaxis(draws.uniform(-1, 1, 2, height, width), 1, 3)
     smooth = filters.gaussian_blur(noise, sigma, "symmetric", truncate=3)
+
     field = strength * smooth
     return filters.sample(image, y + field[..., 0], across + field[..., 1], "symmetric")
 
@@ -230,6 +242,8 @@ def elastic_transform(x: Floats, c: Constants, draws: Draws) -> Floats:
 def pixelate(x: Floats, c: Constants, draws: Draws) -> Floats:
     """Shrink to a share c[0] of the size and enlarge again, both with a box filter."""
     height, width = x.shape[1:3]
+
+    # At least one pixel is left.
     small_width = max(1, int(width * c[0]))
     small_height = max(1, int(height * c[0]))
 
@@ -275,14 +289,20 @@ def edges(x: Floats, c: Constants, draws: Draws) -> Floats:
     grey = filters.luma(x)
 
     # The Sobel filter is smoothing along one axis and a difference along the other.
-    smooth_down = _neighbour_filter(height, 1, 2, 1)
-    smooth_across = _neighbour_filter(width, 1, 2, 1)
-    differ_down = _neighbour_filter(height, -1, 0, 1)
-    differ_across = _neighbour_filter(width, -1, 0, 1)
-    across = filters.apply_axes(grey, smooth_down, differ_across)
-    down = filters.apply_axes(grey, differ_down, smooth_across)
-
+    smooth = (1, 2, 1)
+    differ = (-1, 0, 1)
+    across = filters.apply_axes(
+        grey,
+        rows=_neighbour_filter(height, smooth),
+        columns=_neighbour_filter(width, differ),
+    )
+    down = filters.apply_axes(
+        grey,
+        rows=_neighbour_filter(height, differ),
+        columns=_neighbour_filter(width, smooth),
+    )
     strength = np.hypot(across, down)
+
     peak = strength.max(axis=(1, 2, 3), keepdims=True)
     drawing: Floats = 1 - strength / np.maximum(peak, 1e-6)
     return _blend(x, drawing, c[0])
@@ -302,12 +322,14 @@ def _blend(x: Floats, other: Floats, share: float) -> Floats:
     return x + np.float32(share) * (other - x)
 
 
-def _neighbour_filter(size: int, *weights: float) -> Floats:
+def _neighbour_filter(size: int, weights: tuple[float, float, float]) -> Floats:
     """Return a filter of three neighbours as (size, size); beyond the border the edge repeats."""
     matrix = np.zeros((size, size), np.float32)
     targets = np.arange(size)
-    neighbours = zip((-1, 0, 1), weights, strict=True)
-    for offset, weight in neighbours:
-        sources = filters.fold(targets + offset, size, "nearest")
+    for number, weight in enumerate(weights):
+        # The neighbours are one before, the point itself and one behind.
+        sources = filters.fold(targets + number - 1, size, "nearest")
         np.add.at(matrix, (targets, sources), weight)
+
+    # Weights that meet at the border add up.
     return matrix

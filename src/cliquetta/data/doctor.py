@@ -36,12 +36,12 @@ class Opened:
     """Findings from opening every image of the default split."""
 
     images: int
+    # Key and reason.
     unreadable: Mapping[str, str] = field(default_factory=dict)
-    """key and reason"""
+    # Files whose content another file has as well.
     duplicates: int = 0
-    """files whose content another file has as well"""
+    # Pairs of equal files in different classes.
     contradictions: tuple[tuple[str, str], ...] = ()
-    """pairs of equal files in different classes"""
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class Finding:
     splits: Mapping[str, SplitCount] = field(default_factory=dict)
     empty_classes: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
+    # Pitfalls of this dataset that are handled here.
     notes: tuple[str, ...] = ()
-    """pitfalls of this dataset that are handled here"""
     opened: Opened | None = None
     get: str = ""
 
@@ -86,9 +86,11 @@ def examine(
     if not root.is_dir():
         raise UserError(f"no folder {root}")
     by_id = {benchmark.id: benchmark for benchmark in BENCHMARKS}
+
     findings = []
     for benchmark in [look_up("dataset", id, by_id) for id in ids or by_id]:
         findings.append(_examine_one(benchmark, root, deep, workers, on_image))
+
     unknown = () if ids else _unknown_folders(root)
     return Report(str(root), tuple(findings), unknown)
 
@@ -119,6 +121,7 @@ def _examine_one(
     names = benchmark.names
     empty = tuple(name for label, name in enumerate(names) if label not in labels)
     splits = _count_splits(benchmark, root, listing)
+
     problems = _problems(splits[benchmark.default_split], empty, len(names), opened)
     return replace(
         finding,
@@ -156,6 +159,7 @@ def _archives(benchmark: Benchmark, root: Path) -> Iterator[str]:
         ending = next((end for end in _ARCHIVES if file_name.endswith(end)), None)
         if ending is None:
             continue
+
         if squeeze(path.name[: -len(ending)]) in names:
             yield f"{path} is not extracted"
 
@@ -170,11 +174,13 @@ def _problems(
         problems.append(
             f"{count.found:,} images, a complete copy has {count.expected:,}{absent}"
         )
+
     if empty:
         names = ", ".join(empty[:5]) + (", ..." if len(empty) > 5 else "")
         problems.append(
             f"{len(empty):,} of {classes:,} classes have no images: {names}"
         )
+
     if opened is not None and opened.unreadable:
         key, reason = next(iter(opened.unreadable.items()))
         unreadable = len(opened.unreadable)
@@ -192,26 +198,39 @@ def _open_all(
 
     if listing.images is not None:
         return None
+    digests = []
     unreadable: dict[str, str] = {}
-    rows_by_digest: dict[str, list[int]] = defaultdict(list)
     results = map_ahead(_try, listing.paths, workers=workers, ahead=_AHEAD)
     for row, (digest, reason) in enumerate(results):
+        digests.append(digest)
         if reason:
             unreadable[listing.keys[row]] = reason
-        else:
-            rows_by_digest[digest].append(row)
         if on_image is not None:
             on_image(id, row + 1, len(listing.paths))
 
-    # Of equal files the first is compared with every other one.
+    # Of equal files in different classes, one has a wrong label.
     duplicates = 0
     contradictions = []
-    for first, *others in rows_by_digest.values():
-        duplicates += len(others)
-        for other in others:
-            if listing.labels[first] != listing.labels[other]:
-                contradictions.append((listing.keys[first], listing.keys[other]))
+    for first, other in equal_pairs(digests):
+        duplicates += 1
+        if listing.labels[first] != listing.labels[other]:
+            contradictions.append((listing.keys[first], listing.keys[other]))
     return Opened(len(listing.paths), unreadable, duplicates, tuple(contradictions))
+
+
+def equal_pairs(digests: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Yield the first of each set of equal files with every other one, by their hashes.
+
+    Files without a hash, which cannot be read, are equal to none.
+    """
+    rows_by_digest: dict[str, list[int]] = defaultdict(list)
+    for row, digest in enumerate(digests):
+        if digest:
+            rows_by_digest[digest].append(row)
+
+    for first, *others in rows_by_digest.values():
+        for other in others:
+            yield first, other
 
 
 def _try(path: Path) -> tuple[str, str]:

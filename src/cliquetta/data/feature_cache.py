@@ -40,10 +40,10 @@ FloatArray = npt.NDArray[np.float32]
 class FeatureBlock:
     """Consecutive rows of a table."""
 
+    # (rows, V, E); any finite value where an image could not be read.
     features: FloatArray
-    """(rows, V, E); any finite value where an image could not be read"""
+    # Why images could not be read, by row of the table.
     unreadable: Mapping[int, str] = field(default_factory=dict)
-    """why images could not be read, by row of the table"""
 
     def checksum(self) -> int:
         """CRC-32 of features and notes: notices a torn or flipped block, and costs little."""
@@ -56,12 +56,12 @@ class FeatureBlock:
 class TableLayout:
     """Shape of a table and all that decides it; equal layouts share a table."""
 
+    # Everything that decides the features, as JSON types.
     depends_on: Mapping[str, Any]
-    """everything that decides the features, as JSON types"""
+    # Images, views of each, entries of a feature.
     shape: tuple[int, int, int]
-    """images, views of each, entries of a feature"""
+    # Of a block.
     rows: int
-    """of a block"""
 
     @property
     def name(self) -> str:
@@ -128,9 +128,10 @@ def open_table(
 
 @dataclass(frozen=True)
 class _Written:
-    """What is written down of a block: its checksum, and why images could not be read."""
+    """Entry of a block in the list of a table."""
 
     checksum: int
+    # Why images could not be read, by row of the table.
     unreadable: Mapping[int, str]
 
 
@@ -167,6 +168,7 @@ class _Store:
             if written is None:
                 missing.append(rows)
                 continue
+
             features = mapped[rows.start : rows.stop]
             block = FeatureBlock(features, written.unreadable)
             if block.checksum() != written.checksum:
@@ -194,6 +196,8 @@ class _Store:
             np.lib.format.open_memmap(
                 self.path, mode="w+", dtype=np.float32, shape=self.layout.shape
             )
+
+        # What is written anew does not count until it is saved.
         for rows in missing:
             self.written.pop(rows.start, None)
 
@@ -216,6 +220,7 @@ class _Store:
         mapped = self._map()
         if mapped is None:
             raise OSError(f"{self.path} was changed while it was being read; run again")
+
         unreadable: dict[int, str] = {}
         for written in self.written.values():
             unreadable.update(written.unreadable)
@@ -249,6 +254,7 @@ class _Store:
         features = np.ascontiguousarray(block.features, dtype=np.float32)
         features = features.reshape(len(rows), views, width)
         row_bytes = features.itemsize * views * width
+
         end = self.path.stat().st_size
         file.seek(end - (images - rows.start) * row_bytes)
         file.write(features.data)
@@ -273,5 +279,6 @@ class _Store:
             "rows": self.layout.rows,
             "blocks": blocks,
         }
+
         text = json.dumps(table, ensure_ascii=False)
         write_atomically(self.folder / TABLE, text.encode())

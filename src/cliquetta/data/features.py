@@ -57,6 +57,7 @@ class FeatureDataset(Dataset):
         keys: Sequence[str] | None = None,
         labels: Sequence[int] | Tensor | None = None,
     ) -> None:
+        # (N, V, E), also where there is one view.
         rows = check_features(as_array(features, id), id)
         if rows.ndim == 2:
             rows = rows[:, None]
@@ -66,6 +67,7 @@ class FeatureDataset(Dataset):
             raise UserError(
                 f"{id} has {len(rows)} features and {len(keys)} names of images"
             )
+
         super().__init__(id, names=names, keys=keys, labels=labels)
         lengths = np.linalg.norm(rows, axis=-1, keepdims=True)
         self.rows: FloatArray = rows / lengths
@@ -93,36 +95,41 @@ class FeatureDataset(Dataset):
 
 
 def feature_dataset(
-    given: Any, names: Sequence[str] | None = None, *, labelled: bool = True
+    source: Any, names: Sequence[str] | None = None, *, labelled: bool = True
 ) -> FeatureDataset:
     """Make a dataset of features as users have them.
 
-    ``given`` is an array (N, E) or (N, V, E), a file with ``features`` and, if known,
+    ``source`` is an array (N, E) or (N, V, E), a file with ``features`` and, if known,
     ``keys``, ``labels`` and ``names``, or a DataFrame with a column of vectors.
     ``names`` is the class list.
     """
-    if isinstance(given, FeatureDataset):
-        return given
+    if isinstance(source, FeatureDataset):
+        return source
     id = "features"
     arrays: Arrays
-    if isinstance(given, str | os.PathLike):
-        path = Path(given)
+    if isinstance(source, str | os.PathLike):
+        path = Path(source)
         id = f"features:{path.as_posix()}"
         arrays = read_arrays(path)
-    elif hasattr(given, "columns") and hasattr(given, "index"):
-        arrays = _from_frame(given)
+    elif hasattr(source, "columns") and hasattr(source, "index"):
+        arrays = _from_frame(source)
     else:
-        arrays = {FEATURE_NAMES[0]: as_array(given, id)}
+        arrays = {FEATURE_NAMES[0]: as_array(source, id)}
 
     features = pick_features(arrays, id)
     labels = _find_texts(arrays, _LABELS) if labelled else None
     if labels is not None and len(labels) != len(features):
         raise UserError(f"{id} has {len(features)} features and {len(labels)} labels")
+
     if names is None:
         names = _find_texts(arrays, ("names",))
     stated: list[str | None] = [None] * len(features)
     if labels is not None:
-        stated = [None if text in _NO_LABEL else _whole(text) for text in labels]
+        # Arrays of floats write whole numbers with a decimal.
+        stated = [
+            None if text in _NO_LABEL else text.removesuffix(".0") for text in labels
+        ]
+
     class_list, numbers = number_labels(stated, names, id)
     return FeatureDataset(
         id,
@@ -131,11 +138,6 @@ def feature_dataset(
         keys=_find_texts(arrays, _KEYS),
         labels=numbers,
     )
-
-
-def _whole(text: str) -> str:
-    """Write a whole number without the decimal that arrays of floats give it."""
-    return text.removesuffix(".0")
 
 
 def _find_texts(arrays: Arrays, wanted: Sequence[str]) -> list[str] | None:
@@ -168,6 +170,7 @@ def _from_frame(frame: Any) -> dict[str, Any]:
         column = vectors[0]
     if find_column(list(arrays), _KEYS) is None:
         arrays["keys"] = np.asarray(frame.index.astype(str))
+
     rows = [np.asarray(value) for value in frame[column]]
     arrays[FEATURE_NAMES[0]] = as_array(rows, "the DataFrame")
     return arrays

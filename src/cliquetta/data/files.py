@@ -35,7 +35,11 @@ def walk_images(folder: Path, unused: Counter[str] | None = None) -> Iterator[Pa
     if not folder.is_dir():
         raise UserError(f"no folder {folder}")
     unused = Counter() if unused is None else unused
+
+    # Folders by device and number: a link may lead back to one.
     seen: set[tuple[int, int]] = set()
+
+    # One iterator for each level that is open.
     pending = [iter([folder])]
     while pending:
         path = next(pending[-1], None)
@@ -103,6 +107,7 @@ def folder_dataset(folder: Path, names: Sequence[str] | None = None) -> FileData
         names, labels = number_labels(
             stated, names, f"folders of {folder}", numeric=False
         )
+
     if names is None:
         raise NoClassNamesError(
             f"{folder} has no sub-folders to name its classes: "
@@ -122,12 +127,14 @@ def open_table(table: Path | str) -> Iterator[tuple[str, Iterator[Mapping[str, s
         raise UserError(
             f"{name} is a folder, expected a table of paths: write folder:{name}"
         )
+
     with open_location(table) as file:
         if name.lower().endswith(PARQUET):
             columns, rows = _parquet_rows(file, name)
             path = path_column(columns, name)
             yield path, (row for row in rows if row[path].strip())
             return
+
         delimiter = "\t" if name.lower().endswith((".tsv", ".tab")) else ","
         try:
             text = io.TextIOWrapper(file, newline="", encoding="utf-8-sig")
@@ -189,6 +196,7 @@ def table_dataset(table: Path, names: Sequence[str] | None = None) -> FileDatase
     Class list and templates default to ``classnames.txt`` and ``templates.txt`` beside
     the table.
     """
+    # The class of each path, in the order of the table.
     stated: dict[str, str | None] = {}
     with open_table(table) as (column, rows):
         for row in rows:
@@ -199,6 +207,7 @@ def table_dataset(table: Path, names: Sequence[str] | None = None) -> FileDatase
                 raise UserError(f"{table} names {path} twice, with different classes")
     if not stated:
         raise UserError(f"{table} lists no images")
+
     folder = table.parent
     names = names or read_beside(CLASS_FILES, folder)
     names, labels = number_labels(list(stated.values()), names, str(table))
@@ -282,10 +291,12 @@ class RelabelledDataset(Dataset):
     """
 
     def __init__(self, base: Dataset, names: Sequence[str], keep: Keep = "all") -> None:
+        # The class of every image, by its name.
         classes: list[str | None] = [None] * len(base)
         if base.labels is not None:
             labels = base.labels.tolist()
             classes = [base.names[n] if n >= 0 else None for n in labels]
+
         self.rows = list(range(len(base)))
         if keep != "all":
             listed = set(map(same_name, names))
@@ -293,6 +304,7 @@ class RelabelledDataset(Dataset):
                 name is not None and same_name(name) in listed for name in classes
             ]
             self.rows = [row for row in self.rows if inside[row] == (keep == "inside")]
+
         if not self.rows:
             raise UserError(f"{base.id} has no images of classes {keep} the class list")
 
@@ -300,6 +312,7 @@ class RelabelledDataset(Dataset):
         if keep != "outside":
             stated = [classes[row] for row in self.rows]
             _, relabelled = number_labels(stated, names, base.id)
+
         super().__init__(
             base.id,
             names=names,

@@ -68,6 +68,7 @@ def fold(index: Integers, size: int, rule: str) -> Integers:
         period = 2 * size
         index = index % period
         mirrored = period - 1 - index
+
     return np.where(index < size, index, mirrored)
 
 
@@ -78,7 +79,7 @@ def apply_axes(images: Floats, rows: Floats, columns: Floats) -> Floats:
 
 
 def apply_to_planes(planes: Floats, rows: Floats, columns: Floats) -> Floats:
-    """:func:`apply_axes` of planes (N, C, H, W); blocks of a matrix skip what they do not reach."""
+    """Multiply both axes of planes (N, C, H, W); blocks of a matrix skip what they do not reach."""
     count, channels, _, width = planes.shape
 
     # Down: (N, C, H', W).
@@ -98,7 +99,12 @@ def _blocks(matrix: Floats) -> Iterator[tuple[slice, slice]]:
     """Yield blocks of rows of a matrix, and the columns beyond which each block is zero."""
     for start in range(0, len(matrix), _BLOCK):
         block = slice(start, start + _BLOCK)
+
+        # Between its first and last column that is not zero, a block is applied
+        # whole.
         used = np.flatnonzero(matrix[block].any(axis=0))
+
+        # A block that is zero reads one column, for the shape.
         if len(used):
             seen = slice(int(used[0]), int(used[-1]) + 1)
         else:
@@ -118,6 +124,7 @@ def _line_filter(
     sources = fold(points + offsets, size, rule)
     targets = np.broadcast_to(points, sources.shape)
 
+    # Folded sources may meet: their weights add up.
     matrix = np.zeros((size, size))
     weights = np.broadcast_to(weights, sources.shape)
     np.add.at(matrix, (targets, sources), weights)
@@ -131,6 +138,7 @@ def gaussian_blur(
     radius = int(truncate * sigma + 0.5)
     offsets = np.arange(-radius, radius + 1)
     positive = max(sigma, 1e-12)
+
     rows, columns = (
         _line_filter(size, offsets, positive, rule).astype(np.float32)
         for size in images.shape[1:3]
@@ -155,10 +163,12 @@ def zoom_matrix(size: int, factor: float) -> Floats:
     targets = np.arange(size)
     position = (targets + margin) * step
     lower = np.floor(position).astype(np.int64)
+
     lower = np.clip(lower, 0, max(part - 2, 0))
     upper = np.minimum(lower + 1, part - 1)
     upper_share = position - lower
 
+    # Each row holds the two shares, at their places in the middle of the axis.
     matrix = np.zeros((size, size))
     np.add.at(matrix, (targets, start + lower), 1 - upper_share)
     np.add.at(matrix, (targets, start + upper), upper_share)
@@ -181,6 +191,8 @@ def disk_kernel(radius: float, alias_blur: float) -> Floats:
     else:
         reach = math.ceil(radius)
         softened = 2
+
+    # The squared distance of each pixel from the middle one.
     line = np.arange(-reach, reach + 1)
     distance = line[:, None] ** 2 + line**2
     disk = (distance <= radius**2).astype(np.float32)
@@ -197,10 +209,13 @@ def convolve(images: Floats, kernel: Floats) -> Floats:
     """Correlate channels with a point-symmetric odd kernel; borders mirror without the edge."""
     _, height, width, _ = images.shape
     reach = kernel.shape[0] // 2
+
+    # Mirror the borders, each axis by an index.
     rows = fold(np.arange(-reach, height + reach), height, "reflect")
     columns = fold(np.arange(-reach, width + reach), width, "reflect")
     padded = images[:, rows][:, :, columns]
 
+    # Few weights: a sum over shifted pictures; many: products of matrices.
     taps = np.argwhere(kernel > _LEAST)
     if len(taps) > _FEW_TAPS:
         planes = np.moveaxis(padded, 3, 1)
@@ -218,6 +233,7 @@ def _convolve_planes(padded: Floats, kernel: Floats, height: int, width: int) ->
     padded = np.ascontiguousarray(padded)
     count, channels, _, _ = padded.shape
     out = np.zeros((count, channels, height, width), np.float32)
+
     reach = kernel.shape[0] // 2
     for i in range(reach + 1):
         used = np.flatnonzero(kernel[i] > _LEAST)
@@ -232,6 +248,8 @@ def _convolve_planes(padded: Floats, kernel: Floats, height: int, width: int) ->
 
         band = _band(kernel[i, used[0] : used[-1] + 1])
         reached = len(band) - _BLOCK  # beyond the block itself
+
+        # Multiply block by block along the lines.
         for start in range(0, width, _BLOCK):
             size = min(_BLOCK, width - start)
             first = start + used[0]
@@ -268,12 +286,16 @@ def motion_blur(images: Floats, radius: int, sigma: float, degrees: Floats) -> F
     # Sum the pictures shifted by every step that counts.
     pixels = images.reshape(-1, channels)
     first = _first_pixels(images)
+
     out = np.zeros((count, height, width, channels), np.float32)
     for step in steps[tails > _LEAST_TAIL]:
         rows = np.arange(height) + down[:, step, None]
         columns = np.arange(width) + right[:, step, None]
+
+        # Beyond the border the edge repeats.
         y = np.clip(rows, 0, height - 1)
         x = np.clip(columns, 0, width - 1)
+
         positions = first + y[:, :, None] * width + x[:, None, :]
         shifted = np.take(pixels, positions, axis=0)
         out += np.float32(weights[step]) * shifted
@@ -287,8 +309,11 @@ def sample(images: Floats, y: Floats, x: Floats, rule: str) -> Floats:
     first = _first_pixels(images)
     top = np.floor(y).astype(np.int64)
     left = np.floor(x).astype(np.int64)
+
+    # The four pixels around each position.
     left_columns = fold(left, width, rule)
     right_columns = fold(left + 1, width, rule)
+
     right_share = (x - left)[..., None]
     down_share = (y - top)[..., None]
 
@@ -321,7 +346,11 @@ def plasma(draws: Draws, height: int, width: int, decay: float) -> Floats:
     noise whose amplitude falls by ``decay`` squared, as in the published program.
     """
     longer = max(height, width)
+
+    # The grid is a power of two that covers the picture.
     side = 2 ** max(1, (longer - 1).bit_length())
+
+    # Points of the torus, of which only the first is set: to zero.
     field = np.zeros((len(draws.generators), side, side))
     amplitude = 100.0**2
     step = side

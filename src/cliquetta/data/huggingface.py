@@ -26,6 +26,7 @@ class HuggingFaceDataset(Dataset):
         self.image = image
         if label is None:
             raise UserError(f"{id} has no column of classes: name it with label=COLUMN")
+
         feature = look_up(f"column of {id}", label, table.features)
         classes = getattr(feature, "names", None)
         stated = [None if cell in (None, -1) else str(cell) for cell in table[label]]
@@ -42,6 +43,7 @@ class HuggingFaceDataset(Dataset):
         cell = self.table[index][self.image]
         data = cell.get("bytes")
         path = Path(cell.get("path") or "")
+
         try:
             return open_image(path if data is None else data)
         except ImageError as error:
@@ -64,6 +66,8 @@ def hugging_face_dataset(name: str) -> HuggingFaceDataset:
         raise UserError(f"datasets of Hugging Face need an extra: {remedy}") from None
     base, options = parse_name(name)
     split = options.get("split", "test")
+
+    # Saved to disk, or on the hub.
     folder = Path(base)
     files = (folder / "dataset_info.json", folder / "dataset_dict.json")
     if any(file.is_file() for file in files):
@@ -72,6 +76,7 @@ def hugging_face_dataset(name: str) -> HuggingFaceDataset:
             table = look_up(f"split of {base}", split, table)
     else:
         table = datasets.load_dataset(base, options.get("config"), split=split)
+
     image = options.get("image") or _column(table, datasets.Image, "image", base)
     if image is None:
         raise UserError(f"{base} has no column of images: name it with ?image=COLUMN")

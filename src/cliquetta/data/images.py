@@ -107,8 +107,11 @@ def open_image(
         name = os.fspath(source)
     if not data:
         raise ImageError(name, "an empty file")
+
     image = _open_stored(data, name, max_pixels, untrusted)
     _check_size(image.width, image.height, name, max_pixels)
+
+    # Decoding happens here; a draft makes it cheaper.
     try:
         if shorter is not None and isinstance(image, JpegImageFile):
             image.draft("RGB", (shorter, shorter))
@@ -193,6 +196,7 @@ def to_rgb(image: Image.Image, *, exif: bool = True) -> Image.Image:
         return image
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         return _scale_grey(image).convert("RGB")
+
     if image.mode == "P" and isinstance(image.info.get("transparency"), bytes):
         image = image.convert("RGBA")  # what Pillow asks for; the colours stay the same
     return image.convert("RGB")
@@ -202,11 +206,15 @@ def _scale_grey(image: Image.Image) -> Image.Image:
     """Scale greyscale of more than 8 bits to 8 bits."""
     values = np.asarray(image).astype(np.float64)
     largest = values.max(initial=0)
+
+    # The value that becomes white.
     white = 65535.0
     if image.mode == "I":
         white = next(2**bits - 1 for bits in (8, 16, 24, 31) if largest < 2**bits)
     elif image.mode == "F":
         white = 1 if largest <= 1 else 255
+
+    # Values that are not numbers become black.
     levels = np.nan_to_num(values / white * 255).clip(0, 255)
     return Image.fromarray(levels.round().astype(np.uint8))
 
@@ -215,6 +223,8 @@ def cut_mosaic(sheet: Image.Image, side: int, count: int) -> NDArray[np.uint8]:
     """Cut the first ``count`` tiles (n, side, side, 3) of a picture that was filled row by row."""
     pixels = np.asarray(sheet)
     columns = pixels.shape[1] // side
+
+    # Rows of tiles (rows, side, columns, side, 3), then tile by tile.
     rows = pixels.reshape(-1, side, columns, side, 3)
     tiles = rows.swapaxes(1, 2).reshape(-1, side, side, 3)
     return tiles[:count].copy()

@@ -41,6 +41,7 @@ def is_single(images: Any) -> bool:
         return images.startswith(_DATA_URI) or expand_glob(images) is None
     if isinstance(images, np.ndarray | Tensor):
         return images.ndim < 4
+
     if isinstance(images, os.PathLike | bytes | bytearray | Image.Image):
         return True
     return _is_file(images)
@@ -68,6 +69,7 @@ def separate_images(
     elif not isinstance(images, Iterable) or isinstance(images, Mapping):
         raise not_an_image(images)
 
+    # A collection may mix all kinds of images.
     for image in images:
         if isinstance(image, str) and image.startswith(_DATA_URI):
             yield from_base64(image)
@@ -91,6 +93,7 @@ def _restore_picture(
         raise not_an_image(pixels)
     if channel_order != "rgb":
         raise UserError("preprocessed pixels are RGB: leave out channel_order")
+
     refuse_unnormalised(pixels, preprocess)
     picture: npt.NDArray[np.uint8] = preprocess.unnormalise(pixels).cpu().numpy()
     return picture
@@ -104,6 +107,7 @@ def _as_rgb(image: ImageLike, channel_order: ChannelOrder) -> ImageLike:
         return image
     if isinstance(image, Tensor):
         return image.flip(0) if len(image) == 3 else image
+
     order = {3: [2, 1, 0], 4: [2, 1, 0, 3]}.get(image.shape[2])
     if order is None:
         return image  # refused where it is opened
@@ -120,7 +124,10 @@ def refuse_unnormalised(pixels: Tensor, preprocess: Preprocess) -> None:
     normalises = any(preprocess.mean) or set(preprocess.std) != {1.0}
     if low < 0 or high > 1 or not normalises:
         return
+
+    # Divided bytes are whole again times 255.
     levels = pixels.detach().float().cpu() * 255
+
     from_whole = (levels - levels.round()).abs().max()
     if from_whole < 1e-3 and len(np.unique(levels.numpy())) > _FEW_LEVELS:
         raise UserError(
@@ -155,15 +162,20 @@ def to_picture(
         return image, open_listed(image)
     if isinstance(image, str | os.PathLike):
         return Path(image).as_posix(), open_image(image)
+
     if isinstance(image, bytes | bytearray):
         picture = open_image(bytes(image), max_pixels=max_pixels, untrusted=untrusted)
         return _hash(image), picture
     if isinstance(image, Image.Image):
         picture = to_rgb(image)
         return _hash(np.asarray(picture).data), picture
+
+    # Tensors have their channels first.
     if isinstance(image, Tensor) and image.ndim == 3:
         image = image.movedim(0, -1).cpu().numpy()
+
     if isinstance(image, np.ndarray) and image.dtype == np.uint8:
+        # Pixels of 8 bits: grey, RGB or RGBA.
         is_grey = image.ndim == 2
         is_coloured = image.ndim == 3 and image.shape[2] in (3, 4)
         if is_grey or is_coloured:
@@ -186,7 +198,9 @@ def _describe(value: Any) -> str:
     """Describe a value in a few words, however much it holds."""
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return f"{tuple(value.shape)} {value.dtype}"
+
     if isinstance(value, list | tuple):
+        # A few types stand for all.
         kinds = [type(part).__name__ for part in value[:3]]
         if len(value) > 3:
             kinds.append("...")
@@ -252,8 +266,8 @@ def as_batch(
             return images
         return _add_views(images, views, seed, preprocess)
 
-    keys: list[str] = []
-    made: list[Tensor] = []
+    keys = []
+    made = []
     separated = separate_images(images, preprocess, channel_order=channel_order)
     for number, image in enumerate(separated):
         try:
@@ -264,6 +278,7 @@ def as_batch(
             on_error(number, error)
             continue
         keys.append(key)
+
         if views is None:
             made.append(torch.tensor(np.asarray(preprocess.picture(picture))))
         else:

@@ -1,4 +1,4 @@
-"""The images of a long prediction run, listed once, in order, each once, in an SQLite file.
+"""Images of a long prediction run, listed in order, each once, in an SQLite file.
 
 A run that is continued sees the same images under the same numbers; memory does not
 grow.
@@ -50,16 +50,17 @@ _BLOCK = 1 << 16
 class Entry(NamedTuple):
     """Image of a list."""
 
+    # A local path, a URL, or those of a tar file with the name of one of its
+    # members.
     path: str
-    """a local path, a URL, or those of a tar file with the name of one of its members"""
     columns: Mapping[str, str]
     member: Member | None = None
+    # One in memory, which ``path`` names.
     image: ImageLike | None = None
-    """one in memory, which ``path`` names"""
+    # Below the folder or in the tar file that was named; else the last one.
     folder: str = ""
-    """below the folder or in the tar file that was named; else the last one"""
+    # As it is stated, where labels were asked for.
     label: str = ""
-    """as it is stated, where labels were asked for"""
 
 
 class _Pictures(Dataset):
@@ -234,6 +235,7 @@ class ImageList:
                 entry.folder if labels == FOLDER else row.get(labels or "", ""),
             )
             self.repeated += self._rows.execute(insert, values).rowcount == 0
+
         if labels is not None and labels != FOLDER:
             _require_column(labels, "of labels", list(columns))
         if group_by is not None:
@@ -316,8 +318,8 @@ def _expand(
                 path = os.fsdecode(line)
                 yield Entry(path, {}, folder=last_folder(path))
         return
-
     name = str(source)
+
     suffix = posixpath.splitext(name)[1].lower()
     if suffix == TAR:
         yield from _expand_tar(name)
@@ -347,6 +349,7 @@ def _expand_frame(frame: Any) -> Iterator[Entry]:
     """Yield the images that a DataFrame names."""
     columns = [str(name) for name in frame.columns]
     column = path_column(columns, "the DataFrame")
+
     texts = frame.fillna("").astype(str)
     for row in texts.to_dict("records"):
         if path := row[column].strip():
@@ -380,6 +383,7 @@ def _folder_below(root: str, path: str) -> str:
     if not is_url(root):
         folder = Path(path).parent.relative_to(Path(root)).as_posix()
         return "" if folder == "." else folder
+
     if not path.startswith(root):  # a file system may spell a URL differently
         return last_folder(path)
     return posixpath.dirname(path.removeprefix(root).lstrip("/"))
@@ -396,6 +400,7 @@ def _expand_table(table: str) -> Iterator[Entry]:
                 path = join_url(folder, path)
             elif not is_url(path):
                 path = os.fspath(Path(folder) / path)
+
             columns = {name.strip(): value or "" for name, value in row.items() if name}
             yield Entry(path, columns, folder=last_folder(path))
 
@@ -405,6 +410,8 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
     separator = b"\0" if b"\0" in file.read(_BLOCK) else b"\n"
     rest = b""
     file.seek(0)
+
+    # A line may go on in the next block.
     while block := file.read(_BLOCK):
         *complete, rest = (rest + block).split(separator)
         for part in complete:
@@ -417,7 +424,7 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
 def digest(sources: Sequence[Source], stdin: Path | None) -> str:
     """Hash the sources and the content of lists; the content of folders does not count."""
     names = []
-    read: list[Any] = []
+    read = []
     for source in sources:
         if is_table(source):
             names.append(source.to_csv())
@@ -428,6 +435,7 @@ def digest(sources: Sequence[Source], stdin: Path | None) -> str:
             read.append(source)
     if stdin is not None:
         read.append(stdin)
+
     total = hashlib.sha256(json.dumps(names).encode())
     for path in read:
         with naming(path), open_location(path) as file:

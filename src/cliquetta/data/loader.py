@@ -50,8 +50,8 @@ class Chunk(Generic[Job]):
     """Jobs of a batch that a worker reads at a time."""
 
     jobs: Sequence[Job]
+    # Number of the first in the batch.
     first: int
-    """number of the first in the batch"""
     batch_size: int
 
 
@@ -61,21 +61,21 @@ class ImageGroup(NamedTuple):
     dataset: Dataset
     indices: Sequence[int]
     keys: Sequence[str]
+    # Their numbers in the chunk.
     positions: Sequence[int]
-    """their numbers in the chunk"""
 
 
 @dataclass(frozen=True)
 class Loaded:
     """Images of a batch that could be read, and why others could not."""
 
+    # Their numbers in the batch.
     positions: Sequence[int]
-    """their numbers in the batch"""
+    # (B, ...), for every kind of views: pixels, or what they are made of.
     images: Sequence[Tensor]
-    """(B, ...), for every kind of views: pixels, or what they are made of"""
     unreadable: Sequence[tuple[int, str]]
+    # When the images are on a GPU.
     arrived: torch.cuda.Event | None = None
-    """when the images are on a GPU"""
 
     def batches(
         self, keys: Sequence[str], views: Sequence[ViewSpec | None]
@@ -113,19 +113,19 @@ def expect_images(device: torch.device | str, workers: int | None) -> None:
 class Loader(Generic[Job]):
     """Loads images into batches."""
 
+    # Find the image of each job; runs in a worker.
     find: Callable[[Sequence[Job]], Sequence[ImageGroup]]
-    """find the image of each job; runs in a worker"""
     preprocess: Preprocess
     views: Sequence[ViewSpec | None]
     seed: int
+    # 0: in the caller's thread; `None`: those of `default_workers`.
     workers: int | None = None
-    """0: in the caller's thread; `None`: those of `default_workers`"""
+    # Where pixels are wanted; `None` leaves bytes as they are.
     device: torch.device | None = None
-    """where pixels are wanted; `None` leaves bytes as they are"""
+    # Images are in the memory of this process, so threads have to read them.
     local: bool = False
-    """images are in the memory of this process, so threads have to read them"""
+    # Of JPEG files, which threads only read; not for views.
     decoder: JpegDecoder | None = None
-    """of JPEG files, which threads only read; not for views"""
 
     def load(
         self, batches: Iterable[Sequence[Job]], count: int
@@ -205,7 +205,6 @@ class Loader(Generic[Job]):
                     jpegs[number] = image
                 else:
                     made[number] = self._prepare(image, group.keys[row])
-
         readable = sorted(made)
         note = ChunkNote(
             readable=readable,
@@ -214,6 +213,8 @@ class Loader(Generic[Job]):
             batch_size=chunk.batch_size,
             jpegs=jpegs,
         )
+
+        # From lists per image to one array per kind of views.
         kinds = zip(*(made[number] for number in readable), strict=True)
         return tuple(np.stack(pictures) for pictures in kinds), note
 
@@ -225,7 +226,7 @@ class Loader(Generic[Job]):
 
     def _prepare(self, image: Image.Image, key: str) -> list[Array]:
         """Resize and crop an image, for every kind of views."""
-        arrays: list[Array] = []
+        arrays = []
         for kind in self.views:
             if kind is None:
                 arrays.append(np.asarray(self.preprocess.picture(image)))
@@ -236,17 +237,22 @@ class Loader(Generic[Job]):
 
     def _gather(self, reading: Iterator[Made]) -> Loaded | None:
         """Gather the chunks of the next batch and send it on its way to the device."""
+        # One buffer for each kind of views, pinned if a GPU waits for it.
         buffers: list[Tensor] = []
         positions: list[int] = []
         unreadable: list[tuple[int, str]] = []
         for arrays, note in reading:
             if arrays and not buffers:
                 buffers = [self._buffer(array, note.batch_size) for array in arrays]
+
             filled = len(positions)
             positions += note.readable
             unreadable += note.unreadable
+
+            # Arrays are valid until the next item only: copy them.
             for buffer, array in zip(buffers, arrays, strict=False):
                 buffer.numpy()[filled : len(positions)] = array
+
             if note.last:
                 images = [buffer[: len(positions)] for buffer in buffers]
                 loaded = Loaded(positions, images or self._nothing(), unreadable)
@@ -278,6 +284,9 @@ class Loader(Generic[Job]):
             return loaded
         if not _is_cuda(device):
             return replace(loaded, images=self._pixels(loaded.images, device))
+
+        # The copy runs beside the work on the current stream, which waits for it
+        # later.
         side = side_stream(device)
         with torch.cuda.stream(side):
             images = self._pixels(loaded.images, device)

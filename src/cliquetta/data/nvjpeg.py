@@ -33,22 +33,22 @@ class Jpeg(NamedTuple):
     """JPEG file that nvJPEG reads as Pillow does."""
 
     data: bytes
+    # Of EXIF.
     orientation: int = 1
-    """of EXIF"""
 
 
 class ChunkNote(NamedTuple):
-    """What a worker reports beside the pictures of a chunk; images are numbered in their batch."""
+    """Report of a worker beside the pictures of a chunk; images are numbered in their batch."""
 
+    # Numbers of the pictures, in their order.
     readable: list[int]
-    """numbers of the pictures, in their order"""
+    # Numbers of other images, and why they could not be read.
     unreadable: list[tuple[int, str]]
-    """numbers of other images, and why they could not be read"""
+    # Whether the batch ends with this chunk.
     last: bool
-    """whether the batch ends with this chunk"""
     batch_size: int
+    # Files that are left to a :class:`JpegDecoder`, by number.
     jpegs: dict[int, Jpeg]
-    """files that are left to a :class:`JpegDecoder`, by number"""
 
 
 def open_or_read(dataset: Dataset, index: int) -> Image.Image | Jpeg:
@@ -78,6 +78,8 @@ def read_jpeg(data: bytes, *, exif: bool = True) -> Jpeg | None:
     short, long = sorted(image.size)
     if long > LONGEST * short or short * long > MAX_PIXELS:
         return None
+
+    # A truncated file is Pillow's to report.
     complete = data.rstrip(b"\0").endswith(_END_OF_IMAGE)
     return Jpeg(data, orientation) if complete else None
 
@@ -92,9 +94,11 @@ def turn(image: Tensor, orientation: int) -> Tensor:
 
 
 def resize_and_crop(image: Tensor, preprocess: Preprocess) -> Tensor:
-    """:meth:`Preprocess.picture` (S, S, 3) of an image (3, H, W), uint8; equal up to rounding."""
+    """Make the picture (S, S, 3) of an image (3, H, W) as Pillow does, up to rounding."""
     size = preprocess.size
     height, width = image.shape[-2:]
+
+    # The size before the crop; squashed pictures have no crop.
     rows = columns = size
     if preprocess.resize == "shorter":
         longer = int(size * max(height, width) / min(height, width))
@@ -107,8 +111,10 @@ def resize_and_crop(image: Tensor, preprocess: Preprocess) -> Tensor:
     resized = F.interpolate(
         floats, (rows, columns), mode=preprocess.interpolation, antialias=True
     )[0]
+
     top = preprocess.offset(rows - size)
     left = preprocess.offset(columns - size)
+
     cropped = resized[:, top : top + size, left : left + size]
     levels = cropped.round().clamp(0, 255)
     return levels.to(torch.uint8).movedim(0, -1)
@@ -163,6 +169,8 @@ class JpegDecoder:
         if arrays:
             (opened,) = arrays  # one: there are no views
             pictures |= dict(zip(note.readable, opened, strict=True))
+
+        # In the order of the batch, whoever decoded them.
         readable = sorted(pictures)
         completed = note._replace(
             readable=readable,
@@ -183,6 +191,7 @@ class JpegDecoder:
             decoded = self._decode(list(jpegs.values()))
             return dict(zip(jpegs, decoded, strict=True)), []
 
+        # One by one, by Pillow.
         pictures: dict[int, Array] = {}
         unreadable: list[tuple[int, str]] = []
         for number, jpeg in jpegs.items():
@@ -191,6 +200,7 @@ class JpegDecoder:
                 pictures[number] = np.asarray(self.preprocess.picture(image))
             except ImageError as error:
                 unreadable.append((number, error.reason))
+
         return pictures, unreadable
 
     def _decode(self, jpegs: Sequence[Jpeg]) -> Array:

@@ -51,10 +51,10 @@ class FeatureBatch:
 class PixelTable(NamedTuple):
     """Preprocessed images of a part on the model's device, with their views if there are any."""
 
+    # (n, 3, S, S), or (n, V, 3, S, S) with views.
     pixels: Tensor
-    """(n, 3, S, S), or (n, V, 3, S, S) with views"""
+    # (n,) which images of the part, in ascending order.
     rows: Indices
-    """(n,) which images of the part, in ascending order"""
     unreadable: dict[int, str]
 
     def take(self, rows: Indices) -> Tensor:
@@ -101,7 +101,7 @@ class PreparedStream(ABC, Generic[B]):
     ) -> tuple[B, Tensor]:
         """Gather a batch; an unreadable image leaves its position empty."""
         parts, rows = self.stream.origin(positions)
-        readable: list[int] = []
+        readable = []
         for offset, position in enumerate(positions):
             part = int(parts[offset])
             reason = tables[part].unreadable.get(int(rows[offset]))
@@ -157,9 +157,12 @@ class PreparedStream(ABC, Generic[B]):
         """
         listed = self.stream.parts if rows is None else rows
         before = sum(len(part) for part in listed[:number])
+
+        # Where the blocks lie among the images of all parts.
         positions = [
             range(before + block.start, before + block.stop) for block in blocks
         ]
+
         loading = self.stream.listing(rows).load(positions)
         for block, (batch, loaded) in zip(blocks, loading, strict=True):
             unreadable = {
@@ -172,11 +175,14 @@ def _gather(
     tables: Sequence[FeatureTable | PixelTable], parts: Indices, rows: Indices
 ) -> Tensor:
     """Gather rows of the tables that ``parts`` numbers."""
+    # Without an image, the first table says what shape nothing has.
     numbers = np.unique(parts).tolist() or [0]
     pieces = []
     for number in numbers:
         values = tables[number].take(rows[parts == number])
         pieces.append(torch.as_tensor(values))
+
+    # One table gives the rows in their order; several are interleaved.
     first = pieces[0]
     if len(pieces) == 1:
         return first
@@ -210,6 +216,8 @@ class FeatureStream(PreparedStream[FeatureBatch]):
         super().__init__(stream, model, on_prepare)
         self.root = root
         self._tables: dict[int, FeatureTable] = {}
+
+        # Datasets of features need no table on disk.
         for number, part in enumerate(stream.parts):
             features = part.features(range(len(part)))
             if features is not None:
@@ -224,6 +232,7 @@ class FeatureStream(PreparedStream[FeatureBatch]):
                 f"{self.model.id} works with {self.model.embed_dim}: "
                 "give text features of the model that made them, or that model"
             )
+
         count = self.count
         if views < count:
             raise UserError(
@@ -234,13 +243,17 @@ class FeatureStream(PreparedStream[FeatureBatch]):
         return FeatureTable(features[:, :count], {})
 
     def _batch(self, values: Tensor, keys: tuple[str, ...]) -> FeatureBatch:
+        """Make a batch of features."""
         return FeatureBatch(values, keys)
 
     def _table(self, number: int) -> FeatureTable:
+        """Return the table of a part, encoded if there is none."""
         part = self.stream.parts[number]
         if number in self._tables:
             return self._tables[number]
         assert self.root is not None, "features that are encoded need a folder"
+
+        # The table depends on the weights and on all that decides the pixels.
         model = {"model": self.model.fingerprint, "dtype": str(self.model.dtype)}
         layout = TableLayout(
             model | self._shape(part),
@@ -260,10 +273,13 @@ class FeatureStream(PreparedStream[FeatureBatch]):
     def _encode(self, number: int, blocks: Sequence[range]) -> Iterator[FeatureBlock]:
         """Encode blocks of one part."""
         width = self.model.embed_dim
-        read = self._read(number, blocks)
-        for block, (batch, rows, unreadable) in zip(blocks, read, strict=True):
+        batches = self._read(number, blocks)
+        for block, (batch, rows, unreadable) in zip(blocks, batches, strict=True):
+            # The plain image is a view, too: (B, V, 3, S, S).
             views = batch.images[:, None] if batch.views is None else batch.views
             features = np.zeros((len(block), views.shape[1], width), np.float32)
+
+            # Rows of unreadable images stay zero.
             if len(batch):
                 views = views.to(self.model.device, non_blocking=True)
                 encoded = encode_views(self.model, views, chunk=VIEWS_AT_ONCE)
@@ -312,8 +328,8 @@ def _bytes_per_image(stream: Stream, model: CLIP) -> int:
 class PixelStore:
     """Tables that the runs of a grid share; the oldest are dropped where room is needed."""
 
+    # Bytes.
     room: int
-    """bytes"""
     _tables: dict[str, PixelTable] = field(default_factory=dict, init=False, repr=False)
 
     @staticmethod
@@ -331,6 +347,8 @@ class PixelStore:
         if table is None:
             self._make_room(size)
             table = make()
+
+        # Behind all others: what is used last is dropped last.
         self._tables[key] = table
         return table
 
@@ -357,15 +375,19 @@ class HeldStream(PreparedStream[Batch]):
         self._rows = held_rows(stream)
 
     def _table(self, number: int) -> PixelTable:
+        """Return the table of a part, read if no run has it."""
         rows = self._rows[number]
         model = self.model
         shape = self._shape(self.stream.parts[number])
+
+        # All that decides the pixels, so that runs share tables.
         key = f"{shape} {model.dtype} {model.device} {hash(rows.tobytes())}"
         size = len(rows) * _bytes_per_image(self.stream, model)
         return self.store.get(key, size, lambda: self._hold(number))
 
     def _hold(self, number: int) -> PixelTable:
         """Read and preprocess a part."""
+        # The table of this part, zero where an image cannot be read.
         rows = self._rows[number]
         count = len(rows)
         size = self.preprocess.size
@@ -375,24 +397,27 @@ class HeldStream(PreparedStream[Batch]):
             dtype=self.model.dtype,
             device=self.model.device,
         )
+
         step = max(1, VIEWS_AT_ONCE // self.count)
         blocks = [
             range(first, min(first + step, count)) for first in range(0, count, step)
         ]
 
         unreadable: dict[int, str] = {}
-        read = self._read(number, blocks, self._rows)
-        for block, (batch, made, missing) in zip(blocks, read, strict=True):
+        batches = self._read(number, blocks, self._rows)
+        for block, (batch, positions, missing) in zip(blocks, batches, strict=True):
+            # Reasons are noted by row of the part, not of what is held.
             for position, reason in missing.items():
                 unreadable[int(rows[position])] = reason
             if len(batch):
                 images = batch.images if batch.views is None else batch.views
-                positions = torch.from_numpy(made + block.start).to(pixels.device)
-                pixels[positions] = images.to(pixels.device, pixels.dtype)
+                held = torch.from_numpy(positions + block.start).to(pixels.device)
+                pixels[held] = images.to(pixels.device, pixels.dtype)
             self._report(f"read {self.stream.parts[number].id}", block.stop, count)
         return PixelTable(pixels, rows, unreadable)
 
     def _batch(self, values: Tensor, keys: tuple[str, ...]) -> Batch:
+        """Make a batch of pixels."""
         if self.views is None:
             return Batch(values, keys)
         return Batch(values[:, 0], keys, values)

@@ -186,6 +186,8 @@ def fetch_image(url: str, *, seconds: float = 10.0, max_bytes: int = 2**25) -> b
     end = time.monotonic() + seconds
     request = urllib.request.Request(url, headers={"User-Agent": "cliquetta"})
     too_large = ImageError(url, f"too large (more than {max_bytes:,} bytes)")
+
+    # The declared size may be missing or wrong: count what arrives.
     data = bytearray()
     try:
         response = _http_opener().open(request, timeout=seconds)
@@ -219,10 +221,13 @@ def fetch_image(url: str, *, seconds: float = 10.0, max_bytes: int = 2**25) -> b
 def _http_opener() -> urllib.request.OpenerDirector:
     """Return an opener that reads no files and no FTP, wherever a redirect leads."""
     opener = urllib.request.OpenerDirector()
-    opener.add_handler(urllib.request.ProxyHandler())
-    opener.add_handler(urllib.request.HTTPHandler())
-    opener.add_handler(urllib.request.HTTPSHandler())
-    opener.add_handler(urllib.request.HTTPRedirectHandler())
-    opener.add_handler(urllib.request.HTTPErrorProcessor())
-    opener.add_handler(urllib.request.HTTPDefaultErrorHandler())
+    for handler in (
+        urllib.request.ProxyHandler,
+        urllib.request.HTTPHandler,
+        urllib.request.HTTPSHandler,
+        urllib.request.HTTPRedirectHandler,
+        urllib.request.HTTPErrorProcessor,
+        urllib.request.HTTPDefaultErrorHandler,
+    ):
+        opener.add_handler(handler())
     return opener

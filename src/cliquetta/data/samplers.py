@@ -38,16 +38,16 @@ class Positions(NamedTuple):
 class SamplerOptions:
     """Settings of samplers; each reads those that its entry in :data:`SAMPLERS` names."""
 
+    # Concentration of the Dirichlet distribution: near 0, one burst per class.
     gamma: float = 0.1
-    """concentration of the Dirichlet distribution: near 0, one burst per class"""
+    # How many classes occur, at least and at most.
     present: tuple[int, int] = (3, 3)
-    """how many classes occur, at least and at most"""
+    # Images of the most frequent class for each of the rarest.
     imbalance: float = 10.0
-    """images of the most frequent class for each of the rarest"""
+    # Images of the stream.
     length: int = 10_000
-    """images of the stream"""
+    # Images per dataset, at most.
     limit: int | None = None
-    """images per dataset, at most"""
     batch_size: int = 64
 
     def __post_init__(self) -> None:
@@ -100,6 +100,7 @@ def correlated(domain: LabelledSet, options: SamplerOptions, rng: Rng) -> Indice
         for slot, piece in zip(slots, pieces, strict=True):
             slot.append(piece)
 
+    # The bursts of a slot follow one another at random.
     bursts: list[Indices] = []
     for slot in slots:
         turns = rng.permutation(len(slot))
@@ -111,6 +112,7 @@ def uneven(domain: LabelledSet, options: SamplerOptions, rng: Rng) -> Indices:
     """Order the images of a few classes at random; the class list is that of the dataset."""
     order = shuffled(domain, options, rng)
     classes = rng.permutation(np.unique(domain.labels))
+
     low, high = options.present
     _check_classes(domain, classes=len(classes), needed=high)
 
@@ -147,12 +149,14 @@ def keff(domain: LabelledSet, options: SamplerOptions, rng: Rng) -> Indices:
     """
     size = options.batch_size
     _, high = options.present
+
+    # Images of each class in random order, which batches use up.
     labels = domain.labels
     classes = np.unique(labels)
     members = [rng.permutation(np.flatnonzero(labels == label)) for label in classes]
     _check_classes(domain, classes=len(members), needed=high)
 
-    batches: list[Indices] = []
+    batches = []
     images = options.limit or len(labels)
     for _ in range(images // size):
         left = np.array([len(unseen) for unseen in members])
@@ -185,10 +189,12 @@ def _draw_classes(left: Indices, options: SamplerOptions, rng: Rng) -> Indices |
     if left[drawn].sum() < size:
         drawn = np.argsort(-left)[:most]
     filled = np.cumsum(left[drawn])
+
     needed = 1 + int(np.searchsorted(filled, size))
     if needed > most:
         return None
 
+    # As many classes as are drawn, but enough of them to fill the batch.
     count = max(needed, int(rng.integers(low, most + 1)))
     return drawn[: min(size, count)]
 
@@ -210,6 +216,7 @@ def long_tail(domain: LabelledSet, options: SamplerOptions, rng: Rng) -> Indices
     """
     order = shuffled(domain, options, rng)
     classes, counts = np.unique(domain.labels, return_counts=True)
+
     rank = rng.permutation(len(classes))
     last_rank = max(1, len(classes) - 1)
     shares = options.imbalance ** (-rank / last_rank)
@@ -254,13 +261,16 @@ def mixed(
 def recurring(
     domains: Sequence[LabelledSet], options: SamplerOptions, rng: Rng
 ) -> Positions:
-    """``a>b>a``: share out the images of a dataset over its turns, none shown twice."""
+    """Share out the images of a dataset over its turns (``a>b>a``), none shown twice."""
     ids = [domain.id for domain in domains]
     shares: dict[str, list[Indices]] = {}
     for domain in domains:
         if domain.id in shares:
             continue
+
+        # Drawn once, however often the dataset comes back.
         order = shuffled(domain, options, rng)[: options.limit]
+
         turns = ids.count(domain.id)
         shares[domain.id] = np.array_split(order, turns)
     return _concatenate([shares[id].pop(0) for id in ids])
@@ -279,10 +289,10 @@ def long(
         rounds.append(positions._replace(round=round))
         images += len(round)
 
-    return Positions(
-        domain=np.concatenate([r.domain for r in rounds])[: options.length],
-        image=np.concatenate([r.image for r in rounds])[: options.length],
-        round=np.concatenate([r.round for r in rounds])[: options.length],
+    # Column by column: datasets, images and rounds, cut where the stream ends.
+    columns = zip(*rounds, strict=True)
+    return Positions._make(
+        np.concatenate(column)[: options.length] for column in columns
     )
 
 
@@ -328,11 +338,11 @@ class Sampler:
 
     summary: str
     draw: Draw
+    # Options, beside `limit`, on which the positions depend.
     reads: tuple[str, ...] = ()
-    """options, beside `limit`, on which the positions depend"""
     needs_labels: bool = False
+    # Whether datasets are mixed (`a+b`) rather than in sequence (`a>b`).
     interleaves: bool = False
-    """whether datasets are mixed (`a+b`) rather than in sequence (`a>b`)"""
 
 
 SAMPLERS: dict[str, Sampler] = {

@@ -1,4 +1,4 @@
-"""A stream: datasets in a seeded order, in batches, with the views that a method asked for.
+"""Streams: datasets in a seeded order, in batches, with the views that a method asked for.
 
 Labels travel beside the batches and never inside them.
 """
@@ -193,6 +193,7 @@ class Stream:
         if rows is None:
             rows = [np.arange(len(part)) for part in self.parts]
         counts = [len(some) for some in rows]
+
         listed = copy.copy(self)
         listed._shown = replace(
             self._shown,
@@ -229,6 +230,7 @@ class Stream:
         }
         if self.unknown is not None:
             settings["unknown"] = self.unknown.id
+
         for name in self.sampler.reads:
             value = getattr(self.options, name)
             if name == "gamma":
@@ -251,6 +253,7 @@ class Stream:
             raise UserError(
                 f"the stream has {len(self)} batches, cannot start at {start}"
             )
+
         size = self.batch_size
         firsts = range(start * size, self.images, size)
         return [range(first, min(first + size, self.images)) for first in firsts]
@@ -322,8 +325,8 @@ class _Shown:
 
     parts: Sequence[Dataset]
     rounds: Indices
+    # Whether keys are led by the dataset's id.
     several: bool
-    """whether keys are led by the dataset's id"""
     part_of: Indices
     index_of: Indices
 
@@ -332,6 +335,8 @@ class _Shown:
         where = list(positions)
         part_of = self.part_of[where]
         index_of = self.index_of[where]
+
+        # A group for each part, so that arrays are read at once.
         groups = []
         for number in np.unique(part_of):
             rows = np.flatnonzero(part_of == number).tolist()
@@ -349,6 +354,7 @@ class _Shown:
         number = self.part_of[position]
         part = self.parts[number]
         round = self.rounds[number]
+
         key = part.keys[self.index_of[position]]
         if round:
             key = f"{key}#{round}"

@@ -30,8 +30,8 @@ class TarSample(NamedTuple):
 
     key: str
     member: Member
+    # Class by its `.cls` or `.json` member.
     stated: str | None = None
-    """class by its `.cls` or `.json` member"""
 
 
 def tar_dataset(path: Path, names: Sequence[str] | None = None) -> FileDataset:
@@ -46,10 +46,12 @@ def tar_dataset(path: Path, names: Sequence[str] | None = None) -> FileDataset:
     if not samples:
         raise no_images(path)
     home = shards[0].parent
+
     names = read_beside(CLASS_FILES, home, home.parent) if names is None else names
     stated = [sample.stated for sample in samples]
     if all(value is None for value in stated):
         stated = [_folder(sample.key) for sample in samples]
+
     names, labels = number_labels(stated, names, str(path))
     templates = read_beside(TEMPLATE_FILES, home, home.parent) or (DEFAULT_TEMPLATE,)
 
@@ -85,6 +87,7 @@ def find_shards(path: Path) -> list[Path]:
             raise UserError(f"no tar files in {path}")
     else:
         shards = [path]
+
     for shard in shards:
         if not shard.is_file():
             raise UserError(f"no tar file {shard}")
@@ -97,6 +100,8 @@ def expand_braces(name: str) -> list[str]:
     if braces is None:
         return [name]
     low, high = braces.groups()
+
+    # Numbers are as long as the first one: 000, 001, ...
     digits = len(low)
     numbers = range(int(low), int(high) + 1)
     return [name.replace(braces[0], f"{number:0{digits}d}") for number in numbers]
@@ -121,11 +126,13 @@ def index_shard(shard: Path | str) -> list[TarSample]:
     ``.cls`` or ``.json``, with its first image; elsewhere every image is a sample, by
     its file name if several share what is before the dot.
     """
+    # Images and classes of each sample, by its key.
     images: dict[str, dict[str, Member]] = {}
     stated: dict[str, str | None] = {}
     for archive, info in _files(shard):
         name = info.name.removeprefix("./")
         folder, slash, base = name.rpartition("/")
+
         stem, _, ending = base.partition(".")
         key = f"{folder}{slash}{stem}"
 
@@ -138,6 +145,7 @@ def index_shard(shard: Path | str) -> list[TarSample]:
             label = _read_class(kind, file.read() if file else b"")
             stated[key] = label or stated.get(key)
 
+    # Without a class, images that share a key are samples of their own.
     samples = []
     for key, members in images.items():
         if key in stated or len(members) == 1:

@@ -60,11 +60,14 @@ class TorchImages(Sequence[ImageLike]):
         self._data = dataset
         self._items: list[tuple[ImageLike, Any]] | None = None
         self.id = f"torch:{type(dataset).__name__}"
+
         indices: Sequence[int] | None = None
         if isinstance(data, DataLoader):
             indices = _indices_of_loader(data)
         elif not isinstance(data, IterableDataset):
             indices = range(len(dataset))
+
+        # Neither numbered nor listed by a sampler: read it now.
         if indices is None:
             self._items = list(self._read_all(data))
             indices = range(len(self._items))
@@ -97,7 +100,7 @@ class TorchImages(Sequence[ImageLike]):
         return image
 
     def labels(self) -> list[str | int]:
-        """Labels of all images, ``""`` where there is none.
+        """Return the labels of all images, ``""`` where there is none.
 
         They come from ``targets`` or ``labels`` of the dataset, else from its items,
         which are then read once more.
@@ -145,6 +148,8 @@ class TorchImages(Sequence[ImageLike]):
             if is_single(images):
                 yield self._read(images), labels
                 continue
+
+            # A batch of images.
             if labels is None:
                 labels = [None] * len(images)
             for image, label in zip(images, labels, strict=True):
@@ -169,8 +174,10 @@ def split_item(item: Any) -> tuple[Any, Any]:
             raise UserError(
                 f"an item with {keys} names no image: call it {' or '.join(IMAGE_KEYS[:3])}"
             )
+
         label_key = next((key for key in LABEL_KEYS if key in item), None)
         return item[image_key], None if label_key is None else item[label_key]
+
     if isinstance(item, list | tuple):
         if not item:
             raise UserError(
@@ -190,7 +197,7 @@ def _plain_label(label: Any) -> str | int:
 
 
 class LabelledTorchImages(Dataset):
-    """A torch dataset or loader as a dataset of this package, for streams and scores.
+    """Torch dataset or loader as a dataset of this package, for streams and scores.
 
     Args:
         images: The images.

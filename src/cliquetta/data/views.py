@@ -37,6 +37,7 @@ def check_spec(spec: ViewSpec) -> None:
     look_up("kind of views", spec.kind, VIEW_KINDS)
     if spec.count < 1:
         raise UserError(f"at least one view (the plain one), got {spec.count}")
+
     if spec.kind == "zoom-crop" and spec.zoom < 1:
         raise UserError(f"zoom must be at least 1 for a crop to fit, got {spec.zoom}")
     if not 0 < spec.min_area <= 1:
@@ -56,6 +57,7 @@ def image_views(
     boxes, recipe = _draw(spec, seed, key, image.height, image.width, size)
     crops = torch.from_numpy(crop_image(image, boxes, size))
     plain = torch.from_numpy(np.array(preprocess.picture(image)))
+
     if recipe is None:
         return torch.cat([plain[None], crops])
     return _mix_views(plain[None], crops[None], [recipe], preprocess)[0]
@@ -81,13 +83,14 @@ def attach_views(
             f"views are tied to keys: the batch has {len(batch)} images and "
             f"{len(batch.keys)} keys; make it with Batch(images, keys=...)"
         )
+
     S = images.shape[-1]
     if len(batch) == 0:
         return Batch(images, (), images.new_empty(0, spec.count, 3, S, S))
 
-    drawn = [_draw(spec, seed, key, S, S, size=S) for key in batch.keys]
-    boxes = [box for box, _ in drawn]
-    recipes = [recipe for _, recipe in drawn if recipe is not None]
+    choices = [_draw(spec, seed, key, S, S, size=S) for key in batch.keys]
+    boxes = [box for box, _ in choices]
+    recipes = [recipe for _, recipe in choices if recipe is not None]
     if not recipes:
         crops = crop_tensors(images, boxes, S).to(images.dtype)
         views = torch.cat([images[:, None], crops], dim=1)
@@ -99,6 +102,7 @@ def attach_views(
             "attach_views(..., preprocess=model.preprocess)"
         )
     pictures = preprocess.unnormalise(images)
+
     crops = crop_tensors(pictures.movedim(-1, -3), boxes, S, eight_bit=True)
     crops = crops.to(torch.uint8).movedim(-3, -1)
     views = _mix_views(pictures, crops, recipes, preprocess).to(images.dtype)
@@ -122,6 +126,7 @@ def _draw(
             height, width, count, generator, size=size, zoom=spec.zoom
         )
         return boxes, None
+
     scale = (spec.min_area, 1.0)
     boxes = resized_crop_boxes(height, width, count, generator, scale=scale)
     if spec.kind == "augmix":
@@ -139,5 +144,6 @@ def _mix_views(
         chains=preprocess.pixels(chains),
         recipes=recipes,
     )
+
     first = preprocess.pixels(plain)[:, None]
     return torch.cat([first, mixed], dim=1)

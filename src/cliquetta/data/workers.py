@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 
 
 class WorkerError(RuntimeError):
-    """A worker process ended before its work was done."""
+    """End of a worker process before its work was done."""
 
 
 def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
@@ -91,6 +91,8 @@ def map_ahead(
     pool = ThreadPoolExecutor(
         max_workers=workers, thread_name_prefix="cliquetta-loader"
     )
+
+    # Results in order, at most `ahead` of them.
     waiting: deque[Future[Result]] = deque()
     try:
         waiting.extend(pool.submit(function, item) for item in islice(source, ahead))
@@ -112,6 +114,8 @@ def map_in_processes(
     """
     pickled = _pickle_function(function)
     ahead = workers * (PREFETCH if room < _ROOMY else 1)
+
+    # Start with as many items as may be ahead of the caller.
     jobs = enumerate(items)
     first = list(islice(jobs, ahead))
     started = None if pickled is None else _start(pickled, first, workers, room)
@@ -125,6 +129,7 @@ def map_in_processes(
         for slot in count():
             if not waiting:
                 return
+
             shapes, note = waiting.popleft().result()
             for number, item in islice(jobs, 1):
                 waiting.append(_submit(executor, number, item))
@@ -142,8 +147,8 @@ def map_in_processes(
 class _Ring:
     """Slots of shared memory for the arrays of an item each, in turn."""
 
+    # `slots` times `room` bytes, gone with the last process that holds them.
     memory: Any
-    """`slots` times `room` bytes, gone with the last process that holds them"""
     room: int
     slots: int
 
@@ -181,6 +186,8 @@ def _initialise(
     """Initialise a worker process; ``truncated`` and ``pixels`` are settings of Pillow."""
     global _here
     gc.freeze()  # collecting what was forked would write to it, and so copy its pages
+
+    # Ctrl-C is the main process's to handle; without it, this one ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
@@ -195,6 +202,7 @@ def _work(slot: int, item: Any) -> tuple[_Shapes, Any]:
     function, ring = _here
     arrays, note = function(item)
     shapes: _Shapes = [(array.shape, array.dtype.str) for array in arrays]
+
     places = ring.arrays(slot, shapes)
     for place, array in zip(places, arrays, strict=True):
         place[...] = array

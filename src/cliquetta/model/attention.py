@@ -42,10 +42,14 @@ def rollout(weights: Sequence[Tensor], share: Tensor | None = None) -> Tensor:
     if share is None:
         share = weights[0].new_zeros(B, T)
         share[:, 0] = 1
+
+    # From the last block back to the first.
     prompts = share.new_zeros(len(share), 1)
+
     for block in reversed(weights):
         attention = block.mean(dim=1)
         seen = _fold(torch.einsum("bt,bts->bs", share, attention), T)
+
         prompts = prompts + seen[:, :1] / 2
         share = (share + seen[:, 1:]) / 2
     return torch.cat([prompts, share], dim=1)
@@ -98,6 +102,7 @@ def prompted_maps(
 
     # Prompts of all cliques in a row, of which a mask chooses: (B, 1, S * P, 2, D).
     together = prompts.transpose(0, 1).reshape(len(blocks), 1, S * P, 2, D)
+
     maps: dict[Kind, list[Tensor]] = {"class": [], "rollout": []}
     for start in range(0, len(chosen), step):
         rows = chosen[start : start + step].to(pixels.device)
@@ -105,6 +110,7 @@ def prompted_maps(
         prefix = {}
         for block, tokens in zip(blocks, together, strict=True):
             prefix[block] = Prefix(tokens.expand(len(rows), -1, -1, -1), seen)
+
         images = pixels.expand(len(rows), *pixels.shape)
         weights = tower.attention(images, read, prefix=prefix if S else None)
         ordered = [weights[index] for index in range(first, last)]

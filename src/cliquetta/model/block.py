@@ -27,6 +27,7 @@ class Prefix:
         shape = tuple(self.tokens.shape)
         if len(shape) != 4 or shape[2] != 2:
             raise UserError(f"prefix tokens are (R, P, 2, D), got {shape}")
+
         if self.mask is not None and self.mask.shape != shape[:2]:
             mask = tuple(self.mask.shape)
             raise UserError(f"prefix mask {mask} does not fit tokens {shape}")
@@ -44,9 +45,11 @@ class Block(nn.Module):
         width = config.width
         self.heads = config.heads
         self.activation = config.activation
+
         self.ln_1 = nn.LayerNorm(width, eps=config.eps)
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
+
         self.ln_2 = nn.LayerNorm(width, eps=config.eps)
         self.fc = nn.Linear(width, config.hidden)
         self.proj = nn.Linear(config.hidden, width)
@@ -73,6 +76,8 @@ class Block(nn.Module):
         q, k, v = self.heads_of(self.ln_1(x), rows)
         if prefix is not None:
             k, v, mask = self.prepend(prefix, k, v, mask)
+
+        # A mask, or a single query, says itself what may be seen.
         is_causal = causal and mask is None and rows is None
         attended = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=is_causal
@@ -105,6 +110,7 @@ class Block(nn.Module):
         mask = None
         if prefix is not None:
             k, v, mask = self.prepend(prefix, k, v, None)
+
         scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
         if mask is not None:
             scores = scores.masked_fill(~mask, -torch.inf)
@@ -123,14 +129,18 @@ class Block(nn.Module):
         """
         B, T, D = normed.shape
         size = D // self.heads
+
         query = self.single_query(normed, rows)
         if query is None:
             parts = self.qkv(normed).view(B, T, 3, self.heads, size)
             q, k, v = parts.unbind(dim=2)
         else:
+            # A single query is projected alone, keys and values together.
             q = query.view(B, 1, self.heads, size)
             kv = F.linear(normed, self.qkv.weight[D:], self.qkv.bias[D:])
             k, v = kv.view(B, T, 2, self.heads, size).unbind(dim=2)
+
+        # By heads, which attention wants before tokens.
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
     def single_query(self, normed: Tensor, rows: Tensor | None) -> Tensor | None:
@@ -138,6 +148,8 @@ class Block(nn.Module):
         if rows is None:
             return None
         D = normed.shape[2]
+
+        # The first third of the projection is that of the queries.
         weight = self.qkv.weight[:D]
         bias = self.qkv.bias[:D]
         return F.linear(take_positions(normed, rows), weight, bias)
@@ -159,10 +171,13 @@ class Block(nn.Module):
         # By heads (R, H, P, D/H); one row stands for all.
         keys = keys.view(R, P, H, size).transpose(1, 2).expand(B, -1, -1, -1)
         values = values.view(R, P, H, size).transpose(1, 2).expand(B, -1, -1, -1)
+
+        # Tokens of the sequence itself are always seen.
         if prefix.mask is not None:
             seen = torch.ones(B, P + T, dtype=torch.bool, device=k.device)
             seen[:, :P] = prefix.mask
             mask = seen[:, None, None, :]
+
         return torch.cat([keys, k], dim=2), torch.cat([values, v], dim=2), mask
 
     def project_prefix(
@@ -170,8 +185,11 @@ class Block(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Project prefix tokens to keys and values (R, P, D), heads side by side."""
         tokens = prefix.tokens.to(dtype)
+
+        # The parts of the projection for queries, keys and values.
         _, key_weight, value_weight = self.qkv.weight.chunk(3)
         _, key_bias, value_bias = self.qkv.bias.chunk(3)
+
         keys = F.linear(tokens[:, :, 0], key_weight, key_bias)
         values = F.linear(tokens[:, :, 1], value_weight, value_bias)
         return keys, values
@@ -209,6 +227,7 @@ class Block(nn.Module):
         # The factor 1 / c of QuickGELU, see `expand`.
         residual = (x + bias).flatten(0, 1)
         active = F.silu(hidden).flatten(0, 1)
+
         out = torch.addmm(residual, active, weight.t(), alpha=1 / QUICK)
         return out.view_as(x)
 
@@ -223,6 +242,8 @@ class AttentionPool(Block):
     def single_query(self, normed: Tensor, rows: Tensor | None) -> Tensor:
         """Project the probe for every sequence."""
         B, _, D = normed.shape
+
+        # The probe is one learned vector for all images.
         query = F.linear(self.probe, self.qkv.weight[:D], self.qkv.bias[:D])
         return query.expand(B, 1, D)
 

@@ -60,6 +60,7 @@ class CLIP(nn.Module):
         self.preprocess = preprocess or Preprocess.openai(self.image_size)
         if tokenizer is not None:
             self.tokenizer = tokenizer
+
         self.visual: nn.Module
         if isinstance(config.vision, VisionConfig):
             self.visual = VisionTower(config.vision, config.embed_dim)
@@ -68,10 +69,12 @@ class CLIP(nn.Module):
         self.text: TextTower | None = None
         if config.text is not None:
             self.text = TextTower(config.text, config.embed_dim)
+
         self.logit_scale = nn.Parameter(torch.full((), math.log(100.0)))
         self.logit_bias: nn.Parameter | None = None
         if config.sigmoid:
             self.logit_bias = nn.Parameter(torch.full((), -10.0))
+
         self.requires_grad_(False)
         self.eval()
 
@@ -222,6 +225,8 @@ class CLIP(nn.Module):
                     f"{self.embed_dim}"
                 )
             return l2_normalize(features.to(self.device))
+
+        # One classifier for each template: (N, E).
         by_template = []
         for template in prompts.templates:
             texts = prompts.texts(template)
@@ -276,6 +281,7 @@ class FrozenModel(nn.Module):
         super().__init__()
         self.visual = model.visual if visual is None else visual
         self.register_buffer("text", text.detach())
+
         self.scale = model.scale if scale is None else scale
         self.bias = model.bias
         self.head = head
@@ -290,6 +296,8 @@ class FrozenModel(nn.Module):
         """Compute logits (B, N), float32."""
         features = l2_normalize(self.visual(pixels))
         logits = self.text_logits(features)
+
+        # A head, such as a cache model, may change the logits.
         if self.head is not None:
             logits = self.head(features, logits)
         return logits + self.bias
@@ -315,6 +323,7 @@ class PromptedTower(nn.Module):
 @torch.no_grad()
 def initialise(model: CLIP, seed: int = 0) -> CLIP:
     """Draw all weights of ``model`` in place, scaled by width and depth as CLIP's training does."""
+    # On the CPU, so that every device gets the same weights.
     generator = torch.Generator().manual_seed(seed)
 
     def normal(tensor: Tensor, std: float) -> None:
@@ -347,6 +356,7 @@ def initialise(model: CLIP, seed: int = 0) -> CLIP:
         else:
             draw_blocks([visual.head], width, layers)
             normal(visual.head.probe, width**-0.5)
+
         normal(visual.position, 0.02)
         normal(visual.patch.weight, visual.patch.weight[0].numel() ** -0.5)
     else:

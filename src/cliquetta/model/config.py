@@ -29,6 +29,7 @@ def check_sizes(config: Any, *names: str) -> None:
         value = getattr(config, name)
         most = _MOST.get(name, _MOST_OTHERWISE)
         is_integer = isinstance(value, int) and not isinstance(value, bool)
+
         valid = is_integer and 0 < value <= most
         _check(config, name, valid, f"expected an integer from 1 to {most}")
 
@@ -48,13 +49,17 @@ class TransformerConfig:
     def __post_init__(self) -> None:
         """Validate fields."""
         check_sizes(self, "width", "layers", "heads", "hidden")
+
+        # Every head is as wide.
         divides = self.width % self.heads == 0
         _check(
             self, "heads", divides, f"which does not divide its width of {self.width}"
         )
+
         activations = get_args(Activation)
         if self.activation not in activations:
             raise UnknownNameError("activation", str(self.activation), activations)
+
         is_number = isinstance(self.eps, float | int) and self.eps is not True
         valid = is_number and 0 < self.eps < math.inf
         _check(self, "eps", valid, "expected a number above 0")

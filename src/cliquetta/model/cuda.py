@@ -29,8 +29,8 @@ class Recording:
 
     graph: torch.cuda.CUDAGraph
     inputs: dict[str, Tensor]
+    # A tree.
     outputs: Any
-    """a tree"""
 
     def fits(self, *inputs: Tensor) -> bool:
         """Whether these inputs have the recorded shapes."""
@@ -42,6 +42,7 @@ class Recording:
         values = flatten(tuple(inputs))
         sources = [values[path] for path in self.inputs]
         torch._foreach_copy_(list(self.inputs.values()), sources)
+
         self.graph.replay()
         return map_tensors(torch.clone, self.outputs)
 
@@ -92,12 +93,15 @@ class Replayed:
         most = CHUNK.get(rows[0].device.type)
         if most is None or not self.shapes:
             return function(*rows)
+
+        # Chunk by chunk, each filled up to a shape that is recorded.
         split = [torch.split(value, most) for value in rows]
         parts = []
         for chunk in zip(*split, strict=True):
             count = len(chunk[0])
             outputs = self._call(function, _fill_up(chunk), most // STEP)
             parts.append([output[:count] for output in outputs])
+
         if len(parts) == 1:
             return tuple(parts[0])
         return tuple(torch.cat(column) for column in zip(*parts, strict=True))
@@ -111,11 +115,15 @@ class Replayed:
         if not first.is_cuda:
             return function(*inputs)
 
+        # Recordings of this function, by shapes.
         recorded = self._recorded.setdefault(function, {})
+
         key = tuple((path, v.shape, v.dtype, v.device) for path, v in tensors.items())
         if key not in recorded:
             if len(recorded) >= shapes:
                 return function(*inputs)
+
+            # All recordings share one pool: they never run at the same time.
             with torch.cuda.device(first.device):
                 if self._pool is None:
                     self._pool = torch.cuda.graph_pool_handle()
@@ -150,6 +158,8 @@ class Fetched:
     def __init__(self, *values: Tensor) -> None:
         self._values = tuple(value.to("cpu", non_blocking=True) for value in values)
         self._arrived: torch.cuda.Event | None = None
+
+        # An event says when the copies are there; the CPU's are at once.
         device = values[0].device
         if device.type == "cuda":
             self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]

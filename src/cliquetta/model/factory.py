@@ -93,6 +93,7 @@ def create_model(
         )
     if activation is not None and activation not in get_args(Activation):
         raise UnknownNameError("activation", activation, get_args(Activation))
+
     fetcher = Fetcher(
         None if cache_dir is None else Path(cache_dir), offline, on_progress
     )
@@ -115,6 +116,7 @@ def pick_device(device: torch.device | str) -> torch.device:
                 f"no device {device}: torch sees {devices} CUDA devices; try cpu"
             )
         return chosen
+
     if torch.cuda.is_available():
         return torch.device("cuda")
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
@@ -204,10 +206,12 @@ def _hugging_face(name: str, fetcher: Fetcher) -> Checkpoint:
         raise CheckpointError(
             f"{repo} has no {huggingface.CONFIG_FILE}: try hf-hub:{repo}"
         )
+
     config = read_json(path)
     huggingface.config_from(config)  # refuse another model before its weights arrive
     if huggingface.has_own_vocabulary(config):
         require_tokenizers()
+
     index = find(huggingface.INDEX_FILE)
     if index is None:
         state = _first_weights(repo, huggingface.WEIGHT_FILES, find)
@@ -223,6 +227,7 @@ def _open_clip(found: ModelName, fetcher: Fetcher) -> Checkpoint:
     if found.paths:
         id = f"open_clip:{arch}/{found.paths[0].name}"
         return from_files(found.paths, id=id, arch=arch)
+
     repository = releases.repository(arch, tag)
     id = f"open_clip:{found.name}"
     return _open_clip_repo(repository, id, fetcher, arch, tag)
@@ -273,6 +278,7 @@ def computes_in(dtype: torch.dtype) -> bool:
     """Whether this CPU multiplies matrices of a half-precision dtype; of others always."""
     if dtype not in (torch.bfloat16, torch.float16):
         return True
+
     name = "bf16" if dtype is torch.bfloat16 else "fp16"
     supported = getattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported")
     available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]

@@ -21,9 +21,11 @@ QUERIES = 32
 def _silu_kernel(out, grad, hidden, index, size, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     # One program per row and BLOCK of its numbers.
     row = tl.program_id(0).to(tl.int64)
+
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
     image = tl.load(index + row)
+
     forward = hidden + image * size + at
     x = tl.load(forward, mask=inside, other=0.0).to(tl.float32)
     g = tl.load(grad + row * size + at, mask=inside, other=0.0).to(tl.float32)
@@ -52,8 +54,10 @@ def _norm_kernel(  # type: ignore[no-untyped-def]
     # its first number in the backward pass.
     row = tl.program_id(1).to(tl.int64)
     token = tl.program_id(0)
+
     there = tl.load(index + row) * tokens + token
     here = (row * tokens + token) * width
+
     at = tl.arange(0, BLOCK)
     inside = at < width
 
@@ -66,6 +70,7 @@ def _norm_kernel(  # type: ignore[no-untyped-def]
     # Its gradient, less the parts along a constant and along the output.
     g = tl.load(grad + here + at, mask=inside, other=0.0).to(tl.float32)
     g *= tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+
     slope = tl.sum(g * normed, axis=0) / width
     offset = tl.sum(g, axis=0) / width
     back = scale * (g - offset - slope * normed)
@@ -100,14 +105,18 @@ def _attention_kernel(  # type: ignore[no-untyped-def]
     # over keys are columns.
     head = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
+
     image = tl.load(index + row)
     D: tl.constexpr = HEADS * SIZE
+
+    # Keys and values lie side by side, behind the queries if there are any.
     first_kv: tl.constexpr = KV_STEP - 2 * D
     feature = head * SIZE + tl.arange(0, SIZE)[None, :]
 
     # Keys and values of the tokens: (KEYS, SIZE).
     key = tl.arange(0, KEYS)[:, None]
     real = (key >= PREFIX) & (key < PREFIX + TOKENS)
+
     at = (key - PREFIX) * KV_STEP + first_kv + feature
     keys = kv_of + image * TOKENS * KV_STEP + at
     k = tl.load(keys, mask=real, other=0.0)
@@ -120,11 +129,13 @@ def _attention_kernel(  # type: ignore[no-untyped-def]
         k += tl.load(prefix_keys, mask=key < PREFIX, other=0.0)
         v += tl.load(prefix_keys + D, mask=key < PREFIX, other=0.0)
 
+    # Gradients of keys and values add up over the queries.
     dk = tl.zeros([KEYS, SIZE], dtype=tl.float32)
     dv = tl.zeros([KEYS, SIZE], dtype=tl.float32)
     for first in range(0, ASKED, QUERIES):
         query = first + tl.arange(0, QUERIES)[:, None]
         some = query < ASKED
+
         at_query = query * Q_STEP + feature
         q = tl.load(q_of + image * ASKED * Q_STEP + at_query, mask=some, other=0.0)
         g = tl.load(grad + (row * ASKED + query) * D + feature, mask=some, other=0.0)
@@ -140,6 +151,7 @@ def _attention_kernel(  # type: ignore[no-untyped-def]
         dv += tl.dot(p.to(g.dtype), g)
         mean_dp = tl.sum(p * dp, axis=0)[None, :]
         ds = (p * (dp - mean_dp)).to(g.dtype)
+
         dk += tl.dot(ds, q)
         if THROUGH:
             dq = tl.trans(tl.dot(tl.trans(k), ds)) * scale
@@ -182,6 +194,8 @@ def norm_backward(
     out = torch.empty_like(residual)
     x, mean, rstd = forward
     R, T, D = residual.shape
+
+    # One program holds a whole token.
     with torch.cuda.device_of(grad):  # type: ignore[no-untyped-call]
         _norm_kernel[(T, R)](
             out,
@@ -204,7 +218,11 @@ def attends(grad: Tensor, heads: int, packed: Tensor, prefix: Tensor | None) -> 
     keys = packed.shape[1]
     if prefix is not None:
         keys += prefix.shape[1]
+
+    # A program holds keys of one head in 16 bits, up to 256 of them.
     size = grad.shape[2] // heads
+
+    # More keys, or other sizes, do not fit into the registers of a program.
     if keys > 256 or size not in (16, 32, 64) or grad.element_size() != 2:
         return False
     return torch.cuda.get_device_capability(grad.device) == (9, 0)
@@ -228,11 +246,16 @@ def attention_backward(
     R, asked, D = grad.shape
     T, wide = packed.shape[1:]
     P = 0 if prefix is None else prefix.shape[1]
+
+    # The kernel counts on memory without gaps.
     packed = packed.contiguous()
     asks = packed if query is None else query.contiguous()
+
     out = grad.new_empty(R, T, wide) if through else None
     out_query = grad.new_empty(R, 1, D) if through and query is not None else None
     out_prefix = None if prefix is None else grad.new_empty(R, P, 2 * D)
+
+    # Queries lie beside keys and values, unless there is a single one.
     out_asks = out if query is None else out_query
 
     def pointer(value: Tensor | None) -> Tensor:
@@ -267,9 +290,11 @@ def attention_backward(
 
 def try_out(like: Tensor) -> None:
     """Build and run kernels for tensors like this one; raises where Triton cannot."""
+    # The smallest tensors that each kernel takes.
     x = like.new_ones(1, 1, 16)
     packed = like.new_ones(1, 1, 48)
     index = torch.zeros(1, dtype=torch.long, device=x.device)
+
     silu_backward(x, x, index)
     if attends(x, 1, packed, None):
         attention_backward(x, packed, None, None, heads=1, index=index, through=True)

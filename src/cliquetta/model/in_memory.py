@@ -81,6 +81,8 @@ def from_model(
             "get_image_features"
         )
     name = id or getattr(model, "name_or_path", "") or type(model).__name__
+
+    # Modules get their mode back where our towers share the weights.
     training = [module for module in model.modules() if module.training]
     model.eval()
     native = _native(model, name)
@@ -117,6 +119,8 @@ def _native(model: nn.Module, name: str) -> CLIP | None:
         checkpoint = _of_transformers(model, name) or _of_open_clip(model, name)
         if checkpoint is None:
             return None
+
+        # Device and precision stay those of the model.
         weight = next(w for w in model.parameters() if w.ndim > 1)
         native = build(checkpoint, device=weight.device, dtype=weight.dtype, share=True)
     except CheckpointError:
@@ -153,10 +157,12 @@ def _of_open_clip(model: nn.Module, name: str) -> Checkpoint | None:
         conventions = _conventions_of(model, is_siglip=is_siglip)
     except (AttributeError, KeyError, IndexError, TypeError):  # built of other modules
         return None
+
     shapes = openai.config_from(weights, conventions)
     stated = getattr(model.visual, "preprocess_cfg", None)
     if stated is None:
         stated = SIGLIP_PREPROCESS if is_siglip else {}
+
     preprocess = open_clip.preprocess_from(shapes.vision.image_size, stated)
     return Checkpoint(shapes, openai.rename(weights), name, preprocess)
 
@@ -167,6 +173,7 @@ def _conventions_of(model: Any, *, is_siglip: bool) -> Conventions:
     text_block = text.transformer.resblocks[0]
     pooling = getattr(text, "pool_type", getattr(model, "text_pool_type", "argmax"))
     end = getattr(text, "eos_id", getattr(model, "text_eos_id", None))
+
     side = getattr(model.visual, "image_size", None)
     text_activation = _activation(text_block.mlp.gelu)
     common = Conventions(
@@ -177,6 +184,7 @@ def _conventions_of(model: Any, *, is_siglip: bool) -> Conventions:
         text_end=end if pooling == "eos" else None,
         image_size=side[0] if isinstance(side, Sequence) else side,
     )
+
     if is_siglip:
         block = model.visual.trunk.blocks[0]
         activation = block.mlp.act
@@ -210,6 +218,7 @@ def _agree(native: CLIP, model: nn.Module) -> bool:
     size = native.image_size
     noise = torch.randn(1, 3, size, size, generator=draw)
     pixels = noise.to(native.device, native.dtype)
+
     encode_image = find_encoder(model, IMAGE_ENCODERS)
     assert encode_image is not None
     if not _are_close(native.encode_image(pixels), encode_image(pixels), native.dtype):
@@ -219,7 +228,10 @@ def _agree(native: CLIP, model: nn.Module) -> bool:
     encode_text = find_encoder(model, TEXT_ENCODERS)
     if text is None or encode_text is None:
         return True
+
+    # Ids of words: special tokens come first and last.
     highest = min(CLIP_END, text.vocab_size - 1)
+
     ids = torch.randint(8, highest, (1, text.context_length), generator=draw)
     if text.causal:
         ids[:, text.context_length // 2] = highest if text.end is None else text.end

@@ -64,6 +64,8 @@ def list_models(pattern: str = "*") -> list[ModelEntry]:
 
     """
     entries = [ModelEntry(MICRO, "bundled", 32, is_vit=True, is_bundled=True)]
+
+    # Repositories of transformers, OpenAI's copies first.
     sizes: dict[str, int] = {}
     for name, architecture in releases.OPENAI.items():
         arch = releases.architecture(architecture)
@@ -74,6 +76,7 @@ def list_models(pattern: str = "*") -> list[ModelEntry]:
     sizes |= releases.HUGGING_FACE
     for repo, size in sizes.items():
         entries.append(ModelEntry(f"hf:{repo}", "Hugging Face", size, is_vit=True))
+
     for name, arch in releases.ARCHITECTURES.items():
         for tag, repo in sorted(arch.tags.items()):
             entries.append(_entry(f"open_clip:{name}/{tag}", repo, arch))
@@ -119,6 +122,8 @@ def resolve_name(name: str) -> ModelName:
         return _open_clip(rest)
     if colon and family == "local-dir":
         return ModelName("files", rest, (Path(rest),))
+
+    # A path, or a name without its family.
     paths = existing_paths(name)
     if paths:
         return ModelName("files", name, paths)
@@ -211,6 +216,7 @@ def _by_other_spelling(name: str) -> ModelName:
     for architecture in releases.ARCHITECTURES.values():
         if name in architecture.tags.values():
             return ModelName("hf-hub", name)
+
     if name in releases.ARCHITECTURES:
         tags = sorted(releases.ARCHITECTURES[name].tags)
         if len(tags) == 1:
@@ -219,6 +225,7 @@ def _by_other_spelling(name: str) -> ModelName:
             f"{name} is an architecture of open_clip with several sets of weights: name one, such "
             f"as open_clip:{name}/{tags[0]}; `cliquetta models '*{name}/*'` lists them"
         )
+
     is_repository = re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None
     if is_repository and not name.startswith(("ViT", "RN")):
         raise UserError(

@@ -40,12 +40,14 @@ def resize_part(
     resample: Image.Resampling,
     box: tuple[float, float, float, float],
 ) -> Image.Image:
-    """``image.resize((size, size), resample, box=box)`` for a small part of a very large picture.
+    """Resize a small part (``box``) of a very large picture, as ``image.resize`` would.
 
     Pillow's boxes are float32, too coarse beyond 16 million pixels: the part is cut out
     first, with the margin of the filter.
     """
     x0, y0, x1, y1 = box
+
+    # The margins of the filter.
     across = math.ceil(3 * max(1, (x1 - x0) / size))
     down = math.ceil(3 * max(1, (y1 - y0) / size))
 
@@ -74,24 +76,29 @@ class Preprocess:
     do.
     """
 
+    # Side of the square that the model takes.
     size: int
-    """Side of the square that the model takes."""
     mean: tuple[float, float, float] = OPENAI_MEAN
     std: tuple[float, float, float] = OPENAI_STD
+    # Pillow's filter, antialiased.
     interpolation: Literal["bicubic", "bilinear", "lanczos"] = "bicubic"
-    """Pillow's filter, antialiased."""
+    # ``shorter``: the shorter side to ``size``, then crop; ``squash``: both
+    # sides, no crop.
     resize: Literal["shorter", "squash"] = "shorter"
-    """``shorter``: the shorter side to ``size``, then crop; ``squash``: both sides, no crop."""
+    # Half a pixel of crop offset: rounded to even (torchvision), or down
+    # (transformers).
     crop_rounding: Literal["round", "floor"] = "round"
-    """Half a pixel of crop offset: rounded to even (torchvision), or down (transformers)."""
 
     def __post_init__(self) -> None:
         """Validate the fields."""
         if not isinstance(self.size, int) or self.size < 1:
             raise UserError(f"image size is at least 1, got {self.size}")
+
         valid = _are_channels(self.mean) and _are_channels(self.std)
         if not valid or min(self.std) <= 0:
             raise UserError("mean and std hold three numbers, those of std above 0")
+
+        # Choices, which may come from a file.
         for name, value, choices in (
             ("interpolation", self.interpolation, list(_FILTERS)),
             ("resize", self.resize, ["shorter", "squash"]),
@@ -125,12 +132,17 @@ class Preprocess:
 
         width, height = image.size
         size = self.size
+
+        # The shorter side becomes `size`, the longer one keeps the ratio.
         longer = int(size * max(width, height) / min(width, height))
         if longer > LONGEST * size:
             return self._resize_middle(image, longer)
+
         target = (size, longer) if width <= height else (longer, size)
         if image.size != target:
             image = image.resize(target, _FILTERS[self.interpolation])
+
+        # The crop is at the centre.
         left = self.offset(image.width - size)
         top = self.offset(image.height - size)
         return image.crop((left, top, left + size, top + size))
@@ -138,8 +150,12 @@ class Preprocess:
     def _squash(self, image: Image.Image) -> Image.Image:
         """Resize both sides; average very long ones first."""
         most = _REDUCED * self.size
+
+        # Whole pixels that are averaged to one.
+        # Whole pixels that are averaged to one.
         across = max(1, image.width // most)
         down = max(1, image.height // most)
+
         if across * down > 1:
             image = image.reduce((across, down))
         return image.resize((self.size, self.size), _FILTERS[self.interpolation])
@@ -149,6 +165,8 @@ class Preprocess:
         width, height = image.size
         offset = self.offset(longer - self.size)
         scale = longer / max(width, height)
+
+        # The crop in pixels of the picture as it is.
         first = offset / scale
         last = (offset + self.size) / scale
         box = (first, 0, last, height) if width > height else (0, first, width, last)
@@ -162,6 +180,7 @@ class Preprocess:
                 f"pixels takes uint8 (N, {self.size}, {self.size}, 3), "
                 f"got {data.dtype} {tuple(data.shape)}"
             )
+
         if data.shape[-3:-1] != (self.size, self.size):
             raise UserError(
                 f"pictures are {data.shape[-3]} x {data.shape[-2]}, the model takes {self.size} x "
@@ -222,6 +241,7 @@ def _constants(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Put mean and standard deviation (3, 1, 1), and the highest level, on a device."""
     with torch.inference_mode(False):
+        # Not as inference tensors, which autograd could not use later.
         return (
             torch.tensor(mean, dtype=torch.float32, device=device).view(3, 1, 1),
             torch.tensor(std, dtype=torch.float32, device=device).view(3, 1, 1),

@@ -26,6 +26,7 @@ class RowTokenizer(TextTokenizer):
         self._tokenizer = tokenizer
         self._tower_size = vocab_size
         self.vocab_size = vocab_size or int(getattr(tokenizer, "vocab_size", 0))
+
         stated = getattr(tokenizer, "context_length", context_length)
         self.context_length = (
             context_length if stated is None else min(stated, context_length)
@@ -95,24 +96,24 @@ class RowTokenizer(TextTokenizer):
         return rows.long()
 
 
-def preprocess_from(given: Any) -> Preprocess:
+def preprocess_from(rule: Any) -> Preprocess:
     """Read our preprocessing of torchvision's transforms or transformers' image processor."""
-    if isinstance(given, Preprocess):
-        return given
-    processor = getattr(given, "image_processor", given)
+    if isinstance(rule, Preprocess):
+        return rule
+    processor = getattr(rule, "image_processor", rule)
     if hasattr(processor, "image_mean"):
         return _from_processor(processor)
-    if hasattr(given, "transforms"):
-        ours = _from_transforms(given.transforms)
+    if hasattr(rule, "transforms"):
+        ours = _from_transforms(rule.transforms)
 
         # Both have to agree on a random picture that needs all steps.
         shape = (ours.size + 37, 2 * ours.size, 3)
         noise = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
         image = Image.fromarray(noise)
-        if float((ours(image) - given(image)).abs().max()) < 1e-3:
+        if float((ours(image) - rule(image)).abs().max()) < 1e-3:
             return ours
     raise UserError(
-        f"{type(given).__name__} cannot be read as preprocessing: pass "
+        f"{type(rule).__name__} cannot be read as preprocessing: pass "
         "cliquetta.model.preprocess.Preprocess(size, mean, std, interpolation, resize)"
     )
 

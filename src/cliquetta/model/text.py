@@ -32,9 +32,11 @@ class TextTower(nn.Module):
         unset = torch.zeros(config.vocab_size, config.width)
         self.tokens = nn.Embedding(config.vocab_size, config.width, _weight=unset)
         self.position = nn.Parameter(torch.zeros(config.context_length, config.width))
+
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.ln_final = nn.LayerNorm(config.width, eps=config.eps)
         self.projection = nn.Parameter(torch.zeros(config.width, embed_dim))
+
         bias = nn.Parameter(torch.zeros(embed_dim)) if config.projection_bias else None
         self.projection_bias = bias
 
@@ -60,6 +62,7 @@ class TextTower(nn.Module):
         time, by default as many as ``CHUNK_TOKENS`` allows. ``ends`` (N,) on the CPU
         are those of :meth:`ends`, if known.
         """
+        # Nothing behind the longest text is computed.
         ends = (self.ends(ids) if ends is None else ends).cpu()
         N = len(ids)
         longest = int(ends.max()) + 1
@@ -96,6 +99,7 @@ class TextTower(nn.Module):
         if not self.config.causal:
             rows, length = ids.shape
             return ids.new_full((rows,), length - 1)
+
         if self.config.end is None:
             return ids.argmax(dim=-1)
         return (ids == self.config.end).int().argmax(dim=-1)
@@ -135,9 +139,12 @@ class TextTower(nn.Module):
                 # Hidden words give way to prompts.
                 prompt = deep[index - 1].to(x.dtype)
                 prompt = prompt.expand(R, *prompt.shape[-2:])
+
                 start = self.config.start_tokens
                 stop = start + prompt.shape[1]
                 x = torch.cat([x[:, :start], prompt, x[:, stop:]], dim=1)
+
+            # The last block runs at the ends only.
             if index < last:
                 x = block(x, causal=self.config.causal)
         return self._read_ends(x, ends)
@@ -146,6 +153,8 @@ class TextTower(nn.Module):
         """Compute what :meth:`encode` does, but nothing behind the ends."""
         R, L, D = embeddings.shape
         device = embeddings.device
+
+        # Tokens up to the end of each text, and their slots in rows of L.
         real = (torch.arange(L) <= ends.cpu()[:, None]).flatten()
         slots = send(real.nonzero()[:, 0], device)
 
@@ -154,6 +163,7 @@ class TextTower(nn.Module):
         tokens = send(real.cumsum(dim=0) - 1, device)
         positioned = (embeddings + self.position[:L]).flatten(0, 1)
         x = positioned.index_select(0, slots)
+
         for index in range(len(self.blocks) - 1):
             x = self.block(index).packed(x, slots, tokens, L)
         padded = x.index_select(0, tokens).view(R, L, D)

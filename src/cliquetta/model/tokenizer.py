@@ -68,6 +68,8 @@ def _all_merges() -> tuple[tuple[str, str], ...]:
     """Read OpenAI's merges, the first learnt first."""
     path = files("cliquetta.model") / "data" / "bpe_simple_vocab_16e6.txt.gz"
     text = gzip.decompress(path.read_bytes()).decode("utf-8")
+
+    # The first line is a header.
     lines = text.split("\n")[1 : MERGES + 1]
     return tuple((left, right) for left, right in map(str.split, lines))
 
@@ -76,12 +78,12 @@ class TextTokenizer(ABC):
     """Texts as rows of ``context_length`` ids: the text's between special tokens, padding."""
 
     context_length: int
+    # Special tokens before a text.
     prefix: tuple[int, ...]
-    """special tokens before a text"""
+    # Special tokens after it.
     suffix: tuple[int, ...]
-    """special tokens after it"""
+    # Fills the rest of a row.
     pad: int
-    """fills the rest of a row"""
     vocab_size: int
 
     @abstractmethod
@@ -94,6 +96,7 @@ class TextTokenizer(ABC):
         shape = (len(texts), self.context_length)
         rows = torch.full(shape, self.pad, dtype=torch.int64)
         for row, text in zip(rows, texts, strict=True):
+            # Special tokens around the text's, padding behind.
             ids = [*self.prefix, *self.encode(text), *self.suffix]
             if len(ids) > self.context_length:
                 excerpt = text if len(text) <= 80 else text[:77] + "..."
@@ -122,9 +125,11 @@ class Tokenizer(TextTokenizer):
         if context_length < 2:
             message = f"a context of {context_length} has no room for the start and end tokens"
             raise UserError(message)
+
         self.context_length = context_length
         self.merges = merges
         self._byte_symbols = _byte_symbols()
+
         learnt = _all_merges()[:merges]
         self._ranks = {pair: rank for rank, pair in enumerate(learnt)}
 
@@ -135,10 +140,13 @@ class Tokenizer(TextTokenizer):
         symbols += [left + right for left, right in learnt]
         symbols += [START, END]
         self._ids = {symbol: id for id, symbol in enumerate(symbols)}
+
+        # Words repeat: their ids are kept.
         self._word = lru_cache(maxsize=_CACHED_WORDS)(self._encode_word)
         self.vocab_size = len(symbols)
         self.start = self._ids[START]
         self.end = self._ids[END]
+
         self.prefix = (self.start,)
         self.suffix = (self.end,)
 
@@ -169,6 +177,7 @@ class Tokenizer(TextTokenizer):
             if earliest == no_rank:
                 break
             first = ranks.index(earliest)
+
             joined = parts[first] + parts[first + 1]
             parts[first : first + 2] = [joined]
         return tuple(self._ids[part] for part in parts)
@@ -209,11 +218,14 @@ class PretrainedTokenizer(TextTokenizer):
         self.context_length = text.context_length
         self.is_canonical = not text.causal or text.end == _END
         self._encode, self.vocab_size, token = _read(path)
+
+        # A tokenizer of another model would give other words, unseen.
         if abs(self.vocab_size - text.vocab_size) > max(64, _MARGIN * text.vocab_size):
             raise UserError(
                 f"{path.name} is a tokenizer of another vocabulary: it has {self.vocab_size} "
                 f"tokens, the text tower {text.vocab_size}"
             )
+
         if self.is_canonical:
             self.prefix = ()
             self.suffix = (_END,)
@@ -229,6 +241,7 @@ class PretrainedTokenizer(TextTokenizer):
         start = next(starts, 0)
         self.prefix = tuple(row[:start])
         self.suffix = tuple(row[start + size :])
+
         if text.end is None or text.end not in self.suffix:
             raise UserError(
                 f"{path.name} is a tokenizer of another model: it does not end a text with token "

@@ -40,18 +40,23 @@ class VisionTower(nn.Module):
     def __init__(self, config: VisionConfig, embed_dim: int) -> None:
         super().__init__()
         self.config = config
+
+        # Without a class token, a pooling head ends the tower (SigLIP).
         width = config.width
         patch = config.patch_size
         has_class = config.pooling == "class"
         self.patch = nn.Conv2d(
             3, width, kernel_size=patch, stride=patch, bias=not has_class
         )
+
         if has_class:
             self.class_token = nn.Parameter(torch.zeros(width))
             self.ln_pre = nn.LayerNorm(width, eps=config.eps)
         tokens = config.patches + config.class_tokens
+
         self.position = nn.Parameter(torch.zeros(tokens, width))
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+
         self.head = None if has_class else AttentionPool(config)
         if has_class:
             self.ln_post = nn.LayerNorm(width, eps=config.eps)
@@ -65,10 +70,13 @@ class VisionTower(nn.Module):
         """Compute hidden states (B, T, D) at the input of block 0."""
         patches = self.patch(pixels.to(self.patch.weight.dtype))
         x: Tensor = patches.flatten(2).transpose(1, 2)
+
+        # (B, T, D), one token for each patch.
         if self.head is None:
             first = self.class_token.to(x.dtype).expand(x.shape[0], 1, -1)
             x = torch.cat([first, x], dim=1)
         x = x + self.position
+
         if tokens is not None:
             # Inserted, in place of nothing.
             start = tokens.span(self.config).start
@@ -93,9 +101,12 @@ class VisionTower(nn.Module):
         count = len(self.blocks)
         for index in range(start, count if stop is None else stop):
             if tokens is not None and 0 < index < len(tokens.layers):
+                # Deep prompts: those of the block before are replaced.
                 span = tokens.span(self.config)
                 hidden = _with_prompt(hidden, tokens.layers[index], span)
             entry = None if prefix is None else prefix.get(index)
+
+            # Of the last block only the class token is read.
             rows = None
             if stop is None and index == count - 1 and self.head is None:
                 batch = hidden.shape[0]
@@ -135,6 +146,7 @@ class VisionTower(nn.Module):
         modules: list[Block] = [self.block(index) for index in range(len(self.blocks))]
         if self.head is not None:
             modules.append(self.head)
+
         weights = {}
         hidden = self.embed(pixels)
         for index, block in enumerate(modules[: max(blocks) + 1]):
@@ -151,6 +163,7 @@ class VisionTower(nn.Module):
         """Refuse a prefix outside the blocks that run: it would be dropped in silence."""
         end = len(self.blocks) if stop is None else stop
         outside = [index for index in prefix or {} if not start <= index < end]
+
         if outside:
             raise UserError(
                 f"prefix at block {outside[0]}, but blocks {start} to {end - 1} run"
@@ -184,6 +197,8 @@ class Bottleneck(nn.Module):
         self.avgpool = nn.AvgPool2d(stride) if stride > 1 else nn.Identity()
         self.conv3 = nn.Conv2d(planes, outputs, 1, bias=False)
         self.bn3 = nn.BatchNorm2d(outputs)
+
+        # A shortcut of another shape is pooled and projected.
         self.downsample: nn.Sequential | None = None
         if stride > 1 or inputs != outputs:
             parts = {
@@ -196,8 +211,11 @@ class Bottleneck(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Run one residual block."""
         shortcut = x if self.downsample is None else self.downsample(x)
+
+        # Fewer channels, a look at the neighbours, all channels again.
         x = F.relu(self.bn1(self.conv1(x)))
         x = F.relu(self.bn2(self.conv2(x)))
+
         x = self.bn3(self.conv3(self.avgpool(x)))
         return F.relu(x + shortcut)
 
@@ -209,6 +227,7 @@ class ResNetPool(nn.Module):
         super().__init__()
         self.heads = heads
         self.positional_embedding = nn.Parameter(torch.zeros(side**2 + 1, width))
+
         self.k_proj = nn.Linear(width, width)
         self.q_proj = nn.Linear(width, width)
         self.v_proj = nn.Linear(width, width)
@@ -216,6 +235,8 @@ class ResNetPool(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute features (B, E) of a map (B, C, S, S)."""
+        # Positions as a sequence, their mean in front: (B, 1 + S * S, C).
+        # Positions as a sequence, their mean in front: (B, 1 + S * S, C).
         x = x.flatten(2).transpose(1, 2)
         mean = x.mean(dim=1, keepdim=True)
         x = torch.cat([mean, x], dim=1) + self.positional_embedding
@@ -241,6 +262,8 @@ class ModifiedResNet(nn.Module):
         super().__init__()
         self.config = config
         width = config.width
+
+        # The stem.
         self.conv1 = nn.Conv2d(3, width // 2, 3, stride=2, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(width // 2)
         self.conv2 = nn.Conv2d(width // 2, width // 2, 3, padding=1, bias=False)
@@ -248,6 +271,8 @@ class ModifiedResNet(nn.Module):
         self.conv3 = nn.Conv2d(width // 2, width, 3, padding=1, bias=False)
         self.bn3 = nn.BatchNorm2d(width)
         self.avgpool = nn.AvgPool2d(2)
+
+        # The four stages.
         inputs = width
         for stage, blocks in enumerate(config.layers):
             planes = width * 2**stage
@@ -258,15 +283,20 @@ class ModifiedResNet(nn.Module):
                 layers.append(Bottleneck(inputs, planes, stride))
                 inputs = planes * Bottleneck.expansion
             setattr(self, f"layer{stage + 1}", layers)
+
         side = config.image_size // 32
         self.attnpool = ResNetPool(side, inputs, config.heads, embed_dim)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Compute features (B, E), not normalised."""
         x = pixels.to(self.conv1.weight.dtype)
+
+        # The stem: (B, 3, S, S) to (B, width, S / 4, S / 4).
         x = F.relu(self.bn1(self.conv1(x)))
         x = F.relu(self.bn2(self.conv2(x)))
         x = self.avgpool(F.relu(self.bn3(self.conv3(x))))
+
+        # Each stage but the first halves the map again.
         for stage in range(1, 5):
             x = getattr(self, f"layer{stage}")(x)
         return cast(Tensor, self.attnpool(x))

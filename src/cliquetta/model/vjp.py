@@ -40,12 +40,13 @@ class BlockTape:
     """Values of one block's forward pass that its backward pass needs, by row."""
 
     first: Norm
+    # Queries, keys and values side by side (B, T, 3 D); without queries if
+    # `query`.
     packed: Tensor
-    """queries, keys and values side by side (B, T, 3 D); without queries if `query`"""
+    # The single one of each row (B, 1, D): of `rows`, or a pooling head's.
     query: Tensor | None
-    """the single one of each row (B, 1, D): of `rows`, or a pooling head's"""
+    # Keys and values of the prefix (B, P, 2 D).
     extra: Tensor | None
-    """keys and values of the prefix (B, P, 2 D)"""
     mask: Tensor | None
     causal: bool
     second: Norm
@@ -73,6 +74,8 @@ def norm_vjp(
     if fused is not None and index is not None and residual is not None:
         forward = (tape.x, tape.mean, tape.rstd)
         return fused.norm_backward(residual, grad, forward, layer.weight, index)  # type: ignore[no-any-return]
+
+    # Without fused kernels, the recorded rows are copied for each gradient.
     back: Tensor = torch.ops.aten.native_layer_norm_backward(
         grad,
         _rows(tape.x, index),
@@ -147,6 +150,7 @@ def record_block(
     # A single query is projected by itself, all others with keys and values.
     first_row = 0 if query is None else x.shape[-1]
     packed = F.linear(normed, block.qkv.weight[first_row:], block.qkv.bias[first_row:])
+
     extra = None
     if prefix is not None:
         if mask is not None or prefix.mask is not None:
@@ -198,6 +202,7 @@ def _attention(
         before = extra.view(B, extra.shape[1], 2, heads, -1)
         k = torch.cat([before[:, :, 0].transpose(1, 2), k], dim=2)
         v = torch.cat([before[:, :, 1].transpose(1, 2), v], dim=2)
+
     out = F.scaled_dot_product_attention(
         q.transpose(1, 2), k, v, attn_mask=mask, is_causal=causal
     )
@@ -236,10 +241,13 @@ def block_vjp(
         normed = packed @ weight
         hidden = norm_vjp(block.ln_1, tape.first, normed, index, residual=middle)
         return hidden, prefix
+
     normed = packed @ weight[D:]
     if tape.rows is None:
         # Query and output of a pooling head belong to no position.
         return norm_vjp(block.ln_1, tape.first, normed, index), prefix
+
+    # A single query was read at one position.
     position = _rows(tape.rows, index)[:, None, None].expand(-1, 1, D)
     normed = normed.scatter_add(1, position, query @ weight[:D])
     hidden = norm_vjp(block.ln_1, tape.first, normed, index)
@@ -274,10 +282,15 @@ def _attention_vjp(
     query = leaf(tape.query, through)
     extra = leaf(tape.extra, True)
     mask = None if tape.mask is None else _rows(tape.mask, index)
+
     with torch.enable_grad():
         out = _attention(block, packed, query, extra, mask, tape.causal)
-    leaves = [x for x in (packed, query, extra) if x is not None and x.requires_grad]
-    gradients = iter(torch.autograd.grad(out, leaves, grad.to(out.dtype)))
+
+    # Only what needs a gradient may be asked for one.
+    leaves = [packed, query] if through else []
+    leaves.append(extra)
+    present = [x for x in leaves if x is not None]
+    gradients = iter(torch.autograd.grad(out, present, grad.to(out.dtype)))
     return (
         next(gradients) if through else None,
         next(gradients) if through and query is not None else None,
@@ -305,6 +318,7 @@ class VisualTape:
         self.blocks = sorted(prefix)
         self.replayed = replayed or Replayed(shapes=0)
         self.tapes: list[BlockTape] = []
+
         last = len(tower.blocks) - 1
         for number in range(self.start, last + 1):
             # Of the last block only the class token is read.
@@ -316,6 +330,7 @@ class VisualTape:
             )
             self.tapes.append(tape)
 
+        # What turns the last state into features is recorded, too.
         if tower.head is None:
             normed, self.post = record_norm(tower.ln_post, hidden[:, 0])
             self.features = normed @ tower.projection
@@ -338,6 +353,7 @@ class VisualTape:
         # Rows of one image, one behind the other, are read from a cache.
         order = index.argsort()
         gradients = self.replayed.by_rows(self._pull, cotangents[order], index[order])
+
         by_block = {}
         for block, rows in zip(self.blocks, gradients, strict=True):
             by_block[block] = torch.empty_like(rows).index_copy(0, order, rows)
@@ -398,6 +414,7 @@ class VisualTapes:
         if not hidden.is_cuda:
             return self._new(hidden, prompts, self.replayed)
         if self._forward is None and len(hidden) <= self.most and self.replayed.shapes:
+            # The first batch is recorded; the tape lives in the recording's memory.
             made: list[VisualTape] = []
 
             def run(hidden: Tensor, prompts: Tensor) -> tuple[()]:
@@ -413,6 +430,7 @@ class VisualTapes:
             return self._new(hidden, prompts)
         if not self._forward.fits(hidden, prompts):
             return self._new(hidden, prompts)
+
         self._forward.replay((hidden, prompts))
         return self._tape
 
@@ -433,6 +451,7 @@ class TextTape:
     def __init__(self, tower: TextTower, embeddings: Tensor, ends: Tensor) -> None:
         self.tower = tower
         L = embeddings.shape[1]
+
         last = len(tower.blocks) - 1
         x = embeddings + tower.position[:L]
         self.tapes: list[BlockTape] = []
@@ -444,6 +463,7 @@ class TextTape:
         mask = tower.seen(ends, L)
         x, tape = record_block(tower.block(last), x, mask=mask, rows=ends)
         self.tapes.append(tape)
+
         normed, self.final = record_norm(tower.ln_final, x[:, 0])
         self.features = tower.project(normed)
         """Features (n, E), not normalised, in the tower's dtype."""
@@ -451,10 +471,12 @@ class TextTape:
     @torch.no_grad()
     def vjp(self, cotangents: Tensor, index: Tensor, positions: Tensor) -> Tensor:
         """Compute gradients (R, M, D), float32, of the embeddings at ``positions`` (R, M)."""
+        # Back through projection and final norm.
         tower = self.tower
         unit, size = _unit_rows(cotangents)
         grad = unit.to(tower.projection.dtype) @ tower.projection.t()
         grad = norm_vjp(tower.ln_final, self.final, grad, index)[:, None]
+
         for number in range(len(self.tapes) - 1, -1, -1):
             back, _ = block_vjp(
                 tower.block(number), self.tapes[number], grad, index, through=True

@@ -42,6 +42,7 @@ class ImageEncoder(nn.Module):
             for name, module in self.named_modules():
                 if not isinstance(module, nn.LayerNorm) or module.weight is None:
                     continue
+
                 note = partial(_note, passed, name)
                 hooks.enter_context(module.register_forward_hook(note))
             features: Tensor = self(pixels)
@@ -71,6 +72,8 @@ class WrappedCLIP(CLIP):
         self.visual = ImageEncoder(model)
         self.text = None
         self._text = find_encoder(model, TEXT_ENCODERS)
+
+        # One image shows whether it encodes, and how wide features are.
         try:
             features = self.visual.watch(torch.zeros(1, 3, size, size))
         except Exception as error:  # whatever a foreign module raises on a wrong size
@@ -81,6 +84,7 @@ class WrappedCLIP(CLIP):
             raise UserError(
                 f"{id} gives {tuple(features.shape)} for one image, not (1, width)"
             )
+
         self.embed_dim = features.shape[1]
         self._tokenizer = _find_tokenizer(model, tokenizer)
 
@@ -126,6 +130,7 @@ class WrappedCLIP(CLIP):
             raise MissingCapabilityError(
                 f"{self.id} is wrapped: it takes no learned context"
             )
+
         ids = texts if isinstance(texts, Tensor) else self.tokenizer(texts)
         assert self._text is not None
         chunks = torch.split(ids.to(self.device), chunk or 256)
@@ -215,8 +220,10 @@ class FeaturesOnly(CLIP):
         self.embed_dim = width
         self.image_size = 1
         self.preprocess = Preprocess(1)  # of no image: there are none
+
         self.visual = nn.Identity()
         self.text = None
+
         log_scale = torch.tensor(float(scale), device=device).log()
         self.logit_scale = nn.Parameter(log_scale, requires_grad=False)
         self.logit_bias = None

@@ -1,4 +1,4 @@
-"""The known datasets, all in ``facts.json``, in the order of the paper's tables; their readers."""
+"""Datasets of the literature, in the order of the paper's tables (``facts.json``), with readers."""
 
 import json
 from importlib.resources import files
@@ -24,6 +24,7 @@ def _load() -> tuple[Benchmark, ...]:
             pairs = product(corruptions, (5, 4, 3, 2, 1))
             images = facts["splits"]
             facts["splits"] = {f"{name}/{severity}": images for name, severity in pairs}
+
         class_list = facts["class_list"]
         layouts = [read_layout(class_list, entry) for entry in facts["layouts"]]
         facts["layouts"] = tuple(layouts)

@@ -31,26 +31,26 @@ class DataNotFoundError(UserError):
 class Location:
     """Folder in which a layout has a split."""
 
+    # The folder that holds the pictures.
     images: Path
-    """the folder that holds the pictures"""
     split: str
+    # The first of the layout's side files.
     file: Path | None = None
-    """the first of the layout's side files"""
 
 
 @dataclass(frozen=True, eq=False)
 class Listing:
     """Images of one split of a dataset, in order."""
 
+    # Names that do not depend on the location.
     keys: Sequence[str]
-    """names that do not depend on the location"""
     labels: Sequence[int]
     paths: Sequence[Path] = ()
+    # (N, H, W, 3) for data that come as arrays, without paths.
     images: UInt8Array | None = None
-    """(N, H, W, 3) for data that come as arrays, without paths"""
     missing: int = 0
+    # Peculiarities and how they were handled.
     notes: tuple[str, ...] = ()
-    """peculiarities and how they were handled"""
 
 
 @dataclass(frozen=True)
@@ -60,19 +60,19 @@ class Layout:
     ``{split}`` in a name stands for the split, ``{domain}`` for it without ``-test``.
     """
 
+    # For people: what a folder in this layout looks like.
     name: str
-    """for people: what a folder in this layout looks like"""
     read: Callable[[Location], Listing]
+    # Where the images may be in the dataset's folder.
     inside: str = "."
-    """where the images may be in the dataset's folder"""
+    # Patterns below the pictures' folder of which each must match something.
     shows: str = ""
-    """patterns below the pictures' folder of which each must match something"""
+    # Side files, one of which is beside the pictures, above them or at the root.
     files: str = ""
-    """side files, one of which is beside the pictures, above them or at the root"""
+    # The splits that this layout distinguishes; all if empty.
     splits: str = ""
-    """the splits that this layout distinguishes; all if empty"""
+    # Names of the dataset's folder in this layout, if not the dataset's own.
     folders: str = ""
-    """names of the dataset's folder in this layout, if not the dataset's own"""
 
     def locations(
         self, root: Path, folders: Sequence[str], split: str
@@ -88,8 +88,10 @@ class Layout:
                     continue
                 if not all(any(images.glob(pattern)) for pattern in patterns):
                     continue
+
                 beside = (_side_file(root, folder, images, name) for name in files)
                 file = next((path for path in beside if path is not None), None)
+
                 lack = ""
                 if self.splits and split not in alternatives(self.splits, split):
                     lack = f"{images} is there, but its layout has no split {split!r}"
@@ -106,12 +108,14 @@ def alternatives(names: str, split: str) -> list[str]:
 
 def _side_file(root: Path, folder: Path, images: Path, name: str) -> Path | None:
     """Find a side file beside the pictures, above them or at the root."""
+    # From the pictures' folder up, below the root.
     homes = [images, *images.parents]
     below_root = homes.index(root) if root in homes else 1
     homes = homes[:below_root]
     # At the root, names like val.txt could be any dataset's.
     if folder == root or name.startswith(COOP):
         homes.append(root)
+
     for home in homes:
         for below in _SPLIT_FOLDERS:
             path = home / below / name
@@ -127,10 +131,12 @@ def squeeze(name: str) -> str:
 
 def candidate_folders(root: Path, names: Sequence[str]) -> Iterator[Path]:
     """Find folders called like one of ``names``, ``root`` among them; names may be paths."""
-    seen: set[Path] = set()
+    seen = set()
     for name in names:
         steps = [squeeze(step) for step in name.split("/")]
         folders = _descend(root, steps)
+
+        # The root may be the dataset's own folder.
         if squeeze(root.absolute().name) == steps[0]:
             folders += _descend(root, steps[1:])
         for folder in folders:
@@ -158,19 +164,19 @@ class Benchmark:
 
     id: str
     summary: str
+    # Names of its folder under the root; case, `-` and `_` do not count.
     folders: tuple[str, ...]
-    """names of its folder under the root; case, `-` and `_` do not count"""
+    # From the most to the least trusted.
     layouts: tuple[Layout, ...]
-    """from the most to the least trusted"""
+    # Images of each in a complete copy; the first is the default.
     splits: Mapping[str, int]
-    """images of each in a complete copy; the first is the default"""
     get: str
+    # Who made it, and on what terms it may be used.
     terms: str
-    """who made it, and on what terms it may be used"""
+    # Id of its class list (`catalogue`); empty for images of no class.
     class_list: str
-    """id of its class list (`catalogue`); empty for images of no class"""
+    # Pitfalls of its labels, and how they are handled.
     traps: tuple[str, ...] = ()
-    """pitfalls of its labels, and how they are handled"""
 
     @property
     def default_split(self) -> str:
@@ -205,10 +211,12 @@ class Benchmark:
                 if not lack:
                     return layout, location
                 lacks[lack] = None
+
             files = " or ".join(alternatives(layout.files, split))
             layouts.append(f"{layout.name} with {files}" if files else layout.name)
             folders += alternatives(layout.folders, split)
 
+        # Nothing fits: say where it was looked for, and what came close.
         close = f" {'. '.join(lacks)}." if lacks else ""
         message = (
             f"{self._id_of(split)} is not under {root}. Looked in folders named "
@@ -258,6 +266,7 @@ class Benchmark:
                 stacklevel=1,
             )
         id = self._id_of(split)
+
         facts: dict[str, Any] = {
             "names": self.names or classes,
             "keys": listing.keys,

@@ -88,6 +88,8 @@ def _ucf(list_id: str, location: Location, file: Path) -> Rows:
     }
     for line in text_lines(file):
         action, _, video = line.split()[0].partition("/")
+
+        # Folders are spelled with underscores, as Yo_Yo.
         usual = "_".join(re.findall("[A-Z][^A-Z]*", action))
         folder = folders.get(squeeze(action), usual)
         yield f"{folder}/{Path(video).stem}.jpg", action
@@ -141,6 +143,7 @@ def _severities(list_id: str) -> Read:
                 f"{file} has {len(images)} images: five severities of the same"
             )
         end = int(severity) * size
+
         rows = slice(end - size, end)
         return numbered_arrays(location, images[rows], labels[rows], list_id)
 
@@ -188,6 +191,7 @@ def _svhn(list_id: str) -> Read:
             labels = content["y"].ravel()
         except (ValueError, KeyError, OSError) as error:
             raise UserError(f"{path} is not a file of SVHN ({error})") from None
+
         pictures = np.moveaxis(images, 3, 0)
         return numbered_arrays(location, pictures, labels % 10, list_id)
 

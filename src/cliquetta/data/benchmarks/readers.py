@@ -66,6 +66,7 @@ def class_folders(label_of: LabelOf, *, hint: str = "") -> Read:
         for folder in folders:
             if not folder.is_dir() or folder.name.startswith((".", "__")):
                 continue
+
             label = label_of(folder.name)
             if label is None:
                 raise UserError(
@@ -75,6 +76,7 @@ def class_folders(label_of: LabelOf, *, hint: str = "") -> Read:
 
         # The sort is stable: natural order within a class.
         pictures.sort(key=lambda picture: picture[0])
+
         paths = [path for _, path in pictures]
         keys = [path.relative_to(location.images).as_posix() for path in paths]
         return Listing(keys, [label for label, _ in pictures], paths)
@@ -87,9 +89,11 @@ def several(list_id: str, domains: Mapping[str, Sequence[str]]) -> Read:
     read_one = class_folders(by_name(list_id))
 
     def read(location: Location) -> Listing:
-        keys: list[str] = []
+        keys = []
         labels: list[int] = []
         paths: list[Path] = []
+
+        # Domains that are not there are left out.
         for split in domains if location.split == "all" else [location.split]:
             candidates = (location.images / name for name in domains[split])
             path = next((path for path in candidates if path.is_dir()), None)
@@ -137,6 +141,7 @@ def from_list(
             if folder.is_dir():
                 present.update(folder.iterdir())
         keys = [key for key, path in paths.items() if path in present]
+
         notes = (f"{repeated} files are listed twice and counted once",)
         return Listing(
             keys,
@@ -166,6 +171,8 @@ def coop_rows(list_id: str, location: Location, file: Path) -> Rows:
             f"{file} is not a split file of CoOp (JSON of [path, label, class name]); "
             "was it downloaded completely?"
         ) from None
+
+    # A split file of another dataset would shift labels unseen.
     names = class_names(list_id)
     for key, label, name in pictures:
         ours = names[label] if 0 <= label < len(names) else "no class"
@@ -183,6 +190,7 @@ def numbered_rows(list_id: str, location: Location, file: Path) -> Rows:
     for line in text_lines(file):
         key, _, number = line.rpartition(" ")
         name = Path(key).parent.name
+
         if not number.isdecimal() or label_of(name) != int(number):
             raise UserError(f"{file}: {line!r} contradicts our class list of {list_id}")
         yield key, name
@@ -203,11 +211,14 @@ def numbered_arrays(
 ) -> Listing:
     """List images (N, 32, 32, 3) of a split, called by their numbers."""
     classes = len(class_names(list_id))
+
+    # Labels of another class list would be accepted unseen.
     if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
         raise UserError(
             f"{location.images} holds no labels of {list_id} for {location.split}"
         )
     keys = [f"{location.split}/{number:0{digits}d}" for number in range(len(images))]
+
     pictures = np.ascontiguousarray(images, dtype=np.uint8)
     return Listing(keys, labels.astype(int).tolist(), images=pictures)
 
@@ -218,9 +229,11 @@ def cifar_pickles(list_id: str, field: str, parts: Mapping[str, Sequence[str]]) 
     names = [name.replace(" ", "_") for name in class_names(list_id)]
 
     def read(location: Location) -> Listing:
-        keys: list[str] = []
-        labels: list[int] = []
+        keys = []
+        labels = []
         rows = []
+
+        # Batch after batch, as the files number them.
         for part in parts[location.split]:
             batch = _unpickle(location.images / part)
             rows.append(np.asarray(batch["data"], np.uint8))
@@ -241,9 +254,12 @@ def cifar_records(list_id: str, lead: int, parts: Mapping[str, Sequence[str]]) -
         files = [location.images / f"{name}.bin" for name in parts[location.split]]
         content = [np.frombuffer(path.read_bytes(), np.uint8) for path in files]
         values = np.concatenate(content)
+
         if len(values) % size:
             raise UserError(f"{files[0]} is cut off: its records are not complete")
         records = values.reshape(-1, size)
+
+        # The label is the last byte before the pixels.
         pictures = _pictures(records[:, lead:])
         return numbered_arrays(location, pictures, records[:, lead - 1], list_id)
 

@@ -32,12 +32,13 @@ class DownloadError(ConnectionError):
 class Fetcher:
     """Fetches files of the hub: cache folder, and whether the network may be used."""
 
+    # `None`: `$CLIQUETTA_CACHE` or `~/.cache/cliquetta`; files of the hub in its
+    # own.
     cache_dir: Path | None = None
-    """`None`: `$CLIQUETTA_CACHE` or `~/.cache/cliquetta`; files of the hub in its own"""
+    # Also set by `CLIQUETTA_OFFLINE=1` or `HF_HUB_OFFLINE=1`.
     offline: bool = False
-    """also set by `CLIQUETTA_OFFLINE=1` or `HF_HUB_OFFLINE=1`"""
+    # Bytes so far, and in total.
     on_progress: Callable[[int, int | None], None] | None = None
-    """bytes so far, and in total"""
 
     def cached_file(self, url: str, sha256: str) -> Path | None:
         """Return the file at ``url`` if we, or OpenAI's ``clip`` package, downloaded it before."""
@@ -57,6 +58,8 @@ class Fetcher:
                 f"{path.name} is not in the cache ({path.parent}) and {_OFFLINE}"
             )
         path.parent.mkdir(parents=True, exist_ok=True)
+
+        # One process downloads; others wait, and find the file.
         part = path.with_name(path.name + ".part")
         with FileLock(path.with_name(path.name + ".lock")):
             if path.exists():  # another process was faster
@@ -177,6 +180,7 @@ def _resume(
             return
         raise
     with response:
+        # A server may ignore the range and start again.
         resumed = response.status == 206
         if not resumed:
             done = 0

@@ -108,6 +108,7 @@ def from_huggingface(
     shapes = config_from(config)
     path = find(PREPROCESS_FILE)
     values = {} if path is None else read_json(path)
+
     preprocess = preprocess_from(
         shapes.vision.image_size, values, is_siglip=shapes.sigmoid
     )
@@ -150,8 +151,10 @@ def config_from(config: Mapping[str, Any]) -> CLIPConfig:
             f"not supported: a Hugging Face model of type {kind!r} (only 'clip', 'metaclip_2' and "
             "'siglip' are); load it with its own library and pass it to cliquetta.from_model"
         )
+
     text = {**_TEXT, **_tower_section(config, "text")}
     vision = {**_VISION, **_tower_section(config, "vision")}
+
     end = text["eos_token_id"]
     if kind == "clip" and end not in (_LEGACY_END, CLIP_END, None):
         message = f"not supported: text that ends with token {end}; CLIP's end token is {CLIP_END}"

@@ -126,8 +126,10 @@ def _weights_in(folder: Path) -> list[Path]:
     for name in (huggingface.WEIGHT_FILES[0], open_clip.WEIGHT_FILES[0]):
         if (folder / name).exists():
             return [folder / name]
+
     if shards := sorted(folder.glob("*.safetensors")):
         return shards
+
     pickled = [path for path in folder.iterdir() if path.suffix in PICKLED]
     if len(pickled) == 1:
         return pickled
@@ -142,9 +144,11 @@ def read_tensors(paths: Sequence[Path]) -> tuple[State, dict[str, str], bool]:
     if all(path.suffix == ".safetensors" for path in paths):
         state, metadata = read_safetensors(paths)
         return state, metadata, False
+
     if len(paths) == 1 and paths[0].suffix in PICKLED:
         state, is_archive = read_pt(paths[0])
         return dequantise(state), {}, is_archive
+
     names = ", ".join(path.name for path in paths[:3])
     raise CheckpointError(
         f"{names}: give one .pt file, or .safetensors files of one checkpoint"

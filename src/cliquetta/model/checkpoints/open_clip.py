@@ -110,17 +110,20 @@ def from_open_clip(
                 "architecture: open_clip:ViT-B-16-SigLIP/PATH"
             )
         config = {"model_cfg": releases.siglip_config(arch)}
+
     conventions = _conventions_from(config, activation, is_siglip=is_siglip)
     shapes = openai.config_from(weights, conventions)
     if arch is not None:
         _check_architecture(shapes, arch)
     if config is not None:
         _check_config(shapes, config)
+
     values = dict(releases.SIGLIP_PREPROCESS) if is_siglip else {}
     if arch is not None:
         values |= releases.preprocess_of(arch, tag)
     values |= (config or {}).get("preprocess_cfg", {})
     preprocess = preprocess_from(shapes.vision.image_size, values)
+
     checkpoint = Checkpoint(shapes, openai.rename(weights), id, preprocess)
     return with_tokenizer(checkpoint, find if tokenizer_name(config) else None)
 
@@ -156,6 +159,7 @@ def _conventions_from(
     model = config.get("model_cfg")
     if not isinstance(model, Mapping) or "vision_cfg" not in model:
         raise CheckpointError(f"{CONFIG_FILE} has no model_cfg with a vision_cfg")
+
     vision = model["vision_cfg"]
     text = model.get("text_cfg") or {}
     _check_section("model_cfg", model, is_siglip=is_siglip)

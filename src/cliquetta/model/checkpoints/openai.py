@@ -69,17 +69,17 @@ class Conventions:
     """Properties of the towers that the shapes of the weights do not show."""
 
     activation: Activation = "quick_gelu"
+    # `None`: see `_default_heads`.
     vision_heads: int | None = None
-    """`None`: see `_default_heads`"""
     text_heads: int | None = None
     vision_eps: float = 1e-5
     text_eps: float = 1e-5
+    # `None`: that of the image tower.
     text_activation: Activation | None = None
-    """`None`: that of the image tower"""
+    # The token at which a text is read; `None` is the highest.
     text_end: int | None = None
-    """the token at which a text is read; `None` is the highest"""
+    # Where patches do not fill the image, its stated side.
     image_size: int | None = None
-    """where patches do not fill the image, its stated side"""
 
 
 def siglip_activation(timm_name: str) -> Activation:
@@ -111,6 +111,7 @@ def clean(state: Mapping[str, Tensor]) -> State:
 
 def rename(state: Mapping[str, Tensor]) -> State:
     """Put cleaned weights under our key names; those of a ResNet are the same."""
+    # timm keeps queries apart from keys and values.
     state = dict(state)
     for kind in ("weight", "bias"):
         q = f"visual.trunk.attn_pool.q.{kind}"
@@ -123,6 +124,7 @@ def rename(state: Mapping[str, Tensor]) -> State:
     for key, tensor in state.items():
         same = is_resnet and key.startswith("visual.")
         out[key if same else rename_key(key, _RENAMES)] = tensor
+
     if is_siglip_state(state):
         out["visual.position"] = out["visual.position"].flatten(0, 1)
         out["visual.head.probe"] = out["visual.head.probe"].flatten()
@@ -136,6 +138,7 @@ def config_from(state: Mapping[str, Tensor], conventions: Conventions) -> CLIPCo
     try:
         if "token_embedding.weight" in state:
             text = _text_config(state, conventions)
+
         if is_siglip_state(state):
             vision = _siglip_vision_config(state, conventions)
             embed_dim = vision.width
@@ -154,6 +157,7 @@ def config_from(state: Mapping[str, Tensor], conventions: Conventions) -> CLIPCo
         raise CheckpointError(
             f"an incomplete checkpoint: {error.args[0]} is missing"
         ) from None
+
     sigmoid = is_siglip_state(state) or "logit_bias" in state
     return CLIPConfig(embed_dim, vision, text, sigmoid)
 

@@ -70,6 +70,7 @@ def read_pt(path: Path) -> tuple[State, bool]:
     except Exception as error:
         message = f"{path} is not a readable checkpoint: {_first_sentence(error)}"
         raise CheckpointError(message) from None
+
     claimed = sum(tensor.nbytes for tensor in state.values())
     if claimed > 2 * size:  # twice: weights may be tied
         raise CheckpointError(
@@ -132,9 +133,12 @@ def _weigh(file: IO[bytes], size: int) -> None:
                 )
             memo[slot] = stack[-1] if stack else 1
         else:
+            # What the opcode takes from the stack, up to a mark if it takes all.
             first = len(stack) - len(code.stack_before)
             if pickletools.stackslice in code.stack_before or name == "POP_MARK":
                 first = marks.pop() - code.stack_before.index(pickletools.markobject)
+
+            # An object weighs what it is made of, and one.
             weight = 1 + sum(stack[max(0, first) :])
             del stack[max(0, first) :]
             if weight > _MOST_OBJECTS:
@@ -156,6 +160,7 @@ def _first_sentence(error: Exception) -> str:
 
 def _state_dict(loaded: object, path: Path) -> State:
     """Take the state dict out of the containers and prefixes of training programs."""
+    # Containers may lie in one another.
     for _ in range(_NESTED):
         inner = loaded if isinstance(loaded, Mapping) else {}
         name = next((k for k in _CONTAINERS if isinstance(inner.get(k), Mapping)), None)
@@ -169,6 +174,7 @@ def _state_dict(loaded: object, path: Path) -> State:
     state = {
         str(key): value for key, value in loaded.items() if isinstance(value, Tensor)
     }
+
     for prefix in _PREFIXES:
         if all(key.startswith(prefix) for key in state):
             state = {key.removeprefix(prefix): value for key, value in state.items()}
@@ -244,6 +250,8 @@ class _Unpickler(pickle.Unpickler):
             raise CheckpointError(
                 f"the archive refers to a {kind!r}, expected a storage"
             )
+
+        # Several tensors may share a storage.
         if key not in self._storages:
             data = bytearray(self._archive.read(f"{self._root}data/{key}"))
             self._storages[key] = torch.empty(0, dtype=dtype)
@@ -268,6 +276,7 @@ def _flatten(record: object) -> State:
             raise CheckpointError(
                 "refused: the modules of the archive contain each other"
             )
+
         for name, value in module.attributes.items():
             if isinstance(value, Tensor):
                 state[f"{prefix}{name}"] = value

@@ -25,19 +25,19 @@ class Architecture:
     """Model name of open_clip, as far as a file must be checked against it."""
 
     image_size: int
+    # `None` for a ResNet.
     patch_size: int | None
-    """`None` for a ResNet"""
     width: int
+    # Hub repository of each pretrained tag.
     tags: Mapping[str, str]
-    """hub repository of each pretrained tag"""
+    # Tags that were trained with it; open_clip's default is GELU.
     quick_gelu: Sequence[str] = ()
-    """tags that were trained with it; open_clip's default is GELU"""
+    # By tag, if unusual.
     preprocess: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """by tag, if unusual"""
+    # Config of a SigLIP that its weights do not show.
     siglip: dict[str, Any] | None = None
-    """config of a SigLIP that its weights do not show"""
+    # Of OpenAI's: name, hash, repository.
     openai: Mapping[str, str] = field(default_factory=dict)
-    """of OpenAI's: name, hash, repository"""
 
 
 _TABLE = files("cliquetta.model") / "data" / "releases.json"

@@ -80,6 +80,8 @@ def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Quantise to 8 bits per row of the first axis: int8 codes, one float32 scale per row."""
     rows = weight.detach().float().flatten(1)
     peak = rows.abs().amax(dim=1)
+
+    # A row of zeros has no peak to divide by.
     scale = torch.where(peak > 0, peak, 1.0) / _LEVELS
 
     # The grid is symmetric around zero.
@@ -112,9 +114,12 @@ def dequantise(state: Mapping[str, Tensor]) -> State:
                 raise CheckpointError(
                     f"{key} has no scale per row: {name + _SCALES} is missing"
                 )
+
             ones = [1] * (tensor.ndim - 1)
             out[name] = tensor.float() * scale.float().view(-1, *ones)
             continue
+
+        # A scale alone is a tensor like any other.
         codes = key.removesuffix(_SCALES) + _CODES
         if not key.endswith(_SCALES) or codes not in state:
             out[key] = tensor
@@ -126,12 +131,12 @@ class Checkpoint:
     """Model before it is built, whatever family it came from."""
 
     config: CLIPConfig
+    # Weights under our key names, not quantised.
     state: Mapping[str, Tensor]
-    """weights under our key names, not quantised"""
     id: str
     preprocess: Preprocess
+    # `None`: CLIP's own, or none that came with the weights.
     tokenizer: TextTokenizer | None = None
-    """`None`: CLIP's own, or none that came with the weights"""
 
 
 def build(
@@ -228,6 +233,7 @@ def with_activation(checkpoint: Checkpoint, activation: Activation) -> Checkpoin
     config = checkpoint.config
     if isinstance(config.vision, VisionConfig):
         config = replace(config, vision=replace(config.vision, activation=activation))
+
     if config.text is not None:
         config = replace(config, text=replace(config.text, activation=activation))
     return replace(checkpoint, config=config)
@@ -247,6 +253,7 @@ def with_tokenizer(checkpoint: Checkpoint, find: Find | None) -> Checkpoint:
     tokenizer = find_tokenizer(find, text)
     if tokenizer is None:
         return checkpoint
+
     text = replace(text, start_tokens=len(tokenizer.prefix))
     config = replace(checkpoint.config, text=text)
     return replace(checkpoint, config=config, tokenizer=tokenizer)
@@ -257,6 +264,7 @@ def finish_scalars(state: State) -> State:
     for key in ("logit_scale", "logit_bias"):
         if key in state:
             state[key] = state[key].reshape(())
+
     if "logit_scale" not in state and "text.tokens.weight" not in state:
         state["logit_scale"] = torch.tensor(100.0).log()
     return state
@@ -271,8 +279,10 @@ def _check_fit(
         if key in state and state[key].shape != weight.shape:
             shape = tuple(state[key].shape)
             problems.append(f"{key} is {shape}, expected {tuple(weight.shape)}")
+
     problems += [f"{key} is missing" for key in wanted if key not in state]
     problems += [f"{key} is unexpected" for key in state if key not in wanted]
+
     if problems:
         more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
         raise CheckpointError(
