@@ -2,7 +2,6 @@
 
     python -m benchmarks.imagenet_board run --root ROOT --out RUNS --features KEPT --to FOLDER
     python -m benchmarks.imagenet_board pack --root ROOT --out RUNS --to FOLDER
-    python -m benchmarks.imagenet_board table LOG
 
 ``run`` does what ``python -m benchmarks.results leaderboard --run --grid leaderboard-imagenet``
 does with ``--shard``, but a process that has finished a stream takes the next one, in
@@ -13,8 +12,7 @@ processes half a minute later. A second ``run`` over the same folder goes on.
 Every minute, and at the end, finished records are packed (``pack`` does it alone) as
 ``leaderboard-imagenet.json``, which belongs into ``docs/results``, and as
 ``leaderboard-imagenet.npz``: of every run the predicted classes of its images by their
-sorted names. ``--grid`` names another grid, such as ``published-imagenet``. ``table``
-makes a table of what ``run`` printed, where no more than that is left of a call.
+sorted names. ``--grid`` names another grid, such as ``published-imagenet``.
 ``benchmarks.real_data`` makes ROOT.
 """
 
@@ -22,11 +20,7 @@ import argparse
 import io
 import json
 import multiprocessing
-import re
-import statistics
 import time
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -36,21 +30,15 @@ import numpy as np
 import torch
 
 from benchmarks.results.grid_files import grid_file
-from benchmarks.results.imagenet_page import CLEAN, OFFICIAL
 from benchmarks.results.pairing import add_changes
 from cliquetta.atomic import write_atomically
-from cliquetta.evaluation.comparison import ENOUGH
 from cliquetta.evaluation.grid import BASELINE, ROOT, RunSpec, read_grid
 from cliquetta.evaluation.predictions import load_predictions
 from cliquetta.evaluation.record import Record, list_records, pack_records
 from cliquetta.evaluation.sweep import RunContext
-from cliquetta.evaluation.tables import TextTable, to_markdown
-from cliquetta.significance import mean_half_width
 
 GRID = "leaderboard-imagenet"
 PACK_SECONDS = 60
-MOST = 0.8
-"""Share of the methods that have a corruption of a log's table."""
 GRACE_SECONDS = 30
 """Time that runs have after the deadline."""
 
@@ -200,67 +188,10 @@ class Packer:
         print(f"{len(self.records)} records in {self.to}", flush=True)
 
 
-LINE = re.compile(
-    r"\s*\d+\s+[\d.]+ s top-1 (?P<top1>[\d.]+) shuffled batch (?P<batch>\d+) "
-    r"imagenet(?:@(?P<shift>\w+):5)? (?P<method>\w+)\S* seed 0"
-)
-"""A line that ``run`` prints of a run over all images."""
-
-
-def read_log(path: Path) -> dict[str, dict[str, float]]:
-    """Read top-1 accuracies by method and shift from what ``run`` printed."""
-    found: dict[str, dict[str, float]] = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        matched = LINE.match(line)
-        if matched is not None:
-            shift = matched["shift"] or CLEAN
-            by_shift = found.setdefault(matched["method"], {})
-            # Zero-shot is run beside every size of batches: once is enough.
-            by_shift.setdefault(shift, float(matched["top1"]))
-    return found
-
-
-def log_table(path: Path) -> str:
-    """Write methods by shifts: those that have all corruptions that most methods have."""
-    found = read_log(path)
-    counts = Counter(shift for by_shift in found.values() for shift in by_shift)
-    most = MOST * len(found)
-    shifts = [name for name in OFFICIAL if counts[name] >= most]
-    needed = {CLEAN, *shifts}
-
-    means = {}
-    for method, by_shift in found.items():
-        if needed <= by_shift.keys():
-            means[method] = statistics.mean(by_shift[shift] for shift in shifts)
-    # Zero-shot first, then by the mean over the corruptions.
-    methods = sorted(means, key=lambda method: (method != BASELINE, -means[method]))
-
-    lines = []
-    for method in methods:
-        own = found[method]
-        gain = "–"
-        if method != BASELINE:
-            gain = _mean_gain([own[shift] - found[BASELINE][shift] for shift in shifts])
-        cells = [f"{own[shift]:.1f}" for shift in (CLEAN, *shifts)]
-        lines.append((f"`{method}`", gain, f"{means[method]:.2f}", *cells))
-    columns = [shift.replace("_", " ") for shift in shifts]
-    head = ("method", "gain", "mean", CLEAN, *columns)
-    return to_markdown(TextTable(head, tuple(lines)))
-
-
-def _mean_gain(gains: Sequence[float]) -> str:
-    """Write a mean with the half-width of its interval, where there are enough."""
-    text = f"{statistics.mean(gains):+.2f}"
-    if len(gains) >= ENOUGH:
-        text += f" ± {mean_half_width(gains):.2f}"
-    return text
-
-
 def main() -> None:
     """Run the grid, or pack what was run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("command", choices=["run", "pack", "table"])
-    parser.add_argument("log", type=Path, nargs="?")
+    parser.add_argument("command", choices=["run", "pack"])
     parser.add_argument("--root", type=Path, default=Path("root"))
     parser.add_argument("--out", type=Path, default=Path("runs"))
     parser.add_argument("--to", type=Path, default=Path("build"))
@@ -272,11 +203,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--only", default="")
     options = parser.parse_args()
-    if options.command == "table":
-        if options.log is None:
-            parser.error("table: name the file that run printed")
-        print(log_table(options.log))
-        return
     packer = Packer(
         grid=Path(options.grid).stem, root=options.root, out=options.out, to=options.to
     )

@@ -5,7 +5,7 @@ from pathlib import Path
 from cliquetta.evaluation.grid_files import packaged_grid
 
 GRIDS = {
-    "headline": ("bundled", "real", "leaderboard-imagenet"),
+    "headline": ("leaderboard-imagenet", "leaderboard-real"),
     "methods": ("bundled", "methods", "real", "streams", "streams-real"),
     "ablation": ("ablation", "ablation-real"),
     "leaderboard": ("leaderboard", "leaderboard-real", "leaderboard-imagenet"),

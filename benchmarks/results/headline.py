@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 from benchmarks.results.headline_figure import Bars, headline_figure
 from benchmarks.results.imagenet_page import (
@@ -12,9 +13,8 @@ from benchmarks.results.imagenet_page import (
     on_all_images,
     own_rows,
 )
-from benchmarks.results.settings import CLEAN as CLEAN_ROLE
-from benchmarks.results.settings import DEVELOPMENT, REPORT, Setting
-from benchmarks.results.texts import BLANK, figure, method_of, times
+from benchmarks.results.leaderboard import BoardRow, board_rows
+from benchmarks.results.texts import BLANK, method_of
 from cliquetta.decimals import signed
 from cliquetta.evaluation.comparison import Overall
 from cliquetta.evaluation.grid import BASELINE
@@ -26,31 +26,25 @@ COSTS = "speed-h200-methods_speed.json"
 """Time of methods beside encoding, each alone on the machine (``benchmarks.methods_speed``)."""
 RIVALS = 4
 SHOWN = ("scap",)
-"""Methods that the table has wherever they stand."""
+"""Methods that the table has wherever they stand, also with images missing."""
+SHIFTS = ("noise", "blur", "weather", "digital", "sketch and art")
+"""Columns of the board whose sets are shifts of the images alone."""
 
 
-def headline_table(
-    imagenet: Sequence[Record],
-    real: Sequence[Setting],
-    costs: Mapping[str, float],
-) -> str:
-    """Write the table: zero-shot, the default, the best rivals on ImageNet-C, and SCAP."""
-    rows = headline_rows(imagenet, real)
-    lines = [_line(row, costs) for row in rows]
-    head = ("method", *kinds_of_images(real), "worst", "cost alone")
-    return to_markdown(TextTable(head, tuple(lines))).rstrip()
+@dataclass(frozen=True)
+class OnTower:
+    """Gains of one method over the shifts of the real tower's board."""
 
+    gain: float
+    worst: float
+    sets: int
+    asked: int
+    """sets that any method was run on"""
 
-def headline_picture(imagenet: Sequence[Record], real: Sequence[Setting]) -> str:
-    """Draw the gains of the table's methods."""
-    bars = []
-    for row in headline_rows(imagenet, real):
-        if row.method == BASELINE:
-            continue
-        on_tower = None if row.on_tower is None else row.on_tower.gain
-        gains = (row.clean.gain, row.corrupted.gain, on_tower)
-        bars.append(Bars(method=row.method, gains=gains))
-    return headline_figure(kinds_of_images(real), bars)
+    @property
+    def complete(self) -> bool:
+        """Whether no set is missing."""
+        return self.sets == self.asked
 
 
 @dataclass(frozen=True)
@@ -60,69 +54,144 @@ class HeadlineRow:
     method: str
     clean: Overall
     corrupted: Overall
-    on_tower: Overall | None
+    on_tower: OnTower | None
 
 
-def headline_rows(
-    imagenet: Sequence[Record], real: Sequence[Setting]
-) -> list[HeadlineRow]:
-    """Choose the methods of the headline, zero-shot first, then by mean over the corruptions."""
+@dataclass(frozen=True)
+class Headline:
+    """What the table and the picture show."""
+
+    kinds: tuple[str, str, str]
+    rows: tuple[HeadlineRow, ...]
+
+
+def read_headline(
+    imagenet: Sequence[Record], tower: Sequence[Record], roles: Mapping[str, str]
+) -> Headline:
+    """Read off the records what the headline shows, zero-shot first, then by ImageNet-C.
+
+    Args:
+        imagenet: Records of the ImageNet board.
+        tower: Records of the real tower's board.
+        roles: Kinds of the data sets that are a shift themselves, by id.
+
+    """
     table, columns = on_all_images(imagenet)
     corruptions = corruption_columns(columns)
-    tower = real[0] if real else None
+    on_tower = tower_gains(board_rows(tower, roles))
     overall = [table.overall(name, corruptions) for name in own_rows(table)]
     rows = []
     for row in chosen_rows(overall):
         method = method_of(row.row)
+        clean = table.overall(row.row, [columns[CLEAN]])
         rows.append(
             HeadlineRow(
                 method=method,
-                clean=table.overall(row.row, [columns[CLEAN]]),
+                clean=clean,
                 corrupted=row,
-                on_tower=_on_tower(tower, method),
+                on_tower=on_tower.get(method),
             )
         )
-    return rows
+    shifts = max((one.asked for one in on_tower.values()), default=0)
+    kinds = ("ImageNet", "ImageNet-C", f"{shifts} shifts, few classes")
+    return Headline(kinds=kinds, rows=tuple(rows))
 
 
-def kinds_of_images(real: Sequence[Setting]) -> tuple[str, ...]:
-    """Name the kinds of images."""
-    shifts = len(real[0].columns(REPORT)) if real else 0
-    return "ImageNet", "ImageNet-C, mean", f"{shifts} shifts, few classes"
+def headline_table(headline: Headline, costs: Mapping[str, float]) -> str:
+    """Write the table: zero-shot, the default, the best rivals on ImageNet-C, and SCAP."""
+    lines = [_line(row, costs) for row in headline.rows]
+    head = ("method", *headline.kinds, "worst", "cost alone")
+    return to_markdown(TextTable(head, tuple(lines))).rstrip()
+
+
+def headline_picture(headline: Headline) -> str:
+    """Draw the gains of the table's methods, where they have all images of a kind."""
+    bars = []
+    for row in headline.rows:
+        if row.method == BASELINE:
+            continue
+        corrupted = row.corrupted.gain if row.corrupted.complete else None
+        on_tower = None
+        if row.on_tower is not None and row.on_tower.complete:
+            on_tower = row.on_tower.gain
+        gains = (row.clean.gain, corrupted, on_tower)
+        if any(gain is not None for gain in gains):
+            bars.append(Bars(row.method, gains))
+    return headline_figure(headline.kinds, bars)
+
+
+def tower_gains(rows: Mapping[str, BoardRow]) -> dict[str, OnTower]:
+    """Average the gains of every method over the shifted sets of a board.
+
+    Of several settings of a method the one with most sets counts.
+    """
+    gains: dict[str, dict[str, float]] = {}
+    for label, row in rows.items():
+        by_set = {}
+        for column in SHIFTS:
+            for cell in row.measured(column):
+                by_set[cell.column] = cell.gain or 0.0
+        method = method_of(label)
+        if len(by_set) > len(gains.get(method, {})):
+            gains[method] = by_set
+
+    every_set = {name for by_set in gains.values() for name in by_set}
+    return {
+        method: OnTower(
+            gain=fmean(by_set.values()),
+            worst=min(by_set.values()),
+            sets=len(by_set),
+            asked=len(every_set),
+        )
+        for method, by_set in gains.items()
+    }
 
 
 def _line(row: HeadlineRow, costs: Mapping[str, float]) -> tuple[str, ...]:
     """Write the cells of one method."""
     # The worst of all shifts, on whichever tower.
     lowest = []
-    for shifted in (row.corrupted, row.on_tower):
-        if shifted is not None and shifted.worst is not None:
-            gain, _ = shifted.worst
-            lowest.append(gain)
-    cost = 1.0 if row.method == BASELINE else costs.get(row.method)
+    if row.corrupted.worst is not None:
+        gain, _ = row.corrupted.worst
+        lowest.append(gain)
+    if row.on_tower is not None:
+        lowest.append(row.on_tower.worst)
     return (
         f"`{row.method}`",
         _accuracy(row.clean),
         _accuracy(row.corrupted),
-        _accuracy(row.on_tower),
-        figure(min(lowest, default=None), "+.1f"),
-        BLANK if cost is None else f"{cost:.1f} ×",
+        _gain_on_tower(row.on_tower),
+        signed(min(lowest), 1) if lowest else BLANK,
+        _cost(row.method, costs),
     )
+
+
+def _cost(method: str, costs: Mapping[str, float]) -> str:
+    """Write the cost of a method: at first, and in the long run where that differs."""
+    if method == BASELINE:
+        return "1.0 ×"
+    cost = costs.get(method)
+    if cost is None:
+        return BLANK
+    young = costs.get(f"{method}:young")
+    if young is None:
+        return f"{cost:.1f} ×"
+    return f"{young:.1f} ×, later {cost:.1f} ×"
 
 
 def chosen_rows(rows: Sequence[Overall]) -> list[Overall]:
-    """Choose the rows of the table: zero-shot, then by mean."""
-    by_method = {}
+    """Choose the rows of the table: zero-shot, then by mean; incomplete ones last."""
+    by_method: dict[str, Overall] = {}
     for row in rows:
-        if row.complete:
-            by_method[method_of(row.row)] = row
-    ranked = sorted(
-        by_method,
-        key=lambda name: by_method[name].mean or 0.0,
-        reverse=True,
-    )
+        method = method_of(row.row)
+        if row.complete or method in SHOWN:
+            by_method[method] = row
+
+    def rank(name: str) -> tuple[bool, float]:
+        return not by_method[name].complete, -(by_method[name].mean or 0.0)
 
     # The best rivals join those that are always shown.
+    ranked = sorted(by_method, key=rank)
     fixed = (DEFAULT_METHOD, *SHOWN)
     rivals = [name for name in ranked if name not in (BASELINE, *fixed)]
     wanted = {*fixed, *rivals[:RIVALS]}
@@ -142,82 +211,20 @@ def read_costs(results: Path) -> dict[str, float]:
     return {str(row["method"]): float(row["x encoding"]) for row in rows}
 
 
-def _on_tower(setting: Setting | None, method: str) -> Overall | None:
-    """Summarise a method over the real tower's shifts on which nothing was chosen."""
-    if setting is None:
-        return None
-    for row in setting.table.rows:
-        if method_of(row) == method:
-            return setting.table.overall(row, setting.columns(REPORT))
-    return None
+def _accuracy(row: Overall) -> str:
+    """Write accuracy with its gain over zero-shot; the gain alone where images are missing."""
+    if row.mean is None:
+        return BLANK
+    if row.gain is None:
+        return f"{row.mean:.1f}"
+    if not row.complete:
+        return f"{signed(row.gain, 1)} ({row.datasets})"
+    return f"{row.mean:.1f} ({signed(row.gain, 1)})"
 
 
-def _accuracy(row: Overall | None) -> str:
-    """Write accuracy, with its gain over zero-shot."""
+def _gain_on_tower(row: OnTower | None) -> str:
+    """Write the gain on the real tower's shifts, and on how many where some are missing."""
     if row is None:
         return BLANK
-    text = figure(row.mean, ".1f")
-    if row.gain is None:
-        return text
-    return f"{text} ({row.gain:+.1f})"
-
-
-def bundled_headline(bundled: Sequence[Setting], real: Sequence[Setting]) -> str:
-    """Write the table as long as ImageNet is not recorded.
-
-    It has a row per method of the first setting of each; of ``real`` only what is not
-    ``dev``.
-    """
-    sides = []
-    for setting in bundled[:1]:
-        sides.append(_Side("bundled set", setting, (REPORT, DEVELOPMENT)))
-    for setting in real[:1]:
-        sides.append(_Side("real tower", setting, (REPORT,)))
-    head = ["method"]
-    for side in sides:
-        head += [f"{side.name}, {len(side.columns)} shifts", "worst", "clean"]
-    lines = []
-    for row in sides[-1].setting.rows:
-        method = method_of(row.row)
-        if not all(method in side.labels for side in sides):
-            continue
-        line = [f"`{method}`"]
-        for side in sides:
-            line += side.cells(method)
-        lines.append((*line, times(row.cost)))
-    return to_markdown(TextTable((*head, "cost"), tuple(lines))).rstrip()
-
-
-@dataclass(frozen=True)
-class _Side:
-    """One model's columns of the table without ImageNet."""
-
-    name: str
-    setting: Setting
-    roles: tuple[str, ...]
-
-    @property
-    def columns(self) -> list[str]:
-        """The shifts that the means are over."""
-        return self.setting.columns(*self.roles)
-
-    @property
-    def labels(self) -> dict[str, str]:
-        """Labels of the rows by method; options may differ from one side to the other."""
-        rows = self.setting.table.rows
-        return {method_of(row): row for row in reversed(rows)}
-
-    def cells(self, method: str) -> list[str]:
-        """Write accuracy with its gain, the worst shift, and what is left of clean images."""
-        label = self.labels[method]
-        table = self.setting.table
-        row = table.overall(label, self.columns)
-        clean = table.overall(label, self.setting.columns(CLEAN_ROLE))
-        if row.gain is None or row.worst is None:
-            return [f"{row.mean:.2f}", BLANK, figure(clean.mean, ".1f")]
-        lowest, _ = row.worst
-        return [
-            f"{row.mean:.2f} ({signed(row.gain)})",
-            signed(lowest),
-            figure(clean.gain, "+.1f"),
-        ]
+    text = signed(row.gain, 1)
+    return text if row.complete else f"{text} ({row.sets} of {row.asked})"

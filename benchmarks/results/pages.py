@@ -1,16 +1,15 @@
 """The files that the pages of our own results are written to, from records alone."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.results import COMMAND, printed_page
 from benchmarks.results.grid_files import GRIDS, grid_file
 from benchmarks.results.headline import (
-    bundled_headline,
     headline_picture,
     headline_table,
     read_costs,
+    read_headline,
 )
 from benchmarks.results.imagenet_page import imagenet_page
 from benchmarks.results.leaderboard import BOARDS, board_rows, leaderboard_page
@@ -43,15 +42,15 @@ class ResultsPages:
             return self._published()
         if page == "leaderboard":
             return self._leaderboard()
-        settings = {grid: self._settings(grid) for grid in GRIDS[page]}
-        first = GRIDS[page][0]
-        if not settings[first]:
+        first = self.records_file(GRIDS[page][0])
+        if not first.exists():
             raise UserError(
-                f"no records in {self.records_file(first)}: `{COMMAND} {page} --run` makes "
+                f"no records in {first}: `{COMMAND} {page} --run` makes "
                 "them; start it in a clone of the repository"
             )
         if page == "headline":
-            return self._headline(settings["bundled"], settings["real"])
+            return self._headline()
+        settings = {grid: self._settings(grid) for grid in GRIDS[page]}
         if page == "ablation":
             listed = [*settings["ablation"], *settings["ablation-real"]]
             return {self.results / "ablation.md": ablation_page(listed)}
@@ -72,18 +71,18 @@ class ResultsPages:
         """Read the records of a grid, grouped by what is equal in a table."""
         return read_settings(self._records(grid), grid_roles(grid_file(grid)))
 
-    def _headline(self, bundled: Sequence[Setting], real: Sequence[Setting]) -> Texts:
-        """Write README's table; with records of ImageNet its table and picture."""
+    def _headline(self) -> Texts:
+        """Write README's table and picture."""
+        headline = read_headline(
+            imagenet=self._records("leaderboard-imagenet"),
+            tower=self._records("leaderboard-real"),
+            roles=grid_roles(grid_file("leaderboard-real")),
+        )
+        table = headline_table(headline, read_costs(self.results))
         readme = self.readme.read_text(encoding="utf-8")
-        imagenet = self._records("leaderboard-imagenet")
-        if not imagenet:
-            table = bundled_headline(bundled, real)
-            return {self.readme: insert_between(readme, "headline", "headline", table)}
-        table = headline_table(imagenet, real, read_costs(self.results))
-        picture = self.results.parent / "images/headline.svg"
         return {
             self.readme: insert_between(readme, "headline", "headline", table),
-            picture: headline_picture(imagenet, real),
+            self.results.parent / "images/headline.svg": headline_picture(headline),
         }
 
     def _leaderboard(self) -> Texts:

@@ -1,4 +1,4 @@
-"""The program that runs ImageNet's grids: what it packs, its order, and tables of its log."""
+"""The program that runs ImageNet's grids: what it packs, and its order."""
 
 import json
 from pathlib import Path
@@ -9,13 +9,11 @@ import pytest
 from benchmarks.imagenet_board import (
     Packer,
     Plan,
-    log_table,
-    read_log,
     read_streams,
     run,
 )
 from cliquetta.evaluation.record import unpack_records
-from tests._helpers.made_runs import ADAPTED, LABELS, PLAIN, make_run, table_cells
+from tests._helpers.made_runs import ADAPTED, LABELS, PLAIN, make_run
 
 
 @pytest.fixture
@@ -98,23 +96,3 @@ LOG = """\
  2    5.0 s FAILED ValueError: no shuffled batch 64 imagenet@fog:5 tda seed 0
  2    5.0 s top-1 50.00 correlated batch 64 imagenet@fog:5 tda seed 0
 """
-
-
-def test_a_table_is_made_of_what_a_call_printed(tmp_path: Path) -> None:
-    path = tmp_path / "board.log"
-    path.write_text(LOG)
-    assert read_log(path) == {
-        "zero_shot": {"clean": 66.0, "snow": 30.0},
-        "tda": {"clean": 67.5, "snow": 35.0},
-        "ramen": {"snow": 33.0},
-    }
-    table = log_table(path)
-    assert table_cells(table, "zero_shot") == ["–", "30.00", "66.0", "30.0"]
-    assert table_cells(table, "tda") == ["+5.00", "35.00", "67.5", "35.0"]
-    assert "ramen" not in table, "it lacks the clean images"
-
-
-def test_the_recorded_log_gives_the_table_of_the_page() -> None:
-    results = Path(__file__).parents[2] / "docs/results"
-    table = log_table(results / "imagenet-c-2026-11-19.txt").strip()
-    assert table in (results / "imagenet.md").read_text(encoding="utf-8")

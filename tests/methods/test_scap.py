@@ -51,7 +51,7 @@ def adapter_of(threshold: float = THRESHOLD, **options: Any) -> SCAP:
 def owners(prediction: Prediction) -> Tensor:
     """Images (b,) whose candidate sets hold a clique with them."""
     passes = prediction.evidence["passes"]
-    by_image = passes.own.any(dim=1).view(len(prediction.logits), -1)
+    by_image = passes.has_set.any(dim=1).view(len(prediction.logits), -1)
     return by_image.any(dim=1)
 
 
@@ -191,7 +191,7 @@ def test_4_an_image_first_seen_in_a_later_clique_maps_to_that_clique() -> None:
     assert members == [[0, 1], [2, 3], [2, 3, 4], [3, 4]]
     passes = plan_passes(cliques, top, torch.zeros(2, dtype=torch.long), SCAPConfig())
     mapped = [
-        row[own].tolist() for row, own in zip(passes.sets, passes.own, strict=True)
+        row[own].tolist() for row, own in zip(passes.sets, passes.has_set, strict=True)
     ]
     assert mapped == [[0], [0], [1, 2], [1, 2, 3], [2, 3]]
 

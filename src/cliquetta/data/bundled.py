@@ -1,4 +1,4 @@
-"""The pictures that come with the package: a slice of CIFAR-10 (credit: ``bundled/README.md``)."""
+"""Pictures that come with the package: a slice of CIFAR-10 (credit: ``bundled/README.md``)."""
 
 import functools
 import json
@@ -18,7 +18,7 @@ _SIDE = 32
 
 @functools.cache
 def load_bundled(split: BundledSplit = "test") -> ArrayDataset:
-    """The 2,000 test pictures, or 160 few-shot ones of the training set; read once, shared.
+    """Read the 2,000 test pictures, or 160 few-shot ones of the training set; once, shared.
 
     They are ordered by class, then by original file name; copy them before writing to
     them.

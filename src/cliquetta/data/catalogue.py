@@ -1,4 +1,4 @@
-"""The list of datasets: adding one is one entry."""
+"""List of datasets: adding one is one entry."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,12 +21,12 @@ Build = Callable[[str, Names], Dataset]
 
 
 def _of_path(build: Callable[[Path, Names], Dataset]) -> Build:
+    """Build a dataset of the path behind a prefix."""
     return lambda rest, names: build(Path(rest).expanduser(), names)
 
 
-YOURS: dict[
-    str, tuple[Build, str]
-] = {  # by the prefix of an id: how to build it, what it is
+# By the prefix of an id: how to build it, what it is.
+YOURS: dict[str, tuple[Build, str]] = {
     FOLDER: (_of_path(folder_dataset), "a folder of images, one sub-folder per class"),
     "csv:": (_of_path(table_dataset), "a CSV or TSV file of paths and classes"),
     "tar:": (_of_path(tar_dataset), "tar shards (WebDataset), one or a folder of them"),
@@ -43,45 +43,58 @@ YOURS: dict[
 
 @dataclass(frozen=True)
 class DatasetEntry:
-    """One known dataset: what it is and how to build it from its files."""
+    """One dataset: what it is and how to build it from its files."""
 
     id: str
     summary: str
-    build: Callable[
-        [Path | None, str | None, Names], Dataset
-    ]  # of root, split and class names
+    # Build it from root, split and class names.
+    build: Callable[[Path | None, str | None, Names], Dataset]
     classes: int
-    expected: Mapping[
-        str, int
-    ]  # counts that a complete copy has, such as `{"images": 2000}`
-    source: str  # where the data come from and under what terms
-    splits: Mapping[str, int] = field(
-        default_factory=dict
-    )  # images of each, the default first
-    needs_root: bool = True  # false for data that come with the package
+    # Counts that a complete copy has, such as `{"images": 2000}`.
+    expected: Mapping[str, int]
+    # Where the data come from and under what terms.
+    source: str
+    # Images of each, the default first.
+    splits: Mapping[str, int] = field(default_factory=dict)
+    # False for data that come with the package.
+    needs_root: bool = True
 
 
 def _bundled(id: str, which: BundledSplit, images: int, summary: str) -> DatasetEntry:
+    """Describe a split of the bundled pictures."""
+
     def build(root: Path | None, split: str | None, classes: Names) -> Dataset:
         _refuse_split(id, split)
         return load_bundled(which)
 
-    summary = f"{images:,} {summary}; comes with the package"
-    source = "CIFAR-10 (Krizhevsky, 2009); see cliquetta/data/bundled/README.md"
     return DatasetEntry(
-        id, summary, build, 10, {"images": images}, source, needs_root=False
+        id,
+        f"{images:,} {summary}; comes with the package",
+        build,
+        classes=10,
+        expected={"images": images},
+        source="CIFAR-10 (Krizhevsky, 2009); see cliquetta/data/bundled/README.md",
+        needs_root=False,
     )
 
 
 def _refuse_split(id: str, split: str | None) -> None:
+    """Refuse a split of a dataset that has none."""
     if split is not None:
         raise UserError(f"{id} has no splits, got {split!r}")
 
 
-def _entry(known: Benchmark) -> DatasetEntry:
-    expected = {"images": known.splits[known.default_split]}
-    facts = (len(known.names), expected, known.terms, known.splits)
-    return DatasetEntry(known.id, known.summary, known.build, *facts)
+def _entry(benchmark: Benchmark) -> DatasetEntry:
+    """Describe a benchmark."""
+    return DatasetEntry(
+        benchmark.id,
+        benchmark.summary,
+        benchmark.build,
+        classes=len(benchmark.names),
+        expected={"images": benchmark.splits[benchmark.default_split]},
+        source=benchmark.terms,
+        splits=benchmark.splits,
+    )
 
 
 _ENTRIES = (
@@ -94,7 +107,7 @@ _ENTRIES = (
 
 
 def list_datasets() -> list[DatasetEntry]:
-    """All entries, by id."""
+    """List all entries, by id."""
     return sorted(_ENTRIES, key=lambda entry: entry.id)
 
 
@@ -105,7 +118,7 @@ def get_dataset(
     noise_seed: int = 0,
     classes: Names = None,
 ) -> Dataset:
-    """The dataset of an id, which may name a split and a shift.
+    """Build the dataset of an id, which may name a split and a shift.
 
     >>> len(get_dataset("bundled@fog:3"))
     2000
@@ -128,6 +141,8 @@ def get_dataset(
     """
     base, shift = parse_dataset_id(id)
     folder = None if root is None else Path(root).expanduser()
+
+    # Class names serve only where the data have none.
     try:
         dataset = _plain_dataset(base, folder, None)
     except NoClassNamesError:
@@ -138,7 +153,7 @@ def get_dataset(
 
 
 def check_dataset(id: str, root: Path | str | None = None) -> None:
-    """Check that an id is known and that its files are there, without reading them.
+    """Check that a dataset exists and that its files are there, without reading them.
 
     Args:
         id: As for :func:`get_dataset`.
@@ -156,29 +171,38 @@ def check_dataset(id: str, root: Path | str | None = None) -> None:
         if is_local:
             require_exists(Path(rest).expanduser())
         return
-    name, slash, written_split = base.partition("/")
-    split = written_split if slash else None
-    benchmark = next((known for known in BENCHMARKS if known.id == name), None)
-    if benchmark is not None:
-        benchmark.require(None if root is None else Path(root).expanduser(), split)
-        return
-    if name not in {entry.id for entry in _ENTRIES}:
-        raise _unknown(id)
+
+    name, split = _split_id(base)
+    for benchmark in BENCHMARKS:
+        if benchmark.id == name:
+            folder = None if root is None else Path(root).expanduser()
+            benchmark.require(folder, split)
+            return
+    _find_entry(name, id)
     _refuse_split(name, split)
 
 
-def _unknown(id: str) -> UnknownNameError:
-    return UnknownNameError(
-        "dataset", id, [*(entry.id for entry in _ENTRIES), f"{FOLDER}PATH"]
-    )
+def _split_id(id: str) -> tuple[str, str | None]:
+    """Split an id without a shift into the name of a dataset and a split, if it names one."""
+    name, slash, split = id.partition("/")
+    return name, split if slash else None
+
+
+def _find_entry(name: str, id: str) -> DatasetEntry:
+    """Find the entry of a name, which is that of the dataset in ``id``."""
+    for entry in _ENTRIES:
+        if entry.id == name:
+            return entry
+    names = [entry.id for entry in _ENTRIES]
+    raise UnknownNameError("dataset", id, [*names, f"{FOLDER}PATH"])
 
 
 def _plain_dataset(id: str, root: Path | None, classes: Names) -> Dataset:
+    """Build the dataset of an id without a shift."""
     prefix, colon, rest = id.partition(":")
     if colon and f"{prefix}:" in YOURS:
-        return YOURS[f"{prefix}:"][0](rest, classes)
-    name, slash, split = id.partition("/")
-    entries = {entry.id: entry for entry in _ENTRIES}
-    if name not in entries:
-        raise _unknown(id)
-    return entries[name].build(root, split if slash else None, classes)
+        build, _ = YOURS[f"{prefix}:"]
+        return build(rest, classes)
+
+    name, split = _split_id(id)
+    return _find_entry(name, id).build(root, split, classes)

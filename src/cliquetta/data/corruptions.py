@@ -1,4 +1,4 @@
-"""The 15 corruptions of Hendrycks & Dietterich (ICLR 2019) at 5 severities, and three of our own.
+"""Corruptions: the 15 of Hendrycks & Dietterich (ICLR 2019) at 5 severities, and three of our own.
 
 Constants are those of CIFAR-10-C up to a shorter side of 32, of ImageNet-C from 224 on,
 and between them a straight line in the logarithm of the side. Departures from the
@@ -29,30 +29,37 @@ from cliquetta.errors import UserError, look_up
 Table = tuple[Constants, ...]  # by severity
 
 SEVERITIES = (1, 2, 3, 4, 5)
-_SMALL, _LARGE = 32, 224
-_CHUNK = (
-    2**22
-)  # values worked on at a time: bounds the memory of a batch, whatever its size
+# Shorter sides of CIFAR-10-C and ImageNet-C.
+_SMALL = 32
+_LARGE = 224
+# Values worked on at a time: bounds the memory of a batch, whatever its size.
+_CHUNK = 2**22
 
 
 @dataclass(frozen=True)
 class Corruption:
-    """One kind of shift: what it does, and its constants at the five severities."""
+    """Kind of shift: what it does, and its constants at the five severities."""
 
     name: str
-    group: str  # `noise`, `blur`, `weather`, `digital`, `rendering` or `hub`
+    # `noise`, `blur`, `weather`, `digital`, `rendering` or `hub`.
+    group: str
     summary: str
-    apply: Callable[
-        [Floats, Constants, Draws], Floats
-    ]  # of pictures in 0..1; may leave these
-    small: Table  # constants for pictures of at most 32 pixels (CIFAR-10-C)
-    large: Table  # constants for pictures of at least 224 pixels (ImageNet-C)
+    # Change pictures in 0..1; the result may leave these.
+    apply: Callable[[Floats, Constants, Draws], Floats]
+    # Constants for pictures of at most 32 pixels (CIFAR-10-C).
+    small: Table
+    # Constants for pictures of at least 224 pixels (ImageNet-C).
+    large: Table
 
     def constants(self, severity: int, side: int) -> Constants:
-        """The constants for pictures whose shorter side is ``side``."""
+        """Return the constants for pictures whose shorter side is ``side``."""
         if severity not in SEVERITIES:
             raise UserError(f"severity is {severity!r}: it must be 1, 2, 3, 4 or 5")
+
+        # Where the side lies between both sizes, on a logarithmic scale.
         share = math.log(max(side, 1) / _SMALL) / math.log(_LARGE / _SMALL)
+
+        # Beyond both sizes the constants stay.
         share = min(max(share, 0.0), 1.0)
         pairs = zip(self.small[severity - 1], self.large[severity - 1], strict=True)
         return tuple((1 - share) * small + share * large for small, large in pairs)
@@ -70,44 +77,62 @@ def corrupt_batch(
     Any subset in any order gives the same pictures; ``indices`` are 0, 1, ... unless
     given.
     """
-    size = images.shape[1:]
-    if images.dtype != np.uint8 or len(size) != 3 or 0 in size or size[2] != 3:
-        given = (
-            f"{images.dtype} {images.shape}: convert with PIL's image.convert('RGB')"
-        )
-        raise UserError(
-            f"corruptions take 8-bit RGB pictures (uint8, last axis 3), got {given}"
-        )
+    _check_pictures(images)
     numbers = range(len(images)) if indices is None else indices
     if len(numbers) != len(images):
         raise UserError(f"{len(images)} pictures but {len(numbers)} indices")
+
+    # Constants depend on the size, which all pictures share.
     corruption = look_up("corruption", name, CORRUPTIONS)
+    size = images.shape[1:]
     constants = corruption.constants(severity, min(size[:2]))
     out = np.empty_like(images)
+
     step = max(1, _CHUNK // math.prod(size))
     for start in range(0, len(images), step):
         part = slice(start, start + step)
-        draws = Draws([np.random.default_rng((seed, int(i))) for i in numbers[part]])
+
+        # Every picture draws from its own generator.
+        generators = [np.random.default_rng((seed, int(i))) for i in numbers[part]]
         scaled = images[part].astype(np.float32) / np.float32(255)
-        changed = corruption.apply(scaled, constants, draws)
-        out[part] = np.rint(np.clip(changed, 0, 1) * 255).astype(np.uint8)
+        changed = corruption.apply(scaled, constants, Draws(generators))
+
+        # Back to 8 bits, rounded.
+        levels = np.rint(np.clip(changed, 0, 1) * 255)
+        out[part] = levels.astype(np.uint8)
     return out
 
 
-_ENTRIES = json.loads(
-    (files("cliquetta.data") / "corruptions.json").read_text(encoding="utf-8")
-)
-# by name, which is that of its function; in the order of the paper, ours last
-CORRUPTIONS = {
-    name: Corruption(
-        name,
-        entry["group"],
-        entry["summary"],
-        getattr(distortions, name),
-        *(tuple(map(tuple, entry[size])) for size in ("small", "large")),
+def _check_pictures(images: Images) -> None:
+    """Refuse an array that does not hold 8-bit RGB pictures."""
+    size = images.shape[1:]
+    if images.dtype == np.uint8 and len(size) == 3 and size[2] == 3 and 0 not in size:
+        return
+    raise UserError(
+        "corruptions take 8-bit RGB pictures (uint8, last axis 3), got "
+        f"{images.dtype} {images.shape}: convert with PIL's image.convert('RGB')"
     )
-    for name, entry in _ENTRIES.items()
-}
+
+
+def _read_corruptions() -> dict[str, Corruption]:
+    """Read the table of corruptions and find the function of each by its name."""
+    path = files("cliquetta.data") / "corruptions.json"
+    entries = json.loads(path.read_text(encoding="utf-8"))
+    corruptions = {}
+    for name, entry in entries.items():
+        corruptions[name] = Corruption(
+            name=name,
+            group=entry["group"],
+            summary=entry["summary"],
+            apply=getattr(distortions, name),
+            small=tuple(map(tuple, entry["small"])),
+            large=tuple(map(tuple, entry["large"])),
+        )
+    return corruptions
+
+
+# In the order of the paper, ours last.
+CORRUPTIONS = _read_corruptions()
 
 
 # --- datasets under a corruption -----------------------------------------------------------------
@@ -118,7 +143,7 @@ _SHIFT = re.compile(r"(?P<name>[A-Za-z_]+)(?::(?P<severity>\d+))?")
 
 @dataclass(frozen=True)
 class Shift:
-    """A corruption at one severity."""
+    """Corruption at one severity."""
 
     name: str
     severity: int = DEFAULT_SEVERITY
@@ -142,14 +167,18 @@ def parse_dataset_id(id: str) -> tuple[str, Shift | None]:
     ('bundled', None)
     """
     base, at, after = id.rpartition("@")
+    if not at:
+        return id, None
     shift = _SHIFT.fullmatch(after)
+
     # A path may hold an @ of its own; after any other id it can only mean a shift.
-    is_path = ":" in base and (shift is None or shift["name"] not in CORRUPTIONS)
-    if not at or is_path:
+    names_shift = shift is not None and shift["name"] in CORRUPTIONS
+    if ":" in base and not names_shift:
         return id, None
     if shift is None:
         raise UserError(f"a shift is written name:severity, got {after!r} in {id!r}")
-    return base, Shift(shift["name"], int(shift["severity"] or DEFAULT_SEVERITY))
+    severity = int(shift["severity"] or DEFAULT_SEVERITY)
+    return base, Shift(shift["name"], severity)
 
 
 class ShiftedDataset(Dataset):
@@ -167,33 +196,39 @@ class ShiftedDataset(Dataset):
             labels=base.labels,
             templates=base.templates,
         )
-        self.base, self.shift, self.seed = base, shift, seed
+        self.base = base
+        self.shift = shift
+        self.seed = seed
 
     def load(self, index: int) -> Image.Image:
-        """Image ``index``, corrupted at its own size."""
-        return Image.fromarray(
-            self._corrupt(np.asarray(self.base.load(index))[None], [index])[0]
-        )
+        """Load image ``index``, corrupted at its own size."""
+        picture = np.asarray(self.base.load(index))
+        (corrupted,) = self._corrupt(picture[None], [index])
+        return Image.fromarray(corrupted)
 
     def arrays(self, indices: Sequence[int]) -> Images | None:
-        """Corrupted images (n, H, W, 3) of a base that is in memory."""
+        """Return corrupted images (n, H, W, 3) of a base that is in memory."""
         pictures = self.base.arrays(indices)
         return None if pictures is None else self._corrupt(pictures, indices)
 
     def _corrupt(self, pictures: Images, indices: Sequence[int]) -> Images:
-        name, severity = self.shift.name, self.shift.severity
-        return corrupt_batch(pictures, name, severity, self.seed, indices=indices)
-
-    def redrawn(self, round: int) -> "ShiftedDataset":
-        """A copy with noise of its own for another round."""
-        return (
-            ShiftedDataset(self.base, self.shift, seed=self.seed + round)
-            if round
-            else self
+        """Corrupt pictures of the base."""
+        return corrupt_batch(
+            pictures,
+            self.shift.name,
+            severity=self.shift.severity,
+            seed=self.seed,
+            indices=indices,
         )
 
+    def redrawn(self, round: int) -> "ShiftedDataset":
+        """Return a copy with other noise for another round."""
+        if round == 0:
+            return self
+        return ShiftedDataset(self.base, self.shift, seed=self.seed + round)
+
     def contents(self) -> str:
-        """Contents of the base, and the shift."""
+        """Describe the contents of the base, and the shift."""
         return f"{self.base.contents()}@{self.shift}/{self.seed}"
 
     @cached_property

@@ -20,11 +20,15 @@ from cliquetta.model.preprocess import resize_part
 Integers = npt.NDArray[np.int64]
 
 _ATTEMPTS = 10
-_NARROWEST, _WIDEST = 3 / 4, 4 / 3
+_NARROWEST = 3 / 4
+_WIDEST = 4 / 3
+# Pictures enlarged to more crops' areas than this are resized crop by crop, as a 1 x
+# 5,000,000 image would take gigabytes.
 _LARGEST = 64
-"""Pictures enlarged to more crops' areas than this are resized crop by crop, as a 1 x
-5,000,000 image would take gigabytes."""
-ROW_BUDGET = 1 << 24  # elements of interpolation matrices that are held at a time
+# Elements of interpolation matrices that are held at a time.
+ROW_BUDGET = 1 << 24
+# Factor of Pillow's weights before they are rounded to integers.
+_ONE = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -48,27 +52,47 @@ def resized_crop_boxes(
     *,
     scale: tuple[float, float] = (0.08, 1.0),
 ) -> Boxes:
-    """Crops of random area and aspect ratio; the largest fitting centre crop if ten draws fail."""
-    shape = (count, _ATTEMPTS)
-    area = height * width * generator.uniform(*scale, size=shape)
-    aspect = np.exp(
-        generator.uniform(math.log(_NARROWEST), math.log(_WIDEST), size=shape)
+    """Draw crops of random area and aspect ratio; the largest fitting one if ten draws fail."""
+    # Ten attempts for each crop: (count, attempts).
+    smallest, largest = scale
+    attempts = (count, _ATTEMPTS)
+    area = height * width * generator.uniform(smallest, largest, size=attempts)
+    log_aspect = generator.uniform(
+        math.log(_NARROWEST), math.log(_WIDEST), size=attempts
     )
+    aspect = np.exp(log_aspect)
+
+    # Width times height is the area, width over height the aspect.
     columns = np.rint(np.sqrt(area * aspect)).astype(np.int64)
     rows = np.rint(np.sqrt(area / aspect)).astype(np.int64)
-    fits = (columns > 0) & (columns <= width) & (rows > 0) & (rows <= height)
-    first, drawn = (np.arange(count), fits.argmax(axis=1)), fits.any(axis=1)
-    rows = np.where(drawn, rows[first], min(height, round(width / _NARROWEST)))
-    columns = np.where(drawn, columns[first], min(width, round(height * _WIDEST)))
+
+    # The first attempt of each crop that fits, else the largest crop at the centre.
+    fits_width = (columns > 0) & (columns <= width)
+    fits_height = (rows > 0) & (rows <= height)
+    fits = fits_width & fits_height
+    first = fits.argmax(axis=1)
+    drawn = fits.any(axis=1)
+    crop = np.arange(count)
+    tallest = min(height, round(width / _NARROWEST))
+    widest = min(width, round(height * _WIDEST))
+    rows = np.where(drawn, rows[crop, first], tallest)
+    columns = np.where(drawn, columns[crop, first], widest)
+
+    # What remains of the image decides how far a crop can move.
     position = generator.random((2, count))
-    top = np.where(
-        drawn, np.floor(position[0] * (height - rows + 1)), (height - rows) // 2
+    below = height - rows
+    beside = width - columns
+    top = np.where(drawn, np.floor(position[0] * (below + 1)), below // 2)
+    left = np.where(drawn, np.floor(position[1] * (beside + 1)), beside // 2)
+    return Boxes(
+        height=height,
+        width=width,
+        top=top.astype(np.int64),
+        left=left.astype(np.int64),
+        rows=rows,
+        columns=columns,
+        mirrored=generator.random(count) < 0.5,
     )
-    left = np.where(
-        drawn, np.floor(position[1] * (width - columns + 1)), (width - columns) // 2
-    )
-    corner = top.astype(np.int64), left.astype(np.int64)
-    return Boxes(height, width, *corner, rows, columns, generator.random(count) < 0.5)
 
 
 def zoom_crop_boxes(
@@ -80,34 +104,58 @@ def zoom_crop_boxes(
     size: int,
     zoom: float,
 ) -> Boxes:
-    """Crops of ``size`` from the image with its shorter side resized to ``zoom * size``."""
+    """Draw crops of ``size`` from the image with its shorter side resized to ``zoom * size``."""
     short = round(zoom * size)
-    factor = short / min(height, width)
-    sides = (height, width)
-    tall, wide = (short if side == min(sides) else int(side * factor) for side in sides)
+    shorter = min(height, width)
+    factor = short / shorter
+
+    # The shorter side becomes exactly `short`, the other one follows.
+    tall = short if height == shorter else int(height * factor)
+    wide = short if width == shorter else int(width * factor)
+
+    # Every position that leaves the crop inside is as likely.
     position = generator.random((2, count))
-    top = np.floor(position[0] * (tall - size + 1)).astype(np.int64)
-    left = np.floor(position[1] * (wide - size + 1)).astype(np.int64)
+    top = np.floor(position[0] * (tall - size + 1))
+    left = np.floor(position[1] * (wide - size + 1))
     side = np.full(count, size)
-    return Boxes(tall, wide, top, left, side, side, generator.random(count) < 0.5)
+    return Boxes(
+        height=tall,
+        width=wide,
+        top=top.astype(np.int64),
+        left=left.astype(np.int64),
+        rows=side,
+        columns=side,
+        mirrored=generator.random(count) < 0.5,
+    )
 
 
 def crop_image(image: Image.Image, boxes: Boxes, size: int) -> npt.NDArray[np.uint8]:
-    """The crops (V, size, size, 3) of an RGB picture, by Pillow."""
-    crops = np.empty((len(boxes.top), size, size, 3), dtype=np.uint8)
+    """Cut the crops (V, size, size, 3) of an RGB picture by Pillow."""
     enlarged = (boxes.width, boxes.height) != image.size
+
+    # A very long picture is never resized as a whole.
     piecewise = enlarged and boxes.width * boxes.height > _LARGEST * size**2
-    across, down = image.width / boxes.width, image.height / boxes.height
     if enlarged and not piecewise:
         image = _resize(image, boxes.width, boxes.height)
-    edges = (boxes.left, boxes.top, boxes.left + boxes.columns, boxes.top + boxes.rows)
-    for view, (left, top, right, bottom) in enumerate(np.stack(edges, axis=1).tolist()):
+
+    # Pixels of the picture for each pixel of the resized one that boxes refer to.
+    across = image.width / boxes.width
+    down = image.height / boxes.height
+    crops = np.empty((len(boxes.top), size, size, 3), dtype=np.uint8)
+
+    # Left, top, right and bottom of every crop: (V, 4).
+    right = boxes.left + boxes.columns
+    bottom = boxes.top + boxes.rows
+    edges = np.stack([boxes.left, boxes.top, right, bottom], axis=1)
+    for view, (x0, y0, x1, y1) in enumerate(edges.tolist()):
+        # Part by part, in pixels of the picture as it is.
         if piecewise:
-            part = (left * across, top * down, right * across, bottom * down)
+            part = (x0 * across, y0 * down, x1 * across, y1 * down)
             crop = resize_part(image, size, Image.Resampling.BILINEAR, part)
         else:
-            crop = _resize(image.crop((left, top, right, bottom)), size, size)
+            crop = _resize(image.crop((x0, y0, x1, y1)), size, size)
         crops[view] = np.asarray(crop)
+
     crops[boxes.mirrored] = crops[boxes.mirrored, :, ::-1]
     return crops
 
@@ -121,64 +169,78 @@ def _resize(image: Image.Image, width: int, height: int) -> Image.Image:
 def crop_tensors(
     images: Tensor, boxes: Sequence[Boxes], size: int, *, eight_bit: bool = False
 ) -> Tensor:
-    """Crops (B, V, 3, size, size) of images (B, 3, H, W), float32, on their device; differentiable.
+    """Cut crops (B, V, 3, size, size) of images (B, 3, H, W), float32, differentiable.
 
     ``eight_bit`` says that values are 0 ... 255 and computes what Pillow computes, to
     the bit.
     """
     B, C, H, W = images.shape
     V = len(boxes[0].top)
-    # Pillow works with integers of 30 bits, which float64 holds and float32 does not.
-    dtype = torch.float64 if eight_bit else torch.float32
-    device = (
-        torch.device("cpu")
-        if images.device.type == "mps" and eight_bit
-        else images.device
-    )
+    device = images.device
+    dtype = torch.float32
+    if eight_bit:
+        # Pillow works with integers of 30 bits, which float64 holds and float32 does
+        # not; MPS has no float64.
+        dtype = torch.float64
+        device = torch.device("cpu") if device.type == "mps" else device
     out = torch.empty(B, V, C, size, size, device=images.device)
+
+    # Images at once, by the memory of their matrices.
     step = max(1, ROW_BUDGET // max(1, V * size * max(H, W)))
     for first in range(0, B, step):
         part = images[first : first + step].to(device, dtype)
-        across, down = (
-            ((weights * _ONE + 0.5).floor_() if eight_bit else weights).to(
-                device, dtype
+        across, down = _matrices(boxes[first : first + step], H, W, size)
+        if eight_bit:
+            # Pillow's weights are integers, too.
+            across, down = (
+                (weights * _ONE + 0.5).floor_() for weights in (across, down)
             )
-            for weights in _matrices(boxes[first : first + step], H, W, size)
-        )
         n = len(part)
-        # (n, C*H, W) @ (n, W, V*S): one product for all views of an image
-        wide = part.reshape(n, C * H, W) @ across.permute(0, 3, 1, 2).reshape(
-            n, W, V * size
-        )
-        wide = _rounded(wide) if eight_bit else wide
-        wide = (
-            wide.view(n, C, H, V, size)
-            .permute(0, 3, 2, 1, 4)
-            .reshape(n, V, H, C * size)
-        )
-        crop = (down @ wide).view(n, V, size, C, size).transpose(2, 3)
-        out[first : first + n] = _rounded(crop) if eight_bit else crop
+
+        # Across, one product for all views of an image:
+        # (n, C * H, W) @ (n, W, V * size)
+        across = across.to(device, dtype).permute(0, 3, 1, 2)
+        lines = part.reshape(n, C * H, W)
+        wide = lines @ across.reshape(n, W, V * size)
+        if eight_bit:
+            wide = _to_levels(wide)
+
+        # Down: (n, V, size, H) @ (n, V, H, C * size)
+        wide = wide.view(n, C, H, V, size).permute(0, 3, 2, 1, 4)
+        wide = wide.reshape(n, V, H, C * size)
+        crop = down.to(device, dtype) @ wide
+        crop = crop.view(n, V, size, C, size).transpose(2, 3)
+        if eight_bit:
+            crop = _to_levels(crop)
+        out[first : first + n] = crop
     return out
 
 
-_ONE = 1 << 22  # factor of Pillow's weights before they are rounded to integers
-
-
-def _rounded(values: Tensor) -> Tensor:
-    """The nearest 8-bit values of fixed-point sums, halves up."""
+def _to_levels(values: Tensor) -> Tensor:
+    """Round fixed-point sums in place to the nearest 8-bit values, halves up."""
     return values.div_(_ONE).add_(0.5).floor_().clamp_(0, 255)
 
 
 def _matrices(
     boxes: Sequence[Boxes], H: int, W: int, size: int
 ) -> tuple[Tensor, Tensor]:
-    """Interpolation matrices (B, V, size, W) and (B, V, size, H) of the crops of H x W images."""
-    top, left, rows, columns = (
-        np.stack([getattr(box, name) for box in boxes])
-        for name in ("top", "left", "rows", "columns")
+    """Compute interpolation matrices (B, V, size, W) and (B, V, size, H) of H x W images."""
+    across = _triangle(
+        start=np.stack([box.left for box in boxes]),
+        extent=np.stack([box.columns for box in boxes]),
+        resized=np.array([[box.width] for box in boxes]),
+        length=W,
+        size=size,
     )
-    across = _triangle(left, columns, np.array([[box.width] for box in boxes]), W, size)
-    down = _triangle(top, rows, np.array([[box.height] for box in boxes]), H, size)
+    down = _triangle(
+        start=np.stack([box.top for box in boxes]),
+        extent=np.stack([box.rows for box in boxes]),
+        resized=np.array([[box.height] for box in boxes]),
+        length=H,
+        size=size,
+    )
+
+    # A mirrored crop reads its columns from the right.
     mirrored = torch.from_numpy(np.stack([box.mirrored for box in boxes]))
     across[mirrored] = across[mirrored].flip(-2)
     return across, down
@@ -187,25 +249,34 @@ def _matrices(
 def _triangle(
     start: Integers, extent: Integers, resized: Integers, length: int, size: int
 ) -> Tensor:
-    """Weights (B, V, size, length), rows of sum one: triangles at least one input pixel wide.
+    """Compute weights (B, V, size, length), rows of sum one: triangles a pixel wide or more.
 
     If the image is not resized first, positions count from the edge of the crop and
     nothing outside of it is seen; otherwise from the image's edge.
     """
     enlarged = np.broadcast_to(resized != length, start.shape)
+
+    # Pixels of the image for each pixel of the crop.
     step = np.where(enlarged, length / resized, extent / size)[..., None]  # (B, V, 1)
+
+    # Where the pixels of the crop are centred among those of the image: (B, V, size).
     first = np.where(enlarged, start, 0)[..., None]
-    centre = (first + np.arange(size) + 0.5) * step  # (B, V, size)
-    position = (
-        np.arange(length) - np.where(enlarged, 0, start)[..., None]
-    )  # (B, V, length)
+    centre = (first + np.arange(size) + 0.5) * step
+
+    # The pixels of the image, and which of them are seen: (B, V, length).
+    origin = np.where(enlarged, 0, start)[..., None]
+    end = np.where(enlarged, length, extent)[..., None]
+    position = np.arange(length) - origin
+    inside = (position >= 0) & (position < end)
+
+    # A weight falls from 1 at the centre to 0 one step away: (B, V, size, length).
     weights = position[..., None, :] - centre[..., None] + 0.5
     weights *= 1 / np.maximum(step, 1.0)[..., None]
+
     np.abs(weights, out=weights)
     np.subtract(1.0, weights, out=weights)
-    inside = (position >= 0) & (
-        position < np.where(enlarged, length, extent)[..., None]
-    )
+
+    # Rows sum to one over the pixels that are seen.
     weights *= inside[..., None, :]
     np.maximum(weights, 0.0, out=weights)
     weights /= weights.sum(axis=-1, keepdims=True)

@@ -1,4 +1,4 @@
-"""The contract of a dataset: named images, their labels if known, and the class list."""
+"""Contract of a dataset: named images, their labels if any, and the class list."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ if TYPE_CHECKING:  # arguments are checked before torch is imported
 UInt8Array = npt.NDArray[np.uint8]
 
 UNKNOWN = -1
-OUTSIDE = (
-    -2
-)  # the label of an image whose class is known not to be in the class list (open set)
+# The label of an image whose class is known not to be in the class list (open set).
+OUTSIDE = -2
 
 
 class Dataset(ABC):
@@ -52,25 +51,30 @@ class Dataset(ABC):
         self.names = tuple(names)
         self.keys = tuple(keys)
         self.templates = tuple(templates)
-        self.labels = (
-            None if labels is None else torch.as_tensor(labels, dtype=torch.int64)
-        )
+
         if not self.keys:
             raise UserError(f"dataset {id} holds no images")
         if len(set(self.keys)) != len(self.keys):
             raise UserError(f"keys of dataset {id} must differ from one another")
-        if self.labels is None:
-            return
-        if self.labels.shape != (len(self.keys),):
-            shape = tuple(self.labels.shape)
+        self.labels: Tensor | None = None
+        if labels is not None:
+            self.labels = torch.as_tensor(labels, dtype=torch.int64)
+            self._check_labels(self.labels)
+
+    def _check_labels(self, labels: Tensor) -> None:
+        """Refuse labels that do not belong to the images or to the class list."""
+        if labels.shape != (len(self.keys),):
             raise UserError(
-                f"dataset {id} has {len(self.keys)} images and labels of shape {shape}"
+                f"dataset {self.id} has {len(self.keys)} images and labels of shape "
+                f"{tuple(labels.shape)}"
             )
-        low, high = int(self.labels.min()), int(self.labels.max())
+
+        low = int(labels.min())
+        high = int(labels.max())
         if low < OUTSIDE or high >= len(self.names):
-            listed = f"its class list holds {len(self.names)} names"
             raise UserError(
-                f"labels of dataset {id} run from {low} to {high}, {listed}"
+                f"labels of dataset {self.id} run from {low} to {high}, "
+                f"its class list holds {len(self.names)} names"
             )
 
     def __len__(self) -> int:
@@ -83,23 +87,23 @@ class Dataset(ABC):
 
     @abstractmethod
     def load(self, index: int) -> Image.Image:
-        """Image ``index`` in RGB; raises :class:`ImageError` if it cannot be read."""
+        """Load image ``index`` in RGB; raises :class:`ImageError` if it cannot be read."""
 
     def arrays(self, indices: Sequence[int]) -> UInt8Array | None:
-        """Images (n, H, W, 3) at once where all are in memory with one size, else ``None``."""
+        """Return images (n, H, W, 3) where all are in memory with one size, else ``None``."""
         return None
 
     def features(self, indices: Sequence[int]) -> FloatArray | None:
-        """Unit features (n, V, E) where the dataset holds these instead of images."""
+        """Return unit features (n, V, E) where the dataset holds these instead of images."""
         return None
 
     def redrawn(self, round: int) -> Dataset:
-        """The dataset as it is shown in a later round: what is random about it drawn anew."""
+        """Return the dataset of a later round: what is random about it is drawn anew."""
         return self
 
     @property
     def prompts(self) -> ClassPrompts:
-        """The class list with this dataset's usual templates."""
+        """Class list with this dataset's usual templates."""
         return ClassPrompts(self.names, self.templates, allow_duplicates=True)
 
     @cached_property
@@ -110,7 +114,7 @@ class Dataset(ABC):
         return hashlib.sha256(listing.encode()).hexdigest()[:16]
 
     def contents(self) -> str:
-        """A text that changes with the images; :attr:`fingerprint` covers the list only."""
+        """Return a text that changes with the images; :attr:`fingerprint` covers the list only."""
         return f"{self.id} {self.fingerprint}"
 
 
@@ -137,18 +141,17 @@ class ArrayDataset(Dataset):
         self.images = images
 
     def load(self, index: int) -> Image.Image:
-        """Image ``index`` in RGB."""
+        """Load image ``index`` in RGB."""
         return Image.fromarray(self.images[index])
 
     def arrays(self, indices: Sequence[int]) -> UInt8Array:
-        """Images (n, H, W, 3)."""
+        """Return images (n, H, W, 3)."""
         return self.images[np.asarray(indices, dtype=np.int64)]
 
     def contents(self) -> str:
-        """Hash of the pictures themselves."""
-        return hashlib.blake2b(
-            np.ascontiguousarray(self.images).data, digest_size=8
-        ).hexdigest()
+        """Hash the pictures themselves."""
+        pixels = np.ascontiguousarray(self.images)
+        return hashlib.blake2b(pixels.data, digest_size=8).hexdigest()
 
 
 class FileDataset(Dataset):
@@ -174,38 +177,43 @@ class FileDataset(Dataset):
     ) -> None:
         self.paths = tuple(paths)
         self.members = tuple(members) or (None,) * len(self.paths)
-        self.exif, self.shorter = exif, shorter
+        self.exif = exif
+        self.shorter = shorter
+
         if keys is None:
             keys = [
                 path if isinstance(path, str) else path.as_posix()
                 for path in self.paths
             ]
+
         super().__init__(id, names=names, keys=keys, labels=labels, templates=templates)
         if len(self.paths) != len(self.keys):
             raise UserError(f"{len(self.paths)} files for {len(self.keys)} keys")
 
     def load(self, index: int) -> Image.Image:
-        """Image ``index`` in RGB; raises :class:`ImageError` if it cannot be read."""
+        """Load image ``index`` in RGB; raises :class:`ImageError` if it cannot be read."""
         return self.decode(index, self.read(index))
 
     def read(self, index: int) -> bytes:
-        """The file of image ``index``."""
+        """Read the file of image ``index``."""
         return read_listed(self.paths[index], self.members[index])
 
     def decode(self, index: int, data: bytes) -> Image.Image:
-        """Image ``index`` from its file."""
+        """Decode image ``index`` from its file."""
         return open_named(data, self.paths[index], shorter=self.shorter, exif=self.exif)
 
     def contents(self) -> str:
-        """Hash of sizes and times of change; a missing file has none, and is no error here."""
-        files = [
-            m.archive if m else p for p, m in zip(self.paths, self.members, strict=True)
-        ]
+        """Hash sizes and times of change; a missing file has none, and is no error here."""
+        files: dict[Path | str, None] = {}  # in order, each once
+        for path, member in zip(self.paths, self.members, strict=True):
+            files[member.archive if member else path] = None
+
+        # A tar file counts once, however many images it has.
         digest = hashlib.blake2b(digest_size=8)
-        for file in dict.fromkeys(files):
+        for file in files:
             try:
-                now = Path(file).stat()
-                digest.update(f"{now.st_size} {now.st_mtime_ns}\n".encode())
+                status = Path(file).stat()
+                digest.update(f"{status.st_size} {status.st_mtime_ns}\n".encode())
             except OSError:
                 digest.update(b"missing\n")
         return f"{digest.hexdigest()} exif={self.exif}"

@@ -3,8 +3,7 @@
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -37,11 +36,12 @@ class Opened:
     """Findings from opening every image of the default split."""
 
     images: int
-    unreadable: Mapping[str, str] = field(default_factory=dict)  # key and reason
-    duplicates: int = 0  # files whose content another file has as well
-    contradictions: tuple[
-        tuple[str, str], ...
-    ] = ()  # pairs of equal files in different classes
+    # Key and reason.
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+    # Files whose content another file has as well.
+    duplicates: int = 0
+    # Pairs of equal files in different classes.
+    contradictions: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -55,23 +55,23 @@ class Finding:
     splits: Mapping[str, SplitCount] = field(default_factory=dict)
     empty_classes: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()  # pitfalls of this dataset that are handled here
+    # Pitfalls of this dataset that are handled here.
+    notes: tuple[str, ...] = ()
     opened: Opened | None = None
     get: str = ""
 
 
 @dataclass(frozen=True)
 class Report:
-    """The findings on all datasets, and folders that belong to none."""
+    """Findings on all datasets, and folders that belong to none."""
 
     root: str
     findings: tuple[Finding, ...]
     unknown_folders: tuple[str, ...] = ()
 
 
-OnImage = Callable[
-    [str, int, int], None
-]  # a dataset's id, how many images are opened, of how many
+# A dataset's id, how many images are opened, of how many.
+OnImage = Callable[[str, int, int], None]
 
 
 def examine(
@@ -82,82 +82,111 @@ def examine(
     workers: int = 4,
     on_image: OnImage | None = None,
 ) -> Report:
-    """Look for every known dataset, or ``ids``, under ``root``; ``deep`` opens all images."""
+    """Look for every benchmark, or ``ids``, under ``root``; ``deep`` opens all images."""
     if not root.is_dir():
         raise UserError(f"no folder {root}")
-    known = {benchmark.id: benchmark for benchmark in BENCHMARKS}
-    wanted = [look_up("dataset", id, known) for id in ids or known]
-    findings = [_examine_one(one, root, deep, workers, on_image) for one in wanted]
-    return Report(str(root), tuple(findings), _unknown_folders(root) if not ids else ())
+    by_id = {benchmark.id: benchmark for benchmark in BENCHMARKS}
+
+    findings = []
+    for benchmark in [look_up("dataset", id, by_id) for id in ids or by_id]:
+        findings.append(_examine_one(benchmark, root, deep, workers, on_image))
+
+    unknown = () if ids else _unknown_folders(root)
+    return Report(str(root), tuple(findings), unknown)
 
 
 def _examine_one(
     benchmark: Benchmark, root: Path, deep: bool, workers: int, on_image: OnImage | None
 ) -> Finding:
-    id, get = benchmark.id, benchmark.get
+    """Look for one dataset."""
+    id = benchmark.id
     try:
         layout, location = benchmark.find(root)
     except DataNotFoundError as error:
-        problems = (*error.near_misses, *_packed(benchmark, root))
-        return Finding(
-            id, "broken" if problems else "missing", problems=problems, get=get
-        )
-    where = layout.name, str(location.images)
+        problems = (*error.near_misses, *_archives(benchmark, root))
+        state: State = "broken" if problems else "missing"
+        return Finding(id, state, problems=problems, get=benchmark.get)
+    finding = Finding(
+        id, "complete", layout=layout.name, folder=str(location.images), get=""
+    )
     try:
         listing = benchmark.read(root)
     except (ValueError, OSError) as error:
-        return Finding(id, "broken", *where, problems=(str(error),), get=get)
+        return replace(
+            finding, state="broken", problems=(str(error),), get=benchmark.get
+        )
+
+    opened = _open_all(id, listing, workers, on_image) if deep else None
+    labels = set(listing.labels)
+    names = benchmark.names
+    empty = tuple(name for label, name in enumerate(names) if label not in labels)
+    splits = _count_splits(benchmark, root, listing)
+
+    problems = _problems(splits[benchmark.default_split], empty, len(names), opened)
+    return replace(
+        finding,
+        state="incomplete" if problems else "complete",
+        splits=splits,
+        empty_classes=empty,
+        problems=problems,
+        notes=(*listing.notes, *benchmark.traps),
+        opened=opened,
+        get=benchmark.get if problems else "",
+    )
+
+
+def _count_splits(
+    benchmark: Benchmark, root: Path, default: Listing
+) -> dict[str, SplitCount]:
+    """Count the images of all splits; those beside the default one may be missing."""
     splits = {}
     for split, expected in benchmark.splits.items():
-        # splits beside the default one may be missing
-        with suppress(ValueError, OSError):
-            one = (
-                listing
-                if split == benchmark.default_split
-                else benchmark.read(root, split)
-            )
-            splits[split] = SplitCount(len(one.keys), expected, one.missing)
-    opened = _open_all(id, listing, workers, on_image) if deep else None
-    seen = set(listing.labels)
-    empty = tuple(
-        name for label, name in enumerate(benchmark.names) if label not in seen
-    )
-    problems = _problems(
-        splits[benchmark.default_split], empty, len(benchmark.names), opened
-    )
-    state: State = "incomplete" if problems else "complete"
-    notes = (*listing.notes, *benchmark.traps)
-    get = get if problems else ""
-    return Finding(id, state, *where, splits, empty, problems, notes, opened, get)
+        listing = default
+        if split != benchmark.default_split:
+            try:
+                listing = benchmark.read(root, split)
+            except (ValueError, OSError):
+                continue
+        splits[split] = SplitCount(len(listing.keys), expected, listing.missing)
+    return splits
 
 
-def _packed(benchmark: Benchmark, root: Path) -> Iterator[str]:
-    """Problems with archives of a dataset that were not extracted."""
+def _archives(benchmark: Benchmark, root: Path) -> Iterator[str]:
+    """Report archives of a dataset that were not extracted."""
     names = {squeeze(name.split("/")[0]) for name in benchmark.folders}
     for path in sorted(root.iterdir()):
-        ending = next((e for e in _ARCHIVES if path.name.lower().endswith(e)), None)
-        if ending and squeeze(path.name[: -len(ending)]) in names:
+        file_name = path.name.lower()
+        ending = next((end for end in _ARCHIVES if file_name.endswith(end)), None)
+        if ending is None:
+            continue
+
+        if squeeze(path.name[: -len(ending)]) in names:
             yield f"{path} is not extracted"
 
 
 def _problems(
     count: SplitCount, empty: Sequence[str], classes: int, opened: Opened | None
 ) -> tuple[str, ...]:
+    """Describe what a dataset lacks, one sentence each."""
     problems = []
     if count.found != count.expected:
         absent = f"; {count.absent:,} listed files are missing" if count.absent else ""
         problems.append(
             f"{count.found:,} images, a complete copy has {count.expected:,}{absent}"
         )
+
     if empty:
-        shown = ", ".join(empty[:5]) + (", ..." if len(empty) > 5 else "")
+        names = ", ".join(empty[:5]) + (", ..." if len(empty) > 5 else "")
         problems.append(
-            f"{len(empty):,} of {classes:,} classes have no images: {shown}"
+            f"{len(empty):,} of {classes:,} classes have no images: {names}"
         )
+
     if opened is not None and opened.unreadable:
         key, reason = next(iter(opened.unreadable.items()))
-        unread = len(opened.unreadable)
-        problems.append(f"{unread:,} images cannot be read, such as {key}: {reason}")
+        unreadable = len(opened.unreadable)
+        problems.append(
+            f"{unreadable:,} images cannot be read, such as {key}: {reason}"
+        )
     return tuple(problems)
 
 
@@ -169,28 +198,43 @@ def _open_all(
 
     if listing.images is not None:
         return None
+    digests = []
     unreadable: dict[str, str] = {}
-    same: dict[str, list[int]] = defaultdict(list)
     results = map_ahead(_try, listing.paths, workers=workers, ahead=_AHEAD)
     for row, (digest, reason) in enumerate(results):
+        digests.append(digest)
         if reason:
             unreadable[listing.keys[row]] = reason
-        else:
-            same[digest].append(row)
         if on_image is not None:
             on_image(id, row + 1, len(listing.paths))
-    contradictions = [
-        (listing.keys[first], listing.keys[other])
-        for first, *others in same.values()
-        for other in others
-        if listing.labels[first] != listing.labels[other]
-    ]
-    duplicates = sum(len(rows) - 1 for rows in same.values())
+
+    # Of equal files in different classes, one has a wrong label.
+    duplicates = 0
+    contradictions = []
+    for first, other in equal_pairs(digests):
+        duplicates += 1
+        if listing.labels[first] != listing.labels[other]:
+            contradictions.append((listing.keys[first], listing.keys[other]))
     return Opened(len(listing.paths), unreadable, duplicates, tuple(contradictions))
 
 
+def equal_pairs(digests: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Yield the first of each set of equal files with every other one, by their hashes.
+
+    Files without a hash, which cannot be read, are equal to none.
+    """
+    rows_by_digest: dict[str, list[int]] = defaultdict(list)
+    for row, digest in enumerate(digests):
+        if digest:
+            rows_by_digest[digest].append(row)
+
+    for first, *others in rows_by_digest.values():
+        for other in others:
+            yield first, other
+
+
 def _try(path: Path) -> tuple[str, str]:
-    """Hash of a file, and why it is no picture (empty if it is one)."""
+    """Hash a file, or say why it is no picture; the other of both texts is empty."""
     try:
         data = read_image(path)
         open_image(data, exif=False)
@@ -200,17 +244,21 @@ def _try(path: Path) -> tuple[str, str]:
 
 
 def _unknown_folders(root: Path) -> tuple[str, ...]:
-    """Folders under the root that belong to no known dataset."""
-    names = [
-        name.split("/")[0]
-        for benchmark in BENCHMARKS
-        for split in benchmark.splits
-        for one in benchmark.layouts
-        for name in (*benchmark.folders, *alternatives(one.folders, split))
-    ]
-    if any(root == folder for folder in candidate_folders(root, names)):
+    """List the folders under the root that belong to no benchmark."""
+    names: set[str] = set()
+    for benchmark in BENCHMARKS:
+        paths = list(benchmark.folders)
+        for split in benchmark.splits:
+            for layout in benchmark.layouts:
+                paths += alternatives(layout.folders, split)
+        names.update(path.split("/")[0] for path in paths)
+    if root in candidate_folders(root, sorted(names)):
         return ()  # the root is itself a dataset
+
     ours = {*map(squeeze, names), "splits", "split"}
-    folders = (path.name for path in root.iterdir() if path.is_dir())
-    unknown = (n for n in folders if not n.startswith(".") and squeeze(n) not in ours)
+    unknown = []
+    for path in root.iterdir():
+        hidden = path.name.startswith(".")
+        if path.is_dir() and not hidden and squeeze(path.name) not in ours:
+            unknown.append(path.name)
     return tuple(sorted(unknown))

@@ -8,7 +8,6 @@ so builds continue, damage is made again, and readers need no lock.
 import hashlib
 import json
 import logging
-import math
 import mmap
 import os
 import time
@@ -27,10 +26,10 @@ from cliquetta.atomic import write_atomically
 FORMAT = "cliquetta-features-1"
 FEATURES = "features.npy"
 TABLE = "table.json"
-RESIDENT = (
-    2**28
-)  # bytes of a table that a process may hold in memory before it lets go of them
-SAVE_SECONDS = 20.0  # how much work an interrupted build may lose
+# Bytes of a table that a process may hold in memory before it releases them.
+RESIDENT = 2**28
+# How much work an interrupted build may lose.
+SAVE_SECONDS = 20.0
 
 _log = logging.getLogger(__name__)
 
@@ -41,69 +40,71 @@ FloatArray = npt.NDArray[np.float32]
 class FeatureBlock:
     """Consecutive rows of a table."""
 
-    features: (
-        FloatArray  # (rows, V, E); any finite value where an image could not be read
-    )
-    unreadable: Mapping[int, str] = field(
-        default_factory=dict
-    )  # why, by row of the table
+    # (rows, V, E); any finite value where an image could not be read.
+    features: FloatArray
+    # Why images could not be read, by row of the table.
+    unreadable: Mapping[int, str] = field(default_factory=dict)
 
     def checksum(self) -> int:
         """CRC-32 of features and notes: notices a torn or flipped block, and costs little."""
-        notes = json.dumps(sorted(self.unreadable.items())).encode()
-        return zlib.crc32(notes, zlib.crc32(np.ascontiguousarray(self.features).data))
+        features = np.ascontiguousarray(self.features)
+        notes = json.dumps(sorted(self.unreadable.items()))
+        return zlib.crc32(notes.encode(), zlib.crc32(features.data))
 
 
 @dataclass(frozen=True)
 class TableLayout:
     """Shape of a table and all that decides it; equal layouts share a table."""
 
-    depends_on: Mapping[str, Any]  # everything that decides the features, as JSON types
-    shape: tuple[int, int, int]  # images, views of each, entries of a feature
+    # Everything that decides the features, as JSON types.
+    depends_on: Mapping[str, Any]
+    # Images, views of each, entries of a feature.
+    shape: tuple[int, int, int]
+    # Of a block.
     rows: int
 
     @property
     def name(self) -> str:
         """Hash of the layout."""
-        text = json.dumps(
-            [FORMAT, dict(self.depends_on), self.shape, self.rows], sort_keys=True
-        )
+        facts = [FORMAT, dict(self.depends_on), self.shape, self.rows]
+        text = json.dumps(facts, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:20]
 
     def blocks(self) -> list[range]:
-        """The rows of every block."""
+        """Return the rows of every block."""
         count = self.shape[0]
-        return [range(i, min(i + self.rows, count)) for i in range(0, count, self.rows)]
+        firsts = range(0, count, self.rows)
+        return [range(first, min(first + self.rows, count)) for first in firsts]
 
 
 class FeatureTable:
-    """A finished table: ``features`` (n, V, E) are mapped, not loaded."""
+    """Finished table: ``features`` (n, V, E) are mapped, not loaded."""
 
     def __init__(self, features: FloatArray, unreadable: Mapping[int, str]) -> None:
         self.features = features
-        self.unreadable = unreadable  # rows whose image could not be read, and why
+        # Rows whose image could not be read, and why.
+        self.unreadable = unreadable
         self._touched = 0
 
     def take(self, rows: npt.NDArray[np.int64]) -> FloatArray:
-        """Copies of some rows (n, V, E); a pass over a large table stays small in memory."""
+        """Copy some rows (n, V, E); a pass over a large table stays small in memory."""
         values = self.features[rows]
         self._touched += values.nbytes
         if self._touched > RESIDENT:
-            _let_go(self.features)
+            _release(self.features)
             self._touched = 0
         return values
 
 
-def _let_go(mapped: FloatArray) -> None:
+def _release(mapped: FloatArray) -> None:
     """Tell the system that this process needs no page of the file at present."""
     source: object = mapped.base
     if isinstance(source, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
         source.madvise(mmap.MADV_DONTNEED)
 
 
-Encode = Callable[
-    [Sequence[range]], Iterator[FeatureBlock]
-]  # the blocks of rows, in their order
+# Encodes blocks of rows, in their order.
+Encode = Callable[[Sequence[range]], Iterator[FeatureBlock]]
 
 
 def open_table(
@@ -114,21 +115,29 @@ def open_table(
     title: str = "features",
     on_progress: Callable[[int, int], None] | None = None,
 ) -> FeatureTable:
-    """The table of ``layout`` under ``root``; one process encodes what is missing, others wait."""
+    """Open the table of ``layout`` under ``root``; one process encodes what is missing."""
     store = _Store(root / layout.name, layout, title)
     if store.missing():
         store.folder.mkdir(parents=True, exist_ok=True)
         with FileLock(store.folder / ".lock"):
-            if (
-                missing := store.missing()
-            ):  # another process may have made it in the meantime
+            # Another process may have made it in the meantime.
+            if missing := store.missing():
                 store.fill(missing, encode, on_progress)
     return store.table()
 
 
+@dataclass(frozen=True)
+class _Written:
+    """Entry of a block in the list of a table."""
+
+    checksum: int
+    # Why images could not be read, by row of the table.
+    unreadable: Mapping[int, str]
+
+
 @dataclass
 class _Store:
-    """One table's folder."""
+    """Folder of one table."""
 
     folder: Path
     layout: TableLayout
@@ -136,31 +145,44 @@ class _Store:
 
     def __post_init__(self) -> None:
         self.path = self.folder / FEATURES
-        # by the first row of a block: its checksum and its unreadable rows
-        self.known: dict[int, tuple[int, dict[int, str]]] = {}
+        # By the first row of a block.
+        self.written: dict[int, _Written] = {}
 
     def missing(self) -> list[range]:
-        """The blocks that are not there, or not as they were written."""
+        """Return the blocks that are not there, or not as they were written."""
+        blocks = self.layout.blocks()
         mapped = self._map()
-        self.known = {} if mapped is None else self._read_known()
         if mapped is None:
-            return self.layout.blocks()
-        wanted, damaged = [], 0
-        step = max(1, RESIDENT // (mapped[:1].nbytes * self.layout.rows))
-        for number, rows in enumerate(self.layout.blocks()):
+            self.written = {}
+            return blocks
+        self.written = self._read_written()
+
+        missing = []
+        damaged = 0
+        bytes_of_block = mapped[:1].nbytes * self.layout.rows
+        step = max(1, RESIDENT // bytes_of_block)
+        for number, rows in enumerate(blocks):
             if number % step == 0:
-                _let_go(mapped)
-            checksum, unreadable = self.known.get(rows.start, (None, {}))
-            block = FeatureBlock(mapped[rows.start : rows.stop], unreadable)
-            if checksum is None or block.checksum() != checksum:
-                wanted.append(rows)
-                damaged += checksum is not None
+                _release(mapped)
+            written = self.written.get(rows.start)
+            if written is None:
+                missing.append(rows)
+                continue
+
+            features = mapped[rows.start : rows.stop]
+            block = FeatureBlock(features, written.unreadable)
+            if block.checksum() != written.checksum:
+                missing.append(rows)
+                damaged += 1
         if damaged:
             _log.warning(
                 "%d of %d blocks of %s in %s are damaged: encoding them again",
-                *(damaged, len(self.layout.blocks()), self.title, self.folder),
+                damaged,
+                len(blocks),
+                self.title,
+                self.folder,
             )
-        return wanted
+        return missing
 
     def fill(
         self,
@@ -168,17 +190,20 @@ class _Store:
         encode: Encode,
         on_progress: Callable[[int, int], None] | None,
     ) -> None:
-        """Write the blocks, and every so often down which are there; needs the lock."""
+        """Write the blocks, and every so often which of them are there; needs the lock."""
         if self._map() is None:  # those who mapped an old file keep it
             self.path.unlink(missing_ok=True)
-            shape = self.layout.shape
             np.lib.format.open_memmap(
-                self.path, mode="w+", dtype=np.float32, shape=shape
+                self.path, mode="w+", dtype=np.float32, shape=self.layout.shape
             )
+
+        # What is written anew does not count until it is saved.
         for rows in missing:
-            self.known.pop(rows.start, None)
-        images, saved = self.layout.shape[0], time.monotonic()
+            self.written.pop(rows.start, None)
+
+        images = self.layout.shape[0]
         done = images - sum(map(len, missing))
+        saved = time.monotonic()
         # Not through the map: a full disk would end the process there, here it raises.
         with self.path.open("r+b") as file:
             for rows, block in zip(missing, encode(missing), strict=True):
@@ -191,59 +216,69 @@ class _Store:
                     saved = time.monotonic()
 
     def table(self) -> FeatureTable:
-        """The finished table."""
+        """Open the finished table."""
         mapped = self._map()
         if mapped is None:
             raise OSError(f"{self.path} was changed while it was being read; run again")
-        unreadable = {
-            row: why for _, notes in self.known.values() for row, why in notes.items()
-        }
+
+        unreadable: dict[int, str] = {}
+        for written in self.written.values():
+            unreadable.update(written.unreadable)
         return FeatureTable(mapped, unreadable)
 
-    def _read_known(self) -> dict[int, tuple[int, dict[int, str]]]:
+    def _read_written(self) -> dict[int, _Written]:
+        """Read which blocks are there; none where the list is missing or damaged."""
+        written = {}
         try:
-            stated = json.loads((self.folder / TABLE).read_text(encoding="utf-8"))
-            return {
-                int(first): (int(crc), {int(row): str(why) for row, why in notes})
-                for first, crc, notes in stated["blocks"]
-            }
+            text = (self.folder / TABLE).read_text(encoding="utf-8")
+            for first, checksum, notes in json.loads(text)["blocks"]:
+                unreadable = {int(row): str(reason) for row, reason in notes}
+                written[int(first)] = _Written(int(checksum), unreadable)
         except (OSError, ValueError, KeyError, TypeError):
-            return {}  # not there, or damaged: then nothing is known
+            return {}
+        return written
 
     def _map(self) -> FloatArray | None:
-        """The mapped file, if its header and its length are right."""
+        """Map the file, if its header and its length are right."""
         try:
             mapped: FloatArray = np.load(self.path, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError, EOFError):
             return None
-        fits = mapped.shape == self.layout.shape and mapped.dtype == np.float32
-        return mapped if fits and not np.isfortran(mapped) else None
+        if mapped.shape != self.layout.shape or mapped.dtype != np.float32:
+            return None
+        return None if np.isfortran(mapped) else mapped
 
     def _write(self, file: BinaryIO, rows: range, block: FeatureBlock) -> None:
-        images, *row = self.layout.shape
-        data = np.ascontiguousarray(block.features, dtype=np.float32).reshape(
-            len(rows), *row
-        )
-        file.seek(self.path.stat().st_size - 4 * (images - rows.start) * math.prod(row))
-        file.write(data.data)
-        notes = dict(block.unreadable)
-        self.known[rows.start] = FeatureBlock(data, notes).checksum(), notes
+        """Write one block at its place, which is counted from the end of the file."""
+        images, views, width = self.layout.shape
+        features = np.ascontiguousarray(block.features, dtype=np.float32)
+        features = features.reshape(len(rows), views, width)
+        row_bytes = features.itemsize * views * width
+
+        end = self.path.stat().st_size
+        file.seek(end - (images - rows.start) * row_bytes)
+        file.write(features.data)
+
+        unreadable = dict(block.unreadable)
+        checksum = FeatureBlock(features, unreadable).checksum()
+        self.written[rows.start] = _Written(checksum, unreadable)
 
     def _save(self, file: BinaryIO) -> None:
-        """Features first, then the list that says which of them count."""
+        """Save features first, then the list that says which of them count."""
         file.flush()
         os.fsync(file.fileno())
-        stated = {
+        blocks = [
+            [first, written.checksum, sorted(written.unreadable.items())]
+            for first, written in sorted(self.written.items())
+        ]
+        table = {
             "format": FORMAT,
             "title": self.title,
             "depends_on": dict(self.layout.depends_on),
             "shape": self.layout.shape,
             "rows": self.layout.rows,
-            "blocks": [
-                [first, crc, sorted(notes.items())]
-                for first, (crc, notes) in sorted(self.known.items())
-            ],
+            "blocks": blocks,
         }
-        write_atomically(
-            self.folder / TABLE, json.dumps(stated, ensure_ascii=False).encode()
-        )
+
+        text = json.dumps(table, ensure_ascii=False)
+        write_atomically(self.folder / TABLE, text.encode())

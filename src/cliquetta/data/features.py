@@ -29,6 +29,8 @@ if TYPE_CHECKING:  # arguments are checked before torch is imported
 
 _KEYS = ("keys", "paths", *PATH_COLUMNS, "key", "id")
 _LABELS = ("labels", *LABEL_COLUMNS)
+# Texts that stand for a missing label.
+_NO_LABEL = ("-1", "-1.0", "", "nan", "None")
 
 
 class FeatureDataset(Dataset):
@@ -55,15 +57,20 @@ class FeatureDataset(Dataset):
         keys: Sequence[str] | None = None,
         labels: Sequence[int] | Tensor | None = None,
     ) -> None:
+        # (N, V, E), also where there is one view.
         rows = check_features(as_array(features, id), id)
-        rows = rows if rows.ndim == 3 else rows[:, None]
-        if keys is not None and len(keys) != len(rows):
+        if rows.ndim == 2:
+            rows = rows[:, None]
+        if keys is None:
+            keys = [str(row) for row in range(len(rows))]
+        if len(keys) != len(rows):
             raise UserError(
                 f"{id} has {len(rows)} features and {len(keys)} names of images"
             )
-        keys = [str(row) for row in range(len(rows))] if keys is None else keys
+
         super().__init__(id, names=names, keys=keys, labels=labels)
-        self.rows: FloatArray = rows / np.linalg.norm(rows, axis=-1, keepdims=True)
+        lengths = np.linalg.norm(rows, axis=-1, keepdims=True)
+        self.rows: FloatArray = rows / lengths
 
     def load(self, index: int) -> Image.Image:
         """Raise: there are no images."""
@@ -72,80 +79,98 @@ class FeatureDataset(Dataset):
         )
 
     def features(self, indices: Sequence[int]) -> FloatArray:
-        """Unit features (n, V, E)."""
+        """Return unit features (n, V, E)."""
         return self.rows[np.asarray(indices, dtype=np.int64)]
 
     def part(self, start: int, stop: int) -> FeatureDataset:
-        """Consecutive rows, without their labels."""
+        """Return consecutive rows, without their labels."""
         rows = self.rows[start:stop]
         return FeatureDataset(
             self.id, rows, names=self.names, keys=self.keys[start:stop]
         )
 
     def contents(self) -> str:
-        """Hash of the features."""
+        """Hash the features."""
         return hashlib.blake2b(self.rows.data, digest_size=8).hexdigest()
 
 
 def feature_dataset(
-    given: Any, names: Sequence[str] | None = None, *, labelled: bool = True
+    source: Any, names: Sequence[str] | None = None, *, labelled: bool = True
 ) -> FeatureDataset:
-    """Features as users have them, as a dataset.
+    """Make a dataset of features as users have them.
 
-    ``given`` is an array (N, E) or (N, V, E), a file with ``features`` and, if known,
+    ``source`` is an array (N, E) or (N, V, E), a file with ``features`` and, if known,
     ``keys``, ``labels`` and ``names``, or a DataFrame with a column of vectors.
     ``names`` is the class list.
     """
-    if isinstance(given, FeatureDataset):
-        return given
-    id, arrays = "features", dict[str, Any]()
-    if isinstance(given, str | os.PathLike):
-        id, arrays = f"features:{Path(given).as_posix()}", read_arrays(Path(given))
-    elif hasattr(given, "columns") and hasattr(given, "index"):
-        arrays = _from_frame(given)
+    if isinstance(source, FeatureDataset):
+        return source
+    id = "features"
+    arrays: Arrays
+    if isinstance(source, str | os.PathLike):
+        path = Path(source)
+        id = f"features:{path.as_posix()}"
+        arrays = read_arrays(path)
+    elif hasattr(source, "columns") and hasattr(source, "index"):
+        arrays = _from_frame(source)
     else:
-        arrays = {FEATURE_NAMES[0]: as_array(given, id)}
+        arrays = {FEATURE_NAMES[0]: as_array(source, id)}
+
     features = pick_features(arrays, id)
-    keys = _listed(arrays, _KEYS)
-    labels = _listed(arrays, _LABELS) if labelled else None
+    labels = _find_texts(arrays, _LABELS) if labelled else None
     if labels is not None and len(labels) != len(features):
         raise UserError(f"{id} has {len(features)} features and {len(labels)} labels")
-    stated = [
-        None if value in ("-1", "-1.0", "", "nan", "None") else value.removesuffix(".0")
-        for value in labels or [""] * len(features)
-    ]
-    class_names = _listed(arrays, ("names",))
-    class_list, numbers = number_labels(
-        stated, class_names if names is None else names, id
+
+    if names is None:
+        names = _find_texts(arrays, ("names",))
+    stated: list[str | None] = [None] * len(features)
+    if labels is not None:
+        # Arrays of floats write whole numbers with a decimal.
+        stated = [
+            None if text in _NO_LABEL else text.removesuffix(".0") for text in labels
+        ]
+
+    class_list, numbers = number_labels(stated, names, id)
+    return FeatureDataset(
+        id,
+        features,
+        names=class_list,
+        keys=_find_texts(arrays, _KEYS),
+        labels=numbers,
     )
-    return FeatureDataset(id, features, names=class_list, keys=keys, labels=numbers)
 
 
-def _listed(arrays: Arrays, wanted: Sequence[str]) -> list[str] | None:
-    """The first of some arrays that is there, as texts."""
+def _find_texts(arrays: Arrays, wanted: Sequence[str]) -> list[str] | None:
+    """Return the first of some arrays that is there, as texts."""
     name = find_column(list(arrays), wanted)
-    return (
-        None
-        if name is None
-        else [str(value) for value in arrays[name].reshape(-1).tolist()]
-    )
+    if name is None:
+        return None
+    return [str(value) for value in arrays[name].reshape(-1).tolist()]
 
 
 def _from_frame(frame: Any) -> dict[str, Any]:
-    """The columns of a DataFrame, that of vectors as one array."""
+    """Return the columns of a DataFrame, that of vectors as one array."""
     first = frame.iloc[:1]
-    vectors = [name for name in frame.columns if any(np.ndim(v) for v in first[name])]
-    named = find_column([str(name) for name in vectors], FEATURE_NAMES)
-    if named is None and len(vectors) != 1:
-        wanted = "a DataFrame of features has rows, and a column of vectors called `features`"
-        raise UserError(f"{wanted}; it has {', '.join(map(str, frame.columns))}")
-    column = vectors[0] if named is None else named
+    vectors = []
+    arrays: dict[str, Any] = {}
+    for name in frame.columns:
+        if any(np.ndim(value) for value in first[name]):
+            vectors.append(name)
+        else:
+            arrays[str(name)] = np.asarray(frame[name].astype(str))
+
+    # One column holds the features: the only one of vectors, or that with the name.
+    column = find_column([str(name) for name in vectors], FEATURE_NAMES)
+    if column is None:
+        if len(vectors) != 1:
+            raise UserError(
+                "a DataFrame of features has rows, and a column of vectors called "
+                f"`features`; it has {', '.join(map(str, frame.columns))}"
+            )
+        column = vectors[0]
+    if find_column(list(arrays), _KEYS) is None:
+        arrays["keys"] = np.asarray(frame.index.astype(str))
+
     rows = [np.asarray(value) for value in frame[column]]
-    others = {
-        str(n): np.asarray(frame[n].astype(str))
-        for n in frame.columns
-        if n not in vectors
-    }
-    if find_column(list(others), _KEYS) is None:
-        others["keys"] = np.asarray(frame.index.astype(str))
-    return {**others, FEATURE_NAMES[0]: as_array(rows, "the DataFrame")}
+    arrays[FEATURE_NAMES[0]] = as_array(rows, "the DataFrame")
+    return arrays

@@ -14,46 +14,50 @@ from cliquetta.errors import UserError, look_up
 _OPTIONS = dict.fromkeys(("split", "config", "image", "label"))
 
 
-# a `datasets.Dataset`: rows by number, columns by name, `features` with their types
+# A `datasets.Dataset`: rows by number, columns by name, `features` with their types.
 Table = Any
 
 
 class HuggingFaceDataset(Dataset):
-    """A table whose column ``image`` holds encoded pictures, ``{"bytes": ..., "path": ...}``."""
+    """Table whose column ``image`` holds encoded pictures, ``{"bytes": ..., "path": ...}``."""
 
     def __init__(self, id: str, table: Table, image: str, label: str | None) -> None:
-        self.table, self.image = table, image
-        width = len(str(len(table)))
+        self.table = table
+        self.image = image
         if label is None:
             raise UserError(f"{id} has no column of classes: name it with label=COLUMN")
-        classes = getattr(
-            look_up(f"column of {id}", label, table.features), "names", None
-        )
-        stated = [
-            None if cell is None or cell == -1 else str(cell) for cell in table[label]
-        ]
+
+        feature = look_up(f"column of {id}", label, table.features)
+        classes = getattr(feature, "names", None)
+        stated = [None if cell in (None, -1) else str(cell) for cell in table[label]]
         names, labels = number_labels(stated, classes, id)
-        keys = [f"{row:0{width}d}" for row in range(len(table))]
+
+        # Keys sort like the rows.
+        rows = len(table)
+        digits = len(str(rows))
+        keys = [f"{row:0{digits}d}" for row in range(rows)]
         super().__init__(id, names=names, keys=keys, labels=labels)
 
     def load(self, index: int) -> Image.Image:
-        """Image ``index`` in RGB; raises :class:`ImageError` if it cannot be read."""
+        """Load image ``index`` in RGB; raises :class:`ImageError` if it cannot be read."""
         cell = self.table[index][self.image]
-        data, path = cell.get("bytes"), cell.get("path")
+        data = cell.get("bytes")
+        path = Path(cell.get("path") or "")
+
         try:
-            return open_image(data if data is not None else Path(path or ""))
+            return open_image(path if data is None else data)
         except ImageError as error:
             raise ImageError(f"{self.id}, row {index}", error.reason) from error
 
     def contents(self) -> str:
-        """The table's own fingerprint, which the library keeps, and our list's."""
+        """Return the fingerprint that the library keeps of the table, and our list's."""
         return f"{getattr(self.table, '_fingerprint', '')} {super().contents()}"
 
 
 def hugging_face_dataset(name: str) -> HuggingFaceDataset:
-    """``NAME?split=test&config=...&image=...&label=...``; NAME may be a folder on disk.
+    """Read ``NAME?split=test&config=...&image=...&label=...``; NAME may be a folder on disk.
 
-    The columns of images and classes are known by their types if they are not named.
+    The columns of images and classes are found by their types if they are not named.
     """
     try:
         import datasets
@@ -62,25 +66,28 @@ def hugging_face_dataset(name: str) -> HuggingFaceDataset:
         raise UserError(f"datasets of Hugging Face need an extra: {remedy}") from None
     base, options = parse_name(name)
     split = options.get("split", "test")
-    if (Path(base) / "dataset_info.json").is_file() or (
-        Path(base) / "dataset_dict.json"
-    ).is_file():
+
+    # Saved to disk, or on the hub.
+    folder = Path(base)
+    files = (folder / "dataset_info.json", folder / "dataset_dict.json")
+    if any(file.is_file() for file in files):
         table = datasets.load_from_disk(base)
         if isinstance(table, datasets.DatasetDict):
             table = look_up(f"split of {base}", split, table)
     else:
         table = datasets.load_dataset(base, options.get("config"), split=split)
+
     image = options.get("image") or _column(table, datasets.Image, "image", base)
     if image is None:
         raise UserError(f"{base} has no column of images: name it with ?image=COLUMN")
     label = options.get("label") or _column(table, datasets.ClassLabel, "label", base)
-    # bytes are decoded by us, so that a bad picture is skipped like any other
+    # Bytes are decoded by us, so that a bad picture is skipped like any other.
     table = table.cast_column(image, datasets.Image(decode=False))
     return HuggingFaceDataset(f"hf:{name}", table, image, label)
 
 
 def parse_name(name: str) -> tuple[str, dict[str, str]]:
-    """The dataset's name and its options.
+    """Read the name of a dataset and its options.
 
     >>> parse_name("zh-plus/tiny-imagenet?split=valid")
     ('zh-plus/tiny-imagenet', {'split': 'valid'})
@@ -97,6 +104,7 @@ def parse_name(name: str) -> tuple[str, dict[str, str]]:
 
 
 def _column(table: Table, kind: type, option: str, base: str) -> str | None:
+    """Find the column of a type, if there is one; refuse to choose among several."""
     names = [
         name for name, feature in table.features.items() if isinstance(feature, kind)
     ]

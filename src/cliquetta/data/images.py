@@ -31,28 +31,34 @@ from PIL.JpegImagePlugin import JpegImageFile
 
 from cliquetta.errors import UserError
 
-_RASTER = (
-    ".png",
-    ".webp",
-    ".bmp",
-    ".gif",
-    ".tif",
-    ".tiff",
-    ".ppm",
-    ".heic",
-    ".heif",
-    ".avif",
+EXTENSIONS = frozenset(
+    (
+        ".jpg",
+        ".jpeg",
+        ".jpe",
+        ".jfif",
+        ".png",
+        ".webp",
+        ".bmp",
+        ".gif",
+        ".tif",
+        ".tiff",
+        ".ppm",
+        ".heic",
+        ".heif",
+        ".avif",
+    )
 )
-EXTENSIONS = frozenset((".jpg", ".jpeg", ".jpe", ".jfif", *_RASTER))
-# images of more pixels than this are refused before they are decoded
+# Images of more pixels than this are refused before they are decoded.
 MAX_PIXELS = 100_000_000
-MAX_BYTES = 2**30  # files larger than this are refused before they are read
+# Files larger than this are refused before they are read.
+MAX_BYTES = 2**30
 
 HEIF = "HEIF"
 UNTRUSTED_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", HEIF)
 """Pillow's decoders that a stranger's bytes may reach; others are large, rare or run programs."""
 _START_OF_SCAN = b"\xff\xda"
-# of a JPEG: each costs a pass over all pixels, however few bytes it has
+# Of a JPEG: each costs a pass over all pixels, however few bytes it has.
 _MOST_SCANS = 200
 _AVIF = (b"avif", b"avis")
 
@@ -62,7 +68,7 @@ as large as needed; or nvJPEG."""
 
 
 class ImageError(UserError):
-    """A picture that cannot be read; ``reason`` says why, without the name of the source."""
+    """Picture that cannot be read; ``reason`` says why, without the name of the source."""
 
     def __init__(self, source: str, reason: str) -> None:
         self.source = source
@@ -71,7 +77,7 @@ class ImageError(UserError):
 
 
 def natural_key(text: str) -> list[tuple[int, int, str]]:
-    """Sorts "2" before "10": runs of digits count as numbers."""
+    """Make a key that sorts "2" before "10": runs of digits count as numbers."""
     parts = re.split(r"(\d+)", text)
     return [
         (1, int(part), "") if part.isdecimal() else (0, 0, part.lower())
@@ -87,53 +93,59 @@ def open_image(
     untrusted: bool = False,
     shorter: int | None = None,
 ) -> Image.Image:
-    """The picture as 8-bit RGB, fully decoded, of at most ``max_pixels``; else :class:`ImageError`.
+    """Decode a picture as 8-bit RGB, of at most ``max_pixels``; else :class:`ImageError`.
 
     ``untrusted`` images reach the decoders of :data:`UNTRUSTED_FORMATS` only, and are
     refused if expensive to decode. ``shorter`` lets a JPEG be decoded at a part of its
     size, as long as its shorter side has that many pixels.
     """
     if isinstance(source, bytes):
-        data, name = source, f"image of {len(source)} bytes"
+        data = source
+        name = f"image of {len(source)} bytes"
     else:
-        data, name = read_image(source), os.fspath(source)
-    return to_rgb(_decode(data, name, max_pixels, untrusted, shorter), exif=exif)
-
-
-def _decode(
-    data: bytes, name: str, max_pixels: int, untrusted: bool, shorter: int | None
-) -> Image.Image:
-    """The picture as it is stored, its size checked before its pixels are touched."""
-    remedy, formats = "", None
+        data = read_image(source)
+        name = os.fspath(source)
     if not data:
         raise ImageError(name, "an empty file")
-    if not untrusted or data[8:12] not in _AVIF:
-        remedy = _need_of_heif(data)
-    if untrusted:
-        _check_header(data, name, max_pixels)
-        formats = [
-            kind for kind in UNTRUSTED_FORMATS if kind != HEIF or kind in Image.OPEN
-        ]
-    try:
-        image = Image.open(BytesIO(data), formats=formats)
-    except UnidentifiedImageError:
-        raise ImageError(name, remedy or "not an image in a known format") from None
-    except Image.DecompressionBombError as error:
-        raise ImageError(name, f"too large ({error})") from None
-    except Exception as error:  # decoders raise errors of every kind on damaged files
-        raise ImageError(name, f"damaged ({error})") from error
-    width, height = image.size
-    _check_size(width, height, name, max_pixels)
+
+    image = _open_stored(data, name, max_pixels, untrusted)
+    _check_size(image.width, image.height, name, max_pixels)
+
+    # Decoding happens here; a draft makes it cheaper.
     try:
         if shorter is not None and isinstance(image, JpegImageFile):
             image.draft("RGB", (shorter, shorter))
         image.load()
     except Exception as error:
         raise ImageError(name, f"damaged or truncated ({error})") from error
-    return image
+    return to_rgb(image, exif=exif)
+
+
+def _open_stored(
+    data: bytes, name: str, max_pixels: int, untrusted: bool
+) -> Image.Image:
+    """Open the picture as it is stored; its pixels are not decoded yet."""
+    remedy = ""
+    formats = None
+    if not untrusted or data[8:12] not in _AVIF:
+        remedy = _need_of_heif(data)
+    if untrusted:
+        _check_header(data, name, max_pixels)
+        formats = list(UNTRUSTED_FORMATS)
+        if HEIF not in Image.OPEN:
+            formats.remove(HEIF)
+    try:
+        return Image.open(BytesIO(data), formats=formats)
+    except UnidentifiedImageError:
+        raise ImageError(name, remedy or "not an image in a known format") from None
+    except Image.DecompressionBombError as error:
+        raise ImageError(name, f"too large ({error})") from None
+    except Exception as error:  # decoders raise errors of every kind on damaged files
+        raise ImageError(name, f"damaged ({error})") from error
 
 
 def _check_size(width: int, height: int, name: str, most: int) -> None:
+    """Refuse a picture of more than ``most`` pixels."""
     if width * height > most:
         raise ImageError(
             name, f"too large ({width} x {height}, more than {most:,} pixels)"
@@ -142,18 +154,20 @@ def _check_size(width: int, height: int, name: str, most: int) -> None:
 
 def _check_header(data: bytes, name: str, max_pixels: int) -> None:
     """Refuse what is expensive to decode before Pillow would look at it."""
-    if data[:2] == b"\xff\xd8" and data.count(_START_OF_SCAN) > _MOST_SCANS:
+    is_jpeg = data[:2] == b"\xff\xd8"
+    if is_jpeg and data.count(_START_OF_SCAN) > _MOST_SCANS:
         raise ImageError(name, f"a JPEG of more than {_MOST_SCANS} scans")
-    if data[:4] == b"RIFF" and data[8:12] == b"WEBP" and data[12:16] == b"VP8X":
-        # libwebp allocates the canvas when it is opened, not when it is decoded
-        width, height = (
-            int.from_bytes(data[at : at + 3], "little") + 1 for at in (24, 27)
-        )
+
+    # libwebp allocates the canvas when it is opened, not when it is decoded.
+    is_extended_webp = data[:4] == b"RIFF" and data[8:16] == b"WEBPVP8X"
+    if is_extended_webp:
+        width = int.from_bytes(data[24:27], "little") + 1
+        height = int.from_bytes(data[27:30], "little") + 1
         _check_size(width, height, name, max_pixels)
 
 
 def _need_of_heif(data: bytes) -> str:
-    """Make Pillow ready for a HEIF or AVIF image; returns what is missing to read it."""
+    """Make Pillow ready for a HEIF or AVIF image; return what is missing to read it."""
     if data[4:8] != b"ftyp":
         return ""
     if data[8:12] in _AVIF:
@@ -167,45 +181,57 @@ def _need_of_heif(data: bytes) -> str:
 
 
 def to_rgb(image: Image.Image, *, exif: bool = True) -> Image.Image:
-    """``image`` as 8-bit RGB by the rules in the module's head; it is itself left as it was."""
+    """Convert to 8-bit RGB by the rules in the module's head; ``image`` is left as it was."""
     try:
         image.load()
     except Exception as error:
         raise ImageError("an open image", f"damaged or truncated ({error})") from error
     if exif:
-        # A file with damaged EXIF data is still a picture; it is shown as it is stored.
+        # A file with damaged EXIF data is still a picture; it is used as it is stored.
         with contextlib.suppress(Exception):
-            if (
-                image.getexif().get(ExifTags.Base.Orientation, 1) != 1
-            ):  # else it would be copied
+            orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+            if orientation != 1:  # else it would be copied
                 image = ImageOps.exif_transpose(image)
     if image.mode == "RGB":
         return image
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        values = np.asarray(image).astype(np.float64)
-        largest, white = values.max(initial=0), 65535.0
-        if image.mode == "I":
-            white = next(2**bits - 1 for bits in (8, 16, 24, 31) if largest < 2**bits)
-        elif image.mode == "F":
-            white = 1 if largest <= 1 else 255
-        levels = (
-            np.nan_to_num(values / white * 255).clip(0, 255).round().astype(np.uint8)
-        )
-        return Image.fromarray(levels).convert("RGB")
+        return _scale_grey(image).convert("RGB")
+
     if image.mode == "P" and isinstance(image.info.get("transparency"), bytes):
         image = image.convert("RGBA")  # what Pillow asks for; the colours stay the same
     return image.convert("RGB")
 
 
+def _scale_grey(image: Image.Image) -> Image.Image:
+    """Scale greyscale of more than 8 bits to 8 bits."""
+    values = np.asarray(image).astype(np.float64)
+    largest = values.max(initial=0)
+
+    # The value that becomes white.
+    white = 65535.0
+    if image.mode == "I":
+        white = next(2**bits - 1 for bits in (8, 16, 24, 31) if largest < 2**bits)
+    elif image.mode == "F":
+        white = 1 if largest <= 1 else 255
+
+    # Values that are not numbers become black.
+    levels = np.nan_to_num(values / white * 255).clip(0, 255)
+    return Image.fromarray(levels.round().astype(np.uint8))
+
+
 def cut_mosaic(sheet: Image.Image, side: int, count: int) -> NDArray[np.uint8]:
-    """The first ``count`` tiles (n, side, side, 3) of a picture that was filled row by row."""
+    """Cut the first ``count`` tiles (n, side, side, 3) of a picture that was filled row by row."""
     pixels = np.asarray(sheet)
-    tiles = pixels.reshape(-1, side, pixels.shape[1] // side, side, 3).swapaxes(1, 2)
-    return tiles.reshape(-1, side, side, 3)[:count].copy()
+    columns = pixels.shape[1] // side
+
+    # Rows of tiles (rows, side, columns, side, 3), then tile by tile.
+    rows = pixels.reshape(-1, side, columns, side, 3)
+    tiles = rows.swapaxes(1, 2).reshape(-1, side, side, 3)
+    return tiles[:count].copy()
 
 
 def read_image(path: str | os.PathLike[str]) -> bytes:
-    """The bytes of an image file."""
+    """Read the bytes of an image file."""
     name = os.fspath(path)
     try:
         status = Path(path).stat()

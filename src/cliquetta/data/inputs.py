@@ -31,7 +31,7 @@ ImageLike = (
 ChannelOrder = Literal["rgb", "bgr"]
 """Order of the channels of arrays and uint8 tensors: OpenCV reads images as ``bgr``."""
 _DATA_URI = "data:image/"
-# a plain image has no more levels of brightness: nothing can be told from it
+# A plain image has no more levels of brightness: nothing can be concluded from it.
 _FEW_LEVELS = 8
 
 
@@ -41,9 +41,10 @@ def is_single(images: Any) -> bool:
         return images.startswith(_DATA_URI) or expand_glob(images) is None
     if isinstance(images, np.ndarray | Tensor):
         return images.ndim < 4
-    return isinstance(
-        images, os.PathLike | bytes | bytearray | Image.Image
-    ) or _is_file(images)
+
+    if isinstance(images, os.PathLike | bytes | bytearray | Image.Image):
+        return True
+    return _is_file(images)
 
 
 def separate_images(
@@ -61,53 +62,56 @@ def separate_images(
 
     """
     if is_table(images):
-        images = [
-            str(path)
-            for path in images[path_column(list(images.columns), "the DataFrame")]
-        ]
+        column = path_column(list(images.columns), "the DataFrame")
+        images = [str(path) for path in images[column]]
     elif isinstance(images, str) or is_single(images):
         images = [images]
     elif not isinstance(images, Iterable) or isinstance(images, Mapping):
         raise not_an_image(images)
+
+    # A collection may mix all kinds of images.
     for image in images:
         if isinstance(image, str) and image.startswith(_DATA_URI):
             yield from_base64(image)
         elif isinstance(image, str):
             yield from expand_glob(image) or [image]
         elif isinstance(image, Tensor) and image.is_floating_point():
-            if preprocess is None or image.shape != (
-                3,
-                preprocess.size,
-                preprocess.size,
-            ):
-                raise not_an_image(image)
-            if channel_order != "rgb":
-                raise UserError("preprocessed pixels are RGB: leave out channel_order")
-            refuse_unnormalised(image, preprocess)
-            yield (
-                preprocess.unnormalise(image).cpu().numpy()
-            )  # exact where it came from 8 bits
+            yield _restore_picture(image, preprocess, channel_order)
         elif image is None:
             raise not_an_image(image)
+        elif _is_file(image):
+            yield image.read()
         else:
-            yield image.read() if _is_file(image) else _as_rgb(image, channel_order)
+            yield _as_rgb(image, channel_order)
+
+
+def _restore_picture(
+    pixels: Tensor, preprocess: Preprocess | None, channel_order: ChannelOrder
+) -> npt.NDArray[np.uint8]:
+    """Make a picture again of preprocessed pixels, exact where they came from 8 bits."""
+    if preprocess is None or pixels.shape != (3, preprocess.size, preprocess.size):
+        raise not_an_image(pixels)
+    if channel_order != "rgb":
+        raise UserError("preprocessed pixels are RGB: leave out channel_order")
+
+    refuse_unnormalised(pixels, preprocess)
+    picture: npt.NDArray[np.uint8] = preprocess.unnormalise(pixels).cpu().numpy()
+    return picture
 
 
 def _as_rgb(image: ImageLike, channel_order: ChannelOrder) -> ImageLike:
     """Bring the channels of an array or tensor into the order red, green, blue."""
-    if (
-        channel_order == "rgb"
-        or not isinstance(image, np.ndarray | Tensor)
-        or image.ndim != 3
-    ):
+    if channel_order == "rgb" or not isinstance(image, np.ndarray | Tensor):
+        return image
+    if image.ndim != 3:
         return image
     if isinstance(image, Tensor):
         return image.flip(0) if len(image) == 3 else image
-    channels = image.shape[2]
-    if channels not in (3, 4):
+
+    order = {3: [2, 1, 0], 4: [2, 1, 0, 3]}.get(image.shape[2])
+    if order is None:
         return image  # refused where it is opened
-    alpha = [3] if channels == 4 else []
-    return np.ascontiguousarray(image[:, :, [2, 1, 0, *alpha]])
+    return np.ascontiguousarray(image[:, :, order])
 
 
 def refuse_unnormalised(pixels: Tensor, preprocess: Preprocess) -> None:
@@ -117,12 +121,15 @@ def refuse_unnormalised(pixels: Tensor, preprocess: Preprocess) -> None:
     grey.
     """
     low, high = pixels.aminmax()
-    as_they_are = not any(preprocess.mean) and set(preprocess.std) == {1.0}
-    if low < 0 or high > 1 or as_they_are:
+    normalises = any(preprocess.mean) or set(preprocess.std) != {1.0}
+    if low < 0 or high > 1 or not normalises:
         return
+
+    # Divided bytes are whole again times 255.
     levels = pixels.detach().float().cpu() * 255
-    are_bytes = bool((levels - levels.round()).abs().max() < 1e-3)
-    if are_bytes and len(np.unique(levels.numpy())) > _FEW_LEVELS:
+
+    from_whole = (levels - levels.round()).abs().max()
+    if from_whole < 1e-3 and len(np.unique(levels.numpy())) > _FEW_LEVELS:
         raise UserError(
             "pixels lie between 0 and 1, as torchvision's ToTensor makes them: preprocess images "
             "with model.preprocess, or give PIL images or uint8 arrays"
@@ -142,39 +149,44 @@ def name_images(images: Sequence[ImageLike]) -> list[str]:
     ]
     often = Counter(names)
     return [
-        f"{name} ({n})" if often[name] > 1 else name for n, name in enumerate(names)
+        f"{name} ({number})" if often[name] > 1 else name
+        for number, name in enumerate(names)
     ]
 
 
 def to_picture(
     image: ImageLike, *, max_pixels: int = MAX_PIXELS, untrusted: bool = False
 ) -> tuple[str, Image.Image]:
-    """Key (a path, or a hash of bytes or pixels) and RGB picture of one image."""
+    """Return the key (a path, or a hash of bytes or pixels) and RGB picture of one image."""
     if isinstance(image, str) and is_url(image):
         return image, open_listed(image)
     if isinstance(image, str | os.PathLike):
         return Path(image).as_posix(), open_image(image)
+
     if isinstance(image, bytes | bytearray):
         picture = open_image(bytes(image), max_pixels=max_pixels, untrusted=untrusted)
         return _hash(image), picture
     if isinstance(image, Image.Image):
         picture = to_rgb(image)
         return _hash(np.asarray(picture).data), picture
+
+    # Tensors have their channels first.
     if isinstance(image, Tensor) and image.ndim == 3:
         image = image.movedim(0, -1).cpu().numpy()
-    if (
-        isinstance(image, np.ndarray)
-        and image.dtype == np.uint8
-        and (image.ndim == 2 or (image.ndim == 3 and image.shape[2] in (3, 4)))
-    ):
-        return to_picture(Image.fromarray(image))
+
+    if isinstance(image, np.ndarray) and image.dtype == np.uint8:
+        # Pixels of 8 bits: grey, RGB or RGBA.
+        is_grey = image.ndim == 2
+        is_coloured = image.ndim == 3 and image.shape[2] in (3, 4)
+        if is_grey or is_coloured:
+            return to_picture(Image.fromarray(image))
     raise not_an_image(image)
 
 
 def not_an_image(image: Any) -> UserError:
     """Return an error that says what an image may be."""
     message = (
-        f"not an image: {_in_words(image)}; give paths, PIL images, uint8 arrays (H, W, 3), or a "
+        f"not an image: {_describe(image)}; give paths, PIL images, uint8 arrays (H, W, 3), or a "
         "tensor of pixels (B, 3, S, S) preprocessed with model.preprocess"
     )
     if isinstance(image, list | tuple | Mapping):
@@ -182,17 +194,20 @@ def not_an_image(image: Any) -> UserError:
     return UserError(message)
 
 
-def _in_words(value: Any) -> str:
+def _describe(value: Any) -> str:
     """Describe a value in a few words, however much it holds."""
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return f"{tuple(value.shape)} {value.dtype}"
-    kind = type(value).__name__
+
     if isinstance(value, list | tuple):
+        # A few types stand for all.
         kinds = [type(part).__name__ for part in value[:3]]
         if len(value) > 3:
             kinds.append("...")
+        kind = type(value).__name__
         return f"a {kind} of {len(value)} ({', '.join(kinds)})"
-    return " ".join(repr(value).split())[:80]
+    text = repr(value)
+    return " ".join(text.split())[:80]
 
 
 def _hash(data: bytes | memoryview) -> str:
@@ -201,11 +216,12 @@ def _hash(data: bytes | memoryview) -> str:
 
 
 def _is_file(image: Any) -> bool:
+    """Whether this is an opened file."""
     return hasattr(image, "read") and not isinstance(image, type)
 
 
 def from_base64(text: str) -> bytes:
-    """The bytes of base64 text, bare or as a ``data:`` URI."""
+    """Decode base64 text, bare or as a ``data:`` URI."""
     data = text.partition(",")[2] if text.startswith(_DATA_URI) else text
     try:
         return base64.b64decode(data, validate=True)
@@ -215,9 +231,8 @@ def from_base64(text: str) -> bytes:
         ) from None
 
 
-Images = (
-    Batch | ImageLike | Iterable[ImageLike]
-)  # one or several, as for `separate_images`
+# One or several, as for `separate_images`.
+Images = Batch | ImageLike | Iterable[ImageLike]
 
 
 def as_batch(
@@ -240,16 +255,19 @@ def as_batch(
     """
     if isinstance(images, Tensor) and images.is_floating_point():
         images = Batch(images if images.ndim > 3 else images[None])
-        if (
-            len(images) and images.images.device.type == "cpu"
-        ):  # elsewhere it would wait
+        # The check would have to wait for another device.
+        if len(images) and images.images.device.type == "cpu":
             refuse_unnormalised(images.images[0], preprocess)
     if isinstance(images, Batch):
         if channel_order != "rgb":
             raise UserError("preprocessed pixels are RGB: leave out channel_order")
-        return _checked(images, preprocess, views, seed)
-    keys: list[str] = []
-    made: list[Tensor] = []
+        _check_pixels(images, preprocess)
+        if views is None or images.views is not None:
+            return images
+        return _add_views(images, views, seed, preprocess)
+
+    keys = []
+    made = []
     separated = separate_images(images, preprocess, channel_order=channel_order)
     for number, image in enumerate(separated):
         try:
@@ -260,27 +278,34 @@ def as_batch(
             on_error(number, error)
             continue
         keys.append(key)
+
         if views is None:
             made.append(torch.tensor(np.asarray(preprocess.picture(picture))))
         else:
             made.append(image_views(picture, key, views, seed, preprocess))
     if not made:
         return Batch(preprocess.batch([]))
-    pixels, names = to_pixels(torch.stack(made), preprocess), tuple(keys)
-    return Batch(pixels, names) if views is None else Batch(pixels[:, 0], names, pixels)
+    pixels = to_pixels(torch.stack(made), preprocess)
+    if views is None:
+        return Batch(pixels, tuple(keys))
+    return Batch(pixels[:, 0], tuple(keys), pixels)
 
 
-def _checked(
-    batch: Batch, preprocess: Preprocess, views: ViewSpec | None, seed: int
-) -> Batch:
-    """A batch of preprocessed pixels; views are made of these where they are missing."""
+def _check_pixels(batch: Batch, preprocess: Preprocess) -> None:
+    """Refuse pixels of a shape that preprocessing does not make."""
     size = preprocess.size
-    if batch.images.ndim != 4 or tuple(batch.images.shape[1:]) != (3, size, size):
-        remedy = "preprocess them with model.preprocess, or pass paths or PIL images"
-        shape = tuple(batch.images.shape)
-        raise UserError(f"pixels must be (B, 3, {size}, {size}), got {shape}: {remedy}")
-    if views is None or batch.views is not None:
-        return batch
+    shape = tuple(batch.images.shape)
+    if len(shape) != 4 or shape[1:] != (3, size, size):
+        raise UserError(
+            f"pixels must be (B, 3, {size}, {size}), got {shape}: preprocess them with "
+            "model.preprocess, or pass paths or PIL images"
+        )
+
+
+def _add_views(
+    batch: Batch, views: ViewSpec, seed: int, preprocess: Preprocess
+) -> Batch:
+    """Make views of preprocessed pixels; images without a key are named by their pixels."""
     if len(batch.keys) != len(batch):
         pixels = batch.images.cpu().float().contiguous().numpy()
         keys = tuple(_hash(image.data) for image in pixels)

@@ -28,11 +28,13 @@ class LabelReader:
 
     def __init__(self, names: Sequence[str], stated: Iterable[str]) -> None:
         stripped = [text.strip() for text in stated]
-        known = [text for text in stripped if text]
+        labels = [text for text in stripped if text]
         by_name = {same_name(name): name for name in names}
-        numbered = bool(known) and all(text.isdecimal() for text in known)
-        called_so = any(text in by_name for text in known)
-        if numbered and not called_so:
+
+        # Numbers count classes, unless one is a class by its name.
+        are_numbers = all(label.isdecimal() for label in labels)
+        name_class = any(label in by_name for label in labels)
+        if are_numbers and not name_class and labels:
             by_name = {str(number): name for number, name in enumerate(names)}
         self._by_name = by_name
 
@@ -69,8 +71,8 @@ def check_labels(
     """
     if readable:
         return
-    seen = ", ".join(repr(label) for label, _ in stated.most_common(3) if label)
-    what = f"the labels are {seen}" if seen else "there are none"
+    frequent = ", ".join(repr(label) for label, _ in stated.most_common(3) if label)
+    what = f"the labels are {frequent}" if frequent else "there are none"
     listed = ", ".join(names[:3])
     raise UserError(
         f"no label names a class: {what}, the classes are {listed}, ...: name the classes "
@@ -90,13 +92,17 @@ def comes_class_by_class(labels: Iterable[str | int]) -> bool:
     which every class stands in one piece is sorted, however short it is.
     """
     listed = list(labels)
+    total = len(listed)
     counts = Counter(listed)
     if len(counts) < 2:
         return False
+
     equal_neighbours = sum(one == other for one, other in pairwise(listed))
-    pieces = len(listed) - equal_neighbours
+    pieces = total - equal_neighbours
     if equal_neighbours and pieces == len(counts):
         return True
-    by_chance = sum((count / len(listed)) ** 2 for count in counts.values())
+
+    # Two images drawn at random are of one class this often.
+    by_chance = sum((count / total) ** 2 for count in counts.values())
     limit = by_chance + (1 - by_chance) / 2
-    return equal_neighbours / (len(listed) - 1) > limit
+    return equal_neighbours / (total - 1) > limit

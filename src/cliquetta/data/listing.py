@@ -1,4 +1,4 @@
-"""The images of a long prediction run, listed once, in order, each once, in an SQLite file.
+"""Images of a long prediction run, listed in order, each once, in an SQLite file.
 
 A run that is continued sees the same images under the same numbers; memory does not
 grow.
@@ -48,16 +48,19 @@ _BLOCK = 1 << 16
 
 
 class Entry(NamedTuple):
-    """An image of a list."""
+    """Image of a list."""
 
-    # a local path, a URL, or those of a tar file with the name of one of its members
+    # A local path, a URL, or those of a tar file with the name of one of its
+    # members.
     path: str
     columns: Mapping[str, str]
     member: Member | None = None
-    image: ImageLike | None = None  # one in memory, which ``path`` names
+    # One in memory, which ``path`` names.
+    image: ImageLike | None = None
+    # Below the folder or in the tar file that was named; else the last one.
     folder: str = ""
-    """below the folder or in the tar file that was named; else the last one"""
-    label: str = ""  # as it is stated, where labels were asked for
+    # As it is stated, where labels were asked for.
+    label: str = ""
 
 
 class _Pictures(Dataset):
@@ -68,27 +71,33 @@ class _Pictures(Dataset):
         self.images = images
 
     def load(self, index: int) -> Image.Image:
-        """Image ``index`` in RGB."""
-        return to_picture(self.images[index])[1]
+        """Load image ``index`` in RGB."""
+        _, picture = to_picture(self.images[index])
+        return picture
 
 
 def find_listed(entries: Sequence[Entry], *, shorter: int | None) -> list[ImageGroup]:
-    """Images of a list, for a loader."""
-    paths, rows = [entry.path for entry in entries], range(len(entries))
+    """Group images of a list, for a loader."""
+    paths = [entry.path for entry in entries]
+    rows = range(len(entries))
     images = [entry.image for entry in entries if entry.image is not None]
-    members = [entry.member for entry in entries]
-    data = (
-        _Pictures(paths, images)
-        if images
-        else FileDataset(
-            "list", paths, names=(), labels=None, members=members, shorter=shorter
+    dataset: Dataset
+    if images:
+        dataset = _Pictures(paths, images)
+    else:
+        dataset = FileDataset(
+            "list",
+            paths,
+            names=(),
+            labels=None,
+            members=[entry.member for entry in entries],
+            shorter=shorter,
         )
-    )
-    return [ImageGroup(data, rows, paths, rows)]
+    return [ImageGroup(dataset, rows, paths, rows)]
 
 
 class ImageList:
-    """An opened list; build one with :func:`list_images`."""
+    """Opened list; build one with :func:`list_images`."""
 
     def __init__(self, database: Path | str) -> None:
         self._rows = sqlite3.connect(database, check_same_thread=False)
@@ -100,21 +109,20 @@ class ImageList:
             "CREATE TABLE IF NOT EXISTS turns (turn INTEGER PRIMARY KEY, number INTEGER)"
         )
         facts = dict(self._rows.execute("SELECT name, value FROM facts"))
-        self.columns: list[str] = json.loads(
-            facts.get("columns", "[]")
-        )  # of input tables
-        # files in folders that are no images, counted by kind
+        # Of input tables.
+        self.columns: list[str] = json.loads(facts.get("columns", "[]"))
+        # Files in folders that are no images, counted by kind.
         self.unused: Counter[str] = Counter(json.loads(facts.get("unused", "{}")))
-        self.repeated = int(facts.get("repeated", 0))  # how many paths were named again
-        self.shuffled = (
-            self._rows.execute("SELECT 1 FROM turns LIMIT 1").fetchone() is not None
-        )
+        # How many paths were named again.
+        self.repeated = int(facts.get("repeated", 0))
+        first_turn = self._rows.execute("SELECT 1 FROM turns LIMIT 1").fetchone()
+        self.shuffled = first_turn is not None
 
     def __len__(self) -> int:
         return int(self._rows.execute("SELECT COUNT(*) FROM images").fetchone()[0])
 
     def entries(self, start: int, stop: int) -> list[Entry]:
-        """The images whose turns are from ``start`` up to ``stop``, counted from 0."""
+        """Return the images whose turns are from ``start`` up to ``stop``, counted from 0."""
         source = "images"
         turn = "number"
         if self.shuffled:
@@ -138,7 +146,7 @@ class ImageList:
         return entries
 
     def numbers(self, start: int, stop: int) -> Iterator[int]:
-        """Numbers in the list of the images whose turns are from ``start`` up to ``stop``."""
+        """Yield the numbers of images whose turns are from ``start`` up to ``stop``."""
         if not self.shuffled:
             yield from range(start, stop)
             return
@@ -150,14 +158,14 @@ class ImageList:
             yield number - 1
 
     def folders(self) -> Iterator[str]:
-        """Folders of all images, in the order of the list."""
+        """Yield the folders of all images, in the order of the list."""
         for (folder,) in self._rows.execute(
             "SELECT folder FROM images ORDER BY number"
         ):
             yield folder
 
     def labels(self) -> Counter[str]:
-        """How often every label is stated."""
+        """Count how often every label is stated."""
         counts = self._rows.execute("SELECT label, COUNT(*) FROM images GROUP BY label")
         return Counter(dict(counts))
 
@@ -192,7 +200,7 @@ class ImageList:
         return self._rows.execute(query).fetchone() is not None
 
     def groups(self) -> list[tuple[str, int]]:
-        """Values of the column that images are grouped by, with their counts."""
+        """Return the values of the column that images are grouped by, with their counts."""
         return self._rows.execute(
             "SELECT section, COUNT(*) FROM images GROUP BY section ORDER BY MIN(number)"
         ).fetchall()
@@ -227,22 +235,26 @@ class ImageList:
                 entry.folder if labels == FOLDER else row.get(labels or "", ""),
             )
             self.repeated += self._rows.execute(insert, values).rowcount == 0
+
         if labels is not None and labels != FOLDER:
             _require_column(labels, "of labels", list(columns))
         if group_by is not None:
             _require_column(group_by, "to group by", list(columns))
             self._sort_groups()
-        self.columns, self.unused = list(columns), unused
+        self.columns = list(columns)
+        self.unused = unused
         facts = {"columns": self.columns, "unused": unused, "repeated": self.repeated}
-        stated = ((name, json.dumps(value)) for name, value in facts.items())
-        self._rows.executemany("INSERT INTO facts VALUES (?, ?)", stated)
+        for name, value in facts.items():
+            row_of_fact = (name, json.dumps(value))
+            self._rows.execute("INSERT INTO facts VALUES (?, ?)", row_of_fact)
         self._rows.commit()
 
     def _sort_groups(self) -> None:
-        kept = "path, columns, section, member, folder, label"
+        """Number images anew, one group after the other."""
+        fields = "path, columns, section, member, folder, label"
         self._rows.executescript(
             "CREATE TEMP TABLE unsorted AS SELECT * FROM images; DELETE FROM images;"
-            f"INSERT INTO images ({kept}) SELECT {kept} FROM "
+            f"INSERT INTO images ({fields}) SELECT {fields} FROM "
             "(SELECT *, MIN(number) OVER (PARTITION BY section) AS first FROM unsorted) "
             "ORDER BY first, number; DROP TABLE unsorted;"
         )
@@ -252,11 +264,11 @@ class ImageList:
         self._rows.close()
 
 
-def _require_column(column: str, purpose: str, known: Sequence[str]) -> None:
+def _require_column(column: str, purpose: str, columns: Sequence[str]) -> None:
     """Refuse a column that no input table has."""
-    if column in known:
+    if column in columns:
         return
-    reason = f"it has {', '.join(known)}" if known else "only tables have columns"
+    reason = f"it has {', '.join(columns)}" if columns else "only tables have columns"
     raise UserError(f"no column {column!r} {purpose} in the input: {reason}")
 
 
@@ -296,12 +308,9 @@ def list_images(
 def _expand(
     source: Source, unused: Counter[str], stdin: Path | None
 ) -> Iterator[Entry]:
+    """Yield the images of one source."""
     if is_table(source):
-        rows: list[dict[str, str]] = source.fillna("").astype(str).to_dict("records")
-        column = path_column([str(name) for name in source.columns], "the DataFrame")
-        for row in rows:
-            if path := row[column].strip():
-                yield Entry(row[column], row, folder=last_folder(path))
+        yield from _expand_frame(source)
         return
     if str(source) == STDIN and stdin is not None:
         with stdin.open("rb") as file:
@@ -309,33 +318,64 @@ def _expand(
                 path = os.fsdecode(line)
                 yield Entry(path, {}, folder=last_folder(path))
         return
-    url, name = is_url(source), str(source)
+    name = str(source)
+
     suffix = posixpath.splitext(name)[1].lower()
-    is_folder = find_filesystem(name)[0].isdir if url else os.path.isdir
     if suffix == TAR:
-        for shard in expand_braces(name):
-            require_exists(shard)
-            for inner, at in list_members(shard):
-                yield Entry(f"{shard}/{inner}", {}, at, folder=posixpath.dirname(inner))
-    elif suffix in TABLES and (url or not is_folder(source)):
-        yield from _listed(name)
-    elif is_folder(source):
-        images = (
-            walk_urls(name, unused)
-            if url
-            else map(str, walk_images(Path(source), unused))
-        )
-        image = None
-        for image in images:
-            yield Entry(image, {}, folder=_folder_below(name, image))
-        if image is None:
-            raise no_images(source)
+        yield from _expand_tar(name)
+    elif suffix in TABLES and (is_url(name) or not _is_folder(name)):
+        yield from _expand_table(name)
+    elif _is_folder(name):
+        yield from _expand_folder(name, unused)
     else:
         require_exists(source)
         if suffix in _PACKED:
-            remedy = "unpack it and name the folder, or make it a .tar file"
-            raise UserError(f"{source} is compressed: {remedy}")
+            raise UserError(
+                f"{source} is compressed: "
+                "unpack it and name the folder, or make it a .tar file"
+            )
         yield Entry(name, {}, folder=last_folder(name))
+
+
+def _is_folder(name: str) -> bool:
+    """Whether a path or URL is that of a folder."""
+    if is_url(name):
+        filesystem, _ = find_filesystem(name)
+        return bool(filesystem.isdir(name))
+    return os.path.isdir(name)  # noqa: PTH112 - Path raises where it may not look
+
+
+def _expand_frame(frame: Any) -> Iterator[Entry]:
+    """Yield the images that a DataFrame names."""
+    columns = [str(name) for name in frame.columns]
+    column = path_column(columns, "the DataFrame")
+
+    texts = frame.fillna("").astype(str)
+    for row in texts.to_dict("records"):
+        if path := row[column].strip():
+            yield Entry(row[column], row, folder=last_folder(path))
+
+
+def _expand_tar(name: str) -> Iterator[Entry]:
+    """Yield the images of tar shards."""
+    for shard in expand_braces(name):
+        require_exists(shard)
+        for inner, member in list_members(shard):
+            folder = posixpath.dirname(inner)
+            yield Entry(f"{shard}/{inner}", {}, member, folder=folder)
+
+
+def _expand_folder(name: str, unused: Counter[str]) -> Iterator[Entry]:
+    """Yield the images of a folder; refuse one without any."""
+    if is_url(name):
+        images: Iterator[str] = walk_urls(name, unused)
+    else:
+        images = map(str, walk_images(Path(name), unused))
+    image = None
+    for image in images:
+        yield Entry(image, {}, folder=_folder_below(name, image))
+    if image is None:
+        raise no_images(name)
 
 
 def _folder_below(root: str, path: str) -> str:
@@ -343,42 +383,48 @@ def _folder_below(root: str, path: str) -> str:
     if not is_url(root):
         folder = Path(path).parent.relative_to(Path(root)).as_posix()
         return "" if folder == "." else folder
+
     if not path.startswith(root):  # a file system may spell a URL differently
         return last_folder(path)
     return posixpath.dirname(path.removeprefix(root).lstrip("/"))
 
 
-def _listed(table: str) -> Iterator[Entry]:
-    """The images that a table names; relative paths count from its folder."""
-    folder = (
-        table.rpartition("/")[0] if is_url(table) else os.fspath(Path(table).parent)
-    )
+def _expand_table(table: str) -> Iterator[Entry]:
+    """Yield the images that a table names; relative paths count from its folder."""
+    in_store = is_url(table)
+    folder = table.rpartition("/")[0] if in_store else os.fspath(Path(table).parent)
     with open_table(table) as (column, rows):
         for row in rows:
             path = row[column].strip()
-            if is_url(table):
+            if in_store:
                 path = join_url(folder, path)
             elif not is_url(path):
                 path = os.fspath(Path(folder) / path)
+
             columns = {name.strip(): value or "" for name, value in row.items() if name}
             yield Entry(path, columns, folder=last_folder(path))
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """Paths of a list, separated by NUL if there is one in its first block, else by line."""
-    separator, rest = b"\0" if b"\0" in file.read(_BLOCK) else b"\n", b""
+    """Yield paths of a list, separated by NUL if its first block has one, else by line."""
+    separator = b"\0" if b"\0" in file.read(_BLOCK) else b"\n"
+    rest = b""
     file.seek(0)
+
+    # A line may go on in the next block.
     while block := file.read(_BLOCK):
         *complete, rest = (rest + block).split(separator)
-        yield from (line for part in complete if (line := part.rstrip(b"\r\n")))
+        for part in complete:
+            if line := part.rstrip(b"\r\n"):
+                yield line
     if last := rest.rstrip(b"\r\n"):
         yield last
 
 
 def digest(sources: Sequence[Source], stdin: Path | None) -> str:
-    """Hash of the sources and of the content of lists; the content of folders does not count."""
+    """Hash the sources and the content of lists; the content of folders does not count."""
     names = []
-    read: list[Any] = []
+    read = []
     for source in sources:
         if is_table(source):
             names.append(source.to_csv())
@@ -389,6 +435,7 @@ def digest(sources: Sequence[Source], stdin: Path | None) -> str:
             read.append(source)
     if stdin is not None:
         read.append(stdin)
+
     total = hashlib.sha256(json.dumps(names).encode())
     for path in read:
         with naming(path), open_location(path) as file:

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import statistics
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from cliquetta.data.catalogue import FOLDER, get_dataset
 from cliquetta.data.dataset import Dataset, FileDataset
+from cliquetta.data.doctor import equal_pairs
 from cliquetta.data.files import NoClassNamesError, same_name, walk_images
 from cliquetta.data.images import ImageError, open_image
 from cliquetta.data.remote import read_listed
 
+# Side of the images that most CLIPs take.
 USUAL_SIDE = 224
-"""Side of the images that most CLIPs take."""
 _AHEAD = 64
-_PLACEHOLDER = ("image",)  # the class list of images whose classes nobody named
+# The class list of images whose classes nobody named.
+_PLACEHOLDER = ("image",)
 
-OnImage = Callable[[int, int], None]  # how many images are opened, of how many
+# How many images are opened, of how many.
+OnImage = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -29,23 +32,27 @@ class OwnImages:
 
     id: str
     images: int
-    classes: Mapping[
-        str, int
-    ]  # images per class, of labelled images; empty without labels
-    unused: Mapping[str, int] = field(
-        default_factory=dict
-    )  # other files in the folder, by kind
-    unreadable: Mapping[str, str] = field(default_factory=dict)  # name and reason
-    duplicates: tuple[tuple[str, str], ...] = ()  # pairs of files with the same content
-    contradictions: tuple[
-        tuple[str, str], ...
-    ] = ()  # those of them in different classes
-    side: int = USUAL_SIDE  # the model's, which sizes are compared with
-    shortest: int = 0  # pixels of the shorter side: the smallest image
+    # Images per class, of labelled images; empty without labels.
+    classes: Mapping[str, int]
+    # Other files in the folder, by kind.
+    unused: Mapping[str, int] = field(default_factory=dict)
+    # Name and reason.
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+    # Pairs of files with the same content.
+    duplicates: tuple[tuple[str, str], ...] = ()
+    # Those of them in different classes.
+    contradictions: tuple[tuple[str, str], ...] = ()
+    # The model's, which sizes are compared with.
+    side: int = USUAL_SIDE
+    # Pixels of the shorter side: the smallest image.
+    shortest: int = 0
     median: int = 0
-    smaller: tuple[str, ...] = ()  # images whose shorter side is below the model's
-    unlisted: tuple[str, ...] = ()  # classes of the images that the class list lacks
-    empty: tuple[str, ...] = ()  # names of the class list without an image
+    # Images whose shorter side is below the model's.
+    smaller: tuple[str, ...] = ()
+    # Classes of the images that the class list lacks.
+    unlisted: tuple[str, ...] = ()
+    # Names of the class list without an image.
+    empty: tuple[str, ...] = ()
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -55,11 +62,12 @@ class OwnImages:
 
 @dataclass(frozen=True)
 class _Opened:
-    """What reading one image showed."""
+    """Findings from reading one image."""
 
     digest: str = ""
     side: int = 0
-    reason: str = ""  # why it cannot be read
+    # Why it cannot be read.
+    reason: str = ""
 
 
 def examine_own(
@@ -74,7 +82,7 @@ def examine_own(
 
     Args:
         id: ``folder:PATH``, ``csv:PATH`` or ``tar:PATH``.
-        classes: The class list that is to be predicted with, if it is known.
+        classes: The class list that is to be predicted with, if there is one.
         side: Side of the images that the model takes.
         workers: Threads that open images.
         on_image: Called after every image.
@@ -92,45 +100,56 @@ def examine_own(
     results = map_ahead(
         _Reader(dataset), range(len(dataset)), workers=workers, ahead=_AHEAD
     )
-    opened: list[_Opened] = []
+    opened = []
     for result in results:
         opened.append(result)
         if on_image is not None:
             on_image(len(opened), len(dataset))
-    pairs = list(_equal_pairs(opened))
+
     keys = dataset.keys
+    unreadable: dict[str, str] = {}
+    sides = []
+    smaller = []
+    for key, one in zip(keys, opened, strict=True):
+        if one.reason:
+            unreadable[key] = one.reason
+            continue
+        sides.append(one.side)
+        if one.side < side:
+            smaller.append(key)
+
+    # Equal files should not be of two classes.
     stated = _stated_classes(dataset)
+    duplicates: list[tuple[str, str]] = []
+    contradictions: list[tuple[str, str]] = []
+    for first, second in equal_pairs([one.digest for one in opened]):
+        pair = (keys[first], keys[second])
+        duplicates.append(pair)
+        if stated[first] != stated[second]:
+            contradictions.append(pair)
+
     counts = Counter(name for name in stated if name is not None)
-    sides = [one.side for one in opened if not one.reason]
-    listed = {same_name(name) for name in classes or ()}
-    found = {same_name(name) for name in counts}
     return OwnImages(
         id=id,
         images=len(dataset),
         classes=dict(counts),
         unused=_unused_files(id),
-        unreadable={
-            keys[row]: one.reason for row, one in enumerate(opened) if one.reason
-        },
-        duplicates=tuple((keys[first], keys[second]) for first, second in pairs),
-        contradictions=tuple(
-            (keys[first], keys[second])
-            for first, second in pairs
-            if stated[first] != stated[second]
-        ),
+        unreadable=unreadable,
+        duplicates=tuple(duplicates),
+        contradictions=tuple(contradictions),
         side=side,
         shortest=min(sides, default=0),
         median=int(statistics.median(sides)) if sides else 0,
-        smaller=tuple(
-            keys[row] for row, one in enumerate(opened) if 0 < one.side < side
-        ),
-        unlisted=tuple(
-            name for name in counts if listed and same_name(name) not in listed
-        ),
-        empty=tuple(
-            name for name in classes or () if counts and same_name(name) not in found
-        ),
+        smaller=tuple(smaller),
+        unlisted=_names_outside(counts, classes) if classes else (),
+        empty=_names_outside(classes, counts) if classes and counts else (),
     )
+
+
+def _names_outside(names: Iterable[str], others: Iterable[str]) -> tuple[str, ...]:
+    """Return the names that are not among others, as names of classes are compared."""
+    listed = {same_name(name) for name in others}
+    return tuple(name for name in names if same_name(name) not in listed)
 
 
 def _open_dataset(id: str, classes: Sequence[str] | None) -> Dataset:
@@ -168,7 +187,9 @@ class _Reader:
     dataset: Dataset
 
     def __call__(self, row: int) -> _Opened:
+        """Read one image."""
         try:
+            # The file itself where there is one: equal files are equal bytes.
             if isinstance(self.dataset, FileDataset):
                 data = read_listed(self.dataset.paths[row], self.dataset.members[row])
                 image = open_image(data)
@@ -178,17 +199,6 @@ class _Reader:
         except ImageError as error:
             return _Opened(reason=error.reason)
         return _Opened(hashlib.sha256(data).hexdigest(), min(image.size))
-
-
-def _equal_pairs(opened: Sequence[_Opened]) -> Iterator[tuple[int, int]]:
-    """Yield the first of each set of equal files with every other one."""
-    rows_by_digest: dict[str, list[int]] = defaultdict(list)
-    for row, one in enumerate(opened):
-        if not one.reason:
-            rows_by_digest[one.digest].append(row)
-    for first, *others in rows_by_digest.values():
-        for other in others:
-            yield first, other
 
 
 def _problems(found: OwnImages) -> Iterator[str]:

@@ -29,11 +29,11 @@ from cliquetta.model.clip import CLIP, encode_views
 from cliquetta.prompts.features import FloatArray
 from cliquetta.types import Batch
 
-VIEWS_AT_ONCE = 256  # views that are read or encoded at once, and in a block of a table
+# Views that are read or encoded at once, and in a block of a table.
+VIEWS_AT_ONCE = 256
 
-OnPrepare = Callable[
-    [str, int, int], None
-]  # task and dataset, images done, images in all
+# Task and dataset, images done, images in all.
+OnPrepare = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,14 @@ class FeatureBatch:
 class PixelTable(NamedTuple):
     """Preprocessed images of a part on the model's device, with their views if there are any."""
 
-    pixels: Tensor  # (n, 3, S, S), or (n, V, 3, S, S) with views
-    rows: Indices  # (n,) which images of the part, in ascending order
+    # (n, 3, S, S), or (n, V, 3, S, S) with views.
+    pixels: Tensor
+    # (n,) which images of the part, in ascending order.
+    rows: Indices
     unreadable: dict[int, str]
 
     def take(self, rows: Indices) -> Tensor:
-        """The pixels of some images of the part."""
+        """Return the pixels of some images of the part."""
         positions = torch.from_numpy(np.searchsorted(self.rows, rows))
         return self.pixels[positions.to(self.pixels.device)]
 
@@ -70,57 +72,66 @@ class PreparedStream(ABC, Generic[B]):
     def __init__(
         self, stream: Stream, model: CLIP, on_prepare: OnPrepare | None = None
     ) -> None:
-        self.stream, self.model = stream, model
-        self.names, self.id, self.views = stream.names, stream.id, stream.views
+        self.stream = stream
+        self.model = model
+        self.names = stream.names
+        self.id = stream.id
+        self.views = stream.views
         self.preprocess = stream.preprocess
         self.settings = stream.settings  # where images come from changes no prediction
         self.count = _views_per_image(stream)
         self.on_prepare = on_prepare
-        self.skipped: list[
-            Skipped
-        ] = []  # unreadable files met since the last start, in order
+        # Unreadable files met since the last start, in order.
+        self.skipped: list[Skipped] = []
 
     def __len__(self) -> int:
         """Number of batches."""
         return len(self.stream)
 
     def batches(self, start: int = 0) -> Iterator[tuple[B, Tensor]]:
-        """Batches from number ``start`` on."""
-        stream, ranges = self.stream, self.stream.ranges(start)
+        """Yield batches from number ``start`` on."""
+        ranges = self.stream.ranges(start)
         self.skipped = []
-        tables = [self._table(number) for number in range(len(stream.parts))]
+        tables = [self._table(number) for number in range(len(self.stream.parts))]
         for positions in ranges:
-            parts, rows = stream.origin(positions)
-            pairs = zip(parts.tolist(), rows.tolist(), strict=True)
-            reasons = [tables[part].unreadable.get(row) for part, row in pairs]
-            # an unreadable image leaves its position empty
-            readable = [
-                p
-                for p, reason in zip(positions, reasons, strict=True)
-                if reason is None
-            ]
-            for position, reason in zip(positions, reasons, strict=True):
-                if reason is not None:
-                    self.skipped.append(Skipped(stream.key(position), reason))
-            read = np.array([reason is None for reason in reasons])
-            values = _gather(tables, parts[read], rows[read])
-            keys = tuple(stream.key(position) for position in readable)
-            yield self._batch(values, keys), stream.labels(readable)
+            yield self._read_batch(positions, tables)
+
+    def _read_batch(
+        self, positions: range, tables: Sequence[FeatureTable | PixelTable]
+    ) -> tuple[B, Tensor]:
+        """Gather a batch; an unreadable image leaves its position empty."""
+        parts, rows = self.stream.origin(positions)
+        readable = []
+        for offset, position in enumerate(positions):
+            part = int(parts[offset])
+            reason = tables[part].unreadable.get(int(rows[offset]))
+            if reason is None:
+                readable.append(offset)
+            else:
+                self.skipped.append(Skipped(self.stream.key(position), reason))
+
+        # An empty list would index by float64.
+        offsets = np.array(readable, dtype=np.int64)
+        values = _gather(tables, parts[offsets], rows[offsets])
+        places = [positions[offset] for offset in readable]
+        keys = tuple(self.stream.key(position) for position in places)
+        return self._batch(values, keys), self.stream.labels(places)
 
     @abstractmethod
     def _table(self, number: int) -> FeatureTable | PixelTable:
-        """The table of one part of the stream."""
+        """Return the table of one part of the stream."""
 
     @abstractmethod
     def _batch(self, values: Tensor, keys: tuple[str, ...]) -> B:
-        """The batch of some rows of the tables."""
+        """Make the batch of some rows of the tables."""
 
     def _report(self, what: str, done: int, total: int) -> None:
+        """Tell the caller how many images are prepared."""
         if self.on_prepare is not None:
             self.on_prepare(what, done, total)
 
     def _shape(self, part: Dataset) -> dict[str, Any]:
-        """Everything that the pixels and views of a part depend on."""
+        """Name everything that the pixels and views of a part depend on."""
         stream = self.stream
         shared = stream.views is not None and len(stream.domains) > 1
         return {
@@ -139,11 +150,19 @@ class PreparedStream(ABC, Generic[B]):
         blocks: Sequence[range],
         rows: Sequence[Indices] | None = None,
     ) -> Iterator[tuple[Batch, Indices, dict[int, str]]]:
-        """Rows of a part as it is listed: what was read, at which rows of the block; the rest."""
-        before = sum(map(len, (self.stream.parts if rows is None else rows)[:number]))
+        """Read blocks of a part as it is listed, or of some ``rows`` of every part.
+
+        Yields what was read, at which rows of the block, and why others were not, by row
+        of the part.
+        """
+        listed = self.stream.parts if rows is None else rows
+        before = sum(len(part) for part in listed[:number])
+
+        # Where the blocks lie among the images of all parts.
         positions = [
             range(before + block.start, before + block.stop) for block in blocks
         ]
+
         loading = self.stream.listing(rows).load(positions)
         for block, (batch, loaded) in zip(blocks, loading, strict=True):
             unreadable = {
@@ -155,19 +174,24 @@ class PreparedStream(ABC, Generic[B]):
 def _gather(
     tables: Sequence[FeatureTable | PixelTable], parts: Indices, rows: Indices
 ) -> Tensor:
-    """Rows of the tables that ``parts`` numbers."""
+    """Gather rows of the tables that ``parts`` numbers."""
+    # Without an image, the first table says what shape nothing has.
     numbers = np.unique(parts).tolist() or [0]
-    pieces = [
-        torch.as_tensor(tables[number].take(rows[parts == number]))
-        for number in numbers
-    ]
-    if len(pieces) == 1:
-        return pieces[0]
+    pieces = []
+    for number in numbers:
+        values = tables[number].take(rows[parts == number])
+        pieces.append(torch.as_tensor(values))
+
+    # One table gives the rows in their order; several are interleaved.
     first = pieces[0]
-    values = first.new_empty((len(parts), *first.shape[1:]))
+    if len(pieces) == 1:
+        return first
+
+    gathered = first.new_empty((len(parts), *first.shape[1:]))
     for number, piece in zip(numbers, pieces, strict=True):
-        values[torch.from_numpy(parts == number).to(first.device)] = piece
-    return values
+        places = torch.from_numpy(parts == number)
+        gathered[places.to(first.device)] = piece
+    return gathered
 
 
 AnyStream = Stream | PreparedStream[Any]
@@ -192,60 +216,70 @@ class FeatureStream(PreparedStream[FeatureBatch]):
         super().__init__(stream, model, on_prepare)
         self.root = root
         self._tables: dict[int, FeatureTable] = {}
-        for number, part in enumerate(stream.parts):
-            given = part.features(range(len(part)))
-            if given is not None:
-                self._tables[number] = self._given(part, given)
 
-    def _given(self, part: Dataset, features: FloatArray) -> FeatureTable:
-        """A dataset of features is its own table, if the model and the method can take it."""
-        (_, views, width), count = features.shape, self.count
+        # Datasets of features need no table on disk.
+        for number, part in enumerate(stream.parts):
+            features = part.features(range(len(part)))
+            if features is not None:
+                self._tables[number] = self._check_features(part, features)
+
+    def _check_features(self, part: Dataset, features: FloatArray) -> FeatureTable:
+        """Make a table of a dataset of features, if the model and the method can take it."""
+        _, views, width = features.shape
         if width != self.model.embed_dim:
-            wanted = f"{self.model.id} works with {self.model.embed_dim}"
-            remedy = "give text features of the model that made them, or that model"
             raise UserError(
-                f"{part.id} holds features of width {width}, {wanted}: {remedy}"
+                f"{part.id} holds features of width {width}, "
+                f"{self.model.id} works with {self.model.embed_dim}: "
+                "give text features of the model that made them, or that model"
             )
+
+        count = self.count
         if views < count:
-            given = f"{views} {'view' if views == 1 else 'views'} of each image"
-            remedy = f"give features (N, {count}, {width}), or set views=1"
             raise UserError(
-                f"{part.id} holds {given}, the method wants {count}: {remedy}"
+                f"{part.id} holds {views} {'view' if views == 1 else 'views'} of each "
+                f"image, the method wants {count}: "
+                f"give features (N, {count}, {width}), or set views=1"
             )
         return FeatureTable(features[:, :count], {})
 
     def _batch(self, values: Tensor, keys: tuple[str, ...]) -> FeatureBatch:
+        """Make a batch of features."""
         return FeatureBatch(values, keys)
 
     def _table(self, number: int) -> FeatureTable:
+        """Return the table of a part, encoded if there is none."""
         part = self.stream.parts[number]
-        if number not in self._tables:
-            assert self.root is not None, "features that are encoded need a folder"
-            model = {"model": self.model.fingerprint, "dtype": str(self.model.dtype)}
-            shape = (len(part), self.count, self.model.embed_dim)
-            self._tables[number] = open_table(
-                self.root,
-                TableLayout(
-                    model | self._shape(part),
-                    shape,
-                    max(1, VIEWS_AT_ONCE // self.count),
-                ),
-                lambda blocks: self._encode(number, blocks),
-                title=part.id,
-                on_progress=lambda done, all: self._report(
-                    f"encode {part.id}", done, all
-                ),
-            )
-        return self._tables[number]
+        if number in self._tables:
+            return self._tables[number]
+        assert self.root is not None, "features that are encoded need a folder"
+
+        # The table depends on the weights and on all that decides the pixels.
+        model = {"model": self.model.fingerprint, "dtype": str(self.model.dtype)}
+        layout = TableLayout(
+            model | self._shape(part),
+            shape=(len(part), self.count, self.model.embed_dim),
+            rows=max(1, VIEWS_AT_ONCE // self.count),
+        )
+        table = open_table(
+            self.root,
+            layout,
+            lambda blocks: self._encode(number, blocks),
+            title=part.id,
+            on_progress=lambda done, all: self._report(f"encode {part.id}", done, all),
+        )
+        self._tables[number] = table
+        return table
 
     def _encode(self, number: int, blocks: Sequence[range]) -> Iterator[FeatureBlock]:
-        """Features of rows of one part."""
-        read = self._read(number, blocks)
-        for block, (batch, rows, unreadable) in zip(blocks, read, strict=True):
+        """Encode blocks of one part."""
+        width = self.model.embed_dim
+        batches = self._read(number, blocks)
+        for block, (batch, rows, unreadable) in zip(blocks, batches, strict=True):
+            # The plain image is a view, too: (B, V, 3, S, S).
             views = batch.images[:, None] if batch.views is None else batch.views
-            features = np.zeros(
-                (len(block), views.shape[1], self.model.embed_dim), np.float32
-            )
+            features = np.zeros((len(block), views.shape[1], width), np.float32)
+
+            # Rows of unreadable images stay zero.
             if len(batch):
                 views = views.to(self.model.device, non_blocking=True)
                 encoded = encode_views(self.model, views, chunk=VIEWS_AT_ONCE)
@@ -254,45 +288,53 @@ class FeatureStream(PreparedStream[FeatureBatch]):
 
 
 def from_given_features(stream: AnyStream, model: CLIP) -> AnyStream:
-    """The stream, of features if that is what its datasets hold."""
+    """Return the stream, of features if that is what its datasets hold."""
     if not isinstance(stream, Stream):
         return stream
     holds = [part.features([0]) is not None for part in stream.parts]
-    if any(holds) and not all(holds):
+    if all(holds):
+        return FeatureStream(stream, model)
+    if any(holds):
         raise UserError(
             f"{stream.id}: datasets of images and of features cannot be mixed"
         )
-    return FeatureStream(stream, model) if all(holds) else stream
+    return stream
 
 
 def held_rows(stream: Stream) -> list[Indices]:
-    """The images of every part that are held: all, unless a stream shows less than half of them."""
-    return [
-        rows if 2 * len(rows) < len(part) else np.arange(len(part), dtype=np.int64)
-        for part, rows in zip(stream.parts, stream.shown(), strict=True)
-    ]
+    """Return the images of every part that are held.
+
+    All are, unless a stream shows less than half of them.
+    """
+    images = []
+    for part, rows in zip(stream.parts, stream.shown(), strict=True):
+        few = 2 * len(rows) < len(part)
+        images.append(rows if few else np.arange(len(part), dtype=np.int64))
+    return images
 
 
 def _views_per_image(stream: Stream) -> int:
+    """Count the views of an image, 1 where there is only the plain one."""
     return 1 if stream.views is None else stream.views.count
 
 
 def _bytes_per_image(stream: Stream, model: CLIP) -> int:
-    return (
-        _views_per_image(stream) * 3 * stream.preprocess.size**2 * model.dtype.itemsize
-    )
+    """Count the bytes of an image and its views in the model's dtype."""
+    values = _views_per_image(stream) * 3 * stream.preprocess.size**2
+    return values * model.dtype.itemsize
 
 
 @dataclass
 class PixelStore:
-    """Tables that the runs of a grid share; the oldest are let go of where room is needed."""
+    """Tables that the runs of a grid share; the oldest are dropped where room is needed."""
 
-    room: int  # bytes
+    # Bytes.
+    room: int
     _tables: dict[str, PixelTable] = field(default_factory=dict, init=False, repr=False)
 
     @staticmethod
     def bytes_of(stream: Stream, model: CLIP) -> int:
-        """Bytes of a stream: all of its parts at once, in the model's dtype."""
+        """Count the bytes of a stream: all of its parts at once, in the model's dtype."""
         return sum(map(len, held_rows(stream))) * _bytes_per_image(stream, model)
 
     def fits(self, stream: Stream, model: CLIP) -> bool:
@@ -300,15 +342,22 @@ class PixelStore:
         return self.bytes_of(stream, model) <= self.room
 
     def get(self, key: str, size: int, make: Callable[[], PixelTable]) -> PixelTable:
-        """The table of a key, made if there is none; used last, it is let go of last."""
+        """Return the table of a key, made if there is none; that used last is dropped last."""
         table = self._tables.pop(key, None)
         if table is None:
-            used = sum(table.pixels.nbytes for table in self._tables.values())
-            while self._tables and used + size > self.room:
-                used -= self._tables.pop(next(iter(self._tables))).pixels.nbytes
+            self._make_room(size)
             table = make()
+
+        # Behind all others: what is used last is dropped last.
         self._tables[key] = table
         return table
+
+    def _make_room(self, size: int) -> None:
+        """Drop tables, that used first foremost, until ``size`` more bytes fit."""
+        used = sum(table.pixels.nbytes for table in self._tables.values())
+        while self._tables and used + size > self.room:
+            oldest = self._tables.pop(next(iter(self._tables)))
+            used -= oldest.pixels.nbytes
 
 
 class HeldStream(PreparedStream[Batch]):
@@ -326,39 +375,49 @@ class HeldStream(PreparedStream[Batch]):
         self._rows = held_rows(stream)
 
     def _table(self, number: int) -> PixelTable:
+        """Return the table of a part, read if no run has it."""
         rows = self._rows[number]
+        model = self.model
         shape = self._shape(self.stream.parts[number])
-        key = f"{shape} {self.model.dtype} {self.model.device} {hash(rows.tobytes())}"
-        size = len(rows) * _bytes_per_image(self.stream, self.model)
+
+        # All that decides the pixels, so that runs share tables.
+        key = f"{shape} {model.dtype} {model.device} {hash(rows.tobytes())}"
+        size = len(rows) * _bytes_per_image(self.stream, model)
         return self.store.get(key, size, lambda: self._hold(number))
 
     def _hold(self, number: int) -> PixelTable:
-        size, rows = self.preprocess.size, self._rows[number]
-        shape = (
-            len(rows),
-            *([] if self.views is None else [self.count]),
-            3,
-            size,
-            size,
+        """Read and preprocess a part."""
+        # The table of this part, zero where an image cannot be read.
+        rows = self._rows[number]
+        count = len(rows)
+        size = self.preprocess.size
+        views = () if self.views is None else (self.count,)
+        pixels = torch.zeros(
+            (count, *views, 3, size, size),
+            dtype=self.model.dtype,
+            device=self.model.device,
         )
-        pixels = torch.zeros(shape, dtype=self.model.dtype, device=self.model.device)
-        step, unreadable = max(1, VIEWS_AT_ONCE // self.count), dict[int, str]()
-        blocks = [range(i, min(i + step, len(rows))) for i in range(0, len(rows), step)]
-        read = self._read(number, blocks, self._rows)
-        for block, (batch, own, missing) in zip(blocks, read, strict=True):
-            unreadable |= {
-                int(rows[position]): reason for position, reason in missing.items()
-            }
+
+        step = max(1, VIEWS_AT_ONCE // self.count)
+        blocks = [
+            range(first, min(first + step, count)) for first in range(0, count, step)
+        ]
+
+        unreadable: dict[int, str] = {}
+        batches = self._read(number, blocks, self._rows)
+        for block, (batch, positions, missing) in zip(blocks, batches, strict=True):
+            # Reasons are noted by row of the part, not of what is held.
+            for position, reason in missing.items():
+                unreadable[int(rows[position])] = reason
             if len(batch):
-                made = batch.images if batch.views is None else batch.views
-                positions = torch.from_numpy(own + block.start).to(pixels.device)
-                pixels[positions] = made.to(pixels.device, pixels.dtype)
-            self._report(f"read {self.stream.parts[number].id}", block.stop, len(rows))
+                images = batch.images if batch.views is None else batch.views
+                held = torch.from_numpy(positions + block.start).to(pixels.device)
+                pixels[held] = images.to(pixels.device, pixels.dtype)
+            self._report(f"read {self.stream.parts[number].id}", block.stop, count)
         return PixelTable(pixels, rows, unreadable)
 
     def _batch(self, values: Tensor, keys: tuple[str, ...]) -> Batch:
-        return (
-            Batch(values, keys)
-            if self.views is None
-            else Batch(values[:, 0], keys, values)
-        )
+        """Make a batch of pixels."""
+        if self.views is None:
+            return Batch(values, keys)
+        return Batch(values[:, 0], keys, values)

@@ -24,11 +24,13 @@ from cliquetta.data.images import (
 )
 from cliquetta.errors import UserError
 
-TRIES = 3  # how often a read is tried that fails otherwise than by "no such file"
+# How often a read is tried that fails otherwise than by "no such file". By hand, as file
+# systems of fsspec differ in what they try again, and several do not.
+TRIES = 3
 
 
 class Member(NamedTuple):
-    """A file in an uncompressed tar file."""
+    """File in an uncompressed tar file."""
 
     archive: str
     offset: int
@@ -41,7 +43,7 @@ def is_url(location: Path | str) -> bool:
 
 
 def find_filesystem(url: str) -> tuple[Any, str]:
-    """The file system of a URL, and the path in it."""
+    """Find the file system of a URL, and the path in it."""
     try:
         from fsspec.core import url_to_fs
     except ImportError:
@@ -69,7 +71,7 @@ def naming(location: Path | str) -> Iterator[None]:
 
 
 def open_location(location: Path | str) -> BinaryIO:
-    """A local file or one behind a URL, for reading."""
+    """Open a local file or one behind a URL, for reading."""
     if is_url(location):
         filesystem, path = find_filesystem(str(location))
         file: BinaryIO = filesystem.open(path, "rb")
@@ -78,23 +80,26 @@ def open_location(location: Path | str) -> BinaryIO:
 
 
 def read_location(location: str, offset: int = 0, size: int | None = None) -> bytes:
-    """The content of a file, or ``size`` bytes of it; a failing network is tried again."""
+    """Read a file, or ``size`` bytes of it; a failing network is tried again."""
     if not is_url(location):
         with open_location(location) as file:
             file.seek(offset)
             return file.read(-1 if size is None else size)
+
     filesystem, path = find_filesystem(location)
-    start, end = (None, None) if size is None else (offset, offset + size)
-    for left in reversed(range(TRIES)):
+    start = None if size is None else offset
+    end = None if size is None else offset + size
+    failures = 0
+    while True:
         try:
             return bytes(filesystem.cat_file(path, start=start, end=end))
         except (FileNotFoundError, IsADirectoryError, PermissionError):
             raise
         except Exception:
-            if not left:
+            failures += 1
+            if failures == TRIES:
                 raise
-            time.sleep(0.5 * 2 ** (TRIES - left))
-    raise AssertionError("unreachable")
+            time.sleep(0.5 * 2**failures)
 
 
 def read_listed(path: Path | str, member: Member | None = None) -> bytes:
@@ -102,7 +107,9 @@ def read_listed(path: Path | str, member: Member | None = None) -> bytes:
     if member is None and not is_url(path):
         return read_image(path)
     try:
-        return read_location(*member) if member else read_location(str(path))
+        if member is None:
+            return read_location(str(path))
+        return read_location(member.archive, member.offset, member.size)
     except FileNotFoundError:
         raise ImageError(str(path), "no such file") from None
     except Exception as error:  # whatever a file system raises
@@ -143,7 +150,8 @@ def expand_glob(pattern: str) -> list[str] | None:
 def require_exists(location: Path | str) -> None:
     """Refuse a file or folder that does not exist."""
     if is_url(location):
-        exists = find_filesystem(str(location))[0].exists(location)
+        filesystem, _ = find_filesystem(str(location))
+        exists = filesystem.exists(location)
     else:
         exists = Path(location).exists()
     if not exists:
@@ -151,15 +159,16 @@ def require_exists(location: Path | str) -> None:
 
 
 def join_url(base: str, path: str) -> str:
-    """``path`` as seen from the folder ``base``; a URL or an absolute path stays what it is."""
+    """Join ``path`` to the folder ``base``; a URL or an absolute path stays what it is."""
     if is_url(path):
         return path
-    protocol, _, rest = base.partition("://")
-    return f"{protocol}://{posixpath.normpath(posixpath.join(rest, path))}"
+    protocol, _, folder = base.partition("://")
+    joined = posixpath.normpath(posixpath.join(folder, path))
+    return f"{protocol}://{joined}"
 
 
 def walk_urls(url: str, unused: Counter[str]) -> Iterator[str]:
-    """All images below a URL in natural order, by suffix; ``unused`` counts the others, by kind."""
+    """Yield images below a URL in natural order, by suffix; ``unused`` counts other files."""
     filesystem, path = find_filesystem(url)
     for file in sorted(filesystem.find(path), key=natural_key):
         name = file.rpartition("/")[2]
@@ -173,34 +182,23 @@ def walk_urls(url: str, unused: Counter[str]) -> Iterator[str]:
 
 
 def fetch_image(url: str, *, seconds: float = 10.0, max_bytes: int = 2**25) -> bytes:
-    """The bytes behind an ``http(s)`` URL; redirects lead to such URLs only."""
-    opener = (
-        urllib.request.OpenerDirector()
-    )  # no files, no FTP, wherever a redirect leads
-    for handler in (
-        *(
-            urllib.request.ProxyHandler,
-            urllib.request.HTTPHandler,
-            urllib.request.HTTPSHandler,
-        ),
-        *(urllib.request.HTTPRedirectHandler, urllib.request.HTTPErrorProcessor),
-        urllib.request.HTTPDefaultErrorHandler,
-    ):
-        opener.add_handler(handler())
+    """Fetch the bytes behind an ``http(s)`` URL; redirects lead to such URLs only."""
     end = time.monotonic() + seconds
     request = urllib.request.Request(url, headers={"User-Agent": "cliquetta"})
     too_large = ImageError(url, f"too large (more than {max_bytes:,} bytes)")
-    parts: list[bytes] = []
+
+    # The declared size may be missing or wrong: count what arrives.
+    data = bytearray()
     try:
-        response = opener.open(request, timeout=seconds)
+        response = _http_opener().open(request, timeout=seconds)
         if response is None:
             raise ImageError(url, "redirects to something that is not HTTP")
         with closing(response):
             if int(response.headers.get("Content-Length") or 0) > max_bytes:
                 raise too_large
             while part := response.read1(1 << 16):
-                parts.append(part)
-                if sum(map(len, parts)) > max_bytes:
+                data += part
+                if len(data) > max_bytes:
                     raise too_large
                 if time.monotonic() > end:
                     raise TimeoutError
@@ -217,4 +215,19 @@ def fetch_image(url: str, *, seconds: float = 10.0, max_bytes: int = 2**25) -> b
         if isinstance(reason, TimeoutError):
             reason = f"no reply within {seconds:g} seconds"
         raise ImageError(url, f"cannot be fetched ({reason})") from None
-    return b"".join(parts)
+    return bytes(data)
+
+
+def _http_opener() -> urllib.request.OpenerDirector:
+    """Return an opener that reads no files and no FTP, wherever a redirect leads."""
+    opener = urllib.request.OpenerDirector()
+    for handler in (
+        urllib.request.ProxyHandler,
+        urllib.request.HTTPHandler,
+        urllib.request.HTTPSHandler,
+        urllib.request.HTTPRedirectHandler,
+        urllib.request.HTTPErrorProcessor,
+        urllib.request.HTTPDefaultErrorHandler,
+    ):
+        opener.add_handler(handler())
+    return opener

@@ -1,4 +1,4 @@
-"""A stream: datasets in a seeded order, in batches, with the views that a method asked for.
+"""Streams: datasets in a seeded order, in batches, with the views that a method asked for.
 
 Labels travel beside the batches and never inside them.
 """
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Skipped:
-    """A file that could not be read, and why."""
+    """File that could not be read, and why."""
 
     key: str
     reason: str
@@ -61,7 +61,7 @@ class Stream:
             last.
         length: Of order ``long``: images of the stream.
         unknown: A dataset of images outside the class list (``RelabelledDataset(...,
-            "outside")``) to strew among the others, at most as many.
+            "outside")``) to interleave with the others, at most as many.
         limit: Images per dataset, at most.
         workers: Processes or threads that read ahead (:mod:`cliquetta.data.loader`): 0
             reads in the caller's thread, ``None`` uses as many as the cores and
@@ -92,46 +92,62 @@ class Stream:
         workers: int | None = 0,
         device: torch.device | str = "cpu",
     ) -> None:
-        shown = (dataset,) if isinstance(dataset, Dataset) else tuple(dataset)
+        labelled = (dataset,) if isinstance(dataset, Dataset) else tuple(dataset)
         self.unknown = unknown
-        # images of the last are unknown if there is one
-        self.domains = shown if unknown is None else (*shown, unknown)
-        self.preprocess, self.batch_size = preprocess, batch_size
-        self.order, self.sampler = order, look_up("order", order, SAMPLERS)
+        # Images of the last are unknown if there is one.
+        self.domains = labelled if unknown is None else (*labelled, unknown)
+        self.preprocess = preprocess
+        self.batch_size = batch_size
+        self.order = order
+        self.sampler = look_up("order", order, SAMPLERS)
         self.options = SamplerOptions(
-            gamma, present, imbalance, length, limit, batch_size
+            gamma=gamma,
+            present=present,
+            imbalance=imbalance,
+            length=length,
+            limit=limit,
+            batch_size=batch_size,
         )
-        self.seed, self.views, self.view_seed = seed, views, view_seed
-        self.workers, self.device = workers, torch.device(device)
+        self.seed = seed
+        self.views = views
+        self.view_seed = view_seed
+        self.workers = workers
+        self.device = torch.device(device)
         self._check()
-        self.skipped: list[
-            Skipped
-        ] = []  # unreadable files met since the last start, in order
+
+        # Unreadable files met since the last start, in order.
+        self.skipped: list[Skipped] = []
         self._reported: set[str] = set()
         self.names = self.domains[0].names
-        joined = ("+" if self.sampler.interleaves else ">").join(
-            domain.id for domain in shown
-        )
-        self.id = joined if unknown is None else f"{joined} with unknown {unknown.id}"
+        separator = "+" if self.sampler.interleaves else ">"
+        self.id = separator.join(domain.id for domain in labelled)
+        if unknown is not None:
+            self.id += f" with unknown {unknown.id}"
+
         rng = np.random.default_rng(seed)
         sets = [LabelledSet(domain.id, _labels(domain)) for domain in self.domains]
-        positions = self.sampler.draw(sets[: len(shown)], self.options, rng)
+        positions = self.sampler.draw(sets[: len(labelled)], self.options, rng)
         if unknown is not None:
-            positions = interleave(positions, sets[-1], len(shown), rng)
-        rounds = np.stack([positions.round, positions.domain])
-        kinds, part_of = np.unique(rounds, axis=1, return_inverse=True)
-        # the datasets as they are shown: one for every dataset and round
+            positions = interleave(positions, sets[-1], len(labelled), rng)
+
+        # A part is a dataset in one of its rounds, in which its noise is drawn anew.
+        occurrences = np.stack([positions.round, positions.domain])
+        kinds, part_of = np.unique(occurrences, axis=1, return_inverse=True)
+        rounds, domains = kinds
         self.parts = tuple(
             self.domains[domain].redrawn(round) for round, domain in kinds.T
         )
-        several = len(self.domains) > 1
         self._shown = _Shown(
-            self.parts, kinds[0], several, part_of.reshape(-1), positions.image
+            parts=self.parts,
+            rounds=rounds,
+            several=len(self.domains) > 1,
+            part_of=part_of.reshape(-1),
+            index_of=positions.image,
         )
-        self._first = np.cumsum(
-            [0, *map(len, self.parts)]
-        )  # of each part, in the labels of all
-        self._labels = np.concatenate([sets[domain].labels for domain in kinds[1]])
+
+        # Labels of all parts, and where those of each part begin.
+        self._first = np.cumsum([0, *map(len, self.parts)])
+        self._labels = np.concatenate([sets[domain].labels for domain in domains])
 
     def _check(self) -> None:
         """Refuse what cannot be streamed."""
@@ -141,43 +157,51 @@ class Stream:
             raise UserError(
                 "order 'keff' decides the classes of a batch: leave out unknown ones"
             )
-        if (
-            self.sampler.interleaves
-            and len(self.domains) - (self.unknown is not None) < 2
-        ):
+        labelled = len(self.domains) - (self.unknown is not None)
+        if self.sampler.interleaves and labelled < 2:
             raise UserError(
                 f"order {self.order!r} interleaves several datasets, got one"
             )
         if self.workers is not None and self.workers < 0:
             raise UserError(f"workers is 0 or more, got {self.workers}")
-        if self.seed < 0 or self.view_seed < 0:
-            raise UserError(
-                f"seeds are 0 or more, got {min(self.seed, self.view_seed)}"
-            )
+        lower_seed = min(self.seed, self.view_seed)
+        if lower_seed < 0:
+            raise UserError(f"seeds are 0 or more, got {lower_seed}")
         if self.views is not None:
             check_spec(self.views)
+        self._check_datasets()
+
+    def _check_datasets(self) -> None:
+        """Refuse datasets that differ in their classes or lack labels that the order needs."""
         first = self.domains[0]
-        for domain in self.domains[1:]:
+        for domain in self.domains:
             if domain.names != first.names:
-                reason = f"{domain.id} and {first.id} do not"
                 raise UserError(
-                    f"datasets of one stream share one class list; {reason}"
+                    "datasets of one stream share one class list; "
+                    f"{domain.id} and {first.id} do not"
                 )
-        unlabelled = [domain.id for domain in self.domains if domain.labels is None]
-        if self.sampler.needs_labels and unlabelled:
-            raise UserError(
-                f"order {self.order!r} needs labels, {unlabelled[0]} has none"
-            )
+        if not self.sampler.needs_labels:
+            return
+        for domain in self.domains:
+            if domain.labels is None:
+                raise UserError(
+                    f"order {self.order!r} needs labels, {domain.id} has none"
+                )
 
     def listing(self, rows: Sequence[Indices] | None = None) -> "Stream":
-        """All images of all parts, or some ``rows`` of each, as they are listed; keys as here."""
-        rows = [np.arange(len(part)) for part in self.parts] if rows is None else rows
-        part_of = np.repeat(np.arange(len(rows)), [len(some) for some in rows])
+        """List all images of all parts, or some ``rows`` of each, in their order; keys as here."""
+        if rows is None:
+            rows = [np.arange(len(part)) for part in self.parts]
+        counts = [len(some) for some in rows]
+
         listed = copy.copy(self)
         listed._shown = replace(
-            self._shown, part_of=part_of, index_of=np.concatenate(rows)
+            self._shown,
+            part_of=np.repeat(np.arange(len(rows)), counts),
+            index_of=np.concatenate(rows),
         )
-        listed.skipped, listed._reported = [], set()
+        listed.skipped = []
+        listed._reported = set()
         return listed
 
     def __len__(self) -> int:
@@ -190,9 +214,8 @@ class Stream:
         return len(self._shown.index_of)
 
     def settings(self) -> dict[str, Any]:
-        """Everything that decides what is shown and when, as plain JSON types."""
-        options = {name: getattr(self.options, name) for name in self.sampler.reads}
-        return {
+        """Return all that decides what is shown and when, as plain JSON types."""
+        settings: dict[str, Any] = {
             "datasets": [
                 {"id": domain.id, "images": len(domain), "files": domain.fingerprint}
                 for domain in self.domains
@@ -201,42 +224,51 @@ class Stream:
             "order": self.order,
             "seed": self.seed,
             "views": None if self.views is None else asdict(self.views),
-            "view_seed": self.view_seed if self.views is not None else None,
-            "dirichlet": options.pop("gamma", None),  # as records have always called it
+            "view_seed": None if self.views is None else self.view_seed,
+            "dirichlet": None,
             "limit": self.options.limit,
-            **({} if self.unknown is None else {"unknown": self.unknown.id}),
-            **{
-                name: list(v) if isinstance(v, tuple) else v
-                for name, v in options.items()
-            },
         }
+        if self.unknown is not None:
+            settings["unknown"] = self.unknown.id
+
+        for name in self.sampler.reads:
+            value = getattr(self.options, name)
+            if name == "gamma":
+                # As records have always called it.
+                settings["dirichlet"] = value
+            else:
+                settings[name] = list(value) if isinstance(value, tuple) else value
+        return settings
 
     def __iter__(self) -> Iterator[tuple[Batch, Tensor]]:
         return self.batches()
 
     def batches(self, start: int = 0) -> Iterator[tuple[Batch, Tensor]]:
-        """Batches from number ``start`` on."""
+        """Yield batches from number ``start`` on."""
         return self.read(self.ranges(start))
 
     def ranges(self, start: int) -> list[range]:
-        """The positions of every batch from number ``start`` on."""
+        """Return the positions of every batch from number ``start`` on."""
         if not 0 <= start <= len(self):
             raise UserError(
                 f"the stream has {len(self)} batches, cannot start at {start}"
             )
-        firsts = range(start * self.batch_size, self.images, self.batch_size)
-        return [range(i, min(i + self.batch_size, self.images)) for i in firsts]
+
+        size = self.batch_size
+        firsts = range(start * size, self.images, size)
+        return [range(first, min(first + size, self.images)) for first in firsts]
 
     def read(self, parts: Sequence[range]) -> Iterator[tuple[Batch, Tensor]]:
-        """Batches of any positions of the stream, read ahead while the caller is busy with one."""
+        """Yield batches of any positions of the stream, read ahead while the caller is busy."""
         with closing(self.load(parts)) as loading:
             for part, (batch, loaded) in zip(parts, loading, strict=True):
-                yield batch, self.labels([part[row] for row in loaded.positions])
+                readable = [part[row] for row in loaded.positions]
+                yield batch, self.labels(readable)
 
     def load(
         self, parts: Sequence[range]
     ) -> Generator[tuple[Batch, Loaded], None, None]:
-        """Batches of positions, and which of these could be read."""
+        """Yield batches of positions, and which of these could be read."""
         self.skipped = []
         loader = Loader(
             self._shown,
@@ -246,38 +278,45 @@ class Stream:
             self.workers,
             self.device,
         )
-        with closing(loader.load(parts, sum(map(len, parts)))) as loading:
+        images = sum(map(len, parts))
+        with closing(loader.load(parts, images)) as loading:
             for part, loaded in zip(parts, loading, strict=True):
                 keys = [self.key(position) for position in part]
                 for row, reason in loaded.unreadable:
-                    self.skipped.append(Skipped(keys[row], reason))
-                    if keys[row] not in self._reported:
-                        self._reported.add(keys[row])
-                        _log.warning("skipped %s: %s", keys[row], reason)
+                    self._skip(keys[row], reason)
                 (batch,) = loaded.batches(keys, (self.views,))
                 yield batch, loaded
 
+    def _skip(self, key: str, reason: str) -> None:
+        """Note an unreadable file, with a warning the first time."""
+        self.skipped.append(Skipped(key, reason))
+        if key not in self._reported:
+            self._reported.add(key)
+            _log.warning("skipped %s: %s", key, reason)
+
     def origin(self, positions: range) -> tuple[Indices, Indices]:
-        """Number of the part, and index of the image in it, at positions of the stream."""
+        """Return the part, and the index of the image in it, at positions of the stream."""
         where = slice(positions.start, positions.stop)
         return self._shown.part_of[where], self._shown.index_of[where]
 
     def shown(self) -> list[Indices]:
-        """The images of every part that have a position in the stream, in ascending order."""
-        part_of, index_of = self._shown.part_of, self._shown.index_of
-        return [
-            np.unique(index_of[part_of == number]) for number in range(len(self.parts))
-        ]
+        """Return the images of every part that have a position, in ascending order."""
+        images = []
+        for number in range(len(self.parts)):
+            in_part = self._shown.part_of == number
+            images.append(np.unique(self._shown.index_of[in_part]))
+        return images
 
     def key(self, position: int) -> str:
-        """Name of the image at a position; several datasets: led by the id, ``#n`` if again."""
+        """Name the image at a position; several datasets: led by the id, ``#n`` if again."""
         return self._shown.key(position)
 
     def labels(self, positions: Sequence[int]) -> Tensor:
-        """Labels of the images at positions of the stream, -1 where unknown."""
-        rows = np.asarray(positions, dtype=np.int64)
-        firsts = self._first[self._shown.part_of[rows]]
-        return torch.from_numpy(self._labels[firsts + self._shown.index_of[rows]])
+        """Return labels of the images at positions of the stream, -1 where unknown."""
+        where = np.asarray(positions, dtype=np.int64)
+        firsts = self._first[self._shown.part_of[where]]
+        rows = firsts + self._shown.index_of[where]
+        return torch.from_numpy(self._labels[rows])
 
 
 @dataclass(frozen=True, eq=False)
@@ -286,35 +325,44 @@ class _Shown:
 
     parts: Sequence[Dataset]
     rounds: Indices
-    several: bool  # whether keys are led by the dataset's id
+    # Whether keys are led by the dataset's id.
+    several: bool
     part_of: Indices
     index_of: Indices
 
     def __call__(self, positions: Sequence[int]) -> list[ImageGroup]:
-        """The images at some positions, by the part that they are in."""
-        part_of, index_of = (
-            self.part_of[list(positions)],
-            self.index_of[list(positions)],
-        )
+        """Group the images at some positions by the part that they are in."""
+        where = list(positions)
+        part_of = self.part_of[where]
+        index_of = self.index_of[where]
+
+        # A group for each part, so that arrays are read at once.
         groups = []
         for number in np.unique(part_of):
             rows = np.flatnonzero(part_of == number).tolist()
-            keys = [self.key(positions[row]) for row in rows]
-            groups.append(
-                ImageGroup(self.parts[number], index_of[rows].tolist(), keys, rows)
+            group = ImageGroup(
+                dataset=self.parts[number],
+                indices=index_of[rows].tolist(),
+                keys=[self.key(where[row]) for row in rows],
+                positions=rows,
             )
+            groups.append(group)
         return groups
 
     def key(self, position: int) -> str:
-        """Name of the image at a position."""
+        """Name the image at a position."""
         number = self.part_of[position]
-        part, round = self.parts[number], self.rounds[number]
-        key = part.keys[self.index_of[position]] + (f"#{round}" if round else "")
+        part = self.parts[number]
+        round = self.rounds[number]
+
+        key = part.keys[self.index_of[position]]
+        if round:
+            key = f"{key}#{round}"
         return f"{part.id}/{key}" if self.several else key
 
 
 def _labels(dataset: Dataset) -> Indices:
-    """Labels as an array, -1 throughout where there are none."""
+    """Return labels as an array, -1 throughout where there are none."""
     if dataset.labels is None:
         return np.full(len(dataset), UNKNOWN, dtype=np.int64)
     return dataset.labels.numpy()

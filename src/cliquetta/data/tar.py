@@ -20,25 +20,22 @@ from cliquetta.data.remote import Member, open_location
 from cliquetta.errors import UserError
 from cliquetta.prompts.classes import DEFAULT_TEMPLATE
 
-LABEL_KEYS = (
-    "label",
-    "cls",
-    "class",
-    "class_name",
-)  # keys of the class in a sample's `.json`
+# Keys of the class in a sample's `.json`.
+LABEL_KEYS = ("label", "cls", "class", "class_name")
 _BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
 class TarSample(NamedTuple):
-    """An image of a shard."""
+    """Image of a shard."""
 
     key: str
     member: Member
-    stated: str | None = None  # class by its `.cls` or `.json` member
+    # Class by its `.cls` or `.json` member.
+    stated: str | None = None
 
 
 def tar_dataset(path: Path, names: Sequence[str] | None = None) -> FileDataset:
-    """The samples of one shard, of ``shard-{000..012}.tar``, or of all shards in a folder.
+    """Read the samples of one shard, of ``shard-{000..012}.tar``, or of all shards in a folder.
 
     Classes are in ``.cls`` or ``.json`` members (:data:`LABEL_KEYS`), else they are the
     folders in the archive; class list and templates are in text files beside the
@@ -49,33 +46,39 @@ def tar_dataset(path: Path, names: Sequence[str] | None = None) -> FileDataset:
     if not samples:
         raise no_images(path)
     home = shards[0].parent
+
     names = read_beside(CLASS_FILES, home, home.parent) if names is None else names
     stated = [sample.stated for sample in samples]
-    if not any(value is not None for value in stated):
-        stated = [
-            sample.key.rpartition("/")[0].rpartition("/")[2] or None
-            for sample in samples
-        ]
+    if all(value is None for value in stated):
+        stated = [_folder(sample.key) for sample in samples]
+
     names, labels = number_labels(stated, names, str(path))
-    templates = read_beside(TEMPLATE_FILES, home, home.parent)
+    templates = read_beside(TEMPLATE_FILES, home, home.parent) or (DEFAULT_TEMPLATE,)
+
+    # The shard leads where several shards number their samples alike.
     keys = [sample.key for sample in samples]
-    named = [f"{Path(sample.member.archive).name}/{sample.key}" for sample in samples]
+    paths = [f"{Path(sample.member.archive).name}/{sample.key}" for sample in samples]
+    if len(set(keys)) < len(keys):
+        keys = paths
     return FileDataset(
         f"tar:{path.as_posix()}",
-        named,
+        paths,
         names=names,
-        # the shard leads where several shards number their samples alike
-        keys=keys if len(set(keys)) == len(keys) else named,
+        keys=keys,
         labels=labels,
-        templates=[
-            line.replace("{c}", "{}") for line in templates or (DEFAULT_TEMPLATE,)
-        ],
+        templates=[line.replace("{c}", "{}") for line in templates],
         members=[sample.member for sample in samples],
     )
 
 
+def _folder(key: str) -> str | None:
+    """Return the innermost folder of a key, if it has one."""
+    folders, _, _ = key.rpartition("/")
+    return folders.rpartition("/")[2] or None
+
+
 def find_shards(path: Path) -> list[Path]:
-    """The tar files that a path, a folder or ``name-{000..012}.tar`` stands for."""
+    """Find the tar files that a path, a folder or ``name-{000..012}.tar`` stands for."""
     if _BRACES.search(path.name) is not None:
         shards = [path.with_name(name) for name in expand_braces(path.name)]
     elif path.is_dir():
@@ -84,68 +87,78 @@ def find_shards(path: Path) -> list[Path]:
             raise UserError(f"no tar files in {path}")
     else:
         shards = [path]
-    absent = [shard for shard in shards if not shard.is_file()]
-    if absent:
-        raise UserError(f"no tar file {absent[0]}")
+
+    for shard in shards:
+        if not shard.is_file():
+            raise UserError(f"no tar file {shard}")
     return shards
 
 
 def expand_braces(name: str) -> list[str]:
-    """Names that ``name-{000..012}.tar`` stands for; one without braces stands for itself."""
+    """List the names that ``name-{000..012}.tar`` stands for; others stand for themselves."""
     braces = _BRACES.search(name)
     if braces is None:
         return [name]
     low, high = braces.groups()
+
+    # Numbers are as long as the first one: 000, 001, ...
+    digits = len(low)
     numbers = range(int(low), int(high) + 1)
-    return [name.replace(braces[0], f"{number:0{len(low)}d}") for number in numbers]
+    return [name.replace(braces[0], f"{number:0{digits}d}") for number in numbers]
 
 
 def list_members(shard: Path | str) -> Iterator[tuple[str, Member]]:
-    """Name and bytes of every image file in a tar file, in the order of the archive."""
+    """Yield name and place of every image file in a tar file, in the order of the archive."""
     for _, info in _files(shard):
         if Path(info.name).suffix.lower() in EXTENSIONS:
-            yield (
-                info.name.removeprefix("./"),
-                Member(str(shard), info.offset_data, info.size),
-            )
+            yield info.name.removeprefix("./"), _member(shard, info)
+
+
+def _member(shard: Path | str, info: tarfile.TarInfo) -> Member:
+    """Return the place of a file in a tar file."""
+    return Member(str(shard), info.offset_data, info.size)
 
 
 def index_shard(shard: Path | str) -> list[TarSample]:
-    """The samples of a shard that have an image, in the order of the archive.
+    """List the samples of a shard that have an image, in the order of the archive.
 
     Files up to whose first dot the name is the same are one sample where one of them is
     ``.cls`` or ``.json``, with its first image; elsewhere every image is a sample, by
     its file name if several share what is before the dot.
     """
+    # Images and classes of each sample, by its key.
     images: dict[str, dict[str, Member]] = {}
     stated: dict[str, str | None] = {}
     for archive, info in _files(shard):
         name = info.name.removeprefix("./")
         folder, slash, base = name.rpartition("/")
+
         stem, _, ending = base.partition(".")
-        # only the last ending counts: "x.left.jpg" is an image of sample x
-        key, kind = f"{folder}{slash}{stem}", ending.lower().rpartition(".")[2]
+        key = f"{folder}{slash}{stem}"
+
+        # Only the last ending counts: "x.left.jpg" is an image of sample x.
+        kind = ending.lower().rpartition(".")[2]
         if f".{kind}" in EXTENSIONS:
-            member = Member(str(shard), info.offset_data, info.size)
-            images.setdefault(key, {})[name] = member
+            images.setdefault(key, {})[name] = _member(shard, info)
         elif kind in {"cls", "json"}:
             file = archive.extractfile(info)
-            stated[key] = _class_in(kind, file.read() if file else b"") or stated.get(
-                key
-            )
+            label = _read_class(kind, file.read() if file else b"")
+            stated[key] = label or stated.get(key)
+
+    # Without a class, images that share a key are samples of their own.
     samples = []
     for key, members in images.items():
         if key in stated or len(members) == 1:
-            samples.append(
-                TarSample(key, next(iter(members.values())), stated.get(key))
-            )
-        else:
-            samples += [TarSample(name, member) for name, member in members.items()]
+            first = next(iter(members.values()))
+            samples.append(TarSample(key, first, stated.get(key)))
+            continue
+        for name, member in members.items():
+            samples.append(TarSample(name, member))
     return samples
 
 
 def _files(shard: Path | str) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
-    """The files in a tar file that are not hidden, with the archive."""
+    """Yield the files in a tar file that are not hidden, with the archive."""
     try:
         with (
             open_location(shard) as file,
@@ -155,13 +168,14 @@ def _files(shard: Path | str) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo
                 if member.isfile() and not Path(member.name).name.startswith("."):
                     yield archive, member
     except tarfile.ReadError as error:
-        remedy = "a compressed one has to be read from the start for every image; uncompress it"
         raise UserError(
-            f"{shard} is not an uncompressed tar file ({error}): {remedy}"
+            f"{shard} is not an uncompressed tar file ({error}): a compressed one has to "
+            "be read from the start for every image; uncompress it"
         ) from None
 
 
-def _class_in(kind: str, data: bytes) -> str | None:
+def _read_class(kind: str, data: bytes) -> str | None:
+    """Read the class in a ``cls`` or ``json`` file, if it states one."""
     try:
         text = data.decode("utf-8").strip()
         if kind == "cls":
@@ -169,7 +183,9 @@ def _class_in(kind: str, data: bytes) -> str | None:
         record = json.loads(text)
     except ValueError:
         return None
-    values = [
-        record[key] for key in LABEL_KEYS if isinstance(record, dict) and key in record
-    ]
-    return str(values[0]) if values else None
+    if not isinstance(record, dict):
+        return None
+    for key in LABEL_KEYS:
+        if key in record:
+            return str(record[key])
+    return None

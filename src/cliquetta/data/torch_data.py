@@ -22,7 +22,8 @@ from cliquetta.model.preprocess import Preprocess
 
 IMAGE_KEYS = ("image", "images", "pixel_values", "pixels", "img")
 LABEL_KEYS = ("label", "labels", "target", "targets", "class")
-_LABEL_ATTRIBUTES = ("targets", "labels")  # of torchvision's datasets
+# Of torchvision's datasets.
+_LABEL_ATTRIBUTES = ("targets", "labels")
 
 
 def is_torch_data(data: Any) -> bool:
@@ -55,18 +56,21 @@ class TorchImages(Sequence[ImageLike]):
     ) -> None:
         self.preprocess = preprocess
         self.channel_order = channel_order
-        data_behind: Any = data.dataset if isinstance(data, DataLoader) else data
-        self._data = data_behind
-        self._kept: list[tuple[ImageLike, Any]] | None = None
-        self.id = f"torch:{type(self._data).__name__}"
+        dataset: Any = data.dataset if isinstance(data, DataLoader) else data
+        self._data = dataset
+        self._items: list[tuple[ImageLike, Any]] | None = None
+        self.id = f"torch:{type(dataset).__name__}"
+
         indices: Sequence[int] | None = None
         if isinstance(data, DataLoader):
             indices = _indices_of_loader(data)
         elif not isinstance(data, IterableDataset):
-            indices = range(len(self._data))
+            indices = range(len(dataset))
+
+        # Neither numbered nor listed by a sampler: read it now.
         if indices is None:
-            self._kept = list(self._read_all(data))
-            indices = range(len(self._kept))
+            self._items = list(self._read_all(data))
+            indices = range(len(self._items))
         self.indices = indices
         """Number of every image in the dataset."""
         if not len(self.indices):
@@ -78,23 +82,25 @@ class TorchImages(Sequence[ImageLike]):
 
     @property
     def names(self) -> list[str]:
-        """The number of every image in the dataset, as text; a position where one is repeated."""
-        unique = len(set(self.indices)) == len(self.indices)
-        return [str(n) for n in (self.indices if unique else range(len(self.indices)))]
+        """Numbers of the images in the dataset, as text; positions where one is repeated."""
+        numbers = self.indices
+        if len(set(numbers)) < len(numbers):
+            numbers = range(len(numbers))
+        return [str(number) for number in numbers]
 
     @overload
     def __getitem__(self, at: int) -> ImageLike: ...
     @overload
     def __getitem__(self, at: slice) -> list[ImageLike]: ...
     def __getitem__(self, at: int | slice) -> ImageLike | list[ImageLike]:
-        """Image ``at``, or several, read from the dataset."""
+        """Read image ``at``, or several, from the dataset."""
         if isinstance(at, slice):
-            return [self[number] for number in range(*at.indices(len(self)))]
+            return [self[number] for number in range(len(self))[at]]
         image, _ = self._item(at)
         return image
 
     def labels(self) -> list[str | int]:
-        """Labels of all images, ``""`` where there is none.
+        """Return the labels of all images, ``""`` where there is none.
 
         They come from ``targets`` or ``labels`` of the dataset, else from its items,
         which are then read once more.
@@ -110,23 +116,26 @@ class TorchImages(Sequence[ImageLike]):
 
     def _stated_labels(self) -> Any:
         """Return the labels that a dataset lists, ``None`` if it lists none."""
-        if self._kept is not None:
+        if self._items is not None:
             return None
         for name in _LABEL_ATTRIBUTES:
             stated = getattr(self._data, name, None)
-            if isinstance(stated, Sequence | torch.Tensor) and len(stated) == len(
-                self._data
-            ):
+            if not isinstance(stated, Sequence | torch.Tensor):
+                continue
+            if len(stated) == len(self._data):
                 return stated
         return None
 
     def _item(self, number: int) -> tuple[ImageLike, Any]:
-        if self._kept is not None:
-            return self._kept[number]
-        image, label = split_item(self._data[self.indices[number]])
+        """Read an image and its label."""
+        if self._items is not None:
+            return self._items[number]
+        item = self._data[self.indices[number]]
+        image, label = split_item(item)
         return self._read(image), label
 
     def _read(self, image: Any) -> ImageLike:
+        """Read the image of one item."""
         (picture,) = separate_images(
             [image], self.preprocess, channel_order=self.channel_order
         )
@@ -139,6 +148,8 @@ class TorchImages(Sequence[ImageLike]):
             if is_single(images):
                 yield self._read(images), labels
                 continue
+
+            # A batch of images.
             if labels is None:
                 labels = [None] * len(images)
             for image, label in zip(images, labels, strict=True):
@@ -147,12 +158,9 @@ class TorchImages(Sequence[ImageLike]):
 
 def _indices_of_loader(loader: "DataLoader[Any]") -> list[int] | None:
     """Return the order in which a loader reads its dataset; ``None`` if it does more than that."""
-    if (
-        isinstance(loader.dataset, IterableDataset)
-        or loader.collate_fn is not default_collate
-    ):
+    if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
         return None
-    if loader.batch_sampler is None:
+    if loader.collate_fn is not default_collate:
         return None
     return [int(index) for batch in loader.batch_sampler for index in batch]
 
@@ -166,8 +174,10 @@ def split_item(item: Any) -> tuple[Any, Any]:
             raise UserError(
                 f"an item with {keys} names no image: call it {' or '.join(IMAGE_KEYS[:3])}"
             )
+
         label_key = next((key for key in LABEL_KEYS if key in item), None)
         return item[image_key], None if label_key is None else item[label_key]
+
     if isinstance(item, list | tuple):
         if not item:
             raise UserError(
@@ -178,6 +188,7 @@ def split_item(item: Any) -> tuple[Any, Any]:
 
 
 def _plain_label(label: Any) -> str | int:
+    """Return a label as a name or a number, empty where there is none."""
     if isinstance(label, torch.Tensor):
         label = label.item()
     if label is None or label == UNKNOWN:
@@ -186,7 +197,7 @@ def _plain_label(label: Any) -> str | int:
 
 
 class LabelledTorchImages(Dataset):
-    """A torch dataset or loader as a dataset of this package, for streams and scores.
+    """Torch dataset or loader as a dataset of this package, for streams and scores.
 
     Args:
         images: The images.
@@ -214,5 +225,6 @@ class LabelledTorchImages(Dataset):
         self.images = images
 
     def load(self, index: int) -> Image.Image:
-        """Image ``index`` in RGB."""
-        return to_picture(self.images[index])[1]
+        """Load image ``index`` in RGB."""
+        _, picture = to_picture(self.images[index])
+        return picture

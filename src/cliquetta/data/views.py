@@ -37,6 +37,7 @@ def check_spec(spec: ViewSpec) -> None:
     look_up("kind of views", spec.kind, VIEW_KINDS)
     if spec.count < 1:
         raise UserError(f"at least one view (the plain one), got {spec.count}")
+
     if spec.kind == "zoom-crop" and spec.zoom < 1:
         raise UserError(f"zoom must be at least 1 for a crop to fit, got {spec.zoom}")
     if not 0 < spec.min_area <= 1:
@@ -46,81 +47,103 @@ def check_spec(spec: ViewSpec) -> None:
 def image_views(
     image: Image.Image, key: str, spec: ViewSpec, seed: int, preprocess: Preprocess
 ) -> Tensor:
-    """Views of a picture: (V, S, S, 3) in 8 bits; AugMix mixes normalised pixels, (V, 3, S, S)."""
-    image = image if image.mode == "RGB" else image.convert("RGB")
-    boxes, recipe = _draw(spec, seed, key, (image.height, image.width), preprocess.size)
-    crops = torch.from_numpy(crop_image(image, boxes, preprocess.size))
+    """Make the views of a picture, the plain one first.
+
+    They are (V, S, S, 3) in 8 bits; AugMix mixes normalised pixels, (V, 3, S, S).
+    """
+    if image.mode != "RGB":
+        image = image.convert("RGB")
+    size = preprocess.size
+    boxes, recipe = _draw(spec, seed, key, image.height, image.width, size)
+    crops = torch.from_numpy(crop_image(image, boxes, size))
     plain = torch.from_numpy(np.array(preprocess.picture(image)))
-    return _finish(plain[None], crops[None], [recipe], preprocess)[0]
+
+    if recipe is None:
+        return torch.cat([plain[None], crops])
+    return _mix_views(plain[None], crops[None], [recipe], preprocess)[0]
 
 
 def to_pixels(views: Tensor, preprocess: Preprocess) -> Tensor:
-    """Normalised pixels of what :func:`image_views` makes, on its device."""
+    """Return normalised pixels of what :func:`image_views` makes, on its device."""
     return preprocess.pixels(views) if views.dtype == torch.uint8 else views
 
 
 def attach_views(
     batch: Batch, spec: ViewSpec, *, seed: int, preprocess: Preprocess | None = None
 ) -> Batch:
-    """The batch with views cropped from its preprocessed pixels, on their device.
+    """Return the batch with views cropped from its preprocessed pixels, on their device.
 
     What is outside the centre crop is out of reach: prefer ``Stream(views=...)``.
     ``augmix`` needs ``preprocess`` to find the 8-bit pictures that it works on.
     """
     check_spec(spec)
+    images = batch.images
     if len(batch.keys) != len(batch):
-        sizes = f"{len(batch)} images and {len(batch.keys)} keys"
-        remedy = "make it with Batch(images, keys=...)"
-        raise UserError(f"views are tied to keys: the batch has {sizes}; {remedy}")
-    S = batch.images.shape[-1]
-    if len(batch) == 0:
-        return Batch(batch.images, (), batch.images.new_empty(0, spec.count, 3, S, S))
-    boxes, recipes = zip(
-        *(_draw(spec, seed, key, (S, S), S) for key in batch.keys), strict=True
-    )
-    if spec.kind != "augmix":
-        crops = crop_tensors(batch.images, boxes, S).to(batch.images.dtype)
-        return Batch(
-            batch.images, batch.keys, torch.cat([batch.images[:, None], crops], dim=1)
+        raise UserError(
+            f"views are tied to keys: the batch has {len(batch)} images and "
+            f"{len(batch.keys)} keys; make it with Batch(images, keys=...)"
         )
+
+    S = images.shape[-1]
+    if len(batch) == 0:
+        return Batch(images, (), images.new_empty(0, spec.count, 3, S, S))
+
+    choices = [_draw(spec, seed, key, S, S, size=S) for key in batch.keys]
+    boxes = [box for box, _ in choices]
+    recipes = [recipe for _, recipe in choices if recipe is not None]
+    if not recipes:
+        crops = crop_tensors(images, boxes, S).to(images.dtype)
+        views = torch.cat([images[:, None], crops], dim=1)
+        return Batch(images, batch.keys, views)
+
     if preprocess is None:
-        remedy = "attach_views(..., preprocess=model.preprocess)"
-        raise UserError(f"augmix needs the normalisation: {remedy}")
-    pictures = preprocess.unnormalise(batch.images)
-    crops = crop_tensors(pictures.movedim(-1, -3), boxes, S, eight_bit=True).to(
-        torch.uint8
-    )
-    views = _finish(pictures, crops.movedim(-3, -1), recipes, preprocess).to(
-        batch.images.dtype
-    )
-    views[:, 0] = batch.images  # as they were given, not by way of 8 bits
-    return Batch(batch.images, batch.keys, views)
+        raise UserError(
+            "augmix needs the normalisation: "
+            "attach_views(..., preprocess=model.preprocess)"
+        )
+    pictures = preprocess.unnormalise(images)
+
+    crops = crop_tensors(pictures.movedim(-1, -3), boxes, S, eight_bit=True)
+    crops = crops.to(torch.uint8).movedim(-3, -1)
+    views = _mix_views(pictures, crops, recipes, preprocess).to(images.dtype)
+    views[:, 0] = images  # as they came, not by way of 8 bits
+    return Batch(images, batch.keys, views)
 
 
 def _draw(
-    spec: ViewSpec, seed: int, key: str, shape: tuple[int, int], size: int
+    spec: ViewSpec, seed: int, key: str, height: int, width: int, size: int
 ) -> tuple[Boxes, Recipe | None]:
-    """The random choices for the views of an image, by a generator of its own."""
+    """Draw the random choices for the views of an image, by a generator of its own."""
     zoom = spec.zoom if spec.kind == "zoom-crop" else None
-    digest = hashlib.sha256(
-        repr((seed, key, spec.kind, spec.count, zoom)).encode()
-    ).digest()
+    choices = repr((seed, key, spec.kind, spec.count, zoom))
+    digest = hashlib.sha256(choices.encode()).digest()
     generator = np.random.default_rng(int.from_bytes(digest[:16], "big"))
+
+    # The first view is the plain one.
     count = spec.count - 1
     if spec.kind == "zoom-crop":
-        boxes = zoom_crop_boxes(*shape, count, generator, size=size, zoom=spec.zoom)
-    else:
-        boxes = resized_crop_boxes(*shape, count, generator, scale=(spec.min_area, 1.0))
-    return boxes, draw_recipe(count, generator) if spec.kind == "augmix" else None
+        boxes = zoom_crop_boxes(
+            height, width, count, generator, size=size, zoom=spec.zoom
+        )
+        return boxes, None
+
+    scale = (spec.min_area, 1.0)
+    boxes = resized_crop_boxes(height, width, count, generator, scale=scale)
+    if spec.kind == "augmix":
+        return boxes, draw_recipe(count, generator)
+    return boxes, None
 
 
-def _finish(
-    plain: Tensor, crops: Tensor, drawn: Sequence[Recipe | None], preprocess: Preprocess
+def _mix_views(
+    plain: Tensor, crops: Tensor, recipes: Sequence[Recipe], preprocess: Preprocess
 ) -> Tensor:
-    """Plain pictures (B, S, S, 3) before crops (B, V - 1, S, S, 3), all uint8; or AugMixed."""
-    recipes = [recipe for recipe in drawn if recipe is not None]
-    if not recipes:
-        return torch.cat([plain[:, None], crops], dim=1)
+    """Mix crops (B, V - 1, S, S, 3) by AugMix behind plain pictures (B, S, S, 3), all uint8."""
     chains = augmix_chains(crops.movedim(-1, -3), recipes).movedim(-3, -1)
-    mixed = mix(preprocess.pixels(crops), preprocess.pixels(chains), recipes)
-    return torch.cat([preprocess.pixels(plain)[:, None], mixed], dim=1)
+    mixed = mix(
+        plain=preprocess.pixels(crops),
+        chains=preprocess.pixels(chains),
+        recipes=recipes,
+    )
+
+    first = preprocess.pixels(plain)[:, None]
+    return torch.cat([first, mixed], dim=1)

@@ -36,14 +36,14 @@ Result = TypeVar("Result")
 Array = npt.NDArray[Any]
 Made = tuple[tuple[Array, ...], Any]  # arrays, and anything small that can be pickled
 
-PREFETCH = 2  # items per worker process that are ahead of the caller, at most
-_ROOMY = 2**23  # bytes of an item, many views, from which there is one per worker
-_LARGEST = 2**26  # bytes of a pickled function beyond which it stays in this process
-
-_PRELOAD = (
-    "cliquetta.data.stream",
-    "cliquetta.data.listing",
-)  # where their functions are
+# Items per worker process that are ahead of the caller, at most.
+PREFETCH = 2
+# Bytes of an item, many views, from which there is one per worker.
+_ROOMY = 2**23
+# Bytes of a pickled function beyond which it stays in this process.
+_LARGEST = 2**26
+# Where the functions of workers are.
+_PRELOAD = ("cliquetta.data.stream", "cliquetta.data.listing")
 
 _Shapes = list[tuple[tuple[int, ...], str]]
 _Result: TypeAlias = "Future[tuple[_Shapes, Any]]"
@@ -51,18 +51,19 @@ _log = logging.getLogger(__name__)
 
 
 class WorkerError(RuntimeError):
-    """A worker process ended before its work was done."""
+    """End of a worker process before its work was done."""
 
 
 def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Cores that this process may use: its affinity, and the limits of its container."""
+    """Count the cores that this process may use: its affinity, and limits of its container."""
     affinity = getattr(os, "sched_getaffinity", None)  # not on macOS and Windows
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+
+    # Two generations of control groups; each says quota and period.
     for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
         try:
-            quota, period = " ".join(
-                (cgroup / name).read_text() for name in names
-            ).split()
+            text = " ".join((cgroup / name).read_text() for name in names)
+            quota, period = text.split()
             limit = int(quota) / int(period)
         except (OSError, ValueError, ZeroDivisionError):
             continue  # there is no such limit, or it says "max"
@@ -78,7 +79,7 @@ def map_ahead(
     workers: int,
     ahead: int,
 ) -> Generator[Result, None, None]:
-    """``function`` of every item, in order, by threads, with at most ``ahead`` results waiting.
+    """Map a function over items, in order, by threads, with at most ``ahead`` results waiting.
 
     0 ``workers``: in the caller's thread. An exception reaches the caller at its item's
         turn.
@@ -90,6 +91,8 @@ def map_ahead(
     pool = ThreadPoolExecutor(
         max_workers=workers, thread_name_prefix="cliquetta-loader"
     )
+
+    # Results in order, at most `ahead` of them.
     waiting: deque[Future[Result]] = deque()
     try:
         waiting.extend(pool.submit(function, item) for item in islice(source, ahead))
@@ -104,13 +107,15 @@ def map_ahead(
 def map_in_processes(
     function: Callable[[Item], Made], items: Iterable[Item], *, workers: int, room: int
 ) -> Generator[Made, None, None]:
-    """``function`` of every item, in order, by worker processes, or by threads if there are none.
+    """Map a function over items, in order, by worker processes, or by threads if there are none.
 
     ``room`` is the most bytes that the arrays of an item take; they are valid until the
     next item.
     """
-    pickled = _pickled(function)
+    pickled = _pickle_function(function)
     ahead = workers * (PREFETCH if room < _ROOMY else 1)
+
+    # Start with as many items as may be ahead of the caller.
     jobs = enumerate(items)
     first = list(islice(jobs, ahead))
     started = None if pickled is None else _start(pickled, first, workers, room)
@@ -118,13 +123,16 @@ def map_in_processes(
         rest = (item for _, item in chain(first, jobs))
         yield from map_ahead(function, rest, workers=workers, ahead=workers + 1)
         return
+
     executor, ring, waiting = started
     try:
         for slot in count():
             if not waiting:
                 return
+
             shapes, note = waiting.popleft().result()
-            waiting.extend(_submit(executor, *job) for job in islice(jobs, 1))
+            for number, item in islice(jobs, 1):
+                waiting.append(_submit(executor, number, item))
             yield tuple(ring.arrays(slot, shapes)), note
     except BrokenProcessPool as error:
         raise WorkerError(
@@ -139,19 +147,23 @@ def map_in_processes(
 class _Ring:
     """Slots of shared memory for the arrays of an item each, in turn."""
 
-    memory: (
-        Any  # `slots` times `room` bytes, gone with the last process that holds them
-    )
+    # `slots` times `room` bytes, gone with the last process that holds them.
+    memory: Any
     room: int
     slots: int
 
     def arrays(self, slot: int, shapes: _Shapes) -> Iterator[Array]:
-        """The arrays of a slot."""
-        first = slot % self.slots * self.room
+        """Yield the arrays of a slot, which lie one behind the other."""
+        start = slot % self.slots * self.room
         for shape, kind in shapes:
-            size = math.prod(shape)
-            yield np.frombuffer(self.memory, kind, size, first).reshape(shape)
-            first += size * np.dtype(kind).itemsize
+            flat = np.frombuffer(
+                self.memory,
+                dtype=kind,
+                count=math.prod(shape),
+                offset=start,
+            )
+            yield flat.reshape(shape)
+            start += flat.nbytes
 
 
 def _submit(executor: ProcessPoolExecutor, slot: int, item: Any) -> _Result:
@@ -164,39 +176,46 @@ def _submit(executor: ProcessPoolExecutor, slot: int, item: Any) -> _Result:
         sys.modules["__main__"] = main
 
 
-# in a worker: what it does, and where
+# In a worker: its function, and where the results go.
 _here: tuple[Callable[[Any], Made], _Ring] | None = None
 
 
-def _settle(pickled: bytes, ring: _Ring, pillow: tuple[bool, int | None]) -> None:
-    """Make a process a worker; ``pillow`` are the settings of the process that started it."""
+def _initialise(
+    pickled: bytes, ring: _Ring, truncated: bool, pixels: int | None
+) -> None:
+    """Initialise a worker process; ``truncated`` and ``pixels`` are settings of Pillow."""
     global _here
     gc.freeze()  # collecting what was forked would write to it, and so copy its pages
+
+    # Ctrl-C is the main process's to handle; without it, this one ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
-    ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS = pillow
-    _here = pickle.loads(pickled), ring
+    ImageFile.LOAD_TRUNCATED_IMAGES = truncated
+    Image.MAX_IMAGE_PIXELS = pixels
+    _here = (pickle.loads(pickled), ring)
 
 
 def _work(slot: int, item: Any) -> tuple[_Shapes, Any]:
-    """Shapes of an item's arrays, which are in their slot then, and its note; runs in a worker."""
+    """Put an item's arrays into their slot; return their shapes, and its note. Runs in a worker."""
     assert _here is not None
     function, ring = _here
     arrays, note = function(item)
     shapes: _Shapes = [(array.shape, array.dtype.str) for array in arrays]
-    for shared, array in zip(ring.arrays(slot, shapes), arrays, strict=True):
-        shared[...] = array
+
+    places = ring.arrays(slot, shapes)
+    for place, array in zip(places, arrays, strict=True):
+        place[...] = array
     return shapes, note
 
 
-def _pickled(function: Callable[[Any], Made]) -> bytes | None:
-    """The function as worker processes can take it; ``None`` where there can be none."""
+def _pickle_function(function: Callable[[Any], Made]) -> bytes | None:
+    """Pickle a function for worker processes; return ``None`` where there can be none."""
     process = multiprocessing.current_process()
     pickled = b""
+    reason = ""
     try:
         pickled = pickle.dumps(function, pickle.HIGHEST_PROTOCOL)
-        reason = ""
     except Exception as error:  # whatever a dataset of the caller's raises
         reason = f"they cannot be sent what to read ({error})"
     if process.daemon:
@@ -209,7 +228,8 @@ def _pickled(function: Callable[[Any], Made]) -> bytes | None:
         reason = f"they would each hold {len(pickled) / 2**20:,.0f} MB of images"
     if reason:
         _log.info("threads read images, not processes: %s", reason)
-    return None if reason else pickled
+        return None
+    return pickled
 
 
 def start_server() -> Any:
@@ -227,16 +247,24 @@ def start_server() -> Any:
 def _start(
     pickled: bytes, jobs: Sequence[tuple[int, Any]], workers: int, room: int
 ) -> tuple[ProcessPoolExecutor, _Ring, deque[_Result]] | None:
-    """Worker processes and the results of their first jobs; ``None`` if the system grants none."""
-    slots, executor = len(jobs) + 1, None
+    """Start worker processes on their first jobs; return ``None`` if the system grants none."""
+    slots = len(jobs) + 1
+    executor = None
     try:
         context = start_server()
         ring = _Ring(context.RawArray("B", slots * room), room, slots)
-        pillow = (ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS)
         executor = ProcessPoolExecutor(
-            workers, context, _settle, (pickled, ring, pillow)
+            workers,
+            mp_context=context,
+            initializer=_initialise,
+            initargs=(
+                pickled,
+                ring,
+                ImageFile.LOAD_TRUNCATED_IMAGES,
+                Image.MAX_IMAGE_PIXELS,
+            ),
         )
-        return executor, ring, deque(_submit(executor, *job) for job in jobs)
+        waiting = deque(_submit(executor, slot, item) for slot, item in jobs)
     except OSError as error:
         _log.warning(
             "threads read images: no worker processes can be started (%s)", error
@@ -244,9 +272,11 @@ def _start(
         if executor is not None:
             executor.shutdown(wait=True, cancel_futures=True)
         return None
+    return executor, ring, waiting
 
 
 def _end_with_parent() -> None:
+    """End this process as soon as the one that started it has ended."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

@@ -44,22 +44,25 @@ class FiftyOneModel(LogitsMixin, Model):  # type: ignore[misc]
         return list(self.adapter.prompts.names)
 
     def predict(self, arg: NDArray[np.uint8]) -> Classification:
-        """The class of one image (H, W, C)."""
+        """Classify one image (H, W, C)."""
         return self.predict_all([arg])[0]
 
     def predict_all(self, args: Sequence[NDArray[np.uint8]]) -> list[Classification]:
-        """The class of every image (H, W, C) of a batch, which the method may learn from."""
-        prediction = self.adapter.predict(
-            [Image.fromarray(np.asarray(image)) for image in args]
-        )
-        best, ranked = (part[:, 0].tolist() for part in prediction.topk())
-        rows: list[dict[str, Any]] = [
-            {"label": self.classes[index], "confidence": confidence}
-            for confidence, index in zip(best, ranked, strict=True)
-        ]
-        if self.store_logits:
-            for label, logits in zip(
-                rows, prediction.logits.cpu().numpy(), strict=True
-            ):
-                label["logits"] = logits
-        return [Classification(**label) for label in rows]
+        """Classify a batch of images (H, W, C), which the method may learn from."""
+        images = [Image.fromarray(np.asarray(image)) for image in args]
+        prediction = self.adapter.predict(images)
+        probabilities, classes = prediction.topk()
+        confidences = probabilities[:, 0].tolist()
+        names = self.classes
+        logits = prediction.logits.cpu().numpy() if self.store_logits else None
+
+        labels = []
+        for row, best in enumerate(classes[:, 0].tolist()):
+            label: dict[str, Any] = {
+                "label": names[best],
+                "confidence": confidences[row],
+            }
+            if logits is not None:
+                label["logits"] = logits[row]
+            labels.append(Classification(**label))
+        return labels

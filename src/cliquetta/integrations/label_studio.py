@@ -1,4 +1,4 @@
-"""Pre-labels in Label Studio: its machine-learning backend, a client of ``cliquetta serve``.
+"""Pre-labels in Label Studio: a backend that is a client of ``cliquetta serve``.
 
 Run it beside the service and add its address under *Settings, Model* of a project::
 
@@ -31,7 +31,7 @@ BATCH = 64  # images per request to the service
 
 @dataclass(frozen=True)
 class Control:
-    """The question of a labelling configuration: one choice of ``labels`` for an image."""
+    """Question of a labelling configuration: one of ``labels`` for an image."""
 
     from_name: str
     to_name: str
@@ -45,9 +45,11 @@ class Control:
             for control in LabelInterface(config).controls:
                 for target in control.objects if control.tag == "Choices" else ():
                     if target.tag == "Image":
-                        field = target.value_name
                         return cls(
-                            control.name, target.name, field, tuple(control.labels)
+                            from_name=control.name,
+                            to_name=target.name,
+                            image=target.value_name,
+                            labels=tuple(control.labels),
                         )
         except Exception as error:  # the package raises what its XML parser does
             raise HTTPException(
@@ -60,17 +62,18 @@ class Control:
     def prediction(
         self, predicted: ImagePrediction | None, version: str
     ) -> dict[str, Any]:
-        """A prediction in Label Studio's format; none for an image that could not be read."""
+        """Write a prediction in Label Studio's format; empty if unreadable."""
         if predicted is None:
             return {"result": [], "score": 0.0, "model_version": version}
-        score = {"score": predicted.probability}
-        names = {
+        score = predicted.probability
+        result = {
             "from_name": self.from_name,
             "to_name": self.to_name,
             "type": "choices",
+            "value": {"choices": [predicted.label]},
+            "score": score,
         }
-        result = {**names, "value": {"choices": [predicted.label]}, **score}
-        return {"result": [result], **score, "model_version": version}
+        return {"result": [result], "score": score, "model_version": version}
 
 
 class Backend:
@@ -93,44 +96,54 @@ class Backend:
         model: str | None = None,
         fetch: Callable[[str], str] | None = None,
     ) -> None:
-        self.client, self.method, self.model = client, method, model
+        self.client = client
+        self.method = method
+        self.model = model
         self.fetch = fetch or fetch_image
         self.version = f"cliquetta {installed_version()} {method}"
 
     def predict(
         self, tasks: Sequence[dict[str, Any]], control: Control
     ) -> list[dict[str, Any]]:
-        """A prediction for every task, in order."""
+        """Predict every task, in order."""
         session = self.session(control.labels)
         results: list[dict[str, Any]] = []
         for start in range(0, len(tasks), BATCH):
             part = tasks[start : start + BATCH]
-            paths = [self.fetch(str(task["data"][control.image])) for task in part]
+
+            # A session takes paths of files on this machine.
+            addresses = [str(task["data"][control.image]) for task in part]
+            paths = [self.fetch(address) for address in addresses]
             reply = session.predict(paths, top_k=1)
+
+            # Images that could not be read are missing in the reply.
             by_index = {one.index: one for one in reply.predictions}
-            results += [
-                control.prediction(by_index.get(i), self.version)
-                for i in range(len(part))
-            ]
+            for index in range(len(part)):
+                result = control.prediction(by_index.get(index), self.version)
+                results.append(result)
         return results
 
     def session(self, labels: Sequence[str]) -> RemoteSession:
-        """The session of these classes: the latest of the service, or a new one."""
+        """Find the latest session of these classes in the service, or create one."""
         for info in reversed(self.client.sessions()):
-            same = (info.classes, info.method) == (list(labels), self.method)
-            if same and self.model in (None, info.model):
+            is_same_method = info.method == self.method
+            is_same_model = self.model in (None, info.model)
+            is_same_list = info.classes == list(labels)
+            if is_same_list and is_same_method and is_same_model:
                 return self.client.session(info.id)
+
         return self.client.create_session(labels, method=self.method, model=self.model)
 
 
 def fetch_image(address: str) -> str:
-    """A local copy of a task's image, by Label Studio's own rule."""
-    host, token = (os.environ.get(f"LABEL_STUDIO_{key}") for key in ("URL", "API_KEY"))
+    """Copy a task's image to this machine, by Label Studio's own rule."""
+    host = os.environ.get("LABEL_STUDIO_URL")
+    token = os.environ.get("LABEL_STUDIO_API_KEY")
     return str(get_local_path(address, hostname=host, access_token=token))
 
 
 def create_app(backend: Backend) -> FastAPI:
-    """The endpoints that Label Studio asks of a machine-learning backend."""
+    """Create the endpoints that Label Studio asks of a machine-learning backend."""
     app = FastAPI(title="CliqueTTA for Label Studio", openapi_url=None)
 
     @app.get("/")

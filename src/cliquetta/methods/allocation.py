@@ -13,11 +13,11 @@ from cliquetta.errors import UserError
 
 
 class StateTooLargeError(UserError):
-    """A method with these classes and options would remember more than there is room for."""
+    """A method would remember more than there is room for."""
 
 
 def half_of_memory() -> int:
-    """Half of this machine's memory in bytes; unlimited where the system does not report it."""
+    """Return half of this machine's memory in bytes, if the system reports it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     except (AttributeError, ValueError, OSError):
@@ -25,7 +25,7 @@ def half_of_memory() -> int:
 
 
 class TorchWatch(TorchFunctionMode, ABC):
-    """Calls :meth:`before` ahead of every torch function, in the thread that entered it only."""
+    """Calls :meth:`before` ahead of every torch function, in its own thread."""
 
     @abstractmethod
     def before(
@@ -46,7 +46,7 @@ class TorchWatch(TorchFunctionMode, ABC):
 
 
 class AllocationLimit(TorchWatch):
-    """Refuses, inside the block, settings that ask for more bytes than ``most``, untried.
+    """Refuses, inside the block, settings that ask for more bytes than ``most``.
 
     Sizes come from running the same function on torch's meta device, which allocates
     nothing. The copies of ``Memory.declare`` add up to ``total``; other tensors must
@@ -55,7 +55,8 @@ class AllocationLimit(TorchWatch):
 
     def __init__(self, most: int) -> None:
         super().__init__()
-        self._most, self.total = most, 0
+        self._most = most
+        self.total = 0
 
     def before(
         self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]
@@ -63,43 +64,52 @@ class AllocationLimit(TorchWatch):
         """Count what ``func`` would allocate."""
         if func not in _MAKERS:
             return
+        # The same call on the meta device, where nothing is allocated.
+        options = dict(kwargs)
+        for name in ("device", "generator", "out"):
+            options.pop(name, None)
         with torch._C.DisableTorchFunction():
-            meta = [
-                torch.empty(value.shape, dtype=value.dtype, device="meta")
-                if isinstance(value, Tensor)
-                else value
-                for value in args
-            ]
-            named = {
-                k: v
-                for k, v in kwargs.items()
-                if k not in ("device", "generator", "out")
-            }
-            made = (
-                func(*meta, **named, device="meta") if func in _PLACED else func(*meta)
-            )
+            on_meta = [_without_data(value) for value in args]
+            if func in _PLACED:
+                result = func(*on_meta, **options, device="meta")
+            else:
+                result = func(*on_meta)
+
+        # Memory.declare clones what it keeps.
         if func is torch.clone:
-            self.total += made.nbytes
-        if max(self.total, made.nbytes) > self._most:
+            self.total += result.nbytes
+        if max(self.total, result.nbytes) > self._most:
             raise StateTooLargeError(
                 f"the method would remember more than {self._most:,} bytes with these classes and "
                 "options: use fewer or smaller ones"
             )
 
 
+def _without_data(value: Any) -> Any:
+    """Return a tensor's like on the meta device; other values as they are."""
+    if not isinstance(value, Tensor):
+        return value
+    return torch.empty(value.shape, dtype=value.dtype, device="meta")
+
+
 _PLACED = frozenset(
     {
-        *(
-            torch.zeros,
-            torch.ones,
-            torch.full,
-            torch.empty,
-            torch.rand,
-            torch.randn,
-            torch.eye,
-        ),
-        *(torch.zeros_like, torch.ones_like, torch.full_like, torch.empty_like),
-        *(Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, Tensor.new_empty),
+        torch.zeros,
+        torch.ones,
+        torch.full,
+        torch.empty,
+        torch.rand,
+        torch.randn,
+        torch.eye,
+        torch.zeros_like,
+        torch.ones_like,
+        torch.full_like,
+        torch.empty_like,
+        Tensor.new_zeros,
+        Tensor.new_ones,
+        Tensor.new_full,
+        Tensor.new_empty,
     }
 )
+"""Functions that make a tensor on a device of choice."""
 _MAKERS = _PLACED | {Tensor.repeat, torch.clone}

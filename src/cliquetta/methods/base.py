@@ -38,10 +38,10 @@ A = TypeVar("A", bound="Adapter")
 
 
 class BatchDependence(str, Enum):
-    """Dependence of a prediction on the other images of its batch; contract tests check it."""
+    """Dependence of a prediction on the other images of its batch."""
 
     JOINT = "joint"
-    """Images of a batch inform each other; their order inside the batch does not matter."""
+    """Images of a batch inform each other; their order does not matter."""
     SEQUENTIAL = "sequential"
     """One image after the other: splitting a batch changes nothing, order does."""
     INDEPENDENT = "independent"
@@ -59,10 +59,12 @@ anything is computed."""
 
 
 def refuse_non_finite(images: Tensor, keys: Sequence[str] = ()) -> None:
-    """Refuse pixels or features (B, ...) that are not finite, and name the first such image."""
+    """Refuse pixels or features (B, ...) that are not finite, and name the image."""
     if all_finite([images]):
         return
-    bad = (~images.isfinite().flatten(1).all(dim=1)).nonzero()[:, 0].tolist()
+    # Only now image by image, which takes longer.
+    is_finite = images.isfinite().flatten(1).all(dim=1)
+    bad = (~is_finite).nonzero()[:, 0].tolist()
     if bad:
         name = f" ({keys[bad[0]]})" if keys else ""
         raise NonFiniteError(
@@ -86,6 +88,8 @@ def with_rows_of_errors(
         return prediction
     logits = prediction.logits
     images = len(logits) + len(unreadable)
+
+    # Every prediction goes to its image's place among all.
     read = [row for row in range(images) if row not in unreadable]
     full = logits.new_full((images, logits.shape[1]), torch.nan)
     full[read] = logits
@@ -114,19 +118,19 @@ class Adapter(ZeroShotReference, ABC):
 
     batch_dependence: ClassVar[BatchDependence]
     needs: ClassVar[frozenset[str]] = frozenset()
-    """Capabilities of the model (``CLIP.capabilities``) without which the method cannot run."""
+    """Capabilities of the model (``CLIP.capabilities``) that the method needs."""
 
     scaled_cosines: bool = False
-    """Whether logits are the model's own: scaled cosines of an image and a text, with its bias."""
+    """Whether logits are the model's: scaled cosines of image and text, with bias."""
 
     fitted: Mapping[str, Tensor] | None = None
-    """Tensors that a few-shot method was built from; with others, adapters share no state."""
+    """Tensors of a few-shot method; adapters with others share no state."""
 
     class_free: frozenset[str] = frozenset()
-    """Names in ``memory`` (of some configs) that stay valid when the class list changes."""
+    """Names in ``memory``, of any config, that stay valid with other classes."""
 
     merge_rules: ClassVar[Sequence[tuple[str, MergeRule]]] = ()
-    """How to join what several copies remember under a name (or a name, a dot and more)."""
+    """How to merge what copies remember under a name (or a name, a dot, more)."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -137,27 +141,29 @@ class Adapter(ZeroShotReference, ABC):
     ) -> None:
         if len(prompts) < 2:
             raise UserError(
-                f"one class, {prompts.names[0]!r}, which every image would be with certainty: give "
-                "at least two, such as 'something else' beside it"
+                f"one class, {prompts.names[0]!r}: at least two classes are needed, give "
+                "another, such as 'something else', beside it"
             )
         model.require(self.needs, by=self.name)
         self.model = model
         self.prompts = prompts
         self.config = config
         self.seed = seed
-        # Also what takes extra time; never changes the logits.
+        # Evidence that takes extra time, too; it never changes the logits.
         self.collect_evidence = False
         self.memory = Memory()
         self._bias = model.bias
         self._setup()
 
     def _setup(self) -> None:
-        """Prepare what a subclass predicts with, from model, prompts, config and seed."""
+        """Prepare what a subclass predicts with, from what it was built with."""
 
     @property
     def views(self) -> ViewSpec | None:
-        """The views that batches must carry, or ``None``: those of the config, if several."""
-        spec = self.config.spec if isinstance(self.config, MethodConfig) else None
+        """Views that batches must carry, or ``None`` for the image alone."""
+        if not isinstance(self.config, MethodConfig):
+            return None
+        spec = self.config.spec
         return None if spec is None or spec.count == 1 else spec
 
     def predict(
@@ -174,8 +180,7 @@ class Adapter(ZeroShotReference, ABC):
                 (H, W, 3), or preprocessed pixels (B, 3, S, S); views are added where
                 the method wants them.
             errors: ``raise`` an error about an image that cannot be read, or give it a
-                ``row``:
-                the others are predicted without it, its logits are NaN, and
+                ``row``: the others are predicted without it, its logits are NaN, and
                 :attr:`Prediction.errors` says why.
             channel_order: Of arrays and uint8 tensors: ``bgr`` for images that OpenCV
                 has read.
@@ -208,10 +213,10 @@ class Adapter(ZeroShotReference, ABC):
         else:
             batch = batch.to(self.model.device)
             prediction = self._predict_safely(
-                batch.images if batch.views is None else batch.views,
-                batch.keys,
-                lambda: self._predict(batch),
-                lambda: self.model.encode_image(batch.images, normalize=True),
+                inputs=batch.images if batch.views is None else batch.views,
+                keys=batch.keys,
+                predict=lambda: self._predict(batch),
+                encode=lambda: self.model.encode_image(batch.images, normalize=True),
             )
         return with_rows_of_errors(prediction, unreadable)
 
@@ -222,18 +227,21 @@ class Adapter(ZeroShotReference, ABC):
         predict: Callable[[], Prediction],
         encode: Callable[[], Tensor],
     ) -> Prediction:
-        """The prediction on the model's scale; whatever is raised, the memory is as it was.
+        """Predict on the model's scale; whatever is raised, the memory is as it was.
 
         Inputs that are not finite are named rather than what came of them. ``encode``
         gives the unit features (B, E) of plain CLIP where they are needed.
         """
+        # On a GPU the inputs are checked with the predictions: one wait for both.
         late = [inputs] if inputs.device.type in CHECKED_LATE else []
         if not late:
             refuse_non_finite(inputs, keys)
         before = self.memory.snapshot()
         try:
-            prediction = self._on_model_scale(self._compare(predict(), encode))
-            if not all_finite([*late, prediction.logits, *self.memory.changed(before)]):
+            prediction = self._compare(predict(), encode)
+            prediction = self._on_model_scale(prediction)
+            learned = self.memory.changed(before)
+            if not all_finite([*late, prediction.logits, *learned]):
                 raise NonFiniteError(
                     f"{self.name} gave or learned numbers that are not finite: lower its "
                     "learning rate, or start without the state; nothing was learned from this batch"
@@ -246,7 +254,7 @@ class Adapter(ZeroShotReference, ABC):
         return replace(prediction, names=self.prompts.names)
 
     def _on_model_scale(self, prediction: Prediction) -> Prediction:
-        """Add the bias of a sigmoid model (SigLIP), which no softmax inside a method needs."""
+        """Add the bias of a sigmoid model (SigLIP), which no softmax needs."""
         if not self._bias:
             return prediction
         return replace(prediction, logits=prediction.logits + self._bias)
@@ -262,7 +270,7 @@ class Adapter(ZeroShotReference, ABC):
         )
 
     def with_classes(self: A, classes: ClassPrompts | Sequence[str]) -> A:
-        """An adapter for another class list that keeps what was learned apart from the classes.
+        """Build an adapter for other classes; what is free of classes stays learned.
 
         What is remembered per class starts again, also for classes that are in both
         lists.
@@ -278,6 +286,8 @@ class Adapter(ZeroShotReference, ABC):
                 "class list could keep: build a new one for it"
             )
         other = self._rebuild(as_prompts(classes))
+
+        # As this one rejects and calibrates, and with what it learned about images.
         other.enable(reject=self.reject_share, calibrate=self.calibrated)
         shared = {
             name: self.memory[name] for name in self.class_free & set(self.memory)
@@ -286,12 +296,12 @@ class Adapter(ZeroShotReference, ABC):
         return other
 
     def _rebuild(self: A, prompts: ClassPrompts) -> A:
-        """An adapter that has seen nothing, built as this one was, for a class list."""
+        """Build an adapter that has seen nothing, as this one was, for a class list."""
         return type(self)(self.model, prompts, self.config, seed=self.seed)
 
     @property
     def outlives_classes(self) -> bool:
-        """Whether some of the memory is valid for another class list, or there is none."""
+        """True if some of the memory is valid for other classes, or there is none."""
         learned = set(self.memory) - OPTIONAL.keys()
         return not learned or bool(self.class_free & learned)
 
@@ -300,7 +310,7 @@ class Adapter(ZeroShotReference, ABC):
         self.memory.reset()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Everything remembered, as named tensors (copies)."""
+        """Return copies of everything remembered, by name."""
         return self.memory.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -318,7 +328,7 @@ class Adapter(ZeroShotReference, ABC):
         extra: Mapping[str, Tensor] | None = None,
         notes: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write what was learned to a file; :func:`cliquetta.load_method` continues from there.
+        """Write what was learned to a file, for :func:`cliquetta.load_method`.
 
         Args:
             path: The file, conventionally ``.safetensors``; replaced completely or not
@@ -337,7 +347,7 @@ class Adapter(ZeroShotReference, ABC):
         states: Sequence[Mapping[str, Tensor]],
         start: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Tensor]:
-        """One state from those that equally built adapters reached on parts of a stream.
+        """Merge the states that equally built adapters reached on parts of a stream.
 
         Args:
             states: The state of each.
@@ -351,14 +361,15 @@ class Adapter(ZeroShotReference, ABC):
             UserError: What the method learns on several streams cannot be joined.
 
         """
-        own = [without_optional(state) for state in states]
+        learned = [without_optional(state) for state in states]
         shared = None if start is None else without_optional(start)
-        return self._merge(own, shared) | self._merge_optional(states)
+        merged = self._merge(learned, shared)
+        return merged | self._merge_optional(states)
 
     def _merge(
         self, states: Sequence[Mapping[str, Tensor]], start: Mapping[str, Tensor] | None
     ) -> dict[str, Tensor]:
-        """One state from several, without what rejection and calibration need."""
+        """Merge several states, without what rejection and calibration need."""
         del start  # averages and caches come out right without
         return merge_memories(states, self.merge_rules, self.name)
 
@@ -375,7 +386,7 @@ class Adapter(ZeroShotReference, ABC):
             "of a single image; those of domain_norm are"
         )
 
-    # --- what reports, the app and a cluster ask of a method ------------------------------------
+    # --- what reports, the app and a cluster ask of a method --------------------------
 
     @torch.no_grad()
     def explain(
@@ -393,40 +404,45 @@ class Adapter(ZeroShotReference, ABC):
             The explanation of every image of ``batch``.
 
         """
-        del maps
+        del maps  # of no use without visual prompts
         features = prediction.evidence.get("plain")
         if features is None:
             images = batch.images.to(self.model.device)
             features = self.model.encode_image(images, normalize=True)
         features = features[: len(batch)]
-        return Explanation(
-            features, (features @ self.zero_shot_classifier.T).argmax(dim=-1)
-        )
+        cosines = features @ self.zero_shot_classifier.T
+        return Explanation(features, before=cosines.argmax(dim=-1))
 
     def summarize(self, prediction: Prediction) -> dict[str, int | float | str]:
-        """One line about a batch: its number of images, and the numbers among its evidence."""
+        """Summarise a batch: its size, and the numbers among its evidence."""
         line: dict[str, int | float | str] = {"images": len(prediction.logits)}
         for name, value in prediction.evidence.items():
+            is_number = isinstance(value, float)
+            if isinstance(value, Tensor):
+                is_number = value.ndim == 0
             if isinstance(value, int):
                 line[name] = value
-            elif isinstance(value, float) or (
-                isinstance(value, Tensor) and value.ndim == 0
-            ):
+            elif is_number:
                 line[name] = round(float(value), 4)
         return line
 
     def prompted_passes(
         self, prediction: Prediction, index: int
     ) -> PromptedPasses | None:
-        """The passes with visual prompts over image ``index`` of a batch; ``None`` if none."""
+        """Return the passes with visual prompts over an image, if there are any."""
         del prediction, index
         return None
 
     def cache_counts(self) -> dict[str, CacheCount]:
-        """Occupancy, by name, of the caches that :attr:`merge_rules` declare."""
+        """Count the entries of the caches that :attr:`merge_rules` declare."""
         counts = {}
-        for owner in (owner for owner, rule in self.merge_rules if rule == "cache"):
-            entropy = self.memory[f"{owner}.entropy" if owner else "entropy"]  # (N, K)
-            held = tuple(entropy.isfinite().sum(dim=1).tolist())
-            counts[f"{owner} entries".strip()] = CacheCount(held, entropy.shape[1])
+        for owner, rule in self.merge_rules:
+            if rule != "cache":
+                continue
+            name = f"{owner}.entropy" if owner else "entropy"
+            entropy = self.memory[name]  # (N, K), infinite where a slot is empty.
+            capacity = entropy.shape[1]
+            filled = entropy.isfinite().sum(dim=1)
+            title = f"{owner} entries".strip()
+            counts[title] = CacheCount(tuple(filled.tolist()), capacity)
         return counts

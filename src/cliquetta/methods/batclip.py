@@ -41,28 +41,53 @@ class BATCLIPConfig(AdamWConfig):
 def class_means(
     features: Tensor, labels: Tensor, classes: int
 ) -> tuple[Tensor, Tensor]:
-    """Mean feature (N, E) of each class, zero where there is none, and which are there (N,)."""
-    member = F.one_hot(labels, classes).to(features.dtype)  # (B, N)
+    """Average the features (B, E) of each class: means (N, E), and its presence (N,).
+
+    The mean of an absent class is zero.
+    """
+    # which image is of which class, (B, N)
+    member = F.one_hot(labels, classes).to(features.dtype)
     counts = member.sum(dim=0)
-    return member.T @ features / counts.clamp_min(1)[:, None], counts > 0
+
+    # an absent class divides its zero sum by one
+    sums = member.T @ features
+    means = sums / counts.clamp_min(1)[:, None]
+    return means, counts > 0
 
 
 def projection_matching(means: Tensor, present: Tensor, text: Tensor) -> Tensor:
-    """Mean over the classes present of (class mean)·(unit text feature)."""
-    return (means * text).sum(dim=-1)[present].mean()
+    """Average (class mean)·(unit text feature) over the classes present."""
+    products = (means * text).sum(dim=-1)  # (N,)
+    return products[present].mean()
 
 
 def inter_class_separation(means: Tensor, present: Tensor) -> Tensor:
-    """C² - |Σ u|²: sum over ordered pairs of classes present of 1 - cos of their means u."""
-    units = F.normalize(means[present], dim=-1)
-    return len(units) ** 2 - units.sum(dim=0).square().sum()
+    """Sum 1 - cos of the means u over ordered pairs of classes present: C² - |Σ u|²."""
+    units = F.normalize(means[present], dim=-1)  # (C, E)
+
+    # Σ_c Σ_d u_c·u_d, where a class with itself adds 1 to both terms
+    cosines = units.sum(dim=0).square().sum()
+    return len(units) ** 2 - cosines
 
 
 def batclip_loss(logits: Tensor, features: Tensor, text: Tensor) -> Tensor:
-    """The loss of a batch: logits (B, N), raw image features (B, E), unit text features (N, E)."""
-    means, present = class_means(features, logits.argmax(dim=-1), logits.shape[1])
+    """Return the loss of a batch.
+
+    Args:
+        logits: (B, N), whose largest is an image's predicted class.
+        features: Raw image features (B, E).
+        text: Unit text features (N, E).
+
+    """
+    # m_c, the mean feature of the images predicted as c
+    labels = logits.argmax(dim=-1)
+    means, present = class_means(features, labels, logits.shape[1])
+
+    # predictions are certain, class means close to their texts and far from one another
+    uncertainty = entropy(logits).mean()
     matching = projection_matching(means, present, text)
-    return entropy(logits).mean() - matching - inter_class_separation(means, present)
+    separation = inter_class_separation(means, present)
+    return uncertainty - matching - separation
 
 
 @register(
@@ -82,50 +107,72 @@ class BATCLIP(Adapter):
     config: BATCLIPConfig
 
     def _setup(self) -> None:
-        model, prompts, config = self.model, self.prompts, self.config
-        if config.adapt_text and (model.text is None or prompts.features is not None):
+        model = self.model
+        prompts = self.prompts
+        adapt_text = self.config.adapt_text
+        if adapt_text and (model.text is None or prompts.features is not None):
             raise UserError(
-                "batclip learns the text tower's LayerNorms, but text is fixed here; give it a "
-                "model with a text tower and class names, or set adapt_text=False"
+                "batclip learns the text tower's LayerNorms, but text is fixed here; "
+                "give it a model with a text tower and class names, or set "
+                "adapt_text=False"
             )
+
         self.scale = model.scale
         self.images = LayerNormTower(model.visual)
         AdamState.begin(self.images.start).declare(self.memory, "image_norms")
-        if config.adapt_text:
-            self.texts = LayerNormTower(model.require_text())
-            AdamState.begin(self.texts.start).declare(self.memory, "text_norms")
-            texts = (prompts.texts(template) for template in prompts.templates)
-            self.ids = [model.tokenizer(some).to(model.device) for some in texts]
-        else:
+        self.norm_names = ["image_norms"]
+
+        # otherwise class texts stay
+        if not adapt_text:
             self.fixed = model.classifier(prompts)
+            return
+        self.texts = LayerNormTower(model.require_text())
+        AdamState.begin(self.texts.start).declare(self.memory, "text_norms")
+        self.norm_names.append("text_norms")
+
+        # of the class texts in each template
+        self.ids = [
+            model.tokenizer(prompts.texts(template)).to(model.device)
+            for template in prompts.templates
+        ]
 
     def _predict(self, batch: Batch) -> Prediction:
-        names = (
-            ["image_norms", "text_norms"] if self.config.adapt_text else ["image_norms"]
-        )
-        learned = [AdamState.load(self.memory, name) for name in names]
+        states = [AdamState.load(self.memory, name) for name in self.norm_names]
         with torch.enable_grad():
-            values = [part.values.detach().requires_grad_() for part in learned]
-            features = self.images(values[0], batch.images)
-            text = self.classifier(values[1]) if self.config.adapt_text else self.fixed
-            logits = self.scale * self.model.unit_image(features) @ text.T
+            norms = [state.values.detach().requires_grad_() for state in states]
+            features = self.images(norms[0], batch.images)
+            if self.config.adapt_text:
+                text = self.classifier(norms[1])
+            else:
+                text = self.fixed
+
+            # the forward pass before the step is the prediction
+            units = self.model.unit_image(features)
+            logits = self.scale * units @ text.T
+
+            # class means are of features that are not normalised
             loss = batclip_loss(logits, features, text)
-            gradients = torch.autograd.grad(loss, values)
-        for name, part, gradient in zip(names, learned, gradients, strict=True):
-            adam_step(part, gradient, self.config.adam).store(self.memory, name)
+            gradients = torch.autograd.grad(loss, norms)
+
+        # one AdamW step on the norms of each tower, which stays
+        for name, state, gradient in zip(
+            self.norm_names, states, gradients, strict=True
+        ):
+            stepped = adam_step(state, gradient, self.config.adam)
+            stepped.store(self.memory, name)
         return Prediction(logits.detach().float(), {"loss": loss.detach()})
 
     def classifier(self, norms: Tensor) -> Tensor:
-        """Unit text classifier (N, E) under flat LayerNorm parameters of the text tower."""
-        each = [l2_normalize(self.texts(norms, ids)) for ids in self.ids]
-        return l2_normalize(torch.stack(each).mean(dim=0))
+        """Encode the class texts (N, E) under LayerNorms of the text tower."""
+        templates = [l2_normalize(self.texts(norms, ids)) for ids in self.ids]
+        return l2_normalize(torch.stack(templates).mean(dim=0))
 
     @torch.no_grad()
     def frozen_model(self) -> FrozenModel:
-        """The image tower and the texts under the norms learned so far."""
+        """Freeze the image tower and the texts under the norms learned so far."""
         visual = self.images.frozen(self.memory["image_norms.values"])
-        adapted = self.config.adapt_text
-        text = (
-            self.classifier(self.memory["text_norms.values"]) if adapted else self.fixed
-        )
+        if self.config.adapt_text:
+            text = self.classifier(self.memory["text_norms.values"])
+        else:
+            text = self.fixed
         return FrozenModel(self.model, text, visual=visual)

@@ -46,42 +46,54 @@ class BCA(ImageByImage):
 
     def _setup(self) -> None:
         super()._setup()
-        config, declare = self.config, self.memory.declare
+        memory = self.memory
         priors = torch.eye(len(self.prompts), device=self.model.device)
         ones = torch.ones_like(priors[0])
-        declare("embeddings", self.classifier, SHORT)
-        declare("embedding_counts", ones * config.likelihood_count, NON_NEGATIVE)
-        declare("priors", priors, NON_NEGATIVE)
-        declare("prior_counts", ones * config.prior_count, NON_NEGATIVE)
+
+        # μ (N, E), at first the texts, and how many images each counts for
+        counts = ones * self.config.likelihood_count
+        memory.declare("embeddings", self.classifier, SHORT)
+        memory.declare("embedding_counts", counts, NON_NEGATIVE)
+
+        # P(Y | μ) (N, N), at first one-hot, and how many images each row counts for
+        counts = ones * self.config.prior_count
+        memory.declare("priors", priors, NON_NEGATIVE)
+        memory.declare("prior_counts", counts, NON_NEGATIVE)
 
     def predict_group(self, features: Tensor) -> Tensor:
-        """Posteriors, each from the state that the images before it left."""
-        config, memory = self.config, self.memory
-        names = ("embeddings", "embedding_counts", "priors", "prior_counts")
-        embeddings, counts, priors, prior_counts = (
-            memory[name].clone() for name in names
-        )
+        """Predict posteriors (B, N), each from what the images before it left."""
+        memory = self.memory
+        embeddings = memory["embeddings"].clone()
+        counts = memory["embedding_counts"].clone()
+        priors = memory["priors"].clone()
+        prior_counts = memory["prior_counts"].clone()
+
         posteriors = []
         for feature in features:
-            posterior = (self.scale * embeddings @ feature).softmax(dim=0).to(
-                priors.dtype
-            ) @ priors
-            best, label = posterior.max(dim=0, keepdim=True)
+            # P(Y | f) = Σ_m P(μ_m | f) P(Y | μ_m)
+            likelihood = (self.scale * embeddings @ feature).softmax(dim=0)
+            posterior = likelihood.to(priors.dtype) @ priors
             posteriors.append(posterior)
-            # a weight of 0 or 1 instead of a condition, for which a GPU would be waited
-            # for
-            taught = (best > config.likelihood_threshold).to(counts.dtype)
-            moved = counts[label] * embeddings[label] + taught * feature
-            embeddings[label] = l2_normalize(moved).to(embeddings.dtype)
-            counts[label] += taught
-            judged = (best > config.prior_threshold).to(prior_counts.dtype)
-            before = prior_counts[label]
-            priors[label] = (before * priors[label] + judged * posterior) / (
-                before + judged
-            )
-            prior_counts[label] = before + judged
-        for name, values in zip(
-            names, (embeddings, counts, priors, prior_counts), strict=True
-        ):
-            memory[name] = values
+
+            # s, the class of highest posterior, is the one that learns
+            highest, label = posterior.max(dim=0, keepdim=True)
+
+            # above τ₁ the feature enters the running mean of the embedding μ_s; by a
+            # weight of 0 or 1, as a condition would wait for the GPU
+            weight = (highest > self.config.likelihood_threshold).to(counts.dtype)
+            summed = counts[label] * embeddings[label] + weight * feature
+            embeddings[label] = l2_normalize(summed).to(embeddings.dtype)
+            counts[label] += weight
+
+            # above τ₂ the posterior enters the running mean of the prior P(Y | μ_s)
+            weight = (highest > self.config.prior_threshold).to(prior_counts.dtype)
+            count = prior_counts[label]
+            summed = count * priors[label] + weight * posterior
+            priors[label] = summed / (count + weight)
+            prior_counts[label] = count + weight
+
+        memory["embeddings"] = embeddings
+        memory["embedding_counts"] = counts
+        memory["priors"] = priors
+        memory["prior_counts"] = prior_counts
         return torch.stack(posteriors)

@@ -16,7 +16,7 @@ from cliquetta.types import Batch
 Build = Callable[[], Adapter]
 ORDER = (7, 2, 9, 0, 4, 1, 8, 3, 6, 5)
 TOLERANCE: dict[str, float] = {"atol": 5e-3, "rtol": 1e-4}
-"""For logits that differ by the order of floating-point sums only, after a method has learned."""
+"""For logits that differ by the order of sums only, after some learning."""
 
 
 def check_method(
@@ -41,21 +41,21 @@ def check_method(
     """
     if images is None:
         size = build().model.preprocess.size
-        images = torch.randn(
-            10, 3, size, size, generator=torch.Generator().manual_seed(0)
-        )
-    batch = Batch(images, tuple(f"image-{number}" for number in range(10)))
+        generator = torch.Generator().manual_seed(0)
+        images = torch.randn(10, 3, size, size, generator=generator)
+    keys = tuple(f"image-{number}" for number in range(10))
+    batch = Batch(images, keys)
     for check in CHECKS:
         check(build, batch, **tolerance or TOLERANCE)
 
 
 def stream_of(batch: Batch) -> list[Batch]:
-    """Four batches, one of them a single image and the last one short."""
+    """Split into four batches, one of them a single image and the last one short."""
     return [batch[0:4], batch[4:5], batch[5:9], batch[9:10]]
 
 
 def logits_of(adapter: Adapter, batches: Sequence[Batch]) -> list[Tensor]:
-    """The logits of a method over a stream."""
+    """Predict a stream: the logits of every batch."""
     return [adapter.predict(batch).logits for batch in batches]
 
 
@@ -66,68 +66,74 @@ def expect(holds: object, message: str) -> None:
 
 
 def _equal(left: Sequence[Tensor], right: Sequence[Tensor]) -> bool:
+    """Compare tensors bit by bit."""
     return all(map(torch.equal, left, right))
 
 
 def _unchanged(adapter: Adapter, before: dict[str, Tensor]) -> bool:
-    return all(
-        value.equal(before[name]) for name, value in adapter.state_dict().items()
-    )
+    """Compare the memory with an earlier state."""
+    state = adapter.state_dict()
+    return all(value.equal(before[name]) for name, value in state.items())
 
 
 def logits_are_finite_float32(build: Build, batch: Batch, **_: float) -> None:
-    """Logits (B, N) are finite and float32, for batches of any size."""
+    """Expect logits (B, N) that are finite and float32, for batches of any size."""
     adapter = build()
     for part in stream_of(batch):
         logits = adapter.predict(part).logits
-        shape = (len(part), len(adapter.prompts))
-        expect(logits.shape == shape, f"logits are {tuple(logits.shape)}, not {shape}")
+
+        actual = tuple(logits.shape)
+        images = len(part)
+        shape = (images, len(adapter.prompts))
+        expect(actual == shape, f"logits are {actual}, not {shape}")
+
         expect(logits.dtype == torch.float32, f"logits are {logits.dtype}")
         expect(logits.isfinite().all(), "logits are not finite")
 
 
 def empty_batches_teach_nothing(build: Build, batch: Batch, **_: float) -> None:
-    """An empty batch is predicted and changes nothing."""
+    """Expect a prediction of an empty batch that changes nothing."""
     adapter = build()
     before = adapter.state_dict()
-    expect(
-        len(adapter.predict(batch[0:0]).logits) == 0, "no images, and yet a prediction"
-    )
+    logits = adapter.predict(batch[0:0]).logits
+    expect(len(logits) == 0, "no images, and yet a prediction")
     expect(_unchanged(adapter, before), "an empty batch changed the memory")
 
 
 def bad_pixels_teach_nothing(build: Build, batch: Batch, **_: float) -> None:
-    """Pixels that are not finite are refused, and the stream goes on as if they had not come."""
-    adapter, stream = build(), stream_of(batch)
-    expected, actual = logits_of(build(), stream), logits_of(adapter, stream[:1])
+    """Expect refusal of pixels that are not finite; the stream goes on without them."""
+    adapter = build()
+    stream = stream_of(batch)
+    expected = logits_of(build(), stream)
+    actual = logits_of(adapter, stream[:1])
+
+    # The third of four images has one bad pixel.
     for value in (torch.nan, torch.inf, -torch.inf):
         spoilt = batch.images[:4].clone()
         spoilt[2, 1, 5, 7] = value
         try:
             adapter.predict(Batch(spoilt, batch.keys[:4]))
         except NonFiniteError as error:
-            words = ("1 of 4 images", f"number 2 ({batch.keys[2]})")
-            expect(
-                all(word in str(error) for word in words), f"no image is named: {error}"
-            )
+            text = str(error)
+            names_it = "1 of 4 images" in text and f"number 2 ({batch.keys[2]})" in text
+            expect(names_it, f"no image is named: {error}")
         else:
             raise AssertionError(f"a pixel of {value} was accepted")
-    expect(
-        _equal(expected, actual + logits_of(adapter, stream[1:])),
-        "refused images teach",
-    )
+
+    actual += logits_of(adapter, stream[1:])
+    expect(_equal(expected, actual), "refused images teach")
 
 
 def failures_teach_nothing(build: Build, batch: Batch, **_: float) -> None:
-    """An error while or after predicting leaves the memory as it was."""
+    """Expect the memory as it was after an error while or after predicting."""
     adapter = build()
     logits_of(adapter, stream_of(batch)[:2])
     before = adapter.state_dict()
     for step in ("_predict", "_on_model_scale"):
         inner = getattr(adapter, step)
 
-        def fail(given: Any, inner: Callable[[Any], Any] = inner) -> None:
-            inner(given)
+        def fail(argument: Any, inner: Callable[[Any], Any] = inner) -> None:
+            inner(argument)
             raise TimeoutError
 
         setattr(adapter, step, fail)
@@ -138,113 +144,112 @@ def failures_teach_nothing(build: Build, batch: Batch, **_: float) -> None:
 
 
 def reset_replays_the_stream(build: Build, batch: Batch, **_: float) -> None:
-    """After a reset, and in an equally built adapter, the same stream gets the same predictions."""
-    adapter, stream = build(), stream_of(batch)
+    """Expect the same predictions after a reset, and of an equal adapter."""
+    adapter = build()
+    stream = stream_of(batch)
     first = logits_of(adapter, stream)
     adapter.reset()
-    expect(
-        _equal(first, logits_of(adapter, stream)), "a reset adapter predicts otherwise"
-    )
-    expect(
-        _equal(first, logits_of(build(), stream)),
-        "an equally built adapter predicts otherwise",
-    )
+    again = logits_of(adapter, stream)
+    expect(_equal(first, again), "a reset adapter predicts otherwise")
+    other = logits_of(build(), stream)
+    expect(_equal(first, other), "an equally built adapter predicts otherwise")
 
 
 def saved_states_continue(build: Build, batch: Batch, **_: float) -> None:
-    """Whatever an adapter has seen, a loaded state continues the stream bit by bit."""
+    """Expect a loaded state to continue any stream bit by bit."""
     stream = stream_of(batch)
     with tempfile.TemporaryDirectory() as folder:
         for stop in range(len(stream)):
-            adapter, other = build(), build()
+            adapter = build()
             logits_of(adapter, stream[:stop])
             path = Path(folder) / f"{stop}.safetensors"
             adapter.save(path)
             state = list(adapter.state_dict().values())
             copied = [value.clone() for value in state]
             expected = logits_of(adapter, stream[stop:])
+
+            # Another adapter, which has seen something else before.
+            other = build()
             logits_of(other, [batch[3:8]])
             load_state(other, path)
             actual = logits_of(other, stream[stop:])
-            expect(
-                _equal(expected, actual),
-                f"loaded after {stop} batches it predicts otherwise",
-            )
+
+            continues = _equal(expected, actual)
+            expect(continues, f"loaded after {stop} batches it predicts otherwise")
             expect(_equal(copied, state), "a state dict is no copy")
 
 
 def weights_are_untouched(build: Build, batch: Batch, **_: float) -> None:
-    """The model stays as it was: weights, mode, gradients."""
+    """Expect the model as it was: weights, mode, gradients."""
     adapter = build()
     model = adapter.model
     before = {name: value.clone() for name, value in model.state_dict().items()}
     logits_of(adapter, stream_of(batch))
-    changed = [
-        name
-        for name, value in model.state_dict().items()
-        if not value.equal(before[name])
-    ]
+
+    after = model.state_dict()
+    changed = [name for name in after if not after[name].equal(before[name])]
     expect(not changed, f"weights were changed: {', '.join(changed)}")
+
     expect(not model.training, "the model was put into training mode")
-    left = [p for p in model.parameters() if p.grad is not None or p.requires_grad]
-    expect(not left, "gradients were left on the model's weights")
+    for weight in model.parameters():
+        is_frozen = weight.grad is None and not weight.requires_grad
+        expect(is_frozen, "gradients were left on the model's weights")
 
 
 def gradients_stay_inside(build: Build, batch: Batch, **_: float) -> None:
-    """A method works with gradients on and off, and leaves none behind."""
+    """Expect a method to work with gradients on and off, and to leave none behind."""
     adapter = build()
     logits = adapter.predict(batch).logits
     values = [logits, *adapter.state_dict().values()]
     expect(torch.is_grad_enabled(), "gradients were left switched off")
-    expect(
-        not any(value.requires_grad for value in values),
-        "a result still requires gradients",
-    )
+
+    requiring = [value for value in values if value.requires_grad]
+    expect(not requiring, "a result still requires gradients")
+
     with torch.no_grad():
-        expect(
-            torch.equal(logits, build().predict(batch).logits),
-            "no_grad changes predictions",
-        )
+        without = build().predict(batch).logits
+    expect(torch.equal(logits, without), "no_grad changes predictions")
 
 
 def random_numbers_are_its_own(build: Build, batch: Batch, **_: float) -> None:
-    """The global random state neither matters nor is changed."""
-    adapter, stream, outside = build(), stream_of(batch), torch.get_rng_state()
+    """Expect that the global random state neither matters nor is changed."""
+    adapter = build()
+    stream = stream_of(batch)
+    outside = torch.get_rng_state()
     try:
         torch.manual_seed(1)
         first = logits_of(adapter, stream)
         adapter.reset()
         torch.manual_seed(2)
         before = torch.get_rng_state()
-        expect(
-            _equal(first, logits_of(adapter, stream)),
-            "torch.manual_seed changes predictions",
-        )
-        expect(
-            torch.equal(before, torch.get_rng_state()),
-            "global random numbers were drawn",
-        )
+        again = logits_of(adapter, stream)
+        expect(_equal(first, again), "torch.manual_seed changes predictions")
+        after = torch.get_rng_state()
+        expect(torch.equal(before, after), "global random numbers were drawn")
     finally:
         torch.set_rng_state(outside)
 
 
 def dependence_is_as_declared(build: Build, batch: Batch, **tolerance: Any) -> None:
-    """Order inside a batch matters if sequential only, splitting it if joint only."""
-    adapter, order = build(), list(ORDER)
-    together, kind = adapter.predict(batch).logits, adapter.batch_dependence
+    """Expect order to matter if sequential only, splitting if joint only."""
+    adapter = build()
+    together = adapter.predict(batch).logits
+    kind = adapter.batch_dependence
+
+    # Another order inside the batch.
     if kind is not BatchDependence.SEQUENTIAL:
-        mixed = Batch(batch.images[order], tuple(batch.keys[i] for i in order))
+        order = list(ORDER)
+        keys = tuple(batch.keys[index] for index in order)
+        mixed = Batch(batch.images[order], keys)
         actual = build().predict(mixed).logits
-        expect(
-            torch.allclose(actual, together[order], **tolerance),
-            f"{kind}, and order matters",
-        )
+        agrees = torch.allclose(actual, together[order], **tolerance)
+        expect(agrees, f"{kind}, and order matters")
+
+    # The same images in batches of other sizes.
     if kind is not BatchDependence.JOINT:
         actual = torch.cat(logits_of(build(), stream_of(batch)))
-        expect(
-            torch.allclose(actual, together, **tolerance),
-            f"{kind}, and splitting matters",
-        )
+        agrees = torch.allclose(actual, together, **tolerance)
+        expect(agrees, f"{kind}, and splitting matters")
 
 
 CHECKS = (

@@ -41,13 +41,28 @@ def transductive_loss(
     *,
     detach: bool = False,
 ) -> Tensor:
-    """Cross-entropy of a batch's similarities, of unit features (B, E), and those it agrees on."""
-    targets = ((images @ images.T + texts @ texts.T) / (2 * temperature)).softmax(
-        dim=-1
-    )
+    """Compare similarities of images and texts with those among images and among texts.
+
+    Args:
+        images: Unit features (B, E).
+        texts: Unit features (B, E) of the text of each image.
+        scale: Of the cosines of images and texts.
+        temperature: Divides the similarities in the targets.
+        detach: Whether the targets are constants.
+
+    Returns:
+        Mean cross-entropy of softmax(scale V Tᵀ) against Qᵀ.
+
+    """
+    # Q = softmax of ((V·Vᵀ + T·Tᵀ) / 2) / temperature along its rows
+    similarities = images @ images.T + texts @ texts.T
+    targets = (similarities / (2 * temperature)).softmax(dim=-1)
     if detach:
         targets = targets.detach()
-    logs = (scale * images @ texts.T).log_softmax(dim=-1)
+
+    # cross-entropy of the softmax rows of scale·V·Tᵀ against Qᵀ
+    logits = scale * images @ texts.T
+    logs = logits.log_softmax(dim=-1)
     return -(targets.T * logs).sum(dim=-1).mean()
 
 
@@ -59,39 +74,50 @@ class CLIPArTT(EpisodicLayerNormAdapter):
 
     def _setup(self) -> None:
         super()._setup()
-        model, prompts = self.model, self.prompts
-        self.top = min(self.config.topk, len(prompts))
+        names = self.prompts.names
+        tokenizer = self.model.tokenizer
+        self.top = min(self.config.topk, len(names))
+
         # the longest text that can come up must fit, now rather than in the middle of a
         # stream
-        lengths = torch.tensor(
-            [len(model.tokenizer.encode(name)) for name in prompts.names]
-        )
-        model.tokenizer([self.mixed_text(lengths.topk(self.top).indices.tolist())])
+        lengths = [len(tokenizer.encode(name)) for name in names]
+        longest = torch.tensor(lengths).topk(self.top).indices
+        tokenizer([self.mixed_text(longest.tolist())])
 
     def adapt(self, images: Tensor) -> Tensor:
-        """Flat LayerNorm parameters after all steps on one batch."""
+        """Return flat LayerNorm parameters after all steps on one batch."""
         config = self.config
 
         def loss(norms: Tensor) -> Tensor:
             features = self.features(norms, images)
             texts = self.pseudo_texts(features.detach())
-            detach = config.detach_targets
             return transductive_loss(
-                features, texts, self.scale, config.temperature, detach=detach
+                images=features,
+                texts=texts,
+                scale=self.scale,
+                temperature=config.temperature,
+                detach=config.detach_targets,
             )
 
         start = AdamState.begin(self.tower.start)
         return minimize(start, loss, config.steps, config.adam).values
 
     def mixed_text(self, classes: list[int]) -> str:
-        """``a photo of a c1 or c2 or c3``, likeliest first."""
-        names = (self.prompts.names[c].replace("_", " ") for c in classes)
+        """Write ``a photo of a c1 or c2 or c3``, likeliest first."""
+        names = [self.prompts.names[label].replace("_", " ") for label in classes]
         return self.config.template.replace("{}", " or ".join(names))
 
     @torch.no_grad()
     def pseudo_texts(self, features: Tensor) -> Tensor:
-        """Unit features (B, E) of the text of each image's likeliest classes."""
-        top = (features @ self.classifier.T).topk(self.top, dim=-1).indices
-        rows, owner = torch.unique(top, dim=0, return_inverse=True)
-        texts = [self.mixed_text(row) for row in rows.tolist()]
-        return self.model.encode_text(texts, normalize=True)[owner]
+        """Encode a text per image, of its likeliest classes: unit features (B, E)."""
+        # the likeliest classes under the current norms, (B, top)
+        cosines = features @ self.classifier.T
+        likeliest = cosines.topk(self.top, dim=-1).indices
+
+        # images that share them share a text, which is encoded once
+        rows, text_of_image = torch.unique(likeliest, dim=0, return_inverse=True)
+        texts = [self.mixed_text(classes) for classes in rows.tolist()]
+
+        # (texts, E), then (B, E)
+        encoded = self.model.encode_text(texts, normalize=True)
+        return encoded[text_of_image]

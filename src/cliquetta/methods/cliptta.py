@@ -48,20 +48,20 @@ class CLIPTTAConfig(AdamConfig):
 
     @property
     def adam(self) -> Adam:
-        """Adam with the authors' epsilon."""
+        """Return Adam with the authors' epsilon."""
         return Adam(self.lr, self.betas, eps=1e-6)
 
 
 def soft_contrastive_loss(logits: Tensor) -> Tensor:
-    """Mean entropy of images over the texts paired with a batch, from its logits (B, N)."""
-    pairs = logits[
-        :, logits.detach().argmax(dim=-1)
-    ]  # (B, B): image i, text of image j
+    """Average the entropy of images over a batch's paired texts; logits (B, N)."""
+    # p(text_j | image_i): every image is paired with the text of its predicted class
+    labels = logits.detach().argmax(dim=-1)
+    pairs = logits[:, labels]  # (B, B): image i, text of image j
     return entropy(pairs).mean()
 
 
 def mean_prediction_entropy(logits: Tensor) -> Tensor:
-    """Entropy of the mean probabilities of logits (B, N)."""
+    """Return the entropy of the mean probabilities of logits (B, N)."""
     mean = logits.softmax(dim=-1).mean(dim=0)
     return -(mean * (mean + EPS).log()).sum()
 
@@ -80,57 +80,81 @@ class CLIPTTA(LayerNormAdapter):
 
     def _setup(self) -> None:
         super()._setup()
-        shape = (len(self.prompts), self.config.memory_shots)
-        pixels = (3, self.model.image_size, self.model.image_size)
-        AdamState.begin(self.tower.start).declare(self.memory, "norms")
-        self.memory.declare(
-            "doubt", self.classifier.new_full(shape, torch.inf), NON_NEGATIVE
-        )
-        self.memory.declare(
-            "images", torch.zeros(*shape, *pixels, device=self.model.device)
-        )
-        self.memory.declare_generator("generator", self.seed)
+        memory = self.memory
+        AdamState.begin(self.tower.start).declare(memory, "norms")
+
+        # the class-wise confident memory: 1 - probability, infinite where it is empty
+        classes = len(self.prompts)
+        shots = self.config.memory_shots
+        doubt = self.classifier.new_full((classes, shots), torch.inf)
+        memory.declare("doubt", doubt, NON_NEGATIVE)
+
+        # its images, and from where they are drawn at random
+        size = self.model.image_size
+        images = torch.zeros(classes, shots, 3, size, size, device=self.model.device)
+        memory.declare("images", images)
+        memory.declare_generator("generator", self.seed)
 
     def _predict(self, batch: Batch) -> Prediction:
         state = AdamState.load(self.memory, "norms")
-        if self.config.memory_shots:
+        shots = self.config.memory_shots
+        if shots:
             self._remember(batch.images, state.values)
 
         def loss(norms: Tensor) -> Tensor:
-            parts = (
-                [batch.images, self._recall()]
-                if self.config.memory_shots
-                else [batch.images]
-            )
+            parts = [batch.images]
+            if shots:
+                parts.append(self._recall())
+
+            # one forward pass for both, whose losses are added
             logits = self.logits(norms, torch.cat(parts))
             each = torch.split(logits, [len(part) for part in parts])
-            return sum(map(self.loss, each), norms.new_zeros(()))
+            losses = [self.loss(part) for part in each]
+            return torch.stack(losses).sum()
 
         state = minimize(state, loss, self.config.steps, self.config.adam)
         state.store(self.memory, "norms")
+
+        # the steps precede the prediction
         with torch.no_grad():
-            return Prediction(self.logits(state.values, batch.images).float())
+            logits = self.logits(state.values, batch.images)
+        return Prediction(logits.float())
 
     def loss(self, logits: Tensor) -> Tensor:
-        """Contrast of a batch, less its diversity, from its logits (B, N)."""
+        """Subtract the weighted diversity from the contrast of logits (B, N)."""
         diversity = self.config.diversity_weight * mean_prediction_entropy(logits)
         return soft_contrastive_loss(logits) - diversity
 
     def _recall(self) -> Tensor:
-        """Images drawn from the memory, equally many of every class that has as many."""
-        filled = self.memory["doubt"].isfinite()
+        """Draw images from the memory, equally many of every class that has as many."""
+        filled = self.memory["doubt"].isfinite()  # (N, K)
+
+        # images per class
         count = max(1, self.config.memory_drawn // len(filled))
         with self.memory.generator("generator") as generator:
             order = torch.rand(filled.shape, generator=generator).to(filled.device)
-        rank = order.masked_fill(~filled, torch.inf).argsort(dim=1).argsort(dim=1)
-        return self.memory["images"][filled & (rank < count)]
+
+        # a random rank for every slot within its class, of which the empty ones come
+        # last
+        order = order.masked_fill(~filled, torch.inf)
+        rank = order.argsort(dim=1).argsort(dim=1)
+
+        # the first of the filled ones
+        drawn = filled & (rank < count)
+        return self.memory["images"][drawn]
 
     @torch.no_grad()
     def _remember(self, images: Tensor, norms: Tensor) -> None:
-        """Keep the surest images of each class that they are predicted as under ``norms``."""
+        """Remember the surest images of each class that ``norms`` predict."""
+        memory = self.memory
+
+        # the memory judges by the softmax of cosines, without the scale
         cosines = self.logits(norms, images) / self.scale
         probability, labels = cosines.softmax(dim=-1).max(dim=-1)
-        doubt = (1 - probability).to(self.memory["doubt"].dtype)
-        occupancy = simulate_insertions(self.memory["doubt"], labels, doubt)
-        self.memory["doubt"] = store(self.memory["doubt"], doubt, occupancy)
-        self.memory["images"] = store(self.memory["images"], images.float(), occupancy)
+        doubt = (1 - probability).to(memory["doubt"].dtype)
+
+        # an image goes to the memory of its predicted class, where it replaces one
+        # that was less sure
+        occupancy = simulate_insertions(memory["doubt"], labels, doubt)
+        memory["doubt"] = store(memory["doubt"], doubt, occupancy)
+        memory["images"] = store(memory["images"], images.float(), occupancy)

@@ -44,9 +44,15 @@ class CoCoOpConfig(TextTraining):
 
 
 def image_context(learned: coop.Learned, features: Tensor) -> Tensor:
-    """V + pi(x): the context (B, M, D) of each image, from unit features (B, E)."""
-    hidden = F.relu(F.linear(features, learned["down.weight"], learned["down.bias"]))
+    """Shift the context by pi(x): (B, M, D) of unit features (B, E), one per image."""
+    # pi(x): linear, ReLU, linear
+    hidden = F.linear(features, learned["down.weight"], learned["down.bias"])
+    hidden = F.relu(hidden)
+
+    # (B, D)
     shift = F.linear(hidden, learned["up.weight"], learned["up.bias"])
+
+    # V_m(x) = V_m + pi(x)
     return learned["context"] + shift[:, None]
 
 
@@ -58,38 +64,61 @@ def cocoop_logits(
     *,
     chunk: int = 512,
 ) -> Tensor:
-    """Scale * cos(image, its own texts): (B, N) of unit image features (B, E)."""
-    B, N = len(features), len(tokens[0])
-    ids, positions = (each.repeat(B, 1) for each in tokens)
-    context = image_context(learned, features).repeat_interleave(N, dim=0)
+    """Return scale * cos(image, its texts): (B, N) of unit image features (B, E)."""
+    ids, positions = tokens
+    images = len(features)
+    classes = len(ids)
+
+    # every class text once per image, with the context of that image
+    context = image_context(learned, features).repeat_interleave(classes, dim=0)
     text = model.encode_text(
-        ids, context=context, positions=positions, normalize=True, chunk=chunk
-    ).view(B, N, -1)
+        ids.repeat(images, 1),
+        context=context,
+        positions=positions.repeat(images, 1),
+        normalize=True,
+        chunk=chunk,
+    )
+    text = text.view(images, classes, -1)
     return model.scale * torch.einsum("be,bne->bn", features, text)
 
 
 def initial_parameters(
     model: CLIP, config: CoCoOpConfig, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Context and network before training."""
-    width = model.require_text().config.width
+    """Draw the context and the network before training."""
+    # the network: linear, ReLU, linear
     hidden = config.hidden_dim or max(1, model.embed_dim // 16)
-    down = coop.initial_linear(model.embed_dim, hidden, generator)
-    up = coop.initial_linear(hidden, width, generator)
+    width = model.require_text().config.width
+    down, down_bias = coop.initial_linear(model.embed_dim, hidden, generator)
+    up, up_bias = coop.initial_linear(hidden, width, generator)
+
+    # V, before the network moves it
     context = coop.initial_context(
         model, config.context_init, config.context_length, generator
     )
-    names = "context", "down.weight", "down.bias", "up.weight", "up.bias"
-    values = (value.to(model.device) for value in (context, *down, *up))
-    return dict(zip(names, values, strict=True))
+    start = {
+        "context": context,
+        "down.weight": down,
+        "down.bias": down_bias,
+        "up.weight": up,
+        "up.bias": up_bias,
+    }
+    return {name: value.to(model.device) for name, value in start.items()}
 
 
 def fit_cocoop(task: FitTask, config: CoCoOpConfig) -> dict[str, Tensor]:
-    """``context`` (M, D) and the network: ``down.*`` (E -> hidden), ``up.*`` (hidden -> D)."""
-    model, prompts = task.model, task.prompts
-    start = initial_parameters(model, config, torch.Generator().manual_seed(task.seed))
-    tokens = coop.prompt_tokens(model, prompts, len(start["context"]))
-    return learn(start, partial(cocoop_logits, model, tokens), task, config)
+    """Fit ``context`` (M, D) and the network.
+
+    ``down.*`` maps E to the hidden width, ``up.*`` that to D.
+    """
+    generator = torch.Generator().manual_seed(task.seed)
+    start = initial_parameters(task.model, config, generator)
+
+    # class texts with room for the context
+    tokens = coop.prompt_tokens(task.model, task.prompts, len(start["context"]))
+
+    # cross-entropy of the cosine logits, by SGD
+    return learn(start, partial(cocoop_logits, task.model, tokens), task, config)
 
 
 @register("cocoop", fit=fit_cocoop)
@@ -100,26 +129,31 @@ class CoCoOp(FeatureLevel, FewShotAdapter):
     config: CoCoOpConfig
 
     def _setup(self) -> None:
-        model, prompts, config = self.model, self.prompts, self.config
-        width, hidden = (
-            model.require_text().config.width,
-            self.tensor("down.bias", None).shape[0],
-        )
+        model = self.model
+
+        # what was fitted, in the shapes that this model takes
+        width = model.require_text().config.width
+        hidden = len(self.tensor("down.bias", None))
+        context = self.tensor("context", None, width)
         self.learned = {
-            "context": self.tensor("context", None, width),
+            "context": context,
             "down.weight": self.tensor("down.weight", hidden, model.embed_dim),
             "down.bias": self.tensor("down.bias", hidden),
             "up.weight": self.tensor("up.weight", width, hidden),
             "up.bias": self.tensor("up.bias", width),
         }
-        self.tokens = coop.prompt_tokens(model, prompts, len(self.learned["context"]))
-        self.chunk: int = config.text_chunk
+
+        # class texts with room for it
+        self.tokens = coop.prompt_tokens(model, self.prompts, len(context))
+        self.chunk: int = self.config.text_chunk
 
     def _predict_features(self, features: Tensor) -> Prediction:
+        # as many images at once as their texts fit into a chunk
         images = max(1, self.chunk // len(self.prompts))
-        logits = partial(
-            cocoop_logits, self.model, self.tokens, self.learned, chunk=self.chunk
-        )
-        return Prediction(
-            torch.cat([logits(part) for part in torch.split(features[:, 0], images)])
-        )
+        logits = [
+            cocoop_logits(
+                self.model, self.tokens, self.learned, group, chunk=self.chunk
+            )
+            for group in torch.split(features[:, 0], images)
+        ]
+        return Prediction(torch.cat(logits))

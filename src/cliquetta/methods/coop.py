@@ -29,10 +29,10 @@ from cliquetta.types import Prediction
 
 ClassPosition = Literal["end", "middle", "front"]
 INIT_STD = 0.02
-Tokens = tuple[
-    Tensor, Tensor
-]  # Ids (N, L) of class texts, positions (N, M) of learned tokens.
-Learned = Mapping[str, Tensor]  # Learned tensors by name.
+# Ids (N, L) of class texts, positions (N, M) of learned tokens.
+Tokens = tuple[Tensor, Tensor]
+# Learned tensors by name.
+Learned = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -53,77 +53,112 @@ class CoOpConfig(TextTraining):
 def prompt_tokens(
     model: CLIP, prompts: ClassPrompts, count: int, position: ClassPosition = "end"
 ) -> Tokens:
-    """Token ids (N, L) with room for ``count`` context tokens, and where they stand (N, count)."""
+    """Leave room for ``count`` context tokens in the class texts.
+
+    Args:
+        model: Whose tokenizer splits the class names.
+        prompts: The classes.
+        count: Number of context tokens.
+        position: Where the class name stands among them.
+
+    Returns:
+        Token ids (N, L), and where the context tokens stand (N, count).
+
+    """
     tokenizer = model.tokenizer
-    head = {"end": count, "middle": count // 2, "front": 0}[position]
-    first = len(tokenizer.prefix)
+
+    # context tokens before the class name and behind it
+    before = {"end": count, "middle": count // 2, "front": 0}[position]
+    after = count - before
+
+    # padding everywhere
     ids = torch.full((len(prompts), tokenizer.context_length), tokenizer.pad)
     positions = torch.zeros(len(prompts), count, dtype=torch.int64)
+
     for row, text in enumerate(prompts.texts("{}.")):
         name = tokenizer.encode(text)
-        length = len(tokenizer.encode(text[:-1]))  # without the full stop
-        if position == "end":
-            length = len(name)
-        tokens = [*tokenizer.prefix, *[0] * head, *name[:length]]
-        tail = len(tokens)
-        tokens += [*[0] * (count - head), *name[length:], *tokenizer.suffix]
+        stop = len(tokenizer.encode(text[:-1]))  # of the name, without the full stop
+
+        # [start] [V_1] ... [name], with zeros for the context
+        first = len(tokenizer.prefix)
+        tokens = [*tokenizer.prefix, *[0] * before, *name[:stop]]
+
+        # ... [V_M] [.] [end]
+        second = len(tokens)
+        tokens += [*[0] * after, *name[stop:], *tokenizer.suffix]
         if len(tokens) > tokenizer.context_length:
             raise UserError(
-                f"class {text[:-1]!r} with {count} context tokens takes {len(tokens)} tokens, the "
-                f"model's context holds {tokenizer.context_length}: use fewer context tokens"
+                f"class {text[:-1]!r} with {count} context tokens takes {len(tokens)} "
+                f"tokens, the model's context holds {tokenizer.context_length}: use "
+                "fewer context tokens"
             )
+
+        # the rest of the row stays padding
         ids[row, : len(tokens)] = torch.tensor(tokens)
-        positions[row, :head] = torch.arange(first, first + head)
-        positions[row, head:] = torch.arange(tail, tail + count - head)
+        positions[row, :before] = torch.arange(first, first + before)
+        positions[row, before:] = torch.arange(second, second + after)
     return ids.to(model.device), positions.to(model.device)
 
 
 def initial_context(
     model: CLIP, words: str, count: int, generator: torch.Generator
 ) -> Tensor:
-    """Embeddings (M, D) of ``words``, or ``count`` draws from N(0, 0.02^2), float32."""
+    """Embed ``words`` (M, D), or draw ``count`` tokens from N(0, 0.02^2), float32."""
     if words:
         return model.context(words).float()
     width = model.require_text().config.width
-    return INIT_STD * torch.randn(count, width, generator=generator).to(model.device)
+    drawn = torch.randn(count, width, generator=generator)
+    return INIT_STD * drawn.to(model.device)
 
 
 def initial_linear(
     inputs: int, outputs: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Weight (outputs, inputs) and bias of a linear map, uniform in 1 / sqrt(inputs) as torch's."""
-    bound = inputs**-0.5
+    """Draw weight (outputs, inputs) and bias as torch: uniform in ±1 / sqrt(inputs)."""
+    # in [0, 1)
     weight = torch.rand(outputs, inputs, generator=generator)
     bias = torch.rand(outputs, generator=generator)
+
+    # in [-bound, bound)
+    bound = inputs**-0.5
     return (2 * weight - 1) * bound, (2 * bias - 1) * bound
+
+
+def text_features(model: CLIP, tokens: Tokens, context: Tensor) -> Tensor:
+    """Encode the class texts with a learned context: unit features (N, E)."""
+    ids, positions = tokens
+    return model.encode_text(ids, context=context, positions=positions, normalize=True)
 
 
 def coop_logits(
     model: CLIP, tokens: Tokens, learned: Learned, features: Tensor
 ) -> Tensor:
-    """Scale * cos(image, text with context V): (B, N) of unit image features (B, E)."""
-    ids, positions = tokens
-    text = model.encode_text(
-        ids, context=learned["context"], positions=positions, normalize=True
-    )
+    """Return scale * cos(image, text with context V), (B, N), of features (B, E)."""
+    text = text_features(model, tokens, learned["context"])
     return model.scale * features @ text.T
 
 
 def fit_coop(task: FitTask, config: CoOpConfig) -> dict[str, Tensor]:
-    """``context`` (M, D), or (N, M, D) if class-specific."""
-    model, prompts = task.model, task.prompts
+    """Fit ``context`` (M, D), or (N, M, D) if class-specific."""
+    model = task.model
+    prompts = task.prompts
     generator = torch.Generator().manual_seed(task.seed)
-    start = initial_context(
+    context = initial_context(
         model, config.context_init, config.context_length, generator
     )
-    tokens = prompt_tokens(model, prompts, len(start), config.class_position)
+    tokens = prompt_tokens(model, prompts, len(context), config.class_position)
+
+    # one context per class: words start alike for all, random tokens do not
     if config.class_specific:
-        start = start.repeat(len(prompts), 1, 1)
+        context = context.repeat(len(prompts), 1, 1)
         if not config.context_init:
-            start = INIT_STD * torch.randn(start.shape, generator=generator).to(
-                model.device
-            )
-    return learn({"context": start}, partial(coop_logits, model, tokens), task, config)
+            drawn = torch.randn(context.shape, generator=generator)
+            context = INIT_STD * drawn.to(model.device)
+
+    # cross-entropy of the cosine logits, by SGD
+    return learn(
+        {"context": context}, partial(coop_logits, model, tokens), task, config
+    )
 
 
 @register(
@@ -139,30 +174,31 @@ class CoOp(FeatureLevel, FewShotAdapter):
     config: CoOpConfig
 
     def _setup(self) -> None:
-        model, prompts, config = self.model, self.prompts, self.config
-        width = model.require_text().config.width
-        rows = (len(prompts),) if config.class_specific else ()
-        context = self.tensor("context", *rows, None, width)
-        ids, at = prompt_tokens(
-            model, prompts, context.shape[-2], config.class_position
+        width = self.model.require_text().config.width
+        if self.config.class_specific:
+            context = self.tensor("context", len(self.prompts), None, width)
+        else:
+            context = self.tensor("context", None, width)
+
+        # the learned context makes a fixed text classifier
+        tokens = prompt_tokens(
+            self.model, self.prompts, context.shape[-2], self.config.class_position
         )
         with torch.no_grad():
-            self.classifier = model.encode_text(
-                ids, context=context, positions=at, normalize=True
-            )
+            self.classifier = text_features(self.model, tokens, context)
 
     def _predict_features(self, features: Tensor) -> Prediction:
         return Prediction(self.model.scale * features[:, 0] @ self.classifier.T)
 
     def frozen_model(self) -> FrozenModel:
-        """The image tower with the texts of the learned context."""
+        """Freeze the image tower with the texts of the learned context."""
         return FrozenModel(self.model, self.classifier)
 
     @classmethod
     def for_classes(
         cls, fitted: Mapping[str, Tensor], known: Sequence[str], wanted: Sequence[str]
     ) -> dict[str, Tensor]:
-        """A shared context serves any class; class-specific ones serve those fitted."""
+        """Select the contexts of classes; a shared one serves any class."""
         context = fitted["context"]
         if context.ndim == 2:
             return dict(fitted)

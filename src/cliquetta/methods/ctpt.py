@@ -25,9 +25,9 @@ class CTPTConfig(TPTConfig):
 
 
 def text_dispersion(text: Tensor) -> Tensor:
-    """ATFD (...) of unit class features (..., N, E): mean distance from their mean."""
-    centred = text - text.mean(dim=-2, keepdim=True)
-    distances: Tensor = torch.linalg.vector_norm(centred, dim=-1)
+    """Return the ATFD (...): mean distance of features (..., N, E) from their mean."""
+    centre = text.mean(dim=-2, keepdim=True)
+    distances: Tensor = torch.linalg.vector_norm(text - centre, dim=-1)
     return distances.mean(dim=-1)
 
 
@@ -38,7 +38,6 @@ class CTPT(TPT):
     config: CTPTConfig
 
     def loss(self, features: Tensor, text: Tensor) -> Tensor:
-        """Losses (B,): marginal entropy minus weighted dispersion."""
-        return super().loss(
-            features, text
-        ) - self.config.dispersion_weight * text_dispersion(text)
+        """Subtract the weighted dispersion from the marginal entropy: losses (B,)."""
+        uncertainty = super().loss(features, text)
+        return uncertainty - self.config.dispersion_weight * text_dispersion(text)

@@ -77,103 +77,168 @@ class DART(Adapter):
     config: DARTConfig
 
     def _setup(self) -> None:
-        model, prompts, config = self.model, self.prompts, self.config
+        model = self.model
+        block = self.config.block
         self.tower = model.require_vit()
-        if not 0 <= config.block < len(self.tower.blocks):
+        depth = len(self.tower.blocks)
+        if not 0 <= block < depth:
             raise UserError(
-                f"block {config.block} does not exist: {model.id} has blocks 0 to "
-                f"{len(self.tower.blocks) - 1}"
+                f"block {block} does not exist: {model.id} has blocks 0 to {depth - 1}"
             )
         self.template = LearnableTemplate(
-            model, prompts, chunk=config.text_chunk, by="DART"
+            model, self.prompts, chunk=self.config.text_chunk, by="DART"
         )
         self.scale = model.scale
-        N, D = len(prompts), self.tower.config.width
+
+        # the visual prompt starts uniform in [-1, 1), (P, 2, D): keys and values
+        shape = (self.config.prompt_length, 2, self.tower.config.width)
         generator = torch.Generator().manual_seed(self.seed)
-        start = 2 * torch.rand(config.prompt_length, 2, D, generator=generator) - 1
-        start = start.to(model.device)
-        self.memory.declare("visual", start)
-        self.memory.declare("retained_visual", start.repeat(N, 1, 1, 1))
-        self.memory.declare("retained_context", self.template.start.repeat(N, 1, 1))
+        visual = 2 * torch.rand(shape, generator=generator) - 1
+        visual = visual.to(model.device)
+        self.memory.declare("visual", visual)
+
+        # one retained prompt of each kind per class, which starts as the prompts do
+        classes = len(self.prompts)
+        context = self.template.start.repeat(classes, 1, 1)
+        self.memory.declare("retained_visual", visual.repeat(classes, 1, 1, 1))
+        self.memory.declare("retained_context", context)
 
     @torch.no_grad()
     def _predict(self, batch: Batch) -> Prediction:
+        # an image without views is its only one
         images = batch.images[:, None] if batch.views is None else batch.views
-        logits, losses = zip(*(self._next(views) for views in images), strict=True)
+
+        # one after the other
+        logits = []
+        losses = []
+        for views in images:
+            image_logits, loss = self._next(views)
+            logits.append(image_logits)
+            losses.append(loss)
         return Prediction(torch.stack(logits), {"loss": torch.stack(losses)})
 
     def _next(self, views: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits (N,) of the next image of the stream, from its views (V, 3, S, S)."""
-        retained = self.config.retained_weight
-        embedded = (
-            self.tower.embed(part) for part in torch.split(views, self.config.chunk)
-        )
-        before_prompt = [
-            self.tower.run(part, stop=self.config.block) for part in embedded
-        ]
-        hidden = torch.cat(before_prompt)  # the same whatever the prompt
-        visual = self.memory["visual"]
-        context = (
-            retained * self.memory["retained_context"]
-            + (1 - retained) * self.template.start
-        )
-        text = self.template.features(context[None])[0]
-        before = self.scale * self.encode(hidden, visual) @ text.T
-        sure_before = confident_views(before, self.config.selection_fraction)
-        context, visual, loss = self._step(hidden[sure_before], context, visual, text)
+        """Predict the next image of the stream from its views (V, 3, S, S).
 
+        Returns:
+            Its logits (N,), and the loss before learning.
+
+        """
+        fraction = self.config.selection_fraction
+        hidden = self._hidden_states(views)
+
+        # (1) the context starts near the retained ones, the visual prompt goes on from
+        # the last image
+        context = self._mix(self.memory["retained_context"], self.template.start)
+        visual = self.memory["visual"]
+
+        # (2) one step on both, down the marginal entropy of the confident views
+        text = self.template.features(context[None])[0]
+        before = self.scale * self.encode(hidden, visual) @ text.T  # (V, N)
+        confident_before = confident_views(before, fraction)
+        context, visual, loss = self._step(
+            hidden[confident_before], context=context, visual=visual, text=text
+        )
+
+        # (3) the views that are confident under the new prompts name a class, whose
+        # retained visual prompt is mixed in
         text = self.template.features(context[None])[0]
         after = self.scale * self.encode(hidden, visual) @ text.T
-        sure_after = confident_views(after, self.config.selection_fraction)
-        named = mean_logits(after, sure_after).argmax()
-        visual = (
-            retained * self.memory["retained_visual"][named] + (1 - retained) * visual
-        )
-        logits = self.scale * (self.encode(hidden[:1], visual) @ text.T)[0]
+        confident_after = confident_views(after, fraction)
+        label = mean_logits(after, confident_after).argmax()
+        visual = self._mix(self.memory["retained_visual"][label], visual)
+
+        # (4) the plain view is scored, or the confident ones
+        plain = self.encode(hidden[:1], visual)
+        logits = self.scale * (plain @ text.T)[0]
         if self.config.score == "views":
-            logits = mean_logits(after, sure_after)
+            logits = mean_logits(after, confident_after)
         elif self.config.score == "mixed":
-            logits = 0.5 * mean_logits(before, sure_before) + 0.5 * logits
+            logits = 0.5 * mean_logits(before, confident_before) + 0.5 * logits
+
+        # (5) the retained prompts of the predicted class move
         self._remember(logits, context, visual)
         return logits, loss
 
+    def _hidden_states(self, views: Tensor) -> Tensor:
+        """Run views up to the block that takes the prompt.
+
+        Their hidden states there do not depend on the prompt.
+        """
+        states = []
+        for part in torch.split(views, self.config.chunk):
+            embedded = self.tower.embed(part)
+            states.append(self.tower.run(embedded, stop=self.config.block))
+        return torch.cat(states)
+
+    def _mix(self, retained: Tensor, current: Tensor) -> Tensor:
+        """Return the prompt at which an image starts: a little of what is retained."""
+        weight = self.config.retained_weight
+        return weight * retained + (1 - weight) * current
+
     def encode(self, hidden: Tensor, visual: Tensor) -> Tensor:
-        """Unit features (V, E) of hidden states under a visual prompt (P, 2, D)."""
+        """Encode hidden states under a visual prompt (P, 2, D): features (V, E)."""
         block = self.config.block
         prefix = {block: Prefix(visual[None])}
-        parts = torch.split(hidden, self.config.chunk)
-        ends = (self.tower.run(part, block, prefix=prefix) for part in parts)
-        return l2_normalize(torch.cat([self.tower.pool(end) for end in ends]))
+
+        # from the prompted block to the end, some views at a time
+        features = []
+        for part in torch.split(hidden, self.config.chunk):
+            end = self.tower.run(part, block, prefix=prefix)
+            features.append(self.tower.pool(end))
+        return l2_normalize(torch.cat(features))
 
     def _step(
-        self, hidden: Tensor, context: Tensor, visual: Tensor, text: Tensor
+        self, hidden: Tensor, *, context: Tensor, visual: Tensor, text: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Context (N, M, D), visual prompt (P, 2, D), loss: an AdamW step on selected views."""
+        """Take an AdamW step on the prompts down the entropy of selected views.
+
+        Args:
+            hidden: Hidden states of the views at the prompted block.
+            context: (N, M, D), one per class.
+            visual: Visual prompt (P, 2, D).
+            text: Class features (N, E) under ``context``.
+
+        Returns:
+            Context and visual prompt after the step, and the loss before it.
+
+        """
         with torch.enable_grad():
-            leaf = visual.detach().requires_grad_()
-            features = self.encode(hidden, leaf)
-            ends = features.detach().requires_grad_(), text.detach().requires_grad_()
-            loss = marginal_entropy(self.scale * ends[0] @ ends[1].T)
-            by_features, by_text = torch.autograd.grad(loss, ends)
+            visual_leaf = visual.detach().requires_grad_()
+            features = self.encode(hidden, visual_leaf)
+
+            # gradients of the loss by what comes out of the two towers
+            feature_leaf = features.detach().requires_grad_()
+            text_leaf = text.detach().requires_grad_()
+            loss = marginal_entropy(self.scale * feature_leaf @ text_leaf.T)
+            by_features, by_text = torch.autograd.grad(loss, (feature_leaf, text_leaf))
+
+            # back through the image tower; scaled to near one, so that half precision
+            # neither overflows nor loses small gradients
             scaled, factor = near_one(by_features[None])
-            by_visual = (
-                torch.autograd.grad(features, leaf, scaled[0])[0] / factor.flatten()
-            )
+            (by_visual,) = torch.autograd.grad(features, visual_leaf, scaled[0])
+            by_visual = by_visual / factor.flatten()
+
+        # back through the text tower, which does the same
         by_context = self.template.gradient(context[None], by_text[None])[0]
+
+        # AdamW, whose moments start again with every image
         adam = Adam(self.config.lr, weight_decay=self.config.weight_decay)
         context = adam_step(AdamState.begin(context), by_context, adam).values
         visual = adam_step(AdamState.begin(visual), by_visual, adam).values
         return context, visual, loss.detach()
 
     def _remember(self, logits: Tensor, context: Tensor, visual: Tensor) -> None:
-        """Move the retained prompts of the predicted class towards those of this image."""
+        """Move the retained prompts of the predicted class towards the image's."""
         label = logits.argmax()
-        stay = torch.exp(-logits[label] / self.config.ema_scale)
-        for name, now in (
-            ("retained_context", context[label]),
-            ("retained_visual", visual),
-        ):
-            moved = self.memory[name].clone()
-            moved[label] = stay * moved[label] + (1 - stay) * now
-            self.memory[name] = moved
+        learned = {"retained_context": context[label], "retained_visual": visual}
+
+        # they move by 1 - exp(-max logit / 5000)
+        decay = torch.exp(-logits[label] / self.config.ema_scale)
+        for name, prompt in learned.items():
+            retained = self.memory[name].clone()
+            retained[label] = decay * retained[label] + (1 - decay) * prompt
+            self.memory[name] = retained
+
+        # the next image starts from this one's visual prompt
         self.memory["visual"] = visual

@@ -41,43 +41,63 @@ class DeYOConfig(MomentumConfig):
 
 
 def shuffle_patches(images: Tensor, grid: int, generator: torch.Generator) -> Tensor:
-    """Images (B, 3, S, S) with their cells in one random order, the same for all of them."""
+    """Reorder the cells of images (B, 3, S, S) at random, in all of them alike."""
     order = torch.randperm(grid * grid, generator=generator).to(images.device)
-    return join_patches(split_patches(images, grid)[:, order], images.shape[-1])
+
+    # the whole batch at once
+    patches = split_patches(images, grid)
+    return join_patches(patches[:, order], images.shape[-1])
 
 
 def probability_drop(logits: Tensor, shuffled: Tensor) -> Tensor:
-    """PLPD (B,): probability of the predicted class minus that for the shuffled image."""
+    """Return the PLPD (B,): by how much the predicted class loses probability."""
     label = logits.argmax(dim=-1, keepdim=True)
-    drop = logits.softmax(dim=-1).gather(1, label) - shuffled.softmax(dim=-1).gather(
-        1, label
-    )
-    return drop[:, 0]
+
+    # probabilities of that class, (B, 1)
+    before = logits.softmax(dim=-1).gather(1, label)
+    after = shuffled.softmax(dim=-1).gather(1, label)
+
+    # positive where the prediction depends on the shape
+    return (before - after)[:, 0]
 
 
 def sample_weights(entropies: Tensor, drop: Tensor, margin: float) -> Tensor:
-    """exp(Ent₀ - H) + exp(PLPD), (B,)."""
+    """Weigh sure images that depend on their shape: exp(Ent₀ - H) + exp(PLPD), (B,)."""
     return (margin - entropies).exp() + drop.exp()
 
 
 def split_patches(images: Tensor, grid: int) -> Tensor:
-    """Patches (B, grid², 3, h, w) of images (B, 3, S, S), reduced where ``grid`` does not fit."""
-    side = images.shape[-1] // grid * grid
-    if side != images.shape[-1]:
-        images = F.interpolate(
-            images, size=(side, side), mode="bilinear", antialias=True
-        )
+    """Cut images (B, 3, S, S) into patches (B, grid², 3, h, w), row by row.
+
+    Where ``grid`` does not divide S, images are reduced to the next size that it does.
+    """
+    # the side of a patch
+    side = images.shape[-1] // grid
+    images = _resample(images, side * grid)
+
+    # (B, 3, row, h, column, w) -> (B, row, column, 3, h, w)
     B, C = images.shape[:2]
-    cells = images.view(B, C, grid, side // grid, grid, side // grid)
-    return cells.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
+    cells = images.view(B, C, grid, side, grid, side)
+    cells = cells.permute(0, 2, 4, 1, 3, 5)
+    return cells.flatten(1, 2)
 
 
 def join_patches(patches: Tensor, size: int) -> Tensor:
-    """Images (B, 3, size, size) of patches (B, grid², 3, h, w), row by row."""
-    B, cells, C, h, w = patches.shape
-    grid = round(cells**0.5)
-    images = patches.view(B, grid, grid, C, h, w).permute(0, 3, 1, 4, 2, 5)
-    images = images.reshape(B, C, grid * h, grid * w)
+    """Join patches (B, grid², 3, h, w) row by row: images (B, 3, size, size)."""
+    B, count, C, h, w = patches.shape
+    grid = round(count**0.5)
+
+    # (B, row, column, 3, h, w) -> (B, 3, row, h, column, w)
+    cells = patches.view(B, grid, grid, C, h, w)
+    cells = cells.permute(0, 3, 1, 4, 2, 5)
+
+    # back to the size before a reduction
+    images = cells.reshape(B, C, grid * h, grid * w)
+    return _resample(images, size)
+
+
+def _resample(images: Tensor, size: int) -> Tensor:
+    """Change images (B, 3, S, S) to another size, unless it is theirs."""
     if images.shape[-1] == size:
         return images
     return F.interpolate(images, size=(size, size), mode="bilinear", antialias=True)
@@ -99,33 +119,45 @@ class DeYO(MomentumAdapter):
         self.memory.declare_generator("generator", self.seed)
 
     def _predict(self, batch: Batch) -> Prediction:
-        config, memory = self.config, self.memory
-        with memory.generator("generator") as generator:
-            shuffled = shuffle_patches(batch.images, config.patch_grid, generator)
+        # the same images with their shape destroyed
+        with self.memory.generator("generator") as generator:
+            shuffled = shuffle_patches(batch.images, self.config.patch_grid, generator)
+
         with torch.enable_grad():
-            values = memory["norms"].detach().requires_grad_()
-            logits = self.logits(values, batch.images)
-            loss, teaching = self.loss(logits, values.detach(), shuffled)
+            norms = self.memory["norms"].detach().requires_grad_()
+
+            # the forward pass before the step is the prediction
+            logits = self.logits(norms, batch.images)
+            loss, teaching = self.loss(logits, norms.detach(), shuffled)
+
+            # a batch in which no image teaches is predicted only
             if teaching.any():
-                (gradient,) = torch.autograd.grad(loss, values)
+                (gradient,) = torch.autograd.grad(loss, norms)
                 self.step(gradient, len(batch))
         return Prediction(logits.detach().float(), {"teaching": teaching})
 
     def loss(
         self, logits: Tensor, norms: Tensor, shuffled: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Weighted mean entropy of the images that teach, and which (B,) do."""
-        config, chance = self.config, math.log(len(self.prompts))
+        """Return the weighted mean entropy of images that teach, and which (B,) do."""
+        config = self.config
+        chance = math.log(len(self.prompts))  # entropy of a mere guess
         entropies = entropy(logits)
+
+        # first condition: H(x) below τ_Ent
         teaching = entropies.detach() < config.entropy_threshold * chance
         rows = teaching.nonzero()[:, 0]
         if not len(rows):
             return entropies.mean(), teaching
+
+        # second condition: PLPD(x) above τ_PLPD, of the images that fulfil the first
         with torch.no_grad():
-            drop = probability_drop(logits[rows], self.logits(norms, shuffled[rows]))
+            shuffled_logits = self.logits(norms, shuffled[rows])
+            drop = probability_drop(logits[rows], shuffled_logits)
             teaching[rows] = drop > config.plpd_threshold
-            weights = sample_weights(
-                entropies[rows], drop, config.entropy_margin * chance
-            )
-        still = teaching[rows]
-        return (entropies[rows] * weights)[still].mean(), teaching
+            margin = config.entropy_margin * chance
+            weights = sample_weights(entropies[rows], drop, margin)
+
+        # of those rows, the ones that fulfil both
+        both = teaching[rows]
+        return (entropies[rows] * weights)[both].mean(), teaching

@@ -29,9 +29,8 @@ from cliquetta.methods.building.views import (
 from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
 
-ELEMENTS = (
-    2**25
-)  # Elements of the class features computed at once: bounds memory (128 MiB).
+# Elements of the class features computed at once: bounds memory (128 MiB).
+ELEMENTS = 2**25
 
 
 @dataclass(frozen=True)
@@ -54,10 +53,25 @@ class DMNConfig(SelectiveConfig):
 def class_features(
     queries: Tensor, classes: Tensor, keys: Tensor, weights: Affinity, constant: Tensor
 ) -> Tensor:
-    """Unit feature (B, N, E) of every class per query (B, E); ``constant``: weighted texts."""
+    """Average the weighted entries of every class: unit features (B, N, E) per query.
+
+    Args:
+        queries: Features (B, E), which enter the memory one after the other.
+        classes: Predicted class (B,) of each.
+        keys: Entries (N, K, E) before the first query.
+        weights: Of both kinds of entries, as each query arrives.
+        constant: Weighted class texts (B, N, E).
+
+    """
+    # entries from earlier batches
     total = torch.einsum("bnk,nke->bne", weights.old, keys)
-    owner = F.one_hot(classes, len(keys)).to(weights.new.dtype)  # (B, N)
-    total = total + torch.einsum("bj,jn,je->bne", weights.new, owner, queries)
+
+    # entries that the batch itself made, each under its class, (B, N)
+    member = F.one_hot(classes, len(keys))
+    member = member.to(weights.new.dtype)
+    total = total + torch.einsum("bj,jn,je->bne", weights.new, member, queries)
+
+    # beside the text of the class
     return F.normalize(total + constant, dim=-1)
 
 
@@ -71,33 +85,48 @@ class DMN(FixedText):
 
     def _setup(self) -> None:
         super()._setup()
-        N, E = self.classifier.shape
-        self.group = max(1, min(64, ELEMENTS // (N * E)))
         declare(self.memory, self.classifier, self.config.capacity)
+
+        # class features are a tensor (B, N, E)
+        self.group = max(1, min(64, ELEMENTS // self.classifier.numel()))
 
     def _predict_features(self, features: Tensor) -> Prediction:
         groups = torch.split(features, self.group)
         return Prediction(torch.cat([self._logits(group) for group in groups]))
 
     def _logits(self, features: Tensor) -> Tensor:
-        """Logits (B, N) of one group, which enters the memory."""
-        config, memory = self.config, self.memory
+        """Predict one group (B, V, E), which enters the memory: logits (B, N)."""
+        beta = self.config.beta
         plain = features[:, 0]
-        logits = self.scale * features @ self.classifier.T  # (B, V, N)
-        sure = take_views(logits, confident_views(logits, config.selection_fraction))
-        classes = sure.softmax(dim=-1).mean(dim=1).argmax(dim=-1)
-        offered = marginal_entropy(sure)
 
-        keys = memory["keys"]
-        occupancy = insert(memory, classes, offered, {"keys": plain})
-        weights = affinity(plain, keys, occupancy, config.beta)
-        text = ((plain @ self.classifier.T - 1) * config.beta).exp()[
-            :, :, None
-        ] * self.classifier
-        seen = class_features(plain, classes, keys, weights, text)
-        dynamic = (self.scale * (seen @ plain[:, :, None])[:, :, 0]).log_softmax(dim=-1)
+        # by the texts alone, (B, V, N)
+        logits = self.scale * features @ self.classifier.T
+
+        # the confident views name the class and give the entropy
+        index = confident_views(logits, self.config.selection_fraction)
+        confident = take_views(logits, index)
+        classes = confident.softmax(dim=-1).mean(dim=1).argmax(dim=-1)
+        offered = marginal_entropy(confident)
+
+        # the plain view is offered to the memory of that class
+        keys = self.memory["keys"]
+        occupancy = insert(self.memory, classes, offered, {"keys": plain})
+
+        # exp(-β(1 - f·m)) of the entries m of a class
+        weights = affinity(plain, keys, occupancy, beta)
+
+        # and of its text, which is one of them
+        text_weights = ((plain @ self.classifier.T - 1) * beta).exp()  # (B, N)
+        text = text_weights[:, :, None] * self.classifier
+
+        # for each query a classifier of its own, (B, N, E)
+        by_query = class_features(plain, classes, keys, weights, text)
+
+        cosines = (by_query @ plain[:, :, None])[:, :, 0]
+        dynamic = (self.scale * cosines).log_softmax(dim=-1)
         fixed = logits[:, 0].log_softmax(dim=-1)
-        weight = config.memory_weight
-        return (
-            torch.logaddexp(fixed, dynamic + math.log(weight)) - math.log1p(weight)
-        ).float()
+
+        # p = (p_text + β₂ p_memory) / (1 + β₂), in logarithms
+        weight = self.config.memory_weight
+        mixed = torch.logaddexp(fixed, dynamic + math.log(weight))
+        return (mixed - math.log1p(weight)).float()

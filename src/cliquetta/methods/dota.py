@@ -61,18 +61,28 @@ def update_gaussians(
     features: Tensor,
     weights: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Means (N, E), covariances (N, E, E) and counts (N,) after features (B, E), weights (B, N)."""
+    """Count features (B, E) for classes by ``weights`` (B, N).
+
+    Returns:
+        Means (N, E), covariances (N, E, E) and counts (N,) after them.
+
+    """
+    # c_k + ŷ_k
     total = counts + weights.sum(dim=0)
-    centred = features - means[:, None]  # (N, B, E)
-    added = (centred * (weights.T / total[:, None])[:, :, None]).mT
-    covariances = torch.baddbmm(
-        covariances * (counts / total)[:, None, None], added, centred
-    )
-    return (
-        (counts[:, None] * means + weights.T @ features) / total[:, None],
-        covariances,
-        total,
-    )
+
+    # μ_k ← (c_k μ_k + ŷ_k f) / (c_k + ŷ_k)
+    summed = counts[:, None] * means + weights.T @ features
+    new_means = summed / total[:, None]
+
+    # Σ_k ← (c_k Σ_k + ŷ_k (f - μ_k)(f - μ_k)ᵀ) / (c_k + ŷ_k), with the mean before f
+    faded = covariances * (counts / total)[:, None, None]
+    shares = weights.T / total[:, None]  # (N, B)
+
+    # residuals are (N, B, E)
+    residuals = features - means[:, None]
+    weighted = residuals * shares[:, :, None]
+    new_covariances = torch.baddbmm(faded, weighted.mT, residuals)
+    return new_means, new_covariances, total
 
 
 @register(
@@ -86,34 +96,55 @@ class DOTA(FixedText):
 
     def _setup(self) -> None:
         super()._setup()
-        N, E = self.classifier.shape
-        eye = torch.eye(E, dtype=self.classifier.dtype, device=self.classifier.device)
-        self.memory.declare(
-            "means", torch.full_like(self.classifier, FIRST_MEAN), SHORT
-        )
-        covariances = (self.config.initial_variance * eye).repeat(N, 1, 1)
-        self.memory.declare("covariances", covariances, VARIANCE)
-        self.memory.declare("counts", self.classifier.new_ones(N), NON_NEGATIVE)
+        text = self.classifier
+        classes, width = text.shape
+
+        # a mean of 0.001 in all dimensions
+        self.memory.declare("means", torch.full_like(text, FIRST_MEAN), SHORT)
+
+        # the covariance σ²I
+        identity = torch.eye(width, dtype=text.dtype, device=text.device)
+        covariance = self.config.initial_variance * identity
+        self.memory.declare("covariances", covariance.repeat(classes, 1, 1), VARIANCE)
+
+        # and the weight of one image
+        self.memory.declare("counts", text.new_ones(classes), NON_NEGATIVE)
 
     def _predict_features(self, features: Tensor) -> Prediction:
-        return Prediction(
-            torch.stack([self._predict_image(views) for views in features]).float()
-        )
+        logits = [self._predict_image(views) for views in features]
+        return Prediction(torch.stack(logits).float())
 
     def _predict_image(self, views: Tensor) -> Tensor:
-        """Logits (N,) of an image with views (V, E), which is learned from afterwards."""
-        config, memory = self.config, self.memory
+        """Predict an image by its views (V, E), then learn from it: logits (N,)."""
+        config = self.config
+        means = self.memory["means"]
+        covariances = self.memory["covariances"]
+        counts = self.memory["counts"]
+
+        # only the confident views predict and teach
         logits = self.scale * views @ self.classifier.T
-        sure = confident_views(logits, config.selection_fraction)
-        logits, views = logits[sure], views[sure]
-        shared = memory["covariances"].mean(dim=0)
-        shared = (1 - config.shrinkage) * shared
+        confident = confident_views(logits, config.selection_fraction)
+        logits = logits[confident]
+        views = views[confident]
+
+        # Λ⁻¹ = (1 - ε) mean_k Σ_k + ε I
+        shared = (1 - config.shrinkage) * covariances.mean(dim=0)
         shared.diagonal().add_(config.shrinkage)
-        gaussian = linear_discriminant(
-            views.mean(dim=0, keepdim=True), memory["means"], shared
-        )[0]
-        weight = config.weight_per_count / len(views) * memory["counts"].mean()
-        state = memory["means"], memory["covariances"], memory["counts"]
-        state = update_gaussians(*state, views, logits.softmax(dim=-1))
-        memory["means"], memory["covariances"], memory["counts"] = state
-        return logits.mean(dim=0) + weight.clamp(max=config.largest_weight) * gaussian
+
+        # g(f) = fᵀΛμ_k - ½ μ_kᵀΛμ_k
+        feature = views.mean(dim=0, keepdim=True)
+        gaussian = linear_discriminant(feature, means, shared)[0]
+
+        # λ = min(ρ · mean_k c_k, η), where the views of an image count as one
+        weight = config.weight_per_count / len(views) * counts.mean()
+        weight = weight.clamp(max=config.largest_weight)
+        prediction = logits.mean(dim=0) + weight * gaussian
+
+        # learned from after it was predicted
+        means, covariances, counts = update_gaussians(
+            means, covariances, counts, features=views, weights=logits.softmax(dim=-1)
+        )
+        self.memory["means"] = means
+        self.memory["covariances"] = covariances
+        self.memory["counts"] = counts
+        return prediction

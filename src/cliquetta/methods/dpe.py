@@ -61,10 +61,12 @@ class DPEConfig(SelectiveConfig):
 
 
 def alignment(visual: Tensor, text: Tensor) -> Tensor:
-    """InfoNCE of visual prototypes (C, E) as queries and texts (C, E) as their positives."""
+    """Return InfoNCE of visual prototypes (C, E), whose positives are texts (C, E)."""
     cosines = F.normalize(visual, dim=-1) @ F.normalize(text, dim=-1).T
-    own = torch.arange(len(visual), device=visual.device)
-    return F.cross_entropy(cosines / CONTRAST_TEMPERATURE, own)
+
+    # the positive of a prototype is the text of its class
+    positives = torch.arange(len(visual), device=visual.device)
+    return F.cross_entropy(cosines / CONTRAST_TEMPERATURE, positives)
 
 
 @register("dpe", tuned=read_presets("dpe", DPEConfig), setting="ImageNet")
@@ -76,67 +78,103 @@ class DPE(FixedText):
 
     def _setup(self) -> None:
         super()._setup()
-        self.adam = Adam(self.config.lr, eps=EPS, weight_decay=self.config.weight_decay)
+        self.adam = Adam(
+            self.config.lr,
+            eps=EPS,
+            weight_decay=self.config.weight_decay,
+        )
+
+        # the running mean of the text prototypes, and how many have entered it
         self.memory.declare("text", self.classifier, SHORT)
         self.memory.declare("updates", torch.zeros((), dtype=torch.long))
+
+        # the surest images of every predicted class
         declare(self.memory, self.classifier, self.config.capacity, keys=SHORT)
 
     def _predict_features(self, features: Tensor) -> Prediction:
-        return Prediction(
-            torch.stack([self._predict_image(views) for views in features]).float()
-        )
+        logits = [self._predict_image(views) for views in features]
+        return Prediction(torch.stack(logits).float())
 
     def _predict_image(self, views: Tensor) -> Tensor:
-        """Logits (N,) of one image whose views are (V, E)."""
-        config, memory = self.config, self.memory
-        text = memory["text"]
-        sure = self._confident(views, F.normalize(text, dim=-1))
-        feature, logits = (
-            sure.mean(dim=0),
-            self.scale * sure @ F.normalize(text, dim=-1).T,
-        )
-        label = logits.mean(dim=0).argmax(dim=-1, keepdim=True)
-        insert(memory, label, marginal_entropy(logits)[None], {"keys": feature[None]})
-        filled = memory["entropy"].isfinite()
-        present = filled.any(dim=1).nonzero()[:, 0]
-        sums = (memory["keys"] * filled[:, :, None]).sum(dim=1)
-        visual = (sums / filled.sum(dim=1).clamp_min(1)[:, None])[present]
+        """Predict one image whose views are (V, E): logits (N,)."""
+        config = self.config
+        text = self.memory["text"]
+        feature = self._cache(views, F.normalize(text, dim=-1))
+        visual, present = self._visual_prototypes()
 
-        def loss(residuals: Tensor) -> Tensor:
+        def prototypes(residuals: Tensor) -> tuple[Tensor, Tensor]:
+            """Return unit t (N, E) and v (C, E) with their residuals (N + C, E)."""
+            # residuals of all texts come first
             t = F.normalize(text + residuals[: len(text)], dim=-1)
             v = F.normalize(visual + residuals[len(text) :], dim=-1)
-            scores = self._scores(feature, t, v, present)
-            return entropy(scores) + config.alignment_weight * alignment(v, t[present])
+            return t, v
 
-        start = AdamState.begin(text.new_zeros(len(text) + len(present), text.shape[1]))
-        residuals = minimize(start, loss, 1, self.adam).values
-        t = F.normalize(text + residuals[: len(text)], dim=-1)
-        v = F.normalize(visual + residuals[len(text) :], dim=-1)
-        scored = (
-            views[0]
-            if config.scored == "plain"
-            else self._confident(views, t).mean(dim=0)
-        )
-        final = self._scores(scored, t, v, present)
-        if float(entropy(final)) < config.update_threshold * math.log2(len(text)):
-            memory["updates"] = memory["updates"] + 1
-            memory["text"] = torch.lerp(text, t, 1 / (int(memory["updates"]) + 1))
-        return final
+        def loss(residuals: Tensor) -> Tensor:
+            """Return H(scale f·t + α exp(-β (1 - f·v))) + a · InfoNCE(v, t)."""
+            t, v = prototypes(residuals)
+            uncertainty = entropy(self._scores(feature, t, v, present))
+
+            # v has the classes with a cache only
+            return uncertainty + config.alignment_weight * alignment(v, t[present])
+
+        # one AdamW step on the residuals of all prototypes, from zero
+        zeros = torch.zeros_like(torch.cat([text, visual]))
+        state = minimize(AdamState.begin(zeros), loss, 1, self.adam)
+        t, v = prototypes(state.values)
+
+        # the plain view, or the confident ones, are scored with the shifted prototypes
+        if config.scored == "plain":
+            scored = views[0]
+        else:
+            scored = self._confident(views, t).mean(dim=0)
+        logits = self._scores(scored, t, v, present)
+
+        # a sure prediction's text prototypes enter the running mean
+        if float(entropy(logits)) < config.update_threshold * math.log2(len(text)):
+            updates = self.memory["updates"] + 1
+            self.memory["updates"] = updates
+            self.memory["text"] = torch.lerp(text, t, 1 / (int(updates) + 1))
+        return logits
+
+    def _cache(self, views: Tensor, text: Tensor) -> Tensor:
+        """Offer the mean (E,) of the confident views to the cache; return it."""
+        confident = self._confident(views, text)
+        feature = confident.mean(dim=0)
+
+        # the class that the views predict, and how surely they do
+        logits = self.scale * confident @ text.T
+        label = logits.mean(dim=0).argmax(dim=-1, keepdim=True)
+        offered = marginal_entropy(logits)[None]
+
+        insert(self.memory, label, offered, {"keys": feature[None]})
+        return feature
+
+    def _visual_prototypes(self) -> tuple[Tensor, Tensor]:
+        """Average the cache by class: prototypes (C, E) of the classes (C,) in it."""
+        filled = self.memory["entropy"].isfinite()  # (N, K)
+
+        # v_k, the mean of what is cached of a class
+        keys = self.memory["keys"] * filled[:, :, None]
+        counts = filled.sum(dim=1).clamp_min(1)
+        means = keys.sum(dim=1) / counts[:, None]
+
+        # only of classes with entries
+        present = filled.any(dim=1).nonzero()[:, 0]
+        return means[present], present
 
     def _confident(self, views: Tensor, text: Tensor) -> Tensor:
-        """The views (K, E) among (V, E) that unit texts (N, E) predict most surely."""
+        """Choose the views (K, E) of which unit texts (N, E) are surest."""
         logits = self.scale * views @ text.T
-        return take_views(
-            views, confident_views(logits, self.config.selection_fraction)
-        )
+        index = confident_views(logits, self.config.selection_fraction)
+        return take_views(views, index)
 
     def _scores(
         self, feature: Tensor, text: Tensor, visual: Tensor, present: Tensor
     ) -> Tensor:
-        """Logits (N,) of a feature (E,): those of all texts, and of the visual prototypes."""
-        closeness = (
-            (feature @ visual.T - 1) * self.config.beta
-        ).exp()  # exp(-β (1 - f·v))
-        return (self.scale * feature @ text.T).index_add(
-            0, present, self.config.alpha * closeness
-        )
+        """Return logits (N,) of a feature (E,), by texts and by visual prototypes."""
+        # exp(-β (1 - f·v)), (C,)
+        closeness = ((feature @ visual.T - 1) * self.config.beta).exp()
+
+        # classes without a visual prototype have their text only
+        logits = self.scale * feature @ text.T
+        return logits.index_add(0, present, self.config.alpha * closeness)

@@ -43,54 +43,87 @@ class ECALPConfig(MethodConfig):
 
 
 def context_similarity(features: Tensor, text: Tensor) -> Tensor:
-    """Similarities (M, M) of images, dimensions weighted on the earlier one by their variance."""
-    weighted = F.normalize(features * text.var(dim=0), dim=-1) @ features.T
-    return weighted.triu() + weighted.triu(1).T
+    """Compare images (M, M), dimensions weighted on the earlier one of each pair."""
+    context = text.var(dim=0)  # w
+    weighted = F.normalize(features * context, dim=-1)
+
+    # row: the earlier image, column: the later one; then the same for both orders
+    similarity = (weighted @ features.T).triu()
+    return similarity + similarity.triu(1).T
 
 
 def nearest_texts(features: Tensor, text: Tensor, count: int) -> Tensor:
-    """Cosines (M, N) with each image's nearest texts, zero elsewhere and if negative."""
+    """Return cosines (M, N) with an image's nearest texts; 0 elsewhere."""
     cosine = features @ text.T
     nearest = cosine.topk(min(count, len(text)), dim=-1)
-    return torch.zeros_like(cosine).scatter(
-        1, nearest.indices, nearest.values.clamp_min(0)
-    )
+
+    # no edge has a negative weight
+    values = nearest.values.clamp_min(0)
+    return torch.zeros_like(cosine).scatter(1, nearest.indices, values)
 
 
 def nearest_images(similarity: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Values and rows (M + 1, k) of the nearest images; the last node is a copy of the last."""
+    """Find the nearest images of each node; the last is a copy of the last image.
+
+    Args:
+        similarity: Of the images (M, M).
+        count: k, number of neighbours.
+
+    Returns:
+        Similarities and nodes (M + 1, k) of the neighbours.
+
+    """
+    # the nearest among the images alone
     M = len(similarity)
     nearest = similarity.topk(min(count, M), dim=-1)
+
+    # the copy, node M, is one more candidate, as near as the last image
     values = torch.cat([nearest.values, similarity[:, -1:]], dim=1)
     rows = F.pad(nearest.indices, (0, 1), value=M)
+
+    # the k nearest among all of them
     best = values.sort(dim=-1, descending=True, stable=True)
     values = best.values[:, :count].clamp_min(0)
     rows = rows.gather(1, best.indices[:, :count])
-    return torch.cat([values, values[-1:]]), torch.cat([rows, rows[-1:]])
+
+    # the copy has the same neighbours as the last image
+    values = torch.cat([values, values[-1:]])
+    rows = torch.cat([rows, rows[-1:]])
+    return values, rows
 
 
 def spread(
     to_texts: Tensor, weights: Tensor, rows: Tensor, scores: Tensor, steps: int
 ) -> Tensor:
-    """``steps`` rounds of ``scores`` (M, N) of images ← S Y, with Y those of texts and images.
+    """Propagate the scores (M, N) of images: ``steps`` rounds of Y ← S Y.
 
-    Images have edges to texts ``to_texts`` (M, N) and to images ``rows``, of
-    ``weights`` (M, k).
+    Args:
+        to_texts: Weights (M, N) of edges to texts.
+        weights: Weights (M, k) of edges to images.
+        rows: The images (M, k) where those end.
+        scores: Of the images at the start.
+        steps: Number of rounds.
+
     """
     tiny = torch.finfo(weights.dtype).tiny
     ends = rows.flatten()
+
+    # D^-½ of images and texts: an edge counts at both of its ends
     degree = to_texts.sum(dim=1) + weights.sum(dim=1)
     degree = degree.index_add(0, ends, weights.flatten())
-    image_degree = degree.clamp_min(tiny).rsqrt()[:, None]
-    text_degree = to_texts.sum(dim=0).clamp_min(tiny).rsqrt()
-    texts = (
-        image_degree * to_texts * text_degree
-    )  # the rows of texts in Y are the identity
+    root = degree.clamp_min(tiny).rsqrt()[:, None]
+    text_root = to_texts.sum(dim=0).clamp_min(tiny).rsqrt()
+
+    # what the texts give in every round: their rows of Y are the identity
+    from_texts = root * to_texts * text_root
     for _ in range(steps):
-        own = image_degree * scores
-        out = torch.einsum("mk,mkn->mn", weights, own[rows])
-        back = (weights[:, :, None] * own[:, None]).flatten(0, 1)
-        scores = torch.addcmul(texts, image_degree, out.index_add_(0, ends, back))
+        normalised = root * scores
+
+        # W Y and Wᵀ Y: along the edges of an image, and back along those to it
+        along = torch.einsum("mk,mkn->mn", weights, normalised[rows])
+        back = (weights[:, :, None] * normalised[:, None]).flatten(0, 1)
+        arrived = along.index_add_(0, ends, back)
+        scores = torch.addcmul(from_texts, root, arrived)
     return scores
 
 
@@ -103,57 +136,97 @@ class ECALP(FixedText):
 
     def _setup(self) -> None:
         super()._setup()
-        M, E = self.config.capacity, self.classifier.shape[1]
-        self.memory.declare("features", self.classifier.new_zeros(M, E), UNIT)
-        self.memory.declare("scores", self.classifier.new_zeros(M), NON_NEGATIVE)
-        labels = torch.zeros(M, dtype=torch.long, device=self.model.device)
-        self.memory.declare("labels", labels, Range(below=len(self.prompts)))
-        self.memory.declare("images", torch.zeros((), dtype=torch.long))
+        capacity = self.config.capacity
+        width = self.classifier.shape[1]
+        declare = self.memory.declare
+
+        # the newest images, the last one at the end; empty rows stand before them
+        declare("features", self.classifier.new_zeros(capacity, width), UNIT)
+
+        # the best score of each image, and its class
+        labels = torch.zeros(capacity, dtype=torch.long, device=self.model.device)
+        declare("scores", self.classifier.new_zeros(capacity), NON_NEGATIVE)
+        declare("labels", labels, Range(below=len(self.prompts)))
+
+        # the number of images so far
+        declare("images", torch.zeros((), dtype=torch.long))
 
     def _predict_features(self, features: Tensor) -> Prediction:
-        features, memory, config = features[:, 0], self.memory, self.config
-        M, text = config.capacity, self.classifier
-        empty = max(0, M - int(memory["images"]))
+        features = features[:, 0]
+        memory = self.memory
+        text = self.classifier
+        capacity = self.config.capacity
+
+        # earlier images, without the empty rows
+        empty = max(0, capacity - int(memory["images"]))
+        scores = memory["scores"][empty:]
+        labels = memory["labels"][empty:]
+
+        # similarities of all images, and edges to their nearest texts
         nodes = torch.cat([memory["features"][empty:], features])
         similarity = context_similarity(nodes, text)
-        to_texts = nearest_texts(nodes, text, config.text_neighbours) ** config.gamma
-        scores, labels = memory["scores"][empty:], memory["labels"][empty:]
+        to_texts = nearest_texts(nodes, text, self.config.text_neighbours)
+        to_texts = to_texts**self.config.gamma
+
+        # image by image, each in a graph of the newest nodes up to it
         reached = []
         for end in range(len(scores) + 1, len(nodes) + 1):
-            window = slice(max(0, end - M), end)  # the oldest is forgotten
-            held = window.start - end + 1 or len(scores)
-            own, scores, labels = self._propagate(
+            first = max(0, end - capacity)
+            window = slice(first, end)
+            forgotten = len(scores) - (end - 1 - first)
+            image_scores, scores, labels = self._propagate(
                 similarity[window, window],
-                to_texts[window],
-                scores[held:],
-                labels[held:],
+                to_texts=to_texts[window],
+                scores=scores[forgotten:],
+                labels=labels[forgotten:],
             )
-            reached.append(own)
-        for name, values in (
-            ("features", nodes[-M:]),
-            ("scores", scores),
-            ("labels", labels),
-        ):
-            memory[name] = F.pad(
-                values, [0, 0] * (values.ndim - 1) + [M - len(values), 0]
-            )
+            reached.append(image_scores)
+
+        # empty rows before the newest images
+        padding = (capacity - len(scores), 0)
+        memory["features"] = F.pad(nodes[-capacity:], (0, 0, *padding))
+        memory["scores"] = F.pad(scores, padding)
+        memory["labels"] = F.pad(labels, padding)
         memory["images"] = memory["images"] + len(features)
+
+        # probabilities of the propagated scores and of the texts
+        propagated = F.normalize(torch.stack(reached), p=1, dim=-1)
         zero_shot = (self.scale * features @ text.T).softmax(dim=-1)
-        tiny = torch.finfo(features.dtype).tiny
-        mixed = torch.lerp(
-            F.normalize(torch.stack(reached), p=1, dim=-1), zero_shot, SMOOTHING
-        )
-        return Prediction(mixed.clamp_min(tiny).log().float())
+
+        # mixed, so that classes out of reach stay finite
+        mixed = torch.lerp(propagated, zero_shot, SMOOTHING)
+        mixed = mixed.clamp_min(torch.finfo(features.dtype).tiny)
+        return Prediction(mixed.log().float())
 
     def _propagate(
-        self, similarity: Tensor, to_texts: Tensor, scores: Tensor, labels: Tensor
+        self, similarity: Tensor, *, to_texts: Tensor, scores: Tensor, labels: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Scores (N,) of the last image; best scores and labels (M,) of all, from those before."""
-        config, M = self.config, len(similarity)
-        weights, rows = nearest_images(similarity, config.image_neighbours)
+        """Predict the last image, which is in the graph twice: as itself and as a copy.
+
+        Args:
+            similarity: Of the images (M, M).
+            to_texts: Weights (M, N) of their edges to texts.
+            scores: Last best scores (M - 1,) of the earlier images.
+            labels: Classes (M - 1,) of those.
+
+        Returns:
+            Scores (N,) of the copy; best scores and their classes (M,) of the images.
+
+        """
+        # edges among images, of weight similarity^γ
+        images = len(similarity)
+        weights, rows = nearest_images(similarity, self.config.image_neighbours)
+        weights = weights**self.config.gamma
+
+        # the copy has the texts of the last image
         to_texts = torch.cat([to_texts, to_texts[-1:]])
+
+        # the label reset: earlier images start from a fifth of their last best score,
+        # the last one and its copy from nothing
         start = torch.zeros_like(to_texts)
-        start[: M - 1].scatter_(1, labels[:, None], scores[:, None] / RESET)
-        reached = spread(to_texts, weights**config.gamma, rows, start, config.steps)
-        best = reached[:M].max(dim=-1)
-        return reached[M], best.values, best.indices
+        start[: images - 1].scatter_(1, labels[:, None], scores[:, None] / RESET)
+        reached = spread(to_texts, weights, rows, start, self.config.steps)
+
+        # of the images as they are remembered
+        best = reached[:images].max(dim=-1)
+        return reached[images], best.values, best.indices

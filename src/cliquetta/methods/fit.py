@@ -53,25 +53,30 @@ def fit_method(
     """
     entry = get_method(name)
     if entry.fit is None:
-        known = ", ".join(
+        few_shot_methods = [
             other.name for other in method_entries() if other.fit is not None
+        ]
+        raise UserError(
+            f"{name} needs no fitting; few-shot methods are {', '.join(few_shot_methods)}"
         )
-        raise UserError(f"{name} needs no fitting; few-shot methods are {known}")
     config = own_config(entry, config)
     prompts = as_prompts(classes)
     model.require(entry.adapter.needs, by=entry.name)
     refuse_fixed_text(entry.adapter, prompts)
     _check_examples(few_shot, model, prompts)
-    fitted = entry.fit(FitTask(model, prompts, few_shot, seed, on_step), config)
+    task = FitTask(model, prompts, few_shot, seed, on_step)
+    fitted = entry.fit(task, config)
     adapter = create_method(name, model, prompts, config, seed=seed, fitted=fitted)
     assert isinstance(adapter, FewShotAdapter)  # no other method is fitted
     return adapter
 
 
 def _check_examples(few_shot: FewShot, model: CLIP, prompts: ClassPrompts) -> None:
-    if few_shot.images.shape[-1] != model.image_size:
+    """Refuse images of another size, and labels beyond the classes."""
+    width = few_shot.images.shape[-1]
+    if width != model.image_size:
         raise UserError(
-            f"few-shot images are {few_shot.images.shape[-1]} pixels wide, {model.id} takes "
+            f"few-shot images are {width} pixels wide, {model.id} takes "
             f"{model.image_size}: make them with FewShot.from_dataset(..., model.preprocess)"
         )
     highest = int(few_shot.labels.max())

@@ -46,74 +46,103 @@ class MaPLeConfig(SGDTraining):
 
 
 def visual_prompts(learned: coop.Learned) -> TokenPrompts:
-    """Tokens of the image tower: linear maps of the textual ones, block by block.
+    """Map the textual tokens to tokens of the image tower, block by block.
 
     ``context`` (M, D_t), ``deep`` (J-1, M, D_t), ``map.weight`` (J, D_v, D_t), its bias
     (J, D_v).
     """
-    tokens = torch.cat([learned["context"][None], learned["deep"]])  # (J, M, D_t)
-    visual = tokens @ learned["map.weight"].mT + learned["map.bias"][:, None]
+    # one set of tokens per block, (J, M, D_t)
+    tokens = torch.cat([learned["context"][None], learned["deep"]])
+
+    # each mapped by its block, (J, M, D_v)
+    mapped = tokens @ learned["map.weight"].mT
+    visual = mapped + learned["map.bias"][:, None]
     return TokenPrompts(visual.unbind(), "end")
 
 
 def text_tokens(model: CLIP, prompts: ClassPrompts, config: MaPLeConfig) -> coop.Tokens:
-    """Token ids of the class texts and the positions of the learned tokens in them."""
+    """Return the token ids of the class texts, and places of the learned tokens."""
+    length = config.context_length
     if not config.context_init:
-        return coop.prompt_tokens(model, prompts, config.context_length)
+        return coop.prompt_tokens(model, prompts, length)
+
     words = len(model.tokenizer.encode(config.context_init))
-    if words < config.context_length:
+    if words < length:
         raise UserError(
-            f"{config.context_init!r} has {words} tokens, {config.context_length} are to be "
+            f"{config.context_init!r} has {words} tokens, {length} are to be "
             "learned: give more words or none"
         )
-    ids = model.tokenizer(prompts.texts(f"{config.context_init} {{}}.")).to(
-        model.device
-    )
-    positions = model.require_text().word_positions(config.context_length)
+    texts = prompts.texts(f"{config.context_init} {{}}.")
+    ids = model.tokenizer(texts).to(model.device)
+    positions = model.require_text().word_positions(length)
     return ids, positions.expand(len(prompts), -1)
 
 
 def text_features(model: CLIP, tokens: coop.Tokens, learned: coop.Learned) -> Tensor:
-    """Unit features (N, E) of the prompted class texts."""
+    """Encode the prompted class texts: unit features (N, E)."""
     ids, positions = tokens
-    context, deep = learned["context"], learned["deep"].unbind()
     return model.encode_text(
-        ids, context=context, positions=positions, deep=deep, normalize=True
+        ids,
+        context=learned["context"],
+        positions=positions,
+        deep=learned["deep"].unbind(),
+        normalize=True,
     )
 
 
 def maple_logits(
     model: CLIP, tokens: coop.Tokens, learned: coop.Learned, pixels: Tensor
 ) -> Tensor:
-    """Scale * cos(prompted image, prompted text): (B, N)."""
-    images = model.encode_image(pixels, tokens=visual_prompts(learned), normalize=True)
-    return model.scale * images @ text_features(model, tokens, learned).T
+    """Return scale * cos(prompted image, prompted text): (B, N)."""
+    prompts = visual_prompts(learned)
+    images = model.encode_image(pixels, tokens=prompts, normalize=True)
+    texts = text_features(model, tokens, learned)
+    return model.scale * images @ texts.T
+
+
+def prompted_blocks(model: CLIP, config: MaPLeConfig) -> int:
+    """Return J, the number of blocks with learned tokens: no more than a tower has."""
+    text_blocks = model.require_text().config.layers
+    image_blocks = model.require_vit().config.layers
+    return min(config.depth, text_blocks, image_blocks)
 
 
 def initial_parameters(
     model: CLIP, config: MaPLeConfig, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Tokens and maps before training."""
-    text, image = model.require_text().config, model.require_vit().config
-    depth = min(config.depth, text.layers, image.layers)
-    M = config.context_length
-    context = coop.initial_context(model, config.context_init, M, generator)[:M]
-    deep = coop.INIT_STD * torch.randn(depth - 1, M, text.width, generator=generator)
-    first, other = (
-        coop.initial_linear(text.width, image.width, generator) for _ in range(2)
-    )
-    pairs = zip(first, other, strict=True)  # the later blocks start alike
-    weight, bias = (torch.stack([a, *[b] * (depth - 1)]) for a, b in pairs)
-    start = {"context": context, "deep": deep, "map.weight": weight, "map.bias": bias}
+    """Draw the tokens and the maps before training."""
+    length = config.context_length
+    later = prompted_blocks(model, config) - 1  # blocks after the first
+
+    # D_t and D_v
+    text_width = model.require_text().config.width
+    image_width = model.require_vit().config.width
+
+    # tokens at the input, and afresh in every later block
+    context = coop.initial_context(model, config.context_init, length, generator)
+    deep = torch.randn(later, length, text_width, generator=generator)
+
+    # a map of the first tokens, and one with which all later blocks start
+    first, first_bias = coop.initial_linear(text_width, image_width, generator)
+    other, other_bias = coop.initial_linear(text_width, image_width, generator)
+    start = {
+        "context": context[:length],
+        "deep": coop.INIT_STD * deep,
+        "map.weight": torch.stack([first, *[other] * later]),
+        "map.bias": torch.stack([first_bias, *[other_bias] * later]),
+    }
     return {name: value.to(model.device) for name, value in start.items()}
 
 
 def fit_maple(task: FitTask, config: MaPLeConfig) -> dict[str, Tensor]:
-    """The tensors that :func:`visual_prompts` names."""
-    model, prompts = task.model, task.prompts
-    start = initial_parameters(model, config, torch.Generator().manual_seed(task.seed))
-    tokens = text_tokens(model, prompts, config)
-    return learn(start, partial(maple_logits, model, tokens), task, config)
+    """Fit the tensors that :func:`visual_prompts` names."""
+    # tokens and maps, both towers frozen
+    generator = torch.Generator().manual_seed(task.seed)
+    start = initial_parameters(task.model, config, generator)
+
+    # cross-entropy of the cosine logits, by SGD
+    tokens = text_tokens(task.model, task.prompts, config)
+    return learn(start, partial(maple_logits, task.model, tokens), task, config)
 
 
 @register(
@@ -132,20 +161,24 @@ class MaPLe(FewShotAdapter):
     config: MaPLeConfig
 
     def _setup(self) -> None:
-        model, prompts, config = self.model, self.prompts, self.config
-        text, image = model.require_text().config, model.require_vit().config
-        depth, M = min(config.depth, text.layers, image.layers), config.context_length
+        model = self.model
+        config = self.config
+        length = config.context_length
+        depth = prompted_blocks(model, config)
+        text_width = model.require_text().config.width
+        image_width = model.require_vit().config.width
         learned = {
-            "context": self.tensor("context", M, text.width),
-            "deep": self.tensor("deep", depth - 1, M, text.width),
-            "map.weight": self.tensor("map.weight", depth, image.width, text.width),
-            "map.bias": self.tensor("map.bias", depth, image.width),
+            "context": self.tensor("context", length, text_width),
+            "deep": self.tensor("deep", depth - 1, length, text_width),
+            "map.weight": self.tensor("map.weight", depth, image_width, text_width),
+            "map.bias": self.tensor("map.bias", depth, image_width),
         }
+
+        # once fitted, texts and visual tokens are fixed
         self.visual = visual_prompts(learned)
+        tokens = text_tokens(model, self.prompts, config)
         with torch.no_grad():
-            self.classifier = text_features(
-                model, text_tokens(model, prompts, config), learned
-            )
+            self.classifier = text_features(model, tokens, learned)
 
     @torch.no_grad()
     def _predict(self, batch: Batch) -> Prediction:
@@ -155,6 +188,6 @@ class MaPLe(FewShotAdapter):
         return Prediction(self.model.scale * features @ self.classifier.T)
 
     def frozen_model(self) -> FrozenModel:
-        """The image tower with its tokens, and the prompted texts."""
+        """Freeze the image tower with its tokens, and the prompted texts."""
         visual = PromptedTower(self.model.visual, self.visual)
         return FrozenModel(self.model, self.classifier, visual=visual)

@@ -44,11 +44,25 @@ class MintConfig(AdamConfig):
 def between_class_variance(
     features: Tensor, labels: Tensor, mean: Tensor, class_means: Tensor
 ) -> Tensor:
-    """Mean squared distance of features (B, E) from ``mean`` minus that from their class's mean."""
+    """Subtract the variance of features (B, E) within classes from the total.
+
+    Args:
+        features: (B, E), of which every predicted class has the same weight.
+        labels: Predicted classes (B,).
+        mean: z̃ (E,), running mean of all features.
+        class_means: z̃_c (N, E), running means by predicted class.
+
+    """
+    # w_i: every class that the batch is predicted to contain has the same weight
     counts = labels.bincount(minlength=len(class_means))
-    weights = 1 / ((counts > 0).sum() * counts[labels])
+    classes = (counts > 0).sum()
+    weights = 1 / (classes * counts[labels])
+
+    # |z_i - z̃|² and |z_i - z̃_c(i)|²
     total = (features - mean).square().sum(dim=-1)
     within = (features - class_means[labels]).square().sum(dim=-1)
+
+    # Σ_i w_i (total - within)
     return ((total - within) * weights).sum()
 
 
@@ -64,50 +78,78 @@ class Mint(LayerNormAdapter):
 
     def _setup(self) -> None:
         super()._setup()
-        N, E = self.classifier.shape
-        for name in ("before", "after"):  # the step
-            self.memory.declare(f"{name}.sums", self.classifier.new_zeros(N, E))
-            self.memory.declare(
-                f"{name}.counts", self.classifier.new_zeros(N), NON_NEGATIVE
-            )
-        self.memory.declare("gradient", torch.zeros_like(self.tower.start))
-        self.memory.declare("batches", self.tower.start.new_zeros(()), NON_NEGATIVE)
+        memory = self.memory
+
+        # sums and counts by predicted class, of features before and after the step
+        counts = self.classifier.new_zeros(len(self.classifier))
+        for moment in ("before", "after"):
+            memory.declare(f"{moment}.sums", torch.zeros_like(self.classifier))
+            memory.declare(f"{moment}.counts", counts, NON_NEGATIVE)
+
+        # the average gradient, and over how many batches
+        norms = self.tower.start
+        memory.declare("gradient", torch.zeros_like(norms))
+        memory.declare("batches", norms.new_zeros(()), NON_NEGATIVE)
 
     def _predict(self, batch: Batch) -> Prediction:
         memory = self.memory
+
+        # the gradient of a batch at the loaded norms
         with torch.enable_grad():
-            start = self.tower.start.detach().requires_grad_()
-            features = self.features(start, batch.images)
-            labels, means, mean = self._class_means("before", features.detach())
-            variance = between_class_variance(features, labels, mean, means)
-            (gradient,) = torch.autograd.grad(-variance, start)
-        memory["batches"] = memory["batches"] + 1
-        memory["gradient"] = torch.lerp(
-            memory["gradient"], gradient, 1 / float(memory["batches"])
-        )
-        fresh = AdamState.begin(self.tower.start)
-        norms = adam_step(fresh, memory["gradient"], self.config.adam).values
-        with torch.no_grad():
+            norms = self.tower.start.detach().requires_grad_()
             features = self.features(norms, batch.images)
-            _, means, _ = self._class_means("after", features)
-            seen = memory["after.counts"].sum()
-            text = l2_normalize(
-                self.config.text_weight * self.classifier + seen * means
+            labels, class_means, mean = self._class_means("before", features.detach())
+            variance = between_class_variance(
+                features, labels, mean=mean, class_means=class_means
             )
-            logits = self.scale * features @ text.T
+            (gradient,) = torch.autograd.grad(-variance, norms)
+
+        # averaged over all batches so far
+        memory["batches"] = memory["batches"] + 1
+        share = 1 / float(memory["batches"])
+        average = torch.lerp(memory["gradient"], gradient, share)
+        memory["gradient"] = average
+
+        # one step of Adam along it, from the loaded norms
+        fresh = AdamState.begin(self.tower.start)
+        stepped = adam_step(fresh, average, self.config.adam)
+        with torch.no_grad():
+            features = self.features(stepped.values, batch.images)
+
+            # normalised K₀ t_c + K m_c, with K the number of images so far
+            _, class_means, _ = self._class_means("after", features)
+            count = memory["after.counts"].sum()
+            text = self.config.text_weight * self.classifier + count * class_means
+            logits = self.scale * features @ l2_normalize(text).T
         return Prediction(logits.float(), {"variance": variance.detach()})
 
     def _class_means(
-        self, name: str, features: Tensor
+        self, moment: str, features: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Labels (B,) of features by the texts; running means by class, and of all, with these."""
+        """Count features (B, E) for the classes that the texts predict.
+
+        Args:
+            moment: Whether they are from ``before`` or ``after`` the step.
+            features: (B, E).
+
+        Returns:
+            Labels (B,); running means by class (N, E) and of all (E,) after them.
+
+        """
         labels = (features @ self.classifier.T).argmax(dim=-1)
+
+        # which image is of which class, (B, N)
         member = F.one_hot(labels, len(self.prompts)).to(features.dtype)
-        sums = self.memory[f"{name}.sums"] + member.T @ features
-        counts = self.memory[f"{name}.counts"] + member.sum(dim=0)
-        self.memory[f"{name}.sums"], self.memory[f"{name}.counts"] = sums, counts
-        return (
-            labels,
-            sums / counts.clamp_min(1)[:, None],
-            sums.sum(dim=0) / counts.sum(),
-        )
+
+        # sums and counts by class, over all batches
+        sums = self.memory[f"{moment}.sums"] + member.T @ features
+        counts = self.memory[f"{moment}.counts"] + member.sum(dim=0)
+
+        # with this batch from now on
+        self.memory[f"{moment}.sums"] = sums
+        self.memory[f"{moment}.counts"] = counts
+
+        # a class that was never predicted has a mean of zero
+        class_means = sums / counts.clamp_min(1)[:, None]
+        mean = sums.sum(dim=0) / counts.sum()
+        return labels, class_means, mean

@@ -31,10 +31,10 @@ from cliquetta.methods.building.mixtures import (
 )
 from cliquetta.methods.registry import register
 
-SHORTEST, LONGEST = (
-    1e-3,
-    1 - 1e-4,
-)  # Mean lengths between which κ is finite and positive.
+# Mean lengths between which κ is finite and positive.
+SHORTEST = 1e-3
+LONGEST = 1 - 1e-4
+# Least weight that something is divided by, or of which a logarithm is taken.
 TINY = 1e-12
 
 
@@ -48,40 +48,67 @@ class MOONConfig(MethodConfig):
 
 
 def class_presence(prior: Tensor) -> Tensor:
-    """λ (N,) of zero-shot predictions (B, N): √(mean of images · largest), eq. (11)."""
+    """Return λ (N,) = √(mean · largest) of zero-shot predictions (B, N), eq. (11)."""
     return (prior.mean(dim=0) * prior.amax(dim=0)).sqrt()
 
 
 def certainty(logs: Tensor) -> Tensor:
-    """γ (B,) = 1 - H(z_i) / log N of log assignments (B, N), eq. (9)."""
-    return (1 - log_prob_entropy(logs) / math.log(max(2, logs.shape[1]))).clamp(0, 1)
+    """Return γ (B,) = 1 - H(z_i) / log N of log assignments (B, N), eq. (9)."""
+    uncertainty = log_prob_entropy(logs) / math.log(max(2, logs.shape[1]))
+    return (1 - uncertainty).clamp(0, 1)
 
 
 def concentration(length: Tensor, width: int) -> Tensor:
-    """κ of a mean of this length in ``width`` dimensions, Banerjee's approximation, eq. (15)."""
+    """Return κ of a mean of this length in ``width`` dimensions, eq. (15).
+
+    Banerjee's approximation.
+    """
     length = length.clamp(SHORTEST, LONGEST)
     return (width * length - length**3) / (1 - length**2)
 
 
 def vmf_log_likelihood(features: Tensor, directions: Tensor, kappa: Tensor) -> Tensor:
-    """κ_k μ_k·f_i + log C(κ_k), (B, N), with log C(κ) = (E - 1)/2 log κ - κ, eqs. (6) and (51)."""
+    """Return κ_k μ_k·f_i + log C(κ_k), (B, N), eq. (6).
+
+    log C(κ) = (E - 1)/2 log κ - κ, eq. (51).
+    """
     normaliser = (features.shape[1] - 1) / 2 * kappa.log() - kappa
     return kappa * (features @ directions.T) + normaliser
 
 
 def anchor_length(features: Tensor, prior: Tensor, text: Tensor) -> Tensor:
-    """A(κ'_k) (N,): mean of 1 - |f_i - t_k|²/2 = f_i·t_k, weighted by ``prior`` (B, N), eq. (7)."""
-    weights = prior / prior.sum(dim=0).clamp_min(TINY)
-    return (weights * (features @ text.T)).sum(dim=0).clamp(SHORTEST, LONGEST)
+    """Return A(κ'_k) (N,), eq. (7).
+
+    Mean of 1 - |f_i - t_k|²/2 = f_i·t_k, weighted by ``prior`` (B, N).
+    """
+    weights = prior / prior.sum(dim=0).clamp_min(TINY)  # (B, N)
+    length = (weights * (features @ text.T)).sum(dim=0)
+    return length.clamp(SHORTEST, LONGEST)
 
 
 def shrunk_means(
     features: Tensor, logs: Tensor, text: Tensor, anchor_weight: Tensor
 ) -> Tensor:
-    """A(κ_k) μ_k (N, E): between the batch's own means and the texts (N, E), eqs. (14), (19)."""
+    """Return A(κ_k) μ_k (N, E), between the batch's means and texts, eqs. (14), (19).
+
+    Args:
+        features: Unit features (B, E).
+        logs: Log assignments (B, N).
+        text: Unit class texts (N, E).
+        anchor_weight: α (N,).
+
+    """
+    # v_k: the mean of the images weighted by γ_i z_ik
     gamma = certainty(logs)
-    empirical = weighted_means(features, gamma.clamp_min(TINY).log()[:, None] + logs)
-    count = gamma @ F.one_hot(logs.argmax(dim=-1), logs.shape[1]).to(gamma.dtype)
+    log_weights = gamma.clamp_min(TINY).log()[:, None] + logs
+    empirical = weighted_means(features, log_weights)
+
+    # n_k: the certain images assigned to class k
+    labels = logs.argmax(dim=-1)
+    member = F.one_hot(labels, logs.shape[1]).to(gamma.dtype)
+    count = gamma @ member
+
+    # β_k v_k + (1 - β_k) t_k with β_k = n_k / (n_k + α_k), eq. (14)
     beta = (count / (count + anchor_weight))[:, None]
     return beta * empirical + (1 - beta) * text
 
@@ -89,14 +116,32 @@ def shrunk_means(
 def transduce(
     features: Tensor, log_prior: Tensor, text: Tensor, config: MOONConfig
 ) -> Tensor:
-    """Log assignments (B, N) of unit features (B, E), from zero-shot log-probabilities (B, N)."""
-    prior, width = log_prior.exp(), features.shape[1]
+    """Assign images to classes by mixture and neighbours.
+
+    Args:
+        features: Unit features (B, E).
+        log_prior: Zero-shot log-probabilities (B, N).
+        text: Unit class texts (N, E).
+        config: Settings.
+
+    Returns:
+        Log assignments (B, N).
+
+    """
+    prior = log_prior.exp()
+    # ω: cosines of the nearest neighbours
     links = nearest_affinity(features @ features.T, config.neighbours)
-    anchor_weight = 1 / class_presence(prior).clamp_min(TINY)  # α, eq. (10)
-    means, logs = anchor_length(features, prior, text)[:, None] * text, log_prior
+
+    # α_k = 1 / λ_k: absent classes stay at their text, eq. (10)
+    anchor_weight = 1 / class_presence(prior).clamp_min(TINY)
+    means = anchor_length(features, prior, text)[:, None] * text
+    logs = log_prior
     for _ in range(config.rounds):
-        kappa = concentration(means.norm(dim=-1), width)
-        likelihood = vmf_log_likelihood(features, F.normalize(means, dim=-1), kappa)
+        # lengths A(κ_k) and directions μ_k of the means
+        kappa = concentration(means.norm(dim=-1), features.shape[1])
+        directions = F.normalize(means, dim=-1)
+        # z_ik ∝ ŷ_ik exp(κ_k μ_k·f_i + log C(κ_k) + Σ_j ω_ij z_jk), eq. (12)
+        likelihood = vmf_log_likelihood(features, directions, kappa)
         logs = propagate(log_prior + likelihood, links, logs, 1)
         means = shrunk_means(features, logs, text, anchor_weight)
     return logs

@@ -40,22 +40,23 @@ SMALLEST = 1e-12
 
 
 def squared_bandwidth(features: Tensor, neighbours: float) -> Tensor:
-    """h² (B, V): half the mean squared distance of each view from its nearest others."""
-    V = features.shape[1]
-    if V == 1:
+    """Return h² (B, V): half the mean squared distance of views from their nearest."""
+    views = features.shape[1]
+    if views == 1:
         return features.new_full(features.shape[:2], SMALLEST)
-    count = max(1, int(neighbours * (V - 1)))
+    count = max(1, int(neighbours * (views - 1)))
     distances = torch.cdist(
         features, features, compute_mode="donot_use_mm_for_euclid_dist"
     )
-    nearest = distances.sort(dim=-1).values[
-        ..., 1 : count + 1
-    ]  # the nearest of all is itself
+
+    # the nearest of all is the view itself
+    ascending = distances.sort(dim=-1).values
+    nearest = ascending[..., 1 : count + 1]
     return (0.5 * nearest.square().mean(dim=-1)).clamp(min=SMALLEST)
 
 
 def density(features: Tensor, mode: Tensor, h2: Tensor) -> Tensor:
-    """Gaussian kernel (B, V) of views (B, V, E) around the modes (B, E)."""
+    """Evaluate a Gaussian kernel (B, V) of views (B, V, E) around the modes (B, E)."""
     squared = (features - mode[:, None]).square().sum(dim=-1)
     return torch.exp(-squared / (2 * h2))
 
@@ -63,15 +64,29 @@ def density(features: Tensor, mode: Tensor, h2: Tensor) -> Tensor:
 def find_mode(
     features: Tensor, probabilities: Tensor, config: MTAConfig
 ) -> tuple[Tensor, Tensor]:
-    """Modes (B, E) and inlierness (B, V) of unit features (B, V, E), predictions (B, V, N)."""
+    """Alternate between the inlierness of views and their mode.
+
+    Args:
+        features: Unit features (B, V, E).
+        probabilities: Predictions (B, V, N) of the views.
+        config: Settings.
+
+    Returns:
+        Modes (B, E) and inlierness (B, V).
+
+    """
     h2 = squared_bandwidth(features, config.neighbour_fraction)
-    agreement = probabilities @ probabilities.transpose(1, 2)  # (B, V, V)
+
+    # how far each two views predict the same, (B, V, V)
+    agreement = probabilities @ probabilities.transpose(1, 2)
+
+    # from the plain view, with all views alike
     mode = features[:, 0]
     inlierness = features.new_full(features.shape[:2], 1 / features.shape[1])
     for _ in range(config.iterations):
-        inlierness = _settle_inlierness(
-            inlierness, density(features, mode, h2), agreement, config
-        )
+        # y for the mode of before, then the mode for that y
+        kernel = density(features, mode, h2)
+        inlierness = _settle_inlierness(inlierness, kernel, agreement, config)
         mode = _shift_mode(mode, features, inlierness, h2, config)
     return mode, inlierness
 
@@ -79,13 +94,17 @@ def find_mode(
 def _settle_inlierness(
     y: Tensor, kernel: Tensor, agreement: Tensor, config: MTAConfig
 ) -> Tensor:
-    """The first half of a round: y = softmax((K + λ A y) / λ_y) to its fixed point."""
+    """Take the first half of a round: the inlierness for a mode, to its fixed point."""
     active = torch.ones(len(y), 1, dtype=torch.bool, device=y.device)
     for _ in range(config.iterations):
+        # A y: support from views that predict the same, (B, V)
         support = (agreement @ y[:, :, None])[:, :, 0]
-        new = (
-            (kernel + config.affinity_weight * support) / config.entropy_weight
-        ).softmax(dim=-1)
+
+        # y = softmax((K + λ A y) / λ_y)
+        logits = kernel + config.affinity_weight * support
+        new = (logits / config.entropy_weight).softmax(dim=-1)
+
+        # images that have settled stay as they are
         y, active = _advance(y, new, active, config.tolerance)
     return y
 
@@ -93,22 +112,26 @@ def _settle_inlierness(
 def _shift_mode(
     mode: Tensor, features: Tensor, inlierness: Tensor, h2: Tensor, config: MTAConfig
 ) -> Tensor:
-    """The second half of a round: the mean shift of the mode, weighted by inlierness."""
+    """Take the second half of a round: the mode's mean shift, by inlierness."""
     active = torch.ones(len(mode), 1, dtype=torch.bool, device=mode.device)
     for _ in range(config.iterations):
-        weight = inlierness * density(features, mode, h2)
-        alive = weight.sum(dim=-1, keepdim=True) > 0
+        # Σ_p y_p K_p f_p, normalised
+        weight = inlierness * density(features, mode, h2)  # (B, V)
         new = l2_normalize((weight[:, None] @ features)[:, 0])
-        mode, active = _advance(
-            mode, torch.where(alive, new, mode), active, config.tolerance
-        )
+
+        # a mode whose weights have all vanished stays where it is
+        alive = weight.sum(dim=-1, keepdim=True) > 0
+        new = torch.where(alive, new, mode)
+
+        # so do modes that have settled
+        mode, active = _advance(mode, new, active, config.tolerance)
     return mode
 
 
 def _advance(
     old: Tensor, new: Tensor, active: Tensor, tolerance: float
 ) -> tuple[Tensor, Tensor]:
-    """The next iterate of the rows still active, and which of them stay so."""
+    """Move the rows that are still active; return which of them stay so as well."""
     moved = (new - old).norm(dim=-1, keepdim=True) >= tolerance
     return torch.where(active, new, old), active & moved
 
@@ -120,8 +143,10 @@ class MTA(FixedText):
     config: MTAConfig
 
     def _predict_features(self, features: Tensor) -> Prediction:
-        probabilities = (self.scale * features @ self.classifier.T).softmax(dim=-1)
-        mode, inlierness = find_mode(features, probabilities, self.config)
-        return Prediction(
-            self.scale * mode @ self.classifier.T, {"inlierness": inlierness}
-        )
+        # predictions of the views, (B, V, N)
+        logits = self.scale * features @ self.classifier.T
+        mode, inlierness = find_mode(features, logits.softmax(dim=-1), self.config)
+
+        # the mode replaces the feature of the image
+        logits = self.scale * mode @ self.classifier.T
+        return Prediction(logits, {"inlierness": inlierness})

@@ -46,27 +46,49 @@ class OGAConfig(MethodConfig):
 def cache_means(
     keys: Tensor, filled: Tensor, text: Tensor, config: OGAConfig
 ) -> Tensor:
-    """Means (N, E) of cached keys (N, K, E) where ``filled`` (N, K); text with fewer than two."""
+    """Average cached keys (N, K, E) where ``filled`` (N, K); below two, the text."""
     count = filled.sum(dim=1, keepdim=True)
+
+    # of entries, or as in the official code of all slots
     divisor = config.capacity if config.divisor == "capacity" else count.clamp_min(1)
     means = (keys * filled[:, :, None]).sum(dim=1) / divisor
+
+    # one entry is no distribution
     return torch.where(count >= 2, means, text)
 
 
 def ridge_covariance(keys: Tensor, filled: Tensor, means: Tensor) -> Tensor:
-    """Σ (E, E) of the residuals of cached keys (N, K, E) from their class's mean."""
-    E, counts, present = keys.shape[2], filled.sum(dim=1), filled[:, :, None]
+    """Estimate Σ (E, E) of cached keys (N, K, E) around their class's mean.
+
+    Conditions are tensors: to read a number of the device would wait for it.
+    """
+    width = keys.shape[2]
+
+    # n, by class and in all
+    counts = filled.sum(dim=1)
     entries = counts.sum()
-    residual = (
-        keys - means[:, None]
-    ) * present  # reading a number of the device would wait for it
-    residual = ((residual - residual.sum(dim=(0, 1)) / entries) * present).flatten(0, 1)
-    scatter = residual.T @ residual  # (n - 1) M
+    present = filled[:, :, None]
+
+    # residuals of the entries, less their mean over all classes
+    residual = (keys - means[:, None]) * present
+    centre = residual.sum(dim=(0, 1)) / entries
+    residual = ((residual - centre) * present).flatten(0, 1)
+
+    # (n - 1) M and tr(M) of the pooled covariance M
+    scatter = residual.T @ residual
     trace = (scatter.diagonal().sum() / (entries - 1)).clamp_min(SMALLEST_TRACE)
-    few, eye = entries <= 4 * E, torch.eye(E, dtype=keys.dtype, device=keys.device)
+
+    # numerator and denominator of the ridge estimate, and of M once n > 4E
+    few = entries <= 4 * width
     ridge = torch.where(few, trace, 1e-6 * (entries - 1) * trace)
-    covariance = (scatter + ridge * eye) / torch.where(few, E, entries - 1)
-    return torch.where(counts.amax() <= 2, eye / E, covariance)
+    divisor = torch.where(few, width, entries - 1)
+
+    # n ≤ 4E: Σ = ((n - 1) M + tr(M) I) / E; else M, with a ridge against rounding
+    identity = torch.eye(width, dtype=keys.dtype, device=keys.device)
+    covariance = (scatter + ridge * identity) / divisor
+
+    # until one class has more than two entries, Σ⁻¹ = E·I
+    return torch.where(counts.amax() <= 2, identity / width, covariance)
 
 
 @register(
@@ -85,16 +107,31 @@ class OGA(FixedText):
 
     def _predict_features(self, features: Tensor) -> Prediction:
         features = features[:, 0]
+
+        # a batch enters the cache at once, and is predicted with what that holds then
         logits, means, covariance = self.replay(self._learn, features)
+
+        # z_k ∝ ŷ_k · softmax_k(τ log N(f; μ_k, Σ))
         likelihood = linear_discriminant(features, means, covariance)
         posterior = logits + self.config.likelihood_weight * likelihood
         return Prediction(posterior.log_softmax(dim=-1).float())
 
     def _learn(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Zero-shot logits of a batch, and the Gaussians of the cache that it entered."""
-        memory = self.memory
+        """Enter a batch (B, E) in the cache.
+
+        Returns:
+            Zero-shot logits (B, N); means (N, E) and covariance of the cache after it.
+
+        """
         logits = self.scale * features @ self.classifier.T
-        insert(memory, logits.argmax(dim=-1), entropy(logits), {"keys": features})
-        keys, filled = memory["keys"], memory["entropy"].isfinite()
+
+        # the images of lowest entropy of every predicted class
+        columns = {"keys": features}
+        insert(self.memory, logits.argmax(dim=-1), entropy(logits), columns)
+
+        # the Gaussians of what is cached
+        keys = self.memory["keys"]
+        filled = self.memory["entropy"].isfinite()
         means = cache_means(keys, filled, self.classifier, self.config)
-        return logits, means, ridge_covariance(keys, filled, means)
+        covariance = ridge_covariance(keys, filled, means)
+        return logits, means, covariance

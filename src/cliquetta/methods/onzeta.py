@@ -56,42 +56,82 @@ class OnZetaConfig(MethodConfig):
 def balanced_labels(
     logits: Tensor, dual: Tensor, lrs: Tensor, balance: float
 ) -> tuple[Tensor, Tensor]:
-    """Labels q (B, N) of logits (B, N), row by row, and ρ (N,) less a constant after them."""
+    """Label images from text, balanced by the dual.
+
+    Args:
+        logits: f·T / τ (B, N), row by row.
+        dual: ρ (N,) before the first row.
+        lrs: c_r / √t (B,).
+        balance: α.
+
+    Returns:
+        Labels q (B, N), and ρ after them.
+
+    """
+    # ρ ← max(0, ρ - lr (q - α / N)): what α / N adds is the same for all classes and
+    # no softmax feels it, so that it is left out of ρ and lowers the bound instead
     gained = (lrs * balance / logits.shape[1]).cumsum(dim=0)
     labels = []
     for row, lr, least in zip(logits, lrs, -gained, strict=True):
+        # q ∝ softmax(f·T / τ) exp(ρ)
         label = (row + dual).softmax(dim=0)
-        dual = torch.maximum(torch.addcmul(dual, label, lr, value=-1), least)
         labels.append(label)
+
+        # ρ - lr q, at least zero with what was gained
+        lowered = torch.addcmul(dual, label, lr, value=-1)
+        dual = torch.maximum(lowered, least)
+
+    # ρ itself again
     return torch.stack(labels), dual + gained[-1]
 
 
 def vision_labels(
     products: Tensor, gram: Tensor, labels: Tensor, lrs: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Labels r (B, N), row after row, and the ``shares`` (B, N) of images in the proxies.
+    """Label images from vision, row after row, by proxies that learn from each.
 
-    ``products`` (B, N) are of images and proxies at the start, ``gram`` (B, B) of
-    images; proxies end as normalised start_k + Σ_j shares_jk f_j. Steps are longer than
-    proxies: give float64.
+    Proxies are not computed on the way: their products with later images follow from
+    ``products`` and ``gram``. Steps are longer than proxies: give float64.
+
+    Args:
+        products: f·w (B, N) of images and proxies at the start.
+        gram: Products (B, B) of images.
+        labels: q (B, N).
+        lrs: c_w / (√t τ_v) (B,).
+        scale: 1 / τ_v.
+
+    Returns:
+        Labels r (B, N), and ``shares`` (B, N) of images in the proxies, which end as
+        normalised start_k + Σ_j shares_jk f_j.
+
     """
-    cosines, weighted, one = (
-        scale * products,
-        lrs[:, None] * labels,
-        torch.ones_like(labels[0]),
-    )
-    rows = []
+    cosines = scale * products
+    weighted = lrs[:, None] * labels
+    one = torch.ones_like(labels[0])
+    vision = []
+    steps = []
+    shrinks = []
     for row, lr in enumerate(lrs):
+        # r = softmax(f·w / τ_v)
         label = cosines[row].softmax(dim=0)
-        step = torch.addcmul(weighted[row], label, lr, value=-1)  # c = lr (q - r)
-        squared = torch.addcmul(
-            one, step, step.add(cosines[row], alpha=2 / scale)
-        )  # |w + c f|²
-        shrink = squared.rsqrt()
-        cosines[row + 1 :].addr_(gram[row, row + 1 :], step, alpha=scale).mul_(shrink)
-        rows.append((label, step, shrink))
-    vision, steps, shrinks = (torch.stack(values) for values in zip(*rows, strict=True))
-    return vision, steps * shrinks / shrinks.cumprod(dim=0)
+
+        # w_k + c_k f with c = lr (q - r), whose squared length is 1 + c (c + 2 f·w)
+        step = torch.addcmul(weighted[row], label, lr, value=-1)
+        doubled = step.add(cosines[row], alpha=2 / scale)
+        shrink = torch.addcmul(one, step, doubled).rsqrt()
+
+        # products of later images with the proxies after this step
+        later = cosines[row + 1 :]
+        later.addr_(gram[row, row + 1 :], step, alpha=scale).mul_(shrink)
+
+        vision.append(label)
+        steps.append(step)
+        shrinks.append(shrink)
+
+    # a step shrinks with its own normalisation and all later ones, the start with all
+    shrunk = torch.stack(shrinks)
+    shares = torch.stack(steps) * shrunk / shrunk.cumprod(dim=0)
+    return torch.stack(vision), shares
 
 
 @register("onzeta", setting="ImageNet")
@@ -102,43 +142,70 @@ class OnZeta(ImageByImage):
 
     def _setup(self) -> None:
         super()._setup()
+
+        # a recording for each size of a group
         self._replayed.shapes = GROUP.bit_length()
+
+        # 1 / τ_v
         self.vision_scale = self.scale / self.config.vision_temperature
-        N, device = len(self.prompts), self.model.device
-        self.memory.declare("dual", torch.zeros(N, dtype=torch.float64, device=device))
+
+        # ρ and w
+        device = self.model.device
+        dual = torch.zeros(len(self.prompts), dtype=torch.float64, device=device)
+        self.memory.declare("dual", dual)
         self.memory.declare("proxies", self.classifier, SHORT)
-        self.memory.declare("images", torch.zeros((), dtype=torch.long, device=device))
+
+        # t, the number of images so far
+        images = torch.zeros((), dtype=torch.long, device=device)
+        self.memory.declare("images", images)
 
     def predict_group(self, features: Tensor) -> Tensor:
-        """Mixtures of the balanced text label and the vision label."""
-        B = len(features)
-        if features.is_cuda:  # a few sizes are recorded
-            features = F.pad(features, (0, 0, 0, (1 << (B - 1).bit_length()) - B))
-        return self.replay(self._learn, features)[0][:B]
+        """Mix the balanced text label and the vision label of each image: (B, N)."""
+        images = len(features)
+
+        # few sizes are recorded, powers of two; rows of zeros fill up to the next
+        if features.is_cuda:
+            size = 1 << (images - 1).bit_length()
+            features = F.pad(features, (0, 0, 0, size - images))
+        (predictions,) = self.replay(self._learn, features)
+        return predictions[:images]
 
     def _learn(self, features: Tensor) -> tuple[Tensor]:
-        """Predictions of a group; rows of zeros are no images."""
-        config, memory, (N, B) = (
-            self.config,
-            self.memory,
-            (len(self.prompts), len(features)),
-        )
+        """Predict a group (B, E) and learn from it; rows of zeros are no images."""
+        config = self.config
+        memory = self.memory
+        classes = len(self.prompts)
+        images = len(features)
+
+        # all products at once: with texts, with proxies, and of the images
         others = torch.cat([self.scale * self.classifier, memory["proxies"], features])
         products = features.double() @ others.double().T
-        logits, products, gram = torch.split(products, [N, N, B], dim=1)
+        parts = [classes, classes, images]
+        logits, products, gram = torch.split(products, parts, dim=1)
+
+        # t of each image
         present = features.any(dim=1)
-        time = (
-            memory["images"] + torch.arange(1, B + 1, device=features.device)
-        ).double()
+        order = torch.arange(1, images + 1, device=features.device)
+        time = (memory["images"] + order).double()
+
+        # steps fade with 1 / √t; what is no image takes none
         fade = present * time.rsqrt()
-        text, dual = balanced_labels(
-            logits, memory["dual"], config.dual_lr * fade, config.balance
-        )
+
+        # q from text, with ρ after it
+        lrs = config.dual_lr * fade
+        text, dual = balanced_labels(logits, memory["dual"], lrs, config.balance)
+
+        # r from vision, with w after it
         lrs = config.proxy_lr * self.vision_scale * fade
         vision, shares = vision_labels(products, gram, text, lrs, self.vision_scale)
-        moved = torch.addmm(memory["proxies"].double(), shares.T, features.double())
+
+        # w, normalised in the end alone
+        proxies = torch.addmm(memory["proxies"].double(), shares.T, features.double())
         memory["dual"] = dual
-        memory["proxies"] = l2_normalize(moved).to(memory["proxies"].dtype)
+        memory["proxies"] = l2_normalize(proxies).to(memory["proxies"].dtype)
         memory["images"] = memory["images"] + present.sum()
-        weight = config.vision_weight * (time / config.horizon).clamp(max=1).sqrt()
+
+        # p = β_t r + (1 - β_t) q with β_t = β √(t / n)
+        elapsed = (time / config.horizon).clamp(max=1)
+        weight = config.vision_weight * elapsed.sqrt()
         return (torch.lerp(text, vision, weight[:, None]),)

@@ -50,7 +50,7 @@ class PandaConfig(MethodConfig):
 
 
 def nearest_divisor(size: int, wanted: int) -> int:
-    """The divisor of ``size`` nearest to ``wanted``, the larger of two."""
+    """Return the divisor of ``size`` nearest to ``wanted``, the larger of two."""
     divisors = [n for n in range(1, size + 1) if size % n == 0]
     return min(divisors, key=lambda n: (abs(n - wanted), -n))
 
@@ -58,16 +58,29 @@ def nearest_divisor(size: int, wanted: int) -> int:
 def make_negatives(
     images: Tensor, count: int, grid: int, generator: torch.Generator
 ) -> Tensor:
-    """``count`` images of patches at their own position, of all but one image each; none of one."""
+    """Put ``count`` images together from patches of a batch, each at its own position.
+
+    Every negative leaves one image out, so that none is an image again; a single image
+    has no negatives.
+    """
     others = len(images) - 1
     if not others:
         return images[:0]
-    images = images[images.double().mean(dim=(1, 2, 3)).argsort(stable=True)]
+
+    # ordered by brightness: the order inside of a batch does not matter
+    brightness = images.double().mean(dim=(1, 2, 3))
+    images = images[brightness.argsort(stable=True)]
+
+    # for every patch one of the images that are not left out
+    cells = grid * grid
     left_out = torch.randint(others + 1, (count, 1), generator=generator)
-    source = torch.randint(others, (count, grid * grid), generator=generator)
+    source = torch.randint(others, (count, cells), generator=generator)
     source = (source + (source >= left_out)).to(images.device)
-    cells = torch.arange(grid * grid, device=images.device)
-    return join_patches(split_patches(images, grid)[source, cells], images.shape[-1])
+
+    # each patch stays where it was
+    patches = split_patches(images, grid)
+    positions = torch.arange(cells, device=images.device)
+    return join_patches(patches[source, positions], images.shape[-1])
 
 
 class Negatives:
@@ -86,13 +99,19 @@ class OffsetTower(VisionTower):
     negatives: Negatives
 
     def forward(self, pixels: Tensor, **prompts: Any) -> Tensor:
-        """Features (B, E) of pixels (B, 3, S, S)."""
+        """Encode pixels (B, 3, S, S): features d_i = v_i - β n̄ (B, E)."""
+        images = len(pixels)
         negatives = self.negatives.images.to(pixels)
-        features = l2_normalize(
-            super().forward(torch.cat([pixels, negatives]), **prompts)
-        )
-        common = features[len(pixels) :].sum(dim=0) / max(1, len(negatives))
-        return features[: len(pixels)] - self.offset * common
+
+        # one pass for both
+        encoded = super().forward(torch.cat([pixels, negatives]), **prompts)
+        features = l2_normalize(encoded)
+
+        # n̄, zero where there are no negatives
+        mean = features[images:].sum(dim=0) / max(1, len(negatives))
+
+        # v_i - β n̄, which is not normalised again
+        return features[:images] - self.offset * mean
 
 
 class OffsetCLIP(CLIP):
@@ -100,23 +119,27 @@ class OffsetCLIP(CLIP):
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """The capabilities of a CLIP that concern text and LayerNorms."""
+        """Return those of a CLIP that concern text and LayerNorms."""
         inside = {"visual-blocks", "visual-prefix", "visual-tokens", "attention"}
         return super().capabilities - inside
 
     def unit_image(self, features: Tensor) -> Tensor:
-        """Features less their offset, as they are."""
+        """Return the features as they are: d is not normalised again."""
         return features
 
 
 def with_offset(model: CLIP, offset: float) -> tuple[CLIP, Negatives]:
-    """A model that shares all weights with ``model``, and where it looks for negatives."""
-    tower, copied = copy.copy(model.require_vit()), copy.copy(model)
-    tower.__class__, copied.__class__ = OffsetTower, OffsetCLIP
+    """Return a model that shares the weights of ``model``, and its negatives."""
+    tower = copy.copy(model.require_vit())
+    tower.__class__ = OffsetTower
     assert isinstance(tower, OffsetTower)
-    tower.offset, tower.negatives = offset, Negatives()
-    copied._modules = {**model._modules, "visual": tower}
-    return copied, tower.negatives
+    tower.offset = offset
+    tower.negatives = Negatives()
+
+    corrected = copy.copy(model)
+    corrected.__class__ = OffsetCLIP
+    corrected._modules = {**model._modules, "visual": tower}
+    return corrected, tower.negatives
 
 
 @register(
@@ -133,23 +156,25 @@ class Panda(Adapter):
     config: PandaConfig
 
     def _setup(self) -> None:
-        config = self.config
-        if config.method == "panda":
+        name = self.config.method
+        if name == "panda":
             raise UserError("panda cannot be put around itself; name another method")
-        options = dict(option.partition("=")[::2] for option in config.options)
-        corrected, self.negatives = with_offset(self.model, config.offset)
+        options = dict(option.partition("=")[::2] for option in self.config.options)
+        corrected, self.negatives = with_offset(self.model, self.config.offset)
         try:
-            inner = method_config(config.method, options=options)
-            prompts, seed = self.prompts, self.seed
+            config = method_config(name, options=options)
             self.inner = create_method(
-                config.method, corrected, prompts, inner, seed=seed
+                name, corrected, self.prompts, config, seed=self.seed
             )
         except MissingCapabilityError as error:
             raise UserError(
-                f"panda cannot be put around {config.method!r}, which runs the image tower "
-                "block by block; choose one that takes its features as they come, such as tent"
+                f"panda cannot be put around {name!r}, which runs the image tower "
+                "block by block; choose one that takes its features as they come, "
+                "such as tent"
             ) from error
         self.grid = nearest_divisor(self.model.image_size, self.config.patch_grid)
+
+        # the memory is that of the method inside, and the generator of negatives
         self.memory = self.inner.memory
         if self.inner.outlives_classes:
             self.class_free = self.inner.class_free | {"panda.generator"}
@@ -157,22 +182,26 @@ class Panda(Adapter):
 
     @property
     def views(self) -> ViewSpec | None:
-        """The views of the method inside."""
+        """Return the views of the method inside."""
         return self.inner.views
 
     def _predict(self, batch: Batch) -> Prediction:
         self._draw(batch.images)
-        prediction, inner = self.inner._predict(batch), self.inner
-        if not (self.config.predict_after and isinstance(inner, LayerNormAdapter)):
+        prediction = self.inner._predict(batch)
+        if not self.config.predict_after:
             return prediction
-        if inner.learned is None:
+
+        # methods that keep LayerNorms predict once more, with new negatives
+        if not isinstance(self.inner, LayerNormAdapter) or self.inner.learned is None:
             return prediction
         self._draw(batch.images)
         with torch.no_grad():
-            logits = inner.logits(inner.learned, batch.images)
+            logits = self.inner.logits(self.inner.learned, batch.images)
         return replace(prediction, logits=logits.float())
 
     def _draw(self, images: Tensor) -> None:
+        """Make the negatives of a batch, B/10 rounded up by default."""
         count = math.ceil(len(images) / self.config.images_per_negative)
         with self.memory.generator("panda.generator") as generator:
-            self.negatives.images = make_negatives(images, count, self.grid, generator)
+            negatives = make_negatives(images, count, self.grid, generator)
+        self.negatives.images = negatives

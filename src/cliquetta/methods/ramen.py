@@ -17,7 +17,6 @@ made.
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from cliquetta.methods.building.config import (
@@ -50,14 +49,30 @@ class RamenConfig(MethodConfig):
 def support_weights(
     distances: Tensor, labels: Tensor, entropies: Tensor, config: RamenConfig
 ) -> Tensor:
-    """Weights (B, M) exp(-H_j - β |z_i - z_j|) of the nearest of every class, zero of others."""
+    """Weigh the remembered images by which each image of a batch steps.
+
+    Args:
+        distances: (B, M).
+        labels: Predicted classes (M,) of the remembered images.
+        entropies: H (M,) of those.
+        config: Settings.
+
+    Returns:
+        exp(-H_j - β |z_i - z_j|) (B, M) of the nearest of every class, zero of others.
+
+    """
+    # 1 for the images that an image steps by
     chosen = torch.zeros_like(distances)
     for label in torch.unique(labels):
+        # the k nearest of this class
         members = (labels == label).nonzero()[:, 0]
         count = min(config.neighbours, len(members))
         nearest = distances[:, members].topk(count, dim=1, largest=False).indices
         chosen.scatter_(1, members[nearest], 1.0)
-    return chosen * (-entropies - config.distance_weight * distances).exp()
+
+    # sure images and near ones count more
+    weights = (-entropies - config.distance_weight * distances).exp()
+    return chosen * weights
 
 
 @register(
@@ -74,43 +89,76 @@ class Ramen(LayerNormAdapter):
         super()._setup()
         # only a tower of our own takes LayerNorm parameters per image
         self.model.require_vit()
-        M, new = self.config.capacity, self.classifier.new_zeros
-        labels = torch.zeros(M, dtype=torch.long, device=self.model.device)
-        self.memory.declare("features", new(M, self.classifier.shape[1]), UNIT)
-        self.memory.declare("gradients", new(M, self.tower.start.numel()))
-        self.memory.declare("entropies", new(M), NON_NEGATIVE)
-        self.memory.declare("labels", labels, Range(below=len(self.prompts)))
-        self.memory.declare("images", torch.zeros((), dtype=torch.long))
+        capacity = self.config.capacity
+        zeros = self.classifier.new_zeros
+        declare = self.memory.declare
+
+        # the newest images, the last one at the end; empty rows stand before them
+        width = self.classifier.shape[1]
+        declare("features", zeros(capacity, width), UNIT)
+
+        # the gradient of each, its entropy and its predicted class
+        norms = self.tower.start.numel()
+        labels = torch.zeros(capacity, dtype=torch.long, device=self.model.device)
+        declare("gradients", zeros(capacity, norms))
+        declare("entropies", zeros(capacity), NON_NEGATIVE)
+        declare("labels", labels, Range(below=len(self.prompts)))
+
+        # the number of images so far
+        declare("images", torch.zeros((), dtype=torch.long))
 
     def _predict(self, batch: Batch) -> Prediction:
+        # gradients of every image by norms of its own, all as loaded
         with torch.enable_grad():
             norms = self.tower.start.expand(len(batch), -1).detach().requires_grad_()
             features = self.features(norms, batch.images)
             logits = self.scale * features @ self.classifier.T
             entropies = entropy(logits)
-            (gradients,) = torch.autograd.grad(entropies.sum(), norms)  # one per image
+            (gradients,) = torch.autograd.grad(entropies.sum(), norms)
+
         with torch.no_grad():
-            features, labels = features.detach(), logits.argmax(dim=-1)
-            own = features, gradients, entropies.detach(), labels
-            keys, gradients, entropies, labels = self._remember(*own)
-            distances = (
-                (2 - 2 * features @ keys.T).clamp_min(0).sqrt()
-            )  # of unit vectors
-            weights = support_weights(distances, labels, entropies, self.config)
-            norms = self.tower.start - self.config.lr * (weights @ gradients).sign()
+            features = features.detach()
+            support = self._remember(
+                features=features,
+                gradients=gradients,
+                entropies=entropies.detach(),
+                labels=logits.argmax(dim=-1),
+            )
+
+            # |z_i - z_j| of unit vectors
+            cosines = features @ support["features"].T
+            distances = (2 - 2 * cosines).clamp_min(0).sqrt()
+            weights = support_weights(
+                distances,
+                labels=support["labels"],
+                entropies=support["entropies"],
+                config=self.config,
+            )
+
+            # Σ_j exp(-H_j) exp(-β |z_i - z_j|) g_j, of which only the sign counts
+            direction = (weights @ support["gradients"]).sign()  # (B, P)
+            norms = self.tower.start - self.config.lr * direction
             return Prediction(self.logits(norms, batch.images).float())
 
-    def _remember(self, *arrivals: Tensor) -> list[Tensor]:
-        """All that is remembered with the images of a batch; the newest of it stays."""
-        memory, M = self.memory, self.config.capacity
-        empty = max(0, M - int(memory["images"]))
-        memory["images"] = memory["images"] + len(arrivals[0])
-        remembered = []
-        names = "features", "gradients", "entropies", "labels"
-        for name, values in zip(names, arrivals, strict=True):
-            remembered.append(torch.cat([memory[name][empty:], values]))
-            newest = remembered[-1][-M:]
-            memory[name] = F.pad(
-                newest, [0, 0] * (values.ndim - 1) + [M - len(newest), 0]
-            )
-        return remembered
+    def _remember(self, **arrivals: Tensor) -> dict[str, Tensor]:
+        """Remember the images of a batch, of which the newest stay.
+
+        Returns:
+            All that is remembered together with the batch, beyond the capacity.
+
+        """
+        memory = self.memory
+        capacity = self.config.capacity
+
+        # rows of zeros before the first image
+        empty = max(0, capacity - int(memory["images"]))
+        memory["images"] = memory["images"] + len(arrivals["labels"])
+
+        support = {}
+        for name, values in arrivals.items():
+            rows = torch.cat([memory[name], values])
+            support[name] = rows[empty:]
+
+            # a copy, so that what is forgotten is freed
+            memory[name] = rows[-capacity:].clone()
+        return support

@@ -53,9 +53,8 @@ class MethodEntry:
     summary: str
     paper: str
     presets: Mapping[str, Any] = field(default_factory=dict)
-    tuned_by_authors: frozenset[str] = (
-        frozenset()
-    )  # Presets of constants chosen per dataset.
+    tuned_by_authors: frozenset[str] = frozenset()
+    """Presets of constants chosen per dataset."""
     fit: Callable[..., Mapping[str, Any]] | None = None
     """Learns what a few-shot method is made of."""
     setting: str = ""  # What the defaults are its authors' setting for.
@@ -78,7 +77,7 @@ def register(
     setting: str = "",
     for_batches: bool = False,
 ) -> Callable[[A], A]:
-    """Class decorator that enters an adapter under ``name``.
+    """Make a class decorator that enters an adapter under ``name``.
 
     Args:
         name: The word for commands and :func:`cliquetta.create_method`.
@@ -110,17 +109,19 @@ def register(
             raise TypeError(
                 f"{adapter.__name__} names no config: annotate `config: ItsConfig`"
             )
+        docstring = adapter.__doc__ or ""
+        first_line, _, _ = docstring.partition("\n")
         _ENTRIES[name] = MethodEntry(
-            name,
-            adapter,
-            settings,
-            summary or (adapter.__doc__ or "").partition("\n")[0].removesuffix("."),
-            paper or _citation(adapter),
-            {**(tuned or {}), **(presets or {})},
-            frozenset(tuned or ()),
-            fit,
-            setting,
-            for_batches,
+            name=name,
+            adapter=adapter,
+            config=settings,
+            summary=summary or first_line.removesuffix("."),
+            paper=paper or _citation(adapter),
+            presets={**(tuned or {}), **(presets or {})},
+            tuned_by_authors=frozenset(tuned or ()),
+            fit=fit,
+            setting=setting,
+            for_batches=for_batches,
         )
         adapter.name = name
         return adapter
@@ -129,27 +130,30 @@ def register(
 
 
 def _citation(adapter: type[Adapter]) -> str:
-    """Authors, title, venue and year at the start of the second paragraph of a module."""
+    """Read authors, title, venue and year where a module's second paragraph starts."""
     module = inspect.getdoc(inspect.getmodule(adapter)) or ""
-    paragraph = " ".join(module.partition("\n\n")[2].partition("\n\n")[0].split())
+    _, _, rest = module.partition("\n\n")
+    second, _, _ = rest.partition("\n\n")
+    paragraph = " ".join(second.split())
+
+    # One author, two, or the first and "et al.", up to the first year of this century.
     citation = re.match(r"[^.,]+( et al\.| and [^.,]+), .*?\b20\d\d\b", paragraph)
     return citation[0] if citation else ""
 
 
 @cache
 def _load_all() -> None:
-    """Import all methods once, so that each can register itself: ours, then installed plug-ins."""
+    """Import all methods once, which registers them: ours, then plug-ins."""
     import cliquetta.methods as package
 
     for module in pkgutil.iter_modules(package.__path__):
         if not module.name.startswith("_"):
             importlib.import_module(f"{package.__name__}.{module.name}")
     for plug_in in entry_points(group=PLUG_INS):
+        # One that is broken must not take the others with it.
         try:
             plug_in.load()
-        except (
-            Exception
-        ) as error:  # one that is broken must not take the others with it
+        except Exception as error:
             warnings.warn(
                 f"plug-in {plug_in.name!r} ({plug_in.value}) could not be loaded and is left out: "
                 f"{type(error).__name__}: {error}",
@@ -179,19 +183,19 @@ def _load_files() -> None:
 
 
 def list_methods() -> list[str]:
-    """Names of all methods."""
+    """List the names of all methods."""
     _load_all()
     _load_files()
     return sorted(_ENTRIES)
 
 
 def method_entries() -> list[MethodEntry]:
-    """Entries of all methods, by name."""
+    """List the entries of all methods, by name."""
     return [_ENTRIES[name] for name in list_methods()]
 
 
 def get_method(name: str) -> MethodEntry:
-    """The entry of ``name``, or a :class:`KeyError` that names the nearest one."""
+    """Find the entry of a name; an error for another suggests the nearest."""
     _load_all()
     _load_files()
     return look_up("method", name, _ENTRIES)
@@ -200,16 +204,14 @@ def get_method(name: str) -> MethodEntry:
 def require_features_only(
     adapter: type[Adapter], name: str, *, towers: bool = False
 ) -> None:
-    """Raise unless features are all that a method needs; ``towers``: and those of the model."""
+    """Raise unless features, or with ``towers`` the model, are all that is needed."""
     if issubclass(adapter, FeatureLevel) and (towers or not adapter.needs):
         return
-    names = [
-        entry.name
-        for entry in method_entries()
-        if issubclass(entry.adapter, FeatureLevel)
-        and not entry.adapter.needs
-        and not entry.fit
-    ]
+    names = []
+    for entry in method_entries():
+        needs_more = entry.adapter.needs or entry.fit
+        if issubclass(entry.adapter, FeatureLevel) and not needs_more:
+            names.append(entry.name)
     raise MissingCapabilityError(
         f"{name} needs images and a model, not features alone; methods that run on features are "
         f"{', '.join(names)}"
@@ -219,31 +221,34 @@ def require_features_only(
 def method_config(
     name: str, preset: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Any:
-    """The config of ``name``: its defaults or a preset, with ``options`` replaced.
+    """Build the config of a method: defaults or a preset, with options replaced.
 
     Options may be strings (as typed on a command line); they are converted to the
     field's type.
     """
     entry = get_method(name)
-    presets, kinds = entry.presets, field_types(entry.config)
-    config = (
-        entry.config()
-        if preset is None
-        else look_up(f"preset of {name}", preset, presets)
-    )
-    changes = {
-        key: parse(f"{name}.{key}", value, look_up(f"option of {name}", key, kinds))
-        for key, value in (options or {}).items()
-    }
+    if preset is None:
+        config = entry.config()
+    else:
+        config = look_up(f"preset of {name}", preset, entry.presets)
+
+    # Values typed on a command line get the type of their field.
+    kinds = field_types(entry.config)
+    changes = {}
+    for option, value in (options or {}).items():
+        kind = look_up(f"option of {name}", option, kinds)
+        changes[option] = parse(f"{name}.{option}", value, kind)
     return dataclasses.replace(config, **changes)
 
 
 def own_config(entry: MethodEntry, config: Any) -> Any:
-    """The config of a method, by default its own; that of another method is refused."""
-    config = entry.config() if config is None else config
+    """Return the config of a method, by default its own; that of another is refused."""
+    if config is None:
+        return entry.config()
     if not isinstance(config, entry.config):
         expected = entry.config.__name__
-        raise TypeError(f"{entry.name} takes a {expected}, got {type(config).__name__}")
+        actual = type(config).__name__
+        raise TypeError(f"{entry.name} takes a {expected}, got {actual}")
     return config
 
 
@@ -284,6 +289,8 @@ def create_method(
     config = own_config(entry, config)
     if isinstance(model, FeaturesOnly):
         require_features_only(entry.adapter, name)
+
+    # A method that learns while it predicts.
     if entry.fit is None:
         if fitted is not None:
             raise UserError(
@@ -291,6 +298,8 @@ def create_method(
             )
         with AllocationLimit(half_of_memory()):
             return entry.adapter(model, prompts, config, seed=seed)
+
+    # A few-shot method.
     if fitted is None:
         raise UserError(
             f"{name} learns from labelled images first: fit it with `cliquetta fit --method {name} "

@@ -1,4 +1,4 @@
-"""SAR: entropy minimisation on reliable images, towards flat minima, with a way back.
+"""SAR: entropy minimisation on reliable images, towards flat minima, with reset.
 
 Niu et al., Towards Stable Test-Time Adaptation in Dynamic Wild World, ICLR 2023. Of
 every batch the images of entropy below 0.4 ln N give a gradient g; at the norms moved
@@ -42,43 +42,60 @@ class SAR(MomentumAdapter):
 
     def _setup(self) -> None:
         super()._setup()
-        self.threshold = self.config.entropy_threshold * math.log(len(self.prompts))
-        self.memory.declare(
-            "average", self.tower.start.new_full((), torch.inf), NON_NEGATIVE
-        )
+
+        # E₀, by the entropy of a mere guess
+        chance = math.log(len(self.prompts))
+        self.threshold = self.config.entropy_threshold * chance
+
+        # of the second loss, infinite before the first step
+        average = self.tower.start.new_full((), torch.inf)
+        self.memory.declare("average", average, NON_NEGATIVE)
 
     def _predict(self, batch: Batch) -> Prediction:
-        config, memory = self.config, self.memory
+        memory = self.memory
         with torch.enable_grad():
-            values = memory["norms"].detach().requires_grad_()
-            logits = self.logits(values, batch.images)
+            norms = memory["norms"].detach().requires_grad_()
+            logits = self.logits(norms, batch.images)
             entropies = entropy(logits)
             reliable = entropies.detach() < self.threshold
-            gradient = torch.zeros_like(values)
+
+            # first pass: the gradient leads to where the loss is worst nearby
+            gradient = torch.zeros_like(norms)
             if reliable.any():
-                (gradient,) = torch.autograd.grad(entropies[reliable].mean(), values)
+                loss = entropies[reliable].mean()
+                (gradient,) = torch.autograd.grad(loss, norms)
                 gradient = self._worst_gradient(
                     batch.images[reliable], gradient * self.mask
                 )
         self.step(gradient, len(batch))
-        if memory["average"] < config.reset_threshold:
+
+        # collapsed: nothing is uncertain any more
+        if memory["average"] < self.config.reset_threshold:
             memory["norms"] = self.tower.start
         return Prediction(logits.detach().float(), {"reliable": reliable})
 
     def _worst_gradient(self, images: Tensor, gradient: Tensor) -> Tensor:
-        """The gradient of reliable images where ``gradient`` leads to; its loss is averaged."""
-        config, memory = self.config, self.memory
-        climb = config.radius / (gradient.norm() + 1e-12) * gradient
-        values = (memory["norms"] + climb).detach().requires_grad_()
-        entropies = entropy(self.logits(values, images))
+        """Return the gradient at the worst point nearby, to which ``gradient`` leads.
+
+        The loss there enters the moving average.
+        """
+        # second pass, at the norms moved by ρ g / |g|
+        climb = self.config.radius / (gradient.norm() + 1e-12) * gradient
+        norms = (self.memory["norms"] + climb).detach().requires_grad_()
+        entropies = entropy(self.logits(norms, images))
+
+        # images that are still reliable there
         still = entropies.detach() < self.threshold
         if not still.any():
             return torch.zeros_like(gradient)
         loss = entropies[still].mean()
-        before = memory["average"]
-        smoothed = (
-            config.reset_decay * before + (1 - config.reset_decay) * loss.detach()
+
+        # the moving average of this loss, which the first one starts
+        decay = self.config.reset_decay
+        average = self.memory["average"]
+        smoothed = decay * average + (1 - decay) * loss.detach()
+        self.memory["average"] = torch.where(
+            average.isfinite(), smoothed, loss.detach()
         )
-        memory["average"] = torch.where(before.isfinite(), smoothed, loss.detach())
-        worst: Tensor = torch.autograd.grad(loss, values)[0]
+        worst: Tensor = torch.autograd.grad(loss, norms)[0]
         return worst

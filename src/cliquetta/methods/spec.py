@@ -1,4 +1,4 @@
-"""A method as it is asked for: its name, preset, settings that differ, and a fitted file."""
+"""Methods as they are asked for: name, preset, options, and a fitted file."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -14,7 +14,7 @@ from cliquetta.prompts.classes import ClassPrompts
 
 @dataclass(frozen=True)
 class MethodSpec:
-    """A method in plain values that can be written, compared and sent to another machine.
+    """Method in plain values that can be written, compared and sent.
 
     >>> str(MethodSpec.parse("scap:paper-views/lr=0.1"))
     'scap:paper-views/lr=0.1'
@@ -37,11 +37,14 @@ class MethodSpec:
         """
         head, *pairs = written.split("/")
         name, _, preset = head.partition(":")
+
         options = {}
         for pair in pairs:
             field, _, value = pair.partition("=")
             options[field] = value
-        return cls(name, preset or None).with_options(options)
+
+        spec = cls(name, preset or None)
+        return spec.with_options(options)
 
     @classmethod
     def from_fitted(cls, path: Path | str) -> "MethodSpec":
@@ -52,6 +55,8 @@ class MethodSpec:
         """Return this method with config fields set, converted to their types."""
         usual = method_config(self.method, self.preset)
         config = method_config(self.method, self.preset, options)
+
+        # Only what differs is kept: equal methods are written alike.
         differing = []
         for field in fields(config):
             value = getattr(config, field.name)
@@ -61,12 +66,17 @@ class MethodSpec:
 
     def build(self, model: CLIP, prompts: ClassPrompts, *, seed: int = 0) -> Adapter:
         """Build the method for a model and a class list."""
+        # A fitted file carries its own config.
         if self.fitted is not None:
             return load_method(self.fitted, model, prompts, seed=seed)
+
         config = method_config(self.method, self.preset, dict(self.options))
         return create_method(self.method, model, prompts, config, seed=seed)
 
     def __str__(self) -> str:
-        preset = f":{self.preset}" if self.preset else ""
-        options = "".join(f"/{name}={value}" for name, value in self.options)
-        return f"{self.method}{preset}{options}"
+        written = self.method
+        if self.preset:
+            written += f":{self.preset}"
+        for name, value in self.options:
+            written += f"/{name}={value}"
+        return written

@@ -23,9 +23,13 @@ from torch import Tensor
 
 from cliquetta.methods.building.config import Count, MethodConfig, Positive
 from cliquetta.methods.building.feature_level import Transductive
-from cliquetta.methods.building.mixtures import nearest_affinity, propagate
+from cliquetta.methods.building.mixtures import propagate
 from cliquetta.methods.registry import register
-from cliquetta.methods.transclip import VARIANCE_FLOOR, update_variance
+from cliquetta.methods.transclip import (
+    VARIANCE_FLOOR,
+    neighbour_links,
+    update_variance,
+)
 
 
 @dataclass(frozen=True)
@@ -42,11 +46,22 @@ class StatAConfig(MethodConfig):
 
 
 def class_log_likelihood(moments: Tensor, means: Tensor, variances: Tensor) -> Tensor:
-    """Log N(f_i; μ_k, diag σ²_k) up to a constant, (B, N), for variances (N, E)."""
+    """Return log N(f_i; μ_k, diag σ²_k) up to a constant, (B, N).
+
+    Args:
+        moments: f and f² of every image (B, 2E).
+        means: μ (N, E).
+        variances: σ² (N, E).
+
+    """
     precision = variances.reciprocal()
     scaled = means * precision
+
     # -½ (f - μ)² / σ² = f·μ/σ² - ½ f²/σ² - ½ μ²/σ²
-    mixed = moments @ torch.cat([scaled, -0.5 * precision], dim=1).T
+    factors = torch.cat([scaled, -0.5 * precision], dim=1)
+    mixed = moments @ factors.T
+
+    # μ²/σ² and log |Σ_k| are the same for all images
     constant = torch.addcmul(variances.log(), scaled, means).sum(dim=-1)
     return mixed.sub(constant, alpha=0.5)
 
@@ -58,30 +73,76 @@ def anchored_update(
     anchor_variance: Tensor,
     anchor_weight: float,
 ) -> tuple[Tensor, Tensor]:
-    """Means (N, E) and variances (N, E) of log assignments (B, N), shrunk to the text's."""
-    weights = logs.softmax(dim=0).T  # (N, B), one per class
-    count = F.one_hot(logs.argmax(dim=-1), logs.shape[1]).sum(dim=0, dtype=logs.dtype)
+    """Estimate the classes from their images, anchored at the texts.
+
+    Args:
+        moments: f and f² of every image (B, 2E).
+        logs: Log assignments (B, N).
+        text: t (N, E).
+        anchor_variance: Σ' (E,).
+        anchor_weight: α.
+
+    Returns:
+        Means and variances (N, E).
+
+    """
+    # β_k = n_k / (n_k + α), with n_k the images assigned to class k
+    labels = logs.argmax(dim=-1)
+    count = F.one_hot(labels, logs.shape[1]).sum(dim=0, dtype=logs.dtype)
     beta = (count / (count + anchor_weight))[:, None]
+
+    # means of f and f² over the images of a class
+    weights = logs.softmax(dim=0).T  # (N, B)
     empirical, squares = (weights @ moments).chunk(2, dim=1)
-    means = F.normalize(torch.lerp(text, F.normalize(empirical, dim=-1), beta), dim=-1)
+
+    # μ_k = normalised β_k v_k/|v_k| + (1 - β_k) t_k
+    means = torch.lerp(text, F.normalize(empirical, dim=-1), beta)
+    means = F.normalize(means, dim=-1)
+
+    # T_k: mean squared distance from μ_k, f² - 2 f μ_k + μ_k²
     scatter = torch.addcmul(squares, means, means.sub(empirical, alpha=2))
-    anchored = torch.addcmul(anchor_variance, text - means, text - means)
-    return means, torch.lerp(anchored, scatter, beta).clamp_min(VARIANCE_FLOOR)
+
+    # Σ_k = β_k T_k + (1 - β_k) (Σ' + (t_k - μ_k)²)
+    offset = text - means
+    anchored = torch.addcmul(anchor_variance, offset, offset)
+    variances = torch.lerp(anchored, scatter, beta)
+    return means, variances.clamp_min(VARIANCE_FLOOR)
 
 
 def transduce(
     features: Tensor, log_prior: Tensor, text: Tensor, config: StatAConfig
 ) -> Tensor:
-    """Log assignments (B, N) of unit features (B, E), from zero-shot log-probabilities (B, N)."""
-    affinity = nearest_affinity(features @ features.T, config.neighbours)
-    links = (affinity + affinity.T) / (2 * config.neighbours)
+    """Assign images to classes by anchored Gaussians and neighbours.
+
+    Args:
+        features: Unit features (B, E).
+        log_prior: Zero-shot log-probabilities (B, N).
+        text: Unit class texts (N, E).
+        config: Settings.
+
+    Returns:
+        Log assignments (B, N).
+
+    """
+    links = neighbour_links(features, config.neighbours)
+    moments = torch.cat([features, features.square()], dim=1)
+
+    # Σ': mean squared distance of images from the texts, weighted by ŷ
     anchor_variance = update_variance(features, text, log_prior.exp())
-    means, variances, logs = text, anchor_variance.expand_as(text), log_prior
-    moments = torch.cat([features, features.square()], dim=1)  # each product needs both
+    means = text
+    variances = anchor_variance.expand_as(text)
+    logs = log_prior
     for updates in range(config.rounds + 1):
         if updates:
-            anchor = text, anchor_variance, config.anchor_weight
-            means, variances = anchored_update(moments, logs, *anchor)
+            means, variances = anchored_update(
+                moments,
+                logs,
+                text=text,
+                anchor_variance=anchor_variance,
+                anchor_weight=config.anchor_weight,
+            )
+
+        # z_ik ∝ ŷ_ik exp(log N(f_i; μ_k, Σ_k) / τ + neighbours), five times
         likelihood = class_log_likelihood(moments, means, variances)
         fixed = log_prior.add(likelihood, alpha=1 / config.gaussian_temperature)
         logs = propagate(fixed, links, logs, config.inner_steps)

@@ -22,8 +22,10 @@ from cliquetta.prompts.classes import ClassPrompts, as_prompts
 from cliquetta.tensor_file import pack, pack_raw, unpack
 
 FORMAT = "cliquetta-state-1"
-MEMORY, FITTED, EXTRA = "memory.", "fitted.", "extra."
-"""Prefixes of the tensors of a file: of the method, of a few-shot fit, of the caller."""
+# Prefixes of the tensors of a file: of the method, of a few-shot fit, of the caller.
+MEMORY = "memory."
+FITTED = "fitted."
+EXTRA = "extra."
 DIFFERENCES = {
     "method": "another method",
     "model": "another model",
@@ -32,9 +34,8 @@ DIFFERENCES = {
     "config": "another config",
     "fitted": "another few-shot fit",
 }
-ROOM = (
-    2**28
-)  # Bytes that a file may have beyond the memory, for its header and what a caller adds.
+# Bytes that a file may have beyond the memory, for its header and what a caller adds.
+ROOM = 2**28
 
 
 class StateMismatchError(UserError):
@@ -48,11 +49,11 @@ class SavedState:
     extra: Mapping[str, Tensor]
     notes: Mapping[str, Any]
     classes_changed: bool = False
-    """The file is of another class list: only what does not depend on the classes was loaded."""
+    """Whether only what does not depend on the file's classes was loaded."""
 
 
 def describe(adapter: Adapter) -> dict[str, Any]:
-    """The properties that a state and the adapter that loads it must share."""
+    """List the properties that a state and the adapter that loads it must share."""
     return {
         "method": adapter.name,
         "config": plain_config(adapter.config),
@@ -64,19 +65,21 @@ def describe(adapter: Adapter) -> dict[str, Any]:
 
 
 def fitted_fingerprint(adapter: Adapter) -> str | None:
-    """Hash of what a few-shot method was built from; ``None`` for the others."""
+    """Hash what a few-shot method was built from; ``None`` for the others."""
     if adapter.fitted is None:
         return None
-    return hashlib.sha256(pack_raw(dict(sorted(adapter.fitted.items())))).hexdigest()[
-        :16
-    ]
+    by_name = dict(sorted(adapter.fitted.items()))
+    digest = hashlib.sha256(pack_raw(by_name))
+    return digest.hexdigest()[:16]
 
 
 def plain_config(config: Any) -> Any:
-    """A config dataclass as JSON types; tuples become lists."""
-    is_config = dataclasses.is_dataclass(config) and not isinstance(config, type)
-    values = dataclasses.asdict(config) if is_config else config
-    return json.loads(json.dumps(values, sort_keys=True, default=str))
+    """Turn a config dataclass into JSON types; tuples become lists."""
+    values = config
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        values = dataclasses.asdict(config)
+    text = json.dumps(values, sort_keys=True, default=str)
+    return json.loads(text)
 
 
 def pack_state(
@@ -86,13 +89,12 @@ def pack_state(
     notes: Mapping[str, Any] | None = None,
     fitted: bool = False,
 ) -> bytes:
-    """Pack the memory, ``extra`` tensors, JSON ``notes`` and, with ``fitted``, a few-shot fit."""
-    tensors = {MEMORY + name: value for name, value in adapter.state_dict().items()}
-    if fitted:
-        tensors |= {
-            FITTED + name: value for name, value in (adapter.fitted or {}).items()
-        }
-    tensors |= {EXTRA + name: value for name, value in (extra or {}).items()}
+    """Pack memory, ``extra`` tensors, JSON ``notes`` and, if ``fitted``, the fit."""
+    tensors = _prefixed(MEMORY, adapter.state_dict())
+    if fitted and adapter.fitted:
+        tensors |= _prefixed(FITTED, adapter.fitted)
+    if extra:
+        tensors |= _prefixed(EXTRA, extra)
     header = {
         "format": FORMAT,
         **describe(adapter),
@@ -107,12 +109,13 @@ def pack_state(
 
 
 def read_header(path: Path | str) -> dict[str, Any]:
-    """The header of a state file, without its tensors."""
-    return _checked(tensor_file.read_header(path, kind="state file"), str(path))
+    """Read the header of a state file, without its tensors."""
+    header = tensor_file.read_header(path, kind="state file")
+    return _checked(header, str(path))
 
 
 def read_fitted_method(path: Path | str) -> str:
-    """Name of the few-shot method that a file was fitted for; other files are refused."""
+    """Read the few-shot method that a file was fitted for; other files are refused."""
     header = read_header(path)
     if header["fitted"] is None:
         raise UserError(f"{path} was not written by `cliquetta fit`, it is a state")
@@ -122,11 +125,15 @@ def read_fitted_method(path: Path | str) -> str:
 def load_state(
     adapter: Adapter, path: Path | str, *, other_classes: bool = False
 ) -> SavedState:
-    """Let ``adapter`` continue from a file of :meth:`Adapter.save`; refuse one of another kind."""
+    """Let an adapter continue from a file of :meth:`Adapter.save`."""
     path = Path(path)
-    size, names = path.stat().st_size, read_header(path).get("names", ())
+    size = path.stat().st_size
+    names = read_header(path).get("names", ())
+
+    # The file may be of a longer class list, and its memory in proportion.
     memory = sum(adapter.memory[name].nbytes for name in adapter.memory)
-    largest = memory * max(1, len(names) // len(adapter.prompts) + 1) + ROOM
+    times = len(names) // len(adapter.prompts) + 1
+    largest = memory * times + ROOM
     if size > largest:
         raise UserError(
             f"{path} has {size:,} bytes, where a state of {adapter.name} has at most "
@@ -144,7 +151,7 @@ def load_method(
     *,
     seed: int | None = None,
 ) -> Adapter:
-    """Build the adapter that a file was saved from, with what it had learned or was fitted to.
+    """Build the adapter that a file was saved from, with what it had learned.
 
     >>> from cliquetta import create_method, create_model
     >>> model = create_model("micro")
@@ -169,29 +176,45 @@ def load_method(
             know.
 
     """
-    model, header = from_model(model), read_header(path)
+    model = from_model(model)
+    header = read_header(path)
+    name = header["method"]
+
+    # Classes, config and seed are the file's, unless others are asked for.
     names = tuple(header["names"])
     if classes is None:
-        classes = ClassPrompts(names, tuple(header["templates"]), allow_duplicates=True)
-    prompts, name = as_prompts(classes), header["method"]
+        templates = tuple(header["templates"])
+        classes = ClassPrompts(names, templates, allow_duplicates=True)
+    prompts = as_prompts(classes)
     config = method_config(name, options=header["config"])
     seed = header["seed"] if seed is None else seed
+
+    # A stream's state goes into an adapter; a fit is what one is built from.
     if header["fitted"] is None:
         adapter = create_method(name, model, prompts, config, seed=seed)
         load_state(adapter, path, other_classes=True)
         return adapter
-    # Weights of another dtype hash differently although they are the same model's.
-    same = header["weights"] == model.fingerprint or header["dtype"] != str(model.dtype)
-    if header["model"] != model.id or not same:
-        raise StateMismatchError(
-            f"{path} was fitted on {header['model']} (weights {header['weights']}), this is "
-            f"{model.id} ({model.fingerprint}): what was learned means nothing there; fit again"
-        )
+
+    _refuse_other_model(header, model, path)
     tensors, _ = unpack(Path(path).read_bytes(), source=str(path), kind="state file")
     few_shot = get_method(name).adapter
     assert issubclass(few_shot, FewShotAdapter)  # no other is fitted
     fitted = few_shot.for_classes(_named(tensors, FITTED), names, prompts.names)
     return create_method(name, model, prompts, config, seed=seed, fitted=fitted)
+
+
+def _refuse_other_model(
+    header: Mapping[str, Any], model: CLIP, path: Path | str
+) -> None:
+    """Refuse what was fitted on another model."""
+    # Weights of another dtype hash differently although they are the same model's.
+    is_same_type = header["dtype"] == str(model.dtype)
+    has_other_weights = is_same_type and header["weights"] != model.fingerprint
+    if header["model"] != model.id or has_other_weights:
+        raise StateMismatchError(
+            f"{path} was fitted on {header['model']} (weights {header['weights']}), this is "
+            f"{model.id} ({model.fingerprint}): what was learned means nothing there; fit again"
+        )
 
 
 def unpack_state(
@@ -201,14 +224,16 @@ def unpack_state(
     source: str = "the state",
     other_classes: bool = False,
 ) -> SavedState:
-    """Let ``adapter`` continue from :func:`pack_state`; ``source`` names the bytes in errors.
+    """Let an adapter continue from the bytes of :func:`pack_state`.
 
     Bytes of any origin may come in: nothing is executed, and the adapter is as it was
-    if they are refused. With ``other_classes`` the ``class_free`` memory of another
-    class list is loaded.
+    if they are refused. ``source`` names them in errors. With ``other_classes`` the
+    ``class_free`` memory of another class list is loaded.
     """
     tensors, header = unpack(data, source=source, kind="state file")
     header = _checked(header, source)
+
+    # The adapter must be built as that of the file was.
     mine = describe(adapter)
     differing = [field for field in DIFFERENCES if header.get(field) != mine[field]]
     classes_changed = (
@@ -227,13 +252,14 @@ def unpack_state(
             f"{source} was saved with {DIFFERENCES[field]} "
             f"({_difference(header.get(field), mine[field])}); {remedy}, or start without the state"
         )
+
+    # Of another class list, only what does not depend on the classes.
     memory = _named(tensors, MEMORY)
     if classes_changed:
-        shared = {
-            name: value for name, value in memory.items() if name in adapter.class_free
-        }
         adapter.reset()
-        memory = {**adapter.state_dict(), **shared}
+        start = adapter.state_dict()
+        shared = {name: memory[name] for name in memory if name in adapter.class_free}
+        memory = {**start, **shared}
     adapter.load_state_dict(memory)
     return SavedState(_named(tensors, EXTRA), header["notes"], classes_changed)
 
@@ -261,6 +287,7 @@ def merge_states(
         UserError: The method cannot join states.
 
     """
+    # The adapter reads every state, and so refuses those of others.
     memories = []
     for state in states if start is None else [start, *states]:
         if isinstance(state, bytes):
@@ -273,14 +300,22 @@ def merge_states(
         adapter.load_state_dict(adapter.merge(memories, shared))
 
 
+def _prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Put a prefix before the names."""
+    return {prefix + name: value for name, value in tensors.items()}
+
+
 def _named(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Select the tensors with a prefix, by their names without it."""
     return {
-        name[len(prefix) :]: v for name, v in tensors.items() if name.startswith(prefix)
+        name.removeprefix(prefix): value
+        for name, value in tensors.items()
+        if name.startswith(prefix)
     }
 
 
 def _checked(header: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """The header, if it is one of ours."""
+    """Return the header; one that is not ours is refused."""
     if header.get("format") != FORMAT or "notes" not in header:
         raise UserError(
             f"{source} is not a state of a method: it was not written by Adapter.save"
@@ -289,12 +324,14 @@ def _checked(header: Mapping[str, Any], source: str) -> dict[str, Any]:
 
 
 def _difference(saved: Any, mine: Any) -> str:
-    """Both values; of two configs only the fields that differ."""
-    if isinstance(saved, dict) and isinstance(mine, dict):
-        differing = sorted(
-            k for k in saved.keys() | mine.keys() if saved.get(k) != mine.get(k)
-        )
-        return ", ".join(
-            f"{k}: {saved.get(k)!r} there, {mine.get(k)!r} here" for k in differing
-        )
-    return f"{saved!r} there, {mine!r} here"
+    """Write both values; of two configs only the fields that differ."""
+    if not (isinstance(saved, dict) and isinstance(mine, dict)):
+        return f"{saved!r} there, {mine!r} here"
+
+    parts = []
+    for field in sorted(saved.keys() | mine.keys()):
+        there = saved.get(field)
+        here = mine.get(field)
+        if there != here:
+            parts.append(f"{field}: {there!r} there, {here!r} here")
+    return ", ".join(parts)

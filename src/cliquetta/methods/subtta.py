@@ -17,9 +17,9 @@ features. What was learned stays.
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from cliquetta.methods.batclip import class_means
 from cliquetta.methods.building.adam import AdamState, AdamWConfig, adam_step
 from cliquetta.methods.building.config import Count, Decay, Positive
 from cliquetta.methods.building.layernorm import LayerNormAdapter
@@ -28,7 +28,7 @@ from cliquetta.methods.registry import register
 from cliquetta.model.clip import l2_normalize
 from cliquetta.types import Batch, Prediction
 
-# Least gap of eigenvalues inside and outside a span, by the largest.
+# Least gap of eigenvalues inside and outside a span, as a share of the largest.
 SMALLEST_GAP = 1e-4
 NOISE = 1e-5
 """Share of the largest gradient of (4) below which it is rounding, of which Adam would
@@ -46,49 +46,88 @@ class SubTTAConfig(AdamWConfig):
 
 
 def covariance(features: Tensor) -> Tensor:
-    """Covariance (E, E) of features (B, E), float64; zero of a single one."""
+    """Return the covariance (E, E) of features (B, E), float64; zero of one alone."""
     centred = (features - features.mean(dim=0)).double()
     return centred.T @ centred / max(1, len(features) - 1)
 
 
 def principal_directions(covariance: Tensor, rank: int, skipped: int) -> Tensor:
-    """Basis (rank, E) of the largest eigenvalues of (E, E) but the ``skipped`` first, eq. (2)."""
-    vectors: Tensor = torch.linalg.eigh(covariance).eigenvectors
-    return vectors.flip(1)[:, skipped : skipped + rank].T
+    """Return the directions of most variance but the first, eq. (2).
+
+    Args:
+        covariance: (E, E).
+        rank: r, their number.
+        skipped: Number of directions that are left out before them.
+
+    Returns:
+        Basis (r, E).
+
+    """
+    ascending: Tensor = torch.linalg.eigh(covariance).eigenvectors
+    return ascending.flip(1)[:, skipped : skipped + rank].T
 
 
 def chordal_distance(
     covariance: Tensor, basis: Tensor, skipped: int
 ) -> tuple[Tensor, Tensor]:
-    """Squared distance (4) of a covariance's principal span from ``basis``; its gradient."""
+    """Compare a covariance's principal span with that of ``basis``.
+
+    Args:
+        covariance: (E, E).
+        basis: B_T (r, E).
+        skipped: Number of first directions that are left out.
+
+    Returns:
+        r - |B_T B_Vᵀ|², eq. (4), and its gradient (E, E) by the covariance.
+
+    """
     rank = len(basis)
-    values, vectors = (x.flip(-1) for x in torch.linalg.eigh(covariance))
-    inside = torch.zeros_like(values, dtype=torch.bool)
-    inside[skipped : skipped + rank] = True
-    outer, inner = vectors[:, ~inside], vectors[:, inside]
-    seen_inner, seen_outer = basis @ inner, basis @ outer  # (r, r), (r, E - r)
-    gap = values[inside, None] - values[None, ~inside]
+
+    # largest eigenvalue first
+    ascending = torch.linalg.eigh(covariance)
+    values = ascending.eigenvalues.flip(-1)
+    vectors = ascending.eigenvectors.flip(-1)
+
+    # directions inside the span, B_Vᵀ, and outside of it
+    is_inside = torch.zeros_like(values, dtype=torch.bool)
+    is_inside[skipped : skipped + rank] = True
+    inside = vectors[:, is_inside]
+    outside = vectors[:, ~is_inside]
+
+    # how far the texts' directions lie in each
+    text_inside = basis @ inside  # B_T B_Vᵀ, (r, r)
+    text_outside = basis @ outside  # (r, E - r)
+
+    # eigenvectors turn into one another at a rate of one over the gap of their values;
+    # a least gap keeps that finite where values coincide
+    gap = values[is_inside, None] - values[None, ~is_inside]
     least = SMALLEST_GAP * values[0]
     gap = torch.where(gap.abs() < least, least.copysign(gap), gap)
-    half = inner @ (seen_inner.T @ seen_outer / gap) @ outer.T
-    return rank - seen_inner.square().sum(), -(half + half.T)
+
+    # the gradient, symmetric as the covariance
+    rates = text_inside.T @ text_outside / gap
+    half = inside @ rates @ outside.T
+    return rank - text_inside.square().sum(), -(half + half.T)
 
 
 def batch_variance(features: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """Mean squared distance of features (B, E) from their mean, less that from their class's."""
-    member = F.one_hot(labels, classes).to(features.dtype)
-    means = member.T @ features / member.sum(dim=0).clamp_min(1)[:, None]
+    """Subtract the variance of features (B, E) within classes from the total."""
+    means, _ = class_means(features, labels, classes)
+
+    # from the mean of the batch, and from those of its classes
     total = (features - features.mean(dim=0)).square().sum(dim=-1)
-    return (total - (features - means[labels]).square().sum(dim=-1)).mean()
+    within = (features - means[labels]).square().sum(dim=-1)
+
+    # what separates the classes
+    return (total - within).mean()
 
 
 @register(
     "subtta",
     tuned={
         "cifar10-c": SubTTAConfig(lr=1e-3, momentum=0.1),
-        "cifar100-c": SubTTAConfig(
-            rank=64
-        ),  # by Adam, whose decay goes through the moments
+        # by Adam, whose decay goes through the moments
+        "cifar100-c": SubTTAConfig(rank=64),
     },
     setting="CLIP ViT-B/16, ImageNet-C",
     for_batches=True,
@@ -101,41 +140,78 @@ class SubTTA(LayerNormAdapter):
 
     def _setup(self) -> None:
         super()._setup()
-        N, E = self.classifier.shape
-        self.skipped = int(N > 2)
-        rank = min(self.config.rank, max(1, N - 2), E - 1 - self.skipped)
-        texts = covariance(self.classifier)
-        self.basis = principal_directions(texts, rank, self.skipped)  # float64
         AdamState.begin(self.tower.start).declare(self.memory, "norms")
+
+        # the first direction of both spans is left out, if there are three classes
+        classes, width = self.classifier.shape
+        self.skipped = int(classes > 2)
+        rank = min(self.config.rank, max(1, classes - 2), width - 1 - self.skipped)
+
+        # B_T, float64
+        texts = covariance(self.classifier)
+        self.basis = principal_directions(texts, rank, self.skipped)
+
+        # the average of the images' covariances starts at the texts'
         self.memory.declare("covariance", texts, VARIANCE)
 
     def _predict(self, batch: Batch) -> Prediction:
-        state, adam = AdamState.load(self.memory, "norms"), self.config.adam
-        with torch.enable_grad():
-            norms = state.values.detach().requires_grad_()
-            (gradient,) = torch.autograd.grad(self.align(norms, batch.images), norms)
-        gradient = gradient * (gradient.abs() > NOISE * gradient.abs().max())
-        state = adam_step(state, gradient, adam)
-
-        with torch.enable_grad():
-            norms = state.values.detach().requires_grad_()
-            projector = (self.basis.T @ self.basis).to(norms.dtype)
-            features = l2_normalize(self.tower(norms, batch.images) @ projector)
-            labels = (features.detach() @ self.classifier.T).argmax(dim=-1)
-            if (labels != labels[0]).any():
-                variance = batch_variance(features, labels, len(self.prompts))
-                (gradient,) = torch.autograd.grad(-variance, norms)
-                state = adam_step(state, gradient, adam)
+        state = AdamState.load(self.memory, "norms")
+        state = self._align_step(state, batch.images)
+        state = self._variance_step(state, batch.images)
         state.store(self.memory, "norms")
+
+        # predicted after both steps, from plain features
         with torch.no_grad():
-            return Prediction(self.logits(state.values, batch.images).float())
+            logits = self.logits(state.values, batch.images)
+        return Prediction(logits.float())
+
+    def _align_step(self, state: AdamState, images: Tensor) -> AdamState:
+        """Take the first step, which brings the spans of images and texts together."""
+        with torch.enable_grad():
+            norms = state.values.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(self.align(norms, images), norms)
+
+        # what is rounding only, Adam would make a full step of
+        size = gradient.abs()
+        gradient = gradient * (size > NOISE * size.max())
+        return adam_step(state, gradient, self.config.adam)
+
+    def _variance_step(self, state: AdamState, images: Tensor) -> AdamState:
+        """Take the second step, which separates classes inside the texts' span."""
+        with torch.enable_grad():
+            norms = state.values.detach().requires_grad_()
+
+            # v B_Tᵀ B_T, eq. (5), normalised
+            projector = (self.basis.T @ self.basis).to(norms.dtype)
+            features = l2_normalize(self.tower(norms, images) @ projector)
+
+            # labelled by the texts
+            labels = (features.detach() @ self.classifier.T).argmax(dim=-1)
+
+            # a batch of one predicted class has no variance between classes
+            if (labels == labels[0]).all():
+                return state
+
+            # up the variance, Mint's loss
+            variance = batch_variance(features, labels, len(self.prompts))
+            (gradient,) = torch.autograd.grad(-variance, norms)
+        return adam_step(state, gradient, self.config.adam)
 
     def align(self, norms: Tensor, images: Tensor) -> Tensor:
-        """L_align of a batch, which enters the moving average."""
-        own, momentum = covariance(self.tower(norms, images)), self.config.momentum
-        moved = torch.lerp(own, self.memory["covariance"], momentum)
-        self.memory["covariance"] = moved
-        distance, gradient = chordal_distance(moved.detach(), self.basis, self.skipped)
-        pulled = (moved * gradient).sum()  # has the gradient, not the value
+        """Return L_align, eq. (4), of a batch, which enters the moving average."""
+        momentum = self.config.momentum
+        arriving = covariance(self.tower(norms, images))
+        average = torch.lerp(arriving, self.memory["covariance"], momentum)
+        self.memory["covariance"] = average
+
+        # the distance, with its gradient in closed form: the product has the gradient,
+        # and its value is subtracted again
+        distance, gradient = chordal_distance(
+            average.detach(), self.basis, self.skipped
+        )
+        product = (average * gradient).sum()
+        loss = distance + product - product.detach()
+
+        # per dimension, and per share of the batch in the average
         size = len(self.basis) * (1 - momentum)
-        return ((distance + pulled - pulled.detach()) / size).to(norms.dtype)
+        return (loss / size).to(norms.dtype)

@@ -18,7 +18,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cliquetta.methods.base import BatchDependence
-from cliquetta.methods.building.cache import Affinity, affinity, declare, insert
+from cliquetta.methods.building.cache import (
+    Affinity,
+    Columns,
+    affinity,
+    declare,
+    insert,
+)
 from cliquetta.methods.building.config import Count, Interval, NonNegative, read_presets
 from cliquetta.methods.building.entropy import marginal_entropy
 from cliquetta.methods.building.feature_level import FixedText
@@ -34,10 +40,10 @@ from cliquetta.types import Prediction
 
 # Images predicted at once: bounds memory. Changes results by rounding only.
 GROUP = 256
-DENSE = (
-    2**24
-)  # Size up to which a matrix of entries by classes is made: a product is faster.
-SUM_ROUNDING = 1e-3  # By how much a sum of probabilities may exceed one.
+# Size up to which a matrix of entries by classes is made: a product is faster.
+DENSE = 2**24
+# By how much a sum of probabilities may exceed one.
+SUM_ROUNDING = 1e-3
 
 
 @dataclass(frozen=True)
@@ -63,40 +69,57 @@ class TDAConfig(SelectiveConfig):
 
 
 def most_classes(least: float, classes: int) -> int:
-    """Count how many of ``classes`` can have a probability above ``least``: their sum is one."""
-    return min(classes, int((1 + SUM_ROUNDING) / least)) if least > 0 else classes
+    """Count the probabilities that can be above ``least``: all of them sum to one."""
+    if least <= 0:
+        return classes
+    return min(classes, int((1 + SUM_ROUNDING) / least))
 
 
 def classes_within(
     probabilities: Tensor, window: tuple[float, float], count: int
 ) -> Tensor:
-    """Classes (B, count), from 1 on, whose probability (B, N) is in a window; 0 for no more."""
+    """List classes (B, count), from 1 on, whose probability is in a window; else 0."""
+    # the likeliest ones, as many as can be in the window
+    low, high = window
     top = probabilities.topk(count)
-    inside = (top.values > window[0]) & (top.values < window[1])
+
+    # 0 stands for no class
+    inside = (top.values > low) & (top.values < high)
     return torch.where(inside, top.indices + 1, 0)
 
 
 def positive_logits(weights: Affinity, classes: Tensor) -> Tensor:
-    """Σ exp(-β(1 - f·k)) over the entries of each class, (B, N); ``classes`` (B,) are predicted."""
+    """Sum exp(-β(1 - f·k)) over the entries of each class, (B, N).
+
+    ``classes`` (B,) are those of the arriving images.
+    """
     N = weights.old.shape[1]
-    return weights.old.sum(dim=2) + weights.new @ F.one_hot(classes, N).to(
-        weights.new.dtype
-    )
+    member = F.one_hot(classes, N).to(weights.new.dtype)
+
+    # entries from before, and of the batch
+    return weights.old.sum(dim=2) + weights.new @ member
 
 
 def negative_logits(weights: Affinity, cached: Tensor, arriving: Tensor) -> Tensor:
-    """Σ exp(-β(1 - f·k)) over the entries that count against each class, (B, N).
+    """Sum exp(-β(1 - f·k)) over the entries that count against each class, (B, N).
 
     ``cached`` (N, K, M) and ``arriving`` (B, M) are the classes of entries and of
     images.
     """
+    # (B, N K + B): entries from before and of the batch, each with its classes
     entries = torch.cat([weights.old.flatten(1), weights.new], dim=1)
     classes = torch.cat([cached.flatten(0, 1), arriving])
-    width = len(cached) + 1  # the first column is of no class
+
+    # the first column is of no class
+    width = len(cached) + 1
+
+    # as a product with the classes of each entry, if that matrix is not too large
     if len(classes) * width <= DENSE:
-        return (
-            entries @ entries.new_zeros(len(classes), width).scatter_(1, classes, 1.0)
-        )[:, 1:]
+        member = entries.new_zeros(len(classes), width)
+        member.scatter_(1, classes, 1.0)
+        return (entries @ member)[:, 1:]
+
+    # else one class of each entry after the other
     sums = entries.new_zeros(len(entries), width)
     for column in classes.unbind(dim=1):
         sums.scatter_add_(1, column.expand_as(entries), entries)
@@ -115,52 +138,82 @@ class TDA(FixedText):
 
     def _setup(self) -> None:
         super()._setup()
-        config, N = self.config, len(self.prompts)
+        config = self.config
+
+        # features of sure images, and of unsure ones
         declare(self.memory, self.classifier, config.positive_capacity, "positive.")
         declare(self.memory, self.classifier, config.negative_capacity, "negative.")
-        count = most_classes(config.probability_window[0], N)
-        none = self.classifier.new_zeros(
-            N, config.negative_capacity, count, dtype=torch.long
+
+        # the classes that a negative entry counts against
+        classes = len(self.prompts)
+        most = most_classes(config.probability_window[0], classes)
+        against = self.classifier.new_zeros(
+            classes, config.negative_capacity, most, dtype=torch.long
         )
-        self.memory.declare("negative.classes", none, Range(below=N + 1))
+        self.memory.declare("negative.classes", against, Range(below=classes + 1))
 
     def _predict_features(self, features: Tensor) -> Prediction:
-        groups = torch.split(features, GROUP)
-        return Prediction(
-            torch.cat([self.replay(self._logits, group)[0] for group in groups])
-        )
+        logits = [
+            self.replay(self._logits, group)[0]
+            for group in torch.split(features, GROUP)
+        ]
+        return Prediction(torch.cat(logits))
 
     def _logits(self, features: Tensor) -> tuple[Tensor]:
-        """Logits (B, N) of one group (B, V, E), which enters the caches."""
-        config, memory = self.config, self.memory
+        """Predict one group (B, V, E), which enters the caches: logits (B, N)."""
+        config = self.config
         logits = self.scale * features @ self.classifier.T  # (B, V, N)
+
+        # of several views only the confident ones
         if features.shape[1] > 1:
-            sure = confident_views(logits, config.selection_fraction)
-            features, logits = take_views(features, sure), take_views(logits, sure)
-        entropy, probabilities = (
-            marginal_entropy(logits),
-            logits.softmax(dim=-1).mean(dim=1),
-        )
-        features, logits = features.mean(dim=1), logits.mean(dim=1)
+            index = confident_views(logits, config.selection_fraction)
+            features = take_views(features, index)
+            logits = take_views(logits, index)
+        entropy = marginal_entropy(logits)
+        probabilities = logits.softmax(dim=-1).mean(dim=1)
+
+        # the mean of unit features is not normalised again
+        features = features.mean(dim=1)
+        logits = logits.mean(dim=1)
         classes = logits.argmax(dim=-1)
 
-        keys = memory["positive.keys"]
-        occupancy = insert(memory, classes, entropy, {"keys": features}, "positive.")
-        weights = affinity(features, keys, occupancy, config.positive_beta)
-        positive = positive_logits(weights, classes)
-
-        keys, cached = memory["negative.keys"], memory["negative.classes"]
-        low, high = (
-            edge * math.log2(len(self.prompts)) for edge in config.entropy_window
+        # α₊ Σ exp(-β₊(1 - f·k)) over what was predicted as a class
+        columns = {"keys": features}
+        weights = self._offer(
+            "positive.", classes, entropy, columns, beta=config.positive_beta
         )
-        offered = entropy.masked_fill(~((entropy > low) & (entropy < high)), torch.inf)
-        arriving = classes_within(
-            probabilities, config.probability_window, cached.shape[2]
-        )
-        columns = {"keys": features, "classes": arriving}
-        occupancy = insert(memory, classes, offered, columns, "negative.")
-        weights = affinity(features, keys, occupancy, config.negative_beta)
-        negative = negative_logits(weights, cached, arriving)
+        logits = logits + config.positive_alpha * positive_logits(weights, classes)
 
-        logits = logits + config.positive_alpha * positive
-        return ((logits - config.negative_alpha * negative).float(),)
+        # images of middle entropy: nats, divided by log2 of the number of classes
+        bits = math.log2(len(self.prompts))
+        low, high = config.entropy_window
+        is_middle = (entropy > low * bits) & (entropy < high * bits)
+        entropy = entropy.masked_fill(~is_middle, torch.inf)
+
+        # with the classes that they could be
+        cached = self.memory["negative.classes"]
+        window = config.probability_window
+        columns["classes"] = classes_within(probabilities, window, cached.shape[2])
+
+        # α₋ Σ exp(-β₋(1 - f·k)) over what could be a class
+        weights = self._offer(
+            "negative.", classes, entropy, columns, beta=config.negative_beta
+        )
+        negative = negative_logits(weights, cached, columns["classes"])
+        logits = logits - config.negative_alpha * negative
+        return (logits.float(),)
+
+    def _offer(
+        self,
+        prefix: str,
+        classes: Tensor,
+        entropy: Tensor,
+        columns: Columns,
+        *,
+        beta: float,
+    ) -> Affinity:
+        """Offer images to a cache; weigh its entries for each, itself included."""
+        # as the cache was before the batch
+        keys = self.memory[f"{prefix}keys"]
+        occupancy = insert(self.memory, classes, entropy, columns, prefix)
+        return affinity(columns["keys"], keys, occupancy, beta)

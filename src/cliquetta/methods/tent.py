@@ -39,11 +39,16 @@ class Tent(LayerNormAdapter):
         AdamState.begin(self.tower.start).declare(self.memory, "norms")
 
     def _predict(self, batch: Batch) -> Prediction:
-        learned = AdamState.load(self.memory, "norms")
+        state = AdamState.load(self.memory, "norms")
         with torch.enable_grad():
-            values = learned.values.detach().requires_grad_()
-            logits = self.logits(values, batch.images)
+            norms = state.values.detach().requires_grad_()
+
+            # the forward pass before the step is the prediction
+            logits = self.logits(norms, batch.images)
             loss = entropy(logits).mean()
-            (gradient,) = torch.autograd.grad(loss, values)
-        adam_step(learned, gradient, self.config.adam).store(self.memory, "norms")
+            (gradient,) = torch.autograd.grad(loss, norms)
+
+        # one step of Adam, which stays
+        stepped = adam_step(state, gradient, self.config.adam)
+        stepped.store(self.memory, "norms")
         return Prediction(logits.detach().float(), {"loss": loss.detach()})

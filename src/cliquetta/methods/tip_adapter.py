@@ -56,19 +56,15 @@ class TipAdapterConfig(MethodConfig):
     beta: NonNegative = 1.0
     """Sharpness: how fast the weight of a key falls with its distance."""
     augmentations: Count = 10  # Random crops whose mean feature makes a key.
-    crop_scale: CropScale = (
-        0.5,
-        1.0,
-    )  # Fraction of the image's area that a crop covers.
+    crop_scale: CropScale = (0.5, 1.0)
+    """Fraction of the image's area that a crop covers."""
     search: bool = False  # Choose alpha and beta by accuracy on a validation split.
     search_beta: SearchEnd = 7.0
     """Upper end of the search for beta, which starts at 0.1."""
     search_alpha: SearchEnd = 3.0
     """Upper end of the search for alpha, which starts at 0.1."""
-    search_steps: tuple[Count, Count] = (
-        200,
-        20,
-    )  # Number of values tried for beta and for alpha.
+    search_steps: tuple[Count, Count] = (200, 20)
+    """Number of values tried for beta and for alpha."""
 
 
 @dataclass(frozen=True)
@@ -82,16 +78,9 @@ class TipAdapterFConfig(TipAdapterConfig):
     weight_decay: NonNegative = 0.01  # Weight decay of AdamW.
 
 
-PRESETS = read_presets("tip_adapter", TipAdapterConfig)
-PRESETS_F = {
-    **read_presets("tip_adapter", TipAdapterFConfig),
-    **read_presets("tip_adapter_f", TipAdapterFConfig),
-}
-
-
 @dataclass(frozen=True)
 class TipCache:
-    """Keys F (NK, E), one-hot values L (NK, N), and the strengths of what they add."""
+    """Labelled features: keys F (NK, E), one-hot values L (NK, N), their strengths."""
 
     keys: Tensor
     values: Tensor
@@ -99,11 +88,12 @@ class TipCache:
     beta: float
 
     def votes(self, features: Tensor) -> Tensor:
-        """exp(-beta (1 - f F^T)) L: (B, N) of unit features (B, E)."""
-        return torch.exp(self.beta * (features @ self.keys.T - 1)) @ self.values
+        """Return exp(-beta (1 - f F^T)) L, (B, N), of unit features (B, E)."""
+        closeness = torch.exp(self.beta * (features @ self.keys.T - 1))
+        return closeness @ self.values
 
     def logits(self, features: Tensor, text_logits: Tensor) -> Tensor:
-        """Text logits (B, N) plus alpha times the votes."""
+        """Add alpha times the votes to text logits (B, N)."""
         return text_logits + self.alpha * self.votes(features)
 
 
@@ -114,42 +104,52 @@ def build_keys(
     config: TipAdapterConfig,
     generator: np.random.Generator,
 ) -> Tensor:
-    """Unit mean of the raw features of each image's augmentations, (n, E)."""
-    scale, count = config.crop_scale, config.augmentations
-    features = crop_features(model, few_shot, generator, scale=scale, count=count)
+    """Average the raw features of each image's augmentations: unit keys (n, E)."""
+    features = crop_features(
+        model,
+        few_shot,
+        generator,
+        scale=config.crop_scale,
+        count=config.augmentations,
+    )
     return l2_normalize(features.mean(dim=1))
 
 
 @dataclass(frozen=True)
 class Validation:
-    """Features, text logits and labels of the split on which numbers may be chosen."""
+    """Split on which numbers may be chosen: its features, text logits and labels."""
 
     features: Tensor
     text_logits: Tensor
     labels: Tensor
 
     def accuracy(self, logits: Tensor) -> Tensor:
-        """Accuracy of logits (..., n, N)."""
-        return (logits.argmax(dim=-1) == self.labels).float().mean(dim=-1)
+        """Return the accuracy (...) of logits (..., n, N)."""
+        is_right = logits.argmax(dim=-1) == self.labels
+        return is_right.float().mean(dim=-1)
 
     def accuracy_of(self, cache: TipCache) -> float:
-        """Accuracy with a cache beside the text."""
-        return float(self.accuracy(cache.logits(self.features, self.text_logits)))
+        """Return the accuracy with a cache beside the text."""
+        logits = cache.logits(self.features, self.text_logits)
+        return float(self.accuracy(logits))
 
 
 @torch.no_grad()
 def encode_validation(
     model: CLIP, split: FewShot | None, classifier: Tensor
 ) -> Validation:
-    """The validation split of the examples, encoded; an error says so if there is none."""
+    """Encode the validation split of the examples, which there must be."""
     if split is None:
         raise UserError(
-            "search=True chooses numbers by accuracy and needs a validation split for it: give "
-            "FewShot(validation=...), and never the test set"
+            "search=True chooses numbers by accuracy and needs a validation split for "
+            "it: give FewShot(validation=...), and never the test set"
         )
-    parts = np.array_split(np.arange(len(split)), math.ceil(len(split) / VIEWS_AT_ONCE))
-    pixels = (split.pixels(rows, model) for rows in parts)
-    features = torch.cat([model.encode_image(part, normalize=True) for part in pixels])
+    parts = math.ceil(len(split) / VIEWS_AT_ONCE)
+    encoded = []
+    for rows in np.array_split(np.arange(len(split)), parts):
+        pixels = split.pixels(rows, model)
+        encoded.append(model.encode_image(pixels, normalize=True))
+    features = torch.cat(encoded)
     text_logits = model.scale * features @ classifier.T
     return Validation(features, text_logits, split.labels.to(model.device))
 
@@ -158,45 +158,65 @@ def encode_validation(
 def search_strengths(
     validation: Validation, cache: TipCache, config: TipAdapterConfig
 ) -> tuple[float, float]:
-    """(alpha, beta) of the best accuracy on a grid of ``search_steps`` values; first of equals."""
-    ends = (config.search_beta, config.search_alpha)
-    betas, alphas = (
-        [0.1 + i * (end - 0.1) / steps for i in range(steps)]
-        for end, steps in zip(ends, config.search_steps, strict=True)
-    )
+    """Choose (alpha, beta) of the best accuracy on a grid; the first of equals."""
+    beta_steps, alpha_steps = config.search_steps
+    betas = _search_values(config.search_beta, beta_steps)
+    alphas = _search_values(config.search_alpha, alpha_steps)
+
+    # all alphas at once, for one beta after the other
     weights = torch.tensor(alphas, device=cache.keys.device)[:, None, None]
-    best, strengths = -1.0, (config.alpha, config.beta)
+    found = []
     for beta in betas:
         votes = replace(cache, beta=beta).votes(validation.features)
-        scores = validation.accuracy(validation.text_logits + weights * votes)
-        first = int((scores == scores.max()).nonzero()[0])
-        if float(scores[first]) > best:
-            best, strengths = float(scores[first]), (alphas[first], beta)
-    return strengths
+        accuracy = validation.accuracy(validation.text_logits + weights * votes)
+
+        # the first of the best alphas
+        best = int((accuracy == accuracy.max()).nonzero()[0])
+        found.append((float(accuracy[best]), alphas[best], beta))
+
+    # and of the best betas
+    _, alpha, beta = max(found, key=lambda entry: entry[0])
+    return alpha, beta
+
+
+def _search_values(end: float, steps: int) -> list[float]:
+    """Return evenly spaced values from 0.1 on, below ``end``."""
+    return [0.1 + i * (end - 0.1) / steps for i in range(steps)]
 
 
 def fit_tip_adapter(task: FitTask, config: TipAdapterConfig) -> dict[str, Tensor]:
-    """``keys`` (n, E), ``labels`` (n,) and, after a search, ``alpha`` and ``beta``."""
-    model, few_shot = task.model, task.few_shot
-    classifier = model.classifier(task.prompts)
-    split = few_shot.validation
-    validation = encode_validation(model, split, classifier) if config.search else None
+    """Fit ``keys`` (n, E), ``labels`` (n,); with a search ``alpha`` and ``beta``."""
+    model = task.model
+    few_shot = task.few_shot
+    validation = None
+    if config.search:
+        classifier = model.classifier(task.prompts)
+        validation = encode_validation(model, few_shot.validation, classifier)
+
+    # the cache of labelled features
     generator = np.random.default_rng([task.seed, 0x71])
     labels = few_shot.labels.to(model.device)
     values = F.one_hot(labels, len(task.prompts)).float()
     keys = build_keys(model, few_shot, config, generator)
     cache = TipCache(keys, values, config.alpha, config.beta)
+
+    # Tip-Adapter-F goes on to train the keys
     epochs: Iterable[TipCache] = [cache]
     if isinstance(config, TipAdapterFConfig):
         epochs = train_keys(task, config, cache, generator)
-    strengths: dict[str, Tensor] = {}
+
+    # the last epoch, or by accuracy the first of the best
     if validation is None:
         *_, cache = epochs
-    else:
-        cache = max(epochs, key=validation.accuracy_of)  # the first of equals
-        alpha, beta = search_strengths(validation, cache, config)
-        strengths = {"alpha": torch.tensor(alpha), "beta": torch.tensor(beta)}
-    return {"keys": cache.keys, "labels": labels, **strengths}
+        return {"keys": cache.keys, "labels": labels}
+    cache = max(epochs, key=validation.accuracy_of)
+    alpha, beta = search_strengths(validation, cache, config)
+    return {
+        "keys": cache.keys,
+        "labels": labels,
+        "alpha": torch.tensor(alpha),
+        "beta": torch.tensor(beta),
+    }
 
 
 def train_keys(
@@ -205,83 +225,110 @@ def train_keys(
     cache: TipCache,
     generator: np.random.Generator,
 ) -> Iterator[TipCache]:
-    """The cache after each epoch of AdamW on random crops, whose rate follows a cosine."""
-    model, few_shot = task.model, task.few_shot
+    """Yield the cache after each epoch of AdamW on random crops, at a cosine rate."""
+    model = task.model
+    few_shot = task.few_shot
+    images = len(few_shot)
     classifier = model.classifier(task.prompts)
-    labels = few_shot.labels.to(model.device)
     adam = Adam(config.lr, eps=config.eps, weight_decay=config.weight_decay)
-    steps = config.epochs * math.ceil(len(few_shot) / config.batch_size)
-    state, step = AdamState.begin(cache.keys), 0
+    state = AdamState.begin(cache.keys)
+    step = 0
+    steps = config.epochs * math.ceil(images / config.batch_size)
     for epoch in range(config.epochs):
         for rows in epoch_batches(
-            len(few_shot), config.batch_size, generator, drop_last=False
+            images, config.batch_size, generator, drop_last=False
         ):
+            # one crop of each image, seen by the frozen tower
             with torch.no_grad():
-                pixels = few_shot.crops(
-                    rows, model, generator, scale=config.crop_scale
-                )[:, 0]
-                features = model.encode_image(pixels, normalize=True)
+                crops = few_shot.crops(rows, model, generator, scale=config.crop_scale)
+                features = model.encode_image(crops[:, 0], normalize=True)
                 text_logits = model.scale * features @ classifier.T
-            own = labels[torch.from_numpy(rows).to(labels.device)]
+
+            # cross-entropy, by the keys alone: W and L stay
+            labels = few_shot.labels[torch.from_numpy(rows)].to(model.device)
             with torch.enable_grad():
                 keys = state.values.detach().requires_grad_()
                 logits = replace(cache, keys=keys).logits(features, text_logits)
-                loss = F.cross_entropy(logits, own)
+                loss = F.cross_entropy(logits, labels)
                 (gradient,) = torch.autograd.grad(loss, keys)
+
+            # the cosine goes on at every step
             lr = config.lr * (1 + math.cos(math.pi * step / steps)) / 2
             state = adam_step(state, gradient, replace(adam, lr=lr))
             step += 1
+
+            # progress, and a refusal of a loss that is not finite
             task.report(FitStep(step, steps, epoch, float(loss.detach()), lr))
+
+        # after the epoch
         yield replace(cache, keys=state.values)
 
 
-@register("tip_adapter", tuned=PRESETS, fit=fit_tip_adapter)
+@register(
+    "tip_adapter",
+    tuned=read_presets("tip_adapter", TipAdapterConfig),
+    fit=fit_tip_adapter,
+)
 class TipAdapter(FeatureLevel, FewShotAdapter):
     """A cache of labelled features beside the text classifier; no training."""
 
     config: TipAdapterConfig
 
     def _setup(self) -> None:
+        classes = len(self.prompts)
         keys = self.tensor("keys", None, self.model.embed_dim)
         labels = self.tensor("labels", len(keys))
-        if len(labels) and int(labels.max()) >= len(self.prompts):
+        if len(labels) and int(labels.max()) >= classes:
             raise UserError(
                 f"the cache knows class {int(labels.max())}, the class list has "
-                f"{len(self.prompts)} names: load it with load_method, or fit again"
+                f"{classes} names: load it with load_method, or fit again"
             )
-        alpha, beta = self.config.alpha, self.config.beta
+        values = F.one_hot(labels, classes).float()
+
+        # strengths that a search has found precede those of the config
+        alpha = self.config.alpha
+        beta = self.config.beta
         if "alpha" in self.fitted:
-            alpha, beta = float(self.tensor("alpha")), float(self.tensor("beta"))
-        self.cache = TipCache(
-            keys, F.one_hot(labels, len(self.prompts)).float(), alpha, beta
-        )
+            alpha = float(self.tensor("alpha"))
+            beta = float(self.tensor("beta"))
+        self.cache = TipCache(keys, values, alpha, beta)
         self.classifier = self.model.classifier(self.prompts)
 
     def _predict_features(self, features: Tensor) -> Prediction:
+        # the plain view alone
         plain = features[:, 0]
-        return Prediction(
-            self.cache.logits(plain, self.model.scale * plain @ self.classifier.T)
-        )
+        text_logits = self.model.scale * plain @ self.classifier.T
+        return Prediction(self.cache.logits(plain, text_logits))
 
     def frozen_model(self) -> FrozenModel:
-        """The image tower, the class texts and the cache."""
+        """Freeze the image tower, the class texts and the cache."""
         return FrozenModel(self.model, self.classifier, head=self.cache.logits)
 
     @classmethod
     def for_classes(
         cls, fitted: Mapping[str, Tensor], known: Sequence[str], wanted: Sequence[str]
     ) -> dict[str, Tensor]:
-        """The cache restricted to some of its classes: the others' keys have no value left."""
+        """Restrict the cache to keys of some of its classes."""
         rows = cls.indices_of(known, wanted, by="the cache of Tip-Adapter")
-        new = torch.full((len(known),), -1, dtype=torch.int64)
-        new[rows] = torch.arange(len(rows))
-        labels = new[fitted["labels"].cpu()]
-        chosen = labels >= 0
-        keys = fitted["keys"][chosen.to(fitted["keys"].device)]
-        return {**fitted, "keys": keys, "labels": labels[chosen]}
+
+        # by old label the new one, -1 for classes that are left out
+        renumbered = torch.full((len(known),), -1, dtype=torch.int64)
+        renumbered[rows] = torch.arange(len(rows))
+        labels = renumbered[fitted["labels"].cpu()]
+
+        # keys and labels of the classes that stay
+        stay = labels >= 0
+        keys = fitted["keys"]
+        keys = keys[stay.to(keys.device)]
+        return {**fitted, "keys": keys, "labels": labels[stay]}
 
 
-@register("tip_adapter_f", fit=fit_tip_adapter, tuned=PRESETS_F)
+@register(
+    "tip_adapter_f",
+    tuned=read_presets("tip_adapter", TipAdapterFConfig)
+    | read_presets("tip_adapter_f", TipAdapterFConfig),
+    fit=fit_tip_adapter,
+)
 class TipAdapterF(TipAdapter):
     """Tip-Adapter with trained keys."""
 

@@ -27,9 +27,8 @@ from cliquetta.methods.building.views import (
 from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
 
-ELEMENTS = (
-    2**24
-)  # Numbers in the shifts learned at once: bounds memory (64 MiB each copy).
+# Numbers in the shifts learned at once: bounds memory (64 MiB each copy).
+ELEMENTS = 2**24
 
 
 @dataclass(frozen=True)
@@ -55,27 +54,35 @@ class TPS(FixedText):
     config: TPSConfig
 
     def _predict_features(self, features: Tensor) -> Prediction:
-        groups = torch.split(features, max(1, ELEMENTS // self.classifier.numel()))
-        return Prediction(torch.cat([self._predict_group(group) for group in groups]))
+        # each image has a shift (N, E) of its own
+        images = max(1, ELEMENTS // self.classifier.numel())
+        logits = [self._predict_group(group) for group in torch.split(features, images)]
+        return Prediction(torch.cat(logits))
 
     def _predict_group(self, features: Tensor) -> Tensor:
-        """Logits (B, N) of unit features (B, V, E)."""
+        """Predict unit features (B, V, E): logits (B, N)."""
         config = self.config
 
         def loss(shift: Tensor) -> Tensor:
+            """Sum marginal entropies of confident views, chosen before every step."""
+            # normalised(t_k + s_k), (B, E, N)
             text = F.normalize(self.classifier + shift, dim=-1).mT
             with torch.no_grad():
-                index = confident_views(
-                    self.scale * features @ text, config.selection_fraction
-                )
-            return marginal_entropy(
-                self.scale * take_views(features, index) @ text
-            ).sum()
+                logits = self.scale * features @ text
+                index = confident_views(logits, config.selection_fraction)
 
-        start = AdamState.begin(
-            features.new_zeros(len(features), *self.classifier.shape)
-        )
+            # images do not feel one another in a sum
+            confident = take_views(features, index)
+            return marginal_entropy(self.scale * confident @ text).sum()
+
+        # s = 0 for every image and class
+        zeros = features.new_zeros(len(features), *self.classifier.shape)
+
+        # AdamW, coordinate by coordinate: images step as if alone
         adam = Adam(config.lr, weight_decay=config.weight_decay)
-        shift = minimize(start, loss, config.steps, adam).values
+        shift = minimize(AdamState.begin(zeros), loss, config.steps, adam).values
+
+        # the plain view is scored with normalised(t_k + s_k)
         text = F.normalize(self.classifier + shift, dim=-1)
-        return (self.scale * torch.einsum("be,bne->bn", features[:, 0], text)).float()
+        logits = self.scale * torch.einsum("be,bne->bn", features[:, 0], text)
+        return logits.float()

@@ -50,49 +50,70 @@ class TPT(FeatureLevel):
     config: TPTConfig
 
     def _setup(self) -> None:
-        chunk = self.config.text_chunk
-        self.template = LearnableTemplate(
-            self.model, self.prompts, chunk=chunk, by=self.name
-        )
-        self.classifier = self.template.features(self.template.start[None])[0]  # (N, E)
         self.scale = self.model.scale
+        self.template = LearnableTemplate(
+            self.model, self.prompts, chunk=self.config.text_chunk, by=self.name
+        )
+
+        # with the context that every image starts from, (N, E)
+        self.classifier = self.template.features(self.template.start[None])[0]
 
     def _predict_features(self, features: Tensor) -> Prediction:
+        # the views that CLIP is surest of, by logits (B, V, N)
         logits = self.scale * features @ self.classifier.T
         index = confident_views(logits, self.config.selection_fraction)
-        context, loss = self.tune(take_views(features, index))
-        text = self.template.features(context)  # (B, N, E)
+        confident = take_views(features, index)
+
+        # a context for each image
+        context, loss = self.tune(confident)
+
+        # the plain view is scored with the texts of its image, (B, N, E)
+        text = self.template.features(context)
         logits = self.scale * torch.einsum("be,bne->bn", features[:, 0], text)
         return Prediction(logits, {"selected_views": index, "loss": loss})
 
     def tune(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Contexts (B, M, D) learned on selected views (B, K, E), and losses (B,) at the start."""
-        B, config = len(features), self.config
+        """Learn a context for each image from its selected views (B, K, E).
+
+        Returns:
+            Contexts (B, M, D), and losses (B,) at the start.
+
+        """
+        images = len(features)
+        config = self.config
         adam = Adam(config.lr, weight_decay=config.weight_decay)
-        state = AdamState.begin(self.template.start.repeat(B, 1, 1))
-        first = torch.empty(0)
-        for step in range(config.steps):
-            context = state.values
-            text = (
-                self.template.features(context)
-                if step
-                else self.classifier.expand(B, -1, -1)
-            )
-            loss, gradient = self.gradient(features, context, text)
+
+        # the template's words for every image
+        state = AdamState.begin(self.template.start.repeat(images, 1, 1))
+
+        # at the start all images have the same texts
+        text = self.classifier.expand(images, -1, -1)
+        first, gradient = self.gradient(features, state.values, text)
+        state = adam_step(state, gradient, adam)
+
+        # further steps on the same views
+        for _ in range(config.steps - 1):
+            text = self.template.features(state.values)
+            _, gradient = self.gradient(features, state.values, text)
             state = adam_step(state, gradient, adam)
-            first = first if step else loss
         return state.values, first
 
     def loss(self, features: Tensor, text: Tensor) -> Tensor:
-        """Losses (B,) of selected views (B, K, E) under classifiers (B, N, E)."""
+        """Return losses (B,) of selected views (B, K, E) under texts (B, N, E)."""
         return marginal_entropy(self.scale * features @ text.transpose(1, 2))
 
     def gradient(
         self, features: Tensor, context: Tensor, text: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Losses (B,) and their gradients (B, M, D) by contexts whose classifiers are ``text``."""
+        """Differentiate losses of selected views by contexts, whose texts are ``text``.
+
+        Returns:
+            Losses (B,), and gradients (B, M, D).
+
+        """
+        # by the texts first, then through the text tower
         with torch.enable_grad():
             leaf = text.detach().requires_grad_()
             losses = self.loss(features, leaf)
-            cotangent = torch.autograd.grad(losses.sum(), leaf)[0]
-        return losses.detach(), self.template.gradient(context, cotangent)
+            (by_text,) = torch.autograd.grad(losses.sum(), leaf)
+        return losses.detach(), self.template.gradient(context, by_text)

@@ -46,48 +46,79 @@ class TransCLIPConfig(MethodConfig):
     inner_steps: Count = 5  # Updates of the assignments in each round.
 
 
+def neighbour_links(features: Tensor, neighbours: int) -> Tensor:
+    """Return (w_ij + w_ji) / (2·neighbours), (B, B), of unit features (B, E)."""
+    affinity = nearest_affinity(features @ features.T, neighbours)
+    return (affinity + affinity.T) / (2 * neighbours)
+
+
 def first_means(features: Tensor, prior: Tensor, seeds: int) -> Tensor:
-    """Unit means (N, E) of each class's most confident images, weighted by ``prior`` (B, N)."""
-    weights, chosen = prior.topk(min(seeds, len(prior)), dim=0)  # (S, N)
+    """Average each class's surest images by ``prior`` (B, N): unit means (N, E)."""
+    # the surest images of each class, (S, N)
+    weights, chosen = prior.topk(min(seeds, len(prior)), dim=0)
     weights = weights / weights.sum(dim=0)
-    return F.normalize(torch.einsum("sn,sne->ne", weights, features[chosen]), dim=-1)
+
+    # their mean, of which only the direction counts
+    means = torch.einsum("sn,sne->ne", weights, features[chosen])
+    return F.normalize(means, dim=-1)
 
 
 def gaussian_log_likelihood(
     features: Tensor, means: Tensor, variance: Tensor
 ) -> Tensor:
-    """-½ Σ_d (f_id - μ_kd)² / σ_d², (B, N)."""
-    scaled = features * variance.rsqrt(), means * variance.rsqrt()
-    return (
-        -0.5
-        * torch.cdist(*scaled, compute_mode="donot_use_mm_for_euclid_dist").square()
+    """Return -½ Σ_d (f_id - μ_kd)² / σ_d², (B, N)."""
+    distances = torch.cdist(
+        features * variance.rsqrt(),
+        means * variance.rsqrt(),
+        compute_mode="donot_use_mm_for_euclid_dist",
     )
+    return -0.5 * distances.square()
 
 
 def update_variance(features: Tensor, means: Tensor, assignments: Tensor) -> Tensor:
-    """σ² (E,): squared residuals averaged over images and, by assignment, over classes."""
+    """Average squared residuals over images and classes, by assignment: σ² (E,)."""
     # Σ_k z_ik (f - μ_k)² without a tensor over images, classes and dimensions
-    mixed = assignments @ means
-    squared = features.square() - 2 * features * mixed + assignments @ means.square()
+    mixed = assignments @ means  # Σ_k z_ik μ_k
+    crossed = 2 * features * mixed
+    squared = features.square() - crossed + assignments @ means.square()
+
+    # images without spread have the least variance
     return squared.mean(dim=0).clamp_min(VARIANCE_FLOOR)
 
 
 def transduce(
     features: Tensor, log_prior: Tensor, _: Tensor, config: TransCLIPConfig
 ) -> Tensor:
-    """Log assignments (B, N) of unit features (B, E), from zero-shot log-probabilities (B, N)."""
-    affinity = nearest_affinity(features @ features.T, config.neighbours)
-    links = (affinity + affinity.T) / (2 * config.neighbours)
+    """Assign images to classes by Gaussians, neighbours and zero-shot predictions.
+
+    Args:
+        features: Unit features (B, E).
+        log_prior: Zero-shot log-probabilities (B, N).
+        _: The class texts, which only the prior needs.
+        config: Settings.
+
+    Returns:
+        Log assignments (B, N).
+
+    """
+    links = neighbour_links(features, config.neighbours)
+
+    # log ŷ^λ
+    weighted_prior = config.text_weight * log_prior
     means = first_means(features, log_prior.exp(), config.init_images)
     variance = torch.full_like(features[0], 1 / features.shape[1])
-    logs, weighted_prior = log_prior, config.text_weight * log_prior
-    for updates_left in range(config.rounds, -1, -1):
+    logs = log_prior
+    for updates in range(config.rounds + 1):
+        # μ_k: normalised mean of f weighted by z_k; σ²: mean squared residual
+        if updates:
+            means = F.normalize(weighted_means(features, logs), dim=-1)
+            variance = update_variance(features, means, logs.exp())
+
+        # z_ik ∝ ŷ_ik^λ exp(-Σ_d (f_id - μ_kd)² / σ_d² / (2τ) + neighbours' share),
+        # five times over
         likelihood = gaussian_log_likelihood(features, means, variance)
         fixed = weighted_prior.add(likelihood, alpha=1 / config.gaussian_temperature)
         logs = propagate(fixed, links, logs, config.inner_steps)
-        if updates_left:
-            means = F.normalize(weighted_means(features, logs), dim=-1)
-            variance = update_variance(features, means, logs.exp())
     return logs
 
 

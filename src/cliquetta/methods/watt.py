@@ -72,30 +72,35 @@ class WATT(EpisodicLayerNormAdapter):
     config: WATTConfig
 
     def _setup(self) -> None:
-        model, prompts = self.model, self.prompts
-        if prompts.features is not None:
+        if self.prompts.features is not None:
             raise UserError(
-                "watt writes class names in its own templates, but the class list has fixed text "
-                "features; give it names only"
+                "watt writes class names in its own templates, but the class list has "
+                "fixed text features; give it names only"
             )
-        templates = self.config.templates
-        each = (
-            ClassPrompts(prompts.names, (t,), allow_duplicates=True) for t in templates
-        )
-        self.texts = torch.stack([model.classifier(one) for one in each])  # (T, N, E)
+        classifiers = []
+        for template in self.config.templates:
+            prompts = ClassPrompts(
+                self.prompts.names, (template,), allow_duplicates=True
+            )
+            classifiers.append(self.model.classifier(prompts))
+        self.texts = torch.stack(classifiers)  # (T, N, E)
+
+        # predictions are by the templates' mean text
         super()._setup()
         self.classifier = l2_normalize(self.texts.mean(dim=0))
 
     def adapt(self, images: Tensor) -> Tensor:
-        """Flat LayerNorm parameters after all rounds on one batch."""
-        parallel = self.config.mode == "parallel"
-        state = start = AdamState.begin(self.tower.start)
+        """Return flat LayerNorm parameters after all rounds on one batch."""
+        is_parallel = self.config.mode == "parallel"
+        start = AdamState.begin(self.tower.start)
+        state = start
         average = start.values
         for round_ in range(self.config.rounds):
             state = state._replace(values=average)
             reached = []
             for texts in self.texts:
-                if parallel:
+                # WATT-P: every template starts from the common weights of the round
+                if is_parallel:
                     state = start if round_ == 0 else state._replace(values=average)
                 state = self._minimize(state, images, texts)
                 reached.append(state.values)
@@ -103,13 +108,19 @@ class WATT(EpisodicLayerNormAdapter):
         return average
 
     def _minimize(self, state: AdamState, images: Tensor, texts: Tensor) -> AdamState:
-        """The steps under one template, whose class texts are ``texts`` (N, E)."""
+        """Take the steps under one template, whose class texts are ``texts`` (N, E)."""
+        config = self.config
 
         def loss(norms: Tensor) -> Tensor:
             features = self.features(norms, images)
-            own = texts[
-                (features.detach() @ texts.T).argmax(dim=-1)
-            ]  # of the likeliest class
-            return transductive_loss(features, own, self.scale, self.config.temperature)
 
-        return minimize(state, loss, self.config.steps, self.config.adam)
+            # the text of each image's likeliest class
+            labels = (features.detach() @ texts.T).argmax(dim=-1)
+            return transductive_loss(
+                images=features,
+                texts=texts[labels],
+                scale=self.scale,
+                temperature=config.temperature,
+            )
+
+        return minimize(state, loss, config.steps, config.adam)

@@ -42,42 +42,90 @@ class ZeroConfig(SelectiveConfig):
 
 
 def count_votes(cosines: Tensor, vote: Vote) -> Tensor:
-    """Votes (B, N) of views (B, K, N)."""
+    """Sum the votes of views (B, K, N) for each class, (B, N)."""
+    # one vote per view, for its first class
     if vote == "hard":
-        return F.one_hot(cosines.argmax(dim=-1), cosines.shape[-1]).sum(dim=1).float()
+        predicted = cosines.argmax(dim=-1)
+        return F.one_hot(predicted, cosines.shape[-1]).sum(dim=1).float()
+
+    # the official code's: almost one vote
     return (cosines / FP16_EPS).softmax(dim=-1).sum(dim=1)
 
 
 def decide(votes: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-    """Winners (B,) of votes (B, N), ties by cosines ``others`` (B, R, N); classes in a tie."""
-    top = votes == votes.amax(dim=-1, keepdim=True)
+    """Choose the class with most votes; the remaining views decide between tied ones.
+
+    Args:
+        votes: (B, N).
+        others: Cosines (B, R, N) of the remaining views, most confident first.
+
+    Returns:
+        Winners (B,), and which classes are in the tie (B, N).
+
+    """
+    # more than one class only in a tie
+    tied = votes == votes.amax(dim=-1, keepdim=True)
+
+    # the most confident view whose prediction is tied
     predicted = others.argmax(dim=-1)  # (B, R)
-    allowed = top.gather(1, predicted)
-    first = allowed.int().argmax(dim=-1, keepdim=True)
-    last_resort = others[:, 0].masked_fill(~top, -torch.inf).argmax(dim=-1)
-    winner = torch.where(
-        allowed.any(dim=-1), predicted.gather(1, first)[:, 0], last_resort
-    )
-    return winner, top
+    is_tied = tied.gather(1, predicted)
+    first = is_tied.int().argmax(dim=-1, keepdim=True)
+    deciding = predicted.gather(1, first)[:, 0]
+
+    # without one, the most confident view among the tied classes
+    restricted = others[:, 0].masked_fill(~tied, -torch.inf)
+    last_resort = restricted.argmax(dim=-1)
+
+    # without a tie the winner is the only class that is allowed
+    winner = torch.where(is_tied.any(dim=-1), deciding, last_resort)
+    return winner, tied
 
 
 def vote_logits(votes: Tensor, winner: Tensor, top: Tensor) -> Tensor:
-    """Logarithm (B, N) of the shares of votes, one of them spread over all classes."""
-    tied = top.sum(dim=-1, keepdim=True) > 1
-    deciding = F.one_hot(winner, votes.shape[-1]) * tied
-    return (votes + deciding + 1 / votes.shape[-1]).log().log_softmax(dim=-1)
+    """Turn votes into logits (B, N): logarithms of their shares.
+
+    Args:
+        votes: (B, N), to which one is added, spread over all classes.
+        winner: (B,), which has another one where classes are tied.
+        top: Classes with most votes (B, N).
+
+    """
+    classes = votes.shape[-1]
+    is_tie = top.sum(dim=-1, keepdim=True) > 1
+
+    # one more vote, which decides
+    deciding = F.one_hot(winner, classes) * is_tie
+
+    # a class without votes has a finite logarithm
+    return (votes + deciding + 1 / classes).log().log_softmax(dim=-1)
 
 
 def elect(cosines: Tensor, scale: float, config: ZeroConfig) -> tuple[Tensor, Tensor]:
-    """Logits (B, N) and votes (B, N) of images whose views have cosines (B, V, N)."""
-    cosines = take_views(
-        cosines, confident_views(scale * cosines, 1.0)
-    )  # most confident first
-    V = cosines.shape[1]
-    count = selected_count(V, config.selection_fraction)
+    """Let the views of images vote.
+
+    Args:
+        cosines: Of views and classes (B, V, N).
+        scale: Of the cosines, for the confidence of views.
+        config: Settings.
+
+    Returns:
+        Logits and votes (B, N).
+
+    """
+    # most confident first
+    order = confident_views(scale * cosines, 1.0)
+    cosines = take_views(cosines, order)
+
+    # the views that vote
+    views = cosines.shape[1]
+    count = selected_count(views, config.selection_fraction)
+
     votes = count_votes(cosines[:, :count], config.vote)
-    winner, top = decide(votes, cosines[:, count:] if count < V else cosines)
-    return vote_logits(votes, winner, top), votes
+
+    # the others decide ties, or all if there are no others
+    others = cosines[:, count:] if count < views else cosines
+    winner, tied = decide(votes, others)
+    return vote_logits(votes, winner, tied), votes
 
 
 @register("zero")
@@ -87,5 +135,6 @@ class Zero(FixedText):
     config: ZeroConfig
 
     def _predict_features(self, features: Tensor) -> Prediction:
-        logits, votes = elect(features @ self.classifier.T, self.scale, self.config)
+        cosines = features @ self.classifier.T
+        logits, votes = elect(cosines, self.scale, self.config)
         return Prediction(logits, {"votes": votes})

@@ -44,5 +44,5 @@ class ZeroShot(FixedText):
         return Prediction(self.scale * features[:, 0] @ self.classifier.T)
 
     def frozen_model(self) -> FrozenModel:
-        """Image tower and class texts as they are."""
+        """Freeze the image tower and the class texts as they are."""
         return FrozenModel(self.model, self.classifier, scale=self.scale)

@@ -37,17 +37,17 @@ LEFT_OUT = "left_out_scores"  # The window in a method's memory.
 
 
 def rejection_score(logits: Tensor) -> Tensor:
-    """Uncertainty (B,) of logits (B, N): entropy when softened, 1 for a mere guess."""
+    """Return the softened entropy (B,) of logits (B, N), 1 for a mere guess."""
     return entropy(logits.float() / SOFTENING) / math.log(logits.shape[1])
 
 
 def left_out_score(logits: Tensor) -> Tensor:
-    """The scores (B,) with the prediction of each image left out of the class list."""
+    """Score images (B,) with the prediction of each left out of the class list."""
     return rejection_score(logits.sort(dim=1, descending=True).values[:, 1:])
 
 
 def empty_window() -> Tensor:
-    """Left-out scores (WINDOW,) before the first image: infinite where there is none."""
+    """Return left-out scores (WINDOW,) before the first image: all infinite."""
     return torch.full((WINDOW,), torch.inf)
 
 
@@ -59,24 +59,42 @@ def reject(
     *,
     learn: bool = True,
 ) -> tuple[Rejection, Tensor]:
-    """Images of none of the classes, by logits and plain CLIP's (B, N); also the new window."""
+    """Reject images of none of the classes, by logits and plain CLIP's (B, N).
+
+    Returns:
+        The rejection, and the window, which holds the images if they ``learn``.
+
+    """
+    # the method and plain CLIP have the same say
     score = (rejection_score(logits) + rejection_score(zero_shot)) / 2
+
+    # the newest left-out scores, of these images if they teach
     if learn:
         left_out = (left_out_score(logits) + left_out_score(zero_shot)) / 2
         window = torch.cat([window, left_out])[-WINDOW:]
-    return Rejection(score, score > rejection_limit(window, share)), window
+
+    # surer images are of one of the classes
+    rejected = score > rejection_limit(window, share)
+    return Rejection(score, rejected), window
 
 
 def rejection_limit(window: Tensor, share: float) -> Tensor:
-    """The score () that ``share`` of a window's scores exceed."""
+    """Return the score () that ``share`` of a window's scores exceed."""
     return window[window.isfinite()].quantile(1 - share)
 
 
 def merge_windows(windows: Sequence[Tensor]) -> Tensor:
-    """One window from several: all scores, or evenly spaced ones of them in order."""
-    pooled = torch.cat([window[window.isfinite()] for window in windows]).sort().values
-    ranks = torch.linspace(0, len(pooled) - 1, min(WINDOW, len(pooled))).long()
-    return torch.cat([empty_window().to(pooled), pooled[ranks]])[-WINDOW:]
+    """Merge several windows: all scores, or evenly spaced ones of them in order."""
+    # infinite where a window is empty
+    scores = [window[window.isfinite()] for window in windows]
+    ascending = torch.cat(scores).sort().values
+
+    # as many as fit, evenly spaced
+    count = min(WINDOW, len(ascending))
+    ranks = torch.linspace(0, len(ascending) - 1, count).long()
+
+    # at the end of a window, as if they had come one by one
+    return torch.cat([empty_window().to(ascending), ascending[ranks]])[-WINDOW:]
 
 
 TEMPERATURES = tuple(
@@ -89,43 +107,66 @@ CONFIDENCES = "confidences"  # The sums in a method's memory.
 
 
 def no_confidences() -> Tensor:
-    """Sums (1 + len(TEMPERATURES),) before the first image; see :func:`count_confidences`."""
+    """Return the sums of :func:`count_confidences` before the first image."""
     return torch.zeros(1 + len(TEMPERATURES))
 
 
 def count_confidences(sums: Tensor, logits: Tensor, zero_shot: Tensor) -> Tensor:
-    """Add a batch's probabilities of its classes: ``zero_shot`` (B, N), then per temperature."""
+    """Add the probabilities of a batch's classes to fading sums.
+
+    Args:
+        sums: (1 + len(TEMPERATURES),), of plain CLIP's, then of the method's at each
+            temperature.
+        logits: Of the method (B, N).
+        zero_shot: Probabilities of plain CLIP (B, N).
+
+    """
+    # how probable plain CLIP finds the classes that the method predicts
     logits = logits.float()
-    backing = zero_shot.gather(1, logits.argmax(dim=1, keepdim=True)).sum()
+    labels = logits.argmax(dim=1, keepdim=True)
+    backing = zero_shot.gather(1, labels).sum()
+
+    # how sure the method is at every temperature
     sure = [(logits / t).softmax(dim=1).amax(dim=1).sum() for t in TEMPERATURES]
-    return sums * math.pow(0.5, len(logits) / HALF_LIFE) + torch.stack(
-        [backing, *sure]
-    ).to(sums)
+
+    # older images fade
+    fading = math.pow(0.5, len(logits) / HALF_LIFE)
+    return sums * fading + torch.stack([backing, *sure]).to(sums)
 
 
 def find_temperature(sums: Tensor) -> Tensor:
-    """The temperature () at which predictions are as sure as zero-shot CLIP backs them; or 1."""
-    backing, sure = sums[0], sums[1:]
-    high = (sure > backing).sum().clamp(1, len(sure) - 1)
-    before, after = (
-        sure.take(high - 1),
-        sure.take(high),
-    )  # an index would wait for the device
+    """Find the temperature () at which predictions are as sure as CLIP backs them.
+
+    It is 1 as long as nothing was counted.
+    """
+    backing = sums[0]
+    confidences = sums[1:]  # falling with the temperature
+
+    # the first of them at or below the backing, and the one before it; by ``take``, as
+    # an index would wait for the device
+    high = (confidences > backing).sum().clamp(1, len(confidences) - 1)
+    low = high - 1
+    before = confidences.take(low)
+    after = confidences.take(high)
+
+    # between the two, linear in the logarithm of the temperature
     fall = (before - after).clamp_min(torch.finfo(sums.dtype).tiny)
     weight = ((before - backing) / fall).clamp(0, 1)
     scale = _log_temperatures(sums.device).to(sums)
-    temperature = scale.take(high - 1).lerp(scale.take(high), weight).exp()
+    temperature = scale.take(low).lerp(scale.take(high), weight).exp()
+
+    # a condition would wait for the device
     return torch.where(sums.sum() > 0, temperature, torch.ones_like(temperature))
 
 
 @cache
 def _log_temperatures(device: torch.device) -> Tensor:
-    """Logarithms of :data:`TEMPERATURES`; they are copied to the device once."""
+    """Return the logarithms of :data:`TEMPERATURES`, copied to the device once."""
     return torch.tensor(TEMPERATURES).log().to(device)
 
 
 def calibrate(logits: Tensor, sums: Tensor) -> Tensor:
-    """Logits (B, N) divided by the temperature."""
+    """Divide logits (B, N) by the temperature."""
     return logits / find_temperature(sums).to(logits)
 
 
@@ -134,7 +175,7 @@ OPTIONAL = {LEFT_OUT: empty_window, CONFIDENCES: no_confidences}
 
 
 def without_optional(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state without what rejection and calibration need."""
+    """Drop from a state what rejection and calibration need."""
     return {name: value for name, value in state.items() if name not in OPTIONAL}
 
 
@@ -150,12 +191,12 @@ class ZeroShotReference:
 
     @cached_property
     def _replayed(self) -> Replayed:
-        """Calls the many small operations of calibration as one."""
+        """Call the many small operations of calibration as one."""
         return Replayed()
 
     @cached_property
     def zero_shot_classifier(self) -> Tensor:
-        """Unit class features (N, E) of plain CLIP."""
+        """Return the unit class features (N, E) of plain CLIP."""
         return self.model.classifier(self.prompts)
 
     def enable(self, *, reject: float | None, calibrate: bool) -> None:
@@ -166,7 +207,7 @@ class ZeroShotReference:
             self.enable_calibration()
 
     def enable_rejection(self, share: float = SHARE) -> None:
-        """Mark with every prediction from now on which images are of none of the classes.
+        """Mark from now on which images are of none of the classes.
 
         The limit comes from the stream and is part of the state; every image costs a
         plain pass.
@@ -181,19 +222,19 @@ class ZeroShotReference:
         """
         if not 0 < share < 1:
             raise UserError(
-                f"the share of images of no class to reject is above 0 and below 1, got {share}: "
-                f"{SHARE} is a good start"
+                "the share of images of no class to reject is above 0 and below 1, got "
+                f"{share}: {SHARE} is a good start"
             )
         if len(self.prompts) < 3:
             raise UserError(
-                "rejection compares classes with one of them left out: give at least three, got "
-                f"{len(self.prompts)}"
+                "rejection compares classes with one of them left out: give at least "
+                f"three, got {len(self.prompts)}"
             )
         self._remember_optional(LEFT_OUT)
         self.reject_share = share
 
     def enable_calibration(self) -> None:
-        """Divide logits by a temperature from now on, so that probabilities can be trusted more.
+        """Divide logits from now on by a temperature, for more truthful probabilities.
 
         Predictions become on average as sure as zero-shot CLIP finds them probable; the
         best class stays the best. Every image costs a plain pass.
@@ -209,46 +250,63 @@ class ZeroShotReference:
     def _compare(
         self, prediction: Prediction, encode: Callable[[], Tensor]
     ) -> Prediction:
-        """The prediction with rejections and another temperature, by what plain CLIP encodes."""
+        """Compare a prediction with plain CLIP's, as far as that was asked for.
+
+        Args:
+            prediction: Of the method.
+            encode: Gives the unit features (B, E) of plain CLIP.
+
+        Returns:
+            The prediction with rejections and another temperature.
+
+        """
         if self.reject_share is None and not self.calibrated:
             return prediction
         logits = prediction.logits
         memory = self.memory
         learns = not self.frozen
         zero_shot = self.model.scale * encode() @ self.zero_shot_classifier.T
+
         if self.reject_share is not None:
-            rejection, window = reject(
-                logits, zero_shot, memory[LEFT_OUT], self.reject_share, learn=learns
+            window = memory[LEFT_OUT]
+            rejection, memory[LEFT_OUT] = reject(
+                logits, zero_shot, window, self.reject_share, learn=learns
             )
-            memory[LEFT_OUT] = window
             prediction = replace(prediction, rejection=rejection)
+
         if self.calibrated:
+            sums = memory[CONFIDENCES]
             if learns:
                 plain = zero_shot.softmax(dim=1)
-                sums = memory[CONFIDENCES]
-                memory[CONFIDENCES] = self._replayed(
-                    count_confidences, sums, logits, plain
-                )
-            logits = self._replayed(calibrate, logits, memory[CONFIDENCES])
+                sums = self._replayed(count_confidences, sums, logits, plain)
+                memory[CONFIDENCES] = sums
+            logits = self._replayed(calibrate, logits, sums)
             prediction = replace(prediction, logits=logits)
         return prediction
 
     def _fit_optional(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A state with what this adapter needs beside its own: from its start where missing."""
-        mine = {
+        """Return a state with the optional tensors of this adapter, and no others.
+
+        Those that the state lacks start again.
+        """
+        fitting = {
             name: start() for name, start in OPTIONAL.items() if name in self.memory
         }
-        return mine | {n: v for n, v in state.items() if n in mine or n not in OPTIONAL}
+        for name, value in state.items():
+            if name in fitting or name not in OPTIONAL:
+                fitting[name] = value
+        return fitting
 
     def _merge_optional(
         self, states: Sequence[Mapping[str, Tensor]]
     ) -> dict[str, Tensor]:
         """Merge what rejection and calibration learned on several parts of a stream."""
         merged = {}
+
+        # scores of all parts, and sums over all of them
         if LEFT_OUT in self.memory:
             merged[LEFT_OUT] = merge_windows([state[LEFT_OUT] for state in states])
         if CONFIDENCES in self.memory:
-            merged[CONFIDENCES] = torch.stack(
-                [state[CONFIDENCES] for state in states]
-            ).sum(dim=0)
+            sums = [state[CONFIDENCES] for state in states]
+            merged[CONFIDENCES] = torch.stack(sums).sum(dim=0)
         return merged

@@ -32,11 +32,11 @@ CAPABILITIES: Mapping[str, str] = {
 
 
 class MissingCapabilityError(UserError):
-    """A method needs something that the loaded model does not have."""
+    """Need of a method that the loaded model does not meet."""
 
 
 class CLIP(nn.Module):
-    """A frozen, promptable CLIP. Gradients reach prompts, never weights.
+    """Frozen, promptable CLIP. Gradients reach prompts, never weights.
 
     Features come back as float32 whatever the weights' dtype.
     """
@@ -60,24 +60,27 @@ class CLIP(nn.Module):
         self.preprocess = preprocess or Preprocess.openai(self.image_size)
         if tokenizer is not None:
             self.tokenizer = tokenizer
+
         self.visual: nn.Module
         if isinstance(config.vision, VisionConfig):
             self.visual = VisionTower(config.vision, config.embed_dim)
         else:
             self.visual = ModifiedResNet(config.vision, config.embed_dim)
-        self.text = (
-            None if config.text is None else TextTower(config.text, config.embed_dim)
-        )
+        self.text: TextTower | None = None
+        if config.text is not None:
+            self.text = TextTower(config.text, config.embed_dim)
+
         self.logit_scale = nn.Parameter(torch.full((), math.log(100.0)))
-        self.logit_bias = (
-            nn.Parameter(torch.full((), -10.0)) if config.sigmoid else None
-        )
+        self.logit_bias: nn.Parameter | None = None
+        if config.sigmoid:
+            self.logit_bias = nn.Parameter(torch.full((), -10.0))
+
         self.requires_grad_(False)
         self.eval()
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
-        """Text to token ids, with the vocabulary of this model: CLIP's own, unless one was set."""
+        """Tokenizer with the vocabulary of this model: CLIP's own, unless one was set."""
         text = self.require_text().config
         if text.merges is None and not is_clip_vocabulary(text.vocab_size):
             raise UserError(
@@ -97,12 +100,12 @@ class CLIP(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """The device of the weights."""
+        """Device of the weights."""
         return self.logit_scale.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The weights' dtype."""
+        """Dtype of the weights."""
         return next(self.visual.parameters()).dtype
 
     @property
@@ -135,7 +138,8 @@ class CLIP(nn.Module):
         digest = hashlib.sha256()
         for name, tensor in sorted(self.state_dict().items()):
             digest.update(name.encode())
-            digest.update(tensor.detach().float().cpu().numpy().tobytes())
+            values = tensor.detach().float().cpu().numpy()
+            digest.update(values.tobytes())
         return digest.hexdigest()[:16]
 
     def require(self, needs: frozenset[str], *, by: str) -> None:
@@ -149,7 +153,7 @@ class CLIP(nn.Module):
             )
 
     def require_text(self) -> TextTower:
-        """The text tower, or an error that says what to do without one."""
+        """Return the text tower, or raise an error that says what to do without one."""
         if self.text is None:
             raise MissingCapabilityError(
                 f"{self.id} has no text tower; give text features with ClassPrompts(features=...)"
@@ -157,7 +161,7 @@ class CLIP(nn.Module):
         return self.text
 
     def require_vit(self) -> VisionTower:
-        """The image tower if it is a ViT."""
+        """Return the image tower if it is a ViT."""
         if not isinstance(self.visual, VisionTower):
             raise MissingCapabilityError(
                 f"{self.id} has no ViT image tower: plain encoding only"
@@ -172,7 +176,7 @@ class CLIP(nn.Module):
         tokens: TokenPrompts | None = None,
         normalize: bool = False,
     ) -> Tensor:
-        """Image features (B, E) of preprocessed pixels (B, 3, S, S)."""
+        """Encode preprocessed pixels (B, 3, S, S) as image features (B, E)."""
         if prefix is None and tokens is None:
             features = self.visual(pixels)
         else:
@@ -180,7 +184,7 @@ class CLIP(nn.Module):
         return self.unit_image(features) if normalize else to_float32(features)
 
     def unit_image(self, features: Tensor) -> Tensor:
-        """Image features as they are compared with texts: of length one."""
+        """Scale image features as they are compared with texts: to length one."""
         return l2_normalize(features)
 
     def encode_text(
@@ -193,7 +197,7 @@ class CLIP(nn.Module):
         normalize: bool = False,
         chunk: int | None = None,
     ) -> Tensor:
-        """Text features (N, E) of strings or token ids; see :meth:`TextTower.forward`."""
+        """Encode strings or token ids as text features (N, E); see :meth:`TextTower.forward`."""
         ids = texts if isinstance(texts, Tensor) else self.tokenizer(texts)
         features = self.require_text()(
             ids.to(self.device),
@@ -205,59 +209,59 @@ class CLIP(nn.Module):
         return l2_normalize(features) if normalize else to_float32(features)
 
     def context(self, words: str) -> Tensor:
-        """Token embeddings (M, D) of the words before a class name, float32: a learner's start."""
-        ids = torch.tensor(
-            self.tokenizer.encode(words), dtype=torch.long, device=self.device
-        )
-        return to_float32(self.require_text().tokens(ids).detach())
+        """Embed the words before a class name (M, D), float32: a learner's start."""
+        ids = torch.tensor(self.tokenizer.encode(words), dtype=torch.long)
+        embeddings = self.require_text().tokens(ids.to(self.device))
+        return to_float32(embeddings.detach())
 
     @torch.no_grad()
     def classifier(self, prompts: ClassPrompts) -> Tensor:
-        """Unit text classifier (N, E): ``prompts.features``, or the mean over templates."""
-        if prompts.features is not None:
-            if prompts.features.shape[1] != self.embed_dim:
+        """Build the unit text classifier (N, E): ``prompts.features``, or the mean of templates."""
+        features = prompts.features
+        if features is not None:
+            if features.shape[1] != self.embed_dim:
                 raise UserError(
-                    f"text features are {prompts.features.shape[1]} wide, {self.id} wants "
+                    f"text features are {features.shape[1]} wide, {self.id} wants "
                     f"{self.embed_dim}"
                 )
-            return l2_normalize(prompts.features.to(self.device))
-        parts = [
-            self.encode_text(prompts.texts(t), normalize=True)
-            for t in prompts.templates
-        ]
-        return l2_normalize(torch.stack(parts).mean(dim=0))
+            return l2_normalize(features.to(self.device))
+
+        # One classifier for each template: (N, E).
+        by_template = []
+        for template in prompts.templates:
+            texts = prompts.texts(template)
+            by_template.append(self.encode_text(texts, normalize=True))
+        return l2_normalize(torch.stack(by_template).mean(dim=0))
 
 
 def l2_normalize(features: Tensor) -> Tensor:
-    """Rows of length one, float32 (float64 stays)."""
+    """Scale rows to length one, float32 (float64 stays)."""
     return F.normalize(to_float32(features), dim=-1)
 
 
 def to_float32(features: Tensor) -> Tensor:
-    """Half precision as float32; float64, which only tests use, stays."""
+    """Convert half precision to float32; float64, which only tests use, stays."""
     return features if features.dtype == torch.float64 else features.float()
 
 
 @torch.no_grad()
 def encode_views(model: CLIP, views: Tensor, *, chunk: int) -> Tensor:
-    """Unit features (B, V, E) of views (B, V, 3, S, S), ``chunk`` views in the tower at once."""
-    flat = views.flatten(0, 1)
-    features = [
-        model.encode_image(part, normalize=True) for part in torch.split(flat, chunk)
-    ]
-    return torch.cat(features).view(*views.shape[:2], -1)
+    """Encode views (B, V, 3, S, S) as unit features (B, V, E), ``chunk`` views at once."""
+    B, V = views.shape[:2]
+    parts = torch.split(views.flatten(0, 1), chunk)
+    features = [model.encode_image(part, normalize=True) for part in parts]
+    return torch.cat(features).view(B, V, -1)
 
 
 # --- what can leave this package -----------------------------------------------------------------
 
 
-Head = Callable[
-    [Tensor, Tensor], Tensor
-]  # unit features (B, E), logits (B, N) to logits
+# Unit features (B, E) and logits (B, N) to logits.
+Head = Callable[[Tensor, Tensor], Tensor]
 
 
 class FrozenModel(nn.Module):
-    """Preprocessed pixels (B, 3, S, S) to logits (B, N), float32; every image by itself.
+    """Module from preprocessed pixels (B, 3, S, S) to logits (B, N); every image by itself.
 
     ``text`` (N, E) are unit class features; ``visual`` and ``scale`` replace those of
     the model, with which all other weights are shared.
@@ -277,26 +281,30 @@ class FrozenModel(nn.Module):
         super().__init__()
         self.visual = model.visual if visual is None else visual
         self.register_buffer("text", text.detach())
-        self.scale, self.bias = model.scale if scale is None else scale, model.bias
+
+        self.scale = model.scale if scale is None else scale
+        self.bias = model.bias
         self.head = head
         self.requires_grad_(False)
         self.eval()
 
     def text_logits(self, features: Tensor) -> Tensor:
-        """Scaled cosines (B, N) of unit image features (B, E) with the class texts."""
+        """Compute scaled cosines (B, N) of unit image features (B, E) with the class texts."""
         return F.linear(self.scale * features, self.text)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Logits (B, N)."""
+        """Compute logits (B, N), float32."""
         features = l2_normalize(self.visual(pixels))
         logits = self.text_logits(features)
-        return (
-            logits if self.head is None else self.head(features, logits)
-        ) + self.bias
+
+        # A head, such as a cache model, may change the logits.
+        if self.head is not None:
+            logits = self.head(features, logits)
+        return logits + self.bias
 
 
 class PromptedTower(nn.Module):
-    """A ViT image tower with fixed prompt tokens built in."""
+    """ViT image tower with fixed prompt tokens built in."""
 
     def __init__(self, tower: nn.Module, tokens: TokenPrompts) -> None:
         super().__init__()
@@ -307,7 +315,7 @@ class PromptedTower(nn.Module):
         )
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Features (B, E), not normalised."""
+        """Compute features (B, E), not normalised."""
         tokens = TokenPrompts(tuple(self.layers), self.position)
         return cast(Tensor, self.tower(pixels, tokens=tokens))
 
@@ -315,6 +323,7 @@ class PromptedTower(nn.Module):
 @torch.no_grad()
 def initialise(model: CLIP, seed: int = 0) -> CLIP:
     """Draw all weights of ``model`` in place, scaled by width and depth as CLIP's training does."""
+    # On the CPU, so that every device gets the same weights.
     generator = torch.Generator().manual_seed(seed)
 
     def normal(tensor: Tensor, std: float) -> None:
@@ -322,22 +331,24 @@ def initialise(model: CLIP, seed: int = 0) -> CLIP:
         tensor.copy_(draw.to(tensor.device, tensor.dtype))
 
     def draw_blocks(blocks: Iterable[nn.Module], width: int, layers: int) -> None:
-        shrunk = (
-            width**-0.5 * (2 * layers) ** -0.5
-        )  # so that the residual sum keeps its size
+        # So that the residual sum keeps its size.
+        residual = width**-0.5 * (2 * layers) ** -0.5
         for block in blocks:
             assert isinstance(block, Block)
-            stds = {
-                block.qkv: width**-0.5,
-                block.out: shrunk,
-                block.fc: (2 * width) ** -0.5,
-            }
-            for linear, std in {**stds, block.proj: shrunk}.items():
+            linears = (
+                (block.qkv, width**-0.5),
+                (block.out, residual),
+                (block.fc, (2 * width) ** -0.5),
+                (block.proj, residual),
+            )
+            for linear, std in linears:
                 normal(linear.weight, std)
                 linear.bias.zero_()
 
-    if isinstance(visual := model.visual, VisionTower):
-        width, layers = visual.config.width, visual.config.layers
+    visual = model.visual
+    if isinstance(visual, VisionTower):
+        width = visual.config.width
+        layers = visual.config.layers
         draw_blocks(visual.blocks, width, layers)
         if visual.head is None:
             normal(visual.projection, width**-0.5)
@@ -345,13 +356,16 @@ def initialise(model: CLIP, seed: int = 0) -> CLIP:
         else:
             draw_blocks([visual.head], width, layers)
             normal(visual.head.probe, width**-0.5)
+
         normal(visual.position, 0.02)
         normal(visual.patch.weight, visual.patch.weight[0].numel() ** -0.5)
     else:
         for parameter in visual.parameters():
             if parameter.ndim > 1:
                 normal(parameter, parameter[0].numel() ** -0.5)
-    if (text := model.text) is not None:
+
+    text = model.text
+    if text is not None:
         draw_blocks(text.blocks, text.config.width, text.config.layers)
         normal(text.projection, text.config.width**-0.5)
         normal(text.position, 0.01)

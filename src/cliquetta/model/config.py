@@ -1,4 +1,4 @@
-"""The shapes of a CLIP model, read from a checkpoint or its config."""
+"""Shapes of a CLIP model, read from a checkpoint or its config."""
 
 import math
 from dataclasses import dataclass
@@ -8,13 +8,14 @@ from cliquetta.errors import UnknownNameError, UserError
 
 Activation = Literal["quick_gelu", "gelu", "gelu_tanh"]
 
-# sizes beyond these are mistakes: no such model exists, and building one would take
-# forever
+# Sizes beyond these are mistakes: no such model exists, and building one would take
+# forever.
 _MOST = {"layers": 1000, "vocab_size": 10**7}
 _MOST_OTHERWISE = 10**6
 
 
 def _check(config: Any, name: str, valid: bool, expected: str) -> None:
+    """Refuse a field that is not valid."""
     if not valid:
         raise UserError(
             f"a model's config says {name} = {getattr(config, name)!r}, {expected}: correct its "
@@ -25,10 +26,11 @@ def _check(config: Any, name: str, valid: bool, expected: str) -> None:
 def check_sizes(config: Any, *names: str) -> None:
     """Refuse fields that are not integers from 1 on; files hold anything."""
     for name in names:
-        value, most = getattr(config, name), _MOST.get(name, _MOST_OTHERWISE)
-        valid = (
-            isinstance(value, int) and not isinstance(value, bool) and 0 < value <= most
-        )
+        value = getattr(config, name)
+        most = _MOST.get(name, _MOST_OTHERWISE)
+        is_integer = isinstance(value, int) and not isinstance(value, bool)
+
+        valid = is_integer and 0 < value <= most
         _check(config, name, valid, f"expected an integer from 1 to {most}")
 
 
@@ -39,29 +41,33 @@ class TransformerConfig:
     width: int
     layers: int
     heads: int
-    hidden: int  # width of the MLP's hidden layer
+    hidden: int
+    """width of the MLP's hidden layer"""
     activation: Activation = "quick_gelu"
     eps: float = 1e-5
 
     def __post_init__(self) -> None:
+        """Validate fields."""
         check_sizes(self, "width", "layers", "heads", "hidden")
+
+        # Every head is as wide.
         divides = self.width % self.heads == 0
         _check(
             self, "heads", divides, f"which does not divide its width of {self.width}"
         )
-        if self.activation not in get_args(Activation):
-            raise UnknownNameError(
-                "activation", str(self.activation), get_args(Activation)
-            )
-        number = isinstance(self.eps, float | int) and not isinstance(self.eps, bool)
-        _check(
-            self, "eps", number and 0 < self.eps < math.inf, "expected a number above 0"
-        )
+
+        activations = get_args(Activation)
+        if self.activation not in activations:
+            raise UnknownNameError("activation", str(self.activation), activations)
+
+        is_number = isinstance(self.eps, float | int) and self.eps is not True
+        valid = is_number and 0 < self.eps < math.inf
+        _check(self, "eps", valid, "expected a number above 0")
 
 
 @dataclass(frozen=True)
 class VisionConfig(TransformerConfig):
-    """A ViT image tower."""
+    """Shapes of a ViT image tower."""
 
     image_size: int
     patch_size: int
@@ -69,6 +75,7 @@ class VisionConfig(TransformerConfig):
     """a class token, or a learned query (SigLIP)"""
 
     def __post_init__(self) -> None:
+        """Validate fields."""
         super().__post_init__()
         check_sizes(self, "image_size", "patch_size")
         fits = self.patch_size <= self.image_size
@@ -89,7 +96,7 @@ class VisionConfig(TransformerConfig):
 
 @dataclass(frozen=True)
 class ResNetConfig:
-    """A ModifiedResNet image tower (RN50 ... RN50x64): plain encoding only."""
+    """Shapes of a ModifiedResNet image tower (RN50 ... RN50x64): plain encoding only."""
 
     image_size: int
     width: int
@@ -99,7 +106,7 @@ class ResNetConfig:
 
 @dataclass(frozen=True)
 class TextConfig(TransformerConfig):
-    """A text tower; by default causal, read at the end token of each text."""
+    """Shapes of a text tower; by default causal, read at the end token of each text."""
 
     context_length: int
     vocab_size: int
@@ -109,10 +116,12 @@ class TextConfig(TransformerConfig):
     """else tokens see all others, padding too, and the last is read (SigLIP)"""
     end: int | None = None
     """the end token of a causal tower; `None` is the highest id, CLIP's"""
-    start_tokens: int = 1  # special tokens before the first word
+    start_tokens: int = 1
+    """special tokens before the first word"""
     projection_bias: bool = False
 
     def __post_init__(self) -> None:
+        """Validate fields."""
         super().__post_init__()
         check_sizes(self, "context_length", "vocab_size")
 
@@ -123,9 +132,11 @@ class CLIPConfig:
 
     embed_dim: int
     vision: VisionConfig | ResNetConfig
-    text: TextConfig | None  # `None` without text weights; text features are then given
+    text: TextConfig | None
+    """`None` without text weights; the user then supplies text features"""
     sigmoid: bool = False
     """trained with a sigmoid per pair of image and text: logits have a bias"""
 
     def __post_init__(self) -> None:
+        """Validate fields."""
         check_sizes(self, "embed_dim")

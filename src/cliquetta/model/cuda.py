@@ -17,32 +17,32 @@ from cliquetta.tensor_tree import flatten, map_tensors, unflatten
 Function = Callable[..., tuple[Tensor, ...]]
 R = TypeVar("R")
 
-CHUNK = {
-    "cuda": 384
-}  # rows of `Replayed.by_rows` at once where their number is rounded up
-STEP = 16  # to a multiple of this: each multiple is recorded once
+# Rows of `Replayed.by_rows` at once where their number is rounded up ...
+CHUNK = {"cuda": 384}
+# ... to a multiple of this: each multiple is recorded once.
+STEP = 16
 
 
 @dataclass(frozen=True)
 class Recording:
-    """A captured graph with the tensors that it reads and writes."""
+    """Captured graph with the tensors that it reads and writes."""
 
     graph: torch.cuda.CUDAGraph
     inputs: dict[str, Tensor]
-    outputs: Any  # a tree
+    # A tree.
+    outputs: Any
 
     def fits(self, *inputs: Tensor) -> bool:
         """Whether these inputs have the recorded shapes."""
-        return [value.shape for value in inputs] == [
-            v.shape for v in self.inputs.values()
-        ]
+        recorded = [value.shape for value in self.inputs.values()]
+        return [value.shape for value in inputs] == recorded
 
     def replay(self, inputs: Sequence[Any]) -> Any:
-        """Outputs (copies) for new inputs of the recorded shapes."""
-        given = flatten(tuple(inputs))
-        torch._foreach_copy_(
-            list(self.inputs.values()), [given[path] for path in self.inputs]
-        )
+        """Compute outputs (copies) for new inputs of the recorded shapes."""
+        values = flatten(tuple(inputs))
+        sources = [values[path] for path in self.inputs]
+        torch._foreach_copy_(list(self.inputs.values()), sources)
+
         self.graph.replay()
         return map_tensors(torch.clone, self.outputs)
 
@@ -51,17 +51,19 @@ def record(
     function: Callable[..., Any], inputs: Sequence[Any], pool: Any = None
 ) -> Recording:
     """Run ``function`` on a side stream to warm up, then capture it in a memory pool."""
-    static = {path: value.clone() for path, value in flatten(tuple(inputs)).items()}
-    arguments, device = (
-        unflatten(tuple(inputs), static),
-        next(iter(static.values())).device,
-    )
+    tree = tuple(inputs)
+    static = {path: value.clone() for path, value in flatten(tree).items()}
+    arguments = unflatten(tree, static)
+    device = next(iter(static.values())).device
+
+    # Warm-up, beside the work that is queued.
     side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side):
         for _ in range(3):
             function(*arguments)
     torch.cuda.current_stream(device).wait_stream(side)
+
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         outputs = function(*arguments)
@@ -78,32 +80,28 @@ class Replayed:
 
     def __init__(self, shapes: int = 3) -> None:
         self.shapes = shapes
-        self._recorded: dict[
-            Callable[..., Any], dict[tuple[object, ...], Recording]
-        ] = {}
+        # By function, then by the paths and shapes of its inputs.
+        self._recorded: dict[object, dict[tuple[object, ...], Recording]] = {}
         self._pool: Any = None
 
     def __call__(self, function: Callable[..., R], *inputs: Any) -> R:
-        """The outputs of ``function``: the same object at every call, not a new lambda."""
+        """Call ``function``, which is the same object every time, not a new lambda."""
         return self._call(function, inputs, self.shapes)
 
     def by_rows(self, function: Function, *rows: Tensor) -> tuple[Tensor, ...]:
-        """The outputs of a function that treats every row of its inputs alone."""
+        """Call a function that treats every row of its inputs alone."""
         most = CHUNK.get(rows[0].device.type)
         if most is None or not self.shapes:
             return function(*rows)
-        # filled up with copies of a row, so that few recordings serve any number
+
+        # Chunk by chunk, each filled up to a shape that is recorded.
+        split = [torch.split(value, most) for value in rows]
         parts = []
-        for own in zip(*(torch.split(value, most) for value in rows), strict=True):
-            n = len(own[0])
-            fill = -n % STEP
-            full = [
-                torch.cat([x, x[:1].expand(fill, *x.shape[1:])]) if fill else x
-                for x in own
-            ]
-            parts.append(
-                [output[:n] for output in self._call(function, full, most // STEP)]
-            )
+        for chunk in zip(*split, strict=True):
+            count = len(chunk[0])
+            outputs = self._call(function, _fill_up(chunk), most // STEP)
+            parts.append([output[:count] for output in outputs])
+
         if len(parts) == 1:
             return tuple(parts[0])
         return tuple(torch.cat(column) for column in zip(*parts, strict=True))
@@ -111,16 +109,21 @@ class Replayed:
     def _call(
         self, function: Callable[..., R], inputs: Sequence[Any], shapes: int
     ) -> R:
-        """The outputs, of a recording unless there are ``shapes`` others."""
+        """Call a function, by a recording unless there are ``shapes`` others."""
         tensors = flatten(tuple(inputs))
         first = next(iter(tensors.values()))
         if not first.is_cuda:
             return function(*inputs)
+
+        # Recordings of this function, by shapes.
         recorded = self._recorded.setdefault(function, {})
+
         key = tuple((path, v.shape, v.dtype, v.device) for path, v in tensors.items())
         if key not in recorded:
             if len(recorded) >= shapes:
                 return function(*inputs)
+
+            # All recordings share one pool: they never run at the same time.
             with torch.cuda.device(first.device):
                 if self._pool is None:
                     self._pool = torch.cuda.graph_pool_handle()
@@ -128,8 +131,16 @@ class Replayed:
         return recorded[key].replay(inputs)  # type: ignore[no-any-return]
 
 
+def _fill_up(values: Sequence[Tensor]) -> list[Tensor]:
+    """Fill tensors up to a multiple of STEP rows, so that few recordings serve any number."""
+    missing = -len(values[0]) % STEP
+    if not missing:
+        return list(values)
+    return [torch.cat([x, x[:1].expand(missing, *x.shape[1:])]) for x in values]
+
+
 def send(value: Tensor, device: torch.device) -> Tensor:
-    """``value`` on ``device``; to CUDA through pinned memory, queued behind what runs there."""
+    """Copy a value to a device; to CUDA through pinned memory, queued behind what runs there."""
     if device.type != "cuda" or value.is_cuda:
         return value.to(device)
     return value.pin_memory().to(device, non_blocking=True)
@@ -137,7 +148,7 @@ def send(value: Tensor, device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=16)
 def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream of a GPU for what is done beside its work: copies in, results out."""
+    """Return the stream of a GPU for what is done beside its work: copies in, results out."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
@@ -147,12 +158,15 @@ class Fetched:
     def __init__(self, *values: Tensor) -> None:
         self._values = tuple(value.to("cpu", non_blocking=True) for value in values)
         self._arrived: torch.cuda.Event | None = None
-        if values[0].is_cuda:
+
+        # An event says when the copies are there; the CPU's are at once.
+        device = values[0].device
+        if device.type == "cuda":
             self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._arrived.record(torch.cuda.current_stream(values[0].device))
+            self._arrived.record(torch.cuda.current_stream(device))
 
     def wait(self) -> tuple[Tensor, ...]:
-        """The copies, once they are there."""
+        """Return the copies, once they are there."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return self._values

@@ -32,8 +32,10 @@ from cliquetta.model.tokenizer import Find, require_tokenizers
 
 _log = logging.getLogger(__name__)
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_DTYPES |= {
+_DTYPES = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
@@ -70,8 +72,8 @@ def create_model(
             leaves open (see ``checkpoints.local.guess_activation``).
         cache_dir: Folder of downloads; by default that of the Hugging Face hub.
         offline: Whether to use only what has been downloaded before.
-        on_progress: Called with the bytes of a download, and with their total if it is
-            known.
+        on_progress: Called with the bytes of a download, and with their total if the
+            server states it.
 
     Returns:
         The model, in evaluation mode.
@@ -81,7 +83,8 @@ def create_model(
             that failed.
 
     """
-    target, kind = pick_device(device), pick_dtype(dtype)
+    target = pick_device(device)
+    kind = pick_dtype(dtype)
     if target.type == "cpu" and not computes_in(kind):
         warnings.warn(
             f"this CPU has no {str(kind).removeprefix('torch.')} arithmetic and emulates it, which "
@@ -90,6 +93,7 @@ def create_model(
         )
     if activation is not None and activation not in get_args(Activation):
         raise UnknownNameError("activation", activation, get_args(Activation))
+
     fetcher = Fetcher(
         None if cache_dir is None else Path(cache_dir), offline, on_progress
     )
@@ -103,7 +107,7 @@ def create_model(
 
 
 def pick_device(device: torch.device | str) -> torch.device:
-    """The device of a name; ``auto`` is CUDA, else MPS, else the CPU."""
+    """Return the device of a name; ``auto`` is CUDA, else MPS, else the CPU."""
     if device != "auto":
         chosen = torch.device(device)
         devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -112,13 +116,14 @@ def pick_device(device: torch.device | str) -> torch.device:
                 f"no device {device}: torch sees {devices} CUDA devices; try cpu"
             )
         return chosen
+
     if torch.cuda.is_available():
         return torch.device("cuda")
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
 def pick_dtype(dtype: torch.dtype | str) -> torch.dtype:
-    """The dtype of a name such as ``bf16``."""
+    """Return the dtype of a name such as ``bf16``."""
     return dtype if isinstance(dtype, torch.dtype) else look_up("dtype", dtype, _DTYPES)
 
 
@@ -147,17 +152,11 @@ def _note_micro() -> None:
 
 
 def _openai(found: ModelName, fetcher: Fetcher) -> Checkpoint:
-    """One of OpenAI's models from the first source that has it, or a local file that is one."""
+    """Read one of OpenAI's models from the first source that has it, or from a local file."""
     if found.paths:
         return from_files(found.paths, activation="quick_gelu")
-    name = found.name
-    id, arch, (url, sha256) = (
-        f"openai:{name}",
-        releases.OPENAI[name],
-        releases.address(name),
-    )
-    entry = releases.architecture(arch)
-    copy, original = entry.tags["openai"], entry.openai.get("hub")
+    id = f"openai:{found.name}"
+    url, sha256 = releases.address(found.name)
 
     def from_archive(path: Path) -> Checkpoint:
         return from_files([path], activation="quick_gelu", id=id)
@@ -170,7 +169,12 @@ def _openai(found: ModelName, fetcher: Fetcher) -> Checkpoint:
     cached = fetcher.cached_file(url, sha256)
     if cached is not None:
         return from_archive(cached)
-    # copies on the hub come first: OpenAI's own address has gone (openai/CLIP#516)
+
+    # Copies on the hub come first: OpenAI's own address has gone (openai/CLIP#516).
+    arch = releases.OPENAI[found.name]
+    entry = releases.architecture(arch)
+    copy = entry.tags["openai"]
+    original = entry.openai.get("hub")
     sources: dict[str, Callable[[], Checkpoint]] = {}
     sources[copy] = lambda: _open_clip_repo(copy, id, fetcher, arch, "openai")
     if original is not None:
@@ -192,7 +196,7 @@ def _openai(found: ModelName, fetcher: Fetcher) -> Checkpoint:
 
 
 def _hugging_face(name: str, fetcher: Fetcher) -> Checkpoint:
-    """A ``CLIPModel`` on the hub, or a local folder of one."""
+    """Read a ``CLIPModel`` on the hub, or a local folder of one."""
     if paths := existing_paths(name):
         return from_files(paths)
     repo, _, revision = name.partition("@")
@@ -202,27 +206,30 @@ def _hugging_face(name: str, fetcher: Fetcher) -> Checkpoint:
         raise CheckpointError(
             f"{repo} has no {huggingface.CONFIG_FILE}: try hf-hub:{repo}"
         )
+
     config = read_json(path)
     huggingface.config_from(config)  # refuse another model before its weights arrive
     if huggingface.has_own_vocabulary(config):
         require_tokenizers()
+
     index = find(huggingface.INDEX_FILE)
     if index is None:
         state = _first_weights(repo, huggingface.WEIGHT_FILES, find)
     else:
         shards = [find(shard) for shard in huggingface.shard_names(index)]
-        state = read_safetensors(path for path in shards if path is not None)[0]
+        state, _ = read_safetensors(path for path in shards if path is not None)
     return huggingface.from_huggingface(state, config, id=f"hf:{name}", find=find)
 
 
 def _open_clip(found: ModelName, fetcher: Fetcher) -> Checkpoint:
-    """``ARCHITECTURE/TAG``, or ``ARCHITECTURE/PATH`` for a local file of that architecture."""
+    """Read ``ARCHITECTURE/TAG``, or ``ARCHITECTURE/PATH`` for a local file of that architecture."""
     arch, _, tag = found.name.partition("/")
-    id = f"open_clip:{found.name}"
     if found.paths:
         id = f"open_clip:{arch}/{found.paths[0].name}"
         return from_files(found.paths, id=id, arch=arch)
+
     repository = releases.repository(arch, tag)
+    id = f"open_clip:{found.name}"
     return _open_clip_repo(repository, id, fetcher, arch, tag)
 
 
@@ -233,7 +240,7 @@ def _open_clip_repo(
     arch: str | None = None,
     tag: str | None = None,
 ) -> Checkpoint:
-    """A hub repository in open_clip's format."""
+    """Read a hub repository in open_clip's format."""
     path = fetcher.hub_file(repo, open_clip.CONFIG_FILE)
     config = None if path is None else read_json(path)
     if config is None and arch is None:
@@ -244,20 +251,24 @@ def _open_clip_repo(
 
     def find(name: str) -> Path | None:
         path = fetcher.hub_file(repo, name)
-        return fetcher.hub_file(other, name) if path is None and other else path
+        if path is None and other is not None:
+            path = fetcher.hub_file(other, name)
+        return path
 
-    state = _first_weights(
-        repo, open_clip.WEIGHT_FILES, partial(fetcher.hub_file, repo)
-    )
+    find_here = partial(fetcher.hub_file, repo)
+    state = _first_weights(repo, open_clip.WEIGHT_FILES, find_here)
     return open_clip.from_open_clip(
         state, id=id, arch=arch, tag=tag, config=config, find=find
     )
 
 
 def _first_weights(repo: str, names: Sequence[str], find: Find) -> State:
+    """Read the first file of weights that a repository has."""
     for name in names:
-        if path := find(name):
-            return read_tensors([path])[0]
+        path = find(name)
+        if path is not None:
+            state, _, _ = read_tensors([path])
+            return state
     raise CheckpointError(
         f"{repo} has no weights that can be read: none of {', '.join(names)}"
     )
@@ -267,6 +278,7 @@ def computes_in(dtype: torch.dtype) -> bool:
     """Whether this CPU multiplies matrices of a half-precision dtype; of others always."""
     if dtype not in (torch.bfloat16, torch.float16):
         return True
+
     name = "bf16" if dtype is torch.bfloat16 else "fp16"
     supported = getattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported")
     available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]

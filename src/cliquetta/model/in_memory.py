@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from cliquetta.errors import UserError
 from cliquetta.model.checkpoints import huggingface, open_clip, openai
@@ -81,6 +81,8 @@ def from_model(
             "get_image_features"
         )
     name = id or getattr(model, "name_or_path", "") or type(model).__name__
+
+    # Modules get their mode back where our towers share the weights.
     training = [module for module in model.modules() if module.training]
     model.eval()
     native = _native(model, name)
@@ -91,20 +93,19 @@ def from_model(
     for module in training:
         module.training = native is not None
     if native is None:
-        own = (
-            stated_preprocess(model, name)
-            if preprocess is None
-            else preprocess_from(preprocess)
-        )
-        return WrappedCLIP(model, name, own, tokenizer)
+        if preprocess is None:
+            rule = stated_preprocess(model, name)
+        else:
+            rule = preprocess_from(preprocess)
+        return WrappedCLIP(model, name, rule, tokenizer)
     if preprocess is not None:
-        given = preprocess_from(preprocess)
-        if given.size != native.image_size:
+        rule = preprocess_from(preprocess)
+        if rule.size != native.image_size:
             raise UserError(
-                f"the preprocessing makes images of {given.size} pixels, {name} takes "
+                f"the preprocessing makes images of {rule.size} pixels, {name} takes "
                 f"{native.image_size}"
             )
-        native.preprocess = given
+        native.preprocess = rule
     if tokenizer is not None and native.text is not None:
         text = native.text.config
         rows = RowTokenizer(tokenizer, text.context_length, text.vocab_size)
@@ -113,11 +114,13 @@ def from_model(
 
 
 def _native(model: nn.Module, name: str) -> CLIP | None:
-    """Our towers with the model's weights, if they compute what it computes."""
+    """Build our towers of the model's weights, if they compute what it computes."""
     try:
         checkpoint = _of_transformers(model, name) or _of_open_clip(model, name)
         if checkpoint is None:
             return None
+
+        # Device and precision stay those of the model.
         weight = next(w for w in model.parameters() if w.ndim > 1)
         native = build(checkpoint, device=weight.device, dtype=weight.dtype, share=True)
     except CheckpointError:
@@ -133,18 +136,20 @@ def _native(model: nn.Module, name: str) -> CLIP | None:
 
 
 def _of_transformers(model: nn.Module, name: str) -> Checkpoint | None:
+    """Make a checkpoint of a model of transformers, or nothing of any other."""
     config: Any = getattr(model, "config", None)
     if not hasattr(config, "to_dict") or not hasattr(model, "get_image_features"):
         return None
-    shapes = huggingface.config_from(
-        config.to_dict()
-    )  # with any vocabulary: text may come as ids
-    size, is_siglip = shapes.vision.image_size, shapes.sigmoid
-    preprocess = huggingface.preprocess_from(size, {}, is_siglip=is_siglip)
+    # With any vocabulary: text may come as ids.
+    shapes = huggingface.config_from(config.to_dict())
+    preprocess = huggingface.preprocess_from(
+        shapes.vision.image_size, {}, is_siglip=shapes.sigmoid
+    )
     return Checkpoint(shapes, huggingface.rename(model.state_dict()), name, preprocess)
 
 
 def _of_open_clip(model: nn.Module, name: str) -> Checkpoint | None:
+    """Make a checkpoint of a model of open_clip, or nothing of any other."""
     weights = openai.clean(model.state_dict())
     open_clip.refuse_other_models(weights)
     is_siglip = openai.is_siglip_state(weights)
@@ -152,74 +157,92 @@ def _of_open_clip(model: nn.Module, name: str) -> Checkpoint | None:
         conventions = _conventions_of(model, is_siglip=is_siglip)
     except (AttributeError, KeyError, IndexError, TypeError):  # built of other modules
         return None
+
     shapes = openai.config_from(weights, conventions)
     stated = getattr(model.visual, "preprocess_cfg", None)
     if stated is None:
         stated = SIGLIP_PREPROCESS if is_siglip else {}
+
     preprocess = open_clip.preprocess_from(shapes.vision.image_size, stated)
     return Checkpoint(shapes, openai.rename(weights), name, preprocess)
 
 
 def _conventions_of(model: Any, *, is_siglip: bool) -> Conventions:
+    """Read from the modules of open_clip's model what its weights do not show."""
     text = getattr(model, "text", model)  # some keep a tower of its own
     text_block = text.transformer.resblocks[0]
     pooling = getattr(text, "pool_type", getattr(model, "text_pool_type", "argmax"))
     end = getattr(text, "eos_id", getattr(model, "text_eos_id", None))
+
     side = getattr(model.visual, "image_size", None)
+    text_activation = _activation(text_block.mlp.gelu)
     common = Conventions(
-        _activation(text_block.mlp.gelu),
+        text_activation,
         text_heads=text_block.attn.num_heads,
         text_eps=text_block.ln_1.eps,
-        text_activation=_activation(text_block.mlp.gelu),
+        text_activation=text_activation,
         text_end=end if pooling == "eos" else None,
         image_size=side[0] if isinstance(side, Sequence) else side,
     )
+
     if is_siglip:
         block = model.visual.trunk.blocks[0]
-        activation, eps = block.mlp.act, block.norm1.eps
+        activation = block.mlp.act
+        norm = block.norm1
     elif hasattr(model.visual, "transformer"):
         block = model.visual.transformer.resblocks[0]
-        activation, eps = block.mlp.gelu, block.ln_1.eps
+        activation = block.mlp.gelu
+        norm = block.ln_1
     else:  # a ResNet
         return common
-    heads = block.attn.num_heads
     return replace(
-        common, activation=_activation(activation), vision_heads=heads, vision_eps=eps
+        common,
+        activation=_activation(activation),
+        vision_heads=block.attn.num_heads,
+        vision_eps=norm.eps,
     )
 
 
 def _activation(module: nn.Module) -> Activation:
-    known: Mapping[str, Activation] = {"QuickGELU": "quick_gelu", "GELU": "gelu"}
-    return (
-        "gelu_tanh" if "tanh" in repr(module).lower() else known[type(module).__name__]
-    )
+    """Name the activation that a module computes."""
+    if "tanh" in repr(module).lower():
+        return "gelu_tanh"
+    names: Mapping[str, Activation] = {"QuickGELU": "quick_gelu", "GELU": "gelu"}
+    return names[type(module).__name__]
 
 
 @torch.no_grad()
 def _agree(native: CLIP, model: nn.Module) -> bool:
     """Whether both encode one random image, and one random text, alike."""
     draw = torch.Generator().manual_seed(0)
-    size, text = native.image_size, native.config.text
-    pixels = torch.randn(1, 3, size, size, generator=draw).to(
-        native.device, native.dtype
-    )
-    encode_image, encode_text = (
-        find_encoder(model, IMAGE_ENCODERS),
-        find_encoder(model, TEXT_ENCODERS),
-    )
+    size = native.image_size
+    noise = torch.randn(1, 3, size, size, generator=draw)
+    pixels = noise.to(native.device, native.dtype)
+
+    encode_image = find_encoder(model, IMAGE_ENCODERS)
     assert encode_image is not None
-    pairs = [(native.encode_image(pixels), encode_image(pixels))]
-    if text is not None and encode_text is not None:
-        highest = min(CLIP_END, text.vocab_size - 1)
-        ids = torch.randint(8, highest, (1, text.context_length), generator=draw)
-        if text.causal:
-            ids[:, text.context_length // 2] = highest if text.end is None else text.end
-        ids = ids.to(native.device)
-        pairs.append((native.encode_text(ids), encode_text(ids)))
-    allowed = 1e-4 if native.dtype in (torch.float32, torch.float64) else 3e-2
-    return all(
-        ours.shape == theirs.shape
-        and float((ours - to_float32(theirs)).norm() / to_float32(theirs).norm())
-        < allowed
-        for ours, theirs in pairs
-    )
+    if not _are_close(native.encode_image(pixels), encode_image(pixels), native.dtype):
+        return False
+
+    text = native.config.text
+    encode_text = find_encoder(model, TEXT_ENCODERS)
+    if text is None or encode_text is None:
+        return True
+
+    # Ids of words: special tokens come first and last.
+    highest = min(CLIP_END, text.vocab_size - 1)
+
+    ids = torch.randint(8, highest, (1, text.context_length), generator=draw)
+    if text.causal:
+        ids[:, text.context_length // 2] = highest if text.end is None else text.end
+    ids = ids.to(native.device)
+    return _are_close(native.encode_text(ids), encode_text(ids), native.dtype)
+
+
+def _are_close(ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> bool:
+    """Whether features are equal up to the rounding of the towers' dtype."""
+    if ours.shape != theirs.shape:
+        return False
+    allowed = 1e-4 if dtype in (torch.float32, torch.float64) else 3e-2
+    theirs = to_float32(theirs)
+    return float((ours - theirs).norm() / theirs.norm()) < allowed

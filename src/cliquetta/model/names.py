@@ -30,27 +30,30 @@ _BUNDLED_DATA = re.compile(r"bundled(-fewshot)?(@[^>+/]*)?")
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """One name that :func:`~cliquetta.create_model` knows without being given a path."""
+    """Name that :func:`~cliquetta.create_model` loads without a path."""
 
     name: str
-    source: str  # who released it, and where it comes from
+    source: str
+    """who released it, and where it comes from"""
     image_size: int
-    is_vit: bool  # whether it takes visual prompts; ResNets only encode
+    is_vit: bool
+    """whether it takes visual prompts; ResNets only encode"""
     is_bundled: bool = False
 
 
 @dataclass(frozen=True)
 class ModelName:
-    """Where the name of a model leads."""
+    """Family and files of a model, found by its name."""
 
     family: Family
-    # within the family: ``ViT-B/16``, ``OWNER/NAME@REVISION``, ``ARCHITECTURE/TAG``
     name: str
-    paths: tuple[Path, ...] = ()  # files or a folder to read instead of a download
+    """within the family: ``ViT-B/16``, ``OWNER/NAME@REVISION``, ``ARCHITECTURE/TAG``"""
+    paths: tuple[Path, ...] = ()
+    """files or a folder to read instead of a download"""
 
 
 def list_models(pattern: str = "*") -> list[ModelEntry]:
-    """Return the known names that match a shell pattern; any path or hub id loads as well.
+    """Return the names that match a shell pattern; any path or hub id loads as well.
 
     Args:
         pattern: Such as ``*B-16*``.
@@ -61,22 +64,29 @@ def list_models(pattern: str = "*") -> list[ModelEntry]:
 
     """
     entries = [ModelEntry(MICRO, "bundled", 32, is_vit=True, is_bundled=True)]
-    hub: dict[str, int] = {}
+
+    # Repositories of transformers, OpenAI's copies first.
+    sizes: dict[str, int] = {}
     for name, architecture in releases.OPENAI.items():
         arch = releases.architecture(architecture)
-        is_vit = arch.patch_size is not None
-        entries.append(ModelEntry(f"openai:{name}", "OpenAI", arch.image_size, is_vit))
+        entries.append(_entry(f"openai:{name}", "OpenAI", arch))
         if "hub" in arch.openai:
-            hub[arch.openai["hub"]] = arch.image_size
-    for repo, size in {**hub, **releases.HUGGING_FACE}.items():
+            sizes[arch.openai["hub"]] = arch.image_size
+
+    sizes |= releases.HUGGING_FACE
+    for repo, size in sizes.items():
         entries.append(ModelEntry(f"hf:{repo}", "Hugging Face", size, is_vit=True))
+
     for name, arch in releases.ARCHITECTURES.items():
         for tag, repo in sorted(arch.tags.items()):
-            is_vit = arch.patch_size is not None
-            entries.append(
-                ModelEntry(f"open_clip:{name}/{tag}", repo, arch.image_size, is_vit)
-            )
+            entries.append(_entry(f"open_clip:{name}/{tag}", repo, arch))
     return [entry for entry in entries if fnmatch.fnmatchcase(entry.name, pattern)]
+
+
+def _entry(name: str, source: str, arch: releases.Architecture) -> ModelEntry:
+    """Describe a model of an architecture."""
+    is_vit = arch.patch_size is not None
+    return ModelEntry(name, source, arch.image_size, is_vit)
 
 
 def resolve_name(name: str) -> ModelName:
@@ -112,12 +122,13 @@ def resolve_name(name: str) -> ModelName:
         return _open_clip(rest)
     if colon and family == "local-dir":
         return ModelName("files", rest, (Path(rest),))
+
+    # A path, or a name without its family.
     paths = existing_paths(name)
     if paths:
         return ModelName("files", name, paths)
-    if name.startswith(("/", "./", "../", "~")) or name.endswith(
-        (".safetensors", *PICKLED)
-    ):
+    starts_as_path = name.startswith(("/", "./", "../", "~"))
+    if starts_as_path or name.endswith((".safetensors", *PICKLED)):
         raise UserError(f"no such file or folder: {name}")
     return _by_other_spelling(name)
 
@@ -130,7 +141,7 @@ def check_model(name: str) -> None:
 
 
 def choose_model(named: str | None, datasets: Sequence[str]) -> str:
-    """Return the model that was named; micro only where all data are the bundled images.
+    """Choose the model that was named; micro only where all data are the bundled images.
 
     >>> choose_model(None, ["bundled@fog:3"])
     'micro'
@@ -198,17 +209,14 @@ def _by_other_spelling(name: str) -> ModelName:
     spelled = _openai_name(name)
     if spelled is not None:
         return ModelName("openai", spelled)
-    known = [entry.name for entry in list_models()]
+    names = [entry.name for entry in list_models()]
     for family in ("hf", "open_clip"):
-        if f"{family}:{name}" in known:
+        if f"{family}:{name}" in names:
             return resolve_name(f"{family}:{name}")
-    repositories = {
-        repository
-        for architecture in releases.ARCHITECTURES.values()
-        for repository in architecture.tags.values()
-    }
-    if name in repositories:
-        return ModelName("hf-hub", name)
+    for architecture in releases.ARCHITECTURES.values():
+        if name in architecture.tags.values():
+            return ModelName("hf-hub", name)
+
     if name in releases.ARCHITECTURES:
         tags = sorted(releases.ARCHITECTURES[name].tags)
         if len(tags) == 1:
@@ -217,10 +225,11 @@ def _by_other_spelling(name: str) -> ModelName:
             f"{name} is an architecture of open_clip with several sets of weights: name one, such "
             f"as open_clip:{name}/{tags[0]}; `cliquetta models '*{name}/*'` lists them"
         )
+
     is_repository = re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None
     if is_repository and not name.startswith(("ViT", "RN")):
         raise UserError(
             f"unknown model {name!r}: there is no such path; a repository of the Hugging Face hub "
             f"is written hf:{name}, one in open_clip's format hf-hub:{name}"
         )
-    raise UnknownNameError("model", name, [*known[:14], *releases.OPENAI, "a path"])
+    raise UnknownNameError("model", name, [*names[:14], *releases.OPENAI, "a path"])

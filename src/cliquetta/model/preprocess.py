@@ -40,24 +40,31 @@ def resize_part(
     resample: Image.Resampling,
     box: tuple[float, float, float, float],
 ) -> Image.Image:
-    """``image.resize((size, size), resample, box=box)`` for a small part of a very large picture.
+    """Resize a small part (``box``) of a very large picture, as ``image.resize`` would.
 
     Pillow's boxes are float32, too coarse beyond 16 million pixels: the part is cut out
     first, with the margin of the filter.
     """
-    spans = ((box[0], box[2], image.width), (box[1], box[3], image.height))
-    margins = [math.ceil(3 * max(1, (last - first) / size)) for first, last, _ in spans]
-    left, top = (max(0, int(s[0]) - m) for s, m in zip(spans, margins, strict=True))
-    right, bottom = (
-        min(s[2], math.ceil(s[1]) + m) for s, m in zip(spans, margins, strict=True)
-    )
-    inside = (
-        box[0] - left,
-        box[1] - top,
-        min(box[2], image.width) - left,
-        min(box[3], image.height) - top,
-    )
+    x0, y0, x1, y1 = box
+
+    # The margins of the filter.
+    across = math.ceil(3 * max(1, (x1 - x0) / size))
+    down = math.ceil(3 * max(1, (y1 - y0) / size))
+
+    # The box with its margins, in whole pixels.
+    left = max(0, int(x0) - across)
+    top = max(0, int(y0) - down)
+    right = min(image.width, math.ceil(x1) + across)
+    bottom = min(image.height, math.ceil(y1) + down)
     part = image.crop((left, top, right, bottom))
+
+    # The box seen from the part.
+    inside = (
+        x0 - left,
+        y0 - top,
+        min(x1, image.width) - left,
+        min(y1, image.height) - top,
+    )
     return part.resize((size, size), resample, box=inside)
 
 
@@ -69,83 +76,101 @@ class Preprocess:
     do.
     """
 
+    # Side of the square that the model takes.
     size: int
-    """Side of the square that the model takes."""
     mean: tuple[float, float, float] = OPENAI_MEAN
     std: tuple[float, float, float] = OPENAI_STD
+    # Pillow's filter, antialiased.
     interpolation: Literal["bicubic", "bilinear", "lanczos"] = "bicubic"
-    """Pillow's filter, antialiased."""
+    # ``shorter``: the shorter side to ``size``, then crop; ``squash``: both
+    # sides, no crop.
     resize: Literal["shorter", "squash"] = "shorter"
-    """``shorter``: the shorter side to ``size``, then crop; ``squash``: both sides, no crop."""
+    # Half a pixel of crop offset: rounded to even (torchvision), or down
+    # (transformers).
     crop_rounding: Literal["round", "floor"] = "round"
-    """Half a pixel of crop offset: rounded to even (torchvision), or down (transformers)."""
 
     def __post_init__(self) -> None:
         """Validate the fields."""
         if not isinstance(self.size, int) or self.size < 1:
             raise UserError(f"image size is at least 1, got {self.size}")
-        numbers = all(
-            isinstance(v, float | int) and abs(v) < 1e6 for v in (*self.mean, *self.std)
-        )
-        if (
-            len(self.mean) != 3
-            or len(self.std) != 3
-            or not numbers
-            or min(self.std) <= 0
-        ):
+
+        valid = _are_channels(self.mean) and _are_channels(self.std)
+        if not valid or min(self.std) <= 0:
             raise UserError("mean and std hold three numbers, those of std above 0")
-        for name, value, known in (
+
+        # Choices, which may come from a file.
+        for name, value, choices in (
             ("interpolation", self.interpolation, list(_FILTERS)),
             ("resize", self.resize, ["shorter", "squash"]),
             ("crop_rounding", self.crop_rounding, ["round", "floor"]),
         ):
-            if value not in known:
-                raise UnknownNameError(name, value, known)
+            if value not in choices:
+                raise UnknownNameError(name, value, choices)
 
     @classmethod
     def openai(cls, size: int = 224) -> "Preprocess":
-        """OpenAI's and open_clip's rule, bit-equal to torchvision on PIL images."""
+        """Return OpenAI's and open_clip's rule, bit-equal to torchvision on PIL images."""
         return cls(size)
 
     def __call__(self, image: Image.Image) -> Tensor:
-        """Pixels (3, size, size), float32."""
-        return self.pixels(np.asarray(self.picture(image))[None])[0]
+        """Make pixels (3, size, size), float32."""
+        return self.batch([image])[0]
 
     def batch(self, images: Sequence[Image.Image]) -> Tensor:
-        """Pixels (N, 3, size, size) of several pictures."""
+        """Make pixels (N, 3, size, size) of several pictures."""
         if not images:
             return torch.empty(0, 3, self.size, self.size)
-        return self.pixels(
-            np.stack([np.asarray(self.picture(image)) for image in images])
-        )
+        pictures = [np.asarray(self.picture(image)) for image in images]
+        return self.pixels(np.stack(pictures))
 
     def picture(self, image: Image.Image) -> Image.Image:
-        """The RGB picture (size x size) that the model sees, before normalisation."""
-        image = image if image.mode == "RGB" else image.convert("RGB")  # which copies
-        width, height = image.size
-        resample = _FILTERS[self.interpolation]
+        """Resize and crop to the RGB picture (size x size) that the model sees."""
+        if image.mode != "RGB":  # convert() copies
+            image = image.convert("RGB")
         if self.resize == "squash":
-            across, down = (
-                max(1, side // (_REDUCED * self.size)) for side in image.size
-            )
-            image = image.reduce((across, down)) if across * down > 1 else image
-            return image.resize((self.size, self.size), resample)
-        short, long = sorted((width, height))
-        longer = int(self.size * long / short)
-        if (
-            longer > LONGEST * self.size
-        ):  # only what the crop shows: the same up to rounding
-            offset, scale = self.offset(longer - self.size), longer / long
-            first, last = offset / scale, (offset + self.size) / scale
-            box = (
-                (first, 0, last, height) if width > height else (0, first, width, last)
-            )
-            return resize_part(image, self.size, resample, box)
-        target = (self.size, longer) if width <= height else (longer, self.size)
+            return self._squash(image)
+
+        width, height = image.size
+        size = self.size
+
+        # The shorter side becomes `size`, the longer one keeps the ratio.
+        longer = int(size * max(width, height) / min(width, height))
+        if longer > LONGEST * size:
+            return self._resize_middle(image, longer)
+
+        target = (size, longer) if width <= height else (longer, size)
         if image.size != target:
-            image = image.resize(target, resample)
-        left, top = (self.offset(side - self.size) for side in image.size)
-        return image.crop((left, top, left + self.size, top + self.size))
+            image = image.resize(target, _FILTERS[self.interpolation])
+
+        # The crop is at the centre.
+        left = self.offset(image.width - size)
+        top = self.offset(image.height - size)
+        return image.crop((left, top, left + size, top + size))
+
+    def _squash(self, image: Image.Image) -> Image.Image:
+        """Resize both sides; average very long ones first."""
+        most = _REDUCED * self.size
+
+        # Whole pixels that are averaged to one.
+        # Whole pixels that are averaged to one.
+        across = max(1, image.width // most)
+        down = max(1, image.height // most)
+
+        if across * down > 1:
+            image = image.reduce((across, down))
+        return image.resize((self.size, self.size), _FILTERS[self.interpolation])
+
+    def _resize_middle(self, image: Image.Image, longer: int) -> Image.Image:
+        """Resize only what the crop of a very long picture needs: the same up to rounding."""
+        width, height = image.size
+        offset = self.offset(longer - self.size)
+        scale = longer / max(width, height)
+
+        # The crop in pixels of the picture as it is.
+        first = offset / scale
+        last = (offset + self.size) / scale
+        box = (first, 0, last, height) if width > height else (0, first, width, last)
+        return resize_part(image, self.size, _FILTERS[self.interpolation], box)
 
     def pixels(self, images: NDArray[np.uint8] | Tensor) -> Tensor:
         """Normalise uint8 pictures (..., size, size, 3): the same bits on every device."""
@@ -155,25 +180,27 @@ class Preprocess:
                 f"pixels takes uint8 (N, {self.size}, {self.size}, 3), "
                 f"got {data.dtype} {tuple(data.shape)}"
             )
+
         if data.shape[-3:-1] != (self.size, self.size):
             raise UserError(
                 f"pictures are {data.shape[-3]} x {data.shape[-2]}, the model takes {self.size} x "
                 f"{self.size}; open them as PIL images to have them resized"
             )
         mean, std, levels = _constants(self.mean, self.std, data.device)
-        # a division by a Python number would become a product with its reciprocal on
-        # CUDA
+        # A division by a Python number would become a product with its reciprocal on
+        # CUDA.
         scaled = data.movedim(-1, -3).contiguous().to(torch.float32).div_(levels)
         return scaled.sub_(mean).div_(std)
 
     def unnormalise(self, pixels: Tensor) -> Tensor:
-        """The uint8 pictures (..., H, W, 3) of normalised pixels (..., 3, H, W)."""
+        """Restore uint8 pictures (..., H, W, 3) of normalised pixels (..., 3, H, W)."""
         mean, std, _ = _constants(self.mean, self.std, pixels.device)
         scaled = pixels.detach().to(torch.float32) * std + mean
-        return scaled.mul(255).round().clamp(0, 255).to(torch.uint8).movedim(-3, -1)
+        levels = scaled.mul(255).round().clamp(0, 255)
+        return levels.to(torch.uint8).movedim(-3, -1)
 
     def to_dict(self) -> dict[str, Any]:
-        """The values as plain JSON types."""
+        """Return the values as plain JSON types."""
         return {
             **dataclasses.asdict(self),
             "mean": list(self.mean),
@@ -182,33 +209,39 @@ class Preprocess:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Preprocess":
-        """The value that :meth:`to_dict` wrote."""
-        known = [field.name for field in dataclasses.fields(cls)]
-        if unknown := next((key for key in values if key not in known), None):
-            raise UnknownNameError("value of a preprocessing", unknown, known)
-        fields: dict[str, Any] = dict(values)
-        for key in {"mean", "std"} & fields.keys():
-            fields[key] = tuple(fields[key])
+        """Read the value that :meth:`to_dict` wrote."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        fields: dict[str, Any] = {}
+        for name, value in dict(values).items():
+            if name not in names:
+                raise UnknownNameError("value of a preprocessing", name, names)
+            fields[name] = tuple(value) if name in ("mean", "std") else value
         return cls(**fields)
 
     @property
     def fingerprint(self) -> str:
         """Hash of the values: equal preprocessing, equal fingerprint."""
-        return hashlib.sha256(
-            json.dumps(self.to_dict(), sort_keys=True).encode()
-        ).hexdigest()[:16]
+        text = json.dumps(self.to_dict(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def offset(self, spare: int) -> int:
-        """First pixel of the centre crop."""
+        """Return the first pixel of the centre crop."""
         return round(spare / 2.0) if self.crop_rounding == "round" else spare // 2
+
+
+def _are_channels(values: Sequence[Any]) -> bool:
+    """Whether these are three numbers of a usual size."""
+    numbers = [isinstance(v, float | int) and abs(v) < 1e6 for v in values]
+    return len(numbers) == 3 and all(numbers)
 
 
 @lru_cache(maxsize=16)
 def _constants(
     mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and standard deviation (3, 1, 1), and the highest level, on a device."""
+    """Put mean and standard deviation (3, 1, 1), and the highest level, on a device."""
     with torch.inference_mode(False):
+        # Not as inference tensors, which autograd could not use later.
         return (
             torch.tensor(mean, dtype=torch.float32, device=device).view(3, 1, 1),
             torch.tensor(std, dtype=torch.float32, device=device).view(3, 1, 1),

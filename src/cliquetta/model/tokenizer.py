@@ -20,12 +20,14 @@ from cliquetta.model.config import TextConfig
 
 START = "<|startoftext|>"
 END = "<|endoftext|>"
-# merges of OpenAI's vocabulary: 49408 = 2 * 256 bytes + 48894 merges + 2 specials
+# Merges of OpenAI's vocabulary: 49408 = 2 * 256 bytes + 48894 merges + 2 specials.
 MERGES = 48894
 
 _VOCABULARY = 2 * 256 + MERGES + 2
-CLIP_END = _VOCABULARY - 1  # id of OpenAI's end-of-text token
-_ADDED = 1024  # a fine-tuning may have added a few words
+# Id of OpenAI's end-of-text token.
+CLIP_END = _VOCABULARY - 1
+# A fine-tuning may have added a few words.
+_ADDED = 1024
 _WORD_END = "</w>"
 _CACHED_WORDS = 1 << 16
 
@@ -45,59 +47,61 @@ def is_clip_vocabulary(size: int) -> bool:
 
 
 def clean(text: str) -> str:
-    """``text`` as the vocabulary was learnt on: mended, unescaped, one space apart, lower case."""
+    """Clean a text as the vocabulary was learnt: mended, unescaped, single spaces, lower case."""
     text = html.unescape(html.unescape(ftfy.fix_text(text)))
-    return str(_BLANKS.sub(" ", text.strip()).strip().lower())
+    spaced: str = _BLANKS.sub(" ", text.strip())
+    return spaced.strip().lower()
 
 
 @lru_cache(maxsize=1)
 def _byte_symbols() -> tuple[str, ...]:
-    """The printable character of each byte: itself in printable Latin-1, else one from 256 on."""
+    """Return the character of each byte: itself in printable Latin-1, else one from 256 on."""
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     spare = iter(range(256, 512))
     return tuple(
-        chr(byte)
-        if 33 <= byte <= 126 or 161 <= byte <= 172 or 174 <= byte <= 255
-        else chr(next(spare))
-        for byte in range(256)
+        chr(byte) if byte in printable else chr(next(spare)) for byte in range(256)
     )
 
 
 @lru_cache(maxsize=1)
 def _all_merges() -> tuple[tuple[str, str], ...]:
-    packed = (
-        files("cliquetta.model")
-        .joinpath("data/bpe_simple_vocab_16e6.txt.gz")
-        .read_bytes()
-    )
-    lines = gzip.decompress(packed).decode("utf-8").split("\n")[1 : MERGES + 1]
+    """Read OpenAI's merges, the first learnt first."""
+    path = files("cliquetta.model") / "data" / "bpe_simple_vocab_16e6.txt.gz"
+    text = gzip.decompress(path.read_bytes()).decode("utf-8")
+
+    # The first line is a header.
+    lines = text.split("\n")[1 : MERGES + 1]
     return tuple((left, right) for left, right in map(str.split, lines))
 
 
 class TextTokenizer(ABC):
-    """Texts as rows of ``context_length`` ids: special tokens around the text's own, padding."""
+    """Texts as rows of ``context_length`` ids: the text's between special tokens, padding."""
 
     context_length: int
-    prefix: tuple[int, ...]  # special tokens before a text
-    suffix: tuple[int, ...]  # special tokens after it
-    pad: int  # fills the rest of a row
+    # Special tokens before a text.
+    prefix: tuple[int, ...]
+    # Special tokens after it.
+    suffix: tuple[int, ...]
+    # Fills the rest of a row.
+    pad: int
     vocab_size: int
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
-        """The ids of ``text`` without special tokens or padding."""
+        """Return the ids of ``text`` without special tokens or padding."""
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
-        """Rows of ids (N, context_length), int64; a text that does not fit is refused by name."""
+        """Make rows of ids (N, context_length), int64; refuse a text that does not fit by name."""
         texts = [texts] if isinstance(texts, str) else texts
-        rows = torch.full(
-            (len(texts), self.context_length), self.pad, dtype=torch.int64
-        )
+        shape = (len(texts), self.context_length)
+        rows = torch.full(shape, self.pad, dtype=torch.int64)
         for row, text in zip(rows, texts, strict=True):
+            # Special tokens around the text's, padding behind.
             ids = [*self.prefix, *self.encode(text), *self.suffix]
             if len(ids) > self.context_length:
-                shown = text if len(text) <= 80 else text[:77] + "..."
+                excerpt = text if len(text) <= 80 else text[:77] + "..."
                 raise UserError(
-                    f"text {shown!r} takes {len(ids)} tokens with start and end, the model's "
+                    f"text {excerpt!r} takes {len(ids)} tokens with start and end, the model's "
                     f"context holds {self.context_length}: shorten the class name or template"
                 )
             row[: len(ids)] = torch.tensor(ids)
@@ -121,74 +125,87 @@ class Tokenizer(TextTokenizer):
         if context_length < 2:
             message = f"a context of {context_length} has no room for the start and end tokens"
             raise UserError(message)
-        self.context_length, self.merges = context_length, merges
+
+        self.context_length = context_length
+        self.merges = merges
         self._byte_symbols = _byte_symbols()
+
         learnt = _all_merges()[:merges]
+        self._ranks = {pair: rank for rank, pair in enumerate(learnt)}
+
         # Symbols sort by code point, which puts the bytes that stand for themselves
         # first.
-        single = sorted(self._byte_symbols)
-        symbols = [
-            *single,
-            *(s + _WORD_END for s in single),
-            *(a + b for a, b in learnt),
-        ]
-        self._ids = {
-            symbol: index for index, symbol in enumerate([*symbols, START, END])
-        }
-        self._ranks = {pair: rank for rank, pair in enumerate(learnt)}
+        symbols = sorted(self._byte_symbols)
+        symbols += [symbol + _WORD_END for symbol in symbols]
+        symbols += [left + right for left, right in learnt]
+        symbols += [START, END]
+        self._ids = {symbol: id for id, symbol in enumerate(symbols)}
+
+        # Words repeat: their ids are kept.
         self._word = lru_cache(maxsize=_CACHED_WORDS)(self._encode_word)
-        self.vocab_size = len(self._ids)
-        self.start, self.end = self._ids[START], self._ids[END]
-        self.prefix, self.suffix = (self.start,), (self.end,)
+        self.vocab_size = len(symbols)
+        self.start = self._ids[START]
+        self.end = self._ids[END]
+
+        self.prefix = (self.start,)
+        self.suffix = (self.end,)
 
     def __reduce__(self) -> "tuple[type[Tokenizer], tuple[int, int]]":
-        """Copies and pickles carry the settings only; tables and cache are built again."""
+        """Copy and pickle the settings only; tables and cache are built again."""
         return Tokenizer, (self.context_length, self.merges)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of ``text`` without start, end or padding."""
-        return [i for piece in _PIECE.findall(clean(text)) for i in self._word(piece)]
+        """Return the ids of ``text`` without start, end or padding."""
+        ids: list[int] = []
+        for piece in _PIECE.findall(clean(text)):
+            ids += self._word(piece)
+        return ids
 
     def _encode_word(self, word: str) -> tuple[int, ...]:
-        """The ids of one piece: its bytes, joined by the earliest learnt merge until none fits."""
+        """Return the ids of one piece: its bytes, joined by the earliest merge until none fits."""
         if word in (START, END):
             return (self._ids[word],)
         parts = [self._byte_symbols[byte] for byte in word.encode("utf-8")]
         parts[-1] += _WORD_END
-        unknown = len(self._ranks)
-        # one pair at a time, which is the same as all equal ones: no two merges give
-        # one symbol
+        no_rank = len(self._ranks)
+
+        # One pair at a time, which is the same as all equal ones: no two merges give
+        # one symbol.
         while len(parts) > 1:
-            ranks = [self._ranks.get(pair, unknown) for pair in pairwise(parts)]
-            first = ranks.index(min(ranks))
-            if ranks[first] == unknown:
+            ranks = [self._ranks.get(pair, no_rank) for pair in pairwise(parts)]
+            earliest = min(ranks)
+            if earliest == no_rank:
                 break
-            parts[first : first + 2] = [parts[first] + parts[first + 1]]
+            first = ranks.index(earliest)
+
+            joined = parts[first] + parts[first + 1]
+            parts[first : first + 2] = [joined]
         return tuple(self._ids[part] for part in parts)
 
 
 # --- tokenizer.json or a SentencePiece model, read by an extra of the package --------------------
 
 
-Find = Callable[
-    [str], Path | None
-]  # looks for a file by its name, in a folder or repository
-# in a folder or repository; the first that is there is read
+# Looks for a file by its name, in a folder or repository.
+Find = Callable[[str], Path | None]
+# In a folder or repository; the first that is there is read.
 FILES = ("tokenizer.json", "spiece.model", "tokenizer.model")
-# share of the embeddings by which a vocabulary may differ: extra tokens, rounded-up
-# sizes
+# Share of the embeddings by which a vocabulary may differ: extra tokens, rounded-up
+# sizes.
 _MARGIN = 0.02
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
-_END = 1  # the end token of SigLIP's three vocabularies
+# The end token of SigLIP's three vocabularies.
+_END = 1
 
 
 def canonicalize(text: str) -> str:
-    """``text`` as SigLIP's authors evaluate it: lower case, no punctuation, one space apart."""
-    return " ".join(text.replace("_", " ").translate(_NO_PUNCTUATION).lower().split())
+    """Write a text as SigLIP's authors do: lower case, no punctuation, single spaces."""
+    words = text.replace("_", " ").translate(_NO_PUNCTUATION)
+    return " ".join(words.lower().split())
 
 
 class PretrainedTokenizer(TextTokenizer):
-    """The vocabulary in a file, with the special tokens that a text tower was trained with.
+    """Vocabulary in a file, with the special tokens that a text tower was trained with.
 
     SigLIP's towers read canonicalised text, an end token and padding (in older
     vocabularies the end token again); other towers get the special tokens of the file's
@@ -196,27 +213,35 @@ class PretrainedTokenizer(TextTokenizer):
     """
 
     def __init__(self, path: Path, text: TextConfig) -> None:
-        self.path, self.text = path, text
+        self.path = path
+        self.text = text
         self.context_length = text.context_length
         self.is_canonical = not text.causal or text.end == _END
         self._encode, self.vocab_size, token = _read(path)
+
+        # A tokenizer of another model would give other words, unseen.
         if abs(self.vocab_size - text.vocab_size) > max(64, _MARGIN * text.vocab_size):
             raise UserError(
                 f"{path.name} is a tokenizer of another vocabulary: it has {self.vocab_size} "
                 f"tokens, the text tower {text.vocab_size}"
             )
+
         if self.is_canonical:
-            self.prefix, self.suffix = (), (_END,)
-            self.pad = 0 if token(0) == "<pad>" and token(_END) == "<eos>" else _END
+            self.prefix = ()
+            self.suffix = (_END,)
+            has_pad = token(0) == "<pad>" and token(_END) == "<eos>"
+            self.pad = 0 if has_pad else _END
             return
-        plain, framed = self._encode("a", False), self._encode("a", True)
-        start = next(
-            (i for i in range(len(framed)) if framed[i : i + len(plain)] == plain), 0
-        )
-        self.prefix, self.suffix = (
-            tuple(framed[:start]),
-            tuple(framed[start + len(plain) :]),
-        )
+
+        # Special tokens stand before and after the ids of a word.
+        word = self._encode("a", False)
+        row = self._encode("a", True)
+        size = len(word)
+        starts = (i for i in range(len(row)) if row[i : i + size] == word)
+        start = next(starts, 0)
+        self.prefix = tuple(row[:start])
+        self.suffix = tuple(row[start + size :])
+
         if text.end is None or text.end not in self.suffix:
             raise UserError(
                 f"{path.name} is a tokenizer of another model: it does not end a text with token "
@@ -225,17 +250,18 @@ class PretrainedTokenizer(TextTokenizer):
         self.pad = next((i for i in range(8) if token(i) == "<pad>"), 0)
 
     def __reduce__(self) -> "tuple[type[PretrainedTokenizer], tuple[Path, TextConfig]]":
-        """Copies and pickles read the file again."""
+        """Copy and pickle what is needed to read the file again."""
         return PretrainedTokenizer, (self.path, self.text)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of ``text`` without special tokens or padding."""
-        ids = self._encode(canonicalize(text) if self.is_canonical else text, False)
-        unknown = [i for i in ids if i >= self.text.vocab_size]
-        if unknown:
-            raise UserError(
-                f"text {text!r} holds token {unknown[0]}, which the model has not"
-            )
+        """Return the ids of ``text`` without special tokens or padding."""
+        canonical = canonicalize(text) if self.is_canonical else text
+        ids = self._encode(canonical, False)
+        for id in ids:
+            if id >= self.text.vocab_size:
+                raise UserError(
+                    f"text {text!r} holds token {id}, which the model has not"
+                )
         return ids
 
 
@@ -250,23 +276,24 @@ def require_tokenizers() -> None:
 
 
 def find_tokenizer(find: Find, text: TextConfig) -> PretrainedTokenizer | None:
-    """The tokenizer of a folder or repository in which ``find`` looks for a file; maybe none."""
-    path = next(filter(None, map(find, FILES)), None)
-    return None if path is None else PretrainedTokenizer(path, text)
+    """Read the tokenizer of a folder or repository in which ``find`` looks, if there is one."""
+    for name in FILES:
+        path = find(name)
+        if path is not None:
+            return PretrainedTokenizer(path, text)
+    return None
 
 
-Encode = Callable[
-    [str, bool], list[int]
-]  # of a text, with the file's special tokens or without
+# Encodes a text, with the file's special tokens or without.
+Encode = Callable[[str, bool], list[int]]
 
 
 def _read(path: Path) -> tuple[Encode, int, Callable[[int], str]]:
     """Read a tokenizer: how to encode, the number of tokens, and the token of an id."""
-    library = "tokenizers" if path.name.endswith(".json") else "sentencepiece"
+    is_json = path.name.endswith(".json")
+    library = "tokenizers" if is_json else "sentencepiece"
     try:
-        return (
-            _read_json(path) if library == "tokenizers" else _read_sentencepiece(path)
-        )
+        return _read_json(path) if is_json else _read_sentencepiece(path)
     except ImportError:
         message = (
             f"{path.name} needs the package {library}: pip install 'cliquetta[siglip]'"
@@ -279,6 +306,7 @@ def _read(path: Path) -> tuple[Encode, int, Callable[[int], str]]:
 
 
 def _read_json(path: Path) -> tuple[Encode, int, Callable[[int], str]]:
+    """Read a file of the tokenizers library."""
     from tokenizers import Tokenizer
 
     library = Tokenizer.from_file(str(path))
@@ -292,6 +320,7 @@ def _read_json(path: Path) -> tuple[Encode, int, Callable[[int], str]]:
 
 
 def _read_sentencepiece(path: Path) -> tuple[Encode, int, Callable[[int], str]]:
+    """Read a SentencePiece model."""
     from sentencepiece import SentencePieceProcessor
 
     library = SentencePieceProcessor(model_proto=path.read_bytes())

@@ -1,4 +1,4 @@
-"""The image towers: a ViT, plain or prompted by key/value prefixes or tokens, and a ResNet."""
+"""Image towers: a ViT, plain or prompted by key/value prefixes or tokens, and a ResNet."""
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -27,10 +27,10 @@ class TokenPrompts:
     position: Literal["after-class", "end"] = "after-class"
 
     def span(self, config: VisionConfig) -> slice:
-        """Positions of the prompt tokens in the sequence of a tower."""
-        first = config.class_tokens + (
-            0 if self.position == "after-class" else config.patches
-        )
+        """Return the positions of the prompt tokens in the sequence of a tower."""
+        first = config.class_tokens
+        if self.position == "end":
+            first += config.patches
         return slice(first, first + self.layers[0].shape[-2])
 
 
@@ -40,40 +40,47 @@ class VisionTower(nn.Module):
     def __init__(self, config: VisionConfig, embed_dim: int) -> None:
         super().__init__()
         self.config = config
-        width, patch = config.width, config.patch_size
+
+        # Without a class token, a pooling head ends the tower (SigLIP).
+        width = config.width
+        patch = config.patch_size
         has_class = config.pooling == "class"
         self.patch = nn.Conv2d(
             3, width, kernel_size=patch, stride=patch, bias=not has_class
         )
+
         if has_class:
             self.class_token = nn.Parameter(torch.zeros(width))
             self.ln_pre = nn.LayerNorm(width, eps=config.eps)
-        self.position = nn.Parameter(
-            torch.zeros(config.patches + config.class_tokens, width)
-        )
+        tokens = config.patches + config.class_tokens
+
+        self.position = nn.Parameter(torch.zeros(tokens, width))
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+
         self.head = None if has_class else AttentionPool(config)
         if has_class:
             self.ln_post = nn.LayerNorm(width, eps=config.eps)
             self.projection = nn.Parameter(torch.zeros(width, embed_dim))
 
     def block(self, index: int) -> Block:
-        """Block ``index``, typed."""
+        """Return block ``index``, typed."""
         return cast(Block, self.blocks[index])
 
     def embed(self, pixels: Tensor, tokens: TokenPrompts | None = None) -> Tensor:
-        """Hidden states (B, T, D) at the input of block 0."""
-        patches = (
-            self.patch(pixels.to(self.patch.weight.dtype)).flatten(2).transpose(1, 2)
-        )
-        B = patches.shape[0]
+        """Compute hidden states (B, T, D) at the input of block 0."""
+        patches = self.patch(pixels.to(self.patch.weight.dtype))
+        x: Tensor = patches.flatten(2).transpose(1, 2)
+
+        # (B, T, D), one token for each patch.
         if self.head is None:
-            first = self.class_token.to(patches.dtype).expand(B, 1, -1)
-            patches = torch.cat([first, patches], dim=1)
-        x: Tensor = patches + self.position
+            first = self.class_token.to(x.dtype).expand(x.shape[0], 1, -1)
+            x = torch.cat([first, x], dim=1)
+        x = x + self.position
+
         if tokens is not None:
-            span = tokens.span(self.config)
-            x = _with_prompt(x, tokens.layers[0], slice(span.start, span.start))
+            # Inserted, in place of nothing.
+            start = tokens.span(self.config).start
+            x = _with_prompt(x, tokens.layers[0], slice(start, start))
         return self.ln_pre(x) if self.head is None else x
 
     def run(
@@ -85,32 +92,35 @@ class VisionTower(nn.Module):
         prefix: Mapping[int, Prefix] | None = None,
         tokens: TokenPrompts | None = None,
     ) -> Tensor:
-        """Hidden states at the input of block ``stop``, from those at the input of ``start``.
+        """Run hidden states at the input of block ``start`` up to the input of block ``stop``.
 
         At the end (``stop=None``) only the class token is computed, (B, 1, D), unless a
         pooling head reads all tokens.
         """
         self._check(prefix, start, stop)
-        last = len(self.blocks) - 1
-        for index in range(start, len(self.blocks) if stop is None else stop):
+        count = len(self.blocks)
+        for index in range(start, count if stop is None else stop):
             if tokens is not None and 0 < index < len(tokens.layers):
-                hidden = _with_prompt(
-                    hidden, tokens.layers[index], tokens.span(self.config)
-                )
+                # Deep prompts: those of the block before are replaced.
+                span = tokens.span(self.config)
+                hidden = _with_prompt(hidden, tokens.layers[index], span)
             entry = None if prefix is None else prefix.get(index)
+
+            # Of the last block only the class token is read.
             rows = None
-            if stop is None and index == last and self.head is None:
-                rows = torch.zeros(
-                    hidden.shape[0], dtype=torch.long, device=hidden.device
-                )
+            if stop is None and index == count - 1 and self.head is None:
+                batch = hidden.shape[0]
+                rows = torch.zeros(batch, dtype=torch.long, device=hidden.device)
             hidden = self.blocks[index](hidden, prefix=entry, rows=rows)
         return hidden
 
     def pool(self, hidden: Tensor) -> Tensor:
-        """Features (B, E) of what :meth:`run` leaves at the end; not normalised."""
+        """Compute features (B, E) of what :meth:`run` leaves at the end; not normalised."""
         if self.head is not None:
-            return cast(Tensor, self.head(hidden))[:, 0]
-        return cast(Tensor, self.ln_post(hidden[:, 0])) @ self.projection
+            pooled: Tensor = self.head(hidden)
+            return pooled[:, 0]
+        normed: Tensor = self.ln_post(hidden[:, 0])
+        return normed @ self.projection
 
     def forward(
         self,
@@ -119,10 +129,10 @@ class VisionTower(nn.Module):
         prefix: Mapping[int, Prefix] | None = None,
         tokens: TokenPrompts | None = None,
     ) -> Tensor:
-        """Features (B, E), not normalised."""
-        return self.pool(
-            self.run(self.embed(pixels, tokens), prefix=prefix, tokens=tokens)
-        )
+        """Compute features (B, E), not normalised."""
+        hidden = self.embed(pixels, tokens)
+        hidden = self.run(hidden, prefix=prefix, tokens=tokens)
+        return self.pool(hidden)
 
     def attention(
         self,
@@ -131,17 +141,16 @@ class VisionTower(nn.Module):
         *,
         prefix: Mapping[int, Prefix] | None = None,
     ) -> dict[int, Tensor]:
-        """Attention (B, heads, T, P + T) of blocks, prefix first; a pooling head comes last."""
+        """Return attention (B, heads, T, P + T) of blocks, prefix first; a pooling head is last."""
         self._check(prefix, 0, None)
+        modules: list[Block] = [self.block(index) for index in range(len(self.blocks))]
+        if self.head is not None:
+            modules.append(self.head)
+
         weights = {}
         hidden = self.embed(pixels)
-        for index in range(max(blocks) + 1):
+        for index, block in enumerate(modules[: max(blocks) + 1]):
             entry = None if prefix is None else prefix.get(index)
-            block = (
-                self.head
-                if index == len(self.blocks) and self.head
-                else self.block(index)
-            )
             if index in blocks:
                 hidden, weights[index] = block.with_weights(hidden, prefix=entry)
             else:
@@ -154,6 +163,7 @@ class VisionTower(nn.Module):
         """Refuse a prefix outside the blocks that run: it would be dropped in silence."""
         end = len(self.blocks) if stop is None else stop
         outside = [index for index in prefix or {} if not start <= index < end]
+
         if outside:
             raise UserError(
                 f"prefix at block {outside[0]}, but blocks {start} to {end - 1} run"
@@ -161,10 +171,12 @@ class VisionTower(nn.Module):
 
 
 def _with_prompt(hidden: Tensor, prompt: Tensor, span: slice) -> Tensor:
-    """Hidden states (B, T, D) with a prompt (p, D) or (B, p, D) in place of positions ``span``."""
-    # not len(hidden), which would fix the batch size of an exported model
+    """Put a prompt (p, D) or (B, p, D) in place of positions ``span`` of states (B, T, D)."""
+    # Not len(hidden), which would fix the batch size of an exported model.
     rows = prompt.to(hidden.dtype).expand(hidden.shape[0], -1, -1)
-    return torch.cat([hidden[:, : span.start], rows, hidden[:, span.stop :]], dim=1)
+    before = hidden[:, : span.start]
+    after = hidden[:, span.stop :]
+    return torch.cat([before, rows, after], dim=1)
 
 
 # --- RN50 ... RN50x64: plain encoding only --------------------------------------------------------
@@ -185,22 +197,27 @@ class Bottleneck(nn.Module):
         self.avgpool = nn.AvgPool2d(stride) if stride > 1 else nn.Identity()
         self.conv3 = nn.Conv2d(planes, outputs, 1, bias=False)
         self.bn3 = nn.BatchNorm2d(outputs)
+
+        # A shortcut of another shape is pooled and projected.
         self.downsample: nn.Sequential | None = None
         if stride > 1 or inputs != outputs:
-            convolution = nn.Conv2d(inputs, outputs, 1, bias=False)
             parts = {
                 "-1": nn.AvgPool2d(stride),
-                "0": convolution,
+                "0": nn.Conv2d(inputs, outputs, 1, bias=False),
                 "1": nn.BatchNorm2d(outputs),
             }
             self.downsample = nn.Sequential(OrderedDict(parts))
 
     def forward(self, x: Tensor) -> Tensor:
-        """One residual block."""
+        """Run one residual block."""
         shortcut = x if self.downsample is None else self.downsample(x)
+
+        # Fewer channels, a look at the neighbours, all channels again.
         x = F.relu(self.bn1(self.conv1(x)))
         x = F.relu(self.bn2(self.conv2(x)))
-        return F.relu(self.bn3(self.conv3(self.avgpool(x))) + shortcut)
+
+        x = self.bn3(self.conv3(self.avgpool(x)))
+        return F.relu(x + shortcut)
 
 
 class ResNetPool(nn.Module):
@@ -210,35 +227,43 @@ class ResNetPool(nn.Module):
         super().__init__()
         self.heads = heads
         self.positional_embedding = nn.Parameter(torch.zeros(side**2 + 1, width))
+
         self.k_proj = nn.Linear(width, width)
         self.q_proj = nn.Linear(width, width)
         self.v_proj = nn.Linear(width, width)
         self.c_proj = nn.Linear(width, embed_dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features (B, E) of a map (B, C, S, S)."""
+        """Compute features (B, E) of a map (B, C, S, S)."""
+        # Positions as a sequence, their mean in front: (B, 1 + S * S, C).
+        # Positions as a sequence, their mean in front: (B, 1 + S * S, C).
         x = x.flatten(2).transpose(1, 2)
-        x = (
-            torch.cat([x.mean(dim=1, keepdim=True), x], dim=1)
-            + self.positional_embedding
-        )
-        B, T, D = x.shape
-        heads = (self.heads, D // self.heads)
-        q = self.q_proj(x[:, :1]).view(B, 1, *heads).transpose(1, 2)
-        k, v = (
-            p(x).view(B, T, *heads).transpose(1, 2) for p in (self.k_proj, self.v_proj)
-        )
-        pooled = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(B, D)
+        mean = x.mean(dim=1, keepdim=True)
+        x = torch.cat([mean, x], dim=1) + self.positional_embedding
+
+        # The mean is the one query; all positions are keys.
+        q = self._by_heads(self.q_proj(x[:, :1]))
+        k = self._by_heads(self.k_proj(x))
+        v = self._by_heads(self.v_proj(x))
+        attended = F.scaled_dot_product_attention(q, k, v)
+        pooled = attended.transpose(1, 2).flatten(1)
         return cast(Tensor, self.c_proj(pooled))
+
+    def _by_heads(self, x: Tensor) -> Tensor:
+        """Split channels (B, T, D) into heads (B, heads, T, D / heads)."""
+        B, T, D = x.shape
+        return x.view(B, T, self.heads, D // self.heads).transpose(1, 2)
 
 
 class ModifiedResNet(nn.Module):
-    """A three-convolution stem, four stages of bottlenecks, attention pooling."""
+    """Three-convolution stem, four stages of bottlenecks, attention pooling."""
 
     def __init__(self, config: ResNetConfig, embed_dim: int) -> None:
         super().__init__()
         self.config = config
         width = config.width
+
+        # The stem.
         self.conv1 = nn.Conv2d(3, width // 2, 3, stride=2, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(width // 2)
         self.conv2 = nn.Conv2d(width // 2, width // 2, 3, padding=1, bias=False)
@@ -246,26 +271,32 @@ class ModifiedResNet(nn.Module):
         self.conv3 = nn.Conv2d(width // 2, width, 3, padding=1, bias=False)
         self.bn3 = nn.BatchNorm2d(width)
         self.avgpool = nn.AvgPool2d(2)
+
+        # The four stages.
         inputs = width
         for stage, blocks in enumerate(config.layers):
             planes = width * 2**stage
-            layers = []
+            layers = nn.Sequential()
             for index in range(blocks):
-                layers.append(
-                    Bottleneck(inputs, planes, 2 if stage and index == 0 else 1)
-                )
+                # Each stage but the first halves the map.
+                stride = 2 if stage and index == 0 else 1
+                layers.append(Bottleneck(inputs, planes, stride))
                 inputs = planes * Bottleneck.expansion
-            setattr(self, f"layer{stage + 1}", nn.Sequential(*layers))
-        self.attnpool = ResNetPool(
-            config.image_size // 32, inputs, config.heads, embed_dim
-        )
+            setattr(self, f"layer{stage + 1}", layers)
+
+        side = config.image_size // 32
+        self.attnpool = ResNetPool(side, inputs, config.heads, embed_dim)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Features (B, E), not normalised."""
+        """Compute features (B, E), not normalised."""
         x = pixels.to(self.conv1.weight.dtype)
+
+        # The stem: (B, 3, S, S) to (B, width, S / 4, S / 4).
         x = F.relu(self.bn1(self.conv1(x)))
         x = F.relu(self.bn2(self.conv2(x)))
         x = self.avgpool(F.relu(self.bn3(self.conv3(x))))
+
+        # Each stage but the first halves the map again.
         for stage in range(1, 5):
             x = getattr(self, f"layer{stage}")(x)
         return cast(Tensor, self.attnpool(x))

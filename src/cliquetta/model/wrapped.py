@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,45 +14,49 @@ from cliquetta.model.preprocess import Preprocess
 from cliquetta.model.processors import RowTokenizer
 from cliquetta.model.tokenizer import TextTokenizer, Tokenizer, is_clip_vocabulary
 
+# Functions that encode, and the name of what they take, if it is asked for by name.
 IMAGE_ENCODERS = {"encode_image": None, "get_image_features": "pixel_values"}
 TEXT_ENCODERS = {"encode_text": None, "get_text_features": "input_ids"}
-"""Functions that encode, and the name of what they take, if it is asked for by name."""
 
 
 class ImageEncoder(nn.Module):
-    """The image side of a held model as a module: pixels in, features out."""
+    """Image side of a wrapped model as a module: pixels in, features out."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        self.layer_norms: tuple[
-            str, ...
-        ] = ()  # names of the LayerNorms that an image passes
+        # Names of the LayerNorms that an image passes.
+        self.layer_norms: tuple[str, ...] = ()
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Features (B, E), not normalised unless the model does so."""
+        """Compute features (B, E), not normalised unless the model does so."""
         encode = find_encoder(self.model, IMAGE_ENCODERS)
         assert encode is not None
         weight = next(self.model.parameters(), pixels)
         return encode(pixels.to(weight.device, weight.dtype))
 
     def watch(self, pixels: Tensor) -> Tensor:
-        """Features of an image, noting the LayerNorms on its way."""
+        """Compute features of an image and note the LayerNorms on its way."""
         passed: dict[str, None] = {}
         with ExitStack() as hooks:
             for name, module in self.named_modules():
-                if isinstance(module, nn.LayerNorm) and module.weight is not None:
-                    hook = module.register_forward_hook(
-                        lambda *_, n=name: passed.setdefault(n)
-                    )
-                    hooks.enter_context(hook)
+                if not isinstance(module, nn.LayerNorm) or module.weight is None:
+                    continue
+
+                note = partial(_note, passed, name)
+                hooks.enter_context(module.register_forward_hook(note))
             features: Tensor = self(pixels)
         self.layer_norms = tuple(passed)
         return features
 
 
+def _note(names: dict[str, None], name: str, *_: Any) -> None:
+    """Note, as a hook, that a module was passed."""
+    names.setdefault(name)
+
+
 class WrappedCLIP(CLIP):
-    """A held model behind the interface of ours, with the capabilities that it has."""
+    """Model of another library behind the interface of ours, with what it is capable of."""
 
     is_wrapped = True
     visual: ImageEncoder
@@ -61,47 +66,38 @@ class WrappedCLIP(CLIP):
         self, model: nn.Module, id: str, preprocess: Preprocess, tokenizer: Any
     ) -> None:
         nn.Module.__init__(self)
-        self.id, self.preprocess, self.image_size = id, preprocess, preprocess.size
-        self.visual, self.text, self._text = (
-            ImageEncoder(model),
-            None,
-            find_encoder(model, TEXT_ENCODERS),
-        )
-        size = preprocess.size
+        self.id = id
+        self.preprocess = preprocess
+        self.image_size = size = preprocess.size
+        self.visual = ImageEncoder(model)
+        self.text = None
+        self._text = find_encoder(model, TEXT_ENCODERS)
+
+        # One image shows whether it encodes, and how wide features are.
         try:
             features = self.visual.watch(torch.zeros(1, 3, size, size))
         except Exception as error:  # whatever a foreign module raises on a wrong size
-            message = (
+            raise UserError(
                 f"{id} does not encode an image of {size} x {size}: {first_line(error)}"
-            )
-            raise UserError(message) from error
+            ) from error
         if features.ndim != 2 or len(features) != 1:
             raise UserError(
                 f"{id} gives {tuple(features.shape)} for one image, not (1, width)"
             )
+
         self.embed_dim = features.shape[1]
-        weights = model.named_parameters()
-        embeddings = (
-            w for name, w in weights if name.endswith("token_embedding.weight")
-        )
-        vocab_size = next(map(len, embeddings), None)
-        length = int(getattr(model, "context_length", 0) or 77)
-        self._tokenizer: TextTokenizer | None = None
-        if tokenizer is not None:
-            self._tokenizer = RowTokenizer(tokenizer, length, vocab_size)
-        elif vocab_size is not None and is_clip_vocabulary(vocab_size):
-            self._tokenizer = Tokenizer(length)
-        scale, bias = (
-            getattr(model, f"logit_{part}", None) for part in ("scale", "bias")
-        )
+        self._tokenizer = _find_tokenizer(model, tokenizer)
+
         device = next(self.visual.parameters()).device
+        scale = getattr(model, "logit_scale", None)
         log_scale = scale if isinstance(scale, Tensor) else torch.tensor(100.0).log()
         self.logit_scale = _scalar(log_scale, device)
+        bias = getattr(model, "logit_bias", None)
         self.logit_bias = _scalar(bias, device) if isinstance(bias, Tensor) else None
 
     @property
     def tokenizer(self) -> TextTokenizer:
-        """The tokenizer that was given, or CLIP's own."""
+        """Tokenizer that the user passed, or CLIP's own."""
         if self._tokenizer is None or self._text is None:
             raise MissingCapabilityError(
                 f"{self.id} does not encode text here: pass from_model(..., tokenizer=...), or "
@@ -112,9 +108,12 @@ class WrappedCLIP(CLIP):
     @property
     def capabilities(self) -> frozenset[str]:
         """Text if it can be tokenised, LayerNorms if there are any; no prompts."""
-        has_text = self._tokenizer is not None and self._text is not None
-        available = {"text": has_text, "norm": bool(self.visual.layer_norms)}
-        return frozenset(name for name, is_there in available.items() if is_there)
+        names = set()
+        if self._tokenizer is not None and self._text is not None:
+            names.add("text")
+        if self.visual.layer_norms:
+            names.add("norm")
+        return frozenset(names)
 
     def encode_text(
         self,
@@ -126,21 +125,36 @@ class WrappedCLIP(CLIP):
         normalize: bool = False,
         chunk: int | None = None,
     ) -> Tensor:
-        """Text features (N, E) of strings or token ids; ``chunk`` rows at a time (256)."""
+        """Encode strings or token ids as text features (N, E), ``chunk`` (256) rows at a time."""
         if context is not None or deep:
             raise MissingCapabilityError(
                 f"{self.id} is wrapped: it takes no learned context"
             )
+
         ids = texts if isinstance(texts, Tensor) else self.tokenizer(texts)
         assert self._text is not None
-        parts = [
-            self._text(rows) for rows in torch.split(ids.to(self.device), chunk or 256)
-        ]
-        features = torch.cat(parts)
+        chunks = torch.split(ids.to(self.device), chunk or 256)
+        features = torch.cat([self._text(rows) for rows in chunks])
         return l2_normalize(features) if normalize else to_float32(features)
 
 
+def _find_tokenizer(model: nn.Module, tokenizer: Any) -> TextTokenizer | None:
+    """Wrap a tokenizer; without one, use CLIP's where the vocabulary is CLIP's."""
+    vocab_size = None
+    for name, weight in model.named_parameters():
+        if name.endswith("token_embedding.weight"):
+            vocab_size = len(weight)
+            break
+    length = int(getattr(model, "context_length", 0) or 77)
+    if tokenizer is not None:
+        return RowTokenizer(tokenizer, length, vocab_size)
+    if vocab_size is not None and is_clip_vocabulary(vocab_size):
+        return Tokenizer(length)
+    return None
+
+
 def _scalar(value: Tensor, device: torch.device) -> nn.Parameter:
+    """Make a frozen float32 scalar on a device."""
     plain = value.detach().to(device, torch.float32).reshape(())
     return nn.Parameter(plain, requires_grad=False)
 
@@ -148,18 +162,22 @@ def _scalar(value: Tensor, device: torch.device) -> nn.Parameter:
 def find_encoder(
     model: nn.Module, names: Mapping[str, str | None]
 ) -> Callable[[Tensor], Tensor] | None:
-    """The first of the named methods that a model has, giving a tensor."""
+    """Return the first of some methods that a model has, giving a tensor."""
     for name, argument in names.items():
         method = getattr(model, name, None)
         if callable(method):
-            return lambda x, f=method, a=argument: _features(
-                f(x) if a is None else f(**{a: x})
-            )  # type: ignore[misc]
+            return partial(_encode, method, argument)
     return None
 
 
+def _encode(method: Callable[..., Any], argument: str | None, inputs: Tensor) -> Tensor:
+    """Call a method that encodes, by the name of its argument if it has one."""
+    output = method(inputs) if argument is None else method(**{argument: inputs})
+    return _features(output)
+
+
 def _features(output: Any) -> Tensor:
-    """The features in what a model returns: newer transformers wrap them."""
+    """Find the features in what a model returns: newer transformers wrap them."""
     for value in (output, getattr(output, "pooler_output", None)):
         if isinstance(value, Tensor):
             return value
@@ -202,7 +220,10 @@ class FeaturesOnly(CLIP):
         self.embed_dim = width
         self.image_size = 1
         self.preprocess = Preprocess(1)  # of no image: there are none
-        self.visual, self.text = nn.Identity(), None
+
+        self.visual = nn.Identity()
+        self.text = None
+
         log_scale = torch.tensor(float(scale), device=device).log()
         self.logit_scale = nn.Parameter(log_scale, requires_grad=False)
         self.logit_bias = None
@@ -219,7 +240,6 @@ class FeaturesOnly(CLIP):
 
     def encode_image(self, pixels: Tensor, **options: Any) -> Tensor:
         """Raise: there is no image tower."""
-        message = (
+        raise MissingCapabilityError(
             f"{self.id} stands for a model that is not here: it cannot encode images"
         )
-        raise MissingCapabilityError(message)

@@ -1,4 +1,4 @@
-"""Class lists and templates: those of known datasets (data files with hashes), and users' own."""
+"""Class lists and templates: those of known datasets, and users' own."""
 
 import json
 from collections.abc import Sequence
@@ -13,13 +13,11 @@ from cliquetta.prompts.classes import DEFAULT_TEMPLATE, ClassPrompts
 
 @lru_cache
 def _read(name: str, section: str) -> dict[str, Any]:
-    text = (
-        files("cliquetta.prompts")
-        .joinpath("data")
-        .joinpath(name)
-        .read_text(encoding="utf-8")
-    )
-    return dict(json.loads(text)[section])
+    """Read a section of a packaged JSON file."""
+    folder = files("cliquetta.prompts").joinpath("data")
+    text = folder.joinpath(name).read_text(encoding="utf-8")
+    document = json.loads(text)
+    return dict(document[section])
 
 
 def _class_lists() -> dict[str, Any]:
@@ -27,17 +25,17 @@ def _class_lists() -> dict[str, Any]:
 
 
 def list_class_lists() -> list[str]:
-    """Ids of all class lists."""
+    """List the ids of all class lists."""
     return sorted(_class_lists())
 
 
 def list_templates() -> list[str]:
-    """Ids of all template sets."""
+    """List the ids of all template sets."""
     return sorted(_read("templates.json", "sets"))
 
 
 def class_names(list_id: str) -> tuple[str, ...]:
-    """The class names of a list in the order of labels; ImageNet's hold two duplicates."""
+    """Read the class names of a list by label; ImageNet's hold two duplicates."""
     entry = look_up("class list", list_id, _class_lists())
     if "subset_of" not in entry:
         return tuple(entry["names"])
@@ -46,39 +44,45 @@ def class_names(list_id: str) -> tuple[str, ...]:
 
 
 def wnids(list_id: str) -> tuple[str, ...]:
-    """The WordNet ids of a list's classes, in the order of its labels; ImageNet's lists only."""
-    known = {
+    """Read the WordNet ids of a list of ImageNet classes, by label."""
+    ids = {
         name: entry["wnids"]
         for name, entry in _class_lists().items()
         if "wnids" in entry
     }
-    return tuple(look_up("class list with WordNet ids", list_id, known))
+    return tuple(look_up("class list with WordNet ids", list_id, ids))
 
 
 def indices(list_id: str) -> tuple[int, ...]:
-    """Positions of the classes of an ImageNet subset in the list of 1000."""
-    superset = look_up("class list", list_id, _class_lists()).get("subset_of", list_id)
-    position = {wnid: i for i, wnid in enumerate(wnids(superset))}
-    return tuple(position[wnid] for wnid in wnids(list_id))
+    """Find the classes of an ImageNet subset in the list of 1000."""
+    entry = look_up("class list", list_id, _class_lists())
+    superset = entry.get("subset_of", list_id)
+
+    positions = {}
+    for position, wnid in enumerate(wnids(superset)):
+        positions[wnid] = position
+    return tuple(positions[wnid] for wnid in wnids(list_id))
 
 
 def templates(set_id: str) -> tuple[str, ...]:
-    """The templates of a set; ``{}`` stands for the class name."""
-    return tuple(
-        look_up("template set", set_id, _read("templates.json", "sets"))["templates"]
-    )
+    """Read the templates of a set; ``{}`` stands for the class name."""
+    sets = _read("templates.json", "sets")
+    entry = look_up("template set", set_id, sets)
+    return tuple(entry["templates"])
 
 
 def template_choice(scheme: str, dataset: str) -> str:
-    """The template set that a method (``coop``, ``tda``, ``scap``) takes for a dataset."""
-    choice = look_up("choice of templates", scheme, _read("templates.json", "choices"))
-    return str(look_up(f"dataset with templates of {scheme}", dataset, choice["sets"]))
+    """Choose the template set of a method (``coop``, ``tda``, ``scap``)."""
+    choices = _read("templates.json", "choices")
+    choice = look_up("choice of templates", scheme, choices)
+    sets = choice["sets"]
+    return str(look_up(f"dataset with templates of {scheme}", dataset, sets))
 
 
 def read_prompts(
     classes: str | None, given_templates: Sequence[str] = ()
 ) -> ClassPrompts:
-    """Class names and templates as users write them.
+    """Read class names and templates as users write them.
 
     Args:
         classes: A file with one name per line, ``cat,dog,ship``, or a known list.
@@ -91,6 +95,8 @@ def read_prompts(
             "--classes imagenet"
         )
     texts = read_templates(given_templates)
+
+    # A file, a known list, or names with commas between them.
     if _is_file(classes):
         names = text_lines(Path(classes))
         if not names:
@@ -100,14 +106,15 @@ def read_prompts(
         return ClassPrompts(class_names(classes), texts, allow_duplicates=True)
     if "," not in classes and (Path(classes).suffix or "/" in classes):
         raise UserError(f"no file {classes} with class names")
-    stripped = (name.strip() for name in classes.split(","))
-    return ClassPrompts(tuple(name for name in stripped if name), texts)
+    stripped = [name.strip() for name in classes.split(",")]
+    names = [name for name in stripped if name]
+    return ClassPrompts(tuple(names), texts)
 
 
-def read_templates(given: Sequence[str]) -> tuple[str, ...]:
-    """Templates written out, in a file (one per line), or of a known set such as ``openai-80``."""
+def read_templates(choices: Sequence[str]) -> tuple[str, ...]:
+    """Read templates: texts, files (one per line), sets such as ``openai-80``."""
     texts: list[str] = []
-    for value in given:
+    for value in choices:
         if "{}" in value:
             texts.append(value)
         elif _is_file(value):
@@ -123,18 +130,17 @@ def read_templates(given: Sequence[str]) -> tuple[str, ...]:
 
 
 def text_lines(path: Path) -> list[str]:
-    """The lines of a text file that are neither empty nor comments (``# ...``)."""
+    """Read the lines of a text file that are neither empty nor comments (``# ...``)."""
     try:
-        lines = (
-            line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()
-        )
-        return [line for line in lines if line and not line.startswith("#")]
+        text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise UserError(f"{path} is not UTF-8 text with one entry per line") from None
+    lines = [line.strip() for line in text.splitlines()]
+    return [line for line in lines if line and not line.startswith("#")]
 
 
 def _is_file(text: str) -> bool:
-    """Whether it names one; text that cannot even be a path (too long, a NUL) does not."""
+    """Return whether text names a file, also if it cannot even be a path."""
     try:
         return Path(text).is_file()
     except (OSError, ValueError):

@@ -33,11 +33,12 @@ class ClassPrompts:
     allow_duplicates: bool = False
 
     def __post_init__(self) -> None:
-        given: object = self.names
-        names = () if isinstance(given, str) else tuple(self.names)
-        if isinstance(given, str) or not all(isinstance(name, str) for name in names):
+        argument: object = self.names
+        is_list = not isinstance(argument, str)
+        names = tuple(self.names) if is_list else ()
+        if not is_list or not all(isinstance(name, str) for name in names):
             raise UserError(
-                f"class names are a list such as ['cat', 'dog'], got {given!r}"
+                f"class names are a list such as ['cat', 'dog'], got {argument!r}"
             )
         object.__setattr__(self, "names", names)
         object.__setattr__(self, "templates", tuple(self.templates))
@@ -74,20 +75,24 @@ class ClassPrompts:
         return hash(self.fingerprint)
 
     def texts(self, template: str) -> list[str]:
-        """Every class in one template; underscores in names become spaces."""
+        """Write every class in one template; underscores in names become spaces."""
         return [template.replace("{}", name.replace("_", " ")) for name in self.names]
 
     @property
     def fingerprint(self) -> str:
-        """Hash of names, templates and fixed features: equal prompts, equal fingerprint."""
-        digest = hashlib.sha256(json.dumps([self.names, self.templates]).encode())
+        """Hash of names, templates and fixed features."""
+        # Features count as well: the same names may stand for other ones.
+        text = json.dumps([self.names, self.templates])
+        digest = hashlib.sha256(text.encode())
         if self.features is not None:
-            digest.update(self.features.detach().float().cpu().numpy().tobytes())
+            features = self.features.detach()
+            features = features.float().cpu()
+            digest.update(features.numpy().tobytes())
         return digest.hexdigest()[:16]
 
 
 def as_prompts(classes: ClassPrompts | Sequence[str]) -> ClassPrompts:
-    """Class names with the default template; prompts as they are."""
+    """Give class names the default template; prompts stay as they are."""
     if isinstance(classes, ClassPrompts):
         return classes
     return ClassPrompts(classes)  # type: ignore[arg-type]  # made a tuple there

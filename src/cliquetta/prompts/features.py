@@ -1,4 +1,4 @@
-"""Features that were encoded elsewhere: arrays and files of them, and those of class names."""
+"""Features that were encoded elsewhere: of images, and of class names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import zipfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ FloatArray = npt.NDArray[np.float32]
 
 
 def read_arrays(path: Path | str) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of a file (an ``.npy`` file holds ``features``); nothing in it is executed."""
+    """Read the arrays of a file (``features`` of ``.npy``) without running code."""
     path = Path(path).expanduser()
     if not path.is_file() or path.suffix not in FEATURE_FILES:
         what = f"{path} is none" if path.exists() else f"there is no {path}"
@@ -46,9 +46,8 @@ def read_arrays(path: Path | str) -> dict[str, npt.NDArray[Any]]:
             arrays = {name: _numpy(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
             header = file.metadata() or {}
         header.pop("format", "")  # an entry of many libraries, which is no JSON
-        return {
-            name: np.asarray(json.loads(text)) for name, text in header.items()
-        } | arrays
+        lists = {name: np.asarray(json.loads(text)) for name, text in header.items()}
+        return lists | arrays
     except (ValueError, EOFError, zipfile.BadZipFile, SafetensorError) as error:
         raise UserError(
             f"{path} is not a readable {path.suffix} file ({error})"
@@ -56,46 +55,47 @@ def read_arrays(path: Path | str) -> dict[str, npt.NDArray[Any]]:
 
 
 def pick_features(arrays: Arrays, source: str) -> FloatArray:
-    """The features among arrays, checked: the array of that name, or the only one that fits."""
+    """Pick the features among arrays: by name, or the only one that fits."""
     named = [arrays[name] for name in FEATURE_NAMES if name in arrays]
-    numeric = [
-        a for a in arrays.values() if a.ndim > 1 and np.issubdtype(a.dtype, np.number)
-    ]
+
+    # By another name: the only table of numbers.
+    tables = [array for array in arrays.values() if array.ndim > 1]
+    numeric = [array for array in tables if np.issubdtype(array.dtype, np.number)]
     if not named and len(numeric) != 1:
-        held = ", ".join(f"{name} {value.shape}" for name, value in arrays.items())
+        shapes = [f"{name} {value.shape}" for name, value in arrays.items()]
         raise UserError(
             f"{source} holds no text features or image features: an array `features` or "
-            f"`embeddings` (rows, width) is needed, it holds {held or 'nothing'}"
+            f"`embeddings` (rows, width) is needed, it holds "
+            f"{', '.join(shapes) or 'nothing'}"
         )
     return check_features((named or numeric)[0], source)
 
 
-def check_features(given: npt.NDArray[Any], source: str) -> FloatArray:
-    """Features (N, E), or (N, V, E) of V views each, in float32, every row with a direction."""
-    if (
-        given.ndim not in (2, 3)
-        or 0 in given.shape
-        or not np.issubdtype(given.dtype, np.number)
-    ):
+def check_features(array: npt.NDArray[Any], source: str) -> FloatArray:
+    """Check features (N, E), or (N, V, E) of V views, and make them float32."""
+    is_numeric = np.issubdtype(array.dtype, np.number)
+    if array.ndim not in (2, 3) or 0 in array.shape or not is_numeric:
         raise UserError(
             f"features are numbers of shape (rows, width), or (rows, views, width); {source} "
-            f"holds {given.shape} {given.dtype}"
+            f"holds {array.shape} {array.dtype}"
         )
-    features = np.ascontiguousarray(given, dtype=np.float32)
-    flat = features.reshape(len(features), -1)
-    for what, is_bad in (
-        ("not finite (NaN or infinity)", ~np.isfinite(flat).all(axis=1)),
-        (
-            "all zeros",
-            ~(features != 0).any(axis=-1).reshape(len(features), -1).all(axis=1),
-        ),
-    ):
-        if is_bad.any():
-            raise UserError(
-                f"{source} has {int(is_bad.sum())} of {len(features)} rows that are {what}, the "
-                f"first is row {int(is_bad.argmax())}: encode these again or leave them out"
-            )
+
+    features = np.ascontiguousarray(array, dtype=np.float32)
+    _refuse_rows(~np.isfinite(features), "not finite (NaN or infinity)", source)
+    has_direction: Any = (features != 0).any(axis=-1)
+    _refuse_rows(~has_direction, "all zeros", source)
     return features
+
+
+def _refuse_rows(marks: npt.NDArray[np.bool_], what: str, source: str) -> None:
+    """Refuse features if any mark (N, ...) of a row is set."""
+    rows = len(marks)
+    is_bad = marks.reshape(rows, -1).any(axis=1)
+    if is_bad.any():
+        raise UserError(
+            f"{source} has {int(is_bad.sum())} of {rows} rows that are {what}, the "
+            f"first is row {int(is_bad.argmax())}: encode these again or leave them out"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,10 +103,9 @@ class TextFeatures:
     """Features of class names, and the scale of the model that made them."""
 
     features: FloatArray  # (M, E)
-    names: (
-        tuple[str, ...] | None
-    )  # classes of the rows; `None`: in the order of the class list
-    scale: float  # factor that turns cosines into logits
+    names: tuple[str, ...] | None
+    """Classes of the rows; ``None``: in the order of the class list."""
+    scale: float  # Factor that turns cosines into logits.
     source: str
 
     @property
@@ -115,13 +114,14 @@ class TextFeatures:
         return int(self.features.shape[1])
 
     def select(self, names: Sequence[str]) -> Tensor:
-        """The rows (N, E) of some classes, in their order.
+        """Select the rows (N, E) of some classes, in their order.
 
         The class list of the rows may hold a name twice, as ImageNet's does, if it is
         asked for as a whole.
         """
         import torch
 
+        # All rows as they are, or those of the names.
         rows = list(range(len(self.features)))
         if self.names is not None and tuple(names) != self.names:
             row_of = {name: row for row, name in enumerate(self.names)}
@@ -146,57 +146,63 @@ class TextFeatures:
             )
 
     def prompts(self, classes: ClassPrompts | Sequence[str] | None) -> ClassPrompts:
-        """The class list with these features; all names that the features have by default."""
+        """Build the class list with these features; by default all their names."""
         if classes is None and self.names is None:
             message = f"{self.source} holds no class names: give them in the order of its rows"
             raise UserError(message)
         if classes is None:
-            given = ClassPrompts(self.names or (), allow_duplicates=True)
+            prompts = ClassPrompts(self.names or (), allow_duplicates=True)
         else:
-            given = as_prompts(classes)
-        features = self.select(given.names)
-        return ClassPrompts(
-            given.names, given.templates, features, given.allow_duplicates
-        )
+            prompts = as_prompts(classes)
+        return replace(prompts, features=self.select(prompts.names))
 
 
-def as_text_features(given: Any) -> TextFeatures:
-    """Features of class names from an array or tensor (N, E), or from a file.
+def as_text_features(value: Any) -> TextFeatures:
+    """Read features of class names from an array or tensor (N, E), or from a file.
 
     A file holds ``embeddings`` or ``features``; ``names`` (N,), the classes of its
     rows, which may then come in any order; and ``scale``, what cosines are multiplied
     by (100, as CLIP's, unless stated).
     """
-    if isinstance(given, str | os.PathLike):
-        path = Path(given)
-        source, arrays = path.name, read_arrays(path)
+    # An array says neither names nor a scale; a file may.
+    names = None
+    scale = 100.0
+    if isinstance(value, str | os.PathLike):
+        path = Path(value)
+        source = path.name
+        arrays = read_arrays(path)
         features = pick_features(arrays, source)
+        if "names" in arrays:
+            names = tuple(str(name) for name in arrays["names"])
+        if "scale" in arrays:
+            scale = float(arrays["scale"])
     else:
-        source, arrays = "text_features", {}
-        features = check_features(as_array(given, source), source)
-    names = tuple(str(name) for name in arrays["names"]) if "names" in arrays else None
+        source = "text_features"
+        features = check_features(as_array(value, source), source)
     if features.ndim != 2 or (names is not None and len(names) != len(features)):
         raise UserError(f"{source} must hold one text feature per name")
-    scale = float(arrays["scale"]) if "scale" in arrays else 100.0
     if not 0 < scale < float("inf"):
         raise UserError(f"the scale of cosines is a number above 0, got {scale}")
     return TextFeatures(features, names, scale, source)
 
 
-def as_array(given: Any, source: str) -> npt.NDArray[Any]:
-    """An array of numbers from an array, a tensor or a list of vectors."""
+def as_array(value: Any, source: str) -> npt.NDArray[Any]:
+    """Make an array of numbers from an array, a tensor or a list of vectors."""
     from torch import Tensor
 
-    if isinstance(given, Tensor):
-        return _numpy(given)
+    if isinstance(value, Tensor):
+        return _numpy(value)
     try:
-        return np.asarray(given)
+        return np.asarray(value)
     except ValueError:  # vectors of different lengths
         raise UserError(f"the rows of {source} differ in width") from None
 
 
 def _numpy(tensor: Tensor) -> npt.NDArray[Any]:
+    """Turn a tensor into an array; numpy has no bfloat16."""
     import torch
 
     plain = tensor.detach().cpu()
-    return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
+    if plain.dtype == torch.bfloat16:
+        plain = plain.float()
+    return plain.numpy()

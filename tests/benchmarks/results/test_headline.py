@@ -8,9 +8,14 @@ from xml.etree.ElementTree import fromstring
 import pytest
 
 from benchmarks.results import headline
-from benchmarks.results.headline import headline_table, read_costs
+from benchmarks.results.headline import (
+    Headline,
+    headline_picture,
+    headline_table,
+    read_costs,
+    read_headline,
+)
 from benchmarks.results.headline_figure import Bars, headline_figure
-from benchmarks.results.settings import read_settings
 from cliquetta.evaluation.record import Record, load_record
 from tests._helpers.made_runs import LABELS, PLAIN, make_run, table_cells
 
@@ -25,8 +30,8 @@ def made(root: Path, method: str, dataset: str, top1: float) -> Record:
 
 
 @pytest.fixture
-def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Tda gains 1 on clean images, 4 and -2 on corruptions, 6 on the tower's one shift."""
+def read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Headline:
+    """Tda gains 1 on clean images, 4 and -2 on corruptions, 6 and 2 on the tower's shifts."""
     monkeypatch.setattr(headline, "DEFAULT_METHOD", "tda")
     monkeypatch.setattr(headline, "RIVALS", 1)
     accuracies: dict[str, list[float]] = {
@@ -34,34 +39,41 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "tda": [67.0, 44.0, 28.0],
         "tent": [60.0, 42.0, 31.0],
         "oga": [66.0, 41.0, 31.0],
-        "scap": [66.1, 40.0, 30.0],
+        "scap": [66.1, 40.5],  # one corruption is missing
     }
     shifts = ("", "@fog:5", "@snow:5")
-    imagenet = [
-        made(tmp_path, method, f"{CLEAN}{shift}", top1)
-        for method, values in accuracies.items()
-        for shift, top1 in zip(shifts, values, strict=True)
-    ]
+    imagenet = []
+    for method, values in accuracies.items():
+        for shift, top1 in zip(shifts, values, strict=False):
+            imagenet.append(made(tmp_path, method, f"{CLEAN}{shift}", top1))
     tower = [
-        made(tmp_path, "zero_shot", "toy", 50.0),
-        made(tmp_path, "tda", "toy", 56.0),
+        made(tmp_path, "zero_shot", "toy@fog:5", 50.0),
+        made(tmp_path, "zero_shot", "sketches", 70.0),
+        made(tmp_path, "zero_shot", "toy", 90.0),
+        made(tmp_path, "tda", "toy@fog:5", 56.0),
+        made(tmp_path, "tda", "sketches", 72.0),
+        made(tmp_path, "tda", "toy", 10.0),  # clean images are no shift
+        made(tmp_path, "scap", "sketches", 67.0),
     ]
-    real = read_settings(tower, {"toy": "report"})
-    return headline_table(imagenet, real, {"tda": 1.14, "scap": 14.2})
+    return read_headline(imagenet, tower, {"sketches": "rendering"})
+
+
+@pytest.fixture
+def table(read: Headline) -> str:
+    costs = {"tda": 1.14, "tda:young": 2.5, "scap": 14.2}
+    return headline_table(read, costs)
 
 
 def test_a_row_has_every_kind_of_images_the_lowest_gain_and_the_cost_alone(
     table: str,
 ) -> None:
-    assert table_cells(table, "zero_shot") == ["66.0", "35.0", "50.0", "–", "1.0 ×"]
-    tda = ["67.0 (+1.0)", "36.0 (+1.0)", "56.0 (+6.0)", "-2.0", "1.1 ×"]
-    assert table_cells(table, "tda") == tda
-    assert table_cells(table, "scap") == [
-        "66.1 (+0.1)",
-        "35.0 (+0.0)",
-        "–",
-        "+0.0",
-        "14.2 ×",
+    assert table_cells(table, "zero_shot") == ["66.0", "35.0", "–", "–", "1.0 ×"]
+    assert table_cells(table, "tda") == [
+        "67.0 (+1.0)",
+        "36.0 (+1.0)",
+        "+4.0",
+        "-2.0",
+        "2.5 ×, later 1.1 ×",
     ]
     assert table_cells(table, "tent") == [
         "60.0 (-6.0)",
@@ -69,6 +81,19 @@ def test_a_row_has_every_kind_of_images_the_lowest_gain_and_the_cost_alone(
         "–",
         "+1.0",
         "–",
+    ]
+    assert "2 shifts, few classes" in table
+
+
+def test_a_method_with_images_missing_says_on_how_many_sets_its_gain_is(
+    table: str,
+) -> None:
+    assert table_cells(table, "scap") == [
+        "66.1 (+0.1)",
+        "+0.5 (1 of 2)",
+        "-3.0 (1 of 2)",
+        "-3.0",
+        "14.2 ×",
     ]
 
 
@@ -78,6 +103,12 @@ def test_the_best_rivals_are_shown_in_order_and_scap_wherever_it_stands(
     order = [line.split("`")[1] for line in table.splitlines() if "`" in line]
     assert order[0] == "zero_shot"
     assert order[1:] == ["tent", "tda", "scap"], "oga is no best rival"
+
+
+def test_the_picture_leaves_out_gains_over_a_part_of_the_images(read: Headline) -> None:
+    picture = headline_picture(read)
+    assert "+4.0" in picture, "of tda on the tower's shifts"
+    assert "-3.0" not in picture, "of scap on one of two shifts"
 
 
 def test_costs_are_those_of_methods_alone() -> None:

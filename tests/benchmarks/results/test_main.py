@@ -18,7 +18,7 @@ from tests._helpers.running import Run
         (("ood",), "cliquetta evaluate --grid ood"),
         (("headline", "--again", "tent"), "--again needs --run"),
         (("headline", "--features", "kept"), "--grid and --features need --run"),
-        (("headline", "--run", "--grid", "reel"), "did you mean 'real'"),
+        (("methods", "--run", "--grid", "reel"), "did you mean 'real'"),
         (("headline", "--run", "--again", "tnt"), "did you mean 'tent'"),
         (("headline", "--shard", "3/2"), "--shard takes I/N"),
     ],

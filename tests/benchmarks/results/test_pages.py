@@ -5,43 +5,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.results.grid_files import GRIDS, grid_file
-from benchmarks.results.headline import bundled_headline
-from benchmarks.results.methods_page import ablation_page
 from benchmarks.results.pages import ResultsPages
-from benchmarks.results.settings import read_settings
 from benchmarks.results.texts import insert_between
 from cliquetta.errors import UserError
 from cliquetta.evaluation.grid import ROOT, grid_roles, read_grid
-from cliquetta.evaluation.record import Record
-from tests._helpers.made_runs import table_cells
 
 REPOSITORY = Path(__file__).parents[3]
-
-
-ROLES = {"toy@fog:3": "report", "toy@contrast:3": "dev", "toy": "clean"}
-
-
-def test_the_headline_has_means_worst_clean_and_cost(records: list[Record]) -> None:
-    settings = read_settings(records, ROLES)
-    table = bundled_headline(settings, settings)
-    assert table_cells(table, "zero_shot") == [
-        "55.00",
-        "–",
-        "90.0",
-        "50.00",
-        "–",
-        "90.0",
-        "1 ×",
-    ]
-    assert table_cells(table, "tda") == [
-        *("60.00 (+5.00)", "-5.00", "+0.0"),  # of fog +15 and contrast -5
-        *("65.00 (+15.00)", "+15.00", "+0.0", "2 ×"),  # dev is left out
-    ]
-    assert table_cells(table, "tent")[2] == "-5.0"
-    assert "| +5.00 |" in ablation_page(settings), "no interval of two datasets"
-    assert "bundled set, 2 shifts" in table and "real tower, 1 shifts" in table
-    alone = bundled_headline(settings, [])
-    assert table_cells(alone, "tda") == ["60.00 (+5.00)", "-5.00", "+0.0", "2 ×"]
 
 
 def test_the_grids_of_the_pages_can_be_read() -> None:

@@ -87,7 +87,7 @@ def test_a_part_holds_complete_cliques_within_its_bound(rows: int, count: int) -
     ]
     assert parts[-1][0].stop == len(SETS)
     for sets, part in parts:
-        assert len(part.image) == len(part.clique) == sum(sizes[sets])
+        assert len(part.image) == len(part.set_index) == sum(sizes[sets])
         assert part.count == sets.stop - sets.start
         assert sets.stop - sets.start == 1 or sum(sizes[sets]) <= learner.graph_rows
     assert len(parts) == count

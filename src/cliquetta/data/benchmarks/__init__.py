@@ -1,9 +1,8 @@
-"""The known datasets, all in ``facts.json``, in the order of the paper's tables; their readers."""
+"""Datasets of the literature, in the order of the paper's tables (``facts.json``), with readers."""
 
 import json
 from importlib.resources import files
 from itertools import product
-from typing import Any
 
 from cliquetta.data.benchmarks.benchmark import Benchmark, DataNotFoundError
 from cliquetta.data.benchmarks.layouts import read_layout
@@ -12,25 +11,24 @@ __all__ = ["BENCHMARKS", "Benchmark", "DataNotFoundError"]
 
 
 def _load() -> tuple[Benchmark, ...]:
-    text = (
-        files("cliquetta.data.benchmarks")
-        .joinpath("facts.json")
-        .read_text(encoding="utf-8")
-    )
+    """Read all benchmarks."""
+    path = files("cliquetta.data.benchmarks") / "facts.json"
+    entries = json.loads(path.read_text(encoding="utf-8"))
     benchmarks = []
-    for id, facts in json.loads(text).items():
-        lists: dict[str, Any] = {
-            name: tuple(facts[name]) for name in ("folders", "traps")
-        }
-        if corruptions := facts.pop(
-            "corruptions", None
-        ):  # 5 severities each, of as many images
+    for id, facts in entries.items():
+        for name in ("folders", "traps"):
+            facts[name] = tuple(facts[name])
+
+        # 5 severities of each corruption, each of as many images.
+        if corruptions := facts.pop("corruptions", None):
             pairs = product(corruptions, (5, 4, 3, 2, 1))
-            lists["splits"] = {f"{name}/{n}": facts["splits"] for name, n in pairs}
-        lists["layouts"] = tuple(
-            read_layout(facts["class_list"], e) for e in facts["layouts"]
-        )
-        benchmarks.append(Benchmark(id, **facts | lists))
+            images = facts["splits"]
+            facts["splits"] = {f"{name}/{severity}": images for name, severity in pairs}
+
+        class_list = facts["class_list"]
+        layouts = [read_layout(class_list, entry) for entry in facts["layouts"]]
+        facts["layouts"] = tuple(layouts)
+        benchmarks.append(Benchmark(id, **facts))
     return tuple(benchmarks)
 
 

@@ -12,43 +12,45 @@ from cliquetta.data.files import NoClassNamesError
 from cliquetta.errors import UnknownNameError, UserError, look_up
 from cliquetta.prompts.catalogue import class_names, template_choice, templates
 
-COOP = "split_zhou_"  # how the names of CoOp's split files begin
-_SPLIT_FOLDERS = (
-    ".",
-    "splits",
-    "split",
-)  # of side files, below the folders that may hold them
+# How the names of CoOp's split files begin.
+COOP = "split_zhou_"
+# Folders of side files, below those that may hold them.
+_SPLIT_FOLDERS = (".", "splits", "split")
 
 
 class DataNotFoundError(UserError):
-    """A dataset that is not under the root; says where it was looked for and how to get it."""
+    """Dataset that is not under the root; says where it was looked for and how to get it."""
 
     def __init__(self, message: str, near_misses: Sequence[str] = ()) -> None:
         super().__init__(message)
-        # images that are there without their side file or split
+        # Images that are there without their side file or split.
         self.near_misses = near_misses
 
 
 @dataclass(frozen=True)
 class Location:
-    """A folder in which a layout has a split."""
+    """Folder in which a layout has a split."""
 
-    images: Path  # the folder that holds the pictures
+    # The folder that holds the pictures.
+    images: Path
     split: str
-    file: Path | None = None  # the first of the layout's side files
+    # The first of the layout's side files.
+    file: Path | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Listing:
-    """The images of one split of a dataset, in order."""
+    """Images of one split of a dataset, in order."""
 
-    keys: Sequence[str]  # names that do not depend on the location
+    # Names that do not depend on the location.
+    keys: Sequence[str]
     labels: Sequence[int]
     paths: Sequence[Path] = ()
+    # (N, H, W, 3) for data that come as arrays, without paths.
     images: UInt8Array | None = None
-    """(N, H, W, 3) for data that come as arrays, without paths"""
     missing: int = 0
-    notes: tuple[str, ...] = ()  # peculiarities and how they were handled
+    # Peculiarities and how they were handled.
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -58,34 +60,38 @@ class Layout:
     ``{split}`` in a name stands for the split, ``{domain}`` for it without ``-test``.
     """
 
-    name: str  # for people: what a folder in this layout looks like
+    # For people: what a folder in this layout looks like.
+    name: str
     read: Callable[[Location], Listing]
-    inside: str = "."  # where the images may be in the dataset's folder
+    # Where the images may be in the dataset's folder.
+    inside: str = "."
+    # Patterns below the pictures' folder of which each must match something.
     shows: str = ""
-    """patterns below the pictures' folder of which each must match something"""
+    # Side files, one of which is beside the pictures, above them or at the root.
     files: str = ""
-    """side files, one of which is beside the pictures, above them or at the root"""
-    splits: str = ""  # the splits that this layout can tell apart; all if empty
+    # The splits that this layout distinguishes; all if empty.
+    splits: str = ""
+    # Names of the dataset's folder in this layout, if not the dataset's own.
     folders: str = ""
-    """names of the dataset's folder in this layout, if not the dataset's own"""
 
     def locations(
         self, root: Path, folders: Sequence[str], split: str
     ) -> Iterator[tuple[Location, str]]:
-        """Folders under ``root`` that look like this layout, and what each lacks, if anything."""
-        files, shows = alternatives(self.files, split), alternatives(self.shows, split)
-        for folder in candidate_folders(
-            root, alternatives(self.folders, split) or folders
-        ):
-            for images in (
-                folder / inside for inside in alternatives(self.inside, split)
-            ):
-                if not images.is_dir() or not all(
-                    any(images.glob(shown)) for shown in shows
-                ):
+        """Find folders under ``root`` that look like this layout, and what each lacks."""
+        files = alternatives(self.files, split)
+        patterns = alternatives(self.shows, split)
+        inside = alternatives(self.inside, split)
+        names = alternatives(self.folders, split) or folders
+        for folder in candidate_folders(root, names):
+            for images in (folder / below for below in inside):
+                if not images.is_dir():
                     continue
+                if not all(any(images.glob(pattern)) for pattern in patterns):
+                    continue
+
                 beside = (_side_file(root, folder, images, name) for name in files)
                 file = next((path for path in beside if path is not None), None)
+
                 lack = ""
                 if self.splits and split not in alternatives(self.splits, split):
                     lack = f"{images} is there, but its layout has no split {split!r}"
@@ -95,83 +101,102 @@ class Layout:
 
 
 def alternatives(names: str, split: str) -> list[str]:
-    """The names that a field of a layout holds for a split."""
-    named = names.format(split=split, domain=split.removesuffix("-test"))
-    return named.split("|") if named else []
+    """List the names that a field of a layout holds for a split."""
+    filled = names.format(split=split, domain=split.removesuffix("-test"))
+    return filled.split("|") if filled else []
 
 
 def _side_file(root: Path, folder: Path, images: Path, name: str) -> Path | None:
+    """Find a side file beside the pictures, above them or at the root."""
+    # From the pictures' folder up, below the root.
     homes = [images, *images.parents]
-    homes = homes[: homes.index(root)] if root in homes else homes[:1]
+    below_root = homes.index(root) if root in homes else 1
+    homes = homes[:below_root]
     # At the root, names like val.txt could be any dataset's.
     if folder == root or name.startswith(COOP):
         homes.append(root)
-    paths = (home / below / name for home in homes for below in _SPLIT_FOLDERS)
-    return next((path for path in paths if path.is_file()), None)
+
+    for home in homes:
+        for below in _SPLIT_FOLDERS:
+            path = home / below / name
+            if path.is_file():
+                return path
+    return None
 
 
 def squeeze(name: str) -> str:
-    """A name without case, blanks, dashes and underscores: ``Caltech-101`` is ``caltech101``."""
+    """Reduce a name to lower-case letters and digits: ``Caltech-101`` is ``caltech101``."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def candidate_folders(root: Path, names: Sequence[str]) -> Iterator[Path]:
-    """Folders under ``root``, or it, called like one of ``names``, which may have several steps."""
-    seen: set[Path] = set()
+    """Find folders called like one of ``names``, ``root`` among them; names may be paths."""
+    seen = set()
     for name in names:
         steps = [squeeze(step) for step in name.split("/")]
         folders = _descend(root, steps)
+
+        # The root may be the dataset's own folder.
         if squeeze(root.absolute().name) == steps[0]:
             folders += _descend(root, steps[1:])
-        yield from (folder for folder in dict.fromkeys(folders) if folder not in seen)
-        seen.update(folders)
+        for folder in folders:
+            if folder not in seen:
+                seen.add(folder)
+                yield folder
 
 
 def _descend(folder: Path, steps: Sequence[str]) -> list[Path]:
+    """Find the folders below one that are called as the steps of a path say."""
     if not steps:
         return [folder]
-    children = (path for path in folder.iterdir() if squeeze(path.name) == steps[0])
-    folders = sorted(path for path in children if path.is_dir())
-    return [below for child in folders for below in _descend(child, steps[1:])]
+    first, *rest = steps
+    children = [path for path in folder.iterdir() if squeeze(path.name) == first]
+    folders = []
+    for child in sorted(children):
+        if child.is_dir():
+            folders += _descend(child, rest)
+    return folders
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One known dataset: an entry of ``facts.json``."""
+    """Dataset of the literature: an entry of ``facts.json``."""
 
     id: str
     summary: str
-    folders: tuple[
-        str, ...
-    ]  # names of its folder under the root; case, `-` and `_` do not count
-    layouts: tuple[Layout, ...]  # from the most to the least trusted
-    splits: Mapping[
-        str, int
-    ]  # images of each in a complete copy; the first is the default
+    # Names of its folder under the root; case, `-` and `_` do not count.
+    folders: tuple[str, ...]
+    # From the most to the least trusted.
+    layouts: tuple[Layout, ...]
+    # Images of each in a complete copy; the first is the default.
+    splits: Mapping[str, int]
     get: str
-    terms: str  # who made it, and on what terms it may be used
-    class_list: str  # id of its class list (`catalogue`); empty for images of no class
-    traps: tuple[str, ...] = ()  # pitfalls of its labels, and how they are handled
+    # Who made it, and on what terms it may be used.
+    terms: str
+    # Id of its class list (`catalogue`); empty for images of no class.
+    class_list: str
+    # Pitfalls of its labels, and how they are handled.
+    traps: tuple[str, ...] = ()
 
     @property
     def default_split(self) -> str:
-        """The split that the bare id stands for."""
+        """Split that the bare id stands for."""
         return next(iter(self.splits))
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The class list."""
+        """Class list, empty for images of no class."""
         return class_names(self.class_list) if self.class_list else ()
 
     def _templates(self) -> tuple[str, ...]:
-        """CoOp's template for this dataset; the plain one where CoOp has none."""
+        """Return CoOp's template for this dataset; the plain one where CoOp has none."""
         try:
             return templates(template_choice("coop", self.id))
         except UnknownNameError:
             return templates("single")
 
     def find(self, root: Path, split: str | None = None) -> tuple[Layout, Location]:
-        """The most trusted layout that has ``split`` under ``root``, and where."""
+        """Find the most trusted layout that has ``split`` under ``root``, and where."""
         split = split or self.default_split
         look_up(f"split of {self.id}", split, self.splits)
         if not root.is_dir():
@@ -179,23 +204,29 @@ class Benchmark:
                 f"no folder {root}: --root is where your datasets are"
             )
         lacks: dict[str, None] = {}
-        looked, special = list[str](), list[str]()
+        layouts = []
+        folders = list(self.folders)
         for layout in self.layouts:
             for location, lack in layout.locations(root, self.folders, split):
                 if not lack:
                     return layout, location
                 lacks[lack] = None
+
             files = " or ".join(alternatives(layout.files, split))
-            looked.append(f"{layout.name} with {files}" if files else layout.name)
-            special += alternatives(layout.folders, split)
-        what = self.id if split == self.default_split else f"{self.id}/{split}"
-        folders = ", ".join([*self.folders, *special])
+            layouts.append(f"{layout.name} with {files}" if files else layout.name)
+            folders += alternatives(layout.folders, split)
+
+        # Nothing fits: say where it was looked for, and what came close.
         close = f" {'. '.join(lacks)}." if lacks else ""
         message = (
-            f"{what} is not under {root}. Looked in folders named {folders} for: "
-            f"{'; '.join(looked)}.{close} {self.get}"
+            f"{self._id_of(split)} is not under {root}. Looked in folders named "
+            f"{', '.join(folders)} for: {'; '.join(layouts)}.{close} {self.get}"
         )
         raise DataNotFoundError(message, list(lacks))
+
+    def _id_of(self, split: str | None) -> str:
+        """Name a split; the default one is called by the dataset's id alone."""
+        return self.id if split in (None, self.default_split) else f"{self.id}/{split}"
 
     def require(self, root: Path | None, split: str | None = None) -> Path:
         """Return the root if ``split`` is under it, in any layout; else say how to get it."""
@@ -206,7 +237,7 @@ class Benchmark:
         return root
 
     def read(self, root: Path, split: str | None = None) -> Listing:
-        """The images of ``split`` with their labels."""
+        """Read the images of ``split`` with their labels."""
         layout, location = self.find(root, split)
         try:
             listing = layout.read(location)
@@ -222,19 +253,20 @@ class Benchmark:
     def build(
         self, root: Path | None, split: str | None, classes: Sequence[str] | None
     ) -> Dataset:
-        """The dataset; warns if it is incomplete. ``classes`` are for images without a list."""
+        """Build the dataset; warn if incomplete. ``classes`` are for images without a list."""
         listing = self.read(self.require(root, split), split)
         if not self.class_list and classes is None:
             reason = "has no classes of its own: it is for unknown images (--unknown)"
             raise NoClassNamesError(f"{self.id} {reason}")
         count = self.splits[split or self.default_split]
         if len(listing.keys) != count:
-            counts = (
-                f"{len(listing.keys):,} images found, a complete copy has {count:,}"
+            warnings.warn(
+                f"{self.id}: {len(listing.keys):,} images found, a complete copy has "
+                f"{count:,}; cliquetta data doctor {root} says more",
+                stacklevel=1,
             )
-            remedy = f"cliquetta data doctor {root} says more"
-            warnings.warn(f"{self.id}: {counts}; {remedy}", stacklevel=1)
-        id = self.id if split in (None, self.default_split) else f"{self.id}/{split}"
+        id = self._id_of(split)
+
         facts: dict[str, Any] = {
             "names": self.names or classes,
             "keys": listing.keys,
@@ -243,5 +275,5 @@ class Benchmark:
         }
         if listing.images is not None:
             return ArrayDataset(id, listing.images, **facts)
-        # published numbers are of pixels as stored
+        # Published numbers are of pixels as stored.
         return FileDataset(id, listing.paths, **facts, exif=False)

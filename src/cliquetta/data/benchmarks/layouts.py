@@ -38,7 +38,7 @@ from cliquetta.prompts.catalogue import text_lines
 
 
 def _imagenet(list_id: str, location: Location, file: Path) -> Rows:
-    """WordNet ids by Kaggle or in the order of the images; class numbers by Caffe (``val.txt``)."""
+    """Read WordNet ids by Kaggle or in the order of images; else Caffe's class numbers."""
     if file.name == "LOC_val_solution.csv":
         with file.open(newline="", encoding="utf-8") as opened:
             for row in csv.DictReader(opened):
@@ -54,42 +54,44 @@ def _imagenet(list_id: str, location: Location, file: Path) -> Rows:
 
 @each_line
 def _tiny(line: str) -> tuple[str, str]:
-    """``val_0.JPEG n03444034 0 32 44 62``."""
+    """Read ``val_0.JPEG n03444034 0 32 44 62``."""
     name, wnid, *_ = line.split()
     return name, wnid
 
 
 @each_line
 def _pet(line: str) -> tuple[str, str]:
-    """``yorkshire_terrier_10 37 2 25``: the class is in the file's name."""
+    """Read ``yorkshire_terrier_10 37 2 25``: the class is in the file's name."""
     name = line.split()[0]
     return f"{name}.jpg", name.rpartition("_")[0]
 
 
 @each_line
 def _plane(line: str) -> tuple[str, str]:
-    """``1514522 707-320``: a number and a variant."""
+    """Read ``1514522 707-320``: a number and a variant."""
     number, _, variant = line.partition(" ")
     return f"{number}.jpg", variant
 
 
 @each_line
 def _scene(line: str) -> tuple[str, str]:
-    """``/a/abbey/sun_x.jpg``; a qualifier comes first in the name."""
+    """Read ``/a/abbey/sun_x.jpg``; a qualifier comes first in the name."""
     key = line.removeprefix("/")
-    return key, " ".join(reversed(key.split("/")[1:-1]))
+    folders = key.split("/")[1:-1]
+    return key, " ".join(reversed(folders))
 
 
 def _ucf(list_id: str, location: Location, file: Path) -> Rows:
-    """Lines ``YoYo/v_YoYo_g01_c01.avi``, of which the middle frame is there."""
+    """Read lines ``YoYo/v_YoYo_g01_c01.avi``, of which the middle frame is there."""
     folders = {
         squeeze(folder.name): folder.name for folder in location.images.iterdir()
     }
     for line in text_lines(file):
         action, _, video = line.split()[0].partition("/")
-        folder = folders.get(
-            squeeze(action), "_".join(re.findall("[A-Z][^A-Z]*", action))
-        )
+
+        # Folders are spelled with underscores, as Yo_Yo.
+        usual = "_".join(re.findall("[A-Z][^A-Z]*", action))
+        folder = folders.get(squeeze(action), usual)
         yield f"{folder}/{Path(video).stem}.jpg", action
 
 
@@ -115,21 +117,21 @@ LABELS: dict[str, Callable[[str], LabelOf]] = {
 
 
 def _folders(list_id: str, by: str = "name", hint: str = "") -> Read:
-    """One folder per class, known ``by`` one of :data:`LABELS`."""
+    """Read one folder per class, identified ``by`` one of :data:`LABELS`."""
     return class_folders(LABELS[by](list_id), hint=hint)
 
 
 def _list(
     list_id: str, rows: str, by: str = "name", hint: str = "", anywhere: bool = False
 ) -> Read:
-    """A folder of images and a list of them, read by one of :data:`ROWS`."""
+    """Read a folder of images and a list of them, the latter by one of :data:`ROWS`."""
     return from_list(
         list_id, ROWS[rows], LABELS[by](list_id), hint=hint, anywhere=anywhere
     )
 
 
 def _severities(list_id: str) -> Read:
-    """CIFAR-10-C: ``fog.npy`` with severities 1 to 5 in a row, ``labels.npy`` for all of them."""
+    """Read CIFAR-10-C: ``fog.npy`` with severities 1 to 5 in a row, one ``labels.npy`` for all."""
 
     def read(location: Location) -> Listing:
         name, _, severity = location.split.partition("/")
@@ -140,14 +142,16 @@ def _severities(list_id: str) -> Read:
             raise UserError(
                 f"{file} has {len(images)} images: five severities of the same"
             )
-        rows = slice((int(severity) - 1) * size, int(severity) * size)
+        end = int(severity) * size
+
+        rows = slice(end - size, end)
         return numbered_arrays(location, images[rows], labels[rows], list_id)
 
     return read
 
 
 def _unlabelled(list_id: str) -> Read:
-    """Images of classes that do not matter: unknown ones of an open set."""
+    """Read images of classes that do not matter: unknown ones of an open set."""
 
     def read(location: Location) -> Listing:
         paths = list(walk_images(location.images))
@@ -158,20 +162,21 @@ def _unlabelled(list_id: str) -> Read:
 
 
 def _cifar101(list_id: str) -> Read:
-    """CIFAR-10.1: ``cifar10.1_v6_data.npy`` (N, 32, 32, 3) and its labels."""
+    """Read CIFAR-10.1: ``cifar10.1_v6_data.npy`` (N, 32, 32, 3) and its labels."""
 
     def read(location: Location) -> Listing:
         stem = f"cifar10.1_{location.split}"
-        images, labels = (
-            location.images / f"{stem}_{what}.npy" for what in ("data", "labels")
+        folder = location.images
+        images, labels = load_pair(
+            folder / f"{stem}_data.npy", folder / f"{stem}_labels.npy"
         )
-        return numbered_arrays(location, *load_pair(images, labels), list_id, digits=4)
+        return numbered_arrays(location, images, labels, list_id, digits=4)
 
     return read
 
 
 def _svhn(list_id: str) -> Read:
-    """``test_32x32.mat``: pictures (32, 32, 3, N) and labels in which 10 stands for 0."""
+    """Read ``test_32x32.mat``: pictures (32, 32, 3, N) and labels in which 10 stands for 0."""
 
     def read(location: Location) -> Listing:
         try:
@@ -182,12 +187,13 @@ def _svhn(list_id: str) -> Read:
         path = location.images / f"{location.split}_32x32.mat"
         try:
             content = loadmat(path)
-            images, labels = content["X"], content["y"].ravel()
+            images = content["X"]
+            labels = content["y"].ravel()
         except (ValueError, KeyError, OSError) as error:
             raise UserError(f"{path} is not a file of SVHN ({error})") from None
-        return numbered_arrays(
-            location, np.moveaxis(images, 3, 0), labels % 10, list_id
-        )
+
+        pictures = np.moveaxis(images, 3, 0)
+        return numbered_arrays(location, pictures, labels % 10, list_id)
 
     return read
 
@@ -206,6 +212,8 @@ READERS: dict[str, Callable[..., Read]] = {
 
 
 def read_layout(list_id: str, entry: Mapping[str, Any]) -> Layout:
-    """A layout of ``facts.json``: which reader it names, with its options, and where to look."""
+    """Read a layout of ``facts.json``: its reader with its options, and where to look."""
     options = dict(entry["read"])
-    return Layout(**{**entry, "read": READERS[options.pop("kind")](list_id, **options)})
+    reader = READERS[options.pop("kind")]
+    fields = {**entry, "read": reader(list_id, **options)}
+    return Layout(**fields)

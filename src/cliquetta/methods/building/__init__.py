@@ -1,1 +1,1 @@
-"""Parts that methods are built from: configs, memory, caches, LayerNorms, views, few-shot fits."""
+"""Parts of methods: configs, memory, caches, LayerNorms, views, few-shot fits."""

@@ -1,4 +1,4 @@
-"""Adam as a pure function of its state: what LayerNorms, contexts and prompts are learned with."""
+"""Adam as a pure function of its state, for LayerNorms, contexts and prompts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cliquetta.methods.building.memory import ANY, NON_NEGATIVE, Memory
 
 @dataclass(frozen=True)
 class Adam:
-    """The settings of Adam; with ``weight_decay`` it is AdamW (decay apart from the gradient)."""
+    """Settings of Adam; with ``weight_decay`` it is AdamW."""
 
     lr: float
     betas: tuple[float, float] = (0.9, 0.999)
@@ -43,7 +43,7 @@ class AdamConfig(MethodConfig):
 
 @dataclass(frozen=True)
 class AdamWConfig(AdamConfig):
-    """Base of the configs of methods that take AdamW steps: with decay of the weights."""
+    """Base of the configs of methods that take AdamW steps."""
 
     weight_decay: NonNegative = 0.01  # Weight decay of AdamW.
 
@@ -63,53 +63,67 @@ class AdamState(NamedTuple):
 
     @classmethod
     def begin(cls, values: Tensor) -> AdamState:
-        """Before the first step."""
+        """Return the state before the first step."""
         zero = torch.zeros_like(values)
+        steps = torch.zeros((), dtype=torch.long, device=values.device)
         return cls(
-            values, zero, zero, torch.zeros((), dtype=torch.long, device=values.device)
+            values=values,
+            first=zero,
+            second=zero,
+            steps=steps,
         )
 
     @classmethod
     def load(cls, memory: Memory, name: str) -> AdamState:
-        """The state in a method's memory under ``name``."""
-        return cls(*(memory[f"{name}.{part}"] for part in cls._fields))
+        """Read the state in a method's memory under ``name``."""
+        return cls._make(memory[f"{name}.{part}"] for part in cls._fields)
 
     @classmethod
     def names(cls, name: str) -> frozenset[str]:
-        """The names that :meth:`declare` enters in a memory."""
+        """Return the names that :meth:`declare` enters in a memory."""
         return frozenset(f"{name}.{part}" for part in cls._fields)
 
     def declare(self, memory: Memory, name: str) -> None:
         """Enter a memory under ``name`` as the start."""
-        for part, value in zip(self._fields, self, strict=True):
-            memory.declare(
-                f"{name}.{part}", value, NON_NEGATIVE if part == "second" else ANY
-            )
+        for part, value in self._asdict().items():
+            allowed = NON_NEGATIVE if part == "second" else ANY
+            memory.declare(f"{name}.{part}", value, allowed)
 
     def store(self, memory: Memory, name: str) -> None:
         """Replace what the memory holds under ``name``."""
-        for part, value in zip(self._fields, self, strict=True):
+        for part, value in self._asdict().items():
             memory[f"{name}.{part}"] = value
 
 
 @torch.no_grad()
 def adam_step(state: AdamState, gradient: Tensor, adam: Adam) -> AdamState:
-    """One step of Adam, in the operations of ``torch.optim``, each coordinate by itself."""
+    """Take a step of Adam, in the operations of ``torch.optim``."""
     beta1, beta2 = adam.betas
+
+    # Both moments.
     first = torch.lerp(state.first, gradient, 1 - beta1)
-    second = torch.addcmul(state.second * beta2, gradient, gradient, value=1 - beta2)
+    decayed_second = state.second * beta2
+    second = torch.addcmul(decayed_second, gradient, gradient, value=1 - beta2)
+
+    # Their bias corrections; powers near one lose their digits in float32.
     steps = state.steps + 1
-    count = steps.double()  # powers near one lose their digits in float32
-    size = (adam.lr / (1 - beta1**count)).to(first.dtype)
-    spread = second.sqrt() / (1 - beta2**count).sqrt().to(second.dtype) + adam.eps
-    decayed = state.values * (1 - adam.lr * adam.weight_decay)
-    return AdamState(decayed - size * first / spread, first, second, steps)
+    count = steps.double()
+    size = adam.lr / (1 - beta1**count)
+    size = size.to(first.dtype)
+    root = second.sqrt()
+    correction = (1 - beta2**count).sqrt()
+    spread = root / correction.to(second.dtype) + adam.eps
+
+    # AdamW decays the weights apart from the gradient.
+    values = state.values * (1 - adam.lr * adam.weight_decay)
+    values = values - size * first / spread
+    return AdamState(values, first, second, steps)
 
 
 def minimize(
     state: AdamState, loss: Callable[[Tensor], Tensor], steps: int, adam: Adam
 ) -> AdamState:
-    """``steps`` steps of Adam down ``loss``, a function of the parameters."""
+    """Take ``steps`` steps of Adam down ``loss``, a function of the parameters."""
     for _ in range(steps):
         with torch.enable_grad():
             values = state.values.detach().requires_grad_()

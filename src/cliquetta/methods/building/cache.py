@@ -1,4 +1,4 @@
-"""Feature caches of fixed size: of every class, the K least uncertain features seen so far.
+"""Feature caches of fixed size: the K least uncertain features of every class.
 
 Each image is offered to the cache of its predicted class, which holds the K entries of
 lowest entropy so far, earlier ones first among equals. Which entry is present at which
@@ -18,9 +18,8 @@ from torch import Tensor
 
 from cliquetta.methods.building.memory import NON_NEGATIVE, UNIT, Memory, Range
 
-Columns = Mapping[
-    str, Tensor
-]  # Tensors (B, ...) that images are remembered with, by name.
+# Tensors (B, ...) that images are remembered with, by name.
+Columns = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -38,71 +37,91 @@ class CacheOccupancy:
 def simulate_insertions(
     entropy: Tensor, classes: Tensor, offered: Tensor
 ) -> CacheOccupancy:
-    """Follow images of ``classes`` (B,) with entropy ``offered`` (B,), infinite for none."""
+    """Follow images of ``classes`` (B,) and entropy ``offered`` (B,); inf for none."""
     N, K = entropy.shape
-    time = torch.arange(len(classes), device=entropy.device)
-    slots = torch.arange(K, device=entropy.device, dtype=torch.int32)
+    device = entropy.device
+    time = torch.arange(len(classes), device=device)
+    slots = torch.arange(K, device=device, dtype=torch.int32)
 
-    own = classes[:, None] == torch.arange(N, device=entropy.device)  # (B, N)
-    pushes = own[:, :, None] & (
-        offered[:, None, None] < entropy
-    )  # image b goes before the entry
-    old_rank = slots + pushes.cumsum(dim=0, dtype=torch.int32)  # (B, N, K)
+    # Entries of the start: image b of their class pushes those of higher entropy back
+    # by one. Their rank once b has arrived, (B, N, K).
+    is_class = classes[:, None] == torch.arange(N, device=device)  # (B, N)
+    is_lower = offered[:, None, None] < entropy
+    pushes = is_class[:, :, None] & is_lower
+    old_rank = slots + pushes.cumsum(dim=0, dtype=torch.int32)
 
-    rival = classes[:, None] == classes  # (B, B), row e, column j
-    lower = (offered < offered[:, None]) | (
-        (offered == offered[:, None]) & (time < time[:, None])
-    )
-    ahead = (entropy[classes] <= offered[:, None]).sum(dim=1, dtype=torch.int32)
-    new_rank = ahead[:, None] + (rival & lower).cumsum(
-        dim=1, dtype=torch.int32
-    )  # (e, b)
+    # Images: behind the entries of no higher entropy, and behind the images of their
+    # class of lower entropy, or the same and earlier. Rank of e once b has arrived,
+    # (B, B) with row e and column b.
+    is_rival = classes[:, None] == classes
+    is_lower = offered < offered[:, None]
+    is_equal = offered == offered[:, None]
+    is_earlier = time < time[:, None]
+    goes_before = is_rival & (is_lower | (is_equal & is_earlier))
+    entries_before = entropy[classes] <= offered[:, None]
+    first_rank = entries_before.sum(dim=1, dtype=torch.int32)
+    new_rank = first_rank[:, None] + goes_before.cumsum(dim=1, dtype=torch.int32)
 
-    # in the end, ranks are distinct within a class and cover 0 ... K - 1; the rest
-    # shares a slot
-    labels = torch.arange(N, device=entropy.device).repeat_interleave(
-        K, output_size=N * K
-    )
+    # Class and last rank of all candidates: the N K old entries, then the B images.
+    labels = torch.arange(N, device=device)
+    labels = labels.repeat_interleave(K, output_size=N * K)
     owner = torch.cat([labels, classes])
-    rank = torch.cat([old_rank[-1].flatten(), new_rank[:, -1]]).long()
+    last_old_rank = old_rank[-1].flatten()
+    last_new_rank = new_rank[:, -1]
+    rank = torch.cat([last_old_rank, last_new_rank]).long()
+
+    # In the end, ranks are distinct within a class and cover 0 ... K - 1; the rest
+    # shares a slot behind the last.
     slot = torch.where(rank < K, owner * K + rank, N * K)
-    source = torch.zeros(N * K + 1, dtype=torch.long, device=entropy.device)
-    source = source.scatter(0, slot, torch.arange(len(owner), device=entropy.device))
+    source = torch.zeros(N * K + 1, dtype=torch.long, device=device)
+    rows = torch.arange(len(owner), device=device)
+    source = source.scatter(0, slot, rows)
+
+    has_arrived = time >= time[:, None]
+    is_new = (new_rank < K) & has_arrived
     return CacheOccupancy(
         old=(old_rank < K) & entropy.isfinite(),
-        new=((new_rank < K) & (time >= time[:, None])).T,
+        new=is_new.T,
         source=source[:-1].view(N, K),
     )
 
 
 def store(old: Tensor, arrivals: Tensor, occupancy: CacheOccupancy) -> Tensor:
-    """A cache tensor (N, K, ...) after the batch, from that before and the images' own (B, ...)."""
-    return torch.cat([old.flatten(0, 1), arrivals])[occupancy.source]
+    """Update a cache tensor (N, K, ...) with that of the images (B, ...)."""
+    candidates = torch.cat([old.flatten(0, 1), arrivals])
+    return candidates[occupancy.source]
 
 
 def declare(
     memory: Memory, like: Tensor, capacity: int, prefix: str = "", keys: Range = UNIT
 ) -> None:
-    """Enter an empty cache of features, as many per class as ``capacity``; ``like`` (N, E)."""
+    """Enter an empty cache of ``capacity`` features per class; ``like`` (N, E)."""
     N, E = like.shape
-    memory.declare(
-        f"{prefix}entropy", like.new_full((N, capacity), torch.inf), NON_NEGATIVE
-    )
-    memory.declare(f"{prefix}keys", like.new_zeros(N, capacity, E), keys)
+
+    # An empty slot is one of infinite entropy.
+    no_entropy = like.new_full((N, capacity), torch.inf)
+    no_keys = like.new_zeros(N, capacity, E)
+
+    memory.declare(f"{prefix}entropy", no_entropy, NON_NEGATIVE)
+    memory.declare(f"{prefix}keys", no_keys, keys)
 
 
 def insert(
     memory: Memory, classes: Tensor, entropy: Tensor, columns: Columns, prefix: str = ""
 ) -> CacheOccupancy:
-    """Offer images of ``classes`` (B,), entropy (B,) infinite for none, and columns (B, ...)."""
-    occupancy = simulate_insertions(memory[f"{prefix}entropy"], classes, entropy)
-    for name, arrivals in {**columns, "entropy": entropy}.items():
-        memory[prefix + name] = store(memory[prefix + name], arrivals, occupancy)
+    """Offer images: ``classes`` (B,), entropy (B,), inf for none, columns (B, ...)."""
+    before = memory[f"{prefix}entropy"]
+    occupancy = simulate_insertions(before, classes, entropy)
+
+    columns = {**columns, "entropy": entropy}
+    for name, arrivals in columns.items():
+        path = prefix + name
+        memory[path] = store(memory[path], arrivals, occupancy)
     return occupancy
 
 
 class Affinity(NamedTuple):
-    """Weights of the entries of a cache as each image of a batch arrives, 0 where absent."""
+    """Weights of a cache's entries as each image arrives, 0 where absent."""
 
     old: Tensor  # (B, N, K), for the entries at the start.
     new: Tensor  # (B, B), for the images of the batch.
@@ -111,9 +130,17 @@ class Affinity(NamedTuple):
 def affinity(
     features: Tensor, keys: Tensor, occupancy: CacheOccupancy, beta: float
 ) -> Affinity:
-    """exp(-beta (1 - f·k)) of the arriving images (B, E) with what the cache (N, K, E) holds."""
-    old = (
-        ((features @ keys.flatten(0, 1).T - 1) * beta).exp_().view(occupancy.old.shape)
-    )
-    new = ((features @ features.T - 1) * beta).exp_()
+    """Compute exp(-beta (1 - f·k)) of arriving images (B, E) with a cache (N, K, E)."""
+    # With the entries at the start, (B, N K), and with the images of the batch.
+    entries = keys.flatten(0, 1)
+    old = _affinity(features @ entries.T, beta)
+    old = old.view(occupancy.old.shape)
+    new = _affinity(features @ features.T, beta)
+
+    # Only with what is present as each image arrives.
     return Affinity(old * occupancy.old, new * occupancy.new)
+
+
+def _affinity(cosine: Tensor, beta: float) -> Tensor:
+    """Compute exp(-beta (1 - cosine))."""
+    return ((cosine - 1) * beta).exp_()

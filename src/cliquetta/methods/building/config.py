@@ -1,4 +1,4 @@
-"""The config of a method: a frozen dataclass whose annotations say which values a field takes.
+"""Configs of methods: frozen dataclasses whose annotations limit the values.
 
 >>> @dataclass(frozen=True)
 ... class ExampleConfig(MethodConfig):
@@ -42,7 +42,7 @@ Config = TypeVar("Config")
 
 @dataclass(frozen=True)
 class Rule:
-    """A condition on the value of a field, and how an error states it after "must be"."""
+    """Condition on the value of a field, as stated after "must be"."""
 
     text: str
     holds: Callable[[Any], bool]
@@ -66,7 +66,7 @@ CropScale = Annotated[tuple[Fraction, Fraction], _ASCENDING]
 
 @dataclass(frozen=True)
 class MethodConfig:
-    """Base of all configs: every field is checked against its annotation when one is built."""
+    """Base of all configs: every field is checked against its annotation."""
 
     @property
     def spec(self) -> ViewSpec | None:
@@ -80,14 +80,15 @@ class MethodConfig:
 
 
 def field_types(config: type[Any]) -> dict[str, Any]:
-    """Annotations of the fields of a dataclass, resolved, with their rules."""
+    """Resolve the annotations of the fields of a dataclass, with their rules."""
     hints = get_type_hints(config, include_extras=True)
     return {name: hints[name] for name in config.__dataclass_fields__ if name in hints}
 
 
 def check(name: str, value: Any, hint: Any) -> None:
-    """Raise a :class:`UserError` unless ``value`` suits the annotation of field ``name``."""
-    origin, arguments = get_origin(hint), get_args(hint)
+    """Raise a :class:`UserError` unless a value suits its field's annotation."""
+    origin = get_origin(hint)
+    arguments = get_args(hint)
     if origin is Annotated:
         check(name, value, arguments[0])
         for rule in arguments[1:]:
@@ -100,22 +101,30 @@ def check(name: str, value: Any, hint: Any) -> None:
         if value is not None:
             check(name, value, _present(arguments))
     elif origin is tuple:
-        kinds = arguments
-        if arguments[-1] is Ellipsis:
-            kinds = arguments[:1] * len(value) if isinstance(value, tuple) else ()
-        if not isinstance(value, tuple) or len(value) != len(kinds):
-            raise UserError(f"{name} must be {describe(hint)}, got {value!r}")
-        for part, kind in zip(value, kinds, strict=True):
-            check(name, part, kind)
+        _check_tuple(name, value, hint)
     elif hint in _KINDS:
         kind, text = _KINDS[hint]
-        mistaken = isinstance(value, bool) and hint is not bool
-        if (
-            mistaken
-            or not isinstance(value, kind)
-            or (hint is float and not math.isfinite(value))
-        ):
+        is_kind = isinstance(value, kind)
+        # True is an int in Python, but no number of views.
+        if isinstance(value, bool) and hint is not bool:
+            is_kind = False
+        if not is_kind or (hint is float and not math.isfinite(value)):
             raise UserError(f"{name} must be {text}, got {value!r}")
+
+
+def _check_tuple(name: str, value: Any, hint: Any) -> None:
+    """Check a tuple of fixed length, or of any (``tuple[int, ...]``), part by part."""
+    kinds = get_args(hint)
+    is_tuple = isinstance(value, tuple)
+
+    # ``tuple[int, ...]``: each part is of the first kind.
+    if is_tuple and kinds[-1] is Ellipsis:
+        kinds = kinds[:1] * len(value)
+
+    if not is_tuple or len(value) != len(kinds):
+        raise UserError(f"{name} must be {describe(hint)}, got {value!r}")
+    for part, kind in zip(value, kinds, strict=True):
+        check(name, part, kind)
 
 
 _KINDS: dict[Any, tuple[Any, str]] = {
@@ -124,34 +133,49 @@ _KINDS: dict[Any, tuple[Any, str]] = {
     float: ((int, float), "a finite number"),
     str: (str, "text"),
 }
-_TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+_TRUTH = {
+    "true": True,
+    "1": True,
+    "yes": True,
+    "false": False,
+    "0": False,
+    "no": False,
+}
 
 
 def parse(name: str, text: Any, hint: Any) -> Any:
-    """The value of field ``name`` as typed on a command line; lists from JSON become tuples."""
+    """Parse a value as typed on a command line; JSON lists become tuples."""
     if not isinstance(text, str):
         return tuple(text) if isinstance(text, list) else text
-    origin, arguments = get_origin(hint), get_args(hint)
+    origin = get_origin(hint)
+    arguments = get_args(hint)
+
+    # What wraps another type.
     if origin is Annotated:
         return parse(name, text, arguments[0])
     if origin in (Union, types.UnionType):
-        missing = text.lower() in {"none", "null"}
-        return None if missing else parse(name, text, _present(arguments))
+        if text.lower() in {"none", "null"}:
+            return None
+        return parse(name, text, _present(arguments))
+
+    # A list of parts, or a single value.
     try:
         if origin is tuple:
-            return tuple(
-                parse(name, part, arguments[0]) for part in text.split(",") if part
-            )
+            parts = [part for part in text.split(",") if part]
+            return tuple(parse(name, part, arguments[0]) for part in parts)
         if hint is bool:
             return _TRUTH[text.lower()]
-        return hint(text) if hint in (int, float) else text
+        if hint in (int, float):
+            return hint(text)
+        return text
     except (KeyError, ValueError):
         raise UserError(f"{name} is {describe(hint)}, {text!r} is not") from None
 
 
 def describe(hint: Any) -> str:
-    """An annotation for users: ``int, at least 1``."""
-    origin, arguments = get_origin(hint), get_args(hint)
+    """Write an annotation for users: ``int, at least 1``."""
+    origin = get_origin(hint)
+    arguments = get_args(hint)
     if origin is Annotated:
         rules = [rule.text for rule in arguments[1:] if isinstance(rule, Rule)]
         return ", ".join([describe(arguments[0]), *rules])
@@ -161,24 +185,28 @@ def describe(hint: Any) -> str:
         return f"{describe(_present(arguments))}, or none"
     if origin is tuple:
         kinds = ["..." if part is Ellipsis else describe(part) for part in arguments]
-        return f"tuple[{'; '.join(kinds) if any(',' in k for k in kinds) else ', '.join(kinds)}]"
+        # A description with a comma, such as ``int, at least 1``, is no list of two.
+        has_comma = any("," in kind for kind in kinds)
+        separator = "; " if has_comma else ", "
+        return f"tuple[{separator.join(kinds)}]"
     return getattr(hint, "__name__", str(hint))
 
 
 def _present(alternatives: tuple[Any, ...]) -> Any:
-    """The type of an optional field when it is not ``None``."""
+    """Return the type of an optional field when it is not ``None``."""
     return next(kind for kind in alternatives if kind is not types.NoneType)
 
 
 def read_presets(method: str, config: type[Config]) -> dict[str, Config]:
-    """Presets from ``data/<method>.json``: fields that its authors chose per dataset."""
-    text = (
-        files("cliquetta.methods")
-        .joinpath(f"data/{method}.json")
-        .read_text(encoding="utf-8")
-    )
+    """Read presets, chosen by the authors per dataset, from ``data/<method>.json``."""
+    path = files("cliquetta.methods").joinpath(f"data/{method}.json")
+    text = path.read_text(encoding="utf-8")
     entries: dict[str, dict[str, Any]] = json.loads(text)["presets"]
-    return {name: config(**entry["options"]) for name, entry in entries.items()}
+
+    presets = {}
+    for name, entry in entries.items():
+        presets[name] = config(**entry["options"])
+    return presets
 
 
 @dataclass(frozen=True)
@@ -192,7 +220,7 @@ class ConfigField:
 
 
 def config_fields(config: type[Any]) -> list[ConfigField]:
-    """All fields of ``config``, also inherited ones, each with the text behind or under it."""
+    """List the fields, also inherited ones, with the text behind or under each."""
     docs: dict[str, str] = {}
     for parent in reversed(config.__mro__):
         if dataclasses.is_dataclass(parent):
@@ -213,7 +241,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _field_docs(config: type[Any]) -> dict[str, str]:
-    """The string under each field, or the comment behind it."""
+    """Read the string under each field, or the comment behind it."""
     try:
         source = textwrap.dedent(inspect.getsource(config))
     except OSError:  # typed in a shell: there is no file to read
@@ -223,15 +251,17 @@ def _field_docs(config: type[Any]) -> dict[str, str]:
     if not isinstance(body, ast.ClassDef):
         return {}
     docs = {}
-    for statement, after in zip(body.body, [*body.body[1:], None], strict=True):
-        if not (
-            isinstance(statement, ast.AnnAssign)
-            and isinstance(statement.target, ast.Name)
-        ):
+    following = [*body.body[1:], None]
+    for statement, after in zip(body.body, following, strict=True):
+        if not isinstance(statement, ast.AnnAssign):
             continue
-        text = lines[(statement.end_lineno or 1) - 1].partition("  # ")[2]
+        if not isinstance(statement.target, ast.Name):
+            continue
+        last_line = lines[(statement.end_lineno or 1) - 1]
+        text = last_line.partition("  # ")[2]
         if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-            text = after.value.value if isinstance(after.value.value, str) else text
+            constant = after.value.value
+            text = constant if isinstance(constant, str) else text
         if text:
             docs[statement.target.id] = " ".join(text.split())
     return docs

@@ -21,11 +21,12 @@ class Explanation:
     description: dict[str, Any] | None = None
     """The method's own account, as plain values."""
     mapped: tuple[dict[str, Any], ...] = ()
-    """Images with attention maps: ``index``, ids of ``cliques``, and number of ``rows`` of maps."""
+    """Images with maps: ``index``, ids of ``cliques``, number of ``rows``."""
     maps: dict[Kind, Tensor] | None = None  # (rows of all images, 1 + T).
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor by name, as stored: features in half precision, maps in full."""
+        """Name every tensor as stored: features in half precision, maps in full."""
+        # Features need few digits; maps are shown as they are.
         stored = {"features": self.features.half()}
         if self.prompted is not None:
             stored["prompted"] = self.prompted.half()
@@ -36,7 +37,7 @@ class Explanation:
 
 @dataclass(frozen=True)
 class CacheCount:
-    """Number of entries that a cache holds of every class, and its capacity per class."""
+    """Entries that a cache holds of every class, and its capacity per class."""
 
     held: tuple[int, ...]
     capacity: int

@@ -24,12 +24,12 @@ GROUP = 64
 
 
 class FeatureLevel(Adapter):
-    """An adapter that reads features only: :meth:`predict` is encoding, then the same."""
+    """Base of methods that read features only."""
 
     batch_dependence = BatchDependence.INDEPENDENT
 
     def predict_features(self, features: Tensor) -> Prediction:
-        """Predict images whose views have the unit features (B, V, E), or (B, E), in order."""
+        """Predict images by the unit features (B, V, E) of their views, or (B, E)."""
         if features.ndim == 2:
             features = features[:, None]
         E = self.model.embed_dim
@@ -43,28 +43,31 @@ class FeatureLevel(Adapter):
         with torch.no_grad():
             features = features.to(self.model.device, non_blocking=True)
             return self._predict_safely(
-                features,
-                (),
-                lambda: self._predict_features(features),
-                lambda: features[:, 0],
+                inputs=features,
+                keys=(),
+                predict=lambda: self._predict_features(features),
+                encode=lambda: features[:, 0],
             )
 
     @torch.no_grad()
     def _predict(self, batch: Batch) -> Prediction:
+        # The image itself is the only view where none are asked for.
         views = batch.images[:, None] if self.views is None else batch.views
         assert views is not None
-        chunk = (
-            self.config.chunk if isinstance(self.config, ViewsConfig) else len(batch)
-        )
-        return self._predict_features(encode_views(self.model, views, chunk=chunk))
+
+        chunk = len(batch)
+        if isinstance(self.config, ViewsConfig):
+            chunk = self.config.chunk
+        features = encode_views(self.model, views, chunk=chunk)
+        return self._predict_features(features)
 
     @abstractmethod
     def _predict_features(self, features: Tensor) -> Prediction:
-        """Predict unit features (B, V, E) of at least one image; no gradients are recorded."""
+        """Predict unit features (B, V, E) of at least one image, without gradients."""
 
 
 class FixedText(FeatureLevel):
-    """One that leaves the class texts as they are: ``classifier`` (N, E) and CLIP's ``scale``."""
+    """Base of those that leave the class texts, ``classifier`` (N, E), as they are."""
 
     def _setup(self) -> None:
         self.classifier = self.model.classifier(self.prompts)
@@ -74,52 +77,63 @@ class FixedText(FeatureLevel):
     def replay(
         self, step: Callable[[Tensor], tuple[Tensor, ...]], features: Tensor
     ) -> tuple[Tensor, ...]:
-        """``step(features)``, recorded on CUDA; it may replace the memory, but wait for nothing."""
-        memory, names = (
-            self.memory,
-            [name for name in self.memory if name not in OPTIONAL],
-        )
+        """Call ``step(features)``, recorded on CUDA.
+
+        The step may replace the memory, but wait for nothing. A recording reads and
+        writes arguments only, so the memory goes in and comes out as some.
+        """
+        memory = self.memory
+        names = [name for name in memory if name not in OPTIONAL]
 
         def function(features: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
             for name, value in zip(names, state, strict=True):
                 memory[name] = value
             results = step(features)
-            return *(memory[name] for name in names), *results
+            after = tuple(memory[name] for name in names)
+            return after + results
 
         function.__name__ = step.__name__  # distinguishes recordings
-        results = self._replayed(function, features, *(memory[name] for name in names))
+        state = [memory[name] for name in names]
+        results = self._replayed(function, features, *state)
         for name, value in zip(names, results, strict=False):
             memory[name] = value
         return results[len(names) :]
 
 
 class ImageByImage(FixedText):
-    """One whose every step depends on the one before: in products of the features of a group."""
+    """Base of those that learn image by image, computed in groups."""
 
     batch_dependence = BatchDependence.SEQUENTIAL
 
     def _predict_features(self, features: Tensor) -> Prediction:
-        groups = torch.split(features[:, 0], GROUP)
+        images = features[:, 0]
+        groups = torch.split(images, GROUP)
         p = torch.cat([self.predict_group(group) for group in groups])
-        return Prediction(p.clamp_min(torch.finfo(torch.float32).tiny).log().float())
+
+        # A probability of zero stays finite.
+        least = torch.finfo(torch.float32).tiny
+        log_p = p.clamp_min(least).log()
+        return Prediction(log_p.float())
 
     @abstractmethod
     def predict_group(self, features: Tensor) -> Tensor:
-        """Probabilities (B, N) of a group of unit features (B, E), learned from in order."""
+        """Predict unit features (B, E), learned from in order: probabilities (B, N)."""
 
 
 class Transductive(FixedText):
-    """One that explains images of a batch jointly; on CUDA its many small steps are replayed."""
+    """Base of those that explain a batch jointly; on CUDA the steps are replayed."""
 
     batch_dependence = BatchDependence.JOINT
     transduce: Callable[[Tensor, Tensor, Tensor, Any], Tensor]
-    """Log assignments (B, N) of unit features, from zero-shot ones, class texts and the config."""
+    """Log assignments (B, N) from features, zero-shot ones, texts and config."""
 
     def _predict_features(self, features: Tensor) -> Prediction:
-        features = features[:, 0]
-        log_prior = (self.scale * features @ self.classifier.T).log_softmax(dim=-1)
-        (logs,) = self._replayed(self._assign, features, log_prior)
+        images = features[:, 0]
+        logits = self.scale * images @ self.classifier.T
+        log_prior = logits.log_softmax(dim=-1)
+        (logs,) = self._replayed(self._assign, images, log_prior)
         return Prediction(logs.float())
 
     def _assign(self, features: Tensor, log_prior: Tensor) -> tuple[Tensor]:
-        return (self.transduce(features, log_prior, self.classifier, self.config),)
+        logs = self.transduce(features, log_prior, self.classifier, self.config)
+        return (logs,)

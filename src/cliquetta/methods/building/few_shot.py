@@ -30,7 +30,7 @@ Own = TypeVar("Own", bound="FewShotAdapter")
 
 
 class FewShotAdapter(Adapter):
-    """A classifier made from fitted tensors; it learns nothing more while it predicts."""
+    """Classifier made from fitted tensors, which learns nothing more."""
 
     batch_dependence = BatchDependence.INDEPENDENT
     fitted: Mapping[str, Tensor]
@@ -62,16 +62,15 @@ class FewShotAdapter(Adapter):
         )
 
     def tensor(self, name: str, *shape: int | None) -> Tensor:
-        """The fitted tensor ``name`` after a check of its shape; ``None`` stands for any size."""
+        """Return a fitted tensor of some shape; ``None`` stands for any size."""
         if name not in self.fitted:
             raise UserError(
                 f"fitted tensors of {self.name} lack {name!r}: of another method?"
             )
         value = self.fitted[name]
         pairs = zip(shape, value.shape, strict=False)
-        if value.ndim != len(shape) or not all(
-            most in (None, size) for most, size in pairs
-        ):
+        fits = all(wanted in (None, size) for wanted, size in pairs)
+        if value.ndim != len(shape) or not fits:
             wanted = ", ".join("any" if size is None else str(size) for size in shape)
             raise UserError(
                 f"fitted {name!r} is {tuple(value.shape)}, {self.model.id} with these classes and "
@@ -83,7 +82,7 @@ class FewShotAdapter(Adapter):
     def for_classes(
         cls, fitted: Mapping[str, Tensor], known: Sequence[str], wanted: Sequence[str]
     ) -> dict[str, Tensor]:
-        """Tensors for classes ``wanted`` from those fitted on ``known``: the same by default."""
+        """Choose tensors for ``wanted`` classes from those fitted on ``known`` ones."""
         del known, wanted
         return dict(fitted)
 
@@ -91,7 +90,7 @@ class FewShotAdapter(Adapter):
     def indices_of(
         known: Sequence[str], wanted: Sequence[str], *, by: str
     ) -> list[int]:
-        """Index of each ``wanted`` class among the ``known`` ones; all must be there, once."""
+        """Find each ``wanted`` class, once, among the ``known`` ones."""
         if tuple(known) == tuple(wanted):
             return list(range(len(known)))
         strange = [name for name in wanted if name not in known]
@@ -108,7 +107,7 @@ class FewShotAdapter(Adapter):
 
 
 def refuse_fixed_text(adapter: type[Adapter], prompts: ClassPrompts) -> None:
-    """A method that learns text cannot work with text features from outside."""
+    """Refuse text features from outside for a method that learns text."""
     if "text-prompts" in adapter.needs and prompts.features is not None:
         raise UserError(
             f"{adapter.name} learns text: give class names, not fixed text features"
@@ -130,31 +129,29 @@ class SGDTraining(MethodConfig):
     warmup_epochs: NonNegativeCount = 1
     """Epochs at ``warmup_lr`` before the cosine starts."""
     warmup_lr: NonNegative = 1e-5  # Constant learning rate of the warm-up.
-    crop_scale: CropScale = (
-        0.08,
-        1.0,
-    )  # Fraction of the image that a random training crop covers.
+    crop_scale: CropScale = (0.08, 1.0)
+    """Fraction of the image that a random training crop covers."""
 
     def epochs_for(self, shots: int) -> int:
-        """The number of epochs for that many images per class."""
+        """Choose the number of epochs for that many images per class."""
         if self.epochs is not None:
             return self.epochs
-        return 200 if shots >= 8 else 100 if shots >= 2 else 50
+        if shots >= 8:
+            return 200
+        return 100 if shots >= 2 else 50
 
     def lr_at(self, epoch: int, epochs: int) -> float:
-        """Learning rate of an epoch; the cosine starts after the warm-up and spans ``epochs``."""
+        """Compute the learning rate: a cosine that starts after the warm-up."""
         if epoch < self.warmup_epochs:
             return self.warmup_lr
-        return (
-            self.lr
-            * (1 + math.cos(math.pi * (epoch - self.warmup_epochs) / epochs))
-            / 2
-        )
+        after_warmup = epoch - self.warmup_epochs
+        phase = math.pi * after_warmup / epochs
+        return self.lr * (1 + math.cos(phase)) / 2
 
 
 @dataclass(frozen=True)
 class TextTraining(SGDTraining):
-    """Training of learners that leave the image tower as it is, and so may encode crops once."""
+    """Training of learners that leave the image tower as it is."""
 
     crop_pool: Count | None = None
     """Number of crops per image that are encoded before training, which then draws from
@@ -205,59 +202,87 @@ Logits = Callable[[Mapping[str, Tensor], Tensor], Tensor]
 def epoch_batches(
     count: int, size: int, generator: np.random.Generator, *, drop_last: bool
 ) -> Iterator[Rows]:
-    """Indices of one shuffled pass; a short last batch is dropped unless it is the only one."""
+    """Shuffle examples into batches.
+
+    With ``drop_last`` a short last one is left out, unless it is the only one.
+    """
     order = generator.permutation(count)
-    stop = count - count % size if drop_last and count >= size else count
+    stop = count
+    if drop_last and count >= size:
+        stop -= count % size
     for first in range(0, stop, size):
-        yield order[first : min(first + size, stop)]
+        end = min(first + size, stop)
+        yield order[first:end]
 
 
 def learn(
     start: Mapping[str, Tensor], logits: Logits, task: FitTask, config: SGDTraining
 ) -> dict[str, Tensor]:
-    """The parameters after SGD down the cross-entropy of the logits of crops, or their features."""
+    """Run SGD down the cross-entropy of the logits of crops, or their features.
+
+    Args:
+        start: The parameters before.
+        logits: Computes logits from parameters and crops.
+        task: The examples, and who is told of each step.
+        config: The training.
+
+    Returns:
+        The parameters after it.
+
+    """
     few_shot = task.few_shot
     draw = example_draw(task, config)
     learned = {
         name: value.detach().clone().requires_grad_() for name, value in start.items()
     }
-    parameters, momentum, decay = (
-        list(learned.values()),
-        config.momentum,
-        config.weight_decay,
-    )
+    parameters = list(learned.values())
     optimiser = torch.optim.SGD(
-        parameters, lr=config.lr, momentum=momentum, weight_decay=decay
+        parameters,
+        lr=config.lr,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
     )
-    generator = np.random.default_rng([task.seed, 0xC0])
-    n, size = len(few_shot), config.batch_size
+    n = len(few_shot)
+    size = config.batch_size
     epochs = config.epochs_for(few_shot.shots)
-    step, steps = 0, epochs * max(1, n // size)
+    steps = epochs * max(1, n // size)
+
+    generator = np.random.default_rng([task.seed, 0xC0])
+    step = 0
     for epoch in range(epochs):
-        lr = optimiser.param_groups[0]["lr"] = config.lr_at(epoch, epochs)
+        # The learning rate is stepped once per epoch.
+        lr = config.lr_at(epoch, epochs)
+        optimiser.param_groups[0]["lr"] = lr
+
         for rows in epoch_batches(n, size, generator, drop_last=True):
-            seen = draw(rows, generator)
-            labels = few_shot.labels[torch.from_numpy(rows)].to(task.model.device)
+            crops = draw(rows, generator)
+            labels = few_shot.labels[torch.from_numpy(rows)]
+            labels = labels.to(task.model.device)
+
             with torch.enable_grad():
-                value = F.cross_entropy(logits(learned, seen), labels)
-                gradients = torch.autograd.grad(value, parameters)
+                loss = F.cross_entropy(logits(learned, crops), labels)
+                gradients = torch.autograd.grad(loss, parameters)
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.grad = gradient
             optimiser.step()
             step += 1
-            task.report(FitStep(step, steps, epoch, float(value.detach()), lr))
+            task.report(FitStep(step, steps, epoch, float(loss.detach()), lr))
     return {name: value.detach() for name, value in learned.items()}
 
 
 def example_draw(task: FitTask, config: SGDTraining) -> Draw:
-    """Pixels (B, 3, S, S) of a crop of each image; for texts its unit features (B, E)."""
-    few_shot, model, scale = task.few_shot, task.model, config.crop_scale
+    """Make the function that draws a crop (B, 3, S, S) of each image.
+
+    For texts it gives the crop's unit features (B, E).
+    """
+    few_shot = task.few_shot
+    model = task.model
+    scale = config.crop_scale
     pool_size = config.crop_pool if isinstance(config, TextTraining) else None
     if pool_size is not None:
         first = np.random.default_rng([task.seed, 0xF0])
-        pool = l2_normalize(
-            crop_features(model, few_shot, first, scale=scale, count=pool_size)
-        )
+        raw = crop_features(model, few_shot, first, scale=scale, count=pool_size)
+        pool = l2_normalize(raw)  # (n, pool_size, E)
 
         def pooled(rows: Rows, generator: np.random.Generator) -> Tensor:
             picks = generator.integers(pool_size, size=len(rows))

@@ -13,7 +13,7 @@ from cliquetta.types import Batch, Prediction
 
 
 class FrozenAdapter(Adapter):
-    """Predicts with :meth:`Adapter.frozen_model` of an adapter as it was when this was made."""
+    """Adapter with the :meth:`Adapter.frozen_model` of another as it was."""
 
     batch_dependence = BatchDependence.INDEPENDENT
     frozen = True
@@ -34,6 +34,7 @@ class FrozenAdapter(Adapter):
             self._take(source, CONFIDENCES, "--calibrate")
 
     def _take(self, source: Adapter, name: str, option: str) -> None:
+        """Copy what rejection or calibration learned; refused if it learned nothing."""
         if torch.equal(source.memory[name], self.memory[name]):
             raise UserError(
                 f"the state was saved without {option}, which needs what it learns: predict with "
@@ -47,7 +48,7 @@ class FrozenAdapter(Adapter):
 
 
 def freeze(adapters: Sequence[Adapter], state: Path | None) -> FrozenAdapter:
-    """The one adapter, with what a state file holds; refused where that is not enough to freeze."""
+    """Freeze the one adapter with what a state file holds, if that is enough for it."""
     if len(adapters) > 1:
         raise UserError("one method at a time can be frozen")
     (adapter,) = adapters

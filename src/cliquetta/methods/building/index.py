@@ -1,4 +1,4 @@
-"""Index of the methods: names, presets and options, known without importing a method or torch."""
+"""Index of the methods: names, presets and options without an import of torch."""
 
 import json
 import os
@@ -9,14 +9,13 @@ from functools import cache
 from importlib.metadata import entry_points
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from cliquetta.errors import UserError
 
 PLUG_INS = "cliquetta.methods"
 """Entry points of other packages: modules that register methods."""
 PLUG_IN_FILES = "CLIQUETTA_PLUGINS"
-"""Environment variable of files that register methods, which child processes read as well."""
+"""Environment variable of files that register methods; child processes read it."""
 INDEX_FILE = Path("src/cliquetta/methods/data/index.json")
 """The index in a clone of the repository, written by ``python -m benchmarks.results methods``."""
 _REGISTERED = re.compile(r'@register\(\s*"([^"]+)"')
@@ -45,9 +44,10 @@ def method_names() -> list[str]:
 
 @cache
 def method_index() -> Mapping[str, IndexEntry]:
-    """Return the packaged index by method; what is newer than the index is not in it."""
+    """Return the packaged index by method; newer methods are not in it."""
     path = files("cliquetta.methods").joinpath("data/index.json")
-    entries = json.loads(path.read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8")
+    entries = json.loads(text)
     return {name: IndexEntry(**entry) for name, entry in entries.items()}
 
 
@@ -85,11 +85,8 @@ def name_plug_in_files(paths: Sequence[Path | str]) -> None:
 
 def index_text(entries: Mapping[str, tuple[Sequence[str], Sequence[str]]]) -> str:
     """Write the index: presets and options of every method, one method per line."""
-    document: dict[str, Any] = {
-        name: {"presets": list(presets), "options": list(options)}
-        for name, (presets, options) in sorted(entries.items())
-    }
-    lines = [
-        f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in document.items()
-    ]
+    lines = []
+    for name, (presets, options) in sorted(entries.items()):
+        entry = {"presets": list(presets), "options": list(options)}
+        lines.append(f"{json.dumps(name)}: {json.dumps(entry)}")
     return "{\n" + ",\n".join(lines) + "\n}\n"

@@ -1,4 +1,4 @@
-"""Soft clustering of a batch of features: what TransCLIP, StatA, MOON, OGA and DOTA share.
+"""Soft clustering of features, for TransCLIP, StatA, MOON, OGA and DOTA.
 
 A batch of unit features (B, E) is explained by one distribution per class. Assignments
 are logarithms (B, N), so that classes of vanishing weight stay sound.
@@ -9,29 +9,45 @@ from torch import Tensor
 
 
 def nearest_affinity(similarity: Tensor, neighbours: int) -> Tensor:
-    """W (B, B): similarity of each row with its nearest others; 0 elsewhere and if negative."""
-    others = similarity.clone().fill_diagonal_(-float("inf"))
-    nearest = others.topk(min(neighbours, len(similarity) - 1), dim=-1, sorted=False)
-    return torch.zeros_like(similarity).scatter(
-        1, nearest.indices, nearest.values.clamp_min(0)
-    )
+    """Keep of W (B, B) each row's nearest others; 0 elsewhere and if negative."""
+    # No row is its own neighbour.
+    others = similarity.clone()
+    others = others.fill_diagonal_(-float("inf"))
+    count = min(neighbours, len(similarity) - 1)
+    nearest = others.topk(count, dim=-1, sorted=False)
+
+    links = torch.zeros_like(similarity)
+    weights = nearest.values.clamp_min(0)
+    return links.scatter(1, nearest.indices, weights)
 
 
 def propagate(fixed: Tensor, links: Tensor, logs: Tensor, steps: int) -> Tensor:
-    """``steps`` updates z ∝ exp(fixed + links z) of log assignments ``logs`` (B, N)."""
+    """Update log assignments (B, N) ``steps`` times: z ∝ exp(fixed + links z)."""
     assignments = logs.exp()
+
+    # The last update stays a logarithm.
     for _ in range(steps - 1):
-        assignments = torch.addmm(fixed, links, assignments).softmax(dim=-1)
-    return torch.addmm(fixed, links, assignments).log_softmax(dim=-1)
+        scores = torch.addmm(fixed, links, assignments)
+        assignments = scores.softmax(dim=-1)
+    scores = torch.addmm(fixed, links, assignments)
+    return scores.log_softmax(dim=-1)
 
 
 def weighted_means(features: Tensor, log_weights: Tensor) -> Tensor:
-    """Means (N, E) of features (B, E) under log weights (B, N), which need not be normalised."""
-    return log_weights.softmax(dim=0).T @ features
+    """Average features (B, E) under log weights (B, N), of any sum: means (N, E)."""
+    weights = log_weights.softmax(dim=0)
+    return weights.T @ features
 
 
 def linear_discriminant(features: Tensor, means: Tensor, covariance: Tensor) -> Tensor:
-    """xᵀΣ⁻¹μ_k - ½ μ_kᵀΣ⁻¹μ_k, (B, N): Gaussian log-likelihood up to what all classes share."""
+    """Compute the Gaussian log-likelihood (B, N) up to what all classes share.
+
+    That is xᵀΣ⁻¹μ_k - ½ μ_kᵀΣ⁻¹μ_k.
+    """
+    # Σ⁻¹μ_k in the columns (E, N), by the Cholesky factor of Σ.
     factor = torch.linalg.cholesky_ex(covariance).L
-    weights = torch.cholesky_solve(means.T, factor)  # (E, N)
-    return features @ weights - 0.5 * (weights * means.T).sum(dim=0)
+    weights = torch.cholesky_solve(means.T, factor)
+
+    scores = features @ weights
+    squared = (weights * means.T).sum(dim=0)
+    return scores - 0.5 * squared

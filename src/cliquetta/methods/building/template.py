@@ -39,12 +39,12 @@ class LearnableTemplate:
         words = first.split("{}")[0]
         self.tower = model.require_text()
         self.start = model.context(words)
-        """Start context (M, D): embeddings of the template's words before the class name."""
+        """Start context (M, D): embeddings of the words before the class name."""
         self.ids = model.tokenizer(prompts.texts(first)).to(model.device)  # (N, L)
         self.positions = self.tower.word_positions(len(self.start))
         wanted = torch.tensor(model.tokenizer.encode(words), device=self.ids.device)
-        shared = bool((self.ids[:, self.positions] != wanted).any())
-        if shared or not (bare or len(self.start)):
+        has_other_words = bool((self.ids[:, self.positions] != wanted).any())
+        if has_other_words or not (bare or len(self.start)):
             raise UserError(
                 f"{by} learns the words before the class name, of which {first!r} has none that "
                 "stand alone; put a space between them and {}, or put a template such as "
@@ -56,10 +56,11 @@ class LearnableTemplate:
         self.order = self.ends.argsort(stable=True)  # short texts first
         self.weight = 1.0
         self.fixed: Tensor | None = None
-        """Share of the other templates, added to ``weight`` times the learned feature, (N, E)."""
+        """Part of the other templates, added to ``weight`` u_learn, (N, E)."""
         if others and mix is not None:
             fixed = ClassPrompts(prompts.names, tuple(others), allow_duplicates=True)
-            self.weight, self.fixed = 1 - mix, mix * model.classifier(fixed)
+            self.weight = 1 - mix
+            self.fixed = mix * model.classifier(fixed)
         elif others:
             texts = [
                 model.encode_text(prompts.texts(other), normalize=True)
@@ -69,51 +70,63 @@ class LearnableTemplate:
 
     @property
     def classes(self) -> int:
-        """N."""
+        """Number of classes, N."""
         return len(self.ids)
 
     def combine(self, raw: Tensor, classes: Tensor | slice = slice(None)) -> Tensor:
-        """Unit features (..., C, E) of the tower's output for some classes."""
+        """Mix the output for some classes with ``fixed``: unit features (..., C, E)."""
         learned = l2_normalize(raw)
         if self.fixed is None:
             return learned
-        return l2_normalize(self.weight * learned + self.fixed[classes])
+        mixed = self.weight * learned + self.fixed[classes]
+        return l2_normalize(mixed)
 
     def features(self, contexts: Tensor) -> Tensor:
-        """Unit classifiers (U, N, E) under each of U contexts, (U, M, D) or (U, N, M, D)."""
+        """Encode the classes (U, N, E) under U contexts, (U, M, D) or (U, N, M, D)."""
         if self.chunk is None:
             return self._encode(contexts, slice(None))
-        encoded = contexts.new_empty(
-            len(contexts), self.classes, self.tower.projection.shape[1]
-        )
-        for classes in self._chunks(len(contexts)):
+        U = len(contexts)
+        E = self.tower.projection.shape[1]
+        encoded = contexts.new_empty(U, self.classes, E)
+        for classes in self._chunks(U):
             encoded[:, classes] = self._encode(contexts, classes)
         return encoded
 
     def gradient(self, contexts: Tensor, cotangent: Tensor) -> Tensor:
-        """Gradient, shaped as ``contexts``, of a loss whose gradient by the features is given."""
+        """Pull a loss's gradient by the features back to the contexts."""
         cotangent, factor = near_one(cotangent)
+
+        # Class by class, or many at once: the gradients add up.
         total = torch.zeros_like(contexts)
         with torch.enable_grad():
             for classes in self._chunks(len(contexts)):
                 leaf = contexts.detach().requires_grad_()
                 features = self._encode(leaf, classes)
-                total += torch.autograd.grad(features, leaf, cotangent[:, classes])[0]
-        return total / factor.view(-1, *[1] * (contexts.ndim - 1))
+                (part,) = torch.autograd.grad(features, leaf, cotangent[:, classes])
+                total += part
+        one_per_context = [-1] + [1] * (contexts.ndim - 1)
+        return total / factor.view(one_per_context)
 
     def _chunks(self, contexts: int) -> tuple[Tensor, ...]:
-        """Classes of similar text length, as many as fit with that many contexts each."""
-        return torch.split(self.order, max(1, (self.chunk or self.classes) // contexts))
+        """Group classes of similar text length, as many as fit."""
+        texts = self.chunk or self.classes
+        return torch.split(self.order, max(1, texts // contexts))
 
     def _encode(self, contexts: Tensor, classes: Tensor | slice) -> Tensor:
-        """Unit classifiers (U, C, E) of some classes."""
-        U, ids = len(contexts), self.ids[classes]
+        """Encode some classes under every context: unit features (U, C, E)."""
+        U = len(contexts)
+        ids = self.ids[classes]
+        C = len(ids)
+
+        # The context of every class, (U, C, M, D), which a shared one is for all.
         each = contexts[:, None] if contexts.ndim == 3 else contexts[:, classes]
-        own = each.expand(-1, len(ids), -1, -1)
+        by_class = each.expand(-1, C, -1, -1)
+
+        is_whole = self.chunk is None
         raw = self.tower(
             ids.repeat(U, 1),
-            context=own.flatten(0, 1),
-            chunk=None if self.chunk is None else U * len(ids),
-            ends=None if self.chunk is not None else self._host_ends.repeat(U),
+            context=by_class.flatten(0, 1),
+            chunk=None if is_whole else U * C,
+            ends=self._host_ends.repeat(U) if is_whole else None,
         )
-        return self.combine(raw.view(U, len(ids), -1), classes)
+        return self.combine(raw.view(U, C, -1), classes)

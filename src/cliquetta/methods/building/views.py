@@ -1,4 +1,4 @@
-"""Many views of one image: encoding them, choosing the confident ones, their joint entropy.
+"""Many views of one image: choosing the confident ones, averaging them.
 
 Shared by the methods that look at an image more than once (TPT, C-TPT, DART, MTA, Zero,
 TDA). Every function takes any number of leading dimensions, so that many images go
@@ -36,7 +36,7 @@ class ViewsConfig(MethodConfig):
 
     @property
     def spec(self) -> ViewSpec:
-        """The views to ask of the stream."""
+        """Views to ask of the stream."""
         return ViewSpec(self.view_kind, self.views, self.view_zoom, self.view_min_area)
 
 
@@ -49,33 +49,46 @@ class SelectiveConfig(ViewsConfig):
 
 
 def selected_count(views: int, fraction: float) -> int:
-    """Number of ``views`` to select: ``fraction * views`` rounded down, at least 1."""
+    """Count the views to select: ``fraction * views`` rounded down, at least 1."""
     return max(1, math.floor(fraction * views))
 
 
 def confident_views(logits: Tensor, fraction: float) -> Tensor:
-    """Indices (..., K) of the lowest-entropy views of logits (..., V, N), earlier ones first."""
-    order = entropy(logits).argsort(dim=-1, stable=True)
-    return order[..., : selected_count(logits.shape[-2], fraction)]
+    """Choose the views (..., K) of lowest entropy by logits (..., V, N)."""
+    views = logits.shape[-2]
+    by_view = entropy(logits)
+    order = by_view.argsort(dim=-1, stable=True)
+    count = selected_count(views, fraction)
+    return order[..., :count]
 
 
 def take_views(values: Tensor, index: Tensor) -> Tensor:
-    """Rows (..., K, X) of ``values`` (..., V, X) at ``index`` (..., K)."""
-    return values.gather(-2, index[..., None].expand(*index.shape, values.shape[-1]))
+    """Gather the rows (..., K, X) of ``values`` (..., V, X) at ``index`` (..., K)."""
+    # `gather` takes an index for every entry of a row.
+    width = values.shape[-1]
+    shape = (*index.shape, width)
+    whole_rows = index[..., None].expand(shape)
+    return values.gather(-2, whole_rows)
 
 
 def mean_logits(logits: Tensor, index: Tensor) -> Tensor:
-    """Mean (..., N) of the logits (..., V, N) of the views at ``index`` (..., K)."""
+    """Average the logits (..., V, N) of the views at ``index`` (..., K)."""
     return take_views(logits, index).mean(dim=-2)
 
 
 def near_one(cotangent: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale rows (B, ...) by powers of two to a largest value in [0.5, 1); also the factors.
+    """Scale rows by powers of two to a largest value in [0.5, 1); return both.
 
     A backward pass in half precision then neither overflows nor loses small gradients.
     """
-    largest = cotangent.abs().flatten(1).amax(dim=1)
+    sizes = cotangent.abs().flatten(1)
+    largest = sizes.amax(dim=1)
+
+    # largest = mantissa * 2^exponent with a mantissa in [0.5, 1).
     exponent = torch.frexp(largest).exponent
-    factor = torch.ldexp(torch.ones_like(largest), -exponent)
-    factor = factor.view(-1, *[1] * (cotangent.ndim - 1))
+    one = torch.ones_like(largest)
+    factor = torch.ldexp(one, -exponent)
+
+    one_per_row = [-1] + [1] * (cotangent.ndim - 1)
+    factor = factor.view(one_per_row)
     return cotangent * factor, factor

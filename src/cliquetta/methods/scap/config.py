@@ -66,11 +66,8 @@ class SCAPConfig(MethodConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (
-            not self.blocks
-            or list(self.blocks) != sorted(set(self.blocks))
-            or self.blocks[0] < 0
-        ):
+        is_ascending = list(self.blocks) == sorted(set(self.blocks))
+        if not self.blocks or not is_ascending or self.blocks[0] < 0:
             raise UserError(
                 f"blocks must be different and ascending, got {self.blocks}"
             )
@@ -91,7 +88,7 @@ class SCAPConfig(MethodConfig):
         return Adam(self.lr, weight_decay=self.rules.weight_decay)
 
     def without_effect(self) -> list[str]:
-        """Fields that were changed from their defaults and mean nothing beside the others."""
+        """List the fields that were changed and mean nothing beside the others."""
         idle: set[str] = set()
         if self.rules.isolated_keys:
             idle |= {"neighbours", "bandwidth"}
@@ -120,6 +117,11 @@ class SCAPConfig(MethodConfig):
     def learns_visual(self) -> bool:
         """Whether images are prompted."""
         return self.modalities in ("both", "image")
+
+    @property
+    def scores_with_visual(self) -> bool:
+        """Whether images are scored with the visual prompts that are learned."""
+        return self.learns_visual and not self.rules.discarded_prompts
 
     @property
     def learns_text(self) -> bool:

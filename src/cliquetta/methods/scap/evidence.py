@@ -1,7 +1,8 @@
-"""Evidence of a prediction of SCAP, for reports, the app and the service: cliques, passes, maps."""
+"""Evidence of a prediction for reports, app and service: cliques, passes, maps."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -32,14 +33,21 @@ KEYS = (
 )
 """Entries of ``Prediction.evidence`` that the adapter makes."""
 COUNTS = (
-    *("images", "cliques", "distinct_sets", "memberships", "mean_size", "max_size"),
-    *("images_with_clique", "images_with_retained"),
+    "images",
+    "cliques",
+    "distinct_sets",
+    "memberships",
+    "mean_size",
+    "max_size",
+    "images_with_clique",
+    "images_with_retained",
 )
-_CLIQUES = 4  # Cliques of one image whose attention is shown.
+"""Entries of :func:`summary`."""
+MAPPED_CLIQUES = 4  # Cliques of one image whose attention is mapped.
 
 
 def describe(prediction: Prediction) -> dict[str, Any]:
-    """Cliques, and what each image was scored with, in types that JSON knows.
+    """List the cliques, and what each image was scored with, in types that JSON knows.
 
     * ``cliques``: in mining order, each with its ``id`` (index in this list),
       ``class``, ``members`` (indices in the batch), ``size``, ``set`` (equal for equal
@@ -61,27 +69,40 @@ def describe(prediction: Prediction) -> dict[str, Any]:
             "text_gradient": None,
         }
     evidence = _of_scap(prediction)
-    how = {name: evidence[name] for name in ("visual_prompts", "text_gradient")}
-    return {"cliques": _cliques(evidence), "images": _images(evidence), **how}
+    return {
+        "cliques": _describe_cliques(evidence),
+        "images": _describe_images(evidence),
+        "visual_prompts": evidence["visual_prompts"],
+        "text_gradient": evidence["text_gradient"],
+    }
 
 
 def summary(prediction: Prediction) -> dict[str, int | float | str]:
-    """Counts over the batch; ``memberships`` are those of the distinct sets, which are learned."""
+    """Count over the batch; ``memberships`` are those of the distinct sets."""
     images = len(prediction.logits)
-    if not images:
+    if images == 0:
         return dict.fromkeys(COUNTS, 0)
     evidence = _of_scap(prediction)
     cliques: Cliques = evidence["cliques"]
     sizes = cliques.members.sum(dim=1).tolist()
-    scored = evidence["visual_prompts"] == "composed"
-    retained = (evidence["retained"].reshape(images, -1) >= 0).any(dim=1)
-    learned = len(cliques), len(cliques.sets), int(cliques.sets.sum())
-    spread = sum(sizes) / max(1, len(sizes)), max(sizes, default=0)
-    counted = int(cliques.sets.any(dim=0).sum()), int(retained.sum()) if scored else 0
-    return dict(zip(COUNTS, (images, *learned, *spread, *counted), strict=True))
+    with_retained = 0
+    if evidence["visual_prompts"] == "composed":
+        has_retained = evidence["retained"].reshape(images, -1) >= 0
+        with_retained = int(has_retained.any(dim=1).sum())
+    return {
+        "images": images,
+        "cliques": len(cliques),
+        "distinct_sets": len(cliques.sets),
+        "memberships": int(cliques.sets.sum()),
+        "mean_size": sum(sizes) / max(1, len(sizes)),
+        "max_size": max(sizes, default=0),
+        "images_with_clique": int(cliques.sets.any(dim=0).sum()),
+        "images_with_retained": with_retained,
+    }
 
 
 def _of_scap(prediction: Prediction) -> Mapping[str, Any]:
+    """Return the evidence; that of another method is refused."""
     missing = [key for key in KEYS if key not in prediction.evidence]
     if missing:
         raise UserError(
@@ -91,194 +112,260 @@ def _of_scap(prediction: Prediction) -> Mapping[str, Any]:
     return prediction.evidence
 
 
-def _cliques(evidence: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _describe_cliques(evidence: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """List the cliques, in mining order."""
     learned: Learned | None = evidence["learned"]
     if learned is None:
         return []
     cliques: Cliques = evidence["cliques"]
-    before, after = (
-        _losses(one, len(cliques.sets)) for one in (learned.before, learned.after)
-    )
+    before = _losses_by_set(learned.before, len(cliques.sets))
+    after = _losses_by_set(learned.after, len(cliques.sets))
     members = [row.nonzero()[:, 0].tolist() for row in cliques.sets]
     described = []
-    owners = zip(cliques.classes.tolist(), cliques.set_of.tolist(), strict=True)
-    for g, (label, u) in enumerate(owners):
-        own = {"members": members[u], "size": len(members[u]), "set": u}
-        losses = {"before": before[u], "after": after[u]}
-        described.append({"id": g, "class": label, **own, **losses})
+    set_of = cliques.set_of.tolist()
+    for g, label in enumerate(cliques.classes.tolist()):
+        u = set_of[g]
+        clique = {
+            "id": g,
+            "class": label,
+            "members": members[u],
+            "size": len(members[u]),
+            "set": u,
+            "before": before[u],
+            "after": after[u],
+        }
+        described.append(clique)
     return described
 
 
-def _losses(
+def _losses_by_set(
     losses: CliqueLosses | None, count: int
 ) -> Sequence[dict[str, float] | None]:
-    """The losses of every distinct set, ``None`` where they were not evaluated."""
+    """List the losses of every distinct set, ``None`` where they were not evaluated."""
     if losses is None:
         return [None] * count
+    rows = zip(
+        losses.entropy.tolist(),
+        losses.concentration.tolist(),
+        losses.total.tolist(),
+        strict=True,
+    )
     names = ("entropy", "concentration", "total")
-    rows = zip(*(getattr(losses, name).tolist() for name in names), strict=True)
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 
-def _images(evidence: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _describe_images(evidence: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """List the images, in batch order, with the passes that were scored."""
     cliques: Cliques = evidence["cliques"]
-    top, scored = evidence["top"], evidence["visual_prompts"] == "composed"
+    members = cliques.members
+    classes = cliques.classes.tolist()
+    top = evidence["top"]
+    is_composed = evidence["visual_prompts"] == "composed"
     labels = evidence["passes"].labels.reshape(len(top), -1).tolist()
     slots = evidence["retained"].reshape(len(top), -1).tolist()
     described: list[dict[str, Any]] = []
-    for j, classes in enumerate(top.tolist()):
-        owned: dict[int, list[int]] = {}
-        for g in cliques.members[:, j].nonzero()[:, 0].tolist() if scored else ():
-            owned.setdefault(int(cliques.classes[g]), []).append(g)
-        passes = [
-            {
-                "class": c,
-                "cliques": owned.get(c, []),
-                "retained": s if scored and s >= 0 else None,
+    for j, best in enumerate(top.tolist()):
+        # The image's cliques by their class, in mining order.
+        by_class = defaultdict(list)
+        for g in members[:, j].nonzero()[:, 0].tolist():
+            by_class[classes[g]].append(g)
+
+        passes = []
+        for label, slot in zip(labels[j], slots[j], strict=True):
+            scored = {
+                "class": label,
+                "cliques": by_class[label] if is_composed else [],
+                "retained": slot if is_composed and slot >= 0 else None,
             }
-            for c, s in zip(labels[j], slots[j], strict=True)
-        ]
-        described.append({"top": classes, "passes": passes})
+            passes.append(scored)
+        described.append({"top": best, "passes": passes})
     return described
 
 
-# --- explanations: prompted features, attention under prompts -----------------------------------
+# --- explanations: prompted features, attention under prompts -------------------------
 
 
 def explain(
     adapter: SCAP, batch: Batch, prediction: Prediction, plain: Explanation, maps: int
 ) -> Explanation:
-    """The ``plain`` explanation with cliques, prompted features and attention maps."""
+    """Add cliques, prompted features and attention maps to an explanation."""
     description = describe(prediction)
     if adapter.visual is None or not adapter.config.learns_visual:
         return replace(plain, description=description)
     images = batch.images.to(adapter.model.device)
     changed = plain.before != prediction.logits[: len(batch)].argmax(dim=-1)
-    images_shown, rows = [], []
+
+    mapped = []
+    parts = []
     for index in _worth_a_map(description, changed.tolist(), maps):
         ids = _cliques_of(description, index)
-        sets = [description["cliques"][i]["set"] for i in ids]
-        learned = prediction.evidence["learned"].visual[sets]
-        retained = prediction.evidence["retained_prompts"]
-        used = learned[:0] if retained is None else _used(retained, description, index)
-        own = _maps(adapter, images[index], learned, used.view(-1, *learned.shape[1:]))
-        images_shown.append(
-            {"index": index, "cliques": ids[:_CLIQUES], "rows": len(own["class"])}
-        )
-        rows.append(own)
-    joined = (
-        {kind: torch.cat([own[kind] for own in rows]) for kind in rows[0]}
-        if rows
-        else None
-    )
-    prompted = _prompted_features(adapter, images, plain.features, prediction)
-    shown = tuple(images_shown)
-    return Explanation(
-        plain.features, plain.before, prompted, description, shown, joined
+        of_image = _maps(adapter, images[index], prediction, description, index)
+        rows = len(of_image["class"])
+        mapped.append({"index": index, "cliques": ids[:MAPPED_CLIQUES], "rows": rows})
+        parts.append(of_image)
+
+    # The maps of all images, one below the other.
+    joined = None
+    if parts:
+        joined = {kind: torch.cat([part[kind] for part in parts]) for kind in parts[0]}
+    return replace(
+        plain,
+        prompted=_prompted_features(adapter, images, plain.features, prediction),
+        description=description,
+        mapped=tuple(mapped),
+        maps=joined,
     )
 
 
 def _prompted_features(
     adapter: SCAP, images: Tensor, plain: Tensor, prediction: Prediction
 ) -> Tensor:
-    """Unit mean (n, E) of the features of each image's passes; a pass without prompts is plain."""
+    """Average the features of each image's passes: unit vectors (n, E)."""
     assert adapter.visual is not None
-    prompts, mask = prediction.evidence["prompts"], prediction.evidence["prompt_mask"]
+    prompts = prediction.evidence["prompts"]
+    mask = prediction.evidence["prompt_mask"]
     width = prediction.evidence["passes"].width
-    hidden, total = adapter.visual.hidden(images), torch.zeros_like(plain)
+    hidden = adapter.visual.hidden(images)
+    total = torch.zeros_like(plain)
     for turn in range(width):
         rows = torch.arange(len(images), device=images.device) * width + turn
-        own, features = mask[rows].any(dim=1), plain.clone()
-        if own.any():
-            chosen = rows[own]
-            features[own] = adapter.visual.encode(
-                hidden[own], prompts[chosen], mask[chosen]
+        is_prompted = mask[rows].any(dim=1)
+        features = plain.clone()
+        if is_prompted.any():
+            prompted = rows[is_prompted]
+            features[is_prompted] = adapter.visual.encode(
+                hidden[is_prompted], prompts[prompted], mask[prompted]
             )
         total += features
     return l2_normalize(total)
 
 
 def _cliques_of(description: Mapping[str, Any], index: int) -> list[int]:
-    """Ids of an image's cliques, of equal sets the first; those much like a larger one last."""
-    own = [clique for clique in description["cliques"] if index in clique["members"]]
-    distinct = {clique["set"]: clique for clique in reversed(own)}
-    fresh: list[set[int]] = []
-    ids: dict[bool, list[int]] = {False: [], True: []}
-    for clique in sorted(
-        distinct.values(), key=lambda clique: (-clique["size"], clique["id"])
-    ):
+    """List the ids of an image's cliques, large ones first.
+
+    Of equal member sets only the first is listed; those much like a larger one are
+    last.
+    """
+    distinct: dict[int, dict[str, Any]] = {}
+    for clique in description["cliques"]:
+        if index in clique["members"]:
+            distinct.setdefault(clique["set"], clique)
+    by_size = sorted(distinct.values(), key=lambda one: (-one["size"], one["id"]))
+
+    unlike: list[set[int]] = []
+    first_ids = []
+    last_ids = []
+    for clique in by_size:
         members = set(clique["members"])
-        alike = any(2 * len(members & other) > len(members | other) for other in fresh)
-        fresh += [] if alike else [members]
-        ids[alike].append(clique["id"])
-    return ids[False] + ids[True]
+
+        # More than half of what two of them hold, both hold.
+        if any(2 * len(members & other) > len(members | other) for other in unlike):
+            last_ids.append(clique["id"])
+        else:
+            unlike.append(members)
+            first_ids.append(clique["id"])
+    return first_ids + last_ids
 
 
 def _worth_a_map(
     description: Mapping[str, Any], changed: Sequence[bool], count: int
 ) -> list[int]:
-    """Images with several cliques whose predicted class changed come first."""
-    cliques = [
-        min(_CLIQUES, len(_cliques_of(description, index)))
-        for index in range(len(changed))
-    ]
-    some = [index for index in range(len(changed)) if cliques[index]]
-    some.sort(
-        key=lambda index: (-int(changed[index] and cliques[index] > 1), -cliques[index])
-    )
-    return sorted(some[:count])
+    """Choose images: first those with several cliques and another class now."""
+    sizes = {}
+    for index in range(len(changed)):
+        cliques = len(_cliques_of(description, index))
+        if cliques:
+            sizes[index] = min(MAPPED_CLIQUES, cliques)
 
+    def rank(index: int) -> tuple[bool, int]:
+        is_telling = changed[index] and sizes[index] > 1
+        return not is_telling, -sizes[index]
 
-def _used(retained: Tensor, description: Mapping[str, Any], index: int) -> Tensor:
-    """The retained prompts (Q, V) an image was scored with, of those (N, L, V) of the cache."""
-    passes = description["images"][index]["passes"]
-    used = [(p["class"], p["retained"]) for p in passes if p["retained"] is not None]
-    labels, slots = torch.tensor(used, dtype=torch.long).view(-1, 2).unbind(dim=1)
-    return retained[labels, slots]
+    by_worth = sorted(sizes, key=rank)
+    return sorted(by_worth[:count])
 
 
 def _maps(
-    adapter: SCAP, pixels: Tensor, learned: Tensor, retained: Tensor
+    adapter: SCAP,
+    pixels: Tensor,
+    prediction: Prediction,
+    description: Mapping[str, Any],
+    index: int,
 ) -> dict[Kind, Tensor]:
-    """Maps of one image: plain, with the prompt of each of its first cliques, with everything."""
+    """Map one image: plain, with each of its first cliques' prompts, with all."""
     assert adapter.visual is not None
-    prompts = torch.cat([learned, retained.to(learned)])
-    shown = min(_CLIQUES, len(learned))
-    chosen = torch.zeros(shown + 2, len(prompts), dtype=torch.bool)
-    chosen[torch.arange(1, shown + 1), torch.arange(shown)] = True
+    ids = _cliques_of(description, index)
+    sets = [description["cliques"][id]["set"] for id in ids]
+    of_cliques = prediction.evidence["learned"].visual[sets]
+    prompts = of_cliques
+    cache = prediction.evidence["retained_prompts"]
+    if cache is not None:
+        passes = description["images"][index]["passes"]
+        retained = _retained_prompts(cache, passes)
+        retained = retained.view(-1, *of_cliques.shape[1:])
+        prompts = torch.cat([of_cliques, retained.to(of_cliques)])
+
+    # Rows of maps: without any, with one each, with all.
+    mapped = min(MAPPED_CLIQUES, len(of_cliques))
+    chosen = torch.zeros(mapped + 2, len(prompts), dtype=torch.bool)
+    for number in range(mapped):
+        chosen[number + 1, number] = True
     chosen[-1] = True
-    return prompted_maps(
-        adapter.visual.tower, pixels, prompts, adapter.config.blocks, chosen
-    )
+
+    blocks = adapter.config.blocks
+    return prompted_maps(adapter.visual.tower, pixels, prompts, blocks, chosen)
+
+
+def _retained_prompts(cache: Tensor, passes: Sequence[Mapping[str, Any]]) -> Tensor:
+    """Gather the prompts (Q, V) that passes took from those (N, L, V) of the cache."""
+    labels = []
+    slots = []
+    for scored in passes:
+        if scored["retained"] is not None:
+            labels.append(scored["class"])
+            slots.append(scored["retained"])
+    return cache[labels, slots]
 
 
 def prompted_passes(
     adapter: SCAP, prediction: Prediction, index: int
 ) -> PromptedPasses | None:
-    """The passes over image ``index`` that were scored with prompts."""
+    """Return the passes over image ``index`` that were scored with prompts."""
     evidence = prediction.evidence
     if "prompts" not in evidence or evidence["visual_prompts"] != "composed":
         return None
     width = evidence["passes"].width
-    own = slice(index * width, (index + 1) * width)
-    prompts, mask = evidence["prompts"][own], evidence["prompt_mask"][own]
+    of_image = slice(index * width, (index + 1) * width)
+    prompts = evidence["prompts"][of_image]
+    mask = evidence["prompt_mask"][of_image]
+
+    # Every pass uses its own S of the width S prompts of the image.
     slots = prompts.shape[1]
-    used = torch.zeros(width, width, slots, dtype=torch.bool, device=mask.device)
+    uses = torch.zeros(width, width, slots, dtype=torch.bool, device=mask.device)
     turns = torch.arange(width, device=mask.device)
-    used[turns, turns] = mask
-    rows = mask.any(dim=1).nonzero()[:, 0].tolist()
-    passes = describe(prediction)["images"][index]["passes"]
+    uses[turns, turns] = mask
+
+    has_prompt = mask.any(dim=1)
+    prompted = has_prompt.nonzero()[:, 0].tolist()
+    images = describe(prediction)["images"]
+    passes = images[index]["passes"]
+    names = adapter.prompts.names
+    length = adapter.config.prompt_length
+    blocks = len(adapter.config.blocks)
     return PromptedPasses(
-        titles=tuple(_title(passes[row], adapter.prompts.names) for row in rows),
-        prompts=prompts.reshape(width * slots, *adapter.memory["start_prompt"].shape),
-        used=used.flatten(1)[rows],
+        titles=tuple(_title(passes[turn], names) for turn in prompted),
+        prompts=prompts.reshape(width * slots, blocks, length, 2, -1),
+        used=uses.flatten(1)[prompted],
         blocks=adapter.config.blocks,
     )
 
 
 def _title(scored: Mapping[str, Any], names: Sequence[str]) -> str:
-    """The class that a pass was scored for, and where its prompts came from."""
+    """Name the class that a pass was scored for, and where its prompts came from."""
+    sources = []
     cliques = len(scored["cliques"])
-    sources = [f"{cliques} clique{'' if cliques == 1 else 's'}"] if cliques else []
-    sources += ["1 retained prompt"] if scored["retained"] is not None else []
+    if cliques:
+        sources.append(f"{cliques} clique{'' if cliques == 1 else 's'}")
+    if scored["retained"] is not None:
+        sources.append("1 retained prompt")
     return f"as {names[scored['class']]}: {' + '.join(sources)}"

@@ -1,4 +1,9 @@
-"""The loss of a clique: entropy of its mean feature, and concentration around it (Eq. 5-10)."""
+"""Loss of a clique: entropy of its mean feature, concentration (Eq. 5-10).
+
+All cliques at once: a row for every membership, and the number of the clique that it
+belongs to. A loss depends on the members only, so equal cliques of several classes have
+one number: ``U`` counts the distinct member sets, ``M`` their memberships.
+"""
 
 from typing import NamedTuple
 
@@ -10,7 +15,8 @@ from cliquetta.methods.scap.config import SCAPConfig
 from cliquetta.methods.scap.released import Rules
 from cliquetta.model.clip import l2_normalize
 
-CELLS = 2**24  # Entries of the matrix of cliques and memberships that are held at once.
+# Entries of the matrix of cliques and memberships that are held at once.
+CELLS = 2**24
 
 
 class CliqueLosses(NamedTuple):
@@ -23,7 +29,7 @@ class CliqueLosses(NamedTuple):
 
 
 class Members(NamedTuple):
-    """Unit features (M, E) of the members of U cliques: row r is of clique ``clique[r]``."""
+    """Unit features (M, E) of members: row r is of clique ``clique[r]``."""
 
     features: Tensor
     clique: Tensor
@@ -31,74 +37,113 @@ class Members(NamedTuple):
 
 
 def clique_sum(rows: Tensor, clique: Tensor, count: int) -> Tensor:
-    """Sum (U, ...) of the rows of every clique; row r is of clique ``clique[r]``.
+    """Sum the rows (M, ...) of every clique, (U, ...); row r is of ``clique[r]``."""
+    # A matrix product, because scattered additions have no fixed order on a GPU.
+    flat = rows.flatten(1)
+    at_once = max(1, CELLS // len(rows))
+    cliques = torch.arange(count, device=rows.device)
 
-    A matrix product, because scattered additions have no fixed order on a GPU.
-    """
-    flat, parts = rows.flatten(1), []
-    for some in torch.split(
-        torch.arange(count, device=rows.device), max(1, CELLS // len(rows))
-    ):
-        parts.append((some[:, None] == clique).to(rows.dtype) @ flat)
-    return torch.cat(parts).view(count, *rows.shape[1:])
-
-
-def attribute_features(features: Tensor, clique: Tensor, count: int) -> Tensor:
-    """Mean feature (U, E) of every clique (Eq. 5)."""
-    return clique_sum(features, clique, count) / clique_sizes(clique, count)[:, None]
+    sums = []
+    for some in torch.split(cliques, at_once):
+        # (some cliques, M): 1 where a row is a member's.
+        is_member = some[:, None] == clique
+        weight = is_member.to(rows.dtype)
+        sums.append(weight @ flat)
+    return torch.cat(sums).view(count, *rows.shape[1:])
 
 
 def clique_sizes(clique: Tensor, count: int) -> Tensor:
-    """Size of every clique, float."""
-    ones = torch.ones(
-        len(clique), 1, device=clique.device
-    )  # bincount would wait for the device
+    """Count the members (U,) of every clique, as floats."""
+    # bincount would wait for the device.
+    ones = torch.ones(len(clique), 1, device=clique.device)
     return clique_sum(ones, clique, count)[:, 0].clamp_min(1)
+
+
+def attribute_features(features: Tensor, clique: Tensor, count: int) -> Tensor:
+    """Average the features of every clique: its attribute (U, E) (Eq. 5)."""
+    return clique_sum(features, clique, count) / clique_sizes(clique, count)[:, None]
 
 
 def classify(
     members: Members, text: Tensor, scale: float, rules: Rules
 ) -> tuple[Members, Tensor]:
-    """Queries, which are the mean features or all members, and their logits (Q, N).
+    """Compute the logits (Q, N) of every clique's queries (inside Eq. 8).
 
-    ``text`` is (N, E) for all, or (U, N, E), one for each clique.
+    The query of a clique is its mean feature, or each of its members where the rules
+    are the released code's.
+
+    Args:
+        members: Features of the members.
+        text: Class texts (N, E) for all cliques, or (U, N, E), one list for each.
+        scale: 1 / tau of Eq. 8.
+        rules: Whether members are queries.
+
+    Returns:
+        The queries, and their scaled cosines with the texts.
+
     """
-    queries, clique, count = members
+    queries = members
+    # Eq. 5: the attribute a_ik, as a unit vector for the cosine of Eq. 8.
     if not rules.member_entropy:
-        queries = l2_normalize(attribute_features(queries, clique, count))
-        clique = torch.arange(count, device=queries.device)
+        mean = attribute_features(members.features, members.clique, members.cliques)
+        unit = l2_normalize(mean)
+        own_clique = torch.arange(members.cliques, device=unit.device)
+        queries = Members(unit, own_clique, members.cliques)
+
+    # Eq. 8: cos(a_ik, f_n^T) / tau.
     if text.ndim == 2:
-        logits = scale * queries @ text.T
+        logits = scale * queries.features @ text.T
     else:
-        logits = scale * torch.einsum("re,rne->rn", queries, text[clique])
-    return Members(queries, clique, count), logits
+        own_text = text[queries.clique]
+        logits = scale * torch.einsum("re,rne->rn", queries.features, own_text)
+    return queries, logits
 
 
 def entropy_loss(logits: Tensor, clique: Tensor, count: int, rules: Rules) -> Tensor:
-    """Entropy (U,) of every clique from the logits of its queries (Eq. 7-9)."""
-    each = log_prob_entropy(logits.log_softmax(dim=-1))
+    """Compute the entropy (U,) of every clique from its queries' logits (Eq. 7-9)."""
+    log_p = logits.log_softmax(dim=-1)  # Eq. 7-8
+    each = log_prob_entropy(log_p)  # Eq. 9
     if not rules.member_entropy:
         return each
-    return clique_sum(each[:, None], clique, count)[:, 0] / clique_sizes(clique, count)
+    # The released code's mean over the members.
+    total = clique_sum(each[:, None], clique, count)[:, 0]
+    return total / clique_sizes(clique, count)
 
 
 def concentration_loss(
     features: Tensor, clique: Tensor, means: Tensor, rules: Rules
 ) -> Tensor:
-    """Squared distances (U,) of members to their clique's mean feature (Eq. 10)."""
+    """Sum the squared distances (U,) of members to their clique's mean (Eq. 10)."""
     count = len(means)
-    squared = (features - means[clique]).square().sum(dim=1)
+    distance = features - means[clique]
+    squared = distance.square().sum(dim=1)
     total = clique_sum(squared[:, None], clique, count)[:, 0]
-    return total / clique_sizes(clique, count) if rules.mean_concentration else total
+    # The released code's mean over the members.
+    if rules.mean_concentration:
+        total = total / clique_sizes(clique, count)
+    return total
 
 
 def clique_losses(
     members: Members, logits: Tensor, owner: Tensor, config: SCAPConfig
 ) -> CliqueLosses:
-    """Losses of all cliques, from the ``logits`` of their queries and the ``owner`` of each."""
+    """Compute the losses of all cliques (Eq. 9, 10, 14).
+
+    Args:
+        members: Features of the members.
+        logits: Those of the queries, from :func:`classify`.
+        owner: The clique of each query.
+        config: lambda and the rules.
+
+    Returns:
+        Losses and attribute features, a row per clique.
+
+    """
     features, clique, count = members
     attributes = attribute_features(features, clique, count)
-    certainty = entropy_loss(logits, owner, count, config.rules)
-    spread = concentration_loss(features, clique, attributes, config.rules)
-    total = certainty + config.concentration * spread
-    return CliqueLosses(certainty, spread, total, attributes)
+
+    entropy = entropy_loss(logits, owner, count, config.rules)
+    concentration = concentration_loss(features, clique, attributes, config.rules)
+    # Eq. 14, each clique's summand: L_en + lambda L_con.
+    total = entropy + config.concentration * concentration
+    return CliqueLosses(entropy, concentration, total, attributes)

@@ -1,6 +1,6 @@
-"""Rules of the released ImageNet-A script (commit 5057c96) where it differs from the paper.
+"""Rules of the released ImageNet-A script where it differs from the paper.
 
-docs/methods/scap.md lists what that script does beyond these rules.
+It is that of commit 5057c96. docs/methods/scap.md lists what it does beyond these rules.
 """
 
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Rules:
-    """The decisions in which paper and released code differ; the defaults are the paper's."""
+    """Decisions in which paper and code differ; the defaults are the paper's."""
 
     full_sets: bool = False
     """Each candidate set is a clique as well, even of one image."""
@@ -20,7 +20,7 @@ class Rules:
     text_per_class: bool = False
     """A clique learns a context for each class (Eq. 6: one for all)."""
     member_entropy: bool = False
-    """The loss takes the mean of the members' entropies (Eq. 9: of their mean feature)."""
+    """The loss has the members' mean entropy (Eq. 9: that of their mean feature)."""
     mean_concentration: bool = False  # Squared distances are averaged (Eq. 10: summed).
     weight_decay: float = 0.0  # Decay of AdamW; 0 is Adam.
     isolated_keys: bool = False  # Every key is its only neighbour: keys / (1 - alpha).
@@ -29,7 +29,7 @@ class Rules:
     best_class_only: bool = False
     """Images are scored with the prompts of their best class alone."""
     discarded_prompts: bool = False
-    """Visual prompts are learned and stored, but images are scored without them (Eq. 19)."""
+    """Images are scored without the visual prompts that are learned (Eq. 19)."""
 
 
 RULES: Mapping[str, Rules] = {

@@ -17,6 +17,9 @@ from cliquetta.model.vjp import TextTape, chunks
 from cliquetta.prompts.classes import ClassPrompts
 
 ROWS = 16384  # Texts whose gradients are computed at once.
+PRODUCTS = 2**28  # Entries of the outer products that meet the Jacobian at once.
+# Cotangents are divided by their largest entry, or this, so that halves do not underflow.
+TINY = 1e-30
 
 
 class PromptedText(LearnableTemplate):
@@ -26,74 +29,114 @@ class PromptedText(LearnableTemplate):
     def __init__(self, model: CLIP, prompts: ClassPrompts, mix: float) -> None:
         super().__init__(model, prompts, by="SCAP", mix=mix, bare=True)
         self.jacobian: Tensor | None = None
-        """Used for gradients if not ``None``; it rounds differently from single products."""
+        """Used for gradients if there is one; it rounds differently from products."""
         self._built: Tensor | None = None
-        self._raw = to_float32(self.tower(self.ids, context=self.start))
+
+        # The tower's output at the start context, (N, E), and the mixed unit features.
+        raw = self.tower(self.ids, context=self.start)
+        self._raw = to_float32(raw)
         self.start_features = self.combine(self._raw)
 
-    # --- gradients at the start context ---------------------------------------------------------
+    # --- gradients at the start context -----------------------------------------------
 
     @torch.no_grad()
     def vjp(self, cotangents: Tensor) -> Tensor:
-        """Gradients (U, N, M, D) of the start context per class; a shared one gets their sum."""
+        """Pull cotangents (U, N, E) of the text features back to the start context.
+
+        Returns:
+            Gradients (U, N, M, D), one per class; those of a shared context are their
+            sum.
+
+        """
+        U, N, _ = cotangents.shape
+        M, D = self.start.shape
         if self.jacobian is not None:
-            size = cotangents.abs().amax(dim=(1, 2), keepdim=True).clamp_min(1e-30)
-            scaled = (cotangents / size).to(self.jacobian.dtype)
-            back = (
-                torch.einsum("une,nec->unc", scaled, self.jacobian).to(size.dtype)
-                * size
-            )
-            return back.view(len(cotangents), self.classes, *self.start.shape)
+            # Scaled to one, so that the product in half precision does not underflow.
+            largest = cotangents.abs().amax(dim=(1, 2), keepdim=True)
+            largest = largest.clamp_min(TINY)
+            scaled = (cotangents / largest).to(self.jacobian.dtype)
+            back = torch.einsum("une,nec->unc", scaled, self.jacobian)
+            back = back.to(largest.dtype) * largest
+            return back.view(U, N, M, D)
+
+        # Without it, through the recorded pass of each group of classes.
         raw = self._through_mixing(cotangents)
-        out = raw.new_zeros(len(raw), self.classes, *self.start.shape)
+        gradients = raw.new_zeros(U, N, M, D)
         for classes in self._length_groups():
-            tape = self._tape(classes)
             n = len(classes)
-            for part in chunks(len(raw), max(1, ROWS // n)):
+            tape = self._tape(classes)
+            for part in chunks(U, max(1, ROWS // n)):
                 rows = raw[part][:, classes]
-                index = torch.arange(n, device=rows.device).repeat(len(rows))
-                back = tape.vjp(rows.flatten(0, 1), index, self._positions(len(index)))
-                out[part, classes] = back.view(len(rows), n, *self.start.shape)
-        return out
+                back = self._pull(tape, rows)
+                gradients[part, classes] = back.view(len(rows), n, M, D)
+        return gradients
 
     @torch.no_grad()
-    def vjp_shared(self, grad_logits: Tensor, query_features: Tensor) -> Tensor:
-        """Gradients (U, M, D) of a shared context, from those of the queries' logits (U, N)."""
+    def vjp_shared(self, grad_cosines: Tensor, query_features: Tensor) -> Tensor:
+        """Pull gradients of cosines back to a start context that all classes share.
+
+        The cosine of query u and class n is an inner product, so that the cotangent of
+        the feature of class n is ``grad_cosines[u, n] * query_features[u]``.
+
+        Args:
+            grad_cosines: Gradients (U, N) by the queries' cosines with the classes.
+            query_features: Unit features (U, E) of the queries.
+
+        Returns:
+            Gradients (U, M, D).
+
+        """
+        U = len(grad_cosines)
+        M, D = self.start.shape
+        gradients = []
         if self.jacobian is None:
-            out = []
-            for part in chunks(len(grad_logits), max(1, ROWS // self.classes)):
-                cotangents = (
-                    grad_logits[part][:, :, None] * query_features[part][:, None]
-                )
-                out.append(self.vjp(cotangents).sum(dim=1))
-            return torch.cat(out)
-        size = grad_logits.abs().amax(dim=1, keepdim=True).clamp_min(1e-30)
-        dtype, flat, out = self.jacobian.dtype, self.jacobian.flatten(0, 1), []
-        for part in chunks(len(grad_logits), max(1, 2**28 // len(flat))):
-            left = (grad_logits[part] / size[part]).to(dtype)
-            outer = left[:, :, None] * query_features[part].to(dtype)[:, None]
-            out.append((outer.flatten(1) @ flat).to(size.dtype) * size[part])
-        return torch.cat(out).view(len(grad_logits), *self.start.shape)
+            for part in chunks(U, max(1, ROWS // self.classes)):
+                cotangents = _outer(grad_cosines[part], query_features[part])
+                by_class = self.vjp(cotangents)
+                gradients.append(by_class.sum(dim=1))
+            return torch.cat(gradients)
+
+        # One matrix product of the cotangents (U, N E) and the Jacobian (N E, M D).
+        flat = self.jacobian.flatten(0, 1)
+        largest = grad_cosines.abs().amax(dim=1, keepdim=True)
+        largest = largest.clamp_min(TINY)
+        at_once = max(1, PRODUCTS // len(flat))
+        for part in chunks(U, at_once):
+            size = largest[part]
+            scaled = grad_cosines[part] / size
+            scaled = scaled.to(flat.dtype)
+            features = query_features[part].to(flat.dtype)
+            cotangents = _outer(scaled, features)
+            back = cotangents.flatten(1) @ flat
+            gradients.append(back.to(size.dtype) * size)
+        return torch.cat(gradients).view(U, M, D)
 
     @torch.no_grad()
     def build_jacobian(self) -> None:
-        """Use the Jacobian (N, E, M D) at the start context, mixing included; built only once."""
+        """Use the Jacobian (N, E, M D) at the start context; it is built once."""
         if self._built is not None:
             self.jacobian = self._built
             return
         N, E = self.start_features.shape
-        dtype, device = self.tower.projection.dtype, self.ids.device
-        jacobian = torch.empty(N, E, self.start.numel(), dtype=dtype, device=device)
+        dtype = self.tower.projection.dtype
+        device = self.ids.device
+        entries = self.start.numel()
+        jacobian = torch.empty(N, E, entries, dtype=dtype, device=device)
         directions = torch.eye(E, device=device, dtype=self.start_features.dtype)
+
+        # At most `ROWS` cotangents at once, all of classes with equally long texts.
         for group in self._length_groups():
-            for classes in torch.split(group, max(1, ROWS // E)):
-                tape, n = self._tape(classes), len(classes)
-                rows = self._through_mixing(
-                    directions[:, None].expand(-1, n, -1), classes
-                )
-                index = torch.arange(n, device=rows.device).repeat(E)
-                back = tape.vjp(rows.flatten(0, 1), index, self._positions(len(index)))
-                jacobian[classes] = back.view(E, n, -1).transpose(0, 1).to(dtype)
+            at_once = max(1, ROWS // E)
+            for classes in torch.split(group, at_once):
+                n = len(classes)
+                tape = self._tape(classes)
+
+                # One cotangent per direction of the feature and class, (E, n, E).
+                cotangents = directions[:, None].expand(-1, n, -1)
+                raw = self._through_mixing(cotangents, classes)
+                back = self._pull(tape, raw)
+                by_class = back.view(E, n, -1).transpose(0, 1)
+                jacobian[classes] = by_class.to(dtype)
         self.jacobian = self._built = jacobian
 
     def choose_gradient(self, sets_learned: int) -> None:
@@ -103,44 +146,72 @@ class PromptedText(LearnableTemplate):
         same batch.
         """
         self.jacobian = None
-        size = self.start_features.numel() * self.start.numel()
+        N, E = self.start_features.shape
+        entry = self.tower.projection.element_size()
+        size = N * E * self.start.numel() * entry
         budget = MEMORY.get(self.ids.device.type, MEMORY["cpu"])
-        affordable = size * self.tower.projection.element_size() <= budget
-        if sets_learned > self.start_features.shape[1] and affordable:
+        # The Jacobian takes E products per class, a learned set one.
+        if sets_learned > E and size <= budget:
             self.build_jacobian()
+
+    def _pull(self, tape: TextTape, cotangents: Tensor) -> Tensor:
+        """Pull cotangents (U, n, E) of the tower's output back: (U n, M, D)."""
+        U, n, _ = cotangents.shape
+        # Cotangent (u, class) belongs to the recorded row of the class.
+        recorded_row = torch.arange(n, device=cotangents.device)
+        recorded_row = recorded_row.repeat(U)
+        rows = cotangents.flatten(0, 1)
+        return tape.vjp(rows, recorded_row, self._positions(U * n))
 
     def _through_mixing(
         self, cotangents: Tensor, classes: Tensor | None = None
     ) -> Tensor:
-        """Cotangents of the tower's output from those (..., n, E) of the mixed unit features."""
-        raw = self._raw if classes is None else self._raw[classes]
-        size: Tensor = torch.linalg.vector_norm(raw, dim=-1, keepdim=True)
-        learned = raw / size
-        if self.fixed is not None:
-            fixed = self.fixed if classes is None else self.fixed[classes]
-            cotangents = self.weight * _through_unit(
-                self.weight * learned + fixed, cotangents
-            )
-        return _through_unit(learned, cotangents) / size
+        """Pull cotangents (..., n, E) of mixed features back to the tower's output."""
+        raw = self._raw
+        fixed = self.fixed
+        if classes is not None:
+            raw = raw[classes]
+            fixed = None if fixed is None else fixed[classes]
+
+        length: Tensor = torch.linalg.vector_norm(raw, dim=-1, keepdim=True)
+        learned = raw / length  # u_learn
+        if fixed is not None:
+            # f^T = unit vector of (1 - rho) u_learn + rho u_fix
+            mixed = self.weight * learned + fixed
+            back = _through_unit(mixed, cotangents)
+            cotangents = self.weight * back
+        return _through_unit(learned, cotangents) / length
 
     def _positions(self, rows: int) -> Tensor:
         return self.positions.expand(rows, -1)
 
     def _tape(self, classes: Tensor) -> TextTape:
-        """The forward pass of some classes at the start context, cut at their longest end."""
+        """Record the pass of some classes, cut at their longest end."""
+        # Nothing behind a text's end changes its feature.
         ends = self.ends[classes]
-        tokens = self.tower.tokens(self.ids[classes, : int(ends.max()) + 1])
-        tokens = with_context(tokens, self.start, self._positions(len(classes)))
+        length = int(ends.max()) + 1
+        ids = self.ids[classes, :length]
+
+        positions = self._positions(len(classes))
+        tokens = self.tower.tokens(ids)
+        tokens = with_context(tokens, self.start, positions)
         return TextTape(self.tower, tokens, ends)
 
     def _length_groups(self) -> list[Tensor]:
-        """Classes with equally long texts, so that none is padded."""
+        """Group the classes with equally long texts, so that none is padded."""
         return [(self.ends == end).nonzero()[:, 0] for end in torch.unique(self.ends)]
 
 
+def _outer(left: Tensor, right: Tensor) -> Tensor:
+    """Multiply rows (U, N) and (U, E) to matrices (U, N, E)."""
+    return left[:, :, None] * right[:, None]
+
+
 def _through_unit(x: Tensor, cotangents: Tensor) -> Tensor:
-    """Cotangents of x from those of x / |x|."""
-    size: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    direction = x / size
-    radial = (cotangents * direction).sum(dim=-1, keepdim=True)
-    return (cotangents - radial * direction) / size
+    """Pull cotangents of x / |x| back to x."""
+    length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    direction = x / length
+    # What points along x changes its length only.
+    along = cotangents * direction
+    radial = along.sum(dim=-1, keepdim=True)
+    return (cotangents - radial * direction) / length

@@ -21,7 +21,7 @@ _TRUE = {"1", "true", "yes", "on"}
 
 
 class DownloadError(ConnectionError):
-    """A file that is not here and cannot be downloaded; ``reason`` is the cause without remedy."""
+    """File that is not here and cannot be downloaded; ``reason`` is the cause without remedy."""
 
     def __init__(self, message: str, reason: str | None = None) -> None:
         super().__init__(message)
@@ -32,14 +32,16 @@ class DownloadError(ConnectionError):
 class Fetcher:
     """Fetches files of the hub: cache folder, and whether the network may be used."""
 
-    # `None`: `$CLIQUETTA_CACHE` or `~/.cache/cliquetta`; files of the hub in its own
+    # `None`: `$CLIQUETTA_CACHE` or `~/.cache/cliquetta`; files of the hub in its
+    # own.
     cache_dir: Path | None = None
-    offline: bool = False  # also set by `CLIQUETTA_OFFLINE=1` or `HF_HUB_OFFLINE=1`
+    # Also set by `CLIQUETTA_OFFLINE=1` or `HF_HUB_OFFLINE=1`.
+    offline: bool = False
+    # Bytes so far, and in total.
     on_progress: Callable[[int, int | None], None] | None = None
-    """bytes so far, and in total"""
 
     def cached_file(self, url: str, sha256: str) -> Path | None:
-        """The file at ``url`` if we, or OpenAI's ``clip`` package, downloaded it before."""
+        """Return the file at ``url`` if we, or OpenAI's ``clip`` package, downloaded it before."""
         path = self._path(url, sha256)
         if path.exists():
             return path
@@ -47,7 +49,7 @@ class Fetcher:
         return theirs if theirs.exists() and _sha256(theirs) == sha256 else None
 
     def file(self, url: str, sha256: str) -> Path:
-        """The file at ``url``, from the cache if it is there."""
+        """Return the file at ``url``, from the cache if it is there."""
         path = self._path(url, sha256)
         if path.exists():
             return path
@@ -56,6 +58,8 @@ class Fetcher:
                 f"{path.name} is not in the cache ({path.parent}) and {_OFFLINE}"
             )
         path.parent.mkdir(parents=True, exist_ok=True)
+
+        # One process downloads; others wait, and find the file.
         part = path.with_name(path.name + ".part")
         with FileLock(path.with_name(path.name + ".lock")):
             if path.exists():  # another process was faster
@@ -79,7 +83,7 @@ class Fetcher:
     def hub_file(
         self, repo: str, name: str, revision: str | None = None
     ) -> Path | None:
-        """File ``name`` of a Hugging Face repository; ``None`` if the repository lacks it."""
+        """Return file ``name`` of a Hugging Face repository; ``None`` if there is none."""
         from huggingface_hub import constants, errors, hf_hub_download
 
         local = self.is_offline or not _is_reachable(constants.ENDPOINT)
@@ -94,9 +98,8 @@ class Fetcher:
         except errors.LocalEntryNotFoundError:
             cache = Path(self.cache_dir or constants.HF_HUB_CACHE)
             if local and (cache / f"models--{repo.replace('/', '--')}").exists():
-                return (
-                    None  # the repository is cached, so it is this file that it lacks
-                )
+                # The repository is cached, so it is this file that it lacks.
+                return None
             if self.is_offline:
                 raise DownloadError(
                     f"{repo} is not in the cache and {_OFFLINE}"
@@ -116,9 +119,8 @@ class Fetcher:
             raise CheckpointError(
                 f"{repo!r} is not a repository name: write owner/name"
             ) from None
-        except (
-            Exception
-        ) as error:  # the client's transport, and so its errors, vary by release
+        # The client's transport, and so its errors, vary by release.
+        except Exception as error:
             raise DownloadError(
                 f"cannot download {name} of {repo} ({_reason(error)}); check the network and run "
                 "again (it goes on where it stopped)",
@@ -127,21 +129,20 @@ class Fetcher:
         return Path(path)
 
     def _path(self, url: str, sha256: str) -> Path:
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        folder = (
-            self.cache_dir
-            or os.environ.get("CLIQUETTA_CACHE")
-            or Path(base) / "cliquetta"
-        )
+        """Return the place of a file in the cache."""
+        folder = self.cache_dir or os.environ.get("CLIQUETTA_CACHE")
+        if not folder:
+            base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+            folder = Path(base) / "cliquetta"
         return Path(folder) / sha256[:12] / url.rsplit("/", 1)[1]
 
     @property
     def is_offline(self) -> bool:
         """Whether the network must not be used."""
-        stated = (
-            os.environ.get(key, "") for key in ("CLIQUETTA_OFFLINE", "HF_HUB_OFFLINE")
-        )
-        return self.offline or any(value.lower() in _TRUE for value in stated)
+        if self.offline:
+            return True
+        switches = ("CLIQUETTA_OFFLINE", "HF_HUB_OFFLINE")
+        return any(os.environ.get(name, "").lower() in _TRUE for name in switches)
 
 
 _OFFLINE = (
@@ -168,22 +169,21 @@ def _resume(
 ) -> None:
     """Fetch ``url`` into ``part``, from where an earlier attempt stopped."""
     done = part.stat().st_size if part.exists() else 0
-    headers = {"User-Agent": "cliquetta"} | (
-        {"Range": f"bytes={done}-"} if done else {}
-    )
+    request = urllib.request.Request(url, headers={"User-Agent": "cliquetta"})
+    if done:
+        request.add_header("Range", f"bytes={done}-")
     try:
-        response = urllib.request.urlopen(
-            urllib.request.Request(url, headers=headers), timeout=30
-        )
+        response = urllib.request.urlopen(request, timeout=30)
     except urllib.error.HTTPError as error:
-        if (
-            error.code == 416
-        ):  # nothing is left to fetch; the hash says whether it is right
+        # Nothing is left to fetch; the hash says whether it is right.
+        if error.code == 416:
             return
         raise
     with response:
+        # A server may ignore the range and start again.
         resumed = response.status == 206
-        done = done if resumed else 0
+        if not resumed:
+            done = 0
         length = response.headers.get("Content-Length")
         total = done + int(length) if length else None
         with part.open("ab" if resumed else "wb") as file:
@@ -197,6 +197,7 @@ def _resume(
 
 
 def _sha256(path: Path) -> str:
+    """Hash a file."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
@@ -205,4 +206,5 @@ def _sha256(path: Path) -> str:
 
 
 def _reason(error: BaseException) -> str:
+    """Return the first line of an error, or of its reason."""
     return first_line(getattr(error, "reason", None) or error)

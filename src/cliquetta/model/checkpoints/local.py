@@ -47,19 +47,22 @@ def from_files(
     id: str | None = None,
     arch: str | None = None,
 ) -> Checkpoint:
-    """A local checkpoint: a folder, a file, or the shards of one checkpoint.
+    """Read a local checkpoint: a folder, a file, or the shards of one checkpoint.
 
     ``activation``, or open_clip's name of the architecture, settles what a bare state
     dict leaves open (see :func:`guess_activation`).
     """
     if not paths:
         raise CheckpointError("no files of a checkpoint were given")
-    missing = next((path for path in paths if not path.exists()), None)
-    if missing is not None:
-        raise CheckpointError(f"no such file or folder: {missing}")
-    id = id or (paths[0].name if len(paths) == 1 else paths[0].resolve().parent.name)
-    folder = paths[0] if paths[0].is_dir() else paths[0].parent
-    if paths[0].is_dir():
+    for path in paths:
+        if not path.exists():
+            raise CheckpointError(f"no such file or folder: {path}")
+    first = paths[0]
+    if not id:
+        id = first.name if len(paths) == 1 else first.resolve().parent.name
+    folder = first.parent
+    if first.is_dir():
+        folder = first
         paths = _weights_in(folder)
     state, metadata, is_archive = read_tensors(paths)
 
@@ -69,24 +72,24 @@ def from_files(
     if metadata.get("format") == FORMAT:
         return from_native(state, metadata)
     if any(key.startswith(("vision_model.", "text_model.")) for key in state):
-        path = find(huggingface.CONFIG_FILE)
-        if path is None:
+        config_file = find(huggingface.CONFIG_FILE)
+        if config_file is None:
             raise CheckpointError(
                 f"{paths[0].name} has the key names of transformers: put its "
                 f"{huggingface.CONFIG_FILE} beside it"
             )
-        return huggingface.from_huggingface(state, read_json(path), id=id, find=find)
-    path = find(open_clip.CONFIG_FILE)
-    config = None if path is None else read_json(path)
-    is_stated = (
-        activation or arch or config is not None or openai.is_siglip_state(state)
-    )
-    if not is_stated:
+        config = read_json(config_file)
+        return huggingface.from_huggingface(state, config, id=id, find=find)
+
+    config_file = find(open_clip.CONFIG_FILE)
+    settings = None if config_file is None else read_json(config_file)
+    is_stated = activation or arch or settings is not None
+    if not is_stated and not openai.is_siglip_state(state):
         activation = guess_activation(
             state, metadata, paths[0].name, is_archive=is_archive
         )
     return open_clip.from_open_clip(
-        state, id=id, activation=activation, arch=arch, config=config, find=find
+        state, id=id, activation=activation, arch=arch, config=settings, find=find
     )
 
 
@@ -116,33 +119,36 @@ def guess_activation(
 
 
 def _weights_in(folder: Path) -> list[Path]:
-    """The files of the one checkpoint in a folder; transformers' and open_clip's names first."""
+    """List the files of the one checkpoint in a folder; names of known libraries come first."""
     index = folder / huggingface.INDEX_FILE
     if index.exists():
         return [folder / name for name in huggingface.shard_names(index)]
     for name in (huggingface.WEIGHT_FILES[0], open_clip.WEIGHT_FILES[0]):
         if (folder / name).exists():
             return [folder / name]
+
     if shards := sorted(folder.glob("*.safetensors")):
         return shards
+
     pickled = [path for path in folder.iterdir() if path.suffix in PICKLED]
     if len(pickled) == 1:
         return pickled
-    held = (
-        f"{len(pickled)} pickled files: name one"
-        if pickled
-        else "no .safetensors or .pt file"
-    )
-    raise CheckpointError(f"{folder} holds {held}")
+    content = "no .safetensors or .pt file"
+    if pickled:
+        content = f"{len(pickled)} pickled files: name one"
+    raise CheckpointError(f"{folder} holds {content}")
 
 
 def read_tensors(paths: Sequence[Path]) -> tuple[State, dict[str, str], bool]:
-    """Tensors, header and whether they came from a TorchScript archive."""
+    """Read tensors, header and whether they came from a TorchScript archive."""
     if all(path.suffix == ".safetensors" for path in paths):
-        return *read_safetensors(paths), False
+        state, metadata = read_safetensors(paths)
+        return state, metadata, False
+
     if len(paths) == 1 and paths[0].suffix in PICKLED:
         state, is_archive = read_pt(paths[0])
         return dequantise(state), {}, is_archive
+
     names = ", ".join(path.name for path in paths[:3])
     raise CheckpointError(
         f"{names}: give one .pt file, or .safetensors files of one checkpoint"
@@ -166,13 +172,13 @@ def save_model(model: CLIP, path: str | Path, *, quantise: bool = False) -> None
         "format": FORMAT,
         "id": model.id,
         "config": json.dumps(asdict(model.config)),
+        "preprocess": json.dumps(model.preprocess.to_dict()),
     }
-    metadata["preprocess"] = json.dumps(model.preprocess.to_dict())
     write_atomically(Path(path), pack_raw(state, metadata))
 
 
 def from_native(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Checkpoint:
-    """The checkpoint of a native file's tensors and header."""
+    """Make a checkpoint of a native file's tensors and header."""
     try:
         config = _config_from(json.loads(metadata["config"]))
         preprocess = Preprocess.from_dict(json.loads(metadata["preprocess"]))
@@ -185,14 +191,16 @@ def from_native(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Che
 
 
 def _config_from(values: Mapping[str, Any]) -> CLIPConfig:
-    """The config of ``dataclasses.asdict(config)``, possibly read back from JSON."""
-    vision, text = dict(values["vision"]), values["text"]
+    """Read ``dataclasses.asdict(config)``, possibly by way of JSON."""
+    vision = dict(values["vision"])
     tower: VisionConfig | ResNetConfig
     if "patch_size" in vision:
         tower = VisionConfig(**vision)
     else:
-        tower = ResNetConfig(**{**vision, "layers": tuple(vision["layers"])})
-    text = None if text is None else TextConfig(**text)
-    return CLIPConfig(
-        values["embed_dim"], tower, text, sigmoid=values.get("sigmoid", False)
-    )
+        vision["layers"] = tuple(vision["layers"])
+        tower = ResNetConfig(**vision)
+    text = None
+    if values["text"] is not None:
+        text = TextConfig(**values["text"])
+    sigmoid = values.get("sigmoid", False)
+    return CLIPConfig(values["embed_dim"], tower, text, sigmoid=sigmoid)

@@ -19,19 +19,68 @@ from cliquetta.model.tokenizer import Find
 CONFIG_FILE = "open_clip_config.json"
 WEIGHT_FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 
+# Settings that change nothing at inference, or that are read here or from the weights.
 _KEYS = {
-    "model_cfg": "embed_dim vision_cfg text_cfg quick_gelu init_logit_scale init_logit_bias "
-    "custom_text",
-    "vision_cfg": "image_size layers width head_width mlp_ratio patch_size patch_dropout "
-    "norm_kwargs output_tokens",
-    "text_cfg": "context_length vocab_size width heads layers mlp_ratio norm_kwargs output_tokens "
-    "pad_id hf_tokenizer_name eos_id",
+    "model_cfg": {
+        "embed_dim",
+        "vision_cfg",
+        "text_cfg",
+        "quick_gelu",
+        "init_logit_scale",
+        "init_logit_bias",
+        "custom_text",
+    },
+    "vision_cfg": {
+        "image_size",
+        "layers",
+        "width",
+        "head_width",
+        "mlp_ratio",
+        "patch_size",
+        "patch_dropout",
+        "norm_kwargs",
+        "output_tokens",
+    },
+    "text_cfg": {
+        "context_length",
+        "vocab_size",
+        "width",
+        "heads",
+        "layers",
+        "mlp_ratio",
+        "norm_kwargs",
+        "output_tokens",
+        "pad_id",
+        "hf_tokenizer_name",
+        "eos_id",
+    },
 }
-"""Settings that change nothing at inference, or that are read here or from the weights."""
-_SIGLIP_KEYS = "timm_model_name timm_model_pretrained timm_pool timm_proj no_causal_mask proj_bias "
-_SIGLIP_KEYS += "pool_type act_kwargs tokenizer_kwargs"
-"""Settings of SigLIP alone, whose weights are recognised before its config is read."""
+# Settings of SigLIP alone, whose weights are recognised before its config is read.
+_SIGLIP_KEYS = {
+    "timm_model_name",
+    "timm_model_pretrained",
+    "timm_pool",
+    "timm_proj",
+    "no_causal_mask",
+    "proj_bias",
+    "pool_type",
+    "act_kwargs",
+    "tokenizer_kwargs",
+}
+# Values that switch a setting off.
 _HARMLESS: Any = (None, False, 0, {}, "tok", "argmax", "learnable", "linear", "default")
+# Texts are read at their end token, as by `Conventions.text_end`.
+_POOL_AT_END = ("pool_type", "eos")
+# Models that share open_clip's file format, by the beginning of a key.
+_OTHER_MODELS = {
+    "text_decoder.": "a CoCa model (it has a caption decoder)",
+    "visual.trunk.": "a model with a timm image tower (EVA, ConvNeXt, ...)",
+    "visual.attn_pool.": "a model with an attentional pooler (CoCa, CLIPA)",
+    "transformer.embeddings.": (
+        "a model with a Hugging Face text tower (RoBERTa, mT5, ...)"
+    ),
+    "visual.patch_embed.": "an EVA image tower",
+}
 
 
 def from_open_clip(
@@ -44,10 +93,10 @@ def from_open_clip(
     tag: str | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> Checkpoint:
-    """The checkpoint of open_clip (or OpenAI) weights, with what its config file adds.
+    """Make a checkpoint of open_clip (or OpenAI) weights, with what its config file adds.
 
     ``activation`` overrules the config; without either it is GELU. ``arch`` and
-    ``tag``, where known, add what that release is known for.
+    ``tag``, if any, add what that release needs.
     """
     if activation is None and arch is not None:
         activation = releases.activation_of(arch, tag, config)
@@ -61,26 +110,29 @@ def from_open_clip(
                 "architecture: open_clip:ViT-B-16-SigLIP/PATH"
             )
         config = {"model_cfg": releases.siglip_config(arch)}
+
     conventions = _conventions_from(config, activation, is_siglip=is_siglip)
     shapes = openai.config_from(weights, conventions)
     if arch is not None:
         _check_architecture(shapes, arch)
     if config is not None:
         _check_config(shapes, config)
+
     values = dict(releases.SIGLIP_PREPROCESS) if is_siglip else {}
     if arch is not None:
         values |= releases.preprocess_of(arch, tag)
     values |= (config or {}).get("preprocess_cfg", {})
     preprocess = preprocess_from(shapes.vision.image_size, values)
+
     checkpoint = Checkpoint(shapes, openai.rename(weights), id, preprocess)
     return with_tokenizer(checkpoint, find if tokenizer_name(config) else None)
 
 
 def tokenizer_name(config: Mapping[str, Any] | None) -> str | None:
-    """The hub repository whose tokenizer a config names; ``None`` for CLIP's own."""
-    name = (((config or {}).get("model_cfg") or {}).get("text_cfg") or {}).get(
-        "hf_tokenizer_name"
-    )
+    """Return the hub repository whose tokenizer a config names; ``None`` for CLIP's own."""
+    model = (config or {}).get("model_cfg") or {}
+    text = model.get("text_cfg") or {}
+    name = text.get("hf_tokenizer_name")
     return str(name) if name else None
 
 
@@ -88,83 +140,82 @@ def refuse_other_models(state: Mapping[str, Tensor]) -> None:
     """Refuse models that share open_clip's file format but not CLIP's towers."""
     if openai.is_siglip_state(state):
         return
-    for kind, sign in (
-        ("a CoCa model (it has a caption decoder)", "text_decoder."),
-        ("a model with a timm image tower (EVA, ConvNeXt, ...)", "visual.trunk."),
-        ("a model with an attentional pooler (CoCa, CLIPA)", "visual.attn_pool."),
-        (
-            "a model with a Hugging Face text tower (RoBERTa, mT5, ...)",
-            "transformer.embeddings.",
-        ),
-        ("an EVA image tower", "visual.patch_embed."),
-    ):
+    for sign, kind in _OTHER_MODELS.items():
         if any(key.removeprefix("text.").startswith(sign) for key in state):
             raise CheckpointError(
                 f"not supported: {kind}; load it with open_clip and pass it to cliquetta.from_model"
             )
-    scaled = next(
-        (key for key in state if key.endswith((".ls_1.gamma", ".ls_2.gamma"))), None
-    )
-    if scaled is not None:
-        raise CheckpointError(f"not supported: a tower with layer scale ({scaled})")
+    for key in state:
+        if key.endswith((".ls_1.gamma", ".ls_2.gamma")):
+            raise CheckpointError(f"not supported: a tower with layer scale ({key})")
 
 
 def _conventions_from(
     config: Mapping[str, Any] | None, activation: Activation | None, *, is_siglip: bool
 ) -> Conventions:
-    """The conventions of a config file, refused where it asks for what our towers do not have."""
+    """Read the conventions of a config; refuse one that asks for what our towers do not have."""
     if config is None:
         return Conventions(activation or "gelu")
     model = config.get("model_cfg")
     if not isinstance(model, Mapping) or "vision_cfg" not in model:
         raise CheckpointError(f"{CONFIG_FILE} has no model_cfg with a vision_cfg")
-    vision, text = model["vision_cfg"], model.get("text_cfg") or {}
-    sections = {"model_cfg": model, "vision_cfg": vision, "text_cfg": text}
-    for part, values in sections.items():
-        known = [*_KEYS[part].split(), *(_SIGLIP_KEYS.split() if is_siglip else ())]
-        for key, value in values.items():
-            if not (
-                (key, value) == ("pool_type", "eos")
-                or key in known
-                or value in _HARMLESS
-            ):
-                raise CheckpointError(
-                    f"not supported: {part}.{key} = {value!r} in {CONFIG_FILE}; load the model "
-                    "with open_clip and pass it to cliquetta.from_model"
-                )
-    text_eps = (text.get("norm_kwargs") or {}).get("eps", 1e-6 if is_siglip else 1e-5)
+
+    vision = model["vision_cfg"]
+    text = model.get("text_cfg") or {}
+    _check_section("model_cfg", model, is_siglip=is_siglip)
+    _check_section("vision_cfg", vision, is_siglip=is_siglip)
+    _check_section("text_cfg", text, is_siglip=is_siglip)
+
+    text_norm = text.get("norm_kwargs") or {}
     if is_siglip:
         tanh = (text.get("act_kwargs") or {}).get("approximate") == "tanh"
         return Conventions(
             activation or openai.siglip_activation(vision.get("timm_model_name", "")),
             text_heads=text.get("heads"),
             vision_eps=1e-6,
-            text_eps=text_eps,
+            text_eps=text_norm.get("eps", 1e-6),
             text_activation=activation or ("gelu_tanh" if tanh else "gelu"),
             image_size=vision.get("image_size"),
         )
-    is_vit = not isinstance(vision.get("layers"), list)
+
+    # A ResNet lists its layers by stage and has no heads here.
+    vision_heads = None
+    if not isinstance(vision.get("layers"), list):
+        vision_heads = vision.get("width", 768) // vision.get("head_width", 64)
+    vision_norm = vision.get("norm_kwargs") or {}
     return Conventions(
         activation or ("quick_gelu" if model.get("quick_gelu", False) else "gelu"),
-        vision_heads=vision.get("width", 768) // vision.get("head_width", 64)
-        if is_vit
-        else None,
+        vision_heads=vision_heads,
         text_heads=text.get("heads"),
-        vision_eps=(vision.get("norm_kwargs") or {}).get("eps", 1e-5),
-        text_eps=text_eps,
+        vision_eps=vision_norm.get("eps", 1e-5),
+        text_eps=text_norm.get("eps", 1e-5),
         text_end=text.get("eos_id", 2) if text.get("pool_type") == "eos" else None,
     )
 
 
+def _check_section(section: str, values: Mapping[str, Any], *, is_siglip: bool) -> None:
+    """Refuse settings of a section that are neither read nor harmless."""
+    readable = _KEYS[section] | (_SIGLIP_KEYS if is_siglip else set())
+    for key, value in values.items():
+        if key in readable or value in _HARMLESS or (key, value) == _POOL_AT_END:
+            continue
+        raise CheckpointError(
+            f"not supported: {section}.{key} = {value!r} in {CONFIG_FILE}; load the model "
+            "with open_clip and pass it to cliquetta.from_model"
+        )
+
+
 def _check_architecture(shapes: CLIPConfig, arch: str) -> None:
     """Refuse a file that is not of the named architecture, whatever its grid of positions."""
-    entry, vision = releases.architecture(arch), shapes.vision
+    entry = releases.architecture(arch)
+    vision = shapes.vision
     patch = None if isinstance(vision, ResNetConfig) else vision.patch_size
-    if (vision.width, patch) != (entry.width, entry.patch_size):
-        raise CheckpointError(
-            f"a checkpoint of another shape: {arch} is {entry.width} wide with patches of "
-            f"{entry.patch_size}, this one is {vision.width} wide with patches of {patch}"
-        )
+    if vision.width == entry.width and patch == entry.patch_size:
+        return
+    raise CheckpointError(
+        f"a checkpoint of another shape: {arch} is {entry.width} wide with patches of "
+        f"{entry.patch_size}, this one is {vision.width} wide with patches of {patch}"
+    )
 
 
 def _check_config(shapes: CLIPConfig, config: Mapping[str, Any]) -> None:
@@ -183,7 +234,7 @@ def _check_config(shapes: CLIPConfig, config: Mapping[str, Any]) -> None:
 
 
 def preprocess_from(size: int, values: Mapping[str, Any]) -> Preprocess:
-    """The preprocessing of a ``preprocess_cfg``; OpenAI's where it is silent."""
+    """Read a ``preprocess_cfg``; OpenAI's values where it is silent."""
     return Preprocess(
         size,
         mean=tuple(values.get("mean") or OPENAI_MEAN),

@@ -36,30 +36,26 @@ _DTYPES = {
 _PREFIXES = ("module.", "_orig_mod.")
 _CONTAINERS = ("state_dict", "model_state_dict", "model")
 _NESTED = 8
-_SLACK = (
-    1 << 26
-)  # bytes that an archive may save beyond half: the code of TorchScript does
+# Bytes that an archive may save beyond half: the code of TorchScript does.
+_SLACK = 1 << 26
 _MOST_OBJECTS = 10_000_000
 _MOST_MODULES = 100_000
-# magic number, protocol, system, content, storages: before torch 1.6
+# Magic number, protocol, system, content, storages: before torch 1.6.
 _LEGACY_PICKLES = 5
 
 
 def read_pt(path: Path) -> tuple[State, bool]:
-    """Named tensors of a ``.pt`` file, and whether it is a TorchScript archive."""
+    """Read named tensors of a ``.pt`` file, and whether it is a TorchScript archive."""
     try:
-        size, root = path.stat().st_size, None
+        size = path.stat().st_size
+        state = None
         if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
-                _weigh_archive(archive, size)
-                root = _torchscript_root(archive)
-                state = (
-                    {} if root is None else _flatten(_Unpickler(archive, root).load())
-                )
+            state = _read_torchscript(path, size)
         else:
             with path.open("rb") as file:
                 _weigh_legacy(file, size)
-        if root is None:
+        is_archive = state is not None
+        if state is None:
             loaded = torch.load(path, map_location="cpu", weights_only=True)
             state = _state_dict(loaded, path)
     except CheckpointError:
@@ -70,18 +66,27 @@ def read_pt(path: Path) -> tuple[State, bool]:
             f"({_first_sentence(error)}). Save its state dict as safetensors, on a machine that "
             "trusts it"
         ) from None
-    except (
-        Exception
-    ) as error:  # torch.load and zipfile fail in many ways on a damaged file
+    # torch.load and zipfile fail in many ways on a damaged file.
+    except Exception as error:
         message = f"{path} is not a readable checkpoint: {_first_sentence(error)}"
         raise CheckpointError(message) from None
-    if (
-        sum(tensor.nbytes for tensor in state.values()) > 2 * size
-    ):  # twice: weights may be tied
+
+    claimed = sum(tensor.nbytes for tensor in state.values())
+    if claimed > 2 * size:  # twice: weights may be tied
         raise CheckpointError(
             "refused: the tensors of the file claim to be larger than it is"
         )
-    return state, root is not None
+    return state, is_archive
+
+
+def _read_torchscript(path: Path, size: int) -> State | None:
+    """Read the tensors of a TorchScript archive; ``None`` of any other zip."""
+    with zipfile.ZipFile(path) as archive:
+        _weigh_archive(archive, size)
+        root = _torchscript_root(archive)
+        if root is None:
+            return None
+        return _flatten(_Unpickler(archive, root).load())
 
 
 def _weigh_archive(archive: zipfile.ZipFile, size: int) -> None:
@@ -109,8 +114,8 @@ def _weigh_legacy(file: IO[bytes], size: int) -> None:
 
 def _weigh(file: IO[bytes], size: int) -> None:
     """Refuse a pickle whose objects, each counted wherever it is used, are beyond all measure."""
-    # tuples that name the same tuple twice, and so on, double the time of a hash with
-    # every level
+    # Tuples that name the same tuple twice, and so on, double the time of a hash with
+    # every level.
     stack: list[float] = []
     marks: list[int] = []
     memo: dict[int, float] = {}
@@ -128,9 +133,12 @@ def _weigh(file: IO[bytes], size: int) -> None:
                 )
             memo[slot] = stack[-1] if stack else 1
         else:
+            # What the opcode takes from the stack, up to a mark if it takes all.
             first = len(stack) - len(code.stack_before)
             if pickletools.stackslice in code.stack_before or name == "POP_MARK":
                 first = marks.pop() - code.stack_before.index(pickletools.markobject)
+
+            # An object weighs what it is made of, and one.
             weight = 1 + sum(stack[max(0, first) :])
             del stack[max(0, first) :]
             if weight > _MOST_OBJECTS:
@@ -141,14 +149,18 @@ def _weigh(file: IO[bytes], size: int) -> None:
 
 
 def _first_sentence(error: Exception) -> str:
-    """First sentence of an error, without torch's paragraphs of advice."""
-    lines = str(error).splitlines()
-    detail = next((line for line in lines if "GLOBAL" in line), first_line(error))
+    """Return the first sentence of an error, without torch's paragraphs of advice."""
+    detail = first_line(error)
+    for line in str(error).splitlines():
+        if "GLOBAL" in line:
+            detail = line
+            break
     return detail.strip().split(". ")[0]
 
 
 def _state_dict(loaded: object, path: Path) -> State:
-    """The state dict itself, out of the containers and prefixes of training programs."""
+    """Take the state dict out of the containers and prefixes of training programs."""
+    # Containers may lie in one another.
     for _ in range(_NESTED):
         inner = loaded if isinstance(loaded, Mapping) else {}
         name = next((k for k in _CONTAINERS if isinstance(inner.get(k), Mapping)), None)
@@ -162,6 +174,7 @@ def _state_dict(loaded: object, path: Path) -> State:
     state = {
         str(key): value for key, value in loaded.items() if isinstance(value, Tensor)
     }
+
     for prefix in _PREFIXES:
         if all(key.startswith(prefix) for key in state):
             state = {key.removeprefix(prefix): value for key, value in state.items()}
@@ -171,12 +184,13 @@ def _state_dict(loaded: object, path: Path) -> State:
 
 
 def _torchscript_root(archive: zipfile.ZipFile) -> str | None:
-    """The folder of a TorchScript archive's files; ``None`` for any other zip."""
+    """Find the folder of a TorchScript archive's files; ``None`` for any other zip."""
     names = set(archive.namelist())
-    roots = (
-        n.removesuffix("constants.pkl") for n in names if n.endswith("constants.pkl")
-    )
-    return next((root for root in roots if f"{root}data.pkl" in names), None)
+    for name in names:
+        root = name.removesuffix("constants.pkl")
+        if root != name and f"{root}data.pkl" in names:
+            return root
+    return None
 
 
 class _Record:
@@ -185,27 +199,29 @@ class _Record:
     attributes: Mapping[str, object] = {}
 
     def __setstate__(self, state: object) -> None:
+        """Take the attributes of a pickle."""
         self.attributes = dict(state) if isinstance(state, dict) else {}
 
 
 def _first(value: object, *_: object) -> object:
-    """TorchScript's markers of typed lists and dicts: the value is already what it says."""
+    """Return the value in TorchScript's markers of typed lists and dicts, as it is."""
     return value
 
 
 def _tensor(storage: Tensor, offset: int, size: Any, stride: Any, *_: object) -> Tensor:
-    """A view into a storage that was read from the archive; torch checks the bounds."""
+    """View a storage that was read from the archive; torch checks the bounds."""
     if not isinstance(storage, Tensor):
         raise CheckpointError("a tensor of the archive has no storage")
     return torch.as_strided(storage, tuple(size), tuple(stride), int(offset))
 
 
-_KNOWN = {
+# Harmless names that an archive of weights refers to, beside those of modules and
+# lists.
+_HARMLESS = {
     "collections.OrderedDict": OrderedDict,
     "torch._utils._rebuild_tensor_v2": _tensor,
     **{f"torch.{name}": dtype for name, dtype in _DTYPES.items()},
 }
-"""The harmless names that an archive of weights refers to, beside those of modules and lists."""
 
 
 class _Unpickler(pickle.Unpickler):
@@ -213,25 +229,29 @@ class _Unpickler(pickle.Unpickler):
 
     def __init__(self, archive: zipfile.ZipFile, root: str) -> None:
         super().__init__(io.BytesIO(archive.read(f"{root}data.pkl")))
-        self._archive, self._root = archive, root
+        self._archive = archive
+        self._root = root
         self._storages: dict[str, Tensor] = {}
 
     def find_class(self, module: str, name: str) -> Any:
+        """Return a stand-in or a harmless object; refuse all others."""
         if module == "__torch__" or module.startswith("__torch__."):
             return _Record
         if module == "torch.jit._pickle":
             return _first
-        if f"{module}.{name}" in _KNOWN:
-            return _KNOWN[f"{module}.{name}"]
+        if f"{module}.{name}" in _HARMLESS:
+            return _HARMLESS[f"{module}.{name}"]
         raise pickle.UnpicklingError(f"GLOBAL {module}.{name}")
 
     def persistent_load(self, pid: Any) -> Tensor:
-        """The storage that ``('storage', dtype, key, device, count)`` names, on the CPU."""
+        """Read the storage that ``('storage', dtype, key, device, count)`` names, on the CPU."""
         kind, dtype, key, _, count = pid
         if kind != "storage" or not isinstance(dtype, torch.dtype):
             raise CheckpointError(
                 f"the archive refers to a {kind!r}, expected a storage"
             )
+
+        # Several tensors may share a storage.
         if key not in self._storages:
             data = bytearray(self._archive.read(f"{self._root}data/{key}"))
             self._storages[key] = torch.empty(0, dtype=dtype)
@@ -243,11 +263,12 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _flatten(record: object) -> State:
-    """All tensors of a module's record, named as its state dict would name them."""
+    """Collect the tensors of a module's record, named as its state dict would name them."""
     if not isinstance(record, _Record):
         raise CheckpointError("the archive does not hold a module")
     state: State = {}
-    waiting, modules = [("", record)], 0
+    waiting = [("", record)]
+    modules = 0
     while waiting:
         prefix, module = waiting.pop()
         modules += 1
@@ -255,6 +276,7 @@ def _flatten(record: object) -> State:
             raise CheckpointError(
                 "refused: the modules of the archive contain each other"
             )
+
         for name, value in module.attributes.items():
             if isinstance(value, Tensor):
                 state[f"{prefix}{name}"] = value

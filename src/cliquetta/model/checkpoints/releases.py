@@ -1,4 +1,4 @@
-"""The models of OpenAI and open_clip, as far as our towers can hold them: a table in JSON."""
+"""Models of OpenAI and open_clip, as far as our towers can hold them: a table in JSON."""
 
 import json
 import re
@@ -22,23 +22,22 @@ SIGLIP_PREPROCESS: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Architecture:
-    """One model name of open_clip, as far as a file must be checked against it."""
+    """Model name of open_clip, as far as a file must be checked against it."""
 
     image_size: int
-    patch_size: int | None  # `None` for a ResNet
+    # `None` for a ResNet.
+    patch_size: int | None
     width: int
-    tags: Mapping[str, str]  # hub repository of each pretrained tag
-    quick_gelu: Sequence[
-        str
-    ] = ()  # tags that were trained with it; open_clip's default is GELU
-    preprocess: Mapping[str, Mapping[str, Any]] = field(
-        default_factory=dict
-    )  # by tag, if unusual
+    # Hub repository of each pretrained tag.
+    tags: Mapping[str, str]
+    # Tags that were trained with it; open_clip's default is GELU.
+    quick_gelu: Sequence[str] = ()
+    # By tag, if unusual.
+    preprocess: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    # Config of a SigLIP that its weights do not show.
     siglip: dict[str, Any] | None = None
-    """config of a SigLIP that its weights do not show"""
-    openai: Mapping[str, str] = field(
-        default_factory=dict
-    )  # of OpenAI's: name, hash, repository
+    # Of OpenAI's: name, hash, repository.
+    openai: Mapping[str, str] = field(default_factory=dict)
 
 
 _TABLE = files("cliquetta.model") / "data" / "releases.json"
@@ -46,17 +45,27 @@ ARCHITECTURES = {
     name: Architecture(**entry)
     for name, entry in json.loads(_TABLE.read_text(encoding="utf-8")).items()
 }
+# open_clip's name of each of OpenAI's models.
 OPENAI = {
     entry.openai["name"]: name for name, entry in ARCHITECTURES.items() if entry.openai
 }
-"""open_clip's name of each of OpenAI's models."""
 
-_SIGLIP_SIZES = {"base-patch16": (224, 256, 384, 512), "large-patch16": (256, 384)}
-_SIGLIP_SIZES |= {"so400m-patch14": (224, 384)}
-_SIGLIP_2_SIZES = {"base-patch32": (256,), "base-patch16": (224, 256, 384, 512)}
-_SIGLIP_2_SIZES |= {"large-patch16": (256, 384, 512), "so400m-patch14": (224, 384)}
-_SIGLIP_2_SIZES |= {"so400m-patch16": (256, 384, 512), "giant-opt-patch16": (256, 384)}
+_SIGLIP_SIZES = {
+    "base-patch16": (224, 256, 384, 512),
+    "large-patch16": (256, 384),
+    "so400m-patch14": (224, 384),
+}
+_SIGLIP_2_SIZES = {
+    "base-patch32": (256,),
+    "base-patch16": (224, 256, 384, 512),
+    "large-patch16": (256, 384, 512),
+    "so400m-patch14": (224, 384),
+    "so400m-patch16": (256, 384, 512),
+    "giant-opt-patch16": (256, 384),
+}
 _META = "facebook/metaclip-2-worldwide"
+# Repositories of SigLIP, SigLIP 2 and MetaCLIP 2, with the side of the images that each
+# takes.
 HUGGING_FACE: Mapping[str, int] = {
     **{
         f"google/siglip-{k}-{s}": s for k, sizes in _SIGLIP_SIZES.items() for s in sizes
@@ -75,38 +84,35 @@ HUGGING_FACE: Mapping[str, int] = {
     **{f"{_META}-{k}-378": 378 for k in ("huge", "giant")},
     **{f"facebook/metaclip-2-mt5-worldwide-{k}": 224 for k in ("s16", "m16", "b32")},
 }
-"""Repositories of SigLIP, SigLIP 2 and MetaCLIP 2, with the side of the images that each takes."""
 
 
 def address(name: str) -> tuple[str, str]:
-    """Address where OpenAI published ``name``, and SHA-256 of the file (a part of the address)."""
-    sha256, file = (
-        ARCHITECTURES[OPENAI[name]].openai["sha256"],
-        re.sub("[/@]", "-", name),
-    )
+    """Return where OpenAI published ``name``, and the SHA-256 of the file, a part of that."""
+    sha256 = ARCHITECTURES[OPENAI[name]].openai["sha256"]
+    file = re.sub("[/@]", "-", name)
     return f"{_PUBLISHED}/{sha256}/{file}.pt", sha256
 
 
 def siglip_config(arch: str) -> dict[str, Any]:
-    """Fields of open_clip's config of a SigLIP that its weights do not show."""
-    known = {
+    """Return the fields of open_clip's config of a SigLIP that its weights do not show."""
+    configs = {
         name: entry.siglip for name, entry in ARCHITECTURES.items() if entry.siglip
     }
-    return look_up("SigLIP of open_clip", arch, known)
+    return look_up("SigLIP of open_clip", arch, configs)
 
 
 def architecture(arch: str) -> Architecture:
-    """The entry of an open_clip model name, with or without ``-quickgelu``."""
+    """Find the entry of an open_clip model name, with or without ``-quickgelu``."""
     return look_up("open_clip model", arch.removesuffix(_QUICK), ARCHITECTURES)
 
 
 def repository(arch: str, tag: str) -> str:
-    """The hub repository of a release."""
+    """Find the hub repository of a release."""
     return look_up(f"tag of open_clip:{arch}", tag, architecture(arch).tags)
 
 
 def preprocess_of(arch: str, tag: str | None) -> Mapping[str, Any]:
-    """The image preparation of a release where it is not OpenAI's, as a ``preprocess_cfg``."""
+    """Return the ``preprocess_cfg`` of a release where it is not OpenAI's."""
     entry = architecture(arch)
     return SIGLIP_PREPROCESS if entry.siglip else entry.preprocess.get(tag or "", {})
 
@@ -114,7 +120,7 @@ def preprocess_of(arch: str, tag: str | None) -> Mapping[str, Any]:
 def activation_of(
     arch: str, tag: str | None, config: Mapping[str, Any] | None
 ) -> Activation | None:
-    """QuickGELU if the name, the tag's training or the config asks for it; else GELU."""
+    """Return QuickGELU if the name, the tag's training or the config asks for it; else GELU."""
     entry = architecture(arch)
     if entry.siglip:
         return None  # its towers may differ (see `siglip_config`)
