@@ -158,6 +158,7 @@ class Terminal:
     @contextmanager
     def logging(self, *, debug: bool = False) -> Iterator[None]:
         """Show the package's warnings (a skipped image) above the bars while the command runs."""
+        # Handlers of the caller would print every warning twice.
         handler: logging.Handler
         if self.json_log:
             handler = logging.StreamHandler(self.err.file)

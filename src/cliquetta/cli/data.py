@@ -83,6 +83,7 @@ def doctor(
             bars.show(f"open {id}", done, total, "images")
 
         report = examine(root, ids=ids, deep=deep, workers=workers, on_image=opened)
+    # A folder without any known dataset may hold images of one's own.
     nothing_known = ids is None and all(f.state == "missing" for f in report.findings)
     if nothing_known and has_images(root):
         _examine_own(common, f"folder:{data}", classes, model, limit, workers)

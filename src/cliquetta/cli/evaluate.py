@@ -159,11 +159,13 @@ def evaluate(
     check_classes(classes, templates)
     if dataset is not None:
         ids = split_list(dataset, "datasets")
+        unknown_ids = [] if unknown is None else [unknown]
         check_datasets(ids, root, order=order)
-        check_datasets([] if unknown is None else [unknown], root)
+        check_datasets(unknown_ids, root)
+        # Features on both sides need no model.
         features_only = text_features is not None and dataset.startswith("features:")
         if not features_only:
-            model = choose_model(model, [*ids, *([] if unknown is None else [unknown])])
+            model = choose_model(model, [*ids, *unknown_ids])
     if model is not None:
         check_model(model)
 

@@ -68,6 +68,7 @@ def export(
     from cliquetta.methods.state import load_method, load_state, read_header
     from cliquetta.prompts.catalogue import read_prompts
 
+    # Tracing takes a minute: what cannot be written is refused before.
     check_format(out)
     check_writable(out, None, overwrite=overwrite)
     prompts = (

@@ -206,6 +206,7 @@ def predict(
     from cliquetta.inference.bulk import predict_with
     from cliquetta.inference.options import PredictOptions
 
+    # What does not go together is told before anything is loaded.
     to_stdout = out == "-"
     if to_stdout and common.json:
         raise UserError("--json prints the predictions itself: leave out --out -")
@@ -225,6 +226,7 @@ def predict(
         )
     if out is None and not (common.json and ray is None and group_by is None):
         out = "predictions.csv"
+
     options = PredictOptions(
         batch_size=batch_size,
         seed=seed,
@@ -252,6 +254,7 @@ def predict(
     _check_output(options, state)
     from_features = features is not None
     clip, prompts = _load(common, model, prompts, text_features, workers, from_features)
+    # A frozen method takes its state here; others continue from it in the run.
     adapters = _build(
         specs, clip, prompts, options, state if frozen else None, frozen=frozen
     )
@@ -472,6 +475,8 @@ def _show_scores(name: str, scores: "MethodScores", terminal: Terminal) -> None:
     """Show accuracy, what was confused, and whether adapting helped."""
     if not scores.images:
         return
+
+    # The classes that went worst, with what was predicted instead.
     per_class = scores.per_class
     worst = sorted(per_class, key=lambda label: per_class[label].accuracy)[
         :SHOWN_CLASSES

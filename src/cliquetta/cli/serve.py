@@ -112,6 +112,7 @@ def serve(
     from cliquetta.serve.tracing import Tracing
 
     settings = read_offer(common, method, host, token_file, limit)
+    # One server uses all cores; replicas are many, and each has one worker.
     workers = workers or (1 if ray else os.cpu_count()) or 1
     settings = replace(settings, workers=workers, session_days=session_days)
     name = shown_name(sessions)

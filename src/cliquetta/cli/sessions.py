@@ -63,6 +63,7 @@ def list_all(common: Common, sessions: Where = "sessions") -> None:
         stored = sorted(store.find_all(), key=lambda one: -one.bytes)
         size = store.size()
         name = store.database.name
+    # Times are those of this machine's zone.
     rows = [
         (
             one.info.id,

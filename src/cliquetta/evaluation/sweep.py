@@ -155,24 +155,26 @@ class RunContext:
             return adapter, prepared.FeatureStream(
                 stream, model, self.features, self.on_prepare
             )
-        # Pixels that several runs share stay on the device, where there is room.
         if self.hold or (self.hold is None and spec.dataset in self._repeated):
-            if self._pixels is None:
-                room = HOST_ROOM
-                if model.device.type == "cuda":
-                    free, _ = torch.cuda.mem_get_info(model.device)
-                    room = free // 2
-                self._pixels = prepared.PixelStore(room)
-            if self._pixels.fits(stream, model):
-                return adapter, prepared.HeldStream(
-                    stream, model, self._pixels, self.on_prepare
-                )
-            if self.hold:
-                need = prepared.PixelStore.bytes_of(stream, model) / 2**30
-                raise UserError(
-                    f"{stream.id} needs {need:.1f} GiB to be held: leave out --hold"
-                )
+            return adapter, self._hold_pixels(stream, model)
         return adapter, stream
+
+    def _hold_pixels(self, stream: Stream, model: CLIP) -> prepared.AnyStream:
+        """Keep a stream's pixels on the device for other runs, where there is room."""
+        if self._pixels is None:
+            room = HOST_ROOM
+            if model.device.type == "cuda":
+                free, _ = torch.cuda.mem_get_info(model.device)
+                room = free // 2
+            self._pixels = prepared.PixelStore(room)
+        if self._pixels.fits(stream, model):
+            return prepared.HeldStream(stream, model, self._pixels, self.on_prepare)
+        if self.hold:
+            need = prepared.PixelStore.bytes_of(stream, model) / 2**30
+            raise UserError(
+                f"{stream.id} needs {need:.1f} GiB to be held: leave out --hold"
+            )
+        return stream
 
     def _cache(
         self, adapter: Adapter, stream: prepared.AnyStream
