@@ -10,8 +10,8 @@ import typer
 from benchmarks.results import COMMAND
 from benchmarks.results.grid_files import GRIDS, grid_file
 from benchmarks.results.method_pages import method_files
+from benchmarks.results.pages import ResultsPages
 from benchmarks.results.pairing import add_changes
-from benchmarks.results.results_pages import ResultsPages
 from cliquetta.atomic import write_atomically
 from cliquetta.cli.command import (
     FAILED,
@@ -100,7 +100,7 @@ def write_results(
             if root is None and ROOT in grid_file(name).read_text(encoding="utf-8"):
                 terminal.warn(f"{name} is left as it is: its images need --root")
                 continue
-            path = pages.records(name)
+            path = pages.records_file(name)
             context = RunContext(
                 out=out,
                 device=common.checked_device(),

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.results import results_pages as pages
 from benchmarks.results.headline_figure import Bars, headline_figure
 from benchmarks.results.imagenet_page import (
     CLEAN,
@@ -15,6 +14,7 @@ from benchmarks.results.imagenet_page import (
     own_rows,
 )
 from benchmarks.results.leaderboard import BoardRow, board_rows
+from benchmarks.results.texts import BLANK, method_of
 from cliquetta.decimals import signed
 from cliquetta.evaluation.comparison import Overall
 from cliquetta.evaluation.grid import BASELINE
@@ -82,7 +82,7 @@ def read_headline(
     overall = [table.overall(name, corruptions) for name in own_rows(table)]
     rows = []
     for row in chosen_rows(overall):
-        method = pages.method_of(row.row)
+        method = method_of(row.row)
         clean = table.overall(row.row, [columns[CLEAN]])
         rows.append(
             HeadlineRow(
@@ -131,7 +131,7 @@ def tower_gains(rows: Mapping[str, BoardRow]) -> dict[str, OnTower]:
         for column in SHIFTS:
             for cell in row.measured(column):
                 by_set[cell.column] = cell.gain or 0.0
-        method = pages.method_of(label)
+        method = method_of(label)
         if len(by_set) > len(gains.get(method, {})):
             gains[method] = by_set
 
@@ -159,7 +159,7 @@ def _line(row: HeadlineRow, costs: Mapping[str, float]) -> tuple[str, ...]:
         _accuracy(row.clean),
         _accuracy(row.corrupted),
         _gain_on_tower(row.on_tower),
-        signed(min(lowest), 1) if lowest else pages.BLANK,
+        signed(min(lowest), 1) if lowest else BLANK,
         _cost(row.method, costs),
     )
 
@@ -170,7 +170,7 @@ def _cost(method: str, costs: Mapping[str, float]) -> str:
         return "1.0 ×"
     cost = costs.get(method)
     if cost is None:
-        return pages.BLANK
+        return BLANK
     young = costs.get(f"{method}:young")
     if young is None:
         return f"{cost:.1f} ×"
@@ -181,7 +181,7 @@ def chosen_rows(rows: Sequence[Overall]) -> list[Overall]:
     """Choose the rows of the table: zero-shot, then by mean; incomplete ones last."""
     by_method: dict[str, Overall] = {}
     for row in rows:
-        method = pages.method_of(row.row)
+        method = method_of(row.row)
         if row.complete or method in SHOWN:
             by_method[method] = row
 
@@ -212,7 +212,7 @@ def read_costs(results: Path) -> dict[str, float]:
 def _accuracy(row: Overall) -> str:
     """Write accuracy with its gain over zero-shot; the gain alone where images are missing."""
     if row.mean is None:
-        return pages.BLANK
+        return BLANK
     if row.gain is None:
         return f"{row.mean:.1f}"
     if not row.complete:
@@ -223,6 +223,6 @@ def _accuracy(row: Overall) -> str:
 def _gain_on_tower(row: OnTower | None) -> str:
     """Write the gain on the real tower's shifts, and on how many where some are missing."""
     if row is None:
-        return pages.BLANK
+        return BLANK
     text = signed(row.gain, 1)
     return text if row.complete else f"{text} ({row.sets} of {row.asked})"

@@ -3,8 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.results import results_pages as pages
-from benchmarks.results.printed_page import insert_between, recorded_line
+from benchmarks.results.texts import (
+    BLANK,
+    figure,
+    fill,
+    gain_with_interval,
+    insert_between,
+    method_of,
+    recorded_line,
+)
 from cliquetta.data.corruptions import CORRUPTIONS, parse_dataset_id
 from cliquetta.decimals import signed
 from cliquetta.evaluation.comparison import Comparison, Overall, compare
@@ -71,9 +78,8 @@ def imagenet_page(page: str, records: Sequence[Record]) -> str:
     tables = {"corruptions": NOTHING, "scap": NOTHING, "recorded": NOTHING}
     if records:
         tables["corruptions"] = corruption_table(records)
-        tables["scap"] = "\n\n".join(
-            filter(None, [scap_table(records), scap_single_view(records)])
-        )
+        parts = (scap_table(records), scap_single_view(records))
+        tables["scap"] = "\n\n".join(filter(None, parts))
         tables["recorded"] = recorded_line(records)
     for name, text in tables.items():
         page = insert_between(page, name, "leaderboard", text)
@@ -90,16 +96,16 @@ def corruption_table(records: Sequence[Record]) -> str:
 
     lines = []
     for row in rows:
-        mean = pages.shown(row.mean, ".2f")
+        mean = figure(row.mean, ".2f")
         if not row.complete:
             mean += f" ({row.datasets})"
         cells = []
         for name in shown:
             cell = table.cells.get((row.row, columns[name]))
             accuracy = None if cell is None else cell.mean
-            cells.append(pages.shown(accuracy, ".1f"))
-        label = f"`{pages.method_of(row.row)}`"
-        lines.append((label, _gain(row), mean, *cells))
+            cells.append(figure(accuracy, ".1f"))
+        label = f"`{method_of(row.row)}`"
+        lines.append((label, gain_with_interval(row), mean, *cells))
     head = ("method", "gain", "mean", *map(_in_words, shown))
     return to_markdown(TextTable(head, tuple(lines))).rstrip()
 
@@ -115,12 +121,12 @@ def on_all_images(records: Sequence[Record]) -> tuple[Comparison, dict[str, str]
 
 
 def corruption_columns(columns: Mapping[str, str]) -> list[str]:
-    """The columns of the 15 corruptions, as far as they are there."""
+    """Return the columns of the 15 corruptions, as far as they are there."""
     return [columns[name] for name in OFFICIAL if name in columns]
 
 
 def _runs_on_all_images(records: Sequence[Record]) -> list[Run]:
-    """Runs over all images of one corruption, or the clean ones, in random order."""
+    """Choose runs over all images of one corruption, or the clean ones, in random order."""
     runs = []
     for record in records:
         stream = record.settings["stream"]
@@ -133,11 +139,11 @@ def _runs_on_all_images(records: Sequence[Record]) -> list[Run]:
 
 
 def own_rows(table: Comparison) -> list[str]:
-    """Rows of the table, zero-shot once: its batch size changes nothing."""
+    """Choose rows of the table, zero-shot once: its batch size changes nothing."""
     rows = []
     plain = []
     for row in table.rows:
-        if pages.method_of(row) == BASELINE:
+        if method_of(row) == BASELINE:
             plain.append(row)
         else:
             rows.append(row)
@@ -151,14 +157,7 @@ def own_rows(table: Comparison) -> list[str]:
 
 
 def _rank(row: Overall) -> tuple[bool, bool, float]:
-    return pages.method_of(row.row) != BASELINE, not row.complete, -(row.mean or 0.0)
-
-
-def _gain(row: Overall) -> str:
-    if row.gain is None:
-        return pages.BLANK
-    spread = "" if row.half_width is None else f" ± {row.half_width:.2f}"
-    return f"{signed(row.gain)}{spread}"
+    return method_of(row.row) != BASELINE, not row.complete, -(row.mean or 0.0)
 
 
 def _folder(dataset: str) -> str:
@@ -182,6 +181,8 @@ def scap_table(records: Sequence[Record]) -> str:
     _add_mean(plain, corruptions)
     columns = [*shifts, MEAN]
     lines = [("zero-shot, one view", *(f"{plain[name]:.1f}" for name in columns))]
+
+    # Rows that add a part say what it changes beside the row above.
     above: dict[str, float] = {}
     for part in PARTS:
         own = found.get(part.name, {})
@@ -202,7 +203,7 @@ def scap_table(records: Sequence[Record]) -> str:
 def _scap_accuracies(
     records: Sequence[Record],
 ) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
-    """Accuracies by shift: of zero-shot on SCAP's images, and of SCAP's parts by name."""
+    """Read accuracies by shift: of zero-shot on SCAP's images, and of SCAP's parts by name."""
     plain: dict[str, float] = {}
     found: dict[str, dict[str, float]] = {}
     for record in records:
@@ -221,9 +222,9 @@ def _scap_accuracies(
 
 def _add_mean(accuracies: dict[str, float], corruptions: Sequence[str]) -> None:
     """Add the mean over the corruptions, where all of them are there."""
-    if all(name in accuracies for name in corruptions):
-        total = sum(accuracies[name] for name in corruptions)
-        accuracies[MEAN] = total / len(corruptions)
+    values = [accuracies[name] for name in corruptions if name in accuracies]
+    if len(values) == len(corruptions):
+        accuracies[MEAN] = sum(values) / len(corruptions)
 
 
 def scap_part(record: Record) -> Part | None:
@@ -243,7 +244,7 @@ def scap_part(record: Record) -> Part | None:
 def _change(own: float | None, plain: float, change: float | None) -> str:
     """Write a gain over zero-shot, and the change from the row above where it is given."""
     if own is None:
-        return pages.BLANK
+        return BLANK
     text = signed(own - plain, 1)
     if change is None:
         return text
@@ -265,8 +266,9 @@ def scap_single_view(records: Sequence[Record]) -> str:
             broken += int(metrics["broken"])
     if not streams:
         return ""
+
     gain = 100 * (repaired - broken) / images
-    return pages.fill(
+    return fill(
         f"Preset `paper` with one view, over {images:,} images ({streams} streams): "
         f"{repaired:,} predictions become right and {broken:,} wrong, {signed(gain)} points."
     )

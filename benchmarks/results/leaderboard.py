@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.results import COMMAND
-from benchmarks.results import results_pages as pages
+from benchmarks.results import COMMAND, texts
+from benchmarks.results.methods_page import sources
+from benchmarks.results.settings import CLEAN, read_settings
 from cliquetta.data.corruptions import CORRUPTIONS, parse_dataset_id
 from cliquetta.decimals import signed
 from cliquetta.evaluation.comparison import Cell, average, compare, grouped
@@ -78,53 +79,56 @@ READING = (
 
 
 def stream_kind(record: Record, roles: Mapping[str, str]) -> str:
-    """The kind of stream of a record: its protocol, else the shift of its images.
+    """Name the kind of stream of a record: its protocol, else the shift of its images.
 
     ``roles`` has the kind of datasets that are a shift themselves, by id; others are
     clean.
     """
-    stream, order = record.settings["stream"], Run(record, None).order
+    stream = record.settings["stream"]
+    order = Run(record, None).order
     if "unknown" in stream:
         return "open set"
     if order in ORDERS:
         return ORDERS[order]
     if stream["batch_size"] in SMALL_BATCHES:
         return SMALL_BATCHES[stream["batch_size"]]
-    shift = parse_dataset_id(record.dataset)[1]
+    _, shift = parse_dataset_id(record.dataset)
     if shift is not None:
         return CORRUPTIONS[shift.name].group
-    role = roles.get(record.dataset, pages.CLEAN)
-    return role if role in {kind for kind, _ in COLUMNS.values()} else pages.CLEAN
+    kinds = {kind for kind, _ in COLUMNS.values()}
+    role = roles.get(record.dataset, CLEAN)
+    return role if role in kinds else CLEAN
 
 
 @dataclass
 class BoardRow:
     """A method, as far as it was run."""
 
-    cells: dict[str, list[Cell]] = field(
-        default_factory=dict
-    )  # the sets of every column
+    cells: dict[str, list[Cell]] = field(default_factory=dict)
+    """the sets of every column"""
 
     def measured(self, column: str) -> list[Cell]:
-        """The sets of a column with a gain."""
+        """Return the sets of a column with a gain."""
         return [cell for cell in self.cells.get(column, ()) if cell.gains]
 
     def gain(self, column: str) -> float | None:
-        """The mean over the sets of a column."""
+        """Average over the sets of a column."""
         return average(cell.gain for cell in self.measured(column))
 
     def worst(self, column: str) -> tuple[float, str]:
-        """The lowest gain among the sets of a column, and the set."""
-        cells = self.measured(column)
-        return min((cell.gain or 0.0, pages.short_id(cell.column)) for cell in cells)
+        """Return the lowest gain among the sets of a column, and the set."""
+        gains = []
+        for cell in self.measured(column):
+            gains.append((cell.gain or 0.0, texts.short_id(cell.column)))
+        return min(gains)
 
     def runs(self, column: str) -> Runs:
-        """Gains by set and seed."""
-        return {
-            (c.column, seed): g
-            for c in self.measured(column)
-            for seed, g in c.gains.items()
-        }
+        """Return gains by set and seed."""
+        gains = {}
+        for cell in self.measured(column):
+            for seed, gain in cell.gains.items():
+                gains[cell.column, seed] = gain
+        return gains
 
     @property
     def cost(self) -> float | None:
@@ -135,15 +139,19 @@ class BoardRow:
     @property
     def size(self) -> str:
         """Sets and images of a run, usually."""
-        counted = [cells for c, cells in self.cells.items() if COLUMNS[c][1] != "auroc"]
-        sizes = [_images(cell) for cells in counted for cell in cells]
-        return f"{len(sizes)} × {round(statistics.median(sizes)):,}"
+        sizes = []
+        for column, cells in self.cells.items():
+            _, metric = COLUMNS[column]
+            if metric != "auroc":  # of the streams of another column
+                sizes += [_images(cell) for cell in cells]
+        usual = round(statistics.median(sizes))
+        return f"{len(sizes)} × {usual:,}"
 
 
 def leaderboard_page(
     boards: Mapping[str, tuple[Sequence[Record], Mapping[str, BoardRow]]], folder: Path
 ) -> str:
-    """The boards as Markdown: by title, records and rows; ``folder`` holds the methods' pages."""
+    """Write the boards by title, of records and rows; ``folder`` holds the methods' pages."""
     about = (
         f"Written by `{COMMAND} leaderboard` from the records in `docs/results`: do "
         "not edit it. Every registered method that needs no labelled images; where text "
@@ -151,8 +159,8 @@ def leaderboard_page(
     )
     parts = [
         "# Who wins where",
-        pages.fill(about),
-        "\n".join(map(pages.as_item, READING)),
+        texts.fill(about),
+        "\n".join(map(texts.as_item, READING)),
     ]
     for title, (records, rows) in boards.items():
         parts += [f"## {title}", *_sections(records, rows, folder)]
@@ -162,14 +170,16 @@ def leaderboard_page(
 def _sections(
     records: Sequence[Record], rows: Mapping[str, BoardRow], folder: Path
 ) -> list[str]:
+    """Write the sections of one board: its table, advice, the default method, sources."""
     if not records:
-        command = f"`{COMMAND} leaderboard --run --device cuda` runs the grid"
-        shares = "and writes this page; `--shard I/N` shares it out over processes."
-        return [pages.fill(f"**Not recorded yet.** {command} {shares}")]
-    columns = recorded_columns(rows)
-    advice = [
-        pages.as_item(f"**{column}**: {_advice(rows, column)}") for column in columns
-    ]
+        words = (
+            f"**Not recorded yet.** `{COMMAND} leaderboard --run --device cuda` runs the "
+            "grid and writes this page; `--shard I/N` shares it out over processes."
+        )
+        return [texts.fill(words)]
+    advice = []
+    for column in recorded_columns(rows):
+        advice.append(texts.as_item(f"**{column}**: {_advice(rows, column)}"))
     return [
         _board(rows, folder),
         "### What to take for which stream",
@@ -177,37 +187,36 @@ def _sections(
         f"### `{DEFAULT_METHOD}`, the default, column by column",
         _standing(rows, DEFAULT_METHOD),
         "### Sources",
-        pages.sources(pages.read_settings(records, {})),
+        sources(read_settings(records, {})),
     ]
 
 
 def board_rows(
     records: Iterable[Record], roles: Mapping[str, str]
 ) -> dict[str, BoardRow]:
-    """Every method by its label; zero-shot first, then by the mean over columns."""
+    """Read every method by its label; zero-shot first, then by the mean over columns."""
     kinds = grouped(records, lambda record: stream_kind(record, roles))
     rows: dict[str, BoardRow] = {}
     for column, (kind, metric) in COLUMNS.items():
-        for setting in pages.read_settings(kinds.get(kind, []), {}):
+        for setting in read_settings(kinds.get(kind, []), {}):
             for (name, _), cell in compare(setting.runs, metric=metric).cells.items():
-                if cell.mean is not None and not (
-                    column == SINGLE and for_batches(name)
-                ):
-                    rows.setdefault(name, BoardRow()).cells.setdefault(
-                        column, []
-                    ).append(cell)
+                unsuited = column == SINGLE and for_batches(name)
+                if cell.mean is not None and not unsuited:
+                    row = rows.setdefault(name, BoardRow())
+                    row.cells.setdefault(column, []).append(cell)
 
-    whole = _everywhere(rows)
+    # Means over other data than most are in no order.
+    comparable = _everywhere(rows)
 
     def rank(name: str) -> tuple[bool, bool, float]:
         mean = average(map(rows[name].gain, COLUMNS)) or 0.0
-        return name != BASELINE, name not in whole, -mean
+        return name != BASELINE, name not in comparable, -mean
 
     return {name: rows[name] for name in sorted(rows, key=rank)}
 
 
 def _everywhere(rows: Mapping[str, BoardRow]) -> set[str]:
-    """Methods that saw of every column as much as any: their means are of the same data."""
+    """Name methods that saw of every column as much as any: their means are of the same data."""
     names = set(rows)
     for column in recorded_columns(rows):
         full = set(_in_full(rows, column))
@@ -218,43 +227,50 @@ def _everywhere(rows: Mapping[str, BoardRow]) -> set[str]:
 
 
 def recorded_columns(rows: Mapping[str, BoardRow]) -> list[str]:
-    """The columns of which anything is recorded."""
+    """Return the columns of which anything is recorded."""
     return [c for c in COLUMNS if any(row.cells.get(c) for row in rows.values())]
 
 
 def for_batches(label: str) -> bool:
-    """Whether single images are not what a method is for."""
-    return get_method(pages.method_of(label)).for_batches
+    """Return whether single images are not what a method is for."""
+    return get_method(texts.method_of(label)).for_batches
 
 
 def _setting(label: str) -> str:
-    """The setting of a method: a preset, or what its defaults are its authors' setting for."""
+    """Name the setting of a method: a preset, or what its defaults are its authors' setting for."""
     preset = re.search(r":([\w.-]+)", label)
-    return (
-        preset[1]
-        if preset
-        else get_method(pages.method_of(label)).setting or pages.BLANK
-    )
+    if preset:
+        return preset[1]
+    return get_method(texts.method_of(label)).setting or texts.BLANK
 
 
 def method_sentence(rows: Mapping[str, BoardRow], method: str) -> str:
     """Say where a method gains over zero-shot and loses; empty if it is not on the board."""
-    label = next(
-        (label for label in rows if pages.method_of(label) == method), BASELINE
-    )
-    gains = (
-        {c: gain for c in COLUMNS if (gain := rows[label].gain(c)) is not None}
-        if rows
-        else {}
-    )
-    up = sorted((c for c in gains if gains[c] > 0), key=lambda c: -gains[c])
-    down = sorted((c for c in gains if gains[c] <= 0), key=lambda c: gains[c])
-    sentences = [
-        f"{what} on {', '.join(f'{c} ({_points(gains[c])})' for c in columns)}"
-        for what, columns in (("gains over zero-shot", up), ("does not", down))
-        if columns
-    ]
-    return f"`{label}` {' and '.join(sentences)}." if sentences else ""
+    labels = [label for label in rows if texts.method_of(label) == method]
+    if not labels:
+        return ""
+
+    row = rows[labels[0]]
+    gains = {}
+    for column in COLUMNS:
+        gain = row.gain(column)
+        if gain is not None:
+            gains[column] = gain
+
+    def on(columns: Sequence[str]) -> str:
+        return ", ".join(f"{column} ({_points(gains[column])})" for column in columns)
+
+    # Largest gains first, then largest losses.
+    by_gain = sorted(gains, key=lambda column: gains[column])
+    losses = [column for column in by_gain if gains[column] <= 0]
+    best_first = sorted(gains, key=lambda column: -gains[column])
+    wins = [column for column in best_first if gains[column] > 0]
+    sentences = []
+    if wins:
+        sentences.append(f"gains over zero-shot on {on(wins)}")
+    if losses:
+        sentences.append(f"does not on {on(losses)}")
+    return f"`{labels[0]}` {' and '.join(sentences)}." if sentences else ""
 
 
 def _images(cell: Cell) -> int:
@@ -262,130 +278,159 @@ def _images(cell: Cell) -> int:
 
 
 def _in_full(rows: Mapping[str, BoardRow], column: str) -> list[str]:
-    """Methods that saw of a column as much as the default method, or as any, best first."""
+    """Rank the methods that saw of a column as much as the default method, or as any."""
     sizes: dict[str, int] = {}
     for name, row in rows.items():
         by_set = {cell.column: _images(cell) for cell in row.measured(column)}
         if by_set:
             sizes[name] = sum(by_set.values())
+
     # The default method is run on all of a column; some may have been shown other
     # images as well.
     usual = max(sizes.values(), default=0)
     for name, size in sizes.items():
-        if pages.method_of(name) == DEFAULT_METHOD:
+        if texts.method_of(name) == DEFAULT_METHOD:
             usual = size
     full = [name for name, size in sizes.items() if size >= usual]
     return sorted(full, key=lambda name: -(rows[name].gain(column) or 0.0))
 
 
 def _board(rows: Mapping[str, BoardRow], folder: Path) -> str:
+    """Write the table of all methods by columns."""
     recorded = recorded_columns(rows)
     full = {column: _in_full(rows, column) for column in recorded}
     lines = []
     for name, row in rows.items():
-        cells = [_cell(row, column, name, full[column]) for column in recorded]
-        head = (pages.linked(name, folder, "../methods/"), _setting(name))
-        lines.append((*head, *cells, pages.times(row.cost), row.size))
+        line = (
+            texts.linked(name, folder, "../methods/"),
+            _setting(name),
+            *(_cell(row, column, name, full[column]) for column in recorded),
+            texts.times(row.cost),
+            row.size,
+        )
+        lines.append(line)
     columns = ("method", "setting", *recorded, "cost", "sets × images")
     return to_markdown(TextTable(columns, tuple(lines))).rstrip()
 
 
 def _cell(row: BoardRow, column: str, name: str, full: Sequence[str]) -> str:
-    gain = row.gain(column)
+    """Write a gain with its signs and the set with the lowest; zero-shot's own accuracy."""
     if column == SINGLE and for_batches(name):
         return "for batches"
-    if (
-        gain is None
-    ):  # zero-shot may have been run on fewer images as well: the most count
-        most = {
-            cell.column: cell for cell in sorted(row.cells.get(column, ()), key=_images)
-        }
-        return pages.shown(average(cell.mean for cell in most.values()), ".1f")
-    points = _points(gain) + ("" if name in full else "°")
-    points = f"**{points}**" if full[:1] == [name] and gain > 0 else points
+    gain = row.gain(column)
+    if gain is None:
+        # Zero-shot may have been run on fewer images as well: the most count.
+        by_set = {}
+        for cell in sorted(row.cells.get(column, ()), key=_images):
+            by_set[cell.column] = cell.mean
+        return texts.figure(average(by_set.values()), ".1f")
+    points = _points(gain)
+    if name not in full:
+        points += "°"
+    if full[:1] == [name] and gain > 0:
+        points = f"**{points}**"
+    if len(row.measured(column)) == 1:
+        return points
     lowest, where = row.worst(column)
-    return (
-        points
-        if len(row.measured(column)) == 1
-        else f"{points} ({where} {_points(lowest)})"
-    )
+    return f"{points} ({where} {_points(lowest)})"
 
 
 def _points(gain: float) -> str:
+    """Write a gain in points, a loss with a triangle."""
     rounded = round(gain, 1) + 0.0
-    return f"{'▼' if rounded < 0 else ''}{rounded:+.1f}"
+    sign = "▼" if rounded < 0 else ""
+    return f"{sign}{rounded:+.1f}"
 
 
 def within_noise(better: Runs, other: Runs) -> bool:
-    """Whether two methods differ by less than twice the standard error, run by run."""
-    steps = [better[run] - other[run] for run in better if run in other]
-    if len(steps) < 2:
+    """Return whether two methods differ by less than twice the standard error, run by run."""
+    differences = [better[run] - other[run] for run in better if run in other]
+    if len(differences) < 2:
         return False
-    return statistics.mean(steps) < 2 * statistics.stdev(steps) / math.sqrt(len(steps))
+    mean = statistics.mean(differences)
+    deviation = statistics.stdev(differences)
+    return mean < 2 * deviation / math.sqrt(len(differences))
 
 
 def _advice(rows: Mapping[str, BoardRow], column: str) -> str:
-    """Three sentences: the best and who is as good; who loses, and who never; what is cheap."""
+    """Write who is best and who as good, who loses and who never, and what is cheap."""
     full = _in_full(rows, column)
-    gains = {name: rows[name].gain(column) or 0.0 for name in full}
     if not full:
         return "Nothing is recorded."
-    if gains[full[0]] <= 0:
-        lost = _some(gains, [name for name in full[::-1] if gains[name] < 0])
+    gains = {name: rows[name].gain(column) or 0.0 for name in full}
+    losing = [name for name in reversed(full) if gains[name] < 0]
+    best = full[0]
+    if gains[best] <= 0:
+        lost = _some(gains, losing)
         return f"No method gains: take zero-shot. The most is lost by: {lost}."
-    best = rows[full[0]].runs(column)
-    alike = [name for name in full[1:] if within_noise(best, rows[name].runs(column))]
-    first = f"Highest gain: {_some(gains, full[:1])}"
-    losing = [name for name in full[::-1] if gains[name] < 0]
-    safe = [name for name in full if rows[name].worst(column)[0] >= 0]
+
+    best_runs = rows[best].runs(column)
+    alike = []
+    for name in full[1:]:
+        if within_noise(best_runs, rows[name].runs(column)):
+            alike.append(name)
+
+    safe = []
+    cheap = []
+    for name in full:
+        lowest, _ = rows[name].worst(column)
+        if lowest >= 0:
+            safe.append(name)
+        cost = rows[name].cost
+        if cost and cost <= CHEAP and gains[name] > 0:
+            cheap.append(name)
+
     sentences = [
-        f"{first}; within noise of it: {_some(gains, alike)}.",
+        f"Highest gain: {_some(gains, [best])}; within noise of it: {_some(gains, alike)}.",
         f"Below zero-shot on average: {_some(gains, losing)}; on no set: {_some(gains, safe)}.",
     ]
-    cheap = [
-        name
-        for name in full
-        if (rows[name].cost or CHEAP + 1) <= CHEAP and gains[name] > 0
-    ]
-    cost = rows[full[0]].cost
-    paid = (
-        f"`{full[0]}` takes {pages.times(cost)} the time of zero-shot" if cost else ""
-    )
-    if cheap[:1] != full[:1]:
+
+    paid = ""
+    if rows[best].cost:
+        paid = f"`{best}` takes {texts.times(rows[best].cost)} the time of zero-shot"
+    if cheap[:1] != [best]:
         paid += f"; for at most {CHEAP:g} ×: {_some(gains, cheap[:1])}"
-    return " ".join([*sentences, f"{paid}." if paid else ""]).rstrip()
+    if paid:
+        sentences.append(f"{paid}.")
+    return " ".join(sentences)
 
 
 def _some(gains: Mapping[str, float], names: Sequence[str]) -> str:
-    first = ", ".join(f"`{name}` ({signed(gains[name], 1)})" for name in names[:NAMED])
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return f"{first}{more}" if names else "none"
+    """Name a few methods with their gains, and how many more there are."""
+    if not names:
+        return "none"
+    listed = [f"`{name}` ({signed(gains[name], 1)})" for name in names[:NAMED]]
+    text = ", ".join(listed)
+    if len(names) > NAMED:
+        text += f" and {len(names) - NAMED} more"
+    return text
 
 
 def _standing(rows: Mapping[str, BoardRow], name: str) -> str:
-    """The gain and the rank of one method, and how far the best of each column is from it."""
+    """Write the gain and the rank of one method, and how far the best of each column is from it."""
+    # The label has the preset behind the name.
     name = next((label for label in rows if label.split()[0] == name), name)
     lines = []
     for column in COLUMNS:
         full = _in_full(rows, column)
-        if name in full:
-            own, best = (
-                rows[name].gain(column) or 0.0,
-                rows[full[0]].gain(column) or 0.0,
-            )
-            lowest, where = rows[name].worst(column)
-            rank = f"{full.index(name) + 1} of {len(full)}"
-            behind = (
-                pages.BLANK
-                if full[0] == name
-                else f"{_points(own - best)} (`{full[0]}`)"
-            )
-            lines.append(
-                (column, _points(own), f"{_points(lowest)} ({where})", rank, behind)
-            )
+        if name not in full:
+            continue
+        gain = rows[name].gain(column) or 0.0
+        lowest, where = rows[name].worst(column)
+        best = full[0]
+        behind = texts.BLANK
+        if best != name:
+            highest = rows[best].gain(column) or 0.0
+            behind = f"{_points(gain - highest)} (`{best}`)"
+        line = (
+            column,
+            _points(gain),
+            f"{_points(lowest)} ({where})",
+            f"{full.index(name) + 1} of {len(full)}",
+            behind,
+        )
+        lines.append(line)
+    if not lines:
+        return "Not recorded."
     head = ("column", "gain", "lowest gain", "rank", "against the best")
-    return (
-        to_markdown(TextTable(head, tuple(lines))).rstrip()
-        if lines
-        else "Not recorded."
-    )
+    return to_markdown(TextTable(head, tuple(lines))).rstrip()

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from benchmarks.results.leaderboard import COLUMNS, BoardRow, recorded_columns
-from benchmarks.results.results_pages import method_of
+from benchmarks.results.texts import method_of
 from cliquetta.evaluation.grid import BASELINE
 from cliquetta.methods.registry import DEFAULT_METHOD
 from cliquetta.report.style import COLOURS, FAINT, GRID, INK, PAPER
@@ -18,38 +18,36 @@ KINDS = tuple(column for column, (_, metric) in COLUMNS.items() if metric != "au
 RIVALS = 5
 # of the cells that the best-covered method has; a rival with fewer is not drawn
 SHARE = 0.8
-LEFT, TOP, BETWEEN, BAR, GAP, POINT = (
-    48,
-    92,
-    62,
-    11,
-    18,
-    6.0,
-)  # pixels; POINT: of one point of gain
-STEP = 5  # points between two lines
+# In pixels:
+LEFT = 48  # of the axis
+TOP = 92  # of the first board
+BETWEEN = 62  # two boards
+BAR = 11
+GAP = 18  # between two kinds of stream
+POINT = 6.0  # one point of gain
+STEP = 5  # points of gain between two lines
 
 Board = Mapping[str, BoardRow]
 
 
 def leaderboard_figure(boards: Mapping[str, Board]) -> str:
-    """An SVG of the boards by title, one below the other."""
-    named = {
-        title: {method_of(label): row for label, row in rows.items()}
-        for title, rows in boards.items()
-        if rows
-    }
-    methods = [DEFAULT_METHOD, *best_rivals(list(named.values()))]
-    group = len(methods) * BAR + GAP
-    kinds = {
-        title: [c for c in recorded_columns(board) if c in KINDS]
-        for title, board in boards.items()
-    }
-    width = LEFT + max(map(len, kinds.values()), default=0) * group + 8
-    parts, top = [_legend(methods)], TOP
-    for title, rows in named.items():
-        height, panel = _panel(title, rows, methods, kinds[title], top, width)
-        parts.append(panel)
-        top += height + BETWEEN
+    """Draw the boards by title, one below the other, as SVG."""
+    by_method = {}
+    kinds = {}
+    for title, rows in boards.items():
+        if rows:
+            by_method[title] = {method_of(label): row for label, row in rows.items()}
+            kinds[title] = [kind for kind in recorded_columns(rows) if kind in KINDS]
+    methods = [DEFAULT_METHOD, *best_rivals(list(by_method.values()))]
+    most_kinds = max(map(len, kinds.values()), default=0)
+    width = LEFT + most_kinds * _group_width(methods) + 8
+
+    parts = [_legend(methods)]
+    top = TOP
+    for title, rows in by_method.items():
+        panel = _Panel(rows, methods, kinds[title], top, width)
+        parts.append(panel.draw(title))
+        top = round(panel.bottom) + BETWEEN
     body = "\n".join(parts)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{top}" '
@@ -60,18 +58,26 @@ def leaderboard_figure(boards: Mapping[str, Board]) -> str:
 
 
 def best_rivals(boards: Sequence[Board]) -> list[str]:
-    """The rivals of highest mean gain over all cells, among those that have most of them."""
+    """Choose the rivals of highest mean gain among those that have most cells."""
     gains: dict[str, list[float]] = {}
     for rows in boards:
         for name, row in rows.items():
-            known = [gain for kind in KINDS if (gain := row.gain(kind)) is not None]
-            gains.setdefault(name, []).extend(known)
+            of_kinds = [row.gain(kind) for kind in KINDS]
+            measured = [gain for gain in of_kinds if gain is not None]
+            gains.setdefault(name, []).extend(measured)
+
     most = max(map(len, gains.values()), default=0)
-    able = {
-        name: own for name, own in gains.items() if len(own) >= max(1, SHARE * most)
-    }
-    rivals = [name for name in able if name not in (DEFAULT_METHOD, BASELINE)]
-    return sorted(rivals, key=lambda name: -statistics.mean(able[name]))[:RIVALS]
+    enough = max(1, SHARE * most)
+    means = {}
+    for name, values in gains.items():
+        if len(values) >= enough and name not in (DEFAULT_METHOD, BASELINE):
+            means[name] = statistics.mean(values)
+    return sorted(means, key=lambda name: -means[name])[:RIVALS]
+
+
+def _group_width(methods: Sequence[str]) -> int:
+    """Return width of the bars of one kind of stream, with the gap to the next."""
+    return len(methods) * BAR + GAP
 
 
 def _legend(methods: Sequence[str]) -> str:
@@ -82,73 +88,101 @@ def _legend(methods: Sequence[str]) -> str:
         "Bars: mean over sets and seeds. Ticks: the set with the lowest gain. ×: not run, or only "
         "for batches.</text>",
     ]
-    at = LEFT
+    x = LEFT
     for index, name in enumerate(methods):
         weight = ' font-weight="bold"' if index == 0 else ""
         lines += [
-            f'<rect x="{at}" y="58" width="12" height="12" fill="{COLOURS[index]}"/>',
-            f'<text x="{at + 17}" y="69"{weight}>{escape(name)}</text>',
+            f'<rect x="{x}" y="58" width="12" height="12" fill="{COLOURS[index]}"/>',
+            f'<text x="{x + 17}" y="69"{weight}>{escape(name)}</text>',
         ]
-        at += 48 + 8 * len(name)
+        x += 48 + 8 * len(name)
     return "\n".join(lines)
 
 
-def _panel(
-    title: str,
-    rows: Board,
-    names: Sequence[str],
-    kinds: Sequence[str],
-    top: int,
-    width: int,
-) -> tuple[int, str]:
-    """Height and drawing of one board."""
-    shown = [rows[name] for name in names if name in rows]
-    means = [row.gain(kind) or 0.0 for row in shown for kind in kinds]
-    lows = [row.worst(kind)[0] for row in shown for kind in kinds if row.measured(kind)]
-    high = STEP * math.ceil(max([STEP, *means]) / STEP)
-    low = STEP * math.floor(min([-STEP, *lows]) / STEP)
-    zero = top + 20 + high * POINT
+class _Panel:
+    """One board: a group of bars per kind of stream, one bar per method."""
 
-    def height_of(gain: float) -> float:
-        return zero - gain * POINT
+    def __init__(
+        self,
+        rows: Board,
+        methods: Sequence[str],
+        kinds: Sequence[str],
+        top: int,
+        width: int,
+    ) -> None:
+        self.rows = rows
+        self.methods = methods
+        self.kinds = kinds
+        self.top = top
+        self.width = width
 
-    bottom = height_of(low)
-    parts = [
-        f'<text x="{LEFT}" y="{top + 6}" font-weight="bold">{escape(title)}</text>'
-    ]
-    for mark in range(low, high + 1, STEP):
-        y, label = height_of(mark), f"{mark:+d}" if mark else "0"
+        # The axis reaches from the lowest gain of any set to the highest mean.
+        means = [0.0]
+        lows = [0.0]
+        for name in methods:
+            if name not in rows:
+                continue
+            for kind in kinds:
+                means.append(rows[name].gain(kind) or 0.0)
+                if rows[name].measured(kind):
+                    lowest, _ = rows[name].worst(kind)
+                    lows.append(lowest)
+        self.high = STEP * math.ceil(max(STEP, *means) / STEP)
+        self.low = STEP * math.floor(min(-STEP, *lows) / STEP)
+        self.zero = top + 20 + self.high * POINT
+        self.bottom = self.height_of(self.low)
+
+    def height_of(self, gain: float) -> float:
+        """Return height on the page of a gain."""
+        return self.zero - gain * POINT
+
+    def draw(self, title: str) -> str:
+        """Draw the title, the lines of the axis, and all groups."""
+        parts = [
+            f'<text x="{LEFT}" y="{self.top + 6}" font-weight="bold">{escape(title)}</text>'
+        ]
+        for mark in range(self.low, self.high + 1, STEP):
+            parts += self._line(mark)
+        for number, kind in enumerate(self.kinds):
+            left = LEFT + GAP // 2 + number * _group_width(self.methods)
+            middle = left + len(self.methods) * BAR / 2
+            parts.append(
+                f'<text x="{middle:g}" y="{self.bottom + 18:g}" text-anchor="middle">'
+                f"{escape(kind)}</text>"
+            )
+            for index, name in enumerate(self.methods):
+                parts += self._bar(name, kind, left + index * BAR, COLOURS[index])
+        return "\n".join(parts)
+
+    def _line(self, mark: int) -> list[str]:
+        """Draw a line of the axis with its label."""
+        y = self.height_of(mark)
+        label = f"{mark:+d}" if mark else "0"
         colour = GRID if mark else INK
-        parts += [
-            f'<path d="M{LEFT} {y:g}H{width - 8}" stroke="{colour}"/>',
+        return [
+            f'<path d="M{LEFT} {y:g}H{self.width - 8}" stroke="{colour}"/>',
             f'<text x="{LEFT - 6}" y="{y + 4:g}" text-anchor="end" fill="{FAINT}">{label}</text>',
         ]
-    group = len(names) * BAR + GAP
-    for number, kind in enumerate(kinds):
-        left = LEFT + GAP // 2 + number * group
-        middle = left + len(names) * BAR / 2
-        parts.append(
-            f'<text x="{middle:g}" y="{bottom + 18:g}" text-anchor="middle">{escape(kind)}</text>'
-        )
-        for index, name in enumerate(names):
-            row, x = rows.get(name), left + index * BAR
-            gain = None if row is None else row.gain(kind)
-            if row is None or gain is None:
-                parts.append(
-                    f'<text x="{x + BAR / 2:g}" y="{zero - 3:g}" text-anchor="middle" '
-                    f'fill="{COLOURS[index]}">×</text>'
-                )
-                continue
-            ends = sorted([height_of(gain), zero])
-            worst, about = height_of(row.worst(kind)[0]), f"{name}, {kind}: {gain:+.1f}"
-            parts.append(
-                f'<rect x="{x + 1}" y="{ends[0]:.1f}" width="{BAR - 2}" '
-                f'height="{ends[1] - ends[0]:.1f}" fill="{COLOURS[index]}">'
-                f"<title>{escape(about)}, lowest {row.worst(kind)[0]:+.1f}</title></rect>"
-            )
-            parts.append(
-                f'<path d="M{x + BAR / 2:g} {height_of(gain):.1f}V{worst:.1f}" stroke="{INK}" '
-                f'stroke-width="0.7"/><path d="M{x + 2} {worst:.1f}h{BAR - 4}" stroke="{INK}" '
-                f'stroke-width="1.8"/>'
-            )
-    return round(bottom) - top, "\n".join(parts)
+
+    def _bar(self, name: str, kind: str, x: int, colour: str) -> list[str]:
+        """Draw a gain, with a tick at the set with the lowest; a cross where there is none."""
+        row = self.rows.get(name)
+        gain = None if row is None else row.gain(kind)
+        middle = x + BAR / 2
+        if row is None or gain is None:
+            return [
+                f'<text x="{middle:g}" y="{self.zero - 3:g}" text-anchor="middle" '
+                f'fill="{colour}">×</text>'
+            ]
+        lowest, _ = row.worst(kind)
+        end = self.height_of(gain)
+        tick = self.height_of(lowest)
+        about = escape(f"{name}, {kind}: {gain:+.1f}")
+        return [
+            f'<rect x="{x + 1}" y="{min(end, self.zero):.1f}" width="{BAR - 2}" '
+            f'height="{abs(end - self.zero):.1f}" fill="{colour}">'
+            f"<title>{about}, lowest {lowest:+.1f}</title></rect>",
+            f'<path d="M{middle:g} {end:.1f}V{tick:.1f}" stroke="{INK}" '
+            f'stroke-width="0.7"/><path d="M{x + 2} {tick:.1f}h{BAR - 4}" stroke="{INK}" '
+            f'stroke-width="1.8"/>',
+        ]

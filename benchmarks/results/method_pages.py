@@ -78,19 +78,22 @@ def command(entry: MethodEntry) -> str:
 
 def settings_table(entry: MethodEntry) -> str:
     """Return the table of a config's fields, and the names of its presets."""
-    rows = []
-    for field in config_fields(entry.config):
-        default = "–" if field.default == "" else f"`{_cell(_value(field.default))}`"
-        rows.append(
-            f"| `{field.name}` | {_cell(field.type)} | {default} | {_cell(field.doc)} |"
-        )
-    head = ["| setting | type | default | meaning |", "|---|---|---|---|"]
-    table = "\n".join([*head, *rows]) if rows else "None."
+    lines = ["| setting | type | default | meaning |", "|---|---|---|---|"]
+    fields = config_fields(entry.config)
+    for field in fields:
+        default = "–"
+        if field.default != "":
+            default = f"`{_cell(_value(field.default))}`"
+        cells = (f"`{field.name}`", _cell(field.type), default, _cell(field.doc))
+        lines.append(f"| {' | '.join(cells)} |")
+    table = "\n".join(lines) if fields else "None."
     presets = []
     for name in entry.presets:
         tuned = " (tuned by the authors)" if name in entry.tuned_by_authors else ""
         presets.append(f"`{name}`{tuned}")
-    return f"{table}\n\nPresets: {', '.join(presets)}." if presets else table
+    if not presets:
+        return table
+    return f"{table}\n\nPresets: {', '.join(presets)}."
 
 
 def _value(default: object) -> str:
@@ -111,13 +114,14 @@ def write_page(text: str, entries: Sequence[MethodEntry]) -> str:
             ours.
 
     """
-    programs = [
-        f"```python\n{snippet(e)}```\n\n```sh\n{command(e)}```" for e in entries
-    ]
-    tables = [settings_table(entry) for entry in entries]
-    if len(entries) > 1:
-        pairs = zip(entries, tables, strict=True)
-        tables = [f"`{entry.name}`:\n\n{table}" for entry, table in pairs]
+    programs = []
+    tables = []
+    for entry in entries:
+        python = f"```python\n{snippet(entry)}```"
+        shell = f"```sh\n{command(entry)}```"
+        programs.append(f"{python}\n\n{shell}")
+        of_which = f"`{entry.name}`:\n\n" if len(entries) > 1 else ""
+        tables.append(of_which + settings_table(entry))
     plain = _WRITTEN.sub("", text)
     filled = _fill(plain, RUN, programs, unless="```python")
     return _fill(filled, SETTINGS, tables)
@@ -131,10 +135,12 @@ def _fill(
     if heading not in text:
         end = text.find(_REFERENCE)
         place = len(text) if end < 0 else end
-        text = f"{text[:place].rstrip()}\n{heading}\n{text[place:].lstrip()}"
+        before = text[:place].rstrip()
+        after = text[place:].lstrip()
+        text = f"{before}\n{heading}\n{after}"
         text = text.replace(f"{heading}\n##", f"{heading}\n\n##")
     before, rest = text.split(heading, 1)
-    section = rest.split("\n## ", 1)[0]
+    section, _, _ = rest.partition("\n## ")
     if unless is not None and unless in section:
         return text
     written = "\n\n".join([BEGIN, *blocks, END])
@@ -157,15 +163,12 @@ def method_files(folder: Path, index: Path) -> dict[Path, str]:
         page = page_of(entry.name, folder)
         if page is not None:
             entries_of.setdefault(page, []).append(entry)
-    texts = {
-        page: write_page(page.read_text(encoding="utf-8"), entries)
-        for page, entries in entries_of.items()
-    }
-    options = {
-        entry.name: (
-            list(entry.presets),
-            [field.name for field in config_fields(entry.config)],
-        )
-        for entry in method_entries()
-    }
-    return {**texts, index: index_text(options)}
+    texts = {}
+    for page, entries in entries_of.items():
+        texts[page] = write_page(page.read_text(encoding="utf-8"), entries)
+    options = {}
+    for entry in method_entries():
+        fields = [field.name for field in config_fields(entry.config)]
+        options[entry.name] = (list(entry.presets), fields)
+    texts[index] = index_text(options)
+    return texts

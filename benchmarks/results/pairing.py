@@ -25,6 +25,8 @@ def add_changes(records: Sequence[Record], out: Path) -> list[Record]:
     for record in records:
         if (out / record.id / PREDICTIONS).exists():
             loaded[record.id] = load_predictions(out / record.id)
+
+    # Zero-shot is paired by its stream: views and method may differ.
     baselines = {
         stream_key(record): record.id
         for record in records

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.results import COMMAND
-from benchmarks.results import results_pages as pages
+from benchmarks.results.texts import BLANK, as_item, figure, recorded_line
 from cliquetta.decimals import signed
 from cliquetta.evaluation.grid import BASELINE
 from cliquetta.evaluation.record import Record
@@ -32,12 +32,10 @@ class Printed:
     method: str
     name: str
     text: str  # which of our text tables is nearest to the paper's
-    printed: (
-        float | None
-    )  # top-1; ``None`` where no figure for ImageNet alone was found
-    baseline: (
-        float | None
-    )  # zero-shot's in the same table; ``None`` for zero-shot itself
+    printed: float | None
+    """top-1; ``None`` where no figure for ImageNet alone was found"""
+    baseline: float | None
+    """zero-shot's in the same table; ``None`` for zero-shot itself"""
     views: str
     source: str
     why: str  # the reason of a difference, or what differs in the set-up
@@ -125,20 +123,22 @@ def measure(record: Record) -> Own:
 
 def match(printed: Sequence[Printed], records: Iterable[Record]) -> list[Row]:
     """Pair every printed figure with our runs of its method and its kind of text."""
-    known = list(records)
+    runs = list(records)
     rows = []
     for entry in printed:
-        for dataset, run in _runs_of(entry, known).items():
+        for dataset, run in _runs_of(entry, runs).items():
             rows.append(Row(entry, dataset, measure(run)))
     return rows
 
 
 def _runs_of(entry: Printed, records: Sequence[Record]) -> dict[str, Record]:
-    """Our runs by dataset: those over all images, where there are such."""
+    """Find our runs by dataset: those over all images, where there are such."""
     runs = []
     for record in records:
         if record.method == entry.method and text_of(record) == entry.text:
             runs.append(record)
+
+    # Runs over some of the images count where there are none over all.
     whole = [run for run in runs if run.settings["stream"]["limit"] is None]
     by_dataset: dict[str, Record] = {}
     for run in whole or runs:
@@ -146,6 +146,7 @@ def _runs_of(entry: Printed, records: Sequence[Record]) -> dict[str, Record]:
         by_dataset.setdefault(run.dataset, run)
     if entry.method != BASELINE:
         return by_dataset
+    # Zero-shot has one row, the dataset with most images.
     most = max(by_dataset.values(), key=lambda run: run.images, default=None)
     return {} if most is None else {most.dataset: most}
 
@@ -170,7 +171,7 @@ def printed_section(printed: Sequence[Printed], records: Sequence[Record]) -> st
     table = to_markdown(TextTable(head, lines, labels=2)).rstrip()
     notes = []
     for entry in printed:
-        notes.append(pages.as_item(f"{entry.name}: {_sentence(entry)}"))
+        notes.append(as_item(f"{entry.name}: {_sentence(entry)}"))
     parts = [
         table,
         "Sources, and what differs:",
@@ -191,8 +192,8 @@ def _line(row: Row) -> tuple[str, ...]:
         entry.name,
         entry.text,
         entry.views,
-        pages.shown(entry.printed, ".2f"),
-        pages.shown(entry.gain, "+.2f"),
+        figure(entry.printed, ".2f"),
+        figure(entry.gain, "+.2f"),
         images,
         f"{own.accuracy:.2f} ± {own.accuracy_error:.2f}",
         _with_error(own.gain, own.gain_error),
@@ -200,34 +201,16 @@ def _line(row: Row) -> tuple[str, ...]:
     )
 
 
-def recorded_line(records: Sequence[Record]) -> str:
-    """Say when and on what our figures were recorded."""
-    days = set()
-    machines = set()
-    versions = set()
-    for record in records:
-        days.add(record.finished[:10])
-        machines.add(str(record.environment["device_name"]))
-        versions.add(str(record.environment["versions"]["torch"]))
-    period = min(days)
-    if len(days) > 1:
-        period += f" to {max(days)}"
-    where = ", ".join(sorted(machines))
-    torch = ", ".join(sorted(versions))
-    text = f"Recorded {period} on {where}, torch {torch}: {len(records)} runs."
-    return pages.fill(text)
-
-
 def _with_error(value: float | None, error: float | None) -> str:
     if value is None or error is None:
-        return pages.BLANK
+        return BLANK
     return f"{signed(value)} ± {error:.2f}"
 
 
 def _far(distance: float | None) -> str:
     """Write a distance in standard errors, bold where it has to be explained."""
     if distance is None:
-        return pages.BLANK
+        return BLANK
     text = signed(distance, 1)
     if abs(distance) > FAR:
         return f"**{text}**"
@@ -237,14 +220,3 @@ def _far(distance: float | None) -> str:
 def _sentence(entry: Printed) -> str:
     source = entry.source.rstrip(".")
     return f"{source}. {entry.why}".strip()
-
-
-def insert_between(page: str, name: str, command: str, text: str) -> str:
-    """Put a text between the two marks of its name on a page."""
-    begin = f"<!-- {name}: {COMMAND} {command} -->"
-    end = f"<!-- /{name} -->"
-    before, found_begin, rest = page.partition(begin)
-    _, found_end, after = rest.partition(end)
-    if not found_begin or not found_end:
-        raise ValueError(f"the page needs a line {begin!r} and a line {end!r}")
-    return f"{before}{begin}\n{text}\n{end}{after}"

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import cliquetta
 from benchmarks.results import method_pages
 from benchmarks.results.grid_files import GRIDS, grid_file
-from benchmarks.results.results_pages import methods_page
+from benchmarks.results.methods_page import methods_page
 from cliquetta.cli.main import app
 from cliquetta.errors import UnknownNameError
 from cliquetta.evaluation.grid import read_grid

@@ -54,7 +54,7 @@ class Controller:
     """Serves all visitors; what belongs to one is in the session that is passed in and out."""
 
     def __init__(self, settings: Settings, folder: Path) -> None:
-        """Files for download go below ``folder``."""
+        """Put files for download below ``folder``."""
         self.settings = settings
         self.folder = folder
 
@@ -103,7 +103,7 @@ class Controller:
         return session, Pages(pages.notice(words))
 
     def files(self, session: AppSession | None) -> tuple[list[str], str]:
-        """Predictions and state as files to download, and a notice."""
+        """Write predictions and state as files to download; also return a notice."""
         if session is None:
             words = "Nothing to download yet: run a batch first."
             return [], pages.notice(words, bad=True)
@@ -117,24 +117,25 @@ class Controller:
         return [str(table), str(state)], pages.notice(words)
 
     def attention(self, session: AppSession | None, index: int, kind: str) -> str:
-        """Attention maps of one image of the last batch."""
+        """Render attention maps of one image of the last batch."""
         if session is None or session.last is None or not session.last.rows:
             return pages.NOTHING_YET
         return pages.attention_page(session, session.last, index, kind)
 
     def forget(self, session: AppSession | None) -> None:
-        """A visitor has left, or the session was replaced: delete its files."""
+        """Delete the files of a visitor who left, or whose session was replaced."""
         if session is not None:
             shutil.rmtree(self.folder / session.id, ignore_errors=True)
 
     def _session(
         self, session: AppSession | None, form: Form
     ) -> tuple[AppSession, str]:
-        """The session if it was built from these choices, else another one and what it keeps."""
+        """Return the session if built from these choices, else another one and what it keeps."""
         classes = read_classes(form.classes)
         request = SessionRequest(classes=classes, model=form.model, method=form.method)
         if session is None:
             return AppSession(self.settings, request), ""
+
         same = (session.info.model, session.info.method) == (form.model, form.method)
         if same and session.info.classes == classes:
             return session, ""
@@ -151,7 +152,7 @@ class Controller:
         run: Callable[[], tuple[AppSession, str]],
         kind: str,
     ) -> tuple[AppSession | None, Pages]:
-        """Pages after ``run``, or the reason of a refusal above those before."""
+        """Render the pages after ``run``, or the reason of a refusal above those before."""
         try:
             current, message = run()
             shown = self._pages(current, message, kind)
@@ -167,12 +168,14 @@ class Controller:
         return session, self._pages(session, pages.notice(sentence, bad=True), kind)
 
     def _pages(self, session: AppSession | None, message: str, kind: str) -> Pages:
-        """All tabs after a batch; attention of the first image whose prediction changed."""
+        """Render all tabs after a batch; attention of the first image whose prediction changed."""
         if session is None or session.last is None:
             return Pages(message)
         shown = session.last
         method = session.info.method
         classes = session.info.classes
+
+        # The first image that changed is chosen: its maps tell most.
         changed = [index for index, row in enumerate(shown.rows) if row.changed]
         pictures = []
         for index, row in enumerate(shown.rows):
@@ -189,7 +192,7 @@ class Controller:
 
 
 def read_classes(text: str) -> list[str]:
-    """Class names as typed, one per line or separated by commas."""
+    """Read class names as typed, one per line or separated by commas."""
     parts = [part.strip() for part in text.replace(",", "\n").splitlines()]
     names = [part for part in parts if part]
     if not names:

@@ -37,7 +37,7 @@ _ABOUT = (
 
 
 def build_app(controller: Controller) -> gr.Blocks:
-    """The page. Each visitor's session is held in a state of its own."""
+    """Build the page. Each visitor's session is held in a state of its own."""
     with gr.Blocks(
         title="CliqueTTA", analytics_enabled=False, delete_cache=(600, IDLE_SECONDS)
     ) as app:
@@ -56,6 +56,7 @@ def build_app(controller: Controller) -> gr.Blocks:
             with gr.Column(scale=3):
                 message = gr.HTML(notice(_WELCOME), elem_id="notice")
                 kind, shown, files = _tabs(controller, session, form, message)
+        # What a click changes, in the order of `_flat`.
         outputs = [session, message, *shown]
 
         def on_next(now: AppSession | None, kind: str, *values: Any) -> list[Any]:
@@ -66,6 +67,7 @@ def build_app(controller: Controller) -> gr.Blocks:
             current, pages = controller.reset(now)
             return _flat(current, pages)
 
+        # Downloads of an earlier batch are cleared by the next one.
         ran = run.click(on_next, [session, kind, *form], outputs, **_WORK)
         ran.then(list, None, files, **_QUICK)
         reset.click(on_reset, [session], outputs, **_WORK)
@@ -74,7 +76,7 @@ def build_app(controller: Controller) -> gr.Blocks:
 
 
 def _form(controller: Controller) -> list[Any]:
-    """The choices, in the order of :class:`Form`."""
+    """Build the choices, in the order of :class:`Form`."""
     most = min(64, controller.settings.limits.images)
     methods = list(controller.settings.methods)
     default = DEFAULT_METHOD if DEFAULT_METHOD in methods else methods[0]
@@ -120,7 +122,7 @@ def _form(controller: Controller) -> list[Any]:
 def _tabs(
     controller: Controller, session: Any, form: list[Any], message: Any
 ) -> tuple[Any, list[Any], Any]:
-    """The tabs; returns the kind of attention, what shows a batch, and the downloads."""
+    """Build the tabs; return the kind of attention, what shows a batch, and the downloads."""
     with gr.Tab("Predictions"):
         predictions = gr.HTML(NOTHING_YET, elem_id="predictions")
     with gr.Tab("Cliques"):
@@ -185,7 +187,7 @@ def _tabs(
 
 
 def _flat(session: AppSession | None, pages: Pages) -> list[Any]:
-    """Values of the widgets that show a batch, after the session."""
+    """List the values of the widgets that show a batch, after the session."""
     return [session, *vars(pages).values()]
 
 

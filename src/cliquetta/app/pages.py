@@ -59,7 +59,7 @@ CSS = """
 
 
 def notice(text: str, *, bad: bool = False, items: Sequence[str] = ()) -> str:
-    """A sentence above the tabs, with a list under it."""
+    """Render a sentence above the tabs, with a list under it."""
     kind = "cq-notice cq-bad" if bad else "cq-notice"
     role = "alert" if bad else "status"
     body = escape(text)
@@ -70,7 +70,7 @@ def notice(text: str, *, bad: bool = False, items: Sequence[str] = ()) -> str:
 
 
 def batch_notice(session: AppSession, shown: Shown, opening: str) -> str:
-    """Summary of a batch, and the score so far."""
+    """Render a summary of a batch, and the score so far."""
     tally = session.tally
     method = session.info.method
     words = [opening] if opening else []
@@ -93,7 +93,7 @@ def batch_notice(session: AppSession, shown: Shown, opening: str) -> str:
 
 
 def predictions_page(shown: Shown, method: str) -> str:
-    """Cards of a batch: both predictions side by side, changed ones marked."""
+    """Render cards of a batch: both predictions side by side, changed ones marked."""
     cards = []
     for row, picture in zip(shown.rows, shown.pictures, strict=True):
         file = escape(row.name.rpartition("/")[2])
@@ -122,7 +122,7 @@ def _badge(row: Row) -> str:
 
 
 def _label(who: str, label: str, probability: float, truth: str | None) -> str:
-    """A class with its probability, marked as right or wrong where the truth is known."""
+    """Render a class with its probability, marked as right or wrong where the truth is known."""
     share = f"{100 * probability:.0f}%"
     if truth is not None:
         share += " ✓" if label == truth else " ✗"
@@ -131,9 +131,10 @@ def _label(who: str, label: str, probability: float, truth: str | None) -> str:
 
 
 def cliques_page(shown: Shown, method: str, classes: Sequence[str]) -> str:
-    """A gallery per clique of a batch."""
+    """Render a gallery per clique of a batch."""
     if "cliques" not in shown.prediction.evidence:
         return _quiet(f"{method} forms no cliques; scap does.")
+
     cliques = describe(shown.prediction)["cliques"]
     if not cliques:
         return _quiet("No images of this batch were similar enough to form a clique.")
@@ -155,13 +156,15 @@ def _clique(
     small: Sequence[str],
     classes: Sequence[str],
 ) -> str:
-    """A clique: its class, its size, its loss before and after learning, its members."""
+    """Render a clique: its class, its size, its loss before and after learning, its members."""
     name = escape(classes[clique["class"]])
     head = f"<b>{name}</b> · {count(clique['size'], 'image')}"
     before = clique["before"]
     after = clique["after"]
     if before is not None and after is not None:
         head += f" · loss {before['total']:.3f} → {after['total']:.3f}"
+
+    # Under every image the predictions that learning changed.
     members = []
     for index in clique["members"]:
         row = rows[index]
@@ -172,7 +175,7 @@ def _clique(
 
 
 def attention_page(session: AppSession, shown: Shown, index: int, kind: str) -> str:
-    """Overlays of one image of a batch."""
+    """Render overlays of one image of a batch."""
     index = min(max(index, 0), len(shown.rows) - 1)
     mapped = attention_maps(
         session.adapter,
@@ -185,6 +188,7 @@ def attention_page(session: AppSession, shown: Shown, index: int, kind: str) -> 
         words = f"{session.info.model} has no attention to show: it is not a ViT."
         return _quiet(words)
     titles, maps = mapped
+
     row = shown.rows[index]
     picture = shown.pictures[index]
     cards = [_map_card("the image", "as the model sees it", picture)]
@@ -217,7 +221,7 @@ def _map_card(title: str, below: str, picture: Picture) -> str:
 
 
 def memory_page(tally: Tally, method: str, classes: Sequence[str]) -> str:
-    """Memory of the method over the batches of a tally, and the score."""
+    """Render the memory of the method over the batches of a tally, and the score."""
     parts = []
     for cache, latest in tally.counts[-1].items():
         figure = cache_figure([counts[cache] for counts in tally.counts], classes)
@@ -244,18 +248,18 @@ def _quiet(text: str) -> str:
 
 
 def enlarged(picture: Picture, side: int = 112) -> Picture:
-    """A picture (S, S, 3) at the size at which it is shown."""
+    """Scale a picture (S, S, 3) to the size at which it is shown."""
     image = Image.fromarray(picture).resize((side, side), Image.Resampling.BICUBIC)
     return np.asarray(image)
 
 
 def thumbnail(picture: Picture, side: int = 112) -> str:
-    """A picture (S, S, 3) as the address of an image on a page."""
+    """Write a picture (S, S, 3) as the address of an image on a page."""
     return data_uri(enlarged(picture, side))
 
 
 def accuracy_figure(curve: Sequence[tuple[int, float, float]], method: str) -> str:
-    """Accuracy so far, over the images of the stream."""
+    """Draw accuracy so far, over the images of the stream."""
     images = [seen for seen, _, _ in curve]
     before = [100 * share for _, share, _ in curve]
     after = [100 * share for _, _, share in curve]
@@ -275,11 +279,12 @@ def accuracy_figure(curve: Sequence[tuple[int, float, float]], method: str) -> s
 
 
 def cache_figure(history: Sequence[CacheCount], names: Sequence[str]) -> str:
-    """Entries per class (rows) after each batch (columns)."""
+    """Draw entries per class (rows) after each batch (columns)."""
     from matplotlib.ticker import MaxNLocator
 
     recent = history[-_BATCHES:]
     first = len(history) - len(recent) + 1  # number of the first batch that is shown
+
     capacity = history[-1].capacity
     table = np.array([count.held for count in recent]).T
 
@@ -312,7 +317,7 @@ def _png(data: bytes) -> str:
 def attention_maps(
     adapter: Adapter, pixels: Tensor, prediction: Prediction, row: int, kind: Kind
 ) -> tuple[Sequence[str], Tensor] | None:
-    """Titles and maps (passes, 1 + T) of image ``row``; ``None`` if the model is no ViT.
+    """Compute titles and maps (passes, 1 + T) of image ``row``; ``None`` if the model is no ViT.
 
     The first is plain CLIP's, others are those of passes with prompts.
     """

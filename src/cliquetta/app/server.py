@@ -85,7 +85,7 @@ def _is_running(pid: int) -> bool:
 
 
 def server_settings(settings: Settings) -> dict[str, Any]:
-    """Settings of the web server."""
+    """Return settings of the web server."""
     middleware = [
         Middleware(admission.CSPMiddleware, policy=POLICY),
         Middleware(VisitorMiddleware, settings=settings),
@@ -105,6 +105,8 @@ class VisitorMiddleware:
         self._app = app
         self._hosts = settings.hosts
         self._logins = admission.guess_limiter(settings.limits)
+
+        # Uploads are written to disk before anybody has asked for a prediction.
         most = settings.limits.upload_bytes
         refusal = f"more than {most:,} bytes uploaded within an hour; wait"
         self._uploads = RateLimiter(most / 3600, most, refusal)
@@ -135,7 +137,7 @@ class VisitorMiddleware:
 
 
 def token_auth(tokens: Tokens) -> Callable[[str, str], bool]:
-    """Admits who knows a token, under any name."""
+    """Admit who knows a token, under any name."""
 
     def admits(name: str, password: str) -> bool:
         del name

@@ -125,7 +125,7 @@ class AppSession:
         adapter.collect_evidence = True
 
     def with_classes(self, classes: Sequence[str]) -> AppSession:
-        """A copy among other classes: images and what was learned of them go on.
+        """Copy the session with other classes: images and what was learned of them go on.
 
         The score starts again, since predictions among other classes cannot be
         compared.
@@ -162,6 +162,7 @@ class AppSession:
         adapter = self.adapter
         check_views(adapter, batch_size, self.limits)
         dataset = get_dataset(id)
+        # The bundled images in the order of the dataset: positions are indices.
         stream = Stream(
             dataset,
             adapter.model.preprocess,
@@ -194,6 +195,8 @@ class AppSession:
         if start >= len(files):
             raise invalid("all of these images were predicted: add others, or reset")
         part = files[start : start + batch_size]
+
+        # The service reads no larger batch from anybody.
         size = sum(file.stat().st_size for file in part)
         most = self.limits.body_bytes
         if size > most:
@@ -273,7 +276,7 @@ class AppSession:
             raise
 
     def predictions_csv(self) -> bytes:
-        """All predictions so far as a table."""
+        """Write all predictions so far as a table."""
         rows: list[list[object]] = []
         for row in self.rows:
             if isinstance(row, ImageProblem):
@@ -294,7 +297,7 @@ class AppSession:
         return to_csv(_COLUMNS, rows).encode()
 
     def state(self) -> bytes:
-        """State file for ``cliquetta predict --state`` and the service."""
+        """Write a state file for ``cliquetta predict --state`` and the service."""
         return pack_state(self.adapter, notes={"images": self.tally.images})
 
     def load_state(self, data: bytes) -> int:

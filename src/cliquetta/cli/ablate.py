@@ -84,6 +84,8 @@ def ablate(
         "", "", model, batch_size=batch_size, limit=limit, dtype=common.dtype
     )
     base = with_options(with_method(base, method), read_settings(settings or ()))
+
+    # One ablation per dataset; all their runs are one grid.
     varied_values = split_values(values)
     each_seed = read_seeds(seeds)
     ablations = {
@@ -121,13 +123,13 @@ def ablate(
 
 
 def split_values(given: str) -> list[str]:
-    """The parts of ``a,b`` or, where values hold commas themselves, of ``a;b,c``."""
+    """Split ``a,b`` or, where values hold commas themselves, ``a;b,c``."""
     parts = given.split(";" if ";" in given else ",")
     return [part.strip() for part in parts if part.strip()]
 
 
 def show_curve(curve: "Curve", terminal: Terminal, *, title: str) -> None:
-    """The points of a curve as a table."""
+    """Show the points of a curve as a table."""
     from cliquetta.evaluation.comparison import value_text
 
     columns = (

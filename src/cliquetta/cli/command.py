@@ -118,7 +118,7 @@ class Common:
             )
 
     def checked_device(self) -> str:
-        """The device that was asked for, if it can be used; threads are limited from here on."""
+        """Return the device that was asked for, if it can be used; limit threads from here on."""
         import torch
 
         from cliquetta.model.factory import pick_device
@@ -145,6 +145,8 @@ def add_command(
     """
     _, *own = inspect.signature(function, eval_str=True).parameters.values()
     common_options = inspect.signature(Common, eval_str=True).parameters.values()
+
+    # A command that loads no model takes no option about computing.
     absent = [] if compute else list(_COMPUTE)
     if not (compute or plugins):
         absent.append("plugin")
@@ -164,12 +166,13 @@ def add_command(
     parameters = [_as_option(parameter) for parameter in (*own, *shared)]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters}
+
     paragraphs = ["Examples:", *examples.strip().splitlines(), EXIT_CODES]
     app.command(name, epilog="\n\n".join(paragraphs))(run)
 
 
 def _as_option(parameter: inspect.Parameter) -> inspect.Parameter:
-    """A parameter of a command as typer takes it.
+    """Write a parameter of a command as typer takes it.
 
     A text beside its type (and :class:`Bounds`) is the help of an option, or of a flag
     that has no ``--no-`` form for a ``bool``.
@@ -209,7 +212,7 @@ def _errors(common: Common) -> Iterator[None]:
 
 
 def _explain(error: Exception) -> str:
-    """One sentence about an error."""
+    """Explain an error in one sentence."""
     if isinstance(error, UserError | BusyError):
         return str(error)
     if isinstance(error, OSError):
@@ -225,7 +228,7 @@ def _explain(error: Exception) -> str:
 
 @contextmanager
 def _warnings(terminal: Terminal) -> Iterator[None]:
-    """Warnings of the package as plain sentences, each once."""
+    """Show warnings of the package as plain sentences, each once."""
 
     def show(message: Warning | str, *rest: Any) -> None:
         del rest
@@ -242,7 +245,7 @@ def _warnings(terminal: Terminal) -> Iterator[None]:
 
 
 def read_settings(given: Sequence[str]) -> dict[str, str]:
-    """``key=value`` pairs of ``--set``."""
+    """Read the ``key=value`` pairs of ``--set``."""
     pairs = {}
     for setting in given:
         key, equals, value = setting.partition("=")
@@ -297,7 +300,7 @@ def read_cells(
 
 
 def read_seeds(given: str) -> list[int]:
-    """The integers of ``0,1,2``."""
+    """Read the integers of ``0,1,2``."""
     try:
         return [int(seed) for seed in split_list(given, "seeds")]
     except ValueError:
@@ -307,7 +310,7 @@ def read_seeds(given: str) -> list[int]:
 
 
 def read_shard(given: str) -> tuple[int, int]:
-    """``(i, n)`` of ``i/n``, counted from 1."""
+    """Read ``(i, n)`` of ``i/n``, counted from 1."""
     first, _, second = given.partition("/")
     if first.isdecimal() and second.isdecimal():
         number = int(first)
@@ -318,7 +321,7 @@ def read_shard(given: str) -> tuple[int, int]:
 
 
 def split_list(given: str, what: str) -> list[str]:
-    """The parts of ``a,b,c``, each once; empty lists are refused."""
+    """Split ``a,b,c`` into parts, each once; empty lists are refused."""
     parts = [part.strip() for part in given.split(",")]
     named = [part for part in dict.fromkeys(parts) if part]
     if not named:

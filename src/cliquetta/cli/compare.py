@@ -109,7 +109,7 @@ def _csv_value(value: Any) -> Any:
 
 
 def main_table(table: "Comparison") -> TextTable:
-    """Methods by datasets: means over seeds, with standard deviations where there are several."""
+    """Tabulate methods by datasets: means over seeds, with standard deviations of several."""
     rows = []
     for row in table.rows:
         texts = []
@@ -123,6 +123,8 @@ def main_table(table: "Comparison") -> TextTable:
             marks += cell.marks
         each_once = "".join(dict.fromkeys(marks))
         rows.append((f"{row} {each_once}".strip(), *texts))
+
+    # LaTeX prints the best mean of a column in bold.
     best = set()
     for place, column in enumerate(table.columns, start=1):
         winner = table.best(column)
@@ -137,7 +139,7 @@ def main_table(table: "Comparison") -> TextTable:
 
 
 def overall_table(table: "Comparison") -> TextTable:
-    """Every method over all datasets, each counted once.
+    """Tabulate every method over all datasets, each counted once.
 
     The baseline comes first, then methods by gain. A method that lacks a dataset is
     behind them, and says how many it has: its means are over other images.
@@ -163,6 +165,7 @@ def overall_table(table: "Comparison") -> TextTable:
             if row.worst is not None:
                 lowest, dataset = row.worst
                 line["worst"] = f"{signed(lowest)} ({dataset})"
+
         line["p"] = "–" if row.p is None else p_value(row.p)
         line[METRICS["ece"].heading] = number(row.ece)
         line["cost"] = "–" if row.cost is None else f"{row.cost:.3g} ×"
@@ -175,7 +178,7 @@ def overall_table(table: "Comparison") -> TextTable:
 
 
 def paired_table(table: "Comparison") -> TextTable:
-    """Every method against the baseline; predictions that became right, and that became wrong."""
+    """Tabulate every method against the baseline, with predictions repaired and broken."""
     columns = ("dataset", "method", "seeds", "images", "gain", "better / worse", "p")
     rows = []
     for cell in table.cells.values():
@@ -236,12 +239,12 @@ def footnotes(table: "Comparison") -> list[str]:
 
 
 def p_value(p: float) -> str:
-    """A p-value; very small ones by their order."""
+    """Write a p-value; very small ones by their order."""
     return f"{p:.3f}" if p >= 0.001 else f"{p:.0e}"
 
 
 def _plain(cell: "Cell") -> dict[str, Any]:
-    """A cell as JSON types."""
+    """Write a cell as JSON types."""
     first = cell.runs[0].record
     stream = first.settings["stream"]
     test = cell.test

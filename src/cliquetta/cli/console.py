@@ -53,12 +53,12 @@ class Terminal:
     err: Console = field(default_factory=lambda: Console(stderr=True, highlight=False))
 
     def say(self, sentence: str) -> None:
-        """A message; left out with ``quiet`` or ``json``."""
+        """Print a message; left out with ``quiet`` or ``json``."""
         if not (self.quiet or self.json):
             self.out.print(escape(sentence), soft_wrap=True)
 
     def warn(self, sentence: str) -> None:
-        """A warning; left out with ``quiet``."""
+        """Print a warning; left out with ``quiet``."""
         if self.json_log:
             self._log(logging.WARNING, sentence)
         elif not self.quiet:
@@ -100,7 +100,7 @@ class Terminal:
         title: str | None = None,
         right: Sequence[str] = (),
     ) -> None:
-        """A table, also with ``quiet``: it is the result. ``right`` lists right-aligned columns.
+        """Print a table, also with ``quiet``: it is the result; columns of ``right`` to the right.
 
         Columns that do not fit beside the others follow below, after the first one
         again.
@@ -136,13 +136,13 @@ class Terminal:
             self.out.print(table)
 
     def document(self, value: Any) -> None:
-        """The result as one JSON document; only with ``json``."""
+        """Print the result as one JSON document; only with ``json``."""
         if self.json:
             self.out.file.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
     @contextmanager
     def bars(self) -> "Iterator[Bars]":
-        """Bars on stderr that do not get into the way of warnings; none when quiet."""
+        """Draw bars on stderr that do not get into the way of warnings; none when quiet."""
         columns = (
             TextColumn("{task.description}"),
             BarColumn(bar_width=30),
@@ -182,7 +182,7 @@ class Terminal:
 def _unbroken_widths(
     columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str]
 ) -> list[int]:
-    """Least width of every column.
+    """Measure the least width of every column.
 
     Names and numbers stay in one piece; of the rest, and of headers, lines are broken.
     """
@@ -228,7 +228,7 @@ class Bars:
             )
 
     def remove(self, name: str) -> None:
-        """Remove a bar, if it is there."""
+        """Take a bar away, if it is there."""
         if name in self._tasks:
             self._progress.remove_task(self._tasks.pop(name))
 
@@ -266,6 +266,6 @@ def number(
     sd: float | None = None,
     signed: bool = False,
 ) -> str:
-    """A figure of a table, with its standard deviation; a dash where there is none."""
+    """Write a figure of a table, with its standard deviation; a dash where there is none."""
     text = "–" if value is None else decimal(value, digits, signed=signed)
     return text if sd is None else f"{text} ± {sd:.{digits}f}"

@@ -227,7 +227,7 @@ def _in_words(score: Mapping[str, float]) -> str:
 
 
 def _show(common: Common, report: "Report", *, named: bool) -> None:
-    """A table of what is there, then what is wrong and what is missing."""
+    """Show a table of what is there, then what is wrong and what is missing."""
     terminal = common.terminal
     there = [finding for finding in report.findings if finding.state != "missing"]
     missing = [finding for finding in report.findings if finding.state == "missing"]

@@ -56,7 +56,7 @@ class DemoStream:
 
 
 def count_by_method(streams: Sequence[DemoStream]) -> "dict[str, Changes]":
-    """Changes of each method's predictions against zero-shot, over all streams."""
+    """Count changes of each method's predictions against zero-shot, over all streams."""
     from cliquetta.report.changes import count_changes
 
     changes = {}
@@ -121,6 +121,7 @@ def demo(
         specs = grid(cells, datasets=[dataset], seeds=[seed])
         return DemoStream(shift, specs, batch_size=size)
 
+    # One table per kind of stream; the first one is drawn batch by batch.
     first, *others = wanted
     shifted = [shift for shift in others if shift != CLEAN]
     clean = [shift for shift in others if shift == CLEAN]
@@ -138,6 +139,8 @@ def demo(
         shift = unused[0] if unused else CLIQUES[0]
         shown_by_scap = stream(shift, scap, ["scap"])
         tables.append([shown_by_scap])
+
+    # All methods and datasets are built once before the first run.
     rows = [row for table in tables for row in table]
     context = RunContext(out, device=common.checked_device(), evidence=True)
     context.check([spec for row in rows for spec in row.specs])
@@ -146,6 +149,7 @@ def demo(
         is_first = table is tables[0]
         is_scap = shown_by_scap is not None and table[0] is shown_by_scap
         context.evidence = is_first or is_scap  # pictures of few streams are enough
+
         curve = LiveCurve(common.terminal) if is_first and methods else None
         specs = [spec for row in table for spec in row.specs]
         results += run_grid(specs, context, common.terminal, watch=curve)
@@ -158,6 +162,7 @@ def demo(
                 row.records = [records[spec] for spec in row.specs]
                 folders = [out / record.id for record in row.records]
                 row.predictions = [load_predictions(folder) for folder in folders]
+
         if curve is not None and table[0].records:
             curve.draw(table[0])
         if not all(row.records for row in table):
@@ -167,6 +172,7 @@ def demo(
         else:
             _show(table, common.terminal)
     if all(result.record is not None for result in results):
+        # The report is about streams in batches, and about SCAP.
         folders = []
         for row in rows:
             in_batches = row.batch_size == batch_size and row.label in wanted
@@ -228,7 +234,7 @@ class LiveCurve:
         self.drawn = 0
 
     def __call__(self, spec: "RunSpec", step: "Step") -> None:
-        """A batch is done: zero-shot is remembered, the method drawn beside it."""
+        """Note a batch: zero-shot is remembered, the method drawn beside it."""
         share = step.accuracy or 0.0  # the bundled images have labels
         if spec.method == PLAIN:
             self.plain.append(share)
@@ -263,7 +269,7 @@ def _bar(percent: float) -> str:
 
 
 def read_methods(given: str) -> list[str]:
-    """The methods of ``a,b,c`` but zero-shot, which is always run."""
+    """Read the methods of ``a,b,c`` but zero-shot, which is always run."""
     from cliquetta.methods.registry import get_method
 
     names = [get_method(name).name for name in split_list(given, "methods")]
@@ -274,7 +280,7 @@ def read_methods(given: str) -> list[str]:
 
 
 def _make_page(folders: Sequence[Path], out: Path) -> Path | None:
-    """The report of these runs, where matplotlib is installed."""
+    """Write the report of these runs, where matplotlib is installed."""
     from cliquetta.report.style import can_draw
 
     if not can_draw():
@@ -304,6 +310,7 @@ def summary(
     ]
     lines = [f"Of {count(images, f'{kind} image')}, {', '.join(shares)} and {last}."]
     for method, change in changes.items():
+        # A difference that may be chance is stated as none.
         test = change.test
         if test is not None and change.changed and test.p >= SIGNIFICANT:
             lines.append(
@@ -316,7 +323,7 @@ def summary(
 
 
 def _show(table: Sequence[DemoStream], terminal: Terminal) -> None:
-    """One table and what it says in words."""
+    """Show one table and what it says in words."""
     columns, rows = tabulate(table)
     terminal.table(columns, rows, right=columns[1:])
     if any(NO_GAIN in row for row in rows):
@@ -324,6 +331,8 @@ def _show(table: Sequence[DemoStream], terminal: Terminal) -> None:
     changes = count_by_method(table)
     if not changes:
         return
+
+    # The sentences are about all streams of the table together.
     plain_right = 0
     for row in table:
         plain_right += int(row.predictions[0].correct.sum())
@@ -332,7 +341,7 @@ def _show(table: Sequence[DemoStream], terminal: Terminal) -> None:
 
 
 def tabulate(table: Sequence[DemoStream]) -> tuple[list[str], list[list[str]]]:
-    """Headers and rows; ``fixed`` are wrong predictions set right, ``broken`` the reverse.
+    """Write headers and rows; ``fixed`` are wrong predictions set right, ``broken`` the reverse.
 
     These counts are for one method; of several the sentences below the table have them.
     """
@@ -359,7 +368,7 @@ def tabulate(table: Sequence[DemoStream]) -> tuple[list[str], list[list[str]]]:
 
 
 def count_tests(streams: Sequence[DemoStream]) -> list[dict[str, Any]]:
-    """The changes by each method as JSON types."""
+    """List the changes by each method as JSON types."""
     entries = []
     for method, change in count_by_method(streams).items():
         assert change.test is not None  # the bundled images have labels
@@ -369,7 +378,7 @@ def count_tests(streams: Sequence[DemoStream]) -> list[dict[str, Any]]:
 
 
 def _plain(stream: DemoStream, out: Path) -> dict[str, Any]:
-    """A stream as JSON types: ``change`` has one entry per method, ``runs`` zero-shot too."""
+    """Write a stream as JSON types: ``change`` has one entry per method, ``runs`` zero-shot too."""
     findings = find_scap(stream, out)
     runs = []
     for record in stream.records:

@@ -212,6 +212,7 @@ def evaluate(
             f"--features names a folder: evaluate with --dataset features:{features}"
         )
     device = common.device if ray else common.checked_device()
+
     context = RunContext(
         out=out,
         root=root,
@@ -235,6 +236,7 @@ def _report(results: "Sequence[RunResult]", out: Path, terminal: Terminal) -> No
             done.append(result.record)
             key = (result.record.dataset, result.spec.label)
             groups.setdefault(key, []).append(result.record)
+
     extra = _extra_metrics(done)
     columns = (
         "dataset",
@@ -281,7 +283,7 @@ def _extra_metrics(records: "Sequence[Record]") -> list[str]:
 
 
 def _spread(records: "Sequence[Record]", metric: str) -> str:
-    """Mean over seeds, with the standard deviation where there are several."""
+    """Average over seeds, with the standard deviation where there are several."""
     values = [record.metrics[metric] for record in records if metric in record.metrics]
     mean = statistics.mean(values) if values else None
     sd = statistics.stdev(values) if len(values) > 1 else None
@@ -289,9 +291,10 @@ def _spread(records: "Sequence[Record]", metric: str) -> str:
 
 
 def _difference(records: "Sequence[Record]", plain: "Sequence[Record] | None") -> str:
-    """Mean difference of top-1 to zero-shot, in points, over the seeds that both have."""
+    """Average the difference of top-1 to zero-shot, in points, over seeds that both have."""
     if not plain or plain[0].method == records[0].method:
         return "–"
+
     plain_top1 = {record.seed: record.metrics.get("top1") for record in plain}
     gains = []
     for record in records:
@@ -303,7 +306,7 @@ def _difference(records: "Sequence[Record]", plain: "Sequence[Record] | None") -
 
 
 def _plain(result: "RunResult", out: Path) -> dict[str, Any]:
-    """A result as JSON types."""
+    """Write a result as JSON types."""
     record = result.record
     names = ("dataset", "method", "preset", "seed")
     outcome = {name: getattr(result.spec, name) for name in names}

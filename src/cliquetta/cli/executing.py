@@ -74,7 +74,7 @@ class GridBars:
         bars.show("runs", 0, runs)
 
     def step(self, spec: RunSpec, now: Step | RunReport) -> None:
-        """A batch of a run here or elsewhere is done; drawn now and then: accuracy takes time."""
+        """Draw that a batch of a run is done; now and then, because accuracy takes time."""
         name = str(spec)
         if name in self._over:  # a report that was still on its way
             return
@@ -89,13 +89,13 @@ class GridBars:
     def show(
         self, name: str, done: int, total: int | None, note: str = "images"
     ) -> None:
-        """Images of a dataset are read or encoded, or bytes of a checkpoint have arrived."""
+        """Draw that images are read or encoded, or bytes of a checkpoint have arrived."""
         self._bars.show(name, done, total, note)
         if done == total:
             self._bars.remove(name)
 
     def ended(self, result: RunResult) -> None:
-        """A run is over."""
+        """Note that a run is over."""
         name = str(result.spec)
         self._over.append(name)
         self._bars.show("runs", len(self._over), self._runs)
@@ -109,6 +109,8 @@ def finish(results: Sequence[RunResult], terminal: Terminal) -> None:
     from cliquetta.evaluation.metrics import near_chance
 
     records = [result.record for result in results if result.record is not None]
+
+    # Labels that do not fit the class list look like chance.
     plain: dict[str, Record] = {}
     for record in records:
         if record.method == "zero_shot":

@@ -89,6 +89,8 @@ def _show(entry: "MethodEntry", terminal: Terminal) -> None:
     if rows:
         title = "Config (--set KEY=VALUE)"
         terminal.table(("field", "type", "default", "description"), rows, title=title)
+
+    # Of a preset only what it changes is shown.
     usual = vars(entry.config())
     presets = []
     for name, config in entry.presets.items():
@@ -101,6 +103,7 @@ def _show(entry: "MethodEntry", terminal: Terminal) -> None:
     if presets:
         columns = ("preset", "differs from the defaults in", "tuned by authors")
         terminal.table(columns, presets, title="Presets (--preset NAME)")
+
     defaults = plain_config(entry.config())
     options = [dataclasses.asdict(f) | {"default": defaults[f.name]} for f in fields]
     values = {name: plain_config(config) for name, config in entry.presets.items()}
@@ -108,7 +111,7 @@ def _show(entry: "MethodEntry", terminal: Terminal) -> None:
 
 
 def _plain(value: Any) -> str:
-    """A value as ``--set`` takes it."""
+    """Write a value as ``--set`` takes it."""
     if value is None:
         return "none"
     if isinstance(value, tuple):

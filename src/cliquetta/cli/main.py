@@ -98,5 +98,5 @@ def root(
 
 
 def main() -> None:
-    """Entry point of the installed command."""
+    """Run the installed command."""
     app()

@@ -499,6 +499,7 @@ def scores_in_words(name: str, scores: "MethodScores") -> str:
     test = scores.versus_zero_shot
     if test is None:
         return f"{words}."
+
     plain = number(scores.zero_shot_accuracy, 1)
     gain = number(test.gain, 1, signed=True)
     half_width = number(test.half_width, 1)

@@ -159,7 +159,7 @@ def serve(
 
 
 def _read_replicas(given: str) -> tuple[int, int]:
-    """The least and the largest number of replicas."""
+    """Read the least and the largest number of replicas."""
     least, _, most = given.partition(":")
     most = most or least
     if not (least.isdecimal() and most.isdecimal()):

@@ -167,7 +167,7 @@ def _open(where: str) -> "AbstractContextManager[SessionStore]":
 
 
 def _check_ids(store: "SessionStore", ids: list[str]) -> list[str]:
-    """The ids without repetitions, all of sessions that exist."""
+    """Return the ids without repetitions, all of sessions that exist."""
     for id in ids:
         if store.owner_of(id) is None:
             raise UserError(

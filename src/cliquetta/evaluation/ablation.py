@@ -35,7 +35,7 @@ class Ablation:
 def ablation(
     base: RunSpec, field: str, values: Sequence[Any], seeds: Sequence[int] = (0,)
 ) -> Ablation:
-    """``base`` with every value of ``batch_size`` or a field of its config, strings converted."""
+    """Vary ``batch_size`` or a field of the config of ``base``, strings converted."""
     fields = [f.name for f in dataclasses.fields(get_method(base.method).config)]
     if field not in fields and field != BATCH_SIZE:
         raise UnknownNameError(f"option of {base.method}", field, [*fields, BATCH_SIZE])
@@ -52,6 +52,7 @@ def ablation(
                 f"batch_size is a whole number of at least 1, got {value!r}"
             )
         cells[_value(spec, field)] = spec
+
     by_value = []
     for value, spec in cells.items():
         by_value.append((value, tuple(replace(spec, seed=seed) for seed in seeds)))
@@ -112,7 +113,7 @@ class Curve:
     baseline: float | None  # top-1 of zero-shot on the same images
 
     def plain(self) -> dict[str, Any]:
-        """The curve as JSON types."""
+        """Return the curve as JSON types."""
         points = []
         for point in self.points:
             plain = {
@@ -135,6 +136,7 @@ class Curve:
 
 def curve(ablation: Ablation, results: Sequence[RunResult]) -> Curve:
     """Make the curve from the results of an ablation's runs."""
+    # A run that failed, or that has no labels, has no accuracy.
     scored = {}
     for result in results:
         if result.record and "top1" in result.record.metrics:

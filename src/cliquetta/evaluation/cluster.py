@@ -77,6 +77,7 @@ class _Grid:
         self.specs = specs
         self.context = ray.put(pickle.dumps(context))
         self.folder = str(Path.cwd())
+
         present = ray.cluster_resources().get("GPU", 0)
         share = settings.gpus
         if share is None:
@@ -85,6 +86,8 @@ class _Grid:
             raise UserError(
                 f"a run is to have {share} GPUs, the cluster has {present:.0f}"
             )
+
+        # Retries are ours: a run that goes on elsewhere has its state on disk.
         as_task = ray.remote(num_cpus=settings.cpus, num_gpus=share, max_retries=0)
         self.task = as_task(_run_there)
         as_actor = ray.remote(num_cpus=0)
@@ -110,6 +113,7 @@ class _Grid:
                     threads=threads,
                 )
                 self.running[task] = run
+
             ready: list[Any] = []
             if self.running:
                 ready, _ = self.ray.wait(list(self.running), timeout=REPORT_SECONDS)
@@ -122,7 +126,7 @@ class _Grid:
                     yield result
 
     def _settle(self, task: Any) -> RunResult | None:
-        """The result of a task that ended, or ``None`` if its run will be sent again."""
+        """Return the result of a task that ended, or ``None`` if its run will be sent again."""
         run = self.running.pop(task)
         final = False
         result: RunResult

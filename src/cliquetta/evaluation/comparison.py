@@ -140,7 +140,7 @@ class Comparison:
     baseline: str
 
     def overall(self, row: str, columns: Sequence[str] | None = None) -> Overall:
-        """A row over all columns, or some, as far as it has them."""
+        """Summarise a row over all columns, or some, as far as it has them."""
         wanted = self.columns if columns is None else columns
         cells = [
             self.cells[row, column] for column in wanted if (row, column) in self.cells
@@ -152,6 +152,7 @@ class Comparison:
         worst = min(
             by_column, key=lambda column: sign * by_column[column], default=None
         )
+
         records = [run.record for cell in cells for run in cell.runs]
         means = self._means_by_seed(records, len(cells))
         return Overall(
@@ -171,7 +172,7 @@ class Comparison:
         )
 
     def _means_by_seed(self, records: Sequence[Record], datasets: int) -> list[float]:
-        """Means over datasets of every seed that all of them were run with."""
+        """Average over datasets, for every seed that all of them were run with."""
         scored = [record for record in records if self.metric in record.metrics]
         means = []
         for of_seed in grouped(scored, lambda record: record.seed).values():
@@ -214,6 +215,7 @@ def compare(
     """
     if metric not in METRICS:
         raise UnknownNameError("metric", metric, list(METRICS))
+
     columns = _columns(runs, split=split)
     labels = _row_labels(runs)
     # The baseline leads; the others keep the order in which they were given.
@@ -242,7 +244,7 @@ def compare(
 
 
 def _columns(runs: Sequence[Run], *, split: bool) -> dict[str, list[Run]]:
-    """Runs by dataset; groups that cannot be compared apart, or refused."""
+    """Group runs by dataset; groups that cannot be compared apart, or refused."""
     columns: dict[str, list[Run]] = {}
     for dataset, all_runs in grouped(runs, lambda run: run.record.dataset).items():
         by_protocol = grouped(
@@ -270,6 +272,8 @@ def _why(dataset: str, firsts: Sequence[Run]) -> str:
             aspects.append(aspect)
             if another.protocol[aspect] != value:
                 differing.append(aspect)
+
+    # What differs between the two that are shown, if anything does.
     examples = []
     for aspect in differing or aspects:
         here = f"{one.protocol[aspect]} in {one.record.id}"
@@ -283,11 +287,12 @@ def _why(dataset: str, firsts: Sequence[Run]) -> str:
 
 
 def _row_labels(runs: Sequence[Run]) -> dict[str, str]:
-    """A label for every row: method and preset, options that differ from it, unlike conditions."""
+    """Label every row: method, preset, options that differ from it, unlike conditions."""
     first = {key: alike[0] for key, alike in grouped(runs, lambda run: run.row).items()}
     conditions = varying([run.conditions for run in first.values()])
     if "model" in conditions and "weights" in conditions:
         conditions.remove("weights")  # other models have other weights
+    # Rows of one method are told apart by what differs, not by all that they have.
     labels = {}
     for key, run in first.items():
         kin = [other.setting for other in first.values() if other.name == run.name]
@@ -301,7 +306,7 @@ def _row_labels(runs: Sequence[Run]) -> dict[str, str]:
 
 
 def _unusual_options(run: Run, kin: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Options that differ from the preset's; where it has none, those in which kin differ."""
+    """Return options that differ from the preset's, and others in which kin differ."""
     usual = _usual(run)
     values = {}
     for name, value in run.setting.items():
@@ -314,7 +319,7 @@ def _unusual_options(run: Run, kin: Sequence[Mapping[str, Any]]) -> dict[str, An
 
 
 def _usual(run: Run) -> dict[str, Any]:
-    """The config of a run's preset, or nothing where the method or preset is not known here."""
+    """Return the config of a run's preset; nothing of one that is not known here."""
     try:
         config = method_config(run.record.method, run.record.preset)
     except UnknownNameError:
@@ -323,7 +328,7 @@ def _usual(run: Run) -> dict[str, Any]:
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """Lists of the items with equal keys, in the order of their first."""
+    """List the items with equal keys together, in the order of their first."""
     groups: dict[Key, list[Item]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
@@ -331,7 +336,7 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list
 
 
 def varying(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The names under which settings hold more than one value."""
+    """Name what settings hold more than one value of."""
     names = dict.fromkeys(name for setting in settings for name in setting)
     found = []
     for name in names:
@@ -342,7 +347,7 @@ def varying(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def value_text(value: Any, joint: str = ",") -> str:
-    """A value of a setting as it is shown."""
+    """Write a value of a setting."""
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, list | tuple):
@@ -353,7 +358,7 @@ def value_text(value: Any, joint: str = ",") -> str:
 def _pairs(
     runs: Sequence[Run], column: Sequence[Run], baseline: str
 ) -> list[tuple[Run, Run]]:
-    """``(baseline run, run)`` for every seed that both have, on the same weights."""
+    """Pair ``(baseline run, run)`` for every seed that both have, on the same weights."""
     plain = grouped(
         [other for other in column if other.name == baseline], _seed_and_weights
     )
@@ -393,7 +398,7 @@ def _cell(
     baseline: str,
     metric: str,
 ) -> Cell:
-    """The cell of some runs of a row among the ``members`` of their column."""
+    """Score some runs of a row among the ``members`` of their column."""
     scores = [run.record.metrics.get(metric) for run in runs]
     values = [score for score in scores if score is not None]
     pairs = [] if runs[0].name == baseline else _pairs(runs, members, baseline)
@@ -425,12 +430,12 @@ def _cell(
 
 
 def _deviation(values: Sequence[float]) -> float | None:
-    """Standard deviation; ``None`` of fewer than two values."""
+    """Compute the standard deviation; ``None`` of fewer than two values."""
     return statistics.stdev(values) if len(values) > 1 else None
 
 
 def worst_tenth(values: Sequence[float], *, lowest: bool = True) -> float | None:
-    """Mean over the worst tenth, rounded up, of :data:`DRAWS` values or more."""
+    """Average the worst tenth, rounded up, of :data:`DRAWS` values or more."""
     if len(values) < DRAWS:
         return None
     worst_first = sorted(values, reverse=not lowest)
@@ -439,7 +444,7 @@ def worst_tenth(values: Sequence[float], *, lowest: bool = True) -> float | None
 
 
 def _cost(pairs: Sequence[tuple[Run, Run]]) -> float | None:
-    """Median over ``(zero-shot, run)`` of how much longer an image took on the same device.
+    """Take the median over ``(zero-shot, run)`` of how much longer an image took on one device.
 
     Runs from features that were encoded earlier tell nothing of what an image costs.
     """
@@ -463,6 +468,6 @@ def average(
     values: Iterable[float | None],
     how: Callable[[list[float]], float] = statistics.mean,
 ) -> float | None:
-    """Mean, or another average, of the values that are known."""
+    """Average the values that are known."""
     known = [value for value in values if value is not None]
     return how(known) if known else None

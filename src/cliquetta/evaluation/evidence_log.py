@@ -49,7 +49,7 @@ class EvidenceLimits:
     pixels: int = 96  # longest side of the small pictures
 
     def batches(self, total: int, size: int) -> frozenset[int]:
-        """Numbers, from 1, of the batches that are shown in full: the last, then the first."""
+        """Choose the batches that are shown in full, by number from 1: the last, then the first."""
         if self.images < 1 or total < 1:
             return frozenset()
         whole_batches = self.images // max(1, size)
@@ -81,6 +81,7 @@ class EvidenceLog:
         about = {"format": FORMAT, "names": list(stream.names), "limits": vars(limits)}
         text = json.dumps(about, ensure_ascii=False)
         write_atomically(self.folder / _ABOUT, text.encode())
+
         counts = self.folder / _COUNTS
         if counts.exists():
             lines = counts.read_bytes().splitlines(keepends=True)
@@ -104,6 +105,7 @@ class EvidenceLog:
     def _write(self, step: Step, maps: int) -> None:
         """Write a batch in full: predictions, tensors of the explanation, pictures."""
         assert isinstance(step.batch, Batch)  # a stream of features has nothing to show
+
         batch = step.batch[: self.limits.images]
         labels = step.labels[: len(batch)]
         logits = step.prediction.logits[: len(batch)]
@@ -130,7 +132,7 @@ class EvidenceLog:
 
 
 def small_pictures(images: Tensor, preprocess: Preprocess, side: int) -> Pictures:
-    """Pictures (n, s, s, 3), s <= ``side``, of images (n, 3, S, S) as the model sees them."""
+    """Make pictures (n, s, s, 3), s <= ``side``, of images (n, 3, S, S) as the model sees them."""
     if images.shape[-1] > side:
         images = F.interpolate(
             images.float(), (side, side), mode="bilinear", antialias=True
@@ -140,7 +142,7 @@ def small_pictures(images: Tensor, preprocess: Preprocess, side: int) -> Picture
 
 
 def _mosaic(pictures: Pictures) -> bytes:
-    """Pictures in one WebP file, row by row."""
+    """Pack pictures into one WebP file, row by row."""
     count, side = pictures.shape[:2]
     columns = math.ceil(math.sqrt(count))
     rows = math.ceil(count / columns)
@@ -198,16 +200,17 @@ class Evidence:
 
 
 def has_evidence(run: Path | str) -> bool:
-    """Whether a run's folder holds evidence."""
+    """Return whether a run's folder holds evidence."""
     return (Path(run) / FOLDER / _ABOUT).exists()
 
 
 def load_evidence(run: Path | str) -> Evidence | None:
-    """The evidence in a run's folder, ``None`` if none was asked for."""
+    """Load the evidence in a run's folder, ``None`` if none was asked for."""
     folder = Path(run) / FOLDER
     if not has_evidence(run):
         return None
     about = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
+
     if about.get("format") != FORMAT:
         raise UserError(
             f"{folder} holds evidence of format {about.get('format')!r}, this version reads "
@@ -250,6 +253,7 @@ def _split_maps(
     arrays: Mapping[str, npt.NDArray[np.float32]],
 ) -> tuple[MapEvidence, ...]:
     """Give each image its rows of the maps, which lie one image after the other."""
+    # Tensors of maps are named after their kind behind a common start.
     by_kind = {}
     for name, array in arrays.items():
         if name.startswith(Explanation.MAPS):

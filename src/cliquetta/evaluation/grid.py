@@ -105,7 +105,7 @@ def grid(
     seeds: Sequence[int] = (0,),
     baseline: bool = True,
 ) -> list[RunSpec]:
-    """``cells``, one per method, with every dataset and seed, zero-shot (``baseline``) first."""
+    """Lay ``cells``, one per method, over datasets and seeds, zero-shot (``baseline``) first."""
     if baseline and cells and all(cell.method != BASELINE for cell in cells):
         cells = [zero_shot(cells[0]), *cells]
     return [
@@ -120,7 +120,7 @@ def zero_shot(spec: RunSpec) -> RunSpec:
 
 
 def read_grid(path: Path | str, *, root: str = "", **changes: Any) -> list[RunSpec]:
-    """The runs of a grid file: JSON, a list of blocks, each a grid of its own.
+    """Read the runs of a grid file: JSON, a list of blocks, each a grid of its own.
 
     A block holds ``datasets``, ``methods`` and ``seeds``, and any field of
     :class:`RunSpec` that its runs share; one without ``datasets`` holds what the blocks
@@ -193,8 +193,9 @@ def _base_of_block(
 
 
 def _expand(methods: Sequence[str], *, text: bool) -> list[str]:
-    """Methods as they are written, ``*`` replaced; ``text`` says whether there is a text tower."""
+    """Replace ``*`` among written methods; ``text`` says whether there is a text tower."""
     named = {re.split("[:/]", method)[0] for method in methods}
+    # Methods with a setting of their own are not run again in their usual one.
     lacking = frozenset() if text else TEXT_CAPABILITIES
     others = []
     for entry in method_entries():
@@ -208,7 +209,7 @@ def _expand(methods: Sequence[str], *, text: bool) -> list[str]:
 
 
 def shard_of(specs: Sequence[RunSpec], number: int, count: int) -> list[RunSpec]:
-    """The runs on every ``count``-th stream from ``number`` (1, 2 ...) on."""
+    """Choose the runs on every ``count``-th stream from ``number`` (1, 2 ...) on."""
 
     def stream(spec: RunSpec) -> tuple[Any, ...]:
         return spec.dataset, spec.order, spec.batch_size, spec.unknown
@@ -219,7 +220,7 @@ def shard_of(specs: Sequence[RunSpec], number: int, count: int) -> list[RunSpec]
 
 
 def grid_roles(path: Path | str) -> dict[str, str]:
-    """Roles of the datasets of a grid file (``report``, ``dev``, ``clean``), by id."""
+    """Read the roles of the datasets of a grid file (``report``, ``dev``, ``clean``), by id."""
     return {dataset: role for role, ids, _ in _blocks(path, ROOT) for dataset in ids}
 
 
@@ -229,7 +230,7 @@ ROOT = "{root}"
 def _blocks(
     path: Path | str, root: str
 ) -> Iterator[tuple[str, list[str], dict[str, Any]]]:
-    """Role, datasets and all else of every block."""
+    """Read role, datasets and all else of every block."""
     text = Path(path).read_text(encoding="utf-8")
     if ROOT in text and not root:
         raise UserError(f"{path} needs a folder: say where its files are with --root")
@@ -239,6 +240,7 @@ def _blocks(
             shared = own
             continue
         block = {**shared, **own}
+
         datasets = block.pop("datasets")
         shifts = block.pop("shifts", [])
         severities = block.pop("severities", [5])

@@ -122,7 +122,7 @@ class Metrics:
         return 100 * float(self._metrics["top1"].compute()) if self.seen else None
 
     def compute(self) -> dict[str, Any]:
-        """All scores as JSON types: accuracies and ECE in percent, NLL in nats.
+        """Compute all scores as JSON types: accuracies and ECE in percent, NLL in nats.
 
         Classes without images are ``None`` and not in the mean, unlike in torchmetrics'
         own.
@@ -130,6 +130,7 @@ class Metrics:
         if not self.seen:
             return {"labelled": 0}
         by_class = self._metrics["per_class"]
+        # Of every class: hits over hits and misses.
         recall = by_class.compute()
         hits = torch.as_tensor(by_class.metric_state["tp"])
         misses = torch.as_tensor(by_class.metric_state["fn"])
@@ -169,7 +170,7 @@ class Metrics:
             metric.reset()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Everything counted, as named tensors."""
+        """Return everything counted, as named tensors."""
         state = {"seen": torch.tensor(self.seen)}
         for name, metric in self._metrics.items():
             for field, value in metric.metric_state.items():
@@ -190,14 +191,15 @@ class Metrics:
 
 
 def _values(state: Tensor | Sequence[Tensor]) -> Tensor:
-    """A state of torchmetrics as one tensor; some have an entry per batch."""
+    """Join a state of torchmetrics in one tensor; some have an entry per batch."""
     if isinstance(state, Tensor):
         return state
     return torch.cat(list(state)) if state else torch.zeros(0)
 
 
 def auroc(known: Tensor, outside: Tensor) -> float:
-    """Chance that an image of the class list scores above one outside of it; a tie counts half."""
+    """Estimate how often an image of the list scores above one outside; a tie counts half."""
+    # Every image of the list is ranked among those outside, twice: ties count half.
     ordered = outside.sort().values
     below = torch.searchsorted(ordered, known)
     up_to = torch.searchsorted(ordered, known, right=True)
@@ -245,7 +247,7 @@ def chance_p_value(right: int, images: int, *, classes: int) -> float:
 
 
 def near_chance(accuracy: float, *, classes: int, images: int) -> str | None:
-    """A warning if a zero-shot accuracy (0 to 1) is so low that labels look shuffled.
+    """Warn if a zero-shot accuracy (0 to 1) is so low that labels look shuffled.
 
     The line is five times chance, or a quarter of the way to perfect where that is
     lower.

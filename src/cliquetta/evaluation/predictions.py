@@ -22,7 +22,7 @@ class DamagedRunError(UserError):
 
 
 def fingerprint_predictions(folder: Path) -> dict[str, int | str]:
-    """Length and hash of the predictions in a run's folder."""
+    """Compute length and hash of the predictions in a run's folder."""
     data = (folder / PREDICTIONS).read_bytes()
     return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
@@ -41,7 +41,7 @@ class Predictions:
     probabilities: npt.NDArray[np.float32]  # (n, k) their probabilities
 
     def __len__(self) -> int:
-        """Number of images."""
+        """Return the number of images."""
         return len(self.keys)
 
     @property
@@ -97,7 +97,7 @@ class PredictionLog:
 
 
 def load_predictions(folder: Path | str) -> Predictions:
-    """The predictions in a run's folder, also while they are being written, without a torn line."""
+    """Load the predictions in a run's folder, even while written, without a torn line."""
     lines = complete_lines(Path(folder) / PREDICTIONS)
     rows = [json.loads(line) for line in lines]
     shape = (len(rows), len(rows[0]["top"]) if rows else 0)
@@ -142,6 +142,7 @@ def paired_test(pairs: Sequence[tuple[Predictions, Predictions]]) -> PairedTest:
             totals[key] = totals.get(key, 0) + change
             repaired += max(0, change)
             broken += max(0, -change)
+
     values = np.array(list(totals.values()), dtype=np.int64)
     # The unit is the image: its mean over seeds.
     means = values / max(1, len(pairs))

@@ -89,7 +89,7 @@ class Record:
 
 
 def plan(adapter: Adapter, stream: AnyStream, preset: str | None = None) -> Record:
-    """The record of a run before it runs: its id and all that its predictions depend on."""
+    """Describe a run before it runs: its id and all that its predictions depend on."""
     model = adapter.model
     prompts = adapter.prompts
     preprocess = stream.preprocess
@@ -120,7 +120,7 @@ def plan(adapter: Adapter, stream: AnyStream, preset: str | None = None) -> Reco
 
 
 def run_id(settings: Mapping[str, Any]) -> str:
-    """A name that equal settings share: dataset, method, seed, hash."""
+    """Make a name that equal settings share: dataset, method, seed, hash."""
     # Signs that a folder's name may not have become dashes, those of ids underscores.
     dataset = str(settings["dataset"])
     dataset = re.sub(r"[^A-Za-z0-9.@+_>-]+", "-", dataset).strip("-")
@@ -131,7 +131,7 @@ def run_id(settings: Mapping[str, Any]) -> str:
 
 
 def digest(value: Any) -> str:
-    """Hash of JSON content."""
+    """Hash JSON content."""
     text = json.dumps(value, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -155,7 +155,7 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def peak_memory(device: torch.device) -> dict[str, int]:
-    """Highest use so far in bytes: of the process, and of tensors on a CUDA device."""
+    """Measure the highest use so far in bytes: of the process, of tensors on a CUDA device."""
     peak = {}
     if resource is not None:
         used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -166,7 +166,7 @@ def peak_memory(device: torch.device) -> dict[str, int]:
 
 
 def load_record(folder: Path | str) -> Record:
-    """The record in a run's folder."""
+    """Load the record in a run's folder."""
     path = Path(folder) / RECORD
     try:
         return _parse(json.loads(path.read_text(encoding="utf-8")))
@@ -185,7 +185,7 @@ def _parse(values: Mapping[str, Any]) -> Record:
 
 
 def list_records(root: Path | str) -> list[Record]:
-    """All records under a folder of runs, by id."""
+    """Load all records under a folder of runs, by id."""
     return [load_record(path.parent) for path in sorted(Path(root).glob(f"*/{RECORD}"))]
 
 
@@ -212,7 +212,7 @@ _SHARED_LENGTH = 40  # characters of JSON from which on a value is kept once for
 
 
 def pack_records(records: Iterable[Record]) -> str:
-    """Records as one small JSON document; without accuracies per class and skipped names."""
+    """Write records as one small JSON document, without accuracies per class or skipped names."""
     shared: dict[str, Any] = {}
 
     def share(value: Any) -> Any:
@@ -228,12 +228,15 @@ def pack_records(records: Iterable[Record]) -> str:
     for record in records:
         plain = dataclasses.asdict(record)
         plain["metrics"].pop("per_class", None)
+        # Names and reasons of unreadable files are of no use elsewhere, their number
+        # is.
         plain["skipped"] = [{"key": "", "reason": ""} for _ in plain["skipped"]]
         del plain["predictions"]
         plain["environment"] = share(plain["environment"])
 
         settings = plain["settings"]
         stream = settings["stream"]
+        # Streams of other orders and seeds have the same datasets.
         stream["datasets"] = share(stream["datasets"])
         for name, value in settings.items():
             settings[name] = share(value)
@@ -244,7 +247,7 @@ def pack_records(records: Iterable[Record]) -> str:
 
 
 def unpack_records(path: Path | str) -> list[Record]:
-    """The records in a file of :func:`pack_records`."""
+    """Read the records in a file of :func:`pack_records`."""
     try:
         document = json.loads(Path(path).read_text(encoding="utf-8"))
         if document["format"] != PACKED:
@@ -324,7 +327,7 @@ class Run:
         }
 
     def _images_text(self) -> str:
-        """Number of images, and a hash of which they are."""
+        """Write the number of images, and a hash of which they are."""
         stream = self.record.settings["stream"]
         limit = stream["limit"]
         own_order = self.own_order
@@ -370,7 +373,7 @@ class Run:
 
 
 def find_runs(paths: Iterable[Path | str]) -> tuple[list[Run], list[Run]]:
-    """The finished and the unfinished runs in folders of runs, folders of one, or files.
+    """Find the finished and the unfinished runs in folders of runs, folders of one, or files.
 
     They keep the order of ``paths``; those of one folder come in the order of their
     start.

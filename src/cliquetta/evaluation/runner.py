@@ -222,6 +222,7 @@ class PredictionCache:
         self, adapter: Adapter, batch: Batch, *, first: bool
     ) -> tuple[Prediction, int]:
         """Predict a batch; also returns how many of its images came from the cache."""
+        # The first batch is always computed: it checks that the seed changes nothing.
         missing = [
             row for row, key in enumerate(batch.keys) if first or key not in self.logits
         ]
@@ -302,7 +303,7 @@ class Execution:
     def opened(
         self, out: Path | str | None, *, again: bool, evidence: EvidenceLimits | None
     ) -> Iterator[Record | None]:
-        """The run's folder, locked; gives the record of a finished run. Failures are recorded."""
+        """Lock the run's folder; give the record of a finished run. Failures are recorded."""
         with ExitStack() as stack:
             if out is not None:
                 self.folder = Path(out) / self.record.id
@@ -377,7 +378,7 @@ class Execution:
         return step
 
     def _predict(self, batch: AnyBatch) -> Prediction:
-        """The method's prediction, timed; only the batch goes in, never a label."""
+        """Predict and time; only the batch goes in, never a label."""
         recalled = 0
         start = time.perf_counter()
         if self.cache is not None and isinstance(batch, Batch) and len(batch):
@@ -393,10 +394,14 @@ class Execution:
         progress = self.progress
         progress.seconds += took
         progress.recalled += recalled
+
+        # What a new process computes first is slower, and a cache faster.
         if self._done_here >= WARM_UP and not recalled:
             images, seconds = progress.timed
             progress.timed = (images + len(batch), seconds + took)
         self._done_here += 1
+
+        # Reports show the last batch's evidence, as far as it is plain.
         plain = {}
         for name, value in prediction.evidence.items():
             if isinstance(value, int | float | str):
@@ -427,7 +432,7 @@ class Execution:
         return self.metrics.accuracy
 
     def save(self) -> None:
-        """Predictions first, then the state that says how many of them count."""
+        """Save predictions first, then the state that says how many of them count."""
         self._flush()
         if self.folder is not None and self.log is not None:
             self.progress.written = self.log.sync()
@@ -438,7 +443,7 @@ class Execution:
             )
 
     def write_record(self, status: Any, *, error: str = "") -> Record:
-        """The record as things stand, written if there is a folder."""
+        """Write the record as things stand, if there is a folder."""
         self._flush()
         done = self.progress
         finished = status == "finished"
@@ -447,6 +452,7 @@ class Execution:
             throughput["recalled"] = done.recalled
         if self.cache is not None and finished:
             self.cache.rate = throughput["images_per_second"]
+
         from_features = isinstance(self.stream, FeatureStream)
         held = isinstance(self.stream, HeldStream)
         record = replace(
@@ -477,7 +483,7 @@ class Execution:
         return record
 
     def _rate(self) -> float:
-        """Images per second; that of an earlier run where predictions came from its cache."""
+        """Measure images per second; an earlier run's where predictions came from its cache."""
         done = self.progress
         if self.cache is not None and done.recalled:
             return self.cache.rate
@@ -486,7 +492,7 @@ class Execution:
 
 
 def _finished(folder: Path, *, again: bool, with_evidence: bool) -> Record | None:
-    """The record of a finished run; one that is to be run again is deleted."""
+    """Return the record of a finished run; one that is to be run again is deleted."""
     record = load_record(folder) if (folder / RECORD).exists() else None
     if record is not None and record.status == "finished":
         try:

@@ -88,7 +88,7 @@ class RunContext:
     def run(
         self, spec: RunSpec, on_step: Callable[[Step], None] | None = None
     ) -> Record:
-        """The record of one cell: run now, continued, or finished before."""
+        """Run one cell, or continue it, or find it finished; return its record."""
         adapter, stream = self.prepare(spec)
         if self.recorded is not None:
             shown = prepared.from_given_features(stream, adapter.model)
@@ -109,7 +109,7 @@ class RunContext:
         )
 
     def prepare(self, spec: RunSpec) -> tuple[Adapter, prepared.AnyStream]:
-        """The method and the stream that a spec describes."""
+        """Build the method and the stream that a spec describes."""
         text = (
             None if spec.text_features is None else as_text_features(spec.text_features)
         )
@@ -124,6 +124,7 @@ class RunContext:
         templates = domains[0].templates if spec.templates is None else spec.templates
         features = None if text is None else text.select(names)
         prompts = ClassPrompts(names, templates, features, allow_duplicates=True)
+
         adapter = spec.method_spec.build(model, prompts, seed=spec.seed)
         stream = Stream(
             domains,
@@ -149,10 +150,12 @@ class RunContext:
             return adapter, prepared.from_given_features(stream, model)
         if self.evidence:
             return adapter, stream
+        # Features on disk are read instead of images, where a method needs no more.
         if self.features is not None and isinstance(adapter, FeatureLevel):
             return adapter, prepared.FeatureStream(
                 stream, model, self.features, self.on_prepare
             )
+        # Pixels that several runs share stay on the device, where there is room.
         if self.hold or (self.hold is None and spec.dataset in self._repeated):
             if self._pixels is None:
                 room = HOST_ROOM
@@ -174,7 +177,7 @@ class RunContext:
     def _cache(
         self, adapter: Adapter, stream: prepared.AnyStream
     ) -> PredictionCache | None:
-        """Predictions of an independent method on a held stream; of the last dataset."""
+        """Return predictions of an independent method on a held stream; of the last dataset."""
         independent = adapter.batch_dependence is BatchDependence.INDEPENDENT
         if not isinstance(stream, prepared.HeldStream) or not independent:
             return None
@@ -208,7 +211,7 @@ class RunContext:
     def _load_data(
         self, spec: RunSpec, known: Sequence[str] | None = None
     ) -> tuple[list[Dataset], Dataset | None]:
-        """The datasets of a stream, and of its unknown images; ``known`` are class names."""
+        """Load the datasets of a stream, and of its unknown images; ``known`` are class names."""
         order = look_up("order", spec.order, SAMPLERS)
         ids = spec.dataset.split("+" if order.interleaves else ">")
         loaded = {

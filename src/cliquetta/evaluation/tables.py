@@ -20,7 +20,7 @@ class TextTable:
     """Row and column of the cells that LaTeX prints in bold."""
 
     def __post_init__(self) -> None:
-        """Every row has a cell for every column."""
+        """Check that every row has a cell for every column."""
         for row in self.rows:
             if len(row) != len(self.columns):
                 raise UserError(
@@ -29,7 +29,7 @@ class TextTable:
 
 
 def to_markdown(table: TextTable) -> str:
-    """A pipe table, numbers to the right."""
+    """Write a pipe table, numbers to the right."""
     lines = []
     if table.title:
         lines += [f"**{table.title}**", ""]
@@ -46,7 +46,7 @@ def _pipes(cells: Sequence[str]) -> str:
 
 
 def to_csv(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Comma-separated values with a header; ``None`` is an empty cell."""
+    """Write comma-separated values with a header; ``None`` is an empty cell."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
@@ -81,7 +81,7 @@ _LATEX = str.maketrans(
 
 
 def to_latex(table: TextTable) -> str:
-    """A ``tabular`` for booktabs; the triangles need amssymb."""
+    """Write a ``tabular`` for booktabs; the triangles need amssymb."""
     numbers = len(table.columns) - table.labels
     lines = [
         rf"\begin{{tabular}}{{{'l' * table.labels}{'r' * numbers}}}",

@@ -40,7 +40,7 @@ class ImageMaps:
 def image_maps(
     evidence: Evidence, names: Sequence[str], limit: int, kind: Kind = "class"
 ) -> list[ImageMaps]:
-    """The first ``limit`` images with maps, from the batches in turn."""
+    """Return the first ``limit`` images with maps, from the batches in turn."""
     # The first image of every batch, then the second of every batch, and so on.
     turns = []
     for batch in evidence.batches:
@@ -53,7 +53,7 @@ def image_maps(
 def _image_maps(
     batch: BatchEvidence, entry: MapEvidence, names: Sequence[str], kind: Kind
 ) -> ImageMaps:
-    """The maps of one image, with its label, its predictions and its cliques in words."""
+    """Return the maps of one image, with its label, its predictions and its cliques in words."""
     before = names[batch.before[entry.index]]
     after = names[batch.after[entry.index]]
     title = before if before == after else f"{before} → {after}"
@@ -62,6 +62,8 @@ def _image_maps(
         title = f"{names[label]}\n{title}"
 
     described = [] if batch.description is None else batch.description["cliques"]
+
+    # Titles name the class and the size of each clique.
     cliques = []
     for id in entry.cliques:
         clique = described[id]
@@ -75,7 +77,7 @@ def _image_maps(
 
 
 def attention_figure(images: Sequence[ImageMaps]) -> Figure:
-    """Two rows an image: its maps on one scale, and how each differs from plain CLIP's."""
+    """Draw two rows an image: its maps on one scale, and their differences from plain CLIP's."""
     width = (_COLUMNS + 1) * _STEP
     height = len(images) * _BLOCK
     # One pair of axes for all pictures: laying out dozens takes longer than the run.
@@ -89,8 +91,10 @@ def attention_figure(images: Sequence[ImageMaps]) -> Figure:
 
 
 def _draw(axes: Axes, top: float, image: ImageMaps) -> None:
-    """One image with its two rows of maps, from ``top`` downwards."""
+    """Draw one image with its two rows of maps, from ``top`` downwards."""
     grids = patch_grid(torch.from_numpy(image.maps)).numpy()
+
+    # All maps of an image have one scale, its differences one each.
     brightest = float(grids.max())
     titles = [
         "plain CLIP",
@@ -99,6 +103,8 @@ def _draw(axes: Axes, top: float, image: ImageMaps) -> None:
     ]
     # "all prompts" stands in the last column, whatever the number of cliques.
     columns = [*range(1, len(grids)), _COLUMNS]
+
+    # The picture is on the left, its maps above, their differences below.
     upper = top + 0.36
     lower = top + 1.62
     _show_picture(axes, 0, upper, image.picture, image.title)
@@ -126,7 +132,7 @@ def _show_picture(
     title: str,
     **look: Any,
 ) -> None:
-    """A picture of side 1 in a column, with its title above it."""
+    """Draw a picture of side 1 in a column, with its title above it."""
     left = column * _STEP
     right = left + 1
     bottom = top + 1
@@ -138,7 +144,7 @@ def _show_picture(
 def overlay(
     picture: npt.NDArray[np.uint8], heat: npt.NDArray[np.float32]
 ) -> npt.NDArray[np.uint8]:
-    """A picture in grey under a map with values in [0, 1]; the brighter, the more attention."""
+    """Lay a map with values in [0, 1] over a picture in grey; the brighter, the more attention."""
     from matplotlib import colormaps
 
     size = (_SIDE, _SIDE)

@@ -83,6 +83,8 @@ def in_words(changes: Changes, label: str) -> str:
     test = changes.test
     if test is None or changes.gain is None:
         return text + "; without labels nobody can say which are right."
+
+    # The rest moved from one wrong class to another, or has no label.
     sideways = changes.changed - test.repaired - test.broken
     text += (
         f": {test.repaired:,} from wrong to right, {test.broken:,} from right to wrong, "
@@ -100,12 +102,14 @@ def in_words(changes: Changes, label: str) -> str:
 
 
 def moves(plain: Predictions, adapted: Predictions) -> list[Move]:
-    """All moves between two classes, the most frequent first."""
+    """Count all moves between two classes, the most frequent first."""
     _same(plain, adapted)
     before = plain.classes[:, 0]
     after = adapted.classes[:, 0]
     images = np.stack([before, after, plain.labels], axis=1)
     changed = images[before != after].tolist()
+
+    # Repaired is what moved to its label, broken what moved away from it.
     with_label = Counter(map(tuple, changed))
     pairs = Counter((old, new) for old, new, _ in changed)
 
@@ -123,7 +127,7 @@ def moves(plain: Predictions, adapted: Predictions) -> list[Move]:
 
 
 def net_gain(plain: Predictions, adapted: Predictions) -> npt.NDArray[np.int64]:
-    """Predictions gained over ``plain`` up to each image of the stream, (n,)."""
+    """Count predictions gained over ``plain`` up to each image of the stream, (n,)."""
     _same(plain, adapted)
     gained = adapted.correct.astype(np.int64) - plain.correct.astype(np.int64)
     return np.cumsum(gained)
@@ -151,7 +155,7 @@ class ChangedConfusion:
 def changed_confusion(
     plain: Predictions, adapted: Predictions, limit: int = CLASSES
 ) -> ChangedConfusion:
-    """Confusions over the classes that most predictions moved between, by class."""
+    """Count confusions over the classes that most predictions moved between, by class."""
     # A class counts by the images that changed: their labels and both predictions.
     labelled = plain.labels >= 0
     changed = plain.classes[:, 0] != adapted.classes[:, 0]
@@ -172,7 +176,7 @@ def _confusion(
     predicted: npt.NDArray[np.int64],
     classes: tuple[int, ...],
 ) -> npt.NDArray[np.int64]:
-    """Images by label and prediction, (C + 1, C + 1); all other classes share the last index."""
+    """Count images by label and prediction, (C + 1, C + 1); other classes share the last index."""
     index = {label: number for number, label in enumerate(classes)}
     others = len(classes)
     counts = np.zeros((others + 1, others + 1), np.int64)
@@ -184,7 +188,7 @@ def _confusion(
 
 
 def confusion_figure(confusion: ChangedConfusion, names: tuple[str, ...]) -> Figure:
-    """Cells that gained predictions and cells that lost some, with their numbers."""
+    """Draw cells that gained predictions and cells that lost some, with their numbers."""
     from matplotlib.patches import Rectangle
 
     labels = [*(names[label] for label in confusion.classes), "other"]
@@ -192,7 +196,9 @@ def confusion_figure(confusion: ChangedConfusion, names: tuple[str, ...]) -> Fig
     # The row and column of all other classes are drawn only where something happened.
     rows = size + int(confusion.difference[-1].any())
     columns = size + int(confusion.difference[:, -1].any())
+
     cells = confusion.difference[:rows, :columns]
+    # Half of the colours stay unused, so that numbers on dark cells can be read.
     most = max(1, int(np.abs(cells).max(initial=0)))
     with new_figure(2.0 + 0.46 * columns, 1.5 + 0.36 * rows) as figure:
         axes = figure.subplots()
@@ -208,6 +214,7 @@ def confusion_figure(confusion: ChangedConfusion, names: tuple[str, ...]) -> Fig
                 (corner, corner), 1, 1, fill=False, edgecolor=FAINT, linewidth=1.1
             )
             axes.add_patch(frame)
+
         axes.set_xticks(range(columns), labels[:columns], rotation=40, ha="right")
         axes.set_yticks(range(rows), labels[:rows])
         axes.set(xlabel="prediction", ylabel="label")

@@ -8,6 +8,7 @@ import posixpath
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
@@ -80,6 +81,7 @@ def _accuracy(scores: MethodScores) -> str:
     figures = [
         (f"{number(scores.accuracy, 1)} %", f"of {count(scores.images, 'image')} right")
     ]
+
     test = scores.versus_zero_shot
     if test is not None:
         figures += [
@@ -89,6 +91,7 @@ def _accuracy(scores: MethodScores) -> str:
             (f"{test.p:.2g}", "p of the paired test"),
         ]
     html = cards(figures)
+
     per_class = scores.per_class
     rows = []
     for label in sorted(per_class, key=lambda label: per_class[label].accuracy):
@@ -96,6 +99,7 @@ def _accuracy(scores: MethodScores) -> str:
         rows.append([label, f"{score.images:,}", number(score.accuracy, 1)])
     title = f"{count(len(rows), 'class', 'classes')}, worst first"
     html += details(title, table(("class", "images", "accuracy %"), rows))
+
     confused = []
     for label, predicted, images in scores.mistakes[:_CONFUSED]:
         confused.append([label, predicted, f"{images:,}"])
@@ -119,76 +123,116 @@ def _list_damaged(rows: Rows) -> str:
 
 def _gallery(rows: Rows, methods: Sequence[str]) -> str:
     """Return controls, an empty list of tiles, and what the script fills it with."""
-    labelled = bool(rows) and LABEL in rows[0]
-    compared = bool(rows) and f"{ZERO_SHOT}_prediction" in rows[0]
-    if compared:  # plain CLIP has a line of its own
-        methods = [name for name in methods if name != ZERO_SHOT]
-    prefixes = [f"{name}_" if name else "" for name in methods]
-    columns = [f"{prefix}prediction" for prefix in prefixes]
-    if compared:
-        columns.append(f"{ZERO_SHOT}_prediction")
-    if labelled:
-        columns.append(LABEL)
-    classes = _most_frequent(rows, columns)
-    folders = _folders([str(row["path"]) for row in rows])
-    folder_names = sorted(set(folders))
-    data: dict[str, Any] = {
-        "block": BLOCK,
-        "classes": classes,
-        "methods": list(methods) if len(methods) > 1 else [""],
-        "paths": [str(row["path"]) for row in rows],
-        "predictions": [
-            _numbers(rows, f"{prefix}prediction", classes) for prefix in prefixes
-        ],
-        "probabilities": [
-            [float(row[f"{prefix}probability"]) for row in rows] for prefix in prefixes
-        ],
-    }
-    choices = [
-        (
-            "sort",
-            "Sort by",
-            {"": "list", "most": "most certain", "least": "least certain"},
-        )
-    ]
-    if len(methods) > 1:
-        choices.insert(0, ("method", "Method", _numbered(methods)))
-    counted = Counter(row[columns[0]] for row in rows)
-    named = {f"{name} ({counted[name]:,})": index for index, name in enumerate(classes)}
-    choices.append(("predicted", "Predicted", _all_or(named)))
-    if len(folder_names) > 1:
-        number = {name: index for index, name in enumerate(folder_names)}
-        data["folders"] = [number[folder] for folder in folders]
-        named = {name or "(top)": index for index, name in enumerate(folder_names)}
-        choices.append(("folder", "Sub-folder", _all_or(named)))
-    if labelled:
-        data["labels"] = _numbers(rows, LABEL, classes)
-        named = {name: index for index, name in enumerate(classes)}
-        choices.append(("label", "Label", _all_or(named)))
-        choices.append(
-            ("truth", "Right or wrong", {"": "all", "right": "right", "wrong": "wrong"})
-        )
-    if compared:
-        data["zero_shot"] = _numbers(rows, f"{ZERO_SHOT}_prediction", classes)
-        data["zero_shot_probabilities"] = [
-            float(row[f"{ZERO_SHOT}_probability"]) for row in rows
-        ]
-        kinds = {"": "all", "changed": "only what adapting changed"}
-        if labelled:
-            kinds |= {"repaired": "repaired", "broken": "broken"}
-        choices.append(("changed", "Adapting", kinds))
-    controls = "".join(_select(name, title, kinds) for name, title, kinds in choices)
+    sheet = _Sheet.of(rows, methods)
+    legend = _legend(labelled=sheet.labelled, compared=sheet.compared)
     return (
-        f'<form id="controls">{controls}</form>'
+        f'<form id="controls">{sheet.controls()}</form>'
         '<div class="turn"><button type="button" id="previous">Previous</button>'
         '<button type="button" id="next">Next</button>'
         '<span id="status" role="status"></span></div>'
-        f'<p class="note">{_legend(labelled=labelled, compared=compared)}</p>'
+        f'<p class="note">{legend}</p>'
         '<ul class="tiles" id="tiles"></ul>'
         "<noscript><p>A browser that runs scripts shows the images here.</p></noscript>"
-        f'<script type="application/json" id="images">{_json(data)}</script>'
+        f'<script type="application/json" id="images">{_json(sheet.data())}</script>'
         f"{_picture_blocks(rows)}"
     )
+
+
+@dataclass(frozen=True)
+class _Sheet:
+    """Rows of a page, and what all of them share."""
+
+    rows: Rows
+    methods: Sequence[str]  # without plain CLIP, which has columns of its own
+    labelled: bool
+    compared: bool  # with plain CLIP
+    classes: Sequence[str]
+    folders: Sequence[str]  # of every image, below the folder that all share
+
+    @classmethod
+    def of(cls, rows: Rows, methods: Sequence[str]) -> "_Sheet":
+        """Read from the rows what they hold."""
+        labelled = bool(rows) and LABEL in rows[0]
+        compared = bool(rows) and f"{ZERO_SHOT}_prediction" in rows[0]
+        if compared:
+            methods = [name for name in methods if name != ZERO_SHOT]
+
+        # Classes of all columns share one list of names, which the columns number.
+        columns = [f"{_prefix(method)}prediction" for method in methods]
+        if compared:
+            columns.append(f"{ZERO_SHOT}_prediction")
+        if labelled:
+            columns.append(LABEL)
+        return cls(
+            rows=rows,
+            methods=methods,
+            labelled=labelled,
+            compared=compared,
+            classes=_most_frequent(rows, columns),
+            folders=_folders([str(row["path"]) for row in rows]),
+        )
+
+    def data(self) -> dict[str, Any]:
+        """Return what the script fills the list with: columns of numbers, one per image."""
+        data: dict[str, Any] = {
+            "block": BLOCK,
+            "classes": self.classes,
+            "methods": list(self.methods) if len(self.methods) > 1 else [""],
+            "paths": [str(row["path"]) for row in self.rows],
+            "predictions": [self._predictions(method) for method in self.methods],
+            "probabilities": [self._probabilities(method) for method in self.methods],
+        }
+        folder_names = sorted(set(self.folders))
+        if len(folder_names) > 1:
+            data["folders"] = _numbers(self.folders, folder_names)
+        if self.labelled:
+            labels = [row[LABEL] for row in self.rows]
+            data["labels"] = _numbers(labels, self.classes)
+        if self.compared:
+            data["zero_shot"] = self._predictions(ZERO_SHOT)
+            data["zero_shot_probabilities"] = self._probabilities(ZERO_SHOT)
+        return data
+
+    def _predictions(self, method: str) -> list[int]:
+        column = f"{_prefix(method)}prediction"
+        return _numbers([row[column] for row in self.rows], self.classes)
+
+    def _probabilities(self, method: str) -> list[float]:
+        column = f"{_prefix(method)}probability"
+        return [float(row[column]) for row in self.rows]
+
+    def controls(self) -> str:
+        """Render choices in the order of the page; one without an alternative is left out."""
+        html = ""
+        if len(self.methods) > 1:
+            numbered = {str(index): name for index, name in enumerate(self.methods)}
+            html += _select("method", "Method", numbered)
+        orders = {"": "list", "most": "most certain", "least": "least certain"}
+        html += _select("sort", "Sort by", orders)
+
+        first = f"{_prefix(self.methods[0])}prediction"
+        counted = Counter(row[first] for row in self.rows)
+        predicted = [f"{name} ({counted[name]:,})" for name in self.classes]
+        html += _select("predicted", "Predicted", _all_or(predicted))
+        folder_names = sorted(set(self.folders))
+        if len(folder_names) > 1:
+            names = [name or "(top)" for name in folder_names]
+            html += _select("folder", "Sub-folder", _all_or(names))
+        if self.labelled:
+            verdicts = {"": "all", "right": "right", "wrong": "wrong"}
+            html += _select("label", "Label", _all_or(self.classes))
+            html += _select("truth", "Right or wrong", verdicts)
+        if self.compared:
+            kinds = {"": "all", "changed": "only what adapting changed"}
+            if self.labelled:
+                kinds |= {"repaired": "repaired", "broken": "broken"}
+            html += _select("changed", "Adapting", kinds)
+        return html
+
+
+def _prefix(method: str) -> str:
+    """Return what the columns of a method begin with; nothing for the only one."""
+    return f"{method}_" if method else ""
 
 
 def _legend(*, labelled: bool, compared: bool) -> str:
@@ -214,10 +258,10 @@ def _most_frequent(rows: Rows, columns: Sequence[str]) -> list[str]:
     return [name for name, _ in names.most_common()]
 
 
-def _numbers(rows: Rows, column: str, classes: Sequence[str]) -> list[int]:
-    """Return the number of each row's class, -1 where there is none."""
-    index = {name: number for number, name in enumerate(classes)}
-    return [index.get(row[column], -1) for row in rows]
+def _numbers(names: Sequence[str], listed: Sequence[str]) -> list[int]:
+    """Return the place of each name in a list, -1 where it is not there."""
+    index = {name: number for number, name in enumerate(listed)}
+    return [index.get(name, -1) for name in names]
 
 
 def _folders(paths: Sequence[str]) -> list[str]:
@@ -230,12 +274,10 @@ def _folders(paths: Sequence[str]) -> list[str]:
     return [folder.removeprefix(shared).lstrip("/") for folder in folders]
 
 
-def _numbered(names: Sequence[str]) -> dict[str, str]:
-    return {str(index): name for index, name in enumerate(names)}
-
-
-def _all_or(named: Mapping[str, int]) -> dict[str, str]:
-    return {"": "all"} | {str(index): words for words, index in named.items()}
+def _all_or(names: Sequence[str]) -> dict[str, str]:
+    """Return options that choose one of some names, or all."""
+    numbered = {str(index): name for index, name in enumerate(names)}
+    return {"": "all"} | numbered
 
 
 def _select(name: str, title: str, options: Mapping[str, str]) -> str:

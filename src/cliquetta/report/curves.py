@@ -33,13 +33,15 @@ _TICKS = 9
 
 
 def find_curves(runs: Sequence[ReportedRun]) -> list[Curve]:
-    """All curves that can be drawn from ``runs``, one per dataset, method and setting."""
+    """Find all curves that can be drawn from ``runs``, per dataset, method and setting."""
     scored = [run for run in runs if run.metric("top1") is not None]
     groups = grouped(scored, _stream_and_method)
     curves = []
     for (dataset, method, model), members in groups.items():
         zero = [] if method == BASELINE else groups.get((dataset, BASELINE, model), [])
         baseline = average(run.metric("top1") for run in zero)
+
+        # What most of the runs have is what all points of a curve share.
         settings = [flat_settings(run) for run in members]
         keys = [key for key in varying(settings) if key not in _NOT_A_SETTING]
         common = {
@@ -60,7 +62,7 @@ def find_curves(runs: Sequence[ReportedRun]) -> list[Curve]:
 
 
 def _stream_and_method(run: ReportedRun) -> tuple[str, str, str]:
-    """Dataset, method and model, which all points of a curve share."""
+    """Return dataset, method and model, which all points of a curve share."""
     record = run.record
     return record.dataset, record.method, record.settings["model"]["id"]
 
@@ -68,7 +70,7 @@ def _stream_and_method(run: ReportedRun) -> tuple[str, str, str]:
 def _usual(
     pairs: Sequence[Pair], common: Mapping[str, Any], but: Set[str]
 ) -> list[Pair]:
-    """The runs with the settings that most have, ``but`` for some."""
+    """Choose the runs with the settings that most have, ``but`` for some."""
     wanted = {key: value for key, value in common.items() if key not in but}
     return [
         (setting, run)
@@ -85,6 +87,8 @@ def _points(pairs: Sequence[tuple[Any, ReportedRun]]) -> tuple[Point, ...]:
         records = tuple(run.record for _, run in members)
         size = average(_clique_size(run) for _, run in members)
         points.append(Point(value, records, clique_size=size))
+
+    # Values of several types, such as a number and none, have no order.
     try:
         return tuple(sorted(points, key=lambda point: point.value))
     except TypeError:
@@ -92,9 +96,11 @@ def _points(pairs: Sequence[tuple[Any, ReportedRun]]) -> tuple[Point, ...]:
 
 
 def _component_points(pairs: Sequence[Pair]) -> tuple[Point, ...]:
-    """Points of the component ablation: what is learned, with and without retention."""
+    """Name the points of the component ablation: what is learned, with and without retention."""
     order = ("image", "text", "both")
     words = ("image", "text", "image + text")
+
+    # Without retention first, then by what is learned.
     valued = []
     for setting, run in pairs:
         learned = order.index(setting["modalities"])
@@ -109,15 +115,17 @@ def _component_points(pairs: Sequence[Pair]) -> tuple[Point, ...]:
 
 
 def _clique_size(run: ReportedRun) -> float | None:
-    """Mean over batches of the largest clique's size."""
+    """Average the largest clique's size over batches."""
     counts = () if run.evidence is None else run.evidence.counts
     return average(line.get("max_size") for line in counts)
 
 
 def curve_figure(curve: Curve) -> Figure:
-    """Points joined where the setting is a number, rows of dots where it is a choice."""
+    """Draw points, joined where the setting is a number, rows of dots where it is a choice."""
     if not all(_is_number(point.value) for point in curve.points):
         return _choices(curve)
+
+    # Beside accuracy by batch size, the size of cliques where it was counted.
     sizes = [point.clique_size for point in curve.points]
     wide = curve.field == "batch_size" and all(size is not None for size in sizes)
     with new_figure(6.8 if wide else 3.9, 2.9) as figure:
@@ -133,7 +141,7 @@ def curve_figure(curve: Curve) -> Figure:
 
 
 def curves_figure(curves: Mapping[str, Curve]) -> Figure:
-    """Named curves side by side, two in a row, with the likelihood beside the accuracy."""
+    """Draw named curves, two in a row, with the likelihood beside the accuracy."""
     columns = min(2, len(curves))
     rows = -(-len(curves) // columns)
     with new_figure(4.6 * columns, 3.2 * rows) as figure:
@@ -149,15 +157,18 @@ def curves_figure(curves: Mapping[str, Curve]) -> Figure:
             other.set_ylabel("NLL (grey)", color=FAINT)
             other.tick_params(colors=FAINT)
             other.grid(False)
+            # In points of accuracy, and in nats.
             _widen(axes, 2.0)
             _widen(other, 0.05)
+
+        # An odd number of curves leaves a panel over.
         for axes in panels[len(curves) :]:
             axes.set_visible(False)
     return figure
 
 
 def _draw(axes: Axes, curve: Curve) -> Sequence[float]:
-    """Accuracy with error bars, the default and zero-shot; returns where the points are."""
+    """Draw accuracy with error bars, the default and zero-shot; return where the points are."""
     points = [point for point in curve.points if point.mean is not None]
     values = [point.value for point in points]
     means = [point.mean or 0.0 for point in points]
@@ -188,7 +199,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _axis(axes: Axes, field: str, values: Sequence[Any]) -> Sequence[float]:
-    """Positions of the values on the axis, which are the ticks.
+    """Set the values as ticks of the axis, and return their positions.
 
     Numbers that multiply are on a logarithm; words, and such numbers with a zero,
     evenly spaced.
@@ -221,7 +232,7 @@ def _widen(axes: Axes, span: float) -> None:
 
 
 def _choices(curve: Curve) -> Figure:
-    """Dots in rows: the scale need not begin at 0, as that of bars would have to."""
+    """Draw dots in rows: the scale need not begin at 0, as that of bars would have to."""
     with new_figure(5.6, 1.0 + 0.36 * len(curve.points)) as figure:
         axes = figure.subplots()
         for position, point in enumerate(curve.points):

@@ -30,7 +30,7 @@ class Embedding:
 
 
 def pca(features: Array) -> tuple[Array, float]:
-    """The two directions of largest variance (n, 2), and the share of variance they hold.
+    """Project on the two directions of largest variance (n, 2); also return their share of it.
 
     Signs are fixed: the largest entry of a direction is positive.
     """
@@ -49,12 +49,13 @@ def pca(features: Array) -> tuple[Array, float]:
 
 
 def tsne(features: Array) -> Array:
-    """t-SNE in the plane (n, 2) by openTSNE, from the first two principal components."""
+    """Run openTSNE's t-SNE in the plane (n, 2), from the first two principal components."""
     from openTSNE import TSNE
 
     points, _ = pca(features)
     spread = max(float(points[:, 0].std()), 1e-12)
     start = points / spread * 1e-4
+    # openTSNE wants fewer neighbours than a third of the points.
     perplexity = max(2.0, min(30.0, (len(features) - 1) / 3))
     fitted = TSNE(
         perplexity=perplexity,
@@ -67,10 +68,11 @@ def tsne(features: Array) -> Array:
 
 
 def cohesion(features: Array, labels: npt.NDArray[np.int64]) -> float:
-    """Mean over images of cosine to the own class's centre minus that to the nearest other one."""
+    """Average over images the cosine to the own class's centre minus that to the nearest other."""
     present, owner = np.unique(labels, return_inverse=True)
     if len(present) < 2:
         return float("nan")
+    # A centre is the direction of the sum of its features.
     sums = np.zeros((len(present), features.shape[1]))
     np.add.at(sums, owner, features)
     centres = sums / np.linalg.norm(sums, axis=1, keepdims=True)
@@ -84,7 +86,7 @@ def cohesion(features: Array, labels: npt.NDArray[np.int64]) -> float:
 
 
 def embed(evidence: Evidence, how: How = "auto") -> Embedding | None:
-    """A map of all images shown in full; ``None`` where no prompted features were stored.
+    """Map all images shown in full; ``None`` where no prompted features were stored.
 
     ``auto`` takes t-SNE if openTSNE is installed, else PCA.
     """
@@ -136,7 +138,8 @@ def embed(evidence: Evidence, how: How = "auto") -> Embedding | None:
 
 
 def embedding_figure(embedding: Embedding, names: tuple[str, ...]) -> Figure:
-    """Two panels in the same axes, a marker and a colour per class."""
+    """Draw two panels in the same axes, a marker and a colour per class."""
+    # The most frequent classes have colours; -1 is no class.
     frequent = Counter(embedding.labels.tolist()).most_common(CLASSES)
     shown = sorted(label for label, _ in frequent if label >= 0)
     with new_figure(7.2, 3.9) as figure:

@@ -81,6 +81,7 @@ def _attention(
     if not images:
         return ""
     what = "attention of the class token" if kind == "class" else "attention rollout"
+
     block = run.record.settings["config"]["blocks"][0]
     caption = (
         f"Mean over heads of the {what} from block {block} on, the first with a prompt; "

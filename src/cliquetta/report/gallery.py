@@ -53,7 +53,7 @@ class CliqueCard:
 
 
 def clique_cards(evidence: Evidence, limit: int) -> list[CliqueCard]:
-    """Up to ``limit`` cliques, those with most changed images first, none like one before it."""
+    """Choose up to ``limit`` cliques, most changed images first, none like one before it."""
     found = []
     for batch in evidence.batches:
         for clique in () if batch.description is None else batch.description["cliques"]:
@@ -61,6 +61,7 @@ def clique_cards(evidence: Evidence, limit: int) -> list[CliqueCard]:
             found.append(_Stored(batch, clique, frozenset(stored)))
     found.sort(key=lambda each: each.rank)
 
+    # Cliques of several classes may have the same images: one of them is enough.
     chosen: list[_Stored] = []
     for candidate in found:
         if len(chosen) == limit:
@@ -91,16 +92,18 @@ class _Stored:
         return -fewest_first, -smallest_first, self.batch.number, self.clique["id"]
 
     def resembles(self, other: "_Stored") -> bool:
-        """Whether more than half of the smaller clique is in both."""
+        """Return whether more than half of the smaller clique is in both."""
         if self.batch.number != other.batch.number:
             return False
         shared = len(self.members & other.members)
         return 2 * shared > min(len(self.members), len(other.members))
 
     def tiles(self) -> list[Tile]:
-        """The members with their mean cosine to the others, those that changed first."""
+        """Return the members with their mean cosine to the others, those that changed first."""
         members = sorted(self.members)
         features = self.batch.features[members]
+
+        # Features are of unit length: products are cosines, the diagonal is 1.
         cosines = features @ features.T
         to_others = cosines.sum(axis=1) - cosines.diagonal()
         mean = to_others / max(1, len(members) - 1)
@@ -113,7 +116,7 @@ class _Stored:
 
 
 def changed_tiles(evidence: Evidence, limit: int) -> list[Tile]:
-    """The first images whose prediction changed: repaired ones, then broken ones, then the rest."""
+    """Choose the first images whose prediction changed: repaired, then broken, then the rest."""
     tiles = [
         _tile(batch, index)
         for batch in evidence.batches
@@ -139,7 +142,7 @@ def _tile(batch: BatchEvidence, index: int, similarity: float | None = None) -> 
 
 
 def data_uri(picture: npt.NDArray[np.uint8]) -> str:
-    """A small picture (s, s, 3) as text that a page can hold."""
+    """Write a small picture (s, s, 3) as text that a page can hold."""
     file = io.BytesIO()
     Image.fromarray(picture).save(file, "WEBP", quality=82, method=6)
     text = base64.b64encode(file.getvalue()).decode()
@@ -147,7 +150,7 @@ def data_uri(picture: npt.NDArray[np.uint8]) -> str:
 
 
 def changed_section(run: ReportedRun, evidence: Evidence, limit: int) -> str:
-    """Images whose prediction changed."""
+    """Render images whose prediction changed."""
     tiles = changed_tiles(evidence, limit)
     if not tiles:
         return ""
@@ -161,7 +164,7 @@ def changed_section(run: ReportedRun, evidence: Evidence, limit: int) -> str:
 
 
 def cliques_section(run: ReportedRun, evidence: Evidence, limit: int) -> str:
-    """Cliques with their members."""
+    """Render cliques with their members."""
     cards = clique_cards(evidence, limit)
     if not cards:
         return ""

@@ -15,19 +15,19 @@ _REM_PER_INCH = 7.4
 
 
 def esc(value: object) -> str:
-    """Text for HTML, also inside of attributes."""
+    """Escape a text for HTML, also inside of attributes."""
     return escape(str(value), quote=True)
 
 
 def number(value: float | None, digits: int = 2, *, signed: bool = False) -> str:
-    """A figure of a table; a dash where there is none."""
+    """Write a figure of a table; a dash where there is none."""
     if value is None or value != value:
         return "–"
     return decimal(value, digits, signed=signed).replace("-", "−")
 
 
 def count(amount: int, noun: str, plural: str = "") -> str:
-    """An amount with its noun: ``1 image``, ``2,000 images``."""
+    """Write an amount with its noun: ``1 image``, ``2,000 images``."""
     return f"{amount:,} {noun if amount == 1 else plural or f'{noun}s'}"
 
 
@@ -38,8 +38,9 @@ def table(
     caption: str = "",
     labels: int = 1,
 ) -> str:
-    """A table; the first ``labels`` columns name the row, the others hold numbers."""
+    """Render a table; the first ``labels`` columns name the row, the others hold numbers."""
     sides = [""] * labels + [' class="number"'] * (len(columns) - labels)
+    # Cells of numbers are named after their column, which phones show beside them.
     names = [esc(name) for name in columns]
     head = ""
     for side, name in zip(sides, names, strict=True):
@@ -59,7 +60,7 @@ def table(
 
 
 def cards(entries: Sequence[tuple[str, str]]) -> str:
-    """Large figures with what they mean: ``(figure, meaning)``."""
+    """Render large figures with what they mean: ``(figure, meaning)``."""
     items = ""
     for value, meaning in entries:
         items += f"<li><b>{esc(value)}</b><span>{esc(meaning)}</span></li>"
@@ -67,7 +68,7 @@ def cards(entries: Sequence[tuple[str, str]]) -> str:
 
 
 def details(summary: str, body: str) -> str:
-    """A part that opens on demand; ``body`` is HTML."""
+    """Render a part that opens on demand; ``body`` is HTML."""
     return f"<details><summary>{esc(summary)}</summary>{body}</details>"
 
 
@@ -95,6 +96,7 @@ def frame(
             f'<section id="part-{index}" aria-labelledby="title-{index}">'
             f'<h2 id="title-{index}">{esc(name)}</h2>{content}</section>'
         )
+
     remarks = "".join(f'<p class="note">{esc(note)}</p>' for note in notes)
     # The policy forbids the page to fetch anything: what is not in the file is not
     # shown.
@@ -134,7 +136,7 @@ class PageFigures:
     rendered: dict[str, str] = field(default_factory=dict)
 
     def add(self, name: str, draw: Callable[[], Figure], alt: str, caption: str) -> str:
-        """The figure of this name as HTML, drawn the first time; ``caption`` is plain text."""
+        """Render the figure of this name, drawn the first time; ``caption`` is plain text."""
         if name not in self.rendered:
             figure = draw()
             self.drawn[name] = figure

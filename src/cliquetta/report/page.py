@@ -51,7 +51,7 @@ def build_page(
     unfinished: Sequence[Run] = (),
     choices: Choices | None = None,
 ) -> Page:
-    """The report of ``runs``; where it would grow too large, later ones get less detail."""
+    """Build the report of ``runs``; where it would grow too large, later ones get less detail."""
     choices = choices or Choices()
     figures = PageFigures()
     groups = shown_groups(runs)
@@ -91,9 +91,11 @@ def _document(
     figures: PageFigures,
     amounts: Amounts,
 ) -> str:
-    """The page with so much detail."""
+    """Render the page with so much detail."""
     results = parts.headline(runs) + parts.results(runs)
     sections: list[tuple[str, str]] = [("Results", results)]
+
+    # Every stream of images has a section, with the evidence of a few runs.
     shown = 0
     left_out = 0
     for index, group in enumerate(groups):
@@ -117,6 +119,7 @@ def _document(
             )
             if section:
                 body += f"<h3>Inside {esc(label)}</h3>{section}"
+
         of_dataset = sum(run.record.dataset == group.dataset for run in runs)
         hidden = of_dataset - len(group.runs)
         if hidden:
@@ -124,6 +127,7 @@ def _document(
             body = f'<p class="note">{words}</p>{body}'
         if body:
             sections.append((group.dataset, body))
+
     curves = find_curves(runs)
     if curves:
         sections.append(("Settings", parts.curves_section(curves, figures)))
@@ -177,7 +181,7 @@ def _lead(runs: Sequence[ReportedRun]) -> str:
 
 
 def unlearned_text(records: Sequence[Record]) -> list[str]:
-    """The remark on runs that were to learn text prompts and could not."""
+    """Remark on runs that were to learn text prompts and could not."""
     fine = {"learned", "not asked for"}
     remarks = {
         f"{record.method} learned no text prompt on {record.dataset}: "

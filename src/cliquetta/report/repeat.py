@@ -14,11 +14,12 @@ _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
 def repeat_command(record: Record) -> tuple[str, list[str]]:
-    """``cliquetta evaluate ...`` for a record's settings, and remarks on what it cannot say."""
+    """Write ``cliquetta evaluate ...`` for a record's settings; also what it cannot say."""
     settings = record.settings
     remarks: list[str] = []
     words = ["cliquetta", "evaluate", "--dataset", record.dataset]
 
+    # Only what differs from the preset is written.
     usual = settings["config"]
     try:
         get_method(record.method)
@@ -86,7 +87,7 @@ def _template_options(prompts: Sequence[str]) -> Sequence[str]:
 
 
 def _typed(value: Any) -> str:
-    """A value as ``--set`` reads it."""
+    """Write a value as ``--set`` reads it."""
     if isinstance(value, list | tuple):
         return ",".join(map(str, value))
     if isinstance(value, bool):

@@ -40,12 +40,12 @@ class ReportedRun(Run):
         return bool((self.predictions.labels >= 0).any())
 
     def metric(self, name: str) -> float | None:
-        """A score, in percent where it is a share."""
+        """Return A score, in percent where it is a share."""
         value = self.record.metrics.get(name)
         return None if value is None else float(value)
 
     def class_name(self, label: int) -> str:
-        """A class in words."""
+        """Return A class in words."""
         return self.names[label] if 0 <= label < len(self.names) else "unknown"
 
 
@@ -71,6 +71,7 @@ class RunGroup:
         """Labels by id: method and preset, and whatever else differs between runs of one label."""
         labels = {}
         for name, members in grouped(self.runs, lambda run: run.name).items():
+            # Runs of one label are told apart by the settings in which they differ.
             settings = {run.id: flat_settings(run) for run in members}
             keys = varying(list(settings.values()))
             for id, setting in settings.items():
@@ -82,7 +83,7 @@ class RunGroup:
 def load_runs(
     paths: Sequence[Path | str], root: Path | str | None = None
 ) -> tuple[list[ReportedRun], list[Run]]:
-    """The finished and the unfinished runs in run folders, folders of runs or record files.
+    """Load the finished and the unfinished runs of run folders, folders of runs or record files.
 
     ``root`` is the root directory of datasets; only class names are read from them, and
     only for runs without any.
@@ -111,7 +112,7 @@ def load_runs(
 def _class_names(
     record: Record, root: Path | str | None, class_lists: dict[str, tuple[str, ...]]
 ) -> tuple[str, ...]:
-    """Class names of a run, looked up once per class list."""
+    """Look up the class names of a run, once per class list."""
     prompts = record.settings["prompts"]
     wanted = str(prompts["names"])
     if wanted not in class_lists:
@@ -120,6 +121,7 @@ def _class_names(
             names = get_dataset(dataset, root).names
         except (ValueError, KeyError, OSError, ImportError):  # it cannot be opened here
             names = ()
+        # The dataset of this machine may have other classes than that of the run.
         if digest(list(names)) != wanted:
             names = tuple(f"class {label}" for label in range(prompts["classes"]))
         class_lists[wanted] = names
@@ -127,7 +129,8 @@ def _class_names(
 
 
 def group_runs(runs: Sequence[ReportedRun]) -> list[RunGroup]:
-    """Runs by dataset and by the images they saw, in the order given."""
+    """Group runs by dataset and by the images they saw, in the order given."""
+    # Predictions name their images in the order of the stream.
     groups = grouped(runs, lambda run: (run.record.dataset, run.predictions.keys))
     found = []
     for (dataset, _), members in groups.items():
@@ -137,7 +140,7 @@ def group_runs(runs: Sequence[ReportedRun]) -> list[RunGroup]:
 
 
 def shown_groups(runs: Sequence[ReportedRun]) -> list[RunGroup]:
-    """One group per dataset, with one run per method: what figures can show.
+    """Choose one group per dataset, with one run per method: what figures can show.
 
     Of several seeds the first; of several settings of a method the one that is closest
     to what most of its runs have.
@@ -162,6 +165,8 @@ def _one_per_method(runs: Sequence[ReportedRun]) -> tuple[ReportedRun, ...]:
     for members in grouped(runs, lambda run: run.name).values():
         settings = [flat_settings(run) for run in members]
         keys = [key for key in varying(settings) if key != "seed"]
+
+        # The run that agrees with the others in most settings stands for its method.
         usual = {key: most_common([each.get(key) for each in settings]) for key in keys}
         agreement = []
         for setting in settings:
@@ -172,11 +177,11 @@ def _one_per_method(runs: Sequence[ReportedRun]) -> tuple[ReportedRun, ...]:
 
 
 def most_common(values: Sequence[Any]) -> Any:
-    """The value that most have; of equally many the first."""
+    """Return the value that most have; of equally many the first."""
     ((most_frequent, _),) = Counter(map(repr, values)).most_common(1)
     return next(value for value in values if repr(value) == most_frequent)
 
 
 def flat_settings(run: Run) -> dict[str, Any]:
-    """Settings in which runs of one method may differ: config, conditions and seed."""
+    """Return settings in which runs of one method may differ: config, conditions and seed."""
     return {**run.setting, **run.conditions, "seed": run.record.seed}

@@ -107,6 +107,8 @@ def find(evidence: Evidence, kind: Kind = "class") -> ScapFindings | None:
                     retained_used.add((scored["class"], scored["retained"]))
     common = candidates.most_common(1)
     cliques = _total(lines, "cliques")
+
+    # Lines have means of a batch: the mean over cliques weighs them by their number.
     members = sum(line["cliques"] * line["mean_size"] for line in lines)
     return ScapFindings(
         images=images,
@@ -131,7 +133,7 @@ def _total(lines: Sequence[Mapping[str, Any]], name: str) -> int:
 
 
 def _moved(entry: MapEvidence, kind: Kind) -> float:
-    """Percent of the attention on patches that all prompts together moved elsewhere."""
+    """Return percent of the attention on patches that all prompts together moved elsewhere."""
     grids = patch_grid(torch.from_numpy(entry.maps[kind])).numpy()
     plain = grids[0]
     together = grids[-1]

@@ -31,12 +31,12 @@ _FOLDED = 8  # runs up to which commands are shown without a click
 
 
 def slug(text: str) -> str:
-    """A name for ids and files."""
+    """Make a name for ids and files."""
     return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-").lower()
 
 
 def results(runs: Sequence[ReportedRun]) -> str:
-    """One row per dataset and method, seeds together."""
+    """Render one row per dataset and method, seeds together."""
     comparison = compare(runs, split=True)
     rows = [_result_row(cell) for cell in comparison.cells.values()]
     columns = (
@@ -51,6 +51,7 @@ def results(runs: Sequence[ReportedRun]) -> str:
         METRICS["ece"].heading,
         "images/s",
     )
+
     notes = [f"{mark} {MARKS[mark]}" for mark in comparison.marks]
     if any(cell.better for cell in comparison.cells.values()):
         notes.append(
@@ -87,7 +88,7 @@ def _result_row(cell: Cell) -> list[str]:
 
 
 def headline(runs: Sequence[ReportedRun]) -> str:
-    """Headline numbers: of one method what it changed, of a few how often each is right.
+    """Render headline numbers: what one method changed, or how often each of a few is right.
 
     All seeds count, as in the table below. Nothing for many methods, or where not all
     of them saw the same images.
@@ -102,6 +103,8 @@ def headline(runs: Sequence[ReportedRun]) -> str:
         return ""
     if not all((run.labels >= 0).any() for each in streams for run in each.values()):
         return ""
+
+    # Accuracy of every method over all seeds, and what each changed.
     entries = []
     for name in streams[0]:
         accuracy = _right([each[name] for each in streams])
@@ -127,7 +130,7 @@ def headline(runs: Sequence[ReportedRun]) -> str:
 
 
 def _compared_streams(runs: Sequence[ReportedRun]) -> list[dict[str, Predictions]]:
-    """Predictions by method, zero-shot first, for every seed and dataset with both."""
+    """Return predictions by method, zero-shot first, for every seed and dataset with both."""
     streams = []
     for members in grouped(runs, lambda run: run.record.seed).values():
         for group in shown_groups(members):
@@ -147,7 +150,7 @@ def _right(streams: Sequence[Predictions]) -> str:
 
 
 def group_section(group: RunGroup, figures: PageFigures, *, draw: bool) -> str:
-    """The section of one stream of images; ``draw`` says whether with figures."""
+    """Render the section of one stream of images; ``draw`` says whether with figures."""
     parts = []
     base = group.baseline
     if base is not None:
@@ -172,7 +175,7 @@ def group_section(group: RunGroup, figures: PageFigures, *, draw: bool) -> str:
 
 
 def _stream(group: RunGroup, figures: PageFigures, name: str) -> str:
-    """The figure of accuracy over the stream."""
+    """Render the figure of accuracy over the stream."""
     ends = {}
     for run in group.runs:
         ends[group.labels[run.id]] = stream.accuracy_so_far(run.predictions)[-1]
@@ -189,7 +192,7 @@ def _stream(group: RunGroup, figures: PageFigures, name: str) -> str:
 
 
 def _reliability(group: RunGroup, figures: PageFigures, name: str) -> str:
-    """The figure of calibration, a panel per run."""
+    """Render the figure of calibration, a panel per run."""
     errors = []
     for run in group.runs:
         errors.append(f"{group.labels[run.id]} {number(run.metric('ece'), 1)} %")
@@ -206,7 +209,7 @@ def _reliability(group: RunGroup, figures: PageFigures, name: str) -> str:
 def _changed(
     base: ReportedRun, run: ReportedRun, label: str, figures: PageFigures
 ) -> str:
-    """Predictions that a run changed: a table of moves, with labels beside a figure."""
+    """Render predictions that a run changed: a table of moves, with labels beside a figure."""
     moves = changes.moves(base.predictions, run.predictions)
     if not moves:
         return ""
@@ -235,7 +238,7 @@ def _changed(
 
 
 def curves_section(curves: Sequence[Curve], figures: PageFigures) -> str:
-    """Settings that were varied."""
+    """Render settings that were varied."""
     parts = []
     for curve in curves:
         points = [f"{point.value}: {point.mean:.1f} %" for point in curve.points]
@@ -243,6 +246,7 @@ def curves_section(curves: Sequence[Curve], figures: PageFigures) -> str:
         about = curve.points[0].records[0]
         words = curve.field.replace("_", " ")
         alt = f"Top-1 of {about.method} on {about.dataset} over {words}; {values}"
+
         caption = f"{about.method} on {about.dataset}: {words}."
         if curve.default is not None:
             caption += f" Most runs have {curve.default}; everything else as in those."
@@ -256,7 +260,7 @@ def curves_section(curves: Sequence[Curve], figures: PageFigures) -> str:
 
 
 def repeat_section(runs: Sequence[ReportedRun]) -> str:
-    """The command, the config and the machine of every run; many of them folded away."""
+    """Render command, config and machine of every run; many of them folded away."""
     parts = []
     for run in runs:
         line, remarks = repeat_command(run.record)
@@ -273,7 +277,7 @@ def repeat_section(runs: Sequence[ReportedRun]) -> str:
 
 
 def _settings(run: ReportedRun) -> str:
-    """Tables of what a run was, on which machine, and of the fields of its config."""
+    """Render tables of what a run was, on which machine, and of the fields of its config."""
     record = run.record
     memory = []
     for kind, size in record.peak_memory.items():
@@ -292,6 +296,7 @@ def _settings(run: ReportedRun) -> str:
         ("device", str(record.environment.get("device_name", ""))),
         ("versions", ", ".join(versions)),
     ]
+
     config = []
     for key, value in record.settings["config"].items():
         config.append((key, json.dumps(value)))

@@ -17,7 +17,7 @@ _POINTS = 240  # points drawn per line; a page must stay small
 
 
 def accuracy_so_far(predictions: Predictions) -> npt.NDArray[np.float64]:
-    """Percent right among the labelled images up to each image, (n,); NaN before the first."""
+    """Compute percent right among labelled images up to each image, (n,); NaN before the first."""
     labelled = predictions.labels >= 0
     seen = labelled.cumsum()
     right = (predictions.correct & labelled).cumsum()
@@ -28,7 +28,7 @@ def accuracy_so_far(predictions: Predictions) -> npt.NDArray[np.float64]:
 
 
 def domain_starts(keys: Sequence[str], datasets: Iterable[str]) -> list[int]:
-    """Positions from which on images are of another of the datasets; others count for none."""
+    """Find where images of another of the datasets begin; others count for none."""
     by_length = sorted(set(datasets), key=len, reverse=True)
     starts = []
     current = None
@@ -44,7 +44,7 @@ def domain_starts(keys: Sequence[str], datasets: Iterable[str]) -> list[int]:
 
 
 def dataset_changes(run: ReportedRun) -> list[int]:
-    """Positions in a sequence of datasets at which another one begins."""
+    """Find where another dataset begins in a sequence of datasets."""
     if run.order == "mixed":
         return []
     stream = run.record.settings["stream"]
@@ -54,7 +54,7 @@ def dataset_changes(run: ReportedRun) -> list[int]:
 
 
 def stream_figure(group: RunGroup) -> style.Figure:
-    """Accuracy so far of every run, and below it the predictions gained over zero-shot."""
+    """Draw accuracy so far of every run, and below it predictions gained over zero-shot."""
     base = group.baseline
     both = base is not None and bool(group.adapted)
     drawn = _drawn_images(len(group.runs[0].predictions))
@@ -64,6 +64,8 @@ def stream_figure(group: RunGroup) -> style.Figure:
             len(heights), 1, sharex=True, squeeze=False, height_ratios=heights
         )
         axes = panels[:, 0]
+
+        # Every method above, and below what it gained over zero-shot.
         for turn, run in enumerate(group.adapted):
             look = style.line_look(turn) | {"marker": ""}
             label = group.labels[run.id]
@@ -78,12 +80,15 @@ def stream_figure(group: RunGroup) -> style.Figure:
             values = accuracy_so_far(base.predictions)[drawn]
             label = f"{group.labels[base.id]}  {values[-1]:.1f} %"
             axes[0].plot(drawn + 1, values, label=label, **style.BASELINE_LOOK)
+
         _finish(axes[0], group, "right so far, %")
         _leave_the_start_out(axes[0])
         axes[0].legend(loc="best", ncols=1 if len(group.runs) < 7 else 2)
         if both:
             axes[1].axhline(0, color=style.FAINT, linewidth=1)
             _finish(axes[1], group, "predictions gained")
+
+            # Gains of no image at all would be drawn as a line between whole numbers.
             low, high = axes[1].get_ylim()
             axes[1].set_ylim(min(low, -1.3), max(high, 1.3))
             axes[1].yaxis.get_major_locator().set_params(integer=True)
@@ -99,6 +104,7 @@ def _drawn_images(images: int) -> npt.NDArray[np.int64]:
 
 def _leave_the_start_out(axes: style.Axes) -> None:
     """Scale to what comes after the first tenth: the mean of a few images jumps from 0 to 100."""
+    # The first tenth of every line is left out.
     parts = []
     for line in axes.get_lines():
         values = np.asarray(line.get_ydata(), dtype=np.float64)
@@ -108,6 +114,7 @@ def _leave_the_start_out(axes: style.Axes) -> None:
         return
     low = np.nanmin(heights)
     high = np.nanmax(heights)
+
     room = max(2.0, 0.15 * (high - low))
     axes.set_ylim(max(-1.0, low - room), min(101.0, high + room))
 
@@ -137,7 +144,7 @@ class Reliability:
 
 
 def reliability(predictions: Predictions) -> Reliability:
-    """Bins of the labelled predictions; a bin holds its lower edge, the last one both.
+    """Count labelled predictions in bins; a bin holds its lower edge, the last one both.
 
     The edges are torchmetrics' own, so that the error is the one of the record; there,
     only confidences of exactly 1 have a bin to themselves.
@@ -163,10 +170,11 @@ def reliability(predictions: Predictions) -> Reliability:
 
 
 def reliability_figure(group: RunGroup) -> style.Figure:
-    """One panel per run: accuracy by confidence over a histogram of the confidences."""
+    """Draw one panel per run: accuracy by confidence over a histogram of confidences."""
     columns = min(4, len(group.runs))
     rows = -(-len(group.runs) // columns)
     with style.new_figure(max(2.6 * columns, 3.4), 3.3 * rows) as figure:
+        # Every run has two panels, one above the other.
         ratios = [3, 1] * rows
         grid = figure.subplots(
             2 * rows, columns, squeeze=False, sharex=True, height_ratios=ratios

@@ -91,13 +91,13 @@ BASELINE_LOOK: dict[str, Any] = {"color": FAINT, "linestyle": (0, (3, 3)), "mark
 
 
 def can_draw() -> bool:
-    """Whether matplotlib is there."""
+    """Return whether matplotlib is there."""
     return find_spec("matplotlib") is not None
 
 
 @contextmanager
 def new_figure(width: float, height: float) -> Iterator[Figure]:
-    """A figure in our look, drawn without a screen; ``width`` and ``height`` in inches."""
+    """Open a figure in our look, drawn without a screen; ``width`` and ``height`` in inches."""
     if not can_draw():
         raise UserError(
             "figures need matplotlib: install it with pip install 'cliquetta[report]'"
@@ -110,7 +110,7 @@ def new_figure(width: float, height: float) -> Iterator[Figure]:
 
 
 def to_svg(figure: Figure, alt: str, prefix: str) -> str:
-    """The figure as SVG for a page: accessible, in the page's colours and font.
+    """Write the figure as SVG for a page: accessible, in the page's colours and font.
 
     ``prefix`` keeps the ids of several figures on one page apart.
     """
@@ -135,7 +135,7 @@ def to_svg(figure: Figure, alt: str, prefix: str) -> str:
 
 
 def to_file(figure: Figure, kind: str) -> bytes:
-    """The figure as ``png`` (200 dpi) or ``pdf``, on white."""
+    """Write the figure as ``png`` (200 dpi) or ``pdf``, on white."""
     import matplotlib
 
     file = io.BytesIO()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.results import grid_files
-from benchmarks.results.results_pages import ResultsPages
+from benchmarks.results.pages import ResultsPages
 from cliquetta.evaluation.record import load_record, unpack_records
 from tests._helpers.running import Run
 

@@ -12,7 +12,6 @@ from benchmarks.results.printed_page import (
     DESCRIPTIONS,
     SINGLE,
     Printed,
-    insert_between,
     match,
     measure,
     printed_section,
@@ -93,16 +92,6 @@ def test_a_difference_beyond_two_errors_is_bold_and_has_its_sentence() -> None:
     assert cells in section
     assert "- TDA: a paper, table 1. Other texts." in section
     assert "Recorded 2026-11-19 on a GPU, torch 2.11: 1 runs." in section
-
-
-def test_the_section_replaces_what_was_between_its_marks() -> None:
-    start = "<!-- imagenet: python -m benchmarks.results published -->"
-    page = f"before\n{start}\nold\n<!-- /imagenet -->\nafter"
-    assert insert_between(page, "imagenet", "published", "new") == page.replace(
-        "old", "new"
-    )
-    with pytest.raises(ValueError, match="needs a line"):
-        insert_between("no marks", "imagenet", "published", "new")
 
 
 def test_every_printed_figure_has_a_source_and_a_run_in_the_grid() -> None:

@@ -5,11 +5,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.results.grid_files import GRIDS, grid_file
-from benchmarks.results.results_pages import (
-    BEGIN,
-    END,
-    ResultsPages,
-)
+from benchmarks.results.pages import ResultsPages
+from benchmarks.results.texts import insert_between
 from cliquetta.errors import UserError
 from cliquetta.evaluation.grid import ROOT, grid_roles, read_grid
 
@@ -32,18 +29,16 @@ def test_the_grids_of_the_pages_can_be_read() -> None:
 @pytest.mark.parametrize("page", GRIDS)
 def test_pages_are_what_the_records_say(page: str, tmp_path: Path) -> None:
     """The table of README is made from a README without it."""
-    docs, readme, emptied = (
-        REPOSITORY / "docs",
-        REPOSITORY / "README.md",
-        tmp_path / "README.md",
-    )
-    before, _, after = readme.read_text(encoding="utf-8").partition(BEGIN)
-    emptied.write_text(
-        f"{before}{BEGIN}\n{END}{after.partition(END)[2]}", encoding="utf-8"
-    )
+    docs = REPOSITORY / "docs"
+    readme = REPOSITORY / "README.md"
+    emptied = tmp_path / "README.md"
+    text = readme.read_text(encoding="utf-8")
+    without_table = insert_between(text, "headline", "headline", "")
+    emptied.write_text(without_table, encoding="utf-8")
     pages = ResultsPages(docs / "results", emptied, docs / "methods/README.md")
     for path, text in pages.texts(page).items():
-        known = (readme if path == emptied else path).read_text(encoding="utf-8")
+        file = readme if path == emptied else path
+        known = file.read_text(encoding="utf-8")
         assert known == text, f"run `python -m benchmarks.results {page}`"
 
 
