@@ -199,9 +199,7 @@ def test_a_state_with_settings_that_the_method_no_longer_has_is_of_another_versi
     header["config"] |= {"vote_share": 0.4, "abstain_below": 0.1}  # as of 2026-11-18
     path.write_bytes(pack(tensors, header))
 
-    says = (
-        "another version of cliquetta: domain_norm has no abstain_below, vote_share any"
-    )
+    says = "domain_norm no longer has the settings abstain_below, vote_share; start"
     with pytest.raises(StateMismatchError, match=says):
         if read == "load_method":
             load_method(path, TINY)
