@@ -95,6 +95,8 @@ class Block(nn.Module):
         projected = self.qkv(self.ln_1(x)).index_select(0, tokens)
         parts = projected.view(-1, length, 3, self.heads, size).unbind(dim=2)
         q, k, v = (part.transpose(1, 2) for part in parts)
+
+        # Causal, so empty slots behind a text change nothing.
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
         # Back to the tokens: (T, D).
@@ -111,6 +113,7 @@ class Block(nn.Module):
         if prefix is not None:
             k, v, mask = self.prepend(prefix, k, v, None)
 
+        # Attention by hand: the fused one does not give its weights.
         scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
         if mask is not None:
             scores = scores.masked_fill(~mask, -torch.inf)
@@ -162,6 +165,7 @@ class Block(nn.Module):
         self, prefix: Prefix, k: Tensor, v: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Put keys and values of the prefix in front; return them with the mask that fits."""
+        # One row of tokens may serve the whole batch (R = 1).
         B, H, T, size = k.shape
         R, P, _, _ = prefix.tokens.shape
         if mask is not None:

@@ -226,6 +226,8 @@ class ResNetPool(nn.Module):
     def __init__(self, side: int, width: int, heads: int, embed_dim: int) -> None:
         super().__init__()
         self.heads = heads
+
+        # One position more, for the mean.
         self.positional_embedding = nn.Parameter(torch.zeros(side**2 + 1, width))
 
         self.k_proj = nn.Linear(width, width)
@@ -236,7 +238,6 @@ class ResNetPool(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Compute features (B, E) of a map (B, C, S, S)."""
         # Positions as a sequence, their mean in front: (B, 1 + S * S, C).
-        # Positions as a sequence, their mean in front: (B, 1 + S * S, C).
         x = x.flatten(2).transpose(1, 2)
         mean = x.mean(dim=1, keepdim=True)
         x = torch.cat([mean, x], dim=1) + self.positional_embedding
@@ -245,6 +246,8 @@ class ResNetPool(nn.Module):
         q = self._by_heads(self.q_proj(x[:, :1]))
         k = self._by_heads(self.k_proj(x))
         v = self._by_heads(self.v_proj(x))
+
+        # (B, heads, 1, C / heads)
         attended = F.scaled_dot_product_attention(q, k, v)
         pooled = attended.transpose(1, 2).flatten(1)
         return cast(Tensor, self.c_proj(pooled))

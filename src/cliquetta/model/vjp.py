@@ -354,6 +354,7 @@ class VisualTape:
         order = index.argsort()
         gradients = self.replayed.by_rows(self._pull, cotangents[order], index[order])
 
+        # Back into the order of the cotangents.
         by_block = {}
         for block, rows in zip(self.blocks, gradients, strict=True):
             by_block[block] = torch.empty_like(rows).index_copy(0, order, rows)
