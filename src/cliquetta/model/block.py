@@ -100,8 +100,8 @@ class Block(nn.Module):
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
         # Back to the tokens: (T, D).
-        by_slot = attended.transpose(1, 2).reshape(len(projected), -1)
-        flat = by_slot.index_select(0, slots)
+        flat = attended.transpose(1, 2).reshape(len(projected), -1)
+        flat = flat.index_select(0, slots)
         return self.mlp((x + self.out(flat))[None])[0]
 
     def with_weights(
@@ -201,8 +201,8 @@ class Block(nn.Module):
     def _rest(self, x: Tensor, attended: Tensor) -> Tensor:
         """Apply output projection, residuals and MLP after the attention."""
         B, _, T, _ = attended.shape
-        side_by_side = attended.transpose(1, 2).reshape(B, T, -1)
-        return self.mlp(x + self.out(side_by_side))
+        # Without names for the steps, whose values would fill memory during the MLP.
+        return self.mlp(x + self.out(attended.transpose(1, 2).reshape(B, T, -1)))
 
     def mlp(self, x: Tensor) -> Tensor:
         """Add the MLP of its norm to ``x``."""

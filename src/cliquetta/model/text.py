@@ -163,8 +163,8 @@ class TextTower(nn.Module):
         # The empty slots of a row repeat a token: what stands behind the end is never
         # seen.
         tokens = send(real.cumsum(dim=0) - 1, device)
-        positioned = (embeddings + self.position[:L]).flatten(0, 1)
-        x = positioned.index_select(0, slots)
+        x = (embeddings + self.position[:L]).flatten(0, 1)
+        x = x.index_select(0, slots)
 
         for index in range(len(self.blocks) - 1):
             x = self.block(index).packed(x, slots, tokens, L)

@@ -68,10 +68,9 @@ class VisionTower(nn.Module):
 
     def embed(self, pixels: Tensor, tokens: TokenPrompts | None = None) -> Tensor:
         """Compute hidden states (B, T, D) at the input of block 0."""
-        patches = self.patch(pixels.to(self.patch.weight.dtype))
-        x: Tensor = patches.flatten(2).transpose(1, 2)
-
-        # (B, T, D), one token for each patch.
+        # One token for each patch, the class token in front.
+        x: Tensor = self.patch(pixels.to(self.patch.weight.dtype))
+        x = x.flatten(2).transpose(1, 2)
         if self.head is None:
             first = self.class_token.to(x.dtype).expand(x.shape[0], 1, -1)
             x = torch.cat([first, x], dim=1)
@@ -130,9 +129,10 @@ class VisionTower(nn.Module):
         tokens: TokenPrompts | None = None,
     ) -> Tensor:
         """Compute features (B, E), not normalised."""
-        hidden = self.embed(pixels, tokens)
-        hidden = self.run(hidden, prefix=prefix, tokens=tokens)
-        return self.pool(hidden)
+        # Nested, so that no state outlives the block that reads it.
+        return self.pool(
+            self.run(self.embed(pixels, tokens), prefix=prefix, tokens=tokens)
+        )
 
     def attention(
         self,
