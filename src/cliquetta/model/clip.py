@@ -135,6 +135,7 @@ class CLIP(nn.Module):
     @cached_property
     def fingerprint(self) -> str:
         """Hash of all weights, as loaded."""
+        # Values are hashed in float32: numpy has no bfloat16.
         digest = hashlib.sha256()
         for name, tensor in sorted(self.state_dict().items()):
             digest.update(name.encode())
