@@ -72,7 +72,7 @@ class ResultsPages:
         return read_settings(self._records(grid), grid_roles(grid_file(grid)))
 
     def _headline(self) -> Texts:
-        """Write README's table and its picture."""
+        """Write the table of README and of the site's first page, and its picture."""
         tower = "leaderboard-real"
         headline = read_headline(
             self._records("leaderboard-imagenet"),
@@ -80,12 +80,13 @@ class ResultsPages:
             grid_roles(grid_file(tower)),
         )
         table = headline_table(headline, read_costs(self.results))
-        readme = self.readme.read_text(encoding="utf-8")
-        picture = self.results.parent / "images/headline.svg"
-        return {
-            self.readme: insert_between(readme, "headline", "headline", table),
-            picture: headline_picture(headline),
+        texts = {
+            self.results.parent / "images/headline.svg": headline_picture(headline)
         }
+        for page in (self.readme, self.results.parent / "index.md"):
+            before = page.read_text(encoding="utf-8")
+            texts[page] = insert_between(before, "headline", "headline", table)
+        return texts
 
     def _leaderboard(self) -> Texts:
         """Write the boards, their picture, and the tables of ImageNet-C."""
