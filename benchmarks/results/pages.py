@@ -42,15 +42,15 @@ class ResultsPages:
             return self._published()
         if page == "leaderboard":
             return self._leaderboard()
-        first = self.records_file(GRIDS[page][0])
-        if not first.exists():
+        settings = {grid: self._settings(grid) for grid in GRIDS[page]}
+        first = GRIDS[page][0]
+        if not settings[first]:
             raise UserError(
-                f"no records in {first}: `{COMMAND} {page} --run` makes "
+                f"no records in {self.records_file(first)}: `{COMMAND} {page} --run` makes "
                 "them; start it in a clone of the repository"
             )
         if page == "headline":
             return self._headline()
-        settings = {grid: self._settings(grid) for grid in GRIDS[page]}
         if page == "ablation":
             listed = [*settings["ablation"], *settings["ablation-real"]]
             return {self.results / "ablation.md": ablation_page(listed)}
@@ -72,18 +72,21 @@ class ResultsPages:
         return read_settings(self._records(grid), grid_roles(grid_file(grid)))
 
     def _headline(self) -> Texts:
-        """Write README's table and picture."""
+        """Write the table of README and of the site's first page, and its picture."""
+        tower = "leaderboard-real"
         headline = read_headline(
-            imagenet=self._records("leaderboard-imagenet"),
-            tower=self._records("leaderboard-real"),
-            roles=grid_roles(grid_file("leaderboard-real")),
+            self._records("leaderboard-imagenet"),
+            self._records(tower),
+            grid_roles(grid_file(tower)),
         )
         table = headline_table(headline, read_costs(self.results))
-        readme = self.readme.read_text(encoding="utf-8")
-        return {
-            self.readme: insert_between(readme, "headline", "headline", table),
-            self.results.parent / "images/headline.svg": headline_picture(headline),
+        texts = {
+            self.results.parent / "images/headline.svg": headline_picture(headline)
         }
+        for page in (self.readme, self.results.parent / "index.md"):
+            before = page.read_text(encoding="utf-8")
+            texts[page] = insert_between(before, "headline", "headline", table)
+        return texts
 
     def _leaderboard(self) -> Texts:
         """Write the boards, their picture, and the tables of ImageNet-C."""

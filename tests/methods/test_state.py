@@ -23,7 +23,7 @@ from cliquetta.methods.state import (
     unpack_state,
 )
 from cliquetta.prompts.classes import ClassPrompts
-from cliquetta.tensor_file import pack_raw
+from cliquetta.tensor_file import pack, pack_raw, unpack
 from cliquetta.types import Batch, Prediction
 from tests._helpers.building import assert_same_state
 from tests._helpers.tiny import TINY_NAMES, build_tiny_clip
@@ -187,3 +187,21 @@ def test_damaged_files_are_refused_by_every_reader(
         hollow.truncate(8 + len(text) + size)
     monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail("it was read"))
     assert_refused(path, "6,000,")
+
+
+@pytest.mark.parametrize("read", ["load_method", "load_state"])
+def test_a_state_with_settings_that_the_method_no_longer_has_is_of_another_version(
+    path: Path, read: str
+) -> None:
+    adapter = create_method("domain_norm", TINY, TINY_PROMPTS)
+    adapter.save(path)
+    tensors, header = unpack(path.read_bytes(), source=str(path), kind="state file")
+    header["config"] |= {"vote_share": 0.4, "abstain_below": 0.1}  # as of 2026-11-18
+    path.write_bytes(pack(tensors, header))
+
+    says = "domain_norm no longer has the settings abstain_below, vote_share; start"
+    with pytest.raises(StateMismatchError, match=says):
+        if read == "load_method":
+            load_method(path, TINY)
+        else:
+            load_state(adapter, path)

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from cliquetta.model.block import Prefix
 from cliquetta.model.checkpoints.state import Checkpoint, build
-from cliquetta.model.clip import CLIP, MissingCapabilityError
-from cliquetta.model.config import CLIPConfig, ResNetConfig
+from cliquetta.model.clip import CLIP, MissingCapabilityError, initialise
+from cliquetta.model.config import CLIPConfig, ResNetConfig, VisionConfig
 from tests._helpers.literal_towers import draw
 from tests._helpers.tolerance import FEATURE
 
@@ -84,3 +84,26 @@ def test_prompts_without_their_tower_are_refused(tiny_images: Tensor) -> None:
         model.require(frozenset({"visual-prefix"}), by="scap")
     with pytest.raises(MissingCapabilityError):
         model.encode_text(["cat"])
+
+
+SMALL: Any = {"width": 32, "layers": 1, "heads": 2, "hidden": 64}
+
+
+@pytest.mark.parametrize(
+    "tower",
+    [
+        pytest.param(VisionConfig(32, 8, **SMALL), id="class token"),
+        pytest.param(VisionConfig(32, 8, **SMALL, pooling="attention"), id="SigLIP"),
+        pytest.param(ResNetConfig(32, 8, (1, 1, 1, 1), 4), id="ResNet"),
+    ],
+)
+def test_initial_weights_depend_on_the_seed_alone(tower: Any) -> None:
+    config = CLIPConfig(embed_dim=16, vision=tower, text=None)
+    drawn = []
+    for global_seed in (0, 1):
+        torch.manual_seed(global_seed)
+        drawn.append(initialise(CLIP(config), seed=3).state_dict())
+
+    first, second = drawn
+    differing = [name for name in first if not torch.equal(first[name], second[name])]
+    assert differing == []

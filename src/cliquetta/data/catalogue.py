@@ -204,5 +204,6 @@ def _plain_dataset(id: str, root: Path | None, classes: Names) -> Dataset:
         build, _ = YOURS[f"{prefix}:"]
         return build(rest, classes)
 
+    # A dataset of the table, with the split that the id names.
     name, split = _split_id(id)
     return _find_entry(name, id).build(root, split, classes)

@@ -61,6 +61,8 @@ class Corruption:
 
         # Beyond both sizes the constants stay.
         share = min(max(share, 0.0), 1.0)
+
+        # A straight line between both tables.
         pairs = zip(self.small[severity - 1], self.large[severity - 1], strict=True)
         return tuple((1 - share) * small + share * large for small, large in pairs)
 

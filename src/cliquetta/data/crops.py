@@ -148,8 +148,8 @@ def crop_image(image: Image.Image, boxes: Boxes, size: int) -> npt.NDArray[np.ui
     bottom = boxes.top + boxes.rows
     edges = np.stack([boxes.left, boxes.top, right, bottom], axis=1)
     for view, (x0, y0, x1, y1) in enumerate(edges.tolist()):
-        # Part by part, in pixels of the picture as it is.
         if piecewise:
+            # In pixels of the picture as it is.
             part = (x0 * across, y0 * down, x1 * across, y1 * down)
             crop = resize_part(image, size, Image.Resampling.BILINEAR, part)
         else:
@@ -161,7 +161,7 @@ def crop_image(image: Image.Image, boxes: Boxes, size: int) -> npt.NDArray[np.ui
 
 
 def _resize(image: Image.Image, width: int, height: int) -> Image.Image:
-    """Bilinear, across first: from 13 on Pillow would take the cheaper order, a level apart."""
+    """Resize bilinearly, across first: from 13 on Pillow takes the cheaper order, a level apart."""
     across = image.resize((width, image.height), Image.Resampling.BILINEAR)
     return across.resize((width, height), Image.Resampling.BILINEAR)
 

@@ -132,6 +132,8 @@ class ArrayDataset(Dataset):
         templates: Sequence[str] = (DEFAULT_TEMPLATE,),
     ) -> None:
         super().__init__(id, names=names, keys=keys, labels=labels, templates=templates)
+
+        # Views and corruptions count on 8 bits and three channels.
         if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3:
             raise UserError(
                 f"images are (N, H, W, 3) uint8, got {images.shape} {images.dtype}"

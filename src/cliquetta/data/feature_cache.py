@@ -255,6 +255,7 @@ class _Store:
         features = features.reshape(len(rows), views, width)
         row_bytes = features.itemsize * views * width
 
+        # The header comes first, of a length that numpy chooses.
         end = self.path.stat().st_size
         file.seek(end - (images - rows.start) * row_bytes)
         file.write(features.data)

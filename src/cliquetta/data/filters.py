@@ -296,6 +296,7 @@ def motion_blur(images: Floats, radius: int, sigma: float, degrees: Floats) -> F
         y = np.clip(rows, 0, height - 1)
         x = np.clip(columns, 0, width - 1)
 
+        # Numbers of the pixels in a list of all: (N, H, W).
         positions = first + y[:, :, None] * width + x[:, None, :]
         shifted = np.take(pixels, positions, axis=0)
         out += np.float32(weights[step]) * shifted

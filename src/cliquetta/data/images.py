@@ -161,6 +161,7 @@ def _check_header(data: bytes, name: str, max_pixels: int) -> None:
     # libwebp allocates the canvas when it is opened, not when it is decoded.
     is_extended_webp = data[:4] == b"RIFF" and data[8:16] == b"WEBPVP8X"
     if is_extended_webp:
+        # 24 bits each, less one.
         width = int.from_bytes(data[24:27], "little") + 1
         height = int.from_bytes(data[27:30], "little") + 1
         _check_size(width, height, name, max_pixels)

@@ -39,6 +39,8 @@ def is_single(images: Any) -> bool:
     """Whether this is one image: a path without wildcards, a file, or pixels without a batch."""
     if isinstance(images, str):
         return images.startswith(_DATA_URI) or expand_glob(images) is None
+
+    # A batch has one axis more than an image.
     if isinstance(images, np.ndarray | Tensor):
         return images.ndim < 4
 
@@ -108,6 +110,7 @@ def _as_rgb(image: ImageLike, channel_order: ChannelOrder) -> ImageLike:
     if isinstance(image, Tensor):
         return image.flip(0) if len(image) == 3 else image
 
+    # Blue, green, red; an alpha channel stays the last.
     order = {3: [2, 1, 0], 4: [2, 1, 0, 3]}.get(image.shape[2])
     if order is None:
         return image  # refused where it is opened

@@ -27,6 +27,7 @@ class LabelReader:
     """
 
     def __init__(self, names: Sequence[str], stated: Iterable[str]) -> None:
+        # Labels that are empty state nothing.
         stripped = [text.strip() for text in stated]
         labels = [text for text in stripped if text]
         by_name = {same_name(name): name for name in names}

@@ -350,6 +350,7 @@ def _expand_frame(frame: Any) -> Iterator[Entry]:
     columns = [str(name) for name in frame.columns]
     column = path_column(columns, "the DataFrame")
 
+    # Numbers and missing values become texts, as in a CSV file.
     texts = frame.fillna("").astype(str)
     for row in texts.to_dict("records"):
         if path := row[column].strip():
@@ -401,6 +402,7 @@ def _expand_table(table: str) -> Iterator[Entry]:
             elif not is_url(path):
                 path = os.fspath(Path(folder) / path)
 
+            # Rows that are too long or too short have no name, or no value.
             columns = {name.strip(): value or "" for name, value in row.items() if name}
             yield Entry(path, columns, folder=last_folder(path))
 

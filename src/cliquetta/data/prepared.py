@@ -100,6 +100,7 @@ class PreparedStream(ABC, Generic[B]):
         self, positions: range, tables: Sequence[FeatureTable | PixelTable]
     ) -> tuple[B, Tensor]:
         """Gather a batch; an unreadable image leaves its position empty."""
+        # Where each image lies: its part, and its row there.
         parts, rows = self.stream.origin(positions)
         readable = []
         for offset, position in enumerate(positions):
@@ -376,6 +377,7 @@ class HeldStream(PreparedStream[Batch]):
 
     def _table(self, number: int) -> PixelTable:
         """Return the table of a part, read if no run has it."""
+        # Some of the images only, where a stream needs few.
         rows = self._rows[number]
         model = self.model
         shape = self._shape(self.stream.parts[number])

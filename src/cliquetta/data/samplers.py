@@ -89,6 +89,8 @@ def correlated(domain: LabelledSet, options: SamplerOptions, rng: Rng) -> Indice
     ``gamma``, the more even the slots.
     """
     classes = np.unique(domain.labels)
+
+    # A list of bursts for each slot of time.
     slots: list[list[Indices]] = [[] for _ in classes]
     for label in classes:
         members = rng.permutation(np.flatnonzero(domain.labels == label))
@@ -219,6 +221,8 @@ def long_tail(domain: LabelledSet, options: SamplerOptions, rng: Rng) -> Indices
 
     rank = rng.permutation(len(classes))
     last_rank = max(1, len(classes) - 1)
+
+    # Rank 0 keeps all, the last rank one in `imbalance`.
     shares = options.imbalance ** (-rank / last_rank)
 
     # The class that has the fewest images for its share limits all of them.

@@ -54,6 +54,8 @@ def image_views(
     if image.mode != "RGB":
         image = image.convert("RGB")
     size = preprocess.size
+
+    # Every view but the plain one is a crop.
     boxes, recipe = _draw(spec, seed, key, image.height, image.width, size)
     crops = torch.from_numpy(crop_image(image, boxes, size))
     plain = torch.from_numpy(np.array(preprocess.picture(image)))

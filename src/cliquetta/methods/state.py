@@ -186,6 +186,7 @@ def load_method(
         templates = tuple(header["templates"])
         classes = ClassPrompts(names, templates, allow_duplicates=True)
     prompts = as_prompts(classes)
+    _refuse_other_settings(header, get_method(name).config, path)
     config = method_config(name, options=header["config"])
     seed = header["seed"] if seed is None else seed
 
@@ -201,6 +202,22 @@ def load_method(
     assert issubclass(few_shot, FewShotAdapter)  # no other is fitted
     fitted = few_shot.for_classes(_named(tensors, FITTED), names, prompts.names)
     return create_method(name, model, prompts, config, seed=seed, fitted=fitted)
+
+
+def _refuse_other_settings(
+    header: Mapping[str, Any], config: type[Any], path: Path | str
+) -> None:
+    """Refuse a file whose settings the method no longer has: its memory is another one."""
+    known = {field.name for field in dataclasses.fields(config)}
+    gone = sorted(set(header["config"]) - known)
+    if gone:
+        first = ", ".join(gone[:3])
+        more = f" and {len(gone) - 3} more" if len(gone) > 3 else ""
+        raise StateMismatchError(
+            f"{path} was saved by another version of cliquetta: {header['method']} no "
+            f"longer has the settings {first}{more}; start a new state, or read the "
+            "file with the version that wrote it"
+        )
 
 
 def _refuse_other_model(
@@ -235,6 +252,8 @@ def unpack_state(
 
     # The adapter must be built as that of the file was.
     mine = describe(adapter)
+    if header["method"] == adapter.name:
+        _refuse_other_settings(header, type(adapter.config), source)
     differing = [field for field in DIFFERENCES if header.get(field) != mine[field]]
     classes_changed = (
         "classes" in differing and other_classes and adapter.outlives_classes

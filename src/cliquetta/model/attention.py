@@ -111,6 +111,7 @@ def prompted_maps(
         for block, tokens in zip(blocks, together, strict=True):
             prefix[block] = Prefix(tokens.expand(len(rows), -1, -1, -1), seen)
 
+        # The same image in every row.
         images = pixels.expand(len(rows), *pixels.shape)
         weights = tower.attention(images, read, prefix=prefix if S else None)
         ordered = [weights[index] for index in range(first, last)]

@@ -95,11 +95,13 @@ class Block(nn.Module):
         projected = self.qkv(self.ln_1(x)).index_select(0, tokens)
         parts = projected.view(-1, length, 3, self.heads, size).unbind(dim=2)
         q, k, v = (part.transpose(1, 2) for part in parts)
+
+        # Causal, so empty slots behind a text change nothing.
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
         # Back to the tokens: (T, D).
-        by_slot = attended.transpose(1, 2).reshape(len(projected), -1)
-        flat = by_slot.index_select(0, slots)
+        flat = attended.transpose(1, 2).reshape(len(projected), -1)
+        flat = flat.index_select(0, slots)
         return self.mlp((x + self.out(flat))[None])[0]
 
     def with_weights(
@@ -111,6 +113,7 @@ class Block(nn.Module):
         if prefix is not None:
             k, v, mask = self.prepend(prefix, k, v, None)
 
+        # Attention by hand: the fused one does not give its weights.
         scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
         if mask is not None:
             scores = scores.masked_fill(~mask, -torch.inf)
@@ -162,6 +165,7 @@ class Block(nn.Module):
         self, prefix: Prefix, k: Tensor, v: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Put keys and values of the prefix in front; return them with the mask that fits."""
+        # One row of tokens may serve the whole batch (R = 1).
         B, H, T, size = k.shape
         R, P, _, _ = prefix.tokens.shape
         if mask is not None:
@@ -197,8 +201,8 @@ class Block(nn.Module):
     def _rest(self, x: Tensor, attended: Tensor) -> Tensor:
         """Apply output projection, residuals and MLP after the attention."""
         B, _, T, _ = attended.shape
-        side_by_side = attended.transpose(1, 2).reshape(B, T, -1)
-        return self.mlp(x + self.out(side_by_side))
+        # Without names for the steps, whose values would fill memory during the MLP.
+        return self.mlp(x + self.out(attended.transpose(1, 2).reshape(B, T, -1)))
 
     def mlp(self, x: Tensor) -> Tensor:
         """Add the MLP of its norm to ``x``."""

@@ -135,6 +135,7 @@ class CLIP(nn.Module):
     @cached_property
     def fingerprint(self) -> str:
         """Hash of all weights, as loaded."""
+        # Values are hashed in float32: numpy has no bfloat16.
         digest = hashlib.sha256()
         for name, tensor in sorted(self.state_dict().items()):
             digest.update(name.encode())
@@ -359,10 +360,15 @@ def initialise(model: CLIP, seed: int = 0) -> CLIP:
 
         normal(visual.position, 0.02)
         normal(visual.patch.weight, visual.patch.weight[0].numel() ** -0.5)
+        if visual.patch.bias is not None:
+            visual.patch.bias.zero_()
     else:
         for parameter in visual.parameters():
             if parameter.ndim > 1:
                 normal(parameter, parameter[0].numel() ** -0.5)
+        for module in visual.modules():
+            if isinstance(module, nn.Linear):
+                module.bias.zero_()
 
     text = model.text
     if text is not None:

@@ -28,6 +28,8 @@ def check_sizes(config: Any, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
         most = _MOST.get(name, _MOST_OTHERWISE)
+
+        # True is an integer for Python.
         is_integer = isinstance(value, int) and not isinstance(value, bool)
 
         valid = is_integer and 0 < value <= most

@@ -24,6 +24,8 @@ def _silu_kernel(out, grad, hidden, index, size, BLOCK: tl.constexpr):  # type: 
 
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
+
+    # The row of the forward pass that this one belongs to.
     image = tl.load(index + row)
 
     forward = hidden + image * size + at
@@ -58,6 +60,7 @@ def _norm_kernel(  # type: ignore[no-untyped-def]
     there = tl.load(index + row) * tokens + token
     here = (row * tokens + token) * width
 
+    # BLOCK is the width, rounded up to a power of two.
     at = tl.arange(0, BLOCK)
     inside = at < width
 
@@ -74,6 +77,8 @@ def _norm_kernel(  # type: ignore[no-untyped-def]
     slope = tl.sum(g * normed, axis=0) / width
     offset = tl.sum(g, axis=0) / width
     back = scale * (g - offset - slope * normed)
+
+    # The gradient past the norm, by the residual connection.
     back += tl.load(residual + here + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + here + at, back, mask=inside)
 
@@ -133,6 +138,7 @@ def _attention_kernel(  # type: ignore[no-untyped-def]
     dk = tl.zeros([KEYS, SIZE], dtype=tl.float32)
     dv = tl.zeros([KEYS, SIZE], dtype=tl.float32)
     for first in range(0, ASKED, QUERIES):
+        # QUERIES of them at a time.
         query = first + tl.arange(0, QUERIES)[:, None]
         some = query < ASKED
 
@@ -157,6 +163,7 @@ def _attention_kernel(  # type: ignore[no-untyped-def]
             dq = tl.trans(tl.dot(tl.trans(k), ds)) * scale
             tl.store(out_q + row * ASKED * Q_STEP + at_query, dq, mask=some)
 
+    # The scale of the scores, once for all queries.
     dk *= scale
     if THROUGH:
         out_keys = out_kv + row * TOKENS * KV_STEP + at

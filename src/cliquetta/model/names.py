@@ -77,6 +77,7 @@ def list_models(pattern: str = "*") -> list[ModelEntry]:
     for repo, size in sizes.items():
         entries.append(ModelEntry(f"hf:{repo}", "Hugging Face", size, is_vit=True))
 
+    # All releases of open_clip that our towers can hold.
     for name, arch in releases.ARCHITECTURES.items():
         for tag, repo in sorted(arch.tags.items()):
             entries.append(_entry(f"open_clip:{name}/{tag}", repo, arch))

@@ -152,7 +152,6 @@ class Preprocess:
         most = _REDUCED * self.size
 
         # Whole pixels that are averaged to one.
-        # Whole pixels that are averaged to one.
         across = max(1, image.width // most)
         down = max(1, image.height // most)
 
@@ -163,6 +162,8 @@ class Preprocess:
     def _resize_middle(self, image: Image.Image, longer: int) -> Image.Image:
         """Resize only what the crop of a very long picture needs: the same up to rounding."""
         width, height = image.size
+
+        # Where the crop begins in the resized picture.
         offset = self.offset(longer - self.size)
         scale = longer / max(width, height)
 
@@ -215,6 +216,8 @@ class Preprocess:
         for name, value in dict(values).items():
             if name not in names:
                 raise UnknownNameError("value of a preprocessing", name, names)
+
+            # JSON has lists, where equal values need tuples.
             fields[name] = tuple(value) if name in ("mean", "std") else value
         return cls(**fields)
 

@@ -37,6 +37,7 @@ class TextTower(nn.Module):
         self.ln_final = nn.LayerNorm(config.width, eps=config.eps)
         self.projection = nn.Parameter(torch.zeros(config.width, embed_dim))
 
+        # Only SigLIP's projection has a bias.
         bias = nn.Parameter(torch.zeros(embed_dim)) if config.projection_bias else None
         self.projection_bias = bias
 
@@ -118,6 +119,7 @@ class TextTower(nn.Module):
         deep: Sequence[Tensor],
     ) -> Tensor:
         """Compute features (R, E) of cut token ids (R, L) at once; ``ends`` (R,) on the CPU."""
+        # (R, L, D)
         x = self.tokens(ids)
         if context is not None and positions is not None:
             x = with_context(x, context, positions)
@@ -161,8 +163,8 @@ class TextTower(nn.Module):
         # The empty slots of a row repeat a token: what stands behind the end is never
         # seen.
         tokens = send(real.cumsum(dim=0) - 1, device)
-        positioned = (embeddings + self.position[:L]).flatten(0, 1)
-        x = positioned.index_select(0, slots)
+        x = (embeddings + self.position[:L]).flatten(0, 1)
+        x = x.index_select(0, slots)
 
         for index in range(len(self.blocks) - 1):
             x = self.block(index).packed(x, slots, tokens, L)

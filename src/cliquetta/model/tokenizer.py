@@ -71,6 +71,8 @@ def _all_merges() -> tuple[tuple[str, str], ...]:
 
     # The first line is a header.
     lines = text.split("\n")[1 : MERGES + 1]
+
+    # A merge is two symbols that become one.
     return tuple((left, right) for left, right in map(str.split, lines))
 
 

@@ -68,10 +68,9 @@ class VisionTower(nn.Module):
 
     def embed(self, pixels: Tensor, tokens: TokenPrompts | None = None) -> Tensor:
         """Compute hidden states (B, T, D) at the input of block 0."""
-        patches = self.patch(pixels.to(self.patch.weight.dtype))
-        x: Tensor = patches.flatten(2).transpose(1, 2)
-
-        # (B, T, D), one token for each patch.
+        # One token for each patch, the class token in front.
+        x: Tensor = self.patch(pixels.to(self.patch.weight.dtype))
+        x = x.flatten(2).transpose(1, 2)
         if self.head is None:
             first = self.class_token.to(x.dtype).expand(x.shape[0], 1, -1)
             x = torch.cat([first, x], dim=1)
@@ -130,9 +129,10 @@ class VisionTower(nn.Module):
         tokens: TokenPrompts | None = None,
     ) -> Tensor:
         """Compute features (B, E), not normalised."""
-        hidden = self.embed(pixels, tokens)
-        hidden = self.run(hidden, prefix=prefix, tokens=tokens)
-        return self.pool(hidden)
+        # Nested, so that no state outlives the block that reads it.
+        return self.pool(
+            self.run(self.embed(pixels, tokens), prefix=prefix, tokens=tokens)
+        )
 
     def attention(
         self,
@@ -226,6 +226,8 @@ class ResNetPool(nn.Module):
     def __init__(self, side: int, width: int, heads: int, embed_dim: int) -> None:
         super().__init__()
         self.heads = heads
+
+        # One position more, for the mean.
         self.positional_embedding = nn.Parameter(torch.zeros(side**2 + 1, width))
 
         self.k_proj = nn.Linear(width, width)
@@ -236,7 +238,6 @@ class ResNetPool(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Compute features (B, E) of a map (B, C, S, S)."""
         # Positions as a sequence, their mean in front: (B, 1 + S * S, C).
-        # Positions as a sequence, their mean in front: (B, 1 + S * S, C).
         x = x.flatten(2).transpose(1, 2)
         mean = x.mean(dim=1, keepdim=True)
         x = torch.cat([mean, x], dim=1) + self.positional_embedding
@@ -245,6 +246,8 @@ class ResNetPool(nn.Module):
         q = self._by_heads(self.q_proj(x[:, :1]))
         k = self._by_heads(self.k_proj(x))
         v = self._by_heads(self.v_proj(x))
+
+        # (B, heads, 1, C / heads)
         attended = F.scaled_dot_product_attention(q, k, v)
         pooled = attended.transpose(1, 2).flatten(1)
         return cast(Tensor, self.c_proj(pooled))

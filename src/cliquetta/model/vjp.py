@@ -221,8 +221,9 @@ def block_vjp(
 
     # Back through the MLP: `middle` is the gradient between attention and MLP.
     inner = _activation_back(block, grad @ block.proj.weight, tape.hidden, index)
-    grad_normed = inner @ block.fc.weight
-    middle = norm_vjp(block.ln_2, tape.second, grad_normed, index, residual=grad)
+    middle = norm_vjp(
+        block.ln_2, tape.second, inner @ block.fc.weight, index, residual=grad
+    )
 
     # Back through the attention to its projections.
     attended = middle @ block.out.weight
@@ -354,6 +355,7 @@ class VisualTape:
         order = index.argsort()
         gradients = self.replayed.by_rows(self._pull, cotangents[order], index[order])
 
+        # Back into the order of the cotangents.
         by_block = {}
         for block, rows in zip(self.blocks, gradients, strict=True):
             by_block[block] = torch.empty_like(rows).index_copy(0, order, rows)

@@ -92,6 +92,8 @@ class Layout:
                 beside = (_side_file(root, folder, images, name) for name in files)
                 file = next((path for path in beside if path is not None), None)
 
+                # A place that lacks something is reported, in case no other has it
+                # all.
                 lack = ""
                 if self.splits and split not in alternatives(self.splits, split):
                     lack = f"{images} is there, but its layout has no split {split!r}"

@@ -251,6 +251,7 @@ def cifar_records(list_id: str, lead: int, parts: Mapping[str, Sequence[str]]) -
     size = lead + _PIXELS
 
     def read(location: Location) -> Listing:
+        # All files of the split, one behind the other.
         files = [location.images / f"{name}.bin" for name in parts[location.split]]
         content = [np.frombuffer(path.read_bytes(), np.uint8) for path in files]
         values = np.concatenate(content)

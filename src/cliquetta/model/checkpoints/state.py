@@ -274,6 +274,7 @@ def _check_fit(
     state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], name: str
 ) -> None:
     """Refuse weights that are missing, of another shape, or too many, by name."""
+    # Wrong shapes first: they say most about what the file is.
     problems = []
     for key, weight in wanted.items():
         if key in state and state[key].shape != weight.shape:
