@@ -96,7 +96,7 @@ slow-others: .venv/.test
 
 # tests/test_project.py holds that the list names every file whose tests ask for CUDA. The tests that a
 # GPU does not change run along: kernels by hand, nvJPEG played by Pillow. -rs says what was skipped.
-GPU_TESTS := tests/model/test_cuda.py tests/model/test_fused.py tests/methods/test_base_cuda.py \
+GPU_TESTS := tests/model/test_cuda.py tests/model/test_fused.py tests/methods/building/test_base_cuda.py \
   tests/data/test_nvjpeg.py tests/data/test_loader.py
 HAS_GPU := import torch; exit(not torch.cuda.is_available())
 

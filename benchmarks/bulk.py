@@ -42,8 +42,8 @@ from cliquetta.inference.options import PredictOptions
 from cliquetta.inference.predictor import ImageSource, Reader
 from cliquetta.inference.ray_driver import RayCluster
 from cliquetta.inference.rows import RowFormat
-from cliquetta.methods.base import Adapter
-from cliquetta.methods.registry import create_method
+from cliquetta.methods.building.base import Adapter
+from cliquetta.methods.building.registry import create_method
 from cliquetta.model.clip import CLIP, initialise
 from cliquetta.model.config import CLIPConfig, TextConfig, VisionConfig
 from cliquetta.model.factory import create_model, pick_device, pick_dtype

@@ -25,7 +25,7 @@ from cliquetta.data.feature_cache import FeatureBlock
 from cliquetta.data.prepared import FeatureStream
 from cliquetta.data.stream import Stream
 from cliquetta.evaluation.runner import evaluate
-from cliquetta.methods.registry import create_method, method_config
+from cliquetta.methods.building.registry import create_method, method_config
 from cliquetta.model.clip import CLIP, initialise
 from cliquetta.model.config import CLIPConfig, VisionConfig
 from cliquetta.prompts.classes import ClassPrompts

@@ -19,7 +19,7 @@ from PIL import Image
 from cliquetta.data.files import find_images
 from cliquetta.data.images import open_image
 from cliquetta.inference.bulk import predict
-from cliquetta.methods.registry import create_method
+from cliquetta.methods.building.registry import create_method
 from cliquetta.model.factory import create_model
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.prompts.features import as_text_features

@@ -16,9 +16,9 @@ import torch
 
 from cliquetta.data.catalogue import get_dataset
 from cliquetta.data.stream import Stream
-from cliquetta.methods.base import Adapter
-from cliquetta.methods.registry import create_method
-from cliquetta.methods.state import merge_states, pack_state
+from cliquetta.methods.building.base import Adapter
+from cliquetta.methods.building.registry import create_method
+from cliquetta.methods.building.state import merge_states, pack_state
 from cliquetta.model.factory import create_model
 from cliquetta.types import Batch
 

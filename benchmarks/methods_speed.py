@@ -31,14 +31,14 @@ import torch
 from torch import Tensor
 
 from benchmarks.scap_speed import Clock, Planted, plant, vit_b16
-from cliquetta.methods.base import Adapter
-from cliquetta.methods.maple import initial_parameters
-from cliquetta.methods.registry import (
+from cliquetta.methods.building.base import Adapter
+from cliquetta.methods.building.registry import (
     create_method,
     get_method,
     method_config,
     method_entries,
 )
+from cliquetta.methods.maple import initial_parameters
 from cliquetta.model.clip import CLIP, encode_views, l2_normalize
 from cliquetta.model.factory import create_model, pick_dtype
 from cliquetta.prompts.catalogue import class_names

@@ -23,7 +23,7 @@ from cliquetta.data.dataset import OUTSIDE
 from cliquetta.evaluation.grid import RunSpec
 from cliquetta.evaluation.metrics import Metrics, auroc, fpr95
 from cliquetta.evaluation.sweep import RunContext
-from cliquetta.methods.zero_shot_reference import (
+from cliquetta.methods.building.zero_shot_reference import (
     SHARE,
     count_confidences,
     empty_window,

@@ -52,7 +52,7 @@ from PIL import Image
 
 from benchmarks.scap_speed import vit_b16
 from cliquetta.data.bundled import load_bundled
-from cliquetta.methods.registry import create_method
+from cliquetta.methods.building.registry import create_method
 from cliquetta.model.checkpoints.local import save_model
 from cliquetta.model.factory import create_model
 from cliquetta.prompts.classes import ClassPrompts

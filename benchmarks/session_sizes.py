@@ -11,7 +11,7 @@ import argparse
 
 from benchmarks.scap_speed import vit_b16
 from cliquetta.data.bundled import load_bundled
-from cliquetta.methods.registry import create_method
+from cliquetta.methods.building.registry import create_method
 from cliquetta.model.clip import CLIP
 from cliquetta.model.factory import create_model
 from cliquetta.serve.pieces import SavedMemory

@@ -15,7 +15,7 @@ from typing import Any
 import cliquetta
 from benchmarks.results import method_pages
 from benchmarks.results.grid_files import grid_file
-from cliquetta.methods.registry import MethodEntry, method_entries
+from cliquetta.methods.building.registry import MethodEntry, method_entries
 
 DOCS = Path(__file__).parent
 

@@ -16,8 +16,8 @@ import cliquetta
 from cliquetta import create_method, get_dataset
 from cliquetta.data.images import open_image
 from cliquetta.export import export_model
-from cliquetta.methods import registry
-from cliquetta.methods.registry import MethodEntry, method_entries
+from cliquetta.methods.building import registry
+from cliquetta.methods.building.registry import MethodEntry, method_entries
 from docs import hooks
 from docs.hooks import DOCS, method_page, page_of
 from tests._helpers.tiny import build_tiny_clip

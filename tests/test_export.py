@@ -14,12 +14,16 @@ from torch import Tensor
 
 from cliquetta.errors import UserError
 from cliquetta.export import export_model
-from cliquetta.methods.base import Adapter
+from cliquetta.methods.building.base import Adapter
 from cliquetta.methods.building.frozen import FrozenAdapter
 from cliquetta.methods.building.layernorm import LateBlocks, LayerNormTower
+from cliquetta.methods.building.registry import (
+    create_method,
+    get_method,
+    method_entries,
+)
 from cliquetta.methods.domain_norm import DomainNorm, DomainNormConfig
 from cliquetta.methods.domain_norm.prior import class_prior
-from cliquetta.methods.registry import create_method, get_method, method_entries
 from cliquetta.model.clip import CLIP, l2_normalize
 from cliquetta.model.in_memory import from_model
 from cliquetta.model.preprocess import Preprocess

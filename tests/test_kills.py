@@ -32,7 +32,7 @@ from cliquetta.export import export_model
 from cliquetta.inference import parts
 from cliquetta.inference.bulk import predict
 from cliquetta.inference.ray_driver import RayCluster, RayWorkers
-from cliquetta.methods.registry import create_method
+from cliquetta.methods.building.registry import create_method
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.serve.database import FILE

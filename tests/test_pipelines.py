@@ -20,7 +20,7 @@ import cliquetta
 from cliquetta.data.images import ImageError
 from cliquetta.data.remote import fetch_image
 from cliquetta.errors import UserError
-from cliquetta.methods.registry import create_method
+from cliquetta.methods.building.registry import create_method
 from cliquetta.model.clip import CLIP
 from cliquetta.pipelines import TEMPLATE, ImageScores, LabelScores
 from cliquetta.prompts.classes import ClassPrompts

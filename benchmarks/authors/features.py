@@ -26,7 +26,7 @@ from benchmarks.authors.support import (
     synthetic,
 )
 from cliquetta import ClassPrompts, create_method
-from cliquetta.methods.registry import method_config
+from cliquetta.methods.building.registry import method_config
 from cliquetta.types import ViewSpec
 
 

@@ -29,9 +29,9 @@ from benchmarks.authors.support import (
 )
 from cliquetta import CLIP, ClassPrompts, create_method
 from cliquetta.methods.building.few_shot import FitTask
+from cliquetta.methods.building.fit import fit_method
+from cliquetta.methods.building.registry import method_config
 from cliquetta.methods.building.support_set import FewShot
-from cliquetta.methods.fit import fit_method
-from cliquetta.methods.registry import method_config
 
 EPOCHS, BATCHES, SIZE = 3, 4, 16
 RATES = {"coop": 2e-3, "cocoop": 2e-3, "maple": 3.5e-3}

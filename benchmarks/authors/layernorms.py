@@ -29,7 +29,7 @@ from benchmarks.authors.support import (
     tokenize,
 )
 from cliquetta import CLIP, ClassPrompts, create_method
-from cliquetta.methods.registry import method_config
+from cliquetta.methods.building.registry import method_config
 
 PHOTO = ("a photo of a {}.",)
 SEVEN = (

@@ -26,7 +26,7 @@ from cliquetta import (
     get_dataset,
 )
 from cliquetta.data.views import attach_views
-from cliquetta.methods.registry import method_config
+from cliquetta.methods.building.registry import method_config
 from cliquetta.types import ViewSpec
 
 TO_CPU = {

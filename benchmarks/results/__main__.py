@@ -31,7 +31,7 @@ from cliquetta.evaluation.grid_files import packaged_grid
 from cliquetta.evaluation.record import Record, pack_records, unpack_records
 from cliquetta.evaluation.sweep import RunContext
 from cliquetta.methods.building.index import INDEX_FILE
-from cliquetta.methods.registry import get_method
+from cliquetta.methods.building.registry import get_method
 
 EXAMPLES = f"""
 {COMMAND} headline

@@ -20,7 +20,7 @@ from cliquetta.evaluation.comparison import Overall
 from cliquetta.evaluation.grid import BASELINE
 from cliquetta.evaluation.record import Record
 from cliquetta.evaluation.tables import TextTable, to_markdown
-from cliquetta.methods.registry import DEFAULT_METHOD
+from cliquetta.methods.building.registry import DEFAULT_METHOD
 
 COSTS = "speed-h200-methods_speed.json"
 """Time of methods beside encoding, each alone on the machine (``benchmarks.methods_speed``)."""

@@ -16,7 +16,7 @@ from cliquetta.evaluation.comparison import Cell, average, compare, grouped
 from cliquetta.evaluation.grid import BASELINE
 from cliquetta.evaluation.record import Record, Run
 from cliquetta.evaluation.tables import TextTable, to_markdown
-from cliquetta.methods.registry import DEFAULT_METHOD, get_method
+from cliquetta.methods.building.registry import DEFAULT_METHOD, get_method
 
 BOARDS = {
     "leaderboard": "Bundled model",

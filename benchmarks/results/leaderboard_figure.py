@@ -11,7 +11,7 @@ from html import escape
 from benchmarks.results.leaderboard import COLUMNS, BoardRow, recorded_columns
 from benchmarks.results.texts import method_of
 from cliquetta.evaluation.grid import BASELINE
-from cliquetta.methods.registry import DEFAULT_METHOD
+from cliquetta.methods.building.registry import DEFAULT_METHOD
 from cliquetta.report.style import COLOURS, FAINT, GRID, INK, PAPER
 
 KINDS = tuple(column for column, (_, metric) in COLUMNS.items() if metric != "auroc")

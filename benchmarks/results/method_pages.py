@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.results import COMMAND
 from cliquetta.methods.building.config import config_fields
 from cliquetta.methods.building.index import index_text
-from cliquetta.methods.registry import MethodEntry, method_entries
+from cliquetta.methods.building.registry import MethodEntry, method_entries
 
 BEGIN = f"<!-- written by `{COMMAND} methods` -->"
 END = "<!-- /written -->"

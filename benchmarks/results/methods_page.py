@@ -26,7 +26,7 @@ from cliquetta.decimals import signed
 from cliquetta.evaluation.comparison import Cell, Overall, compare, grouped
 from cliquetta.evaluation.grid import BASELINE
 from cliquetta.evaluation.tables import TextTable, to_markdown
-from cliquetta.methods.registry import MethodEntry, get_method, method_entries
+from cliquetta.methods.building.registry import MethodEntry, get_method, method_entries
 
 COLUMNS = 8  # datasets of a table shift by shift
 KINDS = {

@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from cliquetta.evaluation.runner import evaluate as evaluate
     from cliquetta.inference.bulk import predict as predict
     from cliquetta.inference.rows import PredictionRun as PredictionRun
-    from cliquetta.methods.base import Adapter as Adapter
-    from cliquetta.methods.base import BatchDependence as BatchDependence
+    from cliquetta.methods.building.base import Adapter as Adapter
+    from cliquetta.methods.building.base import BatchDependence as BatchDependence
+    from cliquetta.methods.building.checks import check_method as check_method
     from cliquetta.methods.building.config import MethodConfig as MethodConfig
+    from cliquetta.methods.building.fit import fit_method as fit_method
+    from cliquetta.methods.building.registry import create_method as create_method
+    from cliquetta.methods.building.registry import list_methods as list_methods
+    from cliquetta.methods.building.registry import register as register
+    from cliquetta.methods.building.state import load_method as load_method
     from cliquetta.methods.building.support_set import FewShot as FewShot
-    from cliquetta.methods.checks import check_method as check_method
-    from cliquetta.methods.fit import fit_method as fit_method
-    from cliquetta.methods.registry import create_method as create_method
-    from cliquetta.methods.registry import list_methods as list_methods
-    from cliquetta.methods.registry import register as register
-    from cliquetta.methods.state import load_method as load_method
     from cliquetta.model.clip import CLIP as CLIP
     from cliquetta.model.factory import create_model as create_model
     from cliquetta.model.in_memory import from_model as from_model
@@ -49,13 +49,13 @@ _EXPORTS = {
     "evaluation.runner": ("evaluate",),
     "inference.rows": ("PredictionRun",),
     "inference.bulk": ("predict",),
-    "methods.base": ("Adapter", "BatchDependence"),
+    "methods.building.base": ("Adapter", "BatchDependence"),
     "methods.building.config": ("MethodConfig",),
     "methods.building.support_set": ("FewShot",),
-    "methods.checks": ("check_method",),
-    "methods.fit": ("fit_method",),
-    "methods.registry": ("create_method", "list_methods", "register"),
-    "methods.state": ("load_method",),
+    "methods.building.checks": ("check_method",),
+    "methods.building.fit": ("fit_method",),
+    "methods.building.registry": ("create_method", "list_methods", "register"),
+    "methods.building.state": ("load_method",),
     "model.clip": ("CLIP",),
     "model.factory": ("create_model",),
     "model.in_memory": ("from_model",),

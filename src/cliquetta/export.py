@@ -19,8 +19,8 @@ import torch
 
 from cliquetta.atomic import write_atomically
 from cliquetta.errors import UserError
-from cliquetta.methods.base import Adapter
-from cliquetta.methods.state import describe
+from cliquetta.methods.building.base import Adapter
+from cliquetta.methods.building.state import describe
 from cliquetta.model.clip import FrozenModel
 from cliquetta.version import installed_version
 

@@ -24,9 +24,13 @@ from cliquetta.data.inputs import (
 )
 from cliquetta.data.remote import fetch_image, is_url
 from cliquetta.errors import UnknownNameError, UserError
-from cliquetta.methods.base import Adapter
-from cliquetta.methods.registry import DEFAULT_METHOD, create_method, method_config
-from cliquetta.methods.state import load_state, read_header
+from cliquetta.methods.building.base import Adapter
+from cliquetta.methods.building.registry import (
+    DEFAULT_METHOD,
+    create_method,
+    method_config,
+)
+from cliquetta.methods.building.state import load_state, read_header
 from cliquetta.model.clip import CLIP
 from cliquetta.model.factory import create_model
 from cliquetta.model.in_memory import from_model

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.building.feature_level import FeatureLevel
-from cliquetta.methods.registry import create_method
+from cliquetta.methods.building.registry import create_method
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.clusters import make_clusters, make_views

@@ -7,10 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cliquetta.methods.base import Adapter
+from cliquetta.methods.building.base import Adapter
+from cliquetta.methods.building.fit import fit_method
+from cliquetta.methods.building.registry import (
+    MethodEntry,
+    create_method,
+    method_config,
+)
 from cliquetta.methods.building.support_set import FewShot
-from cliquetta.methods.fit import fit_method
-from cliquetta.methods.registry import MethodEntry, create_method, method_config
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.tiny import build_tiny_clip, make_tiny_images

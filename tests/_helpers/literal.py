@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cliquetta.methods.building.few_shot import SGDTraining
-from cliquetta.methods.fit import fit_method
+from cliquetta.methods.building.fit import fit_method
 from cliquetta.methods.tpt import TPT
 from cliquetta.model.clip import CLIP, encode_views
 from cliquetta.types import Batch

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from cliquetta.methods.base import Adapter
+from cliquetta.methods.building.base import Adapter
 from cliquetta.methods.building.support_set import FewShot
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch

@@ -19,9 +19,9 @@ from PIL import Image
 from safetensors.torch import load
 from starlette.testclient import TestClient
 
-from cliquetta.methods.base import Adapter
-from cliquetta.methods.registry import create_method, method_config
-from cliquetta.methods.state import pack_state
+from cliquetta.methods.building.base import Adapter
+from cliquetta.methods.building.registry import create_method, method_config
+from cliquetta.methods.building.state import pack_state
 from cliquetta.methods.tent import Tent
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts

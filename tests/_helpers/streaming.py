@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from cliquetta.data.dataset import ArrayDataset
-from cliquetta.methods.base import Adapter, BatchDependence
+from cliquetta.methods.building.base import Adapter, BatchDependence
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch, Prediction, ViewSpec

@@ -11,7 +11,7 @@ from cliquetta.app import session as app_session
 from cliquetta.data.catalogue import get_dataset
 from cliquetta.data.dataset import ArrayDataset
 from cliquetta.data.stream import Stream
-from cliquetta.methods.registry import create_method
+from cliquetta.methods.building.registry import create_method
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.serve.errors import ServiceError

@@ -84,15 +84,3 @@ def test_records_are_packed_as_they_come(tmp_path: Path) -> None:
     assert (tda.metrics["repaired"], tda.metrics["broken"]) == (1, 2)
     with np.load(tmp_path / "packed/grid.npz") as classes:
         assert classes[tda.id].tolist() == ADAPTED, "in the order of the images' names"
-
-
-LOG = """\
- 0    5.0 s top-1 66.00 shuffled batch 64 imagenet zero_shot seed 0
- 0    5.0 s top-1 67.50 shuffled batch 64 imagenet tda seed 0
- 1    5.0 s top-1 30.00 shuffled batch 64 imagenet@snow:5 zero_shot seed 0
- 1    5.0 s top-1 35.00 shuffled batch 64 imagenet@snow:5 tda seed 0
- 1    5.0 s top-1 33.00 shuffled batch 64 imagenet@snow:5 ramen:imagenet-c/capacity=5000 seed 0
- 2    5.0 s top-1 31.00 shuffled batch 20 imagenet@snow:5 zero_shot seed 0
- 2    5.0 s FAILED ValueError: no shuffled batch 64 imagenet@fog:5 tda seed 0
- 2    5.0 s top-1 50.00 correlated batch 64 imagenet@fog:5 tda seed 0
-"""

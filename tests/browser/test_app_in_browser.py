@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from cliquetta.data.bundled import load_bundled
-from cliquetta.methods.registry import create_method
-from cliquetta.methods.state import load_state
+from cliquetta.methods.building.registry import create_method
+from cliquetta.methods.building.state import load_state
 from cliquetta.model.factory import create_model
 from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.running import COMMAND

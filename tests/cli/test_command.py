@@ -136,7 +136,7 @@ def test_failure_on_the_way_is_code_1(
     def fail() -> None:
         raise kind("something")
 
-    monkeypatch.setattr("cliquetta.methods.registry.method_entries", fail)
+    monkeypatch.setattr("cliquetta.methods.building.registry.method_entries", fail)
     result = run("methods")
     assert result.code == 1 and "Traceback" not in result.text
 

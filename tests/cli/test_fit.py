@@ -6,9 +6,9 @@ import torch
 from safetensors.torch import load_file
 
 from cliquetta.data.catalogue import get_dataset
+from cliquetta.methods.building.fit import fit_method
+from cliquetta.methods.building.registry import method_config
 from cliquetta.methods.building.support_set import FewShot
-from cliquetta.methods.fit import fit_method
-from cliquetta.methods.registry import method_config
 from cliquetta.model.factory import create_model
 from tests._helpers.running import Run
 

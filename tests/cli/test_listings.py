@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 
 from cliquetta.methods.building.config import config_fields
-from cliquetta.methods.registry import method_entries
+from cliquetta.methods.building.registry import method_entries
 from tests._helpers.running import Run
 
 

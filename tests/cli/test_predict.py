@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from cliquetta.cli.predict import scores_in_words
 from cliquetta.inference.scores import MethodScores
-from cliquetta.methods.state import read_header
+from cliquetta.methods.building.state import read_header
 from cliquetta.methods.zero_shot import ZeroShot
 from tests._helpers.running import Run
 from tests._helpers.tolerance import SUM

@@ -15,7 +15,7 @@ import cliquetta
 from cliquetta.errors import UserError
 from cliquetta.inference.bulk import predict
 from cliquetta.methods.building.feature_level import FeatureLevel
-from cliquetta.methods.registry import method_config, method_entries
+from cliquetta.methods.building.registry import method_config, method_entries
 from cliquetta.model.clip import CLIP
 from cliquetta.model.wrapped import FeaturesOnly
 from cliquetta.prompts.classes import ClassPrompts

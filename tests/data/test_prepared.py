@@ -15,7 +15,11 @@ from cliquetta.data.stream import Stream
 from cliquetta.evaluation.predictions import load_predictions
 from cliquetta.evaluation.runner import evaluate
 from cliquetta.methods.building.feature_level import FeatureLevel
-from cliquetta.methods.registry import create_method, method_config, method_entries
+from cliquetta.methods.building.registry import (
+    create_method,
+    method_config,
+    method_entries,
+)
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import ViewSpec

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset as TorchDataset
 import cliquetta
 from cliquetta.data.torch_data import TorchImages, split_item
 from cliquetta.errors import UserError
-from cliquetta.methods.registry import create_method
+from cliquetta.methods.building.registry import create_method
 from tests._helpers.streaming import made_up_dataset
 from tests._helpers.tiny_world import TINY
 from tests._helpers.trees import random_pixels

@@ -18,7 +18,7 @@ from cliquetta.evaluation.evidence_log import (
 )
 from cliquetta.evaluation.predictions import load_predictions
 from cliquetta.evaluation.runner import evaluate
-from cliquetta.methods.registry import create_method, method_config
+from cliquetta.methods.building.registry import create_method, method_config
 from cliquetta.model.attention import class_attention
 from cliquetta.model.clip import CLIP
 from cliquetta.model.preprocess import Preprocess

@@ -7,7 +7,7 @@ import pytest
 
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.evaluation.grid import RunSpec, grid, read_grid, shard_of, with_method
-from cliquetta.methods import registry
+from cliquetta.methods.building import registry
 from tests._helpers.made_runs import BASE
 
 

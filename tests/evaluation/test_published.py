@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cliquetta.evaluation.grid import RunSpec, packaged_grid, read_grid
-from cliquetta.methods.registry import method_config
+from cliquetta.methods.building.registry import method_config
 from cliquetta.prompts.catalogue import template_choice, templates
 
 PAGE = (Path(__file__).parents[2] / "docs/results/published.md").read_text(

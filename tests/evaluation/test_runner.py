@@ -20,7 +20,7 @@ from cliquetta.evaluation.predictions import (
 from cliquetta.evaluation.progress import Step
 from cliquetta.evaluation.record import STATE, Run, find_runs, list_records, load_record
 from cliquetta.evaluation.runner import WARM_UP, evaluate
-from cliquetta.methods.state import read_header
+from cliquetta.methods.building.state import read_header
 from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts

@@ -16,8 +16,8 @@ from cliquetta.evaluation.grid import RunSpec, grid, with_method
 from cliquetta.evaluation.predictions import load_predictions
 from cliquetta.evaluation.record import list_records
 from cliquetta.evaluation.sweep import RunContext, RunResult, sweep
-from cliquetta.methods import registry
-from cliquetta.methods.spec import MethodSpec
+from cliquetta.methods.building import registry
+from cliquetta.methods.building.spec import MethodSpec
 from cliquetta.methods.zero_shot import ZeroShot, ZeroShotConfig
 from cliquetta.types import Batch, Prediction
 from tests._helpers.made_runs import BASE

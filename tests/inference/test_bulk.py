@@ -8,7 +8,7 @@ from PIL import Image
 
 from cliquetta.errors import BusyError, UserError
 from cliquetta.inference.bulk import predict
-from cliquetta.methods.state import read_header
+from cliquetta.methods.building.state import read_header
 from tests.inference.conftest import IMAGES, Predict
 
 

@@ -10,7 +10,7 @@ from PIL import Image
 from cliquetta.errors import UserError
 from cliquetta.inference.bulk import predict
 from cliquetta.inference.rows import PredictionRun
-from cliquetta.methods.registry import create_method
+from cliquetta.methods.building.registry import create_method
 from cliquetta.model.clip import CLIP
 from tests._helpers.trees import table_rows
 from tests.inference.conftest import NAMES, Predict

@@ -9,7 +9,7 @@ import pytest
 
 from cliquetta.inference import parts
 from cliquetta.inference.order import SHUFFLED
-from cliquetta.methods.registry import create_method
+from cliquetta.methods.building.registry import create_method
 from cliquetta.model.clip import CLIP
 from tests._helpers.stopping import KILLED, in_fork
 from tests._helpers.trees import table_rows

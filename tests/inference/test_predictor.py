@@ -13,9 +13,9 @@ import torch
 
 from cliquetta.inference import parts
 from cliquetta.inference.bulk import predict
-from cliquetta.methods.base import NonFiniteError
-from cliquetta.methods.registry import create_method
-from cliquetta.methods.state import read_header
+from cliquetta.methods.building.base import NonFiniteError
+from cliquetta.methods.building.registry import create_method
+from cliquetta.methods.building.state import read_header
 from cliquetta.methods.zero_shot import ZeroShot
 from cliquetta.model.clip import CLIP
 from cliquetta.types import Batch, Prediction

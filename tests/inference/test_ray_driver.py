@@ -17,8 +17,8 @@ from cliquetta.inference.bulk import predict
 from cliquetta.inference.parts import Lane
 from cliquetta.inference.ray_driver import RayCluster, share_out
 from cliquetta.inference.rows import PredictionRun
-from cliquetta.methods.registry import create_method, method_config
-from cliquetta.methods.state import read_header
+from cliquetta.methods.building.registry import create_method, method_config
+from cliquetta.methods.building.state import read_header
 from cliquetta.model.clip import CLIP
 from tests._helpers.local_ray import local_ray
 from tests._helpers.trees import camera_list, table_rows

@@ -16,7 +16,7 @@ from cliquetta.errors import UserError
 from cliquetta.inference import parts
 from cliquetta.inference.parts import Parts
 from cliquetta.inference.predictor import Predictor, Reader
-from cliquetta.methods.state import read_header
+from cliquetta.methods.building.state import read_header
 from tests._helpers.stopping import KILLED, in_fork
 from tests.inference.conftest import IMAGES, Predict
 

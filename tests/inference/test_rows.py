@@ -13,7 +13,7 @@ from pyarrow import parquet
 from cliquetta.errors import UserError
 from cliquetta.inference.bulk import predict
 from cliquetta.methods.building.frozen import FrozenAdapter
-from cliquetta.methods.registry import create_method
+from cliquetta.methods.building.registry import create_method
 from cliquetta.model.clip import CLIP
 from cliquetta.model.in_memory import from_model
 from cliquetta.model.preprocess import Preprocess

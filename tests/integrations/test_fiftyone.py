@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cliquetta.methods.registry import create_method
+from cliquetta.methods.building.registry import create_method
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.tolerance import FEATURE, SUM

@@ -2,9 +2,9 @@
 
 import pytest
 
-from cliquetta.methods.base import Adapter
-from cliquetta.methods.checks import Build
-from cliquetta.methods.registry import MethodEntry, method_entries
+from cliquetta.methods.building.base import Adapter
+from cliquetta.methods.building.checks import Build
+from cliquetta.methods.building.registry import MethodEntry, method_entries
 from cliquetta.types import Batch
 from tests._helpers.building import build_adapter
 from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS

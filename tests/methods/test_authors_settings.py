@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from cliquetta.methods.building.few_shot import SGDTraining
-from cliquetta.methods.registry import get_method, list_methods
+from cliquetta.methods.building.registry import get_method, list_methods
 
 Settings = dict[str, Any]
 BySource = dict[str, Settings]

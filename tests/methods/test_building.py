@@ -10,12 +10,12 @@ from torch import Tensor
 
 from cliquetta.data.views import attach_views
 from cliquetta.errors import UserError
-from cliquetta.methods.base import Adapter
 from cliquetta.methods.building.adam import Adam, AdamState, adam_step
+from cliquetta.methods.building.base import Adapter
 from cliquetta.methods.building.explanation import Explanation
 from cliquetta.methods.building.frozen import freeze
+from cliquetta.methods.building.registry import create_method
 from cliquetta.methods.building.views import confident_views, near_one, selected_count
-from cliquetta.methods.registry import create_method
 from cliquetta.model.attention import Kind
 from cliquetta.model.clip import encode_views
 from cliquetta.prompts.classes import ClassPrompts

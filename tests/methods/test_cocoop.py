@@ -6,9 +6,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from cliquetta.methods.building.registry import create_method
 from cliquetta.methods.cocoop import CoCoOpConfig, cocoop_logits, initial_parameters
 from cliquetta.methods.coop import prompt_tokens
-from cliquetta.methods.registry import create_method
 from cliquetta.model.clip import CLIP
 from tests._helpers.literal import (
     assert_first_step,

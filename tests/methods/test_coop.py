@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from cliquetta.errors import UserError
+from cliquetta.methods.building.registry import create_method
 from cliquetta.methods.coop import CoOpConfig, coop_logits, prompt_tokens
-from cliquetta.methods.registry import create_method
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.literal import (

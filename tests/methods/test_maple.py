@@ -9,14 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cliquetta.errors import UserError
-from cliquetta.methods.fit import fit_method
+from cliquetta.methods.building.fit import fit_method
+from cliquetta.methods.building.registry import method_config
 from cliquetta.methods.maple import (
     MaPLeConfig,
     initial_parameters,
     maple_logits,
     text_tokens,
 )
-from cliquetta.methods.registry import method_config
 from cliquetta.model.clip import CLIP
 from tests._helpers.literal import (
     assert_first_step,

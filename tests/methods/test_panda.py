@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from cliquetta.errors import UserError
+from cliquetta.methods.building.registry import create_method
 from cliquetta.methods.panda import Panda, PandaConfig, make_negatives, nearest_divisor
-from cliquetta.methods.registry import create_method
 from tests._helpers.live import Live, descend, double_clip, entropies, flat, unit_rows
 from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS, draw
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from cliquetta.methods import tda as tda_module
-from cliquetta.methods.registry import get_method
+from cliquetta.methods.building.registry import get_method
 from cliquetta.methods.tda import TDAConfig, classes_within, most_classes
 from tests._helpers.arrays import Array, entropies, insert, on_features, softmax, surest
 from tests._helpers.clusters import make_clusters, make_views

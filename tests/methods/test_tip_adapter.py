@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from torch import Tensor
 
+from cliquetta.methods.building.fit import fit_method
+from cliquetta.methods.building.registry import create_method, method_config
 from cliquetta.methods.building.support_set import FewShot
-from cliquetta.methods.fit import fit_method
-from cliquetta.methods.registry import create_method, method_config
 from cliquetta.methods.tip_adapter import (
     TipAdapter,
     TipAdapterConfig,

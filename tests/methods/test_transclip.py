@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from cliquetta.methods.registry import create_method
+from cliquetta.methods.building.registry import create_method
 from cliquetta.methods.transclip import TransCLIPConfig, transduce, update_variance
 from tests._helpers.arrays import Array, assert_batch, neighbour_graph, softmax, unit
 from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.errors import UserError
-from cliquetta.methods.registry import create_method
+from cliquetta.methods.building.registry import create_method
 from cliquetta.methods.watt import TEMPLATES, WATT, WATTConfig
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts

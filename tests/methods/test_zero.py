@@ -5,7 +5,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from cliquetta.methods.registry import method_config
+from cliquetta.methods.building.registry import method_config
 from cliquetta.methods.zero import ZeroConfig, count_votes, decide, elect, vote_logits
 from tests._helpers.arrays import softmax
 from tests._helpers.tiny_world import draw

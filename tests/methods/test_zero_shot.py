@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cliquetta.methods.registry import create_method
+from cliquetta.methods.building.registry import create_method
 from cliquetta.methods.zero_shot import ZeroShotConfig
 from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.tiny import TINY_NAMES

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.building.feature_level import FixedText
+from cliquetta.methods.building.registry import method_entries
 from cliquetta.methods.domain_norm import DomainNorm, DomainNormConfig
-from cliquetta.methods.registry import method_entries
 from cliquetta.methods.scap import SCAP, SCAPConfig
 from cliquetta.model import cuda
 from cliquetta.model.cuda import Replayed

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from cliquetta import from_model
 from cliquetta.errors import UserError
-from cliquetta.methods.base import Adapter
-from cliquetta.methods.fit import fit_method
-from cliquetta.methods.registry import create_method, get_method
+from cliquetta.methods.building.base import Adapter
+from cliquetta.methods.building.fit import fit_method
+from cliquetta.methods.building.registry import create_method, get_method
 from cliquetta.model.attention import prompted_maps
 from cliquetta.model.checkpoints.local import save_model
 from cliquetta.model.checkpoints.state import CheckpointError

@@ -8,7 +8,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from cliquetta.errors import UserError
-from cliquetta.methods.registry import method_config
+from cliquetta.methods.building.registry import method_config
 from cliquetta.model.clip import CLIP
 from cliquetta.serve.factory import build_adapter, create_session, resolve_config
 from cliquetta.serve.schema import SessionRequest

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.data.bundled import load_bundled
-from cliquetta.methods.registry import create_method
+from cliquetta.methods.building.registry import create_method
 from cliquetta.model.clip import CLIP
 from cliquetta.model.factory import create_model
 from cliquetta.serve.pieces import (

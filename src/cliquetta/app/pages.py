@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from cliquetta.app.session import AppSession, Row, Shown, Tally
-from cliquetta.methods.base import Adapter
+from cliquetta.methods.building.base import Adapter
 from cliquetta.methods.building.explanation import CacheCount
 from cliquetta.methods.scap.evidence import describe
 from cliquetta.model.attention import Kind, difference, patch_grid, prompted_maps

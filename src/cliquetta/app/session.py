@@ -19,10 +19,10 @@ from torch import Tensor
 from cliquetta.data.catalogue import get_dataset
 from cliquetta.data.stream import Stream
 from cliquetta.evaluation.tables import to_csv
-from cliquetta.methods.base import Adapter
+from cliquetta.methods.building.base import Adapter
 from cliquetta.methods.building.explanation import CacheCount
-from cliquetta.methods.registry import create_method
-from cliquetta.methods.state import pack_state, unpack_state
+from cliquetta.methods.building.registry import create_method
+from cliquetta.methods.building.state import pack_state, unpack_state
 from cliquetta.serve.batches import CHEAPER, check_views, predict_finite, predict_images
 from cliquetta.serve.errors import invalid, too_large
 from cliquetta.serve.factory import change_classes, create_session

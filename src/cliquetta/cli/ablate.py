@@ -75,7 +75,7 @@ def ablate(
     from cliquetta.evaluation.ablation import ablation, curve
     from cliquetta.evaluation.grid import RunSpec, with_method, with_options
     from cliquetta.evaluation.sweep import RunContext
-    from cliquetta.methods.registry import DEFAULT_METHOD
+    from cliquetta.methods.building.registry import DEFAULT_METHOD
     from cliquetta.report.curves import curves_figure
     from cliquetta.report.style import can_draw, to_file
 

@@ -21,7 +21,7 @@ from cliquetta.methods.building.index import name_plug_in_files
 # What loads torch is imported when it is needed: `--help` does without.
 if TYPE_CHECKING:
     from cliquetta.evaluation.grid import RunSpec
-    from cliquetta.methods.spec import MethodSpec
+    from cliquetta.methods.building.spec import MethodSpec
     from cliquetta.model.clip import CLIP
 
 FAILED = 1
@@ -262,8 +262,8 @@ def read_methods(
     preset: str | None = None,
 ) -> "list[MethodSpec]":
     """Read the methods that were asked for, their configs checked; the default if none was."""
-    from cliquetta.methods.registry import DEFAULT_METHOD
-    from cliquetta.methods.spec import MethodSpec
+    from cliquetta.methods.building.registry import DEFAULT_METHOD
+    from cliquetta.methods.building.spec import MethodSpec
 
     names = [] if method is None else split_list(method, "methods")
     if len(names) > 1 and (settings or fitted or preset):

@@ -160,7 +160,7 @@ def _score_zero_shot(
     from cliquetta.data.stream import Stream
     from cliquetta.evaluation.metrics import chance_p_value
     from cliquetta.evaluation.runner import evaluate
-    from cliquetta.methods.registry import create_method
+    from cliquetta.methods.building.registry import create_method
 
     dataset = get_dataset(found.id, classes=names)
     if names is not None:

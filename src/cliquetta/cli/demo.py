@@ -270,7 +270,7 @@ def _bar(percent: float) -> str:
 
 def read_methods(text: str) -> list[str]:
     """Read the methods of ``a,b,c`` but zero-shot, which is always run."""
-    from cliquetta.methods.registry import get_method
+    from cliquetta.methods.building.registry import get_method
 
     names = [get_method(name).name for name in split_list(text, "methods")]
     for name in names:

@@ -65,7 +65,7 @@ def export(
 
     from cliquetta.export import check_format, export_model
     from cliquetta.inference.resumable import check_writable
-    from cliquetta.methods.state import load_method, load_state, read_header
+    from cliquetta.methods.building.state import load_method, load_state, read_header
     from cliquetta.prompts.catalogue import read_prompts
 
     # Tracing takes a minute: what cannot be written is refused before.

@@ -55,9 +55,9 @@ def fit(
     check_model(model)
 
     from cliquetta.data.catalogue import get_dataset
+    from cliquetta.methods.building.fit import fit_method
+    from cliquetta.methods.building.registry import method_config
     from cliquetta.methods.building.support_set import FewShot
-    from cliquetta.methods.fit import fit_method
-    from cliquetta.methods.registry import method_config
 
     config = method_config(method, preset, read_settings(settings or ()))
     images = get_dataset(dataset, root, noise_seed=NOISE_SEED)

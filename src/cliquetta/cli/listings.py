@@ -11,7 +11,7 @@ from cliquetta.cli.console import Terminal
 from cliquetta.errors import UserError
 
 if TYPE_CHECKING:
-    from cliquetta.methods.registry import MethodEntry
+    from cliquetta.methods.building.registry import MethodEntry
 
 METHODS = """
 cliquetta methods
@@ -36,7 +36,7 @@ def methods(
     """List the methods, or show config, presets and paper of one."""
     check_methods(name)
 
-    from cliquetta.methods.registry import get_method, method_entries
+    from cliquetta.methods.building.registry import get_method, method_entries
 
     if name is not None:
         _show(get_method(name), common.terminal)
@@ -74,7 +74,7 @@ def _summary(entry: "MethodEntry") -> dict[str, Any]:
 
 def _show(entry: "MethodEntry", terminal: Terminal) -> None:
     from cliquetta.methods.building.config import config_fields
-    from cliquetta.methods.state import plain_config
+    from cliquetta.methods.building.state import plain_config
 
     fields = config_fields(entry.config)
     terminal.say(f"{entry.name}: {entry.summary}")

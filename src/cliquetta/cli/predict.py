@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from cliquetta.inference.options import PredictOptions
     from cliquetta.inference.rows import PredictionRun
     from cliquetta.inference.scores import MethodScores
-    from cliquetta.methods.base import Adapter
-    from cliquetta.methods.spec import MethodSpec
+    from cliquetta.methods.building.base import Adapter
+    from cliquetta.methods.building.spec import MethodSpec
     from cliquetta.model.clip import CLIP
     from cliquetta.prompts.classes import ClassPrompts
 

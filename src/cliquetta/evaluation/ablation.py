@@ -11,7 +11,7 @@ from cliquetta.evaluation.comparison import average
 from cliquetta.evaluation.grid import RunSpec, with_options, zero_shot
 from cliquetta.evaluation.record import Record
 from cliquetta.evaluation.sweep import RunResult
-from cliquetta.methods.registry import get_method, method_config
+from cliquetta.methods.building.registry import get_method, method_config
 
 # the one field of a run, not of a method's config, that can be varied
 BATCH_SIZE = "batch_size"

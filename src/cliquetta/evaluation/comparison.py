@@ -13,8 +13,8 @@ from cliquetta.evaluation.grid import BASELINE
 from cliquetta.evaluation.metric_table import METRICS
 from cliquetta.evaluation.predictions import paired_test
 from cliquetta.evaluation.record import Record, Run
-from cliquetta.methods.registry import get_method, method_config
-from cliquetta.methods.state import plain_config
+from cliquetta.methods.building.registry import get_method, method_config
+from cliquetta.methods.building.state import plain_config
 from cliquetta.significance import (
     PairedTest,
     mean_half_width,

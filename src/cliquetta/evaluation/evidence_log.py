@@ -24,7 +24,7 @@ from cliquetta.data.stream import Stream
 from cliquetta.errors import UserError
 from cliquetta.evaluation.predictions import complete_lines
 from cliquetta.evaluation.progress import Step
-from cliquetta.methods.base import Adapter
+from cliquetta.methods.building.base import Adapter
 from cliquetta.methods.building.explanation import Explanation
 from cliquetta.model.preprocess import Preprocess
 from cliquetta.tensor_file import pack_raw

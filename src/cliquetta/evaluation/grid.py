@@ -10,8 +10,8 @@ from typing import Any
 
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.evaluation.grid_files import packaged_grid as packaged_grid
-from cliquetta.methods.registry import method_entries
-from cliquetta.methods.spec import MethodSpec
+from cliquetta.methods.building.registry import method_entries
+from cliquetta.methods.building.spec import MethodSpec
 from cliquetta.model.names import choose_model
 from cliquetta.prompts.catalogue import (
     class_names,

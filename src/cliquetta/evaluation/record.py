@@ -25,8 +25,8 @@ from cliquetta.evaluation.predictions import (
     fingerprint_predictions,
     load_predictions,
 )
-from cliquetta.methods.base import Adapter
-from cliquetta.methods.state import fitted_fingerprint, plain_config
+from cliquetta.methods.building.base import Adapter
+from cliquetta.methods.building.state import fitted_fingerprint, plain_config
 from cliquetta.version import installed_version
 
 try:

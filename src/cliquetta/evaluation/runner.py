@@ -61,9 +61,9 @@ from cliquetta.evaluation.record import (
     verify_predictions,
 )
 from cliquetta.inference.predictor import predict_batch
-from cliquetta.methods.base import Adapter, BatchDependence
-from cliquetta.methods.registry import require_features_only
-from cliquetta.methods.state import unpack_state
+from cliquetta.methods.building.base import Adapter, BatchDependence
+from cliquetta.methods.building.registry import require_features_only
+from cliquetta.methods.building.state import unpack_state
 from cliquetta.types import Batch, Prediction
 
 WARM_UP = 3

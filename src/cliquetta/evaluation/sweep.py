@@ -21,7 +21,7 @@ from cliquetta.evaluation.grid import BASELINE, RunSpec
 from cliquetta.evaluation.progress import Step
 from cliquetta.evaluation.record import Record, digest, plan
 from cliquetta.evaluation.runner import PredictionCache, evaluate
-from cliquetta.methods.base import Adapter, BatchDependence
+from cliquetta.methods.building.base import Adapter, BatchDependence
 from cliquetta.methods.building.feature_level import FeatureLevel
 from cliquetta.model.clip import CLIP
 from cliquetta.model.factory import create_model, pick_device

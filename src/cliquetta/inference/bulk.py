@@ -29,8 +29,8 @@ from cliquetta.inference.predictor import ImageSource, Predictor
 from cliquetta.inference.resumable import FileRun, Progress, check_writable, shard_range
 from cliquetta.inference.rows import LABEL, PredictionRun
 from cliquetta.inference.tables import Row
-from cliquetta.methods.base import Adapter
-from cliquetta.methods.registry import DEFAULT_METHOD, create_method
+from cliquetta.methods.building.base import Adapter
+from cliquetta.methods.building.registry import DEFAULT_METHOD, create_method
 from cliquetta.model.clip import CLIP
 from cliquetta.model.factory import create_model, pick_device
 from cliquetta.model.in_memory import from_model

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from cliquetta.data.labels import LabelReader, comes_class_by_class
 from cliquetta.data.listing import ImageList
 from cliquetta.inference.predictor import Predictor
-from cliquetta.methods.base import Adapter, BatchDependence
+from cliquetta.methods.building.base import Adapter, BatchDependence
 
 SHUFFLED = (
     "sub-folders are named after classes and list their images class by class, which would tell "

@@ -28,10 +28,10 @@ from cliquetta.data.views import to_pixels
 from cliquetta.inference.options import PredictOptions
 from cliquetta.inference.rows import LABEL, ZERO_SHOT, RowFormat
 from cliquetta.inference.tables import Row
-from cliquetta.methods.base import Adapter, NonFiniteError
+from cliquetta.methods.building.base import Adapter, NonFiniteError
 from cliquetta.methods.building.feature_level import FeatureLevel
-from cliquetta.methods.registry import create_method, require_features_only
-from cliquetta.methods.state import load_state, pack_state, unpack_state
+from cliquetta.methods.building.registry import create_method, require_features_only
+from cliquetta.methods.building.state import load_state, pack_state, unpack_state
 from cliquetta.model.clip import CLIP
 from cliquetta.model.cuda import side_stream
 from cliquetta.model.preprocess import Preprocess

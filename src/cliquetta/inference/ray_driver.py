@@ -37,8 +37,8 @@ from cliquetta.inference.predictor import (
 )
 from cliquetta.inference.resumable import FileRun
 from cliquetta.inference.tables import Row
-from cliquetta.methods.base import Adapter
-from cliquetta.methods.registry import create_method, get_method
+from cliquetta.methods.building.base import Adapter
+from cliquetta.methods.building.registry import create_method, get_method
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.ray_connection import LOCAL, connected

@@ -39,7 +39,7 @@ from cliquetta.inference.parts import (
 from cliquetta.inference.predictor import ImageSource, Predictor, States
 from cliquetta.inference.rows import PredictionRun
 from cliquetta.inference.tables import Row
-from cliquetta.methods.state import describe, merge_states
+from cliquetta.methods.building.state import describe, merge_states
 
 if TYPE_CHECKING:
     from cliquetta.inference.ray_driver import RayWorkers

@@ -16,7 +16,7 @@ from fiftyone.core.models import LogitsMixin, Model
 from numpy.typing import NDArray
 from PIL import Image
 
-from cliquetta.methods.base import Adapter
+from cliquetta.methods.building.base import Adapter
 
 
 class FiftyOneModel(LogitsMixin, Model):  # type: ignore[misc]

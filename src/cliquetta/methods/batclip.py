@@ -18,12 +18,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cliquetta.errors import UserError
-from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.methods.building.adam import AdamState, AdamWConfig, adam_step
+from cliquetta.methods.building.base import Adapter, BatchDependence
 from cliquetta.methods.building.config import Positive
 from cliquetta.methods.building.entropy import entropy
 from cliquetta.methods.building.layernorm import LayerNormTower
-from cliquetta.methods.registry import register
+from cliquetta.methods.building.registry import register
 from cliquetta.model.clip import FrozenModel, l2_normalize
 from cliquetta.types import Batch, Prediction
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from cliquetta.methods.building.config import MethodConfig, Positive, Weight
 from cliquetta.methods.building.feature_level import ImageByImage
 from cliquetta.methods.building.memory import NON_NEGATIVE, SHORT
-from cliquetta.methods.registry import register
+from cliquetta.methods.building.registry import register
 from cliquetta.model.clip import l2_normalize
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from cliquetta.methods.building.adam import AdamConfig, AdamState, minimize
 from cliquetta.methods.building.config import Count, Positive, Template
 from cliquetta.methods.building.layernorm import EpisodicLayerNormAdapter
-from cliquetta.methods.registry import register
+from cliquetta.methods.building.registry import register
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from cliquetta.methods.building.config import (
 from cliquetta.methods.building.entropy import entropy
 from cliquetta.methods.building.layernorm import LayerNormAdapter
 from cliquetta.methods.building.memory import NON_NEGATIVE
-from cliquetta.methods.registry import register
+from cliquetta.methods.building.registry import register
 from cliquetta.types import Batch, Prediction
 
 EPS = 1e-6

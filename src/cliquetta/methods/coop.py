@@ -22,7 +22,7 @@ from cliquetta.methods.building.few_shot import (
     TextTraining,
     learn,
 )
-from cliquetta.methods.registry import register
+from cliquetta.methods.building.registry import register
 from cliquetta.model.clip import CLIP, FrozenModel
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Prediction

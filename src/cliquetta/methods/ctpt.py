@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cliquetta.methods.building.config import NonNegative, read_presets
-from cliquetta.methods.registry import register
+from cliquetta.methods.building.registry import register
 from cliquetta.methods.tpt import TPT, TPTConfig
 
 

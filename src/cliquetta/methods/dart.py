@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from cliquetta.errors import UserError
-from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.methods.building.adam import Adam, AdamState, adam_step
+from cliquetta.methods.building.base import Adapter, BatchDependence
 from cliquetta.methods.building.config import (
     Count,
     NonNegative,
@@ -31,6 +31,7 @@ from cliquetta.methods.building.config import (
     read_presets,
 )
 from cliquetta.methods.building.entropy import marginal_entropy
+from cliquetta.methods.building.registry import register
 from cliquetta.methods.building.template import LearnableTemplate
 from cliquetta.methods.building.views import (
     SelectiveConfig,
@@ -39,7 +40,6 @@ from cliquetta.methods.building.views import (
     mean_logits,
     near_one,
 )
-from cliquetta.methods.registry import register
 from cliquetta.model.block import Prefix
 from cliquetta.model.clip import l2_normalize
 from cliquetta.types import Batch, Prediction

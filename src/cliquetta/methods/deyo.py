@@ -23,7 +23,7 @@ from torch import Tensor
 from cliquetta.methods.building.config import Count, NonNegative
 from cliquetta.methods.building.entropy import entropy
 from cliquetta.methods.building.layernorm import MomentumAdapter, MomentumConfig
-from cliquetta.methods.registry import register
+from cliquetta.methods.building.registry import register
 from cliquetta.types import Batch, Prediction
 
 

@@ -16,17 +16,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cliquetta.methods.base import BatchDependence
+from cliquetta.methods.building.base import BatchDependence
 from cliquetta.methods.building.cache import Affinity, affinity, declare, insert
 from cliquetta.methods.building.config import Count, Fraction, NonNegative, Positive
 from cliquetta.methods.building.entropy import marginal_entropy
 from cliquetta.methods.building.feature_level import FixedText
+from cliquetta.methods.building.registry import register
 from cliquetta.methods.building.views import (
     SelectiveConfig,
     confident_views,
     take_views,
 )
-from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
 
 # Elements of the class features computed at once: bounds memory (128 MiB).

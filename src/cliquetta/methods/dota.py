@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cliquetta.methods.base import BatchDependence
+from cliquetta.methods.building.base import BatchDependence
 from cliquetta.methods.building.config import (
     Count,
     Fraction,
@@ -31,8 +31,8 @@ from cliquetta.methods.building.config import (
 from cliquetta.methods.building.feature_level import FixedText
 from cliquetta.methods.building.memory import NON_NEGATIVE, SHORT, VARIANCE
 from cliquetta.methods.building.mixtures import linear_discriminant
+from cliquetta.methods.building.registry import register
 from cliquetta.methods.building.views import SelectiveConfig, ViewKind, confident_views
-from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
 
 FIRST_MEAN = 1e-3  # Every coordinate of the means before the first image.

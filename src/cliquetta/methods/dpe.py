@@ -21,20 +21,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cliquetta.methods.base import BatchDependence
 from cliquetta.methods.building.adam import Adam, AdamState, minimize
+from cliquetta.methods.building.base import BatchDependence
 from cliquetta.methods.building.cache import declare, insert
 from cliquetta.methods.building.config import Count, NonNegative, read_presets
 from cliquetta.methods.building.entropy import entropy, marginal_entropy
 from cliquetta.methods.building.feature_level import FixedText
 from cliquetta.methods.building.memory import SHORT
+from cliquetta.methods.building.registry import register
 from cliquetta.methods.building.views import (
     SelectiveConfig,
     ViewKind,
     confident_views,
     take_views,
 )
-from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
 
 CONTRAST_TEMPERATURE = 0.01

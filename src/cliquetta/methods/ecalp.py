@@ -19,11 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cliquetta.methods.base import BatchDependence
+from cliquetta.methods.building.base import BatchDependence
 from cliquetta.methods.building.config import Count, MethodConfig, Positive
 from cliquetta.methods.building.feature_level import FixedText
 from cliquetta.methods.building.memory import NON_NEGATIVE, UNIT, Range
-from cliquetta.methods.registry import register
+from cliquetta.methods.building.registry import register
 from cliquetta.types import Prediction
 
 RESET = 5.0  # Earlier images start from their last best score divided by this.

@@ -22,7 +22,7 @@ from cliquetta.methods.building.few_shot import (
     SGDTraining,
     learn,
 )
-from cliquetta.methods.registry import register
+from cliquetta.methods.building.registry import register
 from cliquetta.model.clip import CLIP, FrozenModel, PromptedTower
 from cliquetta.model.vision import TokenPrompts
 from cliquetta.prompts.classes import ClassPrompts

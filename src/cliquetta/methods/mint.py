@@ -26,7 +26,7 @@ from cliquetta.methods.building.adam import AdamConfig, AdamState, adam_step
 from cliquetta.methods.building.config import NonNegative, Positive
 from cliquetta.methods.building.layernorm import LayerNormAdapter
 from cliquetta.methods.building.memory import NON_NEGATIVE
-from cliquetta.methods.registry import register
+from cliquetta.methods.building.registry import register
 from cliquetta.model.clip import l2_normalize
 from cliquetta.types import Batch, Prediction
 

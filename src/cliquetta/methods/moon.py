@@ -29,7 +29,7 @@ from cliquetta.methods.building.mixtures import (
     propagate,
     weighted_means,
 )
-from cliquetta.methods.registry import register
+from cliquetta.methods.building.registry import register
 
 # Mean lengths between which κ is finite and positive.
 SHORTEST = 1e-3

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from cliquetta.methods.building.config import Count, Fraction, NonNegative, Positive
 from cliquetta.methods.building.feature_level import FixedText
+from cliquetta.methods.building.registry import register
 from cliquetta.methods.building.views import ViewsConfig
-from cliquetta.methods.registry import register
 from cliquetta.model.clip import l2_normalize
 from cliquetta.types import Prediction
 

@@ -20,13 +20,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from cliquetta.methods.base import BatchDependence
+from cliquetta.methods.building.base import BatchDependence
 from cliquetta.methods.building.cache import declare, insert
 from cliquetta.methods.building.config import Count, MethodConfig, NonNegative
 from cliquetta.methods.building.entropy import entropy
 from cliquetta.methods.building.feature_level import FixedText
 from cliquetta.methods.building.mixtures import linear_discriminant
-from cliquetta.methods.registry import register
+from cliquetta.methods.building.registry import register
 from cliquetta.types import Prediction
 
 # Usual: 0.3; equal images have no spread, by which nothing may be divided.

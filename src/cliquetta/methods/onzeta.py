@@ -31,7 +31,7 @@ from cliquetta.methods.building.config import (
 )
 from cliquetta.methods.building.feature_level import GROUP, ImageByImage
 from cliquetta.methods.building.memory import SHORT
-from cliquetta.methods.registry import register
+from cliquetta.methods.building.registry import register
 from cliquetta.model.clip import l2_normalize
 
 

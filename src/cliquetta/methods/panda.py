@@ -24,11 +24,11 @@ import torch
 from torch import Tensor
 
 from cliquetta.errors import UserError
-from cliquetta.methods.base import Adapter, BatchDependence
+from cliquetta.methods.building.base import Adapter, BatchDependence
 from cliquetta.methods.building.config import Count, MethodConfig, NonNegative
 from cliquetta.methods.building.layernorm import LayerNormAdapter
+from cliquetta.methods.building.registry import create_method, method_config, register
 from cliquetta.methods.deyo import join_patches, split_patches
-from cliquetta.methods.registry import create_method, method_config, register
 from cliquetta.model.clip import CLIP, MissingCapabilityError, l2_normalize
 from cliquetta.model.vision import VisionTower
 from cliquetta.types import Batch, Prediction, ViewSpec

@@ -18,7 +18,7 @@ from cliquetta.methods.building.config import Decay, NonNegative, Positive
 from cliquetta.methods.building.entropy import entropy
 from cliquetta.methods.building.layernorm import MomentumAdapter, MomentumConfig
 from cliquetta.methods.building.memory import NON_NEGATIVE
-from cliquetta.methods.registry import register
+from cliquetta.methods.building.registry import register
 from cliquetta.types import Batch, Prediction
 
 

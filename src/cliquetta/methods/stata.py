@@ -24,7 +24,7 @@ from torch import Tensor
 from cliquetta.methods.building.config import Count, MethodConfig, Positive
 from cliquetta.methods.building.feature_level import Transductive
 from cliquetta.methods.building.mixtures import propagate
-from cliquetta.methods.registry import register
+from cliquetta.methods.building.registry import register
 from cliquetta.methods.transclip import (
     VARIANCE_FLOOR,
     neighbour_links,

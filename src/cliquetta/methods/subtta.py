@@ -24,7 +24,7 @@ from cliquetta.methods.building.adam import AdamState, AdamWConfig, adam_step
 from cliquetta.methods.building.config import Count, Decay, Positive
 from cliquetta.methods.building.layernorm import LayerNormAdapter
 from cliquetta.methods.building.memory import VARIANCE
-from cliquetta.methods.registry import register
+from cliquetta.methods.building.registry import register
 from cliquetta.model.clip import l2_normalize
 from cliquetta.types import Batch, Prediction
 

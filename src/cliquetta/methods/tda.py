@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cliquetta.methods.base import BatchDependence
+from cliquetta.methods.building.base import BatchDependence
 from cliquetta.methods.building.cache import (
     Affinity,
     Columns,
@@ -29,13 +29,13 @@ from cliquetta.methods.building.config import Count, Interval, NonNegative, read
 from cliquetta.methods.building.entropy import marginal_entropy
 from cliquetta.methods.building.feature_level import FixedText
 from cliquetta.methods.building.memory import Range
+from cliquetta.methods.building.registry import register
 from cliquetta.methods.building.views import (
     SelectiveConfig,
     ViewKind,
     confident_views,
     take_views,
 )
-from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
 
 # Images predicted at once: bounds memory. Changes results by rounding only.

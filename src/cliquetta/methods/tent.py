@@ -14,7 +14,7 @@ from cliquetta.methods.building.adam import AdamConfig, AdamState, adam_step
 from cliquetta.methods.building.config import Positive
 from cliquetta.methods.building.entropy import entropy
 from cliquetta.methods.building.layernorm import LayerNormAdapter
-from cliquetta.methods.registry import register
+from cliquetta.methods.building.registry import register
 from cliquetta.types import Batch, Prediction
 
 

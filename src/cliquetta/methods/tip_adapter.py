@@ -38,8 +38,8 @@ from cliquetta.methods.building.few_shot import (
     FitTask,
     epoch_batches,
 )
+from cliquetta.methods.building.registry import register
 from cliquetta.methods.building.support_set import VIEWS_AT_ONCE, FewShot, crop_features
-from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP, FrozenModel, l2_normalize
 from cliquetta.types import Prediction
 

@@ -14,17 +14,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cliquetta.methods.base import BatchDependence
 from cliquetta.methods.building.adam import Adam, AdamState, minimize
+from cliquetta.methods.building.base import BatchDependence
 from cliquetta.methods.building.config import Count, NonNegative
 from cliquetta.methods.building.entropy import marginal_entropy
 from cliquetta.methods.building.feature_level import FixedText
+from cliquetta.methods.building.registry import register
 from cliquetta.methods.building.views import (
     SelectiveConfig,
     confident_views,
     take_views,
 )
-from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
 
 # Numbers in the shifts learned at once: bounds memory (64 MiB each copy).

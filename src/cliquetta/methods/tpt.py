@@ -19,13 +19,13 @@ from cliquetta.methods.building.adam import Adam, AdamState, adam_step
 from cliquetta.methods.building.config import Count, NonNegative, read_presets
 from cliquetta.methods.building.entropy import marginal_entropy
 from cliquetta.methods.building.feature_level import FeatureLevel
+from cliquetta.methods.building.registry import register
 from cliquetta.methods.building.template import LearnableTemplate
 from cliquetta.methods.building.views import (
     SelectiveConfig,
     confident_views,
     take_views,
 )
-from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
 
 

@@ -26,7 +26,7 @@ from cliquetta.methods.building.mixtures import (
     propagate,
     weighted_means,
 )
-from cliquetta.methods.registry import register
+from cliquetta.methods.building.registry import register
 
 # Usual: 1 / E; equal images have no spread, by which nothing may be divided.
 VARIANCE_FLOOR = 1e-6

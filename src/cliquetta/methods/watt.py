@@ -19,8 +19,8 @@ from cliquetta.errors import UserError
 from cliquetta.methods.building.adam import AdamConfig, AdamState, minimize
 from cliquetta.methods.building.config import Count, Positive, Template
 from cliquetta.methods.building.layernorm import EpisodicLayerNormAdapter
+from cliquetta.methods.building.registry import register
 from cliquetta.methods.clipartt import transductive_loss
-from cliquetta.methods.registry import register
 from cliquetta.model.clip import l2_normalize
 from cliquetta.prompts.classes import ClassPrompts
 

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from cliquetta.methods.building.config import Fraction
 from cliquetta.methods.building.feature_level import FixedText
+from cliquetta.methods.building.registry import register
 from cliquetta.methods.building.views import (
     SelectiveConfig,
     confident_views,
     selected_count,
     take_views,
 )
-from cliquetta.methods.registry import register
 from cliquetta.types import Prediction
 
 Vote = Literal["hard", "fp16-eps"]

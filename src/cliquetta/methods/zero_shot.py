@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cliquetta.methods.building.config import MethodConfig, Positive
 from cliquetta.methods.building.feature_level import FixedText
-from cliquetta.methods.registry import register
+from cliquetta.methods.building.registry import register
 from cliquetta.model.clip import FrozenModel
 from cliquetta.types import Prediction
 

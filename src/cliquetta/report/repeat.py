@@ -6,8 +6,8 @@ from typing import Any
 
 from cliquetta.errors import UnknownNameError
 from cliquetta.evaluation.record import Record
-from cliquetta.methods.registry import get_method, method_config
-from cliquetta.methods.state import plain_config
+from cliquetta.methods.building.registry import get_method, method_config
+from cliquetta.methods.building.state import plain_config
 from cliquetta.prompts.catalogue import list_templates, templates
 
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}

@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from cliquetta import __version__
-from cliquetta.methods.state import plain_config
+from cliquetta.methods.building.state import plain_config
 from cliquetta.serve import schema
 from cliquetta.serve.errors import (
     ServiceError,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cliquetta.data.images import ImageError
 from cliquetta.data.inputs import as_batch
-from cliquetta.methods.base import Adapter, NonFiniteError
+from cliquetta.methods.building.base import Adapter, NonFiniteError
 from cliquetta.serve import schema
 from cliquetta.serve.errors import conflict, invalid, too_large
 from cliquetta.serve.limits import bounded

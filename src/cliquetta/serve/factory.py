@@ -9,9 +9,13 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from cliquetta.errors import UserError, look_up
-from cliquetta.methods.allocation import AllocationLimit, StateTooLargeError
-from cliquetta.methods.base import Adapter
-from cliquetta.methods.registry import MethodEntry, create_method, method_config
+from cliquetta.methods.building.allocation import AllocationLimit, StateTooLargeError
+from cliquetta.methods.building.base import Adapter
+from cliquetta.methods.building.registry import (
+    MethodEntry,
+    create_method,
+    method_config,
+)
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.serve.errors import ServiceError, as_refusal, conflict, too_large
 from cliquetta.serve.limits import bounded

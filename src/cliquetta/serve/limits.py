@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from cliquetta.methods.allocation import TorchWatch
+from cliquetta.methods.building.allocation import TorchWatch
 from cliquetta.serve.errors import ServiceError, too_large
 
 _CLIENTS = 10_000

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from cliquetta.data.inputs import from_base64
-from cliquetta.methods.registry import DEFAULT_METHOD as DEFAULT_METHOD
+from cliquetta.methods.building.registry import DEFAULT_METHOD as DEFAULT_METHOD
 from cliquetta.prompts.classes import DEFAULT_TEMPLATE
 
 Option = bool | int | float | str | None | list[int | float | str]

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from cliquetta.errors import UserError
-from cliquetta.methods.base import Adapter
-from cliquetta.methods.state import describe, pack_state, unpack_state
+from cliquetta.methods.building.base import Adapter
+from cliquetta.methods.building.state import describe, pack_state, unpack_state
 from cliquetta.serve.batches import BatchResult, is_new, predict_images, render_response
 from cliquetta.serve.database import UnavailableError
 from cliquetta.serve.errors import ServiceError, conflict, invalid, not_found

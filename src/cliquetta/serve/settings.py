@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cliquetta.errors import UserError, look_up
-from cliquetta.methods.registry import MethodEntry, method_entries
+from cliquetta.methods.building.registry import MethodEntry, method_entries
 from cliquetta.model.clip import CLIP
 from cliquetta.serve.auth import Tokens
 from cliquetta.serve.tracing import Tracing

@@ -18,7 +18,7 @@ from benchmarks.results.leaderboard import (
 )
 from cliquetta.evaluation import grid as grids
 from cliquetta.evaluation.record import Record
-from cliquetta.methods.registry import method_entries
+from cliquetta.methods.building.registry import method_entries
 from tests._helpers.made_runs import table_cells
 
 

@@ -13,7 +13,7 @@ from benchmarks.results.method_pages import (
     write_page,
 )
 from cliquetta.methods.building.index import INDEX_FILE
-from cliquetta.methods.registry import get_method, method_entries
+from cliquetta.methods.building.registry import get_method, method_entries
 
 REPOSITORY = Path(__file__).parents[3]
 PAGE = """# TDA

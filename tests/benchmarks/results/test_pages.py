@@ -13,9 +13,6 @@ from cliquetta.evaluation.grid import ROOT, grid_roles, read_grid
 REPOSITORY = Path(__file__).parents[3]
 
 
-ROLES = {"toy@fog:3": "report", "toy@contrast:3": "dev", "toy": "clean"}
-
-
 def test_the_grids_of_the_pages_can_be_read() -> None:
     for name in {name for names in GRIDS.values() for name in names}:
         specs = read_grid(grid_file(name), root="/data")

@@ -15,7 +15,7 @@ from cliquetta.methods.building.config import (
     field_types,
     parse,
 )
-from cliquetta.methods.registry import get_method, method_config
+from cliquetta.methods.building.registry import get_method, method_config
 
 REFUSED: dict[str, dict[str, list[Any]]] = {
     "batclip": {"lr": [-1], "adapt_text": [1]},

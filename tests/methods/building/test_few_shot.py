@@ -18,8 +18,8 @@ from cliquetta.methods.building.few_shot import (
     example_draw,
     learn,
 )
-from cliquetta.methods.fit import fit_method
-from cliquetta.methods.registry import create_method, method_config
+from cliquetta.methods.building.fit import fit_method
+from cliquetta.methods.building.registry import create_method, method_config
 from tests._helpers.separable import FULL_IMAGE, TWO, accuracy, make_examples
 from tests._helpers.tiny import build_tiny_clip
 from tests._helpers.tiny_world import TINY

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from cliquetta.errors import UserError
-from cliquetta.methods import registry
-from cliquetta.methods.building import index
+from cliquetta.methods.building import index, registry
 from cliquetta.methods.building.index import INDEX_FILE, PLUG_IN_FILES, index_text
-from cliquetta.methods.registry import get_method, list_methods, method_entries
+from cliquetta.methods.building.registry import get_method, list_methods, method_entries
 from tests._helpers.running import Run
 from tests._helpers.running import run as run
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from cliquetta.errors import UserError
-from cliquetta.methods.base import Adapter, NonFiniteError
-from cliquetta.methods.checks import logits_of, stream_of
+from cliquetta.methods.building.base import Adapter, NonFiniteError
+from cliquetta.methods.building.checks import logits_of, stream_of
 from cliquetta.types import Batch
 from tests._helpers.building import assert_same_state
 

@@ -8,11 +8,15 @@ import torch
 from torch import Tensor
 
 from cliquetta.errors import UserError
-from cliquetta.methods.base import Adapter
+from cliquetta.methods.building.base import Adapter
+from cliquetta.methods.building.registry import create_method
+from cliquetta.methods.building.state import (
+    StateMismatchError,
+    merge_states,
+    pack_state,
+)
 from cliquetta.methods.domain_norm import DomainNorm, DomainNormConfig
 from cliquetta.methods.domain_norm.merging import match_domains
-from cliquetta.methods.registry import create_method
-from cliquetta.methods.state import StateMismatchError, merge_states, pack_state
 from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.scenes import NAMES, build_model, make_batches
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from cliquetta.data.catalogue import get_dataset
-from cliquetta.methods.registry import create_method
+from cliquetta.methods.building.registry import create_method
 from cliquetta.model.clip import CLIP
 from cliquetta.model.factory import create_model
 from cliquetta.prompts.classes import ClassPrompts

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cliquetta.errors import UserError
-from cliquetta.methods.registry import create_method
+from cliquetta.methods.building.registry import create_method
 from cliquetta.methods.scap import SCAP, evidence
 from cliquetta.methods.scap.evidence import describe, summary
 from cliquetta.model.attention import prompted_maps

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cliquetta.errors import UserError
-from cliquetta.methods.registry import create_method, get_method, method_config
+from cliquetta.methods.building.registry import create_method, get_method, method_config
 from cliquetta.methods.scap import PRESETS, SCAP, SCAPConfig
 from cliquetta.methods.scap.evidence import describe
 from cliquetta.methods.scap.released import RULES

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from cliquetta.methods.building.state import load_state
 from cliquetta.methods.scap import SCAP
-from cliquetta.methods.state import load_state
 from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.building import assert_same_state
 from tests._helpers.oracle import scap_config

@@ -12,7 +12,7 @@ import transformers
 from torch import Tensor
 
 from cliquetta.errors import UserError
-from cliquetta.methods.registry import create_method
+from cliquetta.methods.building.registry import create_method
 from cliquetta.model.factory import create_model
 from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.tolerance import FEATURE, LOGIT, SUM

@@ -1,1 +1,1 @@
-"""Parts of methods: configs, memory, caches, LayerNorms, views, few-shot fits."""
+"""What methods are built from: contract, registry, state files, configs, memory, caches, views."""

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from cliquetta.errors import UserError
-from cliquetta.methods.base import Adapter, BatchDependence
+from cliquetta.methods.building.base import Adapter, BatchDependence
 from cliquetta.methods.building.views import ViewsConfig
-from cliquetta.methods.zero_shot_reference import OPTIONAL
+from cliquetta.methods.building.zero_shot_reference import OPTIONAL
 from cliquetta.model.clip import encode_views
 from cliquetta.model.cuda import Replayed
 from cliquetta.types import Batch, Prediction

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cliquetta.errors import UserError
-from cliquetta.methods.base import Adapter, BatchDependence
+from cliquetta.methods.building.base import Adapter, BatchDependence
 from cliquetta.methods.building.config import (
     Count,
     CropScale,

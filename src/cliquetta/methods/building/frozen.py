@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 
 from cliquetta.errors import UserError
-from cliquetta.methods.base import Adapter, BatchDependence
-from cliquetta.methods.state import load_state
-from cliquetta.methods.zero_shot_reference import CONFIDENCES, LEFT_OUT
+from cliquetta.methods.building.base import Adapter, BatchDependence
+from cliquetta.methods.building.state import load_state
+from cliquetta.methods.building.zero_shot_reference import CONFIDENCES, LEFT_OUT
 from cliquetta.types import Batch, Prediction
 
 

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from cliquetta.methods.base import Adapter, BatchDependence
 from cliquetta.methods.building.adam import AdamState
+from cliquetta.methods.building.base import Adapter, BatchDependence
 from cliquetta.methods.building.config import Decay, MethodConfig, Positive
 from cliquetta.model.clip import FrozenModel, to_float32
 from cliquetta.model.vision import VisionTower

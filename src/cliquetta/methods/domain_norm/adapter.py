@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from cliquetta.methods.base import Adapter, BatchDependence
+from cliquetta.methods.building.base import Adapter, BatchDependence
 from cliquetta.methods.building.layernorm import LateBlocks
+from cliquetta.methods.building.registry import register
 from cliquetta.methods.domain_norm.config import DomainNormConfig
 from cliquetta.methods.domain_norm.health import describe, health
 from cliquetta.methods.domain_norm.merging import PER_CLASS, merge_states, ranges
 from cliquetta.methods.domain_norm.prior import class_prior
 from cliquetta.methods.domain_norm.state import Network, State, start_state
 from cliquetta.methods.domain_norm.step import Setup, step, weigh
-from cliquetta.methods.registry import register
 from cliquetta.model.clip import CLIP, FrozenModel, l2_normalize
 from cliquetta.model.cuda import Replayed
 from cliquetta.model.vision import VisionTower

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from cliquetta.errors import UserError
-from cliquetta.methods.base import Adapter, BatchDependence
+from cliquetta.methods.building.base import Adapter, BatchDependence
 from cliquetta.methods.building.explanation import (
     CacheCount,
     Explanation,
     PromptedPasses,
 )
 from cliquetta.methods.building.memory import Range
+from cliquetta.methods.building.registry import register
 from cliquetta.methods.building.views import confident_views, mean_logits
-from cliquetta.methods.registry import register
 from cliquetta.methods.scap import evidence
 from cliquetta.methods.scap.cliques import (
     Cliques,

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from cliquetta.errors import UserError
+from cliquetta.methods.building.fit import fit_method
+from cliquetta.methods.building.spec import MethodSpec
 from cliquetta.methods.building.support_set import FewShot
-from cliquetta.methods.fit import fit_method
-from cliquetta.methods.spec import MethodSpec
 from tests._helpers.running import child_environment
 from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS
 

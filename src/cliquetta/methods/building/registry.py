@@ -28,8 +28,8 @@ from typing import Any, TypeVar, get_type_hints
 from torch import Tensor, nn
 
 from cliquetta.errors import UserError, look_up
-from cliquetta.methods.allocation import AllocationLimit, half_of_memory
-from cliquetta.methods.base import Adapter
+from cliquetta.methods.building.allocation import AllocationLimit, half_of_memory
+from cliquetta.methods.building.base import Adapter
 from cliquetta.methods.building.config import field_types, parse
 from cliquetta.methods.building.feature_level import FeatureLevel
 from cliquetta.methods.building.index import PLUG_INS, plug_in_files

@@ -8,11 +8,15 @@ import torch
 from torch import Tensor
 
 from cliquetta.errors import UserError
+from cliquetta.methods.building.fit import fit_method
+from cliquetta.methods.building.registry import (
+    create_method,
+    method_config,
+    method_entries,
+)
+from cliquetta.methods.building.state import load_method, read_header
 from cliquetta.methods.building.support_set import FewShot
 from cliquetta.methods.coop import CoOpConfig
-from cliquetta.methods.fit import fit_method
-from cliquetta.methods.registry import create_method, method_config, method_entries
-from cliquetta.methods.state import load_method, read_header
 from cliquetta.prompts.classes import ClassPrompts
 from tests._helpers.separable import TWO, make_examples, make_images
 from tests._helpers.tiny import build_tiny_clip

@@ -10,9 +10,13 @@ from typing import Any
 import pytest
 
 from cliquetta.errors import UserError
-from cliquetta.methods.allocation import AllocationLimit
-from cliquetta.methods.checks import Build
-from cliquetta.methods.registry import MethodEntry, create_method, method_entries
+from cliquetta.methods.building.allocation import AllocationLimit
+from cliquetta.methods.building.checks import Build
+from cliquetta.methods.building.registry import (
+    MethodEntry,
+    create_method,
+    method_entries,
+)
 from tests._helpers.building import build_adapter
 from tests._helpers.tiny_world import TINY, TINY_PROMPTS
 

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from cliquetta.data.views import attach_views
 from cliquetta.errors import UnknownNameError, UserError
-from cliquetta.methods import base
-from cliquetta.methods.base import Adapter, NonFiniteError
-from cliquetta.methods.building.config import MethodConfig, config_fields
-from cliquetta.methods.checks import (
+from cliquetta.methods.building import base
+from cliquetta.methods.building.base import Adapter, NonFiniteError
+from cliquetta.methods.building.checks import (
     CHECKS,
     Build,
     bad_pixels_teach_nothing,
@@ -23,14 +22,15 @@ from cliquetta.methods.checks import (
     logits_of,
     stream_of,
 )
-from cliquetta.methods.registry import (
+from cliquetta.methods.building.config import MethodConfig, config_fields
+from cliquetta.methods.building.registry import (
     MethodEntry,
     create_method,
     get_method,
     method_config,
     method_entries,
 )
-from cliquetta.methods.state import load_state
+from cliquetta.methods.building.state import load_state
 from cliquetta.types import Batch
 from tests._helpers.building import assert_same_state, build_adapter
 from tests._helpers.tiny import build_tiny_clip

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cliquetta.methods.base import Adapter, BatchDependence, NonFiniteError
-from cliquetta.methods.state import load_state
+from cliquetta.methods.building.base import Adapter, BatchDependence, NonFiniteError
+from cliquetta.methods.building.state import load_state
 from cliquetta.types import Batch
 
 Build = Callable[[], Adapter]

@@ -10,7 +10,7 @@ from PIL import Image
 
 from cliquetta.data.images import ImageError
 from cliquetta.errors import UserError
-from cliquetta.methods.registry import create_method
+from cliquetta.methods.building.registry import create_method
 from tests._helpers.tiny_world import TINY
 from tests._helpers.trees import noise, random_pixels
 

@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 
 from cliquetta.atomic import write_atomically
 from cliquetta.errors import UserError
-from cliquetta.methods.base import Adapter, BatchDependence
-from cliquetta.methods.registry import create_method
-from cliquetta.methods.state import (
+from cliquetta.methods.building.base import Adapter, BatchDependence
+from cliquetta.methods.building.registry import create_method
+from cliquetta.methods.building.state import (
     StateMismatchError,
     load_method,
     load_state,

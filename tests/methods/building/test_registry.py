@@ -16,9 +16,9 @@ from benchmarks.results.methods_page import methods_page
 from cliquetta.cli.main import app
 from cliquetta.errors import UnknownNameError
 from cliquetta.evaluation.grid import read_grid
-from cliquetta.methods import registry
+from cliquetta.methods.building import registry
 from cliquetta.methods.building.feature_level import FixedText
-from cliquetta.methods.registry import (
+from cliquetta.methods.building.registry import (
     create_method,
     get_method,
     method_config,

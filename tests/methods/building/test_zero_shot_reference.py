@@ -9,12 +9,12 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from cliquetta.errors import UserError
-from cliquetta.methods import zero_shot_reference as zsr
-from cliquetta.methods.base import Adapter
+from cliquetta.methods.building import zero_shot_reference as zsr
+from cliquetta.methods.building.base import Adapter
 from cliquetta.methods.building.frozen import FrozenAdapter, freeze
-from cliquetta.methods.registry import create_method
-from cliquetta.methods.state import load_state, merge_states, pack_state
-from cliquetta.methods.zero_shot_reference import CONFIDENCES, LEFT_OUT
+from cliquetta.methods.building.registry import create_method
+from cliquetta.methods.building.state import load_state, merge_states, pack_state
+from cliquetta.methods.building.zero_shot_reference import CONFIDENCES, LEFT_OUT
 from tests._helpers.building import assert_same_state
 from tests._helpers.scenes import NAMES, build_model, make_batches
 from tests._helpers.tiny_world import draw

@@ -5,9 +5,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from cliquetta.methods.base import Adapter
-from cliquetta.methods.registry import create_method, method_config
-from cliquetta.methods.state import load_method, read_fitted_method
+from cliquetta.methods.building.base import Adapter
+from cliquetta.methods.building.registry import create_method, method_config
+from cliquetta.methods.building.state import load_method, read_fitted_method
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from cliquetta.methods.base import NonFiniteError
-from cliquetta.methods.registry import MethodEntry
+from cliquetta.methods.building.base import NonFiniteError
+from cliquetta.methods.building.registry import MethodEntry
 from cliquetta.types import Batch
 from tests._helpers.building import assert_same_state, build_adapter
 from tests._helpers.tiny import build_tiny_clip

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from cliquetta import tensor_file
 from cliquetta.errors import UserError
-from cliquetta.methods.base import Adapter
+from cliquetta.methods.building.base import Adapter
 from cliquetta.methods.building.few_shot import FewShotAdapter
-from cliquetta.methods.registry import create_method, get_method, method_config
+from cliquetta.methods.building.registry import create_method, get_method, method_config
 from cliquetta.model.clip import CLIP
 from cliquetta.model.in_memory import from_model
 from cliquetta.prompts.classes import ClassPrompts, as_prompts

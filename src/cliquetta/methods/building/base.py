@@ -25,7 +25,7 @@ from cliquetta.methods.building.explanation import (
 )
 from cliquetta.methods.building.memory import Memory, all_finite
 from cliquetta.methods.building.merging import MergeRule, merge_memories
-from cliquetta.methods.zero_shot_reference import (
+from cliquetta.methods.building.zero_shot_reference import (
     OPTIONAL,
     ZeroShotReference,
     without_optional,
@@ -337,7 +337,7 @@ class Adapter(ZeroShotReference, ABC):
             notes: JSON types of your own to keep in its header.
 
         """
-        from cliquetta.methods.state import pack_state  # which builds adapters
+        from cliquetta.methods.building.state import pack_state  # which builds adapters
 
         data = pack_state(self, extra=extra, notes=notes, fitted=True)
         write_atomically(Path(path), data)

@@ -10,13 +10,13 @@ from cliquetta.methods.building.few_shot import (
     OnStep,
     refuse_fixed_text,
 )
-from cliquetta.methods.building.support_set import FewShot
-from cliquetta.methods.registry import (
+from cliquetta.methods.building.registry import (
     create_method,
     get_method,
     method_entries,
     own_config,
 )
+from cliquetta.methods.building.support_set import FewShot
 from cliquetta.model.clip import CLIP
 from cliquetta.prompts.classes import ClassPrompts, as_prompts
 
