@@ -36,12 +36,19 @@ class DomainNorm(Adapter):
     def _setup(self) -> None:
         self.network = Network(self.model, self.prompts)
         self.setup = Setup(network=self.network, config=self.config, run=Replayed())
+
+        # The memory is the state's tensors by their paths in the tree.
         start = start_state(self.network, self.config)
         self.memory.declare_tree(start, ranges(self.config.domains))
         self._like = map_tensors(lambda value: value.to("meta"), start)
-        self.class_free = frozenset(
-            path for path in flatten(start) if not PER_CLASS & set(path.split("."))
-        )
+
+        # What another class list leaves as it is.
+        class_free = []
+        for path in flatten(start):
+            names = set(path.split("."))
+            if not PER_CLASS & names:
+                class_free.append(path)
+        self.class_free = frozenset(class_free)
 
     @property
     def state(self) -> State:
@@ -66,7 +73,8 @@ class DomainNorm(Adapter):
     ) -> dict[str, Tensor]:
         trees = [unflatten(self._like, state) for state in states]
         shared = None if start is None else unflatten(self._like, start)
-        return flatten(merge_states(trees, shared, self.network, self.config))
+        merged = merge_states(trees, shared, self.network, self.config)
+        return flatten(merged)
 
     @torch.no_grad()
     def frozen_model(self) -> FrozenDomain:

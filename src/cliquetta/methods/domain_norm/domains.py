@@ -27,8 +27,10 @@ class Encoded(NamedTuple):
     def take(self, rows: Tensor) -> Encoded:
         """Select some of the images, and arrange these."""
         confidence = self.probabilities.amax(dim=1)
-        order = rows[arrange(confidence[rows])]
-        return Encoded._make(value.index_select(0, order) for value in self)
+        arranged = arrange(confidence[rows])
+        order = rows[arranged]
+        columns = [value.index_select(0, order) for value in self]
+        return Encoded._make(columns)
 
     def stretches(self, size: int) -> list[Encoded]:
         """Divide the images into stretches of at most ``size``."""
@@ -96,13 +98,16 @@ def assign_domain(
     signatures = batch.signatures
     number = choose_domain(state, len(signatures), distances, config)
     last_used = [int(domain.last_used) for domain in state.domains]
+
+    # The least recently used domain makes room, and its images leave the window.
     if number is None:
-        # The least recently used domain makes room, and its images leave the window.
         number = last_used.index(min(last_used))
         window = state.window
         left = window.domain.masked_fill(window.domain == number, -1)
         state = state._replace(window=window._replace(domain=left))
         state = state.with_domain(number, start_domain(network))
+
+    # The domain's key counts this batch, too.
     domain = state.domains[number]
     domain = domain._replace(
         key=merge_keys(domain.key, key_of(signatures)),
@@ -117,19 +122,23 @@ def choose_domain(
     state: State, images: int, distances: list[float], config: DomainNormConfig
 ) -> int | None:
     """Choose the number of a batch's domain by its distances, ``None`` for a new one, Eq. 4."""
+    # A young domain has seen too little for others to be told from it.
     if config.domains == 1 or state.in_use().images < YOUNG:
         return int(state.current)
+
+    # Fewer images differ by more from their own domain.
+    judged = max(images, GROUP)
+    limit = config.domain_threshold * (1 + 3 / judged)
     nearest = min(distances)
-    limit = config.domain_threshold * (1 + 3 / max(images, GROUP))
     return distances.index(nearest) if nearest <= limit else None
 
 
 def key_distances(one: Key, keys: tuple[Key, ...]) -> Tensor:
     """Compute the distance d (K,) of a key from each of K others, Eq. 3; infinite if empty."""
     n = one.images
-    images = torch.stack([key.images for key in keys])
-    mean = torch.stack([key.mean for key in keys])
-    scatter = torch.stack([key.scatter for key in keys])
+    images = torch.stack([key.images for key in keys])  # (K,)
+    mean = torch.stack([key.mean for key in keys])  # (K, F)
+    scatter = torch.stack([key.scatter for key in keys])  # (K, F)
     m = images[:, None]
 
     # Cohen's d squared per channel, less what two samples of one domain differ by.

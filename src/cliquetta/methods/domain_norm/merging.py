@@ -96,15 +96,16 @@ def match_domains(
     states: Sequence[State], threshold: float, most: int
 ) -> list[Members]:
     """Match domains across states: each, the largest first, joins the nearest within reach."""
-    known = [
-        (i, k, domain.key)
-        for i, state in enumerate(states)
-        for k, domain in enumerate(state.domains)
-        if domain.key.images > 0
-    ]
-    known.sort(key=lambda one: -float(one[2].images))
+    # All domains with images, the largest first.
+    every: list[tuple[int, int, Key]] = []
+    for i, state in enumerate(states):
+        for k, domain in enumerate(state.domains):
+            if domain.key.images > 0:
+                every.append((i, k, domain.key))
+    every.sort(key=lambda one: -float(one[2].images))
+
     groups: list[tuple[Key, Members]] = []
-    for i, k, key in known:
+    for i, k, key in every:
         keys = tuple(other for other, _ in groups)
         distances = key_distances(key, keys).tolist() if groups else []
         if distances and min(distances) <= threshold:
@@ -197,11 +198,16 @@ def _added(members: list[Member], starts: list[Domain]) -> Domain:
 
 
 def _key_since(now: Key, before: Key) -> Key:
-    """The key of the images after ``before``: :func:`merge_keys` solved for one of the two."""
+    """Compute the key of the images after ``before``: :func:`merge_keys` solved for it."""
     n = before.images
     m = now.images - n
-    mean = (now.images * now.mean - n * before.mean) / m.clamp_min(1)
-    between = (mean - before.mean).square() * (n * m / now.images)
+
+    # Their sum is what the sum of all has beyond that of the earlier ones.
+    total = now.images * now.mean - n * before.mean
+    mean = total / m.clamp_min(1)
+
+    step = mean - before.mean
+    between = step.square() * (n * m / now.images)
     scatter = now.scatter - before.scatter - between
     return Key(images=m, mean=mean, scatter=scatter.clamp_min(0))
 
@@ -209,7 +215,7 @@ def _key_since(now: Key, before: Key) -> Key:
 def _merge_norms(
     members: list[Member], fresh: AdamState, config: DomainNormConfig
 ) -> AdamState:
-    """LayerNorms and moments of members that took steps, from the start that all share."""
+    """Join LayerNorms and moments of members that took steps, from the start that all share."""
     begun = [fresh if was is None else was.norms for _, was in members]
     base = begun[0] if all(one is begun[0] for one in begun) else fresh
     learned = [member for member in members if member.now.norms.steps > base.steps]
@@ -226,7 +232,8 @@ def _merge_norms(
     lengths = [path_length(first, own, config) for own in steps]
     walked = sum(float(share) * own for share, own in zip(shares, lengths, strict=True))
     farther = path_length(first, last, config) / walked
-    moved = shares @ torch.stack([one.values - base.values for one in norms])
+    displacements = torch.stack([one.values - base.values for one in norms])
+    moved = shares @ displacements
 
     def moment(values: list[Tensor], beta: float) -> Tensor:
         # A moment is as far below its mean as its steps are few, which Adam corrects.
@@ -246,19 +253,29 @@ def _merge_norms(
 
 
 def path_length(first: int, last: int, config: DomainNormConfig) -> float:
-    """Length of a straight path from step ``first`` to ``last``, in units of the first step."""
-    return sum(rate_decay(step, config.lr_floor) for step in range(first + 1, last + 1))
+    """Compute the length of a straight path between two steps, in units of the first step."""
+    steps = range(first + 1, last + 1)
+    return sum(rate_decay(step, config.lr_floor) for step in steps)
 
 
 def _merge_windows(
     windows: list[Window], number_of: Mapping[tuple[int, int], int], merged: Window
 ) -> Window:
-    """The newest images of every state's window, as many of each."""
+    """Write the newest images of every state's window into one, as many of each."""
     size = len(merged.domain)
+    share = size // len(windows)
     for i, window in enumerate(windows):
-        numbers = [number_of.get((i, number), -1) for number in window.domain.tolist()]
-        known = [slot for slot in newest(window.next, size) if numbers[slot] >= 0]
-        slots = known[: size // len(windows)][::-1]
-        rows = {"hidden": window.hidden[slots], "features": window.features[slots]}
-        merged, _ = write(merged, **rows, domain=torch.tensor(numbers)[slots])
+        # Numbers of the joined domains; images of one that was left out have none.
+        old_numbers = window.domain.tolist()
+        numbers = [number_of.get((i, number), -1) for number in old_numbers]
+        of_a_domain = [slot for slot in newest(window.next, size) if numbers[slot] >= 0]
+
+        # The oldest of them first.
+        slots = of_a_domain[:share][::-1]
+        merged, _ = write(
+            merged,
+            hidden=window.hidden[slots],
+            features=window.features[slots],
+            domain=torch.tensor(numbers)[slots],
+        )
     return merged

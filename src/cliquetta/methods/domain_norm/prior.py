@@ -95,9 +95,13 @@ def count_classes(p: Tensor) -> Tensor:
 
 def remove_background(a: Tensor, absence: Tensor, absent_logits: Tensor) -> Tensor:
     """Compute predictions q (b, N) from centred logits a, less each class's background, Eq. 5."""
-    common = absent_logits.sum() / absence.sum().clamp_min(1e-6)
-    background = (absent_logits + common) / (absence + 1)  # g (N,)
-    return (SHARPNESS * (a - background)).softmax(dim=1)
+    # The background g (N,) of a class: one image weighs on it like the mean of all.
+    every_absence = absence.sum().clamp_min(1e-6)
+    common = absent_logits.sum() / every_absence
+    background = (absent_logits + common) / (absence + 1)
+
+    sharper = SHARPNESS * (a - background)
+    return sharper.softmax(dim=1)
 
 
 def class_prior(counts: Counts, config: DomainNormConfig) -> ClassPrior:
@@ -110,32 +114,40 @@ def class_prior(counts: Counts, config: DomainNormConfig) -> ClassPrior:
         zero = torch.zeros_like(n)
         return ClassPrior(marginal, uniform, torch.zeros_like(marginal), zero, zero)
 
-    # The debiased frequencies, as far as they are more uneven than bias leaves them.
+    # Eq. 6 to 8: debiased frequencies, as far as they are more uneven than bias leaves
+    # them.
     confidence = counts.confidence / n
     weight = draw_weight(counts.concentration / n, classes)
     nu = frequencies(counts.debiased, counts.images)
     relative, chance = relative_evenness(nu, n, weight)
-    belief = ramp(evenness_limit(confidence, config) - relative * chance, BAND)
+    limit = evenness_limit(confidence, config)
+    belief = ramp(limit - relative * chance, BAND)
+
+    # Eq. 9: few predicted classes as they are.
     few = predicts_few(counts, confidence)
     plain = frequencies(counts.classes, counts.images)
-    log_prior = ((1 - few) * belief * nu.log() + few * plain.log()).log_softmax(dim=0)
+    debiased = (1 - few) * belief * nu.log()
+    log_prior = (debiased + few * plain.log()).log_softmax(dim=0)
     belief = belief + (1 - belief) * few
     if config.recent_images == 0:
         burst = torch.zeros_like(n)
         return ClassPrior(marginal, log_prior.exp(), log_prior, belief, burst)
 
-    # A burst: recent images show fewer classes than so many images of the domain would.
-    # After one they show more than its frequencies.
+    # Eq. 10: in a burst, recent images show fewer classes than so many images of the
+    # domain would.
     present = classes * relative.clamp_max(1.0)
     recent_images = counts.recent.sum()
     recent = frequencies(counts.recent, recent_images)
-    weight = draw_weight(
-        counts.recent_concentration / recent_images.clamp_min(1e-6), classes
-    )
+    recent_evenness = evenness(recent)
+    concentration = counts.recent_concentration / recent_images.clamp_min(1e-6)
+    weight = draw_weight(concentration, classes)
     expected = expected_evenness(recent_images, weight, present) * present / classes
-    of_domain = evenness(frequencies(recent_images * log_prior.exp(), recent_images))
-    fewer = 1 - evenness(recent) / expected
-    more = evenness(recent) / of_domain - 1
+    fewer = 1 - recent_evenness / expected
+
+    # After a burst they show more than the domain's frequencies.
+    as_domain = frequencies(recent_images * log_prior.exp(), recent_images)
+    more = recent_evenness / evenness(as_domain) - 1
+
     burst = (torch.maximum(fewer, more) / BURST).clamp(0, 1)
     log_weights = (1 - burst) * log_prior + burst * recent.log()
     return ClassPrior(marginal, log_prior.exp(), log_weights, belief, burst)
@@ -148,12 +160,14 @@ def predicts_few(counts: Counts, confidence: Tensor) -> Tensor:
     confident and predicts few classes, these occur, unless one of them is a hub that
     all images look like.
     """
+    # How even the predicted classes are; a count of images has no soft parts.
     n = counts.images.clamp_min(1)
     plain = frequencies(counts.classes, counts.images)
     certain = torch.ones_like(n)
     weight = certain - 1 / len(plain)
     relative, chance = relative_evenness(plain, n, weight)
 
+    # All three conditions must hold.
     sure = ramp(confidence - CONFIDENT, BAND)
     few = ramp(FEW - relative * chance, BAND)
     hub = ramp(skewness(counts) - HUB, HUB_BAND)
@@ -187,8 +201,12 @@ def relative_evenness(
 
     """
     classes = len(nu)
-    ratio = evenness(nu) / expected_evenness(images, weight, classes)
-    deviation = weight * ((classes - 1) / 2) ** 0.5 / images
+    expected = expected_evenness(images, weight, classes)
+    ratio = evenness(nu) / expected
+
+    # Of the logarithm of evenness, whose spread is that of a chi-squared distribution.
+    freedom = classes - 1
+    deviation = weight * (freedom / 2) ** 0.5 / images
     return ratio, (CHANCE * deviation).exp()
 
 
@@ -236,7 +254,8 @@ def expected_evenness(
 def evenness_limit(confidence: Tensor, config: DomainNormConfig) -> Tensor:
     """Compute the relative evenness below which frequencies are believed, Eq. 8."""
     low, high = config.evenness_limits
-    share = ((confidence - UNSURE) / (SURE - UNSURE)).clamp(0, 1)
+    along = (confidence - UNSURE) / (SURE - UNSURE)
+    share = along.clamp(0, 1)
     return low + (high - low) * share
 
 

@@ -29,8 +29,12 @@ class Network:
         self.dtype = model.dtype
         self.text = model.classifier(prompts)  # T (N, E)
         self.scale = model.scale  # τ
-        self.start = min(1, len(self.tower.blocks) - 1)  # first adapted block
-        self.late = LayerNormTower(LateBlocks(self.tower, self.start), precise=False)
+
+        # The first adapted block, and the blocks from it on as a function of θ.
+        last_block = len(self.tower.blocks) - 1
+        self.start = min(1, last_block)
+        late_blocks = LateBlocks(self.tower, self.start)
+        self.late = LayerNormTower(late_blocks, precise=False)
         self.theta = self.late.start  # θ₀ (P,): gains and biases as loaded
 
     def hidden(self, images: Tensor) -> Tensor:
@@ -39,9 +43,10 @@ class Network:
 
     def features(self, hidden: Tensor, theta: Tensor | None = None) -> Tensor:
         """Compute unit features f(h; θ) (b, E) of hidden states (b, T, D); f(h; θ₀) by default."""
-        if theta is None:
-            return l2_normalize(self.tower.pool(self.tower.run(hidden, self.start)))
-        return l2_normalize(self.late(theta, hidden))
+        if theta is not None:
+            return l2_normalize(self.late(theta, hidden))
+        last = self.tower.run(hidden, self.start)
+        return l2_normalize(self.tower.pool(last))
 
     def logits(self, features: Tensor) -> Tensor:
         """Compute scaled cosines τ T f (b, N) of features (b, E) and class texts."""

@@ -65,27 +65,38 @@ class Output(NamedTuple):
 
 def step(state: State, images: Tensor, setup: Setup) -> tuple[State, Output]:
     """Predict images (b, 3, S, S) and learn from them: Algorithm 1."""
+    # Line 1: between the steps of a settled domain.
     if between_steps(state, len(images), setup.config):
         after = step_between(state, images, setup)
         if after is not None:
             return after
+
+    # Lines 2 and 3: images without a finite feature get 1/N, and leave.
     network, config, run = setup
     batch, distances, finite = look(state, images, None, setup)
-    uniform = torch.full_like(batch.probabilities, 1 / len(network.text)).log()
+    classes = len(network.text)
+    uniform = torch.full_like(batch.probabilities, 1 / classes).log()
     broken = len(images) - finite
     if broken == len(images):
         return state, Output(uniform, not_finite=broken)
     if broken:
-        kept = batch.features.isfinite().all(dim=1).nonzero()[:, 0]
-        batch = batch.take(kept)
+        is_finite = batch.features.isfinite().all(dim=1)
+        batch = batch.take(is_finite.nonzero()[:, 0])
         distances = measure(state, batch.signatures).tolist()
 
+    # Line 4: the domain.
     state = assign_domain(state, batch, distances, network, config)
     domain = state.in_use()
-    counts, prior = run(count_batch, domain.counts, batch.probabilities, config)
-    state = state.with_domain(int(state.current), domain._replace(counts=counts))
 
+    # Line 5: the class prior.
+    counts, prior = run(count_batch, domain.counts, batch.probabilities, config)
+    domain = domain._replace(counts=counts)
+    state = state.with_domain(int(state.current), domain)
+
+    # Lines 6 to 8: learning.
     state, features = learn(state, batch, prior, setup)
+
+    # Line 9: predictions, in the order that the images came in.
     log_p = log_predictions(features, state.in_use().temperature, prior, network)
     predictions = uniform.index_copy(0, batch.rows, log_p)
     zero_shot = None if broken else batch.probabilities[batch.rows.argsort()]
@@ -104,6 +115,8 @@ def step_between(
     assigned = assign_domain(state, batch, distances, network, config)
     if int(assigned.current) != int(state.current):
         return None
+
+    # They count as recent images only: these are no zero-shot predictions.
     domain = assigned.in_use()
     counts, prior = run(count_between, domain.counts, batch.probabilities, config)
     domain = domain._replace(
@@ -111,10 +124,13 @@ def step_between(
         images=domain.images + len(images),
         due=domain.due + len(images),
     )
-    tiny = torch.finfo(batch.probabilities.dtype).tiny  # some may have underflowed to 0
+    after = assigned.with_domain(int(state.current), domain)
+
+    # Some probabilities may have underflowed to 0.
+    tiny = torch.finfo(batch.probabilities.dtype).tiny
     log_p = weigh(batch.probabilities.clamp_min(tiny).log(), prior)
     predictions = torch.empty_like(log_p).index_copy(0, batch.rows, log_p)
-    return assigned.with_domain(int(state.current), domain), Output(predictions, prior)
+    return after, Output(predictions, prior)
 
 
 def between_steps(state: State, images: int, config: DomainNormConfig) -> bool:
@@ -148,7 +164,13 @@ def look(
     temperature = None if domain is None else domain.temperature
     keys = tuple(one.key for one in state.domains)
     batch, numbers = setup.run(
-        encode_and_measure, images, theta, temperature, keys, state.group, setup.network
+        encode_and_measure,
+        images,
+        theta,
+        temperature,
+        keys,
+        state.group,
+        setup.network,
     )
     *distances, finite = numbers.tolist()
     return batch, distances, int(finite)
@@ -166,8 +188,12 @@ def encode_and_measure(
     batch = encode(images, theta, temperature, network)
     judged = judged_signatures(group, batch.signatures)
     distances = key_distances(key_of(judged), keys)
-    finite = batch.features.isfinite().all(dim=1).sum(dim=0, keepdim=True)
-    return batch, torch.cat([distances, finite.to(distances)])
+
+    # One tensor for the host, so that it waits once.
+    is_finite = batch.features.isfinite().all(dim=1)
+    finite = is_finite.sum(dim=0, keepdim=True)
+    numbers = torch.cat([distances, finite.to(distances)])
+    return batch, numbers
 
 
 def measure(state: State, signatures: Tensor) -> Tensor:
@@ -203,6 +229,8 @@ def learn(
     number = int(state.current)
     young = int(state.in_use().images) < YOUNG_WINDOWS * config.window
     stretches = batch.stretches(config.window)
+
+    # The features that a step of a stretch gave, if one fell due.
     learned: list[Tensor | None] = []
     for stretch in stretches:
         state, slots = remember(state, stretch)
@@ -221,9 +249,12 @@ def learn(
                 features = by_member[send(places, by_member.device)]
         learned.append(features)
 
+    # Without a step so far, zero-shot predicts.
     domain = state.in_use()
     if domain.norms.steps == 0:
         return state, batch.features
+
+    # What no step saw is predicted by the LayerNorms as they are now.
     if any(features is None for features in learned):
         after = run(network.features, batch.hidden, domain.norms.values)
         later = torch.split(after, config.window)
@@ -299,22 +330,29 @@ def loss_gradient(
         Features f(h; θ) (k, E), the loss (), its gradient (P,), and the temperature ().
 
     """
-    z = network.logits(plain).softmax(dim=1)
-    # The mean prediction that is asked for: what zero-shot over-predicts is divided
-    # out, Eq. 11.
+    # The mean prediction t (N,) that is asked for: what zero-shot over-predicts is
+    # divided out, Eq. 11.
+    z = network.logits(plain).softmax(dim=1)  # (k, N)
     over_predicted = prior.marginal.clamp_min(1e-8) / prior.prior
     target = normalize(z.mean(dim=0) / over_predicted, p=1, dim=0)
+    log_target = target.clamp_min(1e-8).log()
+
+    # The loss: entropy, and the divergence of the mean prediction from t, Eq. 11.
     with torch.enable_grad():
         leaf = theta.detach().requires_grad_()
         features = network.features(hidden, leaf)
         logits = network.logits(features)
-        log_p = logits.log_softmax(dim=1)
+        log_p = logits.log_softmax(dim=1)  # (k, N)
         entropy = log_prob_entropy(log_p).mean()
-        mean = log_p.exp().mean(dim=0)
-        log_ratio = mean.clamp_min(1e-8).log() - target.clamp_min(1e-8).log()
-        loss = entropy + config.diversity * (mean * log_ratio).sum()
+        mean = log_p.exp().mean(dim=0)  # (N,)
+        log_ratio = mean.clamp_min(1e-8).log() - log_target
+        divergence = (mean * log_ratio).sum()
+        loss = entropy + config.diversity * divergence
     (gradient,) = torch.autograd.grad(loss, leaf)
-    temperature = match_confidence(logits.detach(), z.amax(dim=1).mean())
+
+    # Predictions by these features are to be as sure as zero-shot ones, Eq. 13.
+    confidence = z.amax(dim=1).mean()
+    temperature = match_confidence(logits.detach(), confidence)
     return features.detach(), loss.detach(), gradient, temperature
 
 
@@ -324,11 +362,15 @@ def match_confidence(logits: Tensor, confidence: Tensor) -> Tensor:
     high = torch.full_like(confidence, HOTTEST).log()
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        sure = (logits / middle.exp()).softmax(dim=1).amax(dim=1).mean()
+        probabilities = (logits / middle.exp()).softmax(dim=1)
+        sure = probabilities.amax(dim=1).mean()
+
+        # A higher temperature makes predictions less sure.
         too_sure = sure > confidence
         low = torch.where(too_sure, middle, low)
         high = torch.where(too_sure, high, middle)
-    return ((low + high) / 2).exp()
+    middle = (low + high) / 2
+    return middle.exp()
 
 
 # --- predicting ---------------------------------------------------------------------------------
