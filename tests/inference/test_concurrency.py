@@ -4,8 +4,7 @@ Each test about a lock fails when that lock is taken away.
 """
 
 import hashlib
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -13,21 +12,29 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from cliquetta.atomic import exclusive
 from cliquetta.data.feature_cache import FeatureBlock, TableLayout, open_table
 from cliquetta.data.workers import map_ahead
 from cliquetta.errors import BusyError
 from cliquetta.inference.options import PredictOptions
-from cliquetta.inference.parts import Lane, Part, Parts, Writer
-from cliquetta.inference.predictor import Predictor
-from cliquetta.inference.ray_driver import BatchReport, RayCluster, RayWorkers
+from cliquetta.inference.parts import Lane, Part, Writer
+from cliquetta.inference.predictor import ImageSource, Predictor
+from cliquetta.inference.ray_driver import (
+    BatchReport,
+    BatchTask,
+    RayCluster,
+    RayWorkers,
+)
 from cliquetta.inference.resumable import FileRun
-from cliquetta.inference.rows import PredictionRun
+from cliquetta.methods.registry import create_method
 from cliquetta.model.checkpoints.hub import Fetcher
 from cliquetta.model.clip import CLIP
-from tests.conftest import THREADS, Together
-from tests.inference.conftest import NAMES, Predict
+from cliquetta.prompts.classes import ClassPrompts
+from tests._helpers.serve_setup import picture
+from tests.conftest import THREADS, SlowInt, Together
+from tests.inference.conftest import NAMES
 
 REPEATS = 20
 CHECKPOINT = bytes(range(256)) * 8192  # two mebibytes
@@ -149,26 +156,82 @@ def test_a_writer_keeps_the_order_of_what_it_was_given(together: Together) -> No
     assert together(write) == [list(range(100))] * THREADS
 
 
-class SlowSeconds(float):
-    """A number of seconds; while it is added to another, other threads run.
-
-    CPython switches threads at calls and loops only: the sum of two plain floats is
-    never interrupted there, but nothing promises that.
-    """
-
-    def __radd__(self, other: float) -> float:
-        time.sleep(0)
-        return float(other) + float(self)
+IMAGES_OF_GROUP = 4
 
 
 @pytest.fixture
-def file_run(tiny_clip: CLIP, photos: Path, tmp_path: Path) -> FileRun:
-    """A run into a file whose reports come from a cluster; nothing is predicted here."""
-    options = PredictOptions(out=tmp_path / "out.csv", batch_size=4)
-    predictor = make_predictor(tiny_clip, options)
-    run = FileRun(predictor, [photos], options)
-    run.parts = Parts(tmp_path / "parts", ())
+def grouped_run(tiny_clip: CLIP, tmp_path: Path) -> FileRun:
+    """Sixteen groups of four images; a state file of each is there, of another image."""
+    states = tmp_path / "states"
+    states.mkdir()
+    options = PredictOptions(
+        out=tmp_path / "out.csv", batch_size=4, group_by="camera", state=states
+    )
+    adapter = create_method("tent", tiny_clip, ClassPrompts(NAMES))
+    run = FileRun(Predictor({"tent": adapter}, options), [], options)
+    run.lanes = [
+        Lane(start, start + IMAGES_OF_GROUP, group=f"camera {start}")
+        for start in range(0, THREADS * IMAGES_OF_GROUP, IMAGES_OF_GROUP)
+    ]
+    for number, lane in enumerate(run.lanes):
+        adapter.reset()
+        adapter.predict([picture(number)])
+        adapter.save(states / f"{lane.group}.safetensors")
+    # what is read comes from memory: this is about the order of states and progress
+    picture_count = THREADS * IMAGES_OF_GROUP
+    images = [Image.new("RGB", (32, 32))] * picture_count
+    run.source = ImageSource(images, run.predictor.row_format)
     run.parts.folder.mkdir()
     run.seen = 0
-    run.total = 4 * THREADS * REPEATS
+    run.total = picture_count
     return run
+
+
+def make_workers() -> RayWorkers:
+    """Actors that are not started: their reports are given by the test."""
+    return RayWorkers(ray=None, settings=RayCluster(), actors=THREADS, gpus=0, cores=1)
+
+
+def test_each_group_begins_with_its_own_state_while_all_begin_at_once(
+    grouped_run: FileRun, together: Together
+) -> None:
+    """All groups' states pass through one method on their way to the actors."""
+    workers = make_workers()
+
+    def begin(number: int) -> list[BatchTask]:
+        return list(workers._tasks(grouped_run, [grouped_run.lanes[number]]))
+
+    for number, tasks in enumerate(together(begin)):
+        assert [task.first for task in tasks] == [grouped_run.lanes[number].start]
+        states = tasks[0].states
+        assert states is not None
+        grouped_run.predictor.load(grouped_run.state_file(grouped_run.lanes[number]))
+        assert states == grouped_run.predictor.states(), f"state of group {number}"
+
+
+def test_reports_of_all_actors_are_counted_and_progress_never_goes_back(
+    grouped_run: FileRun, together: Together
+) -> None:
+    workers = make_workers()
+    progress: list[tuple[int, int, int]] = []
+    grouped_run.on_progress = lambda *numbers: progress.append(numbers)
+
+    def report(number: int) -> None:
+        lane = grouped_run.lanes[number]
+        for image in range(lane.start, lane.stop):
+            part = Part(lane=lane, first=image, last=image + 1, rows=(), states={})
+            given = BatchReport(
+                images=SlowInt(1),
+                skipped=SlowInt(1),
+                busy=SlowInt(2),
+                waited=SlowInt(3),
+                part=part,
+            )
+            workers._take(grouped_run, given)
+
+    together(report)
+    images = THREADS * IMAGES_OF_GROUP
+    assert progress == [(done, images, done) for done in range(1, images + 1)]
+    assert grouped_run.result.busy == 2 * images
+    assert grouped_run.result.waited == 3 * images
+    assert grouped_run.left(grouped_run.lanes) == []
