@@ -4,6 +4,7 @@ Each test about a lock fails when that lock is taken away.
 """
 
 import hashlib
+import time
 from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -159,6 +160,15 @@ def test_a_writer_keeps_the_order_of_what_it_was_given(together: Together) -> No
 IMAGES_OF_GROUP = 4
 
 
+class SlowPredictor(Predictor):
+    """Between loading a state and packing it, other threads run."""
+
+    def load(self, state: Path | None) -> int:
+        images = super().load(state)
+        time.sleep(0.0005)
+        return images
+
+
 @pytest.fixture
 def grouped_run(tiny_clip: CLIP, tmp_path: Path) -> FileRun:
     """Sixteen groups of four images; a state file of each is there, of another image."""
@@ -168,7 +178,7 @@ def grouped_run(tiny_clip: CLIP, tmp_path: Path) -> FileRun:
         out=tmp_path / "out.csv", batch_size=4, group_by="camera", state=states
     )
     adapter = create_method("tent", tiny_clip, ClassPrompts(NAMES))
-    run = FileRun(Predictor({"tent": adapter}, options), [], options)
+    run = FileRun(SlowPredictor({"tent": adapter}, options), [], options)
     run.lanes = [
         Lane(start, start + IMAGES_OF_GROUP, group=f"camera {start}")
         for start in range(0, THREADS * IMAGES_OF_GROUP, IMAGES_OF_GROUP)

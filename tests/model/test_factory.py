@@ -100,3 +100,12 @@ def test_half_precision_of_a_cpu_limited_to_avx2() -> None:
     assert done.stdout.decode().split() == ["True", "False", "False"], (
         done.stderr.decode()
     )
+
+
+@pytest.mark.parametrize(("has_mps", "device"), [(True, "mps"), (False, "cpu")])
+def test_without_cuda_the_device_is_apples_if_there_is_one(
+    has_mps: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: has_mps)
+    assert pick_device("auto").type == device

@@ -16,6 +16,7 @@ from cliquetta.report.results_pages import (
     ResultsPages,
     ablation_page,
     headline,
+    insert_headline,
     read_settings,
 )
 from tests._helpers.made_runs import table_cells
@@ -101,3 +102,9 @@ def test_pages_are_what_the_records_say(page: str, tmp_path: Path) -> None:
 def test_without_records_there_is_no_page(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no records"):
         ResultsPages(tmp_path, tmp_path, tmp_path).texts("headline")
+
+
+@pytest.mark.parametrize("text", [BEGIN, END, ""])
+def test_a_readme_without_both_marks_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="needs a line"):
+        insert_headline(text, "a table")

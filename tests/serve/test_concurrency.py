@@ -6,6 +6,7 @@ Each test fails when the lock that it is about is taken away.
 import threading
 import time
 from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -181,21 +182,6 @@ def slow_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Resident, "bytes", property(slow_size))
 
 
-class WatchedResidents(OrderedDict[str, Resident]):
-    """Sessions in memory, none of which may be evicted while it is in use."""
-
-    def __init__(self, sessions: Sessions) -> None:
-        super().__init__(sessions.residents)
-        self._in_use = sessions._busy
-        self.evicted_in_use: list[str] = []
-
-    def pop(self, id: str, *default: Any) -> Any:
-        is_eviction = not default
-        if is_eviction and id in self._in_use:
-            self.evicted_in_use.append(id)
-        return super().pop(id, *default)
-
-
 def test_sessions_in_memory_are_bounded_and_counted_while_all_are_used(
     serve: Serve, together: Together, slow_sizes: None
 ) -> None:
@@ -208,8 +194,6 @@ def test_sessions_in_memory_are_bounded_and_counted_while_all_are_used(
         for id in ids:
             sessions.create(id, "owner", request)
         states = [sessions.export_state(id) for id in ids]
-        watched = WatchedResidents(sessions)
-        sessions.residents = watched
 
         def read(number: int) -> list[bytes]:
             return [sessions.export_state(ids[number]) for _ in range(REPEATS // 2)]
@@ -217,11 +201,53 @@ def test_sessions_in_memory_are_bounded_and_counted_while_all_are_used(
         for state, read_states in zip(states, together(read), strict=True):
             for read_state in read_states:
                 check_equal(read_state, state)
-        assert watched.evicted_in_use == []
         assert sessions._busy == set()
         assert len(sessions.residents) == room
         came = THREADS + service.metric("cliquetta_restores_total")
         assert came - service.metric("cliquetta_evictions_total") == room
+
+
+class WatchedResidents(OrderedDict[str, Resident]):
+    """Sessions in memory; notes those that are evicted although they are in use."""
+
+    def __init__(self, sessions: Sessions, on_choice: Callable[[], None]) -> None:
+        super().__init__(sessions.residents)
+        self._in_use = sessions._busy
+        self._on_choice = on_choice
+        self.evicted_in_use: list[str] = []
+
+    def __iter__(self) -> Iterator[str]:
+        yield from super().__iter__()
+        self._on_choice()  # it is known now which ones may be evicted
+
+    def pop(self, id: str, *default: Any) -> Any:
+        is_eviction = not default
+        if is_eviction and id in self._in_use:
+            self.evicted_in_use.append(id)
+        return super().pop(id, *default)
+
+
+def test_nobody_begins_to_use_a_session_while_it_is_evicted(serve: Serve) -> None:
+    """The first of two goes when the second comes; a reader of the first has to wait."""
+    request = SessionRequest(classes=CLASSES, method="zero_shot")
+    with serve(limits={"resident_sessions": 1}) as service:
+        sessions = service.service.sessions
+        sessions.create("first", "owner", request)
+        reader = threading.Thread(target=sessions.export_state, args=("first",))
+
+        def begin_to_read() -> None:
+            if reader.ident is None:
+                reader.start()
+            end = time.monotonic() + 0.3
+            while time.monotonic() < end and "first" not in sessions._busy:
+                time.sleep(0.005)
+
+        watched = WatchedResidents(sessions, on_choice=begin_to_read)
+        sessions.residents = watched
+        sessions.create("second", "owner", request)
+        reader.join(timeout=30)
+        assert not reader.is_alive()
+        assert watched.evicted_in_use == []
 
 
 def test_sessions_come_and_go_while_others_are_evicted(
