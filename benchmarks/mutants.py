@@ -350,7 +350,7 @@ class Results:
         own = self.get(mutant, OWN)
         if own is None or own.outcome == FOUND:
             return own
-        return self.get(mutant, FOLDER)
+        return self.get(mutant, FOLDER) or own
 
     def is_pending(self, mutant: Mutant, stage: str) -> bool:
         """Tell whether a stage has to run."""
@@ -360,22 +360,22 @@ class Results:
                 return False
         return self.get(mutant, stage) is None
 
-    def survivors(self, sample: Sequence[Mutant]) -> list[Mutant]:
-        """Return the mutants that some stage has run and none has found."""
-        stages = (OWN, FOLDER)
-        survivors = []
+    def missed(self, sample: Sequence[Mutant]) -> list[Mutant]:
+        """Return the mutants that the tests of their module did not notice."""
+        missed = []
         for mutant in sample:
-            results = [self.get(mutant, stage) for stage in stages]
-            outcomes = {result.outcome for result in results if result is not None}
-            if outcomes == {PASSED}:
-                survivors.append(mutant)
-        return survivors
+            own = self.get(mutant, OWN)
+            if own is not None and own.outcome == PASSED:
+                missed.append(mutant)
+        return missed
 
     def forget(self, mutants: Sequence[Mutant]) -> None:
-        """Let mutants run again; their lines stay in the file."""
+        """Let what noticed nothing run again; the lines stay in the file."""
         for mutant in mutants:
             for stage in (OWN, FOLDER):
-                self._known.pop((mutant.key, stage), None)
+                result = self.get(mutant, stage)
+                if result is not None and result.outcome == PASSED:
+                    del self._known[mutant.key, stage]
 
 
 def run_stage(
@@ -442,12 +442,14 @@ class Tally:
     own: int = 0
     folder: int = 0
     survived: int = 0
+    open: int = 0
     by_assertion: int = 0
 
     def count(self, result: Result) -> None:
         """Count the verdict of one mutant."""
         if result.outcome == PASSED:
-            self.survived += 1
+            self.survived += result.stage == FOLDER
+            self.open += result.stage == OWN
             return
         self.own += result.stage == OWN
         self.folder += result.stage == FOLDER
@@ -456,7 +458,7 @@ class Tally:
     def row(self, name: str) -> str:
         """Write a line of the table."""
         found = self.own + self.folder
-        judged = found + self.survived
+        judged = found + self.survived + self.open
         cells = [
             name,
             str(judged),
@@ -464,6 +466,7 @@ class Tally:
             str(self.own),
             str(self.folder),
             str(self.survived),
+            str(self.open),
             _percent(found, judged),
             _percent(self.own, judged),
             _percent(self.by_assertion, found),
@@ -476,8 +479,8 @@ def _percent(part: int, whole: int) -> str:
 
 
 _HEAD = """\
-| folder | mutants | equivalent | own tests | folder's | survived | found | own | assertion |
-|---|---|---|---|---|---|---|---|---|"""
+| folder | mutants | equivalent | own tests | folder's | survived | open | found | own | assertion |
+|---|---|---|---|---|---|---|---|---|---|"""
 
 
 def make_report(
@@ -489,8 +492,9 @@ def make_report(
     """Write the table by folder, and a line for every survivor.
 
     ``found`` and ``own`` are shares of the mutants that are not equivalent,
-    ``assertion`` is the share of the found ones. Finds by tests that are ``unsound``
-    do not count.
+    ``assertion`` is the share of the found ones. ``open`` are those that their module's
+    tests missed and their folder's have not run. Finds by tests that are ``unsound`` do
+    not count.
     """
     tallies: dict[str, Tally] = defaultdict(Tally)
     survivors = []
@@ -571,7 +575,7 @@ def run(plan: Plan) -> str:
     judged = [mutant for mutant in sample if mutant.key not in equivalent]
     results = Results(plan.out)
     if plan.again:
-        results.forget(results.survivors(judged))
+        results.forget(results.missed(judged))
     _preload()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         slots = list(_slots(plan.project, plan.jobs, Path(folder)))
@@ -596,7 +600,9 @@ def main() -> None:
     parser.add_argument("--folders", nargs="*", default=[], help="only these")
     parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument(
-        "--again", action="store_true", help="run those that survived once more"
+        "--again",
+        action="store_true",
+        help="run what their modules' tests missed once more",
     )
     words = parser.parse_args()
     plan = Plan(

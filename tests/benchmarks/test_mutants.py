@@ -210,22 +210,26 @@ def test_results_continue_and_the_last_line_counts(tmp_path: Path) -> None:
     assert not read.is_pending(mutant, FOLDER)
 
 
-def test_survivors_can_be_run_again(tmp_path: Path) -> None:
-    survivor = mutant_of("a/b.py", "1 -> 2")
+def test_what_was_missed_can_be_run_again(tmp_path: Path) -> None:
+    """What the folder's tests have found stays found."""
+    missed = mutant_of("a/b.py", "1 -> 2")
     found = mutant_of("a/b.py", "2 -> 3")
     results = Results(tmp_path / "out.jsonl")
-    results.add(Result(survivor.key, OWN, PASSED))
+    results.add(Result(missed.key, OWN, PASSED))
+    results.add(Result(missed.key, FOLDER, FOUND))
     results.add(Result(found.key, OWN, FOUND))
-    assert results.survivors([survivor, found]) == [survivor]
-    results.forget([survivor])
-    assert results.is_pending(survivor, OWN)
+    assert results.missed([missed, found]) == [missed]
+    results.forget([missed])
+    assert results.is_pending(missed, OWN)
+    assert results.get(missed, FOLDER) == Result(missed.key, FOLDER, FOUND)
 
 
 def test_the_report_counts_by_folder_and_names_survivors(tmp_path: Path) -> None:
-    """Five mutants: by assertion, by a crash in the folder, survived, equivalent, not run."""
+    """By assertion, by a crash in the folder, survived, open, equivalent, not run."""
     asserted = mutant_of("a/b.py", "1 -> 2")
     crashed = mutant_of("a/b.py", "2 -> 3")
     survived = mutant_of("c.py", "3 -> 4")
+    halfway = mutant_of("a/b.py", "6 -> 7")
     same = mutant_of("c.py", "4 -> 5")
     waiting = mutant_of("c.py", "5 -> 6")
     results = Results(tmp_path / "out.jsonl")
@@ -234,20 +238,21 @@ def test_the_report_counts_by_folder_and_names_survivors(tmp_path: Path) -> None
     results.add(Result(crashed.key, FOLDER, FOUND, error="KeyError", test="t"))
     results.add(Result(survived.key, OWN, PASSED))
     results.add(Result(survived.key, FOLDER, PASSED))
-    sample = [asserted, crashed, survived, same, waiting]
+    results.add(Result(halfway.key, OWN, PASSED))
+    sample = [asserted, crashed, survived, halfway, same, waiting]
     report = make_report(sample, results, {same.key: "a reason"})
-    assert "| . | 1 | 1 | 0 | 0 | 1 | 0 % | 0 % | - |" in report
-    assert "| a | 2 | 0 | 1 | 1 | 0 | 100 % | 50 % | 50 % |" in report
-    assert "| all | 3 | 1 | 1 | 1 | 1 | 67 % | 33 % | 50 % |" in report
-    assert "1 of 5 drawn mutants have no valid result" in report
-    assert report.endswith("Survived:\nc.py:7 f: 3 -> 4")
+    assert "| . | 1 | 1 | 0 | 0 | 1 | 0 | 0 % | 0 % | - |" in report
+    assert "| a | 3 | 0 | 1 | 1 | 0 | 1 | 67 % | 33 % | 50 % |" in report
+    assert "| all | 4 | 1 | 1 | 1 | 1 | 1 | 50 % | 25 % | 50 % |" in report
+    assert "1 of 6 drawn mutants have no valid result" in report
+    assert report.endswith("Survived:\na/b.py:7 f: 6 -> 7\nc.py:7 f: 3 -> 4")
     # a find by a test that fails anyway is none
     unsound = make_report(sample, results, {}, unsound=["t"])
-    assert "| a | 1 | 0 | 1 | 0 | 0 | 100 % | 100 % | 100 % |" in unsound
+    assert "| a | 2 | 0 | 1 | 0 | 0 | 1 | 50 % | 50 % | 100 % |" in unsound
 
 
 def test_an_empty_tally_has_no_shares() -> None:
-    assert Tally().row("x") == "| x | 0 | 0 | 0 | 0 | 0 | - | - | - |"
+    assert Tally().row("x") == "| x | 0 | 0 | 0 | 0 | 0 | 0 | - | - | - |"
 
 
 def test_equivalent_mutants_are_named_with_a_reason(tmp_path: Path) -> None:
