@@ -187,3 +187,11 @@ def test_damaged_files_are_refused_by_every_reader(
         hollow.truncate(8 + len(text) + size)
     monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail("it was read"))
     assert_refused(path, "6,000,")
+
+
+def test_a_loaded_method_draws_as_before_or_as_asked(path: Path) -> None:
+    classes = ClassPrompts(("cat", "dog"))
+    create_method("tent", TINY, classes, seed=3).save(path)
+    assert load_method(path, TINY).seed == 3
+    assert load_method(path, TINY, seed=5).seed == 5
+    assert load_method(path, TINY, seed=0).seed == 0

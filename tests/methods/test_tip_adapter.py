@@ -141,3 +141,12 @@ def test_the_epoch_is_picked_on_the_validation_split() -> None:
         predictions = adapter.predict(examples.validation.images).logits.argmax(-1)
         scores.append(int((predictions == examples.validation.labels).sum()))
     assert scores[0] > scores[1]
+
+
+def test_defaults_are_those_of_the_authors_configs() -> None:
+    """``augment_epoch: 10``, ``train_epoch: 20``, ``lr: 0.001``, batches of 256."""
+    assert TipAdapterConfig().augmentations == 10
+    assert TipAdapterFConfig().epochs == 20
+    assert TipAdapterFConfig().lr == 1e-3
+    assert TipAdapterFConfig().eps == 1e-4
+    assert TipAdapterFConfig().batch_size == 256
