@@ -91,11 +91,11 @@ class SlowInt(int):
     interrupted there, but nothing promises that.
     """
 
-    def __radd__(self, other: float) -> float:
+    def __radd__(self, other: int) -> int:
         time.sleep(0)
         return other + int(self)
 
-    def __rsub__(self, other: float) -> float:
+    def __rsub__(self, other: int) -> int:
         time.sleep(0)
         return other - int(self)
 

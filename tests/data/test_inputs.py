@@ -267,8 +267,9 @@ def test_normalised_pixels_are_never_taken_for_unnormalised_ones() -> None:
 
 
 def test_pairs_of_image_and_label_are_told_where_they_belong(paths: list[Path]) -> None:
+    pairs: Any = [(Image.open(paths[0]), 1)]
     with pytest.raises(UserError, match="pairs come from a torch Dataset"):
-        as_batch([(Image.open(paths[0]), 1)], PREPROCESS)
+        as_batch(pairs, PREPROCESS)
 
 
 def test_unnormalised_pixels_of_the_cpu_are_refused() -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cliquetta.model.block import Prefix
 from cliquetta.model.checkpoints.state import Checkpoint, build
-from cliquetta.model.clip import CLIP, MissingCapabilityError
+from cliquetta.model.clip import CLIP, MissingCapabilityError, encode_views
 from cliquetta.model.config import CLIPConfig, ResNetConfig
 from tests._helpers.literal_towers import draw
 from tests._helpers.tolerance import FEATURE
@@ -84,3 +84,17 @@ def test_prompts_without_their_tower_are_refused(tiny_images: Tensor) -> None:
         model.require(frozenset({"visual-prefix"}), by="scap")
     with pytest.raises(MissingCapabilityError):
         model.encode_text(["cat"])
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 100])
+def test_views_are_encoded_one_by_one_whatever_the_chunk(
+    clip: CLIP, tiny_images: Tensor, chunk: int
+) -> None:
+    """Two images in three views."""
+    views = tiny_images[:6].unflatten(0, (2, 3))
+    features = encode_views(clip, views, chunk=chunk)
+    assert features.shape == (2, 3, 24)
+    for image, of_image in zip(views, features, strict=True):
+        for view, feature in zip(image, of_image, strict=True):
+            alone = clip.encode_image(view[None], normalize=True)[0]
+            torch.testing.assert_close(feature, alone, atol=FEATURE, rtol=0)

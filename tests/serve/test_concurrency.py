@@ -147,7 +147,7 @@ def test_no_more_scalars_are_shown_than_there_is_room_for(together: Together) ->
 
         def observe(number: int, metrics: ServiceMetrics = metrics) -> None:
             names = [SlowName(f"figure_{number}_{i}") for i in range(10)]
-            figures = dict.fromkeys(names, 0.5)
+            figures: dict[str, float] = dict.fromkeys(names, 0.5)  # type: ignore[arg-type]
             logits = torch.zeros(1, 3)
             metrics.observe_health("tent", Prediction(logits, evidence=figures))
 
@@ -172,12 +172,11 @@ def test_counters_count_everything(together: Together) -> None:
 @pytest.fixture
 def slow_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """While the sizes of the sessions in memory are added up, other threads run."""
-    real_size = Resident.bytes.fget
-    assert real_size is not None
+    real_size = vars(Resident)["bytes"].fget
 
     def slow_size(resident: Resident) -> int:
         time.sleep(0.0005)
-        return real_size(resident)
+        return int(real_size(resident))
 
     monkeypatch.setattr(Resident, "bytes", property(slow_size))
 
