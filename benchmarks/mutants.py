@@ -81,18 +81,28 @@ class Project:
         module = Path(file).with_suffix("")
         tests = self.root / "tests"
         words = module.name.split("_")
-        found: list[Path] = []
+
         # report/headline_figure.py: test_headline_figure*.py, else test_headline*.py
-        for length in range(len(words), 0, -1):
-            name = "_".join(words[:length])
-            found = found or self._named(tests / module.parent, name)
+        found: list[Path] = []
+        while words and not found:
+            name = "_".join(words)
+            found = self._named(tests / module.parent, name)
+            words.pop()
+
         # methods/scap/config.py: test_scap*.py beside the folder, and what is in it
         if not found:
-            found = self._named(tests / module.parent.parent, module.parent.name)
-            found += sorted((tests / module.parent).glob("test_*.py"))
-        paths = found
-        if ">>> " in (self.source / file).read_text():
-            paths = [*found, self.source / file]
+            folder = tests / module.parent
+            beside = self._named(folder.parent, folder.name)
+            inside = sorted(folder.glob("test_*.py"))
+            found = [*beside, *inside]
+
+        # examples in docstrings are tests as well
+        source = self.source / file
+        if ">>> " in source.read_text():
+            found.append(source)
+        return self._relative(found)
+
+    def _relative(self, paths: Sequence[Path]) -> list[str]:
         return [path.relative_to(self.root).as_posix() for path in paths]
 
     @staticmethod
@@ -102,17 +112,21 @@ class Project:
 
     def folder_tests(self, file: str) -> list[str]:
         """List the other tests of a module's folder, those that name the module first."""
-        own = set(self.own_tests(file))
-        parts = Path(file).with_suffix("").parts
-        folder = self.root / "tests"
-        if len(parts) > 1:
-            files = sorted((folder / parts[0]).rglob("test_*.py"))
+        module = Path(file).with_suffix("")
+        tests = self.root / "tests"
+        if len(module.parts) > 1:
+            folder = tests / module.parts[0]
+            files = sorted(folder.rglob("test_*.py"))
         else:
-            files = sorted(folder.glob("test_*.py"))
-        name = ".".join((self.package, *parts))
-        naming = {path: name in path.read_text() for path in files}
-        files.sort(key=lambda path: not naming[path])
-        paths = [path.relative_to(self.root).as_posix() for path in files]
+            files = sorted(tests.glob("test_*.py"))
+
+        # False comes before True
+        name = ".".join((self.package, *module.parts))
+        not_naming = {path: name not in path.read_text() for path in files}
+        files.sort(key=not_naming.__getitem__)
+
+        own = self.own_tests(file)
+        paths = self._relative(files)
         return [path for path in paths if path not in own]
 
     def tests(self, file: str, stage: str) -> list[str]:
@@ -157,13 +171,16 @@ def draw(project: Project, count: int, seed: int) -> list[Mutant]:
     """
     generator = random.Random(seed)
     by_folder: dict[str, list[Mutant]] = defaultdict(list)
-    for mutant in project.mutants():
+    mutants = project.mutants()
+    for mutant in mutants:
         by_folder[mutant.folder].append(mutant)
-    total = sum(map(len, by_folder.values()))
+
     sample = []
-    for _, mutants in sorted(by_folder.items()):
-        share = max(1, round(count * len(mutants) / total))
-        sample += _draw_from(mutants, share, project, generator)
+    for folder in sorted(by_folder):
+        of_folder = by_folder[folder]
+        share = count * len(of_folder) / len(mutants)
+        wanted = max(1, round(share))
+        sample += _draw_from(of_folder, wanted, project, generator)
     generator.shuffle(sample)
     return sample
 
@@ -176,15 +193,23 @@ def _draw_from(
     for mutant in mutants:
         by_kind[mutant.kind].append(mutant)
     weights = {kind: len(those) ** 0.5 for kind, those in by_kind.items()}
+
     drawn: list[Mutant] = []
     while len(drawn) < count and by_kind:
+        # first a kind of change
         kinds = sorted(by_kind)
-        (kind,) = generator.choices(kinds, [weights[kind] for kind in kinds])
+        weights_left = [weights[kind] for kind in kinds]
+        (kind,) = generator.choices(kinds, weights_left)
+
+        # then one of them, which does not return
         those = by_kind[kind]
-        mutant = those.pop(generator.randrange(len(those)))
+        number = generator.randrange(len(those))
+        mutant = those.pop(number)
         if not those:
             del by_kind[kind]
-        if mutant.is_valid((project.source / mutant.file).read_bytes()):
+
+        source = project.source / mutant.file
+        if mutant.is_valid(source.read_bytes()):
             drawn.append(mutant)
     return drawn
 
@@ -245,14 +270,23 @@ class Slot:
         """Import the package and the tests from the copy, here and in child processes."""
         root = self.copy.root
         os.chdir(root)
-        before = str(self._original.root)
-        others = [path for path in sys.path if path and not path.startswith(before)]
-        own = [str(root / "src"), str(root)]
-        sys.path[:] = own + others
-        os.environ["PYTHONPATH"] = own[0]
+        source = str(root / "src")
+        os.environ["PYTHONPATH"] = source
         os.environ["OMP_NUM_THREADS"] = "1"
+
+        # nothing of the checkout itself may be found
+        original = str(self._original.root)
+        others = []
+        for path in sys.path:
+            if path and not path.startswith(original):
+                others.append(path)
+        sys.path[:] = [source, str(root), *others]
+
+        # nor what the program has imported from there
+        ours = (self.copy.package, "tests", "benchmarks")
         for name in list(sys.modules):
-            if name.split(".")[0] in (self.copy.package, "tests", "benchmarks"):
+            top = name.partition(".")[0]
+            if top in ours:
                 del sys.modules[name]
 
     def _run_pytest(self, tests: Sequence[str], *, first_only: bool) -> int:
@@ -360,6 +394,15 @@ class Results:
                 return False
         return self.get(mutant, stage) is None
 
+    def finders(self, sample: Sequence[Mutant]) -> list[str]:
+        """Return the tests that found a mutant."""
+        tests = set()
+        for mutant in sample:
+            result = self.verdict(mutant)
+            if result is not None and result.test:
+                tests.add(result.test)
+        return sorted(tests)
+
     def missed(self, sample: Sequence[Mutant]) -> list[Mutant]:
         """Return the mutants that the tests of their module did not notice."""
         missed = []
@@ -413,9 +456,8 @@ def _progress(result: Result, waiting: int) -> str:
     return f"{waiting:4d} {result.outcome:6s} {result.seconds:6.1f} s  {result.key}"
 
 
-def find_unsound(results: Sequence[Result], slot: Slot) -> set[str]:
-    """Run the tests that found mutants on the source itself; return those that fail."""
-    tests = sorted({result.test for result in results if result.test})
+def find_unsound(tests: Sequence[str], slot: Slot) -> set[str]:
+    """Run tests on the source itself; return those that fail."""
     if not tests:
         return set()
     os.waitpid(slot.begin(None, tests), 0)
@@ -571,23 +613,27 @@ def run(plan: Plan) -> str:
     sample = draw(plan.project, plan.count, plan.seed)
     if plan.folders:
         sample = [mutant for mutant in sample if mutant.folder in plan.folders]
+
+    # equivalent ones are counted, not run
     equivalent = read_equivalent(plan.equivalent)
     judged = [mutant for mutant in sample if mutant.key not in equivalent]
     results = Results(plan.out)
     if plan.again:
-        results.forget(results.missed(judged))
+        missed = results.missed(judged)
+        results.forget(missed)
+
     _preload()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         slots = list(_slots(plan.project, plan.jobs, Path(folder)))
         for stage in (OWN, FOLDER):
             run_stage(stage, judged, slots, results, deadline)
-        found = [results.verdict(mutant) for mutant in judged]
-        unsound = find_unsound([one for one in found if one is not None], slots[0])
+        unsound = find_unsound(results.finders(judged), slots[0])
+
     report = make_report(sample, results, equivalent, unsound)
-    if unsound:
-        names = "\n".join(sorted(unsound))
-        report += f"\n\nThese tests fail without any mutant, so their finds are void:\n{names}"
-    return report
+    if not unsound:
+        return report
+    names = "\n".join(sorted(unsound))
+    return f"{report}\n\nThese tests fail without any mutant: what they found is void:\n{names}"
 
 
 def main() -> None:

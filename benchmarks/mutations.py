@@ -118,15 +118,19 @@ def find_mutants(file: str, source: bytes) -> list[Mutant]:
         The mutants, a few of which may not be Python (:meth:`Mutant.is_valid`).
 
     """
-    lines = source.splitlines(keepends=True)
+    # the first byte of every line
     starts = [0]
-    for line in lines:
-        starts.append(starts[-1] + len(line))
+    for line in source.splitlines(keepends=True):
+        last = starts[-1]
+        starts.append(last + len(line))
+
     mutants = []
     seen: Counter[str] = Counter()
-    for function, change in _walk(ast.parse(source), scope=""):
+    tree = ast.parse(source)
+    for function, change in _walk(tree, scope=""):
         mutant = _place(change, function, file, source, starts)
-        mutants.append(replace(mutant, number=seen[mutant.key]))
+        numbered = replace(mutant, number=seen[mutant.key])
+        mutants.append(numbered)
         seen[mutant.key] += 1
     return mutants
 
@@ -268,9 +272,13 @@ def _swaps(node: ast.Call, function: _Function | None) -> Iterator[_Change]:
         second = node.args[index + 1]
         if not isinstance(first, ast.Name) or not isinstance(second, ast.Name):
             continue
+
+        # of one declared type: otherwise a type checker finds it
         type_of_first = types.get(first.id)
-        if type_of_first is None or type_of_first != types.get(second.id):
+        type_of_second = types.get(second.id)
+        if type_of_first is None or type_of_first != type_of_second:
             continue
+
         swapped = list(node.args)
         swapped[index] = second
         swapped[index + 1] = first

@@ -69,3 +69,9 @@ def test_runs_that_are_recorded_are_not_run_again(
 
 def test_pages_are_known_before_they_can_be_written() -> None:
     assert tuple(GRIDS) == PAGES
+
+
+@pytest.mark.parametrize("words", [("--grid", "leaderboard"), ("--features", "kept")])
+def test_what_is_for_runs_needs_a_run(run: Run, words: tuple[str, str]) -> None:
+    result = run("reproduce", "leaderboard", *words)
+    assert result.refuses("--grid and --features need --run"), result.text

@@ -147,7 +147,7 @@ def test_no_more_scalars_are_shown_than_there_is_room_for(together: Together) ->
 
         def observe(number: int, metrics: ServiceMetrics = metrics) -> None:
             names = [SlowName(f"figure_{number}_{i}") for i in range(10)]
-            figures: dict[str, float] = dict.fromkeys(names, 0.5)  # type: ignore[arg-type]
+            figures: dict[str, float] = dict.fromkeys(names, 0.5)
             logits = torch.zeros(1, 3)
             metrics.observe_health("tent", Prediction(logits, evidence=figures))
 
