@@ -327,17 +327,21 @@ class _Running:
     def poll(self) -> Result | None:
         """Return the result when the tests have ended, or their time has."""
         done, status = os.waitpid(self.process, os.WNOHANG)
-        seconds = time.monotonic() - self.since
-        late = seconds > LIMITS[self.stage]
+        now = time.monotonic()
+        seconds = now - self.since
+        limit = LIMITS[self.stage]
+        late = seconds > limit
         if not done and not late:
             return None
+
         # whatever processes the tests have left
         with suppress(ProcessLookupError):
             os.killpg(self.process, signal.SIGKILL)
         if not done:
             os.waitpid(self.process, 0)
         self.slot.restore(self.mutant)
-        return self._judge(os.waitstatus_to_exitcode(status), seconds, late=late)
+        code = os.waitstatus_to_exitcode(status)
+        return self._judge(code, seconds, late=late)
 
     def _judge(self, code: int, seconds: float, *, late: bool) -> Result:
         failures = self.slot.failures()
@@ -489,13 +493,17 @@ class Tally:
 
     def count(self, result: Result) -> None:
         """Count the verdict of one mutant."""
-        if result.outcome == PASSED:
-            self.survived += result.stage == FOLDER
-            self.open += result.stage == OWN
-            return
-        self.own += result.stage == OWN
-        self.folder += result.stage == FOLDER
-        self.by_assertion += result.by_assertion
+        by_own = result.stage == OWN
+        if result.outcome == FOUND:
+            self.by_assertion += result.by_assertion
+        if result.outcome == FOUND and by_own:
+            self.own += 1
+        elif result.outcome == FOUND:
+            self.folder += 1
+        elif by_own:
+            self.open += 1
+        else:
+            self.survived += 1
 
     def row(self, name: str) -> str:
         """Write a line of the table."""
@@ -539,35 +547,50 @@ def make_report(
     not count.
     """
     tallies: dict[str, Tally] = defaultdict(Tally)
+    total = Tally()
     survivors = []
     missing = 0
     for mutant in sample:
-        names = (mutant.folder, "all")
+        of_folder = tallies[mutant.folder]
         if mutant.key in equivalent:
-            for name in names:
-                tallies[name].equivalent += 1
+            of_folder.equivalent += 1
+            total.equivalent += 1
             continue
+
         result = results.verdict(mutant)
         if result is None or result.test in unsound:
             missing += 1
             continue
-        for name in names:
-            tallies[name].count(result)
+
+        of_folder.count(result)
+        total.count(result)
         if result.outcome == PASSED:
-            line = f"{mutant.file}:{mutant.line} {mutant.function}: {mutant.change}"
-            survivors.append(line)
-    total = tallies.pop("all", Tally())
+            survivors.append(_describe(mutant))
+
     rows = [tally.row(name) for name, tally in sorted(tallies.items())]
-    parts = ["\n".join((_HEAD, *rows, total.row("all")))]
+    table = [_HEAD, *rows, total.row("all")]
+    parts = ["\n".join(table)]
     if missing:
-        parts.append(f"{missing} of {len(sample)} drawn mutants have no valid result.")
-    kinds = Counter(mutant.kind for mutant in sample)
-    parts.append(
-        "Drawn: " + ", ".join(f"{n} {kind}" for kind, n in kinds.most_common())
-    )
+        words = f"{missing} of {len(sample)} drawn mutants have no valid result."
+        parts.append(words)
+    parts.append(_kinds(sample))
     if survivors:
-        parts.append("Survived:\n" + "\n".join(sorted(survivors)))
+        survivors.sort()
+        parts.append("\n".join(["Survived:", *survivors]))
     return "\n\n".join(parts)
+
+
+def _describe(mutant: Mutant) -> str:
+    return f"{mutant.file}:{mutant.line} {mutant.function}: {mutant.change}"
+
+
+def _kinds(sample: Sequence[Mutant]) -> str:
+    """Say what was drawn."""
+    kinds = Counter(mutant.kind for mutant in sample)
+    counts = []
+    for kind, number in kinds.most_common():
+        counts.append(f"{number} {kind}")
+    return "Drawn: " + ", ".join(counts)
 
 
 def _preload() -> None:

@@ -174,15 +174,20 @@ def _walk(
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         scope = f"{scope}.{node.name}" if scope else node.name
         function = None if isinstance(node, ast.ClassDef) else node
+
+    # what the node itself can become
     changes: Iterator[_Change] = iter(())
+    rule = _RULES.get(type(node))
     if isinstance(node, ast.Call):
         changes = _swaps(node, function)
     elif isinstance(node, ast.Return):
         changes = _wrong_value(node, function)
-    elif type(node) in _RULES:
-        changes = _RULES[type(node)](node)
+    elif rule is not None:
+        changes = rule(node)
     for change in changes:
         yield scope, change
+
+    # what the nodes below it can become
     for name, value in ast.iter_fields(node):
         if name in _SKIPPED_FIELDS:
             continue
