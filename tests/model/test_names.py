@@ -97,27 +97,3 @@ def test_a_name_leads_where_its_prefix_says(tmp_path: Path) -> None:
 def test_a_path_that_is_not_there_is_called_a_path(name: str) -> None:
     with pytest.raises(UserError, match=f"no such file or folder: {name}"):
         resolve_name(name)
-
-
-def test_sizes_of_siglip_2_are_those_of_the_hub() -> None:
-    """The repositories that Google published, by the end of their names."""
-    prefix = "hf:google/siglip2-"
-    entries = list_models(f"{prefix}*")
-    sizes = {entry.name.removeprefix(prefix): entry.image_size for entry in entries}
-    assert sizes == {
-        "base-patch32-256": 256,
-        "base-patch16-224": 224,
-        "base-patch16-256": 256,
-        "base-patch16-384": 384,
-        "base-patch16-512": 512,
-        "large-patch16-256": 256,
-        "large-patch16-384": 384,
-        "large-patch16-512": 512,
-        "so400m-patch14-224": 224,
-        "so400m-patch14-384": 384,
-        "so400m-patch16-256": 256,
-        "so400m-patch16-384": 384,
-        "so400m-patch16-512": 512,
-        "giant-opt-patch16-256": 256,
-        "giant-opt-patch16-384": 384,
-    }
