@@ -1,7 +1,11 @@
 """One small random CLIP and its classes, shared by all tests; names of their parameters."""
 
 import os
-from collections.abc import Mapping
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import FunctionType
@@ -19,6 +23,8 @@ from tests._helpers.tiny import TINY_NAMES, build_tiny_clip, make_tiny_images
 torch.set_num_threads(1)
 
 LONGEST_ID = 60
+THREADS = 16
+Together = Callable[[Callable[[int], Any]], list[Any]]
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
@@ -76,6 +82,56 @@ def disk_events(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     monkeypatch.setattr(os, "fsync", note_flush)
     monkeypatch.setattr(Path, "replace", note_rename)
     return events
+
+
+class SlowInt(int):
+    """A number; while it is added to another, or taken from it, other threads run.
+
+    CPython switches threads at calls and loops only: sums of plain numbers are never
+    interrupted there, but nothing promises that.
+    """
+
+    def __radd__(self, other: int) -> int:
+        time.sleep(0)
+        return other + int(self)
+
+    def __rsub__(self, other: int) -> int:
+        time.sleep(0)
+        return other - int(self)
+
+
+class SlowName(str):
+    """A key of dictionaries and sets; while it is looked up or set, other threads run."""
+
+    __slots__ = ()
+
+    def __hash__(self) -> int:
+        time.sleep(0)
+        return super().__hash__()
+
+
+@pytest.fixture
+def together() -> Iterator[Together]:
+    """Call a function with 0 to 15 in a thread each, all at once; returns their results.
+
+    Python looks for another thread to run every microsecond instead of every five
+    milliseconds, so that what is not under a lock is soon interrupted halfway.
+    """
+    before = sys.getswitchinterval()
+
+    def run(work: Callable[[int], Any]) -> list[Any]:
+        start = threading.Barrier(THREADS)
+
+        def begin(number: int) -> Any:
+            start.wait(timeout=30)
+            return work(number)
+
+        with ThreadPoolExecutor(THREADS) as threads:
+            return list(threads.map(begin, range(THREADS)))
+
+    sys.setswitchinterval(1e-6)
+    yield run
+    sys.setswitchinterval(before)
 
 
 @pytest.fixture(scope="session")

@@ -107,3 +107,11 @@ def test_a_paired_test_has_the_interval_of_its_images() -> None:
         100 * 1.959964 * np.std([1, -1, -1, 0, 0, 0, 0, 0]) / np.sqrt(8)
     )
     assert paired_test([pair, pair]).half_width == pytest.approx(once.half_width)
+
+
+def test_the_interval_of_counts_is_that_of_the_images_they_are_of() -> None:
+    """Of 100 images 30 are repaired and 10 broken."""
+    differences = [1] * 30 + [-1] * 10 + [0] * 60
+    expected = 100 * 1.959964 * np.std(differences) / np.sqrt(100)
+    test = PairedTest.of_counts(images=100, repaired=30, broken=10)
+    assert test.half_width == pytest.approx(expected)

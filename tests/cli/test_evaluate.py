@@ -139,3 +139,9 @@ def test_a_cell_that_fails_does_not_stop_the_others(
     runs = {run["method"]: run for run in json.loads(result.stdout)}
     assert "a broken method" in runs["tent"]["error"]
     assert result.code == 1 and runs["zero_shot"]["images"] == 40
+
+
+@pytest.mark.parametrize("words", [("--method", "tda"), ("--set", "tda.alpha=1")])
+def test_a_grid_names_its_methods_itself(run: Run, words: tuple[str, str]) -> None:
+    result = run("evaluate", "--grid", "bundled", *words)
+    assert result.refuses("--grid names the methods"), result.text

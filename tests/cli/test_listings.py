@@ -1,6 +1,7 @@
 """The commands that list models, datasets and methods."""
 
 import json
+import re
 from dataclasses import dataclass
 
 from cliquetta.methods.building.config import config_fields
@@ -66,3 +67,10 @@ def test_field_documents_are_read_from_source() -> None:
         ("rate", 0.5, "of each step"),
         ("plain", 0, ""),
     ]
+
+
+def test_datasets_are_listed_with_their_classes(run: Run) -> None:
+    listed = run("datasets").stdout
+    assert "dataset" in listed and "classes" in listed
+    assert re.search(r"bundled\s", listed)
+    assert re.search(r"imagenet-a\s+200\s", listed)

@@ -340,3 +340,11 @@ def test_an_array_file_that_asks_for_code_is_refused_and_runs_nothing(
     assert not harm.exists()
     np.load(path, allow_pickle=True)  # what the file would have done
     assert harm.exists()
+
+
+def test_a_list_none_of_whose_images_are_there_is_missing_data(tmp_path: Path) -> None:
+    TREES["dtd"](tmp_path)
+    for image in tmp_path.rglob("*.jpg"):
+        image.unlink()
+    with pytest.raises(DataNotFoundError, match="dtd: none of its images are in"):
+        get_dataset("dtd", tmp_path)

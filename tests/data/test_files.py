@@ -1,5 +1,6 @@
 """Users' own files: labels, tables, folders and other class lists."""
 
+import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -17,6 +18,7 @@ from cliquetta.data.files import (
     find_images,
     folder_dataset,
     number_labels,
+    table_dataset,
     walk_images,
 )
 from cliquetta.data.images import natural_key
@@ -204,3 +206,12 @@ def test_folders_that_are_no_datasets_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             get_dataset(f"folder:{tmp_path / name}")
+
+
+def test_parquet_without_its_extra_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "list.parquet").touch()
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UserError, match=r"pip install 'cliquetta\[parquet\]'"):
+        table_dataset(tmp_path / "list.parquet")

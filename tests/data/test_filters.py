@@ -86,3 +86,15 @@ def test_motion_blur_of_a_point_points_the_right_way() -> None:
     expected = [weights[0], weights[1] + weights[2], weights[3], weights[4]]
     assert diagonal == pytest.approx(expected, abs=PIXELS)
     assert out.sum(axis=(1, 2)) == pytest.approx(1, abs=9 * PIXELS)
+
+
+def test_plasma_fills_the_range_and_is_smoother_the_faster_it_decays() -> None:
+    """Clouds of 64 x 64 points; steps between neighbours are small beside the range."""
+    steps = {}
+    for decay in (1.2, 3.0):
+        draws = filters.Draws([generator(0)])
+        cloud = filters.plasma(draws, 64, 64, decay)[0, :, :, 0]
+        assert cloud.min() == 0.0
+        assert cloud.max() == 1.0
+        steps[decay] = np.abs(np.diff(cloud, axis=0)).mean()
+    assert steps[3.0] < steps[1.2] < 0.2

@@ -264,3 +264,17 @@ def test_normalised_pixels_are_never_taken_for_unnormalised_ones() -> None:
     refuse_unnormalised(torch.zeros(3, 32, 32), Preprocess.openai(32))
     plain = Preprocess(32, mean=(0, 0, 0), std=(1, 1, 1))
     refuse_unnormalised(plain(Image.fromarray(random_pixels(40, 40, 3))), plain)
+
+
+def test_pairs_of_image_and_label_are_told_where_they_belong(paths: list[Path]) -> None:
+    pairs: Any = [(Image.open(paths[0]), 1)]
+    with pytest.raises(UserError, match="pairs come from a torch Dataset"):
+        as_batch(pairs, PREPROCESS)
+
+
+def test_unnormalised_pixels_of_the_cpu_are_refused() -> None:
+    """Bytes divided by 255, as torchvision's ToTensor makes them."""
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (1, 3, 16, 16), generator=generator) / 255
+    with pytest.raises(UserError, match="as torchvision's ToTensor makes them"):
+        as_batch(pixels, PREPROCESS)

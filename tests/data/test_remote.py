@@ -1,6 +1,8 @@
 """Files behind URLs: a network that fails, and paths that count from a folder."""
 
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 from typing import Any
 
 import fsspec
@@ -11,6 +13,7 @@ from cliquetta.data.images import ImageError
 from cliquetta.data.remote import (
     Member,
     expand_glob,
+    fetch_image,
     join_url,
     naming,
     open_listed,
@@ -81,3 +84,31 @@ def test_paths_in_a_table_count_from_its_folder() -> None:
     assert join_url("s3://bucket/lists", "a/b.png") == "s3://bucket/lists/a/b.png"
     assert join_url("s3://bucket/lists", "../b.png") == "s3://bucket/b.png"
     assert join_url("s3://bucket/lists", "gs://other/b.png") == "gs://other/b.png"
+
+
+class EndlessImage(BaseHTTPRequestHandler):
+    """A reply that does not say how long it is."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        for _ in range(100):
+            try:
+                self.wfile.write(b"x" * 1000)
+            except OSError:  # nobody reads on
+                return
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def test_an_image_of_unknown_size_is_given_up_when_it_is_too_large() -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), EndlessImage)
+    thread = Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    address = f"http://127.0.0.1:{server.server_port}/image.png"
+    with pytest.raises(ImageError, match="too large"):
+        fetch_image(address, max_bytes=99_999)
+    assert len(fetch_image(address, max_bytes=100_000)) == 100_000
+    server.shutdown()
+    server.server_close()

@@ -2,9 +2,11 @@
 
 import logging
 import multiprocessing
+import os
 import threading
 import time
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -99,3 +101,11 @@ def test_large_items_are_given_one_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
     )  # one for each worker, and one in position of the first, were taken
     rows.close()
     test_arrays_of_changing_shapes_come_in_order()
+
+
+def test_cores_are_those_of_the_container(tmp_path: Path) -> None:
+    """Half a core's time is one core; without a limit all that the process may use."""
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    assert workers.usable_cores(tmp_path) == 1
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert workers.usable_cores(tmp_path) == len(os.sched_getaffinity(0))

@@ -81,3 +81,15 @@ def test_a_star_stands_for_all_other_methods_and_slow_ones_have_limits(
         set(),
     ]
     assert sum(map(len, shards)) == len(specs)
+
+
+def test_conditions_of_a_run_that_are_not_given() -> None:
+    """As the command line documents them; records name only what differs."""
+    spec = RunSpec(dataset="bundled", method="tda", seed=0)
+    assert spec.batch_size == 64
+    assert spec.order == "shuffled"
+    assert spec.gamma == 0.1
+    assert spec.present == (3, 3)
+    assert spec.imbalance == 10.0
+    assert spec.length == 10_000
+    assert spec.limit is None

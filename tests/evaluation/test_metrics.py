@@ -208,3 +208,7 @@ def test_chance_is_an_exact_binomial_test(
     assert chance_p_value(right, images, classes=classes) == pytest.approx(
         expected, rel=1e-9
     )
+
+
+def test_one_class_is_no_evidence_of_anything() -> None:
+    assert chance_p_value(right=10, images=10, classes=1) == 1.0

@@ -81,3 +81,12 @@ def test_what_cannot_be_predicted_is_refused(
     settings: dict[str, Any] = {"classes": ["cat", "dog"], "model": "micro", **changes}
     with pytest.raises(UserError, match=message):
         predict([Image.new("RGB", (9, 7))], **settings)
+
+
+def test_a_table_can_go_to_standard_output(
+    run: Predict, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    run(out="-")
+    lines = capsysbinary.readouterr().out.splitlines()
+    assert lines[0].startswith(b"path,")
+    assert len(lines) == 1 + IMAGES

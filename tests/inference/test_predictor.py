@@ -10,9 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from cliquetta.inference import parts
 from cliquetta.inference.bulk import predict
+from cliquetta.inference.options import PredictOptions
+from cliquetta.inference.predictor import ImageSource
+from cliquetta.inference.rows import RowFormat
 from cliquetta.methods.building.base import NonFiniteError
 from cliquetta.methods.building.registry import create_method
 from cliquetta.methods.building.state import read_header
@@ -175,3 +179,12 @@ def test_memory_does_not_grow_with_the_list(
         assert done.skipped == done.images == count
     gc.unfreeze()
     assert min(peaks[1:]) < 1.3 * peaks[0]
+
+
+def test_a_segment_of_images_in_memory_holds_those_images() -> None:
+    images = [Image.new("RGB", (8, 8), (shade, 0, 0)) for shade in range(5)]
+    row_format = RowFormat(("tda",), NAMES, PredictOptions())
+    segment = ImageSource(images, row_format).segment(1, 3)
+    shades = [entry.image.getpixel((0, 0))[0] for entry in segment.images]
+    assert shades == [1, 2]
+    assert segment.columns == [{}, {}]

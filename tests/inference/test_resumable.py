@@ -231,3 +231,8 @@ def test_a_run_that_ends_while_the_same_one_begins_is_not_repeated(
     with pytest.raises(UserError, match="exists"):
         run()
     assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]
+
+
+def test_without_groups_the_state_is_one_file(run: Predict, tmp_path: Path) -> None:
+    run(method="tda", state=tmp_path / "learned")
+    assert read_header(tmp_path / "learned")["method"] == "tda"

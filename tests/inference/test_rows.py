@@ -12,6 +12,8 @@ from pyarrow import parquet
 
 from cliquetta.errors import UserError
 from cliquetta.inference.bulk import predict
+from cliquetta.inference.options import PredictOptions
+from cliquetta.inference.rows import PredictionRun, RowFormat
 from cliquetta.methods.building.frozen import FrozenAdapter
 from cliquetta.methods.building.registry import create_method
 from cliquetta.model.clip import CLIP
@@ -159,3 +161,12 @@ def test_several_labels_are_refused_where_classes_compete(
 def test_softmax_models_refuse_several_labels(run: Predict) -> None:
     with pytest.raises(UserError, match="sigmoid"):
         run(method="zero_shot", multi_label=0.5)
+
+
+def test_an_image_that_could_not_be_read_is_of_no_class() -> None:
+    row_format = RowFormat(("tda",), NAMES, PredictOptions())
+    run = PredictionRun()
+    run.count(row_format, {"prediction": "cat", "error": ""})
+    run.count(row_format, {"prediction": None, "error": "damaged"})
+    assert (run.images, run.skipped) == (2, 1)
+    assert run.classes == {"tda": {"cat": 1}}

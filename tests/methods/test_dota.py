@@ -52,6 +52,8 @@ def numpy_dota(images: Array, text: Array, scale: float, config: DOTAConfig) -> 
             1,
         ),
         (DOTAConfig(views=20, selection_fraction=0.2, weight_per_count=0.5), 20),
+        # a weight that stays below its largest
+        (DOTAConfig(views=20, selection_fraction=0.2, weight_per_count=1e-3), 20),
     ],
 )
 @pytest.mark.parametrize("sizes", [[50, 1, 9], [1] * 60])

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor
 
 from cliquetta.methods.building.fit import fit_method
@@ -141,3 +142,20 @@ def test_the_epoch_is_picked_on_the_validation_split() -> None:
         predictions = adapter.predict(examples.validation.images).logits.argmax(-1)
         scores.append(int((predictions == examples.validation.labels).sum()))
     assert scores[0] > scores[1]
+
+
+def test_defaults_are_those_of_the_authors_configs() -> None:
+    """``augment_epoch: 10``, ``train_epoch: 20``, ``lr: 0.001``, batches of 256."""
+    assert TipAdapterConfig().augmentations == 10
+    assert TipAdapterFConfig().epochs == 20
+    assert TipAdapterFConfig().lr == 1e-3
+    assert TipAdapterFConfig().eps == 1e-4
+    assert TipAdapterFConfig().batch_size == 256
+
+
+def test_keys_of_classes_that_are_left_out_go() -> None:
+    """Of a cat, a dog and a frog the frog and the cat stay, in this order."""
+    fitted = {"keys": torch.eye(3), "labels": torch.tensor([0, 1, 2])}
+    left = TipAdapter.for_classes(fitted, ("cat", "dog", "frog"), ("frog", "cat"))
+    assert left["labels"].tolist() == [1, 0]
+    assert torch.equal(left["keys"], torch.eye(3)[[0, 2]])

@@ -73,3 +73,11 @@ def test_the_mean_of_its_own_templates_predicts_and_fixed_text_is_refused() -> N
         create_method(
             "watt", TINY, ClassPrompts(TINY_NAMES, features=TINY.classifier(own))
         )
+
+
+def test_defaults_are_those_of_the_sequential_variant() -> None:
+    """l = 2 steps under each template, m = 5 rounds, templates one after the other."""
+    config = WATTConfig()
+    assert config.mode == "sequential"
+    assert config.steps == 2
+    assert config.rounds == 5

@@ -59,3 +59,13 @@ def test_bad_prompts_are_refused(tiny_clip: CLIP, tiny_images: Tensor) -> None:
     frozen = Prefix(draw(1, 1, 2, 32))
     with pytest.raises(dataclasses.FrozenInstanceError):
         frozen.mask = None  # type: ignore[misc]
+
+
+def test_a_packed_row_is_a_causal_row(clip: CLIP) -> None:
+    """Five tokens in five slots: nothing is padded."""
+    block = clip.require_text().block(0)
+    tokens = draw(5, 32)
+    place = torch.arange(5)
+    packed = block.packed(tokens, slots=place, tokens=place, length=5)
+    plain = block(tokens[None], causal=True)[0]
+    torch.testing.assert_close(packed, plain, atol=SUM, rtol=FEATURE)

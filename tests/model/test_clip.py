@@ -8,7 +8,12 @@ from torch import Tensor
 
 from cliquetta.model.block import Prefix
 from cliquetta.model.checkpoints.state import Checkpoint, build
-from cliquetta.model.clip import CLIP, MissingCapabilityError, initialise
+from cliquetta.model.clip import (
+    CLIP,
+    MissingCapabilityError,
+    encode_views,
+    initialise,
+)
 from cliquetta.model.config import CLIPConfig, ResNetConfig, VisionConfig
 from tests._helpers.literal_towers import draw
 from tests._helpers.tolerance import FEATURE
@@ -107,3 +112,17 @@ def test_initial_weights_depend_on_the_seed_alone(tower: Any) -> None:
     first, second = drawn
     differing = [name for name in first if not torch.equal(first[name], second[name])]
     assert differing == []
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 100])
+def test_views_are_encoded_one_by_one_whatever_the_chunk(
+    clip: CLIP, tiny_images: Tensor, chunk: int
+) -> None:
+    """Two images in three views."""
+    views = tiny_images[:6].unflatten(0, (2, 3))
+    features = encode_views(clip, views, chunk=chunk)
+    assert features.shape == (2, 3, 24)
+    for image, of_image in zip(views, features, strict=True):
+        for view, feature in zip(image, of_image, strict=True):
+            alone = clip.encode_image(view[None], normalize=True)[0]
+            torch.testing.assert_close(feature, alone, atol=FEATURE, rtol=0)

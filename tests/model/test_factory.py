@@ -12,6 +12,7 @@ import torch
 from cliquetta.data.bundled import load_bundled
 from cliquetta.errors import UnknownNameError
 from cliquetta.model import factory
+from cliquetta.model.checkpoints.hub import DownloadError, Fetcher
 from cliquetta.model.checkpoints.local import save_model
 from cliquetta.model.clip import CLIP
 from cliquetta.model.factory import create_model, pick_device, pick_dtype
@@ -100,3 +101,38 @@ def test_half_precision_of_a_cpu_limited_to_avx2() -> None:
     assert done.stdout.decode().split() == ["True", "False", "False"], (
         done.stderr.decode()
     )
+
+
+@pytest.mark.parametrize(("has_mps", "device"), [(True, "mps"), (False, "cpu")])
+def test_without_cuda_the_device_is_apples_if_there_is_one(
+    has_mps: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: has_mps)
+    assert pick_device("auto").type == device
+
+
+@pytest.mark.parametrize(("name", "revision"), [("a/b@v2", "v2"), ("a/b", None)])
+def test_a_revision_of_a_repository_is_asked_for(
+    name: str, revision: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, str | None]] = []
+
+    def ask(
+        fetcher: Fetcher, repo: str, file: str, revision: str | None = None
+    ) -> Path | None:
+        asked.append((repo, revision))
+        raise DownloadError("there is no network here")
+
+    monkeypatch.setattr(Fetcher, "hub_file", ask)
+    with pytest.raises(DownloadError):
+        create_model(f"hf:{name}")
+    assert asked == [("a/b", revision)]
+
+
+def test_a_local_file_of_openais_is_read_without_a_network(
+    tiny_clip: CLIP, tmp_path: Path
+) -> None:
+    save_model(tiny_clip, tmp_path / "tiny.safetensors")
+    model = create_model(f"openai:{tmp_path / 'tiny.safetensors'}", offline=True)
+    assert model.embed_dim == tiny_clip.embed_dim

@@ -82,3 +82,18 @@ def test_only_bundled_images_have_a_default_model() -> None:
             choose_model(None, datasets)
     assert choose_model("ViT-B/16", ["folder:photos"]) == "ViT-B/16"
     assert isinstance(UnknownNameError("model", "x", ["y"]), UserError)
+
+
+def test_a_name_leads_where_its_prefix_says(tmp_path: Path) -> None:
+    assert resolve_name(f"local-dir:{tmp_path}") == ModelName(
+        "files", str(tmp_path), (tmp_path,)
+    )
+    assert resolve_name("hf:openai/clip-vit-base-patch16").family == "hf"
+
+
+@pytest.mark.parametrize(
+    "name", ["./gone", "../gone", "~/gone", "/gone", "gone.safetensors", "gone.pt"]
+)
+def test_a_path_that_is_not_there_is_called_a_path(name: str) -> None:
+    with pytest.raises(UserError, match=f"no such file or folder: {name}"):
+        resolve_name(name)

@@ -13,6 +13,7 @@ from cliquetta.model.checkpoints.local import save_model
 from cliquetta.model.clip import CLIP
 from cliquetta.model.config import CLIPConfig, ResNetConfig
 from cliquetta.model.factory import create_model
+from cliquetta.model.vision import Bottleneck
 from tests._helpers.tolerance import LOGIT
 
 
@@ -111,3 +112,10 @@ def test_another_resolution(model: Any, tmp_path: Path) -> None:
     assert large.encode_image(torch.zeros(1, 3, 96, 96)).shape == (1, 24)
     with pytest.raises(ValueError, match="multiple"):
         create_model(tmp_path / "rn.safetensors", image_size=80)
+
+
+def test_a_shortcut_has_weights_only_where_shapes_differ() -> None:
+    """As in OpenAI's files, which hold no weights for the others."""
+    assert Bottleneck(inputs=256, planes=64, stride=1).downsample is None
+    assert Bottleneck(inputs=256, planes=64, stride=2).downsample is not None
+    assert Bottleneck(inputs=64, planes=64, stride=1).downsample is not None

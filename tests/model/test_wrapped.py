@@ -14,6 +14,7 @@ from cliquetta.errors import UserError
 from cliquetta.model.checkpoints.local import save_model
 from cliquetta.model.clip import MissingCapabilityError
 from cliquetta.model.preprocess import Preprocess
+from cliquetta.model.wrapped import FeaturesOnly
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Batch
 from tests._helpers.convolutions import Convolutions
@@ -93,3 +94,8 @@ def test_a_wrapped_model_without_norms_or_tokenizer(pixels: Tensor) -> None:
     assert create_method("zero_shot", ours, fixed).predict(
         Batch(pixels)
     ).logits.shape == (3, 2)
+
+
+def test_a_model_of_features_is_named_by_its_width_or_as_asked() -> None:
+    assert FeaturesOnly(8).id == "features-8"
+    assert FeaturesOnly(8, id="mine").id == "mine"

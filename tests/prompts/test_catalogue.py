@@ -9,10 +9,15 @@ from typing import Any
 
 import pytest
 
-from cliquetta.errors import UnknownNameError
+from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.model.tokenizer import Tokenizer
 from cliquetta.prompts import catalogue
-from cliquetta.prompts.catalogue import class_names, templates, wnids
+from cliquetta.prompts.catalogue import (
+    class_names,
+    read_prompts,
+    templates,
+    wnids,
+)
 
 # id: (classes, first, last), from the papers of the datasets and CoOp's splits.
 LISTS = {
@@ -191,3 +196,9 @@ def test_every_name_in_every_template_fits_the_context() -> None:
 
     names = max(longest(class_names(name)) for name in catalogue.list_class_lists())
     assert names + longest(templates("openai-80")) + 2 < 77
+
+
+@pytest.mark.parametrize("classes", [None, "", " , "])
+def test_no_class_names_are_refused_with_what_to_give(classes: str | None) -> None:
+    with pytest.raises(UserError, match="no class names: give --classes"):
+        read_prompts(classes)

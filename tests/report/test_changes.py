@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cliquetta.report.changes import changed_confusion, count_changes, moves, net_gain
+from cliquetta.report.changes import (
+    changed_confusion,
+    count_changes,
+    in_words,
+    moves,
+    net_gain,
+)
 from tests._helpers.made_runs import ADAPTED, LABELS, PLAIN, predictions
 
 
@@ -65,3 +71,12 @@ def test_confusion_counts_every_image(rows: Any, limit: Any) -> None:
         len(confusion.classes) + 1
     )
     assert len(confusion.classes) <= limit
+
+
+def test_words_say_what_became_of_all_changes() -> None:
+    """Four of eight predictions change: one for the better, two for the worse, one neither."""
+    pair = predictions(LABELS, PLAIN), predictions(LABELS, ADAPTED)
+    assert in_words(count_changes([pair]), "TDA").startswith(
+        "TDA changed 4 of 8 predictions: 1 from wrong to right, 2 from right to wrong, "
+        "1 otherwise. That is a loss of 12.50 points"
+    )

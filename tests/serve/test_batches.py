@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from cliquetta.model.clip import CLIP
-from cliquetta.serve.batches import summarise
+from cliquetta.serve.batches import check_views, summarise
+from cliquetta.serve.errors import ServiceError
+from cliquetta.serve.settings import Limits
 from tests._helpers.malformed import bombs, malformed
 from tests._helpers.serve_setup import (
     CLASSES,
@@ -166,3 +168,12 @@ def test_evidence_is_json_of_bounded_size() -> None:
         ([[[[[1]]]]], [[["list"]]]),
     ):
         assert summarise({"name": value}) == {"name": expected}
+
+
+def test_views_may_fill_the_limit_to_the_last_byte(tiny_clip: CLIP) -> None:
+    """Two images in 10 views of 32 x 32 pixels, three floats of four bytes each."""
+    needed = 2 * 10 * 32 * 32 * 3 * 4
+    adapter = Alone(tiny_clip, "mta", views=10).adapter
+    check_views(adapter, 2, Limits(view_bytes=needed))
+    with pytest.raises(ServiceError, match="send fewer images"):
+        check_views(adapter, 2, Limits(view_bytes=needed - 1))

@@ -177,3 +177,11 @@ def test_the_client_has_errors_of_its_own(
             RemoteError, match="413"
         ):  # although it is refused before it is sent
             session.predict([bytes(30_000_000)])
+
+
+def test_a_reset_session_has_learned_nothing(client: Client) -> None:
+    session = client.create_session(CLASSES, method="tent")
+    session.predict(batch_of(0))
+    assert load(session.export_state())["memory.norms.steps"] == 1
+    session.reset()
+    assert load(session.export_state())["memory.norms.steps"] == 0

@@ -10,7 +10,13 @@ import sqlalchemy
 
 from cliquetta.errors import UserError
 from cliquetta.model.clip import CLIP
-from cliquetta.serve.database import FILE, SCHEMA, Database, UnavailableError
+from cliquetta.serve.database import (
+    FILE,
+    SCHEMA,
+    Database,
+    UnavailableError,
+    shown_name,
+)
 from cliquetta.serve.session_store import SessionStore
 from tests._helpers.postgres import PASSWORD, PostgreSQL
 from tests._helpers.running import Run
@@ -303,3 +309,10 @@ def test_commits_are_on_disk_whatever_the_server_is_set_to(
     with database.writing() as connection:
         assert connection.exec_driver_sql("SHOW synchronous_commit").scalar() == "on"
     database.close()
+
+
+def test_the_name_of_a_database_never_shows_its_password() -> None:
+    assert shown_name("postgresql://me:secret@host/clips") == (
+        "postgresql+psycopg://me:***@host/clips"
+    )
+    assert shown_name("some/folder") == "some/folder"

@@ -221,3 +221,10 @@ def test_sigterm_ends_a_server_within_ten_seconds(
     with SessionStore.open(folder) as store:
         (stored,) = store.find_all()
     assert stored.info.sequence == 0
+
+
+def test_responses_do_not_say_what_serves_them(serve_live: ServeLive) -> None:
+    with serve_live() as address:
+        response = httpx.get(f"{address}/healthz")
+    assert response.status_code == 200
+    assert "server" not in response.headers

@@ -42,3 +42,9 @@ def test_pages_are_what_the_records_say(page: str, tmp_path: Path) -> None:
 def test_without_records_there_is_no_page(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no records"):
         ResultsPages(tmp_path, tmp_path, tmp_path).texts("headline")
+
+
+@pytest.mark.parametrize("marker", ["<!-- headline: x -->", "<!-- /headline -->", ""])
+def test_a_page_without_both_marks_is_refused(marker: str) -> None:
+    with pytest.raises(ValueError, match="needs a line"):
+        insert_between(marker, "headline", "headline", "a table")

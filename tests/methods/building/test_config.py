@@ -7,10 +7,12 @@ import pytest
 
 from cliquetta.errors import UnknownNameError, UserError
 from cliquetta.methods.building.config import (
+    ConfigField,
     Count,
     Fraction,
     Interval,
     MethodConfig,
+    config_fields,
     describe,
     field_types,
     parse,
@@ -114,3 +116,22 @@ def test_a_choice_names_the_nearest() -> None:
     ):
         with pytest.raises(UnknownNameError, match=f"'{nearest}'"):
             method_config(method, options={field: value})
+
+
+@dataclass(frozen=True)
+class Documented(MethodConfig):
+    rate: Fraction = 0.25  # Behind the field.
+    names: tuple[str, ...] = ()
+    """Under the field,
+    in two lines."""
+    bare: int = 3
+
+
+def test_fields_have_their_type_default_and_the_text_beside_them() -> None:
+    fields = {field.name: field for field in config_fields(Documented)}
+    assert list(fields)[-3:] == ["rate", "names", "bare"]
+    assert fields["rate"] == ConfigField(
+        "rate", "float, above 0 and at most 1", 0.25, "Behind the field."
+    )
+    assert fields["names"].doc == "Under the field, in two lines."
+    assert (fields["bare"].default, fields["bare"].doc) == (3, "")

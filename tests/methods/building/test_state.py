@@ -205,3 +205,11 @@ def test_a_state_with_settings_that_the_method_no_longer_has_is_of_another_versi
             load_method(path, TINY)
         else:
             load_state(adapter, path)
+
+
+def test_a_loaded_method_draws_as_before_or_as_asked(path: Path) -> None:
+    classes = ClassPrompts(("cat", "dog"))
+    create_method("tent", TINY, classes, seed=3).save(path)
+    assert load_method(path, TINY).seed == 3
+    assert load_method(path, TINY, seed=5).seed == 5
+    assert load_method(path, TINY, seed=0).seed == 0

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from cliquetta.model.checkpoints.pickled import read_pt
 from cliquetta.model.checkpoints.state import CheckpointError
 from cliquetta.model.factory import create_model
 from tests._helpers.openai_module import bare_state
@@ -136,3 +137,12 @@ def test_damaged_files(tmp_path: Path, content: bytes, suffix: str) -> None:
     path.write_bytes(content)
     with pytest.raises(CheckpointError):
         create_model(path)
+
+
+def test_weights_of_a_torchscript_archive_are_those_of_the_module(
+    module: Any, archive: Path
+) -> None:
+    state, _ = read_pt(archive)
+    expected = bare_state(module)
+    for name in ("visual.conv1.weight", "text_projection", "ln_final.bias"):
+        assert torch.equal(state[name].float(), expected[name].float())

@@ -1,6 +1,6 @@
 """The table of releases: what they were trained with, and their names in the list of models."""
 
-from cliquetta.model.checkpoints.releases import activation_of
+from cliquetta.model.checkpoints.releases import HUGGING_FACE, activation_of
 from cliquetta.model.names import list_models
 
 
@@ -31,3 +31,30 @@ def test_the_list_of_models() -> None:
     assert len(actual) == 9
     assert actual["openai:ViT-L/14@336px"].image_size == 336
     assert not actual["openai:RN50x4"].is_vit and actual["openai:ViT-B/32"].is_vit
+
+
+def test_sizes_of_siglip_2_are_those_of_the_hub() -> None:
+    """The repositories that Google published, by the end of their names."""
+    prefix = "google/siglip2-"
+    sizes = {
+        name.removeprefix(prefix): size
+        for name, size in HUGGING_FACE.items()
+        if name.startswith(prefix)
+    }
+    assert sizes == {
+        "base-patch32-256": 256,
+        "base-patch16-224": 224,
+        "base-patch16-256": 256,
+        "base-patch16-384": 384,
+        "base-patch16-512": 512,
+        "large-patch16-256": 256,
+        "large-patch16-384": 384,
+        "large-patch16-512": 512,
+        "so400m-patch14-224": 224,
+        "so400m-patch14-384": 384,
+        "so400m-patch16-256": 256,
+        "so400m-patch16-384": 384,
+        "so400m-patch16-512": 512,
+        "giant-opt-patch16-256": 256,
+        "giant-opt-patch16-384": 384,
+    }
