@@ -125,3 +125,15 @@ def test_tokens_are_passwords() -> None:
     opens = token_auth(Tokens(["0123456789abcdef"]))
     assert opens("anybody", "0123456789abcdef")
     assert not opens("anybody", "0123456789abcdeX") and not opens("anybody", "")
+
+
+def test_the_app_is_not_opened_to_other_machines_without_tokens(
+    tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(host: str, port: int) -> None:
+        pytest.fail(f"the port of {host} was opened")
+
+    monkeypatch.setattr(app_server, "open_port", refuse)
+    settings = Settings({"tiny": tiny_clip})
+    with pytest.raises(UserError, match="reached from other machines"):
+        app_server.serve(settings, host="0.0.0.0", port=7860)
