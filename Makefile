@@ -6,7 +6,7 @@ LOCKS := pyproject.toml constraints/torch.txt constraints/torch-cpu.txt constrai
 UV_VERSION := 0.13.7
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: help demo test tests lint types docs lock test-slow slow-kills slow-others test-gpu gpu-tests test-cpus cpu-avx2 cpu-default \
+.PHONY: help demo test tests lint types docs lock test-slow slow-kills slow-others test-gpu gpu-tests test-avx2 test-cpus cpu-avx2 cpu-default \
   test-parity test-lowest test-wheel test-browser browser-tests bench clean
 
 help:
@@ -14,6 +14,7 @@ help:
 	@echo "make test         lint, types, tests and the examples of docstrings"
 	@echo "make docs         build the documentation into build/site"
 	@echo "make test-slow    the tests marked slow, and only those"
+	@echo "make test-avx2    the numeric tests as CPUs without AVX-512 compute them (part of CI)"
 	@echo "make test-cpus    the numeric tests as CPUs without AVX-512 and without AVX compute them"
 	@echo "make test-gpu     what needs CUDA, on a machine with a GPU; says what it skips"
 	@echo "make test-parity  comparison with open_clip and torchvision"
@@ -107,6 +108,12 @@ test-gpu: .venv/.test
 gpu-tests:
 	@$(BIN)/python -c 'import torch; print(torch.__version__, torch.cuda.get_device_name())'
 	$(call timed,GPU tests,OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -rs $(GPU_TESTS))
+
+# What CI runs: with AVX2 alone, which is what most machines have.
+test-avx2: export ONEDNN_MAX_CPU_ISA := AVX2
+test-avx2: export ATEN_CPU_CAPABILITY := avx2
+test-avx2: .venv/.test
+	$(call timed,numeric tests with AVX2,$(PYTEST) --dist worksteal $(FAST) $(NUMERIC))
 
 # Both at the same time, one core each.
 test-cpus: .venv/.test
