@@ -440,11 +440,20 @@ def _report(
         skipped = f"{'was' if run.skipped == 1 else 'were'} skipped: see `error`{where}{worst}"
         terminal.warn(f"{count(run.skipped, 'image')} could not be read and {skipped}")
     rate = (run.images - run.before) / run.seconds if run.seconds else 0.0
+    speed = rate_in_words(rate)
     resumed = f", {run.before:,} of them before it was continued" if run.before else ""
-    terminal.say(
-        f"{count(run.images, 'image')} in {out}, each once{resumed} ({rate:.0f} images/s)"
-    )
+    terminal.say(f"{count(run.images, 'image')} in {out}, each once{resumed} ({speed})")
     terminal.document(_document(run, options))
+
+
+def rate_in_words(images_per_second: float) -> str:
+    """Write a rate; a slow one with a digit after the point.
+
+    >>> rate_in_words(0.24), rate_in_words(1234.5)
+    ('0.2 images/s', '1234 images/s')
+    """
+    digits = 0 if images_per_second >= 10 else 1
+    return f"{images_per_second:.{digits}f} images/s"
 
 
 def _show_classes(run: "PredictionRun", predicted: int, terminal: Terminal) -> None:
