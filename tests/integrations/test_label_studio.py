@@ -26,7 +26,8 @@ def test_predictions_are_valid_and_those_of_the_method(
 
     from cliquetta.integrations.label_studio import Backend, create_app
 
-    images, tasks = batch_of(1), []
+    images = batch_of(1)
+    tasks = []
     for index, data in enumerate(images):
         path = tmp_path / f"{index}.png"
         path.write_bytes(data)

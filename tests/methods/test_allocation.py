@@ -46,7 +46,8 @@ def test_settings_that_need_gigabytes_are_refused_before_allocation(
     build_adapter(entry, TINY, TINY_PROMPTS)
     if CLEAR_REFS.exists():
         CLEAR_REFS.write_text("5")  # Linux forgets the peak of the tests before
-    before, most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, 50_000_000
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    most = 50_000_000
     for config in counts(entry):
         with contextlib.suppress(UserError), AllocationLimit(most):
             adapter = create_method(entry.name, TINY, TINY_PROMPTS, config)

@@ -190,7 +190,8 @@ def test_another_class_list_keeps_what_does_not_depend_on_it(
             adapter.with_classes(names)
         return
     other = adapter.with_classes(names)
-    before, after = adapter.state_dict(), other.state_dict()
+    before = adapter.state_dict()
+    after = other.state_dict()
     shared = {name: before[name] for name in adapter.class_free & set(before)}
     assert shared or not before
     assert_same_state(other, {**other._rebuild(other.prompts).state_dict(), **shared})

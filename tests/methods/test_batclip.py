@@ -38,7 +38,8 @@ def literal_loss(logits: Tensor, features: Tensor, text: Tensor) -> Tensor:
 def test_a_stream_equals_a_training_loop() -> None:
     batclip = BATCLIP(double_clip(), TINY_PROMPTS, BATCLIPConfig())
     live = double_clip()
-    images_norms, text_norms = open_norms(live.visual), open_norms(live.require_text())
+    images_norms = open_norms(live.visual)
+    text_norms = open_norms(live.require_text())
     optimiser = torch.optim.AdamW(images_norms + text_norms, lr=5e-4, weight_decay=0.01)
     for images in TINY_IMAGES.split([5, 2, 3]):
         prediction = batclip.predict(images).logits

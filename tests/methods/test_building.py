@@ -60,7 +60,8 @@ def test_views_are_encoded_in_bounded_parts(
     ).views
     assert views is not None
     expected = torch.stack([TINY.encode_image(v, normalize=True) for v in views])
-    plain, seen = TINY.encode_image, []
+    plain = TINY.encode_image
+    seen = []
 
     def spy(pixels: Tensor, **options: Any) -> Tensor:
         seen.append(len(pixels))

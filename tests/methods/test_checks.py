@@ -67,10 +67,8 @@ def halve(adapter: Plain, logits: Tensor) -> Tensor:
 def test_breaches_of_the_contract_are_named(
     spoil: Callable[..., Tensor] | None, words: str
 ) -> None:
-    model, prompts = (
-        cliquetta.create_model("micro"),
-        cliquetta.ClassPrompts(("cat", "dog", "ship")),
-    )
+    model = cliquetta.create_model("micro")
+    prompts = cliquetta.ClassPrompts(("cat", "dog", "ship"))
     config = PlainConfig(spoil)
     with (
         pytest.raises(AssertionError, match=words)

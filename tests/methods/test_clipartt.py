@@ -20,7 +20,8 @@ from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS, draw
 
 def live_loss(live: Live, images: Tensor) -> Tensor:
     """The loss of a batch under the model's current norms."""
-    v, texts = live.features(images), []
+    v = live.features(images)
+    texts = []
     for row in v.detach() @ live.text.T:
         best = sorted(range(len(row)), key=lambda c: -float(row[c]))[:3]
         texts.append("a photo of a " + " or ".join(TINY_PROMPTS.names[c] for c in best))
@@ -31,7 +32,8 @@ def live_loss(live: Live, images: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("detach", [False, True])
 def test_the_loss_equals_its_entries(detach: bool) -> None:
-    v, t = unit_rows(draw(5, 6)).requires_grad_(), unit_rows(draw(5, 6, seed=1))
+    v = unit_rows(draw(5, 6)).requires_grad_()
+    t = unit_rows(draw(5, 6, seed=1))
     ours = transductive_loss(v, t, 7.0, 0.3, detach=detach)
     literal = literal_transductive_loss(v, t, 7.0, 0.3, detach=detach)
     torch.testing.assert_close(ours, literal)

@@ -38,7 +38,8 @@ def test_a_stream_equals_a_training_loop() -> None:
         with torch.no_grad():
             cosines = live.features(images) @ live.text.T
         for image, p in zip(images, cosines.softmax(dim=-1), strict=True):
-            best, label = float(p.max()), int(p.argmax())
+            best = float(p.max())
+            label = int(p.argmax())
             if best > remembered.get(label, (0.0, image))[0]:
                 remembered[label] = (best, image)
         drawn = torch.stack([image for _, image in remembered.values()])

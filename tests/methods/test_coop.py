@@ -30,9 +30,11 @@ def literal_logits(
     model: CLIP, learned: Mapping[str, Tensor], images: Tensor, position: str = "end"
 ) -> Tensor:
     """Texts put together token by token, with one context for all classes or one for each."""
-    context, text = learned["context"], []
+    context = learned["context"]
+    text = []
     for row, name in enumerate(TINY_PROMPTS.names):
-        own, stop = words(model, name), words(model, ".")
+        own = words(model, name)
+        stop = words(model, ".")
         learnable = list(context if context.ndim == 2 else context[row])
         half = len(learnable) // 2
         inside = {
@@ -71,10 +73,8 @@ def test_the_first_step_of_a_fit_is_sgd_with_weight_decay() -> None:
 
 
 def test_words_at_the_start_are_zero_shot() -> None:
-    prompts, images = (
-        ClassPrompts(("airplane", "polar_bear")),
-        make_images(2, seed=0)[0],
-    )
+    prompts = ClassPrompts(("airplane", "polar_bear"))
+    images = make_images(2, seed=0)[0]
     coop = create_method("coop", TINY, prompts, fitted={"context": TINY.context(WORDS)})
     plain = create_method("zero_shot", TINY, prompts)
     torch.testing.assert_close(

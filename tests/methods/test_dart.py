@@ -29,7 +29,8 @@ class Literal:
     """The stream of the paper: complete forward passes, one graph for both towers."""
 
     def __init__(self, model: CLIP, visual: Tensor, score: str) -> None:
-        self.model, self.score = model, score
+        self.model = model
+        self.score = score
         self.start = model.context("a photo of a").repeat(len(PROMPTS), 1, 1)
         self.old_text = self.start.clone()
         self.visual = visual.clone()

@@ -24,7 +24,8 @@ def literal_shuffle(image: Tensor, order: Tensor, grid: int) -> Tensor:
     size = image.shape[-1] // grid
     shuffled = torch.zeros_like(image)
     for index, source in enumerate(order.tolist()):
-        (y, x), (v, u) = divmod(index, grid), divmod(source, grid)
+        (y, x) = divmod(index, grid)
+        (v, u) = divmod(source, grid)
         cell = image[:, v * size : (v + 1) * size, u * size : (u + 1) * size]
         shuffled[:, y * size : (y + 1) * size, x * size : (x + 1) * size] = cell
     return shuffled

@@ -21,7 +21,8 @@ def numpy_dmn(stream: Array, text: Array, scale: float, config: DMNConfig) -> Ar
     predictions = []
     for views in stream:
         p = softmax(scale * views @ text.T)
-        mean, f = p[surest(p, config.selection_fraction)].mean(axis=0), views[0]
+        mean = p[surest(p, config.selection_fraction)].mean(axis=0)
+        f = views[0]
         insert(memory[int(mean.argmax())], (entropies(mean), f), config.capacity)
         seen = np.zeros_like(text)
         for c, entries in enumerate(memory):

@@ -34,10 +34,8 @@ def zero_shot(adapter: DomainNorm, images: Tensor) -> Tensor:
 def test_order_inside_batches_that_do_not_fit_the_window_does_not_matter() -> None:
     one, other = (build(window=7) for _ in range(2))
     for images in make_batches(5, 4, 10):
-        straight, mixed = (
-            one.predict(images).logits,
-            other.predict(images.flip(0)).logits,
-        )
+        straight = one.predict(images).logits
+        mixed = other.predict(images.flip(0)).logits
     torch.testing.assert_close(mixed, straight.flip(0), atol=LOGIT, rtol=LOGIT)
 
 
@@ -51,18 +49,22 @@ def test_images_that_are_not_finite_teach_nothing_and_the_others_are_predicted()
 ):
     images = make_batches(1, 1, 6)[0]
     broken = torch.cat([images, images[:2]])
-    broken[6, 0, 0, 0], broken[7] = torch.nan, torch.inf
-    adapter, clean = build(window=6), build(window=6)
+    broken[6, 0, 0, 0] = torch.nan
+    broken[7] = torch.inf
+    adapter = build(window=6)
+    clean = build(window=6)
     # as features that overflow would come; pixels that are not finite are refused
     # before
-    actual, expected = adapter._predict(Batch(broken)), clean.predict(images)
+    actual = adapter._predict(Batch(broken))
+    expected = clean.predict(images)
     torch.testing.assert_close(actual.logits[:6], expected.logits)
     torch.testing.assert_close(actual.logits[6:], torch.full((2, 6), -math.log(6)))
     assert actual.evidence["non_finite"] == 2
     torch.testing.assert_close(
         adapter.state_dict(), clean.state_dict(), atol=SUM, rtol=SUM
     )
-    before, nothing = adapter.state_dict(), adapter._predict(Batch(broken[6:]))
+    before = adapter.state_dict()
+    nothing = adapter._predict(Batch(broken[6:]))
     assert adapter.summarize(nothing) == {"images": 2}
     assert_same_state(adapter, before)
 
@@ -172,7 +174,8 @@ def test_a_full_step_asks_for_one_look_and_one_gradient(
 
 def test_batches_are_as_sure_as_zero_shot_all_along() -> None:
     """One threshold serves: neither the first batches nor the later ones are more sure."""
-    model, dataset = create_model("micro", device="cpu"), get_dataset("bundled")
+    model = create_model("micro", device="cpu")
+    dataset = get_dataset("bundled")
     chosen = np.random.default_rng(0).permutation(len(dataset))[:192].tolist()
     images = [dataset.load(i) for i in chosen]
 
@@ -186,7 +189,8 @@ def test_batches_are_as_sure_as_zero_shot_all_along() -> None:
 
 
 def test_every_way_in_gives_the_same_probabilities() -> None:
-    model, dataset = create_model("micro", device="cpu"), get_dataset("bundled")
+    model = create_model("micro", device="cpu")
+    dataset = get_dataset("bundled")
     images = [dataset.load(i) for i in range(96)]
     adapter = create_method("domain_norm", model, dataset.prompts)
     expected = torch.cat(

@@ -14,13 +14,15 @@ HEAVY: dict[str, Any] = {"weight_per_count": 0.05}
 def numpy_dota(images: Array, text: Array, scale: float, config: DOTAConfig) -> Array:
     """Probabilities of a stream of images (n, V, d), one after the other."""
     N, d = text.shape
-    mu, c = np.full((N, d), 1e-3), np.ones(N)
+    mu = np.full((N, d), 1e-3)
+    c = np.ones(N)
     sigma = [config.initial_variance * np.eye(d) for _ in range(N)]
     predictions = []
     for views in images:
         p = softmax(scale * views @ text.T)
         used = surest(p, config.selection_fraction)
-        views, p = views[used], p[used]
+        views = views[used]
+        p = p[used]
         f = views.mean(axis=0)
         shared = (1 - config.shrinkage) * sum(sigma) / N + config.shrinkage * np.eye(d)
         inverse = np.linalg.inv(shared)

@@ -21,7 +21,9 @@ def literal_dpe(
     stream: Tensor, text: Tensor, scale: float, config: DPEConfig
 ) -> Tensor:
     """Logits of a stream (B, V, E)."""
-    base, averaged, predictions = text.clone(), 0, []
+    base = text.clone()
+    averaged = 0
+    predictions = []
     cache: dict[int, list[tuple[float, Tensor]]] = {}
 
     def confident(views: Tensor, t: Tensor) -> Tensor:
@@ -30,10 +32,8 @@ def literal_dpe(
     for views in stream:
         selected = confident(views, unit_rows(base))
         z = scale * selected @ unit_rows(base).T
-        feature, entries = (
-            selected.mean(dim=0),
-            cache.setdefault(int(z.mean(dim=0).argmax()), []),
-        )
+        feature = selected.mean(dim=0)
+        entries = cache.setdefault(int(z.mean(dim=0).argmax()), [])
         item = float(entropies(z.softmax(dim=-1).mean(dim=0).log())), feature
         insert(entries, item, config.capacity)
         classes = sorted(cache)
@@ -51,7 +51,8 @@ def literal_dpe(
                 )
             return torch.stack(actual)
 
-        t, v = unit_rows(base + dt), unit_rows(prototypes + dv)
+        t = unit_rows(base + dt)
+        v = unit_rows(prototypes + dv)
         loss = entropies(logits(feature, t, v))
         for j, _ in enumerate(classes):
             z = torch.stack([v[j] @ t[c] / 0.01 for c in classes])
@@ -61,7 +62,8 @@ def literal_dpe(
         loss.backward()
         torch.optim.AdamW([dt, dv], lr=config.lr, eps=1e-3, weight_decay=0.1).step()
         with torch.no_grad():
-            t, v = unit_rows(base + dt), unit_rows(prototypes + dv)
+            t = unit_rows(base + dt)
+            v = unit_rows(prototypes + dv)
             scored = (
                 views[0]
                 if config.scored == "plain"
@@ -80,7 +82,8 @@ def literal_dpe(
 )
 def test_a_stream_equals_a_loop(config: DPEConfig) -> None:
     features, _, text = make_clusters(40)
-    stream, text = make_views(features, 20).double(), text.double()
+    stream = make_views(features, 20).double()
+    text = text.double()
     expected = literal_dpe(stream, text, TINY.scale, config)
     dpe = on_features("dpe", text, config)
     parts = [dpe.predict_features(part).logits for part in stream.split([25, 1, 14])]

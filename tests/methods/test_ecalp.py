@@ -10,7 +10,9 @@ from tests._helpers.arrays import Array, assert_stream, softmax, unit
 def numpy_ecalp(images: Array, text: Array, scale: float, config: ECALPConfig) -> Array:
     """Probabilities of a stream of images, one after the other."""
     N, d = text.shape
-    seen, start, predictions = np.zeros((0, d)), np.zeros((0, N)), []
+    seen = np.zeros((0, d))
+    start = np.zeros((0, N))
+    predictions = []
     context = text.var(axis=0)
     for image in images:
         seen = np.concatenate([seen, image[None]])[-config.capacity :]

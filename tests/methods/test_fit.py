@@ -49,7 +49,8 @@ def test_a_file_brings_the_fitted_method_back(tmp_path: Path, name: str) -> None
         TWO.names,
     )
     assert read_header(path)["notes"] == {"dataset": "mine"}
-    tensors, images = adapter.fitted, make_images(2, seed=5)[0]
+    tensors = adapter.fitted
+    images = make_images(2, seed=5)[0]
     assert all(torch.equal(loaded.fitted[key], value) for key, value in tensors.items())
     # the cache of Tip-Adapter knows its own classes only
     for prompts in (

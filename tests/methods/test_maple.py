@@ -51,7 +51,8 @@ def literal_logits(
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_logits_and_gradients_are_those_of_the_literal_towers(depth: int) -> None:
-    model, config = build_tiny_clip().double(), MaPLeConfig(depth=depth)
+    model = build_tiny_clip().double()
+    config = MaPLeConfig(depth=depth)
     tokens = text_tokens(model, TINY_PROMPTS, config)
     start = initial_parameters(model, config, torch.Generator().manual_seed(1))
     assert_same_logits(

@@ -10,7 +10,8 @@ from tests._helpers.tolerance import SUM
 
 
 def test_a_stream_equals_loops() -> None:
-    config, gradients = MintConfig(text_weight=4), []
+    config = MintConfig(text_weight=4)
+    gradients = []
     mint = Mint(double_clip(), TINY_PROMPTS, config)
     text = mint.classifier
     seen, stepped = ([list[Tensor]() for _ in text] for _ in range(2))
@@ -35,7 +36,8 @@ def test_a_stream_equals_loops() -> None:
             z = live.features(images)
             for feature in z:
                 stepped[int((text @ feature).argmax())].append(feature)
-            count, mixed = sum(map(len, stepped)), 4 * text
+            count = sum(map(len, stepped))
+            mixed = 4 * text
             for c, some in enumerate(stepped):
                 mixed[c] += count * (torch.stack(some).mean(dim=0) if some else 0)
             expected = live.scale * z @ unit_rows(mixed).T

@@ -29,7 +29,8 @@ from tests._helpers.clusters import make_clusters
 
 def numpy_moon(f: Array, prior: Array, text: Array, config: MOONConfig) -> Array:
     """Assignments (B, N); comments give the numbered lines of Algorithm 1."""
-    (B, N), d = prior.shape, f.shape[1]
+    (B, N) = prior.shape
+    d = f.shape[1]
     z = prior.copy()  # 1
     lengths = np.zeros(N)
     for k in range(N):  # 2
@@ -54,7 +55,8 @@ def numpy_moon(f: Array, prior: Array, text: Array, config: MOONConfig) -> Array
             weights = gamma * safe[:, k]
             v = (weights[:, None] * f).sum(axis=0) / weights.sum()
             mean = beta * v + (1 - beta) * text[k]
-            mu[k], lengths[k] = unit(mean), np.linalg.norm(mean)
+            mu[k] = unit(mean)
+            lengths[k] = np.linalg.norm(mean)
     return z
 
 
@@ -78,9 +80,13 @@ def test_a_class_with_one_sure_image_loses_it_by_hand() -> None:
     The mean of the rare class is mostly its text, which has length 1: long, so that κ
     is large and its own image, at a cosine of 0.5, far off.
     """
-    E, n = 512, 15
-    text, images = torch.eye(E).double()[:2], torch.zeros(n + 1, E).double()
-    images[:n, 0], images[n, 1], images[:, 2] = 0.3, 0.3, 0.8
+    E = 512
+    n = 15
+    text = torch.eye(E).double()[:2]
+    images = torch.zeros(n + 1, E).double()
+    images[:n, 0] = 0.3
+    images[n, 1] = 0.3
+    images[:, 2] = 0.8
     images[torch.arange(n + 1), 3 + torch.arange(n + 1)] = (1 - 0.3**2 - 0.8**2) ** 0.5
     logs = (100 * images @ text.T).log_softmax(dim=1)
 
@@ -88,10 +94,9 @@ def test_a_class_with_one_sure_image_loses_it_by_hand() -> None:
         kappa = (E * length - length**3) / (1 - length**2)  # eq. (15)
         return kappa * (cosine - 1) + (E - 1) / 2 * math.log(kappa)
 
-    rare, many = (
-        1 / (1 + (1 / 16) ** -0.5),
-        n / (n + (n / 16) ** -0.5),
-    )  # β: λ = √(share · 1)
+    # β: λ = √(share · 1)
+    rare = 1 / (1 + (1 / 16) ** -0.5)
+    many = n / (n + (n / 16) ** -0.5)
     own = math.sqrt((0.3 * rare + 1 - rare) ** 2 + (1 - 0.09) * rare**2)
     shared = (0.3 * many + 1 - many, 0.8 * many, many * math.sqrt(0.27 / n))
     other = math.sqrt(sum(x * x for x in shared))

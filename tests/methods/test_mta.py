@@ -12,7 +12,8 @@ from tests._helpers.tolerance import ADAPTED, FEATURE
 
 def numpy_mta(f: Array, s: Array, config: MTAConfig) -> tuple[Array, Array, int]:
     """Mode, inlierness and iterations of one image: features (V, E), predictions (V, N)."""
-    V, most = len(f), config.iterations
+    V = len(f)
+    most = config.iterations
     h2 = np.empty(V)
     for p in range(V):
         others = sorted(((f[p] - f[q]) ** 2).sum() for q in range(V) if q != p)
@@ -21,19 +22,23 @@ def numpy_mta(f: Array, s: Array, config: MTAConfig) -> tuple[Array, Array, int]
     def kernel(m: Array) -> Array:
         return np.exp(-((f - m) ** 2).sum(axis=1) / (2 * h2))
 
-    m, y, iterations = f[0], np.full(V, 1 / V), 0
+    m = f[0]
+    y = np.full(V, 1 / V)
+    iterations = 0
     for _ in range(most):
         k = kernel(m)
         for _ in range(most):
             iterations += 1
             z = (k + config.affinity_weight * (s @ s.T) @ y) / config.entropy_weight
-            old, y = y, softmax(z)
+            old = y
+            y = softmax(z)
             if np.linalg.norm(y - old) < config.tolerance:
                 break
         for _ in range(most):
             iterations += 1
             w = y * kernel(m)
-            old, m = m, (w[:, None] * f).sum(axis=0) / w.sum()
+            old = m
+            m = (w[:, None] * f).sum(axis=0) / w.sum()
             m = m / np.linalg.norm(m)
             if np.linalg.norm(m - old) < config.tolerance:
                 break

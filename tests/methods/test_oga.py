@@ -69,9 +69,11 @@ def test_a_stream_equals_numpy(config: OGAConfig) -> None:
 
 def test_a_full_cache_is_inverted_without_shrinkage() -> None:
     """More entries than four times the width."""
-    keys, filled = draw(5, 12, 6), torch.ones(5, 12, dtype=torch.bool)
+    keys = draw(5, 12, 6)
+    filled = torch.ones(5, 12, dtype=torch.bool)
     filled[2, 9:] = False
-    text, config = torch.zeros(5, 6).double(), OGAConfig(capacity=12, divisor="entries")
+    text = torch.zeros(5, 6).double()
+    config = OGAConfig(capacity=12, divisor="entries")
     means = cache_means(keys, filled, text, config)
     rest = np.concatenate([(keys[k][filled[k]] - means[k]).numpy() for k in range(5)])
     ours = ridge_covariance(keys, filled, means).numpy()

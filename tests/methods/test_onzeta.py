@@ -15,7 +15,9 @@ def numpy_onzeta(
     """Predictions, one image after the other."""
     N = len(text)
     tau_v = config.vision_temperature / scale
-    w, rho, predictions = text.copy(), np.zeros(N), []
+    w = text.copy()
+    rho = np.zeros(N)
+    predictions = []
     for t, f in enumerate(stream, start=1):
         q = softmax(scale * text @ f) * np.exp(rho)
         q /= q.sum()

@@ -22,7 +22,8 @@ def test_a_stream_equals_two_passes() -> None:
     early = live.norms[:-2]  # two blocks: only the final norm is late
     optimiser = torch.optim.SGD(early, lr=LIVELY.lr, momentum=0.9)
     limit = 0.75 * math.log(len(live.text))
-    average, seen = 0.0, 0
+    average = 0.0
+    seen = 0
     for images in TINY_IMAGES.split([4, 3, 3]):
         sar.predict(images)
         optimiser.param_groups[0]["lr"] = LIVELY.lr * len(images) / 64

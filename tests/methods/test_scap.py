@@ -82,10 +82,12 @@ def test_1_propagation_changes_keys_and_the_released_rule_only_scales_them() -> 
 
 
 def test_2_two_prompts_together_keep_keys_with_keys_and_values_with_values() -> None:
-    adapter, image = adapter_of(modalities="image"), BATCHES[0][:1]
+    adapter = adapter_of(modalities="image")
+    image = BATCHES[0][:1]
     k1, v1, k2, v2 = draw(4, 32)
     own = torch.stack([torch.cat([k1, v1]), torch.cat([k2, v2])])[None]
-    seen, none = torch.ones(1, 2, dtype=torch.bool), torch.zeros(1, 0, dtype=torch.bool)
+    seen = torch.ones(1, 2, dtype=torch.bool)
+    none = torch.zeros(1, 0, dtype=torch.bool)
     prompts, mask = compose_prompts(own, seen, own[:, :0], none, adapter.config)
     actual = adapter.visual.encode(adapter.visual.hidden(image), prompts, mask)
     pairs = torch.stack([torch.stack([k1, v1]), torch.stack([k2, v2])])
@@ -199,7 +201,8 @@ def test_4_an_image_first_seen_in_a_later_clique_maps_to_that_clique() -> None:
 def test_5_concentration_of_unit_features_is_size_times_one_minus_squared_mean() -> (
     None
 ):
-    features, clique = F.normalize(draw(9, 6)), torch.zeros(9, dtype=torch.long)
+    features = F.normalize(draw(9, 6))
+    clique = torch.zeros(9, dtype=torch.long)
     mean = attribute_features(features, clique, 1)
     actual = float(concentration_loss(features, clique, mean, Rules()))
     assert actual == pytest.approx(9 * (1 - float(mean.square().sum())), abs=DOUBLE)
@@ -269,7 +272,8 @@ def test_9_text_cut_at_its_end_equals_text_of_full_length(
     # enough classes for the tower to run what all texts begin with once
     prompts = ClassPrompts((*NAMES, "bird", "grey horse", "deer", "air plane"))
     adapter = SCAP(model, prompts, SCAPConfig())
-    text, tower = adapter.text, model.require_text()
+    text = adapter.text
+    tower = model.require_text()
     assert (
         int(text.ends.max()) + 1 < text.ids.shape[1] == model.tokenizer.context_length
     )
@@ -281,7 +285,8 @@ def test_9_text_cut_at_its_end_equals_text_of_full_length(
 
 
 def test_10_the_text_prompt_is_the_arithmetic_mean_of_all_cliques() -> None:
-    adapter, seen = adapter_of(), []
+    adapter = adapter_of()
+    seen = []
     for images in BATCHES:
         evidence = adapter.predict(images).evidence
         seen += [

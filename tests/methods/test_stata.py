@@ -14,7 +14,9 @@ def numpy_stata(f: Array, prior: Array, text: Array, config: StatAConfig) -> Arr
     anchor = (
         sum(prior[i, k] * (f[i] - text[k]) ** 2 for i in range(B) for k in range(N)) / B
     )
-    mu, sigma, z = text.copy(), np.stack([anchor] * N), prior.copy()
+    mu = text.copy()
+    sigma = np.stack([anchor] * N)
+    z = prior.copy()
     tau = config.gaussian_temperature
     for updates in range(config.rounds + 1):
         for _ in range(config.inner_steps):

@@ -98,11 +98,10 @@ def test_adapters_of_another_kind_refuse_and_say_why(
     counting: Counting, path: Path
 ) -> None:
     counting.save(path)
-    config, more = (
-        CountingConfig(),
-        ClassPrompts((*TINY_NAMES, "dog"), TINY_PROMPTS.templates),
-    )
-    retrained, renamed = build_tiny_clip(seed=1), build_tiny_clip()
+    config = CountingConfig()
+    more = ClassPrompts((*TINY_NAMES, "dog"), TINY_PROMPTS.templates)
+    retrained = build_tiny_clip(seed=1)
+    renamed = build_tiny_clip()
     renamed.id = "renamed"
     cases = {
         "method": Otherwise(TINY, TINY_PROMPTS, config),
@@ -171,7 +170,8 @@ def test_damaged_files_are_refused_by_every_reader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Notes nested too deeply; and 6 GB, of which a hole is most, before they are read."""
-    path, size = tmp_path / "state.safetensors", 6 * 10**9
+    path = tmp_path / "state.safetensors"
+    size = 6 * 10**9
     create_method("tent", TINY, TINY_NAMES).save(path)
     with safe_open(path, framework="pt") as file:
         header = file.metadata()

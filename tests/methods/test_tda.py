@@ -25,12 +25,15 @@ def numpy_tda(
     stream: Array, text: Array, scale: float, config: TDAConfig
 ) -> tuple[Array, Cache, Cache]:
     """Logits of a stream (B, V, E), and both caches at its end."""
-    positive, negative, predictions = Cache(), Cache(), []
+    positive = Cache()
+    negative = Cache()
+    predictions = []
     for views in stream:
         z = scale * views @ text.T
         sure = surest(softmax(z), config.selection_fraction)
         f, z, p = (x[sure].mean(axis=0) for x in (views, z, softmax(z)))
-        item, label = (float(entropies(p)), f, p), int(z.argmax())
+        item = (float(entropies(p)), f, p)
+        label = int(z.argmax())
         insert(positive.setdefault(label, []), item, config.positive_capacity)
         if (
             config.entropy_window[0]

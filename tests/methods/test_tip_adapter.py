@@ -30,7 +30,8 @@ def numpy_logits(
     prompts: ClassPrompts, images: Tensor, cached: FewShot, alpha: float, beta: float
 ) -> Array:
     """One image, one key at a time."""
-    f, keys = features_of(images), features_of(cached.images)
+    f = features_of(images)
+    keys = features_of(cached.images)
     logits = TINY.scale * f @ TINY.classifier(prompts).double().numpy().T
     for b in range(len(f)):
         for key, label in zip(keys, cached.labels, strict=True):
@@ -39,7 +40,8 @@ def numpy_logits(
 
 
 def test_keys_are_unit_means_of_raw_features() -> None:
-    examples, config = make_examples(2), TipAdapterConfig(augmentations=6)
+    examples = make_examples(2)
+    config = TipAdapterConfig(augmentations=6)
     keys = build_keys(TINY, examples, config, np.random.default_rng(5)).numpy()
     rows = np.arange(len(examples))
     crops = examples.crops(
@@ -69,7 +71,8 @@ def test_the_first_step_of_the_keys_is_adamw_by_hand() -> None:
     fitted = (
         fit_method("tip_adapter_f", TINY, TWO, examples, config).fitted["keys"].numpy()
     )
-    f, y = features_of(examples.images), examples.labels.numpy()
+    f = features_of(examples.images)
+    y = examples.labels.numpy()
     p = softmax(numpy_logits(TWO, examples.images, examples, 3.0, 2.0))
     G = (p - np.eye(2)[y]) / len(y)
     A = np.exp(-2.0 * (1 - f @ f.T))
@@ -100,7 +103,8 @@ def test_the_search_finds_the_best_of_its_grid_on_the_validation_split(
     )
     examples = validated(seed)
     fitted = fit_method("tip_adapter", TINY, TWO, examples, config).fitted
-    held, right = examples.validation, {}
+    held = examples.validation
+    right = {}
     for beta in 0.1 + np.arange(5) * (8.0 - 0.1) / 5:
         for alpha in 0.1 + np.arange(4) * (5.0 - 0.1) / 4:
             logits = numpy_logits(TWO, held.images, examples, alpha, beta)

@@ -73,7 +73,8 @@ def test_text_goes_through_the_tower_twice_per_image(
 ) -> None:
     adapter = TPT(TINY, ONE, CONFIG)
     tower = TINY.require_text()
-    plain, rows = tower.encode, []
+    plain = tower.encode
+    rows = []
 
     def spy(embeddings: Tensor, *args: Tensor, **options: tuple[Tensor, ...]) -> Tensor:
         rows.append(len(embeddings))

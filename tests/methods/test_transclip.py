@@ -14,13 +14,16 @@ def numpy_transclip(
     f: Array, prior: Array, text: Array, config: TransCLIPConfig
 ) -> Array:
     """Assignments (B, N) by the update rules as they are printed; the prior stands for the text."""
-    (B, N), E = prior.shape, f.shape[1]
+    (B, N) = prior.shape
+    E = f.shape[1]
     w = neighbour_graph(f @ f.T, config.neighbours)
     mu = np.zeros((N, E))
     for k in range(N):
         best = sorted(range(B), key=lambda i: -prior[i, k])[: config.init_images]
         mu[k] = unit(sum(prior[i, k] * f[i] for i in best))
-    variance, z, tau = np.full(E, 1 / E), prior.copy(), config.gaussian_temperature
+    variance = np.full(E, 1 / E)
+    z = prior.copy()
+    tau = config.gaussian_temperature
     for step in range(config.rounds + 1):
         for _ in range(config.inner_steps):
             old = z.copy()

@@ -29,7 +29,8 @@ FEW = ("a photo of a {}", "art of the {}.", "a {} in a video game.")
 def live_watt(model: CLIP, images: Tensor, mode: str, rounds: int) -> Tensor:
     """Flat norms after all rounds of two steps per template."""
     norms = open_norms(model.visual)
-    optimiser, average = torch.optim.Adam(norms, lr=1e-3), flat(norms)
+    optimiser = torch.optim.Adam(norms, lr=1e-3)
+    average = flat(norms)
     for round_ in range(rounds):
         reached = []
         load_norms(norms, average)

@@ -39,7 +39,8 @@ def both(method: str) -> Adapter:
 
 def learned(adapter: Adapter) -> list[bool]:
     """Whether it has learned anything for rejection, and for calibration."""
-    scores, sums = adapter.memory[LEFT_OUT], adapter.memory[CONFIDENCES]
+    scores = adapter.memory[LEFT_OUT]
+    sums = adapter.memory[CONFIDENCES]
     return [bool(scores.isfinite().any()), bool(sums.any())]
 
 
@@ -84,7 +85,8 @@ def test_images_of_no_class_are_rejected_at_about_the_share_that_was_asked_for()
     truth = torch.randint(8, (4000,), generator=generator)
     images = centres[truth] + 0.15 * torch.randn(4000, 16, generator=generator)
     logits = 30 * normalize(images, dim=1) @ centres[:4].T
-    window, parts = zsr.empty_window(), []
+    window = zsr.empty_window()
+    parts = []
     for part in logits.split(64):
         rejection, window = zsr.reject(part, part, window, 0.75)
         parts.append(rejection.rejected)
@@ -94,7 +96,8 @@ def test_images_of_no_class_are_rejected_at_about_the_share_that_was_asked_for()
 
 
 def test_the_score_is_the_mean_of_the_methods_and_of_zero_shots() -> None:
-    adapted, plain = 20 * draw(9, 5), 20 * draw(9, 5, seed=1)
+    adapted = 20 * draw(9, 5)
+    plain = 20 * draw(9, 5, seed=1)
     rejection, window = zsr.reject(adapted, plain, zsr.empty_window().double(), 0.5)
     score = (zsr.rejection_score(adapted) + zsr.rejection_score(plain)) / 2
     torch.testing.assert_close(rejection.score, score)
@@ -104,7 +107,8 @@ def test_the_score_is_the_mean_of_the_methods_and_of_zero_shots() -> None:
 
 
 def test_the_window_holds_the_latest_images_only() -> None:
-    logits, window = 20 * draw(zsr.WINDOW + 100, 4), zsr.empty_window()
+    logits = 20 * draw(zsr.WINDOW + 100, 4)
+    window = zsr.empty_window()
     for part in logits.split(33):
         _, window = zsr.reject(part, part, window, 0.5)
     torch.testing.assert_close(window, zsr.left_out_score(logits)[-zsr.WINDOW :])
@@ -112,7 +116,8 @@ def test_the_window_holds_the_latest_images_only() -> None:
 
 def test_joined_windows_hold_all_scores_or_evenly_spaced_ones() -> None:
     few = [zsr.empty_window(), zsr.empty_window()]
-    few[0][-2:], few[1][-1:] = torch.tensor([0.3, 0.1]), torch.tensor([0.2])
+    few[0][-2:] = torch.tensor([0.3, 0.1])
+    few[1][-1:] = torch.tensor([0.2])
     joined = zsr.merge_windows(few)
     torch.testing.assert_close(joined[joined.isfinite()], torch.tensor([0.1, 0.2, 0.3]))
     many = [*draw(2, zsr.WINDOW).sigmoid().float()]
@@ -179,7 +184,8 @@ def test_scaled_predictions_are_as_sure_as_zero_shot_backs_them() -> None:
 
 
 def test_older_images_count_less() -> None:
-    logits, zero_shot = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.25, 0.75]])
+    logits = torch.tensor([[1.0, 0.0]])
+    zero_shot = torch.tensor([[0.25, 0.75]])
     sums = zsr.no_confidences()
     assert float(zsr.find_temperature(sums)) == 1.0
     for _ in range(2):
@@ -189,7 +195,8 @@ def test_older_images_count_less() -> None:
 
 
 def test_zero_shot_is_calibrated_already() -> None:
-    plain, calibrated = build("zero_shot"), build("zero_shot", calibrated=True)
+    plain = build("zero_shot")
+    calibrated = build("zero_shot", calibrated=True)
     for images in make_batches(0, 3, 6):
         logits = calibrated.predict(images).logits
         torch.testing.assert_close(
@@ -202,9 +209,11 @@ def test_zero_shot_is_calibrated_already() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_nothing_but_a_temperature_and_rejections_are_added(method: str) -> None:
-    plain, more = build(method), both(method)
+    plain = build(method)
+    more = both(method)
     for images in make_batches(0, 3, 6):
-        before, after = plain.predict(images), more.predict(images)
+        before = plain.predict(images)
+        after = more.predict(images)
         assert before.rejection is None and after.rejection is not None
         temperature = zsr.find_temperature(more.memory[CONFIDENCES])
         torch.testing.assert_close(
@@ -236,7 +245,8 @@ def test_a_state_goes_with_and_without_rejection(tmp_path: Path) -> None:
     for name, adapter in (("more", both("tent")), ("plain", build("tent"))):
         adapter.predict(first)
         adapter.save(tmp_path / name)
-    without, anew = build("tent"), both("tent")
+    without = build("tent")
+    anew = both("tent")
     load_state(without, tmp_path / "more")
     assert without.predict(second).rejection is None
     load_state(anew, tmp_path / "plain")

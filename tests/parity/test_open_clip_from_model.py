@@ -91,11 +91,10 @@ def test_siglip_becomes_ours(tmp_path: Path) -> None:
         pad_token="<pad>",
         eos_token="<eos>",
     )
-    tokenizer.context_length, tokenizer.tokenizer_mode = 64, ""
-    tokenizer.clean_fn, tokenizer.strip_sep_token = (
-        open_clip.tokenizer.canonicalize_text,
-        False,
-    )
+    tokenizer.context_length = 64
+    tokenizer.tokenizer_mode = ""
+    tokenizer.clean_fn = open_clip.tokenizer.canonicalize_text
+    tokenizer.strip_sep_token = False
     ours = from_model(theirs, tokenizer=tokenizer)
     assert not ours.is_wrapped and ours.config.sigmoid
     assert ours.preprocess.resize == "squash"

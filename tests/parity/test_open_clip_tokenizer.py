@@ -16,7 +16,8 @@ pytestmark = pytest.mark.parity
 
 
 def test_ids_on_thousands_of_strings() -> None:
-    ours, theirs = Tokenizer(), SimpleTokenizer()
+    ours = Tokenizer()
+    theirs = SimpleTokenizer()
     texts = [
         *ODD,
         *words_in_templates(),

@@ -148,7 +148,8 @@ def test_our_table_of_releases_is_theirs() -> None:
         vision = config["vision_cfg"]
         is_siglip = "timm_model_name" in vision
         if is_siglip:
-            ours, timm_name = releases.siglip_config(name), vision["timm_model_name"]
+            ours = releases.siglip_config(name)
+            timm_name = vision["timm_model_name"]
             assert ours["vision_cfg"]["timm_model_name"] == timm_name
             with torch.device("meta"):
                 tanh = (

@@ -129,7 +129,8 @@ def test_subsets_of_imagenet(name: str, head: Any) -> None:
     indices = catalogue.indices(name)
     assert list(indices[: len(head)]) == head
     assert list(indices) == sorted(set(indices)) and len(indices) == 200
-    everything, names = wnids("imagenet"), class_names("imagenet")
+    everything = wnids("imagenet")
+    names = class_names("imagenet")
     assert wnids(name) == tuple(everything[i] for i in indices)
     assert class_names(name) == tuple(names[i] for i in indices)
     assert catalogue.indices("imagenet") == tuple(range(1000))
@@ -159,7 +160,8 @@ def test_scap_sets_are_the_eighty_without_their_periods() -> None:
     bare = [t.removesuffix(".") for t in templates("openai-80")]
     for name in ("a", "r", "sketch", "v2"):
         assert set(templates(f"scap-imagenet-{name}")) <= set(bare)
-    sketch, rendition = templates("scap-imagenet-sketch"), templates("scap-imagenet-r")
+    sketch = templates("scap-imagenet-sketch")
+    rendition = templates("scap-imagenet-r")
     assert sketch == ("a sketch of a {}", *bare)
     assert set(bare) - set(rendition) == {
         "a bad photo of a {}", "a sculpture of a {}", "a tattoo of a {}",

@@ -76,8 +76,11 @@ class Key:
         )
 
     def add(self, other: Key) -> None:
-        n, m, step = self.n, other.n, other.mu - self.mu
-        self.n, self.mu = n + m, self.mu + step * m / (n + m)
+        n = self.n
+        m = other.n
+        step = other.mu - self.mu
+        self.n = n + m
+        self.mu = self.mu + step * m / (n + m)
         self.S = self.S + other.S + step**2 * n * m / (n + m)
 
     def distance(self, batch: Key) -> float:  # Eq. 3
@@ -137,8 +140,12 @@ class LiteralDomainNorm:
         settled_steps: int = 32,
         settled_every: int = 256,
     ) -> None:
-        self.model, self.tower, self.text = model, model.require_vit(), text
-        self.T, self.tau, self.N = text.numpy(), model.scale, len(text)
+        self.model = model
+        self.tower = model.require_vit()
+        self.text = text
+        self.T = text.numpy()
+        self.tau = model.scale
+        self.N = len(text)
         blocks = len(self.tower.blocks)
         self.start = min(1, blocks - 1)
         self.names = [
@@ -153,8 +160,10 @@ class LiteralDomainNorm:
         self.theta = torch.cat(
             [loaded[name].detach().flatten() for name in self.names]
         ).numpy()
-        self.W, self.lr = W, lr
-        self.settled_steps, self.settled_every = settled_steps, settled_every
+        self.W = W
+        self.lr = lr
+        self.settled_steps = settled_steps
+        self.settled_every = settled_every
         self.F = 2 * self.tower.config.width
         self.domains = [self.new() for _ in range(domains)]
         self.current = 0
@@ -292,19 +301,18 @@ class LiteralDomainNorm:
             domain.plain[image.z.argmax()] += 1
         hub = int(domain.plain.argmax())
         if hub != domain.hub:
-            domain.hub, domain.hub_logits = hub, []
+            domain.hub = hub
+            domain.hub_logits = []
         domain.hub_logits += [
             (image.z[hub], y) for image, y in zip(batch, a, strict=True)
         ]
         return self.prior(domain)
 
     def prior(self, domain: Domain) -> Prior:
-        n, N, c, m = (
-            domain.n,
-            self.N,
-            domain.confidence / domain.n,
-            domain.mass / domain.n,
-        )
+        n = domain.n
+        N = self.N
+        c = domain.confidence / domain.n
+        m = domain.mass / domain.n
         nu = frequencies(domain.debiased, n)  # Eq. 6
         w = max(domain.squares / n - 1 / N, 1e-4)
         e = evenness(nu) / expected_evenness(n, w, N)  # Eq. 7
@@ -349,7 +357,8 @@ class LiteralDomainNorm:
         return float(np.mean(actual))
 
     def learn(self, domain: Domain, batch: list[Image], prior: Prior) -> None:
-        young, waiting = domain.images < 4 * self.W, []
+        young = domain.images < 4 * self.W
+        waiting = []
         for first in range(0, len(batch), self.W):
             stretch = batch[first : first + self.W]
             self.window.extend((self.current, image) for image in stretch)
@@ -405,7 +414,8 @@ class LiteralDomainNorm:
         return {id(x): f for x, f in zip(images, actual, strict=True)}
 
     def temperature(self, features: Array, confidence: float) -> float:  # Eq. 13
-        low, high = math.log(0.2), math.log(8.0)
+        low = math.log(0.2)
+        high = math.log(8.0)
         for _ in range(14):
             middle = (low + high) / 2
             logits = self.tau * features @ self.T.T / math.exp(middle)
@@ -421,7 +431,8 @@ class Late(torch.nn.Module):
 
     def __init__(self, tower: Any, start: int) -> None:
         super().__init__()
-        self.tower, self.start = tower, start
+        self.tower = tower
+        self.start = start
 
     def forward(self, hidden: Tensor) -> Tensor:
         actual: Tensor = self.tower.pool(self.tower.run(hidden, self.start))

@@ -61,11 +61,11 @@ class ReferenceSCAP:
         start_context: Tensor,
     ) -> None:
         dtype = eq.working_dtype(model)
-        self.model, self.prompts, self.settings = model, prompts, settings
-        self.P0_I, self.P0_T = (
-            start_prefix.detach().to(dtype),
-            start_context.detach().to(dtype),
-        )
+        self.model = model
+        self.prompts = prompts
+        self.settings = settings
+        self.P0_I = start_prefix.detach().to(dtype)
+        self.P0_T = start_context.detach().to(dtype)
         if settings.text_per_class:
             self.P0_T = self.P0_T.repeat(len(prompts), 1, 1)
         with torch.no_grad():
@@ -103,7 +103,8 @@ class ReferenceSCAP:
         self._retain(result)
         result.logits = self._infer(images, plain, start, result)
         result.retained = {i: list(entries) for i, entries in self.retained.items()}
-        result.text_mean, result.tau = self.text_mean, self.tau
+        result.text_mean = self.text_mean
+        result.tau = self.tau
         return result
 
     def text_of(self, context: Tensor | None) -> Tensor:

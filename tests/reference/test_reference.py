@@ -42,10 +42,13 @@ def test_mine_collects_rows_not_graph_cliques() -> None:
 
 
 def test_mine_sorts_classes_and_drops_singletons_and_duplicates_unless_asked() -> None:
-    features, top = directions(0, 5, 90, 95, 0), [[7, 2], [7], [7, 2], [7, 3], [2]]
+    features = directions(0, 5, 90, 95, 0)
+    top = [[7, 2], [7], [7, 2], [7, 3], [2]]
     cliques = eq.mine(features, top, 0.9)
     # Class 2 holds images 0, 2 and 4; class 3 one image; class 7 two groups of two.
-    a, b, c = (2, frozenset({0, 4})), (7, frozenset({0, 1})), (7, frozenset({2, 3}))
+    a = (2, frozenset({0, 4}))
+    b = (7, frozenset({0, 1}))
+    c = (7, frozenset({2, 3}))
     assert cliques == [a, b, c]
     assert eq.mine(features, top, 0.9, repeats=True) == [a, a, b, b, c, c]
     full = eq.mine(features, top, 0.9, full_sets=True)
@@ -57,15 +60,11 @@ def test_mine_sorts_classes_and_drops_singletons_and_duplicates_unless_asked() -
 
 
 def test_one_step_is_signed_by_the_slope() -> None:
-    model, images, settings = (
-        build_tiny_clip().double(),
-        TINY_IMAGES[:3],
-        replace(SETTINGS, lr=0.01),
-    )
-    prompts, start = (
-        ClassPrompts(TINY_NAMES),
-        (draw(1, 1, 2, 32), model.context("a photo of a")),
-    )
+    model = build_tiny_clip().double()
+    images = TINY_IMAGES[:3]
+    settings = replace(SETTINGS, lr=0.01)
+    prompts = ClassPrompts(TINY_NAMES)
+    start = (draw(1, 1, 2, 32), model.context("a photo of a"))
 
     def text_of(context: Any) -> Tensor:
         return eq.text_features(model, prompts, context, None, 0.0)

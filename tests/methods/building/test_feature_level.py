@@ -67,7 +67,8 @@ def test_groups_change_nothing(
 def test_recordings_of_two_steps_are_distinguished(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    adapter, called = OnZeta(TINY, TINY_PROMPTS, OnZetaConfig()), []
+    adapter = OnZeta(TINY, TINY_PROMPTS, OnZetaConfig())
+    called = []
 
     def note(function: Any, *inputs: Tensor) -> Any:
         called.append(function.__name__)

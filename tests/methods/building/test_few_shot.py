@@ -96,7 +96,8 @@ def test_the_loop_is_torch_sgd_with_momentum() -> None:
         task,
         config,
     )["x"]
-    x, velocity = np.array([1.0, -2.0]), np.zeros(2)
+    x = np.array([1.0, -2.0])
+    velocity = np.zeros(2)
     for rate in (0.3, 0.1, 0.05 * (1 + math.cos(math.pi / 3))):
         velocity = 0.5 * velocity + np.exp(x) / np.exp(x).sum() - 0.5 + 0.2 * x
         x = x - rate * velocity
@@ -141,16 +142,16 @@ def test_a_pool_is_encoded_once_and_every_image_gets_crops_of_its_own(
     model = (
         build_tiny_clip()
     )  # of its own: an undone patch stays an attribute of the instance
-    examples, config = (
-        make_examples(3),
-        TextTraining(crop_pool=5, crop_scale=(0.3, 1.0)),
-    )
+    examples = make_examples(3)
+    config = TextTraining(crop_pool=5, crop_scale=(0.3, 1.0))
     rng = np.random.default_rng([7, 0xF0])
     crops = examples.crops(np.arange(6), model, rng, scale=(0.3, 1.0), count=5)
     pool = torch.stack([model.encode_image(crop, normalize=True) for crop in crops])
     draw = example_draw(FitTask(model, TWO, examples, seed=7), config)
     monkeypatch.setattr(model, "encode_image", lambda *_: pytest.fail("encoded again"))
-    rows, generator, seen = np.array([4, 0, 3]), np.random.default_rng(0), set()
+    rows = np.array([4, 0, 3])
+    generator = np.random.default_rng(0)
+    seen = set()
     for _ in range(40):
         far = (draw(rows, generator)[:, None] - pool[rows]).abs().amax(dim=-1)
         assert far.amin(dim=1).max() < FEATURE

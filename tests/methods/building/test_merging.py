@@ -38,7 +38,8 @@ def test_caches_are_those_of_one_copy_that_saw_everything(method: str) -> None:
     batches = make_batches(5, 9, 8)
     start = learn(build(method), batches[:2])
     parts = [learn(build(method), batches[i : i + 2], start) for i in (2, 4, 6)]
-    joined, one = build(method), build(method)
+    joined = build(method)
+    one = build(method)
     merge_states(joined, parts)
     learn(one, batches[:8])
     torch.testing.assert_close(joined.state_dict(), one.state_dict())
@@ -117,7 +118,9 @@ def test_domains_that_are_the_same_are_joined_and_others_kept() -> None:
     counts = [float(domain.key.images) for domain in both.domains]
     assert counts[:2] == [64.0 * 6, 64.0 * 2] and not any(counts[2:])
     assert [int(domain.images) for domain in both.domains] == counts
-    first, second, merged = one.domains[0], two.domains[1], both.domains[0]
+    first = one.domains[0]
+    second = two.domains[1]
+    merged = both.domains[0]
     torch.testing.assert_close(
         merged.key.mean, (4 * first.key.mean + 2 * second.key.mean) / 6
     )

@@ -14,7 +14,8 @@ class Ring(NamedTuple):
 
 
 def test_a_ring_holds_the_last_values() -> None:
-    ring, values = Ring(torch.full((5,), -1), torch.tensor(0)), torch.arange(100)
+    ring = Ring(torch.full((5,), -1), torch.tensor(0))
+    values = torch.arange(100)
     for start, count in ((0, 2), (2, 1), (3, 4), (7, 5), (12, 3), (15, 1)):
         end = start + count
         ring, slots = write(ring, values=values[start:end])

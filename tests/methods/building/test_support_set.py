@@ -15,7 +15,8 @@ from tests._helpers.tolerance import assert_near
 
 
 def test_shots_are_drawn_per_class_and_by_seed() -> None:
-    dataset, preprocess = get_dataset("bundled-fewshot"), Preprocess(32)
+    dataset = get_dataset("bundled-fewshot")
+    preprocess = Preprocess(32)
     first, again, other = (
         FewShot.from_dataset(dataset, 4, preprocess, seed) for seed in (0, 0, 1)
     )
@@ -42,7 +43,8 @@ def test_pictures_of_another_size_are_preprocessed_alike() -> None:
 
 
 def test_too_many_shots_missing_labels_and_other_classes_are_refused() -> None:
-    dataset, preprocess = get_dataset("bundled-fewshot"), Preprocess(32)
+    dataset = get_dataset("bundled-fewshot")
+    preprocess = Preprocess(32)
     with pytest.raises(ValueError, match="17"):
         FewShot.from_dataset(dataset, 17, preprocess)
     blank = np.zeros((2, 32, 32, 3), np.uint8)
@@ -57,7 +59,8 @@ def test_too_many_shots_missing_labels_and_other_classes_are_refused() -> None:
 
 
 def test_examples_of_another_form_are_refused() -> None:
-    two, labels = torch.zeros(2, 3, 8, 8), torch.tensor([0, 1])
+    two = torch.zeros(2, 3, 8, 8)
+    labels = torch.tensor([0, 1])
     wrong = torch.tensor([0, 1, 0]), torch.zeros(2), -labels
     images = torch.zeros(2, 3, 8, 9), two.int()
     pairs = (

@@ -57,7 +57,8 @@ class World(NamedTuple):
 def small_world() -> World:
     """Smooth patterns of ten classes, of which zero-shot gets 93 % right."""
     model = build_tiny_clip()
-    tower, generator = model.require_vit(), torch.Generator().manual_seed(0)
+    tower = model.require_vit()
+    generator = torch.Generator().manual_seed(0)
     patterns = torch.randn(len(NAMES), 3, 4, 4, generator=generator)
     labels = torch.randint(len(NAMES), (3000,), generator=generator)
     coarse = patterns[labels] + 0.5 * torch.randn(3000, 3, 4, 4, generator=generator)
@@ -74,7 +75,8 @@ def small_world() -> World:
 @cache
 def bundled_world() -> World:
     """Bundled images, classes mixed."""
-    dataset, model = get_dataset("bundled"), create_model("micro", device="cpu")
+    dataset = get_dataset("bundled")
+    model = create_model("micro", device="cpu")
     chosen = np.random.default_rng(0).permutation(len(dataset))[:200].tolist()
     images = torch.stack([model.preprocess(dataset.load(i)) for i in chosen])
     return World(model, images, torch.tensor([dataset.labels[i] for i in chosen]))
@@ -82,7 +84,8 @@ def bundled_world() -> World:
 
 def hostile(kind: str, world: World, count: int) -> Tensor:
     """A stream of ``count`` images."""
-    clean, draw = world.clean, np.random.default_rng(1)
+    clean = world.clean
+    draw = np.random.default_rng(1)
 
     def developed(pictures: np.ndarray) -> Tensor:
         repeated = np.broadcast_to(pictures, (count, 32, 32, 3)).astype(np.uint8)

@@ -26,7 +26,8 @@ def check_agreement(both: Pair, batches: list[torch.Tensor]) -> int:
         total += len(expected.cliques)
         probabilities = out.logits.double().softmax(dim=-1)
         assert_near(probabilities, expected.probabilities, FEATURE)
-        learned, cliques = out.evidence["learned"], out.evidence["cliques"]
+        learned = out.evidence["learned"]
+        cliques = out.evidence["cliques"]
         for u, own in zip(cliques.set_of.tolist(), expected.learned, strict=True):
             for ours, theirs in (
                 (learned.visual, own.visual),

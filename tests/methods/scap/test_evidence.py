@@ -87,7 +87,8 @@ def test_prompts_that_were_not_scored_with_are_not_claimed(
     options: dict[str, Any], message: str
 ) -> None:
     prediction = adapter_of(**options).predict(BATCHES[0])
-    actual, counts = describe(prediction), summary(prediction)
+    actual = describe(prediction)
+    counts = summary(prediction)
     assert actual["visual_prompts"] == message and actual["cliques"]
     for image in actual["images"]:
         assert all(not p["cliques"] and p["retained"] is None for p in image["passes"])
@@ -105,10 +106,12 @@ def test_an_empty_batch_is_described_and_evidence_of_another_method_refused() ->
 
 
 def test_gathering_more_evidence_changes_no_logit() -> None:
-    plain, explaining = adapter_of(), adapter_of()
+    plain = adapter_of()
+    explaining = adapter_of()
     explaining.collect_evidence = True
     for images in BATCHES:
-        a, b = plain.predict(images), explaining.predict(images)
+        a = plain.predict(images)
+        b = explaining.predict(images)
         assert torch.equal(a.logits, b.logits)
         assert describe(a)["cliques"][0]["after"] is None
         assert describe(b)["cliques"][0]["after"] is not None
@@ -139,7 +142,8 @@ def test_titles_of_passes_say_where_their_prompts_came_from() -> None:
 def test_the_map_with_all_prompts_has_the_retained_ones(
     monkeypatch: pytest.MonkeyPatch, retention: bool
 ) -> None:
-    adapter, shown = adapter_of(modalities="image", retention=retention), []
+    adapter = adapter_of(modalities="image", retention=retention)
+    shown = []
     adapter.collect_evidence = True
 
     def watched(tower: Any, pixels: Any, values: Any, blocks: Any, chosen: Any) -> Any:

@@ -21,7 +21,8 @@ SETS = ((0, 1, 4), (2, 3), (1, 2, 3, 5), (4,))  # Ragged, overlapping, one alone
 
 
 def make_learner(config: SCAPConfig, rows: int) -> Learner:
-    text, tower = PromptedText(MODEL, PROMPTS, config.text_mix), MODEL.require_vit()
+    text = PromptedText(MODEL, PROMPTS, config.text_mix)
+    tower = MODEL.require_vit()
     return Learner(tower, text, MODEL.classifier(PROMPTS), MODEL.scale, config, rows)
 
 
@@ -57,7 +58,8 @@ def test_parts_that_fit_in_memory_learn_the_same(
 @pytest.mark.parametrize("steps", [1, 2, 4])
 def test_every_step_is_that_of_the_reference(steps: int) -> None:
     """Each clique alone, by plain autograd and torch's own Adam."""
-    config, settings = SCAPConfig(steps=steps), ReferenceSettings(steps=steps)
+    config = SCAPConfig(steps=steps)
+    settings = ReferenceSettings(steps=steps)
     start = (
         2 * torch.rand(1, 1, 2, 32, generator=torch.Generator().manual_seed(0)).double()
         - 1

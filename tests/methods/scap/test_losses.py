@@ -19,7 +19,8 @@ ONE_CLIQUE = torch.tensor([0, 0])
 
 def test_two_orthogonal_members_by_hand() -> None:
     """The mean feature is undecided; each member alone is not."""
-    scale, p = 3.0, 1 / (1 + math.exp(-3.0))
+    scale = 3.0
+    p = 1 / (1 + math.exp(-3.0))
     sure = -p * math.log(p) - (1 - p) * math.log(1 - p)
     for member_entropy, expected in ((False, math.log(2)), (True, sure)):
         config = scap_config(member_entropy=member_entropy, concentration=0.5)
@@ -50,7 +51,8 @@ def test_sums_over_cliques_are_bounded_in_memory(
     rows = draw(40, 3, 2)
     clique = torch.arange(40) ** 2 % 7
     expected = torch.zeros(7, 3, 2).double().index_add_(0, clique, rows)
-    split, seen = torch.split, []
+    split = torch.split
+    seen = []
 
     def watched(values: Tensor, size: int) -> tuple[Tensor, ...]:
         seen.append(size)

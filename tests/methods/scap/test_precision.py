@@ -38,7 +38,8 @@ def test_half_precision_remembers_in_float32_and_predicts_nearly_alike(
     half.collect_evidence = True
     values = []
     for images in BATCHES:
-        actual, expected = half.predict(images), full.predict(images)
+        actual = half.predict(images)
+        expected = full.predict(images)
         learned = actual.evidence["learned"]
         values += [actual.logits, learned.visual, learned.text, learned.attributes]
         values.append(learned.after.total)

@@ -158,7 +158,8 @@ def test_parts_that_a_model_lacks_are_named_all_at_once() -> None:
     vit = MODEL.config.vision
     context = "a text tower that takes learned context"
     prefix = "a ViT image tower that takes key/value prefixes"
-    both, text_alone = SCAPConfig(), SCAPConfig(modalities="text")
+    both = SCAPConfig()
+    text_alone = SCAPConfig(modalities="text")
     for vision, own_text, config, missing in (
         (resnet, text, both, prefix),
         (vit, None, both, context),

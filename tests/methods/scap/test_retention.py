@@ -49,7 +49,8 @@ OPTIONS = {
 def test_the_cache_agrees_with_the_oracle(
     seed: int, batches: list[list[int]], options: dict[str, Any]
 ) -> None:
-    config, literal = scap_config(**options), ReferenceSettings(**options)
+    config = scap_config(**options)
+    literal = ReferenceSettings(**options)
     cache = empty_cache(3, config.capacity)
     expected: dict[int, list[tuple[Tensor, Tensor]]] = {i: [] for i in range(3)}
     for number, labels in enumerate(batches):

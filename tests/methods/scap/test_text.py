@@ -64,7 +64,8 @@ def test_gradients_of_a_shared_context_equal_autograd(
 ) -> None:
     if jacobian:
         text.build_jacobian()
-    slopes, asked = size * draw(4, len(CLASSES)), draw(4, MODEL.embed_dim, seed=1)
+    slopes = size * draw(4, len(CLASSES))
+    asked = draw(4, MODEL.embed_dim, seed=1)
     actual = text.vjp_shared(slopes, asked)
     leaf = text.start.clone().requires_grad_()
     features = literal_features(text, leaf)
@@ -81,7 +82,8 @@ def stream_of(adapter: SCAP) -> list[tuple[str, Tensor, int]]:
     """Kind of gradient, logits and tally of learned sets of every batch of a stream."""
     predictions = []
     for images in make_batches(3, 8, 6):
-        out, tally = adapter.predict(images), int(adapter.memory["sets_learned"])
+        out = adapter.predict(images)
+        tally = int(adapter.memory["sets_learned"])
         predictions.append((out.evidence["text_gradient"], out.logits, tally))
     return predictions
 
