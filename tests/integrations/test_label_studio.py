@@ -66,5 +66,6 @@ def test_a_configuration_without_choices_is_refused(
         http = TestClient(create_app(Backend(client)))
         for wrong in (config, "", "<View>"):
             reply = http.post("/predict", json={"tasks": [], "label_config": wrong})
-            assert reply.status_code == 422 and "labelling configuration" in reply.text
+            assert reply.status_code == 422
+            assert "labelling configuration" in reply.text
         assert client.sessions() == []

@@ -151,10 +151,12 @@ def test_config_is_a_documented_frozen_dataclass_of_plain_values(
     entry: MethodEntry,
 ) -> None:
     config = entry.config()
-    assert issubclass(entry.config, MethodConfig) and config.__dataclass_params__.frozen
+    assert issubclass(entry.config, MethodConfig)
+    assert config.__dataclass_params__.frozen
     assert hash(config) == hash(entry.config())
     assert all(isinstance(preset, entry.config) for preset in entry.presets.values())
-    assert entry.tuned_by_authors <= entry.presets.keys() and entry.summary
+    assert entry.tuned_by_authors <= entry.presets.keys()
+    assert entry.summary
     assert not [field.name for field in config_fields(entry.config) if not field.doc]
     with pytest.raises(TypeError, match=entry.config.__name__):
         create_method(entry.name, TINY, TINY_PROMPTS, config=object())
@@ -196,7 +198,8 @@ def test_another_class_list_keeps_what_does_not_depend_on_it(
     assert shared or not before
     assert_same_state(other, {**other._rebuild(other.prompts).state_dict(), **shared})
     logits = other.predict(batch).logits
-    assert logits.shape == (len(batch), 3) and bool(logits.isfinite().all())
+    assert logits.shape == (len(batch), 3)
+    assert bool(logits.isfinite().all())
     if before:
         fresh = adapter.with_classes(names)
         fresh.reset()

@@ -42,10 +42,8 @@ def test_broken_images_have_rows_and_teach_nothing(
         )
         assert not prediction.rejection.rejected[[1, 4]].any()
         assert prediction.logits[[1, 4]].isnan().all()
-        assert (
-            prediction.errors.keys() == {1, 4}
-            and "not an image" in prediction.errors[1]
-        )
+        assert prediction.errors.keys() == {1, 4}
+        assert "not an image" in prediction.errors[1]
         labels = expected.labels
         assert prediction.labels == [labels[0], None, *labels[1:], None]
 
@@ -53,7 +51,8 @@ def test_broken_images_have_rows_and_teach_nothing(
 def test_a_batch_in_which_nothing_can_be_read_is_all_errors(mixed: list[Path]) -> None:
     method = create_method("tda", TINY, NAMES)
     prediction = method.predict([mixed[1], "nowhere.jpg", b""], errors="row")
-    assert prediction.labels == [None, None, None] and prediction.logits.shape == (3, 3)
+    assert prediction.labels == [None, None, None]
+    assert prediction.logits.shape == (3, 3)
     assert list(prediction.errors) == [0, 1, 2]
 
 

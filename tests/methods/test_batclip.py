@@ -61,6 +61,7 @@ def test_fixed_text_is_refused_unless_texts_are_not_adapted() -> None:
     with pytest.raises(ValueError, match="adapt_text"):
         BATCLIP(TINY, fixed, BATCLIPConfig())
     one_sided = BATCLIP(TINY, fixed, BATCLIPConfig(adapt_text=False))
-    first, second = (one_sided.predict(TINY_IMAGES).logits for _ in range(2))
+    first = one_sided.predict(TINY_IMAGES).logits
+    second = one_sided.predict(TINY_IMAGES).logits
     assert not torch.allclose(first, second, atol=1e-3)
     assert all(name.startswith("image_norms") for name in one_sided.state_dict())

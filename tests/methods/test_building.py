@@ -70,7 +70,8 @@ def test_views_are_encoded_in_bounded_parts(
     monkeypatch.setattr(TINY, "encode_image", spy)
     features = encode_views(TINY, views, chunk=chunk)
     assert_near(features, expected, FEATURE)
-    assert sum(seen) == 15 and max(seen) == min(chunk, 15)
+    assert sum(seen) == 15
+    assert max(seen) == min(chunk, 15)
 
 
 def test_cotangents_are_scaled_by_powers_of_two() -> None:
@@ -125,11 +126,13 @@ def test_every_method_explains_plain_clip(adapter: Adapter, batch: Batch) -> Non
 def test_a_frozen_adapter_predicts_by_its_state_and_learns_no_more(
     tmp_path: Path,
 ) -> None:
-    tent, fresh = (create_method("tent", TINY, TINY_PROMPTS) for _ in range(2))
+    tent = create_method("tent", TINY, TINY_PROMPTS)
+    fresh = create_method("tent", TINY, TINY_PROMPTS)
     tent.predict(TINY_IMAGES)
     tent.save(tmp_path / "state")
     frozen = freeze([fresh], tmp_path / "state")
-    first, again = (frozen.predict(TINY_IMAGES).logits for _ in range(2))
+    first = frozen.predict(TINY_IMAGES).logits
+    again = frozen.predict(TINY_IMAGES).logits
     assert torch.equal(first, again)
     torch.testing.assert_close(
         first, tent.predict(TINY_IMAGES).logits

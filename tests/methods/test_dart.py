@@ -88,7 +88,8 @@ def test_the_stream_equals_the_paper_in_plain_autograd(score: Any) -> None:
 def test_the_start_of_the_visual_prompt_is_seeded_and_uniform() -> None:
     config = dataclasses.replace(CONFIG, prompt_length=50)
     starts = [DART(TINY, PROMPTS, config, seed=s).memory["visual"] for s in (0, 0, 1)]
-    assert torch.equal(starts[0], starts[1]) and not torch.equal(starts[0], starts[2])
+    assert torch.equal(starts[0], starts[1])
+    assert not torch.equal(starts[0], starts[2])
     assert starts[0].abs().max() <= 1
     assert starts[0].std().item() == pytest.approx(
         3**-0.5, rel=sampling(0.45, starts[0].numel())

@@ -32,7 +32,8 @@ def zero_shot(adapter: DomainNorm, images: Tensor) -> Tensor:
 
 
 def test_order_inside_batches_that_do_not_fit_the_window_does_not_matter() -> None:
-    one, other = (build(window=7) for _ in range(2))
+    one = build(window=7)
+    other = build(window=7)
     for images in make_batches(5, 4, 10):
         straight = one.predict(images).logits
         mixed = other.predict(images.flip(0)).logits
@@ -71,15 +72,14 @@ def test_images_that_are_not_finite_teach_nothing_and_the_others_are_predicted()
 
 def test_every_memory_is_named_class_free_or_depends_on_the_classes() -> None:
     """Only tensors that do not depend on the classes go over to another class list."""
-    few, every = (
-        DomainNorm(MODEL, ClassPrompts(NAMES[:n]), DomainNormConfig(domains=1))
-        for n in (3, 6)
-    )
+    few = DomainNorm(MODEL, ClassPrompts(NAMES[:3]), DomainNormConfig(domains=1))
+    every = DomainNorm(MODEL, ClassPrompts(NAMES[:6]), DomainNormConfig(domains=1))
     names = set(every.memory)
     per_class = {
         name for name in names if few.memory[name].shape != every.memory[name].shape
     }
-    assert per_class and not per_class & every.class_free
+    assert per_class
+    assert not per_class & every.class_free
     # Sums that belong to per-class sums start again with them.
     sums = ("images", "confidence", "concentration", "recent_concentration")
     beside = {f"domains.0.counts.{x}" for x in sums}
@@ -134,19 +134,22 @@ def test_single_images_that_stray_open_no_domain_but_a_change_of_domain_does() -
     for image in images:
         assert adapter.predict(image[None]).evidence["domain"] == 0
     visits = [adapter.predict(image[None]).evidence["domain"] for image in lit(-3.0)]
-    assert visits[0] == 0 and set(visits[16:]) == {1}
+    assert visits[0] == 0
+    assert set(visits[16:]) == {1}
 
 
 def test_a_burst_of_another_domain_leaves_one_bit_for_bit_as_it_was() -> None:
     """Neither its LayerNorms nor its next steps depend on the images between."""
-    plain, disturbed = (build(domains=2, window=40) for _ in range(2))
+    plain = build(domains=2, window=40)
+    disturbed = build(domains=2, window=40)
     for adapter in (plain, disturbed):
         adapter.predict(lit(0.0))
     for _ in range(8):
         disturbed.predict(lit(-3.0))
     assert [int(domain.images) for domain in disturbed.state.domains] == [40, 320]
     for images in (lit(0.0), lit(0.1)):
-        actual, expected = (adapter.predict(images) for adapter in (disturbed, plain))
+        actual = disturbed.predict(images)
+        expected = plain.predict(images)
         assert torch.equal(actual.logits, expected.logits)
     assert int(plain.state.domains[0].norms.steps) == 3
 

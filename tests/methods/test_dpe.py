@@ -39,7 +39,8 @@ def literal_dpe(
         classes = sorted(cache)
         means = [torch.stack([f for _, f in cache[c]]).mean(dim=0) for c in classes]
         prototypes = torch.stack(means)
-        dt, dv = (torch.zeros_like(x, requires_grad=True) for x in (base, prototypes))
+        dt = torch.zeros_like(base, requires_grad=True)
+        dv = torch.zeros_like(prototypes, requires_grad=True)
 
         def logits(
             f: Tensor, t: Tensor, v: Tensor, classes: list[int] = classes

@@ -74,9 +74,8 @@ def test_tokens_stay_in_float32_beside_half_precision_weights() -> None:
 
 
 def test_presets_and_depth() -> None:
-    deep, transfer = (
-        method_config("maple", p) for p in ("base_to_novel", "cross_dataset")
-    )
+    deep = method_config("maple", "base_to_novel")
+    transfer = method_config("maple", "cross_dataset")
     assert (deep.depth, deep.lr, deep.epochs) == (9, 3.5e-3, 5)
     assert (transfer.depth, transfer.lr, transfer.epochs) == (3, 2.6e-3, 2)
     start = initial_parameters(TINY, deep, torch.Generator().manual_seed(0))

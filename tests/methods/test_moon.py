@@ -112,9 +112,8 @@ def test_a_class_with_one_sure_image_loses_it_by_hand() -> None:
     )
     assert float(likelihood[0, 0] - likelihood[0, 1]) == pytest.approx(gap, rel=1e-6)
     assigned = transduce(images, logs, text, MOONConfig()).argmax(dim=1)
-    assert logs.argmax(dim=1).tolist() == [0] * n + [1] and assigned.tolist() == [0] * (
-        n + 1
-    )
+    assert logs.argmax(dim=1).tolist() == [0] * n + [1]
+    assert assigned.tolist() == [0] * (n + 1)
 
 
 def test_it_gains_where_few_classes_are_present() -> None:

@@ -64,9 +64,8 @@ def test_all_images_at_once_equal_numpy_one_by_one(config: MTAConfig) -> None:
     # Unit features around one centre per image, some far off, and predictions for them.
     spread = draw(6, 24, 1, seed=1).sigmoid() ** 3
     around = draw(6, 1, 16) + 2 * spread * draw(6, 24, 16, seed=2)
-    features, text = (
-        normalize(x.float(), dim=-1) for x in (around, draw(6, 16, seed=3))
-    )
+    features = normalize(around.float(), dim=-1)
+    text = normalize(draw(6, 16, seed=3).float(), dim=-1)
     probabilities = (10 * features @ text.T).softmax(dim=-1)
     modes, inlierness = find_mode(features, probabilities, config)
     counts = set()

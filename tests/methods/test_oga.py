@@ -84,4 +84,5 @@ def test_equal_images_leave_no_spread_to_divide_by() -> None:
     _, _, text = make_clusters(1)
     oga = on_features("oga", text)
     logits = oga.predict_features(text[:1].expand(9, -1)).logits
-    assert logits.isfinite().all() and (logits.argmax(dim=-1) == 0).all()
+    assert logits.isfinite().all()
+    assert (logits.argmax(dim=-1) == 0).all()

@@ -45,8 +45,10 @@ def test_a_stream_equals_numpy(config: OnZetaConfig) -> None:
 
 def test_rows_of_zeros_are_no_images() -> None:
     features, _, text = make_clusters(20)
-    plain, padded = (on_features("onzeta", text) for _ in range(2))
-    assert isinstance(plain, OnZeta) and isinstance(padded, OnZeta)
+    plain = on_features("onzeta", text)
+    padded = on_features("onzeta", text)
+    assert isinstance(plain, OnZeta)
+    assert isinstance(padded, OnZeta)
     for part in features.split(10):
         (expected,) = plain._learn(part)
         (actual,) = padded._learn(torch.cat([part, torch.zeros(6, part.shape[1])]))

@@ -54,11 +54,11 @@ def test_a_stream_equals_two_passes() -> None:
 
 def test_a_collapse_resets_the_norms_alone() -> None:
     """Every loss is below a threshold this high; as in the official code the rest stays."""
-    high, none = (
-        SAR(
-            TINY, TINY_PROMPTS, SARConfig(entropy_threshold=0.75, reset_threshold=limit)
-        )
-        for limit in (100.0, 0.0)
+    high = SAR(
+        TINY, TINY_PROMPTS, SARConfig(entropy_threshold=0.75, reset_threshold=100.0)
+    )
+    none = SAR(
+        TINY, TINY_PROMPTS, SARConfig(entropy_threshold=0.75, reset_threshold=0.0)
     )
     for sar in (high, none):
         sar.predict(TINY_IMAGES)

@@ -153,7 +153,8 @@ def test_a_crash_while_writing_leaves_the_old_file(
         patch.setattr(os, "fsync", crash)
         with pytest.raises(OSError, match="full"):
             write_atomically(path, b"new")
-    assert path.read_bytes() == b"old" and [*path.parent.iterdir()] == [path]
+    assert path.read_bytes() == b"old"
+    assert [*path.parent.iterdir()] == [path]
     write_atomically(path, b"new")
     assert path.read_bytes() == b"new"
 

@@ -64,9 +64,15 @@ def test_a_batch_equals_numpy(images: int, config: TransCLIPConfig) -> None:
 
 
 def test_one_image_alone_keeps_its_zero_shot_prediction() -> None:
-    prediction, plain = (
-        create_method(name, TINY, TINY_PROMPTS).predict(TINY_IMAGES[:1]).probabilities
-        for name in ("transclip", "zero_shot")
+    prediction = (
+        create_method("transclip", TINY, TINY_PROMPTS)
+        .predict(TINY_IMAGES[:1])
+        .probabilities
+    )
+    plain = (
+        create_method("zero_shot", TINY, TINY_PROMPTS)
+        .predict(TINY_IMAGES[:1])
+        .probabilities
     )
     torch.testing.assert_close(prediction, plain)
 
@@ -75,5 +81,6 @@ def test_equal_images_leave_no_variance_to_divide_by() -> None:
     feature = torch.nn.functional.normalize(torch.ones(1, 24), dim=-1).expand(6, -1)
     prior = torch.tensor([0.5, 0.3, 0.2]).log().expand(6, -1)
     logs = transduce(feature, prior, feature[:3], TransCLIPConfig())
-    assert logs.isfinite().all() and (logs.argmax(dim=-1) == 0).all()
+    assert logs.isfinite().all()
+    assert (logs.argmax(dim=-1) == 0).all()
     assert update_variance(feature, feature[:3], prior.exp()).min() >= 1e-6

@@ -62,7 +62,8 @@ def test_the_last_resort_asks_about_tied_classes_only() -> None:
     votes = torch.tensor([[0.0, 2.0, 0.0, 2.0]])
     others = torch.tensor([[[0.9, 0.1, 0.0, 0.3], [0.2, 0.1, 0.8, 0.0]]])
     winner, top = decide(votes, others)  # both predict untied classes (0 and 2)
-    assert top.tolist() == [[False, True, False, True]] and winner.tolist() == [3]
+    assert top.tolist() == [[False, True, False, True]]
+    assert winner.tolist() == [3]
 
 
 def test_softmax_of_the_logits_is_the_smoothed_share_of_votes() -> None:

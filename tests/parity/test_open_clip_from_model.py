@@ -56,7 +56,8 @@ def test_known_towers_become_ours(name: str) -> None:
     theirs, preprocess = built(name)
     tokenizer = open_clip.get_tokenizer(name)
     ours = from_model(theirs, preprocess=preprocess, tokenizer=tokenizer)
-    assert not ours.is_wrapped and isinstance(ours.tokenizer, Tokenizer)
+    assert not ours.is_wrapped
+    assert isinstance(ours.tokenizer, Tokenizer)
     assert ours.preprocess == from_model(theirs).preprocess
     wanted = original_logits(theirs, preprocess, tokenizer, pictures())
     actual = create_method("zero_shot", ours, PROMPTS).predict(pictures()).logits
@@ -70,8 +71,10 @@ def test_domain_norm_runs_on_a_held_vit() -> None:
     theirs, preprocess = built("ViT-B-32")
     ours = from_model(theirs, preprocess=preprocess)
     adapter = create_method("domain_norm", ours, PROMPTS)
-    first, second = (adapter.predict(pictures(8)).logits for _ in range(2))
-    assert first.shape == (8, 3) and second.isfinite().all()
+    first = adapter.predict(pictures(8)).logits
+    second = adapter.predict(pictures(8)).logits
+    assert first.shape == (8, 3)
+    assert second.isfinite().all()
     assert (first - second).abs().max() > 1e-6  # it learned
 
 
@@ -96,7 +99,8 @@ def test_siglip_becomes_ours(tmp_path: Path) -> None:
     tokenizer.clean_fn = open_clip.tokenizer.canonicalize_text
     tokenizer.strip_sep_token = False
     ours = from_model(theirs, tokenizer=tokenizer)
-    assert not ours.is_wrapped and ours.config.sigmoid
+    assert not ours.is_wrapped
+    assert ours.config.sigmoid
     assert ours.preprocess.resize == "squash"
     pixels = torch.randn(2, 3, 256, 256, generator=torch.Generator().manual_seed(1))
     wanted = logits_of(theirs, pixels, tokenizer(PROMPTS.texts(PROMPTS.templates[0])))
@@ -111,13 +115,15 @@ def test_other_towers_are_wrapped(name: str) -> None:
     theirs, preprocess = built(name)
     tokenizer = open_clip.get_tokenizer(name)
     ours = from_model(theirs, preprocess=preprocess, tokenizer=tokenizer)
-    assert ours.is_wrapped and "text" in ours.capabilities
+    assert ours.is_wrapped
+    assert "text" in ours.capabilities
     wanted = original_logits(theirs, preprocess, tokenizer, pictures(2))
     actual = create_method("zero_shot", ours, PROMPTS).predict(pictures(2)).logits
     torch.testing.assert_close(actual, wanted, atol=LOGIT, rtol=FEATURE)
     if "norm" in ours.capabilities:
         adapter = create_method("tent", ours, PROMPTS)
-        first, second = (adapter.predict(pictures(2)).logits for _ in range(2))
+        first = adapter.predict(pictures(2)).logits
+        second = adapter.predict(pictures(2)).logits
         torch.testing.assert_close(first, wanted, atol=ADAPTED, rtol=ADAPTED)
         assert (first - second).abs().max() > 0
     else:

@@ -108,11 +108,14 @@ def test_imagenet_names_hold_two_duplicates() -> None:
 
 def test_wnids() -> None:
     everything = wnids("imagenet")
-    assert len(set(everything)) == 1000 and list(everything) == sorted(everything)
+    assert len(set(everything)) == 1000
+    assert list(everything) == sorted(everything)
     assert all(re.fullmatch(r"n\d{8}", wnid) for wnid in everything)
-    assert everything[0] == "n01440764" and everything[999] == "n15075141"
+    assert everything[0] == "n01440764"
+    assert everything[999] == "n15075141"
     # Tabby cat and school bus, whose indices everybody knows.
-    assert everything[281] == "n02123045" and everything[779] == "n04146614"
+    assert everything[281] == "n02123045"
+    assert everything[779] == "n04146614"
     with pytest.raises(UnknownNameError):
         wnids("cifar10")
 
@@ -128,7 +131,8 @@ def test_wnids() -> None:
 def test_subsets_of_imagenet(name: str, head: Any) -> None:
     indices = catalogue.indices(name)
     assert list(indices[: len(head)]) == head
-    assert list(indices) == sorted(set(indices)) and len(indices) == 200
+    assert list(indices) == sorted(set(indices))
+    assert len(indices) == 200
     everything = wnids("imagenet")
     names = class_names("imagenet")
     assert wnids(name) == tuple(everything[i] for i in indices)
@@ -171,10 +175,8 @@ def test_scap_sets_are_the_eighty_without_their_periods() -> None:
 
 def test_choices_of_published_methods() -> None:
     choose = catalogue.template_choice
-    assert (
-        choose("tda", "cars") == "openai-7"
-        and choose("tda", "imagenet-r") == "openai-80"
-    )
+    assert choose("tda", "cars") == "openai-7"
+    assert choose("tda", "imagenet-r") == "openai-80"
     assert templates(choose("tda", "dtd")) == ("{} texture.",)
     assert templates(choose("coop", "imagenet-v2")) == ("a photo of a {}.",)
     assert choose("scap", "imagenet-sketch") == "scap-imagenet-sketch"

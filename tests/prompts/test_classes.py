@@ -35,9 +35,13 @@ def test_other_things_than_lists_of_names_are_refused(names: Any) -> None:
 
 
 def test_equal_content_is_equal_and_hashes_alike() -> None:
-    one, other = (ClassPrompts(("a", "b")) for _ in range(2))
-    fixed, copied = (ClassPrompts(("a", "b"), features=torch.eye(2)) for _ in range(2))
-    assert one == other and fixed == copied and one != fixed
+    one = ClassPrompts(("a", "b"))
+    other = ClassPrompts(("a", "b"))
+    fixed = ClassPrompts(("a", "b"), features=torch.eye(2))
+    copied = ClassPrompts(("a", "b"), features=torch.eye(2))
+    assert one == other
+    assert fixed == copied
+    assert one != fixed
     different = [ClassPrompts(("b", "a")), ClassPrompts(("a", "b"), ("a {}",))]
     assert len({one, other, fixed, copied, *different}) == 4
 

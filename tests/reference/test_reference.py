@@ -171,6 +171,8 @@ def test_compose_means(
         SETTINGS, clique_combination=cliques, retained_combination=retained
     )
     composed = eq.compose([prompt(1, 0), prompt(2, 0)], [prompt(4, 0)], settings)
-    assert composed is not None and composed[:, 0, 0].tolist() == expected
+    assert composed is not None
+    assert composed[:, 0, 0].tolist() == expected
     only = eq.compose([], [prompt(4, 0)], settings)
-    assert only is not None and only[:, 0, 0].tolist() == alone
+    assert only is not None
+    assert only[:, 0, 0].tolist() == alone

@@ -78,10 +78,12 @@ def test_a_method_in_one_file_is_used_by_commands(run: Run, plug_in: Path) -> No
     refused = run(*words)
     assert refused.refuses("unknown method 'mirror'")
     result = run(*words, "--plugin", plug_in, "--out", plug_in.parent / "runs")
-    assert result.code == 0 and "mirror" in result.stdout
+    assert result.code == 0
+    assert "mirror" in result.stdout
     assert get_method("mirror").summary == "Zero-shot by another name"
     listed = run("methods", "mirror", "--plugin", plug_in)
-    assert listed.code == 0 and "share" in listed.stdout
+    assert listed.code == 0
+    assert "share" in listed.stdout
 
 
 def test_child_processes_read_the_same_files(plug_in: Path) -> None:

@@ -113,10 +113,13 @@ def test_domains_that_are_the_same_are_joined_and_others_kept() -> None:
     a, b, joined, fresh = domain_norm(4)
     states = [learn(a, batches[:4]), learn(b, shifted(batches[4:6]) + batches[6:8])]
     merge_states(joined, states)
-    one, two, both = (adapter.state for adapter in (a, b, joined))
+    one = a.state
+    two = b.state
+    both = joined.state
     assert match_domains([one, two], 0.1, 8)[0] == [(0, 0), (1, 1)]
     counts = [float(domain.key.images) for domain in both.domains]
-    assert counts[:2] == [64.0 * 6, 64.0 * 2] and not any(counts[2:])
+    assert counts[:2] == [64.0 * 6, 64.0 * 2]
+    assert not any(counts[2:])
     assert [int(domain.images) for domain in both.domains] == counts
     first = one.domains[0]
     second = two.domains[1]
@@ -133,9 +136,9 @@ def test_domains_that_are_the_same_are_joined_and_others_kept() -> None:
     torch.testing.assert_close(merged.norms.values, start + farther * moved)
     assert [int(domain.norms.steps) for domain in both.domains] == [6, 2, 0, 0]
     for name, beta in (("first", 0.9), ("second", 0.999)):
-        four, two_more, six = (
-            getattr(one.norms, name) for one in (first, second, merged)
-        )
+        four = getattr(first.norms, name)
+        two_more = getattr(second.norms, name)
+        six = getattr(merged.norms, name)
         mean = (4 * four / (1 - beta**4) + 2 * two_more / (1 - beta**2)) / 6
         torch.testing.assert_close(six, mean * (1 - beta**6))
     torch.testing.assert_close(
@@ -149,7 +152,9 @@ def test_recent_images_of_every_state_are_kept() -> None:
     batches = make_batches(9, 4, 64)
     a, b, joined = domain_norm(3)
     merge_states(joined, [learn(a, batches[:2]), learn(b, batches[2:])])
-    actual, one, two = (adapter.state for adapter in (joined, a, b))
+    actual = joined.state
+    one = a.state
+    two = b.state
     newest = [state.window.features[32:] for state in (one, two)]
     torch.testing.assert_close(actual.window.features, torch.cat(newest))
     assert (actual.window.domain == 0).all()

@@ -58,7 +58,8 @@ def test_mining_agrees_beyond_one_word_of_bits(b: int, full_sets: bool) -> None:
     features, top = random_batch(b, b, 4, 2, 3)
     actual = mine_cliques(similar_images(features, 1.5), top, full_sets=full_sets)
     expected = mine(features, top.tolist(), 1.5, full_sets=full_sets)
-    assert listed(actual) == expected and len(expected) > 10
+    assert listed(actual) == expected
+    assert len(expected) > 10
 
 
 @pytest.mark.parametrize("odd", [0, 61, 62, 63, 69])

@@ -120,7 +120,9 @@ def test_rows_filled_up_as_on_a_gpu_agree_with_the_oracle(
     monkeypatch.setitem(cuda.CHUNK, "cpu", 16)
     monkeypatch.setattr(VisualTape, "_pull", counted)
     assert agree(options, size=9) > 3
-    assert set(sizes) == {16} and len(sizes) > 3  # more rows than one chunk holds
+    # more rows than one chunk holds
+    assert set(sizes) == {16}
+    assert len(sizes) > 3
 
 
 @pytest.mark.parametrize("mix", [0.0, 0.3, 0.5])

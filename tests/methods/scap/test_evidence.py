@@ -89,15 +89,18 @@ def test_prompts_that_were_not_scored_with_are_not_claimed(
     prediction = adapter_of(**options).predict(BATCHES[0])
     actual = describe(prediction)
     counts = summary(prediction)
-    assert actual["visual_prompts"] == message and actual["cliques"]
+    assert actual["visual_prompts"] == message
+    assert actual["cliques"]
     for image in actual["images"]:
         assert all(not p["cliques"] and p["retained"] is None for p in image["passes"])
-    assert counts["images_with_clique"] and not counts["images_with_retained"]
+    assert counts["images_with_clique"]
+    assert not counts["images_with_retained"]
 
 
 def test_an_empty_batch_is_described_and_evidence_of_another_method_refused() -> None:
     prediction = adapter_of().predict(BATCHES[0][:0])
-    assert describe(prediction)["images"] == [] and summary(prediction)["images"] == 0
+    assert describe(prediction)["images"] == []
+    assert summary(prediction)["images"] == 0
     other = create_method("zero_shot", MODEL, NAMES).predict(BATCHES[0])
     for read in (describe, summary):
         for strange in (other, Prediction(torch.zeros(1, 2))):
@@ -162,4 +165,6 @@ def test_the_map_with_all_prompts_has_the_retained_ones(
         members = [clique["members"] for clique in actual["cliques"]]
         distinct = {frozenset(own) for own in members if image["index"] in own}
         assert count == len(distinct) + retained
-        assert used[0] == 0 and used[-1] == count  # plain first, everything last
+        # plain first, everything last
+        assert used[0] == 0
+        assert used[-1] == count

@@ -34,7 +34,8 @@ def adapter_of(dtype: torch.dtype, **options: Any) -> SCAP:
 def test_half_precision_remembers_in_float32_and_predicts_nearly_alike(
     dtype: torch.dtype, options: dict[str, Any]
 ) -> None:
-    half, full = (adapter_of(kind, **options) for kind in (dtype, torch.float32))
+    half = adapter_of(dtype, **options)
+    full = adapter_of(torch.float32, **options)
     half.collect_evidence = True
     values = []
     for images in BATCHES:

@@ -132,7 +132,8 @@ def test_prompts_that_cannot_be_learned_are_refused_and_others_learned() -> None
         (bare, SCAPConfig(threshold=0.4, steps=2)),
     ):
         out = SCAP(MODEL, prompts, config).predict(BATCHES[0])
-        assert len(out.evidence["cliques"]) and out.logits.isfinite().all()
+        assert len(out.evidence["cliques"])
+        assert out.logits.isfinite().all()
 
 
 def test_a_resnet_learns_text_alone() -> None:
@@ -144,7 +145,8 @@ def test_a_resnet_learns_text_alone() -> None:
     with pytest.raises(MissingCapabilityError):
         SCAP(model, PROMPTS, SCAPConfig())
     adapter = SCAP(model, PROMPTS, SCAPConfig(modalities="text", threshold=-1.0))
-    first, second = (adapter.predict(draw(4, 3, 32, 32).float()) for _ in range(2))
+    first = adapter.predict(draw(4, 3, 32, 32).float())
+    second = adapter.predict(draw(4, 3, 32, 32).float())
     assert torch.isfinite(second.logits).all()
     assert int(adapter.memory["text_seen"]) == 2 * len(first.evidence["cliques"]) > 0
 
@@ -182,7 +184,8 @@ def test_the_start_is_uniform_between_minus_one_and_one() -> None:
     n = len(starts)
     assert starts.abs().max() <= 1
     # Of n draws the largest is below 1 - 30 / n with a chance of exp(-15).
-    assert starts.max() > 1 - 30 / n and starts.min() < -1 + 30 / n
+    assert starts.max() > 1 - 30 / n
+    assert starts.min() < -1 + 30 / n
     deviation = 1 / math.sqrt(3)
     assert abs(float(starts.mean())) < sampling(deviation, n)
     # The mean square is 1/3; a square has the variance 1/5 - 1/9.
