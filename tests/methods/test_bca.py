@@ -19,10 +19,15 @@ def numpy_bca(stream: Array, text: Array, scale: float, config: BCAConfig) -> Ar
     seen = np.full(N, config.likelihood_count, float)
     judged = np.full(N, config.prior_count, float)
     predictions = []
+
     for f in stream:
         likelihood = softmax(scale * mu @ f)
-        posterior = sum(likelihood[m] * priors[m] for m in range(N))
+        posterior = np.zeros(N)
+        for m in range(N):
+            posterior += likelihood[m] * priors[m]
         predictions.append(posterior)
+
+        # the predicted class learns from the image, if it is sure enough
         s = int(posterior.argmax())
         if posterior[s] > config.likelihood_threshold:
             mu[s] = unit((seen[s] * mu[s] + f) / (seen[s] + 1))

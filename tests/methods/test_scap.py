@@ -51,7 +51,8 @@ def adapter_of(threshold: float = THRESHOLD, **options: Any) -> SCAP:
 def owners(prediction: Prediction) -> Tensor:
     """Images (b,) whose candidate sets hold a clique with them."""
     passes = prediction.evidence["passes"]
-    by_image = passes.has_set.any(dim=1).view(len(prediction.logits), -1)
+    images = len(prediction.logits)
+    by_image = passes.has_set.any(dim=1).view(images, -1)
     return by_image.any(dim=1)
 
 
@@ -78,6 +79,7 @@ def test_1_propagation_changes_keys_and_the_released_rule_only_scales_them() -> 
     identity = torch.eye(5).double()
     literal = torch.linalg.inv(identity - 0.3 * smooth) @ keys[0]
     released = propagate(keys, PRESETS["released"])[0]
+
     assert_near(released, literal, DOUBLE)
     assert_near(released, keys[0] / 0.7, DOUBLE)
 
@@ -105,6 +107,7 @@ def test_2_two_prompts_together_keep_keys_with_keys_and_values_with_values() -> 
     pair_2 = torch.stack([key_2, value_2])
     prefix = {1: torch.stack([pair_1, pair_2])}
     expected = image_features(MODEL, image[0], prefix=prefix)
+
     assert_near(actual[0], F.normalize(expected, dim=0), DOUBLE)
 
 
@@ -124,6 +127,7 @@ def test_3a_without_cliques_the_logits_of_images_that_own_one_change(
     with_cliques = predict(THRESHOLD)
     without = predict(2.0)  # above every cosine
     own = owners(with_cliques)
+
     assert 0 < int(own.sum()) < len(own)
     assert not owners(without).any()
     assert unlike(with_cliques, without).tolist() == own.tolist()
@@ -143,11 +147,13 @@ def candidates_of_taught_classes(
     for images in BATCHES:
         features = MODEL.encode_image(images, normalize=True)
         cosines = (features @ features.T).tolist()
-        likeliest = (features @ classifier.T).topk(topk).indices.tolist()
+        top = (features @ classifier.T).topk(topk).indices
+        likeliest = [set(row) for row in top.tolist()]
+
         for i, j in combinations(range(len(images)), 2):
             if cosines[i][j] > threshold:
-                taught |= set(likeliest[i]) & set(likeliest[j])
-        reached.append([bool(taught & set(classes)) for classes in likeliest])
+                taught |= likeliest[i] & likeliest[j]
+        reached.append([bool(taught & classes) for classes in likeliest])
     return reached
 
 
@@ -162,11 +168,12 @@ def test_3b_without_retention_the_logits_of_images_with_a_retained_prompt_change
     on = adapter_of(threshold, topk=topk, modalities="image", retention=True)
     off = adapter_of(threshold, topk=topk, modalities="image", retention=False)
     expected = candidates_of_taught_classes(on.classifier, threshold, topk)
+
     assert [sum(batch) for batch in expected] == moved
-    changed = [
-        unlike(on.predict(images), off.predict(images)).tolist() for images in BATCHES
-    ]
-    assert changed == expected
+
+    for images, reached in zip(BATCHES, expected, strict=True):
+        changed = unlike(on.predict(images), off.predict(images))
+        assert changed.tolist() == reached
 
 
 def test_3c_retention_reaches_a_batch_without_any_clique() -> None:
@@ -176,6 +183,7 @@ def test_3c_retention_reaches_a_batch_without_any_clique() -> None:
     taught.predict(BATCHES[0])
     moved = taught.predict(image)
     fresh = adapter_of(modalities="image").predict(image)
+
     assert len(moved.evidence["cliques"]) == 0
     assert len(fresh.evidence["cliques"]) == 0
     assert unlike(moved, fresh).all()
@@ -192,6 +200,7 @@ def test_3e_prompts_that_are_discarded_are_nowhere_in_the_logits() -> None:
     features = MODEL.encode_image(BATCHES[0], normalize=True)
     plain = MODEL.scale * features @ discarded.classifier.T
     actual = discarded.predict(BATCHES[0])
+
     assert len(actual.evidence["cliques"])
     torch.testing.assert_close(actual.probabilities, plain.softmax(dim=-1).float())
 
@@ -206,6 +215,7 @@ def test_4_an_image_first_seen_in_a_later_clique_maps_to_that_clique() -> None:
 
     cliques = mine_cliques(similar, top)
     members = [row.nonzero()[:, 0].tolist() for row in cliques.members]
+
     assert members == [[0, 1], [2, 3], [2, 3, 4], [3, 4]]
 
     nothing_retained = torch.zeros(2, dtype=torch.long)
@@ -213,6 +223,7 @@ def test_4_an_image_first_seen_in_a_later_clique_maps_to_that_clique() -> None:
     mapped = []
     for sets, own in zip(passes.sets, passes.has_set, strict=True):
         mapped.append(sets[own].tolist())
+
     assert mapped == [[0], [0], [1, 2], [1, 2, 3], [2, 3]]
 
 
@@ -226,6 +237,7 @@ def test_5_concentration_of_unit_features_is_size_times_one_minus_squared_mean()
     actual = concentration_loss(features, clique, mean, Rules())
     squared_mean = float(mean.square().sum())
     expected = size * (1 - squared_mean)
+
     assert float(actual) == pytest.approx(expected, abs=DOUBLE)
 
 
@@ -249,6 +261,7 @@ def test_6_cliques_learned_in_any_order_give_the_same_prompts(steps: int) -> Non
         return learned.visual, learned.text
 
     visual, text = learn([0, 1, 2, 3])
+
     for order in ([3, 1, 0, 2], [2], [1, 3]):
         visual_of_order, text_of_order = learn(order)
         assert_near(visual_of_order, visual[order], STEP)
@@ -267,13 +280,16 @@ def test_7_the_reported_metric_comes_from_the_logits_that_were_returned(
     predicted = torch.cat([step.prediction.logits.argmax(dim=1) for step in steps])
     labels = torch.cat([step.labels for step in steps])
     right = (predicted == labels).float().mean()
+
     assert record.metrics["top1"] == pytest.approx(100 * float(right))
 
     written = load_predictions(tmp_path / record.id)
+
     assert written.classes[:, 0].tolist() == predicted.tolist()
 
     # SCAP was at work: otherwise the logits would be those of zero-shot
     cliques = [len(step.prediction.evidence["cliques"]) for step in steps]
+
     assert sum(cliques) > 3
 
 
@@ -284,8 +300,10 @@ def test_8_the_same_members_under_two_classes_have_the_same_prompts_to_the_bit()
     image = BATCHES[0][:1]
     prediction = adapter.predict(image.repeat(4, 1, 1, 1))
     cliques = prediction.evidence["cliques"]
+
     assert len(cliques) == 3
     assert len(cliques.sets) == 1
+
     for name in ("keys", "values"):
         first, second, third = adapter.memory[name][cliques.classes, 0]
         assert first.any()
@@ -312,6 +330,7 @@ def test_9_text_cut_at_its_end_equals_text_of_full_length(
     tower = model.require_text()
     longest = int(text.ends.max()) + 1
     full_length = text.ids.shape[1]
+
     assert longest < full_length
     assert full_length == model.tokenizer.context_length
 
@@ -322,6 +341,7 @@ def test_9_text_cut_at_its_end_equals_text_of_full_length(
     encoded = tower.encode(embedded, text.ends).to(context.dtype)
     expected = F.normalize(encoded, dim=1)
     actual = text.features(context[None])[0]
+
     assert_near(actual, expected, rounding(dtype, terms))
 
 
@@ -336,4 +356,5 @@ def test_10_the_text_prompt_is_the_arithmetic_mean_of_all_cliques() -> None:
         mean = torch.stack(seen).mean(dim=0)
         assert_near(adapter.memory["text_mean"], mean, DOUBLE)
         assert int(adapter.memory["text_seen"]) == len(seen)
+
     assert len(seen) > 6

@@ -1,4 +1,4 @@
-"""TransCLIP against a numpy version with a loop for every index."""
+"""TransCLIP against a numpy version with loops over images and classes."""
 
 import numpy as np
 import pytest
@@ -14,35 +14,42 @@ def numpy_transclip(
     f: Array, prior: Array, text: Array, config: TransCLIPConfig
 ) -> Array:
     """Assignments (B, N) by the update rules as they are printed; the prior stands for the text."""
-    (B, N) = prior.shape
+    B, N = prior.shape
     E = f.shape[1]
     w = neighbour_graph(f @ f.T, config.neighbours)
+    tau = config.gaussian_temperature
+
+    # means start from the likeliest images of each class
     mu = np.zeros((N, E))
     for k in range(N):
-        best = sorted(range(B), key=lambda i: -prior[i, k])[: config.init_images]
-        mu[k] = unit(sum(prior[i, k] * f[i] for i in best))
+        best = np.argsort(-prior[:, k], kind="stable")[: config.init_images]
+        mu[k] = unit(prior[best, k] @ f[best])
     variance = np.full(E, 1 / E)
+
+    def assign(z: Array) -> Array:
+        """Assignments after those of an inner step."""
+        new = np.zeros_like(z)
+        for i in range(B):
+            exponent = np.zeros(N)
+            for k in range(N):
+                likelihood = -0.5 * ((f[i] - mu[k]) ** 2 / variance).sum()
+                near = (w[i] + w[:, i]) @ z[:, k]
+                exponent[k] = likelihood / tau + near / (2 * config.neighbours)
+            new[i] = softmax(config.text_weight * np.log(prior[i]) + exponent)
+        return new
+
     z = prior.copy()
-    tau = config.gaussian_temperature
+
     for step in range(config.rounds + 1):
         for _ in range(config.inner_steps):
-            old = z.copy()
-            for i in range(B):
-                exponent = np.zeros(N)
-                for k in range(N):
-                    likelihood = -0.5 * ((f[i] - mu[k]) ** 2 / variance).sum()
-                    near = sum((w[i, j] + w[j, i]) * old[j, k] for j in range(B))
-                    exponent[k] = (
-                        likelihood + tau / (2 * config.neighbours) * near
-                    ) / tau
-                z[i] = softmax(config.text_weight * np.log(prior[i]) + exponent)
+            z = assign(z)
         if step == config.rounds:
             break
+        # one variance for all classes, around their new means
+        residual = np.zeros(E)
         for k in range(N):
-            mu[k] = unit(sum(z[i, k] * f[i] for i in range(B)))
-        residual = sum(
-            z[i, k] * (f[i] - mu[k]) ** 2 for i in range(B) for k in range(N)
-        )
+            mu[k] = unit(z[:, k] @ f)
+            residual += z[:, k] @ (f - mu[k]) ** 2
         variance = np.maximum(residual / B, 1e-6)
     return z
 
@@ -64,23 +71,21 @@ def test_a_batch_equals_numpy(images: int, config: TransCLIPConfig) -> None:
 
 
 def test_one_image_alone_keeps_its_zero_shot_prediction() -> None:
-    prediction = (
-        create_method("transclip", TINY, TINY_PROMPTS)
-        .predict(TINY_IMAGES[:1])
-        .probabilities
-    )
-    plain = (
-        create_method("zero_shot", TINY, TINY_PROMPTS)
-        .predict(TINY_IMAGES[:1])
-        .probabilities
-    )
-    torch.testing.assert_close(prediction, plain)
+    image = TINY_IMAGES[:1]
+    transclip = create_method("transclip", TINY, TINY_PROMPTS)
+    zero_shot = create_method("zero_shot", TINY, TINY_PROMPTS)
+    expected = zero_shot.predict(image).probabilities
+
+    torch.testing.assert_close(transclip.predict(image).probabilities, expected)
 
 
 def test_equal_images_leave_no_variance_to_divide_by() -> None:
-    feature = torch.nn.functional.normalize(torch.ones(1, 24), dim=-1).expand(6, -1)
-    prior = torch.tensor([0.5, 0.3, 0.2]).log().expand(6, -1)
-    logs = transduce(feature, prior, feature[:3], TransCLIPConfig())
+    feature = torch.full((1, 24), 24**-0.5)
+    images = feature.expand(6, -1)
+    texts = feature.expand(3, -1)
+    prior = torch.tensor([0.5, 0.3, 0.2]).expand(6, -1)
+    logs = transduce(images, prior.log(), texts, TransCLIPConfig())
+
     assert logs.isfinite().all()
-    assert (logs.argmax(dim=-1) == 0).all()
-    assert update_variance(feature, feature[:3], prior.exp()).min() >= 1e-6
+    assert logs.argmax(dim=-1).tolist() == [0] * 6
+    assert update_variance(images, texts, prior).min() >= 1e-6

@@ -50,6 +50,7 @@ def learned(adapter: Adapter) -> list[bool]:
 def test_the_limit_by_hand() -> None:
     window = zsr.empty_window()
     window[:5] = torch.tensor([0.9, 0.5, 0.7, 0.6, 0.8])
+
     # of five scores three of four exceed the second smallest
     assert float(zsr.rejection_limit(window, 0.75)) == pytest.approx(0.6)
     assert float(zsr.rejection_limit(window, 0.5)) == pytest.approx(0.7)
@@ -76,6 +77,7 @@ def test_images_of_no_class_are_rejected_at_about_the_share_that_was_asked_for()
     rejected = torch.cat(parts).float()
     share_of_strangers = float(rejected[truth >= 4].mean())
     share_of_known = float(rejected[truth < 4].mean())
+
     assert share_of_strangers == pytest.approx(0.75, abs=0.1)
     assert share_of_known < 0.02
 
@@ -89,11 +91,13 @@ def test_the_score_is_the_mean_of_the_methods_and_of_zero_shots() -> None:
     score_of_method = zsr.rejection_score(adapted)
     score_of_zero_shot = zsr.rejection_score(plain)
     score = (score_of_method + score_of_zero_shot) / 2
+
     torch.testing.assert_close(rejection.score, score)
 
     left_out_of_method = zsr.left_out_score(adapted)
     left_out_of_zero_shot = zsr.left_out_score(plain)
     left_out = (left_out_of_method + left_out_of_zero_shot) / 2
+
     torch.testing.assert_close(window[-9:].float(), left_out)
 
     assert torch.equal(rejection.rejected, score > left_out.median())
@@ -105,6 +109,7 @@ def test_the_window_holds_the_latest_images_only() -> None:
     for part in logits.split(33):
         _, window = zsr.reject(part, part, window, 0.5)
     scores = zsr.left_out_score(logits)
+
     torch.testing.assert_close(window, scores[-zsr.WINDOW :])
 
 
@@ -115,6 +120,7 @@ def test_joined_windows_hold_all_scores_where_there_is_room() -> None:
     second[-1:] = torch.tensor([0.2])
     joined = zsr.merge_windows([first, second])
     scores = joined[joined.isfinite()]
+
     torch.testing.assert_close(scores, torch.tensor([0.1, 0.2, 0.3]))
 
 
@@ -124,6 +130,7 @@ def test_full_windows_are_joined_to_evenly_spaced_scores(share: float) -> None:
     exact = torch.cat([first, second]).quantile(1 - share)
     joined = zsr.merge_windows([first, second])
     limit = zsr.rejection_limit(joined, share)
+
     assert float(limit) == pytest.approx(float(exact), abs=4 / zsr.WINDOW)
 
 
@@ -139,6 +146,7 @@ def test_the_rejection_score_by_hand() -> None:
     entropy = 0.4 * math.log(2.5) + 0.6 * math.log(5)
     by_hand = entropy / math.log(4)
     scores = zsr.rejection_score(torch.tensor([leaning, undecided]))
+
     assert scores.tolist() == pytest.approx([by_hand, 1.0])
 
 
@@ -180,6 +188,7 @@ def test_the_temperature_of_two_classes_by_hand(logit: float, backing: float) ->
     temperature = zsr.find_temperature(counted(logits, zero_shot))
     odds = backing / (1 - backing)
     by_hand = logit / math.log(odds)
+
     assert float(temperature) == pytest.approx(by_hand, rel=GRID)
 
 
@@ -189,6 +198,7 @@ def test_calibration_asks_the_device_for_nothing() -> None:
     nothing = zsr.no_confidences().to("meta")
     sums = zsr.count_confidences(nothing, logits, logits)
     calibrated = zsr.calibrate(logits, sums)
+
     assert calibrated.shape == (4, 3)
 
 
@@ -197,9 +207,12 @@ def test_a_prediction_counts_as_zero_shot_backs_it() -> None:
     logits = torch.tensor([[4.0, 0.0], [0.0, 4.0]])
     zero_shot = torch.tensor([[0.9, 0.1], [0.8, 0.2]])
     sums = counted(logits, zero_shot)
+
     assert float(sums[0]) == pytest.approx(0.9 + 0.2)
+
     # at T both are 1 / (1 + exp(-4 / T)) = 0.55, which is beyond the last temperature
     temperature = float(zsr.find_temperature(sums))
+
     assert temperature == pytest.approx(zsr.TEMPERATURES[-1])
 
 
@@ -213,9 +226,12 @@ def test_scaled_predictions_are_as_sure_as_zero_shot_backs_them() -> None:
     scaled = (logits / temperature).softmax(dim=1)
 
     sure = scaled.amax(dim=1).mean()
+
     assert float(sure) == pytest.approx(float(backing), abs=GRID)
+
     sure_of_zero_shot = zero_shot.amax(dim=1).mean()
     sure_before = logits.softmax(dim=1).amax(dim=1).mean()
+
     assert sure < sure_of_zero_shot < sure_before
 
 
@@ -223,11 +239,14 @@ def test_older_images_count_less() -> None:
     logits = torch.tensor([[1.0, 0.0]]).expand(zsr.HALF_LIFE, 2)
     zero_shot = torch.tensor([[0.25, 0.75]]).expand(zsr.HALF_LIFE, 2)
     sums = zsr.no_confidences()
+
     assert float(zsr.find_temperature(sums)) == 1.0
+
     for _ in range(2):
         sums = zsr.count_confidences(sums, logits, zero_shot)
     # the first batch is one half-life old and counts half
     images = 1.5 * zsr.HALF_LIFE
+
     assert float(sums[0]) == pytest.approx(0.25 * images)
 
 
@@ -248,6 +267,7 @@ def test_zero_shot_is_calibrated_already() -> None:
 def test_nothing_but_a_temperature_and_rejections_are_added(method: str) -> None:
     plain = build(method)
     more = both(method)
+
     for images in make_batches(0, 3, 6):
         before = plain.predict(images)
         after = more.predict(images)
@@ -260,6 +280,7 @@ def test_nothing_but_a_temperature_and_rejections_are_added(method: str) -> None
     state = more.state_dict()
     scores = state.pop(LEFT_OUT)
     sums = state.pop(CONFIDENCES)
+
     assert scores.isfinite().sum() == 3 * 6
     assert sums[0] > 0
     assert state.keys() == plain.state_dict().keys()
@@ -292,6 +313,7 @@ def test_a_state_with_rejection_is_read_without(tmp_path: Path) -> None:
     writer.save(tmp_path / "state")
     reader = build("tent")
     load_state(reader, tmp_path / "state")
+
     assert reader.predict(second).rejection is None
 
 
@@ -302,6 +324,7 @@ def test_a_state_without_rejection_starts_it_anew(tmp_path: Path) -> None:
     writer.save(tmp_path / "state")
     reader = both("tent")
     load_state(reader, tmp_path / "state")
+
     assert learned(reader) == [False, False]
     assert reader.predict(second).rejection is not None
 
@@ -310,15 +333,18 @@ def test_reset_and_another_class_list_start_both_again() -> None:
     adapter = both("zero_shot")
     (images,) = make_batches(0, 1, 6)
     adapter.predict(images)
+
     assert learned(adapter) == [True, True]
 
     other = adapter.with_classes([*NAMES, "one more"])
+
     assert other.reject_share == 0.5
     assert other.calibrated
     assert learned(other) == [False, False]
     assert learned(adapter) == [True, True]
 
     adapter.reset()
+
     assert learned(adapter) == [False, False]
 
 
@@ -336,8 +362,11 @@ def test_scores_and_confidences_of_copies_are_joined(method: str) -> None:
     merge_states(joined, [pack_state(first), pack_state(second)])
 
     scores = joined.memory[LEFT_OUT]
+
     assert scores.isfinite().sum() == 4 * 6
+
     total = first.memory[CONFIDENCES] + second.memory[CONFIDENCES]
+
     torch.testing.assert_close(joined.memory[CONFIDENCES], total)
 
 
@@ -353,6 +382,7 @@ def test_a_frozen_method_keeps_the_limit_and_the_temperature_of_its_state(
 
     plain = freeze([build("tent")], tmp_path / "state")
     frozen = freeze([both("tent")], tmp_path / "state")
+
     for _ in range(2):
         prediction = frozen.predict(second)
         expected = plain.predict(second).logits / temperature

@@ -122,10 +122,9 @@ class ReferenceSCAP:
                 self.text_mean = eq.running_mean(self.text_mean, own.text, self.tau)
                 self.tau += 1
             if own.visual is not None and self.settings.retention:
-                entries = self.retained.get(i, [])
-                self.retained[i] = eq.retain(
-                    entries, own.key, own.visual, self.settings
-                )
+                before = self.retained.get(i, [])
+                after = eq.retain(before, own.key, own.visual, self.settings)
+                self.retained[i] = after
 
     def _infer(
         self, images: Tensor, plain: Tensor, query: Tensor, result: ReferenceResult
@@ -135,24 +134,31 @@ class ReferenceSCAP:
         text = self.text_of(self.text_mean)
         rows = []
         for j in range(len(images)):
+            classes = result.top[j]
+            if s.best_class_only:
+                classes = classes[:1]
             passes = []
-            for i in result.top[j][:1] if s.best_class_only else result.top[j]:
-                own = [
-                    g for g, (c, C) in enumerate(result.cliques) if c == i and j in C
-                ]
+            for i in classes:
+                # prompts of the class's cliques with this image
+                own = []
+                prompts = []
+                for g, (c, C) in enumerate(result.cliques):
+                    if c != i or j not in C:
+                        continue
+                    own.append(g)
+                    visual = result.learned[g].visual
+                    if visual is not None:
+                        prompts.append(visual)
+
+                # and the retained one whose key matches it best
                 entries = self.retained.get(i, [])
-                best = (
-                    eq.best_match(query[j], [k for k, _ in entries])
-                    if entries
-                    else None
-                )
+                best = None
+                retained = []
+                if entries:
+                    best = eq.best_match(query[j], [key for key, _ in entries])
+                    retained = [entries[best][1]]
+
                 result.used[j, i] = (tuple(own), best)
-                prompts = [
-                    visual
-                    for g in own
-                    if (visual := result.learned[g].visual) is not None
-                ]
-                retained = [] if best is None else [entries[best][1]]
                 prompt = eq.compose(prompts, retained, s)
                 passes.append(self._score(images[j], plain[j], prompt, text))
             rows.append(eq.merge_passes(torch.stack(passes)))

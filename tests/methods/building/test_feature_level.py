@@ -31,6 +31,7 @@ def test_it_beats_zero_shot_where_classes_lie_beside_their_texts(
 ) -> None:
     seeds = range(5)  # one lucky set of clusters proves nothing
     gains = []
+
     for seed in seeds:
         features, labels, text = make_clusters(400, seed=seed)
         adapted = on_features(name, text).predict_features(features).logits
@@ -39,6 +40,7 @@ def test_it_beats_zero_shot_where_classes_lie_beside_their_texts(
         right_before = zero_shot.argmax(dim=-1) == labels
         gain = right.float().mean() - right_before.float().mean()
         gains.append(float(gain))
+
     assert min(gains) > least
     assert sum(gains) / len(seeds) > mean
 
@@ -64,8 +66,11 @@ def test_groups_change_nothing(
     features, _, text = make_clusters(60)
     views = make_views(features, 20)
     full = on_features(name, text, config).predict_features(views).logits
+
     monkeypatch.setattr(f"cliquetta.methods.{bound}", size)
-    parts = on_features(name, text, config).predict_features(views).logits
+    grouped = on_features(name, text, config)
+    parts = grouped.predict_features(views).logits
+
     torch.testing.assert_close(parts, full, atol=LOGIT, rtol=LOGIT)
 
 
@@ -86,4 +91,5 @@ def test_recordings_of_two_steps_are_distinguished(
     features = torch.zeros(2, TINY.embed_dim)
     adapter.predict_group(features)
     adapter.replay(other, features)
+
     assert called == ["_learn", "other"]

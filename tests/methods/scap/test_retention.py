@@ -54,6 +54,7 @@ def test_the_cache_agrees_with_the_oracle(
     literal = ReferenceSettings(**options)
     cache = empty_cache(3, config.capacity)
     expected: dict[int, list[tuple[Tensor, Tensor]]] = {i: [] for i in range(3)}
+
     for number, labels in enumerate(batches):
         keys = 0.7 * draw(len(labels), 5, seed=seed + 2 * number)
         values = draw(len(labels), 6, seed=seed + 2 * number + 1)
@@ -82,6 +83,7 @@ def test_the_cache_that_came_in_is_left_alone() -> None:
         draw(3, 6, seed=1),
         SCAPConfig(capacity=2),
     )
+
     assert not before.keys.any()
     assert not before.values.any()
     assert not before.count.any()
@@ -97,6 +99,7 @@ def test_the_resolvent_equals_the_inverse(alpha: float, n: int) -> None:
     identity = torch.eye(n).double()
     expected = torch.linalg.inv(identity - alpha * smooth)
     actual = resolvent(smooth, alpha)
+
     torch.testing.assert_close(actual, expected, rtol=DOUBLE, atol=DOUBLE)
 
 
@@ -117,9 +120,12 @@ def test_equally_weighted_neighbours_go_to_the_lower_index() -> None:
     ).double()
     graph = retention_graph(keys[None], 1.0, 1)[0]
     linked_to_the_first = graph[0].nonzero()[:, 0].tolist()
+
     assert linked_to_the_first == [1, 2, 3]
+
     settings = ReferenceSettings(bandwidth=1.0, neighbours=1)
     expected = oracle.retention_graph(keys, settings)
+
     assert_near(graph, expected, DOUBLE)
 
 

@@ -37,9 +37,10 @@ def test_a_split_stream_equals_an_unbroken_one(
     for number, images in enumerate(BATCHES):
         unbroken.save(tmp_path / f"{number}.safetensors")
         expected.append(unbroken.predict(images).logits)
-    assert (
-        int(unbroken.memory["sets_learned"]) > MODEL.embed_dim
-    )  # the text gradient changed over
+
+    # the text gradient changed over
+    assert int(unbroken.memory["sets_learned"]) > MODEL.embed_dim
+
     for number in range(len(BATCHES)):
         # another seed: whatever it decides must come from the state
         other = SCAP(MODEL, PROMPTS, config, seed=9)
