@@ -82,8 +82,10 @@ def is_log_probabilities(logits: Tensor) -> bool:
 def test_logits_are_log_probabilities_or_on_clips_scale(
     entry: MethodEntry, adapter: Adapter, batch: Batch
 ) -> None:
-    largest = TINY.scale + ADDED.get(entry.name, 0.0)
-    for logits in logits_of(adapter, stream_of(batch)):
+    added = ADDED.get(entry.name, 0.0)
+    largest = TINY.scale + added
+    parts = stream_of(batch)
+    for logits in logits_of(adapter, parts):
         on_scale = logits.abs().max() <= largest + 1e-3
         assert is_log_probabilities(logits) or on_scale
 
@@ -108,9 +110,11 @@ def test_logits_that_were_not_adapted_are_those_of_zero_shot_clip(
 def diverging(config: Any) -> Iterator[Any]:
     """The config with each of its learning rates far too high."""
     for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if field.name.endswith("lr") and isinstance(value, float):
-            yield dataclasses.replace(config, **{field.name: 1e30})
+        if not field.name.endswith("lr"):
+            continue
+        if not isinstance(getattr(config, field.name), float):
+            continue
+        yield dataclasses.replace(config, **{field.name: 1e30})
 
 
 RATES = [entry for entry in method_entries() if list(diverging(entry.config()))]
@@ -189,10 +193,12 @@ def test_a_config_of_another_type_is_refused(entry: MethodEntry) -> None:
 
 
 def test_an_unknown_option_names_the_nearest(entry: MethodEntry) -> None:
-    fields = [field.name for field in dataclasses.fields(entry.config)]
-    for name in fields:
-        with pytest.raises(UnknownNameError, match=f"'{name}'"):
-            method_config(entry.name, options={f"{name}z": 1})
+    for field in dataclasses.fields(entry.config):
+        options = {f"{field.name}z": 1}
+        with pytest.raises(UnknownNameError, match=f"'{field.name}'"):
+            method_config(entry.name, options=options)
+
+    # where none is near, the method is named
     with pytest.raises(UnknownNameError, match=entry.name):
         method_config(entry.name, options={"qqqq": 1})
 

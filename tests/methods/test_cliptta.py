@@ -32,9 +32,11 @@ def test_a_stream_equals_a_training_loop() -> None:
     remembered: dict[int, tuple[float, Tensor]] = {}
 
     def total_loss(images: Tensor) -> Tensor:
-        mean = live.logits(images).softmax(dim=-1).mean(dim=0)
+        probabilities = live.logits(images).softmax(dim=-1)
+        mean = probabilities.mean(dim=0)
         evenness = (mean * (mean + 1e-6).log()).sum()
-        contrast = literal_loss(live.features(images), live.text, live.scale)
+        features = live.features(images)
+        contrast = literal_loss(features, live.text, live.scale)
         return contrast + 0.7 * evenness
 
     for images in TINY_IMAGES.split([5, 5]):
@@ -48,11 +50,12 @@ def test_a_stream_equals_a_training_loop() -> None:
             before, _ = remembered.get(int(label), (0.0, image))
             if best > before:
                 remembered[int(label)] = (float(best), image)
+
         # at most one image per class: all of them are drawn
         drawn = torch.stack([image for _, image in remembered.values()])
-
         for _ in range(3):
-            descend(optimiser, total_loss(images) + total_loss(drawn))
+            loss = total_loss(images) + total_loss(drawn)
+            descend(optimiser, loss)
         torch.testing.assert_close(prediction, live.predict(images))
 
     torch.testing.assert_close(cliptta.memory["norms.values"], flat(live.norms))

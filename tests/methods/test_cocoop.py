@@ -29,13 +29,17 @@ def literal_logits(
     """Every image has texts of its own: the context is shifted by a small network."""
     rows = []
     for feature in model.encode_image(images, normalize=True):
+        # two layers with a ReLU
         hidden = learned["down.weight"] @ feature + learned["down.bias"]
-        shift = learned["up.weight"] @ hidden.clamp(min=0) + learned["up.bias"]
+        hidden = hidden.clamp(min=0)
+        shift = learned["up.weight"] @ hidden + learned["up.bias"]
         context = [token + shift for token in learned["context"]]
+
         row = []
         for name in TINY_PROMPTS.names:
-            text = text_feature(model, [*context, *words(model, f"{name}.")])
-            row.append(model.scale * feature @ text)
+            inside = context + words(model, f"{name}.")
+            cosine = feature @ text_feature(model, inside)
+            row.append(model.scale * cosine)
         rows.append(torch.stack(row))
     return torch.stack(rows)
 

@@ -22,18 +22,23 @@ def batch() -> Batch:
 
 
 def test_the_gradient_is_that_of_entropy_minus_dispersion(batch: Batch) -> None:
+    sentences = PROMPTS.texts("a photo of a {}.")
+
     def literal_loss(features: Tensor, context: Tensor) -> Tensor:
-        text = TINY.encode_text(PROMPTS.texts("a photo of a {}."), context=context)
-        text = unit_rows(text)
-        p = (TINY.scale * features @ text.T).softmax(dim=-1).mean(dim=0)
-        entropy = -(p * p.log()).sum()
+        text = unit_rows(TINY.encode_text(sentences, context=context))
+        p = (TINY.scale * features @ text.T).softmax(dim=-1)
+        mean = p.mean(dim=0)
+        entropy = -(mean * mean.log()).sum()
+
+        # the mean distance of texts from their centre
         centre = text.mean(dim=0)
-        distances = [(t - centre).pow(2).sum().sqrt() for t in text]
-        dispersion = torch.stack(distances).mean()
+        squared = (text - centre).pow(2).sum(dim=1)
+        dispersion = squared.sqrt().mean()
         return entropy - 3.0 * dispersion
 
     config = CTPTConfig(dispersion_weight=3.0, text_chunk=6)
-    assert_gradients(CTPT(TINY, PROMPTS, config), batch, literal_loss)
+    ctpt = CTPT(TINY, PROMPTS, config)
+    assert_gradients(ctpt, batch, literal_loss)
 
 
 @pytest.fixture(scope="module")
@@ -51,5 +56,8 @@ def test_with_dispersion_every_image_is_predicted_otherwise(
     batch: Batch, tpt_logits: Tensor
 ) -> None:
     on = CTPT(TINY, PROMPTS, CTPTConfig())
-    difference = (on.predict(batch).logits - tpt_logits).abs()
-    assert difference.amax(dim=1).min() > 1e-3
+    logits = on.predict(batch).logits
+    difference = (logits - tpt_logits).abs()
+    of_each_image = difference.amax(dim=1)
+
+    assert of_each_image.min() > 1e-3

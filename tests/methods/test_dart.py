@@ -38,11 +38,13 @@ class Literal:
         self.old_visual = visual.repeat(classes, 1, 1, 1)
 
     def logits(self, views: Tensor, context: Tensor, visual: Tensor) -> Tensor:
+        model = self.model
         prefix = {1: Prefix(visual[None])}
-        images = self.model.encode_image(views, prefix=prefix, normalize=True)
+        images = model.encode_image(views, prefix=prefix, normalize=True)
         sentences = PROMPTS.texts("a photo of a {}.")
-        texts = self.model.encode_text(sentences, context=context, normalize=True)
-        return self.model.scale * images @ texts.T
+        texts = model.encode_text(sentences, context=context, normalize=True)
+        cosines = images @ texts.T
+        return model.scale * cosines
 
     def next(self, views: Tensor) -> Tensor:
         context = (0.1 * self.old_text + 0.9 * self.start).requires_grad_()

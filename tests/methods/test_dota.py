@@ -21,6 +21,7 @@ def numpy_dota(images: Array, text: Array, scale: float, config: DOTAConfig) -> 
     predictions = []
 
     for views in images:
+        # the surest views, and their mean
         p = softmax(scale * views @ text.T)
         used = surest(p, config.selection_fraction)
         views = views[used]
@@ -31,10 +32,14 @@ def numpy_dota(images: Array, text: Array, scale: float, config: DOTAConfig) -> 
         pooled = sum(sigma) / N
         shared = (1 - config.shrinkage) * pooled + config.shrinkage * identity
         inverse = np.linalg.inv(shared)
-        density = np.array([f @ inverse @ m - 0.5 * m @ inverse @ m for m in mu])
+        density = np.zeros(N)
+        for k, m in enumerate(mu):
+            projected = inverse @ m
+            density[k] = f @ projected - 0.5 * m @ projected
         per_view = config.weight_per_count * c.mean() / len(views)
         weight = min(per_view, config.largest_weight)
-        predictions.append(softmax(scale * text @ f + weight * density))
+        zero_shot = scale * text @ f
+        predictions.append(softmax(zero_shot + weight * density))
 
         # every class learns from every view, by its probability
         for k in range(N):

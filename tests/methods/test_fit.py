@@ -168,7 +168,9 @@ FIXED = ClassPrompts(TWO.names, features=torch.ones(2, 24))
 
 def test_examples_of_another_size_are_refused() -> None:
     images, labels = make_images(1, seed=0)
-    few_shot = FewShot(images[..., :16, :16], labels)
+    smaller = images[..., :16, :16]
+    few_shot = FewShot(smaller, labels)
+
     with pytest.raises(UserError, match="preprocess"):
         fit_method("coop", TINY, TWO, few_shot, SHORT)
 

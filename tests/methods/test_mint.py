@@ -60,5 +60,9 @@ def test_a_stream_equals_loops() -> None:
 def test_one_image_alone_teaches_nothing_at_first() -> None:
     """It is its class's mean and everybody's: there is no variance to gain."""
     mint = Mint(TINY, TINY_PROMPTS, MintConfig())
-    mint.predict(TINY_IMAGES[:1])
-    assert float(mint.memory["gradient"].abs().max()) < SUM
+    image = TINY_IMAGES[:1]
+    mint.predict(image)
+
+    gradient = mint.memory["gradient"]
+
+    assert float(gradient.abs().max()) < SUM

@@ -94,10 +94,12 @@ def test_the_adapter_scores_the_mode() -> None:
     adapter = MTA(TINY, TINY_PROMPTS, MTAConfig(views=16))
     batch = with_views(3, adapter.config.spec)
     logits = adapter.predict(batch).logits
+
     text = TINY.classifier(TINY_PROMPTS).double().numpy()
 
     for actual, views in zip(logits, batch.views, strict=True):
-        f = TINY.encode_image(views, normalize=True).double().numpy()
+        features = TINY.encode_image(views, normalize=True)
+        f = features.double().numpy()
         s = softmax(TINY.scale * f @ text.T)
         mode, _, _ = numpy_mta(f, s, adapter.config)
         expected = TINY.scale * text @ mode

@@ -318,6 +318,7 @@ def test_8_the_same_members_under_two_classes_have_the_same_prompts_to_the_bit()
         (torch.float32, TOWER_TERMS),
         (torch.bfloat16, 2 * BLOCK_STORES),
     ],
+    ids=["float64", "float32", "bfloat16"],
 )
 def test_9_text_cut_at_its_end_equals_text_of_full_length(
     dtype: torch.dtype, terms: int

@@ -10,29 +10,29 @@ from tests._helpers.arrays import Array, assert_batch, neighbour_graph, softmax,
 def numpy_stata(f: Array, prior: Array, text: Array, config: StatAConfig) -> Array:
     """Assignments (B, N) by the update rules as they are printed."""
     B, N = prior.shape
-    w = neighbour_graph(f @ f.T, config.neighbours)
+    graph = neighbour_graph(f @ f.T, config.neighbours)
+    w = graph + graph.T
     tau = config.gaussian_temperature
 
     # the anchor's variance: that of all images around all texts
     anchor = np.zeros(f.shape[1])
-    for i in range(B):
-        for k in range(N):
-            anchor += prior[i, k] * (f[i] - text[k]) ** 2 / B
+    for k in range(N):
+        anchor += prior[:, k] @ (f - text[k]) ** 2 / B
     mu = text.copy()
     sigma = np.stack([anchor] * N)
 
     def assign(z: Array) -> Array:
         """Assignments after those of an inner step."""
+        near = w @ z / (2 * config.neighbours)
         new = np.zeros_like(z)
         for i in range(B):
-            exponent = np.zeros(N)
+            # classes as Gaussians with a variance of their own
+            likelihood = np.zeros(N)
             for k in range(N):
-                squared = ((f[i] - mu[k]) ** 2 / sigma[k]).sum()
-                volume = np.log(sigma[k]).sum()
-                near = (w[i] + w[:, i]) @ z[:, k]
-                likelihood = -0.5 * (squared + volume) / tau
-                exponent[k] = likelihood + near / (2 * config.neighbours)
-            new[i] = softmax(np.log(prior[i]) + exponent)
+                squared = (f[i] - mu[k]) ** 2 / sigma[k]
+                volume = np.log(sigma[k])
+                likelihood[k] = -0.5 * (squared + volume).sum()
+            new[i] = softmax(np.log(prior[i]) + likelihood / tau + near[i])
         return new
 
     z = prior.copy()
@@ -46,13 +46,13 @@ def numpy_stata(f: Array, prior: Array, text: Array, config: StatAConfig) -> Arr
         for k in range(N):
             n = (z.argmax(axis=1) == k).sum()
             beta = n / (n + config.anchor_weight)
-            total = z[:, k].sum()
-            v = z[:, k] @ f / total
-            mu[k] = unit(beta * unit(v) + (1 - beta) * text[k])
-            spread = z[:, k] @ (f - mu[k]) ** 2 / total
+            share = z[:, k] / z[:, k].sum()
+            mean = unit(share @ f)
+            mu[k] = unit(beta * mean + (1 - beta) * text[k])
+            spread = share @ (f - mu[k]) ** 2
             around_text = anchor + (text[k] - mu[k]) ** 2
-            sigma[k] = beta * spread + (1 - beta) * around_text
-            sigma[k] = np.maximum(sigma[k], 1e-6)
+            variance = beta * spread + (1 - beta) * around_text
+            sigma[k] = np.maximum(variance, 1e-6)
     return z
 
 

@@ -43,12 +43,15 @@ def test_a_space_is_at_no_distance_from_itself(skipped: int) -> None:
 
 def literal_variance(features: Tensor, labels: list[int]) -> Tensor:
     """Variance between classes: that of all less that within each."""
-    total = features.new_zeros(())
     classes = torch.tensor(labels)
+    centre = features.mean(0)
+    total = features.new_zeros(())
+
     for feature, label in zip(features, labels, strict=True):
         own = features[classes == label].mean(0)
-        total = total + ((feature - features.mean(0)) ** 2).sum()
-        total = total - ((feature - own) ** 2).sum()
+        from_all = ((feature - centre) ** 2).sum()
+        from_own = ((feature - own) ** 2).sum()
+        total = total + from_all - from_own
     return total / len(labels)
 
 

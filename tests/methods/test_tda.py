@@ -101,11 +101,15 @@ def test_all_classes_of_a_window_are_listed(window: tuple[float, float]) -> None
     for sharpness in (0.0, 1.0, 3.0, 30.0):  # from one over all classes to one class
         for N in (2, 4, 5, 33, 60):
             p = (sharpness * logits[:, :N]).softmax(dim=1)
-            listed = classes_within(p, window, most_classes(low, N))
+            most = most_classes(low, N)
+            listed = classes_within(p, window, most)
+
             # classes are numbered from one: zero is none
-            marked = torch.zeros(200, N + 1, dtype=torch.bool).scatter(1, listed, True)
-            inside = (p > low) & (p < high)
-            assert marked[:, 1:].equal(inside)
+            marked = torch.zeros(200, N + 1, dtype=torch.bool)
+            marked.scatter_(1, listed, True)
+            above = p > low
+            below = p < high
+            assert marked[:, 1:].equal(above & below)
 
 
 def test_memory_grows_linearly_with_the_classes() -> None:

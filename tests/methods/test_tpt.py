@@ -47,16 +47,21 @@ def literal_loss(prompts: ClassPrompts, features: Tensor, context: Tensor) -> Te
 
 def literal_tpt(prompts: ClassPrompts, views: Tensor, config: TPTConfig) -> Tensor:
     """Logits of one image: every step as in the paper, AdamW by its formula."""
+    # the confident views
     features = TINY.encode_image(views, normalize=True)
-    logits = TINY.scale * features @ TINY.classifier(prompts).T
+    text = TINY.classifier(prompts)
+    logits = TINY.scale * features @ text.T
     selected = features[surest(logits, config.selection_fraction)]
 
+    # one step of the context
     context = TINY.context("a photo of a").requires_grad_()
     loss = literal_loss(prompts, selected, context)
     (gradient,) = torch.autograd.grad(loss, context)
     step = gradient / (gradient.abs() + 1e-8)
     decayed = context * (1 - config.lr * config.weight_decay)
     moved = decayed - config.lr * step
+
+    # the image itself under the learned context
     return literal_logits(prompts, features[0], moved).detach()
 
 

@@ -16,26 +16,32 @@ def numpy_transclip(
     """Assignments (B, N) by the update rules as they are printed; the prior stands for the text."""
     B, N = prior.shape
     E = f.shape[1]
-    w = neighbour_graph(f @ f.T, config.neighbours)
+    graph = neighbour_graph(f @ f.T, config.neighbours)
+    w = graph + graph.T
     tau = config.gaussian_temperature
 
     # means start from the likeliest images of each class
     mu = np.zeros((N, E))
+
     for k in range(N):
-        best = np.argsort(-prior[:, k], kind="stable")[: config.init_images]
+        order = np.argsort(-prior[:, k], kind="stable")
+        best = order[: config.init_images]
         mu[k] = unit(prior[best, k] @ f[best])
+
     variance = np.full(E, 1 / E)
 
     def assign(z: Array) -> Array:
         """Assignments after those of an inner step."""
+        near = w @ z / (2 * config.neighbours)
         new = np.zeros_like(z)
         for i in range(B):
-            exponent = np.zeros(N)
+            # classes as Gaussians around their means
+            likelihood = np.zeros(N)
             for k in range(N):
-                likelihood = -0.5 * ((f[i] - mu[k]) ** 2 / variance).sum()
-                near = (w[i] + w[:, i]) @ z[:, k]
-                exponent[k] = likelihood / tau + near / (2 * config.neighbours)
-            new[i] = softmax(config.text_weight * np.log(prior[i]) + exponent)
+                squared = (f[i] - mu[k]) ** 2
+                likelihood[k] = -0.5 * (squared / variance).sum()
+            text_part = config.text_weight * np.log(prior[i])
+            new[i] = softmax(text_part + likelihood / tau + near[i])
         return new
 
     z = prior.copy()
@@ -84,8 +90,12 @@ def test_equal_images_leave_no_variance_to_divide_by() -> None:
     images = feature.expand(6, -1)
     texts = feature.expand(3, -1)
     prior = torch.tensor([0.5, 0.3, 0.2]).expand(6, -1)
+
     logs = transduce(images, prior.log(), texts, TransCLIPConfig())
 
     assert logs.isfinite().all()
     assert logs.argmax(dim=-1).tolist() == [0] * 6
-    assert update_variance(images, texts, prior).min() >= 1e-6
+
+    variance = update_variance(images, texts, prior)
+
+    assert variance.min() >= 1e-6

@@ -83,10 +83,16 @@ def test_the_last_resort_asks_about_tied_classes_only() -> None:
 
 
 def test_softmax_of_the_logits_is_the_smoothed_share_of_votes() -> None:
-    votes = torch.tensor([[3.0, 1.0, 0.0, 0.0], [2.0, 2.0, 0.0, 0.0]])
+    votes = torch.tensor(
+        [
+            [3.0, 1.0, 0.0, 0.0],
+            [2.0, 2.0, 0.0, 0.0],
+        ]
+    )
     winner = torch.tensor([0, 1])
     top = votes == votes.amax(dim=1, keepdim=True)
     probabilities = vote_logits(votes, winner, top).softmax(dim=-1)
+
     # a quarter of a vote for every class, and one more for the winner of a tie
     clear = torch.tensor([3.25, 1.25, 0.25, 0.25]) / 5
     tied = torch.tensor([2.25, 3.25, 0.25, 0.25]) / 6

@@ -7,6 +7,7 @@ from cliquetta.methods.registry import create_method
 from cliquetta.methods.zero_shot import ZeroShotConfig
 from cliquetta.prompts.classes import ClassPrompts
 from cliquetta.types import Prediction
+from tests._helpers.live import unit_rows
 from tests._helpers.tiny import TINY_NAMES
 from tests._helpers.tiny_world import TINY, TINY_IMAGES, TINY_PROMPTS
 from tests._helpers.tolerance import LOGIT
@@ -18,15 +19,17 @@ TEMPLATES = ("a photo of a {}.", "a sketch of a {}.", "{}")
 def test_logits_are_scaled_cosines(templates: tuple[str, ...]) -> None:
     adapter = create_method("zero_shot", TINY, ClassPrompts(TINY_NAMES, templates))
     logits = adapter.predict(TINY_IMAGES).logits
+
     images = TINY.encode_image(TINY_IMAGES).double()
     for column, name in enumerate(TINY_NAMES):
+        # the mean of unit features of all templates
         sentences = [template.replace("{}", name) for template in templates]
         texts = TINY.encode_text(sentences).double()
-        mean = torch.stack([text / text.norm() for text in texts]).mean(dim=0)
-        for row in range(3):
-            image = images[row]
-            cosine = image @ mean / image.norm() / mean.norm()
-            expected = TINY.scale * float(cosine)
+        mean = unit_rows(texts).mean(dim=0)
+        for row, image in enumerate(images):
+            lengths = image.norm() * mean.norm()
+            cosine = float(image @ mean / lengths)
+            expected = TINY.scale * cosine
             assert logits[row, column] == pytest.approx(expected, abs=LOGIT)
 
 

@@ -44,8 +44,11 @@ def expected_evenness(n: float, w: float, N: float) -> float:  # Eq. 7
     rate = draws / N
     total = 0.0
     for k in range(256):
-        chance = math.exp(k * math.log(rate) - rate - math.lgamma(k + 1))
-        nu = (weight * k + 1 / N) / (n + 1)
+        # so many draws of a class, by Poisson
+        log_chance = k * math.log(rate) - rate - math.lgamma(k + 1)
+        chance = math.exp(log_chance)
+        mass = weight * k
+        nu = (mass + 1 / N) / (n + 1)
         total -= N * chance * nu * math.log(nu)
     return math.exp(total) / N
 
@@ -79,20 +82,23 @@ class Key:
     def add(self, other: Key) -> None:
         n = self.n
         m = other.n
+        total = n + m
         step = other.mu - self.mu
-        between = step**2 * n * m / (n + m)
-        self.n = n + m
-        self.mu = self.mu + step * m / (n + m)
+        between = step**2 * n * m / total
+        self.n = total
+        self.mu = self.mu + step * m / total
         self.S = self.S + other.S + between
 
     def distance(self, batch: Key) -> float:  # Eq. 3
         if self.n == 0:
             return math.inf
         freedom = max(1, self.n + batch.n - 2)
-        variance = np.maximum((self.S + batch.S) / freedom, 1e-6)
-        squared = (batch.mu - self.mu) ** 2 / variance
+        variance = (self.S + batch.S) / freedom
+        variance = np.maximum(variance, 1e-6)
+        difference = batch.mu - self.mu
         by_chance = 1 / batch.n + 1 / self.n
-        return float(np.mean(squared - by_chance))
+        effect = difference**2 / variance
+        return float(np.mean(effect - by_chance))
 
 
 class Domain:
@@ -185,7 +191,8 @@ class LiteralDomainNorm:
         for name, shape, part in zip(self.names, self.shapes, parts, strict=True):
             norms[name] = part.view(shape)
         actual: Tensor = functional_call(self.late, norms, (hidden,))
-        return actual / actual.norm(dim=1, keepdim=True)
+        length = actual.norm(dim=1, keepdim=True)
+        return actual / length
 
     def adapted(self, domain: Domain, images: list[Image]) -> list[Array]:
         theta = torch.from_numpy(domain.theta)
@@ -293,7 +300,8 @@ class LiteralDomainNorm:
         return far.index(least)
 
     def debiased(self, a: list[Array], A: Array, B: Array) -> list[Array]:  # Eq. 5
-        common = B.sum() / max(A.sum(), 1e-6)
+        images = max(A.sum(), 1e-6)
+        common = B.sum() / images
         g = (B + common) / (A + 1)
         return [softmax(2 * (x - g)) for x in a]
 
@@ -374,11 +382,15 @@ class LiteralDomainNorm:
     def few(self, domain: Domain, c: float) -> float:  # Eq. 9
         n = domain.n
         w = 1 - 1 / self.N
+        # few classes are predicted
         plain = frequencies(domain.plain, n)
         e = evenness(plain) / expected_evenness(n, w, self.N)
-        few = clip((0.3 - e * self.chance(n, w)) / 0.1 + 0.5)
+        least = e * self.chance(n, w)
+        few = clip((0.3 - least) / 0.1 + 0.5)
+        # the most frequent of them is no hub
         skewness = self.skewness(domain)
         hub = clip((skewness - 0.6) / 0.2 + 0.5)
+        # and predictions are sure
         sure = clip((c - 0.6) / 0.1 + 0.5)
         return sure * few * (1 - hub)
 
@@ -389,11 +401,12 @@ class LiteralDomainNorm:
         for n in range(self.N):
             if n == domain.hub:
                 continue
-            x = logits[:, n]
-            mean = np.average(x, weights=weights)
-            variance = np.average((x - mean) ** 2, weights=weights)
-            third = np.average((x - mean) ** 3, weights=weights)
-            actual.append(third / max(variance, 1e-6) ** 1.5)
+            mean = np.average(logits[:, n], weights=weights)
+            off = logits[:, n] - mean
+            variance = np.average(off**2, weights=weights)
+            third = np.average(off**3, weights=weights)
+            cubed_deviation = max(variance, 1e-6) ** 1.5
+            actual.append(third / cubed_deviation)
         return float(np.mean(actual))
 
     def learn(self, domain: Domain, batch: list[Image], prior: Prior) -> None:
@@ -428,22 +441,25 @@ class LiteralDomainNorm:
         self, domain: Domain, images: list[Image], prior: Prior
     ) -> dict[int, Array]:
         k = len(images)
-        # Eq. 11
+        # Eq. 11: the classes that the prior expects
         z = np.mean([image.z for image in images], axis=0)
         t = z * prior.pi / prior.m
         t = t / t.sum()
+
+        # uncertainty of each, and divergence of all from those classes
         theta = torch.from_numpy(domain.theta).requires_grad_()
         hidden = torch.stack([image.hidden for image in images])
         features = self.features(theta, hidden)
         p = (self.tau * features @ self.text.T).softmax(dim=1)
-        mean = p.mean(dim=0)
         uncertainty = -(p * p.log()).sum() / k
+        mean = p.mean(dim=0)
         ratio = mean / torch.from_numpy(t)
-        loss = uncertainty + (mean * ratio.log()).sum()
+        divergence = (mean * ratio.log()).sum()
+        loss = uncertainty + divergence
         (gradient,) = torch.autograd.grad(loss, theta)
         g = gradient.numpy()
 
-        # Eq. 12
+        # Eq. 12: Adam with a rate that falls with the steps and with the loss
         domain.steps += 1
         i = domain.steps
         share = clip(float(loss.detach()) / 0.3)
@@ -452,8 +468,10 @@ class LiteralDomainNorm:
         domain.second = 0.999 * domain.second + 0.001 * g**2
         first = domain.first / (1 - 0.9**i)
         second = domain.second / (1 - 0.999**i)
-        domain.theta = domain.theta - rate * first / (np.sqrt(second) + 1e-8)
+        step = first / (np.sqrt(second) + 1e-8)
+        domain.theta = domain.theta - rate * step
 
+        # Eq. 13: as sure as zero-shot
         actual = features.detach().numpy()
         confidence = float(np.mean([image.z.max() for image in images]))
         domain.T = self.temperature(actual, confidence)

@@ -117,13 +117,16 @@ class ReferenceSCAP:
 
     def _retain(self, result: ReferenceResult) -> None:
         """Step 3, clique by clique in mining order."""
+        s = self.settings
         for (i, _), own in zip(result.cliques, result.learned, strict=True):
             if own.text is not None:
-                self.text_mean = eq.running_mean(self.text_mean, own.text, self.tau)
+                mean = eq.running_mean(self.text_mean, own.text, self.tau)
+                self.text_mean = mean
                 self.tau += 1
-            if own.visual is not None and self.settings.retention:
+
+            if own.visual is not None and s.retention:
                 before = self.retained.get(i, [])
-                after = eq.retain(before, own.key, own.visual, self.settings)
+                after = eq.retain(before, own.key, own.visual, s)
                 self.retained[i] = after
 
     def _infer(

@@ -12,9 +12,10 @@ def random_stream(images: int, classes: int, seed: int) -> tuple[Tensor, Tensor]
     """Classes and entropies; the latter coarse, so that ties occur, and some not offered."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(classes, (images,), generator=generator)
-    entropy = torch.randint(1, 12, (images,), generator=generator) / 10
+    tenths = torch.randint(1, 12, (images,), generator=generator)
     hidden = torch.rand(images, generator=generator) < 0.2
-    return labels, entropy.masked_fill(hidden, torch.inf)
+    entropy = (tenths / 10).masked_fill(hidden, torch.inf)
+    return labels, entropy
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -47,9 +47,12 @@ def check_memory(memory: Any, expected: ReferenceResult) -> None:
     """Compare retained prompts and the mean of text prompts."""
     for label, entries in expected.retained.items():
         assert int(memory["count"][label]) == len(entries)
+        keys = memory["keys"][label]
+        values = memory["values"][label]
         for slot, (key, value) in enumerate(entries):
-            assert_near(memory["keys"][label, slot], key, SUM)
-            assert_near(memory["values"][label, slot], value.flatten(), SUM)
+            assert_near(keys[slot], key, SUM)
+            assert_near(values[slot], value.flatten(), SUM)
+
     if expected.text_mean is not None:
         assert_near(memory["text_mean"], expected.text_mean, SUM)
         assert int(memory["text_seen"]) == expected.tau

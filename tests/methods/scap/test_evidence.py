@@ -60,9 +60,13 @@ def test_the_description_says_what_the_oracle_used(options: dict[str, Any]) -> N
 
 def assert_same_losses(described: dict[str, float], literal: Any) -> None:
     """The total is the oracle's, and the sum of its parts."""
-    assert described["total"] == pytest.approx(float(literal.total), abs=SUM)
-    parts = described["entropy"] + described["concentration"]
-    assert described["total"] == pytest.approx(parts, abs=STEP)
+    total = described["total"]
+    assert total == pytest.approx(float(literal.total), abs=SUM)
+
+    entropy = described["entropy"]
+    concentration = described["concentration"]
+
+    assert total == pytest.approx(entropy + concentration, abs=STEP)
 
 
 def test_equal_member_sets_share_their_id() -> None:

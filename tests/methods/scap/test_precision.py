@@ -64,16 +64,26 @@ def test_half_precision_remembers_in_float32_and_predicts_nearly_alike(
 
 def start_gradients(adapter: SCAP, sets: list[list[int]]) -> tuple[Tensor, Tensor]:
     """Visual and text gradients of fixed cliques at the start, one row each."""
-    hidden, plain = adapter._encode(BATCHES[0])
     clique: list[int] = []
     image: list[int] = []
     for number, members in enumerate(sets):
         clique += [number] * len(members)
         image += members
-    task = Task(hidden, plain, torch.tensor(clique), torch.tensor(image), len(sets))
-    tape = adapter.learner.record(hidden, adapter.memory["start_prompt"])
-    _, gradients, _ = adapter.learner._start_gradients(task, tape)
-    return gradients["visual"].flatten(1), gradients["text"].flatten(1)
+
+    hidden, plain = adapter._encode(BATCHES[0])
+    task = Task(
+        hidden,
+        plain,
+        torch.tensor(clique),
+        torch.tensor(image),
+        len(sets),
+    )
+    learner = adapter.learner
+    tape = learner.record(hidden, adapter.memory["start_prompt"])
+    _, gradients, _ = learner._start_gradients(task, tape)
+    visual = gradients["visual"].flatten(1)
+    text = gradients["text"].flatten(1)
+    return visual, text
 
 
 @pytest.mark.parametrize("jacobian", [False, True])

@@ -27,9 +27,11 @@ from tests.reference.scap_equations import ReferenceSettings
 def empty_cache(classes: int, capacity: int) -> Cache:
     """A cache with one slot more than it keeps, for the newcomer."""
     slots = capacity + 1
-    keys = torch.zeros(classes, slots, 5).double()
-    values = torch.zeros(classes, slots, 6).double()
-    return Cache(keys, values, torch.zeros(classes, dtype=torch.long))
+    return Cache(
+        torch.zeros(classes, slots, 5).double(),
+        torch.zeros(classes, slots, 6).double(),
+        torch.zeros(classes, dtype=torch.long),
+    )
 
 
 OPTIONS = {
