@@ -158,8 +158,11 @@ def visit(adapter: DomainNorm, images: Tensor) -> list[int]:
 
 def test_single_images_that_stray_open_no_domain() -> None:
     (images,) = make_batches(2, 1, 80)
-    images[40::8] += 2.5 * draw(5, 1, 1, 1, seed=5)
-    assert set(visit(build(window=16), images)) == {0}
+    far = 2.5 * draw(5, 1, 1, 1, seed=5)
+    images[40::8] += far
+    visits = visit(build(window=16), images)
+
+    assert set(visits) == {0}
 
 
 def test_sixteen_images_of_another_domain_open_it() -> None:
@@ -238,9 +241,10 @@ def test_batches_are_as_sure_as_zero_shot_all_along() -> None:
 
     def sure(name: str) -> list[float]:
         """Mean confidence of each of three batches."""
-        rows = predict(images, dataset.names, model=model, method=name).rows
-        values = np.array([float(row["probability"]) for row in rows])
-        means: list[float] = values.reshape(3, 64).mean(axis=1).tolist()
+        run = predict(images, dataset.names, model=model, method=name)
+        values = [float(row["probability"]) for row in run.rows]
+        batches = np.reshape(values, (3, 64))
+        means: list[float] = batches.mean(axis=1).tolist()
         return means
 
     expected = sure("zero_shot")

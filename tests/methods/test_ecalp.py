@@ -20,16 +20,21 @@ def graph(nodes: Array, text: Array, config: ECALPConfig) -> Array:
     w = np.zeros((N + M, N + M))
 
     for i in range(M):
+        # images are compared in the directions in which texts differ
         near = np.zeros(M)
         for j in range(M):
             earlier = nodes[min(i, j)]
             later = nodes[max(i, j)]
             near[j] = unit(earlier * context) @ later
+        near_power = np.maximum(near, 0) ** config.gamma
         for j in largest(near, config.image_neighbours):
-            w[N + i, N + j] = max(0.0, near[j]) ** config.gamma
+            w[N + i, N + j] = near_power[j]
+
+        # texts by their cosine
         cosine = text @ nodes[i]
+        cosine_power = np.maximum(cosine, 0) ** config.gamma
         for k in largest(cosine, config.text_neighbours):
-            w[N + i, k] = max(0.0, cosine[k]) ** config.gamma
+            w[N + i, k] = cosine_power[k]
     return w + w.T
 
 

@@ -42,34 +42,40 @@ def numpy_moon(f: Array, prior: Array, text: Array, config: MOONConfig) -> Array
     """Assignments (B, N); comments give the numbered lines of Algorithm 1."""
     B, N = prior.shape
     d = f.shape[1]
-    z = prior.copy()  # 1
-    lengths = fitted_lengths(f, prior, text)  # 2
+    # 1
+    z = prior.copy()
+    # 2
+    lengths = fitted_lengths(f, prior, text)
     mu = text.copy()
-    omega = neighbour_graph(f @ f.T, config.neighbours)  # 3
+    # 3
+    omega = neighbour_graph(f @ f.T, config.neighbours)
+    # 4
     presence = prior.mean(axis=0) * prior.max(axis=0)
-    alpha = 1 / np.sqrt(presence)  # 4
+    alpha = 1 / np.sqrt(presence)
 
     for _ in range(config.rounds):
         # 13
         r = np.clip(lengths, SHORTEST, LONGEST)
         kappa = (d * r - r**3) / (1 - r**2)
         # 7, 8
+        volume = (d - 1) / 2 * np.log(kappa) - kappa
         old = z.copy()
         for i in range(B):
-            log_p = kappa * (mu @ f[i]) + (d - 1) / 2 * np.log(kappa) - kappa
+            log_p = kappa * (mu @ f[i]) + volume
             near = np.zeros(N)
             for j in range(B):
                 near += omega[i, j] * old[j]
             z[i] = softmax(np.log(prior[i]) + log_p + near)
         # 9
         safe = np.maximum(z, 1e-300)
-        gamma = 1 + (z * np.log(safe)).sum(axis=1) / np.log(N)
+        entropy = -(z * np.log(safe)).sum(axis=1)
+        gamma = 1 - entropy / np.log(N)
         # 10 to 12
         for k in range(N):
             n = gamma[z.argmax(axis=1) == k].sum()
             beta = n / (n + alpha[k])
             weights = gamma * safe[:, k]
-            v = (weights[:, None] * f).sum(axis=0) / weights.sum()
+            v = weights @ f / weights.sum()
             mean = beta * v + (1 - beta) * text[k]
             mu[k] = unit(mean)
             lengths[k] = np.linalg.norm(mean)

@@ -23,13 +23,16 @@ def numpy_oga(
 ) -> Array:
     """Posteriors of a stream of batches."""
     N, d = text.shape
+    identity = np.eye(d)
     cache: list[list[tuple[Array, Array]]] = [[] for _ in range(N)]
     predictions = []
 
     for batch in batches:
+        # images enter the cache of their class
         prior = softmax(scale * batch @ text.T)
         for f, p in zip(batch, prior, strict=True):
-            insert(cache[int(p.argmax())], (entropies(p), f), config.capacity)
+            entries = cache[int(p.argmax())]
+            insert(entries, (entropies(p), f), config.capacity)
 
         # a class of two images or more has their mean, others their text
         mu = text.copy()
@@ -43,12 +46,14 @@ def numpy_oga(
             rest += [f - mu[k] for f in features]
 
         # one covariance for all classes, shrunk to its mean variance
-        inverse = d * np.eye(d)
+        inverse = d * identity
         if max(len(entries) for entries in cache) > 2:
             M = np.cov(np.array(rest).T)
-            shrunk = (len(rest) - 1) * M + np.trace(M) * np.eye(d)
+            freedom = len(rest) - 1
+            shrunk = freedom * M + np.trace(M) * identity
             inverse = d * np.linalg.inv(shrunk)
 
+        # predictions are weighed with the density of each class
         for f, p in zip(batch, prior, strict=True):
             distances = [(f - m) @ inverse @ (f - m) for m in mu]
             log_density = -0.5 * np.array(distances)

@@ -74,21 +74,30 @@ def test_a_stream_equals_numpy_one_by_one(
     features, _, text = make_clusters(120)
     stream = make_views(features, views)
     expected, positive, negative = numpy_tda(
-        stream.double().numpy(), text.double().numpy(), TINY.scale, config
+        stream.double().numpy(),
+        text.double().numpy(),
+        TINY.scale,
+        config,
     )
-    tda = on_features("tda", text, config)
-    parts = stream.split([50, 1, 30, 39])
-    logits = torch.cat([tda.predict_features(part).logits for part in parts])
 
-    np.testing.assert_allclose(logits.numpy(), expected, atol=LOGIT)
     assert any(negative.values()), "the negative cache was never asked"
 
+    tda = on_features("tda", text, config)
+    actual = []
+    for part in stream.split([50, 1, 30, 39]):
+        actual.append(tda.predict_features(part).logits)
+    logits = torch.cat(actual).numpy()
+
+    np.testing.assert_allclose(logits, expected, atol=LOGIT)
+
+    # both caches hold the same entropies, and nothing else
     for name, lists in (("positive", positive), ("negative", negative)):
         for c, row in enumerate(tda.memory[f"{name}.entropy"]):
-            wanted = [entropy for entropy, _, _ in lists.get(c, [])]
-            filled = row[: len(wanted)].numpy()
+            entries = lists.get(c, [])
+            wanted = [entropy for entropy, _, _ in entries]
+            filled = row[: len(entries)].numpy()
             np.testing.assert_allclose(filled, wanted, rtol=LOGIT)
-            assert row[len(wanted) :].isinf().all()
+            assert row[len(entries) :].isinf().all()
 
 
 @pytest.mark.parametrize(

@@ -165,11 +165,18 @@ def test_the_epoch_is_picked_on_the_validation_split() -> None:
     held = examples.validation
 
     def right_with_keys_of(fit_config: TipAdapterFConfig) -> int:
+        """Images of the split that keys of a fit classify rightly."""
         fit = fit_method("tip_adapter_f", TINY, TWO, examples, fit_config)
-        fitted = {"keys": fit.fitted["keys"], "labels": examples.labels}
-        adapter = create_method("tip_adapter_f", TINY, TWO, config, fitted=fitted)
-        predicted = adapter.predict(held.images).logits.argmax(-1)
-        return int((predicted == held.labels).sum())
+        adapter = create_method(
+            "tip_adapter_f",
+            TINY,
+            TWO,
+            config,
+            fitted={"keys": fit.fitted["keys"], "labels": examples.labels},
+        )
+        logits = adapter.predict(held.images).logits
+        right = logits.argmax(-1) == held.labels
+        return int(right.sum())
 
     last_epoch = replace(config, search=False)
 

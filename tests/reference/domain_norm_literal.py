@@ -43,6 +43,7 @@ def expected_evenness(n: float, w: float, N: float) -> float:  # Eq. 7
     weight = n / draws
     rate = draws / N
     total = 0.0
+
     for k in range(256):
         # so many draws of a class, by Poisson
         log_chance = k * math.log(rate) - rate - math.lgamma(k + 1)
@@ -203,17 +204,23 @@ class LiteralDomainNorm:
 
     def encode(self, images: Tensor) -> list[Image]:
         with torch.no_grad():
-            hidden = self.tower.run(self.tower.embed(images), 0, self.start)
+            embedded = self.tower.embed(images)
+            hidden = self.tower.run(embedded, 0, self.start)
             plain = self.model.encode_image(images, normalize=True).numpy()
-        patches = hidden[:, self.tower.config.class_tokens :].float().double().numpy()
+
+        first = self.tower.config.class_tokens
+        patches = hidden[:, first:].float().double().numpy()
+
         actual = []
+
         for i in range(len(images)):
             # Eq. 2
             mean = patches[i].mean(axis=0)
             deviation = patches[i].std(axis=0, ddof=1)
             s = np.concatenate([mean, deviation])
             # Eq. 1
-            z = softmax(self.tau * self.T @ plain[i])
+            logits = self.tau * self.T @ plain[i]
+            z = softmax(logits)
             actual.append(Image(i, hidden[i], s, plain[i], z))
         return arranged(actual)
 
@@ -237,6 +244,7 @@ class LiteralDomainNorm:
 
         # Eq. 13
         output = np.zeros((len(images), self.N))
+
         for image in batch:
             logits = self.tau * self.T @ image.adapted / domain.T
             weighted = softmax(logits) * prior.weights
@@ -246,8 +254,10 @@ class LiteralDomainNorm:
     def between(self, domain: Domain, images: Tensor) -> Array | None:
         # predictions by the adapted features take the place of zero-shot ones
         batch = sorted(self.encode(images), key=lambda image: image.row)
-        for image, feature in zip(batch, self.adapted(domain, batch), strict=True):
-            image.z = softmax(self.tau * self.T @ feature / domain.T)
+        features = self.adapted(domain, batch)
+        for image, feature in zip(batch, features, strict=True):
+            logits = self.tau * self.T @ feature / domain.T
+            image.z = softmax(logits)
         batch = arranged(batch)
         if self.choose(batch) != self.current:
             return None
@@ -256,6 +266,8 @@ class LiteralDomainNorm:
         domain.images += len(batch)
         domain.due += len(batch)
         self.count_recent(domain, [image.z for image in batch])
+
+        # with the prior of recent images
         prior = self.prior(domain)
         output = np.zeros((len(images), self.N))
         for image in batch:
@@ -310,10 +322,12 @@ class LiteralDomainNorm:
         logs = [np.log(image.z) for image in batch]
         a = [x - x.mean() for x in logs]
         first = self.debiased(a, domain.A, domain.B)
+
         for x, y in zip(first, a, strict=True):
             absence = (1 - x) ** 4
             domain.A = domain.A + absence
             domain.B = domain.B + absence * y
+
         q = self.debiased(a, domain.A, domain.B)
 
         for image, x in zip(batch, q, strict=True):
@@ -323,6 +337,7 @@ class LiteralDomainNorm:
             domain.debiased = domain.debiased + x
             domain.squares += (x**2).sum()
             domain.plain[image.z.argmax()] += 1
+
         self.count_recent(domain, q)
 
         # what is kept of the most frequent class starts anew with another one
@@ -398,6 +413,7 @@ class LiteralDomainNorm:
         weights = np.array([weight for weight, _ in domain.hub_logits])
         logits = np.stack([y for _, y in domain.hub_logits])
         actual = []
+
         for n in range(self.N):
             if n == domain.hub:
                 continue

@@ -236,12 +236,14 @@ def learn(
 
     with torch.no_grad():
         a_start, before = evaluate()
+
     with torch.enable_grad():
         for _ in range(settings.steps):
             optimiser.zero_grad()
             _, losses = evaluate()
             losses.total.backward()
             optimiser.step()
+
     with torch.no_grad():
         _, after = evaluate()
 
@@ -273,17 +275,22 @@ def retention_graph(keys: Tensor, s: ReferenceSettings) -> Tensor:
     """
     n = len(keys)
     W = torch.zeros(n, n, dtype=keys.dtype)
+
     for k in range(n):
         for m in range(n):
             if k == m:
                 continue
-            squared = ((keys[k] - keys[m]) ** 2).sum()
+            difference = keys[k] - keys[m]
+            squared = (difference**2).sum()
             W[k, m] = torch.exp(-squared / (2 * s.bandwidth**2))
 
     edges = torch.zeros_like(W)
+
     for k in range(n):
+        row = W[k].tolist()
         others = [m for m in range(n) if m != k]
-        others.sort(key=lambda m: -W[k, m].item())  # of equals the lower first
+        # of equals the lower first
+        others.sort(key=lambda m: -row[m])
         for m in others[: s.neighbours]:
             edges[k, m] = W[k, m]
     return torch.maximum(edges, edges.T)
@@ -295,12 +302,13 @@ def propagate(keys: Tensor, s: ReferenceSettings) -> Tensor:
     keys = keys.cpu()
     W = retention_graph(keys, s)
     n = len(keys)
-    degree = W.sum(dim=1)
+    root = W.sum(dim=1).sqrt()
     S = torch.zeros_like(W)
+
     for k in range(n):
         for m in range(n):
             if W[k, m] > 0:
-                S[k, m] = W[k, m] / (degree[k].sqrt() * degree[m].sqrt())
+                S[k, m] = W[k, m] / (root[k] * root[m])
 
     alpha = s.propagation
     identity = torch.eye(n, dtype=keys.dtype)
@@ -365,6 +373,7 @@ def compose(
     extra = list(retained)
     if s.clique_combination == "mean" and parts:
         parts = [torch.stack(parts).mean(dim=0)]
+
     if s.retained_combination == "mean" and extra:
         mean = torch.stack(extra).mean(dim=0)
         extra = [mean]

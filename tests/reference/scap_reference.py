@@ -136,6 +136,7 @@ class ReferenceSCAP:
         s = self.settings
         text = self.text_of(self.text_mean)
         rows = []
+
         for j in range(len(images)):
             classes = result.top[j]
             if s.best_class_only:

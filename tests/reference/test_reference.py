@@ -156,16 +156,21 @@ def zhou_by_iteration(A: np.ndarray, sigma: float, K: int, alpha: float) -> np.n
     # the K largest of each row, made symmetric
     edges = np.zeros_like(W)
     order = np.argsort(-W, axis=1, kind="stable")
-    for row, columns in enumerate(order[:, :K]):
-        edges[row, columns] = W[row, columns]
+    for row, columns in enumerate(order):
+        nearest = columns[:K]
+        edges[row, nearest] = W[row, nearest]
     edges = np.maximum(edges, edges.T)
 
+    # normalised; images without an edge divide nothing by nothing
     degree = edges.sum(1)
     norm = np.sqrt(np.outer(degree, degree))
-    S = np.divide(edges, norm, out=np.zeros_like(W), where=edges > 0)
+    S = np.zeros_like(W)
+    np.divide(edges, norm, out=S, where=edges > 0)
+
     out = A.copy()
     for _ in range(400):
-        out = alpha * S @ out + (1 - alpha) * A
+        spread = S @ out
+        out = alpha * spread + (1 - alpha) * A
     return out
 
 
@@ -220,7 +225,9 @@ def composed(cliques: list[float], retained: list[float], **options: Any) -> Any
     tokens = eq.compose(of_cliques, of_retained, settings)
 
     assert tokens is not None
-    return tokens[:, 0, 0].tolist()
+
+    keys = tokens[:, 0, 0]
+    return keys.tolist()
 
 
 # --- infer --------------------------------------------------------------------------------------
