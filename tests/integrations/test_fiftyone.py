@@ -20,7 +20,6 @@ def test_predictions_are_those_of_the_method(
     from cliquetta.integrations.fiftyone import FiftyOneModel
 
     model = FiftyOneModel(create_method("tent", tiny_clip, tiny_prompts))
-
     assert isinstance(model, Model)
     assert model.media_type == "image"
     assert model.classes == list(tiny_prompts.names)

@@ -28,14 +28,12 @@ def test_predictions_are_valid_and_those_of_the_method(
 
     images = batch_of(1)
     tasks = []
-
     for index, data in enumerate(images):
         path = tmp_path / f"{index}.png"
         path.write_bytes(data)
         tasks.append({"id": index, "data": {"picture": str(path)}})
 
     expected = Alone(tiny_clip, "zero_shot").predict(images)
-
     with live_service(tmp_path / "service", tiny_clip) as url, Client(url) as client:
         backend = Backend(client, method="zero_shot", fetch=str)
         http = TestClient(create_app(backend))
@@ -52,7 +50,6 @@ def test_predictions_are_valid_and_those_of_the_method(
     assert [len(one["result"]) for one in again] == [1, 0, 1, 1]
 
     interface = LabelInterface(CONFIG)
-
     for actual, by_class in zip(results, expected, strict=True):
         assert interface.validate_prediction(actual)
         (choice,) = actual["result"][0]["value"]["choices"]

@@ -208,7 +208,6 @@ def test_a_batch_cannot_hold_labels(entry: MethodEntry) -> None:
     assert fields == {"images", "keys", "views"}
 
     taken = list(inspect.signature(entry.adapter.predict).parameters)
-
     assert taken == ["self", "images", "errors", "channel_order"]
 
 
@@ -232,7 +231,6 @@ def test_another_class_list_keeps_what_does_not_depend_on_it(
     assert shared or not before
 
     new = other._rebuild(other.prompts).state_dict()
-
     assert_same_state(other, {**new, **shared})
 
     # a saved state gives the same
@@ -246,6 +244,5 @@ def test_another_class_list_keeps_what_does_not_depend_on_it(
         assert_same_state(fresh, after)
 
     logits = other.predict(batch).logits
-
     assert logits.shape == (len(batch), 3)
     assert bool(logits.isfinite().all())

@@ -76,7 +76,6 @@ def test_errors_are_raised_unless_rows_are_asked_for(mixed: list[Path]) -> None:
         method.predict(mixed)
 
     wrong: Any = "ignore"
-
     with pytest.raises(UserError, match="known are raise, row"):
         method.predict(mixed, errors=wrong)
 

@@ -19,7 +19,6 @@ def numpy_bca(stream: Array, text: Array, scale: float, config: BCAConfig) -> Ar
     seen = np.full(N, config.likelihood_count, float)
     judged = np.full(N, config.prior_count, float)
     predictions = []
-
     for f in stream:
         likelihood = softmax(scale * mu @ f)
         posterior = np.zeros(N)

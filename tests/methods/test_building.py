@@ -96,7 +96,6 @@ def test_cotangents_are_scaled_by_powers_of_two() -> None:
     assert torch.equal(scaled / factor, cotangent)
 
     exponent = factor.log2()
-
     assert torch.equal(exponent, exponent.round())
 
 
@@ -133,7 +132,6 @@ def test_features_are_stored_in_half_precision_and_maps_in_full() -> None:
     }
 
     types = {name: value.dtype for name, value in stored.items()}
-
     assert types == {
         "features": torch.float16,
         "prompted": torch.float16,
@@ -150,7 +148,6 @@ def test_every_method_explains_plain_clip(adapter: Adapter, batch: Batch) -> Non
     assert_near(explanation.features, features, FEATURE)
 
     zero_shot = features @ adapter.zero_shot_classifier.T
-
     assert torch.equal(explanation.before, zero_shot.argmax(dim=1))
 
 

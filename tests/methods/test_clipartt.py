@@ -23,7 +23,6 @@ def live_loss(live: Live, images: Tensor) -> Tensor:
     v = live.features(images)
     cosines = v.detach() @ live.text.T
     texts = []
-
     for row in cosines.tolist():
         best = sorted(range(len(row)), key=lambda c: -row[c])[:3]
         names = [TINY_PROMPTS.names[c] for c in best]
@@ -41,7 +40,6 @@ def test_the_loss_equals_its_entries(detach: bool) -> None:
     literal = literal_transductive_loss(v, t, 7.0, 0.3, detach=detach)
 
     torch.testing.assert_close(ours, literal)
-
     (gradient,) = torch.autograd.grad(ours, v)
     (expected,) = torch.autograd.grad(literal, v)
 

@@ -74,7 +74,6 @@ def test_every_class_is_drawn_equally_often() -> None:
     cliptta.memory["images"][3, 0] = 9.0
 
     seen = set()
-
     for _ in range(20):
         first, second, third = sorted(cliptta._recall()[:, 0, 0, 0].tolist())
         assert first < second <= 3
@@ -88,11 +87,14 @@ def test_one_image_of_every_class_is_drawn_if_there_are_more_classes_than_images
     None
 ):
     """Of 50 classes, 40 / 50 of an image each would be none."""
-    classes = ClassPrompts(tuple(f"thing {number}" for number in range(50)))
-    cliptta = CLIPTTA(TINY, classes, CLIPTTAConfig(memory_shots=2, memory_drawn=40))
+    names = tuple(f"thing {number}" for number in range(50))
+    config = CLIPTTAConfig(memory_shots=2, memory_drawn=40)
+    cliptta = CLIPTTA(TINY, ClassPrompts(names), config)
+    # pixels of an image are the number of its class
     remembered = [0, 17, 49]
     for number in remembered:
         cliptta.memory["doubt"][number] = 0.5
         cliptta.memory["images"][number] = float(number)
 
-    assert cliptta._recall()[:, 0, 0, 0].tolist() == remembered
+    drawn = cliptta._recall()
+    assert drawn[:, 0, 0, 0].tolist() == remembered

@@ -74,5 +74,4 @@ def test_few_rows_at_a_time_change_nothing(rows: int) -> None:
         return adapter.predict(images).logits
 
     at_once = predict(2048)
-
     torch.testing.assert_close(predict(rows), at_once, atol=LOGIT, rtol=LOGIT)

@@ -32,7 +32,6 @@ def literal_logits(
     """Texts put together token by token, with one context for all classes or one for each."""
     context = learned["context"]
     texts = []
-
     for row, name in enumerate(TINY_PROMPTS.names):
         own = words(model, name)
         learnable = list(context if context.ndim == 2 else context[row])

@@ -93,7 +93,6 @@ def test_the_stream_equals_the_paper_in_plain_autograd(score: Any) -> None:
     assert_near(logits, torch.stack(expected), ADAPTED)
 
     memory = adapter.state_dict()
-
     assert_near(memory["retained_context"], literal.old_text, FEATURE)
     assert_near(memory["retained_visual"], literal.old_visual, FEATURE)
     assert_near(memory["visual"], literal.visual, LOGIT)

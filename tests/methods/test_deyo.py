@@ -31,7 +31,6 @@ def literal_shuffle(image: Tensor, order: Tensor, grid: int) -> Tensor:
         return down, across
 
     shuffled = torch.zeros_like(image)
-
     for index, source in enumerate(order.tolist()):
         down, across = cell(index)
         from_down, from_across = cell(source)
@@ -65,7 +64,6 @@ def test_a_stream_equals_a_training_loop() -> None:
     optimiser = torch.optim.SGD(early, lr=LIVELY.lr, momentum=0.9)
     generator = torch.Generator().manual_seed(3)
     taught = 0
-
     for images in TINY_IMAGES.split([4, 3, 3]):
         prediction = deyo.predict(images)
 
@@ -92,7 +90,6 @@ def test_patches_are_put_together_to_the_size_of_the_image(grid: int) -> None:
     assert patches.shape == (10, grid * grid, 3, side, side)
 
     together = join_patches(patches, 32)
-
     assert together.shape == TINY_IMAGES.shape
 
 
@@ -103,11 +100,13 @@ def test_patches_that_divide_the_image_come_back() -> None:
 
 @pytest.mark.parametrize("grid", [4, 5])
 def test_patches_are_shuffled_by_the_generator(grid: int) -> None:
-    order = torch.randperm(grid * grid, generator=torch.Generator().manual_seed(1))
+    generator = torch.Generator().manual_seed(1)
+    order = torch.randperm(grid * grid, generator=generator)
     patches = split_patches(TINY_IMAGES, grid)
     expected = join_patches(patches[:, order], 32)
-    mixed = shuffle_patches(TINY_IMAGES, grid, torch.Generator().manual_seed(1))
 
+    generator = torch.Generator().manual_seed(1)
+    mixed = shuffle_patches(TINY_IMAGES, grid, generator)
     torch.testing.assert_close(mixed, expected)
 
 

@@ -25,21 +25,25 @@ def numpy_dmn(stream: Array, text: Array, scale: float, config: DMNConfig) -> Ar
         p = softmax(scale * views @ text.T)
         confident = surest(p, config.selection_fraction)
         mean = p[confident].mean(axis=0)
+        label = int(mean.argmax())
         f = views[0]
         item = (entropies(mean), f)
-        insert(memory[int(mean.argmax())], item, config.capacity)
+        insert(memory[label], item, config.capacity)
 
         # each class reads its memory and its text, weighted by their likeness
         seen = np.zeros_like(text)
         for c, entries in enumerate(memory):
             keys = [key for _, key in entries]
             for m in [*keys, text[c]]:
-                weight = np.exp(-config.beta * (1 - f @ m))
-                seen[c] += weight * m
+                distance = 1 - f @ m
+                seen[c] += np.exp(-config.beta * distance) * m
             seen[c] = unit(seen[c])
+
+        # both predictions are mixed
         q = softmax(scale * seen @ f)
         w = config.memory_weight
-        predictions.append((p[0] + w * q) / (1 + w))
+        mixed = (p[0] + w * q) / (1 + w)
+        predictions.append(mixed)
     return np.stack(predictions)
 
 

@@ -67,14 +67,11 @@ def test_images_that_are_not_finite_teach_nothing_and_the_others_are_predicted()
     expected = clean.predict(images)
 
     torch.testing.assert_close(actual.logits[:6], expected.logits)
-
     undecided = torch.full((2, 6), -math.log(6))
-
     torch.testing.assert_close(actual.logits[6:], undecided)
     assert actual.evidence["non_finite"] == 2
 
     state = clean.state_dict()
-
     torch.testing.assert_close(adapter.state_dict(), state, atol=SUM, rtol=SUM)
 
 
@@ -248,7 +245,6 @@ def test_batches_are_as_sure_as_zero_shot_all_along() -> None:
         return means
 
     expected = sure("zero_shot")
-
     assert sure("domain_norm") == pytest.approx(expected, rel=0, abs=0.04)
 
 

@@ -19,7 +19,6 @@ def numpy_dota(images: Array, text: Array, scale: float, config: DOTAConfig) -> 
     c = np.ones(N)
     sigma = [config.initial_variance * identity for _ in range(N)]
     predictions = []
-
     for views in images:
         # the surest views, and their mean
         p = softmax(scale * views @ text.T)

@@ -27,16 +27,26 @@ def literal_dpe(
     cache: dict[int, list[tuple[float, Tensor]]] = {}
 
     def confident(views: Tensor, t: Tensor) -> Tensor:
-        return views[surest(scale * views @ t.T, config.selection_fraction)]
+        rows = surest(scale * views @ t.T, config.selection_fraction)
+        return views[rows]
+
+    def logits(f: Tensor, t: Tensor, v: Tensor) -> Tensor:
+        """Text logits, and for classes with a prototype what it adds."""
+        actual = scale * t @ f
+        affinity = torch.exp(-config.beta * (1 - v @ f))
+        added = torch.zeros_like(actual)
+        added[sorted(cache)] = config.alpha * affinity
+        return actual + added
 
     for views in stream:
         # the image enters the cache of its class
         selected = confident(views, unit_rows(base))
         z = scale * selected @ unit_rows(base).T
-        feature = selected.mean(dim=0)
+        label = int(z.mean(dim=0).argmax())
         mean = z.softmax(dim=-1).mean(dim=0)
-        entries = cache.setdefault(int(z.mean(dim=0).argmax()), [])
-        insert(entries, (float(entropies(mean.log())), feature), config.capacity)
+        feature = selected.mean(dim=0)
+        item = (float(entropies(mean.log())), feature)
+        insert(cache.setdefault(label, []), item, config.capacity)
 
         # prototypes are means of the cached features, of the classes that have any
         classes = sorted(cache)
@@ -45,15 +55,6 @@ def literal_dpe(
             features = torch.stack([f for _, f in cache[c]])
             means.append(features.mean(dim=0))
         prototypes = torch.stack(means)
-
-        def logits(
-            f: Tensor, t: Tensor, v: Tensor, classes: list[int] = classes
-        ) -> Tensor:
-            actual = [scale * f @ own for own in t]
-            for c, own in zip(classes, v, strict=True):
-                affinity = (-config.beta * (1 - f @ own)).exp()
-                actual[c] = actual[c] + config.alpha * affinity
-            return torch.stack(actual)
 
         # one step of residuals of texts and prototypes
         dt = torch.zeros_like(base, requires_grad=True)
@@ -67,7 +68,10 @@ def literal_dpe(
         loss = entropies(logits(feature, t, v))
         loss = loss + config.alignment_weight * alignment / len(classes)
         loss.backward()
-        torch.optim.AdamW([dt, dv], lr=config.lr, eps=1e-3, weight_decay=0.1).step()
+        optimiser = torch.optim.AdamW(
+            [dt, dv], lr=config.lr, eps=1e-3, weight_decay=0.1
+        )
+        optimiser.step()
 
         with torch.no_grad():
             t = unit_rows(base + dt)
@@ -75,10 +79,11 @@ def literal_dpe(
             scored = views[0]
             if config.scored == "confident":
                 scored = confident(views, t).mean(dim=0)
-            predictions.append(logits(scored, t, v))
+            prediction = logits(scored, t, v)
+            predictions.append(prediction)
 
             # sure predictions teach the texts: a running mean
-            share = float(entropies(predictions[-1])) / math.log2(len(text))
+            share = float(entropies(prediction)) / math.log2(len(text))
             if share < config.update_threshold:
                 averaged += 1
                 base = (averaged * base + t) / (averaged + 1)

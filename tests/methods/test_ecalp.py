@@ -46,7 +46,6 @@ def numpy_ecalp(images: Array, text: Array, scale: float, config: ECALPConfig) -
     seen = np.zeros((0, d))
     start = np.zeros((0, N))
     predictions = []
-
     for image in images:
         seen = np.concatenate([seen, image[None]])[-config.capacity :]
         start = np.concatenate([start, unlabelled])[-config.capacity :]

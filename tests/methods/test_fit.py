@@ -65,7 +65,6 @@ def test_a_file_brings_the_fitted_method_back(tmp_path: Path, name: str) -> None
     assert read_header(path)["notes"] == {"dataset": "mine"}
 
     loaded = load_method(path, TINY)
-
     assert loaded.name == name
     assert loaded.config == adapter.config
     assert loaded.prompts.names == TWO.names
@@ -124,9 +123,7 @@ def test_tensors_of_a_class_follow_it(
     part = load_method(path, TINY, some).predict(TINY_IMAGES).logits
 
     torch.testing.assert_close(part, full[:, [3, 1]])
-
     unknown = ClassPrompts(("ship", "deer"))
-
     with pytest.raises(ValueError, match="deer"):
         load_method(path, TINY, unknown)
     with pytest.raises(ValueError, match="fit"):
@@ -202,14 +199,11 @@ def test_a_file_of_other_weights_is_refused_but_another_dtype_is_not(
         load_method(path, build_tiny_clip(seed=1), TWO)
 
     half = build_tiny_clip().bfloat16()
-
     assert half.fingerprint != TINY.fingerprint
 
     logits = load_method(path, half, TWO).predict(make_images(1, seed=0)[0]).logits
-
     assert torch.isfinite(logits).all()
 
     half.id = "another"
-
     with pytest.raises(ValueError, match="another"):
         load_method(path, half, TWO)

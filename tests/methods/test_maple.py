@@ -43,7 +43,6 @@ def literal_logits(
         visual.append(torch.stack(mapped))
 
     texts = []
-
     for name in TINY_PROMPTS.names:
         fixed = words(model, f"a photo of a {name}.")[2:]
         inside = [*textual[0], *fixed]
@@ -112,5 +111,4 @@ def test_without_words_any_number_of_tokens_is_learned() -> None:
     assert indices[0].tolist() == list(range(1, 10))
 
     end = int(ids[0].argmax())
-
     assert end > 10

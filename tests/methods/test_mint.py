@@ -64,5 +64,4 @@ def test_one_image_alone_teaches_nothing_at_first() -> None:
     mint.predict(image)
 
     gradient = mint.memory["gradient"]
-
     assert float(gradient.abs().max()) < SUM

@@ -31,8 +31,10 @@ def fitted_lengths(f: Array, prior: Array, text: Array) -> Array:
     """Lengths of the class means that fit the prior, with the texts for directions."""
     lengths = np.zeros(len(text))
     for k, direction in enumerate(text):
-        share = prior[:, k] / prior[:, k].sum()
-        squared = ((f - direction) ** 2).sum(axis=1)
+        mass = prior[:, k]
+        share = mass / mass.sum()
+        difference = f - direction
+        squared = (difference**2).sum(axis=1)
         mean = share @ squared
         lengths[k] = 1 - mean / 2
     return lengths
@@ -148,11 +150,9 @@ def test_a_class_with_one_sure_image_loses_it_by_hand() -> None:
     assert float(many_likelihood - rare_likelihood) == pytest.approx(gap, rel=1e-6)
 
     before = logs.argmax(dim=1)
-
     assert before.tolist() == [0] * n + [1]
 
     assigned = transduce(images, logs, text, MOONConfig()).argmax(dim=1)
-
     assert assigned.tolist() == [0] * n + [0]
 
 

@@ -30,7 +30,6 @@ def numpy_mta(f: Array, s: Array, config: MTAConfig) -> tuple[Array, Array, int]
     m = f[0]
     y = np.full(V, 1 / V)
     iterations = 0
-
     for _ in range(most):
         k = kernel(m)
         for _ in range(most):
@@ -77,7 +76,6 @@ def test_all_images_at_once_equal_numpy_one_by_one(config: MTAConfig) -> None:
 
     modes, inlierness = find_mode(features, probabilities, config)
     counts = set()
-
     for image in range(images):
         f = features[image].double().numpy()
         s = probabilities[image].double().numpy()
@@ -96,7 +94,6 @@ def test_the_adapter_scores_the_mode() -> None:
     logits = adapter.predict(batch).logits
 
     text = TINY.classifier(TINY_PROMPTS).double().numpy()
-
     for actual, views in zip(logits, batch.views, strict=True):
         features = TINY.encode_image(views, normalize=True)
         f = features.double().numpy()

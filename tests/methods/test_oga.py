@@ -26,7 +26,6 @@ def numpy_oga(
     identity = np.eye(d)
     cache: list[list[tuple[Array, Array]]] = [[] for _ in range(N)]
     predictions = []
-
     for batch in batches:
         # images enter the cache of their class
         prior = softmax(scale * batch @ text.T)

@@ -18,7 +18,6 @@ def numpy_onzeta(
     w = text.copy()
     rho = np.zeros(N)
     predictions = []
-
     for t, f in enumerate(stream, start=1):
         # text: zero-shot with dual variables that even the classes out
         q = softmax(scale * text @ f) * np.exp(rho)

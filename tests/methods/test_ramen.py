@@ -84,7 +84,6 @@ def test_a_stream_equals_lists(config: RamenConfig, sizes: list[int]) -> None:
     actual = torch.cat([ramen.predict(part).logits for part in batches])
 
     torch.testing.assert_close(actual, expected)
-
     # it moves: without a step the logits are others
     plain = ramen.logits(ramen.tower.start, stream).float()
 

@@ -97,7 +97,6 @@ def test_one_file_enters_a_method_everywhere(install: Path) -> None:
     assert entry in method_entries()
 
     printed = CliRunner().invoke(app, ["methods", "--json"]).stdout
-
     assert "made_up" in [method["name"] for method in json.loads(printed)]
 
     # ImageNet's grid names its methods, each with settings of its own.
@@ -106,7 +105,6 @@ def test_one_file_enters_a_method_everywhere(install: Path) -> None:
         assert "made_up" in {spec.method for spec in specs}
 
     _, _, not_run = methods_page([], [], [], install).partition("not run")
-
     assert "`made_up`" in not_run
     assert "`factor`" in method_pages.settings_table(entry)
     assert "--method made_up" in method_pages.command(entry)

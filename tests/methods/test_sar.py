@@ -25,7 +25,6 @@ def test_a_stream_equals_two_passes() -> None:
     limit = 0.75 * math.log(len(live.text))
     average = 0.0
     seen = 0
-
     for images in TINY_IMAGES.split([4, 3, 3]):
         sar.predict(images)
         optimiser.param_groups[0]["lr"] = LIVELY.lr * len(images) / 64

@@ -196,13 +196,16 @@ def test_3d_the_text_running_mean_reaches_every_image() -> None:
 
 
 def test_3e_prompts_that_are_discarded_are_nowhere_in_the_logits() -> None:
+    images = BATCHES[0]
     discarded = adapter_of(modalities="image", discarded_prompts=True)
-    features = MODEL.encode_image(BATCHES[0], normalize=True)
-    plain = MODEL.scale * features @ discarded.classifier.T
-    actual = discarded.predict(BATCHES[0])
-
+    actual = discarded.predict(images)
+    # there are prompts that could be in them
     assert len(actual.evidence["cliques"])
-    torch.testing.assert_close(actual.probabilities, plain.softmax(dim=-1).float())
+
+    features = MODEL.encode_image(images, normalize=True)
+    logits = MODEL.scale * features @ discarded.classifier.T
+    expected = logits.softmax(dim=-1).float()
+    torch.testing.assert_close(actual.probabilities, expected)
 
 
 def test_4_an_image_first_seen_in_a_later_clique_maps_to_that_clique() -> None:
@@ -215,16 +218,26 @@ def test_4_an_image_first_seen_in_a_later_clique_maps_to_that_clique() -> None:
 
     cliques = mine_cliques(similar, top)
     members = [row.nonzero()[:, 0].tolist() for row in cliques.members]
+    assert members == [
+        [0, 1],
+        [2, 3],
+        [2, 3, 4],
+        [3, 4],
+    ]
 
-    assert members == [[0, 1], [2, 3], [2, 3, 4], [3, 4]]
-
+    # each image has the cliques that it is a member of, by their number
     nothing_retained = torch.zeros(2, dtype=torch.long)
     passes = plan_passes(cliques, top, nothing_retained, SCAPConfig())
     mapped = []
     for sets, own in zip(passes.sets, passes.has_set, strict=True):
         mapped.append(sets[own].tolist())
-
-    assert mapped == [[0], [0], [1, 2], [1, 2, 3], [2, 3]]
+    assert mapped == [
+        [0],
+        [0],
+        [1, 2],
+        [1, 2, 3],
+        [2, 3],
+    ]
 
 
 def test_5_concentration_of_unit_features_is_size_times_one_minus_squared_mean() -> (
@@ -261,7 +274,6 @@ def test_6_cliques_learned_in_any_order_give_the_same_prompts(steps: int) -> Non
         return learned.visual, learned.text
 
     visual, text = learn([0, 1, 2, 3])
-
     for order in ([3, 1, 0, 2], [2], [1, 3]):
         visual_of_order, text_of_order = learn(order)
         assert_near(visual_of_order, visual[order], STEP)
@@ -284,7 +296,6 @@ def test_7_the_reported_metric_comes_from_the_logits_that_were_returned(
     assert record.metrics["top1"] == pytest.approx(100 * float(right))
 
     written = load_predictions(tmp_path / record.id)
-
     assert written.classes[:, 0].tolist() == predicted.tolist()
 
     # SCAP was at work: otherwise the logits would be those of zero-shot

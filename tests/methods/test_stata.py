@@ -36,7 +36,6 @@ def numpy_stata(f: Array, prior: Array, text: Array, config: StatAConfig) -> Arr
         return new
 
     z = prior.copy()
-
     for updates in range(config.rounds + 1):
         for _ in range(config.inner_steps):
             z = assign(z)

@@ -83,7 +83,6 @@ def test_memory_extras_and_notes_come_back(counting: Counting, path: Path) -> No
     torch.testing.assert_close(dict(saved.extra), extra)
 
     header = read_header(path)
-
     assert header["method"] == "Counting"
     assert header["torch"] == torch.__version__
     assert header["classes"] == counting.prompts.fingerprint
@@ -198,7 +197,6 @@ def test_a_crash_while_writing_leaves_the_old_file(
         raise OSError("disk full")
 
     write_atomically(path, b"old")
-
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", crash)
         with pytest.raises(OSError, match="full"):
@@ -208,7 +206,6 @@ def test_a_crash_while_writing_leaves_the_old_file(
     assert [*path.parent.iterdir()] == [path]
 
     write_atomically(path, b"new")
-
     assert path.read_bytes() == b"new"
 
 
@@ -231,7 +228,6 @@ def test_a_state_with_settings_that_the_method_no_longer_has_is_of_another_versi
     path.write_bytes(pack(tensors, header))
 
     says = "domain_norm no longer has the settings abstain_below, vote_share; start"
-
     with pytest.raises(StateMismatchError, match=says):
         if read == "load_method":
             load_method(path, TINY)

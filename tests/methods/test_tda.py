@@ -89,7 +89,6 @@ def test_a_stream_equals_numpy_one_by_one(
     logits = torch.cat(actual).numpy()
 
     np.testing.assert_allclose(logits, expected, atol=LOGIT)
-
     # both caches hold the same entropies, and nothing else
     for name, lists in (("positive", positive), ("negative", negative)):
         for c, row in enumerate(tda.memory[f"{name}.entropy"]):
@@ -152,7 +151,6 @@ def test_tuned_constants_are_those_of_the_positive_cache() -> None:
     assert "views" not in entry.tuned_by_authors
 
     default = vars(TDAConfig())
-
     for name in entry.tuned_by_authors:
         preset = vars(entry.presets[name])
         changed = {field for field in preset if preset[field] != default[field]}

@@ -58,7 +58,6 @@ def test_keys_are_unit_means_of_raw_features() -> None:
     expected = unit(raw.mean(axis=1))
 
     np.testing.assert_allclose(keys, expected, atol=FEATURE)
-
     # means of unit features would be others
     mean_of_units = unit(raw).mean(axis=1)
 
@@ -179,5 +178,4 @@ def test_the_epoch_is_picked_on_the_validation_split() -> None:
         return int(right.sum())
 
     last_epoch = replace(config, search=False)
-
     assert right_with_keys_of(config) > right_with_keys_of(last_epoch)

@@ -43,7 +43,5 @@ def test_every_image_equals_torch(config: TPSConfig) -> None:
     expected_logits = torch.stack(expected).float()
 
     torch.testing.assert_close(actual, expected_logits, atol=LOGIT, rtol=LOGIT)
-
     plain = (TINY.scale * features.double() @ text.T).float()
-
     assert not torch.allclose(actual, plain, atol=0.02)

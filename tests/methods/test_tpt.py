@@ -78,7 +78,6 @@ def test_many_images_at_once_equal_the_paper_one_at_a_time(
     assert batch.views is not None
 
     expected = [literal_tpt(prompts, views, config) for views in batch.views]
-
     assert_near(logits, torch.stack(expected), LOGIT)
 
 

@@ -45,7 +45,6 @@ def numpy_transclip(
         return new
 
     z = prior.copy()
-
     for step in range(config.rounds + 1):
         for _ in range(config.inner_steps):
             z = assign(z)
@@ -92,10 +91,8 @@ def test_equal_images_leave_no_variance_to_divide_by() -> None:
     prior = torch.tensor([0.5, 0.3, 0.2]).expand(6, -1)
 
     logs = transduce(images, prior.log(), texts, TransCLIPConfig())
-
     assert logs.isfinite().all()
     assert logs.argmax(dim=-1).tolist() == [0] * 6
 
     variance = update_variance(images, texts, prior)
-
     assert variance.min() >= 1e-6

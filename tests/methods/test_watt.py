@@ -69,7 +69,6 @@ def test_the_mean_of_its_own_templates_predicts() -> None:
     watt = WATT(TINY, ClassPrompts(TINY_NAMES), WATTConfig(rounds=1))
 
     torch.testing.assert_close(watt.classifier, TINY.classifier(own))
-
     prediction = watt.predict(TINY_IMAGES).logits
     # switched off it would be this
     plain = create_method("zero_shot", TINY, own).predict(TINY_IMAGES).logits

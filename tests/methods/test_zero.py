@@ -25,7 +25,6 @@ def numpy_zero(
     others = cosines[count:]
 
     tally = np.zeros(cosines.shape[1], dtype=np.float32)
-
     for view in voters:
         if vote == "hard":
             tally[view.argmax()] += 1
@@ -56,7 +55,6 @@ def test_all_images_at_once_equal_numpy_one_by_one(
 
     expected = []
     ways = set()
-
     for image in cosines.numpy():
         label, way = numpy_zero(image, 10.0, fraction, vote)
         expected.append(label)
@@ -117,5 +115,4 @@ def test_near_ties_share_a_vote_at_the_epsilon_of_fp16() -> None:
     assert far > near
 
     apart = torch.tensor([[[0.26, 0.25]]])
-
     assert count_votes(apart, "fp16-eps")[0, 0] > 0.999

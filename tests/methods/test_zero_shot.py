@@ -44,9 +44,7 @@ def test_temperature_changes_confidence_only() -> None:
     warm = predict(2.0)
 
     torch.testing.assert_close(plain.logits, 2 * warm.logits)
-
     confidence = plain.probabilities.amax(1)
-
     assert (confidence > warm.probabilities.amax(1)).all()
 
 

@@ -93,13 +93,11 @@ def test_the_score_is_the_mean_of_the_methods_and_of_zero_shots() -> None:
     score = (score_of_method + score_of_zero_shot) / 2
 
     torch.testing.assert_close(rejection.score, score)
-
     left_out_of_method = zsr.left_out_score(adapted)
     left_out_of_zero_shot = zsr.left_out_score(plain)
     left_out = (left_out_of_method + left_out_of_zero_shot) / 2
 
     torch.testing.assert_close(window[-9:].float(), left_out)
-
     assert torch.equal(rejection.rejected, score > left_out.median())
 
 
@@ -127,11 +125,13 @@ def test_joined_windows_hold_all_scores_where_there_is_room() -> None:
 @pytest.mark.parametrize("share", [0.25, 0.5, 0.75])
 def test_full_windows_are_joined_to_evenly_spaced_scores(share: float) -> None:
     first, second = draw(2, zsr.WINDOW).sigmoid().float()
-    exact = torch.cat([first, second]).quantile(1 - share)
-    joined = zsr.merge_windows([first, second])
-    limit = zsr.rejection_limit(joined, share)
+    scores = torch.cat([first, second])
+    exact = float(scores.quantile(1 - share))
 
-    assert float(limit) == pytest.approx(float(exact), abs=4 / zsr.WINDOW)
+    joined = zsr.merge_windows([first, second])
+    limit = float(zsr.rejection_limit(joined, share))
+    spacing = 4 / zsr.WINDOW
+    assert limit == pytest.approx(exact, abs=spacing)
 
 
 def test_empty_windows_are_joined_to_an_empty_one() -> None:
@@ -155,9 +155,11 @@ def test_the_left_out_score_is_that_of_a_list_without_the_class() -> None:
     scores = zsr.left_out_score(logits)
 
     for row, score in zip(logits, scores, strict=True):
-        without_the_best = row.double().sort().values[:-1]
+        in_order = row.double().sort().values
+        without_the_best = in_order[:-1]
         p = (without_the_best / zsr.SOFTENING).softmax(dim=0)
         entropy = -float((p * p.log()).sum())
+        # as a share of that of four classes
         by_hand = entropy / math.log(4)
         assert float(score) == pytest.approx(by_hand, abs=FEATURE)
 
@@ -185,11 +187,12 @@ def test_the_temperature_of_two_classes_by_hand(logit: float, backing: float) ->
     """1 / (1 + exp(-logit / T)) = backing."""
     logits = torch.tensor([[0.0, logit]])
     zero_shot = torch.tensor([[1 - backing, backing]])
-    temperature = zsr.find_temperature(counted(logits, zero_shot))
+    sums = counted(logits, zero_shot)
+    temperature = float(zsr.find_temperature(sums))
+
     odds = backing / (1 - backing)
     by_hand = logit / math.log(odds)
-
-    assert float(temperature) == pytest.approx(by_hand, rel=GRID)
+    assert temperature == pytest.approx(by_hand, rel=GRID)
 
 
 def test_calibration_asks_the_device_for_nothing() -> None:
@@ -226,7 +229,6 @@ def test_scaled_predictions_are_as_sure_as_zero_shot_backs_them() -> None:
     scaled = (logits / temperature).softmax(dim=1)
 
     sure = scaled.amax(dim=1).mean()
-
     assert float(sure) == pytest.approx(float(backing), abs=GRID)
 
     sure_of_zero_shot = zero_shot.amax(dim=1).mean()
@@ -337,14 +339,12 @@ def test_reset_and_another_class_list_start_both_again() -> None:
     assert learned(adapter) == [True, True]
 
     other = adapter.with_classes([*NAMES, "one more"])
-
     assert other.reject_share == 0.5
     assert other.calibrated
     assert learned(other) == [False, False]
     assert learned(adapter) == [True, True]
 
     adapter.reset()
-
     assert learned(adapter) == [False, False]
 
 
@@ -362,11 +362,9 @@ def test_scores_and_confidences_of_copies_are_joined(method: str) -> None:
     merge_states(joined, [pack_state(first), pack_state(second)])
 
     scores = joined.memory[LEFT_OUT]
-
     assert scores.isfinite().sum() == 4 * 6
 
     total = first.memory[CONFIDENCES] + second.memory[CONFIDENCES]
-
     torch.testing.assert_close(joined.memory[CONFIDENCES], total)
 
 

@@ -135,7 +135,6 @@ def test_other_towers_are_wrapped(name: str) -> None:
     actual = create_method("zero_shot", ours, PROMPTS).predict(pictures(2)).logits
 
     torch.testing.assert_close(actual, wanted, atol=LOGIT, rtol=FEATURE)
-
     if "norm" in ours.capabilities:
         adapter = create_method("tent", ours, PROMPTS)
         first = adapter.predict(pictures(2)).logits

@@ -72,7 +72,6 @@ def compare(ours: Any, theirs: Any, ids: Tensor, texts: list[str]) -> None:
     assert_same_features(ours.encode_text(texts), theirs.encode_text(ids))
 
     scale = float(theirs.logit_scale.exp())
-
     assert ours.scale == pytest.approx(scale, rel=SUM)
 
 
@@ -117,7 +116,6 @@ def test_siglip(name: str, tmp_path: Path) -> None:
     assert ours.bias == pytest.approx(float(theirs.logit_bias))
 
     expected = "gelu_tanh" if name.endswith("SigLIP2-256") else "gelu"
-
     assert ours.config.vision.activation == expected
     assert ours.config.text.activation == expected
 

@@ -34,7 +34,6 @@ def test_bit_equal_to_torchvision_and_open_clip(size: int) -> None:
     open_clip = image_transform(size, is_train=False, mean=OPENAI_MEAN, std=OPENAI_STD)
     ours = Preprocess.openai(size)
     compared = 0
-
     for image in pictures(200):
         pixels = ours(image)
         assert torch.equal(pixels, torchvision(image)), image.size

@@ -89,7 +89,6 @@ def test_entries_have_a_source_and_the_hash_that_the_file_states(kind: str) -> N
         "lists" if kind == "classes" else "sets"
     ]
     hashes = set()
-
     for id, entry in entries.items():
         names: list[Any] = (
             [class_names(id), entry.get("wnids", [])] if kind == "classes" else []
@@ -216,5 +215,4 @@ def test_every_name_in_every_template_fits_the_context() -> None:
         return max(len(tokenizer.encode(text)) for text in texts)
 
     names = max(longest(class_names(name)) for name in catalogue.list_class_lists())
-
     assert names + longest(templates("openai-80")) + 2 < 77

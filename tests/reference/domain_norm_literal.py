@@ -93,12 +93,14 @@ class Key:
     def distance(self, batch: Key) -> float:  # Eq. 3
         if self.n == 0:
             return math.inf
+        # squared difference of the means in pooled deviations
         freedom = max(1, self.n + batch.n - 2)
         variance = (self.S + batch.S) / freedom
         variance = np.maximum(variance, 1e-6)
         difference = batch.mu - self.mu
-        by_chance = 1 / batch.n + 1 / self.n
         effect = difference**2 / variance
+        # less what chance gives so many images
+        by_chance = 1 / batch.n + 1 / self.n
         return float(np.mean(effect - by_chance))
 
 

@@ -285,7 +285,6 @@ def retention_graph(keys: Tensor, s: ReferenceSettings) -> Tensor:
             W[k, m] = torch.exp(-squared / (2 * s.bandwidth**2))
 
     edges = torch.zeros_like(W)
-
     for k in range(n):
         row = W[k].tolist()
         others = [m for m in range(n) if m != k]

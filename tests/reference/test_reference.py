@@ -106,14 +106,12 @@ def test_one_step_is_signed_by_the_slope() -> None:
         return -0.01 * gradient / (gradient.abs() + 1e-8)
 
     learned = eq.learn(model, images, visual, text, text_of, settings)
-
     assert learned.visual is not None
     assert learned.text is not None
 
     picked = [0, 7, 31, 32, 50, 63]
     slopes_of_visual = []
     slopes_of_text = []
-
     for index in picked:
         # central differences
         nudge = torch.zeros_like(visual)
@@ -130,11 +128,8 @@ def test_one_step_is_signed_by_the_slope() -> None:
     moved = (learned.visual - visual).view(-1)[picked]
 
     torch.testing.assert_close(moved, step_along(slopes_of_visual), **near)
-
     moved = (learned.text - text).view(-1)[picked]
-
     torch.testing.assert_close(moved, step_along(slopes_of_text), **near)
-
     before = float(learned.before.total)
     after = float(learned.after.total)
 
@@ -184,7 +179,6 @@ def test_propagation_is_zhou_fixed_point(n: int, K: int, alpha: float) -> None:
     expected = zhou_by_iteration(keys.numpy(), sigma=0.3, K=K, alpha=alpha)
 
     torch.testing.assert_close(moved, torch.from_numpy(expected))
-
     # not only their lengths
     before = eq.l2_normalize(keys)
     after = eq.l2_normalize(moved)
@@ -197,7 +191,6 @@ def test_retain_fuses_the_closest_pair_at_the_lower_index(raw_keys: bool) -> Non
     settings = replace(SETTINGS, capacity=3, raw_keys=raw_keys)
     keys = directions(0, 60, 120, 62)
     entries: list[eq.Entry] = []
-
     for number, key in enumerate(keys):
         value = torch.full((1, 2, 4), float(number))
         entries = eq.retain(entries, key, value, settings)

@@ -9,13 +9,15 @@ from tests._helpers.arrays import insert
 
 
 def random_stream(images: int, classes: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Classes and entropies; the latter coarse, so that ties occur, and some not offered."""
+    """Classes and entropies of images."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(classes, (images,), generator=generator)
+    # coarse, so that ties occur
     tenths = torch.randint(1, 12, (images,), generator=generator)
+    entropy = tenths / 10
+    # some are not offered
     hidden = torch.rand(images, generator=generator) < 0.2
-    entropy = (tenths / 10).masked_fill(hidden, torch.inf)
-    return labels, entropy
+    return labels, entropy.masked_fill(hidden, torch.inf)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -31,7 +31,6 @@ def test_it_beats_zero_shot_where_classes_lie_beside_their_texts(
 ) -> None:
     seeds = range(5)  # one lucky set of clusters proves nothing
     gains = []
-
     for seed in seeds:
         features, labels, text = make_clusters(400, seed=seed)
         adapted = on_features(name, text).predict_features(features).logits

@@ -79,7 +79,6 @@ def test_an_epoch_shows_every_image_once() -> None:
     assert [len(rows) for rows in batches] == [4, 4, 2]
 
     rows = np.concatenate(batches)
-
     assert sorted(rows.tolist()) == list(range(10))
 
 
@@ -126,13 +125,10 @@ def test_the_loop_is_torch_sgd_with_momentum() -> None:
         x = x - rate * velocity
 
     np.testing.assert_allclose(learned["x"], x, rtol=FEATURE)
-
     reported = [(step.step, step.steps, step.epoch) for step in steps]
-
     assert reported == [(1, 3, 0), (2, 3, 1), (3, 3, 2)]
 
     first_loss = 1.5 + math.log(1 + math.exp(-3))
-
     assert steps[0].loss == pytest.approx(first_loss)
 
 
@@ -182,7 +178,6 @@ def test_a_pool_is_encoded_once_and_every_image_gets_crops_of_its_own(
     rows = np.array([4, 0, 3])
     generator = np.random.default_rng(0)
     seen: set[tuple[int, int]] = set()
-
     for _ in range(40):
         drawn = draw(rows, generator)
         distances = (drawn[:, None] - pool[rows]).abs().amax(dim=-1)

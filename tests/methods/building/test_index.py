@@ -79,17 +79,14 @@ def test_a_method_in_one_file_is_used_by_commands(run: Run, plug_in: Path) -> No
         )
 
     refused = evaluate()
-
     assert refused.refuses("unknown method 'mirror'")
 
     result = evaluate("--plugin", plug_in, "--out", plug_in.parent / "runs")
-
     assert result.code == 0
     assert "mirror" in result.stdout
     assert get_method("mirror").summary == "Zero-shot by another name"
 
     listed = run("methods", "mirror", "--plugin", plug_in)
-
     assert listed.code == 0
     assert "share" in listed.stdout
 

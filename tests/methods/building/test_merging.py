@@ -49,7 +49,6 @@ def test_caches_are_those_of_one_copy_that_saw_everything(method: str) -> None:
     learn(one, batches[:8])
 
     torch.testing.assert_close(joined.state_dict(), one.state_dict())
-
     expected = one.predict(batches[8]).logits
     actual = joined.predict(batches[8]).logits
 
@@ -128,13 +127,11 @@ def test_a_shared_start_is_counted_once_and_its_displacement_not_multiplied() ->
     expected = old.norms.values + 4 * mean_move
 
     torch.testing.assert_close(new.norms.values, expected)
-
     # Counts are sums: what every copy added is added.
     added = [end.counts.marginal - old.counts.marginal for end in ends]
     expected = old.counts.marginal + torch.stack(added).sum(0)
 
     torch.testing.assert_close(new.counts.marginal, expected)
-
     # The mean of a key is that of all images, each counted once.
     total = 100 * old.key.mean
     for end in ends:
@@ -162,7 +159,6 @@ def test_domains_that_are_the_same_are_joined_and_others_kept() -> None:
     assert match_domains([one, two], 0.1, 8)[0] == [(0, 0), (1, 1)]
 
     counts = [float(domain.key.images) for domain in both.domains]
-
     assert counts == [64 * 6, 64 * 2, 0, 0]
     assert [int(domain.images) for domain in both.domains] == counts
     assert [int(domain.norms.steps) for domain in both.domains] == [6, 2, 0, 0]
@@ -176,7 +172,6 @@ def test_domains_that_are_the_same_are_joined_and_others_kept() -> None:
         return (4 * of_first + 2 * of_second) / 6
 
     mean = mean_by_images(first.key.mean, second.key.mean)
-
     torch.testing.assert_close(merged.key.mean, mean)
 
     # The n-th step is 1 / sqrt(n) of the first; one copy takes six.
@@ -188,7 +183,6 @@ def test_domains_that_are_the_same_are_joined_and_others_kept() -> None:
     farther = path(6) / ((4 * path(4) + 2 * path(2)) / 6)
 
     torch.testing.assert_close(merged.norms.values, start + farther * move)
-
     # Adam's moments without their bias of so many steps
     for name, beta in (("first", 0.9), ("second", 0.999)):
         after_four = getattr(first.norms, name) / (1 - beta**4)

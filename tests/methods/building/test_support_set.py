@@ -43,7 +43,6 @@ def test_all_shots_are_the_data_set_itself() -> None:
     assert torch.equal(everything.images, pictures)
 
     labels = dataset.labels
-
     assert labels is not None
     assert everything.labels.tolist() == list(labels)
 
@@ -157,7 +156,6 @@ def test_a_crop_of_the_full_image_is_the_image_or_its_mirror() -> None:
     crops = pictures.crops(rows, TINY, generator, scale=FULL_IMAGE)
 
     images = pictures.pixels(rows, TINY)
-
     for (crop,), image in zip(crops, images, strict=True):
         mirrored = image.flip(-1)
         is_image = torch.equal(crop, image)

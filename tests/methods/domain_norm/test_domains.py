@@ -90,7 +90,6 @@ def test_a_domain_of_fewer_than_32_images_takes_every_batch() -> None:
     assert choose_domain(young, 64, far, config) == 0
 
     older = two_domains(seen=32)
-
     assert choose_domain(older, 64, far, config) == 1
 
 

@@ -73,7 +73,6 @@ def test_step_equals_the_page(name: str) -> None:
         np.testing.assert_allclose(actual.numpy(), expected, atol=64 * 2**-23, rtol=0)
 
     state = adapter.state
-
     assert int(state.current) == literal.current
 
     for own, other in zip(state.domains, literal.domains, strict=True):

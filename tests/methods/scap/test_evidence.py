@@ -108,7 +108,6 @@ def test_prompts_that_were_not_scored_with_are_not_claimed(
             assert entry["retained"] is None
 
     counts = summary(prediction)
-
     assert counts["images_with_clique"]
     assert not counts["images_with_retained"]
 

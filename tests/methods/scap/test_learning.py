@@ -106,7 +106,6 @@ def test_a_part_holds_complete_cliques_within_its_bound(rows: int, count: int) -
 
     sizes = [len(members) for members in SETS]
     done = 0
-
     for sets, part in parts:
         # the next cliques, complete
         assert sets.start == done

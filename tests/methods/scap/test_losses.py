@@ -37,7 +37,6 @@ def test_losses_of_two_orthogonal_members_by_hand(member_entropy: bool) -> None:
     assert float(losses.concentration) == pytest.approx(concentration, abs=DOUBLE)
 
     total = entropy + 0.5 * concentration
-
     assert float(losses.total) == pytest.approx(total, abs=DOUBLE)
 
 

@@ -42,7 +42,6 @@ def test_half_precision_remembers_in_float32_and_predicts_nearly_alike(
     unit = torch.finfo(dtype).eps / 2
     error = full.model.scale * STORES**0.5 * unit
     values = []
-
     for images in BATCHES:
         actual = half.predict(images)
         expected = full.predict(images)

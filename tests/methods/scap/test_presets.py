@@ -37,7 +37,6 @@ def test_the_registry_knows_the_presets() -> None:
     assert method_config("scap", "paper-views").views == 64
 
     released = vars(RULES["released"])
-
     assert all(released.values()), "a rule that the released code shares"
 
 
@@ -49,11 +48,9 @@ def test_presets_run_from_the_registry(name: str) -> None:
     assert config == dataclasses.replace(PRESETS[name], views=views)
 
     adapter = create_method("scap", TINY, TINY_PROMPTS, config)
-
     assert (adapter.views is None) == (views == 1)
 
     batch = Batch(TINY_IMAGES, tuple("abcdefghij"))
-
     for _ in range(2):
         prediction = adapter.predict(batch)
         assert prediction.logits.isfinite().all()
@@ -194,7 +191,6 @@ def test_a_resnet_learns_text_alone() -> None:
     assert cliques > 0
 
     second = adapter.predict(images)
-
     assert second.logits.isfinite().all()
     assert int(adapter.memory["text_seen"]) == 2 * cliques
 
@@ -243,7 +239,6 @@ def test_the_start_is_uniform_between_minus_one_and_one() -> None:
     assert values.min() < -1 + 30 / n
 
     deviation = 1 / math.sqrt(3)
-
     assert abs(float(values.mean())) < sampling(deviation, n)
 
     # The mean square is 1/3; a square has the variance 1/5 - 1/9.

@@ -96,12 +96,13 @@ def test_the_cache_that_came_in_is_left_alone() -> None:
 def test_the_resolvent_equals_the_inverse(alpha: float, n: int) -> None:
     keys = draw(3, n, 4, seed=n)
     weights = retention_graph(keys, 1.0, 3)
-    root = weights.sum(dim=-1).rsqrt()
+    degree = weights.sum(dim=-1)
+    root = degree.rsqrt()
     smooth = root[:, :, None] * weights * root[:, None]
+
+    actual = resolvent(smooth, alpha)
     identity = torch.eye(n).double()
     expected = torch.linalg.inv(identity - alpha * smooth)
-    actual = resolvent(smooth, alpha)
-
     torch.testing.assert_close(actual, expected, rtol=DOUBLE, atol=DOUBLE)
 
 
