@@ -22,11 +22,14 @@ def live_loss(live: Live, images: Tensor) -> Tensor:
     """The loss of a batch under the model's current norms."""
     v = live.features(images)
     cosines = v.detach() @ live.text.T
+
+    # a text of the three likeliest classes of each image
     texts = []
-    for row in cosines.tolist():
-        best = sorted(range(len(row)), key=lambda c: -row[c])[:3]
+    for row in cosines:
+        best = row.topk(3).indices.tolist()
         names = [TINY_PROMPTS.names[c] for c in best]
-        texts.append("a photo of a " + " or ".join(names))
+        joined = " or ".join(names)
+        texts.append(f"a photo of a {joined}")
 
     t = unit_rows(live.model.encode_text(texts))
     return literal_transductive_loss(v, t, live.scale, 0.01)

@@ -73,11 +73,13 @@ def test_the_first_step_of_a_fit_is_sgd_with_weight_decay() -> None:
 def test_words_at_the_start_are_zero_shot() -> None:
     prompts = ClassPrompts(("airplane", "polar_bear"))
     images, _ = make_images(2, seed=0)
-    coop = create_method("coop", TINY, prompts, fitted={"context": TINY.context(WORDS)})
+    start = {"context": TINY.context(WORDS)}
+    coop = create_method("coop", TINY, prompts, fitted=start)
+    actual = coop.predict(images).logits
+
     zero_shot = create_method("zero_shot", TINY, prompts)
     expected = zero_shot.predict(images).logits
-
-    torch.testing.assert_close(coop.predict(images).logits, expected)
+    torch.testing.assert_close(actual, expected)
 
 
 def test_a_context_that_leaves_no_room_is_refused() -> None:

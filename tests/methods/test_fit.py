@@ -84,12 +84,19 @@ def test_a_file_predicts_for_a_class_list(
     tmp_path: Path, name: str, prompts: ClassPrompts
 ) -> None:
     path, adapter = fitted_file(name, tmp_path)
-    images, _ = make_images(2, seed=5)
-    direct = create_method(name, TINY, prompts, adapter.config, fitted=adapter.fitted)
     loaded = load_method(path, TINY, prompts)
-    expected = direct.predict(images).logits
+    direct = create_method(
+        name,
+        TINY,
+        prompts,
+        adapter.config,
+        fitted=adapter.fitted,
+    )
 
-    assert torch.equal(loaded.predict(images).logits, expected)
+    images, _ = make_images(2, seed=5)
+    actual = loaded.predict(images).logits
+    expected = direct.predict(images).logits
+    assert torch.equal(actual, expected)
 
 
 @pytest.mark.parametrize(

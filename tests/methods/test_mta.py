@@ -95,9 +95,12 @@ def test_the_adapter_scores_the_mode() -> None:
 
     text = TINY.classifier(TINY_PROMPTS).double().numpy()
     for actual, views in zip(logits, batch.views, strict=True):
+        # features of the views and their zero-shot predictions
         features = TINY.encode_image(views, normalize=True)
         f = features.double().numpy()
         s = softmax(TINY.scale * f @ text.T)
+
         mode, _, _ = numpy_mta(f, s, adapter.config)
-        expected = TINY.scale * text @ mode
+        cosines = text @ mode
+        expected = TINY.scale * cosines
         np.testing.assert_allclose(actual, expected, atol=ADAPTED)

@@ -29,10 +29,14 @@ def numpy_stata(f: Array, prior: Array, text: Array, config: StatAConfig) -> Arr
             # classes as Gaussians with a variance of their own
             likelihood = np.zeros(N)
             for k in range(N):
-                squared = (f[i] - mu[k]) ** 2 / sigma[k]
+                difference = f[i] - mu[k]
+                squared = difference**2 / sigma[k]
                 volume = np.log(sigma[k])
                 likelihood[k] = -0.5 * (squared + volume).sum()
-            new[i] = softmax(np.log(prior[i]) + likelihood / tau + near[i])
+
+            # beside the text and the neighbours
+            exponent = likelihood / tau + near[i]
+            new[i] = softmax(np.log(prior[i]) + exponent)
         return new
 
     z = prior.copy()

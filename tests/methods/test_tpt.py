@@ -31,9 +31,11 @@ def literal_logits(prompts: ClassPrompts, features: Tensor, context: Tensor) -> 
     first, *others = prompts.templates
     learned = prompts.texts(first)
     total = TINY.encode_text(learned, context=context, normalize=True)
+    # the other templates stay as they are
     for template in others:
         texts = prompts.texts(template)
-        total = total + TINY.encode_text(texts, normalize=True)
+        encoded = TINY.encode_text(texts, normalize=True)
+        total = total + encoded
     text = F.normalize(total, dim=-1)
     return TINY.scale * features @ text.T
 

@@ -106,9 +106,10 @@ def test_the_window_holds_the_latest_images_only() -> None:
     window = zsr.empty_window()
     for part in logits.split(33):
         _, window = zsr.reject(part, part, window, 0.5)
-    scores = zsr.left_out_score(logits)
 
-    torch.testing.assert_close(window, scores[-zsr.WINDOW :])
+    scores = zsr.left_out_score(logits)
+    latest = scores[-zsr.WINDOW :]
+    torch.testing.assert_close(window, latest)
 
 
 def test_joined_windows_hold_all_scores_where_there_is_room() -> None:

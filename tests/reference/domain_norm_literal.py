@@ -188,11 +188,13 @@ class LiteralDomainNorm:
     # --- CLIP ---------------------------------------------------------------------------------
 
     def features(self, theta: Tensor, hidden: Tensor) -> Tensor:
+        # the tower with its LayerNorms taken from theta
         sizes = [shape.numel() for shape in self.shapes]
         parts = torch.split(theta, sizes)
         norms = {}
         for name, shape, part in zip(self.names, self.shapes, parts, strict=True):
             norms[name] = part.view(shape)
+
         actual: Tensor = functional_call(self.late, norms, (hidden,))
         length = actual.norm(dim=1, keepdim=True)
         return actual / length

@@ -352,13 +352,16 @@ def share_right(labels: Tensor, recent_images: float, batch: int) -> float:
     """Share of images classified rightly with the prior of a stream."""
     config = DomainNormConfig(recent_images=recent_images)
     predictions = draw(labels, gap=2.0)
+    after_each = counted(predictions, config, batch)
+
+    # each batch is weighed with the prior that includes it
     weighed = []
-    parts = predictions.split(batch)
-    for part, counts in zip(parts, counted(predictions, config, batch), strict=True):
+    for part, counts in zip(predictions.split(batch), after_each, strict=True):
         prior = class_prior(counts, config)
         weighed.append(part.log() + prior.log_weights)
-    right = torch.cat(weighed).argmax(dim=1) == labels
-    return float(right.float().mean())
+
+    predicted = torch.cat(weighed).argmax(dim=1)
+    return float((predicted == labels).float().mean())
 
 
 # --- bursts -------------------------------------------------------------------------------------

@@ -14,9 +14,12 @@ from tests.reference.scap_equations import mine
 def random_batch(
     seed: int, b: int, classes: int, k: int, width: int
 ) -> tuple[Tensor, Tensor]:
-    """Integer features, whose products are exact, and k different classes of every image."""
+    """Features of a batch and k different classes of every image."""
     generator = torch.Generator().manual_seed(seed)
-    features = torch.randint(-1, 2, (b, width), generator=generator).double()
+    # integers, whose products are exact
+    integers = torch.randint(-1, 2, (b, width), generator=generator)
+    features = integers.double()
+
     top = []
     for _ in range(b):
         order = torch.randperm(classes, generator=generator)
